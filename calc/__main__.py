@@ -1,0 +1,170 @@
+"""The command line: `python -m calc estimate | models | gpus | check`.
+
+Exit status 0 for an answer, 2 for input that cannot be used: then one line on standard error and nothing on standard
+output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from calc import report
+from calc.architecture import parameters
+from calc.catalog import load
+from calc.estimate import as_dict, estimate
+from calc.scenario import parse
+from calc.schema import InputError, closest, decode, parse_json, parse_mapping, read_bytes
+
+PROGRAM = "python -m calc"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command (`sys.argv` by default) and returns its exit status."""
+    try:
+        for text in _run(_arguments(sys.argv[1:] if argv is None else argv)):
+            sys.stdout.write(text)
+        sys.stdout.flush()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader has seen enough. Python flushes once more at exit, which must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> Iterable[str]:
+    """The output of the command, in pieces."""
+    match arguments.command:
+        case "estimate":
+            if arguments.batch is not None:
+                return _batch(arguments.batch)
+            return _estimate(arguments.scenario, arguments.json)
+        case "models":
+            return _list(_models(), arguments.json)
+        case "gpus":
+            return _list(_gpus(), arguments.json)
+        case _:
+            return _check()
+
+
+def _estimate(path: str, as_json: bool) -> Iterator[str]:
+    where = _name(path)
+    raw = sys.stdin.buffer.read() if path == "-" else read_bytes(Path(path), where)
+    answer = estimate(parse(parse_mapping(raw, where), where=where))
+    if as_json:
+        yield json.dumps(as_dict(answer), indent=2) + "\n"
+    else:
+        yield report.text(answer, load().gpu(answer.scenario.gpu).name)
+
+
+def _batch(path: str) -> Iterator[str]:
+    """A line out for each line in; blank lines are errors too, but at the end, where they are no lines of the batch."""
+    where = _name(path)
+    lines: Iterable[bytes] = sys.stdin.buffer if path == "-" else io.BytesIO(read_bytes(Path(path), where))
+    blank: list[str] = []
+    for number, raw in enumerate(lines, 1):
+        if raw.strip():
+            yield from blank
+            blank = []
+            yield _answer(raw, where, number)
+        else:
+            blank.append(_error(f"{where}:{number}: given a blank line, allowed: a scenario"))
+
+
+def _answer(raw: bytes, where: str, number: int) -> str:
+    """The line for one scenario of a batch: its estimate, or why there is none."""
+    place = f"{where}:{number}"
+    try:
+        return json.dumps(as_dict(estimate(parse(parse_json(decode(raw, place), where, number), where=place)))) + "\n"
+    except InputError as error:
+        return _error(str(error))
+
+
+def _error(message: str) -> str:
+    return json.dumps({"error": message}) + "\n"
+
+
+def _models() -> list[dict[str, Any]]:
+    return [
+        {
+            "id": model.id,
+            "name": model.name,
+            "parameters": parameters(model.architecture),
+            "family": model.architecture.family,
+            "hf": model.hf,
+        }
+        for model in load().models.values()
+    ]
+
+
+def _gpus() -> list[dict[str, Any]]:
+    return [
+        {"id": gpu.id, "name": gpu.name, "memory_gb": gpu.memory_gb, "usable_bytes": gpu.usable_bytes}
+        for gpu in load().gpus.values()
+    ]
+
+
+def _list(records: list[dict[str, Any]], as_json: bool) -> Iterator[str]:
+    """Records as JSON, or as a table with a column a field."""
+    if as_json:
+        yield json.dumps(records, indent=2) + "\n"
+        return
+    numbers = [i for i, value in enumerate(records[0].values()) if isinstance(value, int | float)]
+    rows = [[f"{v:,}" if isinstance(v, int | float) else v for v in record.values()] for record in records]
+    yield "".join(f"{line}\n" for line in report.table(list(records[0]), rows, right=numbers))
+
+
+def _check() -> Iterator[str]:
+    c = load()
+    counts = f"{len(c.gpus)} GPUs, {len(c.nodes)} nodes, {len(c.models)} models, {len(c.measurements)} measurements"
+    yield f"catalog {c.version}: {counts}, all valid\n"
+
+
+def _name(path: str) -> str:
+    return "standard input" if path == "-" else path
+
+
+class _Parser(argparse.ArgumentParser):
+    """Argparse whose errors are those of any other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{self.prog}: {message}; {self.prog} --help shows what is")
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The parsed command line; InputError for one that cannot be used."""
+    parser = _Parser(prog=PROGRAM, description="Does a post-training job fit its GPUs?", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    sub = commands.add_parser("estimate", help="memory of a job, phase by phase", allow_abbrev=False)
+    sub.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a YAML or JSON file, - for standard input")
+    sub.add_argument("--batch", metavar="FILE", help="a JSON scenario a line in (- too), a JSON line out for each")
+    sub.add_argument("--json", action="store_true", help="the estimate as JSON")
+    for name, what in (("models", "the models of the catalog"), ("gpus", "the GPUs of the catalog")):
+        sub = commands.add_parser(name, help=what, allow_abbrev=False)
+        sub.add_argument("--json", action="store_true", help="as JSON")
+    commands.add_parser("check", help="reads and checks the catalogs", allow_abbrev=False)
+
+    command = next((word for word in argv if not word.startswith("-")), None)
+    if command is not None and command not in commands.choices:
+        near = closest(command, commands.choices)
+        raise InputError(f"{PROGRAM}: command: given {command!r}, allowed: {', '.join(commands.choices)}{near}")
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        near = closest(unknown[0], ("--json", "--batch", "--help"))
+        raise InputError(f"{PROGRAM} {arguments.command}: given {unknown[0]!r}, which it does not take{near}")
+    if arguments.command == "estimate" and (arguments.scenario is None) == (arguments.batch is None):
+        given = "neither" if arguments.batch is None else "both"
+        raise InputError(f"{PROGRAM} estimate: given {given}, allowed: one of SCENARIO and --batch FILE")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,413 @@
+"""The catalog: every file of hardware/, models/ and measurements/, read, checked and turned into frozen objects."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calc.architecture import Architecture, ConfigError, from_config, parameters
+from calc.schema import InputError, closest, decode, parse_json, parse_mapping, read_bytes, show, validator
+from calc.units import MiB
+
+
+class CatalogError(InputError):
+    """A data file, or a name looked up in the catalog, that cannot be used; its text is the one line to print."""
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """One device as PyTorch sees it (of an MI250X, one of its two dies).
+
+    `usable_mib` is the total that cudaMemGetInfo gives a process; `usable_derived` where it was not seen on this very
+    card. Rates are dense and accumulate in fp32; `nvlink_gbs` adds both directions. None: no source gives it.
+    `sources` maps a value's field in the file (`memory.usable_mib`) to where it is read.
+    """
+
+    id: str
+    vendor: str
+    name: str
+    architecture: str
+    memory_gb: float
+    usable_mib: int
+    usable_derived: bool
+    bandwidth_gbs: float | None
+    bf16_tflops: float | None
+    fp16_tflops: float | None
+    fp8_tflops: float | None
+    tdp_w: int | None
+    ecc: str | None
+    pcie_gen: int | None
+    nvlink_gbs: float | None
+    sources: Mapping[str, str] = field(hash=False, repr=False)
+    notes: Mapping[str, str] = field(hash=False, repr=False)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What one process can get of the card, its own CUDA context included."""
+        return self.usable_mib * MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """How GPUs are joined. Bandwidths: GB/s of one GPU in one direction; `measured_gbs` is all-reduce bus bandwidth."""
+
+    id: str
+    name: str
+    gpu_ids: tuple[str, ...]
+    gpus: int
+    link: str
+    p2p: bool | None
+    intra_gbs: float | None
+    measured_gbs: float | None
+    inter_gbs: float | None
+    host_ram_gb: int | None
+    sources: Mapping[str, str] = field(hash=False, repr=False)
+    notes: Mapping[str, str] = field(hash=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model: its Hugging Face name, `aliases` of the identical architecture, its config and what that describes.
+
+    One read from a path has the path as `id`, `name` and `source`, and counts its own `published_parameters`.
+    """
+
+    id: str
+    name: str
+    hf: str
+    aliases: tuple[str, ...]
+    source: str
+    published_parameters: int
+    parameters_source: str
+    licence: str
+    architecture: Architecture
+    config: Mapping[str, Any] = field(hash=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All data files, each mapping sorted by id. `version`: 12 hex digits that change when any of the files does."""
+
+    gpus: Mapping[str, GPU]
+    nodes: Mapping[str, Node]
+    models: Mapping[str, Model]
+    measurements: tuple[Mapping[str, Any], ...]
+    version: str
+    names: Mapping[str, str] = field(repr=False)  # a model's id, Hugging Face name or alias, casefolded, to its id
+
+    def gpu(self, name: str) -> GPU:
+        """The GPU with this id, case aside; CatalogError `gpu: …` otherwise."""
+        found = self.gpus.get(name.casefold())
+        if found is None:
+            near = closest(name, self.gpus)
+            raise CatalogError(f"gpu: given {show(name)}, allowed: {_some(self.gpus, 'gpus')}{near}")
+        return found
+
+    def model(self, name: str) -> Model:
+        """The model with this id or Hugging Face name (case aside), or of a path to a Hugging Face config.json.
+
+        CatalogError `model: …` for an unknown name; for a config it names file and field.
+        """
+        found = self.names.get(name.casefold())
+        if found is not None:
+            return self.models[found]
+        if name.endswith(".json"):
+            return _model_of_config(name)
+        if os.path.isdir(name):
+            return _model_of_config(os.path.join(name, "config.json"))
+        known = [*self.models, *(hf for model in self.models.values() for hf in (model.hf, *model.aliases))]
+        allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
+        raise CatalogError(f"model: given {show(name)}, allowed: {allowed}{closest(name, known)}")
+
+
+def _some(ids: Iterable[str], command: str) -> str:
+    """The ids if a line can hold them, otherwise where they are listed."""
+    text = ", ".join(ids)
+    return text if len(text) <= 400 else f"an id that `python -m calc {command}` lists"
+
+
+@functools.cache
+def load(root: Path | None = None) -> Catalog:
+    """The catalog of the project at `root` (this one by default), read once; `load.cache_clear()` forgets it.
+
+    Every file is checked before anything is returned: CatalogError for the first fault, one line that names the file
+    and the field (or the line), what was given and what is allowed.
+    """
+    root = root or Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    try:
+        gpu_files = _records(root, "hardware/gpus", "hardware/schema/gpu.schema.json", digest.update)
+        node_files = _records(root, "hardware/nodes", "hardware/schema/node.schema.json", digest.update)
+        model_files = _records(root, "models", "models/schema.json", digest.update)
+        seen = _seen(gpu_files)
+        gpus = {record.id: _gpu(record, seen) for record in gpu_files}
+        nodes = {record.id: _node(record, gpus) for record in node_files}
+        models = {record.id: _model(record) for record in model_files}
+        names = _names(model_files)
+        measurements = tuple(_measurements(root, gpus, names, digest.update))
+    except InputError as error:
+        raise CatalogError(str(error)) from None
+    return Catalog(gpus, nodes, models, measurements, digest.hexdigest()[:12], names)
+
+
+class _Record(NamedTuple):
+    id: str
+    where: str  # the file's path from the root
+    data: dict[str, Any]
+
+
+def _read(path: Path, where: str, update: Callable[[bytes], None]) -> bytes:
+    raw = read_bytes(path, where)
+    update(f"{where}\0{len(raw)}\0".encode() + raw)
+    return raw
+
+
+def _files(root: Path, folder: str, suffix: str) -> list[tuple[str, Path]]:
+    """The folder's data files, sorted; a file with a like ending is refused, lest it be left out unseen."""
+    try:
+        names = sorted(os.listdir(root / folder))
+    except OSError:
+        raise InputError(f"{folder}: given no such folder, allowed: a folder of {suffix} files") from None
+    files = [name for name in names if name.endswith((".yaml", ".yml", ".json", ".jsonl")) and name[0] != "."]
+    for name in files:
+        if not name.endswith(suffix) and name != "schema.json":
+            raise InputError(f"{folder}/{name}: given a file of this name, allowed: names that end in {suffix}")
+    return [(f"{folder}/{name}", root / folder / name) for name in files if name.endswith(suffix)]
+
+
+def _records(root: Path, folder: str, schema: str, update: Callable[[bytes], None]) -> list[_Record]:
+    """The folder's YAML files by id, each valid; the id is the file's name, and where the file says it, the same."""
+    check = validator(root / schema)
+    records = []
+    for where, path in _files(root, folder, ".yaml"):
+        data = parse_mapping(_read(path, where, update), where)
+        check(data, where)
+        records.append(_Record(data.get("id", path.stem), where, data))
+    owners: dict[str, str] = {}
+    for record in records:
+        owner = owners.setdefault(record.id, record.where)
+        if owner != record.where:
+            raise InputError(
+                f"{record.where}: id: given {record.id!r}, already the id of {owner}, allowed: an id of its own"
+            )
+    for record in records:
+        stem = Path(record.where).stem
+        if record.id != stem:
+            raise InputError(f"{record.where}: id: given {record.id!r}, allowed: {stem!r}, as the file is named")
+    return sorted(records)
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """Each `{value, source}` of a file with its dotted field."""
+    for name, item in data.items():
+        if isinstance(item, Mapping):
+            if "source" in item:
+                yield f"{prefix}{name}", item
+            else:
+                yield from _leaves(item, f"{prefix}{name}.")
+
+
+class _Values:
+    """A file's values, sources and notes by dotted field."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        leaves = dict(_leaves(data))
+        self.values = {name: leaf["value"] for name, leaf in leaves.items()}
+        self.sources = {name: leaf["source"] for name, leaf in leaves.items()}
+        self.notes = {name: leaf["note"] for name, leaf in leaves.items() if "note" in leaf}
+
+    def number(self, name: str) -> float | None:
+        value = self.values.get(name)
+        return None if value is None else float(value)
+
+    def integer(self, name: str) -> int | None:
+        value = self.values.get(name)
+        return None if value is None else int(value)
+
+
+def _memory(record: _Record) -> tuple[int | None, int | None]:
+    """The totals, MiB, that the driver's tool shows and that a process gets."""
+    memory = record.data["memory"]
+    smi, usable = (int(memory[name]["value"]) if name in memory else None for name in ("smi_mib", "usable_mib"))
+    return smi, usable
+
+
+def _seen(records: Iterable[_Record]) -> list[tuple[int, int]]:
+    """The totals, MiB, of the cards of which both were seen: nvidia-smi's and a process's."""
+    both = (_memory(record) for record in records if record.data["memory"].get("usable_mib", {}).get("observed"))
+    return [(smi, usable) for smi, usable in both if smi is not None and usable is not None]
+
+
+def _derive(smi: int, seen: Iterable[tuple[int, int]]) -> tuple[int, str] | None:
+    """What a process gets, MiB, of a card on which that was not seen, and how that is known.
+
+    Two rules. Cards that show nvidia-smi the same total carry the same memory: the least that a process gets of any of
+    those. Where there is none: the total times the smallest share that a process gets of any card, rounded down. The
+    driver keeps a part of the total to itself; taking the most that it keeps never promises memory that is not there.
+    None where no card was seen.
+    """
+    pairs = sorted(seen)
+    same = [usable for shown, usable in pairs if shown == smi]
+    if same:
+        return min(same), f"derived: the least seen on a card of the same {smi} MiB in nvidia-smi"
+    if not pairs:
+        return None
+    shown, usable = min(pairs, key=lambda pair: pair[1] / pair[0])
+    return (
+        smi * usable // shown,
+        f"derived: {smi} MiB in nvidia-smi x {usable} / {shown}, the smallest share of any card",
+    )
+
+
+def _gpu(record: _Record, seen: Iterable[tuple[int, int]]) -> GPU:
+    """A GPU from its file; `seen` as `_seen` gives it."""
+    smi, usable = _memory(record)
+    marketing = float(record.data["memory"]["marketing_gb"]["value"])
+    where = f"{record.where}: memory"
+    if smi is not None and smi > marketing * 1024:  # a slip of units: a card sold as 24 GB has at most 24 GiB
+        raise InputError(f"{where}.smi_mib: given {smi}, allowed: at most marketing_gb = {marketing:g} times 1024")
+    if usable is not None and usable > (limit := smi or int(marketing * 1024)):
+        raise InputError(f"{where}.usable_mib: given {usable}, allowed: at most {limit}, the card's whole memory")
+    of = _Values(record.data)
+    derived = not record.data["memory"].get("usable_mib", {}).get("observed", False)
+    if usable is None:
+        found = None if smi is None else _derive(smi, seen)
+        if found is None:
+            raise InputError(
+                f"{record.where}: missing field 'memory.usable_mib', or 'memory.smi_mib' to derive it from"
+            )
+        usable, of.sources["memory.usable_mib"] = found
+    return GPU(
+        id=record.id,
+        vendor=record.data["vendor"],
+        name=record.data["name"],
+        architecture=of.values["architecture"],
+        memory_gb=marketing,
+        usable_mib=usable,
+        usable_derived=derived,
+        bandwidth_gbs=of.number("bandwidth_gbs"),
+        bf16_tflops=of.number("dense_tflops.bf16"),
+        fp16_tflops=of.number("dense_tflops.fp16"),
+        fp8_tflops=of.number("dense_tflops.fp8"),
+        tdp_w=of.integer("tdp_w"),
+        ecc=of.values.get("ecc"),
+        pcie_gen=of.integer("pcie_gen"),
+        nvlink_gbs=of.number("nvlink_gbs"),
+        sources=of.sources,
+        notes=of.notes,
+    )
+
+
+def _node(record: _Record, gpus: Mapping[str, GPU]) -> Node:
+    for index, name in enumerate(record.data["gpu_ids"]):
+        _known(name, gpus, f"{record.where}: gpu_ids[{index}]", "gpus")
+    of = _Values(record.data)
+    return Node(
+        id=record.id,
+        name=record.data["name"],
+        gpu_ids=tuple(record.data["gpu_ids"]),
+        gpus=int(of.values["gpus"]),
+        link=of.values["link"],
+        p2p=of.values.get("p2p"),
+        intra_gbs=of.number("intra_gbs"),
+        measured_gbs=of.number("measured_gbs"),
+        inter_gbs=of.number("inter_gbs"),
+        host_ram_gb=of.integer("host_ram_gb"),
+        sources=of.sources,
+        notes=of.notes,
+    )
+
+
+def _known(name: str, names: Mapping[str, Any], where: str, command: str) -> None:
+    if name not in names:
+        raise InputError(f"{where}: given {show(name)}, allowed: {_some(names, command)}{closest(name, names)}")
+
+
+def _architecture(config: Any, where: str) -> Architecture:
+    try:
+        return from_config(config)
+    except ConfigError as error:
+        raise InputError(f"{where}{error}") from None
+
+
+def _model(record: _Record) -> Model:
+    data = record.data
+    return Model(
+        id=record.id,
+        name=data["name"],
+        hf=data["hf"],
+        aliases=tuple(data["aliases"]),
+        source=data["source"],
+        published_parameters=int(data["published_parameters"]),
+        parameters_source=data["parameters_source"],
+        licence=data["licence"],
+        architecture=_architecture(data["config"], f"{record.where}: config."),
+        config=data["config"],
+    )
+
+
+def _model_of_config(path: str) -> Model:
+    """A model from a Hugging Face config.json."""
+    try:
+        config = parse_mapping(read_bytes(Path(path), path), path)
+        architecture = _architecture(config, f"{path}: ")
+    except InputError as error:
+        raise CatalogError(f"model: {error}") from None
+    count = parameters(architecture)
+    return Model(path, path, "", (), path, count, "counted from the config", "", architecture, config)
+
+
+def _names(records: Iterable[_Record]) -> dict[str, str]:
+    """Every name of every model, casefolded, to the model's id; no two models may share one."""
+    names: dict[str, str] = {}
+    for record in records:
+        claims = [("id", record.id), ("hf", record.data["hf"])]
+        claims += [(f"aliases[{index}]", alias) for index, alias in enumerate(record.data["aliases"])]
+        for place, name in claims:
+            owner = names.setdefault(name.casefold(), record.id)
+            if owner != record.id:
+                taken = f"given {name!r}, already a name of models/{owner}.yaml, allowed: a name of its own"
+                raise InputError(f"{record.where}: {place}: {taken}")
+    return names
+
+
+def _measurements(
+    root: Path, gpus: Mapping[str, GPU], names: Mapping[str, str], update: Callable[[bytes], None]
+) -> Iterable[Mapping[str, Any]]:
+    """The records of measurements/*.jsonl, one a line; each id stands once, each model and GPU is in the catalog."""
+    check = validator(root / "measurements/schema.json")
+    places: dict[str, str] = {}
+    for where, path in _files(root, "measurements", ".jsonl"):
+        for number, line in enumerate(decode(_read(path, where, update), where).split("\n"), start=1):
+            if not line.strip():
+                continue
+            place = f"{where}:{number}"
+            record = parse_json(line, where, number)
+            check(record, place)
+            owner = places.setdefault(record["id"], place)
+            if owner != place:
+                raise InputError(
+                    f"{place}: id: given {record['id']!r}, already the id of {owner}, allowed: an id of its own"
+                )
+            if (record["measured_bytes"] is None) != (record["metric"] == "verdict"):
+                raise InputError(
+                    f"{place}: measured_bytes: given {show(record['measured_bytes'])} with metric {record['metric']}, "
+                    "allowed: bytes, or null with metric verdict"
+                )
+            if record["metric"] == "verdict" and record["verdict"] is None:
+                raise InputError(f"{place}: verdict: given null with metric verdict, allowed: fits, oom")
+            scenario = record["scenario"]
+            for name, known, command in (("gpu", gpus, "gpus"), ("model", names, "models")):
+                given = scenario[name]
+                if not isinstance(given, str):
+                    raise InputError(f"{place}: scenario.{name}: given {show(given)}, allowed: text")
+                if given.casefold() not in known:
+                    near = closest(given, known)
+                    allowed = _some(known, command)
+                    raise InputError(f"{place}: scenario.{name}: given {show(given)}, allowed: {allowed}{near}")
+            yield record

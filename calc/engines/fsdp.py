@@ -1,0 +1,137 @@
+"""PyTorch FSDP: every rank keeps a shard of each layer and gathers whole layers while they run.
+
+One group a decoder layer, everything else (embedding, final norm, head) in the root group, which stays gathered from
+its first use to the end of backward. FSDP 2 read in torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_{param_group,
+collectives}.py`: a gather fills a buffer, which is copied out into the layer's own parameters and lives until the next
+gather; a reduction copies all gradients of a group into one input. FSDP 1 read in `distributed/fsdp/_runtime_utils.py`:
+flat parameters, at most two gathered layers in flight, each beside a 16-bit copy of its shard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calc.architecture import layer_parameters
+from calc.engines.replica import Moments, Replica, Where
+from calc.ledger import Line
+from calc.memory import communication, gradients, host, optimizer, weights
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp:
+    """`replica` under FSDP `version` 1 or 2; `offload`: shards, gradients and optimizer live on the host."""
+
+    replica: Replica
+    version: int
+    offload: bool = False
+
+    @property
+    def adapter_layer(self) -> int:
+        """LoRA elements of one layer."""
+        return self.replica.adapter // self.replica.arch.layers
+
+    @property
+    def root(self) -> int:
+        """Elements of the root group: embedding, final norm, head."""
+        r = self.replica
+        return r.parameters - sum(layer_parameters(r.arch, i) * n for i, n in _kinds(r))
+
+    def layer(self, index: int) -> int:
+        """Elements that gathering layer `index` brings together."""
+        return layer_parameters(self.replica.arch, index) + self.adapter_layer
+
+    def weights(self) -> list[Line]:
+        """This rank's shard."""
+        r = self.replica
+        if self.offload:
+            return []
+        own = [weights.weights(r.role, r.parameters, r.weight_bytes, r.ranks, "weights#fsdp")]
+        return [*own, weights.adapter(r.role, r.adapter, r.adapter_bytes, r.ranks)] if r.adapter else own
+
+    def loading(self) -> Moments:
+        """One moment: the shards are on the GPU."""
+        yield "shards on the GPU", self.weights()
+
+    def resident(self) -> list[Line]:
+        """Shards of weights and optimizer states; a frozen model's root group stays gathered once it has run."""
+        r, lines = self.replica, self.weights()
+        if r.optimizer is None:
+            lines.append(communication.gathered(r.role, "root group", self.root, r.run.compute))
+        elif not self.offload:
+            lines.append(optimizer.states(r.optimizer, r.role, r.trainable, r.step_bytes, r.trained_tensors, r.ranks))
+        return lines
+
+    def at(self, where: Where) -> list[Line]:
+        """Gathered parameters, gradients not yet reduced, and reduced shards."""
+        r = self.replica
+        lines = self.gathered(where)
+        if r.optimizer is None or not (where.backward or r.accumulates):
+            return lines
+        if not self.offload and (where.above or r.accumulates):
+            kept = r.trainable if r.accumulates else where.above
+            lines.append(gradients.accumulated(r.role, kept, r.grad_bytes, r.ranks))
+        if where.segment == "reduce":
+            lines += self.reducing_root()
+        elif unreduced := where.root + where.here:
+            lines.append(gradients.unreduced(r.role, unreduced, r.run.compute))
+        return lines
+
+    def gathered(self, where: Where) -> list[Line]:
+        """Whole layers in the compute type: more copies while gathering runs ahead than anybody computes with."""
+        r, c = self.replica, self.replica.run.compute
+        if where.segment == "reduce":
+            return []
+        last = r.arch.layers - 1
+        index = min(where.layer, last)
+        lines = [] if r.optimizer is None else [communication.gathered(r.role, "root group", self.root, c)]
+        if where.segment in ("end", "outside", "waiting"):
+            # the root's forward has ended, which frees the last gather's buffer
+            return lines
+        if where.segment == "gather":
+            # the buffer of the layer before, the layer's own, and the parameters copied out of it
+            copies = 3 if self.version == 2 else 2
+        elif where.segment == "layer":
+            copies = 2 if where.layer > 0 or not where.backward else 1
+        else:
+            copies = 1
+        lines.append(communication.gathered(r.role, "layers", self.layer(index), c, copies))
+        if self.version == 1:
+            lines.append(communication.cast_shard(r.role, self.layer(index), c, r.ranks))
+        if where.segment == "layer" and where.backward and where.layer < last and r.optimizer:
+            trained = self.adapter_layer or layer_parameters(r.arch, where.layer + 1)
+            lines.append(communication.reducing(r.role, trained, r.grad_bytes))
+        return lines
+
+    def reducing_root(self) -> list[Line]:
+        """The root group's reduction, either as its input is filled or once its output exists, whichever is more."""
+        r, c = self.replica, self.replica.run.compute
+        elements, one = self.root, r.arch.vocab * r.arch.hidden
+        whole = communication.reducing(r.role, elements, r.grad_bytes)
+        output = gradients.accumulated(r.role, 0 if r.accumulates else elements, r.grad_bytes, r.ranks)
+        if output.bytes + c * one > c * elements:
+            return [whole, output, gradients.unreduced(r.role, one, c)]
+        return [whole, gradients.unreduced(r.role, elements, c)]
+
+    def stepping(self) -> Moments:
+        """Sharded gradients, the root group still gathered no more, and what the optimizer allocates."""
+        r = self.replica
+        if r.optimizer and self.offload:
+            yield "optimizer step on the host", []
+        elif r.optimizer:
+            kept = gradients.accumulated(r.role, r.trainable, r.grad_bytes, r.ranks)
+            scratch = optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.largest, r.step_bytes, r.ranks)
+            yield "optimizer step", [kept, scratch]
+
+    def host(self) -> Moments:
+        """With offload, pinned shards of parameters, gradients and optimizer states."""
+        if self.offload:
+            r = self.replica
+            share = -(-r.parameters // r.ranks)
+            states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes) if r.optimizer else 0
+            yield from host.fsdp(r.role, share, r.weight_bytes, states)
+
+
+def _kinds(r: Replica) -> list[tuple[int, int]]:
+    """(an index, how many) for each kind of layer."""
+    dense = r.arch.dense_layers
+    return [(i, n) for i, n in ((0, dense), (-1, r.arch.layers - dense)) if n]

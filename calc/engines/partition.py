@@ -1,0 +1,75 @@
+"""How DeepSpeed cuts parameters: in the order of the module, into equal partitions, sub-groups and buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from calc.architecture import Tensor
+
+
+class Cut(NamedTuple):
+    """One optimizer's parameters over N ranks, in elements.
+
+    `touched`: all parameters that lie at least partly in one rank's partition, whole, for the rank with most of them.
+    `slice`: the largest part of one parameter inside one partition. `largest`: the largest parameter. `rank_elements`:
+    a rank's share where each parameter is padded to N on its own (ZeRO-3), `sub_groups` its cuts.
+    """
+
+    touched: int
+    slice: int
+    largest: int
+    rank_elements: int
+    sub_groups: tuple[int, ...]
+    persistent: int
+
+
+def in_order(tensors: tuple[Tensor, ...]) -> Iterator[int]:
+    """Elements of every parameter, layer by layer."""
+    groups: dict[int, list[Tensor]] = {}
+    for t in tensors:
+        groups.setdefault(t.count, []).append(t)
+    before = True
+    for t in tensors:
+        if t.count == 1:
+            yield t.elements
+        elif before:
+            before = False
+            for count, members in groups.items():
+                if count > 1:
+                    for _ in range(count):
+                        yield from (member.elements for member in members)
+
+
+@lru_cache(maxsize=2048)
+def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: int) -> Cut:
+    """The cuts of `tensors` over `ranks` (DeepSpeed `stage_1_and_2.py:get_data_parallel_partitions`,
+    `stage3.py:_create_fp16_sub_groups`)."""
+    sizes = list(in_order(tensors))
+    partition = -(-sum(sizes) // ranks)
+    touched = largest_slice = start = 0
+    held = [0] * ranks
+    for size in sizes:
+        first, last = start // partition, (start + size - 1) // partition
+        for rank in range(first, last + 1):
+            held[rank] += size
+            inside = min(start + size, (rank + 1) * partition) - max(start, rank * partition)
+            largest_slice = max(largest_slice, inside)
+        start += size
+    touched = max(held)
+    parts = [-(-size // ranks) for size in sizes]
+    groups, running = [], 0
+    for part in parts:
+        running += part
+        if running >= sub_group:
+            groups.append(running)
+            running = 0
+    return Cut(
+        touched,
+        largest_slice,
+        max(sizes),
+        sum(parts),
+        (*groups, running) if running else tuple(groups),
+        sum(size for size in sizes if size <= persistence),
+    )

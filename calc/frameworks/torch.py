@@ -1,0 +1,115 @@
+"""Plain PyTorch and Transformers: a model, its own loss, an optimizer of torch.optim, and nothing hidden.
+
+The loop that is meant: `loss = model(**batch).loss; loss.backward(); optimizer.step(); optimizer.zero_grad()`.
+Sources are torch 2.13.0, transformers 5.23.0 and peft 0.21.2, by file and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from calc.frameworks import at_least
+from calc.frameworks import nearest as _nearest
+from calc.keeps import DeepSpeed, Keeps, Path
+
+if TYPE_CHECKING:
+    from calc.scenario import Scenario
+
+KNOWN = ("2.13",)
+
+WITH_ADAPTERS = ("lora", "qlora")
+DEEPSPEED = ("zero1", "zero2", "zero3")
+FSDP = ("fsdp1", "fsdp2")
+
+
+def nearest(version: str) -> str:
+    """The known version whose memory behaviour `version` shares."""
+    return _nearest(version, KNOWN)
+
+
+def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a loop without further settings does for `task`, by dotted key; `given` is what the user said."""
+    gpus = int(given.get("gpus", 1))
+    micro_batch = int(given.get("micro_batch", 1))
+    sharding = str(given.get("sharding", "ddp" if gpus > 1 else "none"))
+    precision = str(given.get("precision", "mixed" if sharding in DEEPSPEED else "bf16"))
+    values: dict[str, Any] = {
+        "micro_batch": micro_batch,  # the smallest; no library chooses one
+        "global_batch": micro_batch * gpus,  # no accumulation
+        "seq_len": 2048,  # no library chooses one
+        # the type the checkpoint names, bf16 for today's models (transformers modeling_utils.py, dtype "auto");
+        # DeepSpeed beside bf16 weights keeps fp32 ones (runtime/zero/stage_1_and_2.py:400 of 0.16.4)
+        "precision": precision,
+        "sharding": sharding,
+        "optimizer": "none" if task == "inference" else "adamw",
+        # torch/optim/optimizer.py:161-186: foreach on CUDA unless fused=True; DeepSpeed has its own FusedAdam
+        "optimizer_impl": "fused" if sharding in DEEPSPEED else "foreach",
+        "offload.optimizer": False,
+        "offload.parameters": False,
+        # .grad has the parameter's type; under fsdp-mixed the reduced shard has that of the fp32 shard
+        # (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:696)
+        "grad_dtype": "bf16" if precision in ("bf16", "mixed") else "fp32",
+        "checkpointing": "none",  # gradient_checkpointing_enable() is a call of its own
+        "attention": "sdpa",  # transformers modeling_utils.py: sdpa where the model has it and nothing else is asked
+        "loss": "full",  # transformers/loss/loss_utils.py: ForCausalLMLoss
+        "logprob": "log-softmax-fp32",  # as DPO's paper and first implementations: log_softmax(logits.float())
+        "packing": False,
+        "versions.deepspeed": "0.16.4",
+        "versions.torch": "2.13.0",
+        "versions.transformers": "5.23.0",
+    }
+    if given.get("method", "full") in WITH_ADAPTERS:
+        values |= {
+            "lora.rank": 8,  # peft/tuners/lora/config.py: r
+            "lora.targets": "all-linear",  # peft itself would take q_proj and v_proj of a Llama
+            "lora.dropout": 0,  # peft/tuners/lora/config.py: lora_dropout
+            "lora.dtype": "bf16" if sharding in DEEPSPEED else "fp32",  # peft/mapping_func.py:36 autocast_adapter_dtype
+        }
+    return values
+
+
+def refuse(s: Scenario) -> str | None:
+    """One line on why plain PyTorch cannot run `s`; None when it can."""
+    if s.precision == "fsdp-mixed" and s.sharding not in FSDP:
+        return f"precision: given 'fsdp-mixed' with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
+    if s.sharding in DEEPSPEED and s.precision != "mixed":
+        return f"precision: given {s.precision!r} with sharding {s.sharding}, allowed: mixed, as DeepSpeed keeps it"
+    if s.offload.parameters and s.sharding not in ("zero3", *FSDP):  # zero/config.py of deepspeed 0.16.4: stage 3 alone
+        return f"offload.parameters: given true with sharding {s.sharding}, allowed: with zero3, {', '.join(FSDP)}"
+    if s.offload.optimizer and s.sharding not in (*DEEPSPEED, *FSDP):
+        allowed = ", ".join((*DEEPSPEED, *FSDP))
+        return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {allowed}"
+    if s.method == "qlora" and s.sharding == "zero3":
+        return "sharding: given 'zero3' with method qlora, allowed: none, ddp, zero1, zero2, fsdp1, fsdp2"
+    return None
+
+
+def keeps(s: Scenario) -> Keeps:
+    """The model's own loss by Transformers' version, and nothing referenced longer than the loss needs it."""
+    path = loss_path(s)
+    return Keeps(
+        path=path,
+        reference_path=path,
+        # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
+        reference="adapter" if s.lora and s.roles.get("reference") == {"model": s.model} else "copy",
+        deepspeed=DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None,
+    )
+
+
+def loss_path(s: Scenario) -> Path:
+    """How logits become a loss: `loss_utils.py` for sft, the scenario's `logprob` for dpo, a value head for rm.
+
+    Transformers cast logits to fp32 in the model up to 4.45 and in the loss since; the copy that shifts them by one
+    position went with 4.51.
+    """
+    if s.task == "rm":
+        return Path("scalar")
+    transformers = s.versions["transformers"]
+    early = not at_least(transformers, "4.46")
+    if s.task == "dpo":
+        kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
+        return Path(kind, head_fp32=early, upcast=s.logprob == "log-softmax-fp32")
+    if s.loss != "full":
+        return Path(s.loss)
+    return Path("cross-entropy", head_fp32=early, shift_copy=not at_least(transformers, "4.51"))

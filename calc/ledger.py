@@ -1,0 +1,97 @@
+"""The ledger: lines add up to moments, the largest moment is the phase, the largest phase is the peak.
+
+A peak is never the sum of maxima: two tensors count together only when one moment sees both alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from calc.scenario import Scenario
+
+
+class Line(NamedTuple):
+    """One component of one role at one moment.
+
+    `bytes` is what the formula gives with `values` put in; `source` is the anchor of the method page that derives
+    it (`weights#zero`). `allocated` is false for what PyTorch's allocator does not count as allocated: the CUDA
+    context, NCCL's buffers, and what the allocator holds back.
+    """
+
+    component: str
+    role: str
+    bytes: int
+    formula: str
+    values: Mapping[str, Any]
+    source: str
+    allocated: bool = True
+
+
+class Moment(NamedTuple):
+    """A named instant and everything alive at it."""
+
+    name: str
+    lines: tuple[Line, ...]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What `torch.cuda.max_memory_allocated` would show at this instant."""
+        return sum([line.bytes for line in self.lines if line.allocated])
+
+    @property
+    def device_bytes(self) -> int:
+        """What the whole process takes of the card at this instant."""
+        return sum([line.bytes for line in self.lines])
+
+    @property
+    def held_back(self) -> int:
+        """What the allocator has reserved beyond what is allocated."""
+        return sum([line.bytes for line in self.lines if line.component == "fragmentation"])
+
+
+class Phase(NamedTuple):
+    """A phase of the job with its largest moment."""
+
+    name: str
+    moment: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A set of GPUs that hold the same roles, seen from the one that needs most.
+
+    `device_range` holds the middle nine tenths of what the peak may be. `verdict_phase` is the first phase that makes
+    the verdict other than `fits`.
+    """
+
+    name: str
+    gpus: int
+    phases: tuple[Phase, ...]
+    usable_bytes: int
+    device_range: tuple[int, int]
+    fit_probability: float
+    verdict: str
+    verdict_phase: str | None
+
+    @property
+    def peak(self) -> Phase:
+        """The phase with the largest moment."""
+        return max(self.phases, key=lambda phase: phase.moment.device_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The answer to one scenario; `calc.estimate.as_dict` spells it as the contract does."""
+
+    scenario: Scenario
+    groups: tuple[Group, ...]
+    host_phases: tuple[Phase, ...]
+    verdict: str
+    verdict_phase: str | None
+    fit_probability: float
+    notes: tuple[str, ...]
+    catalog_version: str
+    calc_version: str

@@ -1,0 +1,1 @@
+"""Memory: one file a component; each function returns a line with its formula and the values put in."""

@@ -1,0 +1,529 @@
+"""Activations: what a decoder keeps for backward and what its operations allocate, written as the real code runs it.
+
+Each method of `Program` puts one piece of Transformers' eager implementation on a tape, operation by operation, with
+what PyTorch's autograd formula of that operation saves. Widths are elements per token of the micro batch:
+
+    h hidden   q heads·head_dim   kv kv_heads·head_dim   i intermediate   H heads   K kv_heads   S length   r LoRA rank
+    E experts   k experts a token   j expert intermediate   s shared experts' intermediate   W_x elements of weight x
+
+so that what a Llama layer saves in bf16 reads 16·h + 4·q + 4·kv + 8·i + 4·H + 8 bytes a token.
+Read in transformers 5.23 `models/*/modeling_*.py` and `integrations/moe.py`, torch 2.13 `derivatives.yaml` and
+`native/transformers/cuda/attention*.cu`, peft 0.21 `tuners/lora/layer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from calc.architecture import Architecture, layer_tensors
+from calc.tape import NOTHING, Size, Snapshot, Tape, Tensor, of, text
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """LoRA beside the linears that `targets` names: their rank, whether inputs are dropped out, bytes of a weight."""
+
+    rank: int
+    targets: str | tuple[str, ...]
+    dropout: bool
+    b: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a model's layers run: number format, what is trained, and which kernel attends."""
+
+    arch: Architecture
+    precision: str = "bf16"  # bf16: every tensor; autocast: fp32 weights and residual stream; fp32: every tensor
+    trained: bool = True  # the model's own weights get gradients
+    adapter: Adapter | None = None
+    kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager
+    quantised: bool = False  # linears in four bits, dequantised for each multiplication
+
+    @property
+    def compute(self) -> int:
+        """Bytes of an element that a matrix multiplication reads and writes."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def residual(self) -> int:
+        """Bytes of an element of the residual stream."""
+        return 2 if self.precision == "bf16" else 4
+
+
+@lru_cache(maxsize=4096)
+def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
+    """The numbers behind the symbols of the formulas, all counts of elements."""
+    mla = arch.mla
+    return {
+        "h": arch.hidden,
+        "q": arch.heads * arch.head_dim,
+        "kv": arch.kv_heads * arch.head_dim,
+        "o": arch.heads * (mla.v_head_dim if mla else arch.head_dim),
+        "i": arch.intermediate,
+        "H": arch.heads,
+        "K": arch.kv_heads,
+        "D": arch.head_dim,
+        "V": arch.vocab,
+        "E": arch.experts,
+        "k": arch.experts_per_token,
+        "k·h": arch.experts_per_token * arch.hidden,
+        "k·j": arch.experts_per_token * arch.moe_intermediate,
+        "j": arch.moe_intermediate,
+        "s": arch.shared_intermediate,
+        "r": rank,
+        **(
+            {
+                "c_q": mla.q_lora_rank or 0,
+                "c_kv": mla.kv_lora_rank,
+                "rope": mla.qk_rope_head_dim,
+                "H·rope": arch.heads * mla.qk_rope_head_dim,
+                "kvb": arch.heads * (mla.qk_nope_head_dim + mla.v_head_dim),
+            }
+            if mla
+            else {}
+        ),
+        "W_lm_head": arch.vocab * arch.hidden,
+        **{f"W_{_short(t.name)}": t.elements for i in (0, -1) for t in layer_tensors(arch, i)},
+    }
+
+
+def _short(name: str) -> str:
+    """`model.layers.*.mlp.down_proj.weight` as `down_proj`."""
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+@lru_cache(maxsize=4096)
+def _elements(arch: Architecture, layer: int) -> Mapping[str, int]:
+    """Elements of a layer's tensors by short name, a linear's bias counted with its weight."""
+    found: dict[str, int] = {}
+    for t in layer_tensors(arch, layer):
+        name = _short(t.name.removesuffix(".bias"))
+        found[name] = found.get(name, 0) + t.elements
+    return found
+
+
+WIDTH = of(h=1)  # the residual stream
+
+
+class Program:
+    """Writes the operations of one decoder layer, the final norm or a head on a tape."""
+
+    def __init__(self, run: Run, layer: int = -1, *, first: bool = False) -> None:
+        """`first`: nothing before this piece is trained, so that its input needs no gradient."""
+        self.run = run
+        self.arch = run.arch
+        self.tape = Tape()
+        self.c = run.compute
+        self.autocast = run.precision == "autocast"
+        self.elements = _elements(run.arch, layer)
+        self.input = Tensor(WIDTH, run.residual, differentiable=not first)
+
+    # ---- pieces ------------------------------------------------------------------------------------------------
+
+    def cast(self, x: Tensor, b: float, name: str) -> Tensor:
+        """`x.to(dtype)`: the tensor itself where it already has that type."""
+        return x if x.b == b else self.tape.op(f"{name}: to {'fp32' if b == 4 else 'bf16'}", [x], x.width, b)
+
+    def norm(self, x: Tensor, name: str, rows: Size | None = None) -> Tensor:
+        """RMSNorm: keeps an fp32 copy of its input, the scale of each of its `rows`, and what the weight multiplies."""
+        tape, width, one = self.tape, x.width, rows or Size({"": 1})
+        wide = width * 4
+        # weight · x in fp32, then cast (Gemma, GPT-OSS), or cast, then weight · x
+        late = self.arch.family in ("gemma", "gemma2", "gpt_oss")
+        x32 = self.cast(x, 4, name)
+        # grad·(2·x^1) is one expression: its power and its product live to the end of it
+        square = tape.op(f"{name}: square", [x32], width, 4, saves=[x32], backward_scratch=wide * 2)
+        mean = tape.op(f"{name}: mean", [square], one, 4)
+        scale = tape.op(f"{name}: rsqrt", [mean], one, 4, saves_out=True)
+        n = tape.op(f"{name}: scale", [x32, scale], width, 4, saves=[x32, scale], backward_scratch=wide)
+        if not late:
+            n = self.cast(n, x.b, name)
+        trained = self.run.trained
+        out = tape.op(
+            f"{name}: weight",
+            [n],
+            width,
+            n.b,
+            saves=[n] if trained else [],
+            backward_scratch=n.size if trained else NOTHING,
+            weight=self.elements.get(name, self.arch.hidden) if trained else 0,
+        )
+        return self.cast(out, x.b, name)
+
+    def linear(self, name: str, x: Tensor, out: Size) -> Tensor:
+        """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
+        run, tape, elements = self.run, self.tape, self.elements.get(name, 0)
+        weight = Size({}, {f"W_{name}": 1})
+        trained = elements if run.trained else 0
+        source, reads = x, [x]
+        if self.autocast:
+            source = self.cast(x, self.c, name)
+            # the weight's bf16 copy gets the bf16 gradient, which the copy's own backward casts to fp32
+            reads = [source, tape.op(f"{name}: weight to bf16", [], weight, 2, weight=trained)]
+        dequantised = weight * self.c if run.quantised and name not in ("lm_head", "score") else NOTHING
+        y = tape.op(
+            name,
+            reads,
+            out,
+            self.c,
+            saves=([source] if run.trained else []) + reads[1:],
+            scratch=dequantised,
+            backward_scratch=dequantised,
+            weight=0 if self.autocast else trained,
+        )
+        return self.adapted(name, x, y) if run.adapter and self.is_adapted(name) else y
+
+    def is_adapted(self, name: str) -> bool:
+        """Whether PEFT puts an adapter beside this linear; the head is never among `all-linear`."""
+        targets = self.run.adapter.targets if self.run.adapter else ()
+        return name not in ("lm_head", "score") and (targets == "all-linear" or name in targets)
+
+    def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """`y + lora_B(lora_A(dropout(x)))·scaling`, x cast to the adapter's type first, the sum cast back."""
+        adapter = self.run.adapter
+        assert adapter is not None
+        tape, label = self.tape, f"{name}: LoRA"
+        source = self.cast(x, adapter.b, label)
+        if adapter.dropout:
+            mask = Tensor(x.width, 1)
+            source = tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])
+        b = self.c if self.autocast else adapter.b
+        source = self.cast(source, b, label)
+        dims = dimensions(self.arch)
+        n_in, n_out = (int(amount(t.width, dims).tokens) * adapter.rank for t in (x, y))
+        down = tape.op(f"{label} A", [source], of(r=1), b, saves=[source], weight=n_in)
+        up = tape.op(f"{label} B", [down], y.width, b, saves=[down], weight=n_out)
+        scaled = tape.op(f"{label} scale", [up], y.width, b)
+        total = tape.op(
+            f"{label} add", [y, scaled], y.width, max(y.b, b), aliases=[t for t in (y, scaled) if t.b == max(y.b, b)]
+        )
+        return self.cast(total, y.b, label)
+
+    def add(self, residual: Tensor, y: Tensor, name: str) -> Tensor:
+        """The residual stream: its gradient is the gradient of both inputs that share its type."""
+        b = max(residual.b, y.b)
+        return self.tape.op(name, [residual, y], WIDTH, b, aliases=[t for t in (residual, y) if t.b == b])
+
+    # ---- attention ---------------------------------------------------------------------------------------------
+
+    def rotate(self, x: Tensor, name: str) -> Tensor:
+        """`x·cos + rotate_half(x)·sin`: cos and sin are constants, so nothing of x is kept."""
+        b = max(x.b, self.run.residual)
+        return self.tape.op(name, [x], x.width, b, scratch=x.width * (3 * b), backward_scratch=x.width * (3 * b))
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The projections, QK norm and rotation of plain, fused (Phi-3) and grouped-query attention."""
+        tape, arch = self.tape, self.arch
+        q_width, kv_width = of(q=1), of(kv=1)
+        if arch.fused_qkv:
+            qkv = self.linear("qkv_proj", x, of(q=1, kv=2))
+            q, k, v = (tape.op(f"{n}: slice", [qkv], w, qkv.b, view=True) for n, w in _named(q_width, kv_width))
+        else:
+            q = self.linear("q_proj", x, q_width)
+            k = self.linear("k_proj", x, kv_width)
+            v = self.linear("v_proj", x, kv_width)
+        if arch.qk_norm:
+            q, k = self.norm(q, "q_norm", of(H=1)), self.norm(k, "k_norm", of(K=1))
+        return self.rotate(q, "q: rotate"), self.rotate(k, "k: rotate"), v
+
+    def latent_queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """DeepSeek's multi-head latent attention: low ranks up and down, one rotated key for all heads."""
+        tape, arch = self.tape, self.arch
+        assert arch.mla is not None
+        rope, heads_rope = of(rope=1), Size({"H·rope": 1})
+        if arch.mla.q_lora_rank:
+            low = self.norm(self.linear("q_a_proj", x, of(c_q=1)), "q_a_layernorm")
+            states = self.linear("q_b_proj", low, of(q=1))
+        else:
+            states = self.linear("q_proj", x, of(q=1))
+        q_pass, q_rot = tape.split("q: split", states, [of(q=1) + heads_rope * -1, heads_rope])
+        low = self.linear("kv_a_proj_with_mqa", x, of(c_kv=1, rope=1))
+        latent, k_rot = tape.split("kv: split", low, [of(c_kv=1), rope])
+        latent = self.norm(latent, "kv_a_layernorm")
+        q_rot, k_rot = self.rotate(q_rot, "q: rotate"), self.rotate(k_rot, "k: rotate")
+        q = tape.op("q: join", [q_pass, q_rot], of(q=1), q_rot.b)
+        expanded = self.linear("kv_b_proj", latent, of(kvb=1))
+        k_pass, v = tape.split("k: split", expanded, [of(kvb=1, o=-1), of(o=1)])
+        k = tape.op("k: join", [k_pass, k_rot], of(q=1), k_rot.b)
+        return q, k, v
+
+    def attention(self, x: Tensor) -> Tensor:
+        """The attention block from its normalised input to the output projection."""
+        q, k, v = self.latent_queries_keys_values(x) if self.arch.mla else self.queries_keys_values(x)
+        if self.autocast:
+            q, k, v = (self.cast(t, 2, n) for t, n in ((q, "q"), (k, "k"), (v, "v")))
+        attend = self.eager if self.run.kernel == "eager" else self.fused
+        return self.linear("o_proj", attend(q, k, v), WIDTH)
+
+    def repeat(self, x: Tensor, width: Size, name: str) -> Tensor:
+        """`repeat_kv`: a copy for every query head where heads share keys and values."""
+        return x if self.arch.heads == self.arch.kv_heads else self.tape.op(f"{name}: repeat", [x], width, x.b)
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """FlashAttention, or the memory-efficient kernel that SDPA takes under a mask, in fp32 or for unequal heads.
+
+        Keeps q, k, v, the output and a log-sum-exp in fp32 per head. Flash's backward accumulates dq in fp32 and,
+        with grouped queries, dk and dv for every query head before they are summed.
+        """
+        tape, arch = self.tape, self.arch
+        lse = Tensor(of(H=1), 4)
+        # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
+        joined = arch.fused_qkv or arch.mla is not None or arch.family == "gpt_oss"
+        if self.run.kernel == "flash":
+            scratch = of(q=4, H=4) + (of(q=2, o=2) if arch.heads != arch.kv_heads else NOTHING)
+            out = tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse], saves_out=True,
+                          backward_scratch=scratch)  # fmt: skip
+            return tape.op("attention: contiguous", [out], of(o=1), self.c) if joined else out
+        k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
+        mask = [Tensor(of(**{"S": 1}), 2)] if self.run.kernel == "masked" else []
+        return tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse, *mask], saves_out=True,
+                       backward_scratch=of(H=4) + (of(q=4) if self.c == 2 else NOTHING))  # fmt: skip
+
+    def eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Scores and probabilities as real tensors: 6 bytes kept for each pair of tokens and head, in passing more."""
+        tape, scores = self.tape, Size({"H·S": 1})
+        k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
+        x = tape.op("scores", [q, k], scores, self.c, saves=[q, k])
+        x = tape.op("scores: scale", [x], scores, self.c)
+        if self.arch.softcap_attn:
+            x = tape.op("scores: over cap", [x], scores, self.c)
+            x = tape.op("scores: tanh", [x], scores, self.c, saves_out=True)
+            x = tape.op("scores: times cap", [x], scores, self.c)
+        x = tape.op("scores: mask", [x], scores, self.c, aliases=[x])
+        if self.arch.attention_sinks:
+            # the sink is a column of its own, and probabilities stay in the compute type
+            x = tape.op("scores: join sink", [x], scores, self.c)
+            best = Tensor(of(H=1), 8)
+            x = tape.op("scores: less maximum", [x], scores, self.c, saves=[best], aliases=[x],
+                        backward_scratch=scores * self.c)  # fmt: skip
+            x = tape.op("softmax", [x], scores, self.c, saves_out=True)
+            x = tape.op("probabilities: drop sink", [x], scores, self.c, view=True)
+        else:
+            x = tape.op("softmax: to fp32", [x], scores, 4) if self.c == 2 else x
+            x = tape.op("softmax", [x], scores, 4, saves_out=True)
+            x = self.cast(x, self.c, "probabilities")
+        mixed = tape.op("values", [x, v], of(o=1), self.c, saves=[x, v])
+        return tape.op("attention: contiguous", [mixed], of(o=1), self.c)
+
+    # ---- feed-forward ------------------------------------------------------------------------------------------
+
+    def mlp(self, x: Tensor, width: Size | None = None) -> Tensor:
+        """`down(act(gate(x)) · up(x))`: keeps gate, act(gate), up and their product."""
+        tape, i = self.tape, width or of(i=1)
+        if self.arch.fused_gate_up:
+            pair = self.linear("gate_up_proj", x, i * 2)
+            gate, up = tape.split("gate, up", pair, [i, i])
+            act = tape.op("mlp: activation", [gate], i, gate.b, saves=[gate])
+        else:
+            gate = self.linear("gate_proj", x, i)
+            act = tape.op("mlp: activation", [gate], i, gate.b, saves=[gate])
+            up = self.linear("up_proj", x, i)
+        product = tape.op("mlp: product", [act, up], i, act.b, saves=[act, up])
+        return self.linear("down_proj", product, WIDTH)
+
+    def experts(self, x: Tensor) -> Tensor:
+        """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications."""
+        tape, arch, c = self.tape, self.arch, self.c
+        kh, kj = Size({"k·h": 1}), Size({"k·j": 1})
+        order, tokens, inverse = (Tensor(of(k=1), 8) for _ in range(3))
+        trained = self.run.trained
+        weights = self.route(x)
+        picked = tape.op("experts: sort", [x], kh, x.b, saves=[tokens], backward_scratch=x.size)
+        picked = self.cast(picked, c, "experts") if self.autocast else picked
+        pair = tape.op("experts: gate_up", [picked], kj * 2, c, saves=[picked] if trained else [],
+                       weight=self.elements["gate_up_proj"] if trained else 0)  # fmt: skip
+        if arch.family == "gpt_oss":
+            product = self.clamped_gate(pair, kj)
+        else:
+            gate, up = tape.split("experts: gate, up", pair, [kj, kj])
+            act = tape.op("experts: activation", [gate], kj, c, saves=[gate])
+            product = tape.op("experts: product", [act, up], kj, c, saves=[act, up])
+        down = tape.op("experts: down", [product], kh, c, saves=[product] if trained else [],
+                       weight=self.elements["down_proj"] if trained else 0)  # fmt: skip
+        wide = max(c, weights.b)
+        weights = tape.op("experts: sort weights", [weights], of(k=1), weights.b, saves=[order])
+        weighted = tape.op(
+            "experts: weigh", [down, weights], kh, wide, saves=[down, weights], backward_scratch=kh * wide
+        )
+        weighted = tape.op("experts: unsort", [weighted], kh, wide, saves=[inverse])
+        return self.cast(tape.op("experts: sum", [weighted], WIDTH, wide), c, "experts")
+
+    def clamped_gate(self, pair: Tensor, kj: Size) -> Tensor:
+        """GPT-OSS's gate: strided halves, both clamped, `(up + 1)·gate·sigmoid(1.702·gate)`."""
+        tape, c = self.tape, self.c
+        gate = tape.op("experts: gate", [pair], kj, c, view=True)
+        up = tape.op("experts: up", [pair], kj, c, view=True)
+        gate = tape.op("experts: clamp gate", [gate], kj, c, saves=[gate])
+        up = tape.op("experts: clamp up", [up], kj, c, saves=[up])
+        scaled = tape.op("experts: scale gate", [gate], kj, c)
+        sigmoid = tape.op("experts: sigmoid", [scaled], kj, c, saves_out=True)
+        glu = tape.op("experts: glu", [gate, sigmoid], kj, c, saves=[gate, sigmoid])
+        up = tape.op("experts: up + 1", [up], kj, c, aliases=[up])
+        return tape.op("experts: product", [up, glu], kj, c, saves=[up, glu])
+
+    def route(self, x: Tensor) -> Tensor:
+        """The router: logits over all experts, softmax or sigmoid in fp32, the k best."""
+        tape, arch, experts, k = self.tape, self.arch, of(E=1), of(k=1)
+        trained = self.run.trained
+        weight = self.elements.get("gate", self.elements.get("router", 0)) if trained else 0
+        index = Tensor(k, 8, differentiable=False)
+        reads = [x]
+        if arch.family == "deepseek_v3":
+            # routing runs in fp32, on casts of the input and of the router's weight
+            reads = [
+                self.cast(x, 4, "router"),
+                tape.op("router: to fp32", [], Size({}, {"W_gate": 1}), 4, weight=weight),
+            ]
+            weight = 0
+        logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:], weight=weight)
+        if arch.family == "gpt_oss":
+            best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
+            return tape.op("router: softmax", [best], k, best.b, saves_out=True)
+        probabilities = tape.op("router: softmax", [self.cast(logits, 4, "router")], experts, 4, saves_out=True)
+        best = tape.op("router: top k", [probabilities], k, 4, saves=[index])
+        best = tape.op("router: normalise", [best], k, 4, saves_out=True)
+        return best if arch.family in ("mixtral", "deepseek_v3") else self.cast(best, self.c, "router")
+
+    def feed_forward(self, x: Tensor, *, moe: bool) -> Tensor:
+        """A layer's MLP, its routed experts, or routed and shared experts."""
+        if not moe:
+            return self.mlp(x)
+        y = self.experts(x)
+        if not self.arch.shared_experts:
+            return y
+        shared = self.mlp(x, of(s=1))
+        return self.tape.op("experts: add shared", [y, shared], WIDTH, self.c, aliases=[y, shared])
+
+    # ---- whole segments ----------------------------------------------------------------------------------------
+
+    def layer(self, *, moe: bool) -> Tape:
+        """One decoder layer; Gemma 2 norms the output of both blocks too."""
+        sandwich = self.arch.norms_per_layer == 4
+        a = self.attention(self.norm(self.input, "input_layernorm"))
+        if sandwich:
+            a = self.norm(a, "post_attention_layernorm")
+        x = self.add(self.input, a, "attention: add")
+        f = self.norm(x, "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")
+        f = self.feed_forward(f, moe=moe)
+        if sandwich:
+            f = self.norm(f, "post_feedforward_layernorm")
+        self.add(x, f, "mlp: add")
+        return self.tape
+
+    def final_norm(self) -> Tape:
+        """The norm between the last layer and the head."""
+        self.norm(self.input, "norm")
+        return self.tape
+
+
+def _named(q: Size, kv: Size) -> tuple[tuple[str, Size], ...]:
+    return ("q", q), ("k", kv), ("v", kv)
+
+
+# ---- from tapes to numbers ---------------------------------------------------------------------------------------
+
+
+class Amount(NamedTuple):
+    """Bytes as a function of T tokens in sequences of S: `tokens·T + pairs·T·S + fixed`, and how that was composed."""
+
+    tokens: float
+    pairs: float
+    fixed: float
+    formula: str
+
+    def bytes(self, tokens: int, length: int) -> int:
+        """The bytes for `tokens` in sequences of `length`."""
+        return int(tokens * (self.tokens + self.pairs * length) + self.fixed)
+
+
+NO_BYTES = Amount(0, 0, 0, "0")
+
+
+class Shot(NamedTuple):
+    """A snapshot of a tape in numbers."""
+
+    name: str
+    saved: Amount
+    passing: Amount
+    gradients: int
+    making: int
+
+
+def amount(size: Size, dims: Mapping[str, int]) -> Amount:
+    """`size` with a model's numbers put in."""
+    pairs = {s: c for s, c in size.tokens.items() if s == "S" or s.endswith("·S")}
+    flat = {s: c for s, c in size.tokens.items() if s not in pairs}
+
+    def value(terms: Mapping[str, float]) -> float:
+        return sum(c * (dims[s.removesuffix("·S")] if s not in ("", "S") else 1) for s, c in terms.items())
+
+    per_token = f"T·({text(size.tokens)})" if size.tokens else ""
+    return Amount(
+        value(flat),
+        value(pairs),
+        value(size.fixed),
+        " + ".join(filter(None, (per_token, text(size.fixed) if size.fixed else ""))) or "0",
+    )
+
+
+def peaks(snapshots: list[Snapshot], dims: Mapping[str, int]) -> tuple[Shot, ...]:
+    """The snapshots that can be the largest for some number of tokens and length: those that no other one covers."""
+    shots = [Shot(s.name, amount(s.saved, dims), amount(s.passing, dims), s.gradients, s.making) for s in snapshots]
+    keys = [
+        (
+            s.saved.tokens + s.passing.tokens,
+            s.saved.pairs + s.passing.pairs,
+            s.saved.fixed + s.passing.fixed,
+            s.gradients,
+        )
+        for s in shots
+    ]
+    kept = [
+        n
+        for n, key in enumerate(keys)
+        if not any(
+            (all(a <= b for a, b in zip(key, other, strict=True)) and (key != other or m < n))
+            for m, other in enumerate(keys)
+            if m != n
+        )
+    ]
+    return tuple(shots[n] for n in kept)
+
+
+class Segment(NamedTuple):
+    """A piece of the model as estimates use it: what it keeps, its instants, and how many parameters it trains."""
+
+    saved: Amount
+    forward: tuple[Shot, ...]
+    backward: tuple[Shot, ...]
+    without_grad: tuple[Shot, ...]
+
+
+def segment(tape: Tape, dims: Mapping[str, int]) -> Segment:
+    """The answers of one tape in a model's numbers."""
+    return Segment(
+        amount(tape.saved(), dims),
+        peaks(tape.forward(), dims),
+        peaks(tape.backward(), dims),
+        peaks(tape.forward(grad=False), dims),
+    )
+
+
+@lru_cache(maxsize=4096)
+def layer(run: Run, *, moe: bool, first: bool = False) -> Segment:
+    """A decoder layer of `run`: bytes it keeps a token, and the instants of its forward and backward.
+
+    `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient.
+    """
+    tape = Program(run, -1 if moe else 0, first=first).layer(moe=moe)
+    return segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
+
+
+@lru_cache(maxsize=4096)
+def final_norm(run: Run) -> Segment:
+    """The norm after the last layer."""
+    return segment(Program(run).final_norm(), dimensions(run.arch))

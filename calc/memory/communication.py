@@ -1,0 +1,67 @@
+"""Communication: buckets, gathered parameters and reduction buffers that data parallelism allocates."""
+
+from __future__ import annotations
+
+from calc.ledger import Line
+
+
+def ddp_buckets(role: str, trained: int, b: int) -> Line:
+    """DDP's reduction buckets: as large as all gradients, beside them (torch `reducer.cpp`, no bucket views)."""
+    return Line("communication", role, b * trained, "g·P_t", {"g": b, "P_t": trained}, "communication#ddp")
+
+
+def gathered(role: str, what: str, elements: int, b: int, copies: int = 1) -> Line:
+    """Parameters brought together from all ranks, `copies` times where buffers and unsharded weights coexist."""
+    values = {"n": copies, "c": b, "p": elements, "what": what}
+    return Line("communication", role, copies * b * elements, "n·c·p", values, "communication#gathered")
+
+
+def cast_shard(role: str, elements: int, b: int, ranks: int) -> Line:
+    """FSDP 1's 16-bit copy of the shard that is being gathered."""
+    return Line(
+        "communication",
+        role,
+        b * elements // ranks,
+        "c·p/N",
+        {"c": b, "p": elements, "N": ranks},
+        "communication#fsdp1",
+    )
+
+
+def reducing(role: str, elements: int, b: int) -> Line:
+    """The input of a reduce-scatter: the gradients of a group in the type they are reduced in."""
+    return Line("communication", role, b * elements, "g·p", {"g": b, "p": elements}, "communication#reduce-scatter")
+
+
+def bucket(role: str, elements: int, b: int, buffers: int = 1) -> Line:
+    """ZeRO's bucket of gradients waiting for reduction, full size however few parameters are trained."""
+    values = {"n": buffers, "b": b, "E_b": elements}
+    return Line("communication", role, buffers * b * elements, "n·b·E_b", values, "communication#zero-bucket")
+
+
+def flush(role: str, elements: int, b: int) -> Line:
+    """The copy of a full bucket that is reduced, concatenated over partitions."""
+    return Line("communication", role, b * elements, "b·E_f", {"b": b, "E_f": elements}, "communication#zero-bucket")
+
+
+def offload_buffer(role: str, largest: int, b: int) -> Line:
+    """ZeRO-Offload's staging buffer on the GPU, as large as the largest trained parameter."""
+    return Line("communication", role, b * largest, "b·P_max", {"b": b, "P_max": largest}, "communication#zero-offload")
+
+
+def live_parameters(role: str, parameters: int, window: int, module: int, b: int) -> Line:
+    """ZeRO-3's gathered parameters: prefetching fills the window and overshoots by the last module."""
+    values = {"b": b, "P": parameters, "E_live": window, "p": module}
+    return Line(
+        "communication",
+        role,
+        b * min(parameters, window + module),
+        "b·min(P, E_live + p)",
+        values,
+        "communication#zero-3",
+    )
+
+
+def persistent(role: str, elements: int, b: int) -> Line:
+    """Small parameters that ZeRO-3 keeps whole on every GPU."""
+    return Line("communication", role, b * elements, "b·P_s", {"b": b, "P_s": elements}, "communication#zero-3")

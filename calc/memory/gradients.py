@@ -1,0 +1,64 @@
+"""Gradients: those that exist so far in a backward pass, and those kept between micro-batches."""
+
+from __future__ import annotations
+
+from calc.ledger import Line
+
+
+def so_far(role: str, done: int, b: int) -> Line:
+    """Gradients of the `done` parameters that backward has reached."""
+    return Line("gradients", role, b * done, "g·G", {"g": b, "G": done}, "gradients")
+
+
+def accumulated(role: str, trained: int, b: float, shards: int = 1) -> Line:
+    """Gradients kept from the first micro-batch to the step."""
+    return Line(
+        "gradients",
+        role,
+        int(b * trained / shards),
+        "g·P_t/N",
+        {"g": b, "P_t": trained, "N": shards},
+        "gradients#accumulation",
+    )
+
+
+def new(role: str, making: int, b: int) -> Line:
+    """The gradient one operation makes, before it is added to the accumulated one."""
+    return Line("temporary", role, b * making, "g·W", {"g": b, "W": making}, "gradients#accumulation")
+
+
+def tied_embedding(role: str, elements: int, b: int, *, contiguous: bool) -> Line:
+    """A tied embedding's two contributions, from the head and from the input, beside their sum.
+
+    Autograd adds in place only into a contiguous gradient (torch `input_buffer.cpp`): the head's is a transposed view,
+    unless autocast's cast has written it anew.
+    """
+    extra = 1 if contiguous else 2
+    return Line(
+        "temporary", role, extra * b * elements, "n·g·V_h", {"n": extra, "g": b, "V_h": elements}, "gradients#tied"
+    )
+
+
+def unreduced(role: str, elements: int, b: int) -> Line:
+    """Gradients of gathered parameters, in the compute type, until their group is reduced."""
+    return Line("gradients", role, b * elements, "c·G_u", {"c": b, "G_u": elements}, "gradients#unreduced")
+
+
+def partition(role: str, elements: int, b: int) -> Line:
+    """Gradients a rank keeps of its own partition, parameters at its borders whole."""
+    return Line("gradients", role, b * elements, "g·K", {"g": b, "K": elements}, "gradients#zero")
+
+
+def checked(role: str, making: int) -> Line:
+    """ZeRO-2's offload looks for overflow in a whole gradient: its fp32 copy and masks take 11 bytes an element."""
+    return Line("temporary", role, 11 * making, "11·W", {"W": making}, "gradients#zero-offload")
+
+
+def squared_norm(role: str, elements: int) -> Line:
+    """The norm of one gradient slice, in fp64."""
+    return Line("temporary", role, 8 * elements, "8·G_s", {"G_s": elements}, "gradients#norm")
+
+
+def flattened(role: str, elements: int, b: int) -> Line:
+    """The gradients of a partition or sub-group flattened, and their fp32 copy for the step."""
+    return Line("temporary", role, b * elements, "b·E_s", {"b": b, "E_s": elements}, "gradients#step")

@@ -1,0 +1,95 @@
+"""Optimizer states and what an optimizer allocates while it steps, in bytes.
+
+Sources: torch 2.13 `optim/{adamw,sgd,_adafactor}.py` (states are `zeros_like(param)`; foreach makes lists of
+temporaries), bitsandbytes 0.45.5 `optim/optimizer.py` (block size 256, tensors below 4096 elements keep 32-bit
+states), lion-pytorch (one momentum).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from calc.architecture import Tensor
+from calc.ledger import Line
+
+SMALL = 4096  # bitsandbytes `min_8bit_size`
+BLOCK = 256  # bitsandbytes `blocksize` since 0.44
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """A kind of optimizer and how PyTorch steps it; `paged` states may leave the GPU under pressure."""
+
+    kind: str
+    impl: str
+
+    @property
+    def name(self) -> str:
+        """The optimizer without its paging."""
+        return self.kind.replace("-paged", "")
+
+
+def state_bytes_per_parameter(optimizer: Optimizer, b: int) -> float:
+    """Bytes of state for each trained parameter, where its tensors are large; `b` bytes is the type it steps in.
+
+    AdamW keeps two moments, Lion and SGD with momentum one, plain SGD none; 8-bit AdamW keeps two bytes and one fp32
+    scale for each block of 256 elements and moment. Adafactor's depend on shapes: see `adafactor_bytes`.
+    """
+    return {"adamw": 2 * b, "lion": b, "sgd-momentum": b, "sgd": 0, "adamw-8bit": 2 + 2 * 4 / BLOCK}[optimizer.name]
+
+
+def adafactor_bytes(tensors: Sequence[Tensor], b: int) -> int:
+    """A row and a column of second moments for a matrix, a full second moment for a vector (torch `_adafactor.py`)."""
+    return sum(
+        b * t.count * ((t.elements // t.shape[-1] + t.elements // t.shape[-2]) if len(t.shape) > 1 else t.elements)
+        for t in tensors
+    )
+
+
+def small_elements(tensors: Sequence[Tensor]) -> int:
+    """Elements in tensors that 8-bit optimizers leave in 32 bits."""
+    return sum(t.elements * t.count for t in tensors if t.elements < SMALL)
+
+
+def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Sequence[Tensor], shards: int = 1) -> Line:
+    """The optimizer's states for `trained` parameters spread over `shards` GPUs."""
+    if optimizer.name == "adafactor":
+        total = adafactor_bytes(tensors, b)
+        return Line(
+            "optimizer_states", role, -(-total // shards), "F/N", {"F": total, "N": shards}, "optimizer#adafactor"
+        )
+    per = state_bytes_per_parameter(optimizer, b)
+    if optimizer.name == "adamw-8bit":
+        small = small_elements(tensors)
+        values = {"P_t": trained, "P_small": small, "N": shards, "s": per}
+        count = int((per * (trained - small) + 8 * small) / shards)
+        return Line("optimizer_states", role, count, "(s·(P_t - P_small) + 8·P_small)/N", values, "optimizer#8-bit")
+    values = {"P_t": trained, "N": shards, "s": per}
+    return Line("optimizer_states", role, int(per * trained / shards), "s·P_t/N", values, "optimizer#states")
+
+
+def step_scratch(optimizer: Optimizer, role: str, trained: int, largest: int, b: int, shards: int = 1) -> Line:
+    """What the step itself allocates: nothing fused, one copy of all parameters foreach, two of the largest one by one.
+
+    AdamW foreach holds the list of denominators (`_foreach_sqrt`), single-tensor a denominator and a quotient of one
+    parameter. 8-bit optimizers step one tensor at a time inside a kernel.
+    """
+    if optimizer.name == "adamw-8bit" or optimizer.impl == "fused" or optimizer.name == "sgd":
+        return Line("temporary", role, 0, "0", {}, "optimizer#step")
+    if optimizer.name == "adafactor":
+        return Line(
+            "temporary", role, 8 * largest // shards, "8·P_max/N", {"P_max": largest, "N": shards}, "optimizer#step"
+        )
+    if optimizer.impl == "foreach":
+        return Line(
+            "temporary", role, b * trained // shards, "b·P_t/N", {"P_t": trained, "b": b, "N": shards}, "optimizer#step"
+        )
+    return Line(
+        "temporary",
+        role,
+        2 * b * largest // shards,
+        "2·b·P_max/N",
+        {"P_max": largest, "b": b, "N": shards},
+        "optimizer#step",
+    )

@@ -1,0 +1,51 @@
+"""Weights: what the parameters themselves take, in the format they are stored in.
+
+NF4 (bitsandbytes 0.45.5 `functional.py:quantize_4bit`): half a byte an element, one 8-bit scale for each 64, and for
+each 256 of these one fp32 scale (double quantisation). Only `nn.Linear` weights are quantised, the head is not.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from calc.architecture import Architecture, Head, parameters, tensors
+from calc.ledger import Line
+
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+
+
+def weights(role: str, count: int, b: float, shards: int = 1, source: str = "weights") -> Line:
+    """`count` parameters of `b` bytes over `shards` GPUs."""
+    return Line("weights", role, int(b * count / shards), "b·P/N", {"b": b, "P": count, "N": shards}, source)
+
+
+def adapter(role: str, count: int, b: int, shards: int = 1) -> Line:
+    """LoRA's matrices, `count` parameters of `b` bytes over `shards` GPUs."""
+    return Line("adapter", role, b * count // shards, "b·A/N", {"b": b, "A": count, "N": shards}, "weights#lora")
+
+
+def master(role: str, count: int, b: int, shards: int = 1) -> Line:
+    """The fp32 copy that mixed precision steps instead of 16-bit weights."""
+    return Line(
+        "master_weights", role, b * count // shards, "b·P_t/N", {"b": b, "P_t": count, "N": shards}, "weights#master"
+    )
+
+
+@lru_cache(maxsize=1024)
+def quantised_elements(arch: Architecture) -> int:
+    """Elements that 4-bit loading quantises: every linear inside the layers, not embeddings, norms, head or experts."""
+    return sum(t.elements * t.count for t in tensors(arch) if t.kind == "linear")
+
+
+def quantised(role: str, arch: Architecture, head: Head, rest_bytes: int) -> Line:
+    """A model loaded in NF4: `P_4` elements in four bits, the rest in `rest_bytes`."""
+    four, total = quantised_elements(arch), parameters(arch, head=head)
+    values = {"P_4": four, "P": total, "b": rest_bytes, "n": NF4_BYTES}
+    return Line(
+        "weights",
+        role,
+        int(NF4_BYTES * four + rest_bytes * (total - four)),
+        "n·P_4 + b·(P - P_4)",
+        values,
+        "weights#nf4",
+    )

@@ -1,0 +1,273 @@
+"""The moments of a training step that can be its peak, and what is alive at each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from calc.architecture import Architecture, embedding_parameters, layer_parameters, tensors
+from calc.engines.replica import Where
+from calc.keeps import Path
+from calc.ledger import Line
+from calc.memory import activations
+from calc.memory.activations import NO_BYTES, Amount, Run, Segment, Shot, dimensions
+from calc.memory.loss import head
+from calc.tape import of
+
+
+class Batch(NamedTuple):
+    """One micro-batch on one GPU: T tokens in sequences of S."""
+
+    tokens: int
+    length: int
+
+
+class Instant(NamedTuple):
+    """A candidate for a phase's peak: its activation lines and where in the model it lies."""
+
+    name: str
+    where: Where
+    lines: list[Line]
+
+
+class Block(NamedTuple):
+    """Layers of one kind."""
+
+    segment: Segment
+    trained: int  # elements a layer trains
+    number: int
+
+
+class Stop(NamedTuple):
+    """A layer whose instants can be the largest: its kind, and how many layers of each kind lie below it."""
+
+    layer: int
+    kind: int
+    below: tuple[int, ...]
+    above: int  # trained elements of the layers above it
+
+
+class Stack(NamedTuple):
+    """A model's segments, compiled once for a way of running it."""
+
+    blocks: tuple[Block, ...]
+    stops: tuple[Stop, ...]
+    norm: Segment
+    head: Segment
+    head_trained: int
+    root_trained: int  # head and final norm
+    held: Amount
+    layers_trained: int
+    embedding_trained: int
+    cached_casts: Amount  # autocast's bf16 copies of all linear weights, until forward ends
+    embedding_own: int  # 0 where the head, whose tensor it is, has been counted already
+    layers: int
+    loss_inside: bool  # Transformers' own loss runs inside the model's forward, log-probabilities outside
+    inner: bool
+    residual: Amount  # one tensor of the residual stream
+    embedding_scratch: Amount
+    dims: dict[str, int]
+
+
+def slides(arch: Architecture, layer: int) -> bool:
+    """Whether a layer attends only to a window: every other one (Gemma 2, GPT-OSS), all, or the last ones (Qwen2)."""
+    if 2 * arch.sliding_layers in (arch.layers, arch.layers + 1):
+        return layer % 2 == 0
+    return layer >= arch.layers - arch.sliding_layers
+
+
+@lru_cache(maxsize=4096)
+def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False) -> Stack:
+    """The compiled model; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
+
+    `inner` adds the second layer and the last but one to the stops, where an engine overlaps neighbouring layers.
+    """
+    arch = run.arch
+    windowed = Run(arch, run.precision, run.trained, run.adapter, "masked", run.quantised)
+    kinds: dict[tuple[bool, bool, bool], int] = {}
+    order: list[int] = []
+    for layer in range(arch.layers):
+        key = (layer >= arch.dense_layers, masked and slides(arch, layer), layer == 0 and not run.trained)
+        order.append(kinds.setdefault(key, len(kinds)))
+    embedding = embedding_parameters(arch) if run.trained else 0
+    norm = arch.hidden if run.trained else 0
+    head_trained = arch.hidden if path.kind == "scalar" else embedding
+    blocks = []
+    for (moe, window, first), kind in kinds.items():
+        count = order.count(kind)
+        each = layer_parameters(arch, -1 if moe else 0) if run.trained else trained // arch.layers
+        blocks.append(Block(activations.layer(windowed if window else run, moe=moe, first=first), each, count))
+    stops = []
+    for kind in range(len(blocks)):
+        places = [n for n, k in enumerate(order) if k == kind]
+        edges = (places[-1], places[0], *places[-2:-1], *places[1:2]) if inner else (places[-1], places[0])
+        for layer in dict.fromkeys(edges):
+            below = tuple(order[:layer].count(k) for k in range(len(blocks)))
+            above = sum(blocks[k].trained for k in order[layer + 1 :])
+            stops.append(Stop(layer, kind, below, above))
+    segment, held = head(run, path)
+    dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
+    stream = of(h=run.residual)
+    return Stack(
+        blocks=tuple(blocks),
+        stops=tuple(stops),
+        norm=activations.final_norm(run),
+        head=segment,
+        head_trained=head_trained,
+        root_trained=head_trained + norm,
+        held=held,
+        layers_trained=sum(block.trained * block.number for block in blocks),
+        embedding_trained=embedding,
+        cached_casts=_cached_casts(arch, path) if run.precision == "autocast" and run.trained else NO_BYTES,
+        embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
+        layers=arch.layers,
+        loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "scalar"),
+        inner=inner,
+        residual=activations.amount(stream, dims),
+        embedding_scratch=activations.amount(stream + of(h=4.4), dims),
+        dims=dims,
+    )
+
+
+def _cached_casts(arch: Architecture, path: Path) -> Amount:
+    head = arch.hidden if path.kind == "scalar" else embedding_parameters(arch)
+    elements = head + sum(t.elements * t.count for t in tensors(arch) if t.kind == "linear")
+    return Amount(0, 0, 2 * elements, f"2·{elements}")
+
+
+class Step(NamedTuple):
+    """A training step's activations: a compiled model, a micro-batch, and what is recomputed."""
+
+    role: str
+    stack: Stack
+    kept: Stack  # what layers keep between forward and backward; differs from `stack` under selective checkpointing
+    batch: Batch
+    recompute: bool
+    carried: bool  # the outputs of the micro-batch before are still referenced
+    values: Mapping[str, float]
+
+    def line(self, component: str, amount: Amount, source: str, times: int = 1) -> Line:
+        """`times` the bytes of `amount` for this micro-batch."""
+        formula = amount.formula if times == 1 else f"{times}·({amount.formula})"
+        return Line(component, self.role, times * amount.bytes(*self.batch), formula, self.values, source)
+
+    def carried_over(self) -> list[Line]:
+        """Logits of the micro-batch before, while the step and the next forward run."""
+        return [self.line("logits", self.stack.held, "loss#held")] if self.carried else []
+
+    def casts(self) -> list[Line]:
+        """Autocast's cache of bf16 weights in a forward whose layers keep none of their own."""
+        cached = self.stack.cached_casts
+        return [self.line("temporary", cached, "activations#autocast")] if self.recompute and cached.fixed else []
+
+    def below(self, stop: Stop) -> list[Line]:
+        """What the layers below `stop` keep, and, recomputing, the input of the layer itself."""
+        if self.recompute:
+            return [self.line("checkpoints", self.stack.residual, "activations#checkpoints", stop.layer + 1)]
+        return [
+            self.line("activations", block.segment.saved, "activations#saved", count)
+            for block, count in zip(self.kept.blocks, stop.below, strict=True)
+            if count
+        ]
+
+    def all_layers(self) -> list[Line]:
+        """What all layers keep once forward has passed them."""
+        if self.recompute:
+            return [self.line("checkpoints", self.stack.residual, "activations#checkpoints", self.stack.layers)]
+        return [self.line("activations", b.segment.saved, "activations#saved", b.number) for b in self.kept.blocks]
+
+    def kept_for_backward(self) -> list[Line]:
+        """Everything alive between the end of forward and the start of backward."""
+        head = self.line("logits", self.stack.head.saved, "loss#kept")
+        return [*self.all_layers(), self.line("activations", self.stack.norm.saved, "activations#final-norm"), head]
+
+    def shot(self, shot: Shot, saved: str = "activations", passing: str = "temporary") -> list[Line]:
+        """What one instant of one segment keeps and lets pass."""
+        lines = [self.line(saved, shot.saved, f"activations#{saved}")] if shot.saved.formula != "0" else []
+        if shot.passing.formula != "0":
+            lines.append(self.line(passing, shot.passing, "activations#passing"))
+        return lines
+
+    def place(self, shot: Shot) -> str:
+        """Whether the model's own forward runs an instant of the head, or a loss outside of it."""
+        return "head" if self.stack.loss_inside or shot.name in ("lm_head", "score") else "outside"
+
+    def forward(self, *, grad: bool = True) -> Iterator[Instant]:
+        """The instants of a forward pass: the last layer's and the head's; without `grad` nothing is kept below."""
+        stack = self.stack
+        last = max(stack.stops)
+        block = stack.blocks[last.kind]
+        below = [*self.below(last), *self.carried_over(), *self.casts()] if grad else []
+        shots = block.segment.forward if grad and not self.recompute else block.segment.without_grad
+        if stack.inner:
+            stream = self.line("temporary", stack.residual, "activations#passing")
+            yield Instant("layer: gather", Where("gather", last.layer, False), [*below, stream])
+        for shot in shots:
+            yield Instant(f"layer: {shot.name}", Where("layer", last.layer, False), [*below, *self.shot(shot)])
+        everything = [*self.all_layers(), *self.carried_over(), *self.casts()] if grad else []
+        if grad:
+            everything.append(self.line("activations", stack.norm.saved, "activations#final-norm"))
+        for shot in stack.head.forward if grad else stack.head.without_grad:
+            where = Where(self.place(shot), stack.layers, False)
+            yield Instant(f"logits: {shot.name}", where, [*everything, *self.shot(shot, "logits", "logits")])
+
+    def backward(self) -> Iterator[Instant]:
+        """The instants of a backward pass: the loss, the final norm, layers, and the embedding at the end."""
+        stack = self.stack
+        layers = self.all_layers()
+        held = [self.line("logits", stack.held, "loss#held")] if stack.held.formula != "0" else []
+        norm = self.line("activations", stack.norm.saved, "activations#final-norm")
+        for shot in stack.head.backward:
+            where = Where(self.place(shot), stack.layers, True, root=shot.gradients, making=shot.making)
+            yield Instant(f"loss: {shot.name}", where, [*layers, norm, *self.shot(shot, "logits", "logits")])
+        for shot in stack.norm.backward:
+            where = Where("norm", stack.layers, True, root=stack.head_trained + shot.gradients, making=shot.making)
+            yield Instant(f"final {shot.name}", where, [*layers, *held, *self.shot(shot)])
+        for stop in stack.stops:
+            segment = stack.blocks[stop.kind].segment
+            below = [*self.below(stop), *held]
+            if self.recompute:
+                for shot in segment.forward:
+                    where = Where("layer", stop.layer, True, stack.root_trained, stop.above)
+                    gradient = self.line("temporary", stack.residual, "activations#passing")
+                    yield Instant(f"recompute: {shot.name}", where, [*below, *self.shot(shot), gradient])
+            for shot in segment.backward:
+                where = Where("layer", stop.layer, True, stack.root_trained, stop.above, shot.gradients, shot.making)
+                yield Instant(f"layer: {shot.name}", where, [*below, *self.shot(shot)])
+        if stack.embedding_trained:
+            scratch = stack.residual if self.batch.tokens <= SORTED_TOKENS else stack.embedding_scratch
+            where = Where(
+                "end", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own, stack.embedding_trained
+            )
+            yield Instant("embedding", where, [*held, self.line("temporary", scratch, "activations#embedding")])
+        if stack.inner:
+            where = Where("reduce", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own)
+            yield Instant("reduction of the last gradients", where, held)
+
+
+# torch `native/cuda/Embedding.cu`: above this many tokens the gradient is summed by sorted segments, which takes a
+# row in fp32 for every token and for every ten of them
+SORTED_TOKENS = 3072
+
+
+def step(
+    role: str,
+    run: Run,
+    path: Path,
+    trained: int,
+    batch: Batch,
+    *,
+    masked: bool,
+    checkpointing: str,
+    inner: bool = False,
+) -> Step:
+    """The step of one role on one micro-batch; see `stack` for `masked` and `inner`."""
+    compiled = stack(run, path, masked, trained, inner)
+    kept = compiled
+    if checkpointing == "selective" and run.kernel == "eager":
+        # the core of attention is recomputed, so a layer keeps what a fused kernel would
+        kept = stack(replace(run, kernel="flash"), path, masked, trained, inner)
+    values = {**compiled.dims, "T": batch.tokens, "S": batch.length}
+    return Step(role, compiled, kept, batch, checkpointing == "full", path.carried, values)

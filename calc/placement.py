@@ -1,0 +1,118 @@
+"""Placement: which roles a job has, under which engine each lives, and on which GPUs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from calc.architecture import Architecture, Head, Tensor, linears, lora_parameters, parameters, tensors
+from calc.engines.fsdp import Fsdp
+from calc.engines.plain import Plain
+from calc.engines.replica import Engine, Replica
+from calc.engines.zero import Zero
+from calc.keeps import Keeps
+from calc.memory.activations import Adapter, Run
+from calc.memory.optimizer import Optimizer
+from calc.scenario import Scenario
+
+# bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
+FORMATS = {
+    "bf16": (2, 2, 0, 2),
+    "mixed": (2, 2, 4, 4),
+    "fsdp-mixed": (4, 4, 0, 4),
+    "autocast": (4, 4, 0, 4),
+    "fp32": (4, 4, 0, 4),
+}
+# the tape that a format's layers run
+TAPES = {"bf16": "bf16", "mixed": "bf16", "fsdp-mixed": "bf16", "autocast": "autocast", "fp32": "fp32"}
+SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
+
+
+def kernel(arch: Architecture, attention: str, precision: str) -> str:
+    """The attention kernel that runs: what was asked for, as far as the model and PyTorch's SDPA have it.
+
+    GPT-OSS's sinks leave eager or flash only. SDPA takes its memory-efficient kernel in fp32 and for heads whose
+    values are narrower than their queries (DeepSeek), and its plain mathematics, which keeps what eager attention
+    keeps, for grouped queries in fp32.
+    """
+    if attention == "eager" or (attention == "sdpa" and arch.attention_sinks):
+        return "eager"
+    if attention == "sdpa" and TAPES[precision] == "fp32":
+        return "efficient" if arch.heads == arch.kv_heads else "eager"
+    if attention == "sdpa" and (arch.mla or arch.head_dim > SDPA_FLASH_HEAD):
+        return "efficient"
+    return "flash"
+
+
+@lru_cache(maxsize=1024)
+def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> tuple[Tensor, ...]:
+    """LoRA's two matrices beside each adapted linear."""
+    found = []
+    for layer, count in ((0, arch.dense_layers), (-1, arch.layers - arch.dense_layers)):
+        for linear in linears(arch, layer) if count else ():
+            if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
+                found.append(Tensor(f"{linear.name}.lora_A", (rank, linear.inputs), count, "linear", linear.kind))
+                found.append(Tensor(f"{linear.name}.lora_B", (linear.outputs, rank), count, "linear", linear.kind))
+    return tuple(found)
+
+
+def replica(s: Scenario, role: str, keeps: Keeps, *, trained: bool) -> Replica:
+    """The model of `role`: the one that the job trains, or a frozen one beside it."""
+    arch = s.architecture
+    head: Head = "scalar" if s.task == "rm" else "lm"
+    weight, grad, master, stepped = FORMATS[s.precision]
+    count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
+    changed: tuple[Tensor, ...] = ()
+    trained = trained and s.optimizer != "none"
+    if trained and s.lora:
+        adapter_bytes = 4 if s.lora.dtype == "fp32" or weight == 4 else 2
+        # PEFT also matches the end of a module's path, `self_attn.q_proj`; last names are unique in a layer
+        targets = (
+            s.lora.targets if s.lora.targets == "all-linear" else tuple(t.rpartition(".")[2] for t in s.lora.targets)
+        )
+        adapter = Adapter(s.lora.rank, targets, s.lora.dropout > 0, adapter_bytes)
+        elements = lora_parameters(arch, s.lora.rank, targets)
+        changed = adapter_tensors(arch, s.lora.rank, targets)
+        grad, stepped = adapter_bytes, max(adapter_bytes, stepped)
+        master = master if adapter_bytes == 2 else 0
+    elif trained:
+        changed = tensors(arch, head=head)
+    if s.precision == "mixed" and s.grad_dtype == "fp32":
+        grad = 4
+    run = Run(
+        arch=arch,
+        precision=TAPES[s.precision],
+        trained=trained and adapter is None,
+        adapter=adapter,
+        kernel=kernel(arch, s.attention, s.precision),
+        quantised=s.method == "qlora",
+    )
+    return Replica(
+        role=role,
+        arch=arch,
+        head=head,
+        run=run,
+        path=keeps.path if trained else keeps.reference_path,
+        parameters=count,
+        weight_bytes=weight,
+        quantised=run.quantised,
+        adapter=elements,
+        adapter_bytes=adapter_bytes,
+        trainable=(elements or count) if trained else 0,
+        trained_tensors=changed,
+        grad_bytes=grad,
+        master_bytes=master,
+        step_bytes=stepped,
+        optimizer=Optimizer(s.optimizer, s.optimizer_impl) if trained else None,
+        ranks=s.data_parallel,
+        accumulates=s.accumulation > 1,
+    )
+
+
+def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
+    """The engine that the scenario's sharding names; DeepSpeed at stage 0 partitions its fp32 states all the same."""
+    if s.sharding.startswith("fsdp"):
+        return Fsdp(model, int(s.sharding[-1]), s.offload.parameters or s.offload.optimizer)
+    if keeps.deepspeed:
+        stage = int(s.sharding[-1]) if s.sharding.startswith("zero") else 1
+        return Zero(model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters)
+    return Plain(model, buckets=s.sharding == "ddp" and s.gpus > 1)

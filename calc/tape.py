@@ -1,0 +1,217 @@
+"""A tape: what a piece of a model keeps, allocates and frees, operation by operation, as PyTorch's autograd does it.
+
+A program (`calc.memory.activations`, `calc.memory.loss`) writes the operations of the real implementation on a tape;
+the tape answers what stays saved for backward and which instants of forward and backward can be the largest.
+Nothing here knows a model: sizes are sums of named terms (`2·h + 4·H`), so the closed forms that the method pages
+print are read off the same tape that the estimates use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Size:
+    """A sum of terms: those in `tokens` scale with the micro batch's tokens, those in `fixed` (casts of weights) do not.
+
+    A term's symbol is looked up in the model's dimensions; a symbol that ends in `·S` also scales with the length.
+    """
+
+    __slots__ = ("fixed", "tokens")
+
+    def __init__(self, tokens: Mapping[str, float] | None = None, fixed: Mapping[str, float] | None = None) -> None:
+        self.tokens = {symbol: c for symbol, c in (tokens or {}).items() if c}
+        self.fixed = {symbol: c for symbol, c in (fixed or {}).items() if c}
+
+    def __add__(self, other: Size) -> Size:
+        return Size(_sum(self.tokens, other.tokens), _sum(self.fixed, other.fixed))
+
+    def __mul__(self, factor: float) -> Size:
+        return Size({s: c * factor for s, c in self.tokens.items()}, {s: c * factor for s, c in self.fixed.items()})
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens or self.fixed)
+
+    def __repr__(self) -> str:
+        return f"Size({text(self.tokens)} per token, {text(self.fixed)})"
+
+
+NOTHING = Size()
+
+
+def of(**terms: float) -> Size:
+    """A size per token, `of(h=2, kv=1)`."""
+    return Size(terms)
+
+
+def _sum(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    out = dict(a)
+    for symbol, c in b.items():
+        out[symbol] = out.get(symbol, 0) + c
+    return out
+
+
+def text(terms: Mapping[str, float]) -> str:
+    """The sum as a formula, `16·h + 4·kv + 8`; evaluable once `·` is read as a product."""
+    order = sorted(terms.items(), key=lambda item: (not item[0], "·S" in item[0]))
+    return " + ".join(f"{c:g}" if not s else s if c == 1 else f"{c:g}·{s}" for s, c in order) or "0"
+
+
+class Tensor:
+    """`width` elements of `b` bytes each; a view shares the storage of the tensor it looks into."""
+
+    __slots__ = ("b", "differentiable", "size", "storage", "width")
+
+    def __init__(self, width: Size, b: float, *, differentiable: bool = True, view_of: Tensor | None = None) -> None:
+        self.width = width
+        self.b = b
+        self.size = width * b
+        self.differentiable = differentiable
+        self.storage: Tensor = view_of.storage if view_of else self
+
+
+@dataclass(slots=True)
+class Op:
+    """One operation: reads `inputs`, makes `outs`, keeps `saves` for its backward.
+
+    `aliases` are inputs whose gradient is the output's gradient itself (views, additions). `scratch` and
+    `backward_scratch` live only while the operation runs; `weight` counts the trainable elements whose gradient its
+    backward makes.
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outs: tuple[Tensor, ...]
+    saves: tuple[Tensor, ...]
+    aliases: tuple[Tensor, ...]
+    scratch: Size
+    backward_scratch: Size
+    weight: int
+
+
+class Snapshot(NamedTuple):
+    """One instant: bytes saved for backward, bytes in passing, trainable elements whose gradient exists by then.
+
+    `making` of these are the gradient that the operation itself makes.
+    """
+
+    name: str
+    saved: Size
+    passing: Size
+    gradients: int
+    making: int
+
+
+@dataclass(slots=True)
+class Tape:
+    """Operations in the order in which forward runs them."""
+
+    ops: list[Op] = field(default_factory=list)
+    held: list[Tensor] = field(default_factory=list)
+
+    def op(
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        width: Size,
+        b: float,
+        *,
+        saves: Sequence[Tensor] = (),
+        saves_out: bool = False,
+        aliases: Sequence[Tensor] = (),
+        scratch: Size = NOTHING,
+        backward_scratch: Size = NOTHING,
+        weight: int = 0,
+        view: bool = False,
+    ) -> Tensor:
+        """Record an operation and return its output; `saves_out` keeps the output for its own backward (softmax)."""
+        differentiable = weight > 0 or any(t.differentiable for t in inputs)
+        out = Tensor(width, b, differentiable=differentiable, view_of=inputs[0] if view else None)
+        kept = (*saves, out) if saves_out else tuple(saves)
+        self.ops.append(
+            Op(
+                name,
+                tuple(inputs),
+                (out,),
+                kept if differentiable else (),
+                tuple(aliases),
+                scratch,
+                backward_scratch,
+                weight,
+            )
+        )
+        return out
+
+    def split(self, name: str, x: Tensor, widths: Sequence[Size]) -> tuple[Tensor, ...]:
+        """`torch.split` or `chunk`: views forward, one concatenation of the gradients backward."""
+        outs = tuple(Tensor(width, x.b, differentiable=x.differentiable, view_of=x) for width in widths)
+        self.ops.append(Op(name, (x,), outs, (), (), NOTHING, NOTHING, 0))
+        return outs
+
+    def hold(self, tensor: Tensor) -> Tensor:
+        """Keep `tensor` alive to the end of forward, as a Python variable of the caller does."""
+        self.held.append(tensor)
+        return tensor
+
+    def saved(self) -> Size:
+        """Everything kept for backward once forward has ended."""
+        return _total(t for op in self.ops for t in op.saves)
+
+    def forward(self, *, grad: bool = True) -> list[Snapshot]:
+        """The instants of the forward pass; without `grad` nothing is saved."""
+        last: dict[Tensor, int] = {}
+        for n, op in enumerate(self.ops):
+            for t in (*op.inputs, *op.outs):
+                last[t.storage] = n
+        last.update((t.storage, len(self.ops)) for t in self.held)
+        saved: dict[Tensor, None] = {}
+        alive: dict[Tensor, None] = {}
+        shots = []
+        for n, op in enumerate(self.ops):
+            if grad:
+                saved.update(dict.fromkeys(t.storage for t in op.saves))
+            alive.update(dict.fromkeys(t.storage for t in (*op.inputs, *op.outs)))
+            passing = _total(t for t in alive if t not in saved) + op.scratch
+            shots.append(Snapshot(op.name, _total(saved), passing, 0, 0))
+            alive = {t: None for t in alive if last[t] > n}
+        return shots
+
+    def backward(self) -> list[Snapshot]:
+        """The instants of the backward pass, the gradient of the last output given."""
+        users: dict[Tensor, int] = {}
+        for op in self.ops:
+            for t in op.saves:
+                users[t.storage] = users.get(t.storage, 0) + 1
+        final = self.ops[-1].outs[0]
+        # a gradient is a tensor of its own; aliases share it
+        gradient: dict[Tensor, Tensor] = {final: Tensor(final.width, final.b)}
+        done = 0
+        shots = []
+        for op in reversed(self.ops):
+            incoming = [gradient[out] for out in op.outs if out in gradient]
+            if incoming:
+                made = {
+                    t: incoming[0] if t in op.aliases else Tensor(t.width, t.b) for t in op.inputs if t.differentiable
+                }
+                done += op.weight
+                passing = _total([*gradient.values(), *made.values()]) + op.backward_scratch
+                shots.append(Snapshot(op.name, _total(users), passing, done, op.weight))
+                for out in op.outs:
+                    gradient.pop(out, None)
+                for t, g in made.items():
+                    # a second contribution is added into the first, in place
+                    gradient.setdefault(t, g)
+            for t in op.saves:
+                users[t.storage] -= 1
+                if not users[t.storage]:
+                    del users[t.storage]
+        return shots
+
+
+def _total(tensors: Iterable[Tensor]) -> Size:
+    size = NOTHING
+    for t in dict.fromkeys(t.storage for t in tensors):
+        size = size + t.size
+    return size

@@ -1,0 +1,95 @@
+"""Random scenarios for property tests: `scenarios()` draws valid ones, `fields()` the mappings they are parsed from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from calc.catalog import load
+from calc.scenario import Scenario, ScenarioError, parse
+from calc.scenario import framework as module
+
+# A busy machine is no failure: what is drawn is judged, not how long it takes.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+TASKS = ("pretrain", "sft", "rm", "dpo")
+SHARDINGS = {
+    "torch": ("ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"),
+    "openrlhf": ("zero1", "zero2", "zero3"),
+}
+# What OpenRLHF leaves no choice in.
+FIXED = {"optimizer", "loss", "offload.parameters"}
+OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
+    "optimizer": st.sampled_from(("adamw", "adamw-8bit", "adamw-paged-8bit", "adafactor", "sgd", "lion")),
+    "optimizer_impl": st.sampled_from(("fused", "foreach", "single")),
+    "offload.optimizer": st.booleans(),
+    "offload.parameters": st.booleans(),
+    "grad_dtype": st.sampled_from(("bf16", "fp32")),
+    "checkpointing": st.sampled_from(("none", "full")),
+    "attention": st.sampled_from(("flash", "sdpa", "eager")),
+    "loss": st.sampled_from(("full", "chunked", "fused")),
+    "logprob": st.sampled_from(("log-softmax-fp32", "selective", "logsumexp")),
+    "packing": st.booleans(),
+    "lora.rank": st.integers(1, 256),
+    "lora.targets": st.one_of(st.just("all-linear"), st.just(["o_proj"]), st.just(["down_proj", "o_proj"])),
+    "lora.dropout": st.sampled_from((0, 0.0, 0.05, 0.5)),
+    "lora.dtype": st.sampled_from(("fp32", "bf16")),
+    "versions.transformers": st.sampled_from(("4.44", "4.48", "4.57")),
+}
+
+
+@st.composite
+def fields(draw: st.DrawFn, tasks: tuple[str, ...] = TASKS) -> dict[str, Any]:
+    """A scenario as a user writes it: the required fields and a few others, most often parsed without error."""
+    catalog = load()
+    framework = draw(st.sampled_from(("torch", "openrlhf")))
+    nodes, per_node = draw(st.sampled_from(((1, 1), (1, 2), (1, 6), (1, 8), (2, 4), (2, 8), (4, 8))))
+    data: dict[str, Any] = {
+        "model": draw(st.sampled_from(sorted(catalog.models))),
+        "task": draw(st.sampled_from(tasks)),
+        "framework": draw(
+            st.sampled_from((framework, *(f"{framework}=={known}" for known in module(framework).KNOWN)))
+        ),
+        "gpu": draw(st.sampled_from(sorted(catalog.gpus))),
+        "gpus": nodes * per_node,
+        "gpus_per_node": per_node,
+        "method": draw(st.sampled_from(("full", "full", "lora", "qlora"))),
+        "micro_batch": draw(st.integers(1, 16)),
+        "seq_len": draw(st.integers(1, 16_384)),
+    }
+    data["expected_len"] = draw(st.integers(1, data["seq_len"]))
+    data["global_batch"] = data["micro_batch"] * data["gpus"] * draw(st.integers(1, 4))
+    if data["gpus"] > 1 or draw(st.booleans()):
+        data["sharding"] = draw(st.sampled_from(SHARDINGS[framework]))
+    if framework == "torch":
+        sharding = data.get("sharding", "none")
+        fsdp = ("fsdp-mixed",) if sharding.startswith("fsdp") else ()
+        plain = ("bf16", "autocast", "fp32", *fsdp)
+        data["precision"] = draw(st.sampled_from(("mixed",) if sharding.startswith("zero") else plain))
+    if data["task"] == "dpo" and draw(st.booleans()):
+        other = {"model": draw(st.sampled_from(sorted(catalog.models)))}
+        data["roles.reference"] = draw(st.sampled_from(("none", {"offload.parameters": True}, other)))
+    choices = [
+        name
+        for name in OPTIONAL
+        if not (name.startswith("lora.") and data["method"] == "full")
+        and not (framework == "openrlhf" and name in FIXED)
+    ]
+    for name in draw(st.lists(st.sampled_from(choices), max_size=4, unique=True)):
+        data[name] = draw(OPTIONAL[name])
+    return data
+
+
+def _parsed(data: dict[str, Any]) -> Scenario | None:
+    try:
+        return parse(data)
+    except ScenarioError:
+        return None
+
+
+def scenarios(tasks: tuple[str, ...] = TASKS) -> st.SearchStrategy[Scenario]:
+    """Scenarios that a framework accepts."""
+    return fields(tasks).map(_parsed).filter(lambda scenario: scenario is not None)  # type: ignore[return-value]

@@ -1,0 +1,447 @@
+"""Tensor counts: published totals, one hand-worked model a family, LoRA, and configs that cannot be.
+
+The hand-worked models have hidden h = 8, two layers, 4 heads, MLP width 12 and a vocabulary of 10, so that embedding,
+lm_head and the final norm are 80 + 80 + 8 = 168 wherever the head is not tied.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calc import architecture as A
+from calc.architecture import Architecture, ConfigError, from_config
+
+MODELS = sorted((Path(__file__).parent.parent / "models").glob("*.yaml"))
+TINY = {
+    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 12, "vocab_size": 10,
+}  # fmt: skip
+MLA = {"q_lora_rank": 6, "kv_lora_rank": 4, "qk_rope_head_dim": 2, "qk_nope_head_dim": 3, "v_head_dim": 5}
+DEEPSEEK = {
+    **MLA, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "moe_intermediate_size": 6,
+}  # fmt: skip
+
+
+def tiny(family: str, **fields: Any) -> Architecture:
+    return from_config({"model_type": family, **TINY, **fields})
+
+
+@cache
+def record(model: str) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load((MODELS[0].parent / f"{model}.yaml").read_text())
+    return data
+
+
+def published(model: str) -> Architecture:
+    return from_config(record(model)["config"])
+
+
+def shapes(arch: Architecture) -> dict[str, tuple[int, tuple[int, ...]]]:
+    return {t.name.removeprefix("model.layers.*."): (t.count, t.shape) for t in A.tensors(arch)}
+
+
+# --- published counts ---
+
+
+@pytest.mark.parametrize("model", [path.stem for path in MODELS])
+def test_the_count_is_the_published_one(model: str) -> None:
+    assert A.parameters(published(model)) == record(model)["published_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("model", "total"),
+    [
+        ("llama-2-7b", 6738415616), ("llama-3-8b", 8030261248), ("llama-3.1-405b", 405853388800),
+        ("llama-3.2-1b", 1235814400), ("qwen1.5-7b", 7721324544), ("qwen2.5-0.5b", 494032768),
+        ("qwen2.5-72b", 72706203648), ("qwen3-4b", 4022468096), ("qwen3-235b-a22b", 235093634560),
+        ("mistral-7b", 7248023552), ("mistral-7b-v0.1", 7241732096), ("mixtral-8x7b", 46702792704),
+        ("gemma-2-27b", 27227128320), ("phi-3-mini", 3821079552), ("gpt-oss-20b", 20914757184),
+        ("deepseek-v3", 671026419200 - 58 * 256),  # the checkpoint's 58 e_score_correction_bias are buffers
+    ],
+)  # fmt: skip
+def test_the_counts_that_readers_know(model: str, total: int) -> None:
+    assert A.parameters(published(model)) == total
+
+
+def test_a_model_without_its_lm_head() -> None:
+    """Llama 3 8B: 8 030 261 248 - 128 256 · 4 096 = 7 504 924 672; a scalar head adds 4 096.
+
+    Gemma 2's head is tied: there is nothing to remove.
+    """
+    llama, gemma = published("llama-3-8b"), published("gemma-2-9b")
+    assert A.parameters(llama, head="none") == 7504924672
+    assert A.parameters(llama, head="scalar") == 7504924672 + 4096
+    assert A.tensors(llama, head="scalar")[-1] == ("score.weight", (1, 4096), 1, "head", "head")
+    assert A.parameters(gemma, head="none") == A.parameters(gemma)
+    assert A.parameters(gemma, head="scalar") == 9241705984 + 3584
+
+
+@pytest.mark.parametrize(
+    ("model", "active"),
+    [
+        ("mixtral-8x7b", 12879925248), ("qwen3-235b-a22b", 22190763520), ("deepseek-v3", 37552282624),
+        ("llama-3-8b", 8030261248),
+    ],
+)  # fmt: skip
+def test_active_parameters(model: str, active: int) -> None:
+    assert A.active_parameters(published(model)) == active
+
+
+def test_what_a_published_config_says_besides_sizes() -> None:
+    gemma, oss, phi, qwen = (published(m) for m in ("gemma-2-9b", "gpt-oss-20b", "phi-3-mini", "qwen2.5-7b"))
+    assert (gemma.sliding_window, gemma.sliding_layers) == (4096, 21)
+    assert (gemma.softcap_attn, gemma.softcap_logits) == (True, True)
+    assert (gemma.tied, gemma.norms_per_layer, gemma.activation) == (True, 4, "gelu_pytorch_tanh")
+    assert (oss.sliding_window, oss.sliding_layers, oss.attention_sinks, oss.o_bias) == (128, 12, True, True)
+    assert (phi.sliding_window, phi.sliding_layers, phi.fused_qkv, phi.fused_gate_up) == (2047, 32, True, True)
+    assert (qwen.sliding_window, qwen.sliding_layers, qwen.qkv_bias, qwen.o_bias) == (None, 0, True, False)
+    assert published("mistral-7b").sliding_layers == 0
+    assert published("mistral-7b-v0.1").sliding_layers == 32
+    assert published("gemma-2b").activation == "gelu_pytorch_tanh"  # its file says gelu
+    assert published("llama-3.1-8b").max_positions == 131072
+
+
+# --- one family at a time, by hand ---
+
+
+def test_llama() -> None:
+    """Attention 64 + 2 · 32 + 64 = 192 with two KV heads of four, MLP 3 · 96 = 288, norms 16: 496 a layer."""
+    arch = tiny("llama", num_key_value_heads=2)
+    assert A.layer_parameters(arch) == 496
+    assert A.parameters(arch) == 2 * 496 + 168
+    assert A.parameters(arch, head="none") == 2 * 496 + 88
+    assert A.parameters(tiny("llama", num_key_value_heads=2, tie_word_embeddings=True)) == 2 * 496 + 88
+    assert shapes(arch) == {
+        "model.embed_tokens.weight": (1, (10, 8)), "self_attn.q_proj.weight": (2, (8, 8)),
+        "self_attn.k_proj.weight": (2, (4, 8)), "self_attn.v_proj.weight": (2, (4, 8)),
+        "self_attn.o_proj.weight": (2, (8, 8)), "mlp.gate_proj.weight": (2, (12, 8)),
+        "mlp.up_proj.weight": (2, (12, 8)), "mlp.down_proj.weight": (2, (8, 12)),
+        "input_layernorm.weight": (2, (8,)), "post_attention_layernorm.weight": (2, (8,)),
+        "model.norm.weight": (1, (8,)), "lm_head.weight": (1, (10, 8)),
+    }  # fmt: skip
+
+
+def test_llama_defaults_to_one_kv_head_a_head() -> None:
+    """Two KV heads more are 2 · 2 · 2 · 8 = 64 parameters a layer more."""
+    assert A.parameters(tiny("llama")) == A.parameters(tiny("llama", num_key_value_heads=None)) == 2 * (496 + 64) + 168
+
+
+def test_llama_biases() -> None:
+    """Attention 8 + 4 + 4 + 8 = 24, MLP 12 + 12 + 8 = 32."""
+    arch = tiny("llama", num_key_value_heads=2, attention_bias=True, mlp_bias=True)
+    assert A.layer_parameters(arch) == 496 + 24 + 32
+    assert {t.kind for t in A.layer_tensors(arch) if t.name.endswith(".bias")} == {"bias"}
+
+
+def test_mistral() -> None:
+    """Llama's tensors; without a word about it every layer slides over 4 096 tokens, with null none does."""
+    arch = tiny("mistral", num_key_value_heads=2)
+    assert A.parameters(arch) == A.parameters(tiny("llama", num_key_value_heads=2))
+    assert (arch.sliding_window, arch.sliding_layers) == (4096, 2)
+    assert tiny("mistral", num_key_value_heads=2, sliding_window=None).sliding_window is None
+
+
+def test_qwen2() -> None:
+    """Llama's 496 and biases of q, k and v, 8 + 4 + 4 = 16; the layers from max_window_layers on slide, if any do."""
+    assert A.layer_parameters(tiny("qwen2", num_key_value_heads=2)) == 496 + 16
+    used = tiny("qwen2", num_key_value_heads=2, use_sliding_window=True, sliding_window=32, max_window_layers=1)
+    assert (used.sliding_window, used.sliding_layers) == (32, 1)
+    assert tiny("qwen2", num_key_value_heads=2, sliding_window=32, max_window_layers=1).sliding_layers == 0
+
+
+def test_qwen3() -> None:
+    """Heads of 4 in a hidden size of 8: 128 + 2 · 64 + 128 = 384, QK norm 2 · 4, MLP 288, norms 16: 696."""
+    arch = tiny("qwen3", num_key_value_heads=2, head_dim=4)
+    assert A.layer_parameters(arch) == 696
+    assert A.parameters(arch) == 2 * 696 + 168
+    assert shapes(arch)["self_attn.q_norm.weight"] == (2, (4,))
+
+
+def test_qwen3_moe_with_a_dense_layer() -> None:
+    """Attention 192 + 4; layer 0 dense with 288, layer 1 a router of 32 and 4 experts of 3 · 48; norms 16 each."""
+    arch = tiny(
+        "qwen3_moe", num_key_value_heads=2, num_experts=4, num_experts_per_tok=1, moe_intermediate_size=6,
+        mlp_only_layers=[0],
+    )  # fmt: skip
+    assert [A.layer_parameters(arch, i) for i in (0, 1, -1)] == [500, 820, 820]
+    assert A.parameters(arch) == 500 + 820 + 168
+    assert A.active_parameters(arch) == 500 + 820 + 168 - 3 * 144
+    assert shapes(arch)["mlp.experts.gate_up_proj"] == (1, (4, 12, 8))
+    assert shapes(arch)["mlp.gate_proj.weight"] == (1, (12, 8))
+    assert shapes(arch)["self_attn.q_proj.weight"] == (2, (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("step", "mlp_only", "layers", "dense"), [(1, [], 5, 0), (2, [], 5, 3), (2, [1, 2, 9], 5, 4), (1, None, 5, 0)]
+)
+def test_which_layers_are_dense(step: int, mlp_only: list[int] | None, layers: int, dense: int) -> None:
+    """Layer i is sparse when step divides i + 1 and it is not named: with step 2 of five layers 1 and 3."""
+    arch = tiny("qwen3_moe", num_hidden_layers=layers, decoder_sparse_step=step, mlp_only_layers=mlp_only)
+    assert arch.dense_layers == dense
+
+
+def test_qwen2_moe() -> None:
+    """Attention 192 + 16, router 32, experts 4 · 144, a shared expert of 3 · 40 with a gate of 8, norms 16: 960."""
+    arch = tiny(
+        "qwen2_moe", num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6,
+        shared_expert_intermediate_size=5,
+    )  # fmt: skip
+    assert A.layer_parameters(arch) == 960
+    assert "mlp.shared_expert_gate" in {linear.name for linear in A.linears(arch)}
+
+
+def test_mixtral() -> None:
+    """Attention 192, router 32, four experts of 288, norms 16: 1 392; two of the four idle for each token."""
+    arch = tiny("mixtral", num_key_value_heads=2, num_local_experts=4)
+    assert A.layer_parameters(arch) == 1392
+    assert A.parameters(arch) == 2 * 1392 + 168
+    assert A.active_parameters(arch) == 2 * (1392 - 2 * 288) + 168
+    assert {linear.kind for linear in A.linears(arch)} == {"attn"}  # experts and router are bare parameters
+
+
+def test_gemma() -> None:
+    """Four query heads and one KV head of 4: 128 + 2 · 32 + 128 = 320, MLP 288, norms 16: 624; tied by default."""
+    arch = tiny("gemma", num_key_value_heads=1, head_dim=4)
+    assert A.parameters(arch) == 2 * 624 + 88
+
+
+def test_gemma2() -> None:
+    """Attention 384, MLP 288, four norms 32: 704; tied by default; every other layer slides, the first one included."""
+    arch = tiny("gemma2", num_key_value_heads=2, head_dim=4)
+    assert A.parameters(arch) == 2 * 704 + 88
+    assert (arch.sliding_window, arch.sliding_layers) == (4096, 1)
+    assert tiny("gemma2", num_hidden_layers=3).sliding_layers == 2
+    assert tiny("gemma2", layer_types=["full_attention"] * 2).sliding_window is None
+    assert not tiny("gemma2", attn_logit_softcapping=None).softcap_attn
+
+
+def test_phi3() -> None:
+    """One matrix of (8 + 8 + 8) · 8 for q, k and v, one of 24 · 8 for gate and up: Llama's sum with 4 KV heads."""
+    arch = tiny("phi3")
+    assert A.parameters(arch) == A.parameters(tiny("llama")) == 2 * 560 + 168
+    assert shapes(arch)["self_attn.qkv_proj.weight"] == (2, (24, 8))
+    assert shapes(arch)["mlp.gate_up_proj.weight"] == (2, (24, 8))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_multi_head_latent_attention(family: str) -> None:
+    """Queries 48 + 6 + 6·4·5 = 174, keys and values 8·6 + 4 + 4·4·8 = 180, output 4·5·8 = 160: 514.
+
+    Layer 0: 514 + MLP 288 + norms 16 = 818. Layer 1: 514 + router 32 + experts 4·144 + shared 144 + 16 = 1 282.
+    Without the query's low rank 8·4·5 = 160 takes the place of 174.
+    """
+    arch = tiny(family, **DEEPSEEK)
+    assert [A.layer_parameters(arch, i) for i in (0, 1)] == [818, 1282]
+    assert A.parameters(arch) == 818 + 1282 + 168
+    assert A.parameters(tiny(family, **DEEPSEEK | {"q_lora_rank": None})) == 818 + 1282 + 168 - 2 * 14
+    assert arch.head_dim == 5
+    assert shapes(arch)["self_attn.kv_a_proj_with_mqa.weight"] == (2, (6, 8))
+
+
+def test_gpt_oss() -> None:
+    """Attention 384 + biases 40 + sinks 4, router 32 + 4, experts 4 · (192 + 24 + 96 + 8) = 1 280, norms 16: 1 760."""
+    arch = tiny("gpt_oss", num_key_value_heads=2, head_dim=4, num_local_experts=4)
+    assert A.parameters(arch) == 2 * 1760 + 168
+    assert shapes(arch)["mlp.experts.gate_up_proj"] == (2, (4, 8, 24))  # input first
+    assert shapes(arch)["mlp.router.bias"] == (2, (4,))
+    assert shapes(arch)["self_attn.sinks"] == (2, (4,))
+
+
+def test_the_largest_tensor_depends_on_the_head() -> None:
+    llama, mixtral = published("llama-3-8b"), published("mixtral-8x7b")
+    assert A.largest_tensor(llama).shape == (128256, 4096)
+    assert A.embedding_parameters(llama) == 128256 * 4096
+    assert A.largest_tensor(mixtral).name == "model.layers.*.mlp.experts.gate_up_proj"
+    assert A.largest_tensor(tiny("llama", vocab_size=13)).elements == 104
+    assert A.largest_tensor(tiny("llama", tie_word_embeddings=True), "scalar").elements == 96
+
+
+# --- LoRA ---
+
+
+@pytest.mark.parametrize(
+    ("model", "rank", "targets", "count"),
+    [
+        ("llama-3-8b", 64, "all-linear", 167772160), ("llama-3-8b", 16, ["q_proj", "v_proj"], 6815744),
+        ("llama-2-7b", 16, "all-linear", 39976960), ("llama-2-70b", 16, "all-linear", 207093760),
+        ("qwen2.5-7b", 16, "all-linear", 40370176), ("qwen3-8b", 16, "all-linear", 43646976),
+        ("gemma-2-9b", 16, "all-linear", 54018048), ("phi-3-mini", 16, "all-linear", 25165824),
+        ("mixtral-8x7b", 16, "all-linear", 13631488), ("gpt-oss-20b", 16, "all-linear", 7962624),
+        ("qwen1.5-moe-a2.7b", 16, "all-linear", 15925632),
+    ],
+)  # fmt: skip
+def test_adapters_have_as_many_parameters_as_peft_gives_them(model: str, rank: int, targets: Any, count: int) -> None:
+    assert A.lora_parameters(published(model), rank, targets) == count
+
+
+@pytest.mark.parametrize(
+    ("model", "count"), [("mixtral-8x7b", 359665664), ("qwen3-30b-a3b", 996507648), ("deepseek-v3", 7645254656)]
+)
+def test_adapters_on_fused_experts(model: str, count: int) -> None:
+    """What get_peft_model of PEFT 0.21.2 gives for all-linear at rank 16 under Transformers 5.23."""
+    assert A.lora_parameters(published(model), 16, "all-linear", fused_experts=True) == count
+
+
+def test_fused_experts_change_nothing_elsewhere() -> None:
+    dense, arch = published("llama-3-8b"), published("mixtral-8x7b")
+    assert A.lora_parameters(dense, 16, "all-linear", fused_experts=True) == A.lora_parameters(dense, 16, "all-linear")
+    assert A.lora_parameters(arch, 8, ["q_proj"], fused_experts=True) == A.lora_parameters(arch, 8, ["q_proj"])
+
+
+def test_lora_by_hand() -> None:
+    """Inputs + outputs: q and o 16, k and v 12, gate, up and down 20: 116 a layer; a module named twice counts once."""
+    arch = tiny("llama", num_key_value_heads=2)
+    assert A.lora_parameters(arch, 3, "all-linear") == 3 * 2 * 116
+    assert A.lora_parameters(arch, 3, ("k_proj", "self_attn.k_proj")) == 3 * 2 * 12
+    deepseek = tiny("deepseek_v3", **DEEPSEEK)  # down_proj: dense 12 + 8, and of the shared expert 6 + 8
+    assert A.lora_parameters(deepseek, 1, ["down_proj"]) == 20 + 14
+
+
+@pytest.mark.parametrize(
+    ("targets", "named"),
+    [
+        (["q_prj"], "did you mean 'q_proj'?"), (["proj"], "allowed: down_proj, gate_proj"),
+        ("all-linaer", "did you mean 'all-linear'?"), (["q_proj", "lm_head"], "given 'lm_head'"),
+    ],
+)  # fmt: skip
+def test_a_target_that_no_module_has(targets: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=r"^lora\.targets: given ") as caught:
+        A.lora_parameters(tiny("llama"), 8, targets)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("rank", [0, -1, 1.5, True, None])
+def test_a_rank_that_cannot_be(rank: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^lora\.rank: .*allowed: a positive integer$"):
+        A.lora_parameters(tiny("llama"), rank, "all-linear")
+
+
+# --- configs that cannot be used ---
+
+
+@pytest.mark.parametrize("field", sorted(TINY))
+@pytest.mark.parametrize("value", [None, 0, -1, 1.5, 8.0, "8", True, [8], float("nan")])
+def test_sizes_are_positive_integers(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tiny("llama", **{field: value})
+    assert caught.value.field == field
+    assert caught.value.given is value
+    assert str(caught.value).endswith("allowed: a positive integer")
+
+
+@pytest.mark.parametrize("field", sorted(TINY))
+def test_sizes_must_be_given(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}: nothing given, allowed: a positive integer$"):
+        from_config({"model_type": "llama", **{k: v for k, v in TINY.items() if k != field}})
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "field", "allowed"),
+    [
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads", "a divisor of num_attention_heads = 4"),
+        ("llama", {"num_key_value_heads": 0}, "num_key_value_heads", "a positive integer"),
+        ("llama", {"num_attention_heads": 3}, "num_attention_heads",
+         "a divisor of hidden_size = 8, as there is no head_dim"),
+        ("llama", {"head_dim": -4}, "head_dim", "a positive integer"),
+        ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings", "true or false"),
+        ("llama", {"mlp_bias": 1}, "mlp_bias", "true or false"),
+        ("llama", {"hidden_act": 3}, "hidden_act", "the name of an activation, such as silu"),
+        ("mistral", {"num_key_value_heads": 4, "sliding_window": 0}, "sliding_window", "a positive integer"),
+        ("qwen2", {}, "num_key_value_heads", "a divisor of num_attention_heads = 4"),
+        ("mixtral", {"num_key_value_heads": 4, "num_experts_per_tok": 9}, "num_experts_per_tok",
+         "at most num_local_experts = 8"),
+        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": -8}, "num_local_experts", "an integer, 0 or more"),
+        ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers", "a list of layer indices"),
+        ("gemma2", {"layer_types": ["full_attention"]}, "layer_types", "a list of num_hidden_layers = 2 names"),
+        ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping", "a number, 0 or more, or null"),
+        ("deepseek_v3", DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank", "a positive integer"),
+    ],
+)  # fmt: skip
+def test_values_that_no_model_has(family: str, fields: dict[str, Any], field: str, allowed: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tiny(family, **fields)
+    assert (caught.value.field, caught.value.allowed) == (field, allowed)
+
+
+def test_an_unknown_family_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"^model_type: given 'llma', allowed: llama, .*; did you mean 'llama'\?$"):
+        tiny("llma")
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [({}, "model_type"), ({"model_type": None}, "model_type"), ({"model_type": ["llama"]}, "model_type"),
+     (None, "config"), ([], "config"), ("llama", "config")],
+)  # fmt: skip
+def test_what_is_no_config(config: Any, field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}: "):
+        from_config(config)
+
+
+def test_a_layer_that_is_not_there() -> None:
+    with pytest.raises(IndexError):
+        A.layer_tensors(tiny("llama"), 2)
+
+
+# --- what holds for every architecture ---
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3)
+)
+
+
+@st.composite
+def architectures(draw: st.DrawFn) -> Architecture:
+    small = st.integers(1, 6)
+    kv_heads, head_dim = draw(small), draw(small)
+    heads = kv_heads * draw(small)
+    experts = draw(small)
+    config = {
+        "model_type": draw(st.sampled_from(A.FAMILIES)),
+        "hidden_size": heads * head_dim, "num_hidden_layers": draw(small),
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": draw(small),
+        "intermediate_size": draw(small), "moe_intermediate_size": draw(small), "vocab_size": draw(small),
+        "tie_word_embeddings": draw(st.booleans()), "attention_bias": draw(st.booleans()),
+        "num_experts": experts, "num_local_experts": experts, "n_routed_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, experts)), "first_k_dense_replace": draw(small),
+        "decoder_sparse_step": draw(small), "n_shared_experts": draw(st.integers(0, 2)), "anything_else": None,
+    }  # fmt: skip
+    return from_config(config)
+
+
+@given(architectures())
+def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> None:
+    layers = sum(A.layer_parameters(arch, i) for i in range(arch.layers))
+    bare = A.embedding_parameters(arch) + layers + arch.hidden
+    assert A.parameters(arch, head="none") == bare
+    assert A.parameters(arch, head="scalar") == bare + arch.hidden
+    assert A.parameters(arch) == bare + (0 if arch.tied else A.embedding_parameters(arch))
+    assert 0 < A.active_parameters(arch) <= A.parameters(arch)
+
+
+@given(architectures(), st.integers(1, 64))
+def test_lora_is_linear_in_the_rank_and_in_the_targets(arch: Architecture, rank: int) -> None:
+    names = {linear.name for i in range(arch.layers) for linear in A.linears(arch, i)}
+    one = A.lora_parameters(arch, 1, "all-linear")
+    assert A.lora_parameters(arch, rank, "all-linear") == rank * one
+    assert A.lora_parameters(arch, 1, sorted(names)) == one
+    assert sum(A.lora_parameters(arch, 1, [name]) for name in names) == one
+
+
+@given(st.sampled_from(A.FAMILIES), st.sampled_from(MODELS), st.data())
+def test_junk_gives_an_architecture_or_one_clear_line(family: str, model: Path, data: st.DataObject) -> None:
+    config = dict(record(model.stem)["config"])
+    fields = data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3))
+    config |= {"model_type": family} | {field: data.draw(JUNK) for field in fields}
+    try:
+        assert A.parameters(from_config(config)) > 0
+    except ConfigError as error:
+        assert len(str(error).splitlines()) == 1
+        assert str(error).startswith(f"{error.field}: ")

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from calc.ledger import Estimate, Group, Line, Moment, Phase
+from calc.report import table, text, verdict
+from calc.scenario import parse
+from calc.units import GiB
+
+SCENARIO = parse(
+    {
+        "model": "llama-3-8b",
+        "task": "rm",
+        "framework": "openrlhf==0.6.1",
+        "gpu": "rtx4090",
+        "gpus": 6,
+        "method": "lora",
+        "lora.rank": 64,
+        "sharding": "zero3",
+        "micro_batch": 1,
+        "seq_len": 8192,
+    }
+)
+WEIGHTS = Line("weights", "actor", 2 * GiB, "2·P/N", {"P": 8_030_261_248, "N": 6}, "weights#zero")
+CONTEXT = Line("context", "actor", GiB, "c", {}, "runtime#context", allocated=False)
+CHECKPOINTS = Line("checkpoints", "actor", 4 * GiB, "2·T·H·L", {"T": 8192}, "activations#checkpointing")
+IDS = Line("temporary", "actor", 512, "8·T", {}, "activations#ids")
+LOAD = Phase("load", Moment("model read", (WEIGHTS, CONTEXT)))
+BACKWARD = Phase("backward", Moment("layer MLP", (WEIGHTS, CHECKPOINTS, CONTEXT, IDS)))
+HOST = Phase(
+    "step", Moment("Adam's moments", (Line("optimizer_states", "actor", 1670 * 10**9, "8·P", {}, "host#adam"),))
+)
+FITS = Estimate(
+    scenario=SCENARIO,
+    groups=(Group("actor", 6, (LOAD, BACKWARD), 24 * GiB, (6 * GiB, 8 * GiB), 0.97, "fits", None),),
+    host_phases=(HOST,),
+    verdict="fits",
+    verdict_phase=None,
+    fit_probability=0.97,
+    notes=("seq_len 9000 is beyond the 8192 positions of llama-3-8b",),
+    catalog_version="0123456789ab",
+    calc_version="1.0",
+)
+
+
+def test_the_verdict_names_peak_range_room_card_and_moment() -> None:
+    assert verdict(FITS, "GeForce RTX 4090") == (
+        "fits: peak 7.0 GiB (6.0 GiB to 8.0 GiB) of 24.0 GiB usable on each GeForce RTX 4090, "
+        "in backward (layer MLP); fits with probability 0.97"
+    )
+
+
+def test_an_out_of_memory_verdict_names_the_phase_it_happens_in_first() -> None:
+    # The case of OpenRLHF issue 858: it dies while loading, although a later moment would need more.
+    died = replace(FITS, verdict="oom", verdict_phase="load", fit_probability=0.0)
+    assert verdict(died, "A40").startswith("out of memory in load: peak 7.0 GiB")
+
+
+def test_the_verdict_is_about_the_group_with_least_room() -> None:
+    (group,) = FITS.groups
+    tight = replace(group, name="critic", usable_bytes=7 * GiB, phases=(LOAD,), verdict="tight")
+    assert "peak 3.0 GiB" in verdict(replace(FITS, groups=(replace(group, usable_bytes=80 * GiB), tight)), "x")
+
+
+def test_phases_show_their_moment_and_the_peak_its_lines_largest_first() -> None:
+    rows = [line.split() for line in text(FITS, "x").splitlines()]
+    assert ["load", "model", "read", "2.00", "3.00"] in rows
+    assert ["backward", "layer", "MLP", "6.00", "7.00"] in rows
+    order = [row[0] for row in rows if row and row[0] in ("weights", "checkpoints", "context", "temporary")]
+    assert order == ["checkpoints", "weights", "context", "temporary"]
+    assert "2·P/N  with P = 8,030,261,248, N = 6" in text(FITS, "x")
+
+
+def test_what_is_there_is_never_shown_as_nothing() -> None:
+    (row,) = [line for line in text(FITS, "x").splitlines() if "temporary" in line]
+    assert "< 0.01" in row
+    assert "0.00" not in row
+
+
+def test_host_memory_and_notes_follow() -> None:
+    report = text(FITS, "x")
+    assert (
+        report.index("actor at its peak") < report.index("host memory, per node") < report.index("note: seq_len 9000")
+    )
+    assert "1,555.31" in report
+    assert "host memory" not in text(replace(FITS, host_phases=()), "x")
+    assert report.endswith("llama-3-8b\n")
+
+
+def test_the_job_is_named_with_what_was_filled_in() -> None:
+    job = text(FITS, "x").splitlines()[2]
+    for word in ("llama-3-8b, rm, lora of rank 64, openrlhf==0.6.1, mixed, sharding zero3, 6 x rtx4090", "8192 tokens"):
+        assert word in job
+
+
+def test_a_tables_columns_line_up() -> None:
+    lines = list(table(("id", "GiB"), [("a", "1.00"), ("long name", "10.00")], right=(1,)))
+    assert lines == ["  id           GiB", "  a           1.00", "  long name  10.00"]
