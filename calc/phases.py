@@ -134,7 +134,7 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False)
 def _cached_casts(arch: Architecture, path: Path) -> Amount:
     head = arch.hidden if path.kind == "scalar" else embedding_parameters(arch)
     elements = head + sum(t.elements * t.count for t in tensors(arch) if t.kind == "linear")
-    return Amount(0, 0, 2 * elements, f"2·{elements}")
+    return Amount(0, 0, 2 * elements, 0, f"2·{elements}")
 
 
 class Step(NamedTuple):

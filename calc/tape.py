@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 
 class Size:
-    """A sum of terms: those in `tokens` scale with the micro batch's tokens, those in `fixed` (casts of weights) do not.
+    """A sum of terms: those in `tokens` scale with the micro batch's tokens, those in `fixed` do not.
 
-    A term's symbol is looked up in the model's dimensions; a symbol that ends in `·S` also scales with the length.
+    A term's symbol is looked up in the model's dimensions; a symbol that ends in `·S` also scales with the length, so
+    that a fixed `V·S` is one row of logits.
     """
 
     __slots__ = ("fixed", "tokens")

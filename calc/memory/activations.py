@@ -428,19 +428,20 @@ def _named(q: Size, kv: Size) -> tuple[tuple[str, Size], ...]:
 
 
 class Amount(NamedTuple):
-    """Bytes as a function of T tokens in sequences of S: `tokens·T + pairs·T·S + fixed`, and how that was composed."""
+    """Bytes for T tokens in sequences of S: `tokens·T + pairs·T·S + fixed + row·S`, and how that was composed."""
 
     tokens: float
     pairs: float
     fixed: float
+    row: float
     formula: str
 
     def bytes(self, tokens: int, length: int) -> int:
         """The bytes for `tokens` in sequences of `length`."""
-        return int(tokens * (self.tokens + self.pairs * length) + self.fixed)
+        return int(tokens * (self.tokens + self.pairs * length) + self.fixed + self.row * length)
 
 
-NO_BYTES = Amount(0, 0, 0, "0")
+NO_BYTES = Amount(0, 0, 0, 0, "0")
 
 
 class Shot(NamedTuple):
@@ -455,18 +456,18 @@ class Shot(NamedTuple):
 
 def amount(size: Size, dims: Mapping[str, int]) -> Amount:
     """`size` with a model's numbers put in."""
-    pairs = {s: c for s, c in size.tokens.items() if s == "S" or s.endswith("·S")}
-    flat = {s: c for s, c in size.tokens.items() if s not in pairs}
 
-    def value(terms: Mapping[str, float]) -> float:
-        return sum(c * (dims[s.removesuffix("·S")] if s not in ("", "S") else 1) for s, c in terms.items())
+    def value(terms: Mapping[str, float], *, by_length: bool) -> float:
+        chosen = ((s, c) for s, c in terms.items() if (s == "S" or s.endswith("·S")) == by_length)
+        return sum(c * (dims[s.removesuffix("·S")] if s not in ("", "S") else 1) for s, c in chosen)
 
-    per_token = f"T·({text(size.tokens)})" if size.tokens else ""
+    parts = [f"T·({text(size.tokens)})"] * bool(size.tokens) + [text(size.fixed)] * bool(size.fixed)
     return Amount(
-        value(flat),
-        value(pairs),
-        value(size.fixed),
-        " + ".join(filter(None, (per_token, text(size.fixed) if size.fixed else ""))) or "0",
+        tokens=value(size.tokens, by_length=False),
+        pairs=value(size.tokens, by_length=True),
+        fixed=value(size.fixed, by_length=False),
+        row=value(size.fixed, by_length=True),
+        formula=" + ".join(parts) or "0",
     )
 
 
@@ -478,7 +479,9 @@ def peaks(snapshots: list[Snapshot], dims: Mapping[str, int]) -> tuple[Shot, ...
             s.saved.tokens + s.passing.tokens,
             s.saved.pairs + s.passing.pairs,
             s.saved.fixed + s.passing.fixed,
+            s.saved.row + s.passing.row,
             s.gradients,
+            s.making,
         )
         for s in shots
     ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from calc.keeps import Path
-from calc.memory.activations import NO_BYTES, WIDTH, Amount, Program, Run, Segment, amount, dimensions, segment
+from calc.memory.activations import NO_BYTES, WIDTH, Amount, Program, Run, Segment, amount, dimensions, peaks, segment
 from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 V = of(V=1)
@@ -25,6 +25,7 @@ class Head(Program):
     """Writes the lm_head and a loss on a tape."""
 
     held: Tensor | None = None
+    grad = True
 
     def logits(self, path: Path) -> Tensor:
         """The head's output, soft-capped where the model does, as the model returns it."""
@@ -67,8 +68,17 @@ class Head(Program):
         tape.op("gather", [x], ONE, x.b)
 
     def selective(self, x: Tensor, path: Path) -> None:
-        """Row by row: what is kept is one log-softmax of every row, in the logits' own type."""
-        self.log_softmax(x, path)
+        """Row by row: keeps every row's log-softmax, without grad one row's at a time.
+
+        Backward holds a row's two gradients beside what it has not released yet, then all rows' and their stack.
+        """
+        tape, row = self.tape, Size({}, {"V·S": 1})
+        rows = tape.op("logits: rows", [x], V, x.b, view=True, backward_scratch=V * x.b)
+        if self.grad:
+            kept = Tensor(V, x.b)
+            tape.op("log-softmax", [rows], ONE, x.b, saves=[kept], aliases=[rows], backward_scratch=row * (2 * x.b))
+        else:
+            tape.op("log-softmax", [rows], row, x.b)
 
     def logsumexp(self, x: Tensor, path: Path) -> None:
         """`gather(logits) - logsumexp(logits)`: keeps the logits, backward makes one gradient for each half."""
@@ -120,6 +130,10 @@ def head(run: Run, path: Path) -> tuple[Segment, Amount]:
     program = Head(run)
     # a tied head's gradient is the embedding's
     program.elements = {"lm_head": run.arch.vocab * run.arch.hidden, "score": run.arch.hidden}
-    tape = program.write(path)
     dims = {**dimensions(run.arch), "W_score": run.arch.hidden}
-    return segment(tape, dims), amount(program.held.size, dims) if program.held else NO_BYTES
+    compiled = segment(program.write(path), dims)
+    if path.kind == "selective":
+        alone = Head(run)
+        alone.grad = False
+        compiled = compiled._replace(without_grad=peaks(alone.write(path).forward(grad=False), dims))
+    return compiled, amount(program.held.size, dims) if program.held else NO_BYTES
