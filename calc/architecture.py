@@ -480,6 +480,12 @@ def largest_tensor(arch: Architecture, head: Head = "lm") -> Tensor:
 
 
 @lru_cache(maxsize=4096)
+def largest_in_layer(arch: Architecture, index: int = -1) -> int:
+    """Elements of the largest tensor of layer `index`."""
+    return max(t.elements for t in layer_tensors(arch, index))
+
+
+@lru_cache(maxsize=4096)
 def linears(arch: Architecture, index: int = -1) -> tuple[Linear, ...]:
     """The `nn.Linear` modules of layer `index`, as PEFT finds them.
 

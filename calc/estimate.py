@@ -101,23 +101,27 @@ class Job:
             verdict_phase=None if verdict == "fits" else _first_to_break(phases, verdict, usable),
         )
 
-    def phase(self, name: str, kept: list[Line], candidates: Iterable[tuple[str, list[Line]]]) -> Phase:
-        """The phase whose candidate moments add their lines to what is `kept`; it shows the largest of them."""
-        moment, lines = max(candidates, key=lambda candidate: sum([line.bytes for line in candidate[1]]))
+    def phase(self, name: str, kept: list[Line], moment: tuple[str, list[Line]]) -> Phase:
+        """A phase at one moment: the process's own lines, what is `kept` through the step, what the moment adds."""
+        at, lines = moment
         every = [line for line in (*self.process, *kept, *lines) if line.bytes]
-        return Phase(name, Moment(moment, (*every, runtime.fragmentation(every))))
+        return Phase(name, Moment(at, (*every, runtime.fragmentation(every))))
 
     def phases(self) -> Iterator[Phase]:
         """Every phase with its largest moment, in the order of the job."""
         trained, own = self.trained, self.step(self.trained)
-        yield self.phase("load", [], self.loading())
+        yield self.phase("load", [], _largest(self.loading()))
         kept = trained.resident()
         if self.reference and self.copied:
             kept += self.reference.resident()
-        yield self.phase("forward", kept, [*_at(trained, own.forward()), *self.scoring(own)])
+        forward = [_peak(trained, own, own.plan.forward)]
+        if self.reference:
+            forward.append(self.scoring(own, self.reference))
+        yield self.phase("forward", kept, _largest(forward))
         if trained.replica.optimizer:
-            yield self.phase("backward", kept, _at(trained, own.backward()))
-            yield self.phase("step", [*kept, *own.carried_over()], trained.stepping())
+            yield self.phase("backward", kept, _peak(trained, own, own.backward()))
+            carried = own.lines(own.plan.layout.over())
+            yield self.phase("step", [*kept, *carried], _largest(trained.stepping()))
 
     def loading(self) -> Iterator[tuple[str, list[Line]]]:
         """Models arrive one after another, and each stays."""
@@ -130,13 +134,12 @@ class Job:
                 yield f"{engine.replica.role}: {name}", [*there, *lines]
             there += lines
 
-    def scoring(self, own: Step) -> Iterator[tuple[str, list[Line]]]:
+    def scoring(self, own: Step, reference: Engine) -> tuple[str, list[Line]]:
         """The reference's forward, while everything that the policy keeps for backward is alive."""
-        if self.reference is None:
-            return
-        kept = [*own.kept_for_backward(), *self.trained.at(Where("waiting", own.stack.layers, False))]
-        for name, lines in _at(self.reference, self.step(self.reference).forward(grad=False)):
-            yield f"reference, {name}", [*kept, *lines]
+        scored = self.step(reference)
+        name, lines = _peak(reference, scored, scored.plan.scoring)
+        waiting = self.trained.at(Where("waiting", own.plan.layout.stack.layers, False))
+        return f"reference, {name}", [*own.lines(own.plan.layout.waiting()), *waiting, *lines]
 
     def host(self) -> Iterator[Phase]:
         """Host memory of a node, by moment: what its ranks take together."""
@@ -149,9 +152,22 @@ class Job:
             yield Phase(name, Moment(name, tuple(lines)))
 
 
-def _at(engine: Engine, instants: Iterable[Instant]) -> list[tuple[str, list[Line]]]:
-    """What is alive at each instant: the model's activations and what the engine adds there."""
-    return [(i.name, [*engine.at(i.where), *i.lines]) for i in instants]
+def _largest(moments: Iterable[tuple[str, list[Line]]]) -> tuple[str, list[Line]]:
+    """The moment whose lines add up to most, the first of equals."""
+    return max(moments, key=lambda moment: sum([line.bytes for line in moment[1]]))
+
+
+def _peak(engine: Engine, step: Step, instants: Iterable[Instant]) -> tuple[str, list[Line]]:
+    """The largest of `instants`: what the model's activations and what the engine adds there come to."""
+    tokens, length = step.batch
+    best, most, found = None, -1, []
+    for i in instants:
+        added = engine.at(i.where)
+        size = i.total.bytes(tokens, length) + sum([line.bytes for line in added])
+        if size > most:
+            best, most, found = i, size, added
+    assert best is not None
+    return best.name, [*found, *step.lines(best.parts)]
 
 
 def _times(line: Line, ranks: int) -> Line:

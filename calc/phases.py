@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,12 +24,30 @@ class Batch(NamedTuple):
     length: int
 
 
+class Part(NamedTuple):
+    """What one component has alive at an instant: `times` an amount, and where the guide derives it."""
+
+    component: str
+    amount: Amount
+    source: str
+    times: int = 1
+
+
 class Instant(NamedTuple):
-    """A candidate for a phase's peak: its activation lines and where in the model it lies."""
+    """A candidate for a phase's peak: where in the model it lies, the activations alive there, and their sum."""
 
     name: str
     where: Where
-    lines: list[Line]
+    parts: tuple[Part, ...]
+    total: Amount
+
+
+def instant(name: str, where: Where, parts: Iterable[Part]) -> Instant:
+    """An instant with its parts added up."""
+    parts = tuple(part for part in parts if part.amount.formula != "0")
+    columns = zip(*[[part.times * c for c in part.amount[:4]] for part in parts], strict=True)
+    tokens, pairs, fixed, row = [sum(column) for column in columns] or (0, 0, 0, 0)
+    return Instant(name, where, parts, Amount(tokens, pairs, fixed, row, ""))
 
 
 class Block(NamedTuple):
@@ -85,7 +103,8 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False)
     `inner` adds the second layer and the last but one to the stops, where an engine overlaps neighbouring layers.
     """
     arch = run.arch
-    windowed = Run(arch, run.precision, run.trained, run.adapter, "masked", run.quantised)
+    # sinks leave eager attention or flash, whatever the window
+    windowed = run if arch.attention_sinks else replace(run, kernel="masked")
     kinds: dict[tuple[bool, bool, bool], int] = {}
     order: list[int] = []
     for layer in range(arch.layers):
@@ -137,58 +156,48 @@ def _cached_casts(arch: Architecture, path: Path) -> Amount:
     return Amount(0, 0, 2 * elements, 0, f"2·{elements}")
 
 
-class Step(NamedTuple):
-    """A training step's activations: a compiled model, a micro-batch, and what is recomputed."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Everything that can be alive in a step, before the size of its micro-batch is known.
 
-    role: str
+    `kept` is the stack whose layers say what stays between forward and backward; it differs from `stack` where
+    checkpointing recomputes a part of each layer. `recompute`: layers keep their input alone. `carried`: the outputs
+    of the micro-batch before are still referenced.
+    """
+
     stack: Stack
-    kept: Stack  # what layers keep between forward and backward; differs from `stack` under selective checkpointing
-    batch: Batch
+    kept: Stack
     recompute: bool
-    carried: bool  # the outputs of the micro-batch before are still referenced
-    values: Mapping[str, float]
+    carried: bool
 
-    def line(self, component: str, amount: Amount, source: str, times: int = 1) -> Line:
-        """`times` the bytes of `amount` for this micro-batch."""
-        formula = amount.formula if times == 1 else f"{times}·({amount.formula})"
-        return Line(component, self.role, times * amount.bytes(*self.batch), formula, self.values, source)
-
-    def carried_over(self) -> list[Line]:
+    def over(self) -> list[Part]:
         """Logits of the micro-batch before, while the step and the next forward run."""
-        return [self.line("logits", self.stack.held, "loss#held")] if self.carried else []
+        return [Part("logits", self.stack.held, "loss#held")] if self.carried else []
 
-    def casts(self) -> list[Line]:
+    def casts(self) -> list[Part]:
         """Autocast's cache of bf16 weights in a forward whose layers keep none of their own."""
-        cached = self.stack.cached_casts
-        return [self.line("temporary", cached, "activations#autocast")] if self.recompute and cached.fixed else []
+        return [Part("temporary", self.stack.cached_casts, "activations#autocast")] if self.recompute else []
 
-    def below(self, stop: Stop) -> list[Line]:
+    def below(self, stop: Stop) -> list[Part]:
         """What the layers below `stop` keep, and, recomputing, the input of the layer itself."""
         if self.recompute:
-            return [self.line("checkpoints", self.stack.residual, "activations#checkpoints", stop.layer + 1)]
+            return [Part("checkpoints", self.stack.residual, "activations#checkpoints", stop.layer + 1)]
         return [
-            self.line("activations", block.segment.saved, "activations#saved", count)
-            for block, count in zip(self.kept.blocks, stop.below, strict=True)
-            if count
+            Part("activations", block.segment.saved, "activations#saved", number)
+            for block, number in zip(self.kept.blocks, stop.below, strict=True)
+            if number
         ]
 
-    def all_layers(self) -> list[Line]:
+    def layers(self) -> list[Part]:
         """What all layers keep once forward has passed them."""
         if self.recompute:
-            return [self.line("checkpoints", self.stack.residual, "activations#checkpoints", self.stack.layers)]
-        return [self.line("activations", b.segment.saved, "activations#saved", b.number) for b in self.kept.blocks]
+            return [Part("checkpoints", self.stack.residual, "activations#checkpoints", self.stack.layers)]
+        return [Part("activations", b.segment.saved, "activations#saved", b.number) for b in self.kept.blocks]
 
-    def kept_for_backward(self) -> list[Line]:
+    def waiting(self) -> list[Part]:
         """Everything alive between the end of forward and the start of backward."""
-        head = self.line("logits", self.stack.head.saved, "loss#kept")
-        return [*self.all_layers(), self.line("activations", self.stack.norm.saved, "activations#final-norm"), head]
-
-    def shot(self, shot: Shot, saved: str = "activations", passing: str = "temporary") -> list[Line]:
-        """What one instant of one segment keeps and lets pass."""
-        lines = [self.line(saved, shot.saved, f"activations#{saved}")] if shot.saved.formula != "0" else []
-        if shot.passing.formula != "0":
-            lines.append(self.line(passing, shot.passing, "activations#passing"))
-        return lines
+        norm = Part("activations", self.stack.norm.saved, "activations#final-norm")
+        return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept")]
 
     def place(self, shot: Shot) -> str:
         """Whether the model's own forward runs an instant of the head, or a loss outside of it."""
@@ -199,57 +208,122 @@ class Step(NamedTuple):
         stack = self.stack
         last = max(stack.stops)
         block = stack.blocks[last.kind]
-        below = [*self.below(last), *self.carried_over(), *self.casts()] if grad else []
+        before = [*self.over(), *self.casts()] if grad else []
+        below = [*self.below(last), *before] if grad else []
         shots = block.segment.forward if grad and not self.recompute else block.segment.without_grad
         if stack.inner:
-            stream = self.line("temporary", stack.residual, "activations#passing")
-            yield Instant("layer: gather", Where("gather", last.layer, False), [*below, stream])
+            stream = Part("temporary", stack.residual, "activations#passing")
+            yield instant("layer: gather", Where("gather", last.layer, False), [*below, stream])
         for shot in shots:
-            yield Instant(f"layer: {shot.name}", Where("layer", last.layer, False), [*below, *self.shot(shot)])
-        everything = [*self.all_layers(), *self.carried_over(), *self.casts()] if grad else []
-        if grad:
-            everything.append(self.line("activations", stack.norm.saved, "activations#final-norm"))
+            yield instant(f"layer: {shot.name}", Where("layer", last.layer, False), [*below, *alive(shot)])
+        norm = Part("activations", stack.norm.saved, "activations#final-norm")
+        everything = [*self.layers(), *before, norm] if grad else []
         for shot in stack.head.forward if grad else stack.head.without_grad:
             where = Where(self.place(shot), stack.layers, False)
-            yield Instant(f"logits: {shot.name}", where, [*everything, *self.shot(shot, "logits", "logits")])
+            yield instant(f"logits: {shot.name}", where, [*everything, *alive(shot, "logits", "logits")])
 
     def backward(self) -> Iterator[Instant]:
-        """The instants of a backward pass: the loss, the final norm, layers, and the embedding at the end."""
+        """The instants of a backward pass: the loss, the final norm, layers, and the end of the network."""
         stack = self.stack
-        layers = self.all_layers()
-        held = [self.line("logits", stack.held, "loss#held")] if stack.held.formula != "0" else []
-        norm = self.line("activations", stack.norm.saved, "activations#final-norm")
+        layers, held = self.layers(), Part("logits", stack.held, "loss#held")
+        norm = Part("activations", stack.norm.saved, "activations#final-norm")
         for shot in stack.head.backward:
             where = Where(self.place(shot), stack.layers, True, root=shot.gradients, making=shot.making)
-            yield Instant(f"loss: {shot.name}", where, [*layers, norm, *self.shot(shot, "logits", "logits")])
+            yield instant(f"loss: {shot.name}", where, [*layers, norm, *alive(shot, "logits", "logits")])
         for shot in stack.norm.backward:
             where = Where("norm", stack.layers, True, root=stack.head_trained + shot.gradients, making=shot.making)
-            yield Instant(f"final {shot.name}", where, [*layers, *held, *self.shot(shot)])
+            yield instant(f"final {shot.name}", where, [*layers, held, *alive(shot)])
         for stop in stack.stops:
             segment = stack.blocks[stop.kind].segment
-            below = [*self.below(stop), *held]
+            below = [*self.below(stop), held]
             if self.recompute:
+                gradient = Part("temporary", stack.residual, "activations#passing")
                 for shot in segment.forward:
                     where = Where("layer", stop.layer, True, stack.root_trained, stop.above)
-                    gradient = self.line("temporary", stack.residual, "activations#passing")
-                    yield Instant(f"recompute: {shot.name}", where, [*below, *self.shot(shot), gradient])
+                    yield instant(f"recompute: {shot.name}", where, [*below, *alive(shot), gradient])
             for shot in segment.backward:
                 where = Where("layer", stop.layer, True, stack.root_trained, stop.above, shot.gradients, shot.making)
-                yield Instant(f"layer: {shot.name}", where, [*below, *self.shot(shot)])
+                yield instant(f"layer: {shot.name}", where, [*below, *alive(shot)])
         if stack.embedding_trained:
-            scratch = stack.residual if self.batch.tokens <= SORTED_TOKENS else stack.embedding_scratch
-            where = Where(
-                "end", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own, stack.embedding_trained
-            )
-            yield Instant("embedding", where, [*held, self.line("temporary", scratch, "activations#embedding")])
+            yield self.embedding(stack.residual)
         if stack.inner:
             where = Where("reduce", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own)
-            yield Instant("reduction of the last gradients", where, held)
+            yield instant("reduction of the last gradients", where, [held])
+
+    def embedding(self, scratch: Amount) -> Instant:
+        """The end of backward: all gradients exist, and the embedding's is being summed."""
+        stack = self.stack
+        where = Where(
+            "end", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own, stack.embedding_trained
+        )
+        parts = [Part("logits", stack.held, "loss#held"), Part("temporary", scratch, "activations#embedding")]
+        return instant("embedding", where, parts)
+
+
+def alive(shot: Shot, saved: str = "activations", passing: str = "temporary") -> list[Part]:
+    """What one instant of one segment keeps and lets pass."""
+    return [Part(saved, shot.saved, f"activations#{saved}"), Part(passing, shot.passing, "activations#passing")]
 
 
 # torch `native/cuda/Embedding.cu`: above this many tokens the gradient is summed by sorted segments, which takes a
 # row in fp32 for every token and for every ten of them
 SORTED_TOKENS = 3072
+
+
+class Plan(NamedTuple):
+    """A layout's instants: `scoring` is a forward that keeps nothing, `crowded` the end of backward of many tokens."""
+
+    layout: Layout
+    forward: tuple[Instant, ...]
+    scoring: tuple[Instant, ...]
+    backward: tuple[Instant, ...]
+    crowded: Instant
+
+
+@lru_cache(maxsize=4096)
+def plan(run: Run, path: Path, trained: int, masked: bool, checkpointing: str, inner: bool) -> Plan:
+    """The instants of a model run in one way; see `stack` for `masked` and `inner`."""
+    compiled = stack(run, path, masked, trained, inner)
+    kept = compiled
+    if checkpointing == "selective" and run.kernel == "eager":
+        # the core of attention is recomputed, so a layer keeps what a fused kernel would
+        kept = stack(replace(run, kernel="flash"), path, masked, trained, inner)
+    layout = Layout(compiled, kept, checkpointing == "full", path.carried)
+    return Plan(
+        layout,
+        tuple(layout.forward()),
+        tuple(layout.forward(grad=False)),
+        tuple(layout.backward()),
+        layout.embedding(compiled.embedding_scratch),
+    )
+
+
+class Step(NamedTuple):
+    """A plan with its micro-batch put in: `values` are the numbers behind the symbols of its formulas."""
+
+    role: str
+    plan: Plan
+    batch: Batch
+    values: Mapping[str, float]
+
+    def line(self, part: Part) -> Line:
+        """The line of one part."""
+        component, amount, source, times = part
+        formula = amount.formula if times == 1 else f"{times}·({amount.formula})"
+        return Line(component, self.role, times * amount.bytes(*self.batch), formula, self.values, source)
+
+    def lines(self, parts: Iterable[Part]) -> list[Line]:
+        """The lines of several parts."""
+        return [self.line(part) for part in parts]
+
+    def backward(self) -> tuple[Instant, ...]:
+        """The instants of backward for this many tokens."""
+        layout, crowded = self.plan.layout, self.batch.tokens > SORTED_TOKENS
+        return (
+            (*self.plan.backward, self.plan.crowded)
+            if crowded and layout.stack.embedding_trained
+            else self.plan.backward
+        )
 
 
 def step(
@@ -264,10 +338,5 @@ def step(
     inner: bool = False,
 ) -> Step:
     """The step of one role on one micro-batch; see `stack` for `masked` and `inner`."""
-    compiled = stack(run, path, masked, trained, inner)
-    kept = compiled
-    if checkpointing == "selective" and run.kernel == "eager":
-        # the core of attention is recomputed, so a layer keeps what a fused kernel would
-        kept = stack(replace(run, kernel="flash"), path, masked, trained, inner)
-    values = {**compiled.dims, "T": batch.tokens, "S": batch.length}
-    return Step(role, compiled, kept, batch, checkpointing == "full", path.carried, values)
+    made = plan(run, path, trained, masked, checkpointing, inner)
+    return Step(role, made, batch, {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calc.architecture import layer_tensors
+from calc.architecture import largest_in_layer
 from calc.engines.partition import Cut, cut
 from calc.engines.replica import Moments, Replica, Where
 from calc.keeps import DeepSpeed
@@ -109,7 +109,7 @@ class Zero:
         r = self.replica
         if where.segment in ("layer", "norm", "gather"):
             index = min(where.layer, r.arch.layers - 1)
-            module = max(t.elements for t in layer_tensors(r.arch, index))
+            module = largest_in_layer(r.arch, index)
         else:
             module = r.arch.vocab * r.arch.hidden
         return communication.live_parameters(r.role, r.parameters + r.adapter, self.config.max_live, module, B)

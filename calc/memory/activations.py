@@ -87,13 +87,15 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
             else {}
         ),
         "W_lm_head": arch.vocab * arch.hidden,
+        "W_score": arch.hidden,
         **{f"W_{_short(t.name)}": t.elements for i in (0, -1) for t in layer_tensors(arch, i)},
     }
 
 
 def _short(name: str) -> str:
-    """`model.layers.*.mlp.down_proj.weight` as `down_proj`."""
-    return name.removesuffix(".weight").rpartition(".")[2]
+    """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`."""
+    *_, inside, last = ("", *name.removesuffix(".weight").split("."))
+    return {"experts": "experts_", "shared_expert": "shared_", "shared_experts": "shared_"}.get(inside, "") + last
 
 
 @lru_cache(maxsize=4096)
@@ -180,7 +182,8 @@ class Program:
     def is_adapted(self, name: str) -> bool:
         """Whether PEFT puts an adapter beside this linear; the head is never among `all-linear`."""
         targets = self.run.adapter.targets if self.run.adapter else ()
-        return name not in ("lm_head", "score") and (targets == "all-linear" or name in targets)
+        own = name.removeprefix("shared_")
+        return name not in ("lm_head", "score") and (targets == "all-linear" or name in targets or own in targets)
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """`y + lora_B(lora_A(dropout(x)))·scaling`, x cast to the adapter's type first, the sum cast back."""
@@ -263,6 +266,11 @@ class Program:
         """`repeat_kv`: a copy for every query head where heads share keys and values."""
         return x if self.arch.heads == self.arch.kv_heads else self.tape.op(f"{name}: repeat", [x], width, x.b)
 
+    @property
+    def sinks(self) -> int:
+        """GPT-OSS's sinks, a number a head, where they are trained."""
+        return self.elements.get("sinks", 0) if self.run.trained else 0
+
     def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """FlashAttention, or the memory-efficient kernel that SDPA takes under a mask, in fp32 or for unequal heads.
 
@@ -276,10 +284,10 @@ class Program:
         if self.run.kernel == "flash":
             scratch = of(q=4, H=4) + (of(q=2, o=2) if arch.heads != arch.kv_heads else NOTHING)
             out = tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse], saves_out=True,
-                          backward_scratch=scratch)  # fmt: skip
+                          backward_scratch=scratch, weight=self.sinks)  # fmt: skip
             return tape.op("attention: contiguous", [out], of(o=1), self.c) if joined else out
         k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
-        mask = [Tensor(of(**{"S": 1}), 2)] if self.run.kernel == "masked" else []
+        mask = [Tensor(of(**{"S": 1}), self.c)] if self.run.kernel == "masked" else []
         return tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse, *mask], saves_out=True,
                        backward_scratch=of(H=4) + (of(q=4) if self.c == 2 else NOTHING))  # fmt: skip
 
@@ -296,7 +304,8 @@ class Program:
         x = tape.op("scores: mask", [x], scores, self.c, aliases=[x])
         if self.arch.attention_sinks:
             # the sink is a column of its own, and probabilities stay in the compute type
-            x = tape.op("scores: join sink", [x], scores, self.c)
+            scores = scores + of(H=1)
+            x = tape.op("scores: join sink", [x], scores, self.c, weight=self.sinks)
             best = Tensor(of(H=1), 8)
             x = tape.op("scores: less maximum", [x], scores, self.c, saves=[best], aliases=[x],
                         backward_scratch=scores * self.c)  # fmt: skip
@@ -311,19 +320,19 @@ class Program:
 
     # ---- feed-forward ------------------------------------------------------------------------------------------
 
-    def mlp(self, x: Tensor, width: Size | None = None) -> Tensor:
-        """`down(act(gate(x)) · up(x))`: keeps gate, act(gate), up and their product."""
+    def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
+        """`down(act(gate(x)) · up(x))`: keeps gate, act(gate), up and their product; `owner` begins the weights' names."""
         tape, i = self.tape, width or of(i=1)
         if self.arch.fused_gate_up:
             pair = self.linear("gate_up_proj", x, i * 2)
             gate, up = tape.split("gate, up", pair, [i, i])
             act = tape.op("mlp: activation", [gate], i, gate.b, saves=[gate])
         else:
-            gate = self.linear("gate_proj", x, i)
+            gate = self.linear(f"{owner}gate_proj", x, i)
             act = tape.op("mlp: activation", [gate], i, gate.b, saves=[gate])
-            up = self.linear("up_proj", x, i)
+            up = self.linear(f"{owner}up_proj", x, i)
         product = tape.op("mlp: product", [act, up], i, act.b, saves=[act, up])
-        return self.linear("down_proj", product, WIDTH)
+        return self.linear(f"{owner}down_proj", product, WIDTH)
 
     def experts(self, x: Tensor) -> Tensor:
         """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications."""
@@ -334,8 +343,10 @@ class Program:
         weights = self.route(x)
         picked = tape.op("experts: sort", [x], kh, x.b, saves=[tokens], backward_scratch=x.size)
         picked = self.cast(picked, c, "experts") if self.autocast else picked
-        pair = tape.op("experts: gate_up", [picked], kj * 2, c, saves=[picked] if trained else [],
-                       weight=self.elements["gate_up_proj"] if trained else 0)  # fmt: skip
+        # the rows of the biases are picked by expert
+        picks = [Tensor(of(k=1), 8)] * arch.expert_bias
+        pair = tape.op("experts: gate_up", [picked], kj * 2, c, saves=[picked, *picks] if trained else [],
+                       weight=self.trained_expert("gate_up_proj"))  # fmt: skip
         if arch.family == "gpt_oss":
             product = self.clamped_gate(pair, kj)
         else:
@@ -343,7 +354,7 @@ class Program:
             act = tape.op("experts: activation", [gate], kj, c, saves=[gate])
             product = tape.op("experts: product", [act, up], kj, c, saves=[act, up])
         down = tape.op("experts: down", [product], kh, c, saves=[product] if trained else [],
-                       weight=self.elements["down_proj"] if trained else 0)  # fmt: skip
+                       weight=self.trained_expert("down_proj"))  # fmt: skip
         wide = max(c, weights.b)
         weights = tape.op("experts: sort weights", [weights], of(k=1), weights.b, saves=[order])
         weighted = tape.op(
@@ -351,6 +362,11 @@ class Program:
         )
         weighted = tape.op("experts: unsort", [weighted], kh, wide, saves=[inverse])
         return self.cast(tape.op("experts: sum", [weighted], WIDTH, wide), c, "experts")
+
+    def trained_expert(self, name: str) -> int:
+        """Elements of the routed experts' weights and biases called `name`, where they are trained."""
+        weight = self.elements[f"experts_{name}"] + self.elements.get(f"experts_{name}_bias", 0)
+        return weight if self.run.trained else 0
 
     def clamped_gate(self, pair: Tensor, kj: Size) -> Tensor:
         """GPT-OSS's gate: strided halves, both clamped, `(up + 1)·gate·sigmoid(1.702·gate)`."""
@@ -385,7 +401,7 @@ class Program:
             return tape.op("router: softmax", [best], k, best.b, saves_out=True)
         probabilities = tape.op("router: softmax", [self.cast(logits, 4, "router")], experts, 4, saves_out=True)
         best = tape.op("router: top k", [probabilities], k, 4, saves=[index])
-        best = tape.op("router: normalise", [best], k, 4, saves_out=True)
+        best = tape.op("router: normalise", [best], k, 4, saves=[Tensor(Size({"": 1}), 4)], saves_out=True)
         return best if arch.family in ("mixtral", "deepseek_v3") else self.cast(best, self.c, "router")
 
     def feed_forward(self, x: Tensor, *, moe: bool) -> Tensor:
@@ -395,7 +411,15 @@ class Program:
         y = self.experts(x)
         if not self.arch.shared_experts:
             return y
-        shared = self.mlp(x, of(s=1))
+        shared = self.mlp(x, of(s=1), "shared_")
+        if "shared_expert_gate" in self.elements:
+            # Qwen2-MoE weighs the shared expert by a sigmoid of its own
+            one = Size({"": 1})
+            gate = self.linear("shared_expert_gate", x, one)
+            gate = self.tape.op("shared: sigmoid", [gate], one, self.c, saves_out=True)
+            shared = self.tape.op(
+                "shared: weigh", [gate, shared], WIDTH, self.c, saves=[gate, shared], backward_scratch=WIDTH * self.c
+            )
         return self.tape.op("experts: add shared", [y, shared], WIDTH, self.c, aliases=[y, shared])
 
     # ---- whole segments ----------------------------------------------------------------------------------------
