@@ -145,7 +145,7 @@ class Job:
         """Host memory of a node, by moment: what its ranks take together."""
         ranks = min(self.s.gpus, self.s.gpus_per_node)
         moments: dict[str, list[Line]] = {}
-        for engine in (self.trained, self.reference):
+        for engine in (self.trained, self.reference if self.copied else None):
             for name, lines in engine.host() if engine else ():
                 moments.setdefault(name, []).extend(_times(line, ranks) for line in lines if line.bytes)
         for name, lines in moments.items():

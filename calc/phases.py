@@ -200,8 +200,10 @@ class Layout:
         return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept")]
 
     def place(self, shot: Shot) -> str:
-        """Whether the model's own forward runs an instant of the head, or a loss outside of it."""
-        return "head" if self.stack.loss_inside or shot.name in ("lm_head", "score") else "outside"
+        """Whether an instant is the head's own, a loss's in the model's forward, or a loss's outside of it."""
+        if shot.name in ("lm_head", "score"):
+            return "head"
+        return "loss" if self.stack.loss_inside else "outside"
 
     def forward(self, *, grad: bool = True) -> Iterator[Instant]:
         """The instants of a forward pass: the last layer's and the head's; without `grad` nothing is kept below."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calc.architecture import layer_parameters
+from calc.architecture import Tensor, layer_parameters, layer_tensors, tensors
+from calc.engines.partition import padded
 from calc.engines.replica import Moments, Replica, Where
 from calc.ledger import Line
 from calc.memory import communication, gradients, host, optimizer, weights
@@ -36,16 +37,39 @@ class Fsdp:
         r = self.replica
         return r.parameters - sum(layer_parameters(r.arch, i) * n for i, n in _kinds(r))
 
+    @property
+    def stepped(self) -> tuple[Tensor, ...]:
+        """The parameters as the optimizer sees them: none of their own in FSDP 1, which flattens them."""
+        return self.replica.trained_tensors if self.version == 2 else ()
+
+    def stored(self, found: tuple[Tensor, ...]) -> int:
+        """Elements of all ranks' shards together, padding included; FSDP 1 cuts flat parameters evenly."""
+        if self.version == 2:
+            return padded(found, self.replica.ranks)
+        return sum(t.elements * t.count for t in found)
+
     def layer(self, index: int) -> int:
         """Elements that gathering layer `index` brings together."""
-        return layer_parameters(self.replica.arch, index) + self.adapter_layer
+        return self.stored(layer_tensors(self.replica.arch, index)) + self.adapter_layer
+
+    def reduced(self, elements: int) -> Line:
+        """This rank's shards of the reduced gradients of `elements` parameters."""
+        r = self.replica
+        share = self.stored(r.trained_tensors) / r.trainable
+        return gradients.accumulated(r.role, int(elements * share), r.grad_bytes, r.ranks)
 
     def weights(self) -> list[Line]:
         """This rank's shard."""
         r = self.replica
         if self.offload:
             return []
-        own = [weights.weights(r.role, r.parameters, r.weight_bytes, r.ranks, "weights#fsdp")]
+        own = [
+            weights.quantised(r.role, r.arch, r.head, r.weight_bytes, r.ranks)
+            if r.quantised
+            else weights.weights(
+                r.role, self.stored(tensors(r.arch, head=r.head)), r.weight_bytes, r.ranks, "weights#fsdp"
+            )
+        ]
         return [*own, weights.adapter(r.role, r.adapter, r.adapter_bytes, r.ranks)] if r.adapter else own
 
     def loading(self) -> Moments:
@@ -58,7 +82,8 @@ class Fsdp:
         if r.optimizer is None:
             lines.append(communication.gathered(r.role, "root group", self.root, r.run.compute))
         elif not self.offload:
-            lines.append(optimizer.states(r.optimizer, r.role, r.trainable, r.step_bytes, r.trained_tensors, r.ranks))
+            trained = self.stored(r.trained_tensors)
+            lines.append(optimizer.states(r.optimizer, r.role, trained, r.step_bytes, self.stepped, r.ranks))
         return lines
 
     def at(self, where: Where) -> list[Line]:
@@ -68,8 +93,11 @@ class Fsdp:
         if r.optimizer is None or not (where.backward or r.accumulates):
             return lines
         if not self.offload and (where.above or r.accumulates):
-            kept = r.trainable if r.accumulates else where.above
-            lines.append(gradients.accumulated(r.role, kept, r.grad_bytes, r.ranks))
+            lines.append(self.reduced(r.trainable if r.accumulates else where.above))
+        if where.segment == "end" and r.ties_gradients:
+            elements = r.arch.vocab * r.arch.hidden
+            contiguous = r.run.precision == "autocast"
+            lines.append(gradients.tied_embedding(r.role, elements, r.run.compute, contiguous=contiguous))
         if where.segment == "reduce":
             lines += self.reducing_root()
         elif unreduced := where.root + where.here:
@@ -85,8 +113,11 @@ class Fsdp:
         index = min(where.layer, last)
         lines = [] if r.optimizer is None else [communication.gathered(r.role, "root group", self.root, c)]
         if where.segment in ("end", "outside", "waiting"):
-            # the root's forward has ended, which frees the last gather's buffer
-            return lines
+            # the root's forward has ended, which frees the last gather's buffer; the lowest layer's reduction waits
+            # for the root's
+            lowest = self.adapter_layer or self.layer(0)
+            ends = where.segment == "end" and r.optimizer is not None
+            return [*lines, communication.reducing(r.role, lowest, r.grad_bytes)] if ends else lines
         if where.segment == "gather":
             # the buffer of the layer before, the layer's own, and the parameters copied out of it
             copies = 3 if self.version == 2 else 2
@@ -94,11 +125,19 @@ class Fsdp:
             copies = 2 if where.layer > 0 or not where.backward else 1
         else:
             copies = 1
-        lines.append(communication.gathered(r.role, "layers", self.layer(index), c, copies))
+        if r.ranks == 1:
+            # weights are cast into storage of their own, without a buffer
+            copies = 1
+        if r.quantised:
+            packed = layer_parameters(r.arch, index)
+            lines.append(communication.gathered(r.role, "4-bit layers", packed, weights.NF4_BYTES, copies))
+            lines.append(communication.gathered(r.role, "adapters", self.adapter_layer, c, copies))
+        else:
+            lines.append(communication.gathered(r.role, "layers", self.layer(index), c, copies))
         if self.version == 1:
             lines.append(communication.cast_shard(r.role, self.layer(index), c, r.ranks))
         if where.segment == "layer" and where.backward and where.layer < last and r.optimizer:
-            trained = self.adapter_layer or layer_parameters(r.arch, where.layer + 1)
+            trained = self.adapter_layer or self.layer(where.layer + 1)
             lines.append(communication.reducing(r.role, trained, r.grad_bytes))
         return lines
 
@@ -107,7 +146,7 @@ class Fsdp:
         r, c = self.replica, self.replica.run.compute
         elements, one = self.root, r.arch.vocab * r.arch.hidden
         whole = communication.reducing(r.role, elements, r.grad_bytes)
-        output = gradients.accumulated(r.role, 0 if r.accumulates else elements, r.grad_bytes, r.ranks)
+        output = gradients.accumulated(r.role, elements, r.grad_bytes, r.ranks)
         if output.bytes + c * one > c * elements:
             return [whole, output, gradients.unreduced(r.role, one, c)]
         return [whole, gradients.unreduced(r.role, elements, c)]
@@ -118,17 +157,25 @@ class Fsdp:
         if r.optimizer and self.offload:
             yield "optimizer step on the host", []
         elif r.optimizer:
-            kept = gradients.accumulated(r.role, r.trainable, r.grad_bytes, r.ranks)
+            kept = self.reduced(r.trainable)
             scratch = optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.largest, r.step_bytes, r.ranks)
             yield "optimizer step", [kept, scratch]
 
     def host(self) -> Moments:
-        """With offload, pinned shards of parameters, gradients and optimizer states."""
-        if self.offload:
-            r = self.replica
-            share = -(-r.parameters // r.ranks)
-            states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes) if r.optimizer else 0
-            yield from host.fsdp(r.role, share, r.weight_bytes, states)
+        """With offload, pinned shards of parameters and gradients, and the optimizer's states from its first step."""
+        if not self.offload:
+            return
+        r = self.replica
+        kept = [host.fsdp(r.role, "weights", tensors(r.arch, head=r.head), r.ranks, r.weight_bytes)]
+        if r.adapter:
+            kept.append(host.fsdp(r.role, "adapter", r.trained_tensors, r.ranks, r.adapter_bytes))
+        if r.optimizer is None:
+            yield "before the first step", kept
+            return
+        kept.append(host.fsdp(r.role, "gradients", r.trained_tensors, r.ranks, r.grad_bytes))
+        yield "before the first step", kept
+        states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
+        yield "after the first step", [*kept, host.moments(r.role, -(-r.trainable // r.ranks), states)]
 
 
 def _kinds(r: Replica) -> list[tuple[int, int]]:

@@ -12,12 +12,14 @@ from calc.architecture import Tensor
 class Cut(NamedTuple):
     """One optimizer's parameters over N ranks, in elements.
 
-    `touched`: all parameters that lie at least partly in one rank's partition, whole, for the rank with most of them.
+    `share`: one rank's partition. `touched`: every parameter that lies at least partly in it, whole, for the rank with
+    most of them.
     `slice`: the largest part of one parameter inside one partition. `largest`: the largest parameter. `rank_elements`:
     a rank's share where each parameter is padded to N on its own (ZeRO-3), `sub_groups` its cuts.
     """
 
-    touched: int
+    share: int
+    touched: tuple[int, ...]
     slice: int
     largest: int
     rank_elements: int
@@ -48,16 +50,15 @@ def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: in
     `stage3.py:_create_fp16_sub_groups`)."""
     sizes = list(in_order(tensors))
     partition = -(-sum(sizes) // ranks)
-    touched = largest_slice = start = 0
-    held = [0] * ranks
+    largest_slice = start = 0
+    held: list[list[int]] = [[] for _ in range(ranks)]
     for size in sizes:
         first, last = start // partition, (start + size - 1) // partition
         for rank in range(first, last + 1):
-            held[rank] += size
+            held[rank].append(size)
             inside = min(start + size, (rank + 1) * partition) - max(start, rank * partition)
             largest_slice = max(largest_slice, inside)
         start += size
-    touched = max(held)
     parts = [-(-size // ranks) for size in sizes]
     groups, running = [], 0
     for part in parts:
@@ -66,10 +67,21 @@ def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: in
             groups.append(running)
             running = 0
     return Cut(
-        touched,
+        partition,
+        tuple(max(held, key=sum)),
         largest_slice,
         max(sizes),
         sum(parts),
         (*groups, running) if running else tuple(groups),
         sum(size for size in sizes if size <= persistence),
     )
+
+
+@lru_cache(maxsize=4096)
+def padded(tensors: tuple[Tensor, ...], ranks: int) -> int:
+    """Elements over all ranks where FSDP 2 cuts each tensor along its first dimension, all cuts as large as the first.
+
+    More than the tensors have where that dimension is smaller than `ranks` or no multiple of it: eight fused experts
+    on 16 ranks are stored twice (torch `_fsdp_param.py`, `padded_sharded_param_size`).
+    """
+    return sum(t.count * ranks * -(-t.shape[0] // ranks) * (t.elements // t.shape[0]) for t in tensors)

@@ -55,8 +55,9 @@ class Replica:
 class Where(NamedTuple):
     """A place in the step, as an engine needs to know it.
 
-    `segment`: gather (a layer's weights come together), layer, norm, head, outside (a loss that is no part of the
-    model), waiting (another model runs), end (the embedding's backward), reduce (the last gradients leave).
+    `segment`: gather (a layer's weights come together), layer, norm, head, loss (in the model's own forward), outside
+    (a loss that is no part of the model), waiting (another model runs), end (the embedding's backward), reduce (the
+    last gradients leave).
     `layer` counts from 0. In backward, `root` trained elements of head and final norm and `above` of the layers above
     have their gradient, and `here` of this layer; `making` is what the operation that runs makes.
     """

@@ -7,8 +7,9 @@ Read in DeepSpeed 0.13.5, 0.16.4 and 0.19.5: `runtime/zero/{stage_1_and_2,stage3
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from calc.architecture import largest_in_layer
+from calc.architecture import largest_in_layer, tensors
 from calc.engines.partition import Cut, cut
 from calc.engines.replica import Moments, Replica, Where
 from calc.keeps import DeepSpeed
@@ -17,7 +18,23 @@ from calc.memory import communication, gradients, host, optimizer, weights
 
 LAZY_BUCKET = (0, 18, 3)  # the bucket of stages 1 and 2 is allocated at the first gradient, before at backward's start
 GPU_STEP_COPY = ((0, 14, 1), (0, 17, 0))  # ZeRO-Offload copies the fp32 partition to the GPU in the step
+CPU_ADAM_LEAN = (0, 14, 3)  # DeepSpeedCPUAdam without buffers of its own
+FLATTENS_ON_GPU = (0, 19, 0)  # stages 1 and 2 flatten where there is room for it; before, always on the host
+NORM_CHUNK = 250_000_000  # elements that ZeRO-3's offload squares at once (`_constant_buffered_norm2`)
 B = 2  # DeepSpeed's bf16 engine: every parameter, bucket and gathered weight
+
+
+class Reduced(NamedTuple):
+    """Gradients that leave the bucket at a place, in elements.
+
+    `waiting`: one larger than the bucket, which stays where it is until the next parameter's hook. `copied`: what is
+    concatenated for the reduction. `largest`: the largest gradient among them. `kept`: whether any has left before.
+    """
+
+    waiting: int = 0
+    copied: int = 0
+    largest: int = 0
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +64,11 @@ class Zero:
         """Stage 1 with fp32 accumulation runs DeepSpeed's BF16_Optimizer: full fp32 gradients, no buckets."""
         return self.stage == 1 and self.replica.grad_bytes == 4 and not self.offload_optimizer
 
+    @property
+    def whole_gradients(self) -> bool:
+        """Stage 1 reduces in the last micro-batch alone, until which gradients accumulate whole as in plain PyTorch."""
+        return self.stage == 1 and self.replica.accumulates
+
     def weights(self) -> list[Line]:
         """Whole weights below stage 3, where a frozen model is a replica too; from there a shard of everything."""
         r = self.replica
@@ -54,18 +76,33 @@ class Zero:
         lines = []
         if r.quantised:
             lines.append(weights.quantised(r.role, r.arch, r.head, r.weight_bytes))
-        elif not (self.offload_parameters and shards > 1):
+        elif not self.parameters_on_host:
             lines.append(weights.weights(r.role, r.parameters, r.weight_bytes, shards, "weights#zero"))
-        if r.adapter:
+        if r.adapter and not self.parameters_on_host:
             lines.append(weights.adapter(r.role, r.adapter, r.adapter_bytes, shards))
         return lines
 
+    @property
+    def parameters_on_host(self) -> bool:
+        """Whether shards stay in host memory: stages below 3 ignore that they should."""
+        return self.offload_parameters and self.stage == 3
+
     def loading(self) -> Moments:
-        """Weights move in, then the fp32 master and the buffers of the optimizer's construction."""
-        lines = self.weights()
+        """Weights move in, then the fp32 master and the buffers of the optimizer's construction.
+
+        From DeepSpeed 0.19 on stages 1 and 2 flatten on the GPU if a second copy has room there: nothing breaks by it.
+        """
+        r, lines = self.replica, self.weights()
         yield "weights on the GPU", lines
-        if self.replica.optimizer:
-            yield "optimizer built", [*lines, *self.states(adam=False)]
+        if r.optimizer is None:
+            return
+        if self.plain_bf16:
+            yield "weights flattened", [*lines, weights.weights(r.role, r.trainable, B, source="weights#zero")]
+        built = [*lines, *self.states(adam=False)]
+        if not (self.offload_optimizer or self.plain_bf16):
+            zeros = max(self.cut.sub_groups) if self.stage == 3 else self.cut.share
+            yield "optimizer built", [*built, gradients.flattened(r.role, zeros, 4)]
+        yield "ready", built
 
     def resident(self) -> list[Line]:
         """Weights, this rank's optimizer states, and buffers that live as long as the engine."""
@@ -78,9 +115,8 @@ class Zero:
         if not self.offload_optimizer:
             lines.append(weights.master(r.role, r.trainable, r.master_bytes, r.ranks))
             if adam:
-                lines.append(
-                    optimizer.states(r.optimizer, r.role, r.trainable, r.step_bytes, r.trained_tensors, r.ranks)
-                )
+                # it sees a flat partition, no parameters
+                lines.append(optimizer.states(r.optimizer, r.role, r.trainable, r.step_bytes, (), r.ranks))
         if self.plain_bf16:
             lines.append(gradients.accumulated(r.role, r.trainable, 4))
         if self.stage == 3:
@@ -94,73 +130,108 @@ class Zero:
 
     def at(self, where: Where) -> list[Line]:
         """Gathered parameters, gradients in flight and kept, buckets."""
+        r = self.replica
         lines = [self.live(where)] if self.stage == 3 and where.segment != "reduce" else []
-        if self.replica.optimizer:
-            if self.stage == 3:
-                lines += self.reducing(where) if where.backward else []
-            elif self.plain_bf16:
-                lines += [gradients.so_far(self.replica.role, where.done, B)] if where.backward else []
-            else:
-                lines += self.partitioning(where)
-        return lines
+        if r.optimizer is None:
+            return lines
+        if self.plain_bf16:
+            # BF16_Optimizer drops the bf16 gradients when the next backward starts
+            done = gradients.so_far(r.role, where.done if where.backward else r.trainable, B)
+            return [done, *(self.tied() if where.segment == "end" and r.ties_gradients else [])]
+        if self.stage < 3:
+            lines += self.partitioning(where)
+        if where.backward and r.ties_gradients and where.segment in ("norm", "layer", "end"):
+            lines += self.tied() if where.segment == "end" else [gradients.new(r.role, self.embedding, B)]
+        return lines + self.reducing(where)
+
+    @property
+    def embedding(self) -> int:
+        """Elements of the embedding, V·h."""
+        return self.replica.arch.vocab * self.replica.arch.hidden
+
+    def tied(self) -> list[Line]:
+        """A tied head's gradient, which has waited in autograd for the embedding's, as both are summed."""
+        return [gradients.tied_embedding(self.replica.role, self.embedding, B, contiguous=False)]
 
     def live(self, where: Where) -> Line:
-        """ZeRO-3's gathered parameters at a place: the window, and the module that comes last into it."""
-        r = self.replica
-        if where.segment in ("layer", "norm", "gather"):
-            index = min(where.layer, r.arch.layers - 1)
-            module = largest_in_layer(r.arch, index)
-        else:
-            module = r.arch.vocab * r.arch.hidden
-        return communication.live_parameters(r.role, r.parameters + r.adapter, self.config.max_live, module, B)
+        """ZeRO-3's gathered parameters at a place: the window, and the module that comes last into it.
 
-    def reducing(self, where: Where) -> list[Line]:
-        """ZeRO-3 backward: one gradient in flight, and the bucket's copy when it is flushed."""
-        r, lines = self.replica, []
-        if where.making:
-            lines.append(gradients.new(r.role, where.making, B))
-            lines.append(
-                communication.flush(r.role, min(self.config.reduce_bucket, r.trainable) if r.ranks > 1 else 0, B)
-            )
-            if self.offload_optimizer:
-                part = where.making // r.ranks
-                lines.append(gradients.squared_norm(r.role, min(part, 250_000_000)))
-        return lines
+        One rank alone has nothing to gather, unless its shards lie on the host.
+        """
+        r = self.replica
+        if where.segment == "end" or (where.segment == "head" and r.head == "lm"):
+            module = self.embedding
+        else:
+            module = self.layer_largest(where.layer)
+        elements = r.parameters + r.adapter if r.ranks > 1 or self.offload_parameters else 0
+        return communication.live_parameters(r.role, elements, self.config.max_live, module, B)
+
+    def layer_largest(self, layer: int) -> int:
+        """Elements of the largest tensor in a layer."""
+        return largest_in_layer(self.replica.arch, min(layer, self.replica.arch.layers - 1))
 
     def partitioning(self, where: Where) -> list[Line]:
-        """Stages 1 and 2: the bucket, gradients on their way through it, those of the partition that are kept."""
-        r, c, lines = self.replica, self.cut, []
+        """Stages 1 and 2: the bucket, and gradients kept whole or of the own partition."""
+        r, lines = self.replica, []
         filled = where.done > 0 if self.version >= LAZY_BUCKET else where.backward
-        if self.stage == 1 and not self.offload_optimizer:
-            # reduction waits for the last micro-batch, so that gradients accumulate whole as in plain PyTorch
-            count = r.trainable if r.accumulates else where.done if where.backward else 0
-            lines.append(gradients.so_far(r.role, count, B))
-            filled = filled or r.accumulates
-        if filled and (where.backward or self.stage == 1):
-            lines.append(
-                communication.bucket(r.role, self.config.reduce_bucket, B, 2 if self.config.overlap_comm else 1)
-            )
-        if self.stage == 2 and not self.offload_optimizer:
-            kept = min(c.touched, where.done) if where.backward else 0
-            lines.append(gradients.partition(r.role, c.touched + kept if r.accumulates else kept, B))
-        if where.making and where.backward:
-            if self.stage == 2:
-                lines.append(gradients.new(r.role, where.making, B))
-            if r.ranks > 1:
-                lines.append(communication.flush(r.role, min(self.config.reduce_bucket, r.trainable), B))
-            if self.offload_optimizer:
-                lines.append(gradients.checked(r.role, where.making))
+        if self.whole_gradients:
+            lines.append(gradients.accumulated(r.role, r.trainable, B))
+        if (filled and where.backward) or self.whole_gradients:
+            buffers = 2 if self.config.overlap_comm else 1
+            lines.append(communication.bucket(r.role, self.config.reduce_bucket, B, buffers))
+        if not (self.offload_optimizer or self.whole_gradients):
+            # the micro-batches before, and this one as soon as the first gradient has left the bucket
+            copies = int(r.accumulates) + int(self.reduced(where).kept)
+            lines.append(gradients.partition(r.role, copies * sum(self.cut.touched), B))
         return lines
+
+    def reducing(self, where: Where) -> list[Line]:
+        """The gradient that is being made, and what the reduction of those before it takes beside it."""
+        if not (where.backward and where.making):
+            return []
+        r, out = self.replica, self.reduced(where)
+        lines = [gradients.new(r.role, where.making + (0 if self.whole_gradients else out.waiting), B)]
+        passing = [communication.flush(r.role, 0 if self.whole_gradients else out.copied, B)]
+        if self.offload_optimizer and self.stage == 3:
+            passing.append(gradients.squared_norm(r.role, min(out.largest // r.ranks, NORM_CHUNK)))
+        elif self.offload_optimizer:
+            passing.append(gradients.checked(r.role, out.largest))
+        return [*lines, max(passing, key=lambda line: line.bytes)]
+
+    def reduced(self, where: Where) -> Reduced:
+        """What leaves the bucket as a gradient comes in; a bucket that fills a few layers further down counts already.
+
+        A gradient larger than the bucket is copied only by stages 1 and 2, and only where it spans partitions.
+        """
+        r, c, bucket = self.replica, self.cut, self.config.reduce_bucket
+
+        def copied(large: int) -> int:
+            return large if self.stage < 3 and large > c.share else 0
+
+        if not where.backward:
+            return Reduced()
+        head = 0 if r.ties_gradients else where.root - where.making
+        if where.segment == "norm" and head > bucket:
+            return Reduced(head if where.making else 0, copied(head), head, True)
+        if where.segment not in ("layer", "end", "reduce") or r.trainable <= bucket:
+            # all that exists fits the bucket
+            return Reduced()
+        if where.segment == "end":
+            return Reduced(0, max(bucket, copied(where.making)) if r.ranks > 1 else 0, where.making, True)
+        # the first bucket to leave may hold the head
+        first = where.layer == r.arch.layers - 1 and where.root <= bucket and not r.ties_gradients
+        largest = c.largest if first or r.adapter else self.layer_largest(where.layer)
+        return Reduced(0, max(bucket, where.making if self.stage < 3 else 0) if r.ranks > 1 else 0, largest, True)
 
     def stepping(self) -> Moments:
         """The norm of the gradients, then their flat fp32 copy beside them while the optimizer runs."""
-        r, c = self.replica, self.cut
+        r = self.replica
         if r.optimizer is None:
             return
-        share = -(-r.trainable // r.ranks)
+        c = self.cut
         if self.offload_optimizer:
             low, high = GPU_STEP_COPY
-            copied = share if self.stage < 3 and low <= self.version < high else 0
+            copied = c.share if self.stage < 3 and low <= self.version < high else 0
             yield "optimizer step on the host", [gradients.flattened(r.role, copied, 4)]
         elif self.plain_bf16:
             yield (
@@ -175,33 +246,54 @@ class Zero:
                 [gradients.flattened(r.role, group, 4 if r.grad_bytes == 4 else B + 4)],
             )
         else:
-            kept = gradients.partition(r.role, c.touched, B)
+            kept = gradients.partition(r.role, sum(c.touched), B)
             yield "gradient norm", [kept, gradients.squared_norm(r.role, c.slice)]
-            yield "gradients flattened", [kept, gradients.flattened(r.role, share, B + 4)]
+            yield "gradients flattened", [kept, gradients.flattened(r.role, c.share, B + 4)]
+            # a flat partition is one parameter
+            scratch = optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.trainable, 4, r.ranks)
+            yield "optimizer step", [gradients.flattened(r.role, c.share, 4), scratch]
 
     def host(self) -> Moments:
         """What a rank takes of its node's memory, from loading to after the first step."""
         r = self.replica
-        yield from host.zero_loading(r.role, r.parameters, r.weight_bytes, self.stage)
+        loaded = [host.loading(r.role, r.parameters, r.weight_bytes, streamed=self.stage == 3 or r.quantised)]
+        yield "loading", loaded
+        if self.stage < 3 and not self.plain_bf16 and self.version < FLATTENS_ON_GPU:
+            # a frozen model that was built beside the trained one is still on the host
+            yield "weights flattened", [host.flattening(r.role, r.trainable)] if r.optimizer else loaded
         kept = []
-        if self.offload_parameters and self.stage == 3:
-            kept.append(host.parameters(r.role, r.parameters, r.ranks))
+        if self.parameters_on_host:
+            frozen = tensors(r.arch, head=r.head) if r.adapter or r.optimizer is None else ()
+            kept.append(host.frozen_parameters(r.role, frozen, r.ranks))
+            kept.append(host.parameters(r.role, r.trainable, r.ranks))
         if r.optimizer and self.offload_optimizer:
-            c = self.cut
-            pinned_master = self.stage < 3 and self.version >= GPU_STEP_COPY[0]
-            groups = c.sub_groups if self.stage == 3 else (c.rank_elements,)
-            kept += host.zero_optimizer(r.role, c.rank_elements, groups,
-                                        pinned_master=pinned_master)  # fmt: skip
-            if self.stage == 3:
-                kept.append(host.accumulation_buffer(r.role, c.rank_elements, r.grad_bytes))
-            else:
-                kept.append(host.accumulated_gradients(r.role, c.touched if r.accumulates else 0))
-                kept.append(host.staging(r.role, c.largest))
-            if self.version < GPU_STEP_COPY[0]:
-                kept.append(host.cpu_adam_buffers(r.role))
-            if self.version >= GPU_STEP_COPY[1] and self.stage < 3:
-                kept.append(host.half_precision_copy(r.role, c.rank_elements))
-        if kept:
+            yield from self.offloaded(kept)
+        elif kept:
             yield "before the first step", kept
-        if r.optimizer and self.offload_optimizer:
-            yield "after the first step", [*kept, host.moments(r.role, self.cut.rank_elements)]
+
+    def offloaded(self, kept: list[Line]) -> Moments:
+        """The optimizer in host memory, beside what is `kept` there: being built, before and after its first step."""
+        r, c = self.replica, self.cut
+        assert r.optimizer is not None
+        if self.stage == 3:
+            built = [
+                *host.zero_optimizer(r.role, c.rank_elements, c.sub_groups, pinned_master=False),
+                host.accumulation_buffer(r.role, c.rank_elements, r.grad_bytes),
+            ]
+            last = r.grad_bytes * c.rank_elements
+        else:
+            pinned = self.version >= GPU_STEP_COPY[0]
+            built = host.zero_optimizer(r.role, c.share, (c.share,), pinned_master=pinned)
+            built.append(host.staging(r.role, c.largest))
+            if self.version >= GPU_STEP_COPY[1]:
+                built.append(host.half_precision_copy(r.role, c.share))
+            last = 4 * c.share
+        if self.version < CPU_ADAM_LEAN:
+            built.append(host.cpu_adam_buffers(r.role))
+        yield "optimizer built", [*kept, *built, host.pinning(r.role, last)]
+        if self.stage < 3 and r.accumulates:
+            built.append(host.accumulated_gradients(r.role, c.touched))
+        yield "before the first step", [*kept, *built]
+        states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
+        moments = host.moments(r.role, c.rank_elements if self.stage == 3 else c.share, states)
+        yield "after the first step", [*kept, *built, moments]

@@ -169,7 +169,7 @@ def refuse(s: Scenario) -> str | None:
 
 def keeps(s: Scenario) -> Keeps:
     """What the trainers of this release keep: the task's loss path, a reference of its own, DeepSpeed's buffers."""
-    path = loss_path(s.task, s.framework_version, one_row=s.packing or s.micro_batch == 1)
+    path = loss_path(s.task, s.framework_version, one_row=s.packing or (s.micro_batch == 1 and s.task != "dpo"))
     if s.task == "dpo" and s.logprob != defaults("dpo", s.framework_version, {})["logprob"]:
         kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
         path = Path(kind, head_fp32=s.logprob == "log-softmax-fp32")
@@ -177,7 +177,7 @@ def keeps(s: Scenario) -> Keeps:
 
 
 def loss_path(task: str, version: str, *, one_row: bool) -> Path:
-    """From logits to a loss, by release; `one_row`: a micro batch of one sequence, whose slices need no copy.
+    """From logits to a loss, by release; `one_row`: one sequence, or several packed, whose slices need no copy.
 
     models/actor.py, models/loss.py, models/utils.py and trainer/{sft,dpo}_trainer.py of each release. The sft trainer
     keeps `output` in a variable of its loop, through the step and into the next forward; the dpo trainer does not.
@@ -188,10 +188,10 @@ def loss_path(task: str, version: str, *, one_row: bool) -> Path:
     fp32 = not at_least(version, "0.4.6") or at_least(version, "0.5.6")
     if task == "dpo":
         if at_least(version, "0.6.2"):
-            return Path("flash", head_fp32=True, shift_copy=not at_least(version, "0.7.0"))
+            return Path("flash", head_fp32=True, shift_copy=not (one_row or at_least(version, "0.7.0")))
         if at_least(version, "0.5.8"):
-            return Path("rows", head_fp32=True)
-        return Path("log-softmax", head_fp32=fp32, shift_copy=True)  # a pair is never one row
+            return Path("logsumexp" if one_row else "rows", head_fp32=True)
+        return Path("log-softmax", head_fp32=fp32, shift_copy=not one_row)
     if at_least(version, "0.7.0"):
         return Path("flash", head_fp32=True, held=True, carried=True)
     kind = "cross-entropy" if fp32 else "log-softmax"

@@ -21,6 +21,7 @@ KNOWN = ("2.13",)
 WITH_ADAPTERS = ("lora", "qlora")
 DEEPSPEED = ("zero1", "zero2", "zero3")
 FSDP = ("fsdp1", "fsdp2")
+ONE_BY_ONE = ("adafactor", "lion")
 
 
 def nearest(version: str) -> str:
@@ -34,6 +35,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     micro_batch = int(given.get("micro_batch", 1))
     sharding = str(given.get("sharding", "ddp" if gpus > 1 else "none"))
     precision = str(given.get("precision", "mixed" if sharding in DEEPSPEED else "bf16"))
+    optimizer = str(given.get("optimizer", "none" if task == "inference" else "adamw"))
     values: dict[str, Any] = {
         "micro_batch": micro_batch,  # the smallest; no library chooses one
         "global_batch": micro_batch * gpus,  # no accumulation
@@ -42,9 +44,10 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         # DeepSpeed beside bf16 weights keeps fp32 ones (runtime/zero/stage_1_and_2.py:400 of 0.16.4)
         "precision": precision,
         "sharding": sharding,
-        "optimizer": "none" if task == "inference" else "adamw",
-        # torch/optim/optimizer.py:161-186: foreach on CUDA unless fused=True; DeepSpeed has its own FusedAdam
-        "optimizer_impl": "fused" if sharding in DEEPSPEED else "foreach",
+        "optimizer": optimizer,
+        # torch/optim/optimizer.py:161-186: foreach on CUDA unless fused=True, not so torch/optim/_adafactor.py and
+        # lion-pytorch; DeepSpeed has its own FusedAdam
+        "optimizer_impl": "single" if optimizer in ONE_BY_ONE else "fused" if sharding in DEEPSPEED else "foreach",
         "offload.optimizer": False,
         "offload.parameters": False,
         # .grad has the parameter's type; under fsdp-mixed the reduced shard has that of the fp32 shard

@@ -321,7 +321,10 @@ class Program:
     # ---- feed-forward ------------------------------------------------------------------------------------------
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
-        """`down(act(gate(x)) · up(x))`: keeps gate, act(gate), up and their product; `owner` begins the weights' names."""
+        """`down(act(gate(x)) · up(x))`: keeps gate, act(gate), up and their product.
+
+        `owner` begins the names of its weights.
+        """
         tape, i = self.tape, width or of(i=1)
         if self.arch.fused_gate_up:
             pair = self.linear("gate_up_proj", x, i * 2)
@@ -336,19 +339,19 @@ class Program:
 
     def experts(self, x: Tensor) -> Tensor:
         """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications."""
-        tape, arch, c = self.tape, self.arch, self.c
+        # a grouped multiplication runs in its weights' type: autocast does not know it
+        tape, arch, c = self.tape, self.arch, self.run.residual
         kh, kj = Size({"k·h": 1}), Size({"k·j": 1})
         order, tokens, inverse = (Tensor(of(k=1), 8) for _ in range(3))
         trained = self.run.trained
         weights = self.route(x)
         picked = tape.op("experts: sort", [x], kh, x.b, saves=[tokens], backward_scratch=x.size)
-        picked = self.cast(picked, c, "experts") if self.autocast else picked
         # the rows of the biases are picked by expert
         picks = [Tensor(of(k=1), 8)] * arch.expert_bias
         pair = tape.op("experts: gate_up", [picked], kj * 2, c, saves=[picked, *picks] if trained else [],
                        weight=self.trained_expert("gate_up_proj"))  # fmt: skip
         if arch.family == "gpt_oss":
-            product = self.clamped_gate(pair, kj)
+            product = self.clamped_gate(pair, kj, c)
         else:
             gate, up = tape.split("experts: gate, up", pair, [kj, kj])
             act = tape.op("experts: activation", [gate], kj, c, saves=[gate])
@@ -368,9 +371,9 @@ class Program:
         weight = self.elements[f"experts_{name}"] + self.elements.get(f"experts_{name}_bias", 0)
         return weight if self.run.trained else 0
 
-    def clamped_gate(self, pair: Tensor, kj: Size) -> Tensor:
+    def clamped_gate(self, pair: Tensor, kj: Size, c: int) -> Tensor:
         """GPT-OSS's gate: strided halves, both clamped, `(up + 1)·gate·sigmoid(1.702·gate)`."""
-        tape, c = self.tape, self.c
+        tape = self.tape
         gate = tape.op("experts: gate", [pair], kj, c, view=True)
         up = tape.op("experts: up", [pair], kj, c, view=True)
         gate = tape.op("experts: clamp gate", [gate], kj, c, saves=[gate])
@@ -420,7 +423,7 @@ class Program:
             shared = self.tape.op(
                 "shared: weigh", [gate, shared], WIDTH, self.c, saves=[gate, shared], backward_scratch=WIDTH * self.c
             )
-        return self.tape.op("experts: add shared", [y, shared], WIDTH, self.c, aliases=[y, shared])
+        return self.add(y, shared, "experts: add shared")
 
     # ---- whole segments ----------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ def ddp_buckets(role: str, trained: int, b: int) -> Line:
     return Line("communication", role, b * trained, "g·P_t", {"g": b, "P_t": trained}, "communication#ddp")
 
 
-def gathered(role: str, what: str, elements: int, b: int, copies: int = 1) -> Line:
+def gathered(role: str, what: str, elements: int, b: float, copies: int = 1) -> Line:
     """Parameters brought together from all ranks, `copies` times where buffers and unsharded weights coexist."""
     values = {"n": copies, "c": b, "p": elements, "what": what}
-    return Line("communication", role, copies * b * elements, "n·c·p", values, "communication#gathered")
+    return Line("communication", role, int(copies * b * elements), "n·c·p", values, "communication#gathered")
 
 
 def cast_shard(role: str, elements: int, b: int, ranks: int) -> Line:
@@ -40,7 +40,7 @@ def bucket(role: str, elements: int, b: int, buffers: int = 1) -> Line:
 
 
 def flush(role: str, elements: int, b: int) -> Line:
-    """The copy of a full bucket that is reduced, concatenated over partitions."""
+    """The copy that is reduced: of a full bucket or of a gradient larger than it, where they span partitions."""
     return Line("communication", role, b * elements, "b·E_f", {"b": b, "E_f": elements}, "communication#zero-bucket")
 
 

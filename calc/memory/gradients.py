@@ -60,5 +60,8 @@ def squared_norm(role: str, elements: int) -> Line:
 
 
 def flattened(role: str, elements: int, b: int) -> Line:
-    """The gradients of a partition or sub-group flattened, and their fp32 copy for the step."""
+    """The gradients of a partition or sub-group flattened, and their fp32 copy for the step.
+
+    DeepSpeed sets its states up with fp32 zeros of the same size.
+    """
     return Line("temporary", role, b * elements, "b·E_s", {"b": b, "E_s": elements}, "gradients#step")

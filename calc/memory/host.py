@@ -6,14 +6,15 @@ Read in DeepSpeed 0.13.5 to 0.19.5, `runtime/zero/{stage_1_and_2,stage3}.py` and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
+from calc.architecture import Tensor
 from calc.ledger import Line
 from calc.units import GB, MiB
 
 # `save_pretrained` cuts checkpoints into shards of at most this size (transformers, `max_shard_size`)
 CHECKPOINT_SHARD = 5 * GB
-# DeepSpeedCPUAdam's two tiles of 128 Mi floats, up to DeepSpeed 0.14.0 (csrc/includes/cpu_adam.h)
+# DeepSpeedCPUAdam's two tiles of 128 Mi floats, up to DeepSpeed 0.14.2 (csrc/includes/cpu_adam.h)
 CPU_ADAM_BUFFERS = 2 * 512 * MiB
 
 
@@ -22,23 +23,38 @@ def pinned(n_bytes: int) -> int:
     return 1 << (n_bytes - 1).bit_length() if n_bytes > 0 else 0
 
 
-def _line(component: str, role: str, count: int, formula: str, values: dict[str, float], anchor: str) -> Line:
+def _line(component: str, role: str, count: int, formula: str, values: Mapping[str, float], anchor: str) -> Line:
     return Line(component, role, count, formula, values, f"host#{anchor}")
 
 
-def zero_loading(role: str, parameters: int, b: int, stage: int) -> Iterator[tuple[str, list[Line]]]:
-    """Every rank builds the whole model on the host below stage 3, and reads one checkpoint shard at a time in it."""
+def loading(role: str, parameters: int, b: int, *, streamed: bool) -> Line:
+    """Every rank builds the whole model on the host, or reads a checkpoint shard at a time (ZeRO-3, 4-bit weights)."""
     whole = b * parameters
-    if stage == 3:
-        line = _line("checkpoint", role, min(whole, CHECKPOINT_SHARD), "min(b·P, shard)",
-                     {"b": b, "P": parameters, "shard": CHECKPOINT_SHARD}, "loading")  # fmt: skip
-    else:
-        line = _line("weights", role, whole, "b·P", {"b": b, "P": parameters}, "loading")
-    yield "loading", [line]
+    if streamed:
+        values = {"b": b, "P": parameters, "shard": CHECKPOINT_SHARD}
+        return _line("checkpoint", role, min(whole, CHECKPOINT_SHARD), "min(b·P, shard)", values, "loading")
+    return _line("weights", role, whole, "b·P", {"b": b, "P": parameters}, "loading")
+
+
+def flattening(role: str, trained: int) -> Line:
+    """ZeRO-1 and ZeRO-2 move 16-bit parameters to the host and flatten them there, up to DeepSpeed 0.18."""
+    return _line("weights", role, 4 * trained, "4·P_t", {"P_t": trained}, "loading")
+
+
+def pinning(role: str, count: int) -> Line:
+    """The pageable tensor that is being copied into pinned memory."""
+    return _line("temporary", role, count, "B", {"B": count}, "pinned")
+
+
+def frozen_parameters(role: str, tensors: Sequence[Tensor], ranks: int) -> Line:
+    """ZeRO-3's offloaded shards of a frozen model, each parameter's pinned on its own."""
+    count = sum(t.count * pinned(2 * -(-t.elements // ranks)) for t in tensors)
+    values = {"P": sum(t.count * t.elements for t in tensors), "N": ranks}
+    return _line("weights", role, count, "sum of pow2(2·p/N)", values, "parameters")
 
 
 def parameters(role: str, count: int, ranks: int) -> Line:
-    """ZeRO-3's offloaded shards, pinned."""
+    """ZeRO-3's offloaded shards of trained parameters, one pinned block."""
     share = -(-2 * count // ranks)
     return _line("weights", role, pinned(share), "pow2(b·P/N)", {"b": 2, "P": count, "N": ranks}, "parameters")
 
@@ -60,9 +76,10 @@ def accumulation_buffer(role: str, share: int, b: int) -> Line:
     return _line("gradients", role, pinned(b * share), "pow2(g·P_r)", {"g": b, "P_r": share}, "accumulation")
 
 
-def accumulated_gradients(role: str, touched: int) -> Line:
-    """ZeRO-2's accumulated gradients, parameters at the partition's borders whole."""
-    return _line("gradients", role, 2 * touched, "2·K", {"K": touched}, "accumulation")
+def accumulated_gradients(role: str, touched: Sequence[int]) -> Line:
+    """ZeRO-2's accumulated gradients, pinned one by one, parameters at the partition's borders whole."""
+    count = sum(pinned(2 * elements) for elements in touched)
+    return _line("gradients", role, count, "sum of pow2(2·k)", {"K": sum(touched)}, "accumulation")
 
 
 def staging(role: str, largest: int) -> Line:
@@ -80,19 +97,13 @@ def half_precision_copy(role: str, share: int) -> Line:
     return _line("weights", role, pinned(2 * share), "pow2(2·P_r)", {"P_r": share}, "master")
 
 
-def moments(role: str, share: int) -> Line:
-    """Adam's two moments, pageable, allocated by the first step."""
-    return _line("optimizer_states", role, 8 * share, "8·P_r", {"P_r": share}, "moments")
+def moments(role: str, share: int, s: float = 8) -> Line:
+    """The optimizer's states, `s` bytes a parameter (Adam's two moments 8), pageable, allocated by the first step."""
+    return _line("optimizer_states", role, int(s * share), "s·P_r", {"s": s, "P_r": share}, "moments")
 
 
-def fsdp(role: str, share: int, b: int, states: float) -> Iterator[tuple[str, list[Line]]]:
-    """FSDP's CPU offload: pinned shards of parameters and gradients, optimizer states from the first step."""
-    kept = [
-        _line("weights", role, pinned(b * share), "pow2(b·P_r)", {"b": b, "P_r": share}, "fsdp"),
-        _line("gradients", role, pinned(b * share), "pow2(b·P_r)", {"b": b, "P_r": share}, "fsdp"),
-    ]
-    yield "before the first step", kept
-    yield (
-        "after the first step",
-        [*kept, _line("optimizer_states", role, int(states * share), "s·P_r", {"s": states, "P_r": share}, "fsdp")],
-    )
+def fsdp(role: str, component: str, tensors: Sequence[Tensor], ranks: int, b: int) -> Line:
+    """FSDP's CPU offload: shards of parameters or of their gradients, each pinned on its own."""
+    count = sum(t.count * pinned(b * -(-t.elements // ranks)) for t in tensors)
+    values = {"b": b, "P": sum(t.count * t.elements for t in tensors), "N": ranks}
+    return _line(component, role, count, "sum of pow2(b·p/N)", values, "fsdp")

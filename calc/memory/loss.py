@@ -113,11 +113,13 @@ class Head(Program):
         tape, c, trained = self.tape, self.c, self.run.trained
         head = Size({}, {"W_lm_head": 1}) if trained else NOTHING
         elements = self.elements["lm_head"] if trained else 0
-        x = tape.op("lm_head", [self.input], WIDTH, self.input.b, view=True, aliases=[self.input], weight=elements)
-        if path.kind == "chunked":
+        chunked = path.kind == "chunked"
+        x = tape.op("lm_head", [self.input], WIDTH, self.input.b, view=True, aliases=[self.input],
+                    weight=0 if chunked else elements)  # fmt: skip
+        if chunked:
             piece = V * (1 / CHUNKS)
             tape.op("loss in pieces", [x], ONE, 4, saves=[x], scratch=piece * (c + 4 + 4),
-                    backward_scratch=piece * 12 + head * c)  # fmt: skip
+                    backward_scratch=piece * 12 + head * c, weight=elements)  # fmt: skip
         else:
             made = [Tensor(WIDTH, c), Tensor(head, c)]
             tape.op("fused loss", [x], ONE, 4, saves=made, scratch=WIDTH * (2 * c))

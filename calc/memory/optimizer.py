@@ -14,7 +14,7 @@ from calc.architecture import Tensor
 from calc.ledger import Line
 
 SMALL = 4096  # bitsandbytes `min_8bit_size`
-BLOCK = 256  # bitsandbytes `blocksize` since 0.44
+BLOCK = 256  # bitsandbytes `blocksize` since 0.45, 2048 before
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,11 @@ def state_bytes_per_parameter(optimizer: Optimizer, b: int) -> float:
     """Bytes of state for each trained parameter, where its tensors are large; `b` bytes is the type it steps in.
 
     AdamW keeps two moments, Lion and SGD with momentum one, plain SGD none; 8-bit AdamW keeps two bytes and one fp32
-    scale for each block of 256 elements and moment. Adafactor's depend on shapes: see `adafactor_bytes`.
+    scale for each block of 256 elements and moment. Adafactor keeps one moment of a flat partition; a matrix's depends
+    on its shape: see `adafactor_bytes`.
     """
-    return {"adamw": 2 * b, "lion": b, "sgd-momentum": b, "sgd": 0, "adamw-8bit": 2 + 2 * 4 / BLOCK}[optimizer.name]
+    per = {"adamw": 2 * b, "lion": b, "adafactor": b, "sgd-momentum": b, "sgd": 0, "adamw-8bit": 2 + 2 * 4 / BLOCK}
+    return per[optimizer.name]
 
 
 def adafactor_bytes(tensors: Sequence[Tensor], b: int) -> int:
@@ -53,8 +55,12 @@ def small_elements(tensors: Sequence[Tensor]) -> int:
 
 
 def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Sequence[Tensor], shards: int = 1) -> Line:
-    """The optimizer's states for `trained` parameters spread over `shards` GPUs."""
-    if optimizer.name == "adafactor":
+    """The optimizer's states for `trained` parameters spread over `shards` GPUs.
+
+    `tensors` are the parameters as the optimizer sees them; none where it steps flat partitions (ZeRO, FSDP 1), which
+    have neither rows nor small tensors.
+    """
+    if optimizer.name == "adafactor" and tensors:
         total = adafactor_bytes(tensors, b)
         return Line(
             "optimizer_states", role, -(-total // shards), "F/N", {"F": total, "N": shards}, "optimizer#adafactor"
@@ -73,14 +79,14 @@ def step_scratch(optimizer: Optimizer, role: str, trained: int, largest: int, b:
     """What the step itself allocates: nothing fused, one copy of all parameters foreach, two of the largest one by one.
 
     AdamW foreach holds the list of denominators (`_foreach_sqrt`), single-tensor a denominator and a quotient of one
-    parameter. 8-bit optimizers step one tensor at a time inside a kernel.
+    parameter; Lion the updates, one by one a clone and a sum; Adafactor one by one a single estimate, which becomes the
+    update in place. SGD works in place, 8-bit optimizers inside a kernel.
     """
-    if optimizer.name == "adamw-8bit" or optimizer.impl == "fused" or optimizer.name == "sgd":
+    if optimizer.name in ("adamw-8bit", "sgd", "sgd-momentum") or optimizer.impl == "fused":
         return Line("temporary", role, 0, "0", {}, "optimizer#step")
-    if optimizer.name == "adafactor":
-        return Line(
-            "temporary", role, 8 * largest // shards, "8·P_max/N", {"P_max": largest, "N": shards}, "optimizer#step"
-        )
+    if optimizer.name == "adafactor" and optimizer.impl == "single":
+        values = {"P_max": largest, "b": b, "N": shards}
+        return Line("temporary", role, b * largest // shards, "b·P_max/N", values, "optimizer#step")
     if optimizer.impl == "foreach":
         return Line(
             "temporary", role, b * trained // shards, "b·P_t/N", {"P_t": trained, "b": b, "N": shards}, "optimizer#step"

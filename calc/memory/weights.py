@@ -37,15 +37,15 @@ def quantised_elements(arch: Architecture) -> int:
     return sum(t.elements * t.count for t in tensors(arch) if t.kind == "linear")
 
 
-def quantised(role: str, arch: Architecture, head: Head, rest_bytes: int) -> Line:
-    """A model loaded in NF4: `P_4` elements in four bits, the rest in `rest_bytes`."""
+def quantised(role: str, arch: Architecture, head: Head, rest_bytes: int, shards: int = 1) -> Line:
+    """A model loaded in NF4: `P_4` elements in four bits, the rest in `rest_bytes`, over `shards` GPUs."""
     four, total = quantised_elements(arch), parameters(arch, head=head)
-    values = {"P_4": four, "P": total, "b": rest_bytes, "n": NF4_BYTES}
+    values = {"P_4": four, "P": total, "b": rest_bytes, "n": NF4_BYTES, "N": shards}
     return Line(
         "weights",
         role,
-        int(NF4_BYTES * four + rest_bytes * (total - four)),
-        "n·P_4 + b·(P - P_4)",
+        int((NF4_BYTES * four + rest_bytes * (total - four)) / shards),
+        "(n·P_4 + b·(P - P_4))/N",
         values,
         "weights#nf4",
     )

@@ -15,9 +15,7 @@ def residuals() -> list[Residual]:
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp2"])
-def test_half_of_the_traced_peaks_are_met_within_a_tenth_of_a_percent(
-    residuals: list[Residual], sharding: str
-) -> None:
+def test_half_of_the_traced_peaks_are_met_within_a_tenth_of_a_percent(residuals: list[Residual], sharding: str) -> None:
     """Mechanisms, not fits: the ledger follows the same tensors as the trace, so errors are small buffers."""
     errors = summary(r for r in residuals if r.sharding == sharding)
     print(f"{sharding}: {errors}")

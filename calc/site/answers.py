@@ -1,0 +1,88 @@
+"""The one door to `calc`: pages ask it, and the time spent inside is measured."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from calc import __version__
+from calc.catalog import Catalog, load
+from calc.estimate import estimate
+from calc.ledger import Estimate, Group, Phase
+from calc.scenario import Scenario, ScenarioError, parse
+
+
+class Clock:
+    """Seconds and questions that went into `calc` since the start of the build."""
+
+    seconds = 0.0
+    asked = 0
+
+
+class Answer(NamedTuple):
+    """A scenario as it was given, as it was understood, and what `calc` says about it."""
+
+    given: Mapping[str, Any]
+    scenario: Scenario
+    estimate: Estimate
+
+    @property
+    def group(self) -> Group:
+        """The group of GPUs that comes closest to its limit, or passes it furthest."""
+        return max(self.estimate.groups, key=lambda g: g.peak.moment.device_bytes / g.usable_bytes)
+
+    @property
+    def peak(self) -> Phase:
+        """The phase with that group's largest moment."""
+        return self.group.peak
+
+    @property
+    def device_bytes(self) -> int:
+        """What the fullest GPU needs, context and all."""
+        return self.peak.moment.device_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What PyTorch's allocator holds at that moment."""
+        return self.peak.moment.allocated_bytes
+
+
+def catalog() -> Catalog:
+    """The validated catalog."""
+    return load()
+
+
+def versions() -> dict[str, str]:
+    """What every published number rests on."""
+    return {"catalog": load().version, "calc": __version__}
+
+
+def ask(given: Mapping[str, Any], where: str = "scenario") -> Answer:
+    """The answer to one scenario, kept; raises ScenarioError, one line, for one that cannot be used."""
+    return _kept(json.dumps(given, sort_keys=True), where)
+
+
+def attempt(given: Mapping[str, Any]) -> Answer | None:
+    """The answer, or None where the framework refuses the combination. Not kept: look-up tables ask for thousands."""
+    try:
+        return _answer(given, "scenario")
+    except ScenarioError:
+        return None
+
+
+@cache
+def _kept(key: str, where: str) -> Answer:
+    return _answer(json.loads(key), where)
+
+
+def _answer(given: Mapping[str, Any], where: str) -> Answer:
+    start = time.perf_counter()
+    try:
+        scenario = parse(given, where=where, catalog=load())
+        return Answer(given, scenario, estimate(scenario, load()))
+    finally:
+        Clock.seconds += time.perf_counter() - start
+        Clock.asked += 1

@@ -1,0 +1,130 @@
+"""From the catalogs to `site/`: check, write what is generated, build strictly, check the result, then swap."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from calc.catalog import load
+from calc.schema import InputError
+from calc.site import answers, checks, exports, fits, pages
+from calc.site.macros import Macros, PageError, Record, View
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
+
+
+class BuildError(Exception):
+    """A site that cannot be built; the text is what to print."""
+
+
+def read(path: Path) -> tuple[dict[str, Any], str]:
+    """A page's front matter and its Markdown."""
+    source = path.read_text("utf-8")
+    if not source.startswith("---\n"):
+        return {}, source
+    front, _, body = source[4:].partition("\n---")
+    return yaml.safe_load(front) or {}, body.lstrip("-")
+
+
+def collect(docs: Path = DOCS) -> Record:
+    """Runs the macros of every page under `docs`, and returns what they publish."""
+    record = Record()
+    view = View("", "", {})
+    environment = jinja2.Environment(
+        # As mkdocs.yml gives them to mkdocs-macros; {#anchor} and {{ }} belong to Markdown and to quoted code.
+        variable_start_string="[[",
+        variable_end_string="]]",
+        block_start_string="[%",
+        block_end_string="%]",
+        comment_start_string="[#",
+        comment_end_string="#]",
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals.update(Macros(lambda: view, record).all())
+    for path in sorted(docs.rglob("*.md")):
+        source = path.relative_to(docs).as_posix()
+        try:
+            meta, body = read(path)
+            view = View(source, source.removesuffix(".md") + ".html", meta)
+            environment.from_string(body).render()
+        except (InputError, PageError, jinja2.TemplateError, yaml.YAMLError) as error:
+            raise BuildError(f"docs/{source}: {' '.join(str(error).split())}") from error
+    return record
+
+
+def write(docs: Path = DOCS) -> Record:
+    """Writes what is generated, all of it in places that git ignores: pages, tables, the data package."""
+    fits.fill()
+    pages.write(docs)
+    record = collect(docs)
+    exports.save(docs / "data", exports.files(record))
+    return record
+
+
+def build(out: Path) -> None:
+    """Builds the site into `out`; on any fault `out` stays as it was, and BuildError says why."""
+    started = time.perf_counter()
+    write()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
+        fresh = Path(scratch, "site")
+        _mkdocs(["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(fresh)])
+        faults = list(checks.faults(fresh))
+        if faults:
+            raise BuildError("\n".join(faults))
+        if out.exists():
+            out.rename(Path(scratch, "old"))
+        fresh.rename(out)
+    seconds = time.perf_counter() - started
+    share = 100 * answers.Clock.seconds / seconds
+    print(
+        f"{out.name}/ built in {seconds:.1f} s; {answers.Clock.seconds:.1f} s of it ({share:.0f} %) "
+        f"in calc, for {answers.Clock.asked:,} scenarios."
+    )
+
+
+def _mkdocs(arguments: list[str]) -> None:
+    """Runs mkdocs in this process, so that its macros find every scenario answered already."""
+    os.environ.update(QUIET)
+    # Only its INFO lines: a warning must still be heard, and counted by --strict.
+    logging.getLogger("mkdocs.plugins.mkdocs_macros.util").setLevel(logging.WARNING)
+    from mkdocs.__main__ import cli
+
+    try:
+        cli.main(arguments, standalone_mode=False)
+    except SystemExit as stopped:
+        if stopped.code:
+            raise BuildError("mkdocs stopped; its messages above say why") from None
+    except Exception as error:
+        raise BuildError(f"mkdocs: {error}") from error
+
+
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
+    """Turns what a writer of data or pages can get wrong into its line, and exit status 2."""
+    try:
+        yield
+    except (InputError, BuildError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+def serve(address: str) -> None:
+    """Live preview at `address`; `main.py` reads calc and the catalogs again whenever they change."""
+    load()  # a fault in the data is one line here, and a message in the log once the preview runs
+    # calc/ is watched, so compiled files there would start one more build.
+    os.environ |= {"HEADROOM_SERVE": "start", "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = True
+    _mkdocs(["serve", "--config-file", str(ROOT / "mkdocs.yml"), "--dev-addr", address])

@@ -1,0 +1,56 @@
+"""Stacked bars in plain HTML: a bar is a cell of the table whose numbers it draws, so the table is its own twin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+# The order of the stack and of the legend, and with it the colour (docs/assets/extra.css). One colour everywhere.
+COMPONENTS = {
+    "weights": "weights",
+    "master_weights": "fp32 master weights",
+    "optimizer_states": "optimizer states",
+    "gradients": "gradients",
+    "adapter": "adapters",
+    "checkpoints": "checkpoints",
+    "activations": "activations",
+    "logits": "logits",
+    "kv_cache": "KV cache",
+    "communication": "communication",
+    "temporary": "temporary",
+    "workspace": "cuBLAS workspace",
+    "nccl": "NCCL",
+    "fragmentation": "fragmentation",
+    "context": "CUDA context",
+}
+
+
+def ordered(components: Sequence[str]) -> list[str]:
+    """The components in the order of the stack; one that the list does not know goes last."""
+    known = list(COMPONENTS)
+    return sorted(set(components), key=lambda c: (known.index(c) if c in known else len(known), c))
+
+
+def name(component: str) -> str:
+    """What a reader sees."""
+    return COMPONENTS.get(component, component.replace("_", " "))
+
+
+def bar(parts: Mapping[str, int], scale: int, limit: int | None) -> str:
+    """One stacked bar; `scale` bytes are the full width, `limit` is the line that must not be crossed."""
+    spans = "".join(
+        f'<span class="c-{component}" style="width:{100 * parts[component] / scale:.2f}%"></span>'
+        for component in ordered([c for c, n in parts.items() if n > 0])
+    )
+    over = limit is not None and sum(parts.values()) > limit
+    line = f'<i style="left:{100 * limit / scale:.2f}%"></i>' if limit is not None else ""
+    return f'<span class="stack{" over" if over else ""}">{spans}{line}</span>'
+
+
+def legend(components: Sequence[str], limit: str) -> str:
+    """The key to the colours, with the line's meaning."""
+    keys = "".join(
+        f'<li><span class="swatch c-{c}" aria-hidden="true"></span>{escape(name(c))}</li>' for c in ordered(components)
+    )
+    line = f'<li><span class="swatch limit" aria-hidden="true"></span>{escape(limit)}</li>'
+    return f'<ul class="legend">{keys}{line}</ul>'

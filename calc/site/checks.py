@@ -1,0 +1,99 @@
+"""What a built site must never contain: leaked template code, broken links, requests to anyone else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+LEAK = re.compile(r"Macro (?:Rendering|Syntax) Error|\{\{|\{%|\[\[ |no such element")
+LOADS = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+    "link": "href",
+}
+# A <link> of these kinds is an address, not a request.
+NO_REQUEST = {"canonical", "alternate", "prev", "next", "author", "license"}
+
+
+class Page(HTMLParser):
+    """The ids, links, loaded files and text of one page."""
+
+    def __init__(self, html: str) -> None:
+        """Parses at once."""
+        super().__init__(convert_charrefs=True)
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.text: list[str] = []
+        self._raw = 0
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Notes ids, links and loads."""
+        given = {k: v or "" for k, v in attrs}
+        if "id" in given:
+            self.ids.append(given["id"])
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        if tag in LOADS and LOADS[tag] in given and not NO_REQUEST & set(given.get("rel", "").split()):
+            self.loads.append(given[LOADS[tag]])
+        if tag in ("script", "style"):
+            self._raw += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        """Leaves a script or style."""
+        if tag in ("script", "style"):
+            self._raw -= 1
+
+    def handle_data(self, data: str) -> None:
+        """Notes the text that a reader sees."""
+        if not self._raw:
+            self.text.append(data)
+
+
+def faults(site: Path) -> Iterator[str]:
+    """One line for each fault of the built site at `site`."""
+    pages = {p.relative_to(site).as_posix(): Page(p.read_text("utf-8")) for p in sorted(site.rglob("*.html"))}
+    ids = {path: set(page.ids) for path, page in pages.items()}
+    for path, page in pages.items():
+        if leak := LEAK.search("".join(page.text)):
+            yield f"{path}: template code leaked: {leak.group()!r}"
+        doubled = (
+            sorted({i for i in page.ids if page.ids.count(i) > 1} - {"__toc", "__search", "__drawer"})
+            if len(ids[path]) < len(page.ids)
+            else []
+        )
+        for one in doubled:
+            yield f"{path}: id {one!r} given twice"
+        for load in page.loads:
+            if urlsplit(load).scheme not in ("", "data") or load.startswith("//"):
+                yield f"{path}: loads {load} from elsewhere"
+            elif not urlsplit(load).scheme and path != "404.html" and not _target(site, path, load)[0].exists():
+                yield f"{path}: loads {load}, which is not there"
+        if path == "404.html":  # served from anywhere, so its links are absolute
+            continue
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target, fragment = _target(site, path, link)
+            if not target.exists():
+                yield f"{path}: links to {link}, which is not there"
+            elif fragment and target.suffix == ".html":
+                known = ids.get(target.relative_to(site.resolve()).as_posix(), set())
+                if fragment not in known:
+                    yield f"{path}: links to {link}, which has no such anchor"
+
+
+def _target(site: Path, page: str, link: str) -> tuple[Path, str]:
+    parts = urlsplit(link)
+    base = (site / page).resolve()
+    target = (base.parent / unquote(parts.path)).resolve() if parts.path else base
+    return (target / "index.html" if target.is_dir() else target), unquote(parts.fragment)

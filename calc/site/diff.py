@@ -1,0 +1,101 @@
+"""Which published numbers and verdicts change between a revision and the working tree.
+
+Both sides are published by their own code, so that a change of formula shows as well as a change of data.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from calc.site.build import ROOT, BuildError
+
+
+def report(revision: str) -> None:
+    """Prints one line a change; the last line counts them."""
+    with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
+        before = published(_at(revision, Path(scratch, "before")))
+        after = published(_copy(Path(scratch, "after")))
+    changes = list(compare(before, after))
+    print("".join(f"{change}\n" for change in changes), end="")
+    print(f"{len(changes)} changes in {len(after)} tables and pages since {revision}.")
+
+
+def _at(revision: str, tree: Path) -> Path:
+    """The project as it was at `revision`."""
+    found = subprocess.run(["git", "archive", "--format=tar", revision], cwd=ROOT, capture_output=True)
+    if found.returncode:
+        raise BuildError(f"REV: given {revision!r}, allowed: a revision of this repository")
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        archive.extractall(tree, filter="data")
+    if not (tree / "calc" / "site").is_dir():
+        raise BuildError(f"REV: {revision!r} is older than the guide: it has no calc/site")
+    return tree
+
+
+def _copy(tree: Path) -> Path:
+    """The working tree as git sees it: tracked and new files, ignored ones left out."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_bytes((ROOT / name).read_bytes())
+    return tree
+
+
+def published(tree: Path) -> dict[str, dict[str, Any]]:
+    """What the project in `tree` publishes: for each table and page, its values by name."""
+    run = subprocess.run(
+        [sys.executable, "-m", "calc.site", "write"],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tree)},
+    )
+    if run.returncode:
+        raise BuildError(f"{tree.name} cannot be published: {run.stderr.strip().splitlines()[-1]}")
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted((tree / "docs" / "data" / "tables").glob("*.json")):
+        table = json.loads(path.read_text("utf-8"))
+        names = [f["name"] for f in table["fields"]]
+        values: dict[str, Any] = {}
+        for row in table["rows"]:
+            key = str(row[names[0]])
+            while f"{key} · {names[-1]}" in values:  # two rows may begin alike
+                key += "'"
+            values.update({f"{key} · {name}": row[name] for name in names[1:]})
+        found[f"table {table['id']}"] = values
+    for said in json.loads((tree / "docs" / "data" / "spoken.json").read_text("utf-8")):
+        found.setdefault(f"page {said['page']}", {})[said["call"]] = said["text"]
+    return found
+
+
+def compare(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """One line for each value that is new, gone or different."""
+    for place in sorted(before.keys() | after.keys()):
+        if place not in before:
+            yield f"{place}: new"
+        elif place not in after:
+            yield f"{place}: gone"
+        else:
+            old, new = before[place], after[place]
+            for name in [*old, *(n for n in new if n not in old)]:
+                if name not in new:
+                    yield f"{place} · {name}: {old[name]} → gone"
+                elif name not in old:
+                    yield f"{place} · {name}: new, {new[name]}"
+                elif old[name] != new[name]:
+                    yield f"{place} · {name}: {old[name]} → {new[name]}"

@@ -1,0 +1,344 @@
+"""The macros of the pages: every number of the guide enters here, and every table is recorded for the exports.
+
+A page names its jobs in its front matter, with the fields of a scenario file:
+
+    scenarios:
+      zero3-8192: {model: llama-3-8b, task: rm, gpu: rtx4090, gpus: 6, sharding: zero3, seq_len: 8192}
+
+and writes `[[ peak("zero3-8192") ]]` where the number stands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, NamedTuple
+
+import yaml
+
+from calc.architecture import Architecture, Head, lora_parameters, parameters
+from calc.memory.optimizer import Optimizer
+from calc.schema import closest
+from calc.site import answers, charts, cite, fits, formulas, ledgers, reference, sheets, tables
+from calc.site.answers import Answer
+from calc.site.tables import Table
+from calc.units import gb, gib
+
+ADDRESS = os.environ.get("HEADROOM_SITE_URL", "")
+
+
+class PageError(ValueError):
+    """A page that asks for something that is not there; one line."""
+
+
+class View(NamedTuple):
+    """The page that is being rendered: its file under docs/, its address in the site, its front matter."""
+
+    source: str
+    url: str
+    meta: Mapping[str, Any]
+
+    @property
+    def root(self) -> str:
+        """The way up from the page to the top of the site."""
+        return "../" * self.url.count("/")
+
+
+class Spoken(NamedTuple):
+    """A number or a verdict in a sentence."""
+
+    page: str
+    call: str
+    text: str
+
+
+@dataclass(slots=True)
+class Record:
+    """What the pages published: tables by id with the page they stand on, and the numbers in their sentences."""
+
+    tables: dict[str, tuple[Table, str]] = field(default_factory=dict)
+    spoken: list[Spoken] = field(default_factory=list)
+
+    def table(self, table: Table, page: str) -> None:
+        """Notes a table; one id on two pages, or twice on one, is an error."""
+        if table.id in self.tables:
+            raise PageError(f"table id {table.id!r} stands on {self.tables[table.id][1]} already")
+        self.tables[table.id] = (table, page)
+
+
+class Macros:
+    """All macros, bound to the page that is being rendered."""
+
+    def __init__(self, current: Callable[[], View], record: Record | None = None) -> None:
+        """`current` gives the page; `record`, where one is kept, collects what the pages publish."""
+        self._current = current
+        self._record = record
+
+    def all(self) -> dict[str, Callable[..., Any]]:
+        """The macros by the names that pages use."""
+        return {name: getattr(self, name) for name in dir(type(self)) if not name.startswith("_") and name != "all"}
+
+    # --- one number in a sentence
+
+    def peak(self, job: str, digits: int = 1) -> str:
+        """What the job's fullest GPU needs, context and all."""
+        return self._say(f"peak({job})", gib(self._ask(job).device_bytes, digits))
+
+    def allocated(self, job: str, digits: int = 1) -> str:
+        """What PyTorch's allocator holds at the peak."""
+        return self._say(f"allocated({job})", gib(self._ask(job).allocated_bytes, digits))
+
+    def gib(self, job: str, what: str, phase: str | None = None, digits: int = 2) -> str:
+        """Memory of a job at a phase's largest moment: `peak`, `allocated`, `usable`, or a component."""
+        answer = self._ask(job)
+        moment = ledgers.find_phase(answer, phase).moment
+        parts = ledgers.by_component(moment.lines)
+        known = {"peak": moment.device_bytes, "allocated": moment.allocated_bytes, "usable": answer.group.usable_bytes}
+        if what not in known and what not in parts:
+            allowed = ", ".join([*known, *parts])
+            raise PageError(f"{job} has no {what!r} there; it has {allowed}{closest(what, [*known, *parts])}")
+        return self._say(f"gib({job}, {what}, {phase})", gib(known.get(what, parts.get(what, 0)), digits))
+
+    def host(self, job: str, phase: str | None = None, digits: int = 0) -> str:
+        """Host memory of one node, in GB as machines are sold: at a phase, or the most."""
+        held = {p.name: p.moment.device_bytes for p in self._ask(job).estimate.host_phases}
+        if not held or (phase is not None and phase not in held):
+            raise PageError(f"{job} has no host memory in {phase or 'any phase'}; it has {', '.join(held) or 'none'}")
+        return self._say(f"host({job}, {phase})", gb(held[phase] if phase else max(held.values()), digits))
+
+    def verdict(self, job: str) -> str:
+        """The job's verdict, with the first phase that does not fit."""
+        answer = self._ask(job)
+        word = ledgers.verdict_text(answer)
+        self._say(f"verdict({job})", word)
+        return tables.verdict_html(answer.estimate.verdict, word)
+
+    def usable(self, gpu: str, digits: int = 2) -> str:
+        """What a process can use of a card."""
+        return self._say(f"usable({gpu})", gib(answers.catalog().gpu(gpu).usable_bytes, digits))
+
+    def sold(self, gpu: str) -> str:
+        """The memory a card is sold with."""
+        return self._say(f"sold({gpu})", f"{answers.catalog().gpu(gpu).memory_gb:g} GB")
+
+    def gpu_name(self, gpu: str) -> str:
+        """A card's name, linked to its page."""
+        card = answers.catalog().gpu(gpu)
+        return f'<a href="{self._root}hardware/gpus/{card.id}.html">{escape(card.name)}</a>'
+
+    def model_name(self, model: str) -> str:
+        """A model's name, linked to its page."""
+        found = answers.catalog().model(model)
+        return f'<a href="{self._root}models/{found.id}.html">{escape(found.name)}</a>'
+
+    def count(self, model: str, head: Head = "lm") -> str:
+        """A model's parameters, counted tensor by tensor."""
+        return self._say(f"count({model}, {head})", f"{self.parameters(model, head):,}")
+
+    def how_many(self, what: str) -> str:
+        """How many `gpus`, `nodes` or `models` the catalog has."""
+        return str(len(getattr(answers.catalog(), what)))
+
+    # --- tables of jobs
+
+    def phases_table(self, job: str, id: str, caption: str = "") -> str:
+        """A job phase by phase."""
+        return self._place(ledgers.phases(self._ask(job), id, caption or f"{self._label(job)}: memory by phase"))
+
+    def lines_table(self, job: str, id: str, caption: str = "", phase: str | None = None) -> str:
+        """Every line of a job's largest moment."""
+        caption = caption or f"{self._label(job)}: every line of the ledger"
+        return self._place(ledgers.lines(self._ask(job), id, caption, phase, self._root))
+
+    def compare(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """Jobs side by side, with what a source reports about them where the page says so."""
+        return self._place(ledgers.compare(*self._labelled(jobs, id, caption)))
+
+    def host_table(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """Host memory of jobs side by side."""
+        return self._place(ledgers.host(*self._labelled(jobs, id, caption)))
+
+    def scenario(self, job: str) -> str:
+        """A job as a scenario file, to copy and run."""
+        self._ask(job)
+        text = yaml.safe_dump(dict(self._scenarios[job]), sort_keys=False, default_flow_style=False)
+        return f'```yaml title="{job}.yaml"\n{text}```'
+
+    # --- tables of the catalog
+
+    def matrix(self, task: str, method: str, gpus: int) -> str:
+        """All models against all GPUs."""
+        return self._place(fits.matrix(task, method, gpus, self._root))
+
+    def fits_table(self, gpu: str, task: str) -> str:
+        """All models on one kind of GPU."""
+        return self._place(fits.on_gpu(answers.catalog().gpu(gpu), task, self._root))
+
+    def smallest_table(self, model: str) -> str:
+        """The smallest card for each task and method."""
+        return self._place(fits.smallest(answers.catalog().model(model), self._root))
+
+    def gpus_table(self) -> str:
+        """Every GPU."""
+        return self._place(sheets.gpus(self._root))
+
+    def gpu_table(self, gpu: str) -> str:
+        """One GPU, each value with its source."""
+        return self._place(sheets.gpu(answers.catalog().gpu(gpu)))
+
+    def nodes_table(self, gpu: str | None = None) -> str:
+        """How GPUs are joined: all nodes, or those that one GPU comes in."""
+        if gpu is None:
+            found, table_id, caption = answers.catalog().nodes, "nodes-overview", "How GPUs are joined"
+        else:
+            card = answers.catalog().gpu(gpu)
+            found, table_id = sheets.nodes_of(card), f"gpu-{gpu}-nodes"
+            caption = f"The nodes that the {card.name} comes in"
+            if not found:
+                return f"The catalog knows no node with the {escape(card.name)}: its links are not published."
+        return self._place(sheets.nodes(found, table_id, caption, self._root))
+
+    def node_sources_table(self) -> str:
+        """Where each value of each node is read."""
+        return self._place(sheets.node_sources())
+
+    def models_table(self) -> str:
+        """Every model."""
+        return self._place(sheets.models(self._root))
+
+    def parameters_table(self, model: str) -> str:
+        """One model tensor by tensor."""
+        return self._place(sheets.model_tensors(answers.catalog().model(model)))
+
+    def fields_table(self) -> str:
+        """Every field of a scenario, from its schema."""
+        return self._place(reference.fields())
+
+    # --- sentences about the catalog
+
+    def gpu_summary(self, gpu: str) -> str:
+        """What a card is, and the largest model each method fits on it."""
+        return reference.gpu_summary(answers.catalog().gpu(gpu))
+
+    def gpu_links(self, gpu: str) -> str:
+        """What a card's links mean for a job."""
+        return reference.gpu_links(answers.catalog().gpu(gpu))
+
+    def model_summary(self, model: str) -> str:
+        """What a model is, and how its count compares with the published one."""
+        return reference.model_summary(answers.catalog().model(model))
+
+    # --- formulas and versions
+
+    def formula(self, name: str, example: Mapping[str, Any] | None = None, size: bool = True, label: str = "") -> str:
+        """A function of `calc`, as tested, with a worked example; `size` says that its result is bytes."""
+        try:
+            return formulas.show(name, example, size, label)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            raise PageError(f"formula {name}: {error}") from error
+
+    def arch(self, model: str) -> Architecture:
+        """A model's architecture, as an example's argument."""
+        return answers.catalog().model(model).architecture
+
+    def parameters(self, model: str, head: Head = "lm") -> int:
+        """A model's parameters, as an example's argument."""
+        return parameters(self.arch(model), head=head)
+
+    def adapter_parameters(self, model: str, rank: int) -> int:
+        """The parameters of adapters on all linear layers, as an example's argument."""
+        return lora_parameters(self.arch(model), rank, "all-linear")
+
+    def optimizer(self, kind: str, impl: str = "fused") -> Optimizer:
+        """An optimizer, as an example's argument."""
+        return Optimizer(kind, impl)
+
+    def saved_table(self) -> str:
+        """What a decoder layer of every model keeps for backward."""
+        return self._place(sheets.saved(self._root))
+
+    def operations_table(self, model: str) -> str:
+        """What each operation of a decoder layer keeps for backward."""
+        return self._place(sheets.operations(answers.catalog().model(model)))
+
+    def components(self) -> str:
+        """The key to the colours."""
+        return charts.legend(list(charts.COMPONENTS), "what a process can use")
+
+    def versions(self) -> str:
+        """What this build rests on."""
+        v = answers.versions()
+        return f"catalog <code>{v['catalog']}</code>, calc <code>{v['calc']}</code>"
+
+    # --- behind the scenes
+
+    @property
+    def _root(self) -> str:
+        return self._current().root
+
+    @property
+    def _scenarios(self) -> Mapping[str, Any]:
+        return self._current().meta.get("scenarios") or {}
+
+    def _ask(self, job: str) -> Answer:
+        named = self._scenarios
+        if job not in named:
+            raise PageError(f"no scenario {job!r} in the front matter; it has {', '.join(named)}{closest(job, named)}")
+        return answers.ask(named[job], f"scenarios.{job}")
+
+    def _label(self, job: str) -> str:
+        return str((self._current().meta.get("labels") or {}).get(job, job))
+
+    def _labelled(
+        self, jobs: Iterable[str], table_id: str, caption: str
+    ) -> tuple[dict[str, Answer], str, str, dict[str, str]]:
+        said = self._current().meta.get("said") or {}
+        chosen = list(jobs)
+        return (
+            {self._label(job): self._ask(job) for job in chosen},
+            table_id,
+            caption,
+            {self._label(job): str(said[job]) for job in chosen if job in said},
+        )
+
+    def _say(self, call: str, text: str) -> str:
+        if self._record is not None:
+            self._record.spoken.append(Spoken(self._current().url, call, text))
+        return text.replace(" ", "&nbsp;")
+
+    def _place(self, table: Table) -> str:
+        view = self._current()
+        if self._record is not None:
+            self._record.table(table, view.url)
+        return tables.to_html(table, _footer(table, view))
+
+
+def _footer(table: Table, view: View) -> str:
+    """Versions, downloads and citation under a table."""
+    address = f"{ADDRESS}{view.url}#{table.id}"
+    data = f"{view.root}data/tables/{table.id}"
+    bibtex = escape(cite.bibtex(table, address)).replace("\n", "&#10;")
+    return (
+        f'<div class="provenance"><span>catalog <code>{table.versions["catalog"]}</code>, '
+        f"calc <code>{table.versions['calc']}</code></span>"
+        f'<a href="{data}.csv" download>CSV</a><a href="{data}.json" download>JSON</a>'
+        f'<a href="#{table.id}">Link</a>'
+        f"<details><summary>Cite</summary><p>{escape(cite.line(table, address))}</p>"
+        f'<pre tabindex="0" aria-label="BibTeX">{bibtex}</pre></details></div>'
+    )
+
+
+def define_env(env: Any) -> None:
+    """The entry that mkdocs-macros calls."""
+
+    def current() -> View:
+        page = env.page
+        return View(page.file.src_uri, page.url, page.meta)
+
+    for name, macro in Macros(current).all().items():
+        env.macro(macro, name)
+
+
+__all__ = ["Macros", "PageError", "Record", "Spoken", "View", "define_env"]

@@ -1,0 +1,80 @@
+"""The generated pages: one a GPU, one a model. Each is a few lines of Markdown around macros."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from calc.catalog import GPU, Model
+from calc.site import answers, fits
+from calc.site.exports import save
+
+GPU_DIR, MODEL_DIR = "hardware/gpus", "models"
+
+
+def write(docs: Path) -> None:
+    """Writes the pages under `docs`, and removes those whose GPU or model is gone."""
+    found = answers.catalog()
+    save(docs / GPU_DIR, {f"{g.id}.md": gpu(g) for g in found.gpus.values()})
+    by_hand = {p.name: p.read_text("utf-8") for p in (docs / MODEL_DIR).glob("index.md")}
+    save(docs / MODEL_DIR, {f"{m.id}.md": model(m) for m in found.models.values()} | by_hand)
+
+
+def _front(title: str, description: str) -> str:
+    # JSON strings are YAML strings, whatever a name has in it.
+    title, description = json.dumps(title), json.dumps(description)
+    about = "hide: [navigation]\nsearch: {boost: 2}\ngenerated: true"
+    return f"---\ntitle: {title}\ndescription: {description}\n{about}\n---\n"
+
+
+def gpu(card: GPU) -> str:
+    """A GPU's page."""
+    name = json.dumps(card.id)
+    what_fits = "\n\n".join(
+        f"### {title}\n\n[[ fits_table({name}, {json.dumps(t)}) ]]" for t, title in fits.TASKS.items()
+    )
+    about = f"What fits on the {card.name}: usable memory, bandwidth, links, and verdicts by model, task and method."
+    return f"""{_front(card.name, about)}
+[Hardware](../index.md) › {card.name}
+{{ .breadcrumb }}
+
+# {card.name}
+
+[[ gpu_summary({name}) ]]
+
+## What fits
+
+{what_fits}
+
+## What it is
+
+[[ gpu_table({name}) ]]
+
+## How it is joined
+
+[[ gpu_links({name}) ]]
+
+[[ nodes_table({name}) ]]
+"""
+
+
+def model(found: Model) -> str:
+    """A model's page."""
+    name = json.dumps(found.id)
+    about = f"{found.name}: parameters counted tensor by tensor, and the smallest GPU on which it trains."
+    return f"""{_front(found.name, about)}
+[Models](index.md) › {found.name}
+{{ .breadcrumb }}
+
+# {found.name}
+
+[[ model_summary({name}) ]]
+
+## Where it fits
+
+[[ smallest_table({name}) ]]
+
+## Tensor by tensor
+
+[[ parameters_table({name}) ]]
+"""

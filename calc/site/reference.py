@@ -1,0 +1,157 @@
+"""Sentences about the catalog, and the reference of a scenario's fields, written from the data itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from calc.architecture import parameters
+from calc.catalog import GPU, Model
+from calc.scenario import SCHEMA, parse
+from calc.site import answers, fits, sheets
+from calc.site.tables import Cell, Column, Table
+from calc.units import gib
+
+LEARNING = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
+
+
+def gpu_summary(card: GPU) -> str:
+    """The first paragraph of a GPU's page: the answer before the numbers."""
+    how = "derived from comparable cards, not observed" if card.usable_derived else "as PyTorch reports it"
+    lines = [
+        f"A process can use **{gib(card.usable_bytes, 2)}** of the {card.memory_gb:g} GB that the {escape(card.name)} "
+        f"is sold with ({how}). The largest models of the catalog that fit, for supervised fine-tuning:\n"
+    ]
+    for n in fits.COUNTS:
+        place = "On one card" if n == 1 else f"On {n} cards"
+        lines.append(
+            f"- **{place}**: " + ", ".join(f"{_largest(card, m, n)} with {t}" for m, t in LEARNING.items()) + "."
+        )
+    return "\n".join(lines)
+
+
+def _largest(card: GPU, method: str, gpus: int) -> str:
+    for model in reversed(fits.by_size(answers.catalog().models.values())):
+        found = fits.best(fits.Asked(model.id, card.id, "sft", method, gpus))
+        if found is not None and found.verdict == "fits":
+            how = f" ({escape(found.rung)})" if found.rung else ""
+            return f"{escape(model.name)}{how}"
+    return "none"
+
+
+def gpu_links(card: GPU) -> str:
+    """What the links of a card mean for a job that uses several."""
+    nodes = sheets.nodes_of(card)
+    direct = {n.p2p for n in nodes.values()}
+    if card.nvlink_gbs:
+        first = f"NVLink carries {card.nvlink_gbs:,.0f} GB/s, both directions together."
+    elif card.nvlink_gbs == 0:
+        first = "This card has no NVLink: whatever GPUs exchange goes over PCIe."
+    else:
+        first = "Whether and how fast this card has NVLink is not published in the sources of this catalog."
+    if direct == {False}:
+        second = (
+            "In its nodes the cards do not reach each other directly: each transfer passes through host memory. "
+            "ZeRO-3 gathers all weights for each micro-batch and pays that price every time; ZeRO-2 only exchanges "
+            "gradients, so it is the faster of the two wherever its full copy of the weights fits."
+        )
+    elif True in direct:
+        second = (
+            "In nodes with direct links ZeRO-3's gathering of weights hides behind the arithmetic for all but small "
+            "micro-batches; between nodes the network is the slower part, and the table says by how much."
+        )
+    else:
+        second = "How it reaches its neighbours is not published, so prefer what moves less: ZeRO-2 where it fits."
+    return f"{first} {second}"
+
+
+def model_summary(model: Model) -> str:
+    """The first paragraph of a model's page."""
+    a = model.architecture
+    counted = parameters(a)
+    same = (
+        "exactly the published count"
+        if counted == model.published_parameters
+        else (f"against {model.published_parameters:,} published")
+    )
+    experts = f" Each token uses {a.experts_per_token} of {a.experts} experts." if a.experts else ""
+    heads = f"{a.heads} heads over {a.kv_heads} key-value heads" if a.heads != a.kv_heads else f"{a.heads} heads"
+    return (
+        f"{escape(model.name)} has <strong>{counted:,} parameters</strong>, {same}: {a.layers} layers of width "
+        f"{a.hidden:,}, {heads}, and a vocabulary of {a.vocab:,}"
+        f"{', whose embedding is also the output head' if a.tied else ''}.{experts} "
+        f"Configuration: {sheets.linked(model.source)}. Hugging Face name: <code>{escape(model.hf)}</code>."
+    )
+
+
+def _leaves(schema: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, entry in schema.get("properties", {}).items():
+        yield f"{prefix}{name}", entry
+        if name != "roles":  # a role takes the same fields again
+            yield from _leaves(entry, f"{prefix}{name}.")
+
+
+def _values(entry: Mapping[str, Any]) -> str:
+    if "enum" in entry:
+        return " ".join("null" if v is None else str(v) for v in entry["enum"])
+    kinds = entry.get("type", "")
+    kind = ", ".join(k for k in ([kinds] if isinstance(kinds, str) else kinds) if k != "null")
+    low, high = entry.get("minimum", entry.get("exclusiveMinimum")), entry.get("maximum")
+    span = (
+        f", {low} to {high}" if low is not None and high is not None else f", at least {low}" if low is not None else ""
+    )
+    return f"{kind}{span}"
+
+
+def _default(framework: str) -> dict[str, Any]:
+    found = answers.catalog()
+    given = {
+        "model": min(found.models),
+        "task": "sft",
+        "gpu": min(found.gpus),
+        "method": "lora",
+        "framework": framework,
+    }
+    return parse(given).as_dict()
+
+
+def _look_up(data: Mapping[str, Any], field: str) -> str:
+    value: Any = data
+    for part in field.split("."):
+        if not isinstance(value, Mapping):
+            return "—"
+        value = value.get(part)
+    if value is None or isinstance(value, Mapping):
+        return "—"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def fields() -> Table:
+    """Every field of a scenario: its values, its meaning, and what two frameworks fill in for an SFT job with LoRA."""
+    torch, openrlhf = _default("torch"), _default("openrlhf")
+    columns = (
+        Column("field", "Field"),
+        Column("values", "Values"),
+        Column("meaning", "Meaning"),
+        Column("torch", "Default: torch"),
+        Column("openrlhf", "Default: openrlhf"),
+    )
+    rows = tuple(
+        (
+            Cell(name, f"<code>{escape(name)}</code>"),
+            Cell(_values(entry)),
+            Cell(entry.get("description", "")),
+            Cell(_look_up(torch, name)),
+            Cell(_look_up(openrlhf, name)),
+        )
+        for name, entry in _leaves(SCHEMA)
+    )
+    return Table(
+        "scenario-fields",
+        "The fields of a scenario",
+        columns,
+        rows,
+        "Defaults are those of the newest known version, for supervised fine-tuning with LoRA on one GPU.",
+        versions=answers.versions(),
+    )

@@ -1,0 +1,216 @@
+"""PyTorch FSDP, worked by hand for Llama 3 8B over 8 GPUs, bf16 compute and fp32 shards (fsdp-mixed).
+
+What is alive was read in torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_{param_group,collectives,state}.py` and agrees
+with traces of FSDP 2. p = 218,112,000 elements of a layer, r = 2·V·h + h = 1,050,677,248 of the root group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from jobs import FORWARD, LAYER, VH, P, at, engine, engine_of, in_layer, moments, places, total, under
+from strategies import scenarios
+
+from calc.engines.fsdp import Fsdp
+from calc.engines.replica import Where
+from calc.memory import host
+from calc.memory.weights import NF4_BYTES
+from calc.scenario import Scenario
+
+ROOT = 2 * VH + 4096
+PART = P // 8
+GATHER = Where("gather", 31, False)
+BELOW = Where("layer", 30, True, ROOT - VH, LAYER, LAYER, 0)
+REDUCE = Where("reduce", 0, True, ROOT - VH, 32 * LAYER, VH)
+
+
+def fsdp(**fields: object) -> Fsdp:
+    """An FSDP 2 job's engine."""
+    found = engine(**{"gpus": 8, "sharding": "fsdp2", "precision": "fsdp-mixed", "optimizer_impl": "fused"} | fields)
+    assert isinstance(found, Fsdp)
+    return found
+
+
+def test_every_rank_keeps_sixteen_bytes_of_its_share() -> None:
+    """fp32 shards 4P/N and Adam 8P/N always, reduced gradients 4P/N once they exist."""
+    e = fsdp()
+    assert total(e.resident()) == 12 * PART
+    assert total(e.resident(), "weights") == 4 * PART
+    assert total(moments(e, "stepping")["optimizer step"]) == 4 * PART
+
+
+def test_a_gather_holds_three_copies_of_a_layer() -> None:
+    """At copy-out: the buffer of the layer before, the layer's own, and its parameters; then two; at the head one. The
+    root group stays gathered from its first use on (2r)."""
+    e = fsdp()
+    assert total(e.at(GATHER)) == 2 * ROOT + 3 * 2 * LAYER
+    assert total(e.at(FORWARD)) == 2 * ROOT + 2 * 2 * LAYER
+    assert total(e.at(Where("head", 32, False))) == 2 * ROOT + 2 * LAYER
+    assert total(e.at(Where("norm", 32, False))) == 2 * ROOT + 2 * LAYER
+    assert total(e.at(Where("loss", 32, False))) == 2 * ROOT + 2 * LAYER
+    # a loss outside the model's forward, when the root's post_forward has dropped the last buffer
+    assert total(e.at(Where("outside", 32, False))) == 2 * ROOT
+
+
+def test_backward_holds_ten_bytes_a_layer_parameter() -> None:
+    """Weights 2p, the next layer's prefetched buffer 2p, gradients 2p and the fp32 input of the previous layer's
+    reduction 4p; beside them the root's weights 2r, the head's gradient 2·V·h, and the shards reduced so far."""
+    e = fsdp()
+    expected = 10 * LAYER + 2 * ROOT + 2 * (ROOT - VH) + 4 * LAYER // 8
+    assert total(e.at(BELOW)) == expected
+    assert at(e.at(BELOW), "communication#reduce-scatter") == 4 * LAYER
+
+
+def test_the_first_backward_layer_has_nothing_to_reduce_and_the_last_nothing_to_prefetch() -> None:
+    """The top layer starts without a reduction before it; layer 0 gathers itself alone."""
+    e = fsdp()
+    top = Where("layer", 31, True, ROOT - VH, 0, LAYER)
+    assert at(e.at(top), "communication#reduce-scatter") == 0
+    bottom = Where("layer", 0, True, ROOT - VH, 31 * LAYER, LAYER)
+    assert at(e.at(bottom), "communication#gathered") == 2 * ROOT + 2 * LAYER
+
+
+def test_the_roots_reduction_takes_twelve_bytes_a_vocabulary_element() -> None:
+    """At the end of backward: gradients 2r and their fp32 input 4r = 6r, 12·V·h where embedding and head are untied;
+    weights are freed, all layers reduced (4·32p/N)."""
+    e = fsdp()
+    assert total(e.at(REDUCE)) == 6 * ROOT + 4 * 32 * LAYER // 8
+    assert 6 * ROOT == 12 * VH + 6 * 4096
+
+
+def test_a_tied_embedding_sums_two_contributions_before_it_is_reduced() -> None:
+    """As in plain PyTorch: two of V·h beside their sum, in bf16 (Qwen2.5 0.5B: 151,936 · 896)."""
+    e = fsdp(model="qwen2.5-0.5b")
+    v_h = 151_936 * 896
+    lines = e.at(Where("end", 0, True, v_h + 896, e.replica.trainable - v_h - 896, 0, v_h))
+    assert at(lines, "gradients#tied") == 2 * 2 * v_h
+    assert at(lines, "gradients#unreduced") == 2 * (v_h + 896)
+
+
+def test_few_ranks_hold_the_roots_reduced_gradients_beside_their_input() -> None:
+    """On 2 ranks the output 4r/2 is more than the bf16 gradients that have died by then, all but the last V·h; and
+    accumulation adds that output into gradients that are there already."""
+    e = fsdp(gpus=2)
+    assert total(e.at(REDUCE)) == 4 * ROOT + 4 * ROOT // 2 + 2 * VH + 4 * 32 * LAYER // 2
+    more = fsdp(gpus=2, global_batch=4)
+    assert total(more.at(REDUCE)) == 4 * ROOT + 4 * ROOT // 2 + 2 * VH + 4 * P // 2
+
+
+def test_accumulated_gradients_stay_sharded_through_forward() -> None:
+    """Reduced in every micro-batch: 4P/N."""
+    e = fsdp(global_batch=16)
+    assert total(e.at(FORWARD), "gradients") == 4 * PART
+    assert total(fsdp().at(FORWARD), "gradients") == 0
+
+
+def test_fsdp_1_gathers_two_layers_beside_a_cast_shard() -> None:
+    """At most two gathers in flight, straight into flat parameters, and a bf16 copy of the shard, 2p/N."""
+    e = fsdp(sharding="fsdp1")
+    assert total(e.at(GATHER)) == 2 * ROOT + 2 * 2 * LAYER + 2 * LAYER // 8
+    assert at(e.at(GATHER), "communication#fsdp1") == 2 * LAYER // 8
+
+
+def test_one_rank_casts_weights_without_a_buffer() -> None:
+    """No all-gather (_fsdp_param_group.py:437): parameters are copied into storage of their own, 2p."""
+    assert total(fsdp(gpus=1).at(GATHER)) == 2 * ROOT + 2 * LAYER
+
+
+def test_lora_reduces_adapters_alone() -> None:
+    """Frozen layers are gathered all the same; a layer of rank 64 has 167,772,160/32 = 5,242,880 adapter elements."""
+    e = fsdp(method="lora", lora__rank=64)
+    adapter = 5_242_880
+    where = Where("layer", 30, True, 0, adapter, adapter)
+    assert at(e.at(where), "communication#gathered") == 2 * ROOT + 4 * (LAYER + adapter)
+    assert at(e.at(where), "communication#reduce-scatter") == 4 * adapter
+    assert total(e.resident(), "optimizer_states") == 8 * 167_772_160 // 8
+
+
+def test_four_bit_layers_are_sharded_and_gathered_in_four_bits() -> None:
+    """FSDP with QLoRA: packed weights over N, and a gather of 0.516 bytes an element; adapters beside them in bf16."""
+    e = fsdp(method="qlora", precision="bf16", lora__rank=64)
+    alone = engine(method="qlora", lora__rank=64)
+    assert total(e.resident(), "weights") == total(alone.resident(), "weights") // 8
+    gathered = [line for line in e.at(GATHER) if line.values.get("what") == "4-bit layers"]
+    assert total(gathered) == int(3 * NF4_BYTES * LAYER)
+
+
+def test_a_frozen_models_root_stays_gathered() -> None:
+    """`reshard_after_forward` is False for the root, and no backward comes that would free it."""
+    e = fsdp()
+    frozen = engine(trained=False, gpus=8, sharding="fsdp2", precision="fsdp-mixed")
+    assert total(frozen.resident()) == 4 * PART + 2 * ROOT
+    assert total(frozen.at(FORWARD)) == 2 * 2 * LAYER
+    assert list(frozen.stepping()) == []
+    assert total(e.at(Where("waiting", 32, False))) == 2 * ROOT
+
+
+def test_offload_moves_shards_gradients_and_states_to_the_host() -> None:
+    """CPUOffloadPolicy: every parameter's shard pinned in a block of its own, its gradient's too; states pageable, from
+    the first step. By hand for gate_proj: 4 · 58,720,256/8 = 28 MiB in a block of 32."""
+    e = fsdp(offload__parameters=True)
+    assert total(e.resident()) == 0
+    assert total(e.at(BELOW), "gradients") == 2 * (ROOT - VH) + 2 * LAYER
+    assert total(line for _, lines in e.stepping() for line in lines) == 0
+    found = moments(e, "host")
+    before = found["before the first step"]
+    assert total(before, "weights") == total(before, "gradients")
+    assert 4 * PART < total(before, "weights") < 8 * PART
+    assert host.pinned(4 * 58_720_256 // 8) == 32 * 2**20
+    assert total(found["after the first step"]) - total(before) == 8 * PART
+
+
+def test_offloaded_adapters_have_gradients_and_states_of_adapters_alone() -> None:
+    """Frozen weights have neither."""
+    found = moments(fsdp(offload__parameters=True, method="lora", lora__rank=64), "host")
+    lines = found["after the first step"]
+    assert total(lines, "optimizer_states") == 8 * 167_772_160 // 8
+    assert total(lines, "gradients") < 8 * 167_772_160 // 8
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lion", "sgd", "sgd-momentum", "adamw-8bit"])
+def test_every_optimizer_has_an_answer_under_offload(optimizer: str) -> None:
+    """Adafactor's states depend on shapes; that must not end in an error."""
+    assert "after the first step" in moments(fsdp(offload__optimizer=True, optimizer=optimizer), "host")
+
+
+def test_fsdp_1_leaves_adafactor_no_rows() -> None:
+    """Flat parameters have no rows and columns: a whole second moment, 4P/N; FSDP 2 keeps shapes."""
+    flat, shaped = (fsdp(sharding=f"fsdp{v}", optimizer="adafactor").resident() for v in (1, 2))
+    assert total(flat, "optimizer_states") == 4 * PART
+    assert total(shaped, "optimizer_states") < 4 * PART / 500
+
+
+# --- for any scenario ---
+
+
+@given(scenarios(("sft", "rm")), st.sampled_from(("fsdp1", "fsdp2")))
+def test_twice_the_ranks_never_need_more_a_gpu(drawn: Scenario, sharding: str) -> None:
+    """Shards halve and gathered layers stay: at every place, with no exception but one rank, which gathers nothing."""
+    s = under(drawn, sharding)
+    few = engine_of(s)
+    many = engine_of(replace(s, gpus=2 * s.gpus, global_batch=2 * s.global_batch))
+    assert total(many.resident()) <= total(few.resident()) + 4
+    for where in (*places(few), GATHER):
+        where = where._replace(layer=min(where.layer, s.architecture.layers))
+        assert total(many.at(where)) <= total(few.at(where)) + 4
+    for (name, before), (again, after) in zip(few.stepping(), many.stepping(), strict=True):
+        assert name == again and total(after) <= total(before)
+
+
+@given(scenarios(("sft", "rm")), st.sampled_from(("fsdp1", "fsdp2")))
+def test_shards_add_up_to_the_whole_and_offload_leaves_none(drawn: Scenario, sharding: str) -> None:
+    """N shards hold all parameters and states; with offload the GPU holds neither."""
+    s = under(drawn, sharding)
+    assume(s.method != "qlora" and s.optimizer != "none")
+    kept = replace(s, offload=replace(s.offload, optimizer=False, parameters=False))
+    e = engine_of(kept)
+    r, lines = e.replica, e.resident()
+    assert r.ranks * (total(lines, "weights") + 1) >= r.weight_bytes * r.parameters
+    away = engine_of(replace(s, offload=replace(s.offload, optimizer=True)))
+    assert total(away.resident()) == 0
+    assert in_layer(e) > 0
+    for where in places(e):
+        assert total(away.at(where)) <= total(e.at(where))

@@ -1,0 +1,104 @@
+"""Plain PyTorch, alone and under DDP, worked by hand for Llama 3 8B (P = 8,030,261,248)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from jobs import FORWARD, LAYER, VH, P, at, end, engine, engine_of, head, moments, top, total, under
+from strategies import scenarios
+
+from calc.engines.plain import Plain
+from calc.scenario import Scenario
+
+
+def plain(**fields: object) -> Plain:
+    """A plain job's engine, fused AdamW."""
+    found = engine(**{"optimizer_impl": "fused"} | fields)
+    assert isinstance(found, Plain)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "states"), [("bf16", 2, 4), ("fp32", 4, 8), ("autocast", 4, 8), ("mixed", 2, 8)]
+)
+def test_adamw_keeps_two_moments_in_the_type_it_steps_in(precision: str, weights: int, states: int) -> None:
+    """States are `zeros_like(param)`; only `mixed` has an fp32 master beside bf16 weights (4 bytes more)."""
+    lines = plain(precision=precision).resident()
+    assert total(lines, "weights") == weights * P
+    assert total(lines, "optimizer_states") == states * P
+    assert total(lines, "master_weights") == (4 * P if precision == "mixed" else 0)
+
+
+def test_gradients_grow_through_the_first_backward() -> None:
+    """Nothing at the loss, V·h once the head has its own, then the top layer's, at the end all."""
+    e = plain()
+    assert e.at(FORWARD) == []
+    assert total(e.at(head())) == 2 * VH
+    assert total(e.at(top())) == 2 * (VH + 4096 + LAYER)
+    assert total(e.at(end())) == 2 * P
+
+
+def test_accumulation_keeps_all_gradients_and_makes_each_new_one_beside_them() -> None:
+    """From the second micro-batch on 2P always, and 2·V·h while the head's is made."""
+    e = plain(global_batch=2)
+    assert total(e.at(FORWARD)) == 2 * P
+    assert total(e.at(head()), "gradients") == 2 * P
+    assert total(e.at(head()), "temporary") == 2 * VH
+
+
+@pytest.mark.parametrize(("precision", "b", "copies"), [("bf16", 2, 2), ("autocast", 4, 1)])
+def test_a_tied_embedding_has_two_contributions_beside_their_sum(precision: str, b: int, copies: int) -> None:
+    """Qwen2.5 0.5B, V·h = 151,936 · 896: bf16's head gradient is a transposed view, so the sum is a third tensor;
+    autocast writes the head's contiguous, and the second adds into it."""
+    v_h = 151_936 * 896
+    lines = plain(model="qwen2.5-0.5b", precision=precision).at(end()._replace(root=0, above=0, here=0, making=0))
+    assert at(lines, "gradients#tied") == copies * b * v_h
+    assert at(plain(precision=precision).at(end()), "gradients#tied") == 0
+
+
+def test_ddp_holds_buckets_as_large_as_all_gradients() -> None:
+    """`gradient_as_bucket_view=False`: the reducer's buckets live beside the gradients (torch reducer.cpp)."""
+    alone, ddp = plain(), plain(gpus=4, sharding="ddp")
+    assert total(ddp.resident()) - total(alone.resident()) == 2 * P
+    assert total(ddp.resident(), "communication") == 2 * P
+    lora = plain(gpus=4, sharding="ddp", method="lora", lora__rank=64, lora__dtype="bf16")
+    assert total(lora.resident(), "communication") == 2 * 167_772_160
+
+
+@pytest.mark.parametrize(("impl", "expected"), [("fused", 0), ("foreach", 2 * P), ("single", 2 * 2 * VH)])
+def test_how_the_optimizer_steps_decides_what_it_allocates(impl: str, expected: int) -> None:
+    """A list of square roots as large as all parameters, or a root and a quotient of the largest (torch adam.py)."""
+    step = moments(plain(optimizer_impl=impl), "stepping")["optimizer step"]
+    assert total(step, "gradients") == 2 * P
+    assert total(step, "temporary") == expected
+
+
+def test_a_model_that_is_not_trained_is_its_weights() -> None:
+    """No gradients, no states, no step."""
+    e = engine(trained=False, gpus=4, sharding="ddp")
+    assert total(e.resident()) == 2 * P
+    assert e.at(end()) == []
+    assert list(e.stepping()) == []
+
+
+def test_four_bit_weights_leave_embedding_head_and_norms_in_16_bits() -> None:
+    """32 · 218,103,808 linear elements at 4.127 bits, and 2 bytes of 1,050,939,392 others."""
+    linear = 32 * (LAYER - 8192)
+    (line,) = [line for line in plain(method="qlora").weights() if line.component == "weights"]
+    assert line.bytes == int((0.5 + 1 / 64 + 4 / 16384) * linear + 2 * (P - linear))
+
+
+def test_nothing_of_a_plain_model_stays_on_the_host() -> None:
+    """Its only moment of loading has the weights on the GPU."""
+    assert list(plain().host()) == []
+    assert total(moments(plain(), "loading")["weights on the GPU"]) == 2 * P
+
+
+@given(scenarios(("sft", "rm")))
+def test_more_ranks_change_nothing_under_ddp(drawn: Scenario) -> None:
+    """Every rank holds everything, however many there are."""
+    s = under(drawn, "ddp")
+    more = replace(s, gpus=2 * s.gpus, global_batch=2 * s.global_batch)
+    assert engine_of(s).resident() == engine_of(more).resident()

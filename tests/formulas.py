@@ -1,0 +1,52 @@
+"""Formulas as the ledger prints them: evaluated with their values, and read into coefficients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import ceil, log2
+from typing import Any
+
+from calc.architecture import Architecture
+from calc.tape import Size
+
+# A formula in words, for a sum over parts of which `values` names only the largest.
+IN_WORDS = re.compile(r"\bsum of\b")
+_TERM = re.compile(r"(\d+(?:\.\d+)?)?(\D\S*)?")
+
+
+def pow2(n: float) -> float:
+    """The next power of two, to which PyTorch's pinned allocator rounds."""
+    return 2.0 ** ceil(log2(n)) if n > 0 else 0.0
+
+
+def evaluate(formula: str, values: Mapping[str, Any]) -> float:
+    """`formula` with its values put in; NameError for a symbol that has none."""
+    return float(eval(formula.replace("·", "*"), {"__builtins__": {}, "min": min, "pow2": pow2}, dict(values)))
+
+
+def form(text: str) -> tuple[dict[str, float], dict[str, float]]:
+    """`16h + 4q + 8 | 2W_q_proj` as coefficients per token and of fixed size, as `terms` gives those of a Size."""
+    per_token, _, fixed = text.partition("|")
+    return _coefficients(per_token), _coefficients(fixed)
+
+
+def _coefficients(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for term in map(str.strip, text.split("+")):
+        if term not in ("", "0"):
+            match = _TERM.fullmatch(term)
+            assert match, term
+            symbol = (match[2] or "").removeprefix("·")
+            assert symbol not in found, f"{symbol} twice in {text}"
+            found[symbol] = float(match[1] or 1)
+    return found
+
+
+def terms(size: Size, arch: Architecture | None = None) -> tuple[dict[str, float], dict[str, float]]:
+    """A Size's coefficients; what attention puts out is as wide as the queries, `q`, unless the model has MLA."""
+    per_token: dict[str, float] = {}
+    for symbol, c in size.tokens.items():
+        name = "q" if symbol == "o" and arch is not None and arch.mla is None else symbol
+        per_token[name] = per_token.get(name, 0) + c
+    return {s: c for s, c in per_token.items() if c}, dict(size.fixed)

@@ -1,0 +1,129 @@
+"""Plain PyTorch: what a loop without further settings does, and what it cannot run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jobs import job
+
+from calc.frameworks import at_least, nearest, numbers, torch
+from calc.keeps import Path
+from calc.scenario import ScenarioError
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("0.6", "0.6.4"), ("0.6.3", "0.6.2"), ("0.3", "0.3.0"), ("0.1", "0.3.0"), ("0.9.9", "0.9.0"), ("1", "0.9.0")],
+)
+def test_a_version_is_the_last_of_its_series_or_the_latest_before_it(version: str, known: str) -> None:
+    """0.6 names the last 0.6; 0.6.3 behaves as the release before it; what is older than all as the first."""
+    assert nearest(version, ("0.3.0", "0.6.0", "0.6.2", "0.6.4", "0.9.0")) == known
+
+
+def test_versions_compare_as_numbers() -> None:
+    """0.10 is later than 0.9; a post-release is the release."""
+    assert at_least("0.10.0", "0.9.10")
+    assert not at_least("0.9.10", "0.10.0")
+    assert numbers("2.7.4.post1") == (2, 7, 4)
+    assert torch.nearest("2.4") == "2.13"
+
+
+def test_a_loop_without_settings_is_bf16_with_foreach_adamw_and_sdpa() -> None:
+    """The checkpoint's type, torch's default implementation on CUDA, Transformers' default attention; no accumulation,
+    nothing recomputed, nothing sharded on one GPU."""
+    s = job()
+    assert (s.precision, s.optimizer, s.optimizer_impl, s.attention) == ("bf16", "adamw", "foreach", "sdpa")
+    assert (s.sharding, s.checkpointing, s.accumulation, s.grad_dtype) == ("none", "none", 1, "bf16")
+    assert job(gpus=4).sharding == "ddp"
+
+
+@pytest.mark.parametrize(("optimizer", "impl"), [("adamw", "foreach"), ("lion", "single"), ("adafactor", "single")])
+def test_each_optimizer_has_its_own_default_implementation(optimizer: str, impl: str) -> None:
+    """`_default_to_fused_or_foreach` for Adam and SGD; `_adafactor.py` and lion-pytorch go one by one unless asked."""
+    assert job(optimizer=optimizer).optimizer_impl == impl
+
+
+@pytest.mark.parametrize(
+    ("fields", "precision", "grad", "impl"),
+    [
+        ({"sharding": "zero2"}, "mixed", "bf16", "fused"),
+        ({"sharding": "fsdp2"}, "bf16", "bf16", "foreach"),
+        ({"sharding": "fsdp2", "precision": "fsdp-mixed"}, "fsdp-mixed", "fp32", "foreach"),
+        ({"sharding": "ddp", "precision": "autocast"}, "autocast", "fp32", "foreach"),
+    ],
+)
+def test_gradients_have_the_type_of_what_is_stepped(
+    fields: dict[str, Any], precision: str, grad: str, impl: str
+) -> None:
+    """`.grad` has the parameter's type, a reduced shard that of the fp32 shard; DeepSpeed keeps bf16, steps fused."""
+    s = job(gpus=4, **fields)
+    assert (s.precision, s.grad_dtype, s.optimizer_impl) == (precision, grad, impl)
+
+
+@pytest.mark.parametrize(("sharding", "dtype"), [("ddp", "fp32"), ("fsdp2", "fp32"), ("zero3", "bf16")])
+def test_adapters_are_fp32_unless_deepspeed_casts_them(sharding: str, dtype: str) -> None:
+    """PEFT's `autocast_adapter_dtype`; DeepSpeed's engine calls `module.bfloat16()`."""
+    s = job(gpus=4, sharding=sharding, method="lora")
+    assert s.lora is not None
+    assert (s.lora.dtype, s.lora.rank, s.lora.targets, s.lora.dropout) == (dtype, 8, "all-linear", 0)
+
+
+REFUSED = {
+    "fsdp-mixed alone": {"precision": "fsdp-mixed"},
+    "zero in bf16": {"gpus": 2, "sharding": "zero2", "precision": "bf16"},
+    "offloaded parameters under ddp": {"gpus": 2, "sharding": "ddp", "offload__parameters": True},
+    "offloaded parameters under zero2": {"gpus": 2, "sharding": "zero2", "offload__parameters": True},
+    "an offloaded optimizer alone": {"offload__optimizer": True},
+    "4-bit weights under zero3": {"gpus": 2, "sharding": "zero3", "method": "qlora"},
+}
+
+
+@pytest.mark.parametrize("fields", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_run_is_refused_in_one_line(fields: dict[str, Any]) -> None:
+    """The line names the field, what was given and what is allowed."""
+    with pytest.raises(ScenarioError) as caught:
+        job(**fields)
+    line = str(caught.value)
+    assert line.isprintable()
+    assert "given" in line and "allowed" in line
+
+
+@pytest.mark.parametrize(
+    ("transformers", "path"),
+    [
+        # logits cast to fp32 in the model, then in the loss; the copy that shifts labels went with 4.51
+        ("4.44", Path("cross-entropy", head_fp32=True, shift_copy=True)),
+        ("4.46", Path("cross-entropy", shift_copy=True)),
+        ("4.50", Path("cross-entropy", shift_copy=True)),
+        ("4.51", Path("cross-entropy")),
+        ("5.23.0", Path("cross-entropy")),
+    ],
+)
+def test_the_models_own_loss_changed_with_transformers(transformers: str, path: Path) -> None:
+    """modeling_llama.py and loss_utils.py of each release."""
+    assert torch.loss_path(job(versions={"transformers": transformers})) == path
+
+
+def test_other_tasks_have_their_own_paths() -> None:
+    """A reward model has no vocabulary; DPO takes log-probabilities as it is told."""
+    assert torch.loss_path(job(task="rm")) == Path("scalar")
+    assert torch.loss_path(job(task="dpo")) == Path("log-softmax", upcast=True)
+    assert torch.loss_path(job(task="dpo", logprob="selective")) == Path("selective")
+    assert torch.loss_path(job(loss="chunked")) == Path("chunked")
+
+
+def test_a_policy_with_adapters_is_its_own_reference() -> None:
+    """`disable_adapter()`, unless the reference is another model or lies elsewhere."""
+    assert torch.keeps(job(task="dpo", method="lora")).reference == "adapter"
+    assert torch.keeps(job(task="dpo")).reference == "copy"
+    other = {"reference": {"model": "llama-3.2-1b"}}
+    assert torch.keeps(job(task="dpo", method="lora", roles=other)).reference == "copy"
+
+
+def test_deepspeed_is_there_for_zero_alone() -> None:
+    """With the configuration's own defaults."""
+    keeps = torch.keeps(job(gpus=2, sharding="zero3"))
+    assert keeps.deepspeed is not None
+    assert (keeps.deepspeed.reduce_bucket, keeps.deepspeed.max_live) == (500_000_000, 1_000_000_000)
+    assert torch.keeps(job(gpus=2, sharding="fsdp2")).deepspeed is None

@@ -1,0 +1,973 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from formulas import evaluate, form, terms
+
+from calc.architecture import Architecture, layer_parameters, lora_parameters
+from calc.catalog import load
+from calc.memory import activations
+from calc.memory.activations import Adapter, Program, Run, dimensions
+from calc.tape import Size, Snapshot, Tape, of
+
+# --- what the tests read off a tape ---
+
+BF16_LORA = Adapter(64, "all-linear", False, 2)
+FP32_LORA = Adapter(64, "all-linear", True, 4)
+
+
+def arch(model: str) -> Architecture:
+    return load().model(model).architecture
+
+
+def tape(model: str, *, moe: bool = False, first: bool = False, **run: Any) -> Tape:
+    """One layer of `model` on a tape; `run` are fields of Run."""
+    a = arch(model)
+    return Program(Run(a, **run), -1 if moe else 0, first=first).layer(moe=moe)
+
+
+def frozen(adapter: Adapter | None = None, **run: Any) -> dict[str, Any]:
+    return {"trained": False, "adapter": adapter, **run}
+
+
+def per_token(model: str, *, moe: bool = False, first: bool = False, **run: Any) -> float:
+    """Bytes that a layer keeps for backward, a token."""
+    return activations.layer(Run(arch(model), **run), moe=moe, first=first).saved.tokens
+
+
+def passing(model: str, shots: list[Snapshot], prefix: str = "") -> dict[str, tuple[dict[str, float], ...]]:
+    """What passes at each instant whose name starts with `prefix`, in order."""
+    return {shot.name: terms(shot.passing, arch(model)) for shot in shots if shot.name.startswith(prefix)}
+
+
+def table(text: str) -> dict[str, tuple[dict[str, float], ...]]:
+    """`name = form` on each line, as `passing` gives it."""
+    lines = (line.partition(" = ") for line in text.strip().splitlines())
+    return {name.strip(): form(sizes) for name, _, sizes in lines}
+
+
+def check(found: dict[str, tuple[dict[str, float], ...]], text: str) -> None:
+    """Every row of the table as found; rows that the table leaves out are checked elsewhere."""
+    for name, sizes in table(text).items():
+        assert found[name] == sizes, name
+
+
+# --- bytes that a layer keeps for backward ---
+
+
+@pytest.mark.parametrize(
+    ("model", "bytes_per_token"),
+    [
+        # 16h + 4q + 4kv + 8i + 4H + 8
+        ("llama-3-8b", 200_840),  # 16·4096 + 4·4096 + 4·1024 + 8·14336 + 4·32 + 8
+        ("mistral-7b", 200_840),  # the same sizes
+        ("qwen2.5-0.5b", 57_408),  # 16·896 + 4·896 + 4·128 + 8·4864 + 4·14 + 8
+        ("qwen2.5-1.5b", 103_480),  # 16·1536 + 4·1536 + 4·256 + 8·8960 + 4·12 + 8
+        ("qwen2.5-7b", 225_400),  # 16·3584 + 4·3584 + 4·512 + 8·18944 + 4·28 + 8
+        ("llama-2-7b", 186_504),  # 24·4096 + 8·11008 + 4·32 + 8
+        ("llama-2-70b", 397_576),  # 16·8192 + 4·8192 + 4·1024 + 8·28672 + 4·64 + 8
+        # and 6(q + kv) + 4(H + K) for the norms of queries and keys
+        ("qwen3-8b", 215_336),  # 20·4096 + 4·1024 + 8·12288 + 128 + 8 + 6·5120 + 4·40
+        # 36h + 4q + 4kv + 8i + 4H + 16: four norms, each with its fp32 product
+        ("gemma-2-9b", 268_368),  # 36·3584 + 4·4096 + 4·2048 + 8·14336 + 4·16 + 16
+        ("gemma-2-2b", 169_008),  # 36·2304 + 4·2048 + 4·1024 + 8·9216 + 4·8 + 16
+        # 16h + 8q + 6kv + 8i + 4H + 8: the whole product of q, k and v, and attention's output twice
+        ("phi-3-mini", 157_832),  # 16·3072 + 8·3072 + 6·3072 + 8·8192 + 4·32 + 8
+    ],
+)
+def test_a_dense_layer_keeps_the_bytes_that_were_traced(model: str, bytes_per_token: int) -> None:
+    """Protects every saved tensor of the dense families; bf16, flash attention, full training.
+
+    Traced with torch 2.13, transformers 5.23; the arithmetic beside each number is the closed form put in.
+    """
+    assert per_token(model) == bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("model", "closed_form"),
+    [
+        ("llama-3-8b", "16h + 4q + 4kv + 8i + 4H + 8"),
+        ("qwen3-8b", "16h + 10q + 10kv + 8i + 8H + 4K + 8"),
+        ("gemma-2-9b", "36h + 4q + 4kv + 8i + 4H + 16"),
+        ("phi-3-mini", "16h + 8q + 6kv + 8i + 4H + 8"),
+    ],
+)
+def test_the_closed_form_of_a_dense_layer_is_read_off_its_tape(model: str, closed_form: str) -> None:
+    """Two coefficients that err against each other for one model's sizes do not for the symbols."""
+    assert terms(tape(model).saved(), arch(model)) == form(closed_form)
+
+
+@pytest.mark.parametrize(
+    ("run", "closed_form"),
+    [
+        # probabilities in fp32 (4) and bf16 (2) for each pair of tokens and head, keys and values of every head
+        ({"kernel": "eager"}, "16h + 8q + 8i + 6H·S + 8"),
+        # keys and values repeated for every head, and the mask in the compute type
+        ({"kernel": "masked"}, "16h + 8q + 8i + 4H + 2S + 8"),
+        ({"kernel": "efficient"}, "16h + 8q + 8i + 4H + 8"),
+        # norms keep fp32 products, q, k and v each their own bf16 cast of the input, as do gate and up: 10h more
+        (
+            {"precision": "autocast"},
+            "26h + 4q + 4kv + 8i + 4H + 8 | 2W_q_proj + 2W_k_proj + 2W_v_proj + 2W_o_proj + 2W_gate_proj"
+            " + 2W_up_proj + 2W_down_proj",
+        ),
+        # fp32 throughout: no casts in the norms (12h each, of which 4h the linears read too), twice the rest
+        ({"precision": "fp32"}, "24h + 8q + 8kv + 16i + 4H + 8"),
+        ({"precision": "fp32", "kernel": "efficient"}, "24h + 16q + 16i + 4H + 8"),
+        # in fp32 the mask is fp32 too, and probabilities need no cast
+        ({"precision": "fp32", "kernel": "masked"}, "24h + 16q + 16i + 4H + 4S + 8"),
+        ({"precision": "fp32", "kernel": "eager"}, "24h + 16q + 16i + 4H·S + 8"),
+    ],
+)
+def test_a_llama_layer_keeps_by_kernel_and_number_format(run: dict[str, Any], closed_form: str) -> None:
+    """Protects the variants of the Llama form; bf16 and autocast traced, fp32 counted tensor by tensor."""
+    assert terms(tape("llama-3-8b", **run).saved(), arch("llama-3-8b")) == form(closed_form)
+
+
+def test_attention_without_grouped_queries_repeats_nothing() -> None:
+    """Llama 2 7B has a key head for every query head: k and v are kept as they are under every kernel."""
+    for kernel, scores in (("flash", "4H"), ("efficient", "4H"), ("masked", "4H + 2S"), ("eager", "6H·S")):
+        kept = terms(tape("llama-2-7b", kernel=kernel).saved(), arch("llama-2-7b"))
+        assert kept == form(f"16h + 4q + 4kv + 8i + 8 + {scores}")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "closed_form", "llama_3_8b"),
+    [
+        # 16h less the two norms' 2h each that only trained norm weights read; each A keeps no more than its linear did
+        # in bf16, and all seven keep A's output, 2r
+        (BF16_LORA, "12h + 4q + 4kv + 8i + 4H + 8 + 14r", 185_352),  # 16·4096 + 4·1024 + 8·14336 + 128 + 8 + 14·64
+        # each of the seven keeps an fp32 copy of its input, 4, a byte of mask, 1, and A's output, 4r
+        (FP32_LORA, "33h + 9q + 4kv + 11i + 4H + 8 + 28r", 335_752),  # 42·4096 + 4·1024 + 11·14336 + 136 + 28·64
+        # without dropout q, k and v each cast the same input anew: 4h + 4h + 4h, gate and up 4h + 4h
+        (Adapter(64, "all-linear", False, 4), "28h + 8q + 4kv + 10i + 4H + 8 + 28r", 296_840),
+    ],
+)
+def test_a_llama_layer_with_lora_on_all_linears_keeps_what_was_traced(
+    adapter: Adapter, closed_form: str, llama_3_8b: int
+) -> None:
+    """Protects what adapters keep beside frozen weights; r = 64. The first two forms are traced (peft 0.21)."""
+    run = frozen(adapter)
+    assert terms(tape("llama-3-8b", **run).saved(), arch("llama-3-8b")) == form(closed_form)
+    assert per_token("llama-3-8b", **run) == llama_3_8b
+
+
+def test_only_the_targets_of_lora_keep_their_inputs() -> None:
+    """Adapting o_proj alone: 2q more than nothing, A's output 2r; of the norms only x and the scale, 4h + 4 each.
+
+    The MLP keeps gate, act(gate) and up, 6i, but not their product, which only down_proj's adapter would read.
+    """
+    kept = tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), False, 2))).saved()
+    assert terms(kept, arch("llama-3-8b")) == form("8h + 4q + 4kv + 6i + 4H + 8 + 2r")
+
+
+def test_an_adapter_in_a_frozen_first_layer_finds_nothing_to_differentiate_before_it() -> None:
+    """Below the first adapter nothing needs a gradient: the first norm keeps neither x nor scale, 4h + 4 less."""
+    every = terms(tape("llama-3-8b", **frozen(BF16_LORA)).saved(), arch("llama-3-8b"))
+    first = terms(tape("llama-3-8b", first=True, **frozen(BF16_LORA)).saved(), arch("llama-3-8b"))
+    assert every == form("12h + 4q + 4kv + 8i + 4H + 8 + 14r")
+    assert first == form("8h + 4q + 4kv + 8i + 4H + 4 + 14r")
+
+
+def test_lora_under_autocast_runs_in_bf16_and_keeps_the_frozen_weights_casts() -> None:
+    """fp32 adapters and residual, but bf16 multiplications: A reads a bf16 input and puts out 2r.
+
+    Norms keep x and the scale, 4h + 4 each. The five linears that read the norms' outputs keep a bf16 cast each, 10h;
+    o and down cast their inputs to fp32 and back, 2q + 2i more than the 2q that attention keeps of its output.
+    """
+    kept = terms(tape("llama-3-8b", **frozen(BF16_LORA, precision="autocast")).saved(), arch("llama-3-8b"))
+    weights = "2W_q_proj + 2W_k_proj + 2W_v_proj + 2W_o_proj + 2W_gate_proj + 2W_up_proj + 2W_down_proj"
+    assert kept[1] == form(f"0 | {weights}")[1]
+    assert kept[0] == form("18h + 4q + 4kv + 8i + 4H + 8 + 14r")[0]
+
+
+def test_lora_with_dropout_under_autocast_keeps_a_mask_beside_the_bf16_input() -> None:
+    """o_proj alone, fp32 adapter: output 2q, mask q, the dropped-out input cast to bf16 2q, in bf16 A's output 2r."""
+    kept = terms(tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), True, 4), precision="autocast")).saved(),
+                 arch("llama-3-8b"))  # fmt: skip
+    assert kept[0] == form("8h + 7q + 4kv + 6i + 4H + 8 + 2r")[0]
+
+
+def test_a_frozen_layer_without_adapters_keeps_only_what_leads_to_its_input() -> None:
+    """A layer between adapters elsewhere: norms 4h + 4, attention as ever, the MLP's 6i."""
+    kept = terms(tape("llama-3-8b", **frozen()).saved(), arch("llama-3-8b"))
+    assert kept == form("8h + 4q + 4kv + 6i + 4H + 8")
+
+
+@pytest.mark.parametrize(
+    ("model", "kernel", "closed_form"),
+    [
+        # tanh's result stays too: 2 for each pair
+        ("gemma-2-2b", "eager", "36h + 8q + 8i + 8H·S + 16"),
+        # rotated q and k are new tensors; v is a view, so the whole product of q, k and v stays: 2q + 4kv
+        ("phi-3-mini", "masked", "16h + 6q + 6kv + 8i + 4H + 2S + 8"),
+    ],
+)
+def test_other_families_attention_keeps_by_kernel(model: str, kernel: str, closed_form: str) -> None:
+    """Protects soft-capped scores and fused projections; Phi-3 at 4096 tokens traced at 159,880 a token."""
+    assert terms(tape(model, kernel=kernel).saved(), arch(model)) == form(closed_form)
+
+
+def test_phi_3_beyond_its_window_keeps_the_traced_bytes() -> None:
+    """Own trace, 4096 tokens: 159,880 a token; 16·3072 + 6·3072 + 6·3072 + 8·8192 + 4·32 + 2·4096 + 8."""
+    kept = activations.layer(Run(arch("phi-3-mini"), kernel="masked"), moe=False).saved
+    assert kept.bytes(4096, 4096) == 159_880 * 4096
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "closed_form", "bytes_at_2048"),
+    [
+        # routing 4E + 40k + 4: probabilities; the best 4k and their index 8k, two orders 16k, weights 4k, inverse 8k;
+        # the sum that normalises. Then k copies of the input, 2kh, gate and up 4kj, act(gate) 2kj, product 2kj, output
+        ("mixtral-8x7b", {}, "16h + 4q + 4kv + 4H + 4E + 40k + 4k·h + 8k·j + 12", 348_412),
+        # weights in bf16 once normalised: 2k less
+        ("qwen3-30b-a3b", {}, "16h + 10q + 10kv + 8H + 4K + 4E + 38k + 4k·h + 8k·j + 12", 194_636),
+        # frozen experts: neither their inputs, 2kh, nor products, 2kj
+        ("mixtral-8x7b", frozen(Adapter(16, "all-linear", False, 2)),
+         "10h + 4q + 4kv + 4H + 4E + 40k + 2k·h + 6k·j + 12 + 8r", 250_236),
+        ("qwen3-30b-a3b", frozen(Adapter(16, "all-linear", False, 2)),
+         "10h + 8q + 8kv + 8H + 4K + 4E + 38k + 2k·h + 6k·j + 12 + 8r", 128_204),
+        # norms keep an fp32 product each, 4h more than 16h; routing in bf16 after the choice; seven tensors of kj
+        ("gpt-oss-20b", {}, "20h + 6q + 4kv + 4H + 44k + 4k·h + 14k·j + 8", 292_024),
+        # the sink is a column more: 2H·(S + 1), its maximum an index of 8 bytes
+        ("gpt-oss-20b", {"kernel": "eager"}, "20h + 8q + 10H + 2H·S + 44k + 4k·h + 14k·j + 8", 560_696),
+        ("deepseek-v3", {}, "20h + 8c_q + 8c_kv + 4q + 2kvb + 4o + 4H + 4E + 40k + 4k·h + 8k·j + 8s + 20 | 4W_gate",
+         771_412),
+        ("deepseek-v3", {"kernel": "efficient"},
+         "20h + 8c_q + 8c_kv + 4q + 2kvb + 2o + 4H + 4E + 40k + 4k·h + 8k·j + 8s + 20 | 4W_gate", 738_644),
+        ("deepseek-v3", {"kernel": "eager"},
+         "20h + 8c_q + 8c_kv + 4q + 2kvb + 2o + 6H·S + 4E + 40k + 4k·h + 8k·j + 8s + 20 | 4W_gate", 2_310_996),
+    ],
+)  # fmt: skip
+def test_a_layer_with_routed_experts_keeps_the_bytes_that_were_traced(
+    model: str, run: dict[str, Any], closed_form: str, bytes_at_2048: int
+) -> None:
+    """Protects the experts' and routers' tensors: own traces of transformers 5.23 at 2048 tokens, bytes a token.
+
+    The traces hold a byte a token more, for counters that do not grow with the tokens.
+    """
+    kept = activations.layer(Run(arch(model), **run), moe=True).saved
+    assert terms(tape(model, moe=True, **run).saved(), arch(model)) == form(closed_form)
+    assert kept.bytes(2048, 2048) == bytes_at_2048 * 2048
+
+
+@pytest.mark.parametrize(
+    ("model", "bytes_per_token"),
+    [("phi-3-mini", 133_380), ("qwen3-30b-a3b", 120_008), ("mixtral-8x7b", 233_848)],
+)
+def test_the_first_layer_above_a_frozen_embedding_keeps_the_traced_bytes(model: str, bytes_per_token: int) -> None:
+    """Own traces, LoRA of rank 16 in bf16: the first layer's input needs no gradient."""
+    run = frozen(Adapter(16, "all-linear", False, 2))
+    assert per_token(model, moe=model != "phi-3-mini", first=True, **run) == bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("kernel", "closed_form", "bytes_at_2048"),
+    [
+        # q and k joined from two parts, 4q; values inside kv_b_proj's product, 2kvb; norms of two low ranks, 8 each
+        ("flash", "16h + 8c_q + 8c_kv + 4q + 2kvb + 4o + 4H + 8i + 16", 508_432),
+        ("efficient", "16h + 8c_q + 8c_kv + 4q + 2kvb + 2o + 4H + 8i + 16", 475_664),
+        ("eager", "16h + 8c_q + 8c_kv + 4q + 2kvb + 2o + 6H·S + 8i + 16", 2_048_016),
+    ],
+)
+def test_latent_attention_keeps_the_bytes_that_were_traced(kernel: str, closed_form: str, bytes_at_2048: int) -> None:
+    """Own traces of DeepSeek-V3's dense layers at 2048 tokens."""
+    kept = activations.layer(Run(arch("deepseek-v3"), kernel=kernel), moe=False).saved
+    assert terms(tape("deepseek-v3", kernel=kernel).saved()) == form(closed_form)
+    assert kept.bytes(2048, 2048) == bytes_at_2048 * 2048
+
+
+def test_without_a_low_rank_for_queries_one_projection_makes_them() -> None:
+    """DeepSeek-V2-Lite has no q_lora_rank: neither 8c_q nor a norm's scale, 4; its router runs in bf16: no W_gate."""
+    kept = terms(tape("deepseek-v2-lite", moe=True).saved())
+    assert kept == form("16h + 8c_kv + 4q + 2kvb + 4o + 4H + 4E + 38k + 4k·h + 8k·j + 8s + 16")
+
+
+def test_qwen2_moe_keeps_what_its_shared_experts_gate_multiplies() -> None:
+    """`sigmoid(gate(x)) · shared(x)`: both factors are kept, 2 + 2h, beside the shared MLP's 8s."""
+    kept = terms(tape("qwen1.5-moe-a2.7b", moe=True).saved(), arch("qwen1.5-moe-a2.7b"))
+    assert kept == form("18h + 4q + 4kv + 4H + 4E + 38k + 4k·h + 8k·j + 8s + 14")
+
+
+def test_autocast_leaves_routed_experts_in_fp32() -> None:
+    """`grouped_mm` follows its fp32 weights (transformers integrations/moe.py): 4 bytes where bf16 has 2, no casts."""
+    kept = terms(tape("mixtral-8x7b", moe=True, precision="autocast").saved(), arch("mixtral-8x7b"))
+    assert kept[0]["k·h"] == 8
+    assert kept[0]["k·j"] == 16
+    assert kept[1] == form("0 | 2W_q_proj + 2W_k_proj + 2W_v_proj + 2W_o_proj")[1]
+
+
+# --- gradients ---
+
+
+@pytest.mark.parametrize("model", sorted(load().models))
+def test_backward_makes_the_gradient_of_every_parameter_of_a_layer_once(model: str) -> None:
+    """For every model of the catalog the tape's weights are the layer's parameters, in bf16 and under autocast."""
+    a = arch(model)
+    for moe in {index >= a.dense_layers for index in (0, a.layers - 1)}:
+        for precision in ("bf16", "autocast"):
+            shots = tape(model, moe=moe, precision=precision).backward()
+            assert shots[-1].gradients == layer_parameters(a, -1 if moe else 0)
+            assert sum(shot.making for shot in shots) == shots[-1].gradients
+
+
+@pytest.mark.parametrize("model", sorted(load().models))
+@pytest.mark.parametrize("targets", ["all-linear", ("o_proj",)])
+def test_backward_makes_the_gradient_of_every_adapter_once(model: str, targets: str | tuple[str, ...]) -> None:
+    """LoRA's parameters over all layers, as the architecture counts them from PEFT's rules; rank 16."""
+    a = arch(model)
+    adapter = Adapter(16, targets, False, 2)
+    layers = [(False, a.dense_layers)] if a.dense_layers else []
+    layers += [(True, a.layers - a.dense_layers)] if a.dense_layers < a.layers else []
+    made = sum(tape(model, moe=moe, **frozen(adapter)).backward()[-1].gradients * n for moe, n in layers)
+    assert made == lora_parameters(a, 16, targets)
+
+
+# --- instants: what passes at each operation ---
+
+LLAMA_FORWARD = """
+input_layernorm: to fp32 = 6h
+input_layernorm: square = 6h
+input_layernorm: mean = 6h + 4
+input_layernorm: rsqrt = 2h + 4
+input_layernorm: scale = 6h
+input_layernorm: to bf16 = 8h
+input_layernorm: weight = 4h
+q_proj = 2h + 2q
+k_proj = 2h + 2q + 2kv
+v_proj = 2h + 2q + 4kv
+q: rotate = 2h + 10q + 4kv
+k: rotate = 2h + 2q + 12kv
+attention = 2h
+o_proj = 4h
+attention: add = 6h
+post_attention_layernorm: to fp32 = 6h
+post_attention_layernorm: square = 6h
+post_attention_layernorm: mean = 6h + 4
+post_attention_layernorm: rsqrt = 2h + 4
+post_attention_layernorm: scale = 6h
+post_attention_layernorm: to bf16 = 8h
+post_attention_layernorm: weight = 4h
+gate_proj = 2h + 2i
+mlp: activation = 2h + 2i
+up_proj = 2h + 4i
+mlp: product = 2h + 2i
+down_proj = 4h
+mlp: add = 6h
+"""
+LLAMA_BACKWARD = """
+mlp: add = 2h
+down_proj = 2h + 2i
+mlp: product = 2h + 6i
+up_proj = 4h + 4i
+mlp: activation = 4h + 4i
+gate_proj = 6h + 2i
+post_attention_layernorm: weight = 8h
+post_attention_layernorm: to bf16 = 8h
+post_attention_layernorm: scale = 14h + 4
+post_attention_layernorm: rsqrt = 6h + 8
+post_attention_layernorm: mean = 10h + 4
+post_attention_layernorm: square = 22h
+post_attention_layernorm: to fp32 = 8h
+attention: add = 2h
+o_proj = 2h + 2q
+attention = 2h + 12q + 4kv + 4H
+k: rotate = 2h + 2q + 12kv
+q: rotate = 2h + 10q + 4kv
+v_proj = 4h + 2q + 4kv
+k_proj = 6h + 2q + 2kv
+q_proj = 6h + 2q
+input_layernorm: weight = 8h
+input_layernorm: to bf16 = 8h
+input_layernorm: scale = 14h + 4
+input_layernorm: rsqrt = 6h + 8
+input_layernorm: mean = 10h + 4
+input_layernorm: square = 22h
+input_layernorm: to fp32 = 8h
+"""
+
+
+def test_every_instant_of_a_llama_layers_forward_passes_what_lies_between_saved_tensors() -> None:
+    """The residual, 2h, is there all along. In the norm x is cast (4h) and squared (4h) before x32 counts as saved.
+
+    q, k and v pass until attention saves them; `rotate_half` has three temporaries of its input beside input and
+    output: 2q + 2q + 6q. The MLP's pair is gate and act(gate), or act(gate), up and what is not saved of them yet.
+    """
+    found = passing("llama-3-8b", tape("llama-3-8b").forward())
+    assert list(found) == list(table(LLAMA_FORWARD))
+    check(found, LLAMA_FORWARD)
+
+
+def test_every_instant_of_a_llama_layers_backward_passes_its_gradients() -> None:
+    """The residual's gradient, 2h, is there all along; each operation adds what it receives and what it makes.
+
+    `product`: 2i arrives, 2i for act(gate) and 2i for up are made. `scale`: the bf16 gradient is fp32 by now, 4h, makes
+    4h for x and a product of 4h on the way to the row's scale, 4. `square`: 4h of x from before, 4h arrives, 4h is
+    made, and `grad·(2·x)` has two more temporaries, 8h: 2 + 20. Flash: output's gradient 2q, dq 2q, dk and dv 4kv, an
+    fp32 accumulator of dq 4q + 4H, and dk and dv for every query head before they are summed, 4q.
+    """
+    found = passing("llama-3-8b", tape("llama-3-8b").backward())
+    assert list(found) == list(table(LLAMA_BACKWARD))
+    check(found, LLAMA_BACKWARD)
+
+
+def test_the_largest_instant_of_a_llama_layers_backward_is_that_of_the_mlps_product() -> None:
+    """Closed form, checked against traces of six models: T·(form + 4i + 2h) and down_proj's gradient."""
+    shots = tape("llama-3-8b").backward()
+    product = next(s for s in shots if s.name == "mlp: product")
+    total, _ = terms(product.saved + product.passing, arch("llama-3-8b"))
+    assert total == form("18h + 4q + 4kv + 12i + 4H + 8")[0]
+    assert product.gradients == 4096 * 14336
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "moe", "op", "traced"),
+    [
+        # less the tied head's gradient, 576,000, and 4.5 for each `1 + weight` in fp32 that is still kept
+        ("gemma-2-2b", {}, False, "mlp: product", 768_058 - 576_000 - 3 * 4.5),
+        ("gemma-2-2b", {}, False, "post_attention_layernorm: square", 671_273 - 576_000 - 4.5),
+        ("phi-3-mini", {}, False, "post_attention_layernorm: weight", 110_731),
+        ("phi-3-mini", {}, False, "post_attention_layernorm: square", 147_588),
+        ("phi-3-mini", {}, False, "input_layernorm: weight", 43_015),
+        ("phi-3-mini", frozen(Adapter(16, "all-linear", False, 2)), False, "post_attention_layernorm: square", 141_508),
+        ("mixtral-8x7b", {}, True, "experts: gate_up", 1_159_388),
+        ("mixtral-8x7b", {}, True, "post_attention_layernorm: weight", 110_732),
+        ("mixtral-8x7b", {}, True, "post_attention_layernorm: square", 159_876),
+        ("qwen3-30b-a3b", {}, True, "experts: gate_up", 567_244),
+        ("qwen3-30b-a3b", {}, True, "post_attention_layernorm: weight", 91_418),
+        ("qwen3-30b-a3b", frozen(Adapter(16, "all-linear", False, 2)), True, "experts: weigh", 230_556),
+        ("gpt-oss-20b", {"kernel": "eager"}, True, "softmax", 846_468),
+        ("gpt-oss-20b", {}, True, "post_attention_layernorm: square", 130_564),
+        ("deepseek-v3", {}, False, "gate_proj", 569_872),
+        ("deepseek-v3", {}, False, "post_attention_layernorm: weight", 403_991),
+        ("deepseek-v3", {"kernel": "efficient"}, False, "attention", 547_852),
+        ("deepseek-v3", {"kernel": "eager"}, False, "softmax", 3_364_876),
+        ("deepseek-v3", {"kernel": "eager"}, False, "input_layernorm: weight", 100_363),
+    ],
+)  # fmt: skip
+def test_the_highest_instants_of_backward_are_those_traced(
+    model: str, run: dict[str, Any], moe: bool, op: str, traced: float
+) -> None:
+    """Bytes a token that a layer has at one operation: saved, in passing and the weight's gradient being made.
+
+    Own traces of transformers 5.23 at 2048 tokens in bf16, up to a byte a token for counters.
+    """
+    a = arch(model)
+    dims = dimensions(a, 16)
+    shots = {s.name: s for s in tape(model, moe=moe, **run).backward()}
+    both = activations.amount(shots[op].saved + shots[op].passing, dims)
+    assert (both.bytes(2048, 2048) + 2 * shots[op].making) / 2048 == pytest.approx(traced, abs=1)
+
+
+def test_flash_sums_keys_and_values_gradients_only_where_heads_share_them() -> None:
+    """Llama 2 7B: output's gradient 2q, dq 2q, dk and dv 4kv, dq's accumulator 4q + 4H."""
+    check(passing("llama-2-7b", tape("llama-2-7b").backward()), "attention = 2h + 8q + 4kv + 4H")
+
+
+EAGER_FORWARD = """
+k: repeat = 2h + 4q + 4kv
+v: repeat = 2h + 6q + 2kv
+scores = 2h + 2q + 2H·S
+scores: scale = 2h + 2q + 4H·S
+scores: mask = 2h + 2q + 4H·S
+softmax: to fp32 = 2h + 2q + 6H·S
+softmax = 2h + 2q + 4H·S
+probabilities: to bf16 = 2h + 2q + 2H·S
+values = 2h + 2q
+attention: contiguous = 2h + 4q
+"""
+EAGER_BACKWARD = """
+attention: contiguous = 2h + 4q
+values = 2h + 4q + 2H·S
+probabilities: to bf16 = 2h + 2q + 6H·S
+softmax = 2h + 2q + 8H·S
+softmax: to fp32 = 2h + 2q + 6H·S
+scores: mask = 2h + 2q + 2H·S
+scores: scale = 2h + 2q + 4H·S
+scores = 2h + 6q + 2H·S
+v: repeat = 2h + 6q + 2kv
+k: repeat = 2h + 4q + 4kv
+"""
+
+
+def test_eager_attention_passes_its_scores_two_or_three_at_a_time() -> None:
+    """A pair of 16-bit scores is 4, a 16-bit and an fp32 one 6, two fp32 gradients in softmax's backward 8."""
+    made = tape("llama-3-8b", kernel="eager")
+    check(passing("llama-3-8b", made.forward()), EAGER_FORWARD)
+    check(passing("llama-3-8b", made.backward()), EAGER_BACKWARD)
+
+
+def test_gemma_2_caps_its_scores_in_three_more_operations() -> None:
+    """Divide, tanh, multiply: each a new tensor of 2; tanh's own is kept from then on."""
+    made = tape("gemma-2-2b", kernel="eager")
+    check(passing("gemma-2-2b", made.forward()), """
+        scores: over cap = 2h + 2q + 4H·S
+        scores: tanh = 2h + 2q + 2H·S
+        scores: times cap = 2h + 2q + 2H·S
+        scores: mask = 2h + 2q + 4H·S
+    """)  # fmt: skip
+    check(passing("gemma-2-2b", made.backward()), """
+        scores: times cap = 2h + 2q + 4H·S
+        scores: tanh = 2h + 2q + 4H·S
+        scores: over cap = 2h + 2q + 4H·S
+    """)  # fmt: skip
+
+
+def test_gpt_oss_attends_with_a_column_for_its_sink_in_the_compute_type() -> None:
+    """A column more: 2H beside each 2H·S from the join on. `less maximum` has a product more in backward."""
+    made = tape("gpt-oss-20b", moe=True, kernel="eager")
+    check(passing("gpt-oss-20b", made.forward()), """
+        scores: join sink = 2h + 2q + 4H·S + 2H
+        scores: less maximum = 2h + 2q + 4H·S + 4H
+        softmax = 2h + 2q + 2H·S + 2H
+        probabilities: drop sink = 2h + 2q
+    """)  # fmt: skip
+    check(passing("gpt-oss-20b", made.backward()), """
+        values = 2h + 4q + 2H·S + 2H
+        probabilities: drop sink = 2h + 2q + 4H·S + 4H
+        softmax = 2h + 2q + 4H·S + 4H
+        scores: less maximum = 2h + 2q + 4H·S + 4H
+        scores: join sink = 2h + 2q + 4H·S + 2H
+    """)  # fmt: skip
+    assert made.backward()[-1].gradients == layer_parameters(arch("gpt-oss-20b"))  # the sinks' own, 64, among them
+
+
+def test_the_memory_efficient_kernel_accumulates_dq_in_fp32_only_from_16_bits() -> None:
+    """Repeated k and v: gradients 2q each; dq 2q, output's 2q, accumulator 4q + 4H. In fp32 all are 4q, without it."""
+    check(passing("llama-3-8b", tape("llama-3-8b", kernel="masked").backward()), """
+        attention = 2h + 12q + 4H
+        v: repeat = 2h + 6q + 2kv
+        k: repeat = 2h + 4q + 4kv
+    """)  # fmt: skip
+    single = tape("llama-2-7b", kernel="efficient", precision="fp32").backward()
+    check(passing("llama-2-7b", single), "attention = 4h + 8q + 8kv + 4H")
+
+
+def test_qk_norms_work_on_each_heads_rows() -> None:
+    """As any norm, on q instead of h, with a scale for every head: 4H. k and v, 4kv, wait beside."""
+    made = tape("qwen3-8b")
+    check(passing("qwen3-8b", made.forward()), """
+        q_norm: to fp32 = 2h + 4kv + 6q
+        q_norm: mean = 2h + 4kv + 4q + 4H
+        k_norm: mean = 2h + 2q + 6kv + 4K
+    """)  # fmt: skip
+    check(passing("qwen3-8b", made.backward()), """
+        q_norm: scale = 2h + 4kv + 12q + 4H
+        q_norm: square = 2h + 4kv + 20q
+    """)  # fmt: skip
+
+
+def test_a_late_norm_multiplies_its_weight_in_fp32() -> None:
+    """Gemma and GPT-OSS: the weight's gradient makes a product of 4h, the bf16 cast comes after it."""
+    made = tape("gemma-2-2b")
+    check(passing("gemma-2-2b", made.forward()), """
+        input_layernorm: weight = 6h
+        input_layernorm: to bf16 = 8h
+    """)  # fmt: skip
+    check(passing("gemma-2-2b", made.backward()), """
+        post_feedforward_layernorm: to bf16 = 6h
+        post_feedforward_layernorm: weight = 14h
+    """)  # fmt: skip
+    oss = terms(tape("gpt-oss-20b", moe=True).saved(), arch("gpt-oss-20b"))[0]
+    assert oss["h"] == 20  # two norms of 4h + 4h + 2h, where an early norm has 8h
+
+
+def test_a_frozen_norm_makes_no_gradient_of_its_weight() -> None:
+    """2h less in its own backward than where the weight's product is made: 6h, not 8h."""
+    run = frozen(BF16_LORA)
+    check(passing("llama-3-8b", tape("llama-3-8b", **run).backward()), "input_layernorm: weight = 6h")
+
+
+def test_phi_3_slices_one_product_and_joins_the_gradients_again() -> None:
+    """Views are free forward; backward each slice writes a gradient of the whole product, 2q + 4kv, zero elsewhere."""
+    made = tape("phi-3-mini")
+    check(passing("phi-3-mini", made.forward()), """
+        q: slice = 2h + 2q + 4kv
+        q: rotate = 2h + 10q + 4kv
+        k: rotate = 2h + 4q + 12kv
+        attention: contiguous = 2h + 2q
+        gate, up = 2h + 4i
+    """)  # fmt: skip
+    check(passing("phi-3-mini", made.backward()), """
+        gate, up = 2h + 8i
+        attention: contiguous = 2h + 4q
+        attention = 2h + 8q + 4kv + 4H
+        v: slice = 2h + 4q + 8kv
+        k: slice = 2h + 6q + 10kv
+        q: slice = 2h + 6q + 8kv
+    """)  # fmt: skip
+
+
+def test_latent_attention_splits_rotates_and_joins() -> None:
+    """q: q_pass and q_rot are views; rotating makes 2·H·rope, with three temporaries; joining 2q.
+
+    Backward, `k: split` concatenates the gradients of k_pass and v, 2kvb, beside them.
+    """
+    made = tape("deepseek-v3")
+    check(passing("deepseek-v3", made.forward()), """
+        q: split = 2h + 2q
+        kv_a_layernorm: mean = 2h + 2q + 6c_kv + 2rope + 4
+        q: rotate = 2h + 2q + 4c_kv + 2rope + 8H·rope
+        k: rotate = 2h + 2q + 4c_kv + 10rope + 2H·rope
+        q: join = 2h + 4q + 2c_kv + 2rope + 2H·rope
+        kv_b_proj = 2h + 2q + 2rope + 2kvb
+        k: join = 2h + 4q + 2rope + 2kvb
+        attention: contiguous = 2h + 2o
+    """)  # fmt: skip
+    check(passing("deepseek-v3", made.backward()), """
+        attention: contiguous = 2h + 4o
+        attention = 2h + 8q + 4o + 4H
+        k: join = 2h + 4q + 2kvb + 2rope
+        k: split = 2h + 2q + 4kvb + 2rope
+        kv_b_proj = 2h + 2q + 2kvb + 2c_kv + 2rope
+        q: join = 2h + 4q + 2c_kv + 2rope
+        k: rotate = 2h + 2q + 2c_kv + 10rope
+        q: rotate = 2h + 2q + 2c_kv + 2rope + 8H·rope
+        kv: split = 2h + 2q + 4c_kv + 4rope
+        kv_a_proj_with_mqa = 4h + 2q + 2c_kv + 2rope
+        q: split = 4h + 4q
+        q_b_proj = 4h + 2q + 2c_q
+        q_a_layernorm: square = 4h + 20c_q
+        q_a_proj = 6h + 2c_q
+    """)  # fmt: skip
+
+
+EXPERTS_FORWARD = """
+router = 2h + 2E
+router: to fp32 = 2h + 6E
+router: softmax = 2h + 4E
+router: top k = 2h + 4k
+router: normalise = 2h + 4k
+experts: sort = 2h + 2k·h
+experts: gate_up = 2h + 4k·j
+experts: gate, up = 2h + 4k·j
+experts: activation = 2h + 2k·j
+experts: product = 2h + 2k·j
+experts: down = 2h + 2k·h
+experts: sort weights = 2h + 4k + 2k·h
+experts: weigh = 2h + 4k·h
+experts: unsort = 2h + 8k·h
+experts: sum = 6h + 4k·h
+experts: to bf16 = 8h
+"""
+EXPERTS_BACKWARD = """
+experts: to bf16 = 6h
+experts: sum = 6h + 4k·h
+experts: unsort = 2h + 8k·h
+experts: weigh = 2h + 10k·h + 4k
+experts: sort weights = 2h + 2k·h + 8k
+experts: down = 2h + 4k + 2k·h + 2k·j
+experts: product = 2h + 4k + 6k·j
+experts: activation = 2h + 4k + 6k·j
+experts: gate, up = 2h + 4k + 8k·j
+experts: gate_up = 2h + 4k + 2k·h + 4k·j
+experts: sort = 6h + 4k + 2k·h
+router: normalise = 4h + 8k
+router: top k = 4h + 4k + 4E
+router: softmax = 4h + 8E
+router: to fp32 = 4h + 6E
+router = 6h + 2E
+"""
+
+
+def test_every_instant_of_mixtrals_experts_passes_what_its_copies_of_tokens_need() -> None:
+    """Weights are fp32, so weighing widens to 4kh; backward of it holds 4kh in, 4kh of a product, 2kh out.
+
+    Sorting backward sums k rows into one: 2kh in, 2h out and 2h of scratch beside the residual's 2h.
+    """
+    made = tape("mixtral-8x7b", moe=True)
+    check(passing("mixtral-8x7b", made.forward()), EXPERTS_FORWARD)
+    check(passing("mixtral-8x7b", made.backward()), EXPERTS_BACKWARD)
+
+
+def test_a_router_with_bf16_weights_leaves_the_experts_narrow() -> None:
+    """Qwen3-MoE casts its weights, 2k: weighing makes 2kh, not 4kh, and no cast follows."""
+    made = tape("qwen3-30b-a3b", moe=True)
+    check(passing("qwen3-30b-a3b", made.forward()), """
+        router: to bf16 = 2h + 2k
+        experts: weigh = 2h + 2k·h
+        experts: sum = 4h + 2k·h
+    """)  # fmt: skip
+    check(passing("qwen3-30b-a3b", made.backward()), """
+        experts: weigh = 2h + 2k + 6k·h
+        router: to bf16 = 4h + 6k
+    """)  # fmt: skip
+
+
+def test_gpt_oss_clamps_strided_halves_of_one_product() -> None:
+    """The halves are views; clamping makes each contiguous, 2kj. The sigmoid reads a scaled gate, 2kj more."""
+    made = tape("gpt-oss-20b", moe=True)
+    check(passing("gpt-oss-20b", made.forward()), """
+        router: top k = 2h + 2E + 2k
+        router: softmax = 2h + 2k
+        experts: up = 2h + 4k·j
+        experts: clamp gate = 2h + 2k·j
+        experts: clamp up = 2h + 4k·j
+        experts: scale gate = 2h + 6k·j
+        experts: sigmoid = 2h + 6k·j
+        experts: glu = 2h + 4k·j
+        experts: up + 1 = 2h + 6k·j
+        experts: product = 2h + 2k·j
+    """)  # fmt: skip
+    check(passing("gpt-oss-20b", made.backward()), """
+        experts: product = 2h + 2k + 6k·j
+        experts: up + 1 = 2h + 2k + 4k·j
+        experts: glu = 2h + 2k + 8k·j
+        experts: sigmoid = 2h + 2k + 8k·j
+        experts: scale gate = 2h + 2k + 8k·j
+        experts: clamp up = 2h + 2k + 6k·j
+        experts: clamp gate = 2h + 2k + 6k·j
+        experts: up = 2h + 2k + 8k·j
+        experts: gate = 2h + 2k + 10k·j
+        router: softmax = 4h + 4k
+    """)  # fmt: skip
+
+
+def test_deepseeks_router_multiplies_in_fp32() -> None:
+    """A cast of the input, 4h, and of the router's weight, 4 bytes an element, both kept for backward."""
+    shots = tape("deepseek-v3", moe=True).backward()
+    router = next(s for s in shots if s.name == "router")
+    assert terms(router.passing) == form("8h + 4E | 4W_gate")
+    assert terms(router.saved)[1] == form("0 | 4W_gate")[1]
+
+
+def test_shared_experts_run_beside_the_routed_ones() -> None:
+    """The input and the routed experts' sum wait, 2h each, beside the residual; backward they share a gradient."""
+    made = tape("deepseek-v3", moe=True)
+    check(passing("deepseek-v3", made.forward()), """
+        shared_up_proj = 4h + 4s
+        shared_down_proj = 6h
+        experts: add shared = 8h
+    """)  # fmt: skip
+    check(passing("deepseek-v3", made.backward()), """
+        experts: add shared = 2h
+        shared_down_proj = 2h + 2s
+        shared_gate_proj = 6h + 2s
+    """)  # fmt: skip
+
+
+def test_qwen2_moe_weighs_its_shared_expert() -> None:
+    """Backward of the weighing: 2h for the expert, and a product of 2h that is summed to one number a row."""
+    made = tape("qwen1.5-moe-a2.7b", moe=True)
+    check(passing("qwen1.5-moe-a2.7b", made.forward()), """
+        shared_expert_gate = 6h + 2
+        shared: sigmoid = 6h + 2
+        shared: weigh = 6h
+    """)  # fmt: skip
+    check(passing("qwen1.5-moe-a2.7b", made.backward()), """
+        shared: weigh = 6h + 2
+        shared: sigmoid = 4h + 4
+    """)  # fmt: skip
+
+
+def test_an_fp32_adapter_beside_a_bf16_linear_works_in_fp32() -> None:
+    """o_proj: y 2h and the residual 2h wait; the input is cast, 4q, dropped out, 4q; B puts out 4h, scaled 4h."""
+    made = tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), True, 4)))
+    check(passing("llama-3-8b", made.forward()), """
+        o_proj: LoRA: to fp32 = 4h + 4q
+        o_proj: LoRA dropout = 4h + 8q
+        o_proj: LoRA A = 4h + 4r
+        o_proj: LoRA B = 8h
+        o_proj: LoRA scale = 12h
+        o_proj: LoRA add = 12h
+        o_proj: LoRA: to bf16 = 8h
+    """)  # fmt: skip
+    check(passing("llama-3-8b", made.backward()), """
+        o_proj: LoRA: to bf16 = 6h
+        o_proj: LoRA add = 8h
+        o_proj: LoRA scale = 12h
+        o_proj: LoRA B = 8h + 4r
+        o_proj: LoRA A = 4h + 4r + 4q
+        o_proj: LoRA dropout = 4h + 8q
+        o_proj: LoRA: to fp32 = 4h + 6q
+        o_proj = 4h + 4q
+    """)  # fmt: skip
+
+
+def test_a_bf16_adapter_shares_the_gradient_of_its_sum() -> None:
+    """No casts: the sum's gradient is y's and the scaled product's, one tensor of 2h."""
+    made = tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), False, 2)))
+    check(passing("llama-3-8b", made.backward()), """
+        o_proj: LoRA add = 2h
+        o_proj: LoRA scale = 4h
+        o_proj: LoRA B = 4h + 2r
+        o_proj: LoRA A = 2h + 2r + 2q
+        o_proj = 2h + 4q
+    """)  # fmt: skip
+
+
+def test_a_quantised_linear_is_dequantised_whole_in_forward_and_backward() -> None:
+    """NF4 weights become bf16 for each multiplication: 2 bytes an element, gone after it; the head stays bf16."""
+    made = tape("llama-3-8b", **frozen(BF16_LORA, quantised=True))
+    for shots in (made.forward(), made.backward()):
+        found = passing("llama-3-8b", shots)
+        assert found["down_proj"][1] == {"W_down_proj": 2}
+        assert found["q_proj"][1] == {"W_q_proj": 2}
+        assert found["mlp: product"][1] == {}
+
+
+def test_a_quantised_model_of_fp32_dequantises_to_fp32() -> None:
+    """The copy has the type that the multiplication runs in."""
+    found = passing("llama-3-8b", tape("llama-3-8b", **frozen(quantised=True, precision="fp32")).forward())
+    assert found["q_proj"][1] == {"W_q_proj": 4}
+
+
+AUTOCAST_FORWARD = """
+input_layernorm: square = 4h
+input_layernorm: weight = 4h
+q_proj: to bf16 = 6h
+q_proj: weight to bf16 = 6h | 2W_q_proj
+q_proj = 4h + 2q
+v_proj = 2q + 4kv
+q: rotate = 18q + 4kv
+k: rotate = 4q + 20kv
+q: to bf16 = 6q + 6kv
+k: to bf16 = 2q + 8kv
+o_proj: weight to bf16 = 0 | 2W_o_proj
+o_proj = 2h
+"""
+AUTOCAST_BACKWARD = """
+mlp: add = 6h
+down_proj = 6h + 2i | 2W_down_proj
+down_proj: weight to bf16 = 4h + 2i | 2W_down_proj
+mlp: product = 4h + 6i
+gate_proj: to bf16 = 14h
+post_attention_layernorm: weight = 16h
+post_attention_layernorm: square = 20h
+attention: add = 6h
+attention = 4h + 12q + 4kv + 4H
+k: to bf16 = 4h + 2q + 8kv
+q: to bf16 = 4h + 6q + 6kv
+k: rotate = 4h + 4q + 20kv
+q: rotate = 4h + 18q + 4kv
+v_proj: to bf16 = 10h + 2q + 2kv
+q_proj = 10h + 2q | 2W_q_proj
+q_proj: to bf16 = 14h
+"""
+
+
+def test_autocast_casts_inputs_and_weights_of_every_linear() -> None:
+    """The residual stream is fp32 and saved by the norm as it is; cos and sin are fp32, so rotation widens: 4q + 12q.
+
+    A weight's bf16 gradient, 2 bytes an element, passes until it is cast to fp32; an input's gradient is bf16 and fp32
+    at once in its cast, beside the sum of those before: 4h + 4h + 2h + 4h.
+    """
+    made = tape("llama-3-8b", precision="autocast")
+    check(passing("llama-3-8b", made.forward()), AUTOCAST_FORWARD)
+    check(passing("llama-3-8b", made.backward()), AUTOCAST_BACKWARD)
+    making = {s.name: s.making for s in made.backward()}
+    assert making["q_proj: weight to bf16"] == 4096 * 4096
+    assert making["q_proj"] == 0
+
+
+# --- the final norm ---
+
+
+def test_the_final_norm_keeps_its_input_in_fp32_and_what_its_weight_multiplies() -> None:
+    """4h + 2h + 4 of its own; its output, 2h, the head keeps: 8h + 4 in all, as traced."""
+    saved = Program(Run(arch("llama-3-8b"))).final_norm().saved()
+    assert terms(saved) == form("6h + 4")
+    segment = activations.final_norm(Run(arch("llama-3-8b")))
+    assert segment.saved.bytes(10, 10) == 10 * (6 * 4096 + 4)
+    assert max(s.passing.tokens for s in segment.backward) == 20 * 4096
+    assert segment.backward[0].gradients == 4096
+
+
+# --- amounts ---
+
+
+def test_an_amount_puts_a_models_numbers_into_a_size() -> None:
+    """Llama-3-8B: 16·4096 + 8 a token, 6·32 a pair, 2·16,777,216 once, 3·4096 a token of a sequence."""
+    size = Size({"h": 16, "": 8, "H·S": 6, "S": 2}, {"W_q_proj": 2, "h·S": 3})
+    a = activations.amount(size, dimensions(arch("llama-3-8b")))
+    assert (a.tokens, a.pairs, a.fixed, a.row) == (65_544, 194, 33_554_432, 12_288)
+    assert a.formula == "T·(16·h + 2·S + 6·H·S + 8) + 2·W_q_proj + 3·h·S"
+    assert a.bytes(100, 50) == 100 * 65_544 + 100 * 50 * 194 + 33_554_432 + 50 * 12_288
+    values = {**dimensions(arch("llama-3-8b")), "T": 100, "S": 50}
+    assert evaluate(a.formula, values) == a.bytes(100, 50)
+
+
+def test_an_amount_of_nothing_is_zero_and_says_so() -> None:
+    """`0` is the formula that leaves a line out."""
+    assert activations.amount(Size(), {}) == activations.NO_BYTES
+    assert activations.NO_BYTES.bytes(1000, 1000) == 0
+    assert activations.NO_BYTES.formula == "0"
+
+
+def test_an_amount_of_fixed_size_has_no_term_of_tokens() -> None:
+    """Autocast's weights do not grow with the micro-batch."""
+    a = activations.amount(Size({}, {"W_o_proj": 2}), dimensions(arch("llama-3-8b")))
+    assert a.formula == "2·W_o_proj"
+    assert a.bytes(1, 1) == a.bytes(99, 9) == 2 * 4096 * 4096
+
+
+def test_dimensions_name_every_symbol_by_the_models_config() -> None:
+    """Read off the config.json of DeepSeek-V3 and Mixtral 8x7B; the dense layers' weights keep their own size."""
+    d = dimensions(arch("deepseek-v3"), 16)
+    assert (d["h"], d["q"], d["o"], d["H"], d["i"], d["r"]) == (7168, 128 * 192, 128 * 128, 128, 18432, 16)
+    assert (d["c_q"], d["c_kv"], d["rope"], d["H·rope"], d["kvb"]) == (1536, 512, 64, 8192, 128 * 256)
+    assert (d["E"], d["k"], d["j"], d["k·h"], d["k·j"], d["s"]) == (256, 8, 2048, 57_344, 16_384, 2048)
+    assert d["W_down_proj"] == 18432 * 7168
+    assert d["W_shared_down_proj"] == 2048 * 7168
+    assert d["W_gate"] == 256 * 7168
+    assert d["W_lm_head"] == 129_280 * 7168
+    assert dimensions(arch("deepseek-v2-lite"))["c_q"] == 0
+    m = dimensions(arch("mixtral-8x7b"))
+    assert (m["kv"], m["K"], m["D"], m["V"], m["W_score"]) == (1024, 8, 128, 32_000, 4096)
+
+
+# --- which instants are kept ---
+
+
+def test_an_instant_that_another_covers_in_every_respect_is_left_out() -> None:
+    """b has more of everything than a; c is smaller but has more gradients; d's gradient alone is new."""
+    shots = [
+        Snapshot("a", of(h=1), of(h=1), 0, 0),
+        Snapshot("b", of(h=2), of(h=1), 0, 0),
+        Snapshot("c", of(h=1), of(h=1), 7, 0),
+        Snapshot("d", of(h=1), of(h=0), 7, 5),
+        Snapshot("e", Size({"H·S": 1}), Size(), 0, 0),
+        Snapshot("f", Size({}, {"h": 1}), Size(), 0, 0),
+        Snapshot("g", Size({}, {"h·S": 1}), Size(), 0, 0),
+    ]
+    kept = activations.peaks(shots, {"h": 10, "H": 2})
+    assert [shot.name for shot in kept] == ["b", "c", "d", "e", "f", "g"]
+
+
+def test_of_equal_instants_the_first_is_kept() -> None:
+    """One name for one number, however many operations reach it."""
+    shots = [Snapshot(name, of(h=1), of(q=2), 3, 0) for name in "abc"]
+    assert [s.name for s in activations.peaks(shots, {"h": 1, "q": 1})] == ["a"]
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b", "gpt-oss-20b"])
+def test_no_instant_that_is_left_out_can_be_the_largest(model: str) -> None:
+    """For few and many tokens, short and long: the largest sum of bytes and gradients is among those kept."""
+    a = arch(model)
+    moe = bool(a.experts)
+    made = tape(model, moe=moe, kernel="eager")
+    dims = dimensions(a)
+    kept = activations.peaks(made.backward(), dims)
+    for tokens, length in ((1, 1), (64, 64), (2048, 128), (8192, 8192)):
+        for g, m in ((0, 0), (2, 0), (4, 0), (0, 2), (2, 2)):
+            every = max(
+                activations.amount(s.saved, dims).bytes(tokens, length)
+                + activations.amount(s.passing, dims).bytes(tokens, length) + g * s.gradients + m * s.making
+                for s in made.backward()
+            )  # fmt: skip
+            assert every == max(
+                s.saved.bytes(tokens, length) + s.passing.bytes(tokens, length) + g * s.gradients + m * s.making
+                for s in kept
+            )
+
+
+def test_a_segment_tells_what_it_keeps_and_all_its_instants() -> None:
+    """Forward with and without grad and backward come from one tape."""
+    run = Run(arch("llama-3-8b"))
+    segment = activations.layer(run, moe=False)
+    assert segment.saved.tokens == 200_840
+    assert max(s.saved.tokens + s.passing.tokens for s in segment.backward) == 200_840 + 4 * 14336 + 2 * 4096
+    assert {s.saved.formula for s in segment.without_grad} == {"0"}
+    # without grad the largest is the MLP's product: act(gate), up and the product, 2i each, beside the residual
+    assert max(s.passing.tokens for s in segment.without_grad) == 6 * 14336 + 2 * 4096

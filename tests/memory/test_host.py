@@ -1,0 +1,129 @@
+"""Host memory: pinned blocks, what loading takes, and Llama 2 70B's optimizer to the gigabyte."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import engine, moments
+
+from calc.architecture import Tensor
+from calc.estimate import estimate
+from calc.memory import host
+from calc.scenario import parse
+from calc.units import GB, GiB
+
+LLAMA_70B = 68_976_648_192
+
+
+@given(st.integers(1, 10**13))
+def test_pinned_memory_is_the_next_power_of_two(n: int) -> None:
+    """Never less than asked for, less than twice as much, and a block of it stays what it is."""
+    assert n <= host.pinned(n) < 2 * n
+    assert host.pinned(host.pinned(n)) == host.pinned(n)
+    assert host.pinned(n).bit_count() == 1
+
+
+def test_nothing_pinned_takes_nothing() -> None:
+    """An empty tensor has no block; one byte has one."""
+    assert host.pinned(0) == 0
+    assert host.pinned(1) == 1
+    assert host.pinned(4 * GiB) == 4 * GiB
+    assert host.pinned(4 * GiB + 1) == 8 * GiB
+
+
+def test_each_rank_loads_the_whole_model_or_a_shard_of_the_checkpoint() -> None:
+    """2P, or at most the 5 GB that `save_pretrained` cuts files at."""
+    assert host.loading("actor", LLAMA_70B, 2, streamed=False).bytes == 2 * LLAMA_70B
+    assert host.loading("actor", LLAMA_70B, 2, streamed=True).bytes == 5 * GB
+    assert host.loading("actor", 10**9, 2, streamed=True).bytes == 2 * 10**9
+
+
+def test_tensors_pinned_one_by_one_are_rounded_one_by_one() -> None:
+    """Two layers of 600 elements over 2 ranks, 600 bytes each: 1,024 twice; 1,000 elements of a head: 1,024."""
+    tensors = (Tensor("w", (30, 20), 2, "linear", "mlp"), Tensor("head", (100, 10), 1, "head", "head"))
+    assert host.frozen_parameters("reference", tensors, 2).bytes == 2 * 1024 + 1024
+    assert host.fsdp("actor", "gradients", tensors, 2, 4).bytes == 2 * 2048 + 2048
+    assert host.parameters("actor", 2200, 2).bytes == 4096
+    assert host.accumulated_gradients("actor", (600, 1000)).bytes == 2048 + 2048
+
+
+def llama_70b(ranks: int, g: str, version: str = "0.3") -> dict[str, float]:
+    """Host memory of a node that trains Llama 2 70B with OpenRLHF, in GB, moment by moment."""
+    fields = {
+        "model": "llama-2-70b",
+        "task": "sft",
+        "framework": f"openrlhf=={version}",
+        "gpu": "a800-80",
+        "gpus": ranks,
+        "gpus_per_node": ranks,
+        "sharding": "zero3",
+        "offload.optimizer": True,
+        "grad_dtype": g,
+        "micro_batch": 1,
+    }
+    return {phase.name: phase.moment.device_bytes / GB for phase in estimate(parse(fields)).host_phases}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "g", "built", "before", "after"),
+    [
+        (4, "fp32", 1394, 1118, 1670),
+        (8, "fp32", 1394, 1118, 1670),
+        (4, "bf16", 981, 843, 1395),
+        (8, "bf16", 981, 843, 1395),
+        (16, "fp32", 1411, 1135, 1687),
+        (16, "bf16", 998, 860, 1412),
+    ],
+)
+def test_llama_2_70b_dies_at_its_first_step(ranks: int, g: str, built: int, before: int, after: int) -> None:
+    """OpenRLHF issue 332: a 1,600 GB node passed 31 micro-batches and died at the 32nd, which steps.
+
+    By hand for 4 ranks, 17,244,162,048 elements each: master 4 bytes, pageable (275.9 GB in all); fp32 gradients in 17
+    sub-groups of 3.65 to 3.84 GiB, each pinned in 4 (292.1); the accumulation buffer, 64.2 GiB of fp32 in one block of
+    128 (549.8), or 32.1 of bf16 in 64 (274.9): 1,118 or 843. Adam's moments, 8 bytes (551.8), come with the first step.
+    While the last buffer is pinned its source exists too (275.9 or 138.0). Ranks and blocks change with N: from 16 on
+    a rank's last sub-group of 1.11 GiB takes 2.
+    """
+    found = llama_70b(ranks, g)
+    assert round(found["optimizer built"]) == pytest.approx(built, abs=1)
+    assert round(found["before the first step"]) == before
+    assert round(found["after the first step"]) == pytest.approx(after, abs=1)
+
+
+def test_llama_2_70bs_buffers_are_exact_for_four_ranks() -> None:
+    """Byte by byte: 4 · (17 · 4 GiB), 4 · 128 GiB, 4 bytes and 8 bytes of every parameter."""
+    e = engine(
+        model="llama-2-70b", framework="openrlhf==0.3", gpus=4, sharding="zero3", offload__optimizer=True,
+        micro_batch=1,
+    )  # fmt: skip
+    lines = moments(e, "host")["after the first step"]
+    master, grads, accumulated, adam = (4 * line.bytes for line in lines)
+    assert master == 4 * LLAMA_70B
+    assert 4 * 17 * 4 * GiB <= grads <= 4 * 17 * 4 * GiB + 4 * 4 * 2**20
+    assert accumulated == 4 * 128 * GiB
+    assert adam == 8 * LLAMA_70B
+
+
+def test_a_policy_that_is_its_own_reference_is_loaded_once() -> None:
+    """Plain PyTorch's DPO with LoRA switches the adapter off: 2P on the host of each of 2 ranks, not 4P."""
+    job = {"model": "llama-3-8b", "task": "dpo", "gpu": "a100-80-sxm", "gpus": 2, "sharding": "zero2"}
+    alone, copied = (
+        estimate(parse(job | fields)).host_phases[0].moment.device_bytes for fields in ({"method": "lora"}, {})
+    )
+    assert alone == 2 * 2 * 8_030_261_248
+    assert copied == 2 * alone
+
+
+def test_a_reference_waits_on_the_host_while_the_policy_is_flattened() -> None:
+    """OpenRLHF builds both before either moves: 2P + 2P at loading, then 4P for the policy's flat copy beside 2P."""
+    job = {"model": "llama-3-8b", "task": "dpo", "gpu": "a100-80-sxm", "framework": "openrlhf==0.6.1"}
+    found = {phase.name: phase.moment.device_bytes for phase in estimate(parse(job)).host_phases}
+    assert found["loading"] == 4 * 8_030_261_248
+    assert found["weights flattened"] == 6 * 8_030_261_248
+
+
+def test_the_first_openrlhf_releases_pin_four_gigabytes_more() -> None:
+    """0.3.1 has DeepSpeed 0.13.5, whose CPU Adam holds 2 · 512 MiB in each of 4 ranks: 4.3 GB."""
+    more = llama_70b(4, "fp32", "0.3.1")["before the first step"] - llama_70b(4, "fp32")["before the first step"]
+    assert more == pytest.approx(4 * GiB / GB)

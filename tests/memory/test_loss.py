@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from formulas import form, terms
+
+from calc.catalog import load
+from calc.frameworks.openrlhf import loss_path
+from calc.keeps import Path
+from calc.memory.activations import Amount, Run, Shot
+from calc.memory.loss import Head, head
+from calc.tape import Snapshot, Tape
+
+LLAMA = load().model("llama-3-8b").architecture
+GEMMA = load().model("gemma-2-9b").architecture
+ELEMENTS = 128_256 * 4096  # of Llama 3's head
+
+
+def tape(path: Path, arch: Any = LLAMA, *, grad: bool = True, **run: Any) -> Tape:
+    program = Head(Run(arch, **run))
+    program.elements = {"lm_head": arch.vocab * arch.hidden, "score": arch.hidden}
+    program.grad = grad
+    return program.write(path)
+
+
+def logits(shots: list[Snapshot]) -> dict[str, float]:
+    """Bytes for each token and vocabulary entry at each instant, saved and in passing."""
+    return {s.name: (s.saved + s.passing).tokens.get("V", 0) for s in shots}
+
+
+def peaks(path: Path, **run: Any) -> tuple[float, float, float, float]:
+    """Bytes for each token and vocabulary entry: forward's peak, kept, backward's peak, forward's without grad."""
+    made = tape(path, **run)
+    alone = tape(path, grad=False, **run)
+    return (
+        max(logits(made.forward()).values()),
+        made.saved().tokens.get("V", 0),
+        max(logits(made.backward()).values()),
+        max(logits(alone.forward(grad=False)).values()),
+    )
+
+
+# --- bytes for each token and vocabulary entry ---
+
+
+@pytest.mark.parametrize(
+    ("path", "forward", "kept", "backward", "without_grad"),
+    [
+        # logits 2, fp32 copy 4, log-softmax 4; log-softmax 4; log-softmax, nll's and its own gradient, 4 each
+        (Path("cross-entropy"), 10, 4, 12, 10),
+        # Transformers to 4.50 copies the fp32 logits once more to shift them: 2 + 4 + 4, the fp32 copy gone by then
+        (Path("cross-entropy", shift_copy=True), 10, 4, 12, 10),
+        # to 4.45 the model itself returned fp32 logits, which stay as its output: 4 + 4 + 4
+        (Path("cross-entropy", head_fp32=True, shift_copy=True), 12, 4, 12, 12),
+        (Path("cross-entropy", head_fp32=True), 8, 4, 12, 8),
+        # log_softmax(logits.float()) with the 16-bit logits still there
+        (Path("log-softmax", upcast=True), 10, 4, 12, 10),
+        (Path("log-softmax", head_fp32=True), 8, 4, 12, 8),
+        (Path("log-softmax", head_fp32=True, shift_copy=True), 12, 4, 12, 12),
+        # a log-softmax in bf16: twice 2; with both gradients 6
+        (Path("log-softmax"), 4, 2, 6, 4),
+        (Path("log-softmax", shift_copy=True), 6, 2, 6, 6),
+        # row by row: logits and every row's log-softmax; the gradients of all rows and their stack; nothing kept
+        # without grad but the logits, and one row that does not grow with the batch
+        (Path("selective"), 4, 2, 4, 2),
+        # logits 2 and their exponentials 2; logits 2, gather's gradient... grad·exp(x - result): three of 2 in all
+        (Path("logsumexp"), 4, 2, 8, 4),
+        (Path("logsumexp", head_fp32=True), 8, 4, 16, 8),
+        # gradients of all rows 4 and their stack 4 beside the logits
+        (Path("rows", head_fp32=True), 6, 4, 12, 6),
+        # the kernel keeps the logits and writes one gradient
+        (Path("flash", head_fp32=True), 6, 4, 8, 6),
+        (Path("flash", head_fp32=True, shift_copy=True), 8, 4, 8, 8),
+        # an eighth of the tokens at a time: 2 + 4 + 4, and 4 + 4 + 4 backward
+        (Path("chunked"), 10 / 8, 0, 12 / 8, 10 / 8),
+        (Path("fused"), 0, 0, 0, 0),
+        (Path("scalar"), 0, 0, 0, 0),
+    ],
+)  # fmt: skip
+def test_logits_cost_these_bytes_by_the_way_to_the_loss(
+    path: Path, forward: float, kept: float, backward: float, without_grad: float
+) -> None:
+    """Protects every program's vocabulary-wide tensors: traced for the first four kinds, the rest counted by hand.
+
+    `nll_loss` and `_log_softmax` backward each write a new tensor (torch LossNLL.cpp, SoftMax.cu).
+    """
+    assert peaks(path) == (forward, kept, backward, without_grad)
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ({"arch": GEMMA}, (12, 6, 14, 10)),  # the soft-cap's tanh, 2, stays until its own backward
+        ({"precision": "autocast"}, (10, 4, 12, 10)),  # bf16 logits from a bf16 multiplication
+        ({"precision": "fp32"}, (8, 4, 12, 8)),  # no cast: logits 4, log-softmax 4
+        ({"trained": False}, (10, 4, 12, 10)),  # a frozen head's logits cost the same
+    ],
+)
+def test_the_cross_entropy_of_other_models_and_number_formats(run: dict[str, Any], expected: tuple[float, ...]) -> None:
+    """Traced: 12 under every format, 14 for Gemma 2."""
+    assert peaks(Path("cross-entropy"), **run) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "backward", "held"),
+    [
+        (Path("cross-entropy", held=True), 14, 2),  # bf16 outputs stay referenced: 12 + 2
+        (Path("cross-entropy", head_fp32=True, held=True), 16, 4),  # fp32 outputs: 12 + 4
+        (Path("cross-entropy", upcast=True, held=True), 16, 4),  # accelerate's fp32 copies of the outputs
+        (Path("flash", head_fp32=True, held=True), 10, 4),  # 4 kept either way; cast 4 + 2 beside it at the end
+    ],
+)
+def test_outputs_that_the_caller_references_live_through_the_whole_backward(
+    path: Path, backward: float, held: float
+) -> None:
+    """Protects `held`: the model's outputs beside everything, down to the last layer's backward."""
+    assert peaks(path)[2] == backward
+    assert head(Run(LLAMA), path)[1].tokens == held * 128_256
+    assert all(s.saved.tokens.get("V", 0) >= held for s in tape(path).backward())
+
+
+def test_outputs_that_nobody_references_are_gone_after_the_head() -> None:
+    """`held` is nothing, so that no layer's backward counts logits."""
+    assert head(Run(LLAMA), Path("cross-entropy"))[1] == Amount(0, 0, 0, 0, "0")
+
+
+CROSS_ENTROPY_FORWARD = {"lm_head": 2, "logits: to fp32": 6, "log-softmax": 10, "nll": 10}
+CROSS_ENTROPY_BACKWARD = {"nll": 8, "log-softmax": 12, "logits: to fp32": 6, "lm_head": 2}
+
+
+def test_every_instant_of_the_cross_entropy() -> None:
+    """nll makes its gradient beside the kept log-softmax, 4 + 4; the cast's is 2 from 4."""
+    made = tape(Path("cross-entropy"))
+    assert logits(made.forward()) == CROSS_ENTROPY_FORWARD
+    assert logits(made.backward()) == CROSS_ENTROPY_BACKWARD
+
+
+def test_soft_capped_logits_are_divided_and_multiplied_by_new_tensors() -> None:
+    """Gemma 2: each of the three operations makes 2; forward and backward two at a time, tanh's own kept."""
+    made = tape(Path("cross-entropy"), GEMMA)
+    assert list(logits(made.forward()).items())[:4] == [
+        ("lm_head", 2), ("logits: over cap", 4), ("logits: tanh", 4), ("logits: times cap", 4),
+    ]  # fmt: skip
+    assert list(logits(made.backward()).items())[2:] == [
+        ("logits: to fp32", 8), ("logits: times cap", 6), ("logits: tanh", 6), ("logits: over cap", 4), ("lm_head", 2),
+    ]  # fmt: skip
+
+
+def test_logsumexp_and_gather_each_make_a_gradient_of_all_logits() -> None:
+    """grad·exp(x - result) holds two temporaries beside its result; then gather's own beside the sum."""
+    made = tape(Path("logsumexp"))
+    assert terms(made.saved()) == form("2h + 2V + 2")  # the logits and their logsumexp
+    assert logits(made.forward()) == {"lm_head": 2, "gather": 2, "logsumexp": 4, "log-probability": 2}
+    assert logits(made.backward()) == {"log-probability": 2, "logsumexp": 8, "gather": 4, "lm_head": 2}
+
+
+def test_selective_log_softmax_holds_one_row_more_at_a_time() -> None:
+    """A row of S tokens: its two gradients backward, 4, its log-softmax without grad, 2; bf16."""
+    row = {s.name: s.passing.fixed for s in tape(Path("selective")).backward()}
+    assert row["log-softmax"] == {"V·S": 4}
+    alone = {s.name: s.passing.fixed for s in tape(Path("selective"), grad=False).forward(grad=False)}
+    assert alone["log-softmax"] == {"V·S": 2}
+
+
+def test_a_loss_puts_out_one_fp32_number_a_token() -> None:
+    """4 bytes a token, beside the logits that flash-attn's kernel and nll read."""
+    for path in (Path("cross-entropy"), Path("flash", head_fp32=True)):
+        assert terms(tape(path).forward()[-1].passing)[0][""] == 4
+
+
+# --- the head itself ---
+
+
+def test_a_trained_head_keeps_its_input_and_makes_its_gradient_last() -> None:
+    """2h of the final norm's output, which nobody else keeps; 128,256 x 4096 gradients at the end."""
+    made = tape(Path("cross-entropy"))
+    assert terms(made.saved()) == form("2h + 4V")
+    last = made.backward()[-1]
+    assert (last.name, last.gradients, last.making) == ("lm_head", ELEMENTS, ELEMENTS)
+    assert terms(last.passing) == form("2h + 2V")
+
+
+def test_a_frozen_head_keeps_no_input_and_makes_no_gradient() -> None:
+    """LoRA leaves the head alone: the gradient passes through it, 2V in and 2h out."""
+    made = tape(Path("cross-entropy"), trained=False)
+    assert terms(made.saved()) == form("4V")
+    assert made.backward()[-1].gradients == 0
+
+
+def test_under_autocast_the_head_keeps_casts_of_its_input_and_weight() -> None:
+    """2h in bf16 and 2 bytes for each element of the weight, whose fp32 gradient comes of the cast's backward."""
+    made = tape(Path("cross-entropy"), precision="autocast")
+    assert terms(made.saved()) == form("2h + 4V | 2W_lm_head")
+    making = {s.name: s.making for s in made.backward()}
+    assert making["lm_head"] == 0
+    assert making["lm_head: weight to bf16"] == ELEMENTS
+
+
+def test_a_value_head_puts_out_one_number_a_token() -> None:
+    """Reward models: 2h kept, 2 bytes a token out, h gradients; under autocast a cast of the h weights too."""
+    made = tape(Path("scalar"))
+    assert terms(made.saved()) == form("2h")
+    assert terms(made.forward()[-1].passing) == form("2")
+    assert terms(made.backward()[-1].passing) == form("2h + 2")
+    assert made.backward()[-1].gradients == 4096
+    segment, held = head(Run(LLAMA, "autocast"), Path("scalar"))
+    assert segment.saved.fixed == 2 * 4096
+    assert held.formula == "0"
+
+
+def test_a_chunked_loss_holds_a_piece_of_the_logits_and_two_gradients_of_the_head() -> None:
+    """The sum so far counts as made, 128,256 x 4096 elements; the piece's own, 2 bytes an element, is scratch."""
+    pieces = tape(Path("chunked")).backward()[0]
+    assert terms(pieces.passing) == form("2h + 1.5V + 4 | 2W_lm_head")
+    assert (pieces.gradients, pieces.making) == (ELEMENTS, ELEMENTS)
+    assert tape(Path("chunked")).backward()[-1].gradients == ELEMENTS
+    assert terms(tape(Path("chunked")).saved()) == form("2h")
+    assert terms(tape(Path("chunked")).forward()[0].passing) == form("2h")  # the input itself, no copy
+    assert terms(tape(Path("chunked")).forward()[-1].passing) == form("1.25V + 4")
+    frozen = tape(Path("chunked"), trained=False).backward()[0]
+    assert terms(frozen.passing) == form("2h + 1.5V + 4")
+    assert frozen.gradients == 0
+
+
+def test_a_fused_loss_makes_the_gradients_of_input_and_head_in_forward() -> None:
+    """Liger: 2h and 2 bytes an element of the head, kept; pieces of at most twice h entries a token, 4h, beside input.
+
+    Backward hands them out: no more than what was kept and the gradient's own 4 bytes a token.
+    """
+    made = tape(Path("fused"))
+    assert terms(made.saved()) == form("2h | 2W_lm_head")
+    assert terms(made.forward()[-1].passing) == form("6h + 4")
+    assert [terms(s.passing) for s in made.backward()] == [form("2h + 4"), form("2h")]
+    assert made.backward()[-1].gradients == ELEMENTS
+    assert terms(tape(Path("fused"), trained=False).saved()) == form("2h")
+
+
+def test_the_final_logits_are_held_to_the_end_of_forward() -> None:
+    """A model's forward returns them: at nll there are logits 2, the fp32 copy 4 and the log-softmax 4."""
+    assert logits(tape(Path("cross-entropy")).forward())["nll"] == 10
+
+
+def test_a_heads_numbers_are_the_models_own() -> None:
+    """Llama 3 8B: backward's largest instant has 12·128,256 bytes a token, and is the log-softmax's."""
+    segment, held = head(Run(LLAMA), Path("cross-entropy"))
+    assert held.formula == "0"
+
+    def total(shot: Shot) -> float:
+        return shot.saved.tokens + shot.passing.tokens
+
+    largest = max(segment.backward, key=total)
+    assert largest.name == "log-softmax"
+    assert total(largest) == 12 * 128_256 + 2 * 4096
+    assert segment.saved.tokens == 4 * 128_256 + 2 * 4096
+    assert max(segment.without_grad, key=total).passing.tokens == 10 * 128_256 + 4  # and the loss
+    selective = head(Run(LLAMA), Path("selective"))[0]
+    assert max(shot.passing.row for shot in selective.without_grad) == 2 * 128_256
+    assert {shot.saved.formula for shot in selective.without_grad} == {"0"}
+    assert selective.saved.tokens == 2 * 128_256 + 2 * 4096
+
+
+# --- OpenRLHF, release by release ---
+
+
+@pytest.mark.parametrize(
+    ("version", "one_row", "forward", "backward", "after"),
+    [
+        # fp32 logits 4 (from 2: 6), shift 4, log-softmax 4; backward outputs 4, log-softmax 4, two gradients 8
+        ("0.3.0", False, 12, 16, 4),
+        ("0.3.8", False, 12, 16, 4),
+        ("0.3.8", True, 8, 16, 4),  # one row needs no copy to be shifted
+        ("0.4.5", False, 12, 16, 4),
+        # Transformers 4.46: bf16 logits, all of it half
+        ("0.4.6", False, 6, 8, 2),
+        ("0.4.6", True, 4, 8, 2),
+        ("0.5.5", False, 6, 8, 2),
+        # Actor.forward casts to fp32
+        ("0.5.6", False, 12, 16, 4),
+        ("0.6.1", False, 12, 16, 4),
+        ("0.6.4", True, 8, 16, 4),
+        # flash-attn's cross entropy saves the outputs themselves: 4, its gradient 4, cast to bf16 2
+        ("0.7.0", False, 6, 10, 4),
+        ("0.11.2", True, 6, 10, 4),
+    ],
+)
+def test_openrlhf_sft_holds_these_logits_by_release(
+    version: str, one_row: bool, forward: float, backward: float, after: float
+) -> None:
+    """Bytes for each token and vocabulary entry, measured with torch's allocator on each release's loss code.
+
+    From the second micro-batch on forward has the outputs of the one before too, which the trainer's loop references.
+    """
+    path = loss_path("sft", version, one_row=one_row)
+    assert path.held and path.carried
+    assert peaks(path)[0] == forward
+    assert peaks(path)[2] == backward
+    assert head(Run(LLAMA), path)[1].tokens == after * 128_256
+
+
+@pytest.mark.parametrize(
+    ("version", "one_row", "policy", "kept", "reference", "backward"),
+    [
+        ("0.3.0", False, 12, 4, 16, 12),
+        ("0.3.8", False, 12, 4, 16, 12),
+        ("0.3.8", True, 8, 4, 12, 12),
+        ("0.4.5", False, 12, 4, 16, 12),
+        ("0.4.6", False, 6, 2, 8, 6),
+        ("0.5.6", False, 12, 4, 16, 12),
+        ("0.5.8", False, 6, 4, 10, 12),  # the gradients of all rows 4 and their stack 4 beside the logits
+        ("0.6.1", False, 6, 4, 10, 12),
+        ("0.6.1", True, 8, 4, 12, 16),  # one row is all rows: its exponentials forward, two temporaries backward
+        ("0.6.2", False, 8, 4, 12, 8),
+        ("0.6.4", False, 8, 4, 12, 8),
+        ("0.6.4", True, 6, 4, 10, 8),
+        ("0.7.0", False, 6, 4, 10, 8),
+        ("0.11.2", False, 6, 4, 10, 8),
+    ],
+)
+def test_openrlhf_dpo_holds_these_logits_by_release(
+    version: str, one_row: bool, policy: float, kept: float, reference: float, backward: float
+) -> None:
+    """As for sft; packing makes a micro-batch one row. The reference runs while the policy's logits are kept.
+
+    Nothing outlives a step: outputs are local to `concatenated_forward`.
+    """
+    path = loss_path("dpo", version, one_row=one_row)
+    assert not path.held and not path.carried
+    found = peaks(path)
+    assert (found[0], found[1], found[1] + found[3], found[2]) == (policy, kept, reference, backward)
+
+
+def test_openrlhf_reward_models_have_no_logits() -> None:
+    """A value head on every release."""
+    assert loss_path("rm", "0.3.0", one_row=False) == loss_path("rm", "0.11.2", one_row=True) == Path("scalar")

@@ -1,0 +1,91 @@
+"""Optimizer states and step temporaries, from torch 2.13, bitsandbytes 0.45.5 and lion-pytorch."""
+
+from __future__ import annotations
+
+import pytest
+from jobs import VH, P
+
+from calc.architecture import Tensor, tensors
+from calc.catalog import load
+from calc.memory.optimizer import (
+    Optimizer,
+    adafactor_bytes,
+    small_elements,
+    state_bytes_per_parameter,
+    states,
+    step_scratch,
+)
+
+LLAMA = tensors(load().model("llama-3-8b").architecture)
+
+
+def of(kind: str, impl: str = "fused") -> Optimizer:
+    """An optimizer."""
+    return Optimizer(kind, impl)
+
+
+@pytest.mark.parametrize(
+    ("kind", "b", "expected"),
+    [
+        ("adamw", 2, 4),
+        ("adamw", 4, 8),
+        ("lion", 4, 4),
+        ("sgd", 4, 0),
+        ("sgd-momentum", 2, 2),
+        ("adamw-8bit", 2, 2.03125),  # 2 · (1 + 4/256)
+        ("adamw-paged-8bit", 4, 2.03125),
+    ],
+)
+def test_states_take_these_bytes_a_parameter(kind: str, b: int, expected: float) -> None:
+    """`zeros_like(param)` a moment; 8-bit moments with an fp32 scale for each block of 256."""
+    assert state_bytes_per_parameter(of(kind), b) == expected
+
+
+def test_small_tensors_keep_32_bit_states() -> None:
+    """Below 4,096 elements (`min_8bit_size`) 8 bytes each. Llama 3 8B's norms have 4,096: none is small; Qwen2.5 0.5B's
+    49 norms of 896, and biases of 896 and 2 · 128 in 24 layers, are."""
+    assert small_elements(LLAMA) == 0
+    assert states(of("adamw-8bit"), "actor", P, 2, LLAMA).bytes == int(2.03125 * P)
+    qwen = tensors(load().model("qwen2.5-0.5b").architecture)
+    small = 49 * 896 + 24 * (896 + 2 * 128)
+    assert small_elements(qwen) == small
+    found = states(of("adamw-8bit"), "actor", 494_032_768, 2, qwen).bytes
+    assert found == int(2.03125 * (494_032_768 - small) + 8 * small)
+
+
+def test_adafactor_keeps_a_row_and_a_column_of_a_matrix() -> None:
+    """`_adafactor.py`: row_var and col_var for two dimensions and more, a whole variance for a vector."""
+    assert adafactor_bytes([Tensor("w", (30, 20), 2, "linear", "mlp")], 4) == 2 * 4 * (30 + 20)
+    assert adafactor_bytes([Tensor("n", (30,), 3, "norm", "norm")], 2) == 3 * 2 * 30
+    # fused experts: for each of 8 a row and a column
+    assert adafactor_bytes([Tensor("e", (8, 30, 20), 1, "expert", "mlp")], 2) == 2 * 8 * (30 + 20)
+
+
+def test_a_flat_partition_has_neither_rows_nor_small_tensors() -> None:
+    """ZeRO and FSDP 1 hand the optimizer one vector: Adafactor keeps a whole moment, 8-bit AdamW no 32-bit tensor."""
+    assert states(of("adafactor"), "actor", P, 4, (), 8).bytes == 4 * P // 8
+    assert states(of("adamw-8bit"), "actor", 494_032_768, 4, ()).bytes == int(2.03125 * 494_032_768)
+
+
+def test_states_are_spread_over_shards() -> None:
+    """Adam in fp32 over 8: 8P/8."""
+    assert states(of("adamw"), "actor", P, 4, LLAMA, 8).bytes == P
+
+
+@pytest.mark.parametrize(
+    ("kind", "impl", "expected"),
+    [
+        ("adamw", "fused", 0),
+        ("adamw", "foreach", 2 * P),  # `_foreach_sqrt` of all moments
+        ("adamw", "single", 2 * 2 * VH),  # root and quotient of the largest
+        ("adamw-8bit", "foreach", 0),
+        ("sgd", "foreach", 0),
+        ("sgd-momentum", "foreach", 0),  # `_foreach_mul_`, `_foreach_add_` into the buffers
+        ("lion", "single", 2 * 2 * VH),  # a clone and a sum
+        ("adafactor", "single", 2 * VH),  # `row_var @ col_var`, then in place
+        ("adafactor", "foreach", 2 * P),
+    ],
+)
+def test_a_step_allocates(kind: str, impl: str, expected: int) -> None:
+    """Read in torch 2.13 optim/*.py and lion_pytorch.py; Llama 3 8B in bf16."""
+    assert step_scratch(of(kind, impl), "actor", P, VH, 2).bytes == expected

@@ -1,0 +1,57 @@
+"""Weights by number format, worked by hand for Llama 3 8B."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import VH, P
+
+from calc.catalog import load
+from calc.memory import weights
+
+LLAMA = load().model("llama-3-8b").architecture
+LINEAR = 32 * 218_103_808  # q, k, v, o, gate, up, down of every layer
+
+
+def test_weights_take_their_format_over_their_shards() -> None:
+    """2 · 8,030,261,248 / 8."""
+    line = weights.weights("actor", P, 2, 8)
+    assert line.bytes == 2_007_565_312
+    assert line.component == "weights"
+
+
+def test_an_adapter_and_a_master_are_lines_of_their_own() -> None:
+    """LoRA of rank 64 on all linears has 167,772,160 parameters; their fp32 master over 8 GPUs 4 bytes an eighth."""
+    assert weights.adapter("actor", 167_772_160, 2).bytes == 335_544_320
+    assert weights.master("actor", 167_772_160, 4, 8).bytes == 83_886_080
+
+
+def test_nf4_takes_4_127_bits() -> None:
+    """4 bits, 8 bits a block of 64, 32 bits a block of 64 · 256: 4 + 0.125 + 0.001953 (QLoRA's double quantisation)."""
+    assert 8 * weights.NF4_BYTES == 4 + 8 / 64 + 32 / (64 * 256)
+    assert f"{8 * weights.NF4_BYTES:.3f}" == "4.127"
+    assert pytest.approx(0.515869, abs=1e-6) == weights.NF4_BYTES
+
+
+def test_four_bits_are_for_linears_inside_the_layers_alone() -> None:
+    """`get_keys_to_not_convert` leaves the head; embeddings and norms are no Linear: V·h twice, 65 norms of 4,096."""
+    assert weights.quantised_elements(LLAMA) == LINEAR
+    assert P - LINEAR == 2 * VH + 65 * 4096
+    line = weights.quantised("actor", LLAMA, "lm", 2)
+    assert line.bytes == int(weights.NF4_BYTES * LINEAR + 2 * (P - LINEAR))
+    assert weights.quantised("actor", LLAMA, "lm", 2, 8).bytes == line.bytes // 8
+
+
+def test_routed_experts_are_not_quantised() -> None:
+    """Transformers 5 fuses Mixtral's into bare parameters, which bitsandbytes passes over: attention alone remains,
+    2 · 4096² + 2 · 1024 · 4096 in each of 32 layers."""
+    mixtral = load().model("mixtral-8x7b").architecture
+    assert weights.quantised_elements(mixtral) == 32 * (2 * 4096**2 + 2 * 1024 * 4096)
+
+
+@given(st.integers(1, 10**12), st.sampled_from((2, 4)), st.integers(1, 4096))
+def test_shards_of_all_ranks_hold_the_whole(count: int, b: int, ranks: int) -> None:
+    """Each line is rounded down to whole bytes, no more."""
+    assert ranks * (weights.weights("actor", count, b, ranks).bytes + 1) >= b * count
+    assert weights.weights("actor", count, b, ranks + 1).bytes <= weights.weights("actor", count, b, ranks).bytes

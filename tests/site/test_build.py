@@ -1,0 +1,140 @@
+"""The built site: every page there, no broken link, nothing leaked; and a failed build that leaves the old one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+from sites import NEW_GPU, ROOT, command
+
+from calc.site import checks
+
+
+def digest(folder: Path) -> str:
+    """One hash of every file's path and bytes."""
+    whole = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        whole.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return whole.hexdigest()
+
+
+def test_no_leak_no_broken_link_no_request_elsewhere(site: Path) -> None:
+    assert list(checks.faults(site)) == []
+
+
+def test_every_gpu_and_model_has_its_page(site: Path) -> None:
+    catalog = json.loads((site / "data/catalog.json").read_text("utf-8"))
+    for gpu in catalog["gpus"]:
+        assert gpu["name"] in (site / f"hardware/gpus/{gpu['id']}.html").read_text("utf-8")
+    for model in catalog["models"]:
+        assert f"{model['parameters']:,}" in (site / f"models/{model['id']}.html").read_text("utf-8")
+    assert len(catalog["gpus"]) == 1 + len(list((ROOT / "hardware/gpus").glob("*.yaml")))
+
+
+def test_a_gpu_added_to_the_catalog_is_in_every_table_without_further_edit(site: Path) -> None:
+    assert "New Card" in (site / f"hardware/gpus/{NEW_GPU}.html").read_text("utf-8")
+    assert "New Card," in (site / "data/tables/gpus-overview.csv").read_text("utf-8")
+    assert f"{NEW_GPU}_verdict" in (site / "data/tables/fits-sft-full-8.csv").read_text("utf-8")
+    assert f'href="hardware/gpus/{NEW_GPU}.html"' in (site / "index.html").read_text("utf-8") or "New Card" in (
+        site / "index.html"
+    ).read_text("utf-8")
+
+
+def test_every_page_has_a_description_and_every_table_its_versions(site: Path) -> None:
+    versions = json.loads((site / "data/datapackage.json").read_text("utf-8"))
+    for path in site.rglob("*.html"):
+        html = path.read_text("utf-8")
+        if path.name != "404.html":
+            assert re.search(r'<meta name="description" content="[^"]{20,}"', html), path
+        figures = html.count('<figure class="computed"')
+        assert html.count(f"catalog <code>{versions['version']}</code>") >= figures, path
+
+
+def test_data_package_has_the_hash_of_each_file(site: Path) -> None:
+    package = json.loads((site / "data/datapackage.json").read_text("utf-8"))
+    named = {r["path"] for r in package["resources"]}
+    assert {p.name for p in (site / "data/tables").glob("*.csv")} == {Path(n).name for n in named if n.endswith(".csv")}
+    for resource in package["resources"]:
+        raw = (site / "data" / resource["path"]).read_bytes()
+        assert resource["hash"] == "sha256:" + hashlib.sha256(raw).hexdigest()
+        assert resource["bytes"] == len(raw)
+
+
+def test_every_derivation_that_a_line_can_name_has_its_anchor(site: Path) -> None:
+    sources = set()
+    for path in (ROOT / "calc").rglob("*.py"):
+        if "site" not in path.parts:
+            pages = "weights|gradients|optimizer|activations|loss|communication|runtime|host"
+            sources |= set(re.findall(rf'"((?:{pages})#[\w-]+)"', path.read_text("utf-8")))
+    anchors = {page.stem: set(checks.Page(page.read_text("utf-8")).ids) for page in (site / "method").glob("*.html")}
+    assert len(sources) > 20
+    missing = {s for s in sources if s.split("#")[1] not in anchors[s.split("#")[0]]}
+    assert missing == set()
+
+
+PLANTED = {
+    '<p>[[ peak("x") ]]</p>': "template code leaked",
+    "<p>{{ x }}</p>": "template code leaked",
+    '<a href="nowhere.html">x</a>': "which is not there",
+    '<a href="#nothing">x</a>': "no such anchor",
+    '<script src="https://example.org/x.js"></script>': "from elsewhere",
+    '<img src="missing.png">': "which is not there",
+    '<p id="a"></p><p id="a"></p>': "given twice",
+}
+
+
+@pytest.mark.parametrize("html", PLANTED)
+def test_the_checker_finds_planted_faults(tmp_path: Path, html: str) -> None:
+    (tmp_path / "page.html").write_text(f"<html><body>{html}</body></html>", "utf-8")
+    (found,) = checks.faults(tmp_path)
+    assert PLANTED[html] in found
+
+
+def test_a_fault_in_data_or_a_page_is_one_line_and_leaves_the_old_site(small: Path) -> None:
+    assert command(small, "build", "site").returncode == 0
+    before = digest(small / "site")
+    gpu, page = small / "hardware/gpus/rtx4090.yaml", small / "docs/index.md"
+    faults = [
+        (gpu, gpu.read_text("utf-8").replace("marketing_gb", "marketting_gb"), "hardware/gpus/rtx4090.yaml"),
+        (page, page.read_text("utf-8") + "\n[[ no_such_macro ]]\n", "docs/index.md: 'no_such_macro' is undefined"),
+        (page, page.read_text("utf-8") + '\n[[ peak("no-such-job") ]]\n', "docs/index.md: no scenario 'no-such-job'"),
+        (page, page.read_text("utf-8") + '\n[[ formula("calc.units:nothing") ]]\n', "docs/index.md: formula"),
+        (page, page.read_text("utf-8") + "\n[[ unclosed\n", "docs/index.md"),
+    ]
+    for path, text, expected in faults:
+        original = path.read_text("utf-8")
+        path.write_text(text, "utf-8")
+        run = command(small, "build", "site")
+        path.write_text(original, "utf-8")
+        assert (run.returncode, run.stdout) == (2, "")
+        assert len(run.stderr.splitlines()) == 1
+        assert expected in run.stderr
+        assert digest(small / "site") == before
+
+
+def test_a_broken_link_fails_the_build_and_leaves_the_old_site(small: Path) -> None:
+    (small / "site").mkdir()
+    (small / "site" / "kept").write_text("as it was", "utf-8")
+    page = small / "docs/index.md"
+    page.write_text(page.read_text("utf-8") + "\n[a link](nowhere.md)\n", "utf-8")
+    run = command(small, "build", "site")
+    assert run.returncode == 2
+    assert "nowhere.md" in run.stderr
+    assert [p.name for p in (small / "site").iterdir()] == ["kept"]
+    assert not list(small.glob(".site-*"))
+
+
+def test_a_gpu_that_is_gone_loses_its_page(small: Path) -> None:
+    assert command(small, "write").returncode == 0
+    assert (small / "docs/hardware/gpus/h100-sxm.md").exists()
+    for page in ("docs/reference/scenario.md",):
+        text = (small / page).read_text("utf-8")
+        (small / page).write_text(text.replace("h100-sxm", "rtx4090"), "utf-8")
+    (small / "hardware/gpus/h100-sxm.yaml").unlink()
+    run = command(small, "write")
+    assert run.returncode == 0, run.stderr
+    assert not (small / "docs/hardware/gpus/h100-sxm.md").exists()
+    assert not (small / "docs/data/tables/gpu-h100-sxm.csv").exists()

@@ -1,0 +1,166 @@
+"""Every published number is what `calc` says: on the page, in the CSV, in the JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sites import ROOT
+
+from calc.catalog import Catalog, load
+from calc.estimate import estimate
+from calc.scenario import parse
+from calc.site import charts
+from calc.units import GB, GiB
+
+
+class Figures(HTMLParser):
+    """The rows of each computed table of a page, by the figure's id; cells that only draw are left out."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: dict[str, list[list[str]]] = {}
+        self._id = ""
+        self._cell: list[str] | None = None
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "figure" and "computed" in (given.get("class") or ""):
+            self._id = given["id"] or ""
+            self.found[self._id] = []
+        elif self._id and tag == "tr":
+            self.found[self._id].append([])
+        elif self._id and tag in ("td", "th") and "aria-hidden" not in given:
+            self._cell = []
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th") and self._cell is not None:
+            self.found[self._id][-1].append(" ".join("".join(self._cell).split()))
+            self._cell = None
+        elif tag == "figure":
+            self._id = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._cell is not None:
+            self._cell.append(data)
+
+
+def tables(site: Path) -> dict[str, dict[str, Any]]:
+    return {p.stem: json.loads(p.read_text("utf-8")) for p in sorted((site / "data/tables").glob("*.json"))}
+
+
+@pytest.fixture(scope="session")
+def catalog(project: Path) -> Catalog:
+    return load(project)
+
+
+def agrees(column: str, cell: str, value: Any) -> bool:
+    """Whether a cell's text says what the JSON holds."""
+    if isinstance(value, int | float):
+        return float(cell.replace(",", "")) == value
+    if column == "component":
+        return cell == charts.name(value)
+    return cell.strip("“”") in (("not published",) if value is None else ("", "—") if not value else (value,))
+
+
+def test_csv_equals_json_in_every_table(site: Path) -> None:
+    found = tables(site)
+    assert len(found) > 3 * len(list((ROOT / "hardware/gpus").glob("*.yaml")))
+    for table_id, data in found.items():
+        with (site / f"data/tables/{table_id}.csv").open(encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+        names = [f["name"] + (f" ({f['unit']})" if "unit" in f else "") for f in data["fields"]]
+        assert rows[0] == names, table_id
+        assert len(rows) == 1 + len(data["rows"])
+        for line, row in zip(rows[1:], data["rows"], strict=True):
+            for text, value in zip(line, row.values(), strict=True):
+                same = (
+                    float(text) == value if isinstance(value, int | float) else text == ("" if value is None else value)
+                )
+                assert same, (table_id, text, value)
+
+
+def test_the_page_shows_what_the_json_holds_in_every_table(site: Path) -> None:
+    on_pages: dict[str, list[list[str]]] = {}
+    for page in site.rglob("*.html"):
+        on_pages |= Figures(page.read_text("utf-8")).found
+    found = tables(site)
+    assert on_pages.keys() == found.keys()
+    words = {"oom": "out of memory"}
+    for table_id, data in found.items():
+        for cells, row in zip(on_pages[table_id][1:], data["rows"], strict=True):
+            values = iter(row.items())
+            for cell in cells:
+                name, value = next(values)
+                if name.endswith("_verdict"):
+                    peak, how = next(values)[1], next(values)[1]
+                    expected = "cannot run" if value is None else f"{words.get(value, value)} {peak:,.1f} {how}".strip()
+                    assert cell == expected, (table_id, name)
+                else:
+                    assert agrees(name, cell, value), (table_id, name, cell, value)
+            assert next(values, None) is None
+
+
+def cells_with_scenario(site: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return [(data, cell) for data in tables(site).values() for cell in data["cells"]]
+
+
+def test_look_up_cells_are_what_calc_answers_to_their_scenario(site: Path, catalog: Catalog) -> None:
+    looked_up = [(d, c) for d, c in cells_with_scenario(site) if f"{c['column']}_verdict" in d["rows"][c["row"]]]
+    assert len(looked_up) > 10_000
+    for data, cell in random.Random(7).sample(looked_up, 300):
+        answer = estimate(parse(cell["scenario"], catalog=catalog), catalog)
+        needed = max(p.moment.device_bytes for g in answer.groups for p in g.phases)
+        row = data["rows"][cell["row"]]
+        assert cell["bytes"] == needed
+        assert row[f"{cell['column']}_verdict"] == answer.verdict
+        assert row[f"{cell['column']}_peak"] == round(needed / GiB, 1)
+
+
+def test_case_study_tables_are_what_calc_answers(site: Path, catalog: Catalog) -> None:
+    found = tables(site)
+    compared = found["rm-6x4090"]
+    for cell in compared["cells"]:
+        if cell["column"] not in ("total", "allocated", "usable"):
+            continue
+        (group,) = estimate(parse(cell["scenario"], catalog=catalog), catalog).groups
+        moment = group.peak.moment
+        expected = {"total": moment.device_bytes, "allocated": moment.allocated_bytes, "usable": group.usable_bytes}
+        assert cell["bytes"] == expected[cell["column"]]
+        assert compared["rows"][cell["row"]][cell["column"]] == round(cell["bytes"] / GiB, 2)
+    lines = found["rm-6x4090-zero2-4096-lines"]
+    total = sum(c["bytes"] for c in lines["cells"])
+    job = next(
+        c for c in compared["cells"] if c["scenario"] == lines["cells"][0]["scenario"] and c["column"] == "total"
+    )
+    assert total == job["bytes"]
+
+
+def test_components_of_each_phase_add_up_to_its_total(site: Path) -> None:
+    for table_id in ("rm-6x4090-zero3-8192", "rm-6x4090-zero2-4096"):
+        data = tables(site)[table_id]
+        for row in range(len(data["rows"])):
+            held = {c["column"]: c["bytes"] for c in data["cells"] if c["row"] == row}
+            parts = sum(n for column, n in held.items() if column not in ("total", "allocated"))
+            assert parts == held["total"]
+
+
+def test_host_memory_of_a_70b_model_needs_its_moments_only_after_the_first_step(site: Path) -> None:
+    before, after = (tables(site)["host-70b"]["rows"][0][f"{t} the first step"] for t in ("before", "after"))
+    # 8 bytes of Adam's moments for each of 68,976,648,192 parameters
+    assert after - before == round(8 * 68_976_648_192 / GB)
+
+
+def test_saved_bytes_of_a_layer(site: Path) -> None:
+    rows = {r["model"]: r for r in tables(site)["saved-per-layer"]["rows"]}
+    assert rows["Llama 3 8B"]["bytes"] == 200_840
+    assert rows["Llama 3 8B"]["lora"] == 185_352
+    assert rows["Qwen2.5 7B"]["bytes"] == 225_400
+    assert rows["Llama 2 7B"]["bytes"] == 186_504
+    assert tables(site)["operations-llama-3-8b"]["rows"][-1]["bytes"] == 200_840

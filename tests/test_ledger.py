@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from calc.ledger import Group, Line, Moment, Phase
+
+WEIGHTS = Line("weights", "actor", 1000, "b·P/N", {"b": 2, "P": 500, "N": 1}, "weights")
+CONTEXT = Line("context", "process", 300, "C", {"C": 300}, "runtime#context", allocated=False)
+HELD_BACK = Line("fragmentation", "process", 50, "f·B", {"f": 0.05, "B": 1000}, "runtime#fragmentation", False)
+
+
+def phase(name: str, *lines: Line) -> Phase:
+    return Phase(name, Moment(f"{name}: somewhere", lines))
+
+
+def group(*phases: Phase) -> Group:
+    return Group("actor", 1, phases, 10_000, (0, 10_000), 1.0, "fits", None)
+
+
+def test_a_moment_takes_of_the_card_what_all_its_lines_add_up_to() -> None:
+    """`device_bytes` is what nvidia-smi's process column shows: 1000 + 300 + 50."""
+    assert Moment("step", (WEIGHTS, CONTEXT, HELD_BACK)).device_bytes == 1350
+
+
+def test_what_pytorch_does_not_allocate_is_left_out_of_what_it_reports() -> None:
+    """`allocated_bytes` is `torch.cuda.max_memory_allocated`: neither the CUDA context nor what is held back."""
+    assert Moment("step", (WEIGHTS, CONTEXT, HELD_BACK)).allocated_bytes == 1000
+
+
+def test_what_the_allocator_holds_back_is_its_own_sum() -> None:
+    """`held_back` widens the range of an estimate: the fragmentation line alone, 50, not the context."""
+    assert Moment("step", (WEIGHTS, CONTEXT, HELD_BACK)).held_back == 50
+    assert Moment("step", (WEIGHTS, CONTEXT)).held_back == 0
+
+
+def test_equal_lines_count_each() -> None:
+    """Two layers of one kind may give equal lines: a moment is a sum, not a set."""
+    assert Moment("step", (WEIGHTS, WEIGHTS)).device_bytes == 2000
+
+
+def test_a_moment_without_lines_takes_nothing() -> None:
+    """The host of a plain job."""
+    empty = Moment("nothing", ())
+    assert (empty.device_bytes, empty.allocated_bytes, empty.held_back) == (0, 0, 0)
+
+
+def test_a_line_is_allocated_unless_it_says_otherwise() -> None:
+    """Most are tensors."""
+    assert WEIGHTS.allocated
+    assert not CONTEXT.allocated
+
+
+def test_the_peak_is_the_phase_that_takes_most_of_the_card() -> None:
+    """Not the one with most allocated: 1000 + 0 in `step`, 900 + 300 in `backward`."""
+    backward = phase("backward", WEIGHTS._replace(bytes=900), CONTEXT)
+    assert group(phase("load", CONTEXT), backward, phase("step", WEIGHTS)).peak is backward
+
+
+def test_of_equal_phases_the_first_is_the_peak() -> None:
+    """A job that runs out does so where it first needs that much."""
+    first, second = phase("forward", WEIGHTS), phase("backward", WEIGHTS)
+    assert group(first, second).peak is first
+
+
+def test_a_peak_is_no_sum_of_maxima() -> None:
+    """Logits at the loss and gradients at the step are never alive together: 600 and 700 make 700, not 1300."""
+    loss = phase("backward", WEIGHTS._replace(component="logits", bytes=600))
+    step = phase("step", WEIGHTS._replace(component="gradients", bytes=700))
+    assert group(loss, step).peak.moment.device_bytes == 700
