@@ -97,10 +97,11 @@ def slides(arch: Architecture, layer: int) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False) -> Stack:
+def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False, recompute: bool = False) -> Stack:
     """The compiled model; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
 
-    `inner` adds the second layer and the last but one to the stops, where an engine overlaps neighbouring layers.
+    `recompute`: layers start from checkpoints. `inner` adds the second layer and the last but one to the stops, where
+    an engine overlaps neighbouring layers.
     """
     arch = run.arch
     # sinks leave eager attention or flash, whatever the window
@@ -117,7 +118,8 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False)
     for (moe, window, first), kind in kinds.items():
         count = order.count(kind)
         each = layer_parameters(arch, -1 if moe else 0) if run.trained else trained // arch.layers
-        blocks.append(Block(activations.layer(windowed if window else run, moe=moe, first=first), each, count))
+        segment = activations.layer(windowed if window else run, moe=moe, first=first, recomputed=recompute)
+        blocks.append(Block(segment, each, count))
     stops = []
     for kind in range(len(blocks)):
         places = [n for n, k in enumerate(order) if k == kind]
@@ -285,7 +287,7 @@ class Plan(NamedTuple):
 @lru_cache(maxsize=4096)
 def plan(run: Run, path: Path, trained: int, masked: bool, checkpointing: str, inner: bool) -> Plan:
     """The instants of a model run in one way; see `stack` for `masked` and `inner`."""
-    compiled = stack(run, path, masked, trained, inner)
+    compiled = stack(run, path, masked, trained, inner, checkpointing == "full")
     kept = compiled
     if checkpointing == "selective" and run.kernel == "eager":
         # the core of attention is recomputed, so a layer keeps what a fused kernel would

@@ -156,6 +156,10 @@ class Tape:
         self.held.append(tensor)
         return tensor
 
+    def returns(self, *variables: Tensor) -> None:
+        """A function returns: what its caller's or its own variables name has lived until now."""
+        self.ops.append(Op("", variables, (), (), (), NOTHING, NOTHING, 0))
+
     def saved(self) -> Size:
         """Everything kept for backward once forward has ended."""
         return _total(t for op in self.ops for t in op.saves)
@@ -175,7 +179,8 @@ class Tape:
                 saved.update(dict.fromkeys(t.storage for t in op.saves))
             alive.update(dict.fromkeys(t.storage for t in (*op.inputs, *op.outs)))
             passing = _total(t for t in alive if t not in saved) + op.scratch
-            shots.append(Snapshot(op.name, _total(saved), passing, 0, 0))
+            if op.outs:
+                shots.append(Snapshot(op.name, _total(saved), passing, 0, 0))
             alive = {t: None for t in alive if last[t] > n}
         return shots
 

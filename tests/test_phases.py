@@ -118,9 +118,9 @@ def test_in_the_last_layers_forward_the_layers_below_are_alive() -> None:
 
 
 def test_a_forward_without_grad_keeps_nothing_of_the_layers_below() -> None:
-    """A reference's forward: its own layer's passing tensors, 6i + 2h at most, and in the head 10V and the loss."""
+    """A reference's forward: its own layer's passing tensors, 6i + 4h at most, and in the head 10V and the loss."""
     layers = [i.total.tokens for i in made().scoring if i.name.startswith("layer")]
-    assert max(layers) == 6 * 14336 + 2 * H
+    assert max(layers) == 6 * 14336 + 4 * H
     assert max(i.total.tokens for i in made().scoring) == 10 * V + 4
     assert all(p.component in ("temporary", "logits") for i in made().scoring for p in i.parts)
 
@@ -227,9 +227,9 @@ def test_recomputation_runs_a_forward_with_the_gradient_of_the_layers_output_wai
 
 
 def test_forward_under_checkpointing_keeps_nothing_of_the_layer_that_runs() -> None:
-    """The last layer's passing tensors, 6i + 2h, beside 32 inputs."""
+    """The last layer's passing tensors, 6i + 4h, beside 32 inputs."""
     layers = [i for i in made(checkpointing="full").forward if i.name.startswith("layer")]
-    assert max(i.total.tokens for i in layers) == 6 * 14336 + 2 * H + 32 * 2 * H
+    assert max(i.total.tokens for i in layers) == 6 * 14336 + 4 * H + 32 * 2 * H
 
 
 def test_autocast_caches_casts_of_all_weights_through_a_checkpointed_forward() -> None:

@@ -114,8 +114,11 @@ WIDTH = of(h=1)  # the residual stream
 class Program:
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
-    def __init__(self, run: Run, layer: int = -1, *, first: bool = False) -> None:
-        """`first`: nothing before this piece is trained, so that its input needs no gradient."""
+    def __init__(self, run: Run, layer: int = -1, *, first: bool = False, recomputed: bool = False) -> None:
+        """`first`: nothing before this piece is trained, so that its input needs no gradient.
+
+        `recomputed`: the input is a checkpoint, which others count.
+        """
         self.run = run
         self.arch = run.arch
         self.tape = Tape()
@@ -123,6 +126,8 @@ class Program:
         self.autocast = run.precision == "autocast"
         self.elements = _elements(run.arch, layer)
         self.input = Tensor(WIDTH, run.residual, differentiable=not first)
+        if recomputed:
+            self.input.size = NOTHING
 
     # ---- pieces ------------------------------------------------------------------------------------------------
 
@@ -190,7 +195,7 @@ class Program:
         adapter = self.run.adapter
         assert adapter is not None
         tape, label = self.tape, f"{name}: LoRA"
-        source = self.cast(x, adapter.b, label)
+        source = read = self.cast(x, adapter.b, label)
         if adapter.dropout:
             mask = Tensor(x.width, 1)
             source = tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])
@@ -204,6 +209,7 @@ class Program:
         total = tape.op(
             f"{label} add", [y, scaled], y.width, max(y.b, b), aliases=[t for t in (y, scaled) if t.b == max(y.b, b)]
         )
+        tape.returns(x, read)
         return self.cast(total, y.b, label)
 
     def add(self, residual: Tensor, y: Tensor, name: str) -> Tensor:
@@ -260,7 +266,9 @@ class Program:
         if self.autocast:
             q, k, v = (self.cast(t, 2, n) for t, n in ((q, "q"), (k, "k"), (v, "v")))
         attend = self.eager if self.run.kernel == "eager" else self.fused
-        return self.linear("o_proj", attend(q, k, v), WIDTH)
+        y = self.linear("o_proj", attend(q, k, v), WIDTH)
+        self.tape.returns(x, q, k, v)
+        return y
 
     def repeat(self, x: Tensor, width: Size, name: str) -> Tensor:
         """`repeat_kv`: a copy for every query head where heads share keys and values."""
@@ -409,8 +417,12 @@ class Program:
 
     def feed_forward(self, x: Tensor, *, moe: bool) -> Tensor:
         """A layer's MLP, its routed experts, or routed and shared experts."""
-        if not moe:
-            return self.mlp(x)
+        y = self.routed(x) if moe else self.mlp(x)
+        self.tape.returns(x)
+        return y
+
+    def routed(self, x: Tensor) -> Tensor:
+        """Routed experts, and shared ones beside them where the model has some."""
         y = self.experts(x)
         if not self.arch.shared_experts:
             return y
@@ -544,12 +556,13 @@ def segment(tape: Tape, dims: Mapping[str, int]) -> Segment:
 
 
 @lru_cache(maxsize=4096)
-def layer(run: Run, *, moe: bool, first: bool = False) -> Segment:
+def layer(run: Run, *, moe: bool, first: bool = False, recomputed: bool = False) -> Segment:
     """A decoder layer of `run`: bytes it keeps a token, and the instants of its forward and backward.
 
-    `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient.
+    `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient. `recomputed`: the
+    layer's input is a checkpoint and not counted here.
     """
-    tape = Program(run, -1 if moe else 0, first=first).layer(moe=moe)
+    tape = Program(run, -1 if moe else 0, first=first, recomputed=recomputed).layer(moe=moe)
     return segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
 
 

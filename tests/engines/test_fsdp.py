@@ -188,10 +188,15 @@ def test_fsdp_1_leaves_adafactor_no_rows() -> None:
 
 @given(scenarios(("sft", "rm")), st.sampled_from(("fsdp1", "fsdp2")))
 def test_twice_the_ranks_never_need_more_a_gpu(drawn: Scenario, sharding: str) -> None:
-    """Shards halve and gathered layers stay: at every place, with no exception but one rank, which gathers nothing."""
+    """Shards halve and gathered layers stay: at every place, with two exceptions.
+
+    One rank gathers nothing, and FSDP 2 pads tensors whose first dimension the ranks do not divide.
+    """
     s = under(drawn, sharding)
     few = engine_of(s)
     many = engine_of(replace(s, gpus=2 * s.gpus, global_batch=2 * s.global_batch))
+    assert isinstance(few, Fsdp) and isinstance(many, Fsdp)
+    assume(many.layer(-1) == few.layer(-1))
     assert total(many.resident()) <= total(few.resident()) + 4
     for where in (*places(few), GATHER):
         where = where._replace(layer=min(where.layer, s.architecture.layers))
@@ -214,3 +219,15 @@ def test_shards_add_up_to_the_whole_and_offload_leaves_none(drawn: Scenario, sha
     assert in_layer(e) > 0
     for where in places(e):
         assert total(away.at(where)) <= total(e.at(where))
+
+
+def test_experts_fewer_than_ranks_are_stored_more_than_once() -> None:
+    """Mixtral's eight experts on 16 ranks: FSDP 2 cuts a fused tensor into eight, and pads the other ranks' shards.
+
+    Experts 8·3·4096·14336 = 1,409,286,144 elements a layer of 1,451,270,144; each rank stores one expert, so that the
+    sixteen hold the experts twice, and the router's eight rows of 4096 too. FSDP 1 flattens first and has no such rest.
+    """
+    fields = {"model": "mixtral-8x7b", "gpus": 16, "gpus_per_node": 8}
+    assert fsdp(**fields).layer(-1) == 1_451_270_144 + 1_409_286_144 + 8 * 4096
+    assert fsdp(**fields, sharding="fsdp1").layer(-1) == 1_451_270_144
+    assert fsdp(**{**fields, "gpus": 8}).layer(-1) == 1_451_270_144

@@ -10,6 +10,7 @@ import pytest
 from sites import SMALL_GPUS, SMALL_MODELS, add_gpu, command, copy
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One worker runs all tests of the site, so that it is built once."""
     for item in items:

@@ -1,0 +1,121 @@
+"""The real worker on the CPU, with tiny models: every kind of step and rate runs and gives a valid record.
+
+Needs PyTorch, Transformers and PEFT: those of the Python that `BENCH_PYTHON` names, or else of this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from calc.architecture import from_config, parameters
+from calc.schema import validator
+from measurements.bench.__main__ import main
+from measurements.bench.record import ROOT, SCHEMA
+
+PYTHON = os.environ.get("BENCH_PYTHON", sys.executable)
+if sys.executable == PYTHON:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+TINY = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 512,
+    "max_position_embeddings": 512, "tie_word_embeddings": False, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+}  # fmt: skip
+QWEN = {**TINY, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": True}
+SUITE = """
+defaults: {{model: {tiny}, framework: torch, seq_len: 32, micro_batch: 2}}
+cases:
+  - {{task: sft, model: {qwen}, checkpointing: full, optimizer_impl: fused}}
+  - {{task: sft, precision: autocast, attention: eager}}
+  - {{task: sft, precision: fp32, optimizer: sgd-momentum, global_batch: 4, attention: flash}}
+  - {{task: sft, optimizer: none}}
+  - {{task: sft, method: lora, lora: {{rank: 4, targets: [q_proj, v_proj], dropout: 0.1}}}}
+  - {{task: sft, gpus: 4, sharding: fsdp2, precision: fsdp-mixed}}
+  - {{task: rm, checkpointing: full}}
+  - {{task: dpo, each: {{logprob: [log-softmax-fp32, selective, logsumexp]}}}}
+  - {{task: dpo, method: lora}}
+  - {{task: dpo, roles: {{reference: none}}}}
+  - {{task: inference, bench: {{kind: decode, batches: [2], lengths: [16]}}}}
+  - {{task: inference, bench: {{kind: matmul, tokens: [4]}}}}
+"""
+
+
+def test_every_kind_of_case_runs(tmp_path: Path) -> None:
+    for name, config in (("tiny", TINY), ("qwen", QWEN)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    suite, out = tmp_path / "suite.yaml", tmp_path / "out.jsonl"
+    configs = {name: tmp_path / name / "config.json" for name in ("tiny", "qwen")}
+    suite.write_text(SUITE.format(**configs))
+    assert main([str(suite), "--out", str(out), "--gpu", "rtx4090", "--python", PYTHON]) == 0
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {record["id"]: record.get("failure") for record in records if record["verdict"] != "untested"} == {}
+    assert len(records) == 14
+    for record in records[:-2]:
+        assert set(record["observed"]["phases"]) >= {"load", "forward"}
+        assert record["observed"]["step_seconds"] > 0 and record["measured_bytes"] is None
+    for place, config in ((0, QWEN), (1, TINY), (5, TINY)):  # the last is sharded, and counted whole
+        assert records[place]["observed"]["parameters"] == parameters(from_config(config))
+    assert "flash_attn is not installed" in records[2]["note"] or "note" not in records[2]
+    assert {rate["op"].split()[0] for record in records[-2:] for rate in record["rates"]} == {
+        "decode",
+        "matmul",
+        "copy",
+    }
+
+
+# What only a GPU can say is put in its place: the allocator's figures, and an out-of-memory in the second backward.
+ON_A_GPU = """
+import json, sys, torch
+from measurements.bench import meter, steps, worker
+GiB, calls = 2**30, []
+torch.cuda.mem_get_info = lambda *a: (90 * GiB - len(calls) * GiB, 100 * GiB)
+torch.cuda.memory_reserved = lambda *a: 10 * GiB
+torch.cuda.reset_peak_memory_stats = lambda *a: calls.append(1)
+torch.cuda.synchronize = lambda *a: None
+torch.cuda.memory_stats = lambda *a: {
+    "allocated_bytes.all.peak": len(calls) * GiB, "reserved_bytes.all.peak": 20 * GiB, "segment.all.peak": 7,
+    "num_alloc_retries": 1, "num_ooms": 1,
+}
+of = meter.Meter.of
+def on_a_gpu(self, phase):
+    self.cuda, self.at_start = True, 99 * GiB
+    return of(self, phase)
+meter.Meter.of = on_a_gpu
+backward = torch.Tensor.backward
+def scarce(self):
+    if len(calls) > 5:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.\\nTried to allocate 2.00 GiB.")
+    backward(self)
+torch.Tensor.backward = scarce
+config, scenario = worker.PROBE_CONFIG, worker.PROBE_SCENARIO
+print(json.dumps(worker.run({"kind": "step", "scenario": scenario, "configs": {"model": config}, "steps": 3})))
+"""
+
+
+def test_what_the_allocator_says_reaches_the_record() -> None:
+    ran = subprocess.run([PYTHON, "-c", ON_A_GPU], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    result, gib = json.loads(ran.stdout), 2**30
+    # phases so far: load, forward, backward, step, forward, backward
+    assert result["outcome"] == "oom"
+    assert result["oom"] == {"phase": "backward", "message": "CUDA out of memory. Tried to allocate 2.00 GiB."}
+    observed = result["observed"]
+    peaks = {name: phase["allocated_bytes"] // gib for name, phase in observed["phases"].items()}
+    assert peaks == {"load": 1, "forward": 5, "backward": 6, "step": 4}
+    assert observed["allocated_bytes"] == 6 * gib and observed["reserved_bytes"] == 20 * gib
+    assert observed["device_bytes"] == 16 * gib
+    assert observed["context_bytes"] == observed["device_bytes"] - 10 * gib
+    assert observed["context_at_start_bytes"] == gib
+    record = {"id": "x", "source": "x", "url": None, "class": "measured", "metric": "verdict", "measured_bytes": None}
+    scenario = {"model": "x", "task": "sft", "gpu": "x"}
+    record |= {"verdict": "oom", "confidence": "high", "scenario": scenario}
+    validator(SCHEMA)({**record, "observed": {**observed, "oom": result["oom"]}}, "record")
+    assert observed["allocator"]["segments"] == 7 and observed["allocator"]["retries"] == 1

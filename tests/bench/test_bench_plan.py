@@ -1,0 +1,188 @@
+"""Reading suites: the cases they expand to, what is refused, and what the worker is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import stub_worker
+
+from calc.catalog import load
+from calc.schema import InputError
+from measurements.bench.machine import Machine
+from measurements.bench.plan import Case, Plan, read
+
+SUITES = sorted((Path(__file__).parents[2] / "measurements/suites").glob("*.yaml"))
+MACHINE = Machine.of(stub_worker.MACHINE)
+PLAN = Plan(load(), MACHINE, load().gpus["h200"])
+
+
+def suite(path: Path, text: str) -> Path:
+    file = path / "suite.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_each_gives_a_case_for_every_combination_the_last_field_fastest(tmp_path: Path) -> None:
+    text = """
+defaults: {framework: torch, seq_len: 512}
+cases:
+  - {model: qwen2.5-0.5b, task: sft, each: {micro_batch: [1, 2], checkpointing: [none, full]}}
+  - {model: qwen2.5-0.5b, task: rm, seq_len: 64, lora: {rank: 4}, method: lora, bench: {expandable_segments: true}}
+"""
+    assert [case.name for case in read(suite(tmp_path, text))] == [
+        "qwen2.5-0.5b/sft/s512/mb1/checkpointing=none",
+        "qwen2.5-0.5b/sft/s512/mb1/checkpointing=full",
+        "qwen2.5-0.5b/sft/s512/mb2/checkpointing=none",
+        "qwen2.5-0.5b/sft/s512/mb2/checkpointing=full",
+        "qwen2.5-0.5b/rm/s64/lora.rank=4/method=lora/expandable",
+    ]
+
+
+def test_a_scenario_is_a_suite_of_one(tmp_path: Path) -> None:
+    (case,) = read(suite(tmp_path, "{model: Qwen/Qwen2.5-0.5B, task: sft}"))
+    assert (case.name, case.scenario["model"]) == ("Qwen2.5-0.5B/sft", "Qwen/Qwen2.5-0.5B")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cases: []", "cases: given a list, [], allowed: a list that is not empty"),
+        ("cases: [{task: sft}]", "cases[0]: missing field 'model'"),
+        ("case: [{task: sft}]", "unknown field 'case'; did you mean 'cases'?"),
+        (
+            "cases: [{model: qwen2.5-0.5b, task: sft, bench: {expandable: true}}]",
+            "unknown field 'cases[0].bench.expandable'; did you mean 'cases[0].bench.expandable_segments'?",
+        ),
+        (
+            "cases: [{model: qwen2.5-0.5b, task: sft}, {model: qwen2.5-0.5b, each: {task: [rm, sft]}}]",
+            "cases[0]: given qwen2.5-0.5b/sft twice, allowed: each case once",
+        ),
+    ],
+)
+def test_a_suite_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = suite(tmp_path, text)
+    with pytest.raises(InputError) as caught:
+        read(file)
+    assert str(caught.value).startswith(f"{file}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"),
+    [
+        ({"model": "qwen2.5-0.6b", "task": "sft"}, "case: model: given 'qwen2.5-0.6b'"),
+        ({"model": "qwen2.5-0.5b", "task": "sft", "gpu": "rtx409"}, "case: gpu: given 'rtx409'"),
+        (
+            {"model": "qwen2.5-0.5b", "task": "sft", "seqlen": 8},
+            "case: unknown field 'seqlen'; did you mean 'seq_len'?",
+        ),
+        ({"model": "qwen2.5-0.5b", "task": "sft", "gpu": "b200"}, "case: gpu: given b200, which has more memory"),
+    ],
+)
+def test_a_scenario_that_cannot_be_used_is_refused_before_anything_runs(scenario: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        PLAN.check(Case(scenario))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_every_suite_can_be_run_here(path: Path) -> None:
+    cases = read(path)
+    for case in cases:
+        PLAN.check(case)
+        if case.edge is None:
+            assert PLAN.refuse(case) is None
+            assert PLAN.job(case)["configs"]["model"]["model_type"]
+        else:
+            assert 0 < PLAN.guesses(case)["predicted"] < case.edge.highest // case.edge.step
+
+
+def test_the_suites_are_there() -> None:
+    assert {path.stem for path in SUITES} == {"smoke", "single-gpu", "edge", "fsdp", "decode", "matmul"}
+
+
+def test_the_single_gpu_suite_covers_what_it_is_for() -> None:
+    cases = read(next(path for path in SUITES if path.stem == "single-gpu"))
+    scenarios = [PLAN.scenario(case) for case in cases]
+    assert len(cases) >= 60
+    assert {s.task for s in scenarios} == {"sft", "rm", "dpo"}
+    assert {s.attention for s in scenarios} == {"sdpa", "eager", "flash"}
+    assert {512, 2048, 16384} <= {s.seq_len for s in scenarios}
+    assert {"fused", "foreach", "single"} == {s.optimizer_impl for s in scenarios}
+    assert {"adamw", "adamw-8bit"} <= {s.optimizer for s in scenarios}
+    assert Counter(case.expandable for case in cases)[True] >= 4
+    ten_minutes = 0.0
+    for case in cases[:30]:
+        ten_minutes += PLAN.seconds(case)
+    assert ten_minutes < 600
+
+
+def test_the_job_is_the_scenario_in_full_with_the_machines_versions() -> None:
+    job = PLAN.job(Case({"model": "qwen2.5-0.5b", "task": "dpo", "method": "lora"}))
+    s = job["scenario"]
+    assert (s["gpu"], s["lora"]["rank"], s["logprob"]) == ("h200", 8, "log-softmax-fp32")
+    assert (s["versions"]["torch"], s["versions"]["transformers"]) == ("2.11.0", "5.17.0")
+    assert job["configs"]["reference"] == job["configs"]["model"]
+    assert None not in s.values() and job["limit_bytes"] is None
+
+
+def test_a_smaller_card_is_its_memory_less_a_context() -> None:
+    case = Case({"model": "qwen2.5-0.5b", "task": "sft", "gpu": "rtx4090"})
+    assert PLAN.limit(case) == load().gpus["rtx4090"].usable_bytes - stub_worker.MACHINE["context_bytes"]
+    assert PLAN.limit(replace(case, scenario={**case.scenario, "gpu": "H200"})) is None
+    without = Plan(load(), replace(MACHINE, device="cpu"), load().gpus["h200"])
+    assert without.limit(case) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ({"sharding": "zero3", "gpus": 4}, "not run: precision mixed is not built here"),
+        ({"sharding": "ddp", "gpus": 4}, "not run: sharding ddp is not built here"),
+        ({"framework": "openrlhf"}, "not run: framework openrlhf is not built here"),
+        ({"method": "qlora"}, "not run: method qlora is not built here"),
+        ({"loss": "fused"}, "not run: loss fused is not built here"),
+        ({"seq_len": 64, "expected_len": 32}, "not run: rows shorter than seq_len are not built here"),
+    ],
+)
+def test_what_the_worker_cannot_do_is_a_reason_and_no_error(field: dict[str, object], reason: str) -> None:
+    assert PLAN.refuse(Case({"model": "qwen2.5-0.5b", "task": "sft", **field})) == reason
+
+
+def test_longer_work_is_expected_to_take_longer() -> None:
+    def seconds(**fields: object) -> float:
+        return PLAN.seconds(Case({"model": "llama-3-8b", "task": "sft", "seq_len": 4096, **fields}))
+
+    assert seconds() < seconds(checkpointing="full") < seconds(seq_len=8192) < seconds(seq_len=8192, task="dpo")
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "gpu"),
+    [
+        ("NVIDIA H200", 143156, "h200"),
+        ("NVIDIA GeForce RTX 4090", 24207, "rtx4090"),
+        ("NVIDIA A100-SXM4-80GB", 81153, "a100-80-sxm"),
+        ("NVIDIA A100-PCIE-40GB", 40441, "a100-40-pcie"),
+        ("NVIDIA L40S", 45500, "l40s"),
+        ("NVIDIA A10G", 22500, "a10g"),
+        ("Tesla V100-SXM2-32GB", 32494, "v100-32"),
+    ],
+)
+def test_the_device_is_found_in_the_catalog_by_its_name_and_memory(name: str, mib: int, gpu: str) -> None:
+    assert Machine("cuda", name, {}, total_bytes=mib * 2**20).gpu(load(), None).id == gpu
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "allowed"),
+    [
+        ("NVIDIA H100 80GB HBM3", 81009, "one of h100-pcie, h100-sxm"),
+        ("NVIDIA GeForce GTX 1080", 8100, "an id that `python -m calc gpus` lists"),
+    ],
+)
+def test_a_device_that_is_not_clear_is_asked_for(name: str, mib: int, allowed: str) -> None:
+    machine = Machine("cuda", name, {}, total_bytes=mib * 2**20)
+    with pytest.raises(InputError, match=f"allowed: {allowed}"):
+        machine.gpu(load(), None)
+    assert machine.gpu(load(), "h100-sxm").id == "h100-sxm"
