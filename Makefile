@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes
 UV := 0.13.8
 
-.PHONY: site test serve check-catalog diff lock browser clean
+.PHONY: site test torch-check serve check-catalog diff lock browser clean
 
 site: $(VENV)/.site
 	@$(PY) -m calc.site build site
@@ -27,6 +27,11 @@ test: $(VENV)/.test browser
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo
 	@$(PY) -m pytest
+
+# What needs PyTorch, Transformers and PEFT: the measuring harness on the CPU, and the tracer against its own records.
+torch-check: $(VENV)/.test
+	@test -n "$(TORCH)" || { echo "make torch-check needs a Python with PyTorch: make torch-check TORCH=path/to/python" >&2; exit 2; }
+	@TORCH_PYTHON="$$(command -v $(TORCH))" OMP_NUM_THREADS=1 $(PY) -m pytest tests/bench tests/trace -n 0
 
 browser: $(VENV)/.test
 	@.ci/chromium $(PY) >/dev/null

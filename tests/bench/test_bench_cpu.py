@@ -1,6 +1,6 @@
 """The real worker on the CPU, with tiny models: every kind of step and rate runs and gives a valid record.
 
-Needs PyTorch, Transformers and PEFT: those of the Python that `BENCH_PYTHON` names, or else of this one.
+Needs PyTorch, Transformers and PEFT: those of the Python that `TORCH_PYTHON` names, or else of this one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from calc.schema import validator
 from measurements.bench.__main__ import main
 from measurements.bench.record import ROOT, SCHEMA
 
-PYTHON = os.environ.get("BENCH_PYTHON", sys.executable)
+PYTHON = os.environ.get("TORCH_PYTHON", sys.executable)
 if sys.executable == PYTHON:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

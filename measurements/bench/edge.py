@@ -1,0 +1,64 @@
+"""The largest size that runs, found in few probes by starting where `calc` predicts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from calc.catalog import Catalog
+from calc.estimate import estimate
+from calc.scenario import Scenario
+
+TOLERANCE = 0.02  # of the size found: closer than this the search goes no further
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`runs`: the largest size seen to run, 0 if none; `fails`: the smallest seen to fail, None if none."""
+
+    runs: int
+    fails: int | None
+    probes: int
+
+
+def largest(fits: Callable[[int], bool], start: int, highest: int) -> Found:
+    """The largest of 1..`highest` for which `fits`, which is true up to some size and false above it.
+
+    From `start` it walks in doubling strides until it has seen both a size that runs and one that fails, then halves
+    the gap, down to one or to TOLERANCE. A good `start` costs two probes.
+    """
+    size = min(max(start, 1), highest)
+    runs, fails, probes, stride = 0, highest + 1, 0, max(1, int(TOLERANCE * size))
+    while fails - runs > max(1, int(TOLERANCE * runs)):
+        probes += 1
+        if fits(size):
+            runs = size
+        else:
+            fails = size
+        if fails > highest:
+            size = min(runs + stride, highest)
+        elif not runs:
+            size = max(fails - stride, 1)
+        else:
+            size = (runs + fails) // 2
+        stride *= 2
+    return Found(runs, fails if fails <= highest else None, probes)
+
+
+def predicted(s: Scenario, field: str, step: int, highest: int, catalog: Catalog, least: float) -> int:
+    """The largest size of `field` that `calc` gives a fit probability of at least `least`, in steps; 0 if none."""
+
+    def fits(size: int) -> bool:
+        value = size * step
+        sized = (
+            replace(s, micro_batch=value, global_batch=value * s.data_parallel * s.accumulation)
+            if field == "micro_batch"
+            else replace(s, seq_len=value, expected_len=value)
+        )
+        return estimate(sized, catalog).fit_probability >= least
+
+    runs, fails = 0, highest + 1
+    while fails - runs > 1:
+        size = (runs + fails) // 2
+        runs, fails = (size, fails) if fits(size) else (runs, size)
+    return runs

@@ -1,0 +1,161 @@
+"""Models as PyTorch has them: random weights in the shape of a config.json, with adapters or shards where asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+STD = 0.02
+MODERN = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (4, 56)  # from_config takes dtype
+
+
+class NotRun(Exception):
+    """Why a case is not run on this machine, in one line."""
+
+
+def attention(asked: str) -> tuple[str, str | None]:
+    """Transformers' name for the attention asked for, and a note where another kernel takes its place."""
+    if asked != "flash":
+        return asked, None
+    if find_spec("flash_attn"):
+        return "flash_attention_2", None
+    return "sdpa", "flash_attn is not installed: PyTorch's sdpa without a mask took its place"
+
+
+def _no_init() -> contextlib.AbstractContextManager[Any]:
+    """Leaves new weights as they are; `_fill` sets them."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # before Transformers 5
+        from transformers.modeling_utils import no_init_weights
+    way: contextlib.AbstractContextManager[Any] = no_init_weights()
+    return way
+
+
+def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) -> torch.nn.Module:
+    """The model of a config.json for the scenario `s` on `device`; its weights are random and of its final type."""
+    given = dict(config)
+    own = AutoConfig.for_model(given.pop("model_type"), **given)
+    own.use_cache, own.pad_token_id = False, 0
+    kind: Any = AutoModelForCausalLM
+    if s["task"] == "rm":
+        own.num_labels, kind = 1, AutoModelForSequenceClassification
+    dtype = torch.bfloat16 if s["precision"] == "bf16" else torch.float32
+    # FSDP2 moves each unit to the GPU as it shards it, so the whole model is never there
+    where = torch.device("cpu") if s["sharding"] == "fsdp2" else device
+    with _no_init(), where:
+        model = kind.from_config(
+            own, attn_implementation=attention(s["attention"])[0], **{"dtype" if MODERN else "torch_dtype": dtype}
+        )
+    model.tie_weights()
+    return model
+
+
+def prepare(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) -> torch.nn.Module:
+    """`model` ready to train as `s` says: recomputation, adapters, shards, random weights."""
+    if s["checkpointing"] == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if s["method"] == "lora":
+        model = _adapt(model, s)
+    if s["sharding"] == "fsdp2":
+        _shard(model, s, device)
+    fill(model)
+    if s["optimizer"] == "none":
+        return model.eval().requires_grad_(False)
+    return model.train()
+
+
+def fill(model: torch.nn.Module) -> None:
+    """Small normal weights, norms one and biases zero: values that keep every activation finite."""
+    with torch.no_grad():
+        for name, whole in model.named_parameters():
+            parameter = whole.to_local() if hasattr(whole, "to_local") else whole  # of a sharded one, this rank's part
+            if parameter.dim() > 1:
+                parameter.normal_(std=STD)
+            elif "norm" in name and name.endswith("weight"):
+                parameter.fill_(1.0)
+            else:
+                parameter.zero_()
+
+
+def _adapt(model: torch.nn.Module, s: Mapping[str, Any]) -> torch.nn.Module:
+    if not find_spec("peft"):
+        raise NotRun("not run: peft missing")
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    lora = s["lora"]
+    names = {
+        n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n
+    }
+    config = LoraConfig(
+        r=lora["rank"],
+        lora_alpha=2 * lora["rank"],
+        lora_dropout=lora["dropout"],
+        target_modules=sorted(names) if lora["targets"] == "all-linear" else lora["targets"],
+        task_type=TaskType.SEQ_CLS if s["task"] == "rm" else TaskType.CAUSAL_LM,
+    )
+    return get_peft_model(model, config, autocast_adapter_dtype=lora["dtype"] == "fp32")
+
+
+def _shard(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) -> None:
+    """FSDP2 over the scenario's ranks, of which this process is the first and the others are not there.
+
+    The collectives of a fake process group move nothing; every buffer they would fill is allocated all the same.
+    A unit for each decoder layer, the rest in the root's.
+    """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    ranks = s["gpus"]
+    if not dist.is_initialized():
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    mixed = s["precision"] == "fsdp-mixed"
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(device.type, (ranks,)),
+        "mp_policy": policy if mixed else MixedPrecisionPolicy(),
+    }
+    for name, module in model.named_modules():
+        if re.search(r"(^|\.)layers\.\d+$", name):
+            fully_shard(module, **options)
+    fully_shard(model, **options)
+
+
+def optimizer(model: torch.nn.Module, s: Mapping[str, Any]) -> torch.optim.Optimizer | None:
+    """The optimizer that `s` names over what is trained; None where nothing is. NotRun where its library is missing."""
+    name, weights = s["optimizer"], [p for p in model.parameters() if p.requires_grad]
+    ways = {"fused": {"fused": True}, "foreach": {"foreach": True}, "single": {"foreach": False, "fused": False}}
+    way = ways[s["optimizer_impl"]]
+    if name == "none":
+        return None
+    if name == "adamw":
+        return torch.optim.AdamW(weights, lr=1e-5, **way)
+    if name in ("sgd", "sgd-momentum"):
+        return torch.optim.SGD(weights, lr=1e-5, momentum=0.9 if name == "sgd-momentum" else 0.0, **way)
+    if not find_spec("bitsandbytes"):
+        raise NotRun("not run: bitsandbytes missing")
+    import bitsandbytes
+
+    kinds = {"adamw-8bit": bitsandbytes.optim.AdamW8bit, "adamw-paged-8bit": bitsandbytes.optim.PagedAdamW8bit}
+    return kinds[name](weights, lr=1e-5)
+
+
+def autocast(s: Mapping[str, Any], device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The context that forward runs in."""
+    return torch.autocast(device.type, torch.bfloat16) if s["precision"] == "autocast" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def frozen(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The policy as its own reference: without its adapter, and without gradients."""
+    with torch.no_grad(), model.disable_adapter():
+        yield model

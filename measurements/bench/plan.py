@@ -1,0 +1,254 @@
+"""What is to be measured: the cases of a suite, in order, each with its name, its job for the worker, and its time."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from calc.architecture import parameters
+from calc.catalog import GPU, Catalog, CatalogError
+from calc.estimate import FITS
+from calc.scenario import Scenario, parse
+from calc.schema import InputError, parse_mapping, read_bytes, validator
+
+from .edge import predicted
+from .machine import Machine
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITE_SCHEMA = Path(__file__).with_name("suite.schema.json")
+STEPS = 5  # of which the worker leaves out the first two when it takes the median
+RATES = ("decode", "matmul")
+# What `steps` can do; anything else is recorded as not run.
+SUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "task": ("pretrain", "sft", "rm", "dpo"),
+    "framework": ("torch",),
+    "method": ("full", "lora"),
+    "precision": ("bf16", "autocast", "fsdp-mixed", "fp32"),
+    "optimizer": ("adamw", "adamw-8bit", "adamw-paged-8bit", "sgd", "sgd-momentum", "none"),
+    "sharding": ("none", "fsdp2"),
+    "checkpointing": ("none", "full"),
+    "loss": ("full",),
+    "packing": (False,),
+}
+# Seconds: an assumed share of the card's bf16 rate, and what a process costs before its first step. Only the display of
+# the time left and `--minutes` rest on them, and both are corrected by the cases already run.
+SHARE_OF_PEAK, TFLOPS_UNKNOWN, TFLOPS_CPU = 0.35, 100.0, 0.02
+START_SECONDS, PROBES = 10.0, 4
+LIKELY = 0.5  # a fit probability: more likely than not
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A field whose largest value that runs is looked for, among the multiples of `step` up to `highest`."""
+
+    field: str
+    step: int
+    highest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing to measure: a scenario's given fields, and how it is run. `where` is its place in the suite."""
+
+    scenario: Mapping[str, Any]
+    where: str = "case"
+    kind: str = "step"
+    steps: int = STEPS
+    expandable: bool = False
+    edge: Edge | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the rates
+
+    @property
+    def name(self) -> str:
+        """`model/task/s<seq_len>/mb<micro_batch>` and every other field given; one of its kind in a suite."""
+        flat = _flatten(self.scenario)
+        flat.pop("framework", None)
+        model = str(flat.pop("model")).removesuffix("/config.json").rpartition("/")[2]
+        parts = [model, str(flat.pop("task"))]
+        for name, short in (("seq_len", "s"), ("micro_batch", "mb")):
+            given = flat.pop(name, None)
+            if self.edge and self.edge.field == name:
+                parts.append(f"{short}-edge")
+            elif given is not None:
+                parts.append(f"{short}{given}")
+        parts += [f"{name}={'+'.join(v) if isinstance(v, list) else v}" for name, v in flat.items()]
+        parts += [self.kind] if self.kind != "step" else []
+        return "/".join([*parts, "expandable"] if self.expandable else parts)
+
+    def at(self, value: int) -> Case:
+        """The case with one value of the edge's field, an ordinary case of its own."""
+        assert self.edge is not None
+        return replace(self, scenario={**self.scenario, self.edge.field: value}, edge=None)
+
+
+def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        flat.update(_flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value})
+    return flat
+
+
+def read(path: Path) -> list[Case]:
+    """The cases of a suite's file, or the one of a scenario's.
+
+    InputError, one line that names the file and the field, for one that cannot be used.
+    """
+    where = str(path)
+    data = parse_mapping(read_bytes(path, where), where)
+    if "cases" not in data and "model" in data:
+        data = {"cases": [data]}
+    validator(SUITE_SCHEMA)(data, where)
+    defaults = data.get("defaults", {})
+    cases = [c for n, given in enumerate(data["cases"]) for c in _expand(given, defaults, f"{where}: cases[{n}]")]
+    count = Counter(case.name for case in cases)
+    for case in cases:
+        if count[case.name] > 1:
+            raise InputError(f"{case.where}: given {case.name} twice, allowed: each case once")
+    return cases
+
+
+def _expand(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> Iterator[Case]:
+    """A case for each combination of the lists under `each`, the last field varying fastest."""
+    each: Mapping[str, Sequence[Any]] = given.get("each", {})
+    own = {name: value for name, value in given.items() if name not in ("each", "bench")}
+    bench = dict(given.get("bench", {}))
+    edge = bench.pop("edge", None)
+    if edge:
+        step = edge.get("step", 1 if edge["field"] == "micro_batch" else 256)
+        edge = Edge(edge["field"], step, edge.get("highest", 1024 if edge["field"] == "micro_batch" else 131072))
+    for values in itertools.product(*each.values()):
+        scenario = {**defaults, **own, **dict(zip(each, values, strict=True))}
+        for name in ("model", "task"):
+            if not isinstance(scenario.get(name), str):
+                raise InputError(f"{where}: missing field {name!r}")
+        yield Case(
+            scenario,
+            where,
+            bench.get("kind", "step"),
+            bench.get("steps", STEPS),
+            bench.get("expandable_segments", False),
+            edge,
+            {name: bench[name] for name in ("batches", "lengths", "tokens") if name in bench},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The cases of a suite on one machine: what each is to `calc`, to the worker, and to the clock."""
+
+    catalog: Catalog
+    machine: Machine
+    gpu: GPU  # the one at hand, as the catalog knows it
+
+    def card(self, case: Case) -> GPU:
+        """The card that the case is about: its own `gpu`, or the one at hand."""
+        return self.catalog.gpu(str(case.scenario["gpu"])) if "gpu" in case.scenario else self.gpu
+
+    def check(self, case: Case) -> None:
+        """InputError where the case's scenario cannot be read."""
+        try:
+            if case.kind in RATES:
+                self.catalog.model(case.scenario["model"])
+            else:
+                self.scenario(case.at(case.edge.step) if case.edge else case)
+            card = self.card(case)
+        except CatalogError as error:
+            raise InputError(f"{case.where}: {error}") from None
+        if self.machine.cuda and card.usable_bytes > self.gpu.usable_bytes:
+            raise InputError(
+                f"{case.where}: gpu: given {card.id}, which has more memory than the {self.gpu.id} at hand, "
+                "allowed: one with less"
+            )
+
+    def given(self, case: Case) -> dict[str, Any]:
+        """The case's fields, with the card and the versions of the machine filled in."""
+        versions = {**self.machine.plain_versions, **case.scenario.get("versions", {})}
+        given = {**case.scenario, "gpu": self.card(case).id}
+        return given if case.kind in RATES else {**given, "versions": versions}
+
+    def scenario(self, case: Case) -> Scenario:
+        """The case as `calc` reads it."""
+        return parse(self.given(case), where=case.where, catalog=self.catalog)
+
+    def fields(self, case: Case) -> dict[str, Any]:
+        """The scenario as a record holds it: defaults filled in, nulls left out."""
+        full = self.given(case) if case.kind in RATES else self.scenario(case).as_dict()
+        return {name: value for name, value in full.items() if value is not None}
+
+    def refuse(self, case: Case) -> str | None:
+        """Why the worker cannot run the case, in one line; None where it can."""
+        if case.kind in RATES:
+            return None
+        scenario = self.scenario(case).as_dict()
+        for name, known in SUPPORTED.items():
+            given = scenario[name].partition("==")[0] if name == "framework" else scenario[name]
+            if given not in known:
+                return f"not run: {name} {given} is not built here"
+        if any(scenario["offload"].values()):
+            return "not run: offload is not built here"
+        if scenario["expected_len"] != scenario["seq_len"]:
+            return "not run: rows shorter than seq_len are not built here"
+        for name, role in scenario["roles"].items():
+            if not isinstance(role, str) and set(role) > {"model"}:
+                return f"not run: roles.{name} with fields of its own is not built here"
+        return None
+
+    def job(self, case: Case) -> dict[str, Any]:
+        """What the worker is told: the scenario in full, the configs of its models, and the limit on its memory."""
+        fields = self.fields(case)
+        reference = fields.get("roles", {}).get("reference", "none")
+        models = {"model": fields["model"], **({} if isinstance(reference, str) else {"reference": reference["model"]})}
+        return {
+            "kind": case.kind,
+            "scenario": fields,
+            "configs": {role: dict(self.catalog.model(name).config) for role, name in models.items()},
+            "steps": case.steps,
+            "limit_bytes": self.limit(case),
+            "options": dict(case.options),
+        }
+
+    def guesses(self, case: Case) -> dict[str, int]:
+        """What `calc` predicts of an edge, in its steps.
+
+        `predicted` is the largest size more likely to fit than not, `predicted_fits` the largest with verdict `fits`.
+        """
+        edge = case.edge
+        assert edge is not None
+        # the smallest size is a valid scenario, and only the edge's field differs in the others
+        s = self.scenario(case.at(edge.step))
+        ways = {"predicted": LIKELY, "predicted_fits": FITS}
+        highest = edge.highest // edge.step
+        return {name: predicted(s, edge.field, edge.step, highest, self.catalog, p) for name, p in ways.items()}
+
+    def limit(self, case: Case) -> int | None:
+        """What PyTorch may reserve where the card is a smaller one: its memory less a CUDA context.
+
+        None on the card at hand. The context is the one that the machine's probe saw with kernels loaded.
+        """
+        card = self.card(case)
+        if card.id == self.gpu.id or not self.machine.cuda:
+            return None
+        return card.usable_bytes - (self.machine.context_bytes or 0)
+
+    def environment(self, case: Case) -> dict[str, str]:
+        """Environment variables of the case's process; PyTorch read the first name before 2.9."""
+        setting = f"expandable_segments:{case.expandable}"
+        return {"PYTORCH_CUDA_ALLOC_CONF": setting, "PYTORCH_ALLOC_CONF": setting}
+
+    def seconds(self, case: Case) -> float:
+        """About how long the case takes: 6 (8 with recomputation) operations a parameter and token, and the start."""
+        if case.kind in RATES:
+            return 6 * START_SECONDS
+        if case.edge:
+            return PROBES * self.seconds(case.at(case.edge.step * max(1, self.guesses(case)["predicted"])))
+        s = self.scenario(case)
+        rows = s.micro_batch * (2 if s.task in ("rm", "dpo") else 1) * s.accumulation
+        work: float = (8 if s.checkpointing == "full" else 6) * parameters(s.architecture) * rows * s.seq_len
+        work *= 4 / 3 if s.task == "dpo" else 1
+        rate = (self.gpu.bf16_tflops or TFLOPS_UNKNOWN) * SHARE_OF_PEAK if self.machine.cuda else TFLOPS_CPU
+        slower = 8 if s.precision == "fp32" else 1
+        return START_SECONDS + case.steps * slower * work / (rate * 1e12)

@@ -1,0 +1,129 @@
+"""Training steps as plain PyTorch and Transformers run them: what `calc` means by the framework `torch`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import model as models
+from .meter import Meter
+
+WARM_UP = 2  # the first step makes the optimizer's states, the second may still load kernels
+ENOUGH_SECONDS = 20.0  # of timed steps; at least one is timed
+BETA = 0.1
+
+
+class Job:
+    """A scenario's model, its reference, optimizer and batch on a device, and the step that trains it.
+
+    `s` is the scenario with every default filled in; `configs` has the config.json of `model`, and of `reference`
+    where one runs.
+    """
+
+    def __init__(
+        self, s: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], device: torch.device, meter: Meter
+    ) -> None:
+        self.s, self.device, self.meter = s, device, meter
+        self.reference: torch.nn.Module | None = None
+        same = s["roles"].get("reference") == {"model": s["model"]} if s["task"] == "dpo" else False
+        self.adapter_off = s["method"] == "lora" and same
+        with meter.of("load"):
+            self.model = models.prepare(models.load(configs["model"], s, device), s, device)
+            if "reference" in configs and not self.adapter_off:
+                still = {**s, "optimizer": "none", "method": "full", "checkpointing": "none"}
+                self.reference = models.prepare(models.load(configs["reference"], still, device), still, device)
+            self.optimizer = models.optimizer(self.model, s)
+            self.batch = self._batch(configs["model"]["vocab_size"])
+        self.accumulation = s["global_batch"] // (s["micro_batch"] * s["gpus"])
+
+    @property
+    def parameters(self) -> int:
+        """Of the model as it is trained, adapters included; whole, also where it is sharded."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def _batch(self, vocabulary: int) -> dict[str, torch.Tensor]:
+        """Random tokens: chosen rows, then as many rejected ones, where pairs are compared."""
+        paired = self.s["task"] in ("rm", "dpo")
+        shape = (self.s["micro_batch"] * (2 if paired else 1), self.s["seq_len"])
+        batch = {"input_ids": torch.randint(1, vocabulary, shape, device=self.device)}
+        if not paired:
+            batch["labels"] = batch["input_ids"].clone()
+        if self.s["task"] == "dpo" and self.s["roles"].get("reference") == "none":
+            batch["reference"] = torch.zeros(shape[0], device=self.device)
+        return batch
+
+    def _logits(self, model: torch.nn.Module) -> torch.Tensor:
+        logits: torch.Tensor = model(input_ids=self.batch["input_ids"], use_cache=False).logits
+        return logits
+
+    def _sequences(self, model: torch.nn.Module) -> torch.Tensor:
+        """Log-probability of each row, (rows,)."""
+        logits = self._logits(model)[:, :-1]
+        return logprobs(logits, self.batch["input_ids"][:, 1:], self.s["logprob"]).sum(-1)
+
+    def _loss(self) -> torch.Tensor:
+        pairs = self.s["micro_batch"]
+        if self.s["task"] == "rm":
+            rewards = self._logits(self.model).squeeze(-1)
+            return -F.logsigmoid(rewards[:pairs] - rewards[pairs:]).mean()
+        if self.s["task"] == "dpo":
+            policy = self._sequences(self.model)
+            margin = policy - self._reference()
+            return -F.logsigmoid(BETA * (margin[:pairs] - margin[pairs:])).mean()
+        loss: torch.Tensor = self.model(**self.batch, use_cache=False).loss
+        return loss
+
+    def _reference(self) -> torch.Tensor:
+        if self.adapter_off:
+            with models.frozen(self.model) as model:
+                return self._sequences(model)
+        if self.reference is None:
+            return self.batch["reference"]
+        with torch.no_grad():
+            return self._sequences(self.reference)
+
+    def step(self) -> None:
+        """Forward and backward of each micro-batch, then the optimizer; forward alone where nothing is trained."""
+        for _ in range(self.accumulation):
+            trained, precision = (
+                torch.set_grad_enabled(self.optimizer is not None),
+                models.autocast(self.s, self.device),
+            )
+            with self.meter.of("forward"), trained, precision:
+                loss = self._loss()
+            if self.optimizer is not None:
+                with self.meter.of("backward"):
+                    (loss / self.accumulation if self.accumulation > 1 else loss).backward()
+            del loss
+        if self.optimizer is not None:
+            with self.meter.of("step"):
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+
+    def run(self, steps: int) -> list[float]:
+        """The seconds of each step of up to `steps`; fewer where they are long."""
+        seconds: list[float] = []
+        while len(seconds) < steps and sum(seconds[WARM_UP:]) < ENOUGH_SECONDS:
+            start = time.perf_counter()
+            self.step()
+            if self.meter.cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+
+def logprobs(logits: torch.Tensor, ids: torch.Tensor, way: str) -> torch.Tensor:
+    """Log-probabilities of `ids`, (rows, tokens), from logits (rows, tokens, vocabulary); `way` is `logprob`."""
+    if way == "log-softmax-fp32":
+        return F.log_softmax(logits.float(), dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    if way == "logsumexp":
+        return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(logits, dim=-1)
+    rows = [
+        F.log_softmax(row, dim=-1).gather(-1, own.unsqueeze(-1)).squeeze(-1)
+        for row, own in zip(logits, ids, strict=True)
+    ]
+    return torch.stack(rows)

@@ -1,0 +1,88 @@
+"""The attention kernels that CUDA would choose.
+
+A PyTorch built without CUDA falls back to a kernel that saves other tensors for backward.
+"""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+aten = torch.ops.aten
+calls: Counter[str] = Counter()
+
+
+def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float, causal: bool, scale: float | None) -> Any:
+    return aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
+
+
+def _additive(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The mask as the mem-efficient kernel takes it: additive, in q's dtype, rows aligned, expanded to all heads."""
+    if mask.dtype == torch.bool:
+        zero = torch.zeros((), dtype=q.dtype, device=q.device)
+        mask = torch.where(mask, zero, torch.full((), -torch.inf, dtype=q.dtype, device=q.device))
+    if short := -mask.shape[-1] % 8:
+        mask = torch.nn.functional.pad(mask, (0, short))[..., : mask.shape[-1]]
+    return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """`F.scaled_dot_product_attention` as on an A100: flash where dtype, head size and mask allow, else mem-efficient.
+
+    Grouped heads that flash cannot take are computed by plain operators (math). Shapes are (batch, heads, tokens, head
+    size). Source of the rules: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
+    """
+    q, k, v, mask = query, key, value, attn_mask
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    if half and mask is None and q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256:
+        calls["flash"] += 1
+        return _flash(q, k, v, dropout_p, is_causal, scale)
+    if not enable_gqa:
+        calls["efficient"] += 1
+        bias = None if mask is None else _additive(mask, q, k)
+        keep_lse = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        op = aten._scaled_dot_product_efficient_attention
+        return op(q, k, v, bias, keep_lse, dropout_p, is_causal, scale=scale)[0]
+    calls["math"] += 1
+    op = aten._scaled_dot_product_attention_math
+    return op(q, k, v, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+
+
+def flash_attention_2(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The flash-attn package's kernel on unpadded rows, which keeps what PyTorch's own copy of it keeps."""
+    calls["fa2"] += 1
+    if query.dtype == torch.float32:
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else module.config.dtype
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    # Latent attention's narrower values are padded to the width of the queries, and the output is cropped.
+    width = value.shape[-1]
+    if short := query.shape[-1] - width:
+        value = torch.nn.functional.pad(value, (0, short))
+    return _flash(query, key, value, dropout, True, scaling).transpose(1, 2)[..., :width], None
+
+
+torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
+ALL_ATTENTION_FUNCTIONS.register("flash_attention_2", flash_attention_2)

@@ -1,0 +1,152 @@
+"""What is traced: one training step's set-up, read from a scenario."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MODELS = Path(__file__).parents[2] / "models"
+TASKS = ("sft", "rm", "dpo", "ppo-actor", "ppo-critic", "logprob")
+
+
+class CaseError(ValueError):
+    """What is given cannot be traced; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step. The names are those of the published trace records."""
+
+    model: str
+    task: str = "sft"  # one of TASKS
+    seq: int = 2048  # tokens in a row
+    mb: int = 1  # rows in a micro-batch; pairs for rm and dpo
+    ckpt: str = "none"  # none, full, reentrant
+    attn: str = "sdpa"  # sdpa (no mask), sdpa-mask (4-D padding mask), fa2, eager
+    prec: str = "bf16"  # bf16, autocast, fp32, mp (FSDP2: fp32 shards, bf16 compute, fp32 reduce)
+    optim: str = "adamw"  # adamw, sgd, none
+    optim_impl: str = "fused"  # fused, foreach, single
+    lora_r: int = 0
+    lora_targets: str = "all"  # all, or qv
+    lora_dropout: float = 0.0
+    lora_dtype: str = "same"  # same (as the base), fp32
+    train: str = "full"  # full, head (lm_head alone)
+    fsdp: int = 0  # ranks; 0: none
+    reshard: str = "yes"
+    grad_accum: int = 1
+    logprob: str = "fp32"  # fp32 (log_softmax of fp32 logits), trl (selective_log_softmax), lse (logsumexp)
+    resp: int = 0  # response tokens for PPO; 0: half of seq
+    logits_to_keep: bool = False
+    ref: str = "copy"  # dpo's reference: copy, adapter (switched off), none
+    hold_outputs: bool = False
+    use_cache: bool = False
+    upcast_outputs: bool = False
+    layers: int = 0  # the first so many layers alone; 0: all
+    clip: bool = False
+    workspace: bool = True  # count the memory that kernels take while they run
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the model's config.json
+
+    @property
+    def name(self) -> str:
+        """`model/task/s<seq>/mb<mb>` and every field that is not at its default."""
+        plain = Case(self.model, ref="adapter" if self.lora_r else "copy")
+        skip = {"model", "task", "seq", "mb", "config"}
+        given = [f.name for f in fields(self) if f.name not in skip and getattr(self, f.name) != getattr(plain, f.name)]
+        stem = (Path(self.model).stem, self.task, f"s{self.seq}", f"mb{self.mb}")
+        return "/".join((*stem, *(f"{n}={getattr(self, n)}" for n in given)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The set-up without the model's config."""
+        given = asdict(self)
+        del given["config"]
+        return given
+
+
+def model_config(model: str) -> dict[str, Any]:
+    """The config.json of a model in the catalog, or of a path."""
+    catalog, path = MODELS / f"{model}.yaml", Path(model)
+    if catalog.exists():
+        return dict(yaml.safe_load(catalog.read_text())["config"])
+    if path.is_file():
+        data = yaml.safe_load(path.read_text())
+        return dict(data.get("config", data))
+    raise CaseError(f"model: {model!r} is neither in {MODELS.name}/ nor a file")
+
+
+def from_record(given: Mapping[str, Any]) -> Case:
+    """A case with the field names of the records."""
+    known = {f.name for f in fields(Case)} - {"config"}
+    if unknown := sorted(set(given) - known):
+        raise CaseError(f"{unknown[0]}: unknown field; allowed: {', '.join(sorted(known))}")
+    case = Case(**{"ref": "adapter" if given.get("lora_r") else "copy", **given}, config=model_config(given["model"]))
+    if case.task not in TASKS:
+        raise CaseError(f"task: {case.task!r} is not one of {', '.join(TASKS)}")
+    return case
+
+
+_PRECISION = {"bf16": "bf16", "autocast": "autocast", "fp32": "fp32", "fsdp-mixed": "mp"}
+_ATTENTION = {"flash": "fa2", "sdpa": "sdpa", "eager": "eager", "sdpa-mask": "sdpa-mask"}
+_CHECKPOINTING = {"none": "none", "full": "full"}
+_OPTIMIZERS = {"adamw": "adamw", "sgd": "sgd", "none": "none"}
+_SHARDING = {"none": "none", "fsdp2": "fsdp2"}
+_METHODS = {"full": "full", "lora": "lora"}
+_TARGETS = {"all-linear": "all", "q_proj, v_proj": "qv"}
+_LOGPROB = {"log-softmax-fp32": "fp32", "selective": "trl", "logsumexp": "lse"}
+
+
+def _pick(scenario: Mapping[str, Any], name: str, table: Mapping[str, str], default: str) -> str:
+    value = scenario.get(name, default)
+    if value not in table:
+        raise CaseError(f"{name}: {value!r} cannot be traced; allowed: {', '.join(table)}")
+    return table[value]
+
+
+def from_scenario(scenario: Mapping[str, Any]) -> Case:
+    """The case of a scenario file: the step of its one trained model, on one device or under FSDP2."""
+    flat: dict[str, Any] = {}
+    for key, value in scenario.items():
+        if isinstance(value, Mapping) and key != "roles":
+            flat.update({f"{key}.{k}": v for k, v in value.items()})
+        else:
+            flat[key] = value
+    if "model" not in flat:
+        raise CaseError("model: missing")
+    roles = flat.get("roles") or {}
+    if isinstance(flat.get("lora.targets"), list):
+        flat["lora.targets"] = ", ".join(flat["lora.targets"])
+    for absent in ("offload.optimizer", "offload.parameters"):
+        if flat.get(absent):
+            raise CaseError(f"{absent}: cannot be traced")
+    lora = _pick(flat, "method", _METHODS, "full") == "lora"
+    task = flat.get("task", "sft")
+    if task == "ppo":
+        task = "ppo-critic" if roles.get("actor") == "none" else "ppo-actor"
+    resp = int(flat.get("response_len", 0))
+    ranks = int(flat.get("gpus", 1)) if _pick(flat, "sharding", _SHARDING, "none") == "fsdp2" else 0
+    micro = int(flat.get("micro_batch", 1))
+    rows = micro * int(flat.get("gpus", 1))
+    reference = "adapter" if lora else "copy"
+    return from_record(
+        {
+            "model": flat["model"],
+            "task": {"pretrain": "sft"}.get(task, task),
+            "seq": int(flat.get("seq_len", int(flat.get("prompt_len", 0)) + resp)),
+            "mb": micro,
+            "ckpt": _pick(flat, "checkpointing", _CHECKPOINTING, "none"),
+            "attn": _pick(flat, "attention", _ATTENTION, "sdpa"),
+            "prec": _pick(flat, "precision", _PRECISION, "bf16"),
+            "optim": _pick(flat, "optimizer", _OPTIMIZERS, "adamw"),
+            "optim_impl": flat.get("optimizer_impl", "foreach"),
+            "lora_r": int(flat.get("lora.rank", 16)) if lora else 0,
+            "lora_targets": _pick(flat, "lora.targets", _TARGETS, "all-linear"),
+            "lora_dropout": float(flat.get("lora.dropout", 0.0)),
+            "lora_dtype": "fp32" if flat.get("lora.dtype") == "fp32" else "same",
+            "fsdp": ranks,
+            "grad_accum": max(1, int(flat.get("global_batch", rows)) // rows),
+            "logprob": _pick(flat, "logprob", _LOGPROB, "log-softmax-fp32"),
+            "resp": resp,
+            "ref": "none" if roles.get("reference") == "none" else reference,
+        }
+    )

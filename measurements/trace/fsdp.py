@@ -1,0 +1,59 @@
+"""FSDP2 over ranks that are not there: rank 0 of a fake process group, with streams and events that do nothing."""
+
+import contextlib
+import re
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._tools import fake_collectives  # noqa: F401  (gives collectives a kernel for fake tensors)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .case import Case
+
+
+class _Idle:
+    """A stream or an event: nothing runs, so there is nothing to wait for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, *args: Any) -> "_Idle":
+        return self
+
+    def nothing(self, *args: Any) -> None:
+        return None
+
+    wait = wait_event = wait_stream = synchronize = record_event = nothing
+
+    def query(self) -> bool:
+        return True
+
+
+def _ranks(n: int) -> None:
+    for name in ("Stream", "Event"):
+        setattr(torch.cuda, name, _Idle)
+    torch.cuda.current_stream = lambda *args: _Idle()  # type: ignore[assignment]
+    torch.cuda.stream = lambda *args: contextlib.nullcontext()  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.set_device = lambda *args: None
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=n)
+
+
+def shard(case: Case, model: torch.nn.Module) -> None:
+    """Shard a model over the case's ranks: a group for each decoder layer, the rest in the root's group."""
+    if not dist.is_initialized() or dist.get_world_size() != case.fsdp:
+        _ranks(case.fsdp)
+    with _disable_current_modes():  # the mesh reads its own ranks
+        mesh = init_device_mesh("cuda", (case.fsdp,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy if case.prec == "mp" else MixedPrecisionPolicy()}
+    reshard = case.reshard == "yes"
+    for layer in [module for name, module in model.named_modules() if re.search(r"(^|\.)layers\.\d+$", name)]:
+        fully_shard(layer, reshard_after_forward=reshard, **options)
+    fully_shard(model, **options)

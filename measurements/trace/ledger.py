@@ -1,0 +1,263 @@
+"""Every allocation and release of a training step, in order; from the order, the peak and what is alive at it."""
+
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .scratch import rounded, scratch
+
+aten = torch.ops.aten
+
+# Backward formulas write into fresh zeros out of place for tensor subclasses, and in place on plain tensors.
+_IN_PLACE = {
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten.index_add.default: aten.index_add_.default,
+}
+_LAYER = re.compile(r"\blayers\.(\d+)\b")
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One storage on the device: its rounded bytes and where it came from."""
+
+    bytes: int
+    kind: str  # params, optim, grads, ...; `made in <phase>` for what a step makes
+    op: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def layer(self) -> int | None:
+        """The decoder layer whose forward made it."""
+        found = _LAYER.search(self.module)
+        return int(found[1]) if found else None
+
+
+class Event(NamedTuple):
+    """A block begins (+1), ends (-1), or changes its kind (0)."""
+
+    sign: int
+    block: Block
+    phase: str
+    op: str
+    kind: str = ""
+    note: str = ""
+
+
+@dataclass
+class Moment:
+    """The live blocks at one point of the step, with the kind that each had then."""
+
+    bytes: int
+    index: int
+    phase: str
+    op: str
+    live: list[tuple[Block, str]] = field(default_factory=list)
+
+    def by_kind(self) -> dict[str, int]:
+        """Bytes of each kind; they add up to `bytes`."""
+        total: dict[str, int] = {}
+        for block, kind in self.live:
+            total[kind] = total.get(kind, 0) + block.bytes
+        return total
+
+
+class Ledger(TorchDispatchMode):
+    """Follows every storage of the fake device from its first tensor to its last.
+
+    Blocks made while `recording` is off are known but leave no events: they are what is resident before the step.
+    """
+
+    def __init__(self, workspace: bool = True) -> None:
+        super().__init__()
+        self.workspace = workspace
+        self.events: list[Event] = []
+        self.phase = "setup"
+        self.recording = False
+        self.modules: list[str] = []
+        self._live: dict[int, tuple[Block, Any]] = {}
+        self._op = ""
+
+    # -- what is alive ------------------------------------------------------------------------------------------------
+
+    def block(self, tensor: torch.Tensor) -> Block | None:
+        """The block that holds a tensor, or this rank's shard of it; None for one that is not on the device."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor._local_tensor
+        held = self._live.get(tensor.untyped_storage()._cdata)
+        return held[0] if held else None
+
+    def mark(self, tensor: torch.Tensor, kind: str, note: str = "") -> None:
+        """Give the tensor's block a kind from now on."""
+        block = self.block(tensor)
+        if block is None or block.kind == kind:
+            return
+        block.kind = kind
+        if self.recording:
+            self.events.append(Event(0, block, self.phase, self._op, kind, note))
+
+    def start(self) -> None:
+        """Record from here: what is alive now becomes the opening of the events."""
+        self.events = [Event(1, block, self.phase, "", block.kind) for block, _ in self._live.values()]
+        self.recording = True
+
+    def note(self, text: str) -> None:
+        """A mark in the events without bytes."""
+        self.events.append(Event(0, _NOTHING, self.phase, "", "", text))
+
+    def _now(self) -> str:
+        """The phase; in backward, gradients are on only while a checkpointed layer is run again."""
+        return "recompute" if self.phase == "backward" and torch.is_grad_enabled() and _in_backward() else self.phase
+
+    def _module(self) -> str:
+        return self.modules[-1] if self.modules else ""
+
+    def _follow(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return
+        size = rounded(storage.nbytes())
+        phase = self._now()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        block = Block(size, f"made in {phase}", self._op, self._module(), tuple(tensor.shape), dtype)
+        self._begin(key, block, storage)
+
+    def _begin(self, key: int, block: Block, storage: torch.UntypedStorage) -> None:
+        self._live[key] = (block, weakref.ref(storage, lambda _: self._gone(key, block)))
+        if self.recording:
+            self.events.append(Event(1, block, self._now(), self._op, block.kind))
+
+    def _end(self, block: Block) -> None:
+        if self.recording:
+            self.events.append(Event(-1, block, self._now(), self._op))
+
+    def _gone(self, key: int, block: Block) -> None:
+        self._live.pop(key, None)
+        self._end(block)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """FSDP2 gives a storage its memory and takes it away."""
+        key = storage._cdata
+        if key in self._live:
+            block = self._live[key][0]
+            self._end(block)
+            self._begin(key, replace(block, bytes=rounded(storage.nbytes())), storage)
+
+    def __enter__(self) -> "Ledger":
+        self._resize = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> None:
+            self._resize(storage, size)
+            self._resized(storage)
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*args)
+
+    # -- operators ----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if DTensor in types:  # let it turn into operators on local tensors first
+            return NotImplemented
+        kwargs = kwargs or {}
+        name = str(func)
+        if name.startswith(("prim.", "profiler.")):
+            return func(*args, **kwargs)
+        self._op = name
+        if self.phase == "backward" and not torch.is_grad_enabled() and _in_backward():
+            in_place = self._as_plain_eager(func, args, kwargs)
+            if in_place is not None:
+                return in_place
+        if func is aten._fused_sgd_.default:  # there is no fake kernel; it works in place and takes nothing
+            return None
+        out = func(*args, **kwargs)
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
+                self._follow(leaf)
+        if self.recording and self.workspace and (n := scratch(func, args)):
+            block = Block(n, "workspace", name, self._module(), (), "")
+            self.events.append(Event(1, block, self._now(), name, "workspace"))
+            self.events.append(Event(-1, block, self._now(), name))
+        return out
+
+    def _as_plain_eager(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do in place what autograd does in place on plain tensors, and out of place under a dispatch mode.
+
+        Returns None for any other operator. Sources: torch/csrc/autograd/input_buffer.cpp (`can_accumulate_inplace`),
+        FunctionsManual.cpp (`isTensorSubclassLike`).
+        """
+        if func is aten.add.Tensor:
+            into, other = args
+            same = isinstance(other, torch.Tensor) and into.shape == other.shape and into.dtype == other.dtype
+            if same and not kwargs and _sole(into):
+                return aten.add_.Tensor(into, other)
+        elif func in _IN_PLACE and (block := self.block(args[0])) and "zeros" in block.op:
+            return _IN_PLACE[func](*args, **kwargs)
+        return None
+
+
+_NOTHING = Block(0, "", "", "", (), "")
+# References to a gradient that only autograd's buffer holds, as an operator called from the engine sees them. Of the
+# tensor: the buffer, the operator's arguments, the Python object. Of the storage: the tensor, the Python object.
+_SOLE_TENSOR, _SOLE_STORAGE = 4, 2
+
+
+def _sole(tensor: torch.Tensor) -> bool:
+    tensor_uses = tensor._use_count()  # type: ignore[attr-defined]
+    storage_uses = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return tensor_uses <= _SOLE_TENSOR and storage_uses <= _SOLE_STORAGE
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+# -- reading the events -----------------------------------------------------------------------------------------------
+
+
+def walk(events: Iterable[Event]) -> Iterator[tuple[int, int, Event]]:
+    """(index, bytes live after it, event)."""
+    total = 0
+    for index, event in enumerate(events):
+        total += event.sign * event.block.bytes
+        yield index, total, event
+
+
+def highest(events: list[Event], where: Callable[[int, Event], bool] = lambda i, e: True) -> Moment:
+    """The moment with the most live bytes among the allocations and marks that `where` accepts."""
+    best = Moment(0, -1, "", "")
+    for index, total, event in walk(events):
+        if (event.sign > 0 or event.note) and total > best.bytes and where(index, event):
+            best = Moment(total, index, event.phase, event.op)
+    best.live = alive(events, best.index)
+    return best
+
+
+def alive(events: list[Event], index: int) -> list[tuple[Block, str]]:
+    """The live blocks after the event at `index`, each with its kind at that time."""
+    live: dict[int, tuple[Block, str]] = {}
+    for event in events[: index + 1]:
+        if event.sign > 0:
+            live[id(event.block)] = (event.block, event.kind)
+        elif event.sign < 0:
+            live.pop(id(event.block), None)
+        elif id(event.block) in live:
+            live[id(event.block)] = (event.block, event.kind)
+    return list(live.values())

@@ -1,0 +1,118 @@
+"""From a case to its record."""
+
+import platform
+from collections import Counter
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from . import attention
+from .case import Case
+from .ledger import Event, Ledger, Moment, alive, highest, walk
+from .step import Step, fake_mode
+
+_RESIDENT = ("params", "ref_params", "buffers", "inputs", "optim", "grads", "fsdp", "workspace", "other")
+_TEMPORARY = {
+    "made in forward": "forward_temp",
+    "made in backward": "backward_temp",
+    "made in recompute": "recompute",
+    "made in optim": "optim_temp",
+}
+
+# What FSDP2 gathers into and reduces from.
+_FSDP_BUFFERS = ("aten.empty.memory_format", "fsdp.all_gather_copy_in.default", "fsdp.chunk_cat.default")
+
+
+def events_of(case: Case) -> tuple[list[Event], Step]:
+    """Run the case's step and return everything that happened to memory in it."""
+    with fake_mode(), Ledger(case.workspace) as ledger:
+        step = Step(case, ledger)
+        step.warm_up()
+        ledger.start()
+        step.run()
+        ledger.recording = False
+    return ledger.events, step
+
+
+def backward_starts(events: list[Event]) -> int:
+    """Index of the last backward's start; the end where there is none."""
+    return max((i for i, e in enumerate(events) if e.note == "backward"), default=len(events) - 1)
+
+
+def kinds(case: Case, events: list[Event], moment: Moment) -> dict[str, int]:
+    """Bytes at a moment by kind: `activations` are what forward keeps, the rest of a phase is its temporary memory."""
+    starts = backward_starts(events)
+    kept = {id(block) for block, _ in alive(events, starts)} if events[starts].note == "backward" else set()
+    total: Counter[str] = Counter()
+    for block, kind in moment.live:
+        if case.fsdp and block.kind == "grads":  # marked when all are there
+            kind = "grads"
+        elif case.fsdp and block.op in _FSDP_BUFFERS and kind.startswith("made in"):
+            kind = "fsdp"
+        elif kind == "made in forward" and id(block) in kept:
+            kind = "activations"
+        total[_TEMPORARY.get(kind, kind)] += block.bytes
+    return dict(total)
+
+
+def record(case: Case) -> dict[str, Any]:
+    """The case's record; bytes, each allocation rounded up to 512."""
+    events, step = events_of(case)
+    vocabulary = case.config["vocab_size"]
+    peak = highest(events)
+    at_peak = kinds(case, events, peak)
+    resident = {kind: 0 for kind in _RESIDENT}
+    first = [event for event in events if not event.phase or event.phase == "setup"]
+    for event in first:
+        resident[event.kind if event.kind in resident else "other"] += event.block.bytes
+    starts = backward_starts(events)
+    before = kinds(case, events, Moment(0, starts, "", "", alive(events, starts)))
+    trained = step.optimizer is not None
+    vocab, most_vocab = 0, 0
+    for _, _, event in walk(events):
+        if event.block.kind not in ("params", "ref_params", "grads", "optim") and vocabulary in event.block.shape[-1:]:
+            vocab += event.sign * event.block.bytes
+            most_vocab = max(vocab, most_vocab)
+    without = highest([e for e in events if e.block.kind != "workspace"])
+    phases = {name: highest(events, partial(_in_phase, name)).bytes for name in ("forward", "backward", "optim")}
+    complete = alive(events, _optimizer_starts(events)) if trained else []
+    return {
+        "id": case.name,
+        "case": case.as_dict(),
+        "n_params": step.parameters,
+        "n_trainable": step.trainable,
+        "params_bytes": resident["params"],
+        "ref_params_bytes": resident["ref_params"],
+        "buffers_bytes": resident["buffers"],
+        "inputs_bytes": resident["inputs"],
+        "grads_bytes": sum(block.bytes for block, kind in complete if kind == "grads"),
+        "grads_at_peak_bytes": at_peak.get("grads", 0),
+        "optim_bytes": resident["optim"],
+        "activation_peak_bytes": sum(n for kind, n in before.items() if kind not in _RESIDENT) if trained else None,
+        "activations_at_peak_bytes": at_peak.get("activations", 0),
+        "logits_peak_bytes": most_vocab,
+        "temp_at_peak_bytes": sum(at_peak.get(k, 0) for k in (*_TEMPORARY.values(), "fsdp", "workspace")),
+        "total_peak_bytes": peak.bytes,
+        "total_peak_bytes_no_workspace": without.bytes,
+        "peak_phase": peak.phase,
+        "peak_op": peak.op,
+        "resident_before_step_bytes": sum(event.block.bytes for event in first),
+        "phase_peak_bytes": phases,
+        "at_peak": at_peak,
+        "vocab_sized_at_peak_bytes": sum(
+            b.bytes for b, kind in peak.live if vocabulary in b.shape[-1:] and kind not in _RESIDENT
+        ),
+        "sdpa": dict(attention.calls) or case.attn,
+        "versions": {
+            **{name: version(name) for name in ("torch", "transformers", "peft", "accelerate")},
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _in_phase(name: str, index: int, event: Event) -> bool:
+    return event.phase == name or (name == "backward" and event.phase == "recompute")
+
+
+def _optimizer_starts(events: list[Event]) -> int:
+    return max((i for i, e in enumerate(events) if e.note == "optim"), default=len(events) - 1)
