@@ -19,6 +19,9 @@ class CatalogError(InputError):
     """A data file, or a name looked up in the catalog, that cannot be used; its text is the one line to print."""
 
 
+BEFORE_AMPERE = ("Pascal", "Volta", "Turing")
+
+
 @dataclass(frozen=True, slots=True)
 class GPU:
     """One device as PyTorch sees it (of an MI250X, one of its two dies).
@@ -50,6 +53,11 @@ class GPU:
     def usable_bytes(self) -> int:
         """What one process can get of the card, its own CUDA context included."""
         return self.usable_mib * MiB
+
+    @property
+    def lacks_bf16(self) -> bool:
+        """Whether the card is older than Ampere, which brought bf16 and what FlashAttention-2 needs."""
+        return self.architecture in BEFORE_AMPERE
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Job:
             self.batch,
             masked=s.attention == "sdpa" and window is not None and self.batch.length > window,
             checkpointing=s.checkpointing if r.optimizer else "none",
-            inner=s.sharding in ("zero3", "fsdp1", "fsdp2"),
+            inner=s.sharding.startswith("fsdp"),
         )
 
     def group(self, usable: int) -> Group:

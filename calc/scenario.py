@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from calc.architecture import Architecture, ConfigError, lora_parameters
-from calc.catalog import Catalog, CatalogError, load
+from calc.catalog import GPU, Catalog, CatalogError, load
 from calc.schema import InputError, closest, show, validator
 
 if TYPE_CHECKING:
@@ -260,7 +260,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     values: dict[str, Any] = {**NEUTRAL, **module.defaults(given["task"], known, given), **given}
     model = catalog.model(given["model"])
     architecture = model.architecture
-    values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
+    gpu = catalog.gpu(given["gpu"])
+    values["model"], values["gpu"] = model.id, gpu.id
     _follow(values, given)
     _check(values, given)
     scenario = Scenario(
@@ -272,7 +273,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         roles=_roles(values, own_roles, catalog),
         versions={place[9:]: value for place, value in values.items() if place.startswith("versions.")},
         architecture=architecture,
-        warnings=tuple(_warnings(values, architecture, name, version, known)),
+        warnings=tuple(_warnings(values, architecture, gpu, name, version, known)),
     )
     if (reason := module.refuse(scenario)) is not None:
         raise _Objection(reason)
@@ -378,10 +379,14 @@ def _roles(values: Mapping[str, Any], own: Mapping[str, Any], catalog: Catalog) 
 
 
 def _warnings(
-    values: Mapping[str, Any], architecture: Architecture, name: str, version: str | None, known: str
+    values: Mapping[str, Any], architecture: Architecture, gpu: GPU, name: str, version: str | None, known: str
 ) -> Iterator[str]:
     """What a reader should know of a scenario that nothing forbids."""
     if values["seq_len"] > architecture.max_positions:
         yield f"seq_len {values['seq_len']} is beyond the {architecture.max_positions} positions of {values['model']}"
+    if gpu.lacks_bf16 and values["precision"] != "fp32":
+        yield f"the {gpu.name} has no bf16: a job would run in fp16, with the same memory"
+    if gpu.lacks_bf16 and values["attention"] == "flash":
+        yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
     if version and known != version and not known.startswith(f"{version}."):
         yield f"{name} {version} is computed as {known}, the nearest version that is known"

@@ -393,3 +393,13 @@ def _seconds_for_100(data: dict[str, Any]) -> float:
     for _ in range(100):
         parse(data)
     return time.perf_counter() - start
+
+
+def test_a_card_older_than_ampere_is_told_of_bf16_and_flash_attention() -> None:
+    """A V100 would get numbers for a job that it cannot run as written."""
+    old = parse({"model": "llama-3.2-1b", "task": "sft", "gpu": "v100-32", "attention": "flash"})
+    assert any("no bf16" in warning for warning in old.warnings)
+    assert any("FlashAttention-2 does not run" in warning for warning in old.warnings)
+    plain = {"model": "llama-3.2-1b", "task": "sft", "attention": "sdpa"}
+    assert parse({**plain, "gpu": "v100-32", "precision": "fp32"}).warnings == ()
+    assert parse({**plain, "gpu": "a100-80-sxm", "attention": "flash"}).warnings == ()
