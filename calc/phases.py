@@ -79,7 +79,7 @@ class Stack(NamedTuple):
     held: Amount
     layers_trained: int
     embedding_trained: int
-    cached_casts: Amount  # autocast's bf16 copies of all linear weights, until forward ends
+    cached_casts: Amount  # autocast's bf16 copies of the layers' weights, until forward ends
     embedding_own: int  # 0 where the head, whose tensor it is, has been counted already
     layers: int
     loss_inside: bool  # Transformers' own loss runs inside the model's forward, log-probabilities outside
@@ -141,7 +141,7 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         held=held,
         layers_trained=sum(block.trained * block.number for block in blocks),
         embedding_trained=embedding,
-        cached_casts=_cached_casts(arch, path) if run.precision == "autocast" and run.trained else NO_BYTES,
+        cached_casts=_cached_casts(arch) if run.precision == "autocast" and run.trained else NO_BYTES,
         embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
         layers=arch.layers,
         loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "scalar"),
@@ -152,9 +152,9 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
     )
 
 
-def _cached_casts(arch: Architecture, path: Path) -> Amount:
-    head = arch.hidden if path.kind == "scalar" else embedding_parameters(arch)
-    elements = head + sum(t.elements * t.count for t in tensors(arch) if t.kind == "linear")
+def _cached_casts(arch: Architecture) -> Amount:
+    """Two bytes for each weight of a linear in the layers; the head keeps its own cast for backward."""
+    elements = sum(t.elements * t.count for t in tensors(arch) if t.kind == "linear")
     return Amount(0, 0, 2 * elements, 0, f"2·{elements}")
 
 
@@ -197,9 +197,9 @@ class Layout:
         return [Part("activations", b.segment.saved, "activations#saved", b.number) for b in self.kept.blocks]
 
     def waiting(self) -> list[Part]:
-        """Everything alive between the end of forward and the start of backward."""
+        """Everything alive while another model's forward runs: what backward needs, and autocast's cache."""
         norm = Part("activations", self.stack.norm.saved, "activations#final-norm")
-        return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept")]
+        return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept"), *self.casts()]
 
     def place(self, shot: Shot) -> str:
         """Whether an instant is the head's own, a loss's in the model's forward, or a loss's outside of it."""

@@ -27,7 +27,8 @@ class InputError(ValueError):
 def closest(name: str, names: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` for the nearest of `names`, case aside; empty when none is near."""
     known = {n.casefold(): n for n in names}
-    near = difflib.get_close_matches(name.casefold(), known, n=1)
+    near = [n for n in known if name and n.startswith(name.casefold())]
+    near = near or difflib.get_close_matches(name.casefold(), known, n=1)
     return f"; did you mean {known[near[0]]!r}?" if near else ""
 
 

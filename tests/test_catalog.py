@@ -387,7 +387,10 @@ def test_a_near_miss_of_a_name_is_corrected() -> None:
     assert unknown(lambda: catalog.gpu("rtx409")).startswith("gpu: given 'rtx409', allowed: a10, a100-40-pcie, ")
     assert unknown(lambda: catalog.gpu("rtx409")).endswith("; did you mean 'rtx4090'?")
     assert unknown(lambda: catalog.model("llama-3-8")).endswith("; did you mean 'llama-3-8b'?")
-    assert unknown(lambda: catalog.model("Qwen/Qwen2.5-7")).endswith("; did you mean 'Qwen/Qwen2.5-7B'?")
+    assert unknown(lambda: catalog.model("Qwen/Qwen2.5-7B-Instuct")).endswith(
+        "; did you mean 'Qwen/Qwen2.5-7B-Instruct'?"
+    )
+    assert unknown(lambda: catalog.gpu("H100")).endswith("; did you mean 'h100-pcie'?")  # a beginning comes first
     assert "did you mean" not in unknown(lambda: catalog.model("a\nb"))
 
 

@@ -7,6 +7,7 @@ Read in DeepSpeed 0.13.5, 0.16.4 and 0.19.5: `runtime/zero/{stage_1_and_2,stage3
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from calc.architecture import largest_in_layer, tensors
@@ -37,6 +38,11 @@ class Reduced(NamedTuple):
     kept: bool = False
 
 
+@lru_cache(maxsize=64)
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
 @dataclass(frozen=True, slots=True)
 class Zero:
     """`replica` under ZeRO `stage`, with optimizer states or parameters in host memory."""
@@ -50,7 +56,7 @@ class Zero:
     @property
     def version(self) -> tuple[int, ...]:
         """DeepSpeed's version as numbers."""
-        return tuple(int(part) for part in self.config.version.split("."))
+        return _numbers(self.config.version)
 
     @property
     def cut(self) -> Cut:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from calc.catalog import GPU, Model
 from calc.site import answers
 from calc.site.tables import Cell, Column, Table
-from calc.units import GiB
+from calc.units import GiB, gb
 
 TASKS = {"sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO"}
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
@@ -33,7 +33,8 @@ JOB: Mapping[str, Any] = {
 ASSUMPTIONS = (
     "OpenRLHF's newest known version and its defaults, 2048 tokens a sequence, micro batch 1 (a pair for the reward "
     "model and for DPO), full activation checkpointing, FlashAttention; LoRA and QLoRA on all linear layers. "
-    "A cell shows the first configuration that fits, of those its column may use, and what the fullest GPU then needs."
+    "A cell shows the first configuration that fits, of those its column may use, and what the fullest GPU then needs; "
+    "with offload also what a node must have of its own memory."
 )
 
 
@@ -97,11 +98,18 @@ def _search(asked: Asked) -> Best | None:
         answer = answers.attempt(given)
         if answer is None:
             continue
-        found.append(Best(answer.estimate.verdict, answer.device_bytes, rung.name, given))
+        found.append(Best(answer.estimate.verdict, answer.device_bytes, _name(rung, answer), given))
         if found[-1].verdict == "fits":
             return found[-1]
     order = ("tight", "oom")
     return min(found, key=lambda b: (order.index(b.verdict), b.needed), default=None)
+
+
+def _name(rung: Rung, answer: answers.Answer) -> str:
+    """The rung in words, with what offloading asks of a node's own memory."""
+    if not answer.scenario.offload.optimizer:
+        return rung.name
+    return f"{rung.name}, host {gb(max(p.moment.device_bytes for p in answer.estimate.host_phases))}"
 
 
 def _search_all(model: str) -> tuple[dict[Asked, Best | None], int]:
@@ -148,7 +156,7 @@ def matrix(task: str, method: str, gpus: int, root: str) -> Table:
     """All models against all GPUs, for one task, method and number of GPUs."""
     columns = [Column("model", "Model")]
     cards = by_memory(answers.catalog().gpus.values())
-    columns += [Column(_key(g.id), g.name, "GiB", "verdict", 1) for g in cards]
+    columns += [Column(_key(g.id), g.name + " in fp16" * g.lacks_bf16, "GiB", "verdict", 1) for g in cards]
     rows = tuple(
         (
             Cell(m.name, f'<a href="{root}models/{m.id}.html">{escape(m.name)}</a>'),
@@ -186,7 +194,10 @@ def on_gpu(gpu: GPU, task: str, root: str) -> Table:
 
 
 def smallest(model: Model, root: str) -> Table:
-    """For each task and method, the card with the least usable memory on which the model fits: alone, and by eight."""
+    """For each task and method, the card with the least usable memory on which the model fits: alone, and by eight.
+
+    Cards without bf16 are passed over: they cannot run the job as it is spelled out.
+    """
     columns = (
         Column("job", "Job"),
         *(
@@ -217,7 +228,7 @@ def smallest(model: Model, root: str) -> Table:
 
 def _smallest(model: Model, task: str, method: str, n: int, root: str) -> tuple[Cell, Cell]:
     cards = by_memory(answers.catalog().gpus.values())
-    for gpu in cards:
+    for gpu in (g for g in cards if not g.lacks_bf16):
         asked = Asked(model.id, gpu.id, task, method, n)
         found = best(asked)
         if found is not None and found.verdict == "fits":

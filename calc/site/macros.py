@@ -21,7 +21,7 @@ import yaml
 from calc.architecture import Architecture, Head, lora_parameters, parameters
 from calc.memory.optimizer import Optimizer
 from calc.schema import closest
-from calc.site import answers, charts, cite, fits, formulas, ledgers, reference, sheets, tables
+from calc.site import accuracy, answers, charts, cite, fits, formulas, ledgers, reference, sheets, tables
 from calc.site.answers import Answer
 from calc.site.tables import Table
 from calc.units import gb, gib
@@ -215,6 +215,21 @@ class Macros:
     def fields_table(self) -> str:
         """Every field of a scenario, from its schema."""
         return self._place(reference.fields())
+
+    # --- how wrong it all is
+
+    def accuracy(self, what: str) -> str:
+        """`count`, or an error in per cent: `median`, `mean`, `p95`, `worst`."""
+        value = getattr(accuracy.overall(), what)
+        return self._say(f"accuracy({what})", str(value) if what == "count" else f"{100 * value:.3f} %")
+
+    def accuracy_table(self) -> str:
+        """Errors by kind of job."""
+        return self._place(accuracy.by_kind())
+
+    def worst_table(self, count: int) -> str:
+        """The records furthest off."""
+        return self._place(accuracy.worst(count))
 
     # --- sentences about the catalog
 

@@ -12,6 +12,13 @@ from calc.site.exports import save
 GPU_DIR, MODEL_DIR = "hardware/gpus", "models"
 
 
+BEFORE_AMPERE = """
+!!! warning "Older than Ampere"
+    This card has no bf16, and FlashAttention-2 does not run on it. The tables count a job in 16 bits with a fused
+    attention kernel: run it in fp16, with PyTorch's own attention.
+"""
+
+
 def write(docs: Path) -> None:
     """Writes the pages under `docs`, and removes those whose GPU or model is gone."""
     found = answers.catalog()
@@ -41,7 +48,7 @@ def gpu(card: GPU) -> str:
 # {card.name}
 
 [[ gpu_summary({name}) ]]
-
+{BEFORE_AMPERE if card.lacks_bf16 else ""}
 ## What fits
 
 {what_fits}

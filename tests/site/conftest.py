@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,21 +12,20 @@ import pytest
 from sites import SMALL_GPUS, SMALL_MODELS, add_gpu, command, copy
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs all tests of the site, so that it is built once."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("site"))
-
-
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with one more GPU, and its built site in `site/`."""
-    made = copy(tmp_path_factory.mktemp("whole") / "project")
-    add_gpu(made)
-    built = command(made, "build", "site")
-    assert built.returncode == 0, built.stderr[-2000:]
+    """The project with one more GPU, and its built site in `site/`; workers of one run share it."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    made = root / "project"
+    with (root / "project.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made / "site").exists():
+            shutil.rmtree(made, ignore_errors=True)
+            add_gpu(copy(made))
+            built = command(made, "build", "site")
+            assert built.returncode == 0, built.stdout[-1000:] + built.stderr[-2000:]
     return made
 
 
