@@ -384,6 +384,10 @@ def _warnings(
     """What a reader should know of a scenario that nothing forbids."""
     if values["seq_len"] > architecture.max_positions:
         yield f"seq_len {values['seq_len']} is beyond the {architecture.max_positions} positions of {values['model']}"
+    if architecture.experts and values["method"] == "qlora":
+        yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
+    if architecture.experts and values["method"] != "full" and values["lora.targets"] == "all-linear":
+        yield "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too"
     if gpu.lacks_bf16 and values["precision"] != "fp32":
         yield f"the {gpu.name} has no bf16: a job would run in fp16, with the same memory"
     if gpu.lacks_bf16 and values["attention"] == "flash":

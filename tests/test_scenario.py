@@ -403,3 +403,12 @@ def test_a_card_older_than_ampere_is_told_of_bf16_and_flash_attention() -> None:
     plain = {"model": "llama-3.2-1b", "task": "sft", "attention": "sdpa"}
     assert parse({**plain, "gpu": "v100-32", "precision": "fp32"}).warnings == ()
     assert parse({**plain, "gpu": "a100-80-sxm", "attention": "flash"}).warnings == ()
+
+
+def test_adapters_on_routed_experts_come_with_a_word() -> None:
+    """Mixtral's experts are bare parameters in Transformers 5: not quantised, and not adapted by what is computed."""
+    job = {"model": "mixtral-8x7b", "task": "sft", "gpu": "h200", "method": "qlora"}
+    assert any("routed experts stay in 16 bits" in warning for warning in parse(job).warnings)
+    assert any("without routed experts" in warning for warning in parse({**job, "method": "lora"}).warnings)
+    assert parse({**job, "method": "lora", "lora.targets": ["q_proj"]}).warnings == ()
+    assert parse({**job, "model": "llama-3-8b"}).warnings == ()

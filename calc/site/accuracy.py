@@ -24,9 +24,9 @@ def residuals() -> tuple[Residual, ...]:
     return tuple(residual(record, found) for record in comparable)
 
 
-def overall() -> Summary:
-    """The errors of all of them."""
-    return summary(residuals())
+def overall() -> Summary | None:
+    """The errors of all of them; None where nothing has been measured."""
+    return summary(residuals()) if residuals() else None
 
 
 def by_kind() -> Table:
@@ -51,7 +51,8 @@ def by_kind() -> Table:
         for key, group in groupby(sorted(residuals(), key=kind), kind)
         if (members := list(group))
     ]
-    rows.append((Cell("all"), Cell(""), Cell(""), *_errors(overall())))
+    if every := overall():
+        rows.append((Cell("all"), Cell(""), Cell(""), *_errors(every)))
     caption = "Estimated against traced peaks: relative error, by kind of job"
     return Table("accuracy-by-kind", caption, columns, tuple(rows), ASSUMPTIONS, versions=answers.versions())
 

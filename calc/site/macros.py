@@ -220,8 +220,10 @@ class Macros:
 
     def accuracy(self, what: str) -> str:
         """`count`, or an error in per cent: `median`, `mean`, `p95`, `worst`."""
-        value = getattr(accuracy.overall(), what)
-        return self._say(f"accuracy({what})", str(value) if what == "count" else f"{100 * value:.3f} %")
+        every = accuracy.overall()
+        value = getattr(every, what) if every else 0
+        shown = str(value) if what == "count" else f"{100 * value:.3f} %" if every else tables.NOT_PUBLISHED
+        return self._say(f"accuracy({what})", shown)
 
     def accuracy_table(self) -> str:
         """Errors by kind of job."""
