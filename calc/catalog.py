@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calc.architecture import Architecture, ConfigError, from_config, parameters
+from calc.architecture import Architecture, ConfigError, parameters
+from calc.config import from_config
 from calc.schema import InputError, closest, decode, parse_json, parse_mapping, read_bytes, show, validator
 from calc.units import MiB
 

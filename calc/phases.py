@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from calc.amounts import NO_BYTES, Amount, Segment, Shot, amount
 from calc.architecture import Architecture, embedding_parameters, layer_parameters, tensors
 from calc.engines.replica import Where
 from calc.keeps import Path
 from calc.ledger import Line
 from calc.memory import activations
-from calc.memory.activations import NO_BYTES, Amount, Run, Segment, Shot, dimensions
+from calc.memory.activations import Run, dimensions
 from calc.memory.loss import head
 from calc.tape import of
 
@@ -146,8 +147,8 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         layers=arch.layers,
         loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "scalar"),
         inner=inner,
-        residual=activations.amount(stream, dims),
-        embedding_scratch=activations.amount(stream + of(h=4.4), dims),
+        residual=amount(stream, dims),
+        embedding_scratch=amount(stream + of(h=4.4), dims),
         dims=dims,
     )
 

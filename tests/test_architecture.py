@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calc import architecture as A
-from calc.architecture import Architecture, ConfigError, from_config
+from calc.architecture import Architecture, ConfigError
+from calc.config import FAMILIES, from_config
 
 MODELS = sorted((Path(__file__).parent.parent / "models").glob("*.yaml"))
 TINY = {
@@ -404,7 +405,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
     heads = kv_heads * draw(small)
     experts = draw(small)
     config = {
-        "model_type": draw(st.sampled_from(A.FAMILIES)),
+        "model_type": draw(st.sampled_from(FAMILIES)),
         "hidden_size": heads * head_dim, "num_hidden_layers": draw(small),
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": draw(small),
         "intermediate_size": draw(small), "moe_intermediate_size": draw(small), "vocab_size": draw(small),
@@ -435,7 +436,7 @@ def test_lora_is_linear_in_the_rank_and_in_the_targets(arch: Architecture, rank:
     assert sum(A.lora_parameters(arch, 1, [name]) for name in names) == one
 
 
-@given(st.sampled_from(A.FAMILIES), st.sampled_from(MODELS), st.data())
+@given(st.sampled_from(FAMILIES), st.sampled_from(MODELS), st.data())
 def test_junk_gives_an_architecture_or_one_clear_line(family: str, model: Path, data: st.DataObject) -> None:
     config = dict(record(model.stem)["config"])
     fields = data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3))

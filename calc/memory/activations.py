@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
+from calc.amounts import Segment, amount, segment
 from calc.architecture import Architecture, layer_tensors
-from calc.tape import NOTHING, Size, Snapshot, Tape, Tensor, of, text
+from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,98 +461,6 @@ class Program:
 
 def _named(q: Size, kv: Size) -> tuple[tuple[str, Size], ...]:
     return ("q", q), ("k", kv), ("v", kv)
-
-
-# ---- from tapes to numbers ---------------------------------------------------------------------------------------
-
-
-class Amount(NamedTuple):
-    """Bytes for T tokens in sequences of S: `tokens·T + pairs·T·S + fixed + row·S`, and how that was composed."""
-
-    tokens: float
-    pairs: float
-    fixed: float
-    row: float
-    formula: str
-
-    def bytes(self, tokens: int, length: int) -> int:
-        """The bytes for `tokens` in sequences of `length`."""
-        return int(tokens * (self.tokens + self.pairs * length) + self.fixed + self.row * length)
-
-
-NO_BYTES = Amount(0, 0, 0, 0, "0")
-
-
-class Shot(NamedTuple):
-    """A snapshot of a tape in numbers."""
-
-    name: str
-    saved: Amount
-    passing: Amount
-    gradients: int
-    making: int
-
-
-def amount(size: Size, dims: Mapping[str, int]) -> Amount:
-    """`size` with a model's numbers put in."""
-
-    def value(terms: Mapping[str, float], *, by_length: bool) -> float:
-        chosen = ((s, c) for s, c in terms.items() if (s == "S" or s.endswith("·S")) == by_length)
-        return sum(c * (dims[s.removesuffix("·S")] if s not in ("", "S") else 1) for s, c in chosen)
-
-    parts = [f"T·({text(size.tokens)})"] * bool(size.tokens) + [text(size.fixed)] * bool(size.fixed)
-    return Amount(
-        tokens=value(size.tokens, by_length=False),
-        pairs=value(size.tokens, by_length=True),
-        fixed=value(size.fixed, by_length=False),
-        row=value(size.fixed, by_length=True),
-        formula=" + ".join(parts) or "0",
-    )
-
-
-def peaks(snapshots: list[Snapshot], dims: Mapping[str, int]) -> tuple[Shot, ...]:
-    """The snapshots that can be the largest for some number of tokens and length: those that no other one covers."""
-    shots = [Shot(s.name, amount(s.saved, dims), amount(s.passing, dims), s.gradients, s.making) for s in snapshots]
-    keys = [
-        (
-            s.saved.tokens + s.passing.tokens,
-            s.saved.pairs + s.passing.pairs,
-            s.saved.fixed + s.passing.fixed,
-            s.saved.row + s.passing.row,
-            s.gradients,
-            s.making,
-        )
-        for s in shots
-    ]
-    kept = [
-        n
-        for n, key in enumerate(keys)
-        if not any(
-            (all(a <= b for a, b in zip(key, other, strict=True)) and (key != other or m < n))
-            for m, other in enumerate(keys)
-            if m != n
-        )
-    ]
-    return tuple(shots[n] for n in kept)
-
-
-class Segment(NamedTuple):
-    """A piece of the model as estimates use it: what it keeps, its instants, and how many parameters it trains."""
-
-    saved: Amount
-    forward: tuple[Shot, ...]
-    backward: tuple[Shot, ...]
-    without_grad: tuple[Shot, ...]
-
-
-def segment(tape: Tape, dims: Mapping[str, int]) -> Segment:
-    """The answers of one tape in a model's numbers."""
-    return Segment(
-        amount(tape.saved(), dims),
-        peaks(tape.forward(), dims),
-        peaks(tape.backward(), dims),
-        peaks(tape.forward(grad=False), dims),
-    )
 
 
 @lru_cache(maxsize=4096)

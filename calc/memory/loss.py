@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from calc.amounts import NO_BYTES, Amount, Segment, amount, peaks, segment
 from calc.keeps import Path
-from calc.memory.activations import NO_BYTES, WIDTH, Amount, Program, Run, Segment, amount, dimensions, peaks, segment
+from calc.memory.activations import WIDTH, Program, Run, dimensions
 from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 V = of(V=1)

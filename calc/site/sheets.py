@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
+from calc.amounts import amount
 from calc.architecture import parameters, tensors
 from calc.catalog import GPU, Model, Node
-from calc.memory.activations import Adapter, Program, Run, amount, dimensions, layer
+from calc.memory.activations import Adapter, Program, Run, dimensions, layer
 from calc.site import answers
 from calc.site.fits import by_memory, by_size
 from calc.site.tables import Cell, Column, Table

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from calc.architecture import from_config, parameters
+from calc.architecture import parameters
+from calc.config import from_config
 from calc.schema import validator
 from measurements.bench.__main__ import main
 from measurements.bench.record import ROOT, SCHEMA

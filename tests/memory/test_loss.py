@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from formulas import form, terms
 
+from calc.amounts import Amount, Shot
 from calc.catalog import load
 from calc.frameworks.openrlhf import loss_path
 from calc.keeps import Path
-from calc.memory.activations import Amount, Run, Shot
+from calc.memory.activations import Run
 from calc.memory.loss import Head, head
 from calc.tape import Snapshot, Tape
 
