@@ -69,7 +69,8 @@ def replica(s: Scenario, role: str, keeps: Keeps, *, trained: bool) -> Replica:
         targets = (
             s.lora.targets if s.lora.targets == "all-linear" else tuple(t.rpartition(".")[2] for t in s.lora.targets)
         )
-        adapter = Adapter(s.lora.rank, targets, s.lora.dropout > 0, adapter_bytes)
+        # FSDP's mixed precision gathers adapters, too, in the compute type
+        adapter = Adapter(s.lora.rank, targets, s.lora.dropout > 0, 2 if s.precision == "fsdp-mixed" else adapter_bytes)
         elements = lora_parameters(arch, s.lora.rank, targets)
         changed = adapter_tensors(arch, s.lora.rank, targets)
         grad, stepped = adapter_bytes, max(adapter_bytes, stepped)

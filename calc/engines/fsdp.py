@@ -144,6 +144,9 @@ class Fsdp:
     def reducing_root(self) -> list[Line]:
         """The root group's reduction, either as its input is filled or once its output exists, whichever is more."""
         r, c = self.replica, self.replica.run.compute
+        if not r.run.trained:
+            # adapters lie in layers alone: the lowest layer's are the last to leave
+            return [communication.reducing(r.role, self.adapter_layer, r.grad_bytes)]
         elements, one = self.root, r.arch.vocab * r.arch.hidden
         whole = communication.reducing(r.role, elements, r.grad_bytes)
         output = gradients.accumulated(r.role, elements, r.grad_bytes, r.ranks)

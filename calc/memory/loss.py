@@ -101,8 +101,12 @@ class Head(Program):
         self.tape.op("logsumexp of rows", [x], ONE, x.b, saves=[x], backward_scratch=x.size)
 
     def shifted(self, x: Tensor, path: Path) -> Tensor:
-        """A contiguous copy of all logits but the last position's, where the code makes one."""
-        return self.tape.op("logits: shift", [x], V, x.b) if path.shift_copy else x
+        """A contiguous copy of all logits but the last position's, where the code or its softmax makes one.
+
+        A cast makes it on the way; where logits are fp32 already, softmax copies the slice it is given.
+        """
+        copied = path.shift_copy or (path.upcast and self.c == 4)
+        return self.tape.op("logits: shift", [x], V, x.b) if copied else x
 
     def in_chunks(self, path: Path) -> Tape:
         """The head and its loss a piece at a time, so that whole logits never exist.
