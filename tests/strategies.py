@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -12,8 +13,11 @@ from calc.scenario import Scenario, ScenarioError, parse
 from calc.scenario import framework as module
 
 # A busy machine is no failure: what is drawn is judged, not how long it takes.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+# The same examples every time, so that a run tells something about the change alone; HYPOTHESIS_PROFILE=explore draws
+# new ones.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("explore"), derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 TASKS = ("pretrain", "sft", "rm", "dpo")
 SHARDINGS = {

@@ -109,8 +109,15 @@ def test_tables_scroll_in_their_own_named_box_that_the_keyboard_reaches(browser:
 
 def test_search_finds_a_card(browser: Browser, origin: str) -> None:
     page, _, _ = opened(browser, f"{origin}/index.html", viewport={"width": 1280, "height": 900})
-    page.locator("input.md-search__input").fill("RTX 4090")
-    page.wait_for_selector(".md-search-result__link")
+    # what is typed before the theme's script and its index have arrived is not heard: type until an answer comes
+    page.wait_for_function("() => window.component$ !== undefined")
+    box, found = page.locator("input.md-search__input"), page.locator(".md-search-result__link")
+    for _ in range(10):
+        box.fill("")
+        box.press_sequentially("RTX 4090")
+        page.wait_for_timeout(1500)
+        if found.count():
+            break
     assert "rtx4090" in (page.locator(".md-search-result__link").first.get_attribute("href") or "")
     page.context.close()
 
