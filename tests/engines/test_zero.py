@@ -463,7 +463,7 @@ def test_a_higher_stage_never_needs_more_of_weights_gradients_and_states(s: Scen
     """With two exceptions, both named. While ZeRO-2 accumulates it holds its partition's gradients twice as soon as a
     bucket has been reduced (2·2K), against the 2P that ZeRO-1 accumulates: more on one rank, or a little on two. And
     ZeRO-3 alone keeps fp32 gradients where it is asked to: 4P/N instead of 2K, more than it saves only if nothing is
-    sharded or little is trained."""
+    sharded, or so little is trained that ZeRO-2 has all gradients in its bucket."""
     assume(s.method != "qlora" and s.optimizer != "none")
     one, two, three = (restaged(s, stage) for stage in (1, 2, 3))
     r, touched, slack = one.replica, sum(one.cut.touched), 4 * len(one.replica.trained_tensors) * 200
@@ -476,7 +476,7 @@ def test_a_higher_stage_never_needs_more_of_weights_gradients_and_states(s: Scen
         assert states(two) == states(one)
     saved = 2 * (r.parameters + r.adapter) * (r.ranks - 1) // r.ranks
     assert states(three) <= states(two) - saved + r.grad_bytes * r.trainable // r.ranks + slack
-    if r.ranks > 1:
+    if r.ranks > 1 and (r.grad_bytes == 2 or r.trainable > one.config.reduce_bucket):
         assert states(three) <= states(two) + slack
 
 
