@@ -128,11 +128,6 @@ class Macros:
         card = answers.catalog().gpu(gpu)
         return f'<a href="{self._root}hardware/gpus/{card.id}.html">{escape(card.name)}</a>'
 
-    def model_name(self, model: str) -> str:
-        """A model's name, linked to its page."""
-        found = answers.catalog().model(model)
-        return f'<a href="{self._root}models/{found.id}.html">{escape(found.name)}</a>'
-
     def count(self, model: str, head: Head = "lm") -> str:
         """A model's parameters, counted tensor by tensor."""
         return self._say(f"count({model}, {head})", f"{self.parameters(model, head):,}")
