@@ -21,6 +21,21 @@ JOBS = {
     },
     "rm": {"model": "llama-3-8b", "task": "rm", "gpu": "h100-sxm"},
     "dpo": {"model": "llama-3-8b", "task": "dpo", "gpu": "h100-sxm"},
+    "ppo": {"model": "llama-3-8b", "task": "ppo", "gpu": "h100-sxm"},
+    # four roles in three groups of GPUs, one of them vLLM's
+    "ppo, separate": {
+        "model": "llama-3-8b",
+        "task": "ppo",
+        "gpu": "h100-sxm",
+        "framework": "openrlhf",
+        "gpus": 16,
+        "placement": "separate",
+        "roles.actor.gpus": 8,
+        "roles.critic.gpus": 4,
+        "rollout.gpus": 4,
+    },
+    "ppo, verl": {"model": "llama-3-8b", "task": "ppo", "gpu": "h100-sxm", "framework": "verl", "gpus": 8},
+    "grpo, trl": {"model": "llama-3-8b", "task": "grpo", "gpu": "h100-sxm", "framework": "trl", "gpus": 8},
 }
 RUNS = 2000
 
@@ -38,7 +53,7 @@ def main() -> None:
             start = perf_counter()
             estimate(parse(data, catalog=catalog), catalog)
             whole.append(perf_counter() - start)
-        print(f"{name:12} {median(alone) * 1e6:7.0f} µs, with parsing {median(whole) * 1e6:7.0f} µs")
+        print(f"{name:13} {median(alone) * 1e6:7.0f} µs, with parsing {median(whole) * 1e6:7.0f} µs")
 
 
 if __name__ == "__main__":

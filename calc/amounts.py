@@ -6,7 +6,7 @@ are dropped, so that an estimate evaluates a handful of sums.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from calc.tape import Size, Snapshot, Tape, text
@@ -56,8 +56,11 @@ def amount(size: Size, dims: Mapping[str, int]) -> Amount:
     )
 
 
-def peaks(snapshots: list[Snapshot], dims: Mapping[str, int]) -> tuple[Shot, ...]:
-    """The snapshots that can be the largest for some number of tokens and length: those that no other one covers."""
+def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Container[str] = ()) -> tuple[Shot, ...]:
+    """The snapshots that can be the largest for some number of tokens and length: those that no other one covers.
+
+    Operations named in `apart` run where an engine has something else in memory: they cover each other alone.
+    """
     shots = [Shot(s.name, amount(s.saved, dims), amount(s.passing, dims), s.gradients, s.making) for s in snapshots]
     keys = [
         (
@@ -76,7 +79,7 @@ def peaks(snapshots: list[Snapshot], dims: Mapping[str, int]) -> tuple[Shot, ...
         if not any(
             (all(a <= b for a, b in zip(key, other, strict=True)) and (key != other or m < n))
             for m, other in enumerate(keys)
-            if m != n
+            if m != n and (shots[m].name in apart) == (shots[n].name in apart)
         )
     ]
     return tuple(shots[n] for n in kept)
@@ -91,11 +94,11 @@ class Segment(NamedTuple):
     without_grad: tuple[Shot, ...]
 
 
-def segment(tape: Tape, dims: Mapping[str, int]) -> Segment:
-    """The answers of one tape in a model's numbers."""
+def segment(tape: Tape, dims: Mapping[str, int], apart: Container[str] = ()) -> Segment:
+    """The answers of one tape in a model's numbers; see `peaks` for `apart`."""
     return Segment(
         amount(tape.saved(), dims),
-        peaks(tape.forward(), dims),
-        peaks(tape.backward(), dims),
-        peaks(tape.forward(grad=False), dims),
+        peaks(tape.forward(), dims, apart),
+        peaks(tape.backward(), dims, apart),
+        peaks(tape.forward(grad=False), dims, apart),
     )

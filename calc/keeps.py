@@ -1,28 +1,38 @@
-"""The words in which a framework says what it keeps in memory; `calc.frameworks` fills them in, others read them."""
+"""The words in which a framework says what a job keeps in memory; `calc.frameworks` fills them in, others read them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """How logits become a loss.
+    """How logits become a loss, or log-probabilities.
 
     `kind`: `cross-entropy` (a model's own loss, in fp32), `log-softmax` (of all logits, then gather), `selective` (row
     by row), `logsumexp` (gather minus logsumexp, `rows` the same row by row), `flash` (a kernel that keeps its logits
-    and writes one gradient), `chunked`, `fused`, `scalar` (a value head, no vocabulary).
-    `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `upcast`: the loss casts them and the model's
-    own stay referenced meanwhile. `shift_copy`: logits without the last position are copied. `held`: the outputs stay
-    referenced through backward; `carried`: through the step and the next forward too.
+    and writes one gradient), `chunked`, `fused`, `tiled`, `scalar` (a value head, no vocabulary).
+    `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides them, `view`
+    in place through a view, `in-place`, or `copy`. `upcast`: the loss casts them and the model's own stay referenced
+    meanwhile. `cut`: a `slice`, whose backward makes a gradient of all logits, or `unpad`, a copy of the real tokens
+    whose backward still needs all logits. `shift_copy`: logits without the last position are copied. `in_place`:
+    `flash` writes its gradient over the logits. `entropy`: that of every position is computed beside the
+    log-probability, in a `compiled` kernel or `eager`, under autocast.
+    `held`: how long the caller's variables keep the outputs: to the end of `forward`, `backward`, the `step`, or the
+    `next` forward. `kept` is the share of the positions that enter the loss, where the others are cut off after the
+    head, by a slice, or before it (`tiled`).
     """
 
     kind: str
     head_fp32: bool = False
+    scaled: str = ""
     upcast: bool = False
+    cut: str = ""
     shift_copy: bool = False
-    held: bool = False
-    carried: bool = False
+    in_place: bool = False
+    entropy: str = ""
+    held: str = "forward"
+    kept: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +51,126 @@ class DeepSpeed:
 
 
 @dataclass(frozen=True, slots=True)
+class Role:
+    """One model of a job: how it runs, and what of it stays on its GPUs while other roles run.
+
+    `path` leads from its output to a loss, `scoring` to numbers without gradient; `rows` and `scoring_rows` are the
+    sequences of one such forward on one GPU. `leaves` names what moves to the host between the role's own phases:
+    `weights`, `states` (of the optimizer). `root_stays`: the root group of FSDP stays gathered after a forward without
+    gradient. `shares`: it is the trained model with its adapters switched off, without weights of its own.
+    `reduce_bytes` of a gradient travel between FSDP's ranks, as many as are kept where it is 0.
+    Roles with the same `process` live in one process of the operating system, with one CUDA context.
+    """
+
+    name: str
+    path: Path
+    scoring: Path
+    rows: int
+    scoring_rows: int
+    leaves: frozenset[str] = frozenset()
+    root_stays: bool = False
+    shares: bool = False
+    reduce_bytes: int = 0
+    process: str = "trainer"
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How vLLM serves the rollout: its release, and what the framework passes to it.
+
+    `max_num_seqs` and `max_num_batched_tokens`: None where vLLM decides. `graphs`: CUDA graphs are captured (eager mode
+    is not enforced). `share_of_free`: verl's patched worker takes its share of the memory that is free, where vLLM
+    itself takes it of the whole card. `sleep_level`: 1 keeps the weights in host memory while the engine sleeps, 2
+    drops them.
+    """
+
+    version: str
+    max_model_len: int
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    graphs: bool = True
+    share_of_free: bool = False
+    sleep_level: int = 1
+    process: str = "vllm"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stretch of a step: which role runs, and what it does.
+
+    `does`: `train` (forward, backward, step), `score` (a forward without gradient), `generate` (Transformers' own, on
+    the role), `serve` (vLLM generates), `sync` (weights to the engine), `save` (a checkpoint).
+    `engine` is what is there of an engine that can sleep: `asleep`, `weights`, `all`.
+    For `train`: `inside` is scored within the forward, while the role's graph is alive; `beside` trains at the same
+    time on the same GPUs; `alternating` says that trained roles take turns micro-batch by micro-batch, so that each
+    keeps the other's gradients.
+    For `serve`, `holds` names `weights` where those of the trained roles have not left yet: until vLLM has started and
+    generated. For `generate`, `sync` and `save` it says what the moment takes beside what is resident: `parameter` (the
+    largest one gathered), `clone` (a copy of it), `units` (FSDP's groups gathered in the type they are stored in, the
+    root while the layers go by), `root` (that group alone), `copies` (of this rank's shards), `bucket` (of 2 GiB),
+    `whole` (all parameters gathered), `prompt-logits` (of every position of the prompts). `rows` is the sequences of
+    one generation on one GPU.
+    For `save`, `host` says which ranks hold a copy in host memory, of `host_bytes` a parameter: `first`, `every`, or
+    `shards` (each rank its own).
+    """
+
+    does: str
+    role: str
+    engine: str = "asleep"
+    inside: str = ""
+    beside: str = ""
+    alternating: bool = False
+    holds: tuple[str, ...] = ()
+    rows: int = 0
+    host: str = ""
+    host_bytes: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class Keeps:
     """What a framework keeps for one scenario.
 
-    `path` is how the trained model's logits become a loss, `reference_path` the frozen one's. `reference` is `copy`
-    where a second model is loaded and `adapter` where the policy runs with its adapter switched off.
+    `roles` are the models of the job, `stages` one step in its order. `loading` names the roles, `rollout` among them
+    where vLLM serves, in the order in which they arrive on the GPUs.
     """
 
-    path: Path
-    reference_path: Path
-    reference: str = "copy"
+    roles: tuple[Role, ...]
+    stages: tuple[Stage, ...]
+    loading: tuple[str, ...]
+    serving: Serving | None = None
     deepspeed: DeepSpeed | None = None
     notes: tuple[str, ...] = ()
+
+    def without_rollout(self) -> Keeps:
+        """The same job where nothing generates: responses come from elsewhere."""
+        return replace(
+            self,
+            stages=tuple(stage for stage in self.stages if stage.does not in ("serve", "generate", "sync")),
+            loading=tuple(name for name in self.loading if name != "rollout"),
+            serving=None,
+        )
+
+    def role(self, name: str) -> Role:
+        """The role called `name`; raises StopIteration where the job has none."""
+        return next(role for role in self.roles if role.name == name)
+
+
+def supervised(
+    name: str,
+    path: Path,
+    rows: int,
+    *,
+    reference: Role | None = None,
+    reduce_bytes: int = 0,
+    deepspeed: DeepSpeed | None = None,
+    notes: tuple[str, ...] = (),
+) -> Keeps:
+    """What a job keeps that trains one model: `reference`, where there is one, is scored within its forward."""
+    roles = (Role(name, path, path, rows, rows, reduce_bytes=reduce_bytes), *([reference] if reference else []))
+    return Keeps(
+        roles=roles,
+        stages=(Stage("train", name, inside=reference.name if reference else ""),),
+        loading=tuple(role.name for role in roles if not role.shares),
+        deepspeed=deepspeed,
+        notes=notes,
+    )

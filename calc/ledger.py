@@ -64,7 +64,8 @@ class Group:
     """A set of GPUs that hold the same roles, seen from the one that needs most.
 
     `device_range` holds the middle nine tenths of what the peak may be. `verdict_phase` is the first phase that makes
-    the verdict other than `fits`.
+    the verdict other than `fits`; `refusal` says in one line why vLLM does not start. Where it does, its KV cache holds
+    `cache_tokens`, and `cache_sequences` of full length at once.
     """
 
     name: str
@@ -75,6 +76,9 @@ class Group:
     fit_probability: float
     verdict: str
     verdict_phase: str | None
+    refusal: str | None = None
+    cache_tokens: int = 0
+    cache_sequences: int = 0
 
     @property
     def peak(self) -> Phase:

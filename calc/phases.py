@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import le
 from typing import NamedTuple
 
 from calc.amounts import NO_BYTES, Amount, Segment, Shot, amount
@@ -14,7 +15,7 @@ from calc.keeps import Path
 from calc.ledger import Line
 from calc.memory import activations
 from calc.memory.activations import Run, dimensions
-from calc.memory.loss import head
+from calc.memory.loss import OUTPUTS, head
 from calc.tape import of
 
 
@@ -145,7 +146,7 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         cached_casts=_cached_casts(arch) if run.precision == "autocast" and run.trained else NO_BYTES,
         embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
         layers=arch.layers,
-        loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "scalar"),
+        loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar"),
         inner=inner,
         residual=amount(stream, dims),
         embedding_scratch=amount(stream + of(h=4.4), dims),
@@ -164,18 +165,19 @@ class Layout:
     """Everything that can be alive in a step, before the size of its micro-batch is known.
 
     `kept` is the stack whose layers say what stays between forward and backward; it differs from `stack` where
-    checkpointing recomputes a part of each layer. `recompute`: layers keep their input alone. `carried`: the outputs
-    of the micro-batch before are still referenced.
+    checkpointing recomputes a part of each layer. `recompute`: layers keep their input alone. `held`: how long the
+    outputs of a micro-batch stay referenced, as `calc.keeps.Path` says it.
     """
 
     stack: Stack
     kept: Stack
     recompute: bool
-    carried: bool
+    held: str
 
-    def over(self) -> list[Part]:
-        """Logits of the micro-batch before, while the step and the next forward run."""
-        return [Part("logits", self.stack.held, "loss#held")] if self.carried else []
+    def over(self, during: str) -> list[Part]:
+        """Logits of the micro-batch before, while the `step` or the `next` forward runs."""
+        lasting = self.held == "next" or self.held == during
+        return [Part("logits", self.stack.held, "loss#held")] if lasting else []
 
     def casts(self) -> list[Part]:
         """Autocast's cache of bf16 weights in a forward whose layers keep none of their own."""
@@ -204,8 +206,10 @@ class Layout:
 
     def place(self, shot: Shot) -> str:
         """Whether an instant is the head's own, a loss's in the model's forward, or a loss's outside of it."""
-        if shot.name in ("lm_head", "score"):
+        if shot.name in OUTPUTS:
             return "head"
+        if shot.name in CAPPED:
+            return "loss"
         return "loss" if self.stack.loss_inside else "outside"
 
     def forward(self, *, grad: bool = True) -> Iterator[Instant]:
@@ -213,7 +217,7 @@ class Layout:
         stack = self.stack
         last = max(stack.stops)
         block = stack.blocks[last.kind]
-        before = [*self.over(), *self.casts()] if grad else []
+        before = [*self.over("next"), *self.casts()] if grad else []
         below = [*self.below(last), *before] if grad else []
         shots = block.segment.forward if grad and not self.recompute else block.segment.without_grad
         if stack.inner:
@@ -250,16 +254,23 @@ class Layout:
                 where = Where("layer", stop.layer, True, stack.root_trained, stop.above, shot.gradients, shot.making)
                 yield instant(f"layer: {shot.name}", where, [*below, *alive(shot)])
         if stack.embedding_trained:
-            yield self.embedding(stack.residual)
+            yield self.embedding(stack.residual, sorting=False)
         if stack.inner:
             where = Where("reduce", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own)
             yield instant("reduction of the last gradients", where, [held])
 
-    def embedding(self, scratch: Amount) -> Instant:
-        """The end of backward: all gradients exist, and the embedding's is being summed."""
+    def embedding(self, scratch: Amount, *, sorting: bool) -> Instant:
+        """The end of backward: all gradients exist, and the embedding's is being made or, tied, summed."""
         stack = self.stack
         where = Where(
-            "end", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own, stack.embedding_trained
+            "end",
+            0,
+            True,
+            stack.root_trained,
+            stack.layers_trained,
+            stack.embedding_own,
+            stack.embedding_trained,
+            sorting,
         )
         parts = [Part("logits", stack.held, "loss#held"), Part("temporary", scratch, "activations#embedding")]
         return instant("embedding", where, parts)
@@ -267,12 +278,32 @@ class Layout:
 
 def alive(shot: Shot, saved: str = "activations", passing: str = "temporary") -> list[Part]:
     """What one instant of one segment keeps and lets pass."""
-    return [Part(saved, shot.saved, f"activations#{saved}"), Part(passing, shot.passing, "activations#passing")]
+    source = "loss#kept" if saved == "logits" else "activations#activations"
+    return [Part(saved, shot.saved, source), Part(passing, shot.passing, "activations#passing")]
 
 
+CAPPED = ("logits: over cap", "logits: tanh", "logits: times cap")  # what the model's own forward does behind its head
 # torch `native/cuda/Embedding.cu`: above this many tokens the gradient is summed by sorted segments, which takes a
 # row in fp32 for every token and for every ten of them
 SORTED_TOKENS = 3072
+
+
+def uncovered(instants: Iterable[Instant], *, sharded: bool) -> Iterator[Instant]:
+    """The instants that no other one at the same layer covers, in memory and in gradients alike.
+
+    `sharded`: the engine keeps gradients until their group is reduced, and never asks which one is being made.
+    """
+    places: dict[Where, list[tuple[Instant, tuple[float, ...]]]] = {}
+    for i in instants:
+        where = i.where._replace(making=0) if sharded else i.where
+        size = (*i.total[:4], where.here, where.making)
+        places.setdefault(where._replace(here=0, making=0), []).append((i._replace(where=where), size))
+    for found in places.values():
+        sizes = [size for _, size in found]
+        for n, (i, own) in enumerate(found):
+            others = ((m, other) for m, other in enumerate(sizes) if m != n)
+            if not any(all(map(le, own, other)) and (own != other or m < n) for m, other in others):
+                yield i
 
 
 class Plan(NamedTuple):
@@ -293,13 +324,13 @@ def plan(run: Run, path: Path, trained: int, masked: bool, checkpointing: str, i
     if checkpointing == "selective" and run.kernel == "eager":
         # the core of attention is recomputed, so a layer keeps what a fused kernel would
         kept = stack(replace(run, kernel="flash"), path, masked, trained, inner)
-    layout = Layout(compiled, kept, checkpointing == "full", path.carried)
+    layout = Layout(compiled, kept, checkpointing == "full", path.held)
     return Plan(
         layout,
         tuple(layout.forward()),
         tuple(layout.forward(grad=False)),
-        tuple(layout.backward()),
-        layout.embedding(compiled.embedding_scratch),
+        tuple(uncovered(layout.backward(), sharded=inner)),
+        layout.embedding(compiled.embedding_scratch, sorting=True),
     )
 
 

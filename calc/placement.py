@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from calc.architecture import Architecture, Head, Tensor, linears, lora_parameters, parameters, tensors
+from calc.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.plain import Plain
 from calc.engines.replica import Engine, Replica
+from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
-from calc.keeps import Keeps
+from calc.keeps import Keeps, Role
+from calc.ledger import Line
 from calc.memory.activations import Adapter, Run
 from calc.memory.optimizer import Optimizer
+from calc.memory.runtime import process
 from calc.scenario import Scenario
 
 # bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
@@ -24,6 +30,7 @@ FORMATS = {
 }
 # the tape that a format's layers run
 TAPES = {"bf16": "bf16", "mixed": "bf16", "fsdp-mixed": "bf16", "autocast": "autocast", "fp32": "fp32"}
+VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
 SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 
 
@@ -55,10 +62,10 @@ def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...
     return tuple(found)
 
 
-def replica(s: Scenario, role: str, keeps: Keeps, *, trained: bool) -> Replica:
-    """The model of `role`: the one that the job trains, or a frozen one beside it."""
+def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
+    """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
     arch = s.architecture
-    head: Head = "scalar" if s.task == "rm" else "lm"
+    head: Head = "scalar" if role.name in VALUED else "lm"
     weight, grad, master, stepped = FORMATS[s.precision]
     count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
     changed: tuple[Tensor, ...] = ()
@@ -88,11 +95,11 @@ def replica(s: Scenario, role: str, keeps: Keeps, *, trained: bool) -> Replica:
         quantised=s.method == "qlora",
     )
     return Replica(
-        role=role,
+        role=role.name,
         arch=arch,
         head=head,
         run=run,
-        path=keeps.path if trained else keeps.reference_path,
+        path=role.path,
         parameters=count,
         weight_bytes=weight,
         quantised=run.quantised,
@@ -106,14 +113,78 @@ def replica(s: Scenario, role: str, keeps: Keeps, *, trained: bool) -> Replica:
         optimizer=Optimizer(s.optimizer, s.optimizer_impl) if trained else None,
         ranks=s.data_parallel,
         accumulates=s.accumulation > 1,
+        leaves=role.leaves,
+        reduce_bytes=role.reduce_bytes or grad,
     )
 
 
 def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
     """The engine that the scenario's sharding names; DeepSpeed at stage 0 partitions its fp32 states all the same."""
     if s.sharding.startswith("fsdp"):
-        return Fsdp(model, int(s.sharding[-1]), s.offload.parameters or s.offload.optimizer)
+        # a framework that moves shards between phases does without PyTorch's own offload
+        asked = s.offload.parameters or (s.offload.optimizer and model.optimizer is not None)
+        offload = asked and not model.leaves
+        return Fsdp(model, int(s.sharding[-1]), offload)
     if keeps.deepspeed:
         stage = int(s.sharding[-1]) if s.sharding.startswith("zero") else 1
         return Zero(model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters)
     return Plain(model, buckets=s.sharding == "ddp" and s.gpus > 1)
+
+
+class Placed(NamedTuple):
+    """A role on its GPUs: the scenario as it sees it, the engine that holds its model, and that engine as it scores."""
+
+    role: Role
+    s: Scenario
+    engine: Engine
+    scorer: Engine
+
+    @property
+    def trained(self) -> bool:
+        """Whether the role has an optimizer."""
+        return self.engine.replica.optimizer is not None
+
+
+def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
+    """`role` of the job `s` under its engine."""
+    own = s.role(role.name) or s
+    trained = any(role.name in (stage.role, stage.beside) for stage in keeps.stages if stage.does == "train")
+    model = replica(own, role, trained=trained)
+    frozen = replace(model, path=role.scoring, run=replace(model.run, trained=False), optimizer=None, accumulates=False)
+    return Placed(role, own, engine(own, model, keeps), engine(own, frozen, keeps))
+
+
+def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:
+    """What vLLM's own process takes beside its pool; nothing where it lives in a trainer's."""
+    assert keeps.serving and s.rollout
+    own = keeps.serving.process not in {role.process for role in keeps.roles}
+    lines = process(gpu.architecture, s.rollout.tensor_parallel, bool(gpu.nvlink_gbs), int(own), "rollout")
+    return [line for line in lines if line.bytes]
+
+
+def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> Vllm | None:
+    """The engine that serves the rollout; None where Transformers generates or nothing does."""
+    if keeps.serving is None or s.rollout is None:
+        return None
+    lines = around(s, keeps, gpu)
+    growth = sum([line.bytes for line in lines if line.component == "nccl"])
+    return Vllm(
+        arch=(s.role("actor") or s).architecture,
+        serving=keeps.serving,
+        tensor_parallel=s.rollout.tensor_parallel,
+        utilization=s.rollout.gpu_memory_utilization,
+        total=gpu.usable_bytes,
+        card=gpu.id,
+        context=sum([line.bytes for line in lines]) - growth,
+        growth=growth,
+    )
+
+
+def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
+    """Sets of GPUs: the roles that live on each, in the order in which they load, and how many GPUs it has."""
+    if s.placement == "colocated":
+        return [(keeps.loading, s.gpus)]
+    found: dict[str, list[str]] = {}
+    for name in keeps.loading:
+        found.setdefault(s.group(name), []).append(name)
+    return [(tuple(names), s.gpus_of(home)) for home, names in found.items()]

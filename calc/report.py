@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from calc.estimate import shown_values
-from calc.ledger import Estimate, Line, Phase
+from calc.ledger import Estimate, Group, Line, Phase
+from calc.scenario import Scenario
 from calc.units import GiB, gib
 
 VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long batch", "oom": "out of memory"}
+REFUSED = "vLLM does not start"
 
 
 def text(e: Estimate, gpu_name: str) -> str:
@@ -17,9 +19,16 @@ def text(e: Estimate, gpu_name: str) -> str:
     return "\n".join([verdict(e, gpu_name), "", *_job(e), *_groups(e), *_host(e), *_notes(e)]).rstrip() + "\n"
 
 
+def deciding(e: Estimate) -> Group:
+    """The group of GPUs that decides: one on which vLLM does not start, else the one with least room."""
+    return max(e.groups, key=lambda g: (g.refusal is not None, g.peak.moment.device_bytes / g.usable_bytes))
+
+
 def verdict(e: Estimate, gpu_name: str) -> str:
-    """One line: whether the job fits, at which moment it needs most, and of how much."""
-    group = max(e.groups, key=lambda g: g.peak.moment.device_bytes / g.usable_bytes)
+    """One line: whether the job fits, at which moment it needs most, and of how much; or why vLLM does not start."""
+    group = deciding(e)
+    if group.refusal:
+        return f"{REFUSED}: {group.refusal}"
     first = f" in {e.verdict_phase}" if e.verdict_phase else ""
     peak, low, high = group.peak, *group.device_range
     return (
@@ -34,14 +43,56 @@ def _job(e: Estimate) -> Iterator[str]:
     adapters = f" of rank {s.lora.rank}" if s.lora else ""
     yield (
         f"{s.model}, {s.task}, {s.method}{adapters}, {s.framework}=={s.framework_version}, {s.precision}, "
-        f"sharding {s.sharding}, {s.gpus} x {s.gpu}, micro batch {s.micro_batch}, {s.seq_len} tokens"
+        f"sharding {s.sharding}, {s.gpus} x {s.gpu}, micro batch {s.micro_batch}, {lengths(s)}"
     )
+    if s.rollout:
+        yield f"{rollout(s)}; {roles(s, {})}"
     yield ""
+
+
+def lengths(s: Scenario) -> str:
+    """How long sequences are: for RL prompts and responses on their own."""
+    if s.rollout:
+        return f"prompts of {s.prompt_len} and responses of {s.response_len} tokens"
+    return f"{s.seq_len} tokens"
+
+
+def rollout(s: Scenario) -> str:
+    """Who generates how many responses, and how much of the card it may take."""
+    r = s.rollout
+    if r is None or r.engine == "none":
+        return "no rollout"
+    many = f"{r.n} for each of {r.batch} prompts" if r.n > 1 else f"one for each of {r.batch} prompts"
+    if r.engine == "hf":
+        return f"rollout by Transformers, {many}"
+    sleep = "sleeps while others work" if r.sleep else "never sleeps"
+    share = f"utilization {r.gpu_memory_utilization:g}, {sleep}"
+    return f"rollout by vLLM {s.versions.get('vllm', '')}, tensor parallel {r.tensor_parallel}, {share}, {many}"
+
+
+def roles(s: Scenario, names: Mapping[str, str]) -> str:
+    """The roles that run: their models where they differ, their GPUs where they have some of their own.
+
+    `names` has models in words by their catalog id.
+    """
+    found = []
+    for role, own in s.roles.items():
+        if isinstance(own, str):
+            continue
+        model = f" ({names.get(own['model'], own['model'])})" if own["model"] != s.model else ""
+        place = s.group(role)
+        where = "" if s.placement == "colocated" else f" with {place}" if place != role else f" on {own['gpus']}"
+        found.append(f"{role}{model}{where}")
+    apart = s.placement == "separate"
+    if s.rollout and s.rollout.engine == "vllm":
+        found.append(f"vLLM on {s.rollout.gpus}" if apart else "vLLM")
+    return f"{'GPUs apart' if apart else 'on all GPUs'}: {', '.join(found)}"
 
 
 def _groups(e: Estimate) -> Iterator[str]:
     for group in e.groups:
-        yield f"{group.name}: {group.verdict} on {_count(group.gpus, 'GPU')}, per GPU"
+        word = REFUSED if group.refusal else group.verdict
+        yield f"{group.name}: {word} on {_count(group.gpus, 'GPU')}, per GPU{_cache(group)}"
         moments = [(p.name, p.moment) for p in group.phases]
         rows = [(name, m.name, _number(m.allocated_bytes), _number(m.device_bytes)) for name, m in moments]
         yield from table(("phase", "moment", "allocated GiB", "device GiB"), rows, right=(2, 3))
@@ -49,6 +100,13 @@ def _groups(e: Estimate) -> Iterator[str]:
         yield f"{group.name} at its peak, in {_instant(group.peak)}"
         yield from _lines(group.peak)
         yield ""
+
+
+def _cache(group: Group) -> str:
+    if not group.cache_tokens:
+        return ""
+    at_once = _count(group.cache_sequences, "sequence")
+    return f"; KV cache of {_count(group.cache_tokens, 'token')}, {at_once} of full length at once"
 
 
 def _host(e: Estimate) -> Iterator[str]:
@@ -60,7 +118,8 @@ def _host(e: Estimate) -> Iterator[str]:
 
 
 def _notes(e: Estimate) -> Iterator[str]:
-    yield from (f"note: {note}" for note in e.notes)
+    refusals = {group.refusal for group in e.groups}
+    yield from (f"note: {REFUSED + ': ' if note in refusals else ''}{note}" for note in e.notes)
 
 
 def _instant(phase: Phase) -> str:

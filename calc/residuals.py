@@ -1,36 +1,77 @@
-"""How far estimates lie from measured memory: one residual a record of `measurements/`, and their summary."""
+"""How far estimates lie from measured memory: one residual a record of `measurements/`, and their summaries.
+
+What is compared follows from the record's metric: a number where PyTorch's allocator was asked (`allocated`, `held`), a
+range where what it holds back counts too (`reserved`, `nvidia-smi`, `unknown`), and whether it ran (`verdict`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from statistics import mean, median
 from typing import Any
 
 from calc.catalog import Catalog
-from calc.estimate import estimate
-from calc.ledger import Estimate
-from calc.scenario import parse
+from calc.estimate import estimate, loading_moments
+from calc.ledger import Estimate, Line
+from calc.scenario import Scenario, parse
 
-# a trace follows tensors; cuBLAS takes its workspaces from the allocator too, but only on a real card
+# a trace follows tensors; cuBLAS takes its workspaces from the allocator too, but only on a real card and in a step
 UNTRACED = frozenset({"workspace"})
+NUMBERS = ("allocated", "held")
+RANGES = ("reserved", "nvidia-smi", "unknown")
+# a published number further off than this is listed, with its reason
+ALLOWED = 0.04
+# a source that says GB without showing which may mean 2^30 bytes
+GIB_PER_GB = 2**30 / 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """A record's memory in bytes, as estimated and as measured."""
+    """A record's memory in bytes as estimated and as measured, and whether the job ran.
+
+    `predicted` is a peak of the allocator, `low` to `high` the range of what the metric counts. `measured` is 0 for a
+    mere verdict; `most` is the largest that the source may mean by it.
+    """
 
     id: str
+    group: str
     task: str
     method: str
     sharding: str
+    kind: str  # the record's class
+    metric: str
     predicted: int
+    low: int
+    high: int
     measured: int
+    most: int
+    verdict: str
+    reported: str | None
+    explanation: str
 
     @property
     def error(self) -> float:
         """The relative error, positive where the estimate is too high."""
         return self.predicted / self.measured - 1
+
+    @property
+    def inside(self) -> bool:
+        """Whether the range holds a value that the source may mean."""
+        return self.low <= self.most and self.measured <= self.high
+
+    @property
+    def same_verdict(self) -> bool:
+        """Whether a job that ran was not called out of memory, and one that died was."""
+        return (self.verdict == "oom") == (self.reported == "oom")
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the estimate and the record say the same, by what the record's metric allows to compare."""
+        if self.metric == "verdict":
+            return self.same_verdict
+        return self.inside if self.metric in RANGES else abs(self.error) <= ALLOWED
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +87,67 @@ class Summary:
 
 
 def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
-    """The residual of a record whose metric is `allocated`; raises ScenarioError for a scenario that cannot be used."""
+    """The residual of a record; raises ScenarioError for a scenario that cannot be used."""
     scenario = parse(record["scenario"], where=record["id"], catalog=catalog)
-    left_out = UNTRACED if record["class"] == "traced" else frozenset()
-    predicted = peak_allocated(estimate(scenario, catalog), left_out)
+    e = estimate(scenario, catalog)
+    metric, measured = record["metric"], record["measured_bytes"] or 0
+    if metric == "held":
+        predicted = held(scenario, record["moment"], catalog)
+    else:
+        predicted = peak_allocated(e, UNTRACED if record["class"] == "traced" else frozenset())
+    low, high = reach(e, metric)
     return Residual(
-        record["id"], scenario.task, scenario.method, scenario.sharding, predicted, record["measured_bytes"]
+        id=record["id"],
+        group=record.get("group", ""),
+        task=scenario.task,
+        method=scenario.method,
+        sharding=scenario.sharding,
+        kind=record["class"],
+        metric=metric,
+        predicted=predicted,
+        low=low,
+        high=high,
+        measured=measured,
+        most=int(measured * GIB_PER_GB) if record.get("unit") == "GB or GiB" else measured,
+        verdict=e.verdict,
+        reported=record["verdict"],
+        explanation=record.get("explanation", ""),
     )
 
 
 def peak_allocated(e: Estimate, left_out: frozenset[str] = frozenset()) -> int:
     """The most that PyTorch's allocator counts at any moment, components in `left_out` aside."""
-    moments = [phase.moment for group in e.groups for phase in group.phases]
-    return max(
-        sum(line.bytes for line in m.lines if line.allocated and line.component not in left_out) for m in moments
-    )
+    return max(_allocated(phase.moment.lines, left_out) for group in e.groups for phase in group.phases)
+
+
+def held(s: Scenario, moment: str, catalog: Catalog) -> int:
+    """What the allocator counts at a moment of loading, before any kernel has run."""
+    return max(_allocated(m.lines, UNTRACED) for _, m in loading_moments(s, catalog) if m.name == moment)
+
+
+def _allocated(lines: Iterable[Line], left_out: frozenset[str]) -> int:
+    return sum(line.bytes for line in lines if line.allocated and line.component not in left_out)
+
+
+def reach(e: Estimate, metric: str) -> tuple[int, int]:
+    """The range of what `metric` counts on the fullest GPU: of the device, or of what PyTorch reserves of it.
+
+    A tool that is not named may be either, or the allocator's own peak, which nothing held back is part of.
+    """
+    group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
+    low, high = group.device_range
+    moment = group.peak.moment
+    reserved = moment.allocated_bytes + moment.held_back
+    outside = moment.device_bytes - reserved  # the context, NCCL, a rollout engine's process
+    if metric == "reserved":
+        return low - outside, high - outside
+    if metric == "unknown":
+        return low - outside - moment.held_back, high
+    return low, high
 
 
 def summary(residuals: Iterable[Residual]) -> Summary:
     """Median, mean, 95th percentile and worst of the absolute errors, and the mean signed error; needs at least one."""
     errors = [r.error for r in residuals]
     sizes = sorted(abs(error) for error in errors)
-    return Summary(len(sizes), median(sizes), mean(sizes), sizes[int(0.95 * (len(sizes) - 1))], sizes[-1], mean(errors))
+    return Summary(len(sizes), median(sizes), mean(sizes), sizes[ceil(0.95 * len(sizes)) - 1], sizes[-1], mean(errors))

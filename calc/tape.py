@@ -77,9 +77,9 @@ class Tensor:
 class Op:
     """One operation: reads `inputs`, makes `outs`, keeps `saves` for its backward.
 
-    `aliases` are inputs whose gradient is the output's gradient itself (views, additions). `scratch` and
-    `backward_scratch` live only while the operation runs; `weight` counts the trainable elements whose gradient its
-    backward makes.
+    `aliases` are inputs whose gradient is the output's gradient itself (views, additions). `overwrites`: the gradient
+    of a saved input is written over that input. `scratch` and `backward_scratch` live only while the operation runs;
+    `weight` counts the trainable elements whose gradient its backward makes.
     """
 
     name: str
@@ -87,9 +87,20 @@ class Op:
     outs: tuple[Tensor, ...]
     saves: tuple[Tensor, ...]
     aliases: tuple[Tensor, ...]
-    scratch: Size
-    backward_scratch: Size
-    weight: int
+    scratch: Size = NOTHING
+    backward_scratch: Size = NOTHING
+    weight: int = 0
+    overwrites: bool = False
+
+    def gradients(self, incoming: Tensor) -> dict[Tensor, Tensor]:
+        """The gradient of each input that needs one, in storage of its own unless it shares another's."""
+        return {
+            t: incoming
+            if t in self.aliases
+            else Tensor(t.width, t.b, view_of=t if self.overwrites and t in self.saves else None)
+            for t in self.inputs
+            if t.differentiable
+        }
 
 
 class Snapshot(NamedTuple):
@@ -126,6 +137,7 @@ class Tape:
         backward_scratch: Size = NOTHING,
         weight: int = 0,
         view: bool = False,
+        overwrites: bool = False,
     ) -> Tensor:
         """Record an operation and return its output; `saves_out` keeps the output for its own backward (softmax)."""
         differentiable = weight > 0 or any(t.differentiable for t in inputs)
@@ -141,6 +153,7 @@ class Tape:
                 scratch,
                 backward_scratch,
                 weight,
+                overwrites,
             )
         )
         return out
@@ -148,7 +161,7 @@ class Tape:
     def split(self, name: str, x: Tensor, widths: Sequence[Size]) -> tuple[Tensor, ...]:
         """`torch.split` or `chunk`: views forward, one concatenation of the gradients backward."""
         outs = tuple(Tensor(width, x.b, differentiable=x.differentiable, view_of=x) for width in widths)
-        self.ops.append(Op(name, (x,), outs, (), (), NOTHING, NOTHING, 0))
+        self.ops.append(Op(name, (x,), outs, (), ()))
         return outs
 
     def hold(self, tensor: Tensor) -> Tensor:
@@ -158,7 +171,7 @@ class Tape:
 
     def returns(self, *variables: Tensor) -> None:
         """A function returns: what its caller's or its own variables name has lived until now."""
-        self.ops.append(Op("", variables, (), (), (), NOTHING, NOTHING, 0))
+        self.ops.append(Op("", variables, (), (), ()))
 
     def saved(self) -> Size:
         """Everything kept for backward once forward has ended."""
@@ -198,11 +211,10 @@ class Tape:
         for op in reversed(self.ops):
             incoming = [gradient[out] for out in op.outs if out in gradient]
             if incoming:
-                made = {
-                    t: incoming[0] if t in op.aliases else Tensor(t.width, t.b) for t in op.inputs if t.differentiable
-                }
+                made = op.gradients(incoming[0])
                 done += op.weight
-                passing = _total([*gradient.values(), *made.values()]) + op.backward_scratch
+                alive = (t for t in (*gradient.values(), *made.values()) if t.storage not in users)
+                passing = _total(alive) + op.backward_scratch
                 shots.append(Snapshot(op.name, _total(users), passing, done, op.weight))
                 for out in op.outs:
                     gradient.pop(out, None)

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from math import ceil, log2
 from typing import Any
 
+import pytest
+
 from calc.architecture import Architecture
 from calc.tape import Size
 
 # A formula in words, for a sum over parts of which `values` names only the largest.
 IN_WORDS = re.compile(r"\bsum of\b")
+DECIMAL = re.compile(r"\d\.\d")
 _TERM = re.compile(r"(\d+(?:\.\d+)?)?(\D\S*)?")
 
 
@@ -23,6 +26,24 @@ def pow2(n: float) -> float:
 def evaluate(formula: str, values: Mapping[str, Any]) -> float:
     """`formula` with its values put in; NameError for a symbol that has none."""
     return float(eval(formula.replace("·", "*"), {"__builtins__": {}, "min": min, "pow2": pow2}, dict(values)))
+
+
+def holds(phase: Mapping[str, Any], printed: float = 0) -> None:
+    """Asserts the ledger's promise for a phase as JSON: lines make the moment, formulas and the values shown the lines.
+
+    One byte of rounding for each line, or for each of the parts it counts (`32·(…)`), and the share `printed` of one
+    whose formula has a decimal, printed with six digits; formulas in words are left out.
+    """
+    assert phase["device_bytes"] == sum(line["bytes"] for line in phase["lines"])
+    assert phase["allocated_bytes"] == sum(x["bytes"] for x in phase["lines"] if x.get("allocated", True))
+    for line in phase["lines"]:
+        assert line["bytes"] >= 0
+        if not IN_WORDS.search(line["formula"]):
+            times = line["formula"].partition("·(")[0]
+            rounding = int(times) if times.isdigit() else 1
+            share = printed if DECIMAL.search(line["formula"]) else 0
+            value = evaluate(line["formula"], line["values"])
+            assert value == pytest.approx(line["bytes"], rel=share, abs=rounding), line
 
 
 def form(text: str) -> tuple[dict[str, float], dict[str, float]]:

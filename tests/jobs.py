@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from calc import placement
-from calc.engines.replica import Engine, Where
+from calc.engines.replica import Engine, Replica, Where
 from calc.ledger import Line
 from calc.scenario import Scenario, framework, parse
 
@@ -34,7 +34,12 @@ def engine(*, trained: bool = True, **fields: Any) -> Engine:
 def engine_of(s: Scenario, *, trained: bool = True) -> Engine:
     """The engine of a scenario."""
     keeps = framework(s.framework).keeps(s)
-    return placement.engine(s, placement.replica(s, "actor", keeps, trained=trained), keeps)
+    return placement.engine(s, replica_of(s, trained=trained), keeps)
+
+
+def replica_of(s: Scenario, *, trained: bool = True) -> Replica:
+    """The model that a scenario trains, or one that is frozen under the same settings."""
+    return placement.replica(s, framework(s.framework).keeps(s).roles[0], trained=trained)
 
 
 def under(s: Scenario, sharding: str) -> Scenario:
@@ -61,8 +66,8 @@ def at(lines: Iterable[Line], *sources: str) -> int:
 
 
 def moments(engine: Engine, what: str) -> dict[str, list[Line]]:
-    """The named moments of `loading`, `stepping` or `host`."""
-    return dict(getattr(engine, what)())
+    """The named moments of `loading`, `stepping`, or of one rank's `host` memory."""
+    return dict(engine.host(1) if what == "host" else getattr(engine, what)())
 
 
 def head(making: int = VH) -> Where:

@@ -20,6 +20,14 @@ settings.register_profile("same", settings.get_profile("explore"), derandomize=T
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 TASKS = ("pretrain", "sft", "rm", "dpo")
+RL = {
+    "torch": ("ppo", "grpo", "reinforce++"),
+    "openrlhf": ("ppo", "grpo", "reinforce++"),
+    "verl": ("ppo", "grpo", "reinforce++"),
+    "trl": ("grpo",),
+}
+# Role for role what can differ; frozen roles are those of `FROZEN`.
+FROZEN = ("reference", "reward")
 SHARDINGS = {
     "torch": ("ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"),
     "openrlhf": ("zero1", "zero2", "zero3"),
@@ -85,6 +93,90 @@ def fields(draw: st.DrawFn, tasks: tuple[str, ...] = TASKS) -> dict[str, Any]:
     for name in draw(st.lists(st.sampled_from(choices), max_size=4, unique=True)):
         data[name] = draw(OPTIONAL[name])
     return data
+
+
+@st.composite
+def rl_fields(draw: st.DrawFn, frameworks: tuple[str, ...] = tuple(RL)) -> dict[str, Any]:
+    """An RL job as a user writes it: placement, rollout and roles as the framework has them, some others drawn."""
+    catalog = load()
+    framework = draw(st.sampled_from(frameworks))
+    known = module(framework).KNOWN
+    task = draw(st.sampled_from(RL[framework]))
+    data: dict[str, Any] = {
+        "model": draw(st.sampled_from(sorted(catalog.models))),
+        "task": task,
+        "framework": draw(st.sampled_from((framework, *(f"{framework}=={version}" for version in known)))),
+        "gpu": draw(st.sampled_from(sorted(catalog.gpus))),
+        "prompt_len": draw(st.integers(1, 8192)),
+        "response_len": draw(st.integers(1, 8192)),
+        "micro_batch": draw(st.integers(1, 8)),
+        "rollout.n": 1 if framework == "torch" else draw(st.sampled_from((2, 4, 8))),
+    }
+    if task == "ppo" and framework == "openrlhf":
+        data["rollout.n"] = 1
+    data["expected_len"] = draw(st.integers(1, data["prompt_len"] + data["response_len"]))
+    apart = framework in ("openrlhf", "trl") and draw(st.booleans())
+    trainers = draw(st.sampled_from((1, 2, 4, 8)))
+    if apart:
+        data |= {"placement": "separate", "roles.actor.gpus": trainers, "rollout.engine": "vllm"}
+        data["rollout.gpus"] = draw(st.sampled_from((1, 2, 4)))
+        own = ("critic", *FROZEN) if task == "ppo" else FROZEN
+        alone = draw(st.lists(st.sampled_from(own), max_size=3, unique=True)) if framework == "openrlhf" else []
+        data |= {f"roles.{name}.gpus": draw(st.sampled_from((1, 2, trainers))) for name in alone}
+        data["gpus"] = sum(count for name, count in data.items() if name.endswith(".gpus"))
+    else:
+        data["gpus"] = trainers
+    data["gpus_per_node"] = data["gpus"]
+    data["global_batch"] = 8 * data["micro_batch"] * trainers * draw(st.integers(1, 2))
+    data["rollout.batch"] = max(data["global_batch"] // data["rollout.n"], trainers) * draw(st.sampled_from((1, 2)))
+    if framework != "torch" and not apart and (framework == "verl" or draw(st.booleans())):
+        data["rollout.engine"] = "vllm"
+        data["rollout.sleep"] = draw(st.booleans())
+    elif framework == "openrlhf" and not apart:
+        # its releases that generate with Transformers
+        data["framework"] = f"openrlhf=={draw(st.sampled_from(known[: known.index('0.6.2')]))}"
+    if data.get("rollout.engine") == "vllm":
+        most = data.get("rollout.gpus", trainers)
+        data["rollout.tensor_parallel"] = draw(st.sampled_from([n for n in (1, 2, 4) if n <= most]))
+        data["rollout.gpu_memory_utilization"] = draw(st.floats(0.05, 0.95))
+    data |= _held(draw, framework, trainers)
+    if framework == "openrlhf" and data.get("rollout.engine") == "vllm":
+        data["method"] = "full"  # vLLM cannot take its adapters over
+    for name in FROZEN:
+        if f"roles.{name}.gpus" not in data:
+            small = {"model": draw(st.sampled_from(("llama-3.2-1b", data["model"])))}
+            found = draw(st.sampled_from((None, "none", {}, small) if framework in ("torch", "openrlhf") else
+                                         (None, "none", {})))  # fmt: skip
+            data |= {} if found is None else {f"roles.{name}": found}
+    if task == "ppo" and "roles.critic.gpus" not in data and draw(st.booleans()):
+        data["roles.critic.model"] = draw(st.sampled_from(("llama-3.2-1b", "qwen2.5-7b")))
+    return data
+
+
+def _held(draw: st.DrawFn, framework: str, trainers: int) -> dict[str, Any]:
+    """How the trained roles of an RL job lie on `trainers` GPUs."""
+    data: dict[str, Any] = {"method": draw(st.sampled_from(("full", "full", "full", "lora")))}
+    if framework == "verl":
+        data["sharding"] = draw(st.sampled_from(("fsdp1", "fsdp1", "fsdp2")))
+    elif trainers > 1 or draw(st.booleans()):
+        data["sharding"] = draw(st.sampled_from(SHARDINGS["openrlhf" if framework == "openrlhf" else "torch"]))
+    sharding = data.get("sharding", "none")
+    moves = sharding.startswith("fsdp") or (framework != "openrlhf" and sharding == "zero3")
+    data["offload.parameters"] = moves and draw(st.booleans())
+    data["offload.optimizer"] = sharding.startswith(("fsdp", "zero")) and draw(st.booleans())
+    data["packing"] = framework in ("verl", "openrlhf") and draw(st.booleans())
+    if data["packing"] and framework == "openrlhf":
+        data["attention"] = "flash"
+    if framework != "verl" or draw(st.booleans()):
+        data["checkpointing"] = draw(st.sampled_from(("none", "full")))
+    return data
+
+
+def rl_scenarios(*frameworks: str, **fixed: Any) -> st.SearchStrategy[Scenario]:
+    """RL jobs that a framework accepts, `fixed` put over what is drawn; `__` in a name is a dot."""
+    over = {name.replace("__", "."): value for name, value in fixed.items()}
+    drawn = rl_fields(frameworks or tuple(RL)).map(lambda data: _parsed(data | over))
+    return drawn.filter(lambda scenario: scenario is not None)  # type: ignore[return-value]
 
 
 def _parsed(data: dict[str, Any]) -> Scenario | None:

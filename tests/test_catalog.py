@@ -346,7 +346,7 @@ def test_measurements_are_read_in_the_order_of_files_and_lines(root: Path) -> No
     [
         (
             {"metric": "alocated"},
-            "metric: given 'alocated', allowed: allocated, reserved, "
+            "metric: given 'alocated', allowed: allocated, reserved, held, "
             "nvidia-smi, unknown, verdict; did you mean 'allocated'?",
         ),
         ({"measured": 1}, "unknown field 'measured'"),

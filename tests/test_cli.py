@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calc.__main__ import main
 from calc.architecture import parameters
 from calc.catalog import load
 from calc.estimate import as_dict, estimate
@@ -23,35 +22,6 @@ from calc.scenario import parse
 ROOT = Path(__file__).parent.parent
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm"}
 Config = dict[str, Any]
-
-
-class Run:
-    """Exit status, standard output and standard error of one command."""
-
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-    def refused(self) -> str:
-        """The one line of an error; asserts that it is one, and all there is."""
-        assert (self.status, self.out) == (2, "")
-        assert self.err.endswith("\n")
-        line = self.err[:-1]
-        assert line.isprintable()
-        assert line
-        return line
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    def command(*argv: str, stdin: str | bytes = b"") -> Run:
-        raw = stdin.encode() if isinstance(stdin, str) else stdin
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
-        capsys.readouterr()
-        status = main(argv)
-        captured = capsys.readouterr()
-        return Run(status, captured.out, captured.err)
-
-    return command
 
 
 def shell(*argv: str, stdin: bytes = b"", cwd: Path = ROOT) -> Run:
@@ -111,7 +81,7 @@ def test_what_a_reader_should_know_is_noted(run: Callable[..., Run]) -> None:
         ({"gpu": "a100-80-sxn"}, ["gpu", "a100-80-sxn", "did you mean 'a100-80-sxm'"]),
         ({"seq_length": 4096}, ["seq_length", "did you mean 'seq_len'"]),
         ({"task": "stf"}, ["task", "stf", "did you mean 'sft'"]),
-        ({"task": "ppo"}, ["task", "ppo", "not modelled yet"]),
+        ({"task": "inference"}, ["task", "inference", "not modelled yet"]),
         ({"micro_batch": -1}, ["micro_batch", "-1", "at least 1"]),
         ({"seq_len": 10**15}, ["seq_len", "at most"]),
         ({"gpus": 12, "gpus_per_node": 8, "sharding": "zero2"}, ["gpus", "12", "gpus_per_node", "8"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from jobs import P, engine, job
+from jobs import P, engine, job, replica_of
 
 from calc import placement
 from calc.catalog import load
@@ -11,13 +11,11 @@ from calc.engines.fsdp import Fsdp
 from calc.engines.plain import Plain
 from calc.engines.replica import Replica
 from calc.engines.zero import Zero
-from calc.scenario import framework
 
 
 def replica(*, trained: bool = True, **fields: object) -> Replica:
     """The model of `job(**fields)`."""
-    s = job(**fields)
-    return placement.replica(s, "actor", framework(s.framework).keeps(s), trained=trained)
+    return replica_of(job(**fields), trained=trained)
 
 
 @pytest.mark.parametrize(

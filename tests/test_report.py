@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from calc.ledger import Estimate, Group, Line, Moment, Phase
-from calc.report import table, text, verdict
+from calc.report import deciding, lengths, roles, rollout, table, text, verdict
 from calc.scenario import parse
 from calc.units import GiB
 
@@ -96,3 +96,67 @@ def test_the_job_is_named_with_what_was_filled_in() -> None:
 def test_a_tables_columns_line_up() -> None:
     lines = list(table(("id", "GiB"), [("a", "1.00"), ("long name", "10.00")], right=(1,)))
     assert lines == ["  id           GiB", "  a           1.00", "  long name  10.00"]
+
+
+REFUSAL = "rollout.gpu_memory_utilization: given 0.9, allowed: less; vLLM finds less than that free"
+
+
+def test_an_engine_that_does_not_start_decides_whatever_another_group_needs() -> None:
+    (group,) = FITS.groups
+    full = replace(group, name="actor", usable_bytes=GiB, verdict="oom", verdict_phase="load")
+    serving = replace(group, name="rollout", refusal=REFUSAL, verdict="oom", verdict_phase="load")
+    died = replace(FITS, groups=(full, serving), verdict="oom", verdict_phase="load", notes=(REFUSAL,))
+    assert deciding(died) is serving
+    assert verdict(died, "A100") == f"vLLM does not start: {REFUSAL}"
+    report = text(died, "A100")
+    assert "actor: oom on 6 GPUs" in report
+    assert "rollout: vLLM does not start on 6 GPUs" in report
+    assert report.endswith(f"note: vLLM does not start: {REFUSAL}\n")
+
+
+def test_a_group_that_serves_says_what_its_cache_holds() -> None:
+    (group,) = FITS.groups
+    serving = replace(group, name="rollout", cache_tokens=480_896, cache_sequences=1)
+    assert (
+        "rollout: fits on 6 GPUs, per GPU; KV cache of 480,896 tokens, 1 sequence of full length at once"
+        in text(replace(FITS, groups=(serving,)), "x").splitlines()
+    )
+
+
+RL = {"model": "llama-3-8b", "gpu": "a100-80-sxm", "gpus": 8, "prompt_len": 512, "response_len": 1536}
+
+
+def test_an_rl_job_is_named_by_its_lengths_its_rollout_and_its_roles() -> None:
+    served = {"tensor_parallel": 2, "gpu_memory_utilization": 0.6, "n": 8, "batch": 64, "sleep": True}
+    s = parse({**RL, "task": "grpo", "framework": "verl==0.4.0", "rollout": served, "roles.reference": {}})
+    assert lengths(s) == "prompts of 512 and responses of 1536 tokens"
+    assert rollout(s) == (
+        "rollout by vLLM 0.8.5, tensor parallel 2, utilization 0.6, sleeps while others work, 8 for each of 64 prompts"
+    )
+    assert roles(s, {}) == "on all GPUs: actor, reference, vLLM"
+    job = text(replace(FITS, scenario=s), "x").splitlines()
+    assert job[2].endswith("prompts of 512 and responses of 1536 tokens")
+    assert job[3] == f"{rollout(s)}; {roles(s, {})}"
+
+
+def test_roles_apart_are_named_with_their_models_and_gpus() -> None:
+    s = parse(
+        {
+            **RL,
+            "task": "ppo",
+            "framework": "openrlhf==0.9.0",
+            "placement": "separate",
+            "rollout.gpus": 4,
+            "roles": {"critic": {"gpus": 2, "model": "llama-3.2-1b"}},
+        }
+    )
+    names = {"llama-3.2-1b": "Llama 3.2 1B"}
+    assert roles(s, names) == (
+        "GPUs apart: actor on 2, critic (Llama 3.2 1B) on 2, reference with actor, reward with critic, vLLM on 4"
+    )
+
+
+def test_a_job_that_generates_nothing_or_by_transformers_says_so() -> None:
+    alone = {**RL, "task": "ppo", "roles": {"critic": "none", "reference": "none", "reward": "none"}, "gpus": 1}
+    assert rollout(parse({**alone, "rollout.engine": "none"})) == "no rollout"
+    assert rollout(parse({**alone, "rollout.batch": 4})) == "rollout by Transformers, one for each of 4 prompts"

@@ -294,3 +294,24 @@ def test_an_operation_whose_output_leads_nowhere_has_no_backward() -> None:
     shots = tape.backward()
     assert passing(shots) == {"used": {"h": 4}}
     assert saved(shots) == {"used": {"h": 2}}
+
+
+def test_a_gradient_that_overwrites_what_was_saved_counts_once_and_lives_on() -> None:
+    """flash-attn's cross entropy writes into its logits: 2h at the loss, still 2h below, where they were dropped."""
+    tape = Tape()
+    x = Tensor(of(x=1), 1)
+    logits = tape.op("head", [x], X, 2)
+    tape.op("loss", [logits], of(z=1), 1, saves=[logits], overwrites=True)
+    shots = tape.backward()
+    assert saved(shots) == {"loss": {"h": 2}, "head": {}}
+    assert passing(shots) == {"loss": {"z": 1}, "head": {"h": 2, "x": 1}}
+
+
+def test_a_gradient_that_overwrites_a_view_keeps_all_it_looks_into() -> None:
+    """A slice of half shares the storage of the whole, which stays while the slice's gradient does."""
+    tape = Tape()
+    x = Tensor(of(x=1), 1)
+    logits = tape.op("head", [x], X, 2)
+    half = tape.op("slice", [logits], X * 0.5, 2, view=True)
+    tape.op("loss", [half], of(z=1), 1, saves=[half], overwrites=True)
+    assert passing(tape.backward())["slice"] == {"h": 4}

@@ -10,17 +10,21 @@ flat parameters, at most two gathered layers in flight, each beside a 16-bit cop
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from calc.architecture import Tensor, layer_parameters, layer_tensors, tensors
+from calc.architecture import Architecture, Head, Tensor, layer_parameters, layer_tensors, parameters, tensors
 from calc.engines.partition import padded
-from calc.engines.replica import Moments, Replica, Where
+from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.ledger import Line
 from calc.memory import communication, gradients, host, optimizer, weights
 
 
 @dataclass(frozen=True, slots=True)
-class Fsdp:
-    """`replica` under FSDP `version` 1 or 2; `offload`: shards, gradients and optimizer live on the host."""
+class Fsdp(Holder):
+    """`replica` under FSDP `version` 1 or 2; `offload`: shards, gradients and optimizer live on the host.
+
+    That is PyTorch's CPUOffload; where a framework itself moves shards between phases, the replica's `leaves` says so.
+    """
 
     replica: Replica
     version: int
@@ -32,30 +36,28 @@ class Fsdp:
         return self.replica.adapter // self.replica.arch.layers
 
     @property
-    def root(self) -> int:
+    def root_elements(self) -> int:
         """Elements of the root group: embedding, final norm, head."""
-        r = self.replica
-        return r.parameters - sum(layer_parameters(r.arch, i) * n for i, n in _kinds(r))
+        return _root_elements(self.replica.arch, self.replica.head)
 
     @property
     def stepped(self) -> tuple[Tensor, ...]:
         """The parameters as the optimizer sees them: none of their own in FSDP 1, which flattens them."""
         return self.replica.trained_tensors if self.version == 2 else ()
 
-    def stored(self, found: tuple[Tensor, ...]) -> int:
+    def stored(self, found: tuple[Tensor, ...], elements: int) -> int:
         """Elements of all ranks' shards together, padding included; FSDP 1 cuts flat parameters evenly."""
-        if self.version == 2:
-            return padded(found, self.replica.ranks)
-        return sum(t.elements * t.count for t in found)
+        return padded(found, self.replica.ranks) if self.version == 2 else elements
 
     def layer(self, index: int) -> int:
         """Elements that gathering layer `index` brings together."""
-        return self.stored(layer_tensors(self.replica.arch, index)) + self.adapter_layer
+        arch = self.replica.arch
+        return self.stored(layer_tensors(arch, index), layer_parameters(arch, index)) + self.adapter_layer
 
     def reduced(self, elements: int) -> Line:
         """This rank's shards of the reduced gradients of `elements` parameters."""
         r = self.replica
-        share = self.stored(r.trained_tensors) / r.trainable
+        share = self.stored(r.trained_tensors, r.trainable) / r.trainable
         return gradients.accumulated(r.role, int(elements * share), r.grad_bytes, r.ranks)
 
     def weights(self) -> list[Line]:
@@ -67,24 +69,36 @@ class Fsdp:
             weights.quantised(r.role, r.arch, r.head, r.weight_bytes, r.ranks)
             if r.quantised
             else weights.weights(
-                r.role, self.stored(tensors(r.arch, head=r.head)), r.weight_bytes, r.ranks, "weights#fsdp"
+                r.role, self.stored(tensors(r.arch, head=r.head), r.parameters), r.weight_bytes, r.ranks, "weights#fsdp"
             )
         ]
         return [*own, weights.adapter(r.role, r.adapter, r.adapter_bytes, r.ranks)] if r.adapter else own
 
     def loading(self) -> Moments:
-        """One moment: the shards are on the GPU."""
+        """Groups are wrapped from the inside out; FSDP 1 flattens the root's parameters on the GPU before it cuts them.
+
+        torch 2.13 `distributed/fsdp/_flat_param.py`, `flatten_tensors_into_flat_param`: parameters and their
+        concatenation are alive together.
+        """
+        r = self.replica
+        if self.version == 1 and not r.quantised and r.ranks > 1:
+            layers = weights.weights(r.role, r.parameters - self.root_elements, r.weight_bytes, r.ranks, "weights#fsdp")
+            flat = communication.gathered(r.role, "root group", self.root_elements, r.weight_bytes, 2)
+            yield "root group flattened", [flat] if self.offload else [layers, flat]
         yield "shards on the GPU", self.weights()
 
-    def resident(self) -> list[Line]:
-        """Shards of weights and optimizer states; a frozen model's root group stays gathered once it has run."""
-        r, lines = self.replica, self.weights()
-        if r.optimizer is None:
-            lines.append(communication.gathered(r.role, "root group", self.root, r.run.compute))
-        elif not self.offload:
-            trained = self.stored(r.trained_tensors)
-            lines.append(optimizer.states(r.optimizer, r.role, trained, r.step_bytes, self.stepped, r.ranks))
-        return lines
+    def root(self) -> list[Line]:
+        """The root group, which stays gathered after a forward that no backward follows."""
+        r = self.replica
+        return [communication.gathered(r.role, "root group", self.root_elements, r.run.compute)]
+
+    def states(self) -> list[Line]:
+        """Shards of optimizer states."""
+        r = self.replica
+        if r.optimizer is None or self.offload:
+            return []
+        trained = self.stored(r.trained_tensors, r.trainable)
+        return [optimizer.states(r.optimizer, r.role, trained, r.step_bytes, self.stepped, r.ranks)]
 
     def at(self, where: Where) -> list[Line]:
         """Gathered parameters, gradients not yet reduced, and reduced shards."""
@@ -96,7 +110,7 @@ class Fsdp:
             lines.append(self.reduced(r.trainable if r.accumulates else where.above))
         if where.segment == "end" and r.ties_gradients:
             elements = r.arch.vocab * r.arch.hidden
-            contiguous = r.run.precision == "autocast"
+            contiguous = r.run.precision == "autocast" or where.sorting
             lines.append(gradients.tied_embedding(r.role, elements, r.run.compute, contiguous=contiguous))
         if where.segment == "reduce":
             lines += self.reducing_root()
@@ -111,13 +125,13 @@ class Fsdp:
             return []
         last = r.arch.layers - 1
         index = min(where.layer, last)
-        lines = [] if r.optimizer is None else [communication.gathered(r.role, "root group", self.root, c)]
+        lines = self.root()
         if where.segment in ("end", "outside", "waiting"):
             # the root's forward has ended, which frees the last gather's buffer; the lowest layer's reduction waits
             # for the root's
             lowest = self.adapter_layer or self.layer(0)
             ends = where.segment == "end" and r.optimizer is not None
-            return [*lines, communication.reducing(r.role, lowest, r.grad_bytes)] if ends else lines
+            return [*lines, communication.reducing(r.role, lowest, r.reduce_bytes)] if ends else lines
         if where.segment == "gather":
             # the buffer of the layer before, the layer's own, and the parameters copied out of it
             copies = 3 if self.version == 2 else 2
@@ -138,7 +152,7 @@ class Fsdp:
             lines.append(communication.cast_shard(r.role, self.layer(index), c, r.ranks))
         if where.segment == "layer" and where.backward and where.layer < last and r.optimizer:
             trained = self.adapter_layer or self.layer(where.layer + 1)
-            lines.append(communication.reducing(r.role, trained, r.grad_bytes))
+            lines.append(communication.reducing(r.role, trained, r.reduce_bytes))
         return lines
 
     def reducing_root(self) -> list[Line]:
@@ -146,10 +160,15 @@ class Fsdp:
         r, c = self.replica, self.replica.run.compute
         if not r.run.trained:
             # adapters lie in layers alone: the lowest layer's are the last to leave
-            return [communication.reducing(r.role, self.adapter_layer, r.grad_bytes)]
-        elements, one = self.root, r.arch.vocab * r.arch.hidden
-        whole = communication.reducing(r.role, elements, r.grad_bytes)
+            return [communication.reducing(r.role, self.adapter_layer, r.reduce_bytes)]
+        elements = self.root_elements
+        # a loop's variable keeps the gradient of the group's last parameter: an untied head (`foreach_reduce`)
+        one = 0 if r.arch.tied or r.head != "lm" else r.largest_stored
+        whole = communication.reducing(r.role, elements, r.reduce_bytes)
         output = gradients.accumulated(r.role, elements, r.grad_bytes, r.ranks)
+        if self.version == 1 and r.reduce_bytes == c:
+            # the flat gradient is reduced as it is
+            return [whole, output]
         if output.bytes + c * one > c * elements:
             return [whole, output, gradients.unreduced(r.role, one, c)]
         return [whole, gradients.unreduced(r.role, elements, c)]
@@ -164,10 +183,42 @@ class Fsdp:
             scratch = optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.largest, r.step_bytes, r.ranks)
             yield "optimizer step", [kept, scratch]
 
-    def host(self) -> Moments:
-        """With offload, pinned shards of parameters and gradients, and the optimizer's states from its first step."""
-        if not self.offload:
-            return
+    def handing(self, word: str) -> Line:
+        """A state dict unshards group by group in the stored type, the root while the layers go by."""
+        r = self.replica
+        layer = max(self.layer(0), self.layer(-1))
+        elements = {
+            "parameter": r.largest_stored,
+            "root": self.root_elements,
+            "units": self.root_elements + max(layer, r.largest_stored),
+            "copies": -(-r.parameters // r.ranks),
+            "whole": r.parameters,
+        }
+        return communication.handed(r.role, word, elements.get(word, 0), r.weight_bytes)
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """Elements of a rank's part of each group: the layers', then the root's."""
+        r = self.replica
+        layers = [self.layer(i) for i, n in _kinds(r.arch) for _ in range(n)]
+        return tuple(-(-elements // r.ranks) for elements in (*layers, self.root_elements))
+
+    def host(self, ranks: int) -> Moments:
+        """What the node's ranks take: shards that PyTorch offloads, or that a framework moves between phases."""
+        r = self.replica
+        if r.leaves:
+            # pinned: copied with `non_blocking=True` (verl `utils/fsdp_utils.py`)
+            moved = [host.units(r.role, "weights", self.units, r.weight_bytes)] if "weights" in r.leaves else []
+            yield "before the first step", times(moved, ranks)
+            if "states" in r.leaves and r.optimizer:
+                states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
+                moved = [*moved, host.units(r.role, "optimizer_states", self.units, 4, int(states) // 4)]
+            yield "after the first step", times(moved, ranks)
+        for name, lines in self.offloaded() if self.offload else ():
+            yield name, times(lines, ranks)
+
+    def offloaded(self) -> Moments:
+        """A rank's pinned shards of parameters and gradients, and the optimizer's states from its first step."""
         r = self.replica
         kept = [host.fsdp(r.role, "weights", tensors(r.arch, head=r.head), r.ranks, r.weight_bytes)]
         if r.adapter:
@@ -181,7 +232,11 @@ class Fsdp:
         yield "after the first step", [*kept, host.moments(r.role, -(-r.trainable // r.ranks), states)]
 
 
-def _kinds(r: Replica) -> list[tuple[int, int]]:
+@lru_cache(maxsize=1024)
+def _root_elements(arch: Architecture, head: Head) -> int:
+    return parameters(arch, head=head) - sum(layer_parameters(arch, i) * n for i, n in _kinds(arch))
+
+
+def _kinds(arch: Architecture) -> list[tuple[int, int]]:
     """(an index, how many) for each kind of layer."""
-    dense = r.arch.dense_layers
-    return [(i, n) for i, n in ((0, dense), (-1, r.arch.layers - dense)) if n]
+    return [(i, n) for i, n in ((0, arch.dense_layers), (-1, arch.layers - arch.dense_layers)) if n]

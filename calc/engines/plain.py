@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calc.engines.replica import Moments, Replica, Where
+from calc.engines.replica import Holder, Moments, Replica, Where
 from calc.ledger import Line
 from calc.memory import communication, gradients, optimizer, weights
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(Holder):
     """`replica` as one process holds it; with `buckets` under DDP."""
 
     replica: Replica
@@ -30,9 +30,9 @@ class Plain:
         """One moment: the weights are on the GPU."""
         yield "weights on the GPU", self.weights()
 
-    def resident(self) -> list[Line]:
-        """Weights, the fp32 master of mixed precision, optimizer states, DDP's buckets."""
-        r, lines = self.replica, self.weights()
+    def states(self) -> list[Line]:
+        """The fp32 master of mixed precision, optimizer states, DDP's buckets."""
+        r, lines = self.replica, list[Line]()
         if r.optimizer:
             if r.master_bytes:
                 lines.append(weights.master(r.role, r.trainable, r.master_bytes))
@@ -40,6 +40,10 @@ class Plain:
             if self.buckets:
                 lines.append(communication.ddp_buckets(r.role, r.trainable, r.grad_bytes))
         return lines
+
+    def root(self) -> list[Line]:
+        """Nothing is gathered."""
+        return []
 
     def at(self, where: Where) -> list[Line]:
         """Gradients: those of this pass so far, or all of them from the micro-batches before."""
@@ -53,7 +57,7 @@ class Plain:
         else:
             lines = [gradients.so_far(r.role, where.done, r.grad_bytes)] if where.done else []
         if where.segment == "end" and r.ties_gradients:
-            contiguous = r.run.precision == "autocast"
+            contiguous = r.run.precision == "autocast" or where.sorting
             elements = r.arch.vocab * r.arch.hidden
             lines.append(gradients.tied_embedding(r.role, elements, r.grad_bytes, contiguous=contiguous))
         return lines
@@ -68,6 +72,11 @@ class Plain:
                 [kept, optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.largest, r.step_bytes)],
             )
 
-    def host(self) -> Moments:
+    def handing(self, word: str) -> Line:
+        """Whole weights are there already; a clone is of the largest parameter."""
+        r = self.replica
+        return communication.handed(r.role, word, r.largest_stored if word == "clone" else 0, r.weight_bytes)
+
+    def host(self, ranks: int) -> Moments:
         """Nothing of a plain replica stays on the host."""
         return iter(())

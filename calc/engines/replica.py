@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -20,6 +20,8 @@ class Replica:
     Bytes are per parameter: `weight_bytes` of the model's own weights, `adapter_bytes` of LoRA's, `grad_bytes` of what
     backward leaves behind, `master_bytes` of an fp32 copy beside 16-bit weights, `step_bytes` of what the optimizer
     steps in. `ranks` is the data-parallel size; `accumulates` says that a step has several micro-batches.
+    `reduce_bytes` of a gradient travel between FSDP's ranks. `leaves` names what moves to the host while other roles
+    run, `weights` or the optimizer's `states`.
     """
 
     role: str
@@ -40,11 +42,18 @@ class Replica:
     optimizer: Optimizer | None
     ranks: int
     accumulates: bool
+    leaves: frozenset[str] = frozenset()
+    reduce_bytes: int = 0
 
     @property
     def ties_gradients(self) -> bool:
         """Whether the embedding's gradient has two contributions, the head's and the input's."""
         return self.arch.tied and self.head == "lm" and self.run.trained
+
+    @property
+    def largest_stored(self) -> int:
+        """Elements of the largest tensor of the model: the embedding."""
+        return self.arch.vocab * self.arch.hidden
 
     @property
     def largest(self) -> int:
@@ -59,7 +68,8 @@ class Where(NamedTuple):
     (a loss that is no part of the model), waiting (another model runs), end (the embedding's backward), reduce (the
     last gradients leave).
     `layer` counts from 0. In backward, `root` trained elements of head and final norm and `above` of the layers above
-    have their gradient, and `here` of this layer; `making` is what the operation that runs makes.
+    have their gradient, and `here` of this layer; `making` is what the operation that runs makes. `sorting`: the
+    embedding's gradient is still being made, and not added to a tied head's yet.
     """
 
     segment: str
@@ -69,6 +79,7 @@ class Where(NamedTuple):
     above: int = 0
     here: int = 0
     making: int = 0
+    sorting: bool = False
 
     @property
     def done(self) -> int:
@@ -77,6 +88,16 @@ class Where(NamedTuple):
 
 
 Moments = Iterator[tuple[str, list[Line]]]
+
+
+class Holder:
+    """What every engine answers in the same way."""
+
+    __slots__ = ()
+
+    def resident(self: Engine) -> list[Line]:
+        """Weights and what training keeps beside them."""
+        return [*self.weights(), *self.states()]
 
 
 class Engine(Protocol):
@@ -89,8 +110,17 @@ class Engine(Protocol):
     def loading(self) -> Moments:
         """The moments of loading, in order: a name and the lines of this role alive at it."""
 
+    def weights(self) -> list[Line]:
+        """The model as it lies on the GPU between forwards."""
+
+    def states(self) -> list[Line]:
+        """What training keeps beside the weights: master weights, optimizer states, permanent buffers."""
+
     def resident(self) -> list[Line]:
-        """What stays on the GPU through every step, optimizer states included."""
+        """Both: what stays through every step of the role."""
+
+    def root(self) -> list[Line]:
+        """What a forward without gradient leaves gathered: FSDP's root group."""
 
     def at(self, where: Where) -> list[Line]:
         """What the engine adds at a place of forward or backward: gradients, gathered parameters, buckets."""
@@ -98,5 +128,15 @@ class Engine(Protocol):
     def stepping(self) -> Moments:
         """The moments of the optimizer step: what is alive beside `resident`."""
 
-    def host(self) -> Moments:
-        """Host memory of one rank from loading to the first step, cumulative."""
+    def handing(self, word: str) -> Line:
+        """What handing weights on takes, one word of `calc.keeps.Stage.holds`."""
+
+    def host(self, ranks: int) -> Moments:
+        """Host memory of the `ranks` on one node from loading to the first step."""
+
+
+def times(lines: Iterable[Line], ranks: int) -> list[Line]:
+    """The lines of `ranks` ranks that hold the same."""
+    if ranks == 1:
+        return list(lines)
+    return [line._replace(bytes=line.bytes * ranks, formula=f"{ranks}·({line.formula})") for line in lines]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from calc.architecture import largest_in_layer, tensors
 from calc.engines.partition import Cut, cut
-from calc.engines.replica import Moments, Replica, Where
+from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.keeps import DeepSpeed
 from calc.ledger import Line
 from calc.memory import communication, gradients, host, optimizer, weights
@@ -44,7 +44,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Zero:
+class Zero(Holder):
     """`replica` under ZeRO `stage`, with optimizer states or parameters in host memory."""
 
     replica: Replica
@@ -110,14 +110,15 @@ class Zero:
             yield "optimizer built", [*built, gradients.flattened(r.role, zeros, 4)]
         yield "ready", built
 
-    def resident(self) -> list[Line]:
-        """Weights, this rank's optimizer states, and buffers that live as long as the engine."""
-        return [*self.weights(), *(self.states() if self.replica.optimizer else [])]
+    def root(self) -> list[Line]:
+        """Every module's parameters are released when its forward ends."""
+        return []
 
     def states(self, *, adam: bool = True) -> list[Line]:
-        """What the optimizer keeps on the GPU; its moments exist from the first step on."""
-        r, lines = self.replica, []
-        assert r.optimizer is not None
+        """Optimizer states and buffers that live as long as the engine; Adam's moments exist from the first step on."""
+        r, lines = self.replica, list[Line]()
+        if r.optimizer is None:
+            return lines
         if not self.offload_optimizer:
             lines.append(weights.master(r.role, r.trainable, r.master_bytes, r.ranks))
             if adam:
@@ -143,11 +144,11 @@ class Zero:
         if self.plain_bf16:
             # BF16_Optimizer drops the bf16 gradients when the next backward starts
             done = gradients.so_far(r.role, where.done if where.backward else r.trainable, B)
-            return [done, *(self.tied() if where.segment == "end" and r.ties_gradients else [])]
+            return [done, *(self.tied(where) if where.segment == "end" and r.ties_gradients else [])]
         if self.stage < 3:
             lines += self.partitioning(where)
         if where.backward and r.ties_gradients and where.segment in ("norm", "layer", "end"):
-            lines += self.tied() if where.segment == "end" else [gradients.new(r.role, self.embedding, B)]
+            lines += self.tied(where) if where.segment == "end" else [gradients.new(r.role, self.embedding, B)]
         return lines + self.reducing(where)
 
     @property
@@ -155,9 +156,9 @@ class Zero:
         """Elements of the embedding, V·h."""
         return self.replica.arch.vocab * self.replica.arch.hidden
 
-    def tied(self) -> list[Line]:
+    def tied(self, where: Where) -> list[Line]:
         """A tied head's gradient, which has waited in autograd for the embedding's, as both are summed."""
-        return [gradients.tied_embedding(self.replica.role, self.embedding, B, contiguous=False)]
+        return [gradients.tied_embedding(self.replica.role, self.embedding, B, contiguous=where.sorting)]
 
     def live(self, where: Where) -> Line:
         """ZeRO-3's gathered parameters at a place: the window, and the module that comes last into it.
@@ -259,9 +260,25 @@ class Zero:
             scratch = optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.trainable, 4, r.ranks)
             yield "optimizer step", [gradients.flattened(r.role, c.share, 4), scratch]
 
-    def host(self) -> Moments:
-        """What a rank takes of its node's memory, from loading to after the first step."""
+    def handing(self, word: str) -> Line:
+        """Stage 3 gathers one parameter after another, or all; below, only a clone takes memory."""
         r = self.replica
+        elements = {"parameter": r.largest_stored, "clone": r.largest_stored, "whole": r.parameters}[word]
+        return communication.handed(r.role, word, elements if self.stage == 3 or word == "clone" else 0, B)
+
+    def host(self, ranks: int) -> Moments:
+        """What the node's ranks take, from loading to after the first step."""
+        for name, lines in self.on_rank():
+            yield name, times(lines, ranks)
+
+    def on_rank(self) -> Moments:
+        """What a rank takes of its node's memory."""
+        r = self.replica
+        if "states" in r.leaves:
+            # pinned copies, tensor by tensor (runtime/zero/offload_states.py)
+            moved = [host.asleep(r.role, "master_weights", self.cut.share, 4)]
+            yield "before the first step", moved
+            yield "after the first step", [*moved, host.asleep(r.role, "optimizer_states", self.cut.share, 4, 2)]
         loaded = [host.loading(r.role, r.parameters, r.weight_bytes, streamed=self.stage == 3 or r.quantised)]
         yield "loading", loaded
         if self.stage < 3 and not self.plain_bf16 and self.version < FLATTENS_ON_GPU:

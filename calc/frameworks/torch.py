@@ -1,6 +1,7 @@
-"""Plain PyTorch and Transformers: a model, its own loss, an optimizer of torch.optim, and nothing hidden.
+"""Plain PyTorch and Transformers: models, a loss, an optimizer of torch.optim, and nothing hidden.
 
-The loop that is meant: `loss = model(**batch).loss; loss.backward(); optimizer.step(); optimizer.zero_grad()`.
+The loop that is meant: `loss = model(**batch).loss; loss.backward(); optimizer.step(); optimizer.zero_grad()`. For RL
+all roles live in one process: Transformers generates, every role scores the batch, then each trained role is updated.
 Sources are torch 2.13.0, transformers 5.23.0 and peft 0.21.2, by file and line.
 """
 
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from calc.frameworks import at_least
 from calc.frameworks import nearest as _nearest
-from calc.keeps import DeepSpeed, Keeps, Path
+from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, supervised
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
@@ -21,6 +22,7 @@ KNOWN = ("2.13",)
 WITH_ADAPTERS = ("lora", "qlora")
 DEEPSPEED = ("zero1", "zero2", "zero3")
 FSDP = ("fsdp1", "fsdp2")
+RL = ("ppo", "grpo", "reinforce++")
 ONE_BY_ONE = ("adafactor", "lion")
 
 
@@ -39,7 +41,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     values: dict[str, Any] = {
         "micro_batch": micro_batch,  # the smallest; no library chooses one
         "global_batch": micro_batch * gpus,  # no accumulation
-        "seq_len": 2048,  # no library chooses one
+        **({"seq_len": 2048} if task not in RL else rollout(micro_batch * gpus)),
         # the type the checkpoint names, bf16 for today's models (transformers modeling_utils.py, dtype "auto");
         # DeepSpeed beside bf16 weights keeps fp32 ones (runtime/zero/stage_1_and_2.py:400 of 0.16.4)
         "precision": precision,
@@ -72,8 +74,40 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     return values
 
 
+def rollout(sequences: int) -> dict[str, Any]:
+    """What RL needs beside; no library chooses lengths or batches. A rollout is one optimizer step's sequences."""
+    return {
+        "prompt_len": 1024,
+        "response_len": 1024,
+        "rollout.engine": "hf",
+        "rollout.tensor_parallel": 1,
+        "rollout.gpu_memory_utilization": 0.9,
+        "rollout.n": 1,
+        "rollout.sleep": False,
+        "rollout.batch": sequences,
+    }
+
+
 def refuse(s: Scenario) -> str | None:
     """One line on why plain PyTorch cannot run `s`; None when it can."""
+    if s.rollout and s.rollout.engine == "vllm":
+        return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
+    if s.placement != "colocated":
+        return "placement: given 'separate', allowed with torch: colocated"
+    for name in s.roles:
+        role = s.role(name)
+        if role is None:
+            continue
+        if role.sharding in DEEPSPEED and s.sharding not in DEEPSPEED:
+            return f"roles.{name}.sharding: given {role.sharding!r}, allowed: with DeepSpeed for the whole job"
+        reason = _refuse(role)
+        if reason and reason.partition(":")[0] in s.roles[name]:
+            return f"roles.{name}.{reason}"
+    return _refuse(s)
+
+
+def _refuse(s: Scenario) -> str | None:
+    """Why one model cannot run as `s` says."""
     if s.precision == "fsdp-mixed" and s.sharding not in FSDP:
         return f"precision: given 'fsdp-mixed' with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
     if s.sharding in DEEPSPEED and s.precision != "mixed":
@@ -90,29 +124,54 @@ def refuse(s: Scenario) -> str | None:
 
 def keeps(s: Scenario) -> Keeps:
     """The model's own loss by Transformers' version, and nothing referenced longer than the loss needs it."""
+    deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
     path = loss_path(s)
-    return Keeps(
-        path=path,
-        reference_path=path,
+    if s.task in RL:
+        return reinforcement(s, path, deepspeed)
+    if s.task == "dpo" and s.has("reference"):
         # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
-        reference="adapter" if s.lora and s.roles.get("reference") == {"model": s.model} else "copy",
-        deepspeed=DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None,
-    )
+        shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
+        reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares)
+        return supervised("actor", path, s.rows, reference=reference, deepspeed=deepspeed)
+    return supervised("reward" if s.task == "rm" else "actor", path, s.rows, deepspeed=deepspeed)
+
+
+def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None) -> Keeps:
+    """All roles in one process: generation, scores, the critic's update, the actor's."""
+    roles = []
+    for name in ("actor", "critic", "reference", "reward"):
+        own = s.role(name)
+        if own:
+            way = path if name in ("actor", "reference") else Path("scalar")
+            shares = name == "reference" and bool(s.lora) and s.roles[name] == {"model": s.model}
+            roles.append(Role(name, way, way, own.rows, own.rows, root_stays=True, shares=shares))
+    names = [role.name for role in roles]
+    stages = []
+    if "actor" in names:
+        stages.append(Stage("generate", "actor", rows=roles[0].rows))
+    if len(names) > 1:
+        # a job of one role is that role's update alone
+        stages += [Stage("score", name) for name in names]
+    does = "score" if s.optimizer == "none" else "train"
+    stages += [Stage(does, name) for name in ("critic", "actor") if name in names]
+    loading = tuple(role.name for role in roles if not role.shares)
+    return Keeps(tuple(roles), tuple(stages), loading, deepspeed=deepspeed)
 
 
 def loss_path(s: Scenario) -> Path:
-    """How logits become a loss: `loss_utils.py` for sft, the scenario's `logprob` for dpo, a value head for rm.
+    """How logits become a loss: `loss_utils.py` for sft, the scenario's `logprob` for dpo and RL, a value head for rm.
 
     Transformers cast logits to fp32 in the model up to 4.45 and in the loss since; the copy that shifts them by one
-    position went with 4.51.
+    position went with 4.51. RL takes the log-probabilities of the response, cut off behind the head.
     """
     if s.task == "rm":
         return Path("scalar")
     transformers = s.versions["transformers"]
     early = not at_least(transformers, "4.46")
-    if s.task == "dpo":
+    if s.task == "dpo" or s.task in RL:
         kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
-        return Path(kind, head_fp32=early, upcast=s.logprob == "log-softmax-fp32")
+        kept = s.response_len / s.seq_len if s.task in RL else 1.0
+        return Path(kind, head_fp32=early, upcast=s.logprob == "log-softmax-fp32", kept=kept)
     if s.loss != "full":
         return Path(s.loss)
     return Path("cross-entropy", head_fp32=early, shift_copy=not at_least(transformers, "4.51"))

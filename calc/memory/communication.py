@@ -62,6 +62,18 @@ def live_parameters(role: str, parameters: int, window: int, module: int, b: int
     )
 
 
+BUCKET = 2 << 30  # verl's update_weights_bucket_megabytes, 2048 (trainer/config/rollout/rollout.yaml of 0.9.1)
+
+
+def handed(role: str, what: str, elements: int, b: int) -> Line:
+    """What handing weights to an engine or a checkpoint gathers or copies: `elements`, or verl's bucket."""
+    if what == "bucket":
+        return Line("communication", role, BUCKET, "B", {"B": BUCKET}, "communication#handing")
+    return Line(
+        "communication", role, b * elements, "b·E", {"b": b, "E": elements, "what": what}, "communication#handing"
+    )
+
+
 def persistent(role: str, elements: int, b: int) -> Line:
     """Small parameters that ZeRO-3 keeps whole on every GPU."""
     return Line("communication", role, b * elements, "b·P_s", {"b": b, "P_s": elements}, "communication#zero-3")

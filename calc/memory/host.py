@@ -102,6 +102,24 @@ def moments(role: str, share: int, s: float = 8) -> Line:
     return _line("optimizer_states", role, int(s * share), "s·P_r", {"s": s, "P_r": share}, "moments")
 
 
+def units(role: str, component: str, parts: Sequence[int], b: int, tensors: int = 1) -> Line:
+    """A rank's part of each FSDP group, flat and pinned on its own, `tensors` of them a group."""
+    count = sum(tensors * pinned(b * part) for part in parts)
+    values = {"n": tensors, "b": b, "P": sum(parts)}
+    return _line(component, role, count, "sum of n·pow2(b·p)", values, "units")
+
+
+def asleep(role: str, component: str, share: int, b: int, tensors: int = 1) -> Line:
+    """`tensors` of a rank's share that DeepSpeed moves to pinned host memory while other roles run."""
+    values = {"n": tensors, "b": b, "P_r": share}
+    return _line(component, role, tensors * pinned(b * share), "n·pow2(b·P_r)", values, "asleep")
+
+
+def saved(role: str, parameters: int, b: int) -> Line:
+    """A state dict gathered on the host for a checkpoint."""
+    return _line("checkpoint", role, b * parameters, "b·P", {"b": b, "P": parameters}, "save")
+
+
 def fsdp(role: str, component: str, tensors: Sequence[Tensor], ranks: int, b: int) -> Line:
     """FSDP's CPU offload: shards of parameters or of their gradients, each pinned on its own."""
     count = sum(t.count * pinned(b * -(-t.elements // ranks)) for t in tensors)

@@ -2,8 +2,8 @@
 
 One program a way of computing the loss, each written as the code it stands for runs it. Widths are elements per token
 whose loss is taken. The head's own input is the final norm's output, h elements.
-Read in transformers `loss/loss_utils.py` and `models/*/modeling_*.py`, trl `trainer/utils.py`, torch `LossNLL.cpp`,
-OpenRLHF `models/{actor,loss,utils}.py`.
+Read in transformers `loss/loss_utils.py` and `models/*/modeling_*.py`, trl `trainer/utils.py` and `kernels/`, torch
+`LossNLL.cpp`, OpenRLHF `models/{actor,loss,utils}.py`, verl `workers/actor/dp_actor.py`, `utils/torch_functional.py`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from calc.keeps import Path
 from calc.memory.activations import WIDTH, Program, Run, dimensions
 from calc.tape import NOTHING, Size, Tape, Tensor, of
 
+# the linears at the end of a model, whose weights an engine gathers
+OUTPUTS = ("lm_head", "score")
 V = of(V=1)
 ONE = Size({"": 1})
 
 # pieces of a chunked loss (torchtune `modules/loss`, num_output_chunks)
 CHUNKS = 8
+# tokens and vocabulary entries of a tile (trl 1.16.0 `kernels/chunked_logprob.py`, `trainer/utils.py`)
+TILE_TOKENS, TILE_ENTRIES = 4096, 32_768
 
 
 class Head(Program):
@@ -35,37 +39,76 @@ class Head(Program):
             x = self.tape.op("logits: over cap", [x], V, x.b)
             x = self.tape.op("logits: tanh", [x], V, x.b, saves_out=True)
             x = self.tape.op("logits: times cap", [x], V, x.b)
+        self.tape.returns(self.input)
         return self.cast(x, 4, "logits") if path.head_fp32 else x
 
     def write(self, path: Path) -> Tape:
         """The whole head with the loss of `path`."""
         if path.kind == "scalar":
             self.linear("score", self.input, ONE)
+            self.keep(self.input, path)
             return self.tape
         if path.kind in ("chunked", "fused"):
             return self.in_chunks(path)
+        if path.kind == "tiled":
+            return self.tiled(path)
         tape = self.tape
         x = tape.hold(self.logits(path))
+        if path.scaled:
+            # `div_` of a view: CopySlices clones the gradient and divides the clone beside it
+            clones = x.size * 2 if path.scaled == "view" else NOTHING
+            x = tape.op("logits: divide", [x], V, x.b, view=path.scaled != "copy", backward_scratch=clones)
+        if sliced(path):
+            # backward makes zeros of all positions, into which it copies
+            x = tape.op("logits: slice", [x], V * path.kept, x.b, view=True)
         if path.upcast:
             x = self.cast(x, 4, "logits")
-        if path.held:
-            # outputs that the caller references live through the whole backward, as if the first operation kept them
-            self.held = tape.hold(x)
-            tape.ops[0].saves += (x,)
+        self.keep(x, path)
         getattr(self, path.kind.replace("-", "_"))(x, path)
+        if path.entropy:
+            # a copy of the logits serves the kernel alone
+            self.entropy(x, path)
         return tape
+
+    def keep(self, output: Tensor, path: Path) -> None:
+        """Outputs that the caller references live through the whole backward, as if the first operation kept them."""
+        if path.held != "forward":
+            self.held = self.tape.hold(output)
+            self.tape.ops[0].saves += (output,)
+
+    def entropy(self, x: Tensor, path: Path) -> None:
+        """The entropy beside the log-probability: `logsumexp(x) - sum(softmax(x)·x)`.
+
+        Compiled, probabilities in fp32 pass by, and backward writes one gradient. Eager, autocast casts the logits for
+        the softmax and for the logsumexp, whose cast is kept beside the probabilities; backward makes the product's
+        gradients in fp32, then the logsumexp's as `logsumexp` here does, then the softmax's.
+        """
+        tape, log_probability, wide = self.tape, self.tape.ops[-1].outs[0], x.width * 4
+        if path.entropy == "compiled":
+            parts = [tape.op("entropy", [x], ONE, 4, saves=[x], scratch=wide)]
+        else:
+            read = self.cast(x, 4, "entropy")
+            p = tape.op("entropy: softmax", [read], x.width, 4, saves_out=True)
+            read = self.cast(x, 4, "entropy")
+            total = tape.op("entropy: logsumexp", [read], ONE, 4, saves=[read], saves_out=True,
+                            scratch=wide, backward_scratch=wide * 2)  # fmt: skip
+            uncast = wide if x.b < 4 else NOTHING
+            product = tape.op("entropy: product", [p, x], ONE, 4, saves=[p, x], scratch=wide, backward_scratch=uncast)
+            parts = [total, product]
+        tape.op("loss", [log_probability, *parts], ONE, 4)
 
     def cross_entropy(self, x: Tensor, path: Path) -> None:
         """`F.cross_entropy(logits.float())`: log-softmax in fp32 is kept, its backward holds three such tensors."""
         tape = self.tape
         x = tape.hold(self.shifted(self.cast(x, 4, "logits"), path))
-        x = tape.op("log-softmax", [x], V, x.b, saves_out=True)
+        x = tape.op("log-softmax", [x], x.width, x.b, saves_out=True)
         tape.op("nll", [x], ONE, 4)
 
     def log_softmax(self, x: Tensor, path: Path) -> None:
         """`F.log_softmax(logits).gather(labels)`, in the type the logits have by then."""
         tape = self.tape
-        x = tape.hold(tape.op("log-softmax", [self.shifted(x, path)], V, x.b, saves_out=True))
+        x = self.shifted(x, path)
+        x = tape.hold(tape.op("log-softmax", [x], x.width, x.b, saves_out=True))
         tape.op("gather", [x], ONE, x.b)
 
     def selective(self, x: Tensor, path: Path) -> None:
@@ -73,10 +116,10 @@ class Head(Program):
 
         Backward holds a row's two gradients beside what it has not released yet, then all rows' and their stack.
         """
-        tape, row = self.tape, Size({}, {"V·S": 1})
-        rows = tape.op("logits: rows", [x], V, x.b, view=True, backward_scratch=V * x.b)
+        tape, row = self.tape, Size({}, {"V·S": path.kept})
+        rows = tape.op("logits: rows", [x], x.width, x.b, view=True, backward_scratch=x.size)
         if self.grad:
-            kept = Tensor(V, x.b)
+            kept = Tensor(x.width, x.b)
             tape.op("log-softmax", [rows], ONE, x.b, saves=[kept], aliases=[rows], backward_scratch=row * (2 * x.b))
         else:
             tape.op("log-softmax", [rows], row, x.b)
@@ -84,7 +127,7 @@ class Head(Program):
     def logsumexp(self, x: Tensor, path: Path) -> None:
         """`gather(logits) - logsumexp(logits)`: keeps the logits, backward makes one gradient for each half."""
         tape = self.tape
-        picked = tape.op("gather", [x], ONE, x.b)
+        picked = tape.op("gather", [x], ONE, x.b, saves=[x])
         total = tape.op(
             "logsumexp", [x], ONE, x.b, saves=[x], saves_out=True, scratch=x.size, backward_scratch=x.size * 2
         )  # grad·exp(x - result) is one expression
@@ -92,9 +135,13 @@ class Head(Program):
         tape.op("log-probability", [picked, total], ONE, x.b)
 
     def flash(self, x: Tensor, path: Path) -> None:
-        """flash-attn's cross entropy, out of place: keeps the logits, backward writes one gradient."""
-        x = self.shifted(x, path)
-        self.tape.op("cross entropy", [x], ONE, 4, saves=[x])
+        """flash-attn's cross entropy: keeps the logits, backward writes one gradient, in place over the logits.
+
+        Not where the entropy reads them too (verl `workers/actor/dp_actor.py`: `inplace_backward = False`).
+        """
+        read = self.shifted(x, path)
+        in_place = path.in_place and not path.entropy
+        self.tape.op("cross entropy", [read], ONE, 4, saves=[read], overwrites=in_place)
 
     def rows(self, x: Tensor, path: Path) -> None:
         """`logsumexp` row by row: nothing of all rows forward, the gradients of all rows and their stack backward."""
@@ -103,10 +150,15 @@ class Head(Program):
     def shifted(self, x: Tensor, path: Path) -> Tensor:
         """A contiguous copy of all logits but the last position's, where the code or its softmax makes one.
 
-        A cast makes it on the way; where logits are fp32 already, softmax copies the slice it is given.
+        A cast makes it on the way; where logits are fp32 already, softmax copies the slice it is given. Backward makes
+        the gradient of all logits, unless a slice of its own does that. Where padding is cut off, the copy joins the
+        rows of a nested tensor, and `unbind` keeps what it has cut.
         """
+        if path.cut == "unpad":
+            return self.tape.op("logits: unpad", [x], x.width, x.b, saves=[x])
         copied = path.shift_copy or (path.upcast and self.c == 4)
-        return self.tape.op("logits: shift", [x], V, x.b) if copied else x
+        own = [x] if sliced(path) else []
+        return self.tape.op("logits: shift", [x], x.width, x.b, aliases=own) if copied else x
 
     def in_chunks(self, path: Path) -> Tape:
         """The head and its loss a piece at a time, so that whole logits never exist.
@@ -130,6 +182,32 @@ class Head(Program):
             tape.op("fused loss", [x], ONE, 4, saves=made, scratch=WIDTH * (2 * c))
         return tape
 
+    def tiled(self, path: Path) -> Tape:
+        """The positions that count, picked before the head; logits a tile at a time, in backward again.
+
+        Backward sums both gradients in fp32, the head's whole, and casts them to their tensors' type at the end. A tile
+        is that large however few the tokens or the entries.
+        """
+        tape, b, c, one = self.tape, self.input.b, self.c, ONE * path.kept
+        tape.hold(self.input)  # `backbone_outputs` of the patched forward
+        index, numbers = Tensor(one, 16), Tensor(one, 16)  # row and column; target, log-sum-exp, entropy
+        x = tape.op("hidden states: pick", [self.input], WIDTH * path.kept, b, saves=[index])
+        tile = Size({}, {"": TILE_TOKENS * TILE_ENTRIES * c})
+        if c < b:
+            # autocast does not know the kernel, which casts a tile's hidden states and weights itself
+            tile += Size({}, {"h": (TILE_TOKENS + min(TILE_ENTRIES, self.arch.vocab)) * c})
+        sums = NOTHING
+        if b < 4:
+            sums = x.width * 4 + (Size({}, {"W_lm_head": 4}) if self.run.trained else NOTHING)
+        tape.op("lm_head", [x], one, 4, saves=[x, numbers], scratch=tile + one * 28, backward_scratch=tile + sums,
+                weight=self.elements["lm_head"] if self.run.trained else 0)  # fmt: skip
+        return tape
+
+
+def sliced(path: Path) -> bool:
+    """Whether the loss reads a view of some positions."""
+    return path.cut == "slice" or path.kept < 1
+
 
 @lru_cache(maxsize=4096)
 def head(run: Run, path: Path) -> tuple[Segment, Amount]:
@@ -138,9 +216,9 @@ def head(run: Run, path: Path) -> tuple[Segment, Amount]:
     # a tied head's gradient is the embedding's
     program.elements = {"lm_head": run.arch.vocab * run.arch.hidden, "score": run.arch.hidden}
     dims = {**dimensions(run.arch), "W_score": run.arch.hidden}
-    compiled = segment(program.write(path), dims)
+    compiled = segment(program.write(path), dims, OUTPUTS)
     if path.kind == "selective":
         alone = Head(run)
         alone.grad = False
-        compiled = compiled._replace(without_grad=peaks(alone.write(path).forward(grad=False), dims))
+        compiled = compiled._replace(without_grad=peaks(alone.write(path).forward(grad=False), dims, OUTPUTS))
     return compiled, amount(program.held.size, dims) if program.held else NO_BYTES

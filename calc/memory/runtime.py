@@ -37,19 +37,19 @@ RANGE = 1.645
 PASSING = frozenset({"activations", "checkpoints", "logits", "temporary", "gradients", "communication"})
 
 
-def process(architecture: str, ranks: int, nvlink: bool) -> list[Line]:
-    """The lines that every moment of a process on this card has."""
+def process(architecture: str, ranks: int, nvlink: bool, processes: int = 1, role: str = "process") -> list[Line]:
+    """The lines that every moment of `processes` on one card has: roles under Ray have a process each."""
     workspace = WORKSPACE_HOPPER if architecture in HOPPER_OR_LATER else WORKSPACE
+    n = WORKSPACES * processes
     lines = [
-        Line("context", "process", CONTEXT, "C", {"C": CONTEXT}, "runtime#context", False),
-        Line(
-            "workspace", "process", WORKSPACES * workspace, "n·w", {"n": WORKSPACES, "w": workspace}, "runtime#cublas"
-        ),
+        Line("context", role, processes * CONTEXT, "m·C", {"m": processes, "C": CONTEXT}, "runtime#context", False),
+        Line("workspace", role, n * workspace, "n·w", {"n": n, "w": workspace}, "runtime#cublas"),
     ]
     if ranks > 1:
-        values = {"channels": NCCL_CHANNELS[nvlink], "connections": NCCL_CONNECTIONS, "b": NCCL_BUFFERS}
-        count = NCCL_CHANNELS[nvlink] * NCCL_CONNECTIONS * NCCL_BUFFERS
-        lines.append(Line("nccl", "process", count, "channels·connections·b", values, "runtime#nccl", False))
+        channels = processes * NCCL_CHANNELS[nvlink]
+        values = {"channels": channels, "connections": NCCL_CONNECTIONS, "b": NCCL_BUFFERS}
+        count = channels * NCCL_CONNECTIONS * NCCL_BUFFERS
+        lines.append(Line("nccl", role, count, "channels·connections·b", values, "runtime#nccl", False))
     return lines
 
 

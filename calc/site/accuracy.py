@@ -1,83 +1,206 @@
-"""How far estimates lie from measured memory, as tables: by kind of job, and the worst one by one."""
+"""How far estimates lie from measured memory, as tables: traced steps by kind of job, published reports by metric."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import groupby
 
-from calc.residuals import Residual, Summary, residual, summary
+from calc.residuals import NUMBERS, RANGES, Residual, Summary, residual, summary
 from calc.site import answers
-from calc.site.tables import Cell, Column, Table
+from calc.site.tables import WORDS, Cell, Column, Table
 from calc.units import GiB
 
 ASSUMPTIONS = (
     "Records of measurements/ whose metric is what PyTorch's allocator counts at its peak. A trace follows tensors: "
     "the cuBLAS workspaces, which only a real card allocates, are left out on both sides."
 )
+PUBLISHED = (
+    "Records of measurements/ that others published, each with its source and quote. What a source leaves open was "
+    "read as its note says, before the estimate was made."
+)
+
+ERRORS = (
+    Column("records", "Records", kind="number", digits=0),
+    Column("median", "Median error", "%", "number", 3),
+    Column("mean", "Mean", "%", "number", 3),
+    Column("p95", "95th percentile", "%", "number", 3),
+    Column("worst", "Worst", "%", "number", 3),
+    Column("bias", "Mean with its sign", "%", "number", 3),
+)
+ALL = "all"
 
 
 @cache
 def residuals() -> tuple[Residual, ...]:
-    """One for each record that can be compared."""
+    """One for each record that can be compared: with a number, or of a job that ran or died for want of memory."""
     found = answers.catalog()
-    comparable = (r for r in found.measurements if r["metric"] == "allocated" and r["measured_bytes"])
+    comparable = (r for r in found.measurements if r["measured_bytes"] or r["verdict"] in ("fits", "oom"))
     return tuple(residual(record, found) for record in comparable)
 
 
+def traced() -> list[Residual]:
+    """Those of the real implementation, followed without a GPU."""
+    return [r for r in residuals() if r.kind == "traced" and r.metric == "allocated"]
+
+
+def published(metrics: Iterable[str]) -> list[Residual]:
+    """Those that others reported with one of `metrics`."""
+    wanted = set(metrics)
+    return [r for r in residuals() if r.kind == "published" and r.metric in wanted]
+
+
 def overall() -> Summary | None:
-    """The errors of all of them; None where nothing has been measured."""
-    return summary(residuals()) if residuals() else None
+    """The errors of all traced ones; None where nothing has been traced."""
+    return summary(traced()) if traced() else None
+
+
+# ---- traced -------------------------------------------------------------------------------------------------------
 
 
 def by_kind() -> Table:
-    """Errors by task, method and sharding, and over all."""
-    columns = (
-        Column("task", "Task"),
-        Column("method", "Method"),
-        Column("sharding", "Sharding"),
-        Column("records", "Records", kind="number", digits=0),
-        Column("median", "Median error", "%", "number", 3),
-        Column("mean", "Mean", "%", "number", 3),
-        Column("p95", "95th percentile", "%", "number", 3),
-        Column("worst", "Worst", "%", "number", 3),
-        Column("bias", "Mean with its sign", "%", "number", 3),
-    )
-
-    def kind(r: Residual) -> tuple[str, str, str]:
-        return r.task, r.method, r.sharding
-
+    """Errors of traced steps by task, method and sharding, and over all."""
+    columns = (Column("task", "Task"), Column("method", "Method"), Column("sharding", "Sharding"), *ERRORS)
     rows = [
         tuple(Cell(word) for word in key) + _errors(summary(members))
-        for key, group in groupby(sorted(residuals(), key=kind), kind)
-        if (members := list(group))
+        for key, members in _groups(traced(), lambda r: (r.task, r.method, r.sharding))
     ]
     if every := overall():
-        rows.append((Cell("all"), Cell(""), Cell(""), *_errors(every)))
+        rows.append((Cell(ALL), Cell(""), Cell(""), *_errors(every)))
     caption = "Estimated against traced peaks: relative error, by kind of job"
-    return Table("accuracy-by-kind", caption, columns, tuple(rows), ASSUMPTIONS, versions=answers.versions())
-
-
-def _errors(s: Summary) -> tuple[Cell, ...]:
-    return (Cell(s.count), *(Cell(100 * value) for value in (s.median, s.mean, s.p95, s.worst, s.bias)))
+    return _table("by-kind", caption, columns, rows, ASSUMPTIONS)
 
 
 def worst(count: int) -> Table:
-    """The records whose estimates are furthest off."""
+    """The traced steps whose estimates are furthest off."""
     columns = (
         Column("record", "Record"),
         Column("estimated", "Estimated", "GiB", "number", 2),
         Column("measured", "Measured", "GiB", "number", 2),
         Column("error", "Error", "%", "number", 3),
     )
-    furthest = sorted(residuals(), key=lambda r: -abs(r.error))[:count]
-    rows = tuple(
-        (
-            Cell(r.id),
-            Cell(r.predicted / GiB, exact=r.predicted),
-            Cell(r.measured / GiB, exact=r.measured),
-            Cell(100 * r.error),
-        )
-        for r in furthest
+    furthest = sorted(traced(), key=lambda r: -abs(r.error))[:count]
+    rows = [(Cell(r.id), _gib(r.predicted), _gib(r.measured), Cell(100 * r.error)) for r in furthest]
+    return _table("worst", f"The {count} records whose estimates are furthest off", columns, rows, ASSUMPTIONS)
+
+
+# ---- published ----------------------------------------------------------------------------------------------------
+
+
+def published_numbers() -> Table:
+    """Errors of what others saw PyTorch's allocator count, by source."""
+    columns = (Column("metric", "Metric"), Column("source", "Source"), *ERRORS)
+    rows = [(*_words(key), *_errors(summary(members))) for key, members in _with_all(published(NUMBERS))]
+    caption = "Estimated against published allocations: relative error, by source"
+    return _table("published-allocated", caption, columns, rows, PUBLISHED)
+
+
+def published_ranges() -> Table:
+    """How many published values that count what the allocator holds back lie inside the range, by source."""
+    columns = (
+        Column("metric", "Metric"),
+        Column("source", "Source"),
+        Column("records", "Records", kind="number"),
+        Column("inside", "Inside the range", kind="number"),
+        Column("above", "Measured more", kind="number"),
+        Column("below", "Measured less", kind="number"),
+        Column("share", "Inside", "%", "number"),
     )
-    caption = f"The {count} records whose estimates are furthest off"
-    return Table("accuracy-worst", caption, columns, rows, ASSUMPTIONS, versions=answers.versions())
+    rows = []
+    for key, members in _with_all(published(RANGES)):
+        inside = sum(r.inside for r in members)
+        above = sum(r.measured > r.high for r in members)
+        counts = (len(members), inside, above, len(members) - inside - above, 100 * inside / len(members))
+        rows.append((*_words(key), *(Cell(count) for count in counts)))
+    caption = "Published values that count what the allocator holds back, against the range"
+    note = "The range of 'reserved' leaves context and NCCL out; where no tool is named, a value may be any."
+    return _table("published-reserved", caption, columns, rows, PUBLISHED, note)
+
+
+def published_verdicts() -> Table:
+    """Whether jobs ran, against the estimates' verdicts; those with a figure apart from mere verdicts."""
+    columns = (
+        Column("source", "The source gives"),
+        Column("reported", "The job"),
+        Column("records", "Records", kind="number"),
+        *(Column(word, f"Estimated: {shown}", kind="number") for word, shown in WORDS.items()),
+        Column("share", "Agree", "%", "number"),
+    )
+
+    def kind(r: Residual) -> tuple[str, str]:
+        return "a verdict" if r.metric == "verdict" else "a figure", WORDS[str(r.reported)]
+
+    rows = []
+    reported = [r for r in published(("verdict", *NUMBERS, *RANGES)) if r.reported in ("fits", "oom")]
+    for key, members in _groups(reported, kind):
+        counts = [sum(r.verdict == word for r in members) for word in WORDS]
+        share = 100 * sum(r.same_verdict for r in members) / len(members)
+        rows.append((*_words(key), *(Cell(value) for value in (len(members), *counts, share))))
+    caption = "Published jobs that ran and that did not, against the verdict"
+    note = "A job that ran agrees with 'fits' and with 'tight', one that did not with 'out of memory' alone."
+    return _table("published-verdicts", caption, columns, rows, PUBLISHED, note)
+
+
+def published_off() -> Table:
+    """Every published record that the estimate disagrees with, by name, and why."""
+    columns = (
+        Column("record", "Record"),
+        Column("metric", "Metric"),
+        Column("estimated", "Estimated", "GiB"),
+        Column("measured", "Measured", "GiB"),
+        Column("explanation", "Why"),
+    )
+    rows = [
+        (Cell(r.id), Cell(r.metric), Cell(_estimated(r)), Cell(_measured(r)), Cell(r.explanation))
+        for r in published(("verdict", *NUMBERS, *RANGES))
+        if not r.agrees
+    ]
+    return _table("published-off", "Published records that the estimate disagrees with", columns, rows, PUBLISHED)
+
+
+def _estimated(r: Residual) -> str:
+    if r.metric == "verdict":
+        return WORDS[r.verdict]
+    return f"{r.low / GiB:.1f} to {r.high / GiB:.1f}" if r.metric in RANGES else f"{r.predicted / GiB:.1f}"
+
+
+def _measured(r: Residual) -> str:
+    if r.metric == "verdict":
+        return WORDS[str(r.reported)]
+    return f"{r.measured / GiB:.1f}" + (f" to {r.most / GiB:.1f}" if r.most > r.measured else "")
+
+
+# ---- both ---------------------------------------------------------------------------------------------------------
+
+_Key = tuple[str, ...]
+
+
+def _groups(found: Iterable[Residual], key: Callable[[Residual], _Key]) -> Iterator[tuple[_Key, list[Residual]]]:
+    """The residuals of each key, in the keys' order."""
+    for name, members in groupby(sorted(found, key=key), key):
+        yield name, list(members)
+
+
+def _with_all(found: list[Residual]) -> Iterator[tuple[_Key, list[Residual]]]:
+    """Those of each metric and source, and behind a metric's sources all of it."""
+    for (metric,), members in _groups(found, lambda r: (r.metric,)):
+        yield from _groups(members, lambda r: (r.metric, r.group))
+        yield (metric, ALL), members
+
+
+def _words(key: _Key) -> tuple[Cell, ...]:
+    return tuple(Cell(word) for word in key)
+
+
+def _errors(s: Summary) -> tuple[Cell, ...]:
+    return (Cell(s.count), *(Cell(100 * value) for value in (s.median, s.mean, s.p95, s.worst, s.bias)))
+
+
+def _gib(amount: int) -> Cell:
+    return Cell(amount / GiB, exact=amount)
+
+
+def _table(
+    id: str, caption: str, columns: tuple[Column, ...], rows: Iterable[tuple[Cell, ...]], rests_on: str, note: str = ""
+) -> Table:
+    return Table(f"accuracy-{id}", caption, columns, tuple(rows), rests_on, note, versions=answers.versions())

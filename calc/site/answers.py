@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 from calc import __version__
 from calc.catalog import Catalog, load
-from calc.estimate import estimate
-from calc.ledger import Estimate, Group, Phase
+from calc.estimate import estimate, loading_moments
+from calc.job import Job
+from calc.ledger import Estimate, Group, Moment, Phase
+from calc.report import deciding
 from calc.scenario import Scenario, ScenarioError, parse
 
 
@@ -31,8 +33,29 @@ class Answer(NamedTuple):
 
     @property
     def group(self) -> Group:
-        """The group of GPUs that comes closest to its limit, or passes it furthest."""
-        return max(self.estimate.groups, key=lambda g: g.peak.moment.device_bytes / g.usable_bytes)
+        """The group of GPUs that decides."""
+        return deciding(self.estimate)
+
+    def group_of(self, name: str) -> Group:
+        """The group called `name`, or the one that has the role `name`; ValueError where there is none."""
+        for group in self.estimate.groups:
+            if name == group.name or name in group.name.split("+"):
+                return group
+        raise ValueError(f"no group {name!r}; this job has {', '.join(g.name for g in self.estimate.groups)}")
+
+    @property
+    def serving(self) -> tuple[Group, ...]:
+        """The group on which vLLM serves; none where nothing does."""
+        return tuple(g for g in self.estimate.groups if "rollout" in g.name.split("+"))
+
+    @property
+    def placed(self) -> Job:
+        """The roles of the job on their GPUs."""
+        return Job(self.scenario, load().gpu(self.scenario.gpu))
+
+    def loading(self) -> list[tuple[str, Moment]]:
+        """Every moment of loading, with the name of the group that it happens on."""
+        return loading_moments(self.scenario, load())
 
     @property
     def peak(self) -> Phase:

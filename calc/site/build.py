@@ -58,7 +58,7 @@ def collect(docs: Path = DOCS) -> Record:
         try:
             meta, body = read(path)
             view = View(source, source.removesuffix(".md") + ".html", meta)
-            environment.from_string(body).render()
+            environment.from_string(body).render(page=view)  # of which mkdocs-macros too gives `page.meta`
         except (InputError, PageError, jinja2.TemplateError, yaml.YAMLError) as error:
             raise BuildError(f"docs/{source}: {' '.join(str(error).split())}") from error
     return record

@@ -16,12 +16,14 @@ COMPONENTS = {
     "activations": "activations",
     "logits": "logits",
     "kv_cache": "KV cache",
+    "cuda_graphs": "CUDA graphs",
     "communication": "communication",
     "temporary": "temporary",
     "workspace": "cuBLAS workspace",
     "nccl": "NCCL",
     "fragmentation": "fragmentation",
     "context": "CUDA context",
+    "checkpoint": "checkpoint on the host",
 }
 
 
@@ -34,6 +36,12 @@ def ordered(components: Sequence[str]) -> list[str]:
 def name(component: str) -> str:
     """What a reader sees."""
     return COMPONENTS.get(component, component.replace("_", " "))
+
+
+def title(component: str) -> str:
+    """The same as a column's header: `Weights`, but `KV cache` and `fp32 master weights`."""
+    shown = name(component)
+    return shown.capitalize() if shown.islower() and shown.split()[0].isalpha() else shown
 
 
 def bar(parts: Mapping[str, int], scale: int, limit: int | None) -> str:

@@ -18,24 +18,8 @@ from calc.site import answers
 from calc.site.tables import Cell, Column, Table
 from calc.units import GiB, gb
 
-TASKS = {"sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO"}
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 COUNTS = (1, 8)
-
-# The job of every look-up table; all else is the default of the framework's newest version.
-JOB: Mapping[str, Any] = {
-    "framework": "openrlhf",
-    "seq_len": 2048,
-    "micro_batch": 1,
-    "checkpointing": "full",
-    "attention": "flash",
-}
-ASSUMPTIONS = (
-    "OpenRLHF's newest known version and its defaults, 2048 tokens a sequence, micro batch 1 (a pair for the reward "
-    "model and for DPO), full activation checkpointing, FlashAttention; LoRA and QLoRA on all linear layers. "
-    "A cell shows the first configuration that fits, of those its column may use, and what the fullest GPU then needs; "
-    "with offload also what a node must have of its own memory."
-)
 
 
 class Rung(NamedTuple):
@@ -45,20 +29,72 @@ class Rung(NamedTuple):
     fields: Mapping[str, Any]
 
 
+class Task(NamedTuple):
+    """A job of the look-up tables: `ladders` has, by method and number of GPUs, what to try, the fastest first.
+
+    All that `job` does not say is the default of the framework's newest known version.
+    """
+
+    title: str
+    job: Mapping[str, Any]
+    ladders: Mapping[tuple[str, int], tuple[Rung, ...]]
+    assumptions: str
+
+
 ZERO2 = Rung("ZeRO-2", {"sharding": "zero2"})
 ZERO3 = Rung("ZeRO-3", {"sharding": "zero3"})
 OFFLOAD2 = Rung("offload", {"sharding": "zero2", "offload.optimizer": True})
 OFFLOAD3 = Rung("ZeRO-3, offload", {"sharding": "zero3", "offload.optimizer": True})
 ALONE = Rung("", {"sharding": "zero2"})
+OFFLOADED = {"offload.optimizer": True, "offload.parameters": True}
+SHARED = Rung("", {})
+OFFLOAD = Rung("offload", OFFLOADED)
+WIDE = Rung("offload, TP 8", OFFLOADED | {"rollout.tensor_parallel": 8, "rollout.gpu_memory_utilization": 0.8})
 
-# (method, more than one GPU) -> what to try, the fastest first.
-LADDERS: Mapping[tuple[str, bool], tuple[Rung, ...]] = {
-    ("full", False): (ALONE, OFFLOAD2),
-    ("full", True): (ZERO2, ZERO3, OFFLOAD3),
-    ("lora", False): (ALONE,),
-    ("lora", True): (ZERO2, ZERO3),
-    ("qlora", False): (ALONE,),
-    ("qlora", True): (ZERO2,),
+SUPERVISED: Mapping[str, Any] = {
+    "framework": "openrlhf",
+    "seq_len": 2048,
+    "micro_batch": 1,
+    "checkpointing": "full",
+    "attention": "flash",
+}
+SHOWN = (
+    "A cell shows the first configuration that fits, of those its column may use, and what the fullest GPU then needs"
+)
+ASSUMPTIONS = (
+    "OpenRLHF's newest known version and its defaults, 2048 tokens a sequence, micro batch 1 (a pair for the reward "
+    "model and for DPO), full activation checkpointing, FlashAttention; LoRA and QLoRA on all linear layers. "
+    f"{SHOWN}; with offload also what a node must have of its own memory."
+)
+LADDERS = {
+    ("full", 1): (ALONE, OFFLOAD2),
+    ("full", 8): (ZERO2, ZERO3, OFFLOAD3),
+    ("lora", 1): (ALONE,),
+    ("lora", 8): (ZERO2, ZERO3),
+    ("qlora", 1): (ALONE,),
+    ("qlora", 8): (ZERO2,),
+}
+GRPO: Mapping[str, Any] = {
+    "framework": "verl",
+    "sharding": "fsdp2",
+    "prompt_len": 512,
+    "response_len": 1536,
+    "micro_batch": 1,
+    "checkpointing": "full",
+    "roles.reference": {},
+}
+GRPO_ASSUMPTIONS = (
+    "verl's newest known version on FSDP 2, all else its defaults (vLLM on the same GPUs with tensor parallel 2 and "
+    "half of the card, asleep while others work), with a reference model, rewards from a function, prompts of 512 and "
+    f"responses of 1536 tokens, micro batch 1, full activation checkpointing; LoRA on all linear layers. {SHOWN}. With "
+    "offload, weights and optimizer states wait in host memory, of which a node must have what is shown; TP 8: tensor "
+    "parallel 8 and 0.8 of the card for vLLM."
+)
+TASKS = {
+    "sft": Task("Supervised fine-tuning", SUPERVISED, LADDERS, ASSUMPTIONS),
+    "rm": Task("Reward model", SUPERVISED, LADDERS, ASSUMPTIONS),
+    "dpo": Task("DPO", SUPERVISED, LADDERS, ASSUMPTIONS),
+    "grpo": Task("GRPO", GRPO, {(m, 8): (SHARED, OFFLOAD, WIDE) for m in ("full", "lora")}, GRPO_ASSUMPTIONS),
 }
 
 
@@ -93,8 +129,9 @@ def best(asked: Asked) -> Best | None:
 
 def _search(asked: Asked) -> Best | None:
     found: list[Best] = []
-    for rung in LADDERS[asked.method, asked.gpus > 1]:
-        given = {**asked._asdict(), **JOB, **rung.fields}
+    task = TASKS[asked.task]
+    for rung in task.ladders[asked.method, asked.gpus]:
+        given = {**asked._asdict(), **task.job, **rung.fields}
         answer = answers.attempt(given)
         if answer is None:
             continue
@@ -109,14 +146,17 @@ def _name(rung: Rung, answer: answers.Answer) -> str:
     """The rung in words, with what offloading asks of a node's own memory."""
     if not answer.scenario.offload.optimizer:
         return rung.name
-    return f"{rung.name}, host {gb(max(p.moment.device_bytes for p in answer.estimate.host_phases))}"
+    return f"{rung.name}, host {gb(max([p.moment.device_bytes for p in answer.estimate.host_phases], default=0))}"
 
 
 def _search_all(model: str) -> tuple[dict[Asked, Best | None], int]:
     """Every cell of one model, and how many scenarios that took."""
     before = answers.Clock.asked
     cells = [
-        Asked(model, g, t, way, n) for g in answers.catalog().gpus for t in TASKS for way in METHODS for n in COUNTS
+        Asked(model, gpu, name, method, n)
+        for gpu in answers.catalog().gpus
+        for name, task in TASKS.items()
+        for method, n in task.ladders
     ]
     return {asked: _search(asked) for asked in cells}, answers.Clock.asked - before
 
@@ -167,17 +207,17 @@ def matrix(task: str, method: str, gpus: int, root: str) -> Table:
     count = "one GPU" if gpus == 1 else f"{gpus} GPUs"
     return Table(
         f"fits-{task}-{method}-{gpus}",
-        f"{TASKS[task]}, {METHODS[method]}, on {count}: the verdict, and what the fullest GPU needs",
+        f"{TASKS[task].title}, {METHODS[method]}, on {count}: the verdict, and what the fullest GPU needs",
         tuple(columns),
         rows,
-        ASSUMPTIONS,
+        TASKS[task].assumptions,
         versions=answers.versions(),
     )
 
 
 def on_gpu(gpu: GPU, task: str, root: str) -> Table:
-    """All models on one kind of GPU, for one task: each method on one GPU and on eight."""
-    cases = [(method, n) for n in COUNTS for method in METHODS]
+    """All models on one kind of GPU, for one task: each method that it is asked with, on one GPU and on eight."""
+    cases = sorted(TASKS[task].ladders, key=lambda case: (case[1], list(METHODS).index(case[0])))
     columns = (
         Column("model", "Model"),
         *(Column(f"{m}_{n}", f"{METHODS[m]}, {n} GPU{'s' if n > 1 else ''}", "GiB", "verdict", 1) for m, n in cases),
@@ -189,8 +229,9 @@ def on_gpu(gpu: GPU, task: str, root: str) -> Table:
         )
         for model in by_size(answers.catalog().models.values())
     )
-    caption = f"{TASKS[task]} on the {gpu.name}: the verdict, and what the fullest GPU needs"
-    return Table(f"gpu-{gpu.id}-{task}", caption, columns, rows, ASSUMPTIONS, versions=answers.versions())
+    caption = f"{TASKS[task].title} on the {gpu.name}: the verdict, and what the fullest GPU needs"
+    about = TASKS[task].assumptions
+    return Table(f"gpu-{gpu.id}-{task}", caption, columns, rows, about, versions=answers.versions())
 
 
 def smallest(model: Model, root: str) -> Table:
@@ -210,11 +251,14 @@ def smallest(model: Model, root: str) -> Table:
         ),
     )
     rows = []
-    for task in TASKS:
-        for method in METHODS:
-            cells = [Cell(f"{TASKS[task]}, {METHODS[method]}")]
+    for name, task in TASKS.items():
+        for method in dict.fromkeys(method for method, _ in task.ladders):
+            cells = [Cell(f"{task.title}, {METHODS[method]}")]
             for n in COUNTS:
-                cells += _smallest(model, task, method, n, root)
+                asked = (method, n) in task.ladders
+                cells += (
+                    _smallest(model, name, method, n, root) if asked else (Cell("—"), Cell((None, None, "not asked")))
+                )
             rows.append(tuple(cells))
     return Table(
         f"model-{model.id}-gpus",
@@ -222,6 +266,7 @@ def smallest(model: Model, root: str) -> Table:
         columns,
         tuple(rows),
         ASSUMPTIONS,
+        f"GRPO: {GRPO_ASSUMPTIONS}",
         versions=answers.versions(),
     )
 

@@ -1,12 +1,20 @@
-"""Views of the ledger: a job phase by phase, the lines of one moment, and several jobs side by side."""
+"""Views of the ledger: a job phase by phase, the lines of one moment, roles, loading, and several jobs side by side."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 
-from calc.ledger import Line, Phase
+import yaml
+
+from calc import report
+from calc.architecture import parameters
+from calc.job import Job
+from calc.ledger import Estimate, Group, Line, Phase
+from calc.placement import Placed
+from calc.scenario import Scenario
 from calc.site import answers, charts
 from calc.site.answers import Answer
 from calc.site.tables import Cell, Column, Table, verdict_html
@@ -26,30 +34,44 @@ def by_component(lines: Iterable[Line]) -> dict[str, int]:
     return total
 
 
-def verdict_text(answer: Answer) -> str:
-    """The verdict in words: the first phase that does not fit is named."""
-    estimate = answer.estimate
-    if estimate.verdict == "oom":
-        return f"out of memory in {estimate.verdict_phase}"
-    return estimate.verdict
+def verdict_text(found: Estimate | Group) -> str:
+    """A verdict in words: the first phase that does not fit is named, and an engine that does not start."""
+    refusal = report.deciding(found).refusal if isinstance(found, Estimate) else found.refusal
+    if refusal:
+        return report.REFUSED
+    if found.verdict == "oom":
+        return f"out of memory in {found.verdict_phase}"
+    return found.verdict
+
+
+def verdict_cell(found: Estimate | Group, answer: Answer) -> Cell:
+    """A verdict in a table of numbers."""
+    word = verdict_text(found)
+    return Cell(word, verdict_html(found.verdict, word), scenario=answer.given)
 
 
 def describe(answer: Answer) -> str:
     """A job in one line: what the numbers of its tables rest on."""
     s, gpu = answer.scenario, answers.catalog().gpu(answer.scenario.gpu)
-    model = answers.catalog().models.get(s.model)
+    names = {model.id: model.name for model in answers.catalog().models.values()}
     parts = [
-        model.name if model else s.model,
+        names.get(s.model, s.model),
         s.task if s.method == "full" else f"{s.task}, {s.method}" + (f" r={s.lora.rank}" if s.lora else ""),
         f"{s.gpus} × {gpu.name}",
         f"{s.framework} {s.framework_version}",
-        s.sharding + (" with the optimizer in host memory" if s.offload.optimizer else ""),
+        s.sharding + "".join(f", {what} in host memory" for what in _offloaded(s)),
         f"precision {s.precision}",
         f"{s.attention} attention",
         f"checkpointing {s.checkpointing}",
-        f"{s.seq_len} tokens, micro batch {s.micro_batch}" + (", in pairs" if s.task in ("rm", "dpo") else ""),
+        report.lengths(s),
+        f"micro batch {s.micro_batch}" + (", in pairs" if s.task in ("rm", "dpo") else ""),
+        *([report.rollout(s), report.roles(s, names)] if s.rollout else []),
     ]
     return " · ".join(parts) + "."
+
+
+def _offloaded(s: Scenario) -> list[str]:
+    return ["weights"] * s.offload.parameters + ["optimizer"] * s.offload.optimizer
 
 
 def _scale(answered: Sequence[Answer]) -> int:
@@ -58,31 +80,34 @@ def _scale(answered: Sequence[Answer]) -> int:
     return round(1.04 * max(moments + [a.group.usable_bytes for a in answered]))
 
 
+def _component_columns(components: Sequence[str]) -> list[Column]:
+    return [Column(c, charts.title(c), "GiB", "number", 2) for c in components]
+
+
 def phases(answer: Answer, table_id: str, caption: str) -> Table:
     """One row a phase, at its largest moment, stacked by component against what the card lets a process use."""
     groups = answer.estimate.groups
     scale = _scale([answer])
+    apart = len(groups) > 1
     components = charts.ordered([x.component for g in groups for p in g.phases for x in p.moment.lines])
     columns = (
         Column("phase", "Phase"),
+        *([Column("gpus", "GPUs", "", "number"), Column("verdict", "Verdict of these GPUs")] if apart else []),
         Column("total", "Needs", "GiB", "number", 2, "Everything the process takes of the card"),
         Column("bar", "Against the limit", kind="bar"),
         Column("moment", "Largest moment"),
         Column("allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show"),
-        *(
-            Column(c, charts.name(c).capitalize() if c != "kv_cache" else "KV cache", "GiB", "number", 2)
-            for c in components
-        ),
+        *_component_columns(components),
     )
     rows = []
     for group in groups:
         for phase in group.phases:
             parts = by_component(phase.moment.lines)
-            label = phase.name if len(groups) == 1 else f"{group.name}: {phase.name}"
             over = "over" if phase.moment.device_bytes > group.usable_bytes else ""
             rows.append(
                 (
-                    Cell(label),
+                    Cell(f"{group.name}: {phase.name}" if apart else phase.name),
+                    *([Cell(group.gpus), verdict_cell(group, answer)] if apart else []),
                     in_gib(phase.moment.device_bytes, answer, over),
                     Cell(html=charts.bar(parts, scale, group.usable_bytes)),
                     Cell(phase.moment.name),
@@ -97,32 +122,40 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
         columns,
         tuple(rows),
         assumptions=describe(answer),
-        note=_warnings(answer),
+        note=_notes(answer),
         legend=charts.legend(components, limit),
         versions=answers.versions(),
     )
 
 
-def _warnings(answer: Answer) -> str:
-    return escape(" ".join(answer.estimate.notes))
+def _notes(answer: Answer) -> str:
+    """What the KV cache holds, then the estimate's own notes, a line each."""
+    holds = [
+        f"KV cache of each engine: {g.cache_tokens:,} tokens, {g.cache_sequences:,} sequences of full length at once."
+        for g in answer.serving
+        if g.cache_tokens
+    ]
+    refusals = {g.refusal for g in answer.estimate.groups}
+    said = [f"{report.REFUSED}: {note}" if note in refusals else note for note in answer.estimate.notes]
+    return "<br>".join(escape(note) for note in (*holds, *said))
 
 
-def find_phase(answer: Answer, name: str | None) -> Phase:
-    """The phase called `name`, or the one with the peak."""
+def find_phase(answer: Answer, name: str | None, group: str | None = None) -> Phase:
+    """The phase called `name` of the group that decides, or of another that has it, or of `group`; else the peak's."""
+    groups = [answer.group_of(group)] if group else [answer.group, *answer.estimate.groups]
     if name is None:
-        return answer.peak
-    found = {p.name: p for p in answer.group.phases}
+        return groups[0].peak
+    found = {p.name: p for g in reversed(groups) for p in g.phases}
     if name not in found:
         raise ValueError(f"no phase {name!r}; this job has {', '.join(found)}")
     return found[name]
 
 
-def lines(answer: Answer, table_id: str, caption: str, phase: str | None, root: str) -> Table:
+def lines(answer: Answer, table_id: str, caption: str, shown: Phase, root: str) -> Table:
     """Every line of a phase's largest moment: formula, the values put in, and the method page that derives it.
 
     `root` is the relative address of the site's top from the page that shows the table.
     """
-    shown = find_phase(answer, phase)
     columns = (
         Column("component", "Component"),
         Column("role", "Role"),
@@ -165,46 +198,49 @@ def method_url(source: str) -> str:
     return f"method/{page}.html" + (f"#{anchor}" if anchor else "")
 
 
-def compare(answered: Mapping[str, Answer], table_id: str, caption: str, said: Mapping[str, str]) -> Table:
+def compare(
+    answered: Mapping[str, Answer], table_id: str, caption: str, said: Mapping[str, str], base: Answer | None = None
+) -> Table:
     """One row a job: its largest moment stacked by component, the total, and the verdict.
 
-    `said` holds, for some of the jobs, what a source reports about them: it is shown as a quotation.
+    `said` holds, for some of the jobs, what a source reports about them: it is shown as a quotation. With `base` a row
+    also says what is changed against that job, and how much that saves.
     """
     everyone = list(answered.values())
     scale = _scale(everyone)
     components = charts.ordered([x.component for a in everyone for x in a.peak.moment.lines])
     quoted = any(said.get(name) for name in answered)
+    against = (Column("difference", "Against the first", "GiB", "number", 2), Column("changes", "What changes"))
     columns = (
         Column("job", "Job"),
         Column("verdict", "Verdict"),
         Column("total", "Needs", "GiB", "number", 2, "Everything the process takes of the fullest GPU"),
+        *(against if base else ()),
         Column("bar", "Against the limit", kind="bar"),
         Column("usable", "Usable", "GiB", "number", 2, "What the card lets a process use"),
         Column("probability", "Likely to fit", "%", "number", 0, "The probability that the peak stays below usable"),
         *([Column("reported", "As reported")] if quoted else []),
         Column("allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show"),
         Column("phase", "Peak in"),
-        *(
-            Column(c, charts.name(c).capitalize() if c != "kv_cache" else "KV cache", "GiB", "number", 2)
-            for c in components
-        ),
+        *_component_columns(components),
     )
     rows = []
     for label, answer in answered.items():
         parts = by_component(answer.peak.moment.lines)
         quote = said.get(label, "")
-        word = verdict_text(answer)
+        where = f"{answer.group.name}: " if len(answer.estimate.groups) > 1 else ""
         rows.append(
             (
                 Cell(label),
-                Cell(word, verdict_html(answer.estimate.verdict, word), scenario=answer.given),
+                verdict_cell(answer.estimate, answer),
                 in_gib(answer.device_bytes, answer),
+                *([in_gib(answer.device_bytes - base.device_bytes, answer), _changes(base, answer)] if base else []),
                 Cell(html=charts.bar(parts, scale, answer.group.usable_bytes)),
                 in_gib(answer.group.usable_bytes, answer),
                 Cell(round(100 * answer.estimate.fit_probability), scenario=answer.given),
                 *([Cell(quote, f"<q>{escape(quote)}</q>" if quote else "—")] if quoted else []),
                 in_gib(answer.allocated_bytes, answer),
-                Cell(f"{answer.peak.name}: {answer.peak.moment.name}"),
+                Cell(f"{where}{answer.peak.name}: {answer.peak.moment.name}"),
                 *(in_gib(parts.get(c, 0), answer) for c in components),
             )
         )
@@ -217,6 +253,28 @@ def compare(answered: Mapping[str, Answer], table_id: str, caption: str, said: M
         legend=charts.legend(components, "what a process can use"),
         versions=answers.versions(),
     )
+
+
+def _changes(base: Answer, answer: Answer) -> Cell:
+    """The fields in which a job differs from `base`, as the scenario file spells them."""
+    before, after = flattened(base.given), flattened(answer.given)
+    changed = [k for k in (*before, *(k for k in after if k not in before)) if before.get(k) != after.get(k)]
+    text = ", ".join(f"{k}: {spelled(after[k])}" if k in after else f"{k}: by default" for k in changed)
+    return Cell(text or "—", f"<code>{escape(text)}</code>" if text else "—", style="changes")
+
+
+def flattened(given: Mapping[str, Any], head: str = "") -> dict[str, Any]:
+    """A scenario's fields by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in given.items():
+        inner = isinstance(value, Mapping) and value  # an empty one says that a role runs
+        flat |= flattened(value, f"{head}{key}.") if inner else {f"{head}{key}": value}
+    return flat
+
+
+def spelled(value: Any) -> str:
+    """A value as YAML has it: `true`, not `True`."""
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")
 
 
 def _shared(answered: Sequence[Answer]) -> str:
@@ -246,3 +304,170 @@ def host(answered: Mapping[str, Answer], table_id: str, caption: str, said: Mapp
             )
         )
     return Table(table_id, caption, columns, tuple(rows), _shared(list(answered.values())), versions=answers.versions())
+
+
+DOES = {"train": "trained", "score": "scores", "generate": "generates"}
+
+
+def roles(answer: Answer, table_id: str, caption: str) -> Table:
+    """One row a role that runs: its model, what it does, and what of it lies where."""
+    job, s = answer.placed, answer.scenario
+    columns = (
+        Column("role", "Role"),
+        Column("model", "Model"),
+        Column("does", "What it does"),
+        Column("gpus", "GPUs", "", "number"),
+        Column("weights", "Weights on each GPU", "GiB", "number", 2, "While the role works"),
+        Column("states", "Optimizer states there", "GiB", "number", 2, "With fp32 master weights"),
+        Column("between", "While others work"),
+        Column("held", "Held by"),
+        Column("parameters", "Parameters", "", "number"),
+    )
+    rows = []
+    for name, placed in job.placed.items():
+        r, own = placed.engine.replica, placed.s
+        weights = sum(x.bytes for x in placed.engine.weights() if x.component in ("weights", "adapter"))
+        states = sum(x.bytes for x in placed.engine.states() if x.component in ("master_weights", "optimizer_states"))
+        adapters = f", LoRA r={own.lora.rank}" if own.lora and r.adapter else ""
+        held = "the actor, its adapters off" if placed.role.shares else f"{own.sharding}, {own.precision}{adapters}"
+        rows.append(
+            (
+                Cell(name),
+                _model(own),
+                Cell(_does(job, name)),
+                Cell(own.gpus),
+                Cell("—") if placed.role.shares else in_gib(weights, answer),
+                in_gib(states, answer) if placed.trained else Cell("—"),
+                Cell("—" if placed.role.shares else _between(placed, weights, states)),
+                Cell(held),
+                Cell(r.parameters + r.adapter),
+            )
+        )
+    if job.engine and s.rollout and job.keeps.serving:
+        asleep = ("weights go to host memory", "weights are dropped")[job.keeps.serving.sleep_level - 1]
+        weights = sum(x.bytes for x in job.engine.weights())
+        rows.append(
+            (
+                Cell("rollout"),
+                _model(s),
+                Cell("generates"),
+                Cell(s.rollout.gpus),
+                in_gib(weights, answer),
+                Cell("—"),
+                Cell(f"sleeps: its {asleep}" if s.rollout.sleep else "stays on the GPU"),
+                Cell(f"vLLM {job.keeps.serving.version}, tensor parallel {s.rollout.tensor_parallel}"),
+                Cell(parameters(s.architecture)),
+            )
+        )
+    return Table(table_id, caption, columns, tuple(rows), describe(answer), versions=answers.versions())
+
+
+def _model(s: Scenario) -> Cell:
+    found = answers.catalog().models.get(s.model)
+    return Cell(found.name if found else s.model)
+
+
+def _does(job: Job, name: str) -> str:
+    """What a role does in a step: `scores, trained`."""
+    done = [DOES[stage.does] for stage in job.keeps.stages if name in (stage.role, stage.beside) and stage.does in DOES]
+    done += ["scores" for stage in job.keeps.stages if stage.inside == name]
+    return ", ".join(dict.fromkeys(done)) or "nothing on the GPU"
+
+
+def _between(placed: Placed, weights: int, states: int) -> str:
+    """Where a role's weights and states are while other roles work."""
+    parts = {"weights": weights} | ({"states": states} if placed.trained else {})
+    always = [part for part, there in parts.items() if not there]
+    moved = [part for part in parts if part in placed.role.leaves and part not in always]
+    stay = [part for part in parts if part not in always and part not in moved]
+    words = {"always in host memory": always, "go to host memory": moved, "stay on the GPU": stay}
+    return "; ".join(f"{' and '.join(what)} {where}" for where, what in words.items() if what)
+
+
+def caches(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table:
+    """What vLLM's KV cache holds, job by job, or why vLLM does not start."""
+    columns = (
+        Column("job", "Job"),
+        Column("vllm", "vLLM"),
+        Column("tensor_parallel", "Tensor parallel", "", "number"),
+        Column("utilization", "Utilization", "", "number", 2, "The share of the card that the engine may take"),
+        Column("cache", "KV cache of each GPU", "GiB", "number", 2),
+        Column("tokens", "It holds", "tokens", "number"),
+        Column("sequences", "Of full length at once", "sequences", "number"),
+        Column("asked", "To generate, each engine", "sequences", "number", 0, "In one rollout"),
+        Column("starts", "Starts"),
+    )
+    rows = []
+    for label, answer in answered.items():
+        rollout, serving = answer.scenario.rollout, answer.placed.keeps.serving
+        if rollout is None or serving is None:
+            raise ValueError(f"{label}: vLLM does not serve in this job")
+        (group,) = answer.serving
+        moments = [p.moment for p in group.phases if p.name == "rollout"]
+        held = sum(x.bytes for m in moments for x in m.lines if (x.component, x.role) == ("kv_cache", "rollout"))
+        asked = -(-rollout.batch * rollout.n * rollout.tensor_parallel // rollout.gpus)
+        rows.append(
+            (
+                Cell(label),
+                Cell(serving.version),
+                Cell(rollout.tensor_parallel),
+                Cell(float(rollout.gpu_memory_utilization)),
+                in_gib(held, answer),
+                Cell(group.cache_tokens),
+                Cell(group.cache_sequences),
+                Cell(asked),
+                Cell(
+                    group.refusal or "yes",
+                    verdict_html("oom", "no") + f" {escape(group.refusal)}" if group.refusal else "",
+                ),
+            )
+        )
+    return Table(table_id, caption, columns, tuple(rows), _shared(list(answered.values())), versions=answers.versions())
+
+
+def timeline(answer: Answer, table_id: str, caption: str) -> Table:
+    """Loading, moment by moment: what has arrived on the GPU so far, against what the card lets a process use."""
+    groups = answer.estimate.groups
+    usable = answer.group.usable_bytes
+    every = answer.loading()
+    components = charts.ordered([line.component for _, m in every for line in m.lines])
+    scale = round(1.04 * max([usable, *(m.device_bytes for _, m in every)]))
+    columns = (
+        Column("moment", "Moment of loading"),
+        *([Column("group", "GPUs of")] if len(groups) > 1 else []),
+        Column("total", "On the GPU", "GiB", "number", 2, "Everything the processes take of the card by then"),
+        Column("bar", "Against the limit", kind="bar"),
+        *_component_columns(components),
+    )
+    rows = []
+    for group, moment in every:
+        parts = by_component(moment.lines)
+        rows.append(
+            (
+                Cell(moment.name),
+                *([Cell(group)] if len(groups) > 1 else []),
+                in_gib(moment.device_bytes, answer, "over" if moment.device_bytes > usable else ""),
+                Cell(html=charts.bar(parts, scale, usable)),
+                *(in_gib(parts.get(c, 0), answer) for c in components),
+            )
+        )
+    return Table(
+        table_id,
+        caption,
+        columns,
+        tuple(rows),
+        describe(answer),
+        legend=charts.legend(components, f"what a process can use: {usable / GiB:.2f} GiB"),
+        versions=answers.versions(),
+    )
+
+
+def loaded(answer: Answer, moment: int | str) -> int:
+    """What the GPU holds at a moment of loading: by its place in the order, or by how its name begins, the largest."""
+    every = [m for _, m in answer.loading()]
+    if isinstance(moment, int):
+        return every[moment].device_bytes
+    found = [m.device_bytes for m in every if m.name.startswith(moment)]
+    if not found:
+        raise ValueError(f"no moment of loading {moment!r}; this job has {', '.join(m.name for m in every)}")
+    return max(found)

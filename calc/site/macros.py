@@ -14,11 +14,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
 from calc.architecture import Architecture, Head, lora_parameters, parameters
+from calc.ledger import Phase
 from calc.memory.optimizer import Optimizer
 from calc.schema import closest
 from calc.site import accuracy, answers, charts, cite, fits, formulas, ledgers, reference, sheets, tables
@@ -27,6 +28,7 @@ from calc.site.tables import Table
 from calc.units import gb, gib
 
 ADDRESS = os.environ.get("HEADROOM_SITE_URL", "")
+T = TypeVar("T")
 
 
 class PageError(ValueError):
@@ -82,24 +84,27 @@ class Macros:
 
     # --- one number in a sentence
 
-    def peak(self, job: str, digits: int = 1) -> str:
-        """What the job's fullest GPU needs, context and all."""
-        return self._say(f"peak({job})", gib(self._ask(job).device_bytes, digits))
+    def peak(self, job: str, digits: int = 1, group: str | None = None) -> str:
+        """What the job's fullest GPU needs, context and all; or the fullest of a group."""
+        moment = self._phase(job, None, group).moment
+        return self._say(f"peak({_call(job, group=group)})", gib(moment.device_bytes, digits))
 
-    def allocated(self, job: str, digits: int = 1) -> str:
+    def allocated(self, job: str, digits: int = 1, group: str | None = None) -> str:
         """What PyTorch's allocator holds at the peak."""
-        return self._say(f"allocated({job})", gib(self._ask(job).allocated_bytes, digits))
+        moment = self._phase(job, None, group).moment
+        return self._say(f"allocated({_call(job, group=group)})", gib(moment.allocated_bytes, digits))
 
-    def gib(self, job: str, what: str, phase: str | None = None, digits: int = 2) -> str:
+    def gib(self, job: str, what: str, phase: str | None = None, digits: int = 2, group: str | None = None) -> str:
         """Memory of a job at a phase's largest moment: `peak`, `allocated`, `usable`, or a component."""
-        answer = self._ask(job)
-        moment = ledgers.find_phase(answer, phase).moment
+        moment = self._phase(job, phase, group).moment
         parts = ledgers.by_component(moment.lines)
-        known = {"peak": moment.device_bytes, "allocated": moment.allocated_bytes, "usable": answer.group.usable_bytes}
+        usable = self._ask(job).group.usable_bytes
+        known = {"peak": moment.device_bytes, "allocated": moment.allocated_bytes, "usable": usable}
         if what not in known and what not in parts:
             allowed = ", ".join([*known, *parts])
             raise PageError(f"{job} has no {what!r} there; it has {allowed}{closest(what, [*known, *parts])}")
-        return self._say(f"gib({job}, {what}, {phase})", gib(known.get(what, parts.get(what, 0)), digits))
+        call = f"gib({_call(job, what, str(phase), group=group)})"
+        return self._say(call, gib(known.get(what, parts.get(what, 0)), digits))
 
     def host(self, job: str, phase: str | None = None, digits: int = 0) -> str:
         """Host memory of one node, in GB as machines are sold: at a phase, or the most."""
@@ -108,12 +113,28 @@ class Macros:
             raise PageError(f"{job} has no host memory in {phase or 'any phase'}; it has {', '.join(held) or 'none'}")
         return self._say(f"host({job}, {phase})", gb(held[phase] if phase else max(held.values()), digits))
 
-    def verdict(self, job: str) -> str:
-        """The job's verdict, with the first phase that does not fit."""
+    def verdict(self, job: str, group: str | None = None) -> str:
+        """The job's verdict, or a group's, with the first phase that does not fit."""
         answer = self._ask(job)
-        word = ledgers.verdict_text(answer)
-        self._say(f"verdict({job})", word)
-        return tables.verdict_html(answer.estimate.verdict, word)
+        found = self._or_fault(job, lambda: answer.group_of(group)) if group else answer.estimate
+        word = ledgers.verdict_text(found)
+        self._say(f"verdict({_call(job, group=group)})", word)
+        return tables.verdict_html(found.verdict, word)
+
+    def kv(self, job: str, what: str = "tokens", digits: int = 1) -> str:
+        """What a job's KV cache holds: `tokens`, `sequences` of full length at once; or its `gib` on each GPU."""
+        serving = self._ask(job).serving
+        if not serving or what not in ("tokens", "sequences", "gib"):
+            raise PageError(f"kv({job}, {what!r}): vLLM serves in that job: {bool(serving)}; tokens, sequences or gib")
+        if what == "gib":
+            return self.gib(job, "kv_cache", "rollout", digits, serving[0].name)
+        count = serving[0].cache_tokens if what == "tokens" else serving[0].cache_sequences
+        return self._say(f"kv({job}, {what})", f"{count:,}")
+
+    def loaded(self, job: str, moment: int | str, digits: int = 1) -> str:
+        """What the GPU holds at a moment of loading: by its place in the order, or by how its name begins."""
+        held = self._or_fault(job, lambda: ledgers.loaded(self._ask(job), moment))
+        return self._say(f"loaded({job}, {moment})", gib(held, digits))
 
     def usable(self, gpu: str, digits: int = 2) -> str:
         """What a process can use of a card."""
@@ -142,14 +163,34 @@ class Macros:
         """A job phase by phase."""
         return self._place(ledgers.phases(self._ask(job), id, caption or f"{self._label(job)}: memory by phase"))
 
-    def lines_table(self, job: str, id: str, caption: str = "", phase: str | None = None) -> str:
+    def lines_table(
+        self, job: str, id: str, caption: str = "", phase: str | None = None, group: str | None = None
+    ) -> str:
         """Every line of a job's largest moment."""
         caption = caption or f"{self._label(job)}: every line of the ledger"
-        return self._place(ledgers.lines(self._ask(job), id, caption, phase, self._root))
+        shown = self._phase(job, phase, group)
+        return self._place(ledgers.lines(self._ask(job), id, caption, shown, self._root))
+
+    def roles_table(self, job: str, id: str, caption: str = "") -> str:
+        """The roles of a job, and what of each lies where."""
+        return self._place(ledgers.roles(self._ask(job), id, caption or f"{self._label(job)}: its roles"))
+
+    def timeline(self, job: str, id: str, caption: str = "") -> str:
+        """Loading, moment by moment."""
+        return self._place(ledgers.timeline(self._ask(job), id, caption or f"{self._label(job)}: loading"))
+
+    def kv_table(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """What the KV cache of each job holds."""
+        asked = {self._label(job): self._ask(job) for job in jobs}
+        return self._place(self._or_fault(id, lambda: ledgers.caches(asked, id, caption)))
 
     def compare(self, jobs: Sequence[str], id: str, caption: str) -> str:
         """Jobs side by side, with what a source reports about them where the page says so."""
         return self._place(ledgers.compare(*self._labelled(jobs, id, caption)))
+
+    def remedies(self, base: str, jobs: Sequence[str], id: str, caption: str) -> str:
+        """What each change to `base` brings, one row a job."""
+        return self._place(ledgers.compare(*self._labelled([base, *jobs], id, caption), base=self._ask(base)))
 
     def host_table(self, jobs: Sequence[str], id: str, caption: str) -> str:
         """Host memory of jobs side by side."""
@@ -228,6 +269,16 @@ class Macros:
         """The records furthest off."""
         return self._place(accuracy.worst(count))
 
+    def published_tables(self) -> str:
+        """Estimates against what others published: numbers, ranges, verdicts, and every disagreement."""
+        made = (
+            accuracy.published_numbers(),
+            accuracy.published_ranges(),
+            accuracy.published_verdicts(),
+            accuracy.published_off(),
+        )
+        return "\n\n".join(self._place(table) for table in made)
+
     # --- sentences about the catalog
 
     def gpu_summary(self, gpu: str) -> str:
@@ -300,6 +351,17 @@ class Macros:
             raise PageError(f"no scenario {job!r} in the front matter; it has {', '.join(named)}{closest(job, named)}")
         return answers.ask(named[job], f"scenarios.{job}")
 
+    def _phase(self, job: str, phase: str | None, group: str | None) -> Phase:
+        answer = self._ask(job)
+        return self._or_fault(job, lambda: ledgers.find_phase(answer, phase, group))
+
+    def _or_fault(self, about: str, found: Callable[[], T]) -> T:
+        """What `found` gives; what it cannot find is a fault of the page."""
+        try:
+            return found()
+        except ValueError as error:
+            raise PageError(f"{about}: {error}") from error
+
     def _label(self, job: str) -> str:
         return str((self._current().meta.get("labels") or {}).get(job, job))
 
@@ -325,6 +387,11 @@ class Macros:
         if self._record is not None:
             self._record.table(table, view.url)
         return tables.to_html(table, _footer(table, view))
+
+
+def _call(*arguments: str, group: str | None) -> str:
+    """The arguments of a macro as the record of spoken numbers has them."""
+    return ", ".join([*arguments, *([group] if group else [])])
 
 
 def _footer(table: Table, view: View) -> str:

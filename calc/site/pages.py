@@ -38,7 +38,7 @@ def gpu(card: GPU) -> str:
     """A GPU's page."""
     name = json.dumps(card.id)
     what_fits = "\n\n".join(
-        f"### {title}\n\n[[ fits_table({name}, {json.dumps(t)}) ]]" for t, title in fits.TASKS.items()
+        f"### {task.title}\n\n[[ fits_table({name}, {json.dumps(t)}) ]]" for t, task in fits.TASKS.items()
     )
     about = f"What fits on the {card.name}: usable memory, bandwidth, links, and verdicts by model, task and method."
     return f"""{_front(card.name, about)}

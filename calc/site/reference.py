@@ -104,12 +104,13 @@ def _values(entry: Mapping[str, Any]) -> str:
     return f"{kind}{span}"
 
 
-def _default(framework: str) -> dict[str, Any]:
+def _default(framework: str, task: str, gpus: int) -> dict[str, Any]:
     found = answers.catalog()
     given = {
         "model": min(found.models),
-        "task": "sft",
+        "task": task,
         "gpu": min(found.gpus),
+        "gpus": gpus,
         "method": "lora",
         "framework": framework,
     }
@@ -128,14 +129,15 @@ def _look_up(data: Mapping[str, Any], field: str) -> str:
 
 
 def fields() -> Table:
-    """Every field of a scenario: its values, its meaning, and what two frameworks fill in for an SFT job with LoRA."""
-    torch, openrlhf = _default("torch"), _default("openrlhf")
+    """Every field of a scenario: its values, its meaning, and what frameworks fill in for a job with LoRA."""
+    torch, openrlhf, verl = _default("torch", "sft", 1), _default("openrlhf", "sft", 1), _default("verl", "grpo", 8)
     columns = (
         Column("field", "Field"),
         Column("values", "Values"),
         Column("meaning", "Meaning"),
         Column("torch", "Default: torch"),
         Column("openrlhf", "Default: openrlhf"),
+        Column("verl", "Default: verl, GRPO"),
     )
     rows = tuple(
         (
@@ -144,6 +146,7 @@ def fields() -> Table:
             Cell(entry.get("description", "")),
             Cell(_look_up(torch, name)),
             Cell(_look_up(openrlhf, name)),
+            Cell(_look_up(verl, name)),
         )
         for name, entry in _leaves(SCHEMA)
     )
@@ -152,6 +155,7 @@ def fields() -> Table:
         "The fields of a scenario",
         columns,
         rows,
-        "Defaults are those of the newest known version, for supervised fine-tuning with LoRA on one GPU.",
+        "Defaults are those of the newest known version, for supervised fine-tuning with LoRA on one GPU; verl's for "
+        "GRPO with LoRA on eight.",
         versions=answers.versions(),
     )

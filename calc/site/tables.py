@@ -125,7 +125,7 @@ def _cell_html(column: Column, cell: Cell, first: bool) -> str:
     if column.kind == "verdict":
         word, peak, how = cell.values
         if word is None:
-            inner = '<span class="none">cannot run</span>'
+            inner = f'<span class="none">{escape(str(how or "cannot run"))}</span>'
         else:
             inner = f"<b>{WORDS[str(word)]}</b> <span>{text(column, peak)}</span>"
             inner += f" <small>{escape(str(how))}</small>" if how else ""

@@ -29,7 +29,8 @@ def largest(fits: Callable[[int], bool], start: int, highest: int) -> Found:
     """
     size = min(max(start, 1), highest)
     runs, fails, probes, stride = 0, highest + 1, 0, max(1, int(TOLERANCE * size))
-    while fails - runs > max(1, int(TOLERANCE * runs)):
+    # without a failure seen, only the highest size itself ends the walk
+    while fails - runs > max(1, int(TOLERANCE * runs)) or fails > highest > runs:
         probes += 1
         if fits(size):
             runs = size

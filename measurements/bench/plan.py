@@ -11,7 +11,7 @@ from typing import Any
 
 from calc.architecture import parameters
 from calc.catalog import GPU, Catalog, CatalogError
-from calc.estimate import FITS
+from calc.groups import FITS
 from calc.scenario import Scenario, parse
 from calc.schema import InputError, parse_mapping, read_bytes, validator
 

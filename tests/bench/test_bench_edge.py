@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calc.catalog import load
-from calc.estimate import FITS, estimate
+from calc.estimate import estimate
+from calc.groups import FITS
 from calc.scenario import parse
 from measurements.bench.edge import TOLERANCE, Found, largest, predicted
 

@@ -99,6 +99,63 @@ def test_few_ranks_hold_the_roots_reduced_gradients_beside_their_input() -> None
     assert total(more.at(REDUCE)) == 4 * ROOT + 4 * ROOT // 2 + 2 * VH + 4 * P // 2
 
 
+@pytest.mark.parametrize(("model", "task"), [("qwen2.5-0.5b", "sft"), ("llama-3-8b", "rm")])
+def test_only_an_untied_heads_gradient_outlives_the_groups_reduction(model: str, task: str) -> None:
+    """The loop's variable keeps the group's last parameter: a value head's row or a norm's is nothing beside V·h.
+
+    On 1 rank: input 4r and output 4r, more than the 2r of gradients that have died, beside the layers' shards.
+    """
+    e = fsdp(model=model, task=task, gpus=1)
+    a, r = e.replica.arch, e.root_elements
+    assert r == a.vocab * a.hidden + (1 if model == "qwen2.5-0.5b" else 2) * a.hidden
+    layers = e.replica.trainable - r
+    lines = e.at(Where("reduce", 0, True, r - a.vocab * a.hidden, layers, a.vocab * a.hidden))
+    assert at(lines, "communication#reduce-scatter") == 4 * r
+    assert total(lines, "gradients") == 4 * r + 4 * layers
+    assert at(lines, "gradients#unreduced") == 0
+
+
+def test_while_a_tied_embeddings_gradient_is_sorted_only_the_heads_waits() -> None:
+    """Qwen2.5 0.5B: the sum, a tensor of its own, is made once both contributions are there."""
+    e = fsdp(model="qwen2.5-0.5b")
+    v_h = 151_936 * 896
+    where = Where("end", 0, True, v_h + 896, e.replica.trainable - v_h - 896, 0, v_h)
+    both, sorting = (at(e.at(where._replace(sorting=word)), "gradients#tied") for word in (False, True))
+    assert (both, sorting) == (2 * 2 * v_h, 2 * v_h)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("parameter", 4 * VH),
+        ("units", 4 * (ROOT + VH)),
+        ("copies", 4 * PART),
+        ("whole", 4 * P),
+        ("bucket", 2 << 30),
+    ],
+)
+def test_weights_are_handed_on_in_the_type_they_are_stored_in(word: str, expected: int) -> None:
+    """fp32 shards: one parameter, root and largest group, this rank's copies, everything, or verl's 2 GiB bucket."""
+    assert fsdp().handing(word).bytes == expected
+
+
+@pytest.mark.parametrize(("leaves", "before", "after"), [
+    ({"weights"}, 4, 4),
+    ({"states"}, 0, 8),
+    ({"weights", "states"}, 4, 12),
+])  # fmt: skip
+def test_what_leaves_lies_on_the_host_flat_and_pinned_group_by_group(leaves: set[str], before: int, after: int) -> None:
+    """verl moves each group's flat shard: 4·p/8 of a layer, 104 MiB, in 128; of the root, 501 MiB, in 512. Adam's two
+    moments as much again each, from the first step on."""
+    e = fsdp(sharding="fsdp1")
+    moved = replace(e, replica=replace(e.replica, leaves=frozenset(leaves)))
+    each = (32 * 128 + 512) * 2**20
+    found = moments(moved, "host")
+    assert total(found["before the first step"]) == before // 4 * each
+    assert total(found["after the first step"]) == after // 4 * each
+    assert [total(lines) for _, lines in moved.host(4)] == [before * each, after * each]
+
+
 def test_accumulated_gradients_stay_sharded_through_forward() -> None:
     """Reduced in every micro-batch: 4P/N."""
     e = fsdp(global_batch=16)
@@ -141,8 +198,9 @@ def test_a_frozen_models_root_stays_gathered() -> None:
     """`reshard_after_forward` is False for the root, and no backward comes that would free it."""
     e = fsdp()
     frozen = engine(trained=False, gpus=8, sharding="fsdp2", precision="fsdp-mixed")
-    assert total(frozen.resident()) == 4 * PART + 2 * ROOT
-    assert total(frozen.at(FORWARD)) == 2 * 2 * LAYER
+    assert total(frozen.resident()) == 4 * PART
+    assert total(frozen.root()) == 2 * ROOT
+    assert total(frozen.at(FORWARD)) == 2 * ROOT + 2 * 2 * LAYER
     assert list(frozen.stepping()) == []
     assert total(e.at(Where("waiting", 32, False))) == 2 * ROOT
 

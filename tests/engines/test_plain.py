@@ -58,6 +58,17 @@ def test_a_tied_embedding_has_two_contributions_beside_their_sum(precision: str,
     assert at(plain(precision=precision).at(end()), "gradients#tied") == 0
 
 
+def test_while_a_tied_embeddings_gradient_is_sorted_their_sum_does_not_exist() -> None:
+    """The head's V·h waits alone; the embedding's own is among the temporaries of the sort."""
+    where = end()._replace(root=0, above=0, here=0, making=0, sorting=True)
+    assert at(plain(model="qwen2.5-0.5b").at(where), "gradients#tied") == 2 * 151_936 * 896
+
+
+def test_handing_whole_weights_on_copies_one_of_them_at_most() -> None:
+    """What is gathered elsewhere is there already; a clone is of the largest parameter, 2·V·h."""
+    assert [plain().handing(word).bytes for word in ("parameter", "whole", "units", "clone")] == [0, 0, 0, 2 * VH]
+
+
 def test_ddp_holds_buckets_as_large_as_all_gradients() -> None:
     """`gradient_as_bucket_view=False`: the reducer's buckets live beside the gradients (torch reducer.cpp)."""
     alone, ddp = plain(), plain(gpus=4, sharding="ddp")
@@ -92,7 +103,7 @@ def test_four_bit_weights_leave_embedding_head_and_norms_in_16_bits() -> None:
 
 def test_nothing_of_a_plain_model_stays_on_the_host() -> None:
     """Its only moment of loading has the weights on the GPU."""
-    assert list(plain().host()) == []
+    assert list(plain().host(1)) == []
     assert total(moments(plain(), "loading")["weights on the GPU"]) == 2 * P
 
 

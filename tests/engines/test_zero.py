@@ -434,6 +434,31 @@ def test_a_frozen_models_offloaded_shards_are_pinned_one_by_one() -> None:
     assert total(moments(trained, "host")["before the first step"]) == 2 * GiB
 
 
+@pytest.mark.parametrize(
+    ("sharding", "word", "expected"),
+    [
+        ("zero3", "parameter", 2 * VH),
+        ("zero3", "whole", 2 * P),
+        ("zero3", "clone", 2 * VH),
+        ("zero2", "parameter", 0),
+        ("zero2", "whole", 0),
+        ("zero2", "clone", 2 * VH),
+    ],
+)
+def test_stage_3_gathers_what_it_hands_on(sharding: str, word: str, expected: int) -> None:
+    """One parameter after another, or all to merge adapters; below stage 3 weights are whole, and a clone a copy."""
+    assert zero(sharding=sharding).handing(word).bytes == expected
+
+
+def test_states_that_sleep_lie_pinned_on_the_host() -> None:
+    """`offload_states`: the fp32 master of a share, 4·P/8 = 3.74 GiB, in 4 GiB, from the start; two moments later."""
+    e = zero(sharding="zero3")
+    asleep = replace(e, replica=replace(e.replica, leaves=frozenset({"states"})))
+    found = moments(asleep, "host")
+    assert total(found["before the first step"]) == 4 * GiB
+    assert total(found["after the first step"]) == 12 * GiB
+
+
 # --- for any scenario ---
 
 STATES = ("weights", "adapter", "master_weights", "gradients", "optimizer_states")

@@ -76,9 +76,10 @@ def test_releases_pin_their_libraries(version: str, deepspeed: str, transformers
 
 
 def test_releases_are_in_order_and_0_3_is_the_last_of_its_series() -> None:
-    """`openrlhf==0.3` reads as the last 0.3; a release in between behaves as the one before it."""
+    """`openrlhf==0.3` reads as the last 0.3, 0.6 as the last with both trainers; in between, as the one before."""
     assert all(numbers(a) < numbers(b) for a, b in pairwise(openrlhf.KNOWN))
     assert run("0.3").framework_version == "0.3.8"
+    assert run("0.6").framework_version == "0.6.1"
     assert run("0.6.10").framework_version == "0.6.4"
     assert run("0.3.2").framework_version == "0.3.1"
 
@@ -141,29 +142,450 @@ def test_what_no_release_refuses_is_not_refused(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("version", "path"),
     [
-        ("0.4.5", Path("cross-entropy", head_fp32=True, shift_copy=True, held=True, carried=True)),
-        ("0.4.6", Path("log-softmax", shift_copy=True, held=True, carried=True)),
-        ("0.5.6", Path("cross-entropy", head_fp32=True, shift_copy=True, held=True, carried=True)),
-        ("0.7.0", Path("flash", head_fp32=True, held=True, carried=True)),
+        ("0.4.5", Path("cross-entropy", head_fp32=True, shift_copy=True, held="next")),
+        ("0.4.6", Path("log-softmax", shift_copy=True, held="next")),
+        ("0.5.6", Path("cross-entropy", head_fp32=True, shift_copy=True, held="next")),
+        ("0.7.0", Path("flash", head_fp32=True, held="next")),
     ],
 )
 def test_sft_keeps_its_outputs_into_the_next_forward(version: str, path: Path) -> None:
     """`output` is a local of the trainer's loop; until 0.6.4 GPTLMLoss copies the shifted logits of several rows."""
-    found = openrlhf.keeps(run(version, micro_batch=2)).path
-    assert (found.held, found.carried, found.head_fp32, found.kind) == (
-        path.held,
-        path.carried,
-        path.head_fp32,
-        path.kind,
-    )
-    assert found.shift_copy == path.shift_copy
-    assert not openrlhf.keeps(run(version, micro_batch=1)).path.shift_copy
+    assert openrlhf.keeps(run(version, micro_batch=2)).role("actor").path == path
+    assert not openrlhf.keeps(run(version, micro_batch=1)).role("actor").path.shift_copy
 
 
 def test_dpo_drops_its_outputs() -> None:
     """They are locals of `concatenated_forward`: only what autograd saved survives."""
     for version in openrlhf.KNOWN:
-        path = openrlhf.keeps(run(version, task="dpo")).path
-        assert not path.held and not path.carried
-    assert openrlhf.keeps(run(task="rm")).path == Path("scalar")
-    assert openrlhf.keeps(run(task="dpo", method="lora")).reference == "copy"
+        assert openrlhf.keeps(run(version, task="dpo")).role("actor").path.held == "forward"
+    assert openrlhf.keeps(run(task="rm")).role("reward").path == Path("scalar")
+
+
+def test_dpos_reference_has_weights_of_its_own_with_adapters_too() -> None:
+    """Two rows a pair; `Actor(args.ref_pretrain)` beside the adapted model."""
+    keeps = openrlhf.keeps(run(task="dpo", method="lora", micro_batch=3))
+    assert keeps.loading == ("actor", "reference")
+    assert not keeps.role("reference").shares
+    assert [(role.rows, role.scoring_rows) for role in keeps.roles] == [(6, 6), (6, 6)]
+
+
+# ----------------------------------------------------------------------------------------------------------------- RL
+
+
+def rl(version: str = "0.6.1", **fields: Any) -> Scenario:
+    """An OpenRLHF PPO job on 8 GPUs."""
+    return run(version, **{"task": "ppo", "gpus": 8} | fields)
+
+
+def course(s: Scenario) -> list[str]:
+    """A step in words: what is done, and on which role."""
+    return [f"{stage.does} {stage.role}" for stage in openrlhf.keeps(s).stages]
+
+
+SEPARATE: dict[str, Any] = {
+    "placement": "separate",
+    "roles": {"actor": {"gpus": 2}, "critic": {"gpus": 2}, "reference": {"gpus": 1}, "reward": {"gpus": 1}},
+    "rollout": {"engine": "vllm", "gpus": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "micro_batch", "engine", "batch", "utilization", "vllm"),
+    [
+        ("0.3.1", 4, "hf", 512, 0.9, "0.4.2"),
+        ("0.3.8", 4, "hf", 512, 0.9, "0.4.2"),
+        ("0.5.3", 4, "hf", 512, 0.9, "0.6.4"),
+        ("0.6.0", 4, "hf", 512, 0.4, "0.7.2"),
+        ("0.6.1", 4, "hf", 512, 0.9, "0.7.2"),
+        ("0.6.2", 4, "vllm", 1024, 0.9, "0.7.2"),
+        ("0.6.4", 4, "vllm", 1024, 0.95, "0.8.2"),
+        ("0.9.10", 4, "vllm", 1024, 0.95, "0.19.0"),
+        ("0.11.2", 1, "vllm", 1024, 0.95, "0.29.0"),
+    ],
+)
+def test_rl_has_the_defaults_of_its_command_line(
+    version: str, micro_batch: int, engine: str, batch: int, utilization: float, vllm: str
+) -> None:
+    """cli/train_ppo.py where Transformers generates, cli/train_ppo_ray.py else; 128 sequences a step throughout."""
+    s = rl(version)
+    assert s.rollout
+    assert (s.prompt_len, s.response_len, s.micro_batch, s.global_batch) == (1024, 1024, micro_batch, 128)
+    assert (s.rollout.engine, s.rollout.batch, s.rollout.gpu_memory_utilization) == (engine, batch, utilization)
+    assert (s.rollout.n, s.rollout.tensor_parallel, s.rollout.sleep) == (1, 1, False)
+    assert s.versions["vllm"] == vllm
+    assert (s.sharding, s.checkpointing, s.packing, s.offload.optimizer) == ("zero2", "none", False, False)
+
+
+@pytest.mark.parametrize(("version", "batch"), [("0.3.4", 512), ("0.3.6", 1024)])
+def test_ray_rolls_out_1024_prompts_since_0_3_6(version: str, batch: int) -> None:
+    """rollout_batch_size of examples/train_ppo_ray.py and cli/train_ppo_ray.py."""
+    rollout = rl(version, **SEPARATE).rollout
+    assert rollout and rollout.batch == batch
+
+
+def test_a_group_has_the_eight_responses_of_the_examples() -> None:
+    """n_samples_per_prompt is 1, which group_norm is refused with; reinforce runs with it."""
+    for task, n in (("ppo", 1), ("grpo", 8), ("reinforce++", 1)):
+        rollout = rl("0.8.5", task=task).rollout
+        assert rollout and rollout.n == n
+
+
+def test_the_critic_starts_as_the_reward_model() -> None:
+    """critic_pretrain = reward_pretrain; the policy's model where the reward is remote."""
+    named = rl(roles__reward__model="qwen2.5-0.5b")
+    critic = named.role("critic")
+    assert critic and critic.model == "qwen2.5-0.5b"
+    other = rl(roles__reward__model="qwen2.5-0.5b", roles__critic__model="qwen2.5-7b").role("critic")
+    assert other and other.model == "qwen2.5-7b"
+    remote = rl(roles__reward="none").role("critic")
+    assert remote and remote.model == "llama-3-8b"
+
+
+def test_ppo_has_four_roles_and_the_others_no_critic() -> None:
+    """advantage_estimator other than gae: critic_pretrain is None."""
+    assert {role.name for role in openrlhf.keeps(rl()).roles} == {"actor", "critic", "reference", "reward"}
+    for task in ("grpo", "reinforce++"):
+        names = {role.name for role in openrlhf.keeps(rl("0.6.1", task=task)).roles}
+        assert names == {"actor", "reference", "reward"}
+    alone = openrlhf.keeps(rl("0.11.2", task="grpo", roles={"reference": "none", "reward": "none"}))
+    assert [role.name for role in alone.roles] == ["actor"]
+
+
+def test_train_ppo_holds_every_role_in_one_process_and_takes_turns() -> None:
+    """cli/train_ppo.py: strategy.prepare(actor, critic, reward, reference); training_step at each micro-batch."""
+    s = rl(micro_batch=2)
+    keeps = openrlhf.keeps(s)
+    assert keeps.loading == ("actor", "critic", "reward", "reference")
+    assert {role.process for role in keeps.roles} == {"trainer"}
+    assert keeps.serving is None
+    assert course(s) == [
+        "generate actor", "score actor", "score reference", "score critic", "score reward", "train actor",
+        "train critic", "save actor",
+    ]  # fmt: skip
+    assert [stage.alternating for stage in keeps.stages if stage.does == "train"] == [True, True]
+    assert keeps.stages[0].rows == 2
+    [update] = [stage for stage in openrlhf.keeps(rl(task="grpo")).stages if stage.does == "train"]
+    assert not update.alternating  # nobody to take turns with
+
+
+@pytest.mark.parametrize(("version", "holds"), [("0.4.4", ("prompt-logits",)), ("0.4.6", ())])
+def test_transformers_keeps_the_last_logits_of_a_prompt_since_4_45(version: str, holds: tuple[str, ...]) -> None:
+    """Transformers 4.44.2 and 4.46.1."""
+    assert openrlhf.keeps(rl(version)).stages[0].holds == holds
+
+
+@pytest.mark.parametrize(
+    ("version", "scored"),
+    [
+        ("0.6.4", ["reference", "critic", "reward", "actor"]),
+        ("0.7.1", ["reference", "critic", "reward", "actor"]),
+        ("0.7.3", ["reward", "actor", "critic", "reference"]),
+        ("0.11.2", ["reward", "actor", "critic", "reference"]),
+    ],
+)
+def test_under_ray_roles_score_in_their_releases_order(version: str, scored: list[str]) -> None:
+    """trainer/ppo_utils/experience_maker.py."""
+    assert [stage.role for stage in openrlhf.keeps(rl(version)).stages if stage.does == "score"] == scored
+
+
+def test_under_ray_every_role_has_its_own_process_and_vllm_comes_first() -> None:
+    """cli/train_ppo_ray.py since 0.5.8; the critic waits for the actor."""
+    keeps = openrlhf.keeps(rl("0.8.5"))
+    assert keeps.loading == ("rollout", "actor", "reference", "reward", "critic")
+    assert [role.process for role in keeps.roles] == ["actor", "reference", "reward", "critic"]
+    assert keeps.serving and keeps.serving.process == "vllm"
+    assert (keeps.serving.version, keeps.serving.max_model_len) == ("0.9.1", 2048)
+    assert (keeps.serving.max_num_seqs, keeps.serving.graphs, keeps.serving.sleep_level) == (None, True, 1)
+
+
+def test_a_sleeping_engine_is_awake_while_models_load_until_0_6_0() -> None:
+    """create_vllm_engines puts engines to sleep since 0.6.1; before, only the end of a generation does."""
+    early = rl("0.6.0", rollout={"engine": "vllm", "sleep": True})
+    assert openrlhf.keeps(early).loading[-1] == "rollout"
+    assert openrlhf.keeps(rl("0.6.1", rollout={"engine": "vllm", "sleep": True})).loading[0] == "rollout"
+
+
+def test_actor_and_critic_train_at_once_since_0_9_1_unless_states_sleep() -> None:
+    """`ppo_train`: the critic first and waited for; then both started together but with ds.enable_sleep."""
+
+    def updates(s: Scenario) -> list[tuple[str, str]]:
+        return [(stage.role, stage.beside) for stage in openrlhf.keeps(s).stages if stage.does == "train"]
+
+    one_by_one = [("critic", ""), ("actor", "")]
+    assert updates(rl("0.9.0")) == one_by_one
+    assert updates(rl("0.9.1")) == [("actor", "critic")]
+    assert updates(rl("0.11.2", rollout__sleep=True)) == one_by_one
+    assert updates(rl("0.11.2", rollout__sleep=True, offload__optimizer=True)) == one_by_one
+    assert updates(rl("0.11.2", rollout__sleep=True, versions__deepspeed="0.17.5")) == [("actor", "critic")]
+    assert updates(rl("0.11.2", **SEPARATE)) == one_by_one
+    joined = SEPARATE | {"roles": {"actor": {"gpus": 4}, "reference": {"gpus": 1}, "reward": {"gpus": 1}}}
+    assert updates(rl("0.11.2", **joined)) == [("actor", "critic")]
+    assert updates(rl("0.11.2", task="grpo")) == [("actor", "")]
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "leaves"),
+    [
+        ("0.6.1", {"sharding": "zero3"}, True),
+        ("0.6.1", {}, False),  # NotImplementedError below stage 3
+        ("0.6.0", {"sharding": "zero3"}, False),
+        ("0.8.10", {}, False),  # DeepSpeed 0.17.5
+        ("0.8.11", {}, True),
+        ("0.11.2", {}, True),
+        ("0.11.2", {"offload__optimizer": True}, False),
+        ("0.11.2", {"sharding": "zero3", "offload__optimizer": True}, False),
+    ],
+)
+def test_states_sleep_with_vllm_where_the_release_can(version: str, fields: dict[str, Any], leaves: bool) -> None:
+    """ds.enable_sleep, as in OpenRLHF's template: the trained roles' alone, and a note says so."""
+    keeps = openrlhf.keeps(rl(version, rollout={"engine": "vllm", "sleep": True}, **fields))
+    left = {role.name for role in keeps.roles if role.leaves == {"states"}}
+    assert left == ({"actor", "critic"} if leaves else set())
+    assert any("ds.enable_sleep" in note for note in keeps.notes) == leaves
+    awake = openrlhf.keeps(rl(version, rollout__engine="vllm", **fields))
+    assert not any(role.leaves for role in awake.roles)
+
+
+@pytest.mark.parametrize(
+    ("version", "sync", "save"),
+    [
+        ("0.6.0", "all", "all"),
+        ("0.6.1", "all", "asleep"),
+        ("0.9.1", "all", "asleep"),
+        ("0.9.2", "weights", "weights"),
+    ],
+)
+def test_what_of_vllm_wakes_for_new_weights(version: str, sync: str, save: str) -> None:
+    """wake_up() takes the cache along; since 0.9.2 tags=["weights"], which stay awake through a checkpoint."""
+    stages = openrlhf.keeps(rl(version, rollout={"engine": "vllm", "sleep": True})).stages
+    assert [(stage.does, stage.engine) for stage in stages if stage.engine != "asleep" or stage.does == "save"] == [
+        ("serve", "all"), ("sync", sync), ("save", save),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "holds"),
+    [
+        ("0.5.8", {}, ()),
+        ("0.5.9", {}, ("clone",)),
+        ("0.11.2", {"sharding": "zero3"}, ("parameter", "clone")),
+        ("0.11.2", SEPARATE, ()),
+        ("0.11.2", SEPARATE | {"sharding": "zero3"}, ("parameter",)),
+    ],
+)
+def test_a_clone_goes_to_an_engine_on_the_same_gpu_since_0_5_9(
+    version: str, fields: dict[str, Any], holds: tuple[str, ...]
+) -> None:
+    """`_broadcast_to_vllm`: param.data.clone() for a CUDA IPC handle; stage 3 gathers the parameter."""
+    s = rl(version, **({"rollout__engine": "vllm"} if "rollout" not in fields else {}) | fields)
+    [sync] = [stage for stage in openrlhf.keeps(s).stages if stage.does == "sync"]
+    assert sync.holds == holds
+
+
+@pytest.mark.parametrize(
+    ("version", "sharding", "host", "holds"),
+    [
+        ("0.3.8", "zero2", "first", ()),
+        ("0.7.3", "zero3", "first", ("parameter",)),
+        ("0.7.5", "zero2", "every", ()),
+        ("0.11.2", "zero3", "first", ("parameter",)),
+    ],
+)
+def test_every_rank_copies_what_is_saved_since_0_7_5(
+    version: str, sharding: str, host: str, holds: tuple[str, ...]
+) -> None:
+    """`save_model`: clone_tensors_for_torch_save of every rank's state dict, below stage 3."""
+    save = openrlhf.keeps(rl(version, sharding=sharding)).stages[-1]
+    assert (save.does, save.role, save.host, save.host_bytes, save.holds) == ("save", "actor", host, 2, holds)
+
+
+@pytest.mark.parametrize(
+    ("version", "rows", "path"),
+    [
+        ("0.4.4", 2, Path("log-softmax", head_fp32=True, shift_copy=True, held="step")),
+        ("0.4.6", 1, Path("log-softmax", held="step")),
+        ("0.5.8", 2, Path("rows", head_fp32=True, held="step")),
+        ("0.6.1", 1, Path("logsumexp", head_fp32=True, held="step")),
+        ("0.6.4", 2, Path("flash", head_fp32=True, shift_copy=True, held="step")),
+        ("0.6.4", 1, Path("flash", head_fp32=True, cut="slice", held="step")),  # one row's slice needs no copy
+        ("0.11.2", 2, Path("flash", head_fp32=True, held="step")),
+    ],
+)
+def test_rl_keeps_its_outputs_through_the_step(version: str, rows: int, path: Path) -> None:
+    """`output` is a local of training_step, gone with the next call: the actor's logits, the critic's hidden states."""
+    keeps = openrlhf.keeps(rl(version, micro_batch=rows))
+    assert keeps.role("actor").path == keeps.role("actor").scoring == keeps.role("reference").scoring == path
+    assert keeps.role("critic").path == keeps.role("reward").path == Path("scalar", held="step")
+    assert {(role.rows, role.scoring_rows) for role in keeps.roles} == {(rows, rows)}
+
+
+@pytest.mark.parametrize(("sharding", "told"), [("zero2", True), ("zero3", False)])
+def test_host_memory_for_a_frozen_model_is_said_to_be_in_vain_below_zero3(sharding: str, told: bool) -> None:
+    """`get_ds_eval_config(offload, stage=self.stage if self.stage == 3 else 0)`."""
+    note = f"roles.{{}}.offload.parameters has no effect with sharding {sharding}: the weights stay on the GPU"
+    offloaded = {"offload.parameters": True}
+    vllm = {"rollout__engine": "vllm", "rollout__gpu_memory_utilization": 0.5}
+    job = rl("0.6.1", sharding=sharding, roles={"reference": offloaded, "reward": offloaded}, **vllm)
+    for name in ("reference", "reward"):
+        assert (note.format(name) in openrlhf.keeps(job).notes) == told
+    notes = openrlhf.keeps(run("0.11.2", task="dpo", sharding=sharding, roles={"reference": offloaded})).notes
+    assert notes == ((note.format("reference"),) if told else ())
+    assert openrlhf.keeps(run("0.11.2", task="dpo", sharding=sharding)).notes == ()
+
+
+def test_a_scored_role_may_run_other_rows() -> None:
+    """micro_rollout_batch_size, as far as the fields can say it."""
+    keeps = openrlhf.keeps(rl(micro_batch=2, roles__reference__micro_batch=1))
+    assert (keeps.role("actor").path.kind, keeps.role("reference").path.kind) == ("rows", "logsumexp")
+    assert keeps.role("reference").scoring_rows == 1
+
+
+def test_the_log_probability_that_is_asked_for_is_kept_as_long() -> None:
+    """`logprob` of another release."""
+    found = openrlhf.keeps(rl("0.11.2", logprob="selective")).role("actor").path
+    assert found == Path("selective", held="step")
+
+
+VLLM = {"rollout__engine": "vllm"}
+REFUSED_RL = {
+    "grpo before 0.6.0": ("task", "0.5.9", {"task": "grpo"}),
+    "reinforce before 0.5.1": ("task", "0.4.6", {"task": "reinforce++"}),
+    "a group of one": ("rollout.n", "0.6.4", {"task": "grpo", "rollout__n": 1}),
+    "several responses before 0.4.5": ("rollout.n", "0.4.4", {"rollout__n": 2}),
+    "Transformers' generation since 0.7.1": ("rollout.engine", "0.7.1", {"rollout__engine": "hf"}),
+    "no actor": ("roles.actor", "0.6.1", {"roles__actor": "none"}),
+    "PPO without a critic": ("roles.critic", "0.6.1", {"roles__critic": "none"}),
+    "no reference before 0.6.0": ("roles.reference", "0.5.9", {"roles__reference": "none"}),
+    "no reward model before 0.4.0": ("roles.reward", "0.3.8", {"roles__reward": "none"}),
+    "vLLM on the same GPUs before 0.5.8": ("placement", "0.5.6", VLLM),
+    "a share that becomes another": (
+        "rollout.gpu_memory_utilization",
+        "0.6.0",
+        VLLM | {"rollout__gpu_memory_utilization": 0.9},
+    ),
+    "adapters with vLLM": ("method", "0.11.2", {"method": "lora"}),
+    "packing without vLLM": ("packing", "0.6.1", {"packing": True}),
+    "packing before 0.4.4": ("packing", "0.4.3", SEPARATE | {"packing": True}),
+    "zero3 under Ray without vLLM": ("sharding", "0.6.4", {"rollout__engine": "hf", "sharding": "zero3"}),
+    "a 4-bit reference before Transformers 4.45": ("method", "0.4.4", {"method": "qlora"}),
+    "another sharding for the critic": ("roles.critic.sharding", "0.6.1", {"roles__critic__sharding": "zero3"}),
+    "another precision for the reference": (
+        "roles.reference.precision",
+        "0.6.1",
+        {"roles__reference__precision": "fp32"},
+    ),
+    "another micro batch for the critic": ("roles.critic.micro_batch", "0.6.1", {"roles__critic__micro_batch": 1}),
+    "the critic's optimizer alone offloaded": (
+        "roles.critic.offload.optimizer",
+        "0.6.1",
+        {"roles__critic__offload__optimizer": True},
+    ),
+    "the critic's parameters offloaded": (
+        "roles.critic.offload.parameters",
+        "0.11.2",
+        {"roles__critic__offload__parameters": True},
+    ),
+    "a frozen model offloaded without Ray": (
+        "roles.reference.offload.parameters",
+        "0.6.1",
+        {"roles__reference__offload__parameters": True},
+    ),
+    "the reference alone offloaded before 0.10.2": (
+        "roles.reference.offload.parameters",
+        "0.10.0",
+        {"roles__reference__offload__parameters": True},
+    ),
+    "three GPUs for an actor before 0.5.6": (
+        "roles.actor.gpus",
+        "0.5.5",
+        {"placement": "separate", "gpus": 4, "roles": {"actor": {"gpus": 3}, "critic": {"gpus": 1}}},
+    ),
+    "a critic that does not divide its actor": (
+        "roles.critic.gpus",
+        "0.6.4",
+        SEPARATE | {"roles": {"actor": {"gpus": 2}, "critic": {"gpus": 4}}},
+    ),
+    "prompts that its GPUs cannot share": ("rollout.batch", "0.6.4", {"gpus": 6}),
+    "engines that its GPUs cannot share": (
+        "rollout.gpus",
+        "0.5.8",
+        SEPARATE | {"gpus": 8, "roles": {"actor": {"gpus": 2}, "critic": {"gpus": 2}}, "rollout": {"engine": "vllm"}},
+    ),
+    "a critic on the actor's GPUs alone": (
+        "roles.critic.gpus",
+        "0.6.4",
+        SEPARATE | {"roles": {"actor": {"gpus": 4}, "reward": {"gpus": 2}}},
+    ),
+    "a reward model on the actor's GPUs alone": (
+        "roles.reward.gpus",
+        "0.7.5",
+        SEPARATE | {"task": "grpo", "roles": {"actor": {"gpus": 6}}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("place", "version", "fields"), REFUSED_RL.values(), ids=REFUSED_RL)
+def test_rl_that_cannot_run_is_refused_in_one_line(place: str, version: str, fields: dict[str, Any]) -> None:
+    """The line names the field, what was given and what is allowed."""
+    with pytest.raises(ScenarioError) as caught:
+        rl(version, **fields)
+    line = str(caught.value)
+    assert line.isprintable()
+    assert line.startswith(f"scenario: {place}: given ") and "allowed" in line
+
+
+ACCEPTED_RL = {
+    "grpo since 0.6.0": ("0.6.0", {"task": "grpo"}),
+    "reinforce since 0.5.1": ("0.5.1", {"task": "reinforce++"}),
+    "several responses since 0.4.5": ("0.4.5", {"rollout__n": 2}),
+    "Transformers' generation until 0.7.0": ("0.7.0", {"rollout__engine": "hf"}),
+    "no reference since 0.6.0": ("0.6.0", {"roles__reference": "none"}),
+    "no reward model since 0.4.0": ("0.4.0", {"roles__reward": "none"}),
+    "vLLM on the same GPUs since 0.5.8": ("0.5.8", VLLM),
+    "nine tenths since 0.6.1": ("0.6.1", VLLM | {"rollout__gpu_memory_utilization": 0.9}),
+    "adapters with Transformers' generation": ("0.6.1", {"method": "lora"}),
+    "4-bit weights since Transformers 4.45": ("0.6.1", {"method": "qlora"}),
+    "zero3 in one group": ("0.6.1", {"sharding": "zero3"}),
+    "a frozen model in bf16, which mixed precision means": ("0.6.1", {"roles__reference__precision": "bf16"}),
+    "packing since 0.4.4": ("0.4.4", SEPARATE | {"packing": True}),
+    "the reference alone offloaded since 0.10.2": ("0.10.2", {"roles__reference__offload__parameters": True}),
+    "reference and reward model offloaded by one flag": (
+        "0.10.0",
+        {f"roles__{name}__offload__parameters": True for name in ("reference", "reward")},
+    ),
+    "three GPUs for an actor since 0.5.6": (
+        "0.5.6",
+        {"placement": "separate", "gpus": 4, "rollout__batch": 1020}
+        | {"roles": {"actor": {"gpus": 3}, "critic": {"gpus": 1}}},
+    ),
+    "more engines than actors since 0.6.0": (
+        "0.6.0",
+        SEPARATE | {"gpus": 8, "roles": {"actor": {"gpus": 2}, "critic": {"gpus": 2}}, "rollout": {"engine": "vllm"}},
+    ),
+    "any number of prompts since 0.7.1": ("0.7.1", {"gpus": 6}),
+    "a reward model on the actor's GPUs since 0.8.0": (
+        "0.8.0",
+        SEPARATE | {"task": "grpo", "roles": {"actor": {"gpus": 6}}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("version", "fields"), ACCEPTED_RL.values(), ids=ACCEPTED_RL)
+def test_rl_that_no_release_refuses_is_not_refused(version: str, fields: dict[str, Any]) -> None:
+    """The other side of each refusal."""
+    assert openrlhf.refuse(rl(version, **fields)) is None
+
+
+@pytest.mark.parametrize("task", ["ppo", "grpo", "reinforce++"])
+def test_every_release_that_knows_a_task_says_what_it_keeps(task: str) -> None:
+    """Every stage runs a role that is loaded, and every role is trained or scored."""
+    for version in openrlhf.KNOWN:
+        try:
+            s = rl(version, task=task)
+        except ScenarioError as refused:
+            assert "task" in str(refused)
+            continue
+        keeps = openrlhf.keeps(s)
+        assert {role.name for role in keeps.roles} == set(keeps.loading) - {"rollout"}
+        assert {stage.role for stage in keeps.stages} == set(keeps.loading)
+        assert ("rollout" in keeps.loading) == (keeps.serving is not None)

@@ -24,6 +24,9 @@ from calc.memory import communication
         (communication.flush("actor", 500_000_000, 2), 10**9),
         (communication.offload_buffer("actor", 525_336_576, 2), 1_050_673_152),
         (communication.persistent("actor", 65 * 4096, 2), 532_480),
+        (communication.handed("actor", "parameter", 525_336_576, 4), 2_101_346_304),
+        # verl's bucket of 2048 MiB, whatever goes through it
+        (communication.handed("actor", "bucket", 525_336_576, 4), 2 << 30),
     ],
 )
 def test_each_buffer_takes_its_bytes(line: Line, expected: int) -> None:

@@ -48,6 +48,15 @@ def test_tensors_pinned_one_by_one_are_rounded_one_by_one() -> None:
     assert host.accumulated_gradients("actor", (600, 1000)).bytes == 2048 + 2048
 
 
+def test_what_a_framework_moves_is_pinned_flat_group_by_group_or_whole() -> None:
+    """Two groups of 600 and 1,000 elements in fp32: 2,400 in 4,096 and 4,000 in 4,096, twice for two moments; DeepSpeed
+    pins a rank's whole share."""
+    assert host.units("actor", "weights", (600, 1000), 4).bytes == 2 * 4096
+    assert host.units("actor", "optimizer_states", (600, 1000), 4, 2).bytes == 4 * 4096
+    assert host.asleep("actor", "optimizer_states", 1600, 4, 2).bytes == 2 * 8192
+    assert host.saved("actor", 1600, 2).bytes == 3200
+
+
 def llama_70b(ranks: int, g: str, version: str = "0.3") -> dict[str, float]:
     """Host memory of a node that trains Llama 2 70B with OpenRLHF, in GB, moment by moment."""
     fields = {

@@ -106,10 +106,10 @@ def test_the_cross_entropy_of_other_models_and_number_formats(run: dict[str, Any
 @pytest.mark.parametrize(
     ("path", "backward", "held"),
     [
-        (Path("cross-entropy", held=True), 14, 2),  # bf16 outputs stay referenced: 12 + 2
-        (Path("cross-entropy", head_fp32=True, held=True), 16, 4),  # fp32 outputs: 12 + 4
-        (Path("cross-entropy", upcast=True, held=True), 16, 4),  # accelerate's fp32 copies of the outputs
-        (Path("flash", head_fp32=True, held=True), 10, 4),  # 4 kept either way; cast 4 + 2 beside it at the end
+        (Path("cross-entropy", held="backward"), 14, 2),  # bf16 outputs stay referenced: 12 + 2
+        (Path("cross-entropy", head_fp32=True, held="backward"), 16, 4),  # fp32 outputs: 12 + 4
+        (Path("cross-entropy", upcast=True, held="backward"), 16, 4),  # accelerate's fp32 copies of the outputs
+        (Path("flash", head_fp32=True, held="backward"), 10, 4),  # 4 kept either way; cast 4 + 2 beside it at the end
     ],
 )
 def test_outputs_that_the_caller_references_live_through_the_whole_backward(
@@ -119,6 +119,14 @@ def test_outputs_that_the_caller_references_live_through_the_whole_backward(
     assert peaks(path)[2] == backward
     assert head(Run(LLAMA), path)[1].tokens == held * 128_256
     assert all(s.saved.tokens.get("V", 0) >= held for s in tape(path).backward())
+
+
+@pytest.mark.parametrize("held", ["backward", "step", "next"])
+def test_the_head_counts_outputs_alike_however_long_they_live(held: str) -> None:
+    """How much longer than the backward they stay is the phases' to say."""
+    path = Path("flash", head_fp32=True, held=held)
+    assert peaks(path) == peaks(Path("flash", head_fp32=True, held="backward"))
+    assert head(Run(LLAMA), path)[1].tokens == 4 * 128_256
 
 
 def test_outputs_that_nobody_references_are_gone_after_the_head() -> None:
@@ -149,11 +157,14 @@ def test_soft_capped_logits_are_divided_and_multiplied_by_new_tensors() -> None:
 
 
 def test_logsumexp_and_gather_each_make_a_gradient_of_all_logits() -> None:
-    """grad·exp(x - result) holds two temporaries beside its result; then gather's own beside the sum."""
+    """grad·exp(x - result) holds two temporaries beside its result; then gather's own beside the sum.
+
+    Traced: gather saves the logits too, which go after its zeros are made.
+    """
     made = tape(Path("logsumexp"))
     assert terms(made.saved()) == form("2h + 2V + 2")  # the logits and their logsumexp
     assert logits(made.forward()) == {"lm_head": 2, "gather": 2, "logsumexp": 4, "log-probability": 2}
-    assert logits(made.backward()) == {"log-probability": 2, "logsumexp": 8, "gather": 4, "lm_head": 2}
+    assert logits(made.backward()) == {"log-probability": 2, "logsumexp": 8, "gather": 6, "lm_head": 2}
 
 
 def test_selective_log_softmax_holds_one_row_more_at_a_time() -> None:
@@ -168,6 +179,160 @@ def test_a_loss_puts_out_one_fp32_number_a_token() -> None:
     """4 bytes a token, beside the logits that flash-attn's kernel and nll read."""
     for path in (Path("cross-entropy"), Path("flash", head_fp32=True)):
         assert terms(tape(path).forward()[-1].passing)[0][""] == 4
+
+
+# --- reinforcement learning ---
+
+
+@pytest.mark.parametrize(
+    ("path", "forward", "kept", "backward", "without_grad"),
+    [
+        # verl to 0.3: probabilities 4 in passing; gradients 2 of the kernel and of the entropy, added up in place, then
+        # the division: what comes in, its clone, the quotient and the result, 2 each
+        (Path("flash", scaled="view", entropy="compiled"), 6, 2, 8, 6),
+        (Path("flash", head_fp32=True, scaled="view", entropy="compiled"), 8, 4, 16, 8),
+        # 0.4 to 0.8: the gradient lies where the logits lay, until the division
+        (Path("flash", in_place=True, scaled="view"), 2, 2, 8, 2),
+        # the entropy reads the logits as well, so they are not written over
+        (Path("flash", in_place=True, scaled="view", entropy="compiled"), 6, 2, 8, 6),
+        # 0.9: no division at temperature 1; logits 2 and two gradients
+        (Path("flash", in_place=True), 2, 2, 2, 2),
+        (Path("flash", in_place=True, entropy="compiled"), 6, 2, 6, 6),
+        # divided out of place otherwise: the quotient is written over, the division makes 2
+        (Path("flash", in_place=True, scaled="copy"), 4, 2, 4, 4),
+        (Path("flash", in_place=True, scaled="copy", entropy="compiled"), 8, 2, 6, 8),
+        # OpenRLHF to 0.4.5: outputs 4, their copy 4, log-softmax 4; outputs, log-softmax and two gradients
+        (Path("log-softmax", head_fp32=True, shift_copy=True, held="step"), 12, 8, 16, 12),
+        (Path("log-softmax", head_fp32=True, held="step"), 8, 8, 16, 8),
+        (Path("log-softmax", shift_copy=True, held="step"), 6, 4, 8, 6),
+        (Path("rows", head_fp32=True, held="step"), 6, 4, 12, 6),
+        (Path("logsumexp", head_fp32=True, held="step"), 8, 4, 16, 8),
+        (Path("flash", head_fp32=True, shift_copy=True, held="step"), 8, 8, 12, 8),
+        (Path("flash", head_fp32=True, held="step"), 6, 4, 10, 6),
+        # 0.6.2 to 0.6.4 with one row: outputs 4, the kernel's gradient 4, and the slice's 4 of all positions
+        (Path("flash", head_fp32=True, cut="slice", held="step"), 6, 4, 12, 6),
+    ],
+)
+def test_logits_of_an_actor_cost_these_bytes(
+    path: Path, forward: float, kept: float, backward: float, without_grad: float
+) -> None:
+    """Bytes for each token and vocabulary entry, measured with torch's allocator on the releases' loss code."""
+    assert peaks(path) == (forward, kept, backward, without_grad)
+
+
+RESPONSE: dict[str, Any] = {"scaled": "in-place", "kept": 0.5}  # verl with padding, a response as long as its prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "forward", "kept", "backward", "without_grad"),
+    [
+        # to 0.3, one row: logits 2, probabilities and the logsumexp's cast 4 each, of half; its exponentials 4 beside;
+        # backward 2 + half of these 8, the product's gradients 4 + 2, and 12 of the logsumexp's
+        (Path("flash", entropy="eager", **RESPONSE), 8, 6, 15, 8),
+        # several: the kernel's copy, half of 2; the logits themselves are gone once the product's backward has run
+        (Path("flash", shift_copy=True, entropy="eager", **RESPONSE), 9, 7, 14, 8),
+        # an early Transformers: fp32 logits need no cast, which the logsumexp keeps instead
+        (Path("flash", head_fp32=True, entropy="eager", **RESPONSE), 8, 6, 16, 8),
+        (Path("flash", head_fp32=True, shift_copy=True, entropy="eager", **RESPONSE), 10, 8, 18, 8),
+        # 0.4 to 0.7: the gradient over the slice lies in the logits 2, beside zeros 2; in the copy, half as much
+        (Path("flash", in_place=True, **RESPONSE), 2, 2, 4, 2),
+        (Path("flash", in_place=True, shift_copy=True, **RESPONSE), 3, 1, 4, 3),
+        # 0.8: logits 2 stay for the backward of their unpadded copy 2, which makes 2
+        (Path("flash", in_place=True, scaled="in-place", cut="unpad"), 4, 4, 6, 4),
+        # 0.9.0: a quotient 2 between them, of which the logits are not kept
+        (Path("flash", in_place=True, scaled="copy", cut="unpad"), 6, 4, 6, 6),
+        (Path("flash", in_place=True, cut="unpad"), 4, 4, 6, 4),
+    ],
+)
+def test_logits_that_keep_their_padding_cost_these_bytes(
+    path: Path, forward: float, kept: float, backward: float, without_grad: float
+) -> None:
+    """Bytes for each token and vocabulary entry, measured with torch's allocator on the releases' loss code."""
+    assert peaks(path) == (forward, kept, backward, without_grad)
+
+
+@pytest.mark.parametrize(("scaled", "score"), [("in-place", 14), ("copy", 16), ("", 14)])
+def test_an_eager_entropy_of_all_positions_is_scored_in_fp32(scaled: str, score: float) -> None:
+    """From 0.8 on: logits 2 (0.9.0 a quotient 2 more), probabilities 4, the logsumexp's cast 4 and exponentials 4."""
+    assert peaks(Path("flash", scaled=scaled, cut="unpad", entropy="eager"))[3] == score
+
+
+def test_every_instant_of_an_eager_entropy() -> None:
+    """In steps: `product` has both its gradients in fp32, 4 + 4, before the logits' is cast to 2."""
+    made = tape(Path("flash", entropy="eager"))
+    assert [(s.name, (s.saved + s.passing).tokens["V"]) for s in made.forward()] == [
+        ("lm_head", 2), ("cross entropy", 2), ("entropy: to fp32", 6), ("entropy: softmax", 10),
+        ("entropy: to fp32", 10), ("entropy: logsumexp", 14), ("entropy: product", 14), ("loss", 10),
+    ]  # fmt: skip
+    assert [(s.name, (s.saved + s.passing).tokens["V"]) for s in made.backward()] == [
+        ("loss", 10), ("entropy: product", 20), ("entropy: logsumexp", 28), ("entropy: to fp32", 18),
+        ("entropy: softmax", 16), ("entropy: to fp32", 10), ("cross entropy", 6), ("lm_head", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scaled", "largest"), [("view", 8), ("in-place", 4), ("copy", 4)])
+def test_a_division_costs_most_through_a_view(scaled: str, largest: float) -> None:
+    """What comes in and the quotient, 2 each; a view's backward has a clone and its own result beside them."""
+    assert logits(tape(Path("flash", scaled=scaled)).backward())["logits: divide"] == largest
+
+
+def test_a_gradient_written_over_the_logits_lives_on_until_the_head_has_read_it() -> None:
+    """2 in all at the kernel; the head's own gradient comes of them, 2 beside 2h."""
+    made = tape(Path("flash", in_place=True))
+    assert logits(made.backward()) == {"cross entropy": 2, "lm_head": 2}
+    assert terms(made.backward()[-1].passing) == form("2h + 2V")
+
+
+def test_outputs_that_are_held_and_written_over_count_once() -> None:
+    """The caller's variable names the gradient by then."""
+    assert logits(tape(Path("flash", in_place=True, held="step")).backward()) == {"cross entropy": 2, "lm_head": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "forward", "backward"),
+    [
+        (
+            Path("log-softmax", upcast=True, kept=0.5),
+            {"lm_head": 2, "logits: slice": 2, "logits: to fp32": 4, "log-softmax": 6, "gather": 4},
+            {"gather": 4, "log-softmax": 6, "logits: to fp32": 3, "logits: slice": 3, "lm_head": 2},
+        ),
+        (
+            Path("logsumexp", kept=0.5),
+            {"lm_head": 2, "logits: slice": 2, "gather": 2, "logsumexp": 3, "log-probability": 2},
+            {"log-probability": 2, "logsumexp": 5, "gather": 4, "logits: slice": 3, "lm_head": 2},
+        ),
+        (
+            Path("selective", kept=0.5),
+            {"lm_head": 2, "logits: slice": 2, "logits: rows": 2, "log-softmax": 3},
+            {"log-softmax": 1, "logits: rows": 2, "logits: slice": 3, "lm_head": 2},
+        ),
+        # a slice of several rows is copied for a kernel that takes two dimensions; the copy's gradient is its own
+        (
+            Path("flash", in_place=True, shift_copy=True, kept=0.5),
+            {"lm_head": 2, "logits: slice": 2, "logits: shift": 3, "cross entropy": 3},
+            {"cross entropy": 1, "logits: shift": 1, "logits: slice": 3, "lm_head": 2},
+        ),
+        # the entropy reads the slice itself, so all logits stay until its backward: 2, the copy 1, its gradient 1
+        (
+            Path("flash", shift_copy=True, entropy="compiled", kept=0.5),
+            {"lm_head": 2, "logits: slice": 2, "logits: shift": 3, "cross entropy": 3, "entropy": 5, "loss": 3},
+            {"loss": 3, "entropy": 4, "cross entropy": 3, "logits: shift": 2, "logits: slice": 3, "lm_head": 2},
+        ),
+    ],
+)
+def test_half_of_the_positions_cost_half_behind_a_head_of_all(
+    path: Path, forward: dict[str, float], backward: dict[str, float]
+) -> None:
+    """Traced for the first three: the slice is a view, its backward zeros of all logits beside the gradient of half."""
+    made = tape(path)
+    assert logits(made.forward()) == forward
+    assert logits(made.backward()) == backward
+
+
+def test_rows_of_half_the_positions_are_half_as_long() -> None:
+    """A row's log-softmax without grad, 2 bytes for S/2 tokens."""
+    alone = {s.name: s.passing.fixed for s in tape(Path("selective", kept=0.5), grad=False).forward(grad=False)}
+    assert alone["log-softmax"] == {"V·S": 1}
 
 
 # --- the head itself ---
@@ -210,6 +375,13 @@ def test_a_value_head_puts_out_one_number_a_token() -> None:
     assert held.formula == "0"
 
 
+def test_a_value_models_output_is_its_last_hidden_state() -> None:
+    """2h, of the head's own input while that is there, and kept where a frozen head keeps nothing."""
+    assert terms(tape(Path("scalar", held="step")).saved()) == form("2h")
+    assert terms(tape(Path("scalar", held="step"), trained=False).saved()) == form("2h")
+    assert head(Run(LLAMA), Path("scalar", held="step"))[1].tokens == 2 * 4096
+
+
 def test_a_chunked_loss_holds_a_piece_of_the_logits_and_two_gradients_of_the_head() -> None:
     """The sum so far counts as made, 128,256 x 4096 elements; the piece's own, 2 bytes an element, is scratch."""
     pieces = tape(Path("chunked")).backward()[0]
@@ -235,6 +407,50 @@ def test_a_fused_loss_makes_the_gradients_of_input_and_head_in_forward() -> None
     assert [terms(s.passing) for s in made.backward()] == [form("2h + 4"), form("2h")]
     assert made.backward()[-1].gradients == ELEMENTS
     assert terms(tape(Path("fused"), trained=False).saved()) == form("2h")
+
+
+TILE = 4096 * 32_768  # TRL's tokens and vocabulary entries at a time
+
+
+def test_a_tiled_loss_holds_one_tile_and_sums_its_gradients_in_fp32() -> None:
+    """TRL in bf16: 2h of the picked positions kept, and 32 bytes of indices, targets and numbers for each.
+
+    Forward has the backbone's output, 2h, a tile and seven numbers of 4; backward a tile, 4h and 4 bytes an element of
+    the head beside 2h and the head's own gradient, then 2h of all positions beside those of the picked.
+    """
+    made = tape(Path("tiled"))
+    assert terms(made.saved()) == form("2h + 32")
+    pick, loss = made.forward()
+    assert terms(pick.passing) == form("4h")  # the copy, not yet kept, beside the output
+    assert terms(loss.passing) == ({"h": 2, "": 32}, {"": 2 * TILE})
+    backward = {s.name: s for s in made.backward()}
+    assert terms(backward["lm_head"].passing) == ({"h": 6, "": 4}, {"": 2 * TILE, "W_lm_head": 4})
+    assert (backward["lm_head"].gradients, backward["lm_head"].making) == (ELEMENTS, ELEMENTS)
+    assert terms(backward["hidden states: pick"].passing) == form("4h")
+    assert peaks(Path("tiled")) == (0, 0, 0, 0)
+
+
+def test_only_the_positions_that_count_are_tiled() -> None:
+    """Half of them are completions: h kept, and h of gradient beside the 2h of all."""
+    made = tape(Path("tiled", kept=0.5))
+    assert terms(made.saved()) == form("h + 16")
+    assert terms(made.backward()[-1].passing) == form("3h")
+
+
+def test_a_tiled_loss_under_autocast_casts_what_a_tile_reads() -> None:
+    """fp32 gradients are the parameters' own; 4096 tokens and 32,768 rows of the head in bf16, 2h each."""
+    made = tape(Path("tiled"), precision="autocast")
+    assert terms(made.saved()) == form("4h + 32")
+    backward = made.backward()[0]
+    assert terms(backward.passing) == ({"h": 4, "": 4}, {"": 2 * TILE, "h": 2 * (4096 + 32_768)})
+    assert backward.making == ELEMENTS
+
+
+def test_a_frozen_tiled_head_sums_no_gradient_of_its_own() -> None:
+    """LoRA: 4h in fp32 beside 2h, and a tile."""
+    backward = tape(Path("tiled"), trained=False).backward()[0]
+    assert terms(backward.passing) == ({"h": 6, "": 4}, {"": 2 * TILE})
+    assert backward.gradients == 0
 
 
 def test_the_final_logits_are_held_to_the_end_of_forward() -> None:
@@ -293,7 +509,7 @@ def test_openrlhf_sft_holds_these_logits_by_release(
     From the second micro-batch on forward has the outputs of the one before too, which the trainer's loop references.
     """
     path = loss_path("sft", version, one_row=one_row)
-    assert path.held and path.carried
+    assert path.held == "next"
     assert peaks(path)[0] == forward
     assert peaks(path)[2] == backward
     assert head(Run(LLAMA), path)[1].tokens == after * 128_256
@@ -326,7 +542,7 @@ def test_openrlhf_dpo_holds_these_logits_by_release(
     Nothing outlives a step: outputs are local to `concatenated_forward`.
     """
     path = loss_path("dpo", version, one_row=one_row)
-    assert not path.held and not path.carried
+    assert path.held == "forward"
     found = peaks(path)
     assert (found[0], found[1], found[1] + found[3], found[2]) == (policy, kept, reference, backward)
 

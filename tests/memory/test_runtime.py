@@ -38,6 +38,15 @@ def test_nccl_keeps_three_connections_a_channel(nvlink: bool, channels: int) -> 
     assert all(line.component != "nccl" for line in runtime.process("Ampere", 1, nvlink=nvlink))
 
 
+def test_roles_in_processes_of_their_own_have_a_context_workspaces_and_buffers_each() -> None:
+    """Ray starts an actor a role: three processes take three times what one does."""
+    one, three = (runtime.process("Ampere", 8, nvlink=True, processes=n, role="rollout") for n in (1, 3))
+    assert [line.component for line in three] == ["context", "workspace", "nccl"]
+    assert [line.bytes for line in three] == [3 * line.bytes for line in one]
+    assert {line.role for line in three} == {"rollout"}
+    assert all(line.bytes == 0 for line in runtime.process("Ampere", 1, nvlink=True, processes=0))
+
+
 def test_fragmentation_is_a_share_of_what_comes_and_goes() -> None:
     """5 % of activations and the like; weights and states are allocated once and leave no holes."""
     lines = [Line(component, "actor", 1000, "1000", {}, "x") for component in ("weights", "optimizer_states")]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sites import SMALL_GPUS, SMALL_MODELS, add_gpu, command, copy
+from sites import add_gpu, command, copy, named
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +37,10 @@ def site(project: Path) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A copy of the project with a few GPUs and models, which a test may change; nothing is built yet."""
+    """A copy of the project with the GPUs and models that pages name, which a test may change; nothing is built yet."""
     made = copy(tmp_path / "project")
-    for folder, kept in (("hardware/gpus", SMALL_GPUS), ("hardware/nodes", {"hgx-a800"}), ("models", SMALL_MODELS)):
+    kept_gpus, kept_models = named("hardware/gpus"), named("models")
+    for folder, kept in (("hardware/gpus", kept_gpus), ("hardware/nodes", {"hgx-a800"}), ("models", kept_models)):
         for path in (made / folder).glob("*.yaml"):
             if path.stem not in kept:
                 path.unlink()

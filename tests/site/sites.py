@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,9 +10,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 IGNORED = shutil.ignore_patterns(".git", ".venv", "site", "build", ".*_cache", "__pycache__", ".hypothesis")
-# What the pages written by hand name; the small project has nothing else.
-SMALL_GPUS = {"rtx4090", "a100-80-sxm", "a800-80", "h100-sxm"}
-SMALL_MODELS = {"llama-3-8b", "llama-2-7b", "llama-2-70b", "llama-3.2-1b"}
 NEW_GPU = "newcard"
 
 
@@ -28,6 +26,13 @@ def copy(target: Path) -> Path:
         ROOT, target, ignore=lambda d, names: IGNORED(d, names) - ({"site"} if d.endswith("calc") else set())
     )
     return target
+
+
+def named(folder: str) -> set[str]:
+    """The files of a catalog folder that the pages written by hand name, by id."""
+    pages = [p.read_text("utf-8") for p in (ROOT / "docs").rglob("*.md")]
+    words = {word for page in pages if "generated: true" not in page for word in re.findall(r"[\w.-]*\w", page)}
+    return {path.stem for path in (ROOT / folder).glob("*.yaml")} & words
 
 
 def add_gpu(project: Path) -> None:

@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sites import NEW_GPU, ROOT, command
+from sites import NEW_GPU, ROOT, add_gpu, command
 
-from calc.site import checks
+from calc.site import answers, charts, checks
 
 
 def digest(folder: Path) -> str:
@@ -63,16 +64,62 @@ def test_data_package_has_the_hash_of_each_file(site: Path) -> None:
         assert resource["bytes"] == len(raw)
 
 
-def test_every_derivation_that_a_line_can_name_has_its_anchor(site: Path) -> None:
+def anchors(site: Path) -> dict[str, set[str]]:
+    """The anchors of each method page."""
+    return {page.stem: set(checks.Page(page.read_text("utf-8")).ids) for page in (site / "method").glob("*.html")}
+
+
+def test_every_derivation_that_the_code_names_has_its_anchor(site: Path) -> None:
+    found = anchors(site)
     sources = set()
     for path in (ROOT / "calc").rglob("*.py"):
         if "site" not in path.parts:
-            pages = "weights|gradients|optimizer|activations|loss|communication|runtime|host"
-            sources |= set(re.findall(rf'"((?:{pages})#[\w-]+)"', path.read_text("utf-8")))
-    anchors = {page.stem: set(checks.Page(page.read_text("utf-8")).ids) for page in (site / "method").glob("*.html")}
+            sources |= set(re.findall(rf'"((?:{"|".join(found)})#[\w-]+)"', path.read_text("utf-8")))
     assert len(sources) > 20
-    missing = {s for s in sources if s.split("#")[1] not in anchors[s.split("#")[0]]}
-    assert missing == set()
+    assert {s for s in sources if s.split("#")[1] not in found[s.split("#")[0]]} == set()
+
+
+JOBS = [
+    {"framework": "torch", "task": "ppo", "sharding": "fsdp2"},
+    {"framework": "torch", "task": "grpo", "gpus": 1, "optimizer": "adamw-8bit"},
+    {"framework": "torch", "task": "reinforce++", "sharding": "zero3", "offload.optimizer": True},
+    {"framework": "openrlhf==0.3.0", "task": "ppo", "rollout.engine": "hf"},
+    {
+        "framework": "openrlhf",
+        "task": "ppo",
+        "sharding": "zero3",
+        "rollout.sleep": True,
+        "rollout.gpu_memory_utilization": 0.4,
+    },
+    {
+        "framework": "openrlhf",
+        "task": "grpo",
+        "placement": "separate",
+        "roles.actor.gpus": 4,
+        "rollout.gpus": 4,
+        "roles.reward": "none",
+        "offload.optimizer": True,
+    },
+    {"framework": "verl", "task": "grpo", "sharding": "fsdp2", "roles.reference": {}},
+    {"framework": "verl==0.3.0", "task": "ppo", "offload.optimizer": True, "offload.parameters": True},
+    {"framework": "verl==tinyzero", "task": "grpo"},
+    {"framework": "verl", "task": "grpo", "method": "lora"},
+    {"framework": "trl", "task": "grpo"},
+    {"framework": "trl", "task": "grpo", "rollout.engine": "vllm", "method": "lora"},
+]
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: "-".join(map(str, list(job.values())[:2])))
+def test_every_line_of_an_rl_job_leads_to_an_anchor_and_has_a_colour(site: Path, job: dict[str, Any]) -> None:
+    found = anchors(site)
+    answer = answers.ask({"model": "llama-3-8b", "gpu": "a100-80-sxm", "gpus": 8, **job})
+    moments = [p.moment for g in answer.estimate.groups for p in g.phases]
+    moments += [p.moment for p in answer.estimate.host_phases] + [m for _, m in answer.loading()]
+    named = {(line.source, line.component) for moment in moments for line in moment.lines}
+    for source, _ in named:
+        page, _, anchor = source.partition("#")
+        assert anchor in {"", *found[page]}, source
+    assert {component for _, component in named} <= charts.COMPONENTS.keys()
 
 
 PLANTED = {
@@ -128,13 +175,11 @@ def test_a_broken_link_fails_the_build_and_leaves_the_old_site(small: Path) -> N
 
 
 def test_a_gpu_that_is_gone_loses_its_page(small: Path) -> None:
+    add_gpu(small)
     assert command(small, "write").returncode == 0
-    assert (small / "docs/hardware/gpus/h100-sxm.md").exists()
-    for page in ("docs/reference/scenario.md",):
-        text = (small / page).read_text("utf-8")
-        (small / page).write_text(text.replace("h100-sxm", "rtx4090"), "utf-8")
-    (small / "hardware/gpus/h100-sxm.yaml").unlink()
+    assert (small / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
+    (small / f"hardware/gpus/{NEW_GPU}.yaml").unlink()
     run = command(small, "write")
     assert run.returncode == 0, run.stderr
-    assert not (small / "docs/hardware/gpus/h100-sxm.md").exists()
-    assert not (small / "docs/data/tables/gpu-h100-sxm.csv").exists()
+    assert not (small / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
+    assert not (small / f"docs/data/tables/gpu-{NEW_GPU}.csv").exists()

@@ -100,7 +100,11 @@ def test_the_page_shows_what_the_json_holds_in_every_table(site: Path) -> None:
                 name, value = next(values)
                 if name.endswith("_verdict"):
                     peak, how = next(values)[1], next(values)[1]
-                    expected = "cannot run" if value is None else f"{words.get(value, value)} {peak:,.1f} {how}".strip()
+                    expected = (
+                        (how or "cannot run")
+                        if value is None
+                        else f"{words.get(value, value)} {peak:,.1f} {how}".strip()
+                    )
                     assert cell == expected, (table_id, name)
                 else:
                     assert agrees(name, cell, value), (table_id, name, cell, value)
@@ -143,12 +147,25 @@ def test_case_study_tables_are_what_calc_answers(site: Path, catalog: Catalog) -
 
 
 def test_components_of_each_phase_add_up_to_its_total(site: Path) -> None:
-    for table_id in ("rm-6x4090-zero3-8192", "rm-6x4090-zero2-4096"):
+    for table_id in ("rm-6x4090-zero3-8192", "rm-6x4090-zero2-4096", "phases-together"):
         data = tables(site)[table_id]
         for row in range(len(data["rows"])):
             held = {c["column"]: c["bytes"] for c in data["cells"] if c["row"] == row}
             parts = sum(n for column, n in held.items() if column not in ("total", "allocated"))
             assert parts == held["total"]
+
+
+def test_a_group_on_gpus_of_its_own_has_its_verdict_and_its_moments(site: Path, catalog: Catalog) -> None:
+    data = tables(site)["scenario-apart"]
+    scenario = data["cells"][0]["scenario"]
+    groups = estimate(parse(scenario, catalog=catalog), catalog).groups
+    expected = [
+        (f"{g.name}: {p.name}", g.gpus, g.verdict, round(p.moment.device_bytes / GiB, 2))
+        for g in groups
+        for p in g.phases
+    ]
+    assert len(groups) == 5
+    assert [(r["phase"], r["gpus"], r["verdict"], r["total"]) for r in data["rows"]] == expected
 
 
 def test_host_memory_of_a_70b_model_needs_its_moments_only_after_the_first_step(site: Path) -> None:

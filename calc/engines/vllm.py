@@ -1,0 +1,187 @@
+"""vLLM: how it divides a card, by release. Paths are those of the wheels 0.4.2 to 0.29.0.
+
+A card's pool is a share of its memory, `gpu_memory_utilization`. What is taken off before the rest becomes KV cache,
+and whether other processes count, differs:
+
+- to 0.7: weights, the profile run's peak, and what the process grew by outside PyTorch; others do not count
+  (worker/worker.py:205-271)
+- 0.8: everything on the card that this process's PyTorch has not allocated counts too, whoever holds it
+  (v1/worker/gpu_worker.py:165-212)
+- from 0.9: as to 0.7, but the engine does not start where less is free than its pool (gpu_worker.py:143, later
+  v1/worker/utils.py); from 0.11 it looks after NCCL has its buffers, which the pool then need not hold
+- from 0.21: CUDA graphs belong to the pool too, as estimated before capture (gpu_worker.py:421-447)
+
+verl's worker for vLLM up to 0.6 takes the share of what is free after the profile run instead
+(verl/third_party/vllm/vllm_v_0_6_3/worker.py:210).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from calc.architecture import Architecture
+from calc.keeps import Serving
+from calc.ledger import Line
+from calc.memory import kv_cache
+from calc.units import GiB, gib
+
+ROLE = "rollout"
+
+
+class Cache(NamedTuple):
+    """The KV cache of one rank: `sequences` of the full length at once, and one line on why vLLM would not start."""
+
+    bytes: int
+    tokens: int
+    blocks: int
+    sequences: int
+    refusal: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """One rank of a vLLM engine on a card of `total` bytes, called `card`.
+
+    `context` is what its process takes of the card before vLLM first looks, `growth` what it takes later beside weights
+    and activations: NCCL's buffers. Both are 0 for an engine that lives in the trainer's process.
+    """
+
+    arch: Architecture
+    serving: Serving
+    tensor_parallel: int
+    utilization: float
+    total: int
+    card: str = ""
+    context: int = 0
+    growth: int = 0
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """The first two numbers of the version."""
+        major, minor = [*self.serving.version.split("."), "0"][:2]
+        return int(major), int(minor)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """The most sequences at once (engine/arg_utils.py; from 0.8 the defaults of the `LLM` class)."""
+        if self.serving.max_num_seqs is not None:
+            return self.serving.max_num_seqs
+        return min(1024 if self._large else 256, self.serving.max_num_batched_tokens or self._tokens)
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """The most tokens of one step; after 0.11 no more than all sequences at once can have."""
+        if self.serving.max_num_batched_tokens is not None:
+            return self.serving.max_num_batched_tokens
+        return self._tokens if self.release < (0, 12) else min(self._tokens, self.max_num_seqs * self._length)
+
+    @property
+    def _length(self) -> int:
+        return self.serving.max_model_len
+
+    @property
+    def _large(self) -> bool:
+        """Whether vLLM takes larger batches on this card: from 70 GiB, from 0.9 unless it is an A100."""
+        a100 = self.release >= (0, 9) and "a100" in self.card.casefold()
+        return self.release >= (0, 8) and self.total >= 70 * GiB and not a100
+
+    @property
+    def _tokens(self) -> int:
+        """Tokens of one step by default: up to 0.7 a prompt is not cut into chunks, so the longest has to fit."""
+        if self.release < (0, 8):
+            return max(self._length, 2048)
+        return 16384 if self._large else 8192
+
+    def weights(self) -> list[Line]:
+        """This rank's share of the model in bf16."""
+        return [kv_cache.weights(ROLE, self.arch, self.tensor_parallel)]
+
+    def profile(self) -> list[Line]:
+        """The peak of the profile run beyond the weights, which vLLM keeps free for its steps.
+
+        Its sampler sorts all logits up to 0.17; from 0.18 a Triton kernel does without
+        (v1/sample/ops/topk_topp_triton.py).
+        """
+        tokens, rows = self.max_num_batched_tokens, self.max_num_seqs
+        logit = kv_cache.SORTED if self.release < (0, 18) else kv_cache.SEARCHED
+        return [kv_cache.profile(ROLE, self.arch, tokens, min(rows, tokens), logit, self.tensor_parallel)]
+
+    def asleep(self) -> list[Line]:
+        """What sleep cannot give back: CUDA graphs, which lie outside the pool that it unmaps."""
+        return [kv_cache.graphs(ROLE, self.arch)] if self.serving.graphs else []
+
+    def with_weights(self) -> list[Line]:
+        """Awake for new weights, its cache still unmapped."""
+        return [*self.weights(), *self.asleep()]
+
+    def awake(self, others: int) -> list[Line]:
+        """Everything while it serves."""
+        cache = kv_cache.cache(ROLE, self.cache(others).blocks, self.arch, self.tensor_parallel)
+        return [*self.weights(), cache, *self.profile(), *self.asleep()]
+
+    def loading(self, others: int) -> Iterator[tuple[str, list[Line]]]:
+        """The moments of its start: weights, the profile run, then the cache and the graphs."""
+        yield "weights on the GPU", self.weights()
+        yield "profile run", [*self.weights(), *self.profile()]
+        # what the profile run took is free again until the first request
+        reserved = self.profile()
+        yield "KV cache allocated", [line for line in self.awake(others) if line not in reserved]
+
+    def host(self, level: int) -> list[Line]:
+        """Host memory of this rank: V0's swap space, and at sleep `level` 1 the weights; 0 where it never sleeps."""
+        swap = [kv_cache.swap(ROLE, self.arch, self.tensor_parallel)] if self.release < (0, 8) else []
+        return [*swap, *([kv_cache.backup(ROLE, self.arch, self.tensor_parallel)] if level == 1 else [])]
+
+    def cache(self, others: int) -> Cache:
+        """The KV cache it allocates where `others` bytes of the card are not this engine's."""
+        refusal = self._starts(others)
+        block = kv_cache.BLOCK * kv_cache.token_bytes(self.arch, self.tensor_parallel)
+        blocks = 0 if refusal else max(0, self.room(others)) // block
+        tokens = blocks * kv_cache.BLOCK
+        if refusal is None and not blocks:
+            refusal = f"{self._given}, allowed: more; vLLM has no available memory for the cache blocks"
+        elif refusal is None and tokens < self._length:
+            refusal = (
+                f"{self._given}, allowed: more; the model's max seq len ({self._length}) is larger than the {tokens}"
+                " tokens that can be stored in KV cache"
+            )
+        sequences = min(self.max_num_seqs, blocks // -(-self._length // kv_cache.BLOCK))
+        return Cache(blocks * block, tokens, blocks, sequences, refusal)
+
+    def room(self, others: int) -> int:
+        """What is left for the cache, less than nothing where the model alone is too large."""
+        used = sum(line.bytes for line in (*self.weights(), *self.profile()))
+        around = others + self.context + self.growth
+        if self.serving.share_of_free:
+            return int(self.utilization * (self.total - around - used))
+        if (0, 8) <= self.release < (0, 9):
+            used += around
+        elif self.release < (0, 11):
+            used += self.growth
+        elif self.release >= (0, 21):
+            used += sum(line.bytes for line in self.asleep())
+        return self._pool - used
+
+    @property
+    def _given(self) -> str:
+        return f"rollout.gpu_memory_utilization: given {self.utilization}"
+
+    @property
+    def _pool(self) -> int:
+        """The share of the card that is this engine's."""
+        return int(self.utilization * self.total)
+
+    def _starts(self, others: int) -> str | None:
+        """Why the engine refuses before it loads anything; None when it starts."""
+        kv, ranks = self.arch.kv_heads, self.tensor_parallel
+        if not self.arch.mla and kv % ranks and ranks % kv:
+            return f"rollout.tensor_parallel: given {ranks}, allowed: a divisor or multiple of {kv} key/value heads"
+        free = self.total - others - self.context - (self.growth if self.release >= (0, 11) else 0)
+        if self.release >= (0, 9) and free < self._pool:
+            return (
+                f"{self._given}, allowed: less; vLLM finds {gib(free, 2)} free on startup, less than the"
+                f" {gib(self._pool, 2)} it is to use"
+            )
+        return None

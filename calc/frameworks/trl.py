@@ -1,0 +1,290 @@
+"""TRL 1.16: SFTTrainer, RewardTrainer, DPOTrainer and GRPOTrainer on Transformers' Trainer and Accelerate.
+
+Files are those of the package trl 1.16.0, from `trl/` on, unless another package is named: transformers 5.15.0,
+accelerate 1.10.1. Models that are given by name load in fp32 and train under autocast. Logits never exist: the head is
+folded into the loss, in tiles. There is no PPO and no REINFORCE++ in this release; RLOO runs as GRPO does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+from calc.frameworks import nearest as _nearest
+from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
+
+if TYPE_CHECKING:
+    from calc.scenario import Scenario
+
+KNOWN = ("1.16.0",)
+
+TASKS = ("sft", "rm", "dpo", "grpo")
+SUPERVISED = ("pretrain", "sft", "rm", "dpo")
+DEEPSPEED = ("zero1", "zero2", "zero3")
+FSDP = ("fsdp1", "fsdp2")
+ONE_BY_ONE = ("adafactor", "lion")
+
+# what a sharding gathers of the weights while they are handed on, beside what is there
+HANDED = {"zero3": ("parameter",), "fsdp1": ("units",), "fsdp2": ("parameter",)}
+
+
+def nearest(version: str) -> str:
+    """The known version whose memory behaviour `version` shares."""
+    return _nearest(version, KNOWN)
+
+
+def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the trainers' configurations say for `task`, by dotted key; `given` is what the user said."""
+    gpus = trainers(given)
+    sharding = str(given.get("sharding", "ddp" if gpus > 1 else "none"))
+    optimizer = str(given.get("optimizer", "adamw"))
+    # per_device_train_batch_size 8, no accumulation (transformers training_args.py)
+    micro_batch = int(given.get("micro_batch", 8))
+    # fp32 weights (trainer/utils.py:1332) and bf16 (trainer/base_config.py, __post_init__), which is autocast.
+    # DeepSpeed casts the weights and keeps fp32 ones beside them; Accelerate gives FSDP a mixed precision of its own
+    # (utils/dataclasses.py:2062) and fp32 shards (accelerator.py:1955, utils/fsdp_utils.py:702).
+    precision = "mixed" if sharding in DEEPSPEED else "fsdp-mixed" if sharding in FSDP else "autocast"
+    precision = str(given.get("precision", precision))
+    values: dict[str, Any] = {
+        "micro_batch": micro_batch,
+        "global_batch": micro_batch * gpus,
+        # max_length 1024 (trainer/sft_config.py:203, dpo_config.py:196, reward_config.py:145)
+        **({"seq_len": 1024} if task in SUPERVISED else rollout(given, micro_batch, gpus)),
+        "precision": precision,
+        "sharding": sharding,
+        "optimizer": optimizer,
+        # adamw_torch_fused (transformers training_args.py:796-803); DeepSpeed is handed that optimizer
+        "optimizer_impl": "single" if optimizer in ONE_BY_ONE else "fused" if optimizer == "adamw" else "foreach",
+        "offload.optimizer": False,
+        "offload.parameters": False,
+        # DeepSpeed's own choice under ZeRO; .grad has the parameter's type else, fp32 for FSDP's fp32 shard
+        "grad_dtype": "bf16" if precision in ("bf16", "mixed") else "fp32",
+        "checkpointing": "full",  # gradient_checkpointing true (trainer/base_config.py:62)
+        "attention": "sdpa",  # transformers modeling_utils.py: sdpa where nothing else is asked
+        "loss": "full" if task == "rm" else "fused",  # add_fused_lm_head (trainer/utils.py:1548)
+        "logprob": "logsumexp",  # an online logsumexp over the tiles (kernels/chunked_logprob.py)
+        "packing": False,
+        # none is pinned: the newest releases, vLLM as new as METADATA allows (>=0.22.0, <=0.31.0)
+        "versions.deepspeed": "0.19.8",
+        "versions.torch": "2.13.0",
+        "versions.transformers": "5.23.0",
+        "versions.vllm": "0.31.0",
+    }
+    if given.get("method", "full") != "full":
+        # peft makes adapters fp32; DeepSpeed casts them, under ZeRO-3 the trainers ask for the base's type, and those
+        # of a 4-bit base are cast to bf16 (trainer/grpo_trainer.py, __init__)
+        bf16 = sharding in DEEPSPEED or given["method"] == "qlora"
+        values |= {
+            "lora.rank": 16,  # trainer/model_config.py:107
+            "lora.targets": "all-linear",  # lora_target_modules None: peft would take q_proj and v_proj of a Llama
+            "lora.dropout": 0.05,  # trainer/model_config.py:115
+            "lora.dtype": "bf16" if bf16 else "fp32",
+        }
+    return values
+
+
+def trainers(given: Mapping[str, Any]) -> int:
+    """GPUs that train: all, or those that a vLLM server leaves (vllm_mode server)."""
+    gpus = int(given.get("gpus", 1))
+    if given.get("placement", "colocated") == "colocated":
+        return gpus
+    return int(given.get("roles.actor.gpus") or max(1, gpus - int(given.get("rollout.gpus") or 0)))
+
+
+def rollout(given: Mapping[str, Any], micro_batch: int, gpus: int) -> dict[str, Any]:
+    """What GRPO needs beside; a generation batch is one optimizer step's completions."""
+    n = int(given.get("rollout.n", 8))  # num_generations (trainer/grpo_config.py:480)
+    # n must divide the generation batch (trainer/grpo_config.py:1131): as few accumulation steps as do that
+    completions = int(given.get("global_batch", lcm(micro_batch * gpus, n)))
+    server = given.get("placement", "colocated") != "colocated"
+    return {
+        "global_batch": completions,
+        "prompt_len": 512,  # no field: prompts are not cut
+        "response_len": 512,  # max_completion_length (trainer/grpo_config.py:494)
+        "rollout.engine": "vllm" if server else "hf",  # use_vllm false (trainer/grpo_config.py:587)
+        "rollout.tensor_parallel": 1,  # vllm_tensor_parallel_size (:671), scripts/vllm_serve.py
+        # vllm_gpu_memory_utilization (:656); of a server, scripts/vllm_serve.py:111
+        "rollout.gpu_memory_utilization": 0.9 if server else 0.3,
+        "rollout.n": n,
+        "rollout.sleep": False,  # vllm_enable_sleep_mode (:612)
+        "rollout.batch": max(1, completions // n),
+        "roles.reference": "none",  # beta 0.0 (:681); RLOO's 0.05 loads one
+        "roles.reward": "none",  # functions score, unless a model is named
+        # a reward model loads in its checkpoint's type, and only DeepSpeed shards it (trainer/grpo_trainer.py:1208)
+        **({} if given.get("sharding") in DEEPSPEED else whole(gpus)),
+    }
+
+
+def whole(gpus: int) -> dict[str, Any]:
+    """A reward model on every GPU."""
+    return {"roles.reward.precision": "bf16", "roles.reward.sharding": "ddp" if gpus > 1 else "none"}
+
+
+def refuse(s: Scenario) -> str | None:
+    """One line on why TRL cannot run `s`; None when it can."""
+    if s.task not in TASKS:
+        return f"task: given {s.task!r}, allowed with trl {s.framework_version}: {', '.join(TASKS)}"
+    usual = defaults(s.task, s.framework_version, {})
+    if s.loss != usual["loss"]:
+        return f"loss: given {s.loss!r}, allowed with trl for {s.task}: {usual['loss']}"
+    if s.logprob != usual["logprob"]:
+        return f"logprob: given {s.logprob!r}, allowed with trl: {usual['logprob']}, over tiles of the logits"
+    if s.checkpointing == "selective":
+        return "checkpointing: given 'selective', allowed with trl: none, full"
+    if s.packing and s.task != "sft":
+        return f"packing: given true for {s.task}, allowed with trl: false; SFTTrainer alone packs"
+    if s.sharding in DEEPSPEED and s.precision != "mixed":
+        return f"precision: given {s.precision!r} with sharding {s.sharding}, allowed: mixed, as DeepSpeed keeps it"
+    if s.precision == "mixed" and s.sharding not in DEEPSPEED:
+        return f"precision: given 'mixed' with sharding {s.sharding}, allowed: with {', '.join(DEEPSPEED)}"
+    if s.precision == "fsdp-mixed" and s.sharding not in FSDP:
+        return f"precision: given 'fsdp-mixed' with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
+    if s.precision == "autocast" and s.sharding in FSDP:
+        return (
+            f"precision: given 'autocast' with sharding {s.sharding}, allowed: fsdp-mixed, which bf16 sets, bf16, fp32"
+        )
+    if s.offload.parameters and s.sharding not in ("zero3", *FSDP):
+        return f"offload.parameters: given true with sharding {s.sharding}, allowed: with zero3, {', '.join(FSDP)}"
+    if s.offload.optimizer and s.sharding not in (*DEEPSPEED, *FSDP):
+        allowed = ", ".join((*DEEPSPEED, *FSDP))
+        return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {allowed}"
+    if s.method == "qlora" and s.sharding == "zero3":
+        return "sharding: given 'zero3' with method qlora, allowed: none, ddp, zero1, zero2, fsdp1, fsdp2"
+    if s.lora and "lm_head" in s.lora.targets:
+        return "lora.targets: given lm_head, allowed: any but the head, whose weight the loss reads itself"
+    return refuse_rollout(s) if s.rollout else None
+
+
+def refuse_rollout(s: Scenario) -> str | None:
+    """One line on what GRPOTrainer cannot do; None when it can."""
+    assert s.rollout
+    engine, n = s.rollout.engine, s.rollout.n
+    if not s.has("actor"):
+        return "roles.actor: given 'none', allowed with trl: the policy, which it trains"
+    if engine == "none":
+        return "rollout.engine: given 'none', allowed with trl: hf, vllm"
+    if n < 2:  # trainer/grpo_config.py: "GRPO requires at least 2 generations per prompt"
+        return f"rollout.n: given {n}, allowed with trl: at least 2"
+    step = s.micro_batch * s.gpus_of(s.group("actor"))
+    if s.rollout.batch * n % step:  # trainer/grpo_config.py:1103
+        return (
+            f"rollout.batch: given {s.rollout.batch} with rollout.n = {n}, allowed: completions that are a multiple of "
+            f"micro_batch x GPUs of the actor = {step}"
+        )
+    if s.placement == "separate":
+        if engine != "vllm":
+            return f"placement: given 'separate' with rollout.engine {engine!r}, allowed: with vllm, as a server"
+        for name in ("reference", "reward"):
+            if s.has(name) and "gpus" in s.roles[name]:
+                return (
+                    f"roles.{name}.gpus: given for a role of the trainer, allowed with trl: none, it shares the actor's"
+                )
+    reference = s.role("reference")
+    if reference and reference.model != s.model:  # get_config_model_id(self.model.config)
+        return (
+            f"roles.reference.model: given {reference.model!r}, allowed with trl for grpo: {s.model}, the policy's own"
+        )
+    return None
+
+
+def keeps(s: Scenario) -> Keeps:
+    """No logits and no outputs worth counting; what is left is how the trainers load, generate and hand weights on."""
+    # `accelerate_configs/zero*.yaml` name the stage and offload alone. Accelerate and Transformers fill in bucket sizes
+    # by the model's width only where a DeepSpeed file says "auto" (accelerator.py:2205, integrations/deepspeed.py:200),
+    # so that DeepSpeed's own defaults are left.
+    deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
+    if s.task == "grpo":
+        return grpo(s, deepspeed)
+    if s.task == "rm":
+        return supervised("reward", Path("scalar"), s.rows, reduce_bytes=reduced(s), deepspeed=deepspeed)
+    path = Path("tiled")
+    if s.task == "dpo" and s.has("reference"):
+        # a PEFT policy is its own reference unless another model is passed (trainer/dpo_trainer.py, __init__)
+        other = reference_of(s, path)
+        return supervised("actor", path, s.rows, reference=other, reduce_bytes=reduced(s), deepspeed=deepspeed)
+    return supervised("actor", path, s.rows, reduce_bytes=reduced(s), deepspeed=deepspeed)
+
+
+def reduced(s: Scenario) -> int:
+    """Bytes of a gradient between ranks: accelerate reduces in the compute type (1.15 `utils/dataclasses.py:2137`)."""
+    return 2 if s.precision == "fsdp-mixed" else 0
+
+
+def reference_of(s: Scenario, path: Path) -> Role:
+    """The reference, built like the policy, or the policy itself without its adapters."""
+    own = s.role("reference")
+    assert own
+    shares = bool(s.lora) and own.model == s.model
+    return Role("reference", path, path, s.rows, s.rows, root_stays=own.sharding == "fsdp1", shares=shares)
+
+
+def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
+    """The roles in their order of arrival, and a step: sync, rollout, scores, the update, a checkpoint.
+
+    trainer/grpo_trainer.py, __init__: policy, vLLM, then reference and reward model move to the GPU. PyTorch's FSDP
+    leaves the root gathered after a forward (`_runtime_utils.py`), FSDP2 as Accelerate calls it does not.
+    """
+    assert s.rollout
+    # labels of the prompt are -100: only the completion is scored (trainer/grpo_trainer.py:1498)
+    path = Path("tiled", kept=s.response_len / s.seq_len)
+    root = s.sharding == "fsdp1"
+    actor = Role("actor", path, path, s.rows, s.rows, root_stays=root, reduce_bytes=reduced(s))
+    completions = s.rollout.batch * s.rollout.n // s.gpus_of(s.group("actor"))  # of one GPU
+    others = [reference_of(s, path)] if s.has("reference") else []
+    if s.has("reward"):
+        # one forward over the whole generation batch (trainer/grpo_trainer.py, _calculate_rewards)
+        others.append(Role("reward", Path("scalar"), Path("scalar"), completions, completions))
+    vllm = s.rollout.engine == "vllm"
+    zero3 = s.sharding == "zero3"
+    stages = []
+    if vllm:
+        # merging adapters needs all weights at once under ZeRO-3 (generation/vllm_generation.py:447)
+        gathered = ("whole",) if zero3 and s.lora else HANDED.get(s.sharding, ())
+        stages += [Stage("sync", "actor", engine="weights", holds=gathered), Stage("serve", "rollout")]
+    else:
+        # ds3_gather_for_generation true (trainer/grpo_config.py:498): ZeRO-3 gathers every weight
+        # FSDP 1 gathers its root in fp32 (`summon_full_params(recurse=False)`, trainer/grpo_trainer.py)
+        held = {"zero3": ("whole",), "fsdp1": ("root",)}.get(s.sharding, ())
+        stages.append(Stage("generate", "actor", rows=completions, holds=held))
+    if s.has("reward"):
+        stages.append(Stage("score", "reward"))
+    if vllm:
+        stages.append(
+            Stage("score", "actor")
+        )  # vllm_importance_sampling_correction true (trainer/grpo_trainer.py:2640)
+    if s.has("reference"):
+        stages.append(Stage("score", "reference"))
+    # below stage 3 every rank copies the state dict to the host (accelerate accelerator.py:3926), else the first alone
+    every = s.sharding in ("zero1", "zero2")
+    stages += [
+        Stage("train", "actor"),
+        Stage("save", "actor", holds=HANDED.get(s.sharding, ()), host="every" if every else "first",
+              host_bytes=2 if s.precision in ("mixed", "bf16") else 4),
+    ]  # fmt: skip
+    return Keeps(
+        roles=(actor, *others),
+        stages=tuple(stages),
+        loading=("actor", *(["rollout"] if vllm else []), *(role.name for role in others if not role.shares)),
+        serving=serving(s, completions) if vllm else None,
+        deepspeed=deepspeed,
+    )
+
+
+def serving(s: Scenario, completions: int) -> Serving:
+    """vLLM in the trainer's own process (generation/vllm_generation.py:347), or `trl vllm-serve` on GPUs of its own.
+
+    Neither gets a length: the model's full context. CUDA graphs are captured.
+    """
+    assert s.rollout
+    version, length = s.versions["vllm"], s.architecture.max_positions
+    if s.placement == "separate":
+        return Serving(version, length)
+    return Serving(
+        version,
+        length,
+        max_num_seqs=completions * s.rollout.tensor_parallel,
+        max_num_batched_tokens=4096,
+        sleep_level=2,
+        process="trainer",
+    )

@@ -1,0 +1,158 @@
+"""What generation keeps: the KV cache, in vLLM's blocks or as Transformers grows it, and what vLLM holds beside it.
+
+A rank of vLLM's tensor parallelism holds its share of heads; a key/value head is never split, but copied where there
+are fewer of them than ranks. Read in vLLM 0.4.2 to 0.29.0.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from calc.architecture import Architecture, tensors
+from calc.ledger import Line
+from calc.memory.host import pinned
+from calc.units import GiB, MiB
+
+BYTES = 2  # of a bf16 number: weights, activations and cache
+# vLLM's `block_size` in tokens, and `DEFAULT_VOCAB_PADDING_SIZE` (model_executor/layers/vocab_parallel_embedding.py)
+BLOCK, PADDING = 16, 64
+# `swap_space` of the V0 engine, for each GPU (engine/arg_utils.py)
+SWAP = 4 * GiB
+# Assumed for each layer. Published: 13 MiB (Llama 3.2 1B: 0.21 GiB, vllm #11349), 41 MiB (Yi 34B on four GPUs:
+# 2.41 GiB, vllm #7553), 23 MiB (Kimi K2.6 on eight: 1.40 GiB, vllm #47654); start-up logs of other models lie
+# between 7 and 50.
+GRAPHS = 20 * MiB
+# What sampling from one logit takes, read off logs: by sorting, 38 bytes (Llama 3 8B: 1.26 GiB for 256 rows, on one GPU
+# and on two, vllm #10511; Qwen2.5 7B: 1.42 GiB, vllm #13882); by a Triton kernel, 12 (vllm #32558).
+SORTED, SEARCHED = 38, 12
+
+
+# What every rank holds whole, beside norms, routers and the biases of what is summed over the ranks
+_WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate", "down_proj_bias")
+
+
+class Share(NamedTuple):
+    """A parameter as a rank of vLLM holds it: its name, elements of one, and how many layers have one."""
+
+    name: str
+    elements: int
+    layers: int
+
+
+def heads(arch: Architecture, tensor_parallel: int) -> int:
+    """Key/value heads of one rank."""
+    return max(1, arch.kv_heads // tensor_parallel)
+
+
+def token_bytes(arch: Architecture, tensor_parallel: int = 1) -> int:
+    """What one token takes of a rank's cache: a key and a value for each of its heads in every layer.
+
+    With multi-head latent attention it is one latent and the rotary part of the keys, whole on every rank (vLLM 0.7 and
+    later). Layers with a sliding window count like the others.
+    """
+    if arch.mla:
+        return BYTES * arch.layers * (arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim)
+    return 2 * BYTES * arch.layers * heads(arch, tensor_parallel) * arch.head_dim
+
+
+def cache(role: str, blocks: int, arch: Architecture, tensor_parallel: int = 1) -> Line:
+    """The block pool, allocated whole before the first request."""
+    b = token_bytes(arch, tensor_parallel)
+    values = {"n": blocks, "s": BLOCK, "b": b}
+    return Line("kv_cache", role, blocks * BLOCK * b, "n·s·b", values, "kv-cache#blocks")
+
+
+def swap(role: str, arch: Architecture, tensor_parallel: int = 1) -> Line:
+    """The V0 engine's blocks in host memory, pinned, one buffer for each layer (worker/cache_engine.py)."""
+    block = BLOCK * token_bytes(arch, tensor_parallel)
+    share = SWAP // block * block // arch.layers
+    values = {"L": arch.layers, "s": share}
+    return Line("kv_cache", role, arch.layers * pinned(share), "L·pow2(s)", values, "kv-cache#swap")
+
+
+@lru_cache(maxsize=1024)
+def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
+    """The parameters of one rank, queries, keys and values in one, gate and up in one, as vLLM loads them.
+
+    Linear layers, experts and the padded vocabulary are divided; norms, routers, latent attention's down projections
+    and the biases of what is summed over the ranks are not.
+    """
+    vocabulary = -(-arch.vocab // PADDING) * PADDING
+    merged = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+    if not arch.mla:
+        merged |= {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
+    found: dict[str, Share] = {}
+    for t in tensors(arch):
+        path, _, last = t.name.rpartition(".")
+        module = path.rpartition(".")[2] if last in ("weight", "bias") else last
+        if t.kind in ("embedding", "head"):
+            elements = vocabulary * t.shape[1] // tensor_parallel
+        elif t.kind in ("norm", "router") or module in _WHOLE:
+            elements = t.elements
+        elif module in ("k_proj", "v_proj"):
+            elements = t.elements // arch.kv_heads * heads(arch, tensor_parallel)
+        elif module == "qkv_proj":
+            rows = arch.head_dim * (arch.heads // tensor_parallel + 2 * heads(arch, tensor_parallel))
+            elements = t.elements // t.shape[0] * rows
+        elif t.kind == "bias" and module in ("o_proj", "down_proj"):
+            elements = t.elements
+        else:
+            elements = -(-t.elements // tensor_parallel)
+        name = t.name.replace(module, merged.get(module, module))
+        before = found[name].elements if name in found else 0
+        found[name] = Share(name, before + elements, t.count)
+    return tuple(found.values())
+
+
+def weights(role: str, arch: Architecture, tensor_parallel: int = 1) -> Line:
+    """A rank's weights in bf16."""
+    count = sum(s.elements * s.layers for s in shares(arch, tensor_parallel))
+    return Line("weights", role, BYTES * count, "b·P_r", {"b": BYTES, "P_r": count}, "kv-cache#weights")
+
+
+def backup(role: str, arch: Architecture, tensor_parallel: int = 1) -> Line:
+    """A rank's weights in pinned host memory while it sleeps, each tensor on its own (device_allocator/cumem.py)."""
+    parts = shares(arch, tensor_parallel)
+    values = {"p": max(s.elements for s in parts), "P_r": sum(s.elements * s.layers for s in parts)}
+    count = sum(s.layers * pinned(BYTES * s.elements) for s in parts)
+    return Line("weights", role, count, "sum of pow2(2·p)", values, "kv-cache#sleep")
+
+
+def profile(role: str, arch: Architecture, tokens: int, rows: int, logit_bytes: int, tensor_parallel: int = 1) -> Line:
+    """What the profile run finds beside the weights, and what serving then takes: the larger of two.
+
+    An MLP on the most tokens of one step: gate and up, their product, and hidden states: the layer's input, the
+    attention's output, the residual, the MLP's output and, with several ranks, its sum. Or sampling for the most
+    sequences, with the hidden states of all tokens.
+    """
+    h, copies = arch.hidden, 4 if tensor_parallel == 1 else 5
+    width = -(-arch.intermediate // tensor_parallel) if arch.dense_layers else 0
+    inside = 3 * width
+    if arch.experts:
+        inside = max(inside, arch.experts_per_token * (3 * -(-arch.moe_intermediate // tensor_parallel) + h))
+    values = {"T": tokens, "b": BYTES, "w": inside, "c": copies, "h": h, "a": logit_bytes, "R": rows, "V": arch.vocab}
+    mlp = BYTES * tokens * (inside + copies * h)
+    sampling = logit_bytes * rows * arch.vocab + BYTES * tokens * h
+    formula = "T·b·(w + c·h)" if mlp >= sampling else "a·R·V + T·b·h"
+    return Line("temporary", role, max(mlp, sampling), formula, values, "kv-cache#profile")
+
+
+def graphs(role: str, arch: Architecture) -> Line:
+    """CUDA graphs of decoding, captured once for each batch size: assumed, a fixed amount for each layer."""
+    values = {"L": arch.layers, "g": GRAPHS}
+    return Line("cuda_graphs", role, arch.layers * GRAPHS, "L·g", values, "kv-cache#graphs", False)
+
+
+def dynamic(role: str, arch: Architecture, tokens: int) -> Line:
+    """Transformers' `DynamicCache`: keys and values of all `tokens`, with latent attention in full width."""
+    width = arch.heads * (arch.head_dim + arch.mla.v_head_dim) if arch.mla else 2 * arch.kv_heads * arch.head_dim
+    values = {"T": tokens, "L": arch.layers, "b": BYTES, "w": width}
+    return Line("kv_cache", role, tokens * arch.layers * BYTES * width, "T·L·b·w", values, "kv-cache#dynamic")
+
+
+def grown(role: str, arch: Architecture, tokens: int) -> Line:
+    """The longer copy of one layer's keys that `torch.cat` makes beside the old one for each new token."""
+    width = (arch.heads if arch.mla else arch.kv_heads) * arch.head_dim
+    values = {"T": tokens, "b": BYTES, "w": width}
+    return Line("temporary", role, tokens * BYTES * width, "T·b·w", values, "kv-cache#dynamic")

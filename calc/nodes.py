@@ -1,0 +1,72 @@
+"""Host memory: what the roles on one node take of its RAM, moment by moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from calc import placement
+from calc.engines.replica import times
+from calc.job import Job
+from calc.keeps import Stage
+from calc.ledger import Line, Moment, Phase
+from calc.memory import host
+
+HOST = ("loading", "weights flattened", "optimizer built", "before the first step", "after the first step")
+
+
+class Hosts:
+    """The host memory of a job's nodes."""
+
+    def __init__(self, job: Job) -> None:
+        """The roles of `job` on nodes: groups fill one after another, as Ray packs them."""
+        self.job = job
+        s = job.s
+        self.nodes: list[dict[str, int]] = [{} for _ in range(s.nodes)]
+        taken = 0
+        for names, gpus in placement.groups(s, job.keeps):
+            for name in names:
+                for rank in range(taken, taken + gpus):
+                    node = self.nodes[rank // s.gpus_per_node]
+                    node[name] = node.get(name, 0) + 1
+            taken += gpus
+
+    def phases(self) -> list[Phase]:
+        """The moments of the node that needs most."""
+        # nodes that hold the same roles need the same
+        each = [self.node(dict(kind)) for kind in dict.fromkeys(tuple(node.items()) for node in self.nodes)]
+        return max(each, key=lambda phases: max([p.moment.device_bytes for p in phases], default=0))
+
+    def node(self, ranks: Mapping[str, int]) -> list[Phase]:
+        """A node that has `ranks` of each role: what all of them take together, moment by moment."""
+        moments: dict[str, list[Line]] = {at: [] for at in HOST}
+        each = [dict(self.job.placed[n].engine.host(count)) for n, count in ranks.items() if n in self.job.placed]
+        for at in HOST:
+            for role in each:
+                # what is there before the first step stays, unless the step adds to it
+                lines = role.get(at, role.get("before the first step", []) if at == "after the first step" else [])
+                moments[at] += lines
+        for at in HOST[-2:]:
+            moments[at].extend(self.serving(ranks.get("rollout", 0)))
+        for stage in self.job.keeps.stages:
+            if stage.does == "save" and stage.host and stage.role in ranks:
+                copy = self.saved(stage, ranks[stage.role])
+                if copy.bytes >= max([line.bytes for line in moments.get("save", [])[-1:]], default=0):
+                    moments["save"] = [*moments["after the first step"], copy]
+        found = {at: tuple(line for line in lines if line.bytes) for at, lines in moments.items()}
+        return [Phase(at, Moment(at, lines)) for at, lines in found.items() if lines]
+
+    def serving(self, ranks: int) -> list[Line]:
+        """What `ranks` engine ranks keep in host memory: swap space, and the weights of those that sleep at level 1."""
+        job = self.job
+        if not (ranks and job.engine and job.keeps.serving and job.s.rollout):
+            return []
+        return times(job.engine.host(job.keeps.serving.sleep_level if job.s.rollout.sleep else 0), ranks)
+
+    def saved(self, stage: Stage, ranks: int) -> Line:
+        """The copy of a checkpoint on the host: on the first rank, on every one, or a shard on each."""
+        r = self.job.placed[stage.role].engine.replica
+        elements = r.parameters + r.adapter
+        if stage.host == "shards":
+            elements = -(-elements * ranks // r.ranks)
+        line = host.saved(r.role, elements, stage.host_bytes)
+        return times([line], ranks)[0] if stage.host == "every" else line

@@ -1,0 +1,278 @@
+"""TRL 1.16: defaults, refusals, and what its trainers keep, each read in the package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jobs import job
+
+from calc.catalog import load
+from calc.estimate import estimate
+from calc.frameworks import trl
+from calc.keeps import DeepSpeed, Path, Role, Serving, Stage
+from calc.scenario import Scenario, ScenarioError
+
+TILED = Path("tiled")
+HALF = Path("tiled", kept=0.5)  # 512 of 1024 tokens are the completion's
+COLOCATED = {"rollout__engine": "vllm", "gpus": 8}
+
+
+def run(**fields: Any) -> Scenario:
+    """A TRL job."""
+    return job(**{"framework": "trl"} | fields)
+
+
+def grpo(**fields: Any) -> Scenario:
+    """A GRPO job."""
+    return run(task="grpo", **fields)
+
+
+# --- defaults ---
+
+
+@pytest.mark.parametrize("task", ["sft", "rm", "dpo"])
+def test_supervised_trainers_take_1024_tokens_in_batches_of_8_and_recompute(task: str) -> None:
+    """max_length 1024 in each configuration; gradient_checkpointing is true for all trainers."""
+    s = run(task=task, gpus=4)
+    assert (s.seq_len, s.micro_batch, s.global_batch, s.checkpointing) == (1024, 8, 32, "full")
+    assert s.loss == ("full" if task == "rm" else "fused")
+
+
+@pytest.mark.parametrize(
+    ("fields", "precision", "sharding", "grad_dtype"),
+    [
+        ({}, "autocast", "none", "fp32"),
+        ({"gpus": 2}, "autocast", "ddp", "fp32"),
+        ({"gpus": 2, "sharding": "zero2"}, "mixed", "zero2", "bf16"),
+        ({"gpus": 2, "sharding": "fsdp2"}, "fsdp-mixed", "fsdp2", "fp32"),
+        ({"precision": "bf16"}, "bf16", "none", "bf16"),  # model_init_kwargs dtype bfloat16
+    ],
+)
+def test_models_load_in_fp32_and_train_under_autocast(
+    fields: dict[str, Any], precision: str, sharding: str, grad_dtype: str
+) -> None:
+    """`create_model_from_path` has dtype float32, bf16 is true: DeepSpeed and FSDP keep fp32 in ways of their own."""
+    s = run(**fields)
+    assert (s.precision, s.sharding, s.grad_dtype, s.optimizer_impl) == (precision, sharding, grad_dtype, "fused")
+
+
+def test_grpo_generates_with_transformers_and_has_no_reference() -> None:
+    """use_vllm false, beta 0.0, 8 completions of 512 tokens for each prompt, functions in place of a reward model."""
+    s = grpo(gpus=4)
+    assert s.rollout
+    assert (s.rollout.engine, s.rollout.n, s.rollout.batch, s.rollout.sleep) == ("hf", 8, 4, False)
+    assert (s.prompt_len, s.response_len, s.micro_batch, s.global_batch) == (512, 512, 8, 32)
+    assert s.has("actor") and not s.has("reference") and not s.has("reward")
+
+
+@pytest.mark.parametrize(
+    ("fields", "global_batch", "prompts"),
+    [
+        ({"micro_batch": 1}, 8, 1),  # 1 completion a step: 8 steps make the group of 8
+        ({"micro_batch": 2, "gpus": 2}, 8, 1),
+        ({"micro_batch": 6}, 24, 3),
+        ({"micro_batch": 8, "rollout__n": 16}, 16, 1),
+        ({"micro_batch": 4, "global_batch": 64}, 64, 8),
+    ],
+)
+def test_a_generation_batch_is_one_steps_completions_in_whole_groups(
+    fields: dict[str, Any], global_batch: int, prompts: int
+) -> None:
+    """steps_per_generation is gradient_accumulation_steps; num_generations must divide the generation batch."""
+    s = grpo(**fields)
+    assert s.rollout
+    assert (s.global_batch, s.rollout.batch) == (global_batch, prompts)
+
+
+def test_vllm_takes_30_percent_beside_the_trainer_and_90_as_a_server() -> None:
+    """vllm_gpu_memory_utilization 0.3; `trl vllm-serve` has 0.9."""
+    beside, server = grpo(**COLOCATED), grpo(gpus=8, placement="separate", rollout__gpus=4)
+    assert beside.rollout and server.rollout
+    assert beside.rollout.gpu_memory_utilization == 0.3
+    assert (server.rollout.engine, server.rollout.gpu_memory_utilization) == ("vllm", 0.9)
+    assert server.global_batch == 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({}, "fp32"),
+        ({"gpus": 2, "sharding": "zero2"}, "bf16"),
+        ({"gpus": 2, "sharding": "zero3"}, "bf16"),
+        ({"method": "qlora"}, "bf16"),
+    ],
+)
+def test_adapters_are_fp32_unless_deepspeed_or_a_4_bit_base_makes_them_bf16(fields: dict[str, Any], dtype: str) -> None:
+    """autocast_adapter_dtype is switched off under ZeRO-3, and QLoRA's adapters are cast after they are made."""
+    s = run(**{"method": "lora"} | fields)
+    assert s.lora
+    assert (s.lora.dtype, s.lora.rank, s.lora.dropout) == (dtype, 16, 0.05)
+
+
+# --- refusals ---
+
+REFUSED = {
+    "PPO": {"task": "ppo"},
+    "REINFORCE++": {"task": "reinforce++"},
+    "pretraining": {"task": "pretrain"},
+    "logits of all tokens": {"loss": "full"},
+    "log-probabilities row by row": {"task": "dpo", "logprob": "selective"},
+    "selective checkpointing": {"checkpointing": "selective"},
+    "packed pairs": {"task": "dpo", "packing": True},
+    "fp32 master weights without DeepSpeed": {"precision": "mixed"},
+    "autocast under DeepSpeed": {"gpus": 2, "sharding": "zero2", "precision": "autocast"},
+    "autocast under FSDP": {"gpus": 2, "sharding": "fsdp2", "precision": "autocast"},
+    "sharded fp32 without FSDP": {"precision": "fsdp-mixed"},
+    "offloaded parameters below ZeRO-3": {"gpus": 2, "sharding": "zero2", "offload__parameters": True},
+    "an offloaded optimizer without shards": {"offload__optimizer": True},
+    "4-bit weights under ZeRO-3": {"gpus": 2, "sharding": "zero3", "method": "qlora"},
+    "an adapter on the head": {"method": "lora", "lora__targets": ["q_proj", "lm_head"]},
+    "no rollout": {"task": "grpo", "rollout__engine": "none"},
+    "one completion a prompt": {"task": "grpo", "rollout__n": 1},
+    "completions that fill no step": {"task": "grpo", "gpus": 4, "rollout__batch": 3},
+    "another reference": {"task": "grpo", "roles": {"reference": {"model": "llama-3.2-1b"}}},
+    "a policy that does not train": {"task": "grpo", "roles": {"actor": "none"}},
+    "a trainer apart from its own generation": {"task": "grpo", "gpus": 2, "placement": "separate",
+                                                "rollout__engine": "hf", "roles": {"actor": {"gpus": 2}}},
+    "a reference with GPUs of its own": {"task": "grpo", "gpus": 4, "placement": "separate", "rollout__gpus": 1,
+                                         "roles": {"actor": {"gpus": 2}, "reference": {"gpus": 1}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_run_is_refused_in_one_line(fields: dict[str, Any]) -> None:
+    """The line names the field, what was given and what is allowed."""
+    with pytest.raises(ScenarioError) as caught:
+        run(**fields)
+    line = str(caught.value)
+    assert line.isprintable()
+    assert "given" in line and "allowed" in line
+
+
+@pytest.mark.parametrize("task", ["ppo", "reinforce++"])
+def test_the_tasks_that_are_gone_are_named(task: str) -> None:
+    """Neither `trl.trainer` nor `trl.experimental` has a PPOTrainer."""
+    with pytest.raises(ScenarioError, match=r"allowed with trl 1\.16\.0: sft, rm, dpo, grpo"):
+        run(task=task)
+
+
+ACCEPTED = {
+    "bf16 weights under FSDP": {"gpus": 2, "sharding": "fsdp2", "precision": "bf16"},
+    "packing for sft": {"packing": True},
+    "two rollouts' worth of steps": {"task": "grpo", "gpus": 4, "rollout__batch": 8},
+    "a reference of the policy's own": {"task": "grpo", "roles": {"reference": {}}},
+}
+
+
+@pytest.mark.parametrize("fields", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_the_release_runs_is_not_refused(fields: dict[str, Any]) -> None:
+    """The other side of the refusals."""
+    assert trl.refuse(run(**fields)) is None
+
+
+# --- what is kept ---
+
+
+def test_every_loss_but_the_reward_models_is_tiled() -> None:
+    """`add_fused_lm_head` in sft, dpo and grpo; outputs are vectors, so nothing is held."""
+    assert trl.keeps(run(task="sft")).roles[0].path == TILED
+    assert trl.keeps(run(task="rm")).roles == (Role("reward", Path("scalar"), Path("scalar"), 16, 16),)
+    assert trl.keeps(run(task="dpo")).roles == (
+        Role("actor", TILED, TILED, 16, 16), Role("reference", TILED, TILED, 16, 16),
+    )  # fmt: skip
+    assert trl.keeps(grpo()).roles == (Role("actor", HALF, HALF, 8, 8),)
+
+
+def test_a_peft_policy_is_its_own_reference() -> None:
+    """`use_adapter` switches it off; no second model loads. dpo takes another model where one is passed."""
+    for task in ("dpo", "grpo"):
+        made = trl.keeps(run(task=task, method="lora", roles={"reference": {}}))
+        assert made.role("reference").shares
+        assert made.loading == ("actor",)
+    other = trl.keeps(run(task="dpo", method="lora", roles={"reference": {"model": "llama-3.2-1b"}}))
+    assert not other.role("reference").shares
+    assert len(trl.keeps(run(task="dpo", roles={"reference": "none"})).roles) == 1
+
+
+@pytest.mark.parametrize(("sharding", "held"), [("zero3", ("whole",)), ("zero2", ()), ("fsdp2", ()), ("ddp", ())])
+def test_generation_takes_the_whole_generation_batch_at_once(sharding: str, held: tuple[str, ...]) -> None:
+    """32 prompts of 8 on 8 GPUs: 32 rows; ds3_gather_for_generation gathers every weight."""
+    stages = trl.keeps(grpo(gpus=8, sharding=sharding, rollout__batch=32)).stages
+    assert stages[0] == Stage("generate", "actor", rows=32, holds=held)
+    assert [stage.does for stage in stages] == ["generate", "train", "save"]
+
+
+def test_with_vllm_the_policy_scores_its_own_completions_too() -> None:
+    """The importance-sampling correction; the engine arrives after the policy, before reference and reward model."""
+    made = trl.keeps(grpo(roles={"reference": {}, "reward": {"model": "llama-3.2-1b"}}, rollout__batch=32, **COLOCATED))
+    assert [(stage.does, stage.role) for stage in made.stages] == [
+        ("sync", "actor"), ("serve", "rollout"), ("score", "reward"), ("score", "actor"), ("score", "reference"),
+        ("train", "actor"), ("save", "actor"),
+    ]  # fmt: skip
+    assert made.loading == ("actor", "rollout", "reference", "reward")
+    assert made.role("reward").scoring_rows == 32  # of one forward
+    assert made.role("reference").scoring_rows == 8
+
+
+def test_vllm_shares_the_trainers_process_and_gets_no_length() -> None:
+    """The model's 8192 tokens; batch x TP x steps_per_generation sequences, 4096 tokens a batch, sleep level 2."""
+    made = trl.keeps(grpo(rollout__tensor_parallel=2, rollout__batch=32, **COLOCATED))
+    assert made.serving == Serving("0.31.0", 8192, 64, 4096, sleep_level=2, process="trainer")
+    server = trl.keeps(grpo(gpus=8, placement="separate", rollout__gpus=4))
+    assert server.serving == Serving("0.31.0", 8192)
+
+
+@pytest.mark.parametrize(
+    ("fields", "held"),
+    [
+        ({"sharding": "ddp"}, ()),
+        ({"sharding": "zero3"}, ("parameter",)),
+        ({"sharding": "zero3", "method": "lora"}, ("whole",)),  # gathered to be merged
+        ({"sharding": "fsdp1"}, ("units",)),
+        ({"sharding": "fsdp2", "method": "lora"}, ("parameter",)),
+    ],
+)
+def test_weights_go_to_vllm_parameter_by_parameter(fields: dict[str, Any], held: tuple[str, ...]) -> None:
+    """`_iter_named_params`; of a sleeping engine only the weights are awake."""
+    sync = trl.keeps(grpo(**COLOCATED, **fields)).stages[0]
+    assert (sync.does, sync.engine, sync.holds) == ("sync", "weights", held)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "host", "host_bytes"), [("ddp", "first", 4), ("zero2", "every", 2), ("zero3", "first", 2)]
+)
+def test_a_checkpoint_is_gathered_on_the_first_rank_but_below_zero_3(sharding: str, host: str, host_bytes: int) -> None:
+    """accelerate's `get_state_dict` clones the module's state dict on every rank below stage 3."""
+    save = trl.keeps(grpo(gpus=8, sharding=sharding)).stages[-1]
+    assert (save.does, save.host, save.host_bytes) == ("save", host, host_bytes)
+
+
+def test_deepspeed_runs_with_its_own_defaults() -> None:
+    """The package's `accelerate_configs/zero*.yaml` name no bucket size, and nothing says "auto"."""
+    assert trl.keeps(run(gpus=2, sharding="zero3")).deepspeed == DeepSpeed("0.19.8")
+    assert trl.keeps(run(gpus=2)).deepspeed is None
+
+
+def test_only_fsdp1_leaves_the_root_gathered_after_a_forward() -> None:
+    """PyTorch's FSDP does not free the root's parameters there; Accelerate tells FSDP2 to reshard it too."""
+    for sharding, stays in (("fsdp1", True), ("fsdp2", False)):
+        made = trl.keeps(run(task="dpo", gpus=2, sharding=sharding))
+        assert made.role("reference").root_stays is stays
+
+
+def test_a_reward_model_is_whole_in_bf16_unless_deepspeed_shards_it() -> None:
+    """`accelerator.prepare_model(evaluation_mode=True)` moves it; `prepare_deepspeed` shards it under stage 3."""
+    for sharding, expected in (("fsdp2", ("bf16", "ddp")), ("zero3", ("mixed", "zero3"))):
+        reward = grpo(gpus=8, sharding=sharding, roles={"reward": {"model": "llama-3.2-1b"}}).role("reward")
+        assert reward
+        assert (reward.precision, reward.sharding) == expected
+
+
+@pytest.mark.parametrize("task", trl.TASKS)
+def test_every_task_is_answered(task: str) -> None:
+    """GRPO with vLLM as well: a phase for each stage."""
+    fields = COLOCATED if task == "grpo" else {"gpus": 8}
+    phases = {phase.name for phase in estimate(run(task=task, sharding="zero3", **fields), load()).groups[0].phases}
+    expected = {"load", "forward", "backward", "step"}
+    assert phases == expected | ({"rollout", "score", "sync", "save"} if task == "grpo" else set())

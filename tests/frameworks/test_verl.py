@@ -1,0 +1,479 @@
+"""verl by version: defaults, refusals, roles and their order, each row read in that release's package or the fork."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from calc.frameworks import verl
+from calc.keeps import Keeps, Path
+from calc.scenario import Scenario, ScenarioError, parse
+
+FORK = "tinyzero"
+RELEASED = verl.KNOWN[1:]
+
+
+def run(version: str = "0.9.1", **fields: Any) -> Scenario:
+    """GRPO of Qwen2.5-7B on 4 GPUs; `__` in a name is a dot."""
+    base = {"model": "qwen2.5-7b", "task": "grpo", "gpu": "a100-80-sxm", "gpus": 4, "framework": f"verl=={version}"}
+    return parse(base | {name.replace("__", "."): value for name, value in fields.items()})
+
+
+def kept(version: str = "0.9.1", **fields: Any) -> Keeps:
+    """What verl keeps for `run(version, **fields)`."""
+    return verl.keeps(run(version, **fields))
+
+
+def with_reference(version: str, **fields: Any) -> Keeps:
+    """The same with a reference, which from 0.4 on is asked for."""
+    return kept(version, roles={"reference": {}}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [
+        ("tinyzero", "tinyzero"),
+        ("0.1", "tinyzero"),  # the fork was made of it
+        ("0.2.0.post2", "0.2"),
+        ("0.3", "0.3.0"),
+        ("0.5.0", "0.4.0"),
+        ("0.6", "0.6.1"),
+        ("0.7.0", "0.7.0"),
+        ("0.7", "0.7.1"),
+        ("1.0", "0.9.1"),
+    ],
+)
+def test_a_version_is_a_release_or_the_fork(version: str, known: str) -> None:
+    """The fork stands for what came before the first release with micro-batches a GPU."""
+    assert verl.nearest(version) == known
+
+
+@pytest.mark.parametrize("version", verl.KNOWN)
+@pytest.mark.parametrize("task", ["ppo", "grpo", "reinforce++"])
+def test_the_defaults_of_every_release_make_a_job(version: str, task: str) -> None:
+    """Every field is filled in, and what is filled in is a scenario that says the same again."""
+    s = run(version, task=task)
+    assert parse(s.as_dict()) == s
+    assert s.has("critic") == (task == "ppo")  # need_critic: adv_estimator gae (trainer/ppo/utils.py:100 of 0.9.1)
+    assert not s.has("reward")  # reward_model.enable: False
+
+
+@pytest.mark.parametrize("version", verl.KNOWN)
+def test_lengths_batches_and_vllms_share_never_changed(version: str) -> None:
+    """data.max_prompt_length 512, max_response_length 512, train_batch_size 1024, actor.ppo_mini_batch_size 256;
+    rollout.tensor_model_parallel_size 2, gpu_memory_utilization 0.5, free_cache_engine True."""
+    s = run(version, task="ppo")
+    assert s.rollout
+    assert (s.prompt_len, s.response_len, s.rollout.batch, s.global_batch) == (512, 512, 1024, 256)
+    assert (s.rollout.tensor_parallel, s.rollout.gpu_memory_utilization, s.rollout.sleep) == (2, 0.5, True)
+    assert (s.precision, s.optimizer_impl, s.sharding, s.grad_dtype) == ("fsdp-mixed", "foreach", "fsdp1", "fp32")
+    assert (s.attention, s.offload.optimizer, s.offload.parameters) == ("flash", False, False)
+
+
+def test_a_group_has_five_responses_where_one_would_have_no_advantage() -> None:
+    """rollout.n is 1 in the yaml; examples/grpo_trainer sets 5, and the mini-batch counts prompts."""
+    for task, n in {"ppo": 1, "grpo": 5, "reinforce++": 5}.items():
+        s = run(task=task)
+        assert s.rollout
+        assert (s.rollout.n, s.global_batch) == (n, 256 * n)
+    assert run(rollout__batch=64).global_batch == 64 * 5
+
+
+@pytest.mark.parametrize(
+    ("version", "checkpointing", "packing", "reference"),
+    [
+        # enable_gradient_checkpointing: False, use_remove_padding: False; main_ppo.py maps RefPolicy always
+        (FORK, "none", False, True),
+        ("0.2", "full", False, True),  # enable_gradient_checkpointing: True
+        ("0.3.0", "full", False, True),
+        ("0.4.0", "full", False, False),  # main_ppo.py:130: use_kl_in_reward or use_kl_loss, both False
+        ("0.6.1", "full", False, False),
+        ("0.7.0", "full", True, False),  # model/hf_model.yaml:40, use_remove_padding: True
+        ("0.9.1", "full", True, False),
+    ],
+)
+def test_defaults_that_changed(version: str, checkpointing: str, packing: bool, reference: bool) -> None:
+    """ppo_trainer.yaml of each release, and main_ppo.py for the reference."""
+    s = run(version)
+    assert (s.checkpointing, s.packing, s.has("reference")) == (checkpointing, packing, reference)
+
+
+@pytest.mark.parametrize(
+    ("version", "vllm", "transformers", "torch"),
+    [
+        (FORK, "0.6.3", "4.47.1", "2.4.0"),  # requirements.txt: transformers<4.48, vllm==0.6.3
+        ("0.2", "0.6.3", "4.47.1", "2.4.0"),  # transformers<4.48, vllm<=0.6.3
+        ("0.4.0", "0.8.5", "4.51.3", "2.6.0"),  # vllm<=0.8.5
+        ("0.6.0", "0.9.1", "4.56.1", "2.7.0"),  # vllm<=0.9.1,>=0.7.3
+        ("0.6.1", "0.11.0", "4.56.1", "2.8.0"),  # vllm<=0.11.0,>=0.8.5
+        ("0.7.1", "0.12.0", "4.57.1", "2.9.0"),  # vllm<=0.12.0,>=0.8.5
+        ("0.9.1", "0.24.0", "5.9.0", "2.11.0"),  # vllm==0.24.0, transformers==5.9.0, torch==2.11.0
+    ],
+)
+def test_libraries_are_the_newest_that_a_release_allows(version: str, vllm: str, transformers: str, torch: str) -> None:
+    """METADATA of the packages; the worker that verl patches is vLLM 0.6.3's."""
+    assert run(version).versions == {"vllm": vllm, "transformers": transformers, "torch": torch}
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "n", "prompts", "gpus", "expected"),
+    [
+        (16, 32, 8, 4, 64),  # a flag of 64 on 4 GPUs would be 512 sequences: the GPU's whole rollout is 64
+        (16, 16, 8, 4, 32),
+        (2, 32, 8, 4, 64),
+        (1, 32, 8, 4, 32),  # the least: n
+        (4, 16, 64, 4, 64),
+        (8, 1, 1024, 8, 8),
+        (8, 1, 1, 8, 1),  # fewer sequences than GPUs, refused later
+    ],
+)
+def test_the_fork_multiplies_its_micro_batch_by_n(
+    micro_batch: int, n: int, prompts: int, gpus: int, expected: int
+) -> None:
+    """`ppo_micro_batch_size //= world size; *= rollout.n`, of which `split` hands out what there is."""
+    values = {"micro_batch": micro_batch, "rollout.n": n, "rollout.batch": prompts, "gpus": gpus}
+    assert verl.rows("grpo", FORK, values) == expected
+    assert verl.rows("grpo", "0.2", values) == micro_batch
+
+
+def test_the_forks_rows_reach_the_actor_and_the_reference_but_not_the_critic() -> None:
+    """fsdp_workers.py:96-109 multiplies for actor, rollout and reference, :535-537 only divides for the critic."""
+    k = kept(FORK, task="ppo", micro_batch=4, rollout={"n": 8, "batch": 16})
+    assert {role.name: (role.rows, role.scoring_rows) for role in k.roles} == {
+        "critic": (4, 4),
+        "reference": (32, 32),
+        "actor": (32, 32),
+    }
+    assert k.notes == (
+        "The fork runs 32 sequences in one forward: it multiplies its micro-batch flag, here 4 for each GPU, by "
+        "rollout.n = 8, so that 8 are the least, and a GPU's whole rollout, 32, the most.",
+    )
+    assert kept("0.2").notes == ()
+
+
+@pytest.mark.parametrize(("gpus", "share"), [(1, 64), (4, 16), (8, 8)])
+def test_the_forks_default_flag_is_64_for_all_gpus(gpus: int, share: int) -> None:
+    """actor.ppo_micro_batch_size: 64; later ppo_micro_batch_size_per_gpu: null, which must be given."""
+    assert run(FORK, gpus=gpus).micro_batch == share
+    assert run("0.2", gpus=gpus).micro_batch == 1
+
+
+def test_models_load_one_after_another_and_the_rollout_last() -> None:
+    """trainer/ppo/ray_trainer.py, init_workers."""
+    roles = {"reference": {}, "reward": {"model": "qwen2.5-7b"}}
+    k = kept("0.6.1", task="ppo", roles=roles)
+    assert k.loading == ("critic", "reference", "reward", "actor", "rollout")
+    assert kept().loading == ("actor", "rollout")
+    assert {role.process for role in k.roles} == {"trainer"}
+
+
+def test_a_step_goes_through_the_roles_in_turn() -> None:
+    """trainer/ppo/v1/trainer_base.py:533-620 of 0.9.1."""
+    k = kept(task="ppo", roles={"reference": {}})
+    assert [(stage.does, stage.role) for stage in k.stages] == [
+        ("serve", "rollout"),
+        ("score", "actor"),
+        ("score", "reference"),
+        ("score", "critic"),
+        ("train", "critic"),
+        ("train", "actor"),
+        ("save", "actor"),
+        ("save", "critic"),
+        ("sync", "actor"),
+        ("sync", "actor"),
+    ]
+    assert [stage.engine for stage in k.stages] == ["all", *["asleep"] * 7, "weights", "weights"]
+    assert not any(stage.inside or stage.beside or stage.alternating for stage in k.stages)
+
+
+def syncs(k: Keeps) -> list[tuple[str, tuple[str, ...]]]:
+    """What of vLLM is there as weights come, and what the moments hold."""
+    return [(stage.engine, stage.holds) for stage in k.stages if stage.does == "sync"]
+
+
+@pytest.mark.parametrize(
+    ("version", "before", "bucket"),
+    [
+        (FORK, "asleep", ()),
+        ("0.7.0", "asleep", ()),
+        ("0.7.1", "asleep", ("bucket",)),
+        ("0.8.0", "weights", ("bucket",)),
+    ],
+)
+def test_weights_are_copied_in_fp32_and_gathered_one_by_one(version: str, before: str, bucket: tuple[str, ...]) -> None:
+    """fsdp_workers.py:740-822 of 0.7.1 makes the state dict before vLLM wakes, engine_workers.py:772-785 of 0.9.1
+    afterwards; buckets of 2048 MiB came with the servers."""
+    assert syncs(kept(version)) == [(before, ("units", "copies")), ("weights", ("copies", "parameter", *bucket))]
+
+
+def test_fsdp2_hands_on_its_own_shards_and_adapters_go_alone() -> None:
+    """FSDP 2's state dict refers to the shards; for adapters FSDP 1 summons the whole model."""
+    assert syncs(kept(sharding="fsdp2")) == [("weights", ("parameter", "bucket"))]
+    assert syncs(kept(sharding="fsdp2", method="lora")) == [("weights", ("bucket",))]
+    assert syncs(kept(method="lora")) == [("weights", ("whole",)), ("weights", ("bucket",))]
+    assert syncs(kept("0.4.0", method="lora")) == [("asleep", ("whole",)), ("weights", ())]
+
+
+@pytest.mark.parametrize(
+    ("version", "sharding", "holds", "host"),
+    [
+        (FORK, "fsdp1", ("units",), "first"),  # FullStateDictConfig(rank0_only=True)
+        ("0.2", "fsdp1", ("units",), "shards"),
+        ("0.3.0", "fsdp1", ("units",), "shards"),  # hf_model among the contents saves the configuration alone
+        ("0.9.1", "fsdp1", ("units",), "shards"),
+        ("0.9.1", "fsdp2", (), ""),
+    ],
+)
+def test_a_checkpoint_is_gathered_group_by_group(
+    version: str, sharding: str, holds: tuple[str, ...], host: str
+) -> None:
+    """utils/checkpoint/fsdp_checkpoint_manager.py; fsdp_workers.py:489 of the fork."""
+    stage = next(stage for stage in kept(version, sharding=sharding).stages if stage.does == "save")
+    assert (stage.holds, stage.host) == (holds, host)
+    assert not host or stage.host_bytes == 4
+
+
+@pytest.mark.parametrize(
+    ("version", "seqs", "tokens", "graphs", "share_of_free", "level", "process"),
+    [
+        (FORK, None, None, False, True, 2, "trainer"),
+        ("0.2", None, 8192, False, True, 2, "trainer"),
+        ("0.4.0", None, 8192, False, False, 1, "trainer"),
+        ("0.6.0", 1024, 8192, True, False, 2, "trainer"),
+        ("0.7.0", 1024, 8192, True, False, 2, "trainer"),
+        ("0.7.1", 1024, 8192, True, False, 2, "vllm"),
+        ("0.9.0", 256, 8192, True, False, 2, "vllm"),
+    ],
+)
+def test_vllm_gets_what_the_release_passes(
+    version: str, seqs: int | None, tokens: int | None, graphs: bool, share_of_free: bool, level: int, process: str
+) -> None:
+    """workers/rollout/vllm_rollout/*.py and rollout/rollout.yaml of each release."""
+    serving = kept(version).serving
+    assert serving
+    assert (serving.max_num_seqs, serving.max_num_batched_tokens, serving.graphs) == (seqs, tokens, graphs)
+    assert (serving.share_of_free, serving.sleep_level, serving.process) == (share_of_free, level, process)
+    assert (serving.version, serving.max_model_len) == (run(version).versions["vllm"], 1024)
+
+
+def test_vllms_own_worker_shares_the_whole_card_and_adapters_keep_its_weights() -> None:
+    """third_party/vllm has workers for 0.5.4 and 0.6.3 alone; vllm_async_server.py:636 of 0.7.1 sleeps at level 1."""
+    own = kept("0.3.0", versions={"vllm": "0.8.2"}).serving
+    assert own
+    assert not own.share_of_free
+    levels = {
+        version: kept(version, method="lora").serving for version in ("0.4.0", "0.6.0", "0.7.0", "0.7.1", "0.9.1")
+    }
+    assert [serving and serving.sleep_level for serving in levels.values()] == [1, 2, 2, 1, 1]
+
+
+ONE = Path("flash", scaled="view", entropy="compiled")
+OVER = Path("flash", scaled="view", in_place=True)
+
+
+@pytest.mark.parametrize(
+    ("version", "train", "old", "reference"),
+    [
+        (FORK, ONE, ONE, ONE),
+        ("0.2", ONE, ONE, ONE),
+        ("0.3.0", ONE, ONE, ONE),
+        ("0.4.0", OVER, ONE, OVER),
+        ("0.8.0", OVER, ONE, OVER),
+        (
+            "0.9.0",
+            Path("flash", scaled="copy", in_place=True),
+            Path("flash", scaled="copy", entropy="compiled"),
+            Path("flash", scaled="copy", in_place=True),
+        ),
+        ("0.9.1", Path("flash", in_place=True), Path("flash", entropy="compiled"), Path("flash", in_place=True)),
+    ],
+)
+def test_the_path_to_log_probabilities(version: str, train: Path, old: Path, reference: Path) -> None:
+    """`_forward_micro_batch` and `prepare_model_outputs`, with padding removed; the entropy's coefficient is 0 since
+    0.4, but old log-probabilities come with it."""
+    k = with_reference(version, packing=True)
+    assert (k.role("actor").path, k.role("actor").scoring, k.role("reference").scoring) == (train, old, reference)
+
+
+SLICED: dict[str, Any] = {"scaled": "in-place", "cut": "slice", "shift_copy": True, "kept": 0.75}
+CUT: dict[str, Any] = {"cut": "unpad", "in_place": True}
+
+
+@pytest.mark.parametrize(
+    ("version", "train", "old", "reference"),
+    [
+        # `entropy_from_logits` itself, always until 0.3, of the response
+        (FORK, *[Path("flash", entropy="eager", **SLICED)] * 3),
+        ("0.3.0", *[Path("flash", entropy="eager", **SLICED)] * 3),
+        # `logprobs_from_logits` writes its gradient over the logits by default
+        *[
+            (
+                version,
+                Path("flash", in_place=True, **SLICED),
+                Path("flash", entropy="eager", **SLICED),
+                Path("flash", in_place=True, **SLICED),
+            )
+            for version in ("0.4.0", "0.7.1")
+        ],
+        # the entropy of all positions, then `torch.cat` of the rows of a nested tensor
+        *[
+            (
+                version,
+                Path("flash", scaled=scaled, **CUT),
+                Path("flash", scaled=scaled, cut="unpad", entropy="eager"),
+                Path("flash", scaled=scaled, **CUT),
+            )
+            for version, scaled in {"0.8.0": "in-place", "0.9.0": "copy", "0.9.1": ""}.items()
+        ],
+    ],
+)
+def test_the_path_where_padding_stays(version: str, train: Path, old: Path, reference: Path) -> None:
+    """`_forward_micro_batch` and `prepare_model_outputs` with use_remove_padding False; logits of a forward of their
+    own are no view, so `div_` needs no clones."""
+    k = with_reference(version, packing=False, micro_batch=2, prompt_len=256, response_len=768, rollout__n=8)
+    assert (k.role("actor").path, k.role("actor").scoring, k.role("reference").scoring) == (train, old, reference)
+
+
+def test_the_slice_of_one_row_needs_no_copy() -> None:
+    """`logits[:, -response_length - 1:-1]` until 0.7, which `reshape` copies unless there is one row."""
+    one = kept("0.7.0", packing=False, micro_batch=1).role("actor").path
+    assert one == Path("flash", scaled="in-place", cut="slice", in_place=True, kept=0.5)
+
+
+def test_an_early_transformers_casts_logits_to_fp32() -> None:
+    """`logits = logits.float()` in modeling_qwen2.py until 4.45."""
+    assert kept("0.2", versions={"transformers": "4.45.2"}).role("actor").path.head_fp32
+    assert not kept("0.2").role("actor").path.head_fp32
+
+
+def test_value_and_reward_models_have_no_vocabulary() -> None:
+    """AutoModelForTokenClassification with one label."""
+    k = kept("0.6.1", task="ppo", roles={"reward": {"model": "qwen2.5-7b"}})
+    for name in ("critic", "reward"):
+        assert (k.role(name).path, k.role(name).scoring) == (Path("scalar"), Path("scalar"))
+
+
+@pytest.mark.parametrize(
+    ("version", "precision", "host", "leaves"),
+    [
+        (FORK, "bf16", False, ()),
+        ("0.2", "bf16", True, ()),
+        ("0.4.0", "bf16", True, ()),
+        ("0.6.0", "fsdp-mixed", True, ()),  # engine/fsdp.yaml: model_dtype fp32
+        ("0.9.1", "fsdp-mixed", True, ()),
+    ],
+)
+def test_a_reference_lies_on_the_host_in_every_release(
+    version: str, precision: str, host: bool, leaves: tuple[str, ...]
+) -> None:
+    """fsdp_workers.py:248 of 0.2, engine.py:433 of 0.9.1: CPUOffload(offload_params=True) for what is not trained."""
+    own = run(version, roles={"reference": {}}).role("reference")
+    assert own
+    assert (own.precision, own.offload.parameters) == (precision, host)
+    assert with_reference(version).role("reference").leaves == frozenset(leaves)
+
+
+def test_verl_moves_what_is_trained_and_the_fork_its_reference_too() -> None:
+    """param_offload and optimizer_offload of each role; they come back for the role's own phases."""
+    offload = {"optimizer": True, "parameters": True}
+    k = kept("0.4.0", task="ppo", offload=offload, roles={"reference": {}, "critic": {"offload.parameters": False}})
+    assert k.role("actor").leaves == {"weights", "states"}
+    assert k.role("critic").leaves == {"states"}
+    assert k.role("reference").leaves == frozenset()
+    assert kept(FORK, offload=offload).role("reference").leaves == frozenset()  # its own ref.fsdp_config says otherwise
+    own = kept(FORK, roles={"reference": {"offload.parameters": True}})
+    assert own.role("reference").leaves == {"weights"}
+    assert own.role("actor").leaves == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("version", "sharding", "stays"),
+    [
+        (FORK, "fsdp1", True),
+        ("0.2", "fsdp1", False),
+        ("0.7.1", "fsdp1", False),
+        ("0.8.0", "fsdp1", True),
+        ("0.9.1", "fsdp1", True),
+        ("0.4.0", "fsdp2", True),  # torch 2.6 never reshards the root after a forward
+        ("0.6.0", "fsdp2", False),
+        ("0.9.1", "fsdp2", False),
+    ],
+)
+def test_the_root_group_stays_unless_it_is_resharded(version: str, sharding: str, stays: bool) -> None:
+    """`_handle.reshard(True)` in fsdp_workers.py from 0.2 to 0.7, from 0.8 on only where fsdp_size > 1."""
+    k = with_reference(version, sharding=sharding)
+    assert {role.root_stays for role in k.roles} == {stays}
+
+
+def test_with_adapters_the_reference_is_the_actor_without_them() -> None:
+    """ref_in_actor (ray_trainer.py:393 of 0.4.0). Adapters have the base's type, since a flat parameter has one."""
+    s = run("0.4.0", method="lora", roles={"reference": {}})
+    k = verl.keeps(s)
+    assert s.lora
+    assert (s.lora.rank, s.lora.targets, s.lora.dtype) == (64, "all-linear", "fp32")
+    assert k.role("reference").shares
+    assert k.loading == ("actor", "rollout")
+    assert not with_reference("0.4.0").role("reference").shares
+
+
+REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
+    "a task": ("0.9.1", {"task": "sft"}, "task"),
+    "GPUs of their own": ("0.9.1", {"placement": "separate", "rollout__gpus": 2, "rollout__sleep": False}, "placement"),
+    "Transformers' generation": ("0.9.1", {"rollout": {"engine": "hf"}}, "rollout.engine"),
+    "no actor": ("0.9.1", {"task": "ppo", "roles": {"actor": "none"}}, "roles.actor"),
+    "another sharding": ("0.9.1", {"sharding": "zero3"}, "sharding"),
+    "fsdp2 before 0.4": ("0.3.0", {"sharding": "fsdp2"}, "sharding"),
+    "adapters before 0.4": ("0.3.0", {"method": "lora"}, "method"),
+    "4-bit weights": ("0.9.1", {"method": "qlora"}, "method"),
+    "another precision": ("0.9.1", {"precision": "bf16"}, "precision"),
+    "another optimizer": ("0.9.1", {"optimizer": "lion"}, "optimizer"),
+    "other gradients": ("0.9.1", {"grad_dtype": "bf16"}, "grad_dtype"),
+    "selective checkpointing": ("0.9.1", {"checkpointing": "selective"}, "checkpointing"),
+    "other attention before 0.6.1": ("0.6.0", {"attention": "sdpa", "packing": False}, "attention"),
+    "other attention with packing": ("0.9.1", {"attention": "eager", "packing": True}, "attention"),
+    "a fused loss": ("0.9.1", {"loss": "fused"}, "loss"),
+    "other log-probabilities": ("0.9.1", {"logprob": "selective"}, "logprob"),
+    "a critic's precision": ("0.9.1", {"task": "ppo", "roles": {"critic": {"precision": "bf16"}}}, "roles.critic.pre"),
+    "a rollout in halves": ("0.9.1", {"rollout": {"batch": 5, "n": 2}, "global_batch": 8}, "rollout.batch"),
+    "more than a rollout": ("0.9.1", {"rollout": {"batch": 8, "n": 2}, "global_batch": 32}, "global_batch"),
+    "a reward server": ("0.7.1", {"roles": {"reward": {"model": "qwen2.5-7b"}}}, "roles.reward"),
+    "a reference on the GPU": ("0.2", {"roles": {"reference": {"offload.parameters": False}}}, "roles.reference.off"),
+    "a reference beside adapters": (
+        "0.9.1",
+        {"method": "lora", "roles": {"reference": {"model": "qwen2.5-14b"}}},
+        "roles.reference",
+    ),
+}
+
+
+@pytest.mark.parametrize(("version", "fields", "field"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_verl_cannot_run_is_refused_with_its_field(version: str, fields: dict[str, Any], field: str) -> None:
+    """One line that names the field, what was given and what is allowed."""
+    with pytest.raises(ScenarioError) as error:
+        run(version, **fields)
+    message = str(error.value)
+    assert f" {field}" in message
+    assert ": given " in message
+    assert "allowed" in message
+    assert "\n" not in message
+
+
+def test_what_a_neighbouring_release_or_setting_allows() -> None:
+    """Each refusal has its other side."""
+    assert run("0.4.0", sharding="fsdp2").sharding == "fsdp2"
+    assert run("0.6.1", attention="sdpa", packing=False).attention == "sdpa"
+    assert run("0.7.0", roles={"reward": {"model": "qwen2.5-7b"}}).has("reward")
+    assert run(FORK, roles={"reference": {"offload.parameters": False}}).has("reference")
+    assert run(rollout={"batch": 8, "n": 2}, global_batch=16).global_batch == 16
+
+
+@pytest.mark.parametrize("version", ["0.6.1", "0.7.0"])
+def test_a_reward_model_lies_on_the_host_until_it_became_a_server(version: str) -> None:
+    """RewardModelWorker: bf16, CPUOffload(offload_params=True)."""
+    s = run(version, roles={"reward": {"model": "qwen2.5-7b"}})
+    own = s.role("reward")
+    assert own
+    assert (own.precision, own.offload.parameters) == ("bf16", True)
+    assert verl.keeps(s).role("reward").leaves == frozenset()
