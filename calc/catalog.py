@@ -403,20 +403,25 @@ def _measurements(
                 raise InputError(
                     f"{place}: id: given {record['id']!r}, already the id of {owner}, allowed: an id of its own"
                 )
-            if (record["measured_bytes"] is None) != (record["metric"] == "verdict"):
-                raise InputError(
-                    f"{place}: measured_bytes: given {show(record['measured_bytes'])} with metric {record['metric']}, "
-                    "allowed: bytes, or null with metric verdict"
-                )
-            if record["metric"] == "verdict" and record["verdict"] is None:
-                raise InputError(f"{place}: verdict: given null with metric verdict, allowed: fits, oom")
-            scenario = record["scenario"]
-            for name, known, command in (("gpu", gpus, "gpus"), ("model", names, "models")):
-                given = scenario[name]
-                if not isinstance(given, str):
-                    raise InputError(f"{place}: scenario.{name}: given {show(given)}, allowed: text")
-                if given.casefold() not in known:
-                    near = closest(given, known)
-                    allowed = _some(known, command)
-                    raise InputError(f"{place}: scenario.{name}: given {show(given)}, allowed: {allowed}{near}")
+            check_measurement(record, place, gpus, names)
             yield record
+
+
+def check_measurement(record: Mapping[str, Any], place: str, gpus: Mapping[str, GPU], names: Mapping[str, str]) -> None:
+    """Refuses a record whose fields contradict each other, or whose model or GPU the catalog does not have."""
+    if (record["measured_bytes"] is None) != (record["metric"] == "verdict"):
+        raise InputError(
+            f"{place}: measured_bytes: given {show(record['measured_bytes'])} with metric {record['metric']}, "
+            "allowed: bytes, or null with metric verdict"
+        )
+    if record["metric"] == "verdict" and record["verdict"] is None:
+        raise InputError(f"{place}: verdict: given null with metric verdict, allowed: fits, oom")
+    scenario = record["scenario"]
+    for name, known, command in (("gpu", gpus, "gpus"), ("model", names, "models")):
+        given = scenario[name]
+        if not isinstance(given, str):
+            raise InputError(f"{place}: scenario.{name}: given {show(given)}, allowed: text")
+        if given.casefold() not in known:
+            near = closest(given, known)
+            allowed = _some(known, command)
+            raise InputError(f"{place}: scenario.{name}: given {show(given)}, allowed: {allowed}{near}")

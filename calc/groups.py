@@ -64,12 +64,15 @@ class Shared:
         verdict = "fits" if probability >= FITS else "tight" if probability >= TIGHT else "oom"
         first = _first_to_break(phases, verdict, usable)
         margin = int(runtime.RANGE * deviation)
+        low, high = peak.device_bytes - margin, peak.device_bytes + margin
+        kept = max(runtime.cached(p.moment.lines, lengths_vary=not self.job.s.packing) for p in phases)
         return Group(
             name="+".join(self.names),
             gpus=self.gpus,
             phases=phases,
             usable_bytes=usable,
-            device_range=(peak.device_bytes - margin, peak.device_bytes + margin),
+            # cached blocks fill at most what the card has
+            device_range=(low, max(high, min(high + kept, usable))),
             fit_probability=probability,
             verdict=verdict,
             verdict_phase="load" if refusal else first,

@@ -63,9 +63,9 @@ class Phase(NamedTuple):
 class Group:
     """A set of GPUs that hold the same roles, seen from the one that needs most.
 
-    `device_range` holds the middle nine tenths of what the peak may be. `verdict_phase` is the first phase that makes
-    the verdict other than `fits`; `refusal` says in one line why vLLM does not start. Where it does, its KV cache holds
-    `cache_tokens`, and `cache_sequences` of full length at once.
+    `device_range` holds the middle nine tenths of what a monitor may show at the peak. `verdict_phase` is the first
+    phase that makes the verdict other than `fits`; `refusal` says in one line why vLLM does not start. Where it does,
+    its KV cache holds `cache_tokens`, and `cache_sequences` of full length at once.
     """
 
     name: str

@@ -13,13 +13,14 @@ class Cut(NamedTuple):
     """One optimizer's parameters over N ranks, in elements.
 
     `share`: one rank's partition. `touched`: every parameter that lies at least partly in it, whole, for the rank with
-    most of them.
+    most of them, `kept` together.
     `slice`: the largest part of one parameter inside one partition. `largest`: the largest parameter. `rank_elements`:
     a rank's share where each parameter is padded to N on its own (ZeRO-3), `sub_groups` its cuts.
     """
 
     share: int
     touched: tuple[int, ...]
+    kept: int
     slice: int
     largest: int
     rank_elements: int
@@ -59,6 +60,7 @@ def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: in
             inside = min(start + size, (rank + 1) * partition) - max(start, rank * partition)
             largest_slice = max(largest_slice, inside)
         start += size
+    touched = tuple(max(held, key=sum))
     parts = [-(-size // ranks) for size in sizes]
     groups, running = [], 0
     for part in parts:
@@ -68,7 +70,8 @@ def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: in
             running = 0
     return Cut(
         partition,
-        tuple(max(held, key=sum)),
+        touched,
+        sum(touched),
         largest_slice,
         max(sizes),
         sum(parts),

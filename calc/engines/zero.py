@@ -145,11 +145,12 @@ class Zero(Holder):
             # BF16_Optimizer drops the bf16 gradients when the next backward starts
             done = gradients.so_far(r.role, where.done if where.backward else r.trainable, B)
             return [done, *(self.tied(where) if where.segment == "end" and r.ties_gradients else [])]
+        out = self.reduced(where)
         if self.stage < 3:
-            lines += self.partitioning(where)
+            lines += self.partitioning(where, out)
         if where.backward and r.ties_gradients and where.segment in ("norm", "layer", "end"):
             lines += self.tied(where) if where.segment == "end" else [gradients.new(r.role, self.embedding, B)]
-        return lines + self.reducing(where)
+        return lines + self.reducing(where, out)
 
     @property
     def embedding(self) -> int:
@@ -177,7 +178,7 @@ class Zero(Holder):
         """Elements of the largest tensor in a layer."""
         return largest_in_layer(self.replica.arch, min(layer, self.replica.arch.layers - 1))
 
-    def partitioning(self, where: Where) -> list[Line]:
+    def partitioning(self, where: Where, out: Reduced) -> list[Line]:
         """Stages 1 and 2: the bucket, and gradients kept whole or of the own partition."""
         r, lines = self.replica, []
         filled = where.done > 0 if self.version >= LAZY_BUCKET else where.backward
@@ -188,15 +189,15 @@ class Zero(Holder):
             lines.append(communication.bucket(r.role, self.config.reduce_bucket, B, buffers))
         if not (self.offload_optimizer or self.whole_gradients):
             # the micro-batches before, and this one as soon as the first gradient has left the bucket
-            copies = int(r.accumulates) + int(self.reduced(where).kept)
-            lines.append(gradients.partition(r.role, copies * sum(self.cut.touched), B))
+            copies = int(r.accumulates) + int(out.kept)
+            lines.append(gradients.partition(r.role, copies * self.cut.kept, B))
         return lines
 
-    def reducing(self, where: Where) -> list[Line]:
+    def reducing(self, where: Where, out: Reduced) -> list[Line]:
         """The gradient that is being made, and what the reduction of those before it takes beside it."""
         if not (where.backward and where.making):
             return []
-        r, out = self.replica, self.reduced(where)
+        r = self.replica
         lines = [gradients.new(r.role, where.making + (0 if self.whole_gradients else out.waiting), B)]
         passing = [communication.flush(r.role, 0 if self.whole_gradients else out.copied, B)]
         if self.offload_optimizer and self.stage == 3:
@@ -253,7 +254,7 @@ class Zero(Holder):
                 [gradients.flattened(r.role, group, 4 if r.grad_bytes == 4 else B + 4)],
             )
         else:
-            kept = gradients.partition(r.role, sum(c.touched), B)
+            kept = gradients.partition(r.role, c.kept, B)
             yield "gradient norm", [kept, gradients.squared_norm(r.role, c.slice)]
             yield "gradients flattened", [kept, gradients.flattened(r.role, c.share, B + 4)]
             # a flat partition is one parameter

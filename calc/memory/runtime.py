@@ -6,6 +6,7 @@ the range of every estimate covers their spread.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import erf, sqrt
 
 from calc.ledger import Line
@@ -28,6 +29,13 @@ NCCL_CHANNELS = {False: 2, True: 24}
 # Reserved beyond allocated, as a share of what is allocated and freed in a step. Reports range from 0.13 GiB of 24 to
 # 5.6 of 79 (pytorch out-of-memory messages in OpenRLHF #398, ms-swift #5943). Assumed: 5 %, give or take as much.
 FRAGMENTATION = 0.05
+# Beyond that PyTorch keeps freed blocks, until memory is short, when it gives them back before it fails
+# (c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`): what runs out is not decided by them, what a monitor
+# shows is. Where lengths differ from batch to batch they came to 0.1 to 4.8 times what differs, 3.6 times at the 95th
+# percentile of the 38 runs that measurements/published.jsonl has of ms-swift's benchmark; with one length, or emptied
+# regularly, to a quarter at most.
+CACHED = {"lengths vary": 3.6, "one length": 0.25}
+VARYING = frozenset({"activations", "checkpoints", "logits", "temporary"})
 # Standard deviations behind the range of an estimate, assumed until measured: of the formulas, of the context.
 FORMULA_SPREAD = 0.01
 CONTEXT_SPREAD = 0.15 * GiB
@@ -58,6 +66,12 @@ def fragmentation(lines: list[Line]) -> Line:
     passing = sum([line.bytes for line in lines if line.component in PASSING])
     values = {"f": FRAGMENTATION, "B": passing}
     return Line("fragmentation", "process", int(FRAGMENTATION * passing), "f·B", values, "runtime#fragmentation", False)
+
+
+def cached(lines: Iterable[Line], *, lengths_vary: bool) -> int:
+    """The most that PyTorch keeps of freed blocks beside the lines of a moment."""
+    varying = sum([line.bytes for line in lines if line.component in VARYING])
+    return int(CACHED["lengths vary" if lengths_vary else "one length"] * varying)
 
 
 def spread(allocated: int, held_back: int) -> float:

@@ -8,8 +8,12 @@ from dataclasses import replace
 import pytest
 
 from calc.catalog import load
+from calc.estimate import estimate
+from calc.memory import runtime
 from calc.residuals import NUMBERS, RANGES, Residual, residual, summary
-from calc.scenario import RL
+from calc.scenario import RL, parse
+
+LENGTHS_VARY = runtime.CACHED["lengths vary"]
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +60,28 @@ def test_the_full_tally(residuals: list[Residual]) -> None:
         if some:
             print(f"{metric}: {sum(r.agrees for r in some)} of {len(some)} agree; {summary(some)}")
     by_metric = Counter(r.metric for r in residuals if r.agrees)
-    assert by_metric["reserved"] >= 7
-    assert by_metric["unknown"] >= 3
+    assert by_metric["unknown"] >= 16
+
+
+def test_nine_in_ten_reserved_figures_lie_in_their_range(residuals: list[Residual]) -> None:
+    """What PyTorch keeps of freed blocks is measured on ms-swift's runs; PEFT's, another source, are all but inside."""
+    reserved = of(residuals, "reserved")
+    assert len(reserved) >= 43
+    assert sum(r.inside for r in reserved) >= 0.9 * len(reserved)
+    assert sum(r.inside for r in reserved if "peft" in r.id) >= 4
+
+
+def test_the_share_of_cached_blocks_is_that_of_the_records() -> None:
+    """The 95th percentile of what runs with varying lengths had reserved beyond the estimate's allocated peak."""
+    ratios = []
+    for record in load().measurements:
+        if record["class"] == "published" and record["metric"] == "reserved" and "swift" in record["id"]:
+            (group,) = estimate(parse(record["scenario"])).groups
+            allocated = max(p.moment.allocated_bytes for p in group.phases)
+            varying = max(runtime.cached(p.moment.lines, lengths_vary=True) for p in group.phases) / LENGTHS_VARY
+            ratios.append((record["measured_bytes"] - allocated) / varying)
+    assert len(ratios) == 38
+    assert sorted(ratios)[int(0.95 * (len(ratios) - 1))] == pytest.approx(LENGTHS_VARY, abs=0.05)
 
 
 def test_reserved_is_compared_without_context_and_an_unnamed_tool_with_everything() -> None:
