@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from strategies import rl_fields
 
 from calc.estimate import estimate
-from calc.scenario import ROLES, SCHEMA, Scenario, ScenarioError, parse
+from calc.rules import ROLES
+from calc.scenario import SCHEMA, Scenario, ScenarioError, parse
 
 JOB = {"model": "llama-3-8b", "gpu": "h200"}
 PPO = JOB | {"task": "ppo", "framework": "torch"}

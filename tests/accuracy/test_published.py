@@ -11,7 +11,8 @@ from calc.catalog import load
 from calc.estimate import estimate
 from calc.memory import runtime
 from calc.residuals import NUMBERS, RANGES, Residual, residual, summary
-from calc.scenario import RL, parse
+from calc.rules import RL
+from calc.scenario import parse
 
 LENGTHS_VARY = runtime.CACHED["lengths vary"]
 

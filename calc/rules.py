@@ -1,0 +1,282 @@
+"""The rules that join several fields of a scenario: what follows from what, and what cannot be together.
+
+Every objection is one line that names the field, what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from calc.architecture import Architecture, ConfigError, lora_parameters
+from calc.catalog import GPU, Catalog, CatalogError
+
+if TYPE_CHECKING:
+    from calc.scenario import Scenario
+
+UNBUILT_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+RL = ("ppo", "grpo", "reinforce++")
+PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
+RL_FIELDS = ("prompt_len", "response_len", "rollout")
+# The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's
+# own fields, which every role takes over where its own say nothing else.
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "dpo": ("reference",),
+    "ppo": ("actor", "critic", "reference", "reward"),
+    "grpo": ("actor", "reference", "reward"),
+    "reinforce++": ("actor", "reference", "reward"),
+}
+TRAINED_ROLES = ("actor", "critic")
+FROZEN_ROLE_FIELDS = ("model", "gpus", "precision", "sharding", "offload.parameters", "attention", "micro_batch")
+# With `separate`, a role without GPUs of its own shares those of the first of these that runs.
+PARTNERS: Mapping[str, tuple[str, ...]] = {
+    "reference": ("actor", "critic"),
+    "reward": ("critic", "actor"),
+    "critic": ("actor", "reward"),
+}
+SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")  # over several GPUs
+
+
+class Objection(ValueError):
+    """Why a scenario cannot be used, before the place it stands in is put in front."""
+
+
+def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys for nested ones, without nulls; 8.0 is the integer 8."""
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}.{inner}": item for inner, item in flatten(value).items()})
+        elif value is not None:
+            flat[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+    return flat
+
+
+def follow(values: dict[str, Any], task: str) -> None:
+    """Fills in what follows from other fields where it is not given."""
+    values.setdefault("gpus_per_node", min(values["gpus"], 8))
+    if task in RL:
+        if "seq_len" in values:
+            raise Objection(f"seq_len: given for {task}, allowed: prompt_len and response_len")
+        values["seq_len"] = values["prompt_len"] + values["response_len"]
+    else:
+        values["prompt_len"] = values["response_len"] = 0
+    values.setdefault("expected_len", values["seq_len"])
+
+
+def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuses fields that are fine alone and not together."""
+    task, gpus, per_node = values["task"], values["gpus"], values["gpus_per_node"]
+    for place in given:
+        if task not in RL and place.partition(".")[0] in RL_FIELDS:
+            raise Objection(f"{place}: given for {task}, allowed: for RL tasks alone; {task} has seq_len")
+    unbuilt(values)
+    if values["placement"] != "colocated" and task not in RL:
+        raise Objection(f"placement: given 'separate', allowed: colocated; {task} has no role on GPUs of its own")
+    if values["method"] == "full":
+        no_adapters(given)
+    if gpus > per_node and gpus % per_node:
+        allowed = f"a multiple of gpus_per_node = {per_node}, as {near(gpus, per_node)}"
+        raise Objection(f"gpus: given {gpus}, allowed: {allowed}")
+    expected, cap = values["expected_len"], values["seq_len"]
+    if expected > cap:
+        named = "prompt_len + response_len" if task in RL else "seq_len"
+        raise Objection(f"expected_len: given {expected}, allowed: at most {named} = {cap}")
+
+
+def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
+    """`s` with a global batch of whole steps; refuses one that is not, and GPUs that nothing joins."""
+    roles = {name: own for name in TRAINED_ROLES if s.has(name) and (own := s.role(name))}
+    for name, own in roles.items() or [("", s)]:
+        if own.gpus > 1 and own.sharding == "none":
+            place = place_of(s, name, "sharding")
+            raise Objection(f"{place}: given 'none' with gpus = {own.gpus}, allowed: {', '.join(SHARDINGS)}")
+        step = whole_step(own)
+        place = place_of(s, name, "global_batch")
+        if own.global_batch % step and (place in given or place.startswith("roles.")):
+            raise Objection(
+                f"{place}: given {own.global_batch}, allowed: a multiple of micro_batch x data-parallel GPUs = "
+                f"{step // own.data_parallel} x {own.data_parallel} = {step}, as {near(own.global_batch, step)}"
+            )
+    if "global_batch" in given:
+        return s
+    # A framework's default batch is made for its own number of GPUs: the largest whole number of steps within it.
+    step = whole_step(next(iter(roles.values()), s))
+    return replace(s, global_batch=max(1, s.global_batch // step) * step)
+
+
+def whole_step(s: Scenario) -> int:
+    """The least global batch: one forward on every data-parallel GPU."""
+    return s.rows // (2 if s.task in PAIRED else 1) * s.data_parallel
+
+
+def place_of(s: Scenario, name: str, field: str) -> str:
+    """Where a field of a role stands: with the role if it says something of its own, else with the job."""
+    own = s.roles.get(name, "none")
+    return f"roles.{name}.{field}" if not isinstance(own, str) and field in own else field
+
+
+def serving_fault(s: Scenario, given: Mapping[str, Any]) -> str | None:
+    """One line on why the rollout cannot run where it is; None when it can."""
+    if not s.rollout:
+        return None
+    tp, heads = s.rollout.tensor_parallel, s.architecture.heads
+    if s.rollout.engine != "vllm":
+        if s.rollout.sleep and "rollout.sleep" in given:
+            return f"rollout.sleep: given true with engine {s.rollout.engine!r}, allowed: with vllm"
+        return None
+    if heads % tp:
+        return f"rollout.tensor_parallel: given {tp}, allowed: a divisor of the model's {heads} attention heads"
+    if s.rollout.gpus % tp:
+        return f"rollout.tensor_parallel: given {tp}, allowed: a divisor of the rollout's {s.rollout.gpus} GPUs"
+    if s.rollout.sleep and s.placement == "separate":
+        return (
+            "rollout.sleep: given true with placement 'separate', allowed: with colocated, where others need the GPUs"
+        )
+    return None
+
+
+def near(given: int, step: int) -> str:
+    """The multiples of `step` around `given`."""
+    below = given // step * step
+    return f"{below} or {below + step}" if below else f"{step}"
+
+
+def roles_of(
+    values: Mapping[str, Any],
+    own: Mapping[str, Any],
+    catalog: Catalog,
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> dict[str, Mapping[str, Any] | str]:
+    """Every role of the task by name: `none`, or its model and what else differs, as dotted keys.
+
+    `defaults` are the framework's for what a user says: they complete the adapters of a role that alone has some.
+    """
+    task = values["task"]
+    names = ROLES.get(task, ())
+    for name, role in own.items():
+        if name not in names and role != "none":
+            allowed = ", ".join(names) or "none beside the trained model, which the other fields describe"
+            raise Objection(f"roles.{name}: not a role of {task}, allowed: {allowed}")
+    roles: dict[str, Mapping[str, Any] | str] = {}
+    for name in names:
+        role = own.get(name, values.get(f"roles.{name}", {}))
+        if isinstance(role, str):
+            roles[name] = role
+            continue
+        differs = flatten(role)
+        if not (task in RL and name in TRAINED_ROLES):
+            for place in differs:
+                if place not in FROZEN_ROLE_FIELDS:
+                    allowed = ", ".join(FROZEN_ROLE_FIELDS)
+                    raise Objection(f"roles.{name}.{place}: given for a role that is not trained, allowed: {allowed}")
+        head = f"roles.{name}."
+        differs = {k.removeprefix(head): v for k, v in values.items() if k.startswith(head)} | differs
+        if values["placement"] == "colocated" and differs.pop("gpus", values["gpus"]) != values["gpus"]:
+            allowed = f"{values['gpus']}, as all roles share the GPUs"
+            raise Objection(f"roles.{name}.gpus: given {role['gpus']}, allowed: {allowed}")
+        try:
+            roles[name] = role_of(values, differs, catalog, defaults)
+        except (Objection, CatalogError, ConfigError) as error:
+            raise Objection(f"roles.{name}.{error}") from None
+    if task in RL and not any(roles.get(name, "none") != "none" for name in TRAINED_ROLES):
+        raise Objection(f"roles.actor: given 'none', allowed: a role to train for {task}")
+    return roles
+
+
+def role_of(
+    values: Mapping[str, Any],
+    own: dict[str, Any],
+    catalog: Catalog,
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What one role has otherwise than the job, checked as the job's own fields are."""
+    model = catalog.model(own.get("model", values["model"]))
+    unbuilt(own)
+    method = own.get("method", values["method"])
+    if method == "full":
+        no_adapters(own)
+    else:
+        if values["method"] == "full":
+            filled = defaults({**values, "method": method})
+            own = {place: value for place, value in filled.items() if place.startswith("lora.")} | own
+        values = {**values, **own}
+        adapters(model.architecture, values["lora.rank"], values["lora.targets"])
+    return own | {"model": model.id}
+
+
+def adapters(architecture: Architecture, rank: int, targets: str | list[str]) -> tuple[str, ...] | str:
+    """The targets of adapters, checked against the model's layers."""
+    found = targets if isinstance(targets, str) else tuple(targets)
+    lora_parameters(architecture, rank, found)
+    return found
+
+
+def unbuilt(fields: Mapping[str, Any]) -> None:
+    """Refuses parallelism that is not computed yet."""
+    for place in UNBUILT_DEGREES:
+        if fields.get(place, 1) > 1:
+            raise Objection(f"{place}: given {fields[place]}, not modelled yet, allowed: 1")
+    if fields.get("sequence_parallel"):
+        raise Objection("sequence_parallel: given true, not modelled yet, allowed: false")
+
+
+def no_adapters(given: Mapping[str, Any]) -> None:
+    """Refuses what only adapters have."""
+    for place in given:
+        if place.startswith("lora."):
+            raise Objection(f"{place}: given with method full, which has no adapters, allowed: with lora, qlora")
+
+
+def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) -> dict[str, Mapping[str, Any] | str]:
+    """The roles with GPUs of their own where placement is separate: who says nothing of the actor and vLLM gets what
+    is left, other roles join a partner's."""
+    if values["placement"] == "colocated":
+        if values.get("rollout.gpus") not in (None, values["gpus"]):
+            raise Objection(
+                f"rollout.gpus: given {values['rollout.gpus']}, allowed: {values['gpus']}, as all roles share the GPUs"
+            )
+        return roles
+    total = values["gpus"]
+    own = {name: role["gpus"] for name, role in roles.items() if not isinstance(role, str) and "gpus" in role}
+    open_ends = ["actor"] if roles.get("actor", "none") != "none" and "actor" not in own else []
+    if values["rollout.engine"] == "vllm":
+        if values.get("rollout.gpus"):
+            own["rollout"] = values["rollout.gpus"]
+        else:
+            open_ends.append("rollout")
+    left = total - sum(own.values())
+    if len(open_ends) == 1 and left > 0:
+        own[open_ends[0]] = left
+    elif open_ends or left:
+        place = "rollout.gpus" if "rollout" in open_ends else "roles.actor.gpus" if open_ends else "gpus"
+        parts = " + ".join(f"{name} {count}" for name, count in own.items()) or "none"
+        asked = "".join(f" + {name} ?" for name in open_ends) or f" = {sum(own.values())}"
+        raise Objection(
+            f"{place}: given {total} GPUs for {parts}{asked}, allowed: GPUs of roles and rollout that add up to "
+            f"gpus = {total}"
+        )
+    values["rollout.gpus"] = own.get("rollout")
+    return {
+        name: role if isinstance(role, str) or name not in own else {**role, "gpus": own[name]}
+        for name, role in roles.items()
+    }
+
+
+def warnings_of(
+    values: Mapping[str, Any], architecture: Architecture, gpu: GPU, name: str, version: str | None, known: str
+) -> Iterator[str]:
+    """What a reader should know of a scenario that nothing forbids."""
+    if values["seq_len"] > architecture.max_positions:
+        yield f"seq_len {values['seq_len']} is beyond the {architecture.max_positions} positions of {values['model']}"
+    if architecture.experts and values["method"] == "qlora":
+        yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
+    if architecture.experts and values["method"] != "full" and values["lora.targets"] == "all-linear":
+        yield "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too"
+    if gpu.lacks_bf16 and values["precision"] != "fp32":
+        yield f"the {gpu.name} has no bf16: a job would run in fp16, with the same memory"
+    if gpu.lacks_bf16 and values["attention"] == "flash":
+        yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
+    if version and known != version and not known.startswith(f"{version}."):
+        yield f"{name} {version} is computed as {known}, the nearest version that is known"
