@@ -4,8 +4,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes
 UV := 0.13.8
+# The tracer's packages stand apart: PyTorch, which nothing else here needs.
+TRACE := $(VENV)/trace
 
-.PHONY: site test torch-check serve check-catalog diff lock browser clean
+.PHONY: site test mutate trace trace-check serve check-catalog diff lock browser clean
 
 site: $(VENV)/.site
 	@$(PY) -m calc.site build site
@@ -28,10 +30,21 @@ test: $(VENV)/.test browser
 	@$(VENV)/bin/lint-imports --no-logo
 	@$(PY) -m pytest
 
-# What needs PyTorch, Transformers and PEFT: the measuring harness on the CPU, and the tracer against its own records.
-torch-check: $(VENV)/.test
-	@test -n "$(TORCH)" || { echo "make torch-check needs a Python with PyTorch: make torch-check TORCH=path/to/python" >&2; exit 2; }
-	@TORCH_PYTHON="$$(command -v $(TORCH))" OMP_NUM_THREADS=1 $(PY) -m pytest tests/bench tests/trace -n 0
+# Tries every small fault in the formulas against the tests, and prints those that none finds and nobody has judged.
+# ONLY=runtime,loss takes files with that in their path, SAMPLE=150 draws so many faults (SEED=1), FRESH=1 forgets.
+mutate: $(VENV)/.mutate
+	@$(PY) tests/mutate.py --only '$(ONLY)' $(if $(SAMPLE),--sample $(SAMPLE) --seed $(or $(SEED),1)) $(if $(FRESH),--fresh)
+
+# Traces the stored records again, or those whose id has ONLY in it, and says which changed; ADD names new scenarios.
+trace: $(TRACE)/.ready
+	@$(TRACE)/bin/python -m measurements.trace.stored $(if $(ONLY),--only '$(ONLY)') $(if $(ADD),--add '$(ADD)')
+
+# What needs PyTorch: the tracer against hand counts, real runs and its own records, and the measuring harness on the CPU.
+trace-check: $(TRACE)/.ready $(VENV)/.test
+	@TORCH_PYTHON="$(CURDIR)/$(TRACE)/bin/python" OMP_NUM_THREADS=1 $(PY) -m pytest tests/trace tests/bench/test_bench_cpu.py -n 2
+
+$(TRACE)/.ready: requirements/trace.txt | $(PY)
+	@.ci/trace $(PYTHON) $(TRACE)
 
 browser: $(VENV)/.test
 	@.ci/chromium $(PY) >/dev/null
@@ -39,7 +52,8 @@ browser: $(VENV)/.test
 # Pins every package by version and hash, from the .in files; no address of any index goes in.
 lock: | $(PY)
 	@$(PY) -m venv $(VENV)/lock && $(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
-	@for name in site test; do $(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	@export UV_FIND_LINKS="$${PIP_FIND_LINKS-$$($(PY) -m pip config get global.find-links 2>/dev/null)}"; \
+	for name in site test trace mutate; do $(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links requirements/$$name.in --output-file requirements/$$name.txt; done
 
 clean:
@@ -54,4 +68,8 @@ $(VENV)/.site: requirements/site.txt | $(PY)
 
 $(VENV)/.test: requirements/test.txt $(VENV)/.site | $(PY)
 	@$(PIP) -r requirements/test.txt
+	@touch $@
+
+$(VENV)/.mutate: requirements/mutate.txt $(VENV)/.test | $(PY)
+	@$(PIP) -r requirements/mutate.txt
 	@touch $@

@@ -6,6 +6,7 @@ lm_head and the final norm are 80 + 80 + 8 = 168 wherever the head is not tied.
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -446,3 +447,46 @@ def test_junk_gives_an_architecture_or_one_clear_line(family: str, model: Path, 
     except ConfigError as error:
         assert len(str(error).splitlines()) == 1
         assert str(error).startswith(f"{error.field}: ")
+
+
+def test_a_plain_decoder_has_none_of_the_extras() -> None:
+    """What is not given is not there: no biases, norms or caps beside the usual two, no window, no experts."""
+    plain = Architecture(
+        family="llama", hidden=8, layers=2, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32, tied=False,
+        max_positions=64,
+    )  # fmt: skip
+    extras = asdict(plain)
+    for name in (
+        "family",
+        "hidden",
+        "layers",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "intermediate",
+        "vocab",
+        "max_positions",
+    ):
+        assert extras.pop(name)
+    assert extras.pop("norms_per_layer") == 2
+    assert extras.pop("activation") == "silu"
+    assert {type(value) for value in extras.values()} == {bool, int, type(None)}
+    assert not any(extras.values())
+
+
+def test_a_latent_and_its_rotary_keys_are_rows_of_one_projection() -> None:
+    """96 and 96: published models have 512 and 64, which share no bit."""
+    lite = published("deepseek-v2-lite")
+    assert lite.mla is not None
+    odd = replace(lite, mla=replace(lite.mla, kv_lora_rank=96, qk_rope_head_dim=96))
+    shapes = {t.name: t.shape for t in A.layer_tensors(odd)}
+    assert shapes["model.layers.*.self_attn.kv_a_proj_with_mqa.weight"] == (192, 2048)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [("gpt-oss-20b", "router"), ("mixtral-8x7b", "gate"), ("deepseek-v3", "gate")]
+)
+def test_the_router_has_its_familys_name(model: str, name: str) -> None:
+    """`mlp.gate` in all families but GPT-OSS."""
+    names = {t.name for t in A.layer_tensors(published(model))}
+    assert f"model.layers.*.mlp.{name}.weight" in names

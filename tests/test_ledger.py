@@ -65,3 +65,9 @@ def test_a_peak_is_no_sum_of_maxima() -> None:
     loss = phase("backward", WEIGHTS._replace(component="logits", bytes=600))
     step = phase("step", WEIGHTS._replace(component="gradients", bytes=700))
     assert group(loss, step).peak.moment.device_bytes == 700
+
+
+def test_a_group_that_serves_nothing_has_no_cache_and_no_refusal() -> None:
+    """What `as_dict` leaves out, and notes are made of."""
+    alone = group(phase("step", WEIGHTS))
+    assert (alone.cache_tokens, alone.cache_sequences, alone.refusal) == (0, 0, None)

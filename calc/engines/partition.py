@@ -13,7 +13,7 @@ class Cut(NamedTuple):
     """One optimizer's parameters over N ranks, in elements.
 
     `share`: one rank's partition. `touched`: every parameter that lies at least partly in it, whole, for the rank with
-    most of them, `kept` together.
+    most of them, `kept` together; `inside` without the first parameter, the embedding, whose gradient comes last.
     `slice`: the largest part of one parameter inside one partition. `largest`: the largest parameter. `rank_elements`:
     a rank's share where each parameter is padded to N on its own (ZeRO-3), `sub_groups` its cuts.
     """
@@ -21,6 +21,7 @@ class Cut(NamedTuple):
     share: int
     touched: tuple[int, ...]
     kept: int
+    inside: int
     slice: int
     largest: int
     rank_elements: int
@@ -61,6 +62,8 @@ def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: in
             largest_slice = max(largest_slice, inside)
         start += size
     touched = tuple(max(held, key=sum))
+    # the embedding stands first on every rank that holds a part of it
+    inside = max(sum(found) - (sizes[0] if rank * partition < sizes[0] else 0) for rank, found in enumerate(held))
     parts = [-(-size // ranks) for size in sizes]
     groups, running = [], 0
     for part in parts:
@@ -72,6 +75,7 @@ def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: in
         partition,
         touched,
         sum(touched),
+        inside,
         largest_slice,
         max(sizes),
         sum(parts),

@@ -72,8 +72,11 @@ class Zero(Holder):
 
     @property
     def whole_gradients(self) -> bool:
-        """Stage 1 reduces in the last micro-batch alone, until which gradients accumulate whole as in plain PyTorch."""
-        return self.stage == 1 and self.replica.accumulates
+        """Stage 1 reduces once backward has ended, until which gradients are whole as in plain PyTorch.
+
+        Its hooks reduce under overlap_comm alone (`process_gradients`); the rest is `reduce_gradients`.
+        """
+        return self.stage == 1
 
     def weights(self) -> list[Line]:
         """Whole weights below stage 3, where a frozen model is a replica too; from there a shard of everything."""
@@ -138,7 +141,8 @@ class Zero(Holder):
     def at(self, where: Where) -> list[Line]:
         """Gathered parameters, gradients in flight and kept, buckets."""
         r = self.replica
-        lines = [self.live(where)] if self.stage == 3 and where.segment != "reduce" else []
+        # a model whose forward has ended has released what it gathered
+        lines = [self.live(where)] if self.stage == 3 and where.segment not in ("reduce", "waiting") else []
         if r.optimizer is None:
             return lines
         if self.plain_bf16:
@@ -148,9 +152,14 @@ class Zero(Holder):
         out = self.reduced(where)
         if self.stage < 3:
             lines += self.partitioning(where, out)
-        if where.backward and r.ties_gradients and where.segment in ("norm", "layer", "end"):
-            lines += self.tied(where) if where.segment == "end" else [gradients.new(r.role, self.embedding, B)]
-        return lines + self.reducing(where, out)
+        leaving = self.reducing(where, out)
+        if where.backward and r.ties_gradients and where.segment in ("norm", "layer"):
+            lines.append(gradients.new(r.role, self.embedding, B))
+        elif where.segment == "end" and r.ties_gradients:
+            # both contributions are summed before anything leaves
+            summed = [*leaving[:1], *self.tied(where)]
+            return lines + max(leaving, summed, key=lambda found: sum([line.bytes for line in found]))
+        return lines + leaving
 
     @property
     def embedding(self) -> int:
@@ -182,15 +191,18 @@ class Zero(Holder):
         """Stages 1 and 2: the bucket, and gradients kept whole or of the own partition."""
         r, lines = self.replica, []
         filled = where.done > 0 if self.version >= LAZY_BUCKET else where.backward
-        if self.whole_gradients:
+        if self.whole_gradients and r.accumulates:
             lines.append(gradients.accumulated(r.role, r.trainable, B))
-        if (filled and where.backward) or self.whole_gradients:
+        elif self.whole_gradients and where.done:
+            lines.append(gradients.so_far(r.role, where.done, B))
+        if (filled and where.backward) or (self.whole_gradients and r.accumulates):
             buffers = 2 if self.config.overlap_comm else 1
             lines.append(communication.bucket(r.role, self.config.reduce_bucket, B, buffers))
         if not (self.offload_optimizer or self.whole_gradients):
             # the micro-batches before, and this one as soon as the first gradient has left the bucket
-            copies = int(r.accumulates) + int(out.kept)
-            lines.append(gradients.partition(r.role, copies * self.cut.kept, B))
+            before = self.cut.kept if r.accumulates else 0
+            left = self.cut.kept if where.segment == "end" else self.cut.inside
+            lines.append(gradients.partition(r.role, before + (left if out.kept else 0), B))
         return lines
 
     def reducing(self, where: Where, out: Reduced) -> list[Line]:
@@ -198,13 +210,15 @@ class Zero(Holder):
         if not (where.backward and where.making):
             return []
         r = self.replica
-        lines = [gradients.new(r.role, where.making + (0 if self.whole_gradients else out.waiting), B)]
-        passing = [communication.flush(r.role, 0 if self.whole_gradients else out.copied, B)]
+        if self.whole_gradients:
+            return [gradients.new(r.role, where.making, B)] if r.accumulates else []
+        lines = [gradients.new(r.role, where.making + out.waiting, B)]
+        passing = [communication.flush(r.role, out.copied, B)]
         if self.offload_optimizer and self.stage == 3:
             passing.append(gradients.squared_norm(r.role, min(out.largest // r.ranks, NORM_CHUNK)))
         elif self.offload_optimizer:
             passing.append(gradients.checked(r.role, out.largest))
-        return [*lines, max(passing, key=lambda line: line.bytes)]
+        return [*lines, max(passing, key=_bytes)]
 
     def reduced(self, where: Where) -> Reduced:
         """What leaves the bucket as a gradient comes in; a bucket that fills a few layers further down counts already.
@@ -254,6 +268,14 @@ class Zero(Holder):
                 [gradients.flattened(r.role, group, 4 if r.grad_bytes == 4 else B + 4)],
             )
         else:
+            if self.whole_gradients:
+                # Gradients move into the bucket, from where those of the own partition are copied to a buffer; one that
+                # is larger is copied past the bucket, while that stands empty (`copy_grads_in_partition`).
+                whole = gradients.accumulated(r.role, r.trainable, B)
+                own = gradients.partition(r.role, c.share, B)
+                bucket = communication.bucket(r.role, self.config.reduce_bucket, B)
+                past = [own, bucket] if c.largest > self.config.reduce_bucket else [max(own, bucket, key=_bytes)]
+                yield "reduction of all gradients", [whole, *past]
             kept = gradients.partition(r.role, c.kept, B)
             yield "gradient norm", [kept, gradients.squared_norm(r.role, c.slice)]
             yield "gradients flattened", [kept, gradients.flattened(r.role, c.share, B + 4)]
@@ -321,3 +343,7 @@ class Zero(Holder):
         states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
         moments = host.moments(r.role, c.rank_elements if self.stage == 3 else c.share, states)
         yield "after the first step", [*kept, *built, moments]
+
+
+def _bytes(line: Line) -> int:
+    return line.bytes

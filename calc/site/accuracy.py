@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from html import escape
 from itertools import groupby
+from typing import Any
 
-from calc.residuals import NUMBERS, RANGES, Residual, Summary, residual, summary
-from calc.site import answers
-from calc.site.tables import WORDS, Cell, Column, Table
+from calc.residuals import ALLOWED, NUMBERS, RANGES, Residual, Summary, residual, summary
+from calc.site import answers, ledgers
+from calc.site.tables import WORDS, Cell, Column, Table, verdict_html
 from calc.units import GiB
 
 ASSUMPTIONS = (
@@ -156,6 +158,88 @@ def published_off() -> Table:
         if not r.agrees
     ]
     return _table("published-off", "Published records that the estimate disagrees with", columns, rows, PUBLISHED)
+
+
+# ---- published RL jobs --------------------------------------------------------------------------------------------
+
+RL = ("ppo", "grpo", "reinforce++")
+
+
+def rl_reports() -> list[Residual]:
+    """Those that others published of RL jobs."""
+    return [r for r in residuals() if r.kind == "published" and r.task in RL]
+
+
+def reports_count(what: str) -> int:
+    """Of the published RL reports: their `count`, those that `agree` or `disagree`, those of `loading`, the `jobs`."""
+    found = rl_reports()
+    agree = sum(r.agrees for r in found)
+    counts = {
+        "count": len(found),
+        "agree": agree,
+        "disagree": len(found) - agree,
+        "loading": sum(r.metric == "held" for r in found),
+        "jobs": len({str(_record(r)["scenario"]) for r in found}),
+    }
+    if what not in counts:
+        raise ValueError(f"no {what!r}; there is {', '.join(counts)}")
+    return counts[what]
+
+
+def reports() -> Table:
+    """Published RL reports beside what is computed: whether the job runs, and what is held at a moment of loading."""
+    columns = (
+        Column("report", "Report"),
+        Column("job", "Job"),
+        Column("reported", "Reported"),
+        Column("computed", "Computed"),
+        Column("agrees", "Agree"),
+        Column("needs", "Needs", "GiB", "number", 1, "Computed: everything the process takes of the fullest GPU"),
+        Column("usable", "Usable", "GiB", "number", 1, "What the card lets a process use"),
+        Column("moment", "At a moment of loading"),
+        Column("measured", "Log says", "GiB", "number", 2, "What PyTorch had allocated by then"),
+        Column("held", "Computed then", "GiB", "number", 2, "What PyTorch should have allocated by then"),
+        Column("error", "Off by", "%", "number", 2),
+        Column("quote", "In the words of the source"),
+        Column("note", "How it was read"),
+    )
+    rows = []
+    for r in rl_reports():
+        record = _record(r)
+        answer = answers.ask(record["scenario"], r.id)
+        s = answer.scenario
+        card, model = answers.catalog().gpu(s.gpu), answers.catalog().models.get(s.model)
+        job = f"{s.task.upper()}, {model.name if model else s.model}, {s.gpus} × {card.name}"
+        name = r.id.removeprefix("published/")
+        exact = r.metric == "held"
+        rows.append(
+            (
+                Cell(name, f'<a href="{escape(record["url"])}">{escape(name)}</a>'),
+                Cell(f"{job}, {record['scenario'].get('framework', s.framework)}"),
+                Cell(word := WORDS[str(r.reported)], verdict_html(str(r.reported), word)),
+                ledgers.verdict_cell(answer.estimate, answer),
+                Cell("yes" if r.agrees else "no"),
+                ledgers.in_gib(answer.device_bytes, answer),
+                ledgers.in_gib(answer.group.usable_bytes, answer),
+                Cell(record["moment"] if exact else "—"),
+                _gib(r.measured) if exact else Cell(None, "—"),
+                _gib(r.predicted) if exact else Cell(None, "—"),
+                Cell(100 * r.error) if exact else Cell(None, "—"),
+                Cell(record["quote"], f"<q>{escape(record['quote'])}</q>"),
+                Cell(" ".join([record["note"], *(f"{warning}." for warning in s.warnings)])),
+            )
+        )
+    caption = "Published reports of RL jobs, and what the guide computes for them"
+    note = (
+        f"{reports_count('agree')} of {len(rows)} agree: a job that ran is computed as 'fits' or 'tight', one that "
+        f"died as 'out of memory'; where a log says what was allocated, that too, to {100 * ALLOWED:.0f} %."
+    )
+    rests_on = "Records of measurements/published_rl.jsonl, each with its source, its words and its scenario."
+    return Table("rl-reports-records", caption, columns, tuple(rows), rests_on, note, versions=answers.versions())
+
+
+def _record(r: Residual) -> Mapping[str, Any]:
+    return next(record for record in answers.catalog().measurements if record["id"] == r.id)
 
 
 def _estimated(r: Residual) -> str:

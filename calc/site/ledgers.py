@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -130,10 +130,12 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
 
 def _notes(answer: Answer) -> str:
     """What the KV cache holds, then the estimate's own notes, a line each."""
+    serving = answer.placed.keeps.serving
     holds = [
-        f"KV cache of each engine: {g.cache_tokens:,} tokens, {g.cache_sequences:,} sequences of full length at once."
+        f"KV cache of each engine: {g.cache_tokens:,} tokens, {g.cache_sequences:,} sequences of full length "
+        f"({serving.max_model_len:,} tokens) at once."
         for g in answer.serving
-        if g.cache_tokens
+        if g.cache_tokens and serving
     ]
     refusals = {g.refusal for g in answer.estimate.groups}
     said = [f"{report.REFUSED}: {note}" if note in refusals else note for note in answer.estimate.notes]
@@ -256,11 +258,18 @@ def compare(
 
 
 def _changes(base: Answer, answer: Answer) -> Cell:
-    """The fields in which a job differs from `base`, as the scenario file spells them."""
+    """The fields in which a job differs from `base`, as the scenario file spells them; last those it leaves out."""
     before, after = flattened(base.given), flattened(answer.given)
-    changed = [k for k in (*before, *(k for k in after if k not in before)) if before.get(k) != after.get(k)]
-    text = ", ".join(f"{k}: {spelled(after[k])}" if k in after else f"{k}: by default" for k in changed)
+    changed = [f"{k}: {spelled(v)}" for k, v in after.items() if before.get(k) != v and not _runs(k, v, before)]
+    left_out = [k for k, v in before.items() if k not in after and not _runs(k, v, after)]
+    text = ", ".join(changed) + ("; " if changed and left_out else "")
+    text += f"by default: {', '.join(left_out)}" if left_out else ""
     return Cell(text or "—", f"<code>{escape(text)}</code>" if text else "—", style="changes")
+
+
+def _runs(key: str, value: Any, other: Mapping[str, Any]) -> bool:
+    """Whether a field only says that a role runs, and `other` says so by the role's fields."""
+    return value == {} and any(k.startswith(f"{key}.") for k in other)
 
 
 def flattened(given: Mapping[str, Any], head: str = "") -> dict[str, Any]:
@@ -283,27 +292,65 @@ def _shared(answered: Sequence[Answer]) -> str:
     return " · ".join(part for part in described[0] if all(part in other for other in described)) + "."
 
 
-def host(answered: Mapping[str, Answer], table_id: str, caption: str, said: Mapping[str, str]) -> Table:
-    """Host memory of a node, phase by phase, for jobs that keep something there."""
+class Node(NamedTuple):
+    """A node's memory as its owner states it, and the share of it at which jobs on it are killed."""
+
+    gb: int
+    killed_at: float = 1.0
+
+    @property
+    def limit(self) -> float:
+        """The bytes above which a job dies."""
+        return self.gb * GB * self.killed_at
+
+    @property
+    def note(self) -> str:
+        """What the column about this node rests on."""
+        killing = f" on which jobs are killed from {100 * self.killed_at:.0f} % on, that is {self.limit / GB:,.0f} GB"
+        return (
+            f"Against a node of {self.gb:,} GB{killing if self.killed_at < 1 else ''}. "
+            "What the operating system and other processes take comes on top."
+        )
+
+
+def host(
+    answered: Mapping[str, Answer], table_id: str, caption: str, said: Mapping[str, str], node: Node | None = None
+) -> Table:
+    """Host memory of a node, moment by moment, for jobs that keep something there; a dash where a job has no such one.
+
+    With `node` each row says at which moment that node's memory runs out first.
+    """
     quoted = any(said.get(name) for name in answered)
     names = list(dict.fromkeys(p.name for a in answered.values() for p in a.estimate.host_phases))
     columns = (
         Column("job", "Job"),
+        *([Column("on_node", f"A node of {node.gb:,} GB")] if node else []),
         *(Column(n, n.capitalize(), "GB", "number") for n in names),
         *([Column("reported", "As reported")] if quoted else []),
     )
     rows = []
     for label, answer in answered.items():
         held = {p.name: p.moment.device_bytes for p in answer.estimate.host_phases}
+        over = [n for n, amount in held.items() if node and amount > node.limit]
+        word = f"out of memory: {over[0]}" if over else "fits"
         quote = said.get(label, "")
         rows.append(
             (
                 Cell(label),
-                *(Cell(held[n] / GB, exact=held[n], scenario=answer.given) if n in held else Cell() for n in names),
+                *([Cell(word, verdict_html("oom" if over else "fits", word), scenario=answer.given)] if node else []),
+                *(
+                    _in_gb(held[n], answer, "over" if n in over else "") if n in held else Cell(None, "—")
+                    for n in names
+                ),
                 *([Cell(quote, f"<q>{escape(quote)}</q>" if quote else "—")] if quoted else []),
             )
         )
-    return Table(table_id, caption, columns, tuple(rows), _shared(list(answered.values())), versions=answers.versions())
+    rests_on, note = _shared(list(answered.values())), escape(node.note) if node else ""
+    return Table(table_id, caption, columns, tuple(rows), rests_on, note, versions=answers.versions())
+
+
+def _in_gb(n_bytes: int, answer: Answer, style: str) -> Cell:
+    return Cell(n_bytes / GB, exact=n_bytes, scenario=answer.given, style=style)
 
 
 DOES = {"train": "trained", "score": "scores", "generate": "generates"}
@@ -393,7 +440,8 @@ def caches(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table
         Column("utilization", "Utilization", "", "number", 2, "The share of the card that the engine may take"),
         Column("cache", "KV cache of each GPU", "GiB", "number", 2),
         Column("tokens", "It holds", "tokens", "number"),
-        Column("sequences", "Of full length at once", "sequences", "number"),
+        Column("length", "Full length", "tokens", "number", 0, "The longest sequence that the engine is built for"),
+        Column("sequences", "Of full length at once", "sequences", "number", 0, "No more than the engine runs at once"),
         Column("asked", "To generate, each engine", "sequences", "number", 0, "In one rollout"),
         Column("starts", "Starts"),
     )
@@ -414,6 +462,7 @@ def caches(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table
                 Cell(float(rollout.gpu_memory_utilization)),
                 in_gib(held, answer),
                 Cell(group.cache_tokens),
+                Cell(serving.max_model_len),
                 Cell(group.cache_sequences),
                 Cell(asked),
                 Cell(
@@ -436,6 +485,7 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
         Column("moment", "Moment of loading"),
         *([Column("group", "GPUs of")] if len(groups) > 1 else []),
         Column("total", "On the GPU", "GiB", "number", 2, "Everything the processes take of the card by then"),
+        Column("allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.memory_allocated would show by then"),
         Column("bar", "Against the limit", kind="bar"),
         *_component_columns(components),
     )
@@ -447,6 +497,7 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
                 Cell(moment.name),
                 *([Cell(group)] if len(groups) > 1 else []),
                 in_gib(moment.device_bytes, answer, "over" if moment.device_bytes > usable else ""),
+                in_gib(moment.allocated_bytes, answer),
                 Cell(html=charts.bar(parts, scale, usable)),
                 *(in_gib(parts.get(c, 0), answer) for c in components),
             )
@@ -462,12 +513,18 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
     )
 
 
-def loaded(answer: Answer, moment: int | str) -> int:
-    """What the GPU holds at a moment of loading: by its place in the order, or by how its name begins, the largest."""
+def loaded(answer: Answer, moment: int | str, what: str = "device") -> int:
+    """What a GPU holds at a moment of loading: by its place in the order, or by how its name begins, the largest.
+
+    `what`: `device`, everything the processes take of the card, or `allocated`, what PyTorch's allocator counts.
+    """
+    if what not in ("device", "allocated"):
+        raise ValueError(f"no {what!r} of a moment: device or allocated")
     every = [m for _, m in answer.loading()]
-    if isinstance(moment, int):
-        return every[moment].device_bytes
-    found = [m.device_bytes for m in every if m.name.startswith(moment)]
+    try:
+        found = [every[moment]] if isinstance(moment, int) else [m for m in every if m.name.startswith(moment)]
+    except IndexError:
+        found = []
     if not found:
         raise ValueError(f"no moment of loading {moment!r}; this job has {', '.join(m.name for m in every)}")
-    return max(found)
+    return max(m.allocated_bytes if what == "allocated" else m.device_bytes for m in found)

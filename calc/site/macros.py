@@ -22,10 +22,23 @@ from calc.architecture import Architecture, Head, lora_parameters, parameters
 from calc.ledger import Phase
 from calc.memory.optimizer import Optimizer
 from calc.schema import closest
-from calc.site import accuracy, answers, charts, cite, fits, formulas, ledgers, reference, sheets, tables
+from calc.site import (
+    accuracy,
+    answers,
+    charts,
+    cite,
+    fits,
+    formulas,
+    ledgers,
+    peers,
+    reference,
+    scatter,
+    sheets,
+    tables,
+)
 from calc.site.answers import Answer
 from calc.site.tables import Table
-from calc.units import gb, gib
+from calc.units import GiB, gb, gib
 
 ADDRESS = os.environ.get("HEADROOM_SITE_URL", "")
 T = TypeVar("T")
@@ -131,10 +144,18 @@ class Macros:
         count = serving[0].cache_tokens if what == "tokens" else serving[0].cache_sequences
         return self._say(f"kv({job}, {what})", f"{count:,}")
 
-    def loaded(self, job: str, moment: int | str, digits: int = 1) -> str:
-        """What the GPU holds at a moment of loading: by its place in the order, or by how its name begins."""
-        held = self._or_fault(job, lambda: ledgers.loaded(self._ask(job), moment))
-        return self._say(f"loaded({job}, {moment})", gib(held, digits))
+    def loaded(self, job: str, moment: int | str, digits: int = 1, what: str = "device") -> str:
+        """What a GPU holds at a moment of loading: by its place in the order, or by how its name begins.
+
+        `what`: `device`, context and all, or `allocated`, what PyTorch's allocator counts.
+        """
+        held = self._or_fault(job, lambda: ledgers.loaded(self._ask(job), moment, what))
+        call = f"loaded({job}, {moment}{'' if what == 'device' else f', {what}'})"
+        return self._say(call, gib(held, digits))
+
+    def held(self, job: str, moment: int | str) -> float:
+        """The GiB allocated at a moment of loading, to hold a source's figure against."""
+        return self._or_fault(job, lambda: ledgers.loaded(self._ask(job), moment, "allocated")) / GiB
 
     def usable(self, gpu: str, digits: int = 2) -> str:
         """What a process can use of a card."""
@@ -192,9 +213,12 @@ class Macros:
         """What each change to `base` brings, one row a job."""
         return self._place(ledgers.compare(*self._labelled([base, *jobs], id, caption), base=self._ask(base)))
 
-    def host_table(self, jobs: Sequence[str], id: str, caption: str) -> str:
-        """Host memory of jobs side by side."""
-        return self._place(ledgers.host(*self._labelled(jobs, id, caption)))
+    def host_table(
+        self, jobs: Sequence[str], id: str, caption: str, node_gb: int | None = None, killed_at: float = 1.0
+    ) -> str:
+        """Host memory of jobs side by side; against a node's memory and the share at which it kills, where given."""
+        node = None if node_gb is None else ledgers.Node(node_gb, killed_at)
+        return self._place(ledgers.host(*self._labelled(jobs, id, caption), node))
 
     def scenario(self, job: str) -> str:
         """A job as a scenario file, to copy and run."""
@@ -269,6 +293,14 @@ class Macros:
         """The records furthest off."""
         return self._place(accuracy.worst(count))
 
+    def accuracy_chart(self) -> str:
+        """Every record as a point, with its table."""
+        return self._place(scatter.records())
+
+    def peers_table(self) -> str:
+        """Six jobs, as this guide and known calculators answer them."""
+        return self._place(peers.side_by_side())
+
     def published_tables(self) -> str:
         """Estimates against what others published: numbers, ranges, verdicts, and every disagreement."""
         made = (
@@ -278,6 +310,14 @@ class Macros:
             accuracy.published_off(),
         )
         return "\n\n".join(self._place(table) for table in made)
+
+    def reports_table(self) -> str:
+        """Every published report of an RL job beside what `calc` computes for it."""
+        return self._place(accuracy.reports())
+
+    def reports(self, what: str) -> str:
+        """How many published reports of RL jobs there are (`count`), of how many `jobs`, and how many `agree`."""
+        return self._say(f"reports({what})", str(self._or_fault("reports", lambda: accuracy.reports_count(what))))
 
     # --- sentences about the catalog
 

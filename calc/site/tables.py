@@ -133,8 +133,9 @@ def _cell_html(column: Column, cell: Cell, first: bool) -> str:
     else:
         shown = text(column, cell.values[0])
         inner = cell.html or escape(shown)
-        classes += ["number"] if column.kind == "number" and cell.values[0] is not None else []
-        classes += ["empty"] if cell.values[0] is None else []
+        missing = cell.values[0] is None and not cell.html
+        classes += ["number"] if column.kind == "number" and not missing else []
+        classes += ["empty"] if missing else []
         classes += ["long"] if len(shown) > LONG and not first else []
     attribute = f' class="{" ".join(classes)}"' if classes else ""
     return f'<th scope="row"{attribute}>{inner}</th>' if first else f"<td{attribute}>{inner}</td>"

@@ -1,7 +1,9 @@
 """What is traced: one training step's set-up, read from a scenario."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ class Case:
     mb: int = 1  # rows in a micro-batch; pairs for rm and dpo
     ckpt: str = "none"  # none, full, reentrant
     attn: str = "sdpa"  # sdpa (no mask), sdpa-mask (4-D padding mask), fa2, eager
-    prec: str = "bf16"  # bf16, autocast, fp32, mp (FSDP2: fp32 shards, bf16 compute, fp32 reduce)
+    prec: str = "bf16"  # bf16, autocast, fp32, mp (FSDP2: fp32 shards, bf16 compute, fp32 reduce),
+    # mixed (DeepSpeed: bf16 weights, fp32 master weights and states)
     optim: str = "adamw"  # adamw, sgd, none
     optim_impl: str = "fused"  # fused, foreach, single
     lora_r: int = 0
@@ -35,6 +38,10 @@ class Case:
     train: str = "full"  # full, head (lm_head alone)
     fsdp: int = 0  # ranks; 0: none
     reshard: str = "yes"
+    zero: int = 0  # stage of DeepSpeed's ZeRO; 0: none
+    ranks: int = 0  # under DeepSpeed
+    rank: int = 0  # the one whose memory is followed there
+    grad_dtype: str = "bf16"  # in which DeepSpeed accumulates: bf16, fp32
     grad_accum: int = 1
     logprob: str = "fp32"  # fp32 (log_softmax of fp32 logits), trl (selective_log_softmax), lse (logsumexp)
     resp: int = 0  # response tokens for PPO; 0: half of seq
@@ -52,9 +59,10 @@ class Case:
     def name(self) -> str:
         """`model/task/s<seq>/mb<mb>` and every field that is not at its default."""
         plain = Case(self.model, ref="adapter" if self.lora_r else "copy")
-        skip = {"model", "task", "seq", "mb", "config"}
+        skip = {"model", "task", "seq", "mb", "config", "rank"}
         given = [f.name for f in fields(self) if f.name not in skip and getattr(self, f.name) != getattr(plain, f.name)]
-        stem = (Path(self.model).stem, self.task, f"s{self.seq}", f"mb{self.mb}")
+        listed = (MODELS / f"{self.model}.yaml").exists()  # ids such as qwen2.5-7b have dots of their own
+        stem = (self.model if listed else Path(self.model).stem, self.task, f"s{self.seq}", f"mb{self.mb}")
         return "/".join((*stem, *(f"{n}={getattr(self, n)}" for n in given)))
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,7 +78,8 @@ def model_config(model: str) -> dict[str, Any]:
     if catalog.exists():
         return dict(yaml.safe_load(catalog.read_text())["config"])
     if path.is_file():
-        data = yaml.safe_load(path.read_text())
+        # YAML takes the 1e-05 of a config.json for a word
+        data = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text("utf-8"))
         return dict(data.get("config", data))
     raise CaseError(f"model: {model!r} is neither in {MODELS.name}/ nor a file")
 
@@ -86,21 +95,34 @@ def from_record(given: Mapping[str, Any]) -> Case:
     return case
 
 
-_PRECISION = {"bf16": "bf16", "autocast": "autocast", "fp32": "fp32", "fsdp-mixed": "mp"}
+_PRECISION = {"bf16": "bf16", "autocast": "autocast", "fp32": "fp32", "fsdp-mixed": "mp", "mixed": "mixed"}
 _ATTENTION = {"flash": "fa2", "sdpa": "sdpa", "eager": "eager", "sdpa-mask": "sdpa-mask"}
 _CHECKPOINTING = {"none": "none", "full": "full"}
 _OPTIMIZERS = {"adamw": "adamw", "sgd": "sgd", "none": "none"}
-_SHARDING = {"none": "none", "fsdp2": "fsdp2"}
+_SHARDING = {"none": 0, "fsdp2": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+_GRADIENTS = {"bf16": "bf16", "fp32": "fp32"}
 _METHODS = {"full": "full", "lora": "lora"}
 _TARGETS = {"all-linear": "all", "q_proj, v_proj": "qv"}
 _LOGPROB = {"log-softmax-fp32": "fp32", "selective": "trl", "logsumexp": "lse"}
 
 
-def _pick(scenario: Mapping[str, Any], name: str, table: Mapping[str, str], default: str) -> str:
+def _pick(scenario: Mapping[str, Any], name: str, table: Mapping[str, Any], default: str) -> Any:
     value = scenario.get(name, default)
     if value not in table:
         raise CaseError(f"{name}: {value!r} cannot be traced; allowed: {', '.join(table)}")
     return table[value]
+
+
+def _deepspeed(flat: Mapping[str, Any]) -> None:
+    """DeepSpeed's memory differs between releases: the one that is meant must be the one that is here."""
+    try:
+        here = version("deepspeed")
+    except PackageNotFoundError:
+        raise CaseError(f"sharding: {flat['sharding']!r} cannot be traced without DeepSpeed") from None
+    if flat.get("versions.deepspeed") != here:
+        raise CaseError(f"versions.deepspeed: {flat.get('versions.deepspeed')!r} cannot be traced; allowed: {here}")
+    if flat.get("precision", "mixed") != "mixed":
+        raise CaseError(f"precision: {flat['precision']!r} cannot be traced with {flat['sharding']}; allowed: mixed")
 
 
 def from_scenario(scenario: Mapping[str, Any]) -> Case:
@@ -122,11 +144,16 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
     lora = _pick(flat, "method", _METHODS, "full") == "lora"
     task = flat.get("task", "sft")
     if task == "ppo":
-        task = "ppo-critic" if roles.get("actor") == "none" else "ppo-actor"
+        scored = flat.get("optimizer") == "none"
+        if scored and roles.get("actor") == "none":
+            raise CaseError("optimizer: 'none' cannot be traced for a critic; allowed: with an actor")
+        task = "ppo-critic" if roles.get("actor") == "none" else "logprob" if scored else "ppo-actor"
     resp = int(flat.get("response_len", 0))
-    ranks = int(flat.get("gpus", 1)) if _pick(flat, "sharding", _SHARDING, "none") == "fsdp2" else 0
+    zero, gpus = _pick(flat, "sharding", _SHARDING, "none"), int(flat.get("gpus", 1))
+    if zero != 0:
+        _deepspeed(flat)
     micro = int(flat.get("micro_batch", 1))
-    rows = micro * int(flat.get("gpus", 1))
+    rows = micro * gpus
     reference = "adapter" if lora else "copy"
     return from_record(
         {
@@ -136,14 +163,17 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "mb": micro,
             "ckpt": _pick(flat, "checkpointing", _CHECKPOINTING, "none"),
             "attn": _pick(flat, "attention", _ATTENTION, "sdpa"),
-            "prec": _pick(flat, "precision", _PRECISION, "bf16"),
+            "prec": _pick(flat, "precision", _PRECISION, "mixed" if zero else "bf16"),
             "optim": _pick(flat, "optimizer", _OPTIMIZERS, "adamw"),
-            "optim_impl": flat.get("optimizer_impl", "foreach"),
+            "optim_impl": flat.get("optimizer_impl", "fused" if zero else "foreach"),
             "lora_r": int(flat.get("lora.rank", 16)) if lora else 0,
             "lora_targets": _pick(flat, "lora.targets", _TARGETS, "all-linear"),
             "lora_dropout": float(flat.get("lora.dropout", 0.0)),
             "lora_dtype": "fp32" if flat.get("lora.dtype") == "fp32" else "same",
-            "fsdp": ranks,
+            "fsdp": gpus if flat.get("sharding") == "fsdp2" else 0,
+            "zero": zero,
+            "ranks": gpus if zero else 0,
+            "grad_dtype": _pick(flat, "grad_dtype", _GRADIENTS, "bf16") if zero else "bf16",
             "grad_accum": max(1, int(flat.get("global_batch", rows)) // rows),
             "logprob": _pick(flat, "logprob", _LOGPROB, "log-softmax-fp32"),
             "resp": resp,

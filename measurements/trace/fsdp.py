@@ -15,40 +15,44 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .case import Case
 
 
-class _Idle:
+class Idle:
     """A stream or an event: nothing runs, so there is nothing to wait for."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def record(self, *args: Any) -> "_Idle":
+    def record(self, *args: Any) -> "Idle":
+        """Itself, as an event that is recorded on a stream."""
         return self
 
     def nothing(self, *args: Any) -> None:
+        """Wait for nothing."""
         return None
 
     wait = wait_event = wait_stream = synchronize = record_event = nothing
 
     def query(self) -> bool:
+        """Whether all is done."""
         return True
 
 
-def _ranks(n: int) -> None:
+def ranks(n: int, rank: int = 0) -> None:
+    """Become one of `n` ranks, the others being nowhere."""
     for name in ("Stream", "Event"):
-        setattr(torch.cuda, name, _Idle)
-    torch.cuda.current_stream = lambda *args: _Idle()  # type: ignore[assignment]
+        setattr(torch.cuda, name, Idle)
+    torch.cuda.current_stream = lambda *args: Idle()  # type: ignore[assignment]
     torch.cuda.stream = lambda *args: contextlib.nullcontext()  # type: ignore[assignment]
     torch.cuda.current_device = lambda: 0
     torch.cuda.set_device = lambda *args: None
     if dist.is_initialized():
         dist.destroy_process_group()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=n)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=n)
 
 
 def shard(case: Case, model: torch.nn.Module) -> None:
     """Shard a model over the case's ranks: a group for each decoder layer, the rest in the root's group."""
     if not dist.is_initialized() or dist.get_world_size() != case.fsdp:
-        _ranks(case.fsdp)
+        ranks(case.fsdp)
     with _disable_current_modes():  # the mesh reads its own ranks
         mesh = init_device_mesh("cuda", (case.fsdp,))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

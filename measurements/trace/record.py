@@ -2,8 +2,10 @@
 
 import platform
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from operator import itemgetter
 from typing import Any
 
 from . import attention
@@ -19,6 +21,8 @@ _TEMPORARY = {
     "made in optim": "optim_temp",
 }
 
+# What a step runs on; DeepSpeed's version is recorded where it partitions.
+PACKAGES = ("torch", "transformers", "peft", "accelerate")
 # What FSDP2 gathers into and reduces from.
 _FSDP_BUFFERS = ("aten.empty.memory_format", "fsdp.all_gather_copy_in.default", "fsdp.chunk_cat.default")
 
@@ -56,7 +60,16 @@ def kinds(case: Case, events: list[Event], moment: Moment) -> dict[str, int]:
 
 
 def record(case: Case) -> dict[str, Any]:
-    """The case's record; bytes, each allocation rounded up to 512."""
+    """The case's record, of the rank that takes most; bytes, each allocation rounded up to 512.
+
+    FSDP's ranks are alike. Under DeepSpeed each holds a slice of all parameters in their order: the last rank's
+    gradients come first and stay, and the first has the embedding, often the largest tensor.
+    """
+    ranks = {0, case.ranks - 1} if case.zero else {case.rank}
+    return max((_record(replace(case, rank=rank)) for rank in sorted(ranks)), key=itemgetter("total_peak_bytes"))
+
+
+def _record(case: Case) -> dict[str, Any]:
     events, step = events_of(case)
     vocabulary = case.config["vocab_size"]
     peak = highest(events)
@@ -104,7 +117,7 @@ def record(case: Case) -> dict[str, Any]:
         ),
         "sdpa": dict(attention.calls) or case.attn,
         "versions": {
-            **{name: version(name) for name in ("torch", "transformers", "peft", "accelerate")},
+            **{name: version(name) for name in (*PACKAGES, *(["deepspeed"] if case.zero else []))},
             "python": platform.python_version(),
         },
     }

@@ -57,7 +57,7 @@ def _config(case: Case) -> Any:
 def _load(case: Case) -> Any:
     """The model on the fake device, in the case's weight precision, without adapters."""
     config = _config(case)
-    dtype = torch.bfloat16 if case.prec == "bf16" else torch.float32
+    dtype = torch.bfloat16 if case.prec in ("bf16", "mixed") else torch.float32
     classes: dict[str, Any] = {"rm": AutoModelForSequenceClassification, "ppo-critic": AutoModel}
     if case.task == "rm":
         config.num_labels = 1
@@ -81,14 +81,18 @@ def _linear_names(model: torch.nn.Module) -> list[str]:
 
 def _adapters(case: Case, model: Any) -> Any:
     targets = {"all": _linear_names(model), "qv": ["q_proj", "v_proj"]}[case.lora_targets]
+    kinds = {"rm": TaskType.SEQ_CLS, "ppo-critic": TaskType.FEATURE_EXTRACTION}
     lora = LoraConfig(
         r=case.lora_r,
         lora_alpha=2 * case.lora_r,
         lora_dropout=case.lora_dropout,
         target_modules=targets,
-        task_type=TaskType.SEQ_CLS if case.task == "rm" else TaskType.CAUSAL_LM,
+        task_type=kinds.get(case.task, TaskType.CAUSAL_LM),
     )
     with DEVICE:
+        if isinstance(model, Critic):  # its scalar head is trained whole
+            model.backbone = get_peft_model(model.backbone, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
+            return model
         return get_peft_model(model, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
 
 
@@ -156,9 +160,19 @@ class Step:
                 if each is not None:
                     fsdp.shard(case, each)
         self.optimizer = _optimizer(case, self.model)
+        if case.zero:
+            self._partition()
         self.inputs = self._inputs()
         self._label()
         self._watch()
+
+    def _partition(self) -> None:
+        """Hand the models to DeepSpeed; one that is not trained stays whole below stage 3."""
+        from . import zero  # takes seconds to import
+
+        self.model = zero.engine(self.case, self.model, self.optimizer)
+        if self.reference is not None and self.case.zero == 3:
+            self.reference = zero.engine(self.case, self.reference, None)
 
     def _inputs(self) -> dict[str, torch.Tensor]:
         case = self.case
@@ -186,7 +200,8 @@ class Step:
         for role, model in (("ref_", self.reference), ("", self.model)):
             if model is not None:
                 for parameter in model.parameters():
-                    ledger.mark(parameter, f"{role}params")
+                    # ZeRO-3 keeps its shard beside a parameter that is empty
+                    ledger.mark(getattr(parameter, "ds_tensor", parameter), f"{role}params")
                 for buffer in model.buffers():
                     ledger.mark(buffer, "buffers")
         for tensor in self.inputs.values():
@@ -228,7 +243,7 @@ class Step:
 
     def warm_up(self) -> None:
         """Make the optimizer's states, as a first step would, and leave no gradients."""
-        if self.case.fsdp:  # FSDP2 sets itself up in its first step
+        if self.case.fsdp or self.case.zero:  # they set themselves up in their first step
             self.run()
             self.ledger.phase = "setup"
         if self.optimizer is None:
@@ -250,7 +265,7 @@ class Step:
 
     def _forward(self, model: torch.nn.Module, **extra: Any) -> Any:
         passed = {k: v for k, v in self.inputs.items() if k in ("input_ids", "attention_mask", "labels")}
-        if isinstance(model, Critic):
+        if isinstance(getattr(model, "module", model), Critic):
             return model(passed["input_ids"])
         outputs = model(**passed, **extra, use_cache=self.case.use_cache)
         if self.case.upcast_outputs:
@@ -312,11 +327,20 @@ class Step:
                 loss, held = self._loss()
             ledger.phase = "backward"
             ledger.note("backward")
-            (loss / case.grad_accum if case.grad_accum > 1 else loss).backward()
+            if case.zero:
+                self.model.backward(loss)
+            else:
+                (loss / case.grad_accum if case.grad_accum > 1 else loss).backward()
             del loss, held
+            if case.zero:  # its engine counts the micro-batches
+                ledger.phase = "optim"
+                ledger.note("optim")
+                self.model.step()
         if case.fsdp:  # its gradients do not come through autograd's accumulation
             for name, parameter in self.model.named_parameters():
                 self._complete(name)(parameter)
+        if case.zero:
+            return
         ledger.phase = "optim"
         ledger.note("optim")
         if self.optimizer is not None:

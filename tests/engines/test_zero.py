@@ -199,11 +199,25 @@ def test_a_tied_heads_gradient_waits_in_autograd_for_the_embeddings(sharding: st
 # --- stage 1 ---
 
 
-def test_stage_1_without_accumulation_partitions_as_stage_2_does() -> None:
-    """With one micro-batch every backward is the boundary, at which stage 1 reduces bucket by bucket."""
-    one, two = zero(sharding="zero1"), zero(sharding="zero2")
-    for where in (FORWARD, head(), norm(), top(), bottom(), end()):
-        assert total(one.at(where)) == total(two.at(where))
+def test_stage_1_keeps_whole_gradients_until_backward_has_ended() -> None:
+    """Its hooks reduce under overlap_comm alone (`process_gradients`: stage_1_and_2.py:516 of 0.13.5, :2290 of 0.19.8),
+    so that gradients grow to 2P as in plain PyTorch; `reduce_gradients` then copies the own ones to a buffer of 2P/N,
+    the embedding past the empty bucket. Traced with DeepSpeed 0.19.8: 44.04 GiB, for which 43.93 are computed."""
+    e = zero(sharding="zero1")
+    assert total(e.at(FORWARD)) == 0
+    assert total(e.at(norm()), "gradients") == 2 * (VH + 4096)
+    assert total(e.at(bottom())) == BUCKET + 2 * bottom().done
+    assert total(e.at(end())) == BUCKET + 2 * P
+    name, lines = next(iter(e.stepping()))
+    assert name == "reduction of all gradients"
+    assert total(lines) == 2 * P + 2 * e.cut.share + BUCKET
+
+
+def test_stage_1_reduces_through_its_bucket_where_no_parameter_is_larger() -> None:
+    """Llama 2 7B's embedding has 131,072,000 elements: buffer or bucket, whichever is larger, stands beside 2P."""
+    e = zero(model="llama-2-7b", sharding="zero1")
+    _, lines = next(iter(e.stepping()))
+    assert total(lines) == 2 * e.replica.trainable + max(BUCKET, 2 * e.cut.share)
 
 
 def test_stage_1_accumulates_whole_gradients_and_keeps_its_bucket_between_micro_batches() -> None:
@@ -324,7 +338,8 @@ def test_gathering_fills_the_window_and_overshoots_by_the_last_tensor() -> None:
     assert at(e.at(head()), "communication#zero-3") == 2 * (window + VH)
     assert at(e.at(end()), "communication#zero-3") == 2 * (window + VH)
     assert at(e.at(Where("loss", 32, True)), "communication#zero-3") == 2 * (window + GATE)
-    assert at(e.at(Where("waiting", 32, False)), "communication#zero-3") == 2 * (window + GATE)
+    # while another model runs, this one's forward has ended: traced for DPO, 12.91 GiB (Llama 3 8B, 64 ranks)
+    assert at(e.at(Where("waiting", 32, False)), "communication#zero-3") == 0
 
 
 def test_a_small_model_is_gathered_whole() -> None:
@@ -492,13 +507,11 @@ def test_a_higher_stage_never_needs_more_of_weights_gradients_and_states(s: Scen
     assume(s.method != "qlora" and s.optimizer != "none")
     one, two, three = (restaged(s, stage) for stage in (1, 2, 3))
     r, touched, slack = one.replica, sum(one.cut.touched), 4 * len(one.replica.trained_tensors) * 200
-    if one.plain_bf16:
-        assert states(two) <= states(one)
-    elif r.accumulates:
+    if r.accumulates and not one.plain_bf16:
         twice = 2 if r.trainable > 500_000_000 else 1
         assert states(two) - states(one) == 2 * twice * touched - 2 * r.trainable
     else:
-        assert states(two) == states(one)
+        assert states(two) <= states(one)
     saved = 2 * (r.parameters + r.adapter) * (r.ranks - 1) // r.ranks
     assert states(three) <= states(two) - saved + r.grad_bytes * r.trainable // r.ranks + slack
     if r.ranks > 1 and (r.grad_bytes == 2 or r.trainable > one.config.reduce_bucket):

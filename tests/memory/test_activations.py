@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -878,3 +879,54 @@ def test_the_final_norm_keeps_its_input_in_fp32_and_what_its_weight_multiplies()
     assert segment.saved.bytes(10, 10) == 10 * (6 * 4096 + 4)
     assert max(s.passing.tokens for s in segment.backward) == 20 * 4096
     assert segment.backward[0].gradients == 4096
+
+
+# --- what few models tell apart ---
+
+
+def test_a_symbol_stands_for_the_weight_of_the_layer_that_has_it() -> None:
+    """DeepSeek V2 Lite: down_proj is its only dense layer's, 10,944 wide; without adapters nothing has a rank."""
+    dims = dimensions(arch("deepseek-v2-lite"))
+    assert dims["W_down_proj"] == 10_944 * 2048
+    assert dims["W_experts_down_proj"] == 64 * 1408 * 2048
+    assert dims["r"] == 0
+
+
+def test_a_single_dense_layer_among_many_is_the_first() -> None:
+    """Its own down_proj, not one of the layers of experts that follow."""
+    segment = activations.layer(Run(arch("deepseek-v2-lite")), moe=False)
+    assert max(shot.making for shot in segment.backward) == 10_944 * 2048
+
+
+def test_a_bias_is_counted_with_its_weight() -> None:
+    """Three heads of five in seven dimensions: 15 · 7 + 15, 120; sizes that are powers of two share no bit."""
+    small = replace(arch("qwen2.5-0.5b"), hidden=7, heads=3, kv_heads=3, head_dim=5)
+    ops = {op.name: op for op in Program(Run(small), 0).layer(moe=False).ops}
+    assert ops["q_proj"].weight == 120
+    oss = replace(arch("gpt-oss-20b"), hidden=7, moe_intermediate=3, experts=5)
+    program = Program(Run(oss))
+    assert program.trained_expert("down_proj") == 5 * 3 * 7 + 5 * 7
+    assert program.trained_expert("gate_up_proj") == 5 * 6 * 7 + 5 * 6
+
+
+def test_an_adapter_named_by_its_end_is_on_shared_experts_too() -> None:
+    """PEFT matches `…mlp.shared_experts.down_proj` by `down_proj`."""
+    program = Program(Run(arch("deepseek-v2-lite"), trained=False, adapter=Adapter(8, ("down_proj",), False, 2)))
+    named = ("down_proj", "shared_down_proj", "up_proj", "shared_up_proj", "lm_head")
+    assert [name for name in named if program.is_adapted(name)] == ["down_proj", "shared_down_proj"]
+
+
+def test_an_fp32_softmax_of_fp32_scores_casts_nothing() -> None:
+    """`softmax(dtype=torch.float32)` of eager attention."""
+    names = [{op.name for op in tape("llama-3-8b", kernel="eager", precision=p).ops} for p in ("bf16", "fp32")]
+    assert ["softmax: to fp32" in found for found in names] == [True, False]
+
+
+def test_a_layers_input_is_its_own_unless_it_is_recomputed() -> None:
+    """A checkpoint is counted where it lies."""
+    run = Run(arch("llama-3-8b"), precision="fp32")
+    own, default, lent = (
+        activations.layer(run, moe=False, **how) for how in ({"recomputed": False}, {}, {"recomputed": True})
+    )
+    assert own == default
+    assert own.saved.tokens - lent.saved.tokens == 4 * 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from formulas import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import engine, moments
@@ -136,3 +137,51 @@ def test_the_first_openrlhf_releases_pin_four_gigabytes_more() -> None:
     """0.3.1 has DeepSpeed 0.13.5, whose CPU Adam holds 2 · 512 MiB in each of 4 ranks: 4.3 GB."""
     more = llama_70b(4, "fp32", "0.3.1")["before the first step"] - llama_70b(4, "fp32")["before the first step"]
     assert more == pytest.approx(4 * GiB / GB)
+
+
+def test_a_share_that_does_not_divide_is_rounded_up_before_its_block() -> None:
+    """1,025 elements over 2 ranks: 513 on the first, whose 1,026 bytes of bf16 take 2,048; 1,024 take exactly 1,024."""
+    whole, odd = (Tensor("w", (n,), 1, "linear", "mlp") for n in (1024, 1025))
+    assert (host.frozen_parameters("a", [whole], 2).bytes, host.frozen_parameters("a", [odd], 2).bytes) == (1024, 2048)
+    assert (host.fsdp("a", "weights", [whole], 2, 2).bytes, host.fsdp("a", "weights", [odd], 2, 2).bytes) == (
+        1024,
+        2048,
+    )
+    assert (host.parameters("a", 512, 2).bytes, host.parameters("a", 513, 2).bytes) == (512, 1024)
+
+
+def test_a_formula_in_words_names_the_whole_that_it_sums_over() -> None:
+    """`sum of pow2(2·p/N)` cannot be evaluated: a reader finds all parameters and the ranks beside it."""
+    tensors = (Tensor("w", (30, 20), 2, "linear", "mlp"), Tensor("head", (100, 10), 1, "head", "head"))
+    assert host.frozen_parameters("reference", tensors, 2).values == {"P": 2200, "N": 2}
+    assert host.fsdp("actor", "gradients", tensors, 2, 4).values == {"b": 4, "P": 2200, "N": 2}
+    assert host.units("actor", "weights", (600, 1000), 4, 2).values == {"n": 2, "b": 4, "P": 1600}
+    assert host.zero_optimizer("actor", 2100, (1000, 1100), pinned_master=True)[1].values == {"s": 1100, "groups": 2}
+
+
+def test_every_buffer_takes_its_bytes_and_its_formula_says_so() -> None:
+    """1,025 bf16 elements are 2,050 bytes, pinned 4,096; in fp32 4,100 and 8,192."""
+    pageable, master = (host.zero_optimizer("a", 1025, (1025,), pinned_master=pin)[0] for pin in (False, True))
+    for line, expected in (
+        (pageable, 4100),
+        (master, 8192),
+        (host.parameters("a", 512, 2), 512),
+        (host.flattening("a", 1025), 4100),
+        (host.pinning("a", 77), 77),
+        (host.accumulation_buffer("a", 1025, 2), 4096),
+        (host.staging("a", 1025), 4096),
+        (host.half_precision_copy("a", 1025), 4096),
+        (host.moments("a", 1025), 8200),
+        (host.moments("a", 1024, 2.03125), 2080),
+        (host.cpu_adam_buffers("a"), 2**30),
+        (host.asleep("a", "weights", 1025, 2), 4096),
+        (host.asleep("a", "weights", 1025, 2, 3), 3 * 4096),
+        (host.saved("a", 1025, 2), 2050),
+    ):
+        assert (line.bytes, type(line.bytes)) == (expected, int), line
+        assert evaluate(line.formula, line.values) == expected
+
+
+def test_fp32_gradients_are_pinned_sub_group_by_sub_group() -> None:
+    """1,024 elements fill a block of 4,096 bytes, 1,025 take one of 8,192."""
+    assert host.zero_optimizer("actor", 2049, (1024, 1025), pinned_master=True)[1].bytes == 4096 + 8192

@@ -187,3 +187,49 @@ def test_a_vocabulary_that_needs_no_padding_gets_none() -> None:
     odd = replace(LLAMA, vocab=128_257)
     grown = kv_cache.weights("rollout", odd).bytes - kv_cache.weights("rollout", LLAMA).bytes
     assert grown == 2 * 2 * 64 * 4096
+
+
+def test_a_latent_and_its_rotary_keys_add_up_whatever_their_ranks() -> None:
+    """96 and 96 over 27 layers: published models have 512 and 64, which share no bit."""
+    lite = arch("deepseek-v2-lite")
+    assert lite.mla is not None
+    odd = replace(lite, mla=replace(lite.mla, kv_lora_rank=96, qk_rope_head_dim=96))
+    assert kv_cache.token_bytes(odd) == 2 * 27 * 192
+
+
+def test_a_lone_rank_is_what_is_meant_where_none_is_named() -> None:
+    """Each of these on one GPU, by hand."""
+    assert kv_cache.token_bytes(LLAMA) == 131_072
+    assert sum(s.elements * s.layers for s in kv_cache.shares(LLAMA)) == 8_030_261_248
+    # Gemma 2 2B: blocks of 16 · 106,496 bytes, 2,520 of them in 4 GiB; half as wide, 5,041
+    gemma = arch("gemma-2-2b")
+    swapped = [kv_cache.swap("rollout", gemma, *ranks).values["s"] for ranks in ((), (1,), (2,))]
+    assert swapped == [2520 * 16 * 4096, 2520 * 16 * 4096, 5041 * 16 * 2048]
+
+
+def test_fused_queries_keys_and_values_are_whole_rows() -> None:
+    """40 queries and 4 heads of 128 on two ranks: 20 and twice 2; elements are counted, so integers."""
+    fused = replace(arch("phi-3-medium"), kv_heads=4)
+    share = {s.name: s.elements for s in kv_cache.shares(fused, 2)}
+    assert share["model.layers.*.self_attn.qkv_proj.weight"] == 5120 * 128 * 24
+    assert {type(elements) for elements in share.values()} == {int}
+
+
+def test_what_sleeps_names_its_largest_tensor_and_all_it_sums_over() -> None:
+    """A sum of powers of two cannot be evaluated: Qwen2.5 7B's embedding and all its parameters stand beside it."""
+    assert kv_cache.backup("rollout", QWEN).values == {"p": 152_064 * 3584, "P_r": 7_615_616_512}
+
+
+def test_sampling_takes_its_bytes_a_logit_and_the_hidden_states() -> None:
+    """Llama 3 8B, 256 rows, 8,192 tokens: 38 bytes a logit by sorting, 12 by the kernel, 2 · 4,096 a token."""
+    for logit, expected in ((kv_cache.SORTED, 38), (kv_cache.SEARCHED, 12)):
+        line = kv_cache.profile("rollout", LLAMA, 1024, 1024, logit)
+        assert line.bytes == expected * 1024 * 128_256 + 2 * 1024 * 4096
+
+
+def test_widths_that_do_not_divide_are_rounded_up() -> None:
+    """Mixtral on three ranks: 4,779 of 14,336 each, two experts a token, and a fifth hidden state; Llama 3 8B one."""
+    line = kv_cache.profile("rollout", arch("mixtral-8x7b"), 8192, 8, kv_cache.SORTED, 3)
+    assert (line.bytes, type(line.bytes)) == (8192 * 2 * (2 * (3 * 4779 + 4096) + 5 * 4096), int)
+    dense = kv_cache.profile("rollout", LLAMA, 8192, 8, kv_cache.SORTED, 3)
+    assert (dense.bytes, type(dense.bytes)) == (8192 * 2 * (3 * 4779 + 5 * 4096), int)

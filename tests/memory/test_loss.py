@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from calc.catalog import load
 from calc.frameworks.openrlhf import loss_path
 from calc.keeps import Path
 from calc.memory.activations import Run
-from calc.memory.loss import Head, head
-from calc.tape import Snapshot, Tape
+from calc.memory.loss import Head, head, sliced
+from calc.tape import Op, Snapshot, Tape
 
 LLAMA = load().model("llama-3-8b").architecture
 GEMMA = load().model("gemma-2-9b").architecture
@@ -550,3 +551,64 @@ def test_openrlhf_dpo_holds_these_logits_by_release(
 def test_openrlhf_reward_models_have_no_logits() -> None:
     """A value head on every release."""
     assert loss_path("rm", "0.3.0", one_row=False) == loss_path("rm", "0.11.2", one_row=True) == Path("scalar")
+
+
+# --- what is small, or the same for most number formats ---
+
+
+def ops(path: Path, arch: Any = LLAMA, **run: Any) -> dict[str, Op]:
+    return {op.name: op for op in tape(path, arch, **run).ops}
+
+
+@pytest.mark.parametrize("entropy", ["compiled", "eager"])
+def test_an_entropys_numbers_are_fp32_and_its_logsumexp_is_kept(entropy: str) -> None:
+    """One number a token each: the entropy or its two halves, and the loss that joins them."""
+    found = ops(Path("logsumexp", entropy=entropy))
+    ones = [op for name, op in found.items() if name in ("entropy", "entropy: logsumexp", "entropy: product", "loss")]
+    assert len(ones) == (2 if entropy == "compiled" else 3)
+    assert {op.outs[0].b for op in ones} == {4}
+    if entropy == "eager":
+        assert found["entropy: logsumexp"].outs[0] in found["entropy: logsumexp"].saves
+
+
+def test_an_eager_entropys_product_casts_its_gradient_where_logits_are_16_bit() -> None:
+    """fp32 logits take it as it is."""
+    product = [ops(Path("logsumexp", entropy="eager", head_fp32=wide))["entropy: product"] for wide in (False, True)]
+    assert [op.backward_scratch.tokens for op in product] == [{"V": 4}, {}]
+
+
+def test_a_rows_two_gradients_are_as_wide_as_the_logits() -> None:
+    """Twice 4 bytes for fp32 logits, whatever the number of rows."""
+    assert ops(Path("selective", head_fp32=True))["log-softmax"].backward_scratch.fixed == {"V·S": 8}
+
+
+def test_fp32_logits_are_copied_where_the_softmax_is_given_a_slice() -> None:
+    """In a model that computes in fp32 there is no cast to copy on the way."""
+    path = Path("cross-entropy", upcast=True)
+    assert "logits: shift" in ops(path, precision="fp32")
+    assert "logits: shift" not in ops(path)
+
+
+def test_a_fused_loss_in_fp32_passes_two_fp32_hidden_states() -> None:
+    """2 · 4 bytes of h a token."""
+    assert ops(Path("fused"), precision="fp32")["fused loss"].scratch.tokens == {"h": 8}
+
+
+def test_a_tile_casts_its_tokens_and_the_vocabulary_that_there_is() -> None:
+    """Under autocast: 4,096 tokens and 30,000 entries in bf16, where the model has fewer than a tile's 32,768."""
+    small = replace(LLAMA, vocab=30_000)
+    assert ops(Path("tiled"), small, precision="autocast")["lm_head"].scratch.fixed["h"] == 2 * (4096 + 30_000)
+
+
+def test_unpadding_is_no_slice_of_positions() -> None:
+    """It copies rows of its own."""
+    assert [sliced(Path("logsumexp", cut=cut)) for cut in ("unpad", "slice", "")] == [False, True, False]
+
+
+def test_the_heads_gradient_is_vocabulary_times_hidden() -> None:
+    """Llama 3: 128,256 · 4,096; a frozen head makes none."""
+    segment, _ = head(Run(LLAMA), Path("cross-entropy"))
+    assert max(shot.making for shot in segment.backward) == ELEMENTS
+    assert max(shot.gradients for shot in segment.backward) == ELEMENTS
+    frozen, _ = head(Run(LLAMA, trained=False), Path("cross-entropy"))
+    assert max(shot.making for shot in frozen.backward) == 0

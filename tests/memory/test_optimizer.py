@@ -89,3 +89,48 @@ def test_states_are_spread_over_shards() -> None:
 def test_a_step_allocates(kind: str, impl: str, expected: int) -> None:
     """Read in torch 2.13 optim/*.py and lion_pytorch.py; Llama 3 8B in bf16."""
     assert step_scratch(of(kind, impl), "actor", P, VH, 2).bytes == expected
+
+
+def test_only_8_bit_optimizers_keep_small_tensors_in_32_bits() -> None:
+    """Qwen2.5 0.5B's norms and biases are small, yet AdamW keeps 2 · 2 bytes of them as of all, Lion and SGD 2."""
+    qwen = tensors(load().model("qwen2.5-0.5b").architecture)
+    found = [states(of(kind), "actor", 494_032_768, 2, qwen).bytes for kind in ("adamw", "lion", "sgd-momentum", "sgd")]
+    assert found == [4 * 494_032_768, 2 * 494_032_768, 2 * 494_032_768, 0]
+
+
+def test_states_that_do_not_divide_are_whole_bytes() -> None:
+    """Three of the four bytes an element over 2 ranks: Adafactor's own shards are rounded up, flat ones down."""
+    matrix = [Tensor("w", (2, 3), 1, "linear", "mlp")]  # 2 + 3 moments of 1 byte
+    assert [states(of("adafactor"), "a", 6, 1, matrix, n).bytes for n in (1, 2, 5)] == [5, 3, 1]
+    assert states(of("adamw"), "a", 5, 1, matrix, 4).bytes == 2  # 10 bytes over 4
+    # 8-bit: all of its 6 elements are small, 8 bytes each
+    assert [states(of("adamw-8bit"), "a", 6, 2, matrix, n).bytes for n in (1, 4, 5)] == [48, 12, 9]
+    assert states(of("adamw-8bit"), "a", 5, 2, (), 4).bytes == 2  # 10.16 over 4: 2.54
+    for kind in ("adafactor", "adamw", "adamw-8bit"):
+        assert type(states(of(kind), "a", 6, 1, matrix, 5).bytes) is int
+
+
+@pytest.mark.parametrize(
+    ("kind", "impl", "expected"),
+    [("adamw", "foreach", 3), ("adamw", "single", 3), ("adafactor", "single", 1), ("adafactor", "foreach", 3)],
+)
+def test_what_a_step_allocates_is_spread_over_shards(kind: str, impl: str, expected: int) -> None:
+    """FSDP steps shards: of 7 elements, 3 in the largest tensor, 2 bytes each, over 4 ranks, rounded down."""
+    line = step_scratch(of(kind, impl), "actor", 7, 3, 2, 4)
+    assert (line.bytes, type(line.bytes)) == (expected, int)
+
+
+def test_a_row_and_a_column_are_counted_in_whole_elements() -> None:
+    """A matrix of 3 by 2: 3 rows and 2 columns; bytes are whole ones."""
+    found = adafactor_bytes([Tensor("w", (3, 2), 1, "linear", "mlp")], 4)
+    assert (found, type(found)) == (20, int)
+
+
+def test_a_tensor_of_4095_elements_is_small_and_one_of_4096_is_not() -> None:
+    """`min_8bit_size` is the first size that has 8-bit states."""
+    assert small_elements([Tensor("n", (4095,), 2, "norm", "norm"), Tensor("m", (4096,), 1, "norm", "norm")]) == 8190
+
+
+def test_two_copies_of_the_largest_are_as_wide_as_its_type() -> None:
+    """Root and quotient of 100 fp32 elements: 2 · 4 · 100."""
+    assert step_scratch(of("adamw", "single"), "actor", 300, 100, 4).bytes == 800

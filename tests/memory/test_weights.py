@@ -47,7 +47,10 @@ def test_routed_experts_are_not_quantised() -> None:
     """Transformers 5 fuses Mixtral's into bare parameters, which bitsandbytes passes over: attention alone remains,
     2 · 4096² + 2 · 1024 · 4096 in each of 32 layers."""
     mixtral = load().model("mixtral-8x7b").architecture
-    assert weights.quantised_elements(mixtral) == 32 * (2 * 4096**2 + 2 * 1024 * 4096)
+    attention = 32 * (2 * 4096**2 + 2 * 1024 * 4096)
+    assert weights.quantised_elements(mixtral) == attention
+    found = weights.quantised("actor", mixtral, "lm", 2).bytes
+    assert found == int(weights.NF4_BYTES * attention + 2 * (46_702_792_704 - attention))
 
 
 @given(st.integers(1, 10**12), st.sampled_from((2, 4)), st.integers(1, 4096))
@@ -55,3 +58,12 @@ def test_shards_of_all_ranks_hold_the_whole(count: int, b: int, ranks: int) -> N
     """Each line is rounded down to whole bytes, no more."""
     assert ranks * (weights.weights("actor", count, b, ranks).bytes + 1) >= b * count
     assert weights.weights("actor", count, b, ranks + 1).bytes <= weights.weights("actor", count, b, ranks).bytes
+
+
+def test_a_shard_is_rounded_down_to_whole_bytes() -> None:
+    """7 elements of 1.5 bytes over 4: 2.6; of bf16: 3.5; the model in NF4 over 7."""
+    assert weights.weights("actor", 7, 1.5, 4).bytes == 2
+    for line in (weights.adapter("actor", 7, 2, 4), weights.master("actor", 7, 2, 4)):
+        assert (line.bytes, type(line.bytes)) == (3, int)
+    whole = weights.NF4_BYTES * LINEAR + 2 * (P - LINEAR)
+    assert weights.quantised("actor", LLAMA, "lm", 2, 7).bytes == int(whole / 7)

@@ -10,8 +10,8 @@ import pytest
 from calc.report import REFUSED
 from calc.site import answers, ledgers
 from calc.site.answers import Answer
-from calc.site.tables import Table, to_dict
-from calc.units import GiB
+from calc.site.tables import Table, to_dict, to_html
+from calc.units import GB, GiB
 
 JOB = {"model": "llama-3-8b", "gpu": "a100-80-sxm", "gpus": 8, "micro_batch": 1, "checkpointing": "full"}
 VERL = {**JOB, "task": "grpo", "framework": "verl==0.9.1", "rollout.n": 8, "rollout.batch": 64, "roles.reference": {}}
@@ -127,6 +127,7 @@ def test_loading_is_shown_moment_by_moment_up_to_its_phase() -> None:
     found = rows(ledgers.timeline(answer, "x", "x"))
     (load,) = [p for p in answer.group.phases if p.name == "load"]
     assert max(r["total"] for r in found) == round(load.moment.device_bytes / GiB, 2)
+    assert max(r["allocated"] for r in found) == round(load.moment.allocated_bytes / GiB, 2)
     assert load.moment.name in [r["moment"] for r in found]
     assert [r["moment"].partition(":")[0] for r in found] == sorted(
         (r["moment"].partition(":")[0] for r in found), key=["reference", "actor", "rollout"].index
@@ -140,15 +141,21 @@ def test_a_moment_of_loading_has_a_place_and_a_name() -> None:
     held = [m.device_bytes for _, m in answer.loading()]
     assert ledgers.loaded(answer, 0) == held[0]
     assert ledgers.loaded(answer, -1) == held[-1] == ledgers.loaded(answer, "rollout")
-    with pytest.raises(ValueError, match="no moment of loading 'critic'"):
-        ledgers.loaded(answer, "critic")
+    allocated = [m.allocated_bytes for _, m in answer.loading()]
+    assert ledgers.loaded(answer, -1, "allocated") == allocated[-1] < held[-1]
+    for missing in ("critic", len(held)):
+        with pytest.raises(ValueError, match=f"no moment of loading {missing!r}; this job has reference"):
+            ledgers.loaded(answer, missing)
+    with pytest.raises(ValueError, match="no 'bytes' of a moment: device or allocated"):
+        ledgers.loaded(answer, 0, "bytes")
 
 
 def test_caches_are_compared_and_one_that_does_not_start_says_why() -> None:
     good, died = ask(VERL), refused(VERL)
     first, second = rows(ledgers.caches({"good": good, "died": died}, "x", "x"))
     assert first["tokens"] == good.group.cache_tokens
-    assert first["sequences"] == good.group.cache_sequences
+    assert first["length"] == good.scenario.seq_len
+    assert first["sequences"] == good.group.cache_sequences <= first["tokens"] // first["length"]
     assert first["asked"] == 64 * 8 // 4
     assert first["starts"] == "yes"
     # 16 tokens a block; a key and a value of 128 for 4 of the 8 heads in each of 32 layers, in bf16
@@ -168,11 +175,36 @@ def test_remedies_name_what_changes_and_what_it_saves() -> None:
     }
     found = rows(ledgers.compare(jobs, "x", "x", {}, base))
     assert [r["changes"] for r in found] == [
-        "—", "offload.optimizer: true, offload.parameters: true", "roles.reference: by default",
+        "—", "offload.optimizer: true, offload.parameters: true", "by default: roles.reference",
     ]  # fmt: skip
     assert found[0]["difference"] == 0
     for row, answer in zip(found, jobs.values(), strict=True):
         assert row["difference"] == round((answer.device_bytes - base.device_bytes) / GiB, 2)
+
+
+def test_a_remedy_that_only_names_a_role_again_is_no_change() -> None:
+    moved = ask({k: v for k, v in VERL.items() if k != "roles.reference"}, roles={"reference": {"sharding": "fsdp2"}})
+    found = rows(ledgers.compare({"base": moved, "role": ask(VERL)}, "x", "x", {}, moved))
+    assert found[1]["changes"] == "by default: roles.reference.sharding"
+
+
+def test_host_memory_breaks_a_node_at_its_first_moment_above_the_limit() -> None:
+    offloaded = ask(JOB, task="sft", framework="openrlhf==0.3.1", sharding="zero3", **{"offload.optimizer": True})
+    bare = ask(JOB, task="sft", framework="openrlhf==0.3.1", sharding="zero3", method="lora")
+    held = {p.name: p.moment.device_bytes for p in offloaded.estimate.host_phases}
+    after = held["after the first step"]
+    # the moments come with the first step: half a gigabyte below, the limit lies between the two
+    node = ledgers.Node(int(after / GB), killed_at=1.0)
+    table = ledgers.host({"offloaded": offloaded, "bare": bare}, "x", "x", {}, node)
+    first, second = rows(table)
+    assert held["before the first step"] < node.limit < after
+    assert first["on_node"] == "out of memory: after the first step"
+    assert first["after the first step"] == round(after / GB)
+    assert (second["on_node"], second["after the first step"]) == ("fits", None)
+    assert '<td class="number">—</td>' in to_html(table)
+    assert "not published" not in to_html(table)
+    assert "1,520 GB" in ledgers.Node(1600, 0.95).note
+    assert "on_node" not in rows(ledgers.host({"offloaded": offloaded}, "x", "x", {}))[0]
 
 
 def test_a_job_is_described_by_what_its_numbers_rest_on() -> None:

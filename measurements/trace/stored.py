@@ -1,0 +1,182 @@
+"""`python -m measurements.trace.stored`: trace the records of `measurements/traced.jsonl` again, or scenarios to add.
+
+Every result is on the disk before the next begins, so that the same command goes on after a stop.
+"""
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .case import MODELS, CaseError
+
+ROOT = Path(__file__).parents[2]
+STORE = ROOT / "measurements" / "traced.jsonl"
+DONE = ROOT / "build" / "trace.jsonl"  # results that are not in the store yet
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed")
+
+Record = dict[str, Any]
+
+
+def trace(scenario: Record) -> Record:
+    """What a scenario's record gets from its trace; runs in a process of its own."""
+    from . import fake  # noqa: F401  (before anything imports torch)
+    from .case import from_scenario
+    from .record import record
+
+    try:
+        traced = record(from_scenario(scenario))
+    except ValueError as error:  # a CaseError, or what the model's own code refuses
+        return {"error": str(error).splitlines()[0]}
+    at = f"peak in {traced['peak_phase']} at {traced['peak_op'].removeprefix('aten.')}"
+    return {
+        "id": f"traced/{traced['id']}",
+        "measured_bytes": traced["total_peak_bytes"],
+        "note": f"{at}; cuBLAS workspaces left out",
+        "versions": traced["versions"],
+    }
+
+
+def new(scenario: Record, found: Record) -> Record:
+    """The record of a scenario that was not in the store."""
+    return {
+        "id": found["id"],
+        "source": "One training step of Transformers' own code on fake CUDA tensors, every allocation followed: "
+        "python -m measurements.trace",
+        "url": None,
+        "group": "measurements/trace",
+        "class": "traced",
+        "metric": "allocated",
+        "measured_bytes": found["measured_bytes"],
+        "verdict": None,
+        "confidence": "high",
+        "scenario": scenario,
+        "note": found["note"],
+        "versions": found["versions"],
+    }
+
+
+def tracer() -> str:
+    """What every result depends on: this package's files, and the versions of what it runs."""
+    sources = sorted(p for p in Path(__file__).parent.iterdir() if p.suffix in (".py", ".cpp"))
+    installed = "".join(f"{name} {version(name)}\n" for name in PACKAGES)
+    return hashlib.sha256(b"".join(p.read_bytes() for p in sources) + installed.encode()).hexdigest()
+
+
+def key(scenario: Record, by: str) -> str:
+    """Names a result: the tracer, the scenario, and the model's file."""
+    model = MODELS / f"{scenario['model']}.yaml"
+    text = by + json.dumps(scenario, sort_keys=True) + (model.read_text("utf-8") if model.exists() else "")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file, one a line; none where there is no file."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line] if path.exists() else []
+
+
+def traces(scenarios: Iterable[Record], jobs: int) -> Iterator[tuple[Record, Record]]:
+    """(scenario, result) of each, in the order in which they end; those of a run that was stopped come first."""
+    by = tracer()
+    keys = [(key(scenario, by), scenario) for scenario in scenarios]
+    before = {line["key"]: line["found"] for line in read(DONE)}
+    yield from ((scenario, before[k]) for k, scenario in keys if k in before)
+    DONE.parent.mkdir(exist_ok=True)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("spawn")
+    with DONE.open("a", encoding="utf-8") as done, ProcessPoolExecutor(jobs, context, max_tasks_per_child=25) as pool:
+        try:
+            running: dict[Future[Record], tuple[str, Record]] = {
+                pool.submit(trace, scenario): (k, scenario) for k, scenario in keys if k not in before
+            }
+            for future in as_completed(running):
+                k, scenario = running[future]
+                found = future.result()
+                if "error" not in found:
+                    print(json.dumps({"key": k, "found": found}), file=done, flush=True)
+                yield scenario, found
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def store(records: list[Record]) -> None:
+    """Write the store anew, whole or not at all."""
+    unfinished = STORE.with_suffix(".unfinished")
+    unfinished.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
+    unfinished.replace(STORE)
+    DONE.unlink(missing_ok=True)
+
+
+def run(records: list[Record], scenarios: list[Record], jobs: int) -> int:
+    """Trace the scenarios, bring the records up to date with them, say what changed; 0 if every one could be traced."""
+    known = {json.dumps(record["scenario"], sort_keys=True): record for record in records}
+    changed, failed, began = 0, 0, time.monotonic()
+    for count, (scenario, found) in enumerate(traces(scenarios, jobs), 1):
+        left = (time.monotonic() - began) / count * (len(scenarios) - count) / 60
+        record = known.get(json.dumps(scenario, sort_keys=True))
+        name = record["id"] if record else found.get("id", scenario["model"])
+        said = ""
+        if "error" in found:
+            failed += 1
+            said = f"cannot be traced: {found['error']}"
+        elif record is None:
+            records.append(new(scenario, found))
+            said = f"new: {found['measured_bytes']:,} bytes"
+        elif record["measured_bytes"] != found["measured_bytes"]:
+            changed += 1
+            said = f"changed: {record['measured_bytes']:,} bytes before, {found['measured_bytes']:,} after"
+        if record and "error" not in found:
+            record.update({field: found[field] for field in ("measured_bytes", "note", "versions")})
+        if said or sys.stderr.isatty():
+            print(f"[{count}/{len(scenarios)}] {name} {said or '… the same'}")
+        print(f"{count}/{len(scenarios)}, {left:.0f} min left", end="\r", file=sys.stderr, flush=True)
+    store(records)
+    print(f"{len(scenarios)} traced in {(time.monotonic() - began) / 60:.1f} min: {changed} changed, {failed} failed")
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """Run the command line; 0 when all was traced, 2 for input that cannot be used."""
+    parser = argparse.ArgumentParser(prog="python -m measurements.trace.stored", description=__doc__)
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="records whose id has this in it (* and ? too)")
+    parser.add_argument("--add", metavar="FILE", help="scenarios to trace and append, as YAML documents or JSON lines")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2; 2 to 6 GiB each)")
+    options = parser.parse_args()
+    records = read(STORE)
+    try:
+        if options.add:
+            scenarios = list(yaml.safe_load_all(_documents(Path(options.add).read_text("utf-8"))))
+            stored = [record["scenario"] for record in records]
+            scenarios = [scenario for scenario in scenarios if scenario not in stored]
+        else:
+            names = f"*{options.only}*"
+            scenarios = [record["scenario"] for record in records if fnmatch.fnmatchcase(record["id"], names)]
+        if not scenarios:
+            raise CaseError("nothing to trace: no record is meant, or all scenarios are stored")
+        return run(records, scenarios, options.jobs)
+    except KeyboardInterrupt:
+        print(f"\nstopped; the same command goes on from {DONE.relative_to(ROOT)}", file=sys.stderr)
+        return 130
+    except (CaseError, OSError, yaml.YAMLError) as error:
+        print(str(error).splitlines()[0], file=sys.stderr)
+        return 2
+
+
+def _documents(text: str) -> str:
+    """JSON lines as the YAML documents they are."""
+    return "\n---\n".join(text.splitlines()) if text.startswith("{") else text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
