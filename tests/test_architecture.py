@@ -490,3 +490,48 @@ def test_the_router_has_its_familys_name(model: str, name: str) -> None:
     """`mlp.gate` in all families but GPT-OSS."""
     names = {t.name for t in A.layer_tensors(published(model))}
     assert f"model.layers.*.mlp.{name}.weight" in names
+
+
+def test_a_layer_that_is_not_named_is_the_last() -> None:
+    """DeepSeek V3 with experts in its last layer alone: the one before it is dense."""
+    odd = replace(published("deepseek-v3"), dense_layers=60)
+    for of in (A.layer_tensors, A.layer_parameters, A.largest_in_layer, A.linears):
+        assert of(odd) == of(odd, 60)
+        assert of(odd) != of(odd, 59)
+
+
+def test_experts_are_output_first_and_shared_ones_have_their_familys_name() -> None:
+    """`modeling_deepseek_v3.py`, `modeling_qwen2_moe.py`: 256 experts of 2,048 in 7,168 dimensions."""
+    deepseek, qwen = (
+        {t.name: t.shape for t in A.layer_tensors(published(m))} for m in ("deepseek-v3", "qwen1.5-moe-a2.7b")
+    )
+    assert deepseek["model.layers.*.mlp.experts.gate_up_proj"] == (256, 4096, 7168)
+    assert deepseek["model.layers.*.mlp.experts.down_proj"] == (256, 7168, 2048)
+    assert "model.layers.*.mlp.shared_experts.down_proj.weight" in deepseek
+    assert "model.layers.*.mlp.shared_expert.down_proj.weight" in qwen
+
+
+def test_adapters_are_counted_on_every_layer_of_both_kinds() -> None:
+    """DeepSeek V2 Lite: o_proj has 16 · 128 inputs and 2,048 outputs in each of 27 layers, one of them dense."""
+    assert A.lora_parameters(published("deepseek-v2-lite"), 1, ["o_proj"]) == 27 * (2048 + 2048)
+
+
+def test_peft_on_fused_experts_by_hand() -> None:
+    """Two layers of 7 dimensions: q 15, k and v 11, o 15; five experts of 3, each 2 · (7 + 6) + 10; router 12."""
+    small = replace(
+        published("mixtral-8x7b"), hidden=7, layers=2, heads=2, kv_heads=1, head_dim=4, experts=5, moe_intermediate=3,
+        dense_layers=0,
+    )  # fmt: skip
+    assert A.lora_parameters(small, 1, "all-linear", fused_experts=True) == 2 * (52 + 5 * 36 + 12)
+
+
+@pytest.mark.parametrize("targets", ["o_proj", "Linear", "all-linears"])
+def test_a_single_name_that_is_no_list_is_refused(targets: str) -> None:
+    """Only `all-linear` is a string."""
+    with pytest.raises(ConfigError, match="all-linear or a list"):
+        A.lora_parameters(published("llama-3-8b"), 8, targets)  # type: ignore[arg-type]
+
+
+def test_active_parameters_are_whole() -> None:
+    """Counts are integers, however experts divide."""
+    assert type(A.active_parameters(published("mixtral-8x7b"))) is int

@@ -930,3 +930,12 @@ def test_a_layers_input_is_its_own_unless_it_is_recomputed() -> None:
     )
     assert own == default
     assert own.saved.tokens - lent.saved.tokens == 4 * 4096
+
+
+def test_experts_in_the_last_layer_alone_are_found() -> None:
+    """DeepSeek V2 Lite with 26 dense layers of 27: sizes and gradients of the last are those of its 64 experts."""
+    odd = replace(arch("deepseek-v2-lite"), dense_layers=26)
+    gate_up = 64 * 2 * 1408 * 2048
+    assert dimensions(odd)["W_experts_gate_up_proj"] == gate_up
+    assert Program(Run(odd)).elements["experts_gate_up_proj"] == gate_up
+    assert max(shot.making for shot in activations.layer(Run(odd), moe=True).backward) == gate_up
