@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jobs import P, job
 
+from calc import placement
+from calc.catalog import load
 from calc.groups import Shared
+from calc.job import Job
 from calc.keeps import Stage
 from calc.ledger import Line
 from calc.memory import runtime
@@ -151,7 +156,12 @@ def role(count: int, *leaves: str, trained: bool = True, shares: bool = False) -
         replica=SimpleNamespace(leaves=set(leaves)),
         weights=lambda: [line("weights", count)],
         states=list,
-        at=lambda where: [line("gradients", 10 * count), line("activations", count), line("temporary", count)],
+        # as ZeRO has it: gradients so far in backward, otherwise those of the last micro-batch
+        at=lambda where: [
+            line("gradients", where.done if where.backward else 10 * count),
+            line("activations", count),
+            line("temporary", count),
+        ],
     )
     return SimpleNamespace(
         engine=engine, trained=trained, role=SimpleNamespace(leaves=set(leaves), shares=shares, name="r")
@@ -224,3 +234,76 @@ def test_the_largest_instant_counts_what_the_engine_adds_there() -> None:
     placed: Any = SimpleNamespace(scorer=scorer, s=None, role=SimpleNamespace(scoring_rows=1))
     name, lines = shared(job=job).scoring(placed)
     assert (name, [x.bytes for x in lines]) == ("b", [100, 7])
+
+
+def real(**fields: Any) -> Shared:
+    """The GPUs of a job of Llama 3 8B that has one group."""
+    s = job(**fields)
+    found = Job(s, load().gpu(s.gpu))
+    ((names, gpus),) = placement.groups(s, found.keeps)
+    return Shared(found, names, gpus)
+
+
+PPO = {"task": "ppo", "prompt_len": 48, "response_len": 16, "rollout": {"engine": "hf", "n": 1}}
+
+
+def test_frozen_roles_keep_their_root_from_the_start() -> None:
+    """A trained one's is resharded by its backward."""
+    assert real(**PPO).gathered == {"reference", "reward"}
+
+
+@pytest.mark.parametrize(("every", "first"), [(False, (5, 1)), (True, (240, 48))])
+def test_transformers_runs_the_prompts_then_a_token_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, every: bool, first: tuple[int, int]
+) -> None:
+    """Five prompts of 48 tokens, 131,072 bytes of cache each, then 64; logits of the last position, or of all."""
+    on = real(**PPO)
+    batches: list[tuple[int, int]] = []
+    step_of = on.job.step
+    monkeypatch.setattr(on.job, "step", lambda r, s, batch: (batches.append(tuple(batch)), step_of(r, s, batch))[1])
+    (stage,) = [stage for stage in on.job.keeps.stages if stage.does == "generate"]
+    holds = ("clone", "units", *["prompt-logits"] * every)
+    found = [(at, lines) for _, at, lines in on.generate(replace(stage, rows=5, holds=holds))]
+    assert batches == [(240, 48), first, (5, 1)]
+    assert [at for at, _ in found] == [
+        "prompts: layer: mlp: product",
+        "prompts: logits: lm_head",
+        "last token: logits: lm_head",
+    ]
+    cached = [sum(x.bytes for x in lines if x.component == "kv_cache") for _, lines in found]
+    assert cached == [240 * 131_072, 240 * 131_072, 320 * 131_072]
+    handed = [{x.values["what"] for x in lines if x.source == "communication#handing"} for _, lines in found]
+    assert handed == [{"clone", "units"}] * 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, False),
+        ({"task": "dpo"}, False),  # the reference is scored inside of the policy's forward
+        (PPO, True),
+        (PPO | {"task": "grpo", "rollout": {"engine": "hf", "n": 8}, "roles": {"reward": "none"}}, True),
+    ],
+)
+def test_moments_of_training_name_their_role_where_several_could_be_meant(fields: dict[str, Any], named: bool) -> None:
+    on = real(**fields)
+    found = [at for phase, at, _ in on.moments() if phase in ("backward", "step")]
+    assert {at.startswith(("actor: ", "critic: ")) for at in found} == {named}
+
+
+@pytest.mark.parametrize(("fields", "roots"), [({}, {"actor", "reference"}), ({"method": "lora"}, {"actor"})])
+def test_a_reference_within_the_forward_gathers_a_root_of_its_own(fields: dict[str, Any], roots: set[str]) -> None:
+    """Unless it is the policy without its adapters; the policy has no gradient yet while the reference runs."""
+    on = real(task="dpo", sharding="fsdp2", gpus=2, **fields)
+    ((at, lines),) = [(at, lines) for phase, at, lines in on.moments() if phase == "forward"]
+    assert at.startswith("reference, ")
+    assert {x.role for x in lines if x.values.get("what") == "root group"} == roots
+    assert not [x for x in lines if x.component == "gradients"]
+
+
+def test_a_reference_runs_beside_the_last_gradients_of_an_optimizer_that_drops_them_in_backward() -> None:
+    """DeepSpeed's BF16_Optimizer under ZeRO-1: fp32 sums, 4 P, and the bf16 gradients of the step before, 2 P."""
+    on = real(task="dpo", gpus=2, sharding="zero1", grad_dtype="fp32", micro_batch=1, global_batch=2)
+    ((at, lines),) = [(at, lines) for phase, at, lines in on.moments() if phase == "forward"]
+    assert at.startswith("reference, ")
+    assert [x.bytes for x in lines if x.component == "gradients"] == [4 * P, 2 * P]

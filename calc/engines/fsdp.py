@@ -51,8 +51,7 @@ class Fsdp(Holder):
 
     def layer(self, index: int) -> int:
         """Elements that gathering layer `index` brings together."""
-        arch = self.replica.arch
-        return self.stored(layer_tensors(arch, index), layer_parameters(arch, index)) + self.adapter_layer
+        return _layer_elements(self.replica.arch, index, self.replica.ranks, self.version) + self.adapter_layer
 
     def reduced(self, elements: int) -> Line:
         """This rank's shards of the reduced gradients of `elements` parameters."""
@@ -230,6 +229,11 @@ class Fsdp(Holder):
         yield "before the first step", kept
         states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
         yield "after the first step", [*kept, host.moments(r.role, -(-r.trainable // r.ranks), states)]
+
+
+@lru_cache(maxsize=4096)
+def _layer_elements(arch: Architecture, index: int, ranks: int, version: int) -> int:
+    return padded(layer_tensors(arch, index), ranks) if version == 2 else layer_parameters(arch, index)
 
 
 @lru_cache(maxsize=1024)
