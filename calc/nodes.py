@@ -47,11 +47,13 @@ class Hosts:
                 moments[at] += lines
         for at in HOST[-2:]:
             moments[at].extend(self.serving(ranks.get("rollout", 0)))
-        for stage in self.job.keeps.stages:
-            if stage.does == "save" and stage.host and stage.role in ranks:
-                copy = self.saved(stage, ranks[stage.role])
-                if copy.bytes >= max([line.bytes for line in moments.get("save", [])[-1:]], default=0):
-                    moments["save"] = [*moments["after the first step"], copy]
+        saves = [
+            stage for stage in self.job.keeps.stages if stage.does == "save" and stage.host and stage.role in ranks
+        ]
+        if saves:
+            # one role after another is written
+            copies = [self.saved(stage, ranks[stage.role]) for stage in saves]
+            moments["save"] = [*moments["after the first step"], max(copies, key=lambda line: line.bytes)]
         found = {at: tuple(line for line in lines if line.bytes) for at, lines in moments.items()}
         return [Phase(at, Moment(at, lines)) for at, lines in found.items() if lines]
 

@@ -108,9 +108,8 @@ class Fsdp(Holder):
         if not self.offload and (where.above or r.accumulates):
             lines.append(self.reduced(r.trainable if r.accumulates else where.above))
         if where.segment == "end" and r.ties_gradients:
-            elements = r.arch.vocab * r.arch.hidden
             contiguous = r.run.precision == "autocast" or where.sorting
-            lines.append(gradients.tied_embedding(r.role, elements, r.run.compute, contiguous=contiguous))
+            lines.append(gradients.tied_embedding(r.role, r.embedding, r.run.compute, contiguous=contiguous))
         if where.segment == "reduce":
             lines += self.reducing_root()
         elif unreduced := where.root + where.here:
@@ -162,7 +161,7 @@ class Fsdp(Holder):
             return [communication.reducing(r.role, self.adapter_layer, r.reduce_bytes)]
         elements = self.root_elements
         # a loop's variable keeps the gradient of the group's last parameter: an untied head (`foreach_reduce`)
-        one = 0 if r.arch.tied or r.head != "lm" else r.largest_stored
+        one = 0 if r.arch.tied or r.head != "lm" else r.embedding
         whole = communication.reducing(r.role, elements, r.reduce_bytes)
         output = gradients.accumulated(r.role, elements, r.grad_bytes, r.ranks)
         if self.version == 1 and r.reduce_bytes == c:
@@ -187,9 +186,9 @@ class Fsdp(Holder):
         r = self.replica
         layer = max(self.layer(0), self.layer(-1))
         elements = {
-            "parameter": r.largest_stored,
+            "parameter": r.embedding,
             "root": self.root_elements,
-            "units": self.root_elements + max(layer, r.largest_stored),
+            "units": self.root_elements + max(layer, r.embedding),
             "copies": -(-r.parameters // r.ranks),
             "whole": r.parameters,
         }

@@ -49,7 +49,9 @@ def in_order(tensors: tuple[Tensor, ...]) -> Iterator[int]:
 @lru_cache(maxsize=2048)
 def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: int) -> Cut:
     """The cuts of `tensors` over `ranks` (DeepSpeed `stage_1_and_2.py:get_data_parallel_partitions`,
-    `stage3.py:_create_fp16_sub_groups`)."""
+    `stage3.py:_create_fp16_sub_groups`); of nothing for a model that is not trained."""
+    if not tensors:
+        return Cut(0, (), 0, 0, 0, 0, 0, (), 0)
     sizes = list(in_order(tensors))
     partition = -(-sum(sizes) // ranks)
     largest_slice = start = 0

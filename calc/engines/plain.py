@@ -58,8 +58,7 @@ class Plain(Holder):
             lines = [gradients.so_far(r.role, where.done, r.grad_bytes)] if where.done else []
         if where.segment == "end" and r.ties_gradients:
             contiguous = r.run.precision == "autocast" or where.sorting
-            elements = r.arch.vocab * r.arch.hidden
-            lines.append(gradients.tied_embedding(r.role, elements, r.grad_bytes, contiguous=contiguous))
+            lines.append(gradients.tied_embedding(r.role, r.embedding, r.grad_bytes, contiguous=contiguous))
         return lines
 
     def stepping(self) -> Moments:
@@ -75,7 +74,7 @@ class Plain(Holder):
     def handing(self, word: str) -> Line:
         """Whole weights are there already; a clone is of the largest parameter."""
         r = self.replica
-        return communication.handed(r.role, word, r.largest_stored if word == "clone" else 0, r.weight_bytes)
+        return communication.handed(r.role, word, r.embedding if word == "clone" else 0, r.weight_bytes)
 
     def host(self, ranks: int) -> Moments:
         """Nothing of a plain replica stays on the host."""

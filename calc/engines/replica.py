@@ -51,8 +51,8 @@ class Replica:
         return self.arch.tied and self.head == "lm" and self.run.trained
 
     @property
-    def largest_stored(self) -> int:
-        """Elements of the largest tensor of the model: the embedding."""
+    def embedding(self) -> int:
+        """Elements of the embedding, V·h: the model's largest tensor."""
         return self.arch.vocab * self.arch.hidden
 
     @property

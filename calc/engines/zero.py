@@ -6,7 +6,7 @@ Read in DeepSpeed 0.13.5, 0.16.4 and 0.19.5: `runtime/zero/{stage_1_and_2,stage3
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -52,18 +52,17 @@ class Zero(Holder):
     config: DeepSpeed
     offload_optimizer: bool = False
     offload_parameters: bool = False
+    cut: Cut = field(init=False, repr=False, compare=False)  # how the trained parameters are cut
+
+    def __post_init__(self) -> None:
+        """Cut the parameters once: every place of a step asks for it."""
+        r, c = self.replica, self.config
+        object.__setattr__(self, "cut", cut(r.trained_tensors, r.ranks, c.sub_group, c.persistence_threshold))
 
     @property
     def version(self) -> tuple[int, ...]:
         """DeepSpeed's version as numbers."""
         return _numbers(self.config.version)
-
-    @property
-    def cut(self) -> Cut:
-        """How the trained parameters are cut."""
-        return cut(
-            self.replica.trained_tensors, self.replica.ranks, self.config.sub_group, self.config.persistence_threshold
-        )
 
     @property
     def plain_bf16(self) -> bool:
@@ -154,21 +153,16 @@ class Zero(Holder):
             lines += self.partitioning(where, out)
         leaving = self.reducing(where, out)
         if where.backward and r.ties_gradients and where.segment in ("norm", "layer"):
-            lines.append(gradients.new(r.role, self.embedding, B))
+            lines.append(gradients.new(r.role, self.replica.embedding, B))
         elif where.segment == "end" and r.ties_gradients:
             # both contributions are summed before anything leaves
             summed = [*leaving[:1], *self.tied(where)]
             return lines + max(leaving, summed, key=lambda found: sum([line.bytes for line in found]))
         return lines + leaving
 
-    @property
-    def embedding(self) -> int:
-        """Elements of the embedding, V·h."""
-        return self.replica.arch.vocab * self.replica.arch.hidden
-
     def tied(self, where: Where) -> list[Line]:
         """A tied head's gradient, which has waited in autograd for the embedding's, as both are summed."""
-        return [gradients.tied_embedding(self.replica.role, self.embedding, B, contiguous=where.sorting)]
+        return [gradients.tied_embedding(self.replica.role, self.replica.embedding, B, contiguous=where.sorting)]
 
     def live(self, where: Where) -> Line:
         """ZeRO-3's gathered parameters at a place: the window, and the module that comes last into it.
@@ -177,7 +171,7 @@ class Zero(Holder):
         """
         r = self.replica
         if where.segment == "end" or (where.segment == "head" and r.head == "lm"):
-            module = self.embedding
+            module = self.replica.embedding
         else:
             module = self.layer_largest(where.layer)
         elements = r.parameters + r.adapter if r.ranks > 1 or self.offload_parameters else 0
@@ -286,7 +280,7 @@ class Zero(Holder):
     def handing(self, word: str) -> Line:
         """Stage 3 gathers one parameter after another, or all; below, only a clone takes memory."""
         r = self.replica
-        elements = {"parameter": r.largest_stored, "clone": r.largest_stored, "whole": r.parameters}[word]
+        elements = {"parameter": r.embedding, "clone": r.embedding, "whole": r.parameters}[word]
         return communication.handed(r.role, word, elements if self.stage == 3 or word == "clone" else 0, B)
 
     def host(self, ranks: int) -> Moments:
