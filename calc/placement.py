@@ -13,6 +13,7 @@ from calc.engines.plain import Plain
 from calc.engines.replica import Engine, Replica
 from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
+from calc.frameworks import at_least
 from calc.keeps import Keeps, Role
 from calc.ledger import Line
 from calc.memory.activations import Adapter, Run
@@ -93,6 +94,8 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         adapter=adapter,
         kernel=kernel(arch, s.attention, s.precision),
         quantised=s.method == "qlora",
+        # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
+        keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
     )
     return Replica(
         role=role.name,

@@ -41,6 +41,7 @@ NEUTRAL: Mapping[str, Any] = {
     "expert_parallel": 1,
     "packing": False,
     "placement": "colocated",
+    "versions.bitsandbytes": "0.50.2",  # no framework pins it
 }
 
 _VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)*")

@@ -63,6 +63,18 @@ def test_each_precision_has_its_formats(fields: dict[str, object], expected: tup
     assert (r.weight_bytes, r.grad_bytes, r.master_bytes, r.step_bytes) == expected
 
 
+@pytest.mark.parametrize(
+    ("method", "version", "kept"),
+    [("qlora", "0.43.1", True), ("qlora", "0.43.2", False), ("qlora", None, False), ("lora", "0.42", False)],
+)
+def test_four_bit_products_keep_their_inputs_by_bitsandbytes_version(
+    method: str, version: str | None, kept: bool
+) -> None:
+    """autograd/_functions.py: ctx.tensors = (A, B) in 0.43.1, (None, B) in 0.43.2 and since."""
+    fields = {"versions__bitsandbytes": version} if version else {}
+    assert replica(method=method, **fields).run.keeps_inputs is kept
+
+
 def test_full_training_trains_every_tensor() -> None:
     """P of Llama 3 8B; as a reward model V·h less and one row of 4,096 more."""
     assert replica().trainable == replica().parameters == P

@@ -42,6 +42,7 @@ class Run:
     adapter: Adapter | None = None
     kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager
     quantised: bool = False  # linears in four bits, dequantised for each multiplication
+    keeps_inputs: bool = False  # of these, though a frozen weight needs none: bitsandbytes before 0.43.2
 
     @property
     def compute(self) -> int:
@@ -171,13 +172,14 @@ class Program:
             source = self.cast(x, self.c, name)
             # the weight's bf16 copy gets the bf16 gradient, which the copy's own backward casts to fp32
             reads = [source, tape.op(f"{name}: weight to bf16", [], weight, 2, weight=trained)]
-        dequantised = weight * self.c if run.quantised and name not in ("lm_head", "score") else NOTHING
+        four_bits = run.quantised and name not in ("lm_head", "score")
+        dequantised = weight * self.c if four_bits else NOTHING
         y = tape.op(
             name,
             reads,
             out,
             self.c,
-            saves=([source] if run.trained else []) + reads[1:],
+            saves=([source] if run.trained or (four_bits and run.keeps_inputs) else []) + reads[1:],
             scratch=dequantised,
             backward_scratch=dequantised,
             weight=0 if self.autocast else trained,

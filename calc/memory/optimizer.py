@@ -14,7 +14,7 @@ from calc.architecture import Tensor
 from calc.ledger import Line
 
 SMALL = 4096  # bitsandbytes `min_8bit_size`
-BLOCK = 256  # bitsandbytes `blocksize` since 0.45, 2048 before
+BLOCK = 256  # bitsandbytes `blocksize` since 0.44, 2048 before
 
 
 @dataclass(frozen=True, slots=True)

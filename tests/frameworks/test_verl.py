@@ -114,7 +114,7 @@ def test_defaults_that_changed(version: str, checkpointing: str, packing: bool, 
 )
 def test_libraries_are_the_newest_that_a_release_allows(version: str, vllm: str, transformers: str, torch: str) -> None:
     """METADATA of the packages; the worker that verl patches is vLLM 0.6.3's."""
-    assert run(version).versions == {"vllm": vllm, "transformers": transformers, "torch": torch}
+    assert run(version).versions.items() >= {"vllm": vllm, "transformers": transformers, "torch": torch}.items()
 
 
 @pytest.mark.parametrize(
