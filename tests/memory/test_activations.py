@@ -815,8 +815,8 @@ def test_a_quantised_linear_is_dequantised_whole_in_forward_and_backward() -> No
 
 
 def test_old_bitsandbytes_keeps_the_input_of_every_four_bit_product() -> None:
-    """MatMul4Bit up to 0.43.1 stores (A, B), so that a frozen layer keeps what a trained one's linears do: the norms'
-    outputs that q, k, v and gate, up share, 2h each, and the MLP's product, 2i. The attention's is kept by flash anyway.
+    """MatMul4Bit up to 0.43.1 stores (A, B), so that a frozen layer keeps what a trained one's linears do: the
+    norms' outputs that q, k, v and gate, up share, 2h each, and the MLP's product, 2i. Flash keeps its output anyway.
     """
     new, old = (per_token("llama-3-8b", **frozen(quantised=True, keeps_inputs=kept)) for kept in (False, True))
     assert old - new == 4 * 4096 + 2 * 14336
