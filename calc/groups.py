@@ -21,6 +21,7 @@ from calc.placement import Placed
 FITS, TIGHT = 0.95, 0.20  # the verdict's thresholds on the probability that a job fits
 PHASES = ("load", "rollout", "score", "forward", "backward", "step", "sync", "save")
 BETWEEN = Where("waiting", 0, False)  # between two micro-batches
+FIRST = Where("gather", 0, False)  # the first layer's parameters are gathered
 WEIGHTS = frozenset({"weights", "adapter"})
 
 Moments = Iterator[tuple[str, list[Line]]]
@@ -164,7 +165,9 @@ class Shared:
     def scoring(self, placed: Placed) -> tuple[str, list[Line]]:
         """The largest instant of a forward without gradient."""
         scored = self.job.step(placed.scorer.replica, placed.s, self.job.batch(placed.s, placed.role.scoring_rows))
-        return _peak(placed.scorer, scored, scored.plan.scoring)
+        # a root group that is gathered already leaves no buffer to the first layer
+        instants = [i for i in scored.plan.scoring if not (placed.role.shares and i.where == FIRST)]
+        return _peak(placed.scorer, scored, instants)
 
     def train(self, stage: Stage) -> Staged:
         """Forward, backward and optimizer step of a role, and of another one that trains beside it."""

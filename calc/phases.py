@@ -222,6 +222,7 @@ class Layout:
         shots = block.segment.forward if grad and not self.recompute else block.segment.without_grad
         if stack.inner:
             stream = Part("temporary", stack.residual, "activations#passing")
+            yield instant("first layer: gather", Where("gather", 0, False), [*before, stream])
             yield instant("layer: gather", Where("gather", last.layer, False), [*below, stream])
         for shot in shots:
             yield instant(f"layer: {shot.name}", Where("layer", last.layer, False), [*below, *alive(shot)])

@@ -88,8 +88,13 @@ class Fsdp(Holder):
 
     def root(self) -> list[Line]:
         """The root group, which stays gathered after a forward that no backward follows."""
-        r = self.replica
-        return [communication.gathered(r.role, "root group", self.root_elements, r.run.compute)]
+        return [self.root_gathered(1)]
+
+    def root_gathered(self, copies: int) -> Line:
+        """The root group in the compute type; twice while the buffer it was gathered into is not given back."""
+        return communication.gathered(
+            self.replica.role, "root group", self.root_elements, self.replica.run.compute, copies
+        )
 
     def states(self) -> list[Line]:
         """Shards of optimizer states."""
@@ -131,8 +136,11 @@ class Fsdp(Holder):
             ends = where.segment == "end" and r.optimizer is not None
             return [*lines, communication.reducing(r.role, lowest, r.reduce_bytes)] if ends else lines
         if where.segment == "gather":
-            # the buffer of the layer before, the layer's own, and the parameters copied out of it
+            # the buffer of the group before, the layer's own, and the parameters copied out of it
             copies = 3 if self.version == 2 else 2
+            if self.version == 2 and r.ranks > 1 and not where.layer:
+                # the group before the first layer is the root
+                lines, copies = [self.root_gathered(2)], 2
         elif where.segment == "layer":
             copies = 2 if where.layer > 0 or not where.backward else 1
         else:

@@ -47,6 +47,9 @@ def test_a_gather_holds_three_copies_of_a_layer() -> None:
     root group stays gathered from its first use on (2r)."""
     e = fsdp()
     assert total(e.at(GATHER)) == 2 * ROOT + 3 * 2 * LAYER
+    # the group before the first layer is the root, whose buffer is as large as its weights
+    assert total(e.at(Where("gather", 0, False))) == 2 * 2 * ROOT + 2 * 2 * LAYER
+    assert total(fsdp(gpus=1).at(Where("gather", 0, False))) == 2 * ROOT + 2 * LAYER
     assert total(e.at(FORWARD)) == 2 * ROOT + 2 * 2 * LAYER
     assert total(e.at(Where("head", 32, False))) == 2 * ROOT + 2 * LAYER
     assert total(e.at(Where("norm", 32, False))) == 2 * ROOT + 2 * LAYER
