@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from calc.architecture import Architecture, ConfigError, parameters
 from calc.config import from_config
+from calc.exhausted import contradiction
 from calc.schema import InputError, closest, decode, parse_json, parse_mapping, read_bytes, show, validator
 from calc.units import MiB
 
@@ -106,6 +107,7 @@ class Catalog:
     nodes: Mapping[str, Node]
     models: Mapping[str, Model]
     measurements: tuple[Mapping[str, Any], ...]
+    exhausted: tuple[Mapping[str, Any], ...]  # what PyTorch said when memory ran out
     version: str
     names: Mapping[str, str] = field(repr=False)  # a model's id, Hugging Face name or alias, casefolded, to its id
 
@@ -159,9 +161,10 @@ def load(root: Path | None = None) -> Catalog:
         models = {record.id: _model(record) for record in model_files}
         names = _names(model_files)
         measurements = tuple(_measurements(root, gpus, names, digest.update))
+        exhausted = tuple(_exhausted(root, gpus, digest.update))
     except InputError as error:
         raise CatalogError(str(error)) from None
-    return Catalog(gpus, nodes, models, measurements, digest.hexdigest()[:12], names)
+    return Catalog(gpus, nodes, models, measurements, exhausted, digest.hexdigest()[:12], names)
 
 
 class _Record(NamedTuple):
@@ -385,13 +388,11 @@ def _names(records: Iterable[_Record]) -> dict[str, str]:
     return names
 
 
-def _measurements(
-    root: Path, gpus: Mapping[str, GPU], names: Mapping[str, str], update: Callable[[bytes], None]
-) -> Iterable[Mapping[str, Any]]:
-    """The records of measurements/*.jsonl, one a line; each id stands once, each model and GPU is in the catalog."""
-    check = validator(root / "measurements/schema.json")
+def _lines(root: Path, folder: str, update: Callable[[bytes], None]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The records of the folder's .jsonl files, one a line, each valid, with its place; each id stands once."""
+    check = validator(root / folder / "schema.json")
     places: dict[str, str] = {}
-    for where, path in _files(root, "measurements", ".jsonl"):
+    for where, path in _files(root, folder, ".jsonl"):
         for number, line in enumerate(decode(_read(path, where, update), where).split("\n"), start=1):
             if not line.strip():
                 continue
@@ -403,8 +404,27 @@ def _measurements(
                 raise InputError(
                     f"{place}: id: given {record['id']!r}, already the id of {owner}, allowed: an id of its own"
                 )
-            check_measurement(record, place, gpus, names)
-            yield record
+            yield place, record
+
+
+def _measurements(
+    root: Path, gpus: Mapping[str, GPU], names: Mapping[str, str], update: Callable[[bytes], None]
+) -> Iterable[Mapping[str, Any]]:
+    """The records of measurements/*.jsonl; each model and GPU is in the catalog."""
+    for place, record in _lines(root, "measurements", update):
+        check_measurement(record, place, gpus, names)
+        yield record
+
+
+def _exhausted(root: Path, gpus: Mapping[str, GPU], update: Callable[[bytes], None]) -> Iterable[Mapping[str, Any]]:
+    """The records of measurements/exhausted/*.jsonl; each GPU is in the catalog, each figure the quote's."""
+    for place, record in _lines(root, "measurements/exhausted", update):
+        if record["gpu"] is not None:
+            _known(record["gpu"], gpus, f"{place}: gpu", "gpus")
+        fault = contradiction(record)
+        if fault:
+            raise InputError(f"{place}: {fault}")
+        yield record
 
 
 def check_measurement(record: Mapping[str, Any], place: str, gpus: Mapping[str, GPU], names: Mapping[str, str]) -> None:

@@ -44,7 +44,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
         for path in (made / folder).glob("*.yaml"):
             if path.stem not in kept:
                 path.unlink()
-    for path in (made / "measurements").glob("*.jsonl"):
+    for path in (made / "measurements").rglob("*.jsonl"):
         path.unlink()
     yield made
     shutil.rmtree(made)
