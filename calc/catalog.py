@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,8 @@ class GPU:
     """One device as PyTorch sees it (of an MI250X, one of its two dies).
 
     `usable_mib` is the total that cudaMemGetInfo gives a process; `usable_derived` where it was not seen on this very
-    card. Rates are dense and accumulate in fp32; `nvlink_gbs` adds both directions. None: no source gives it.
+    card. Rates are dense and accumulate in fp32; `nvlink_gbs` adds both directions. None: no source gives it. `linked`:
+    there are nodes that join more than two of it by NVLink or the like; a bridge between two is extra.
     `sources` maps a value's field in the file (`memory.usable_mib`) to where it is read.
     """
 
@@ -50,6 +51,7 @@ class GPU:
     nvlink_gbs: float | None
     sources: Mapping[str, str] = field(hash=False, repr=False)
     notes: Mapping[str, str] = field(hash=False, repr=False)
+    linked: bool = False
 
     @property
     def usable_bytes(self) -> int:
@@ -158,6 +160,7 @@ def load(root: Path | None = None) -> Catalog:
         seen = _seen(gpu_files)
         gpus = {record.id: _gpu(record, seen) for record in gpu_files}
         nodes = {record.id: _node(record, gpus) for record in node_files}
+        gpus = {name: replace(gpu, linked=_linked(gpu, nodes.values())) for name, gpu in gpus.items()}
         models = {record.id: _model(record) for record in model_files}
         names = _names(model_files)
         measurements = tuple(_measurements(root, gpus, names, digest.update))
@@ -333,6 +336,12 @@ def _node(record: _Record, gpus: Mapping[str, GPU]) -> Node:
         sources=of.sources,
         notes=of.notes,
     )
+
+
+def _linked(gpu: GPU, nodes: Iterable[Node]) -> bool:
+    """As its nodes say, where there are any."""
+    found = [node for node in nodes if gpu.id in node.gpu_ids]
+    return any(n.gpus > 2 and not n.link.startswith("PCIe") for n in found) if found else bool(gpu.nvlink_gbs)
 
 
 def _known(name: str, names: Mapping[str, Any], where: str, command: str) -> None:

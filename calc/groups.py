@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from calc import placement
+from calc import placement, verdict
 from calc.engines.replica import Engine, Where
 from calc.job import Job
 from calc.keeps import Path, Stage
@@ -18,7 +18,6 @@ from calc.memory import kv_cache, runtime
 from calc.phases import Batch, Instant, Step
 from calc.placement import Placed
 
-FITS, TIGHT = 0.95, 0.20  # the verdict's thresholds on the probability that a job fits
 PHASES = ("load", "rollout", "score", "forward", "backward", "step", "sync", "save")
 BETWEEN = Where("waiting", 0, False)  # between two micro-batches
 FIRST = Where("gather", 0, False)  # the first layer's parameters are gathered
@@ -45,7 +44,7 @@ class Shared:
     def processes(self, names: Iterable[str]) -> list[Line]:
         """What the processes of the roles called `names` take of a GPU beside tensors."""
         gpu, count = self.job.gpu, len({self.placed[name].role.process for name in names})
-        return runtime.process(gpu.architecture, self.gpus, bool(gpu.nvlink_gbs), count)
+        return runtime.process(gpu.architecture, self.gpus, gpu.linked, count)
 
     def group(self) -> Group:
         """The phases of these GPUs, each at its largest moment, and the verdict."""
@@ -57,15 +56,13 @@ class Shared:
         phases = tuple(Phase(name, largest[name]) for name in PHASES if name in largest)
         usable = self.job.gpu.usable_bytes
         peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)
-        deviation = runtime.spread(peak.allocated_bytes, peak.held_back)
         cache = self.engine.cache(self.others) if self.engine else None
         # an engine that never gets its turn refuses nothing
         refusal = cache.refusal if cache and self.others < usable else None
-        probability = 0.0 if refusal else runtime.fit_probability(peak.device_bytes, deviation, usable)
-        verdict = "fits" if probability >= FITS else "tight" if probability >= TIGHT else "oom"
-        first = _first_to_break(phases, verdict, usable)
-        margin = int(runtime.RANGE * deviation)
-        low, high = peak.device_bytes - margin, peak.device_bytes + margin
+        probability = 0.0 if refusal else verdict.odds(peak, usable)
+        word = verdict.word(probability)
+        first = _first_to_break(phases, word, usable)
+        low, high = verdict.reach(peak)
         kept = max(runtime.cached(p.moment.lines, lengths_vary=not self.job.s.packing) for p in phases)
         return Group(
             name="+".join(self.names),
@@ -75,7 +72,7 @@ class Shared:
             # cached blocks fill at most what the card has
             device_range=(low, max(high, min(high + kept, usable))),
             fit_probability=probability,
-            verdict=verdict,
+            verdict=word,
             verdict_phase="load" if refusal else first,
             refusal=refusal,
             cache_tokens=cache.tokens if cache else 0,
@@ -89,7 +86,8 @@ class Shared:
         """
         process = [x for x in (*self.process, *self.around) if phase != "load" or x.component != "workspace"]
         every = [line for line in (*process, *lines) if line.bytes]
-        return Moment(at, (*every, runtime.fragmentation(every)))
+        # nothing has been freed while models load
+        return Moment(at, tuple(every) if phase == "load" else (*every, runtime.fragmentation(every)))
 
     def moments(self) -> Staged:
         """The largest moment of every stretch of the job, with its phase."""
@@ -285,13 +283,11 @@ def _peak(engine: Engine, step: Step, instants: Iterable[Instant]) -> tuple[str,
     return best.name, [*found, *step.lines(best.parts)]
 
 
-def _first_to_break(phases: Iterable[Phase], verdict: str, usable: int) -> str | None:
+def _first_to_break(phases: Iterable[Phase], word: str, usable: int) -> str | None:
     """The first phase whose own moment is at least as doubtful as the whole job; None where the job fits."""
-    if verdict == "fits":
+    if word == "fits":
         return None
     for phase in phases:
-        m = phase.moment
-        probability = runtime.fit_probability(m.device_bytes, runtime.spread(m.allocated_bytes, m.held_back), usable)
-        if probability < (TIGHT if verdict == "oom" else FITS):
+        if verdict.odds(phase.moment, usable) < (verdict.TIGHT if word == "oom" else verdict.FITS):
             return phase.name
     return None

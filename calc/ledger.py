@@ -51,6 +51,11 @@ class Moment(NamedTuple):
         """What the allocator has reserved beyond what is allocated."""
         return sum([line.bytes for line in self.lines if line.component == "fragmentation"])
 
+    @property
+    def stirred(self) -> int:
+        """The bytes that what is held back is a share of."""
+        return sum([line.values["B"] for line in self.lines if line.component == "fragmentation"])
+
 
 class Phase(NamedTuple):
     """A phase of the job with its largest moment."""

@@ -161,7 +161,7 @@ def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:
     """What vLLM's own process takes beside its pool; nothing where it lives in a trainer's."""
     assert keeps.serving and s.rollout
     own = keeps.serving.process not in {role.process for role in keeps.roles}
-    lines = process(gpu.architecture, s.rollout.tensor_parallel, bool(gpu.nvlink_gbs), int(own), "rollout")
+    lines = process(gpu.architecture, s.rollout.tensor_parallel, gpu.linked, int(own), "rollout")
     return [line for line in lines if line.bytes]
 
 

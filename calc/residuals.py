@@ -6,11 +6,11 @@ range where what it holds back counts too (`reserved`, `nvidia-smi`, `unknown`),
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from calc.catalog import Catalog
 from calc.estimate import estimate, loading_moments
@@ -21,10 +21,26 @@ from calc.scenario import Scenario, parse
 UNTRACED = frozenset({"workspace"})
 NUMBERS = ("allocated", "held")
 RANGES = ("reserved", "nvidia-smi", "unknown")
+# The parts of a peak that a trace tells apart, and the ledger's components in each; all others are with activations.
+PARTS = {
+    "weights": "weights",
+    "adapter": "weights",
+    "gradients": "gradients",
+    "optimizer_states": "optimizer_states",
+    "master_weights": "optimizer_states",
+}
 # a published number further off than this is listed, with its reason
 ALLOWED = 0.04
 # a source that says GB without showing which may mean 2^30 bytes
 GIB_PER_GB = 2**30 / 10**9
+
+
+class Part(NamedTuple):
+    """A phase's peak, or one part of the largest, in bytes as estimated and as measured."""
+
+    name: str
+    predicted: int
+    measured: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +48,12 @@ class Residual:
     """A record's memory in bytes as estimated and as measured, and whether the job ran.
 
     `predicted` is a peak of the allocator, `low` to `high` the range of what the metric counts. `measured` is 0 for a
-    mere verdict; `most` is the largest that the source may mean by it.
+    mere verdict; `most` is the largest that the source may mean by it. `phases` and `components` are those of a trace.
     """
 
     id: str
     group: str
+    framework: str
     task: str
     method: str
     sharding: str
@@ -50,6 +67,8 @@ class Residual:
     verdict: str
     reported: str | None
     explanation: str
+    phases: tuple[Part, ...] = ()
+    components: tuple[Part, ...] = ()
 
     @property
     def error(self) -> float:
@@ -99,6 +118,7 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
     return Residual(
         id=record["id"],
         group=record.get("group", ""),
+        framework=scenario.framework,
         task=scenario.task,
         method=scenario.method,
         sharding=scenario.sharding,
@@ -112,7 +132,31 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
         verdict=e.verdict,
         reported=record["verdict"],
         explanation=record.get("explanation", ""),
+        phases=tuple(phase_parts(e, record)),
+        components=tuple(component_parts(e, record)),
     )
+
+
+def phase_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
+    """The peak of each phase that the record has one of."""
+    seen = record.get("observed", {}).get("phases", {}) if record["class"] == "traced" else {}
+    for group in e.groups:
+        for phase in group.phases:
+            if phase.name in seen:
+                yield Part(phase.name, _allocated(phase.moment.lines, UNTRACED), seen[phase.name]["allocated_bytes"])
+
+
+def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
+    """What the largest moment is made of, part by part, where the record says it."""
+    seen = record.get("observed", {}).get("components", {})
+    if not seen:
+        return
+    phase = max((p for g in e.groups for p in g.phases), key=lambda p: _allocated(p.moment.lines, UNTRACED))
+    made = dict.fromkeys(seen, 0)
+    for line in phase.moment.lines:
+        if line.allocated and line.component not in UNTRACED:
+            made[PARTS.get(line.component, "activations")] += line.bytes
+    yield from (Part(name, made[name], count) for name, count in seen.items())
 
 
 def peak_allocated(e: Estimate, left_out: frozenset[str] = frozenset()) -> int:
@@ -147,7 +191,11 @@ def reach(e: Estimate, metric: str) -> tuple[int, int]:
 
 
 def summary(residuals: Iterable[Residual]) -> Summary:
+    """The summary of their errors; needs at least one."""
+    return summed([r.error for r in residuals])
+
+
+def summed(errors: Sequence[float]) -> Summary:
     """Median, mean, 95th percentile and worst of the absolute errors, and the mean signed error; needs at least one."""
-    errors = [r.error for r in residuals]
     sizes = sorted(abs(error) for error in errors)
     return Summary(len(sizes), median(sizes), mean(sizes), sizes[ceil(0.95 * len(sizes)) - 1], sizes[-1], mean(errors))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from html import escape
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
-from calc.residuals import ALLOWED, NUMBERS, RANGES, Residual, Summary, residual, summary
+from calc.residuals import ALLOWED, NUMBERS, RANGES, Part, Residual, Summary, residual, summary, summed
 from calc.site import answers, ledgers
 from calc.site.tables import WORDS, Cell, Column, Table, verdict_html
 from calc.units import GiB
@@ -31,6 +31,7 @@ ERRORS = (
     Column("bias", "Mean with its sign", "%", "number", 3),
 )
 ALL = "all"
+OF = {"phase": "the phase's own peak", "peak": "the largest moment"}
 
 
 @cache
@@ -84,6 +85,25 @@ def worst(count: int) -> Table:
     furthest = sorted(traced(), key=lambda r: -abs(r.error))[:count]
     rows = [(Cell(r.id), _gib(r.predicted), _gib(r.measured), Cell(100 * r.error)) for r in furthest]
     return _table("worst", f"The {count} records whose estimates are furthest off", columns, rows, ASSUMPTIONS)
+
+
+def by_part() -> Table:
+    """Errors of each phase's own peak, and of the parts that the largest is made of."""
+    columns = (Column("part", "Part"), Column("of", "Of"), *ERRORS)
+    found = traced()
+    parts: list[tuple[str, Part, int]] = [("phase", part, part.measured) for r in found for part in r.phases]
+    parts += [("peak", part, r.measured) for r in found for part in r.components]
+    rows = []
+    for (what, name), members in _groups(parts, lambda p: (p[0], p[1].name)):
+        errors = summed([(part.predicted - part.measured) / whole for _, part, whole in members])
+        rows.append((Cell(name), Cell(OF[what]), *_errors(errors)))
+    caption = "Estimated against traced: each phase, and what the largest moment is made of"
+    note = (
+        "A phase's error is relative to its own peak, a component's to the whole one. The gradient of an embedding "
+        "that is the head too waits for its other half: the ledger calls it a gradient by then, the trace not yet, so "
+        "what one has more, the other has less."
+    )
+    return _table("by-part", caption, columns, rows, ASSUMPTIONS, note)
 
 
 # ---- published ----------------------------------------------------------------------------------------------------
@@ -141,6 +161,29 @@ def published_verdicts() -> Table:
     caption = "Published jobs that ran and that did not, against the verdict"
     note = "A job that ran agrees with 'fits' and with 'tight', one that did not with 'out of memory' alone."
     return _table("published-verdicts", caption, columns, rows, PUBLISHED, note)
+
+
+def published_by_job() -> Table:
+    """How many published records agree, by framework, task, method and metric."""
+    columns = (
+        Column("framework", "Framework"),
+        Column("task", "Task"),
+        Column("method", "Method"),
+        Column("metric", "Metric"),
+        Column("records", "Records", kind="number"),
+        Column("agree", "Agree", kind="number"),
+        Column("share", "Agree", "%", "number"),
+    )
+    rows = []
+    found = published((*NUMBERS, *RANGES, "verdict"))
+    for key, members in _groups(found, lambda r: (r.framework, r.task, r.method, r.metric)):
+        agree = sum(r.agrees for r in members)
+        rows.append((*_words(key), Cell(len(members)), Cell(agree), Cell(100 * agree / len(members))))
+    caption = "Published records that the estimate agrees with, by framework, task, method and metric"
+    note = (
+        f"A number agrees within {100 * ALLOWED:.0f} %, a range when it holds the value, a verdict when it is the same."
+    )
+    return _table("published-by-job", caption, columns, rows, PUBLISHED, note)
 
 
 def published_off() -> Table:
@@ -257,10 +300,11 @@ def _measured(r: Residual) -> str:
 # ---- both ---------------------------------------------------------------------------------------------------------
 
 _Key = tuple[str, ...]
+_T = TypeVar("_T")
 
 
-def _groups(found: Iterable[Residual], key: Callable[[Residual], _Key]) -> Iterator[tuple[_Key, list[Residual]]]:
-    """The residuals of each key, in the keys' order."""
+def _groups(found: Iterable[_T], key: Callable[[_T], _Key]) -> Iterator[tuple[_Key, list[_T]]]:
+    """What has each key, in the keys' order."""
     for name, members in groupby(sorted(found, key=key), key):
         yield name, list(members)
 

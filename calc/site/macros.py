@@ -30,6 +30,7 @@ from calc.site import (
     fits,
     formulas,
     ledgers,
+    odds,
     peers,
     reference,
     scatter,
@@ -286,8 +287,16 @@ class Macros:
         return self._say(f"accuracy({what})", shown)
 
     def accuracy_table(self) -> str:
-        """Errors by kind of job."""
-        return self._place(accuracy.by_kind())
+        """Errors by kind of job, by phase and by component."""
+        return "\n\n".join(self._place(table) for table in (accuracy.by_kind(), accuracy.by_part()))
+
+    def odds_tables(self) -> str:
+        """What verdicts rest on: how often 'fits' did fit, what is lost when memory runs out, comparable records."""
+        return "\n\n".join(self._place(table) for table in (odds.outcomes(), odds.held_back(), odds.comparable()))
+
+    def odds(self, what: str) -> str:
+        """A figure of the calibration: see `calc.site.odds.figure`."""
+        return self._say(f"odds({what})", self._or_fault("odds", lambda: odds.figure(what)))
 
     def worst_table(self, count: int) -> str:
         """The records furthest off."""
@@ -307,6 +316,7 @@ class Macros:
             accuracy.published_numbers(),
             accuracy.published_ranges(),
             accuracy.published_verdicts(),
+            accuracy.published_by_job(),
             accuracy.published_off(),
         )
         return "\n\n".join(self._place(table) for table in made)
@@ -441,12 +451,18 @@ def _footer(table: Table, view: View) -> str:
     bibtex = escape(cite.bibtex(table, address)).replace("\n", "&#10;")
     return (
         f'<div class="provenance"><span>catalog <code>{table.versions["catalog"]}</code>, '
-        f"calc <code>{table.versions['calc']}</code></span>"
+        f"calc <code>{table.versions['calc']}</code></span>{_far_off(table, view)}"
         f'<a href="{data}.csv" download>CSV</a><a href="{data}.json" download>JSON</a>'
         f'<a href="#{table.id}">Link</a>'
         f"<details><summary>Cite</summary><p>{escape(cite.line(table, address))}</p>"
         f'<pre tabindex="0" aria-label="BibTeX">{bibtex}</pre></details></div>'
     )
+
+
+def _far_off(table: Table, view: View) -> str:
+    """Links from a table of computed cells to the records that its verdicts rest on."""
+    links = [f'<a href="{view.root}validation.html#{id}">{escape(words)}</a>' for id, words in odds.rests_on(table)]
+    return f"<span>How far off: {'; '.join(links)}</span>" if links else ""
 
 
 def define_env(env: Any) -> None:

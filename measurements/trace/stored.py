@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,13 @@ ROOT = Path(__file__).parents[2]
 STORE = ROOT / "measurements" / "traced.jsonl"
 DONE = ROOT / "build" / "trace.jsonl"  # results that are not in the store yet
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed")
+
+# The ledger's components that a kind of block at the peak is; what a step makes and frees is one with activations, as
+# the instant at which the one becomes the other is the tracer's to choose.
+COMPONENTS = {"params": "weights", "ref_params": "weights", "grads": "gradients", "optim": "optimizer_states"}
+PHASES = {"forward": "forward", "backward": "backward", "optim": "step"}
+
+FOUND = ("note", "versions", "observed")  # what a trace gives a record beside its bytes
 
 Record = dict[str, Any]
 
@@ -45,6 +51,19 @@ def trace(scenario: Record) -> Record:
         "measured_bytes": traced["total_peak_bytes"],
         "note": f"{at}; cuBLAS workspaces left out",
         "versions": traced["versions"],
+        "observed": observed(traced),
+    }
+
+
+def observed(traced: Record) -> Record:
+    """The peak of each phase, and what the highest is made of."""
+    components = dict.fromkeys((*COMPONENTS.values(), "activations"), 0)
+    for kind, count in traced["at_peak"].items():
+        components[COMPONENTS.get(kind, "activations")] += count
+    peaks = traced["phase_peak_bytes"]
+    return {
+        "phases": {PHASES[name]: {"allocated_bytes": count} for name, count in peaks.items() if count},
+        "components": components,
     }
 
 
@@ -62,8 +81,7 @@ def new(scenario: Record, found: Record) -> Record:
         "verdict": None,
         "confidence": "high",
         "scenario": scenario,
-        "note": found["note"],
-        "versions": found["versions"],
+        **{field: found[field] for field in FOUND},
     }
 
 
@@ -94,20 +112,18 @@ def traces(scenarios: Iterable[Record], jobs: int) -> Iterator[tuple[Record, Rec
     yield from ((scenario, before[k]) for k, scenario in keys if k in before)
     DONE.parent.mkdir(exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"
-    context = multiprocessing.get_context("spawn")
-    with DONE.open("a", encoding="utf-8") as done, ProcessPoolExecutor(jobs, context, max_tasks_per_child=25) as pool:
-        try:
-            running: dict[Future[Record], tuple[str, Record]] = {
-                pool.submit(trace, scenario): (k, scenario) for k, scenario in keys if k not in before
-            }
-            for future in as_completed(running):
-                k, scenario = running[future]
-                found = future.result()
-                if "error" not in found:
-                    print(json.dumps({"key": k, "found": found}), file=done, flush=True)
-                yield scenario, found
-        finally:
-            pool.shutdown(cancel_futures=True)
+    # PyTorch keeps some of what each trace makes, so that a process ends after a few of them
+    pool = multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=25)
+    with DONE.open("a", encoding="utf-8") as done, pool:
+        for k, scenario, found in pool.imap_unordered(_traced, [pair for pair in keys if pair[0] not in before]):
+            if "error" not in found:
+                print(json.dumps({"key": k, "found": found}), file=done, flush=True)
+            yield scenario, found
+
+
+def _traced(pair: tuple[str, Record]) -> tuple[str, Record, Record]:
+    """A key, its scenario, and the result."""
+    return *pair, trace(pair[1])
 
 
 def store(records: list[Record]) -> None:
@@ -137,7 +153,7 @@ def run(records: list[Record], scenarios: list[Record], jobs: int) -> int:
             changed += 1
             said = f"changed: {record['measured_bytes']:,} bytes before, {found['measured_bytes']:,} after"
         if record and "error" not in found:
-            record.update({field: found[field] for field in ("measured_bytes", "note", "versions")})
+            record.update({field: found[field] for field in ("measured_bytes", *FOUND)})
         if said or sys.stderr.isatty():
             print(f"[{count}/{len(scenarios)}] {name} {said or '… the same'}")
         print(f"{count}/{len(scenarios)}, {left:.0f} min left", end="\r", file=sys.stderr, flush=True)

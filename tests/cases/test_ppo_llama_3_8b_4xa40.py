@@ -205,7 +205,7 @@ REPORTS: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "#275, one role on each of four RTX 4090": (
         {**ONE_ROLE, "model": "llama-2-7b", "framework": "openrlhf==0.3.0", "gpu": "rtx4090", "micro_batch": 8,
          "global_batch": 64, "rollout": {"engine": "hf", "batch": 1024}},
-        "oom", "forward",
+        "oom", "backward",
     ),
     "#254, one role on each of four A100 40 GB": (
         {**ONE_ROLE, "model": "llama-2-7b", "framework": "openrlhf==0.3.0", "gpu": "a100-40-sxm"}, "fits", None,

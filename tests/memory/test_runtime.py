@@ -1,18 +1,12 @@
-"""What a process takes beside its tensors, and how likely an estimate fits."""
+"""What a process takes beside its tensors."""
 
 from __future__ import annotations
 
-from math import erf, sqrt
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from calc.ledger import Line
 from calc.memory import runtime
 from calc.units import GiB, MiB
-
-SIZES = st.integers(0, 10**12)
 
 
 def test_a_lone_process_has_a_context_and_two_cublas_workspaces() -> None:
@@ -47,34 +41,14 @@ def test_roles_in_processes_of_their_own_have_a_context_workspaces_and_buffers_e
     assert all(line.bytes == 0 for line in runtime.process("Ampere", 1, nvlink=True, processes=0))
 
 
-def test_fragmentation_is_a_share_of_what_comes_and_goes() -> None:
-    """5 % of activations and the like; weights and states are allocated once and leave no holes."""
-    lines = [Line(component, "actor", 1000, "1000", {}, "x") for component in ("weights", "optimizer_states")]
-    assert runtime.fragmentation(lines).bytes == 0
-    lines += [Line(component, "actor", 1000, "1000", {}, "x") for component in ("activations", "communication")]
+def test_what_is_held_back_is_a_share_of_all_that_pytorch_hands_out() -> None:
+    """The median of the messages; an engine takes its pool at once, and the context is not PyTorch's."""
+    lines = [Line(component, "actor", 10**6, "b", {}, "x") for component in ("weights", "activations")]
+    lines += [Line("kv_cache", "rollout", 10**9, "b", {}, "x"), Line("context", "process", 10**9, "b", {}, "x", False)]
     held = runtime.fragmentation(lines)
-    assert held.bytes == 100
+    assert held.values == {"f": runtime.HELD_BACK[20], "B": 2 * 10**6}
+    assert held.bytes == int(2 * 10**6 * runtime.HELD_BACK[20])
     assert not held.allocated
-
-
-def test_independent_deviations_add_in_squares() -> None:
-    """1 % of 40 GiB, 0.15 GiB of context, 0.3 GiB held back: √(0.4² + 0.15² + 0.3²) = 0.522 GiB."""
-    assert runtime.spread(40 * GiB, int(0.3 * GiB)) / GiB == pytest.approx(0.52202, abs=1e-4)
-
-
-def test_a_job_as_large_as_the_card_fits_every_second_time() -> None:
-    """The middle of a normal distribution, whatever its width."""
-    assert runtime.fit_probability(70 * GiB, 0.5 * GiB, 70 * GiB) == 0.5
-    assert runtime.fit_probability(70 * GiB, 5.0 * GiB, 70 * GiB) == 0.5
-
-
-@given(SIZES, SIZES, st.integers(1, 10**11), SIZES)
-def test_more_memory_needed_never_fits_better(one: int, other: int, deviation: int, usable: int) -> None:
-    """Monotone in both: needing more is never likelier to fit, having more never less likely."""
-    low, high = sorted((one, other))
-    assert runtime.fit_probability(low, deviation, usable) >= runtime.fit_probability(high, deviation, usable)
-    assert runtime.fit_probability(usable, deviation, low) <= runtime.fit_probability(usable, deviation, high)
-    assert 0 <= runtime.fit_probability(one, deviation, usable) <= 1
 
 
 def test_cached_blocks_are_a_share_of_what_differs_from_batch_to_batch() -> None:
@@ -82,12 +56,3 @@ def test_cached_blocks_are_a_share_of_what_differs_from_batch_to_batch() -> None
     lines = [Line(c, "actor", 1000, "1000", {}, "x#y") for c in ("weights", "gradients", "logits", "activations")]
     assert runtime.cached(lines, lengths_vary=True) == 7200
     assert runtime.cached(lines, lengths_vary=False) == 500
-
-
-def test_the_printed_range_holds_the_middle_nine_tenths() -> None:
-    """A normal distribution has 0.9 within 1.645 deviations, so 0.05 and 0.95 at the range's ends."""
-    assert erf(runtime.RANGE / sqrt(2)) == pytest.approx(0.9, abs=2e-4)
-    peak, deviation = 60 * GiB, GiB
-    margin = int(runtime.RANGE * deviation)
-    assert runtime.fit_probability(peak, deviation, peak + margin) == pytest.approx(0.95, abs=1e-4)
-    assert runtime.fit_probability(peak, deviation, peak - margin) == pytest.approx(0.05, abs=1e-4)

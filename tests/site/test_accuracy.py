@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from calc.site import accuracy, answers
-from calc.site.tables import to_dict
+from calc.site import accuracy, answers, odds
+from calc.site.tables import Cell, Column, Table, to_dict
 from calc.units import GiB
 
 
@@ -34,3 +34,26 @@ def test_reports_can_be_counted_and_a_count_that_is_not_there_is_named() -> None
     assert accuracy.reports_count("loading") < accuracy.reports_count("count")
     with pytest.raises(ValueError, match="no 'all'; there is count, agree, disagree, loading, jobs"):
         accuracy.reports_count("all")
+
+
+def test_a_table_of_verdicts_names_the_records_that_they_rest_on() -> None:
+    """Each class of jobs in it once, by the row that it has on the validation page."""
+    jobs = ({"sharding": "zero3", "gpus": 8}, {"sharding": "zero2", "gpus": 8}, {"method": "lora"})
+    cells = [Cell(1, scenario={"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm", **job}) for job in jobs]
+    table = Table("t", "t", (Column("a", "A"),), tuple((cell,) for cell in (*cells, Cell("no job"))))
+    assert odds.rests_on(table) == [("rows-zero-full", "ZeRO, full"), ("rows-whole-adapters", "whole, adapters")]
+    shown = "".join(row[0].html for row in odds.comparable().rows)
+    for anchor, _ in odds.rests_on(table):
+        assert f'id="{anchor}"' in shown
+
+
+def test_every_published_job_is_in_one_bin_of_the_calibration() -> None:
+    rows = to_dict(odds.outcomes())["rows"]
+    assert sum(row["jobs"] for row in rows) == int(odds.figure("jobs"))
+    assert sum(row["ran"] for row in rows if row["verdict"] == "fits") == int(odds.figure("ran"))
+    assert all(row["ran"] <= row["jobs"] for row in rows)
+
+
+def test_a_figure_of_the_calibration_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match="no 'all'; there is jobs"):
+        odds.figure("all")

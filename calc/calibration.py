@@ -1,0 +1,117 @@
+"""How wrong estimates are, as the verdict uses it: computed from `measurements/`, with any source left out.
+
+What it gives stands as constants in `calc.memory.runtime` and `calc.verdict`, so that an estimate reads no records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
+from typing import Any, NamedTuple
+
+from calc import verdict
+from calc.catalog import Catalog
+from calc.estimate import estimate
+from calc.memory import runtime
+from calc.residuals import Residual
+from calc.scenario import parse
+
+# A request of at most this share of the card, so that a message shows what is lost when memory runs out: a large one
+# fails before the card is full.
+SMALL = 1 / 50
+PARTS = 40  # a quantile is the middle of one of so many equal parts
+
+Message = Mapping[str, Any]
+
+
+def source(record: Mapping[str, Any]) -> str:
+    """Where a record comes from, as far as its errors may have a cause in common: the repository, or the host."""
+    parts = str(record["url"] or record.get("group", "")).split("/")
+    return "/".join(parts[3:5]) if parts[2:3] == ["github.com"] else "/".join(parts[2:3]) or parts[0]
+
+
+def at_the_edge(catalog: Catalog) -> list[Message]:
+    """Messages of runs that died of a small request after loading; while models load nothing has been freed."""
+    return [m for m in catalog.exhausted if m["phase"] != "load" and m["tried_bytes"] <= SMALL * m["total_bytes"]]
+
+
+def share(m: Message) -> float:
+    """What lay in pieces too small for the request, reserved or free, as a share of what was asked for in all."""
+    pieces = m["unallocated_bytes"] + m["free_bytes"] - m["tried_bytes"]
+    return max(0.0, float(pieces / (m["allocated_bytes"] + m["tried_bytes"])))
+
+
+def quantiles(shares: Iterable[float]) -> tuple[float, ...]:
+    """The middles of `PARTS` equal parts of the shares, smallest first, straight lines between neighbours."""
+    found = sorted(shares)
+    places = [(part + 0.5) / PARTS * (len(found) - 1) for part in range(PARTS)]
+    return tuple(
+        found[int(x)] + (x - int(x)) * (found[min(int(x) + 1, len(found) - 1)] - found[int(x)]) for x in places
+    )
+
+
+def held_back(catalog: Catalog, without: str = "") -> tuple[float, ...]:
+    """`runtime.HELD_BACK`, the messages of one source left out."""
+    return quantiles(share(m) for m in at_the_edge(catalog) if source(m) != without)
+
+
+def formula_spread(residuals: Iterable[Residual]) -> float:
+    """`verdict.FORMULA_SPREAD`: the largest root mean square error of traced peaks of any kind of sharding."""
+    kinds: dict[str, list[float]] = {}
+    for r in residuals:
+        if r.kind == "traced" and r.metric == "allocated":
+            kinds.setdefault(r.sharding.rstrip("0123456789"), []).append(r.error)
+    return max(rms(errors) for errors in kinds.values())
+
+
+def outside_errors(catalog: Catalog) -> list[int]:
+    """What a process took beside PyTorch's tensors, less what `runtime.process` gives, where both are known."""
+    errors = []
+    for m in catalog.exhausted:
+        if m["in_use_bytes"] and m["processes"] in (None, 1) and (m["gpus"] == 1 or (m["gpus"] and m["gpu"])):
+            linked = catalog.gpu(m["gpu"]).linked if m["gpu"] else False
+            lines = runtime.process("", m["gpus"], linked)
+            expected = sum(line.bytes for line in lines if not line.allocated)
+            errors.append(m["in_use_bytes"] - m["allocated_bytes"] - m["unallocated_bytes"] - expected)
+    return errors
+
+
+def rms(errors: Sequence[float]) -> float:
+    """The root of the mean square."""
+    return sqrt(sum(error**2 for error in errors) / len(errors))
+
+
+class Outcome(NamedTuple):
+    """A published job, whether it ran, and the probability of that as an estimate gives it without its own source."""
+
+    id: str
+    source: str
+    probability: float
+    ran: bool
+
+
+def outcomes(catalog: Catalog) -> list[Outcome]:
+    """The published jobs that ran, or died for want of memory."""
+    found = []
+    for record in catalog.measurements:
+        if record["class"] == "published" and record["verdict"] in ("fits", "oom"):
+            own = source(record)
+            found.append(Outcome(record["id"], own, odds(record, catalog, own), record["verdict"] == "fits"))
+    return found
+
+
+def odds(record: Mapping[str, Any], catalog: Catalog, without: str) -> float:
+    """How likely a record's job fits by all sources but one; an engine that does not start never does."""
+    e = estimate(parse(record["scenario"], where=record["id"], catalog=catalog), catalog)
+    shares = held_back(catalog, without)
+    return min(0.0 if g.refusal else verdict.odds(g.peak.moment, g.usable_bytes, shares) for g in e.groups)
+
+
+def covered(catalog: Catalog) -> list[tuple[str, float]]:
+    """For each message its source, and where its share stands among those of all other sources, from 0 to 1."""
+    found = []
+    for m in at_the_edge(catalog):
+        others = [share(o) for o in at_the_edge(catalog) if source(o) != source(m)]
+        below = sum(o < share(m) for o in others) + 0.5 * sum(o == share(m) for o in others)
+        found.append((source(m), below / len(others)))
+    return found

@@ -1,0 +1,182 @@
+"""What a verdict rests on: comparable records, what is lost when memory runs out, and how often 'fits' did fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+
+from calc import calibration, verdict
+from calc.memory import runtime
+from calc.residuals import Residual, summary
+from calc.scenario import parse
+from calc.site import accuracy, answers
+from calc.site.tables import Cell, Column, Table
+from calc.units import GiB
+
+# How a model lies on its GPUs decides which mechanisms its peak is made of.
+KINDS = {"none": "whole", "ddp": "whole", "fsdp": "FSDP", "zero": "ZeRO"}
+FULL, ADAPTERS = "full", "adapters"
+BINS = (0.0, verdict.TIGHT, 0.5, 0.8, verdict.FITS, 0.99, 1.0)
+
+
+def kind(sharding: str, method: str) -> tuple[str, str]:
+    """The class of comparable cases: how the model lies on its GPUs, and whether all of it is trained."""
+    return KINDS[sharding.rstrip("0123456789")], FULL if method == "full" else ADAPTERS
+
+
+def anchor(of: tuple[str, str]) -> str:
+    """The id of a class's row."""
+    return f"rows-{of[0].lower()}-{of[1]}"
+
+
+def rests_on(table: Table) -> list[tuple[str, str]]:
+    """(id, words) of each class of records that a table's computed cells are comparable with."""
+    jobs = {}
+    for row in table.rows:
+        for cell in row:
+            if given := cell.scenario:
+                said = [given.get(name) for name in ("framework", "task", "method", "sharding", "precision")]
+                jobs[(*map(str, said), given.get("gpus", 1) > 1)] = given
+    scenarios = [parse(given, catalog=answers.catalog()) for given in jobs.values()]
+    found = sorted({kind(s.sharding, s.method) for s in scenarios})
+    return [(anchor(of), ", ".join(of)) for of in found]
+
+
+def comparable() -> Table:
+    """The records of each class, traced and published."""
+    columns = (
+        Column("kind", "The model lies"),
+        Column("method", "Trained"),
+        Column("traced", "Traced", kind="number"),
+        Column("median", "Median error", "%", "number", 3),
+        Column("p95", "95th percentile", "%", "number", 3),
+        Column("worst", "Worst", "%", "number", 3),
+        Column("published", "Published", kind="number"),
+        Column("agree", "Agree", kind="number"),
+    )
+    classes: dict[tuple[str, str], list[Residual]] = {}
+    for r in accuracy.residuals():
+        classes.setdefault(kind(r.sharding, r.method), []).append(r)
+    rows = []
+    for of, members in sorted(classes.items()):
+        traced = [r for r in members if r.kind == "traced" and r.metric == "allocated"]
+        others = [r for r in members if r.kind == "published"]
+        errors = summary(traced) if traced else None
+        figures = [100 * e for e in (errors.median, errors.p95, errors.worst)] if errors else [None] * 3
+        rows.append(
+            (
+                Cell(of[0], f'<span id="{anchor(of)}">{of[0]}</span>'),
+                Cell(of[1]),
+                Cell(len(traced)),
+                *(Cell(figure) for figure in figures),
+                Cell(len(others)),
+                Cell(sum(r.agrees for r in others)),
+            )
+        )
+    caption = "The records that a verdict is comparable with"
+    note = (
+        "whole: one GPU, or a copy on each. A table's line 'How far off' names the rows here that its verdicts rest on."
+    )
+    return Table(
+        "calibration-classes", caption, columns, tuple(rows), accuracy.ASSUMPTIONS, note, versions=answers.versions()
+    )
+
+
+@cache
+def _outcomes() -> tuple[calibration.Outcome, ...]:
+    return tuple(calibration.outcomes(answers.catalog()))
+
+
+def outcomes() -> Table:
+    """How often a job did run that was said to fit with so much probability."""
+    columns = (
+        Column("said", "Probability said", "%"),
+        Column("verdict", "Verdict"),
+        Column("jobs", "Published jobs", kind="number"),
+        Column("sources", "Sources", kind="number"),
+        Column("ran", "Ran", kind="number"),
+        Column("share", "Ran", "%", "number"),
+        Column("mean", "Said, in the mean", "%", "number"),
+    )
+    rows = []
+    for low, high, found in _binned():
+        ran = sum(o.ran for o in found)
+        rows.append(
+            (
+                Cell(f"{100 * low:g} to {100 * high:g}"),
+                Cell(verdict.word(low)),
+                Cell(len(found)),
+                Cell(len({o.source for o in found})),
+                Cell(ran),
+                Cell(100 * ran / len(found) if found else None, "" if found else "—"),
+                Cell(100 * sum(o.probability for o in found) / len(found) if found else None, "" if found else "—"),
+            )
+        )
+    caption = "How often a job ran that was said to fit"
+    note = "For each job its own source was left out of what the probability is computed from."
+    return Table(
+        "calibration-outcomes", caption, columns, tuple(rows), accuracy.PUBLISHED, note, versions=answers.versions()
+    )
+
+
+def _binned() -> Iterator[tuple[float, float, list[calibration.Outcome]]]:
+    for low, high in pairwise(BINS):
+        yield low, high, [o for o in _outcomes() if low <= o.probability < high or (high == 1 == o.probability)]
+
+
+def held_back() -> Table:
+    """What is lost when memory runs out, by quantile, and how many messages of other sources lose less."""
+    columns = (
+        Column("quantile", "Of all messages", "%", "number"),
+        Column("share", "Lost at most", "%", "number", 2),
+        Column("covered", "Of messages whose source was left out", "%", "number"),
+    )
+    places = [place for _, place in calibration.covered(answers.catalog())]
+    shares = runtime.HELD_BACK
+    rows = []
+    for q in (0.25, 0.5, 0.75, 0.9, 0.95):
+        below = 100 * sum(place <= q for place in places) / len(places)
+        rows.append((Cell(100 * q), Cell(100 * shares[round(q * len(shares) - 0.5)]), Cell(below)))
+    caption = "What is lost when memory runs out, as a share of what was asked for"
+    rests = (
+        f"{len(places)} messages of training runs that died of a small request, in measurements/exhausted, each with "
+        "its link and words."
+    )
+    return Table("calibration-held-back", caption, columns, tuple(rows), rests, versions=answers.versions())
+
+
+def figure(what: str) -> str:
+    """`jobs`, how many were said to fit (`fitted`) and `ran`, `messages`, the spreads of `formula` and `context`.
+
+    `24` and `80`: the share of a card of so many GiB that tensors may fill with the verdict still `fits`.
+    """
+    said = [o for o in _outcomes() if o.probability >= verdict.FITS]
+    match what:
+        case "jobs":
+            return str(len(_outcomes()))
+        case "fitted":
+            return str(len(said))
+        case "ran":
+            return str(sum(o.ran for o in said))
+        case "messages":
+            return str(len(answers.catalog().exhausted))
+        case "formula":
+            return f"{100 * verdict.FORMULA_SPREAD:.1f} %"
+        case "context":
+            return f"{verdict.CONTEXT_SPREAD / GiB:.2f} GiB"
+        case "24" | "80":
+            return f"{100 * _largest(int(what)):.0f} %"
+    raise ValueError(f"no {what!r}; there is jobs, fitted, ran, messages, formula, context, 24, 80")
+
+
+def _largest(card: int) -> float:
+    """The largest share of a lone card of so many GiB that tensors may fill and still fit, to a thousandth."""
+    usable = card * GiB
+    outside = sum(line.bytes for line in runtime.process("", 1, nvlink=False))
+    for thousandths in range(1000, 0, -1):
+        tensors = usable * thousandths // 1000
+        p = verdict.fit_probability(tensors + outside, tensors, verdict.deviation(tensors), usable)
+        if p >= verdict.FITS:
+            return thousandths / 1000
+    return 0.0

@@ -1,0 +1,57 @@
+"""From a peak and its error to a range, a probability and a verdict.
+
+Three errors are known apart: what the allocator holds back when memory runs out, the formulas', and that of what a
+process takes beside its tensors. Each is computed from `measurements/` by `calc.calibration`, and a test compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import erf, sqrt
+
+from calc.ledger import Moment
+from calc.memory.runtime import HELD_BACK, MIDDLE
+from calc.units import GiB
+
+# Root mean square of the errors of traced peaks where they are largest, under DeepSpeed.
+FORMULA_SPREAD = 0.010
+# Root mean square of what lies between the messages of measurements/exhausted and calc.memory.runtime in what a process
+# takes beside its tensors.
+CONTEXT_SPREAD = 0.37 * GiB
+# The printed range holds the middle nine tenths.
+RANGE = 1.645
+TAIL = len(HELD_BACK) // 20
+FITS, TIGHT = 0.95, 0.20  # the verdict's thresholds on the probability that a job fits
+
+
+def deviation(allocated: int) -> float:
+    """The standard deviation in bytes of all but the pieces held back: the formulas' and the context's."""
+    return sqrt((FORMULA_SPREAD * allocated) ** 2 + CONTEXT_SPREAD**2)
+
+
+def fit_probability(
+    needed: int, stirred: int, deviation: float, usable: int, held_back: Sequence[float] = HELD_BACK
+) -> float:
+    """How likely `needed` bytes, known to `deviation`, and the pieces held back beside them stay below `usable`.
+
+    Each share of `stirred` that was seen held back is as likely as another: the mean of a normal distribution's tails.
+    """
+    room, width = usable - needed, deviation * sqrt(2)
+    return sum([0.5 * (1 + erf((room - share * stirred) / width)) for share in held_back]) / len(held_back)
+
+
+def odds(m: Moment, usable: int, held_back: Sequence[float] = HELD_BACK) -> float:
+    """How likely a moment fits."""
+    return fit_probability(m.device_bytes - m.held_back, m.stirred, deviation(m.allocated_bytes), usable, held_back)
+
+
+def reach(m: Moment) -> tuple[int, int]:
+    """The middle nine tenths of what a moment takes: both kinds of error add in squares, each to its side."""
+    margin, share = RANGE * deviation(m.allocated_bytes), HELD_BACK[MIDDLE]
+    below, above = (share - HELD_BACK[TAIL]) * m.stirred, (HELD_BACK[-1 - TAIL] - share) * m.stirred
+    return int(m.device_bytes - sqrt(margin**2 + below**2)), int(m.device_bytes + sqrt(margin**2 + above**2))
+
+
+def word(probability: float) -> str:
+    """`fits`, `tight` (it may run, and may die on a long batch) or `oom`."""
+    return "fits" if probability >= FITS else "tight" if probability >= TIGHT else "oom"

@@ -1,0 +1,85 @@
+"""The errors behind a verdict are those of the records, and 'fits' keeps its promise on sources that were left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from calc import calibration, verdict
+from calc.catalog import Catalog, load
+from calc.memory import runtime
+from calc.residuals import residual
+from calc.units import GiB
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load()
+
+
+def test_what_is_held_back_is_what_the_messages_say(catalog: Catalog) -> None:
+    """Who adds a message brings the constant up to date: `calc.calibration.held_back` prints it."""
+    found = calibration.held_back(catalog)
+    print(", ".join(f"{share:.4f}" for share in found))
+    assert list(found) == pytest.approx(runtime.HELD_BACK, abs=6e-5)
+    assert len(calibration.at_the_edge(catalog)) >= 40
+
+
+def test_the_formulas_spread_is_that_of_the_traces_furthest_off(catalog: Catalog) -> None:
+    residuals = [residual(r, catalog) for r in catalog.measurements if r["class"] == "traced"]
+    found = calibration.formula_spread(residuals)
+    print(f"largest root mean square of any sharding: {found:.4f}")
+    assert found == pytest.approx(verdict.FORMULA_SPREAD, abs=1e-3)
+
+
+def test_the_contexts_spread_is_that_of_the_messages(catalog: Catalog) -> None:
+    errors = calibration.outside_errors(catalog)
+    print(f"{len(errors)} messages: {[round(error / GiB, 2) for error in errors]}")
+    assert len(errors) >= 8
+    assert calibration.rms(errors) / GiB == pytest.approx(verdict.CONTEXT_SPREAD / GiB, abs=0.01)
+
+
+def test_messages_of_sources_left_out_lose_what_the_others_say(catalog: Catalog) -> None:
+    """Leave-one-source-out: as many lie below a quantile as it says, within what so few can show."""
+    places = [place for _, place in calibration.covered(catalog)]
+    for quantile in (0.25, 0.5, 0.75, 0.9, 0.95):
+        below = sum(place <= quantile for place in places) / len(places)
+        print(f"{quantile:.2f}: {below:.2f} of {len(places)}")
+        assert below == pytest.approx(quantile, abs=0.1)
+
+
+def test_of_published_jobs_that_fit_at_least_95_percent_ran(catalog: Catalog) -> None:
+    """And of those called out of memory at most a tenth, each probability without the job's own source."""
+    found = calibration.outcomes(catalog)
+    fit = [o for o in found if o.probability >= verdict.FITS]
+    oom = [o for o in found if o.probability < verdict.TIGHT]
+    print(f"fits: {sum(o.ran for o in fit)} of {len(fit)} ran; oom: {sum(o.ran for o in oom)} of {len(oom)} ran")
+    assert len(fit) >= 80
+    assert sum(o.ran for o in fit) >= 0.95 * len(fit)
+    assert {o.id for o in oom if o.ran} <= {"published/logicrl-4a100"}
+
+
+MESSAGE = {"url": "https://github.com/a/b/issues/1", "phase": None, "tried_bytes": 10, "total_bytes": 1000}
+
+
+@pytest.mark.parametrize(("unallocated", "free", "lost"), [(90, 20, 100 / 800), (0, 10, 0.0), (0, 4, 0.0)])
+def test_what_is_lost_is_what_was_there_beside_the_request(unallocated: int, free: int, lost: float) -> None:
+    """By hand: 790 allocated and 10 asked for; what was there and not enough, or not there, is no loss."""
+    message = MESSAGE | {"allocated_bytes": 790, "unallocated_bytes": unallocated, "free_bytes": free}
+    assert calibration.share(message) == lost
+
+
+def test_quantiles_are_the_middles_of_equal_parts() -> None:
+    """Of 0 to 40 in 41 steps: the middle of the first fortieth is 0.5, of the last 39.5."""
+    found = calibration.quantiles(range(40, -1, -1))
+    assert found[0] == pytest.approx(0.5)
+    assert found[-1] == pytest.approx(39.5)
+    assert found[runtime.MIDDLE] == pytest.approx(20.5)
+
+
+def test_a_source_is_a_repository_or_a_host() -> None:
+    for url, expected in (
+        ("https://github.com/a/b/issues/1", "a/b"),
+        ("https://discuss.pytorch.org/t/7", "discuss.pytorch.org"),
+    ):
+        assert calibration.source({"url": url}) == expected
+    assert calibration.source({"url": None, "group": "ours"}) == "ours"

@@ -1,0 +1,99 @@
+"""How a peak and its error become a range, a probability and a verdict."""
+
+from __future__ import annotations
+
+from math import erf, sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calc import verdict
+from calc.ledger import Line, Moment
+from calc.memory import runtime
+from calc.units import GiB
+
+SIZES = st.integers(0, 10**12)
+
+
+def test_independent_deviations_add_in_squares() -> None:
+    """1.0 % of 40 GiB and 0.37 GiB of context: √(0.4² + 0.37²) = 0.5449 GiB."""
+    assert verdict.deviation(40 * GiB) / GiB == pytest.approx(0.5449, abs=1e-4)
+
+
+def test_without_pieces_a_job_as_large_as_the_card_fits_every_second_time() -> None:
+    """The middle of a normal distribution, whatever its width."""
+    assert verdict.fit_probability(70 * GiB, 0, 0.5 * GiB, 70 * GiB) == 0.5
+    assert verdict.fit_probability(70 * GiB, 0, 5.0 * GiB, 70 * GiB) == 0.5
+
+
+def test_pieces_that_were_held_back_in_so_many_messages_break_so_many_jobs() -> None:
+    """Known exactly, a job fits in those cases that leave it room: three of four here, and half of one on the edge."""
+    shares = (0.0, 0.01, 0.05, 0.20)
+    assert verdict.fit_probability(1000, 1000, 1e-6, 1100, shares) == 0.75
+    assert verdict.fit_probability(1000, 1000, 1e-6, 1050, shares) == pytest.approx(0.625)
+
+
+@given(SIZES, SIZES, SIZES, st.integers(1, 10**11), SIZES)
+def test_more_memory_needed_never_fits_better(one: int, other: int, stirred: int, deviation: int, usable: int) -> None:
+    """Monotone in all three: needing or losing more is never likelier to fit, having more never less likely."""
+    low, high = sorted((one, other))
+    odds = verdict.fit_probability
+    assert odds(low, stirred, deviation, usable) >= odds(high, stirred, deviation, usable)
+    assert odds(usable, low, deviation, stirred) >= odds(usable, high, deviation, stirred)
+    assert odds(usable, stirred, deviation, low) <= odds(usable, stirred, deviation, high)
+    assert 0 <= odds(one, stirred, deviation, usable) <= 1
+
+
+def moment(allocated: int, outside: int, share: float) -> Moment:
+    """So much of tensors and of other things, and the share of the tensors that the ledger says is held back."""
+    return Moment(
+        "m",
+        (
+            Line("weights", "actor", allocated, "b", {}, "x"),
+            Line("context", "process", outside, "b", {}, "x", False),
+            Line("fragmentation", "process", int(share * allocated), "f·B", {"f": share, "B": allocated}, "x", False),
+        ),
+    )
+
+
+def test_the_range_is_wider_where_more_may_be_lost() -> None:
+    """By hand for 40 GiB of tensors and one beside them: the shares of the 5th and the 95th hundredth, from the median,
+    in squares with 1.645 deviations."""
+    low, middle, high = (verdict.HELD_BACK[i] for i in (2, 20, 37))
+    found = [end / GiB for end in verdict.reach(moment(40 * GiB, GiB, middle))]
+    margin = 1.645 * 0.5449
+    peak = 41 + 40 * middle
+    assert found == [
+        pytest.approx(peak - sqrt(margin**2 + (40 * (middle - low)) ** 2), abs=1e-3),
+        pytest.approx(peak + sqrt(margin**2 + (40 * (high - middle)) ** 2), abs=1e-3),
+    ]
+    assert peak - found[0] < found[1] - peak
+
+
+def test_the_printed_range_holds_the_middle_nine_tenths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A normal distribution has 0.9 within 1.645 deviations; with nothing held back the odds at its ends are those."""
+    assert erf(verdict.RANGE / sqrt(2)) == pytest.approx(0.9, abs=2e-4)
+    monkeypatch.setattr(verdict, "HELD_BACK", (0.0,) * 40)
+    m = moment(60 * GiB, 0, 0.0)
+    low, high = verdict.reach(m)
+    assert verdict.fit_probability(60 * GiB, 0, verdict.deviation(60 * GiB), high) == pytest.approx(0.95, abs=1e-4)
+    assert verdict.fit_probability(60 * GiB, 0, verdict.deviation(60 * GiB), low) == pytest.approx(0.05, abs=1e-4)
+
+
+def test_odds_leave_the_ledgers_own_line_for_what_is_held_back_out() -> None:
+    """It is the median of what the odds go through case by case."""
+    m = moment(40 * GiB, GiB, 0.5)
+    expected = verdict.fit_probability(41 * GiB, 40 * GiB, verdict.deviation(40 * GiB), 42 * GiB)
+    assert verdict.odds(m, 42 * GiB) == expected
+
+
+def test_the_quantiles_rise_and_have_a_middle() -> None:
+    assert list(runtime.HELD_BACK) == sorted(runtime.HELD_BACK)
+    assert len(runtime.HELD_BACK) == 40 == 2 * runtime.MIDDLE == 20 * verdict.TAIL
+
+
+@pytest.mark.parametrize(("probability", "word"), [(0.95, "fits"), (0.9499, "tight"), (0.2, "tight"), (0.1999, "oom")])
+def test_the_verdicts_thresholds_belong_to_the_better_side(probability: float, word: str) -> None:
+    """At least 95 % fits, at least 20 % is tight."""
+    assert verdict.word(probability) == word
