@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
+from math import sqrt
 
 from calc import calibration, verdict
 from calc.memory import runtime
@@ -17,6 +18,7 @@ from calc.units import GiB
 # How a model lies on its GPUs decides which mechanisms its peak is made of.
 KINDS = {"none": "whole", "ddp": "whole", "fsdp": "FSDP", "zero": "ZeRO"}
 FULL, ADAPTERS = "full", "adapters"
+FIELD, LEFT = 240, 52  # of the drawing, in its own units
 BINS = (0.0, verdict.TIGHT, 0.5, 0.8, verdict.FITS, 0.99, 1.0)
 
 
@@ -113,11 +115,51 @@ def outcomes() -> Table:
                 Cell(100 * sum(o.probability for o in found) / len(found) if found else None, "" if found else "—"),
             )
         )
-    caption = "How often a job ran that was said to fit"
-    note = "For each job its own source was left out of what the probability is computed from."
     return Table(
-        "calibration-outcomes", caption, columns, tuple(rows), accuracy.PUBLISHED, note, versions=answers.versions()
+        "calibration-outcomes",
+        "How often a job ran that was said to fit",
+        columns,
+        tuple(rows),
+        accuracy.PUBLISHED,
+        note="For each job its own source was left out of what the probability is computed from.",
+        legend=curve(),
+        versions=answers.versions(),
     )
+
+
+def curve() -> str:
+    """The calibration curve: the share that ran over what was said, with its 95 % interval."""
+    dots = ""
+    for _, _, found in _binned():
+        if found:
+            ran, n = sum(o.ran for o in found), len(found)
+            x = LEFT + FIELD * sum(o.probability for o in found) / n
+            low, high = wilson(ran, n)
+            dots += (
+                f'<path class="bar" d="M{x:.1f} {FIELD * (1 - low):.1f}V{FIELD * (1 - high):.1f}"/>'
+                f'<circle class="c-logits" cx="{x:.1f}" cy="{FIELD * (1 - ran / n):.1f}" r="{3 + sqrt(n) / 2:.1f}"/>'
+            )
+    ticks = "".join(
+        f'<path class="grid" d="M{LEFT + FIELD * t / 100} 0V{FIELD}M{LEFT} {FIELD * (1 - t / 100)}h{FIELD}"/>'
+        f'<text x="{LEFT + FIELD * t / 100}" y="{FIELD + 16}" text-anchor="middle">{t}</text>'
+        f'<text x="{LEFT - 6}" y="{FIELD * (1 - t / 100) + 4}" text-anchor="end">{t}</text>'
+        for t in (0, 20, 50, 80, 100)
+    )
+    words = f"{len(_outcomes())} published jobs: how many in a hundred ran, over the probability said"
+    box = f"0 -10 {LEFT + FIELD + 16} {FIELD + 50}"
+    return (
+        f'<svg class="scatter small" viewBox="{box}" role="img" aria-label="{words}">{ticks}'
+        f'<path class="even" d="M{LEFT} {FIELD}L{LEFT + FIELD} 0"/>{dots}'
+        f'<text x="{LEFT + FIELD / 2}" y="{FIELD + 34}" text-anchor="middle">said to fit, %</text>'
+        f'<text transform="translate(12 {FIELD / 2}) rotate(-90)" text-anchor="middle">ran, %</text></svg>'
+    )
+
+
+def wilson(k: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share of which `k` of `n` were seen (E. B. Wilson, 1927)."""
+    z, p = 1.96, k / n
+    middle, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
 
 
 def _binned() -> Iterator[tuple[float, float, list[calibration.Outcome]]]:

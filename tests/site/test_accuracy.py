@@ -57,3 +57,9 @@ def test_every_published_job_is_in_one_bin_of_the_calibration() -> None:
 def test_a_figure_of_the_calibration_that_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match="no 'all'; there is jobs"):
         odds.figure("all")
+
+
+@pytest.mark.parametrize(("k", "n", "low", "high"), [(10, 10, 0.722, 1.0), (0, 10, 0.0, 0.278), (5, 10, 0.237, 0.763)])
+def test_an_interval_is_wilsons(k: int, n: int, low: float, high: float) -> None:
+    """Tables of the Wilson score interval at 95 %."""
+    assert odds.wilson(k, n) == (pytest.approx(low, abs=1e-3), pytest.approx(high, abs=1e-3))
