@@ -58,7 +58,8 @@ class Role:
     sequences of one such forward on one GPU. `leaves` names what moves to the host between the role's own phases:
     `weights`, `states` (of the optimizer). `root_stays`: the root group of FSDP stays gathered after a forward without
     gradient. `shares`: it is the trained model with its adapters switched off, without weights of its own.
-    `reduce_bytes` of a gradient travel between FSDP's ranks, as many as are kept where it is 0.
+    `reduce_bytes` of a gradient travel between FSDP's ranks, as many as are kept where it is 0. `defers`: FSDP reduces
+    the gradients of several micro-batches in the last one alone (`no_sync`), and each GPU keeps whole ones until then.
     Roles with the same `process` live in one process of the operating system, with one CUDA context.
     """
 
@@ -71,6 +72,7 @@ class Role:
     root_stays: bool = False
     shares: bool = False
     reduce_bytes: int = 0
+    defers: bool = False
     process: str = "trainer"
 
 
@@ -162,11 +164,13 @@ def supervised(
     *,
     reference: Role | None = None,
     reduce_bytes: int = 0,
+    defers: bool = False,
     deepspeed: DeepSpeed | None = None,
     notes: tuple[str, ...] = (),
 ) -> Keeps:
     """What a job keeps that trains one model: `reference`, where there is one, is scored within its forward."""
-    roles = (Role(name, path, path, rows, rows, reduce_bytes=reduce_bytes), *([reference] if reference else []))
+    trained = Role(name, path, path, rows, rows, reduce_bytes=reduce_bytes, defers=defers)
+    roles = (trained, *([reference] if reference else []))
     return Keeps(
         roles=roles,
         stages=(Stage("train", name, inside=reference.name if reference else ""),),

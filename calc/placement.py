@@ -118,6 +118,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         accumulates=s.accumulation > 1,
         leaves=role.leaves,
         reduce_bytes=role.reduce_bytes or grad,
+        defers=role.defers,
     )
 
 

@@ -110,16 +110,47 @@ class Fsdp(Holder):
         lines = self.gathered(where)
         if r.optimizer is None or not (where.backward or r.accumulates):
             return lines
+        if r.defers and r.accumulates:
+            return [*lines, *self.deferred(where)]
         if not self.offload and (where.above or r.accumulates):
             lines.append(self.reduced(r.trainable if r.accumulates else where.above))
-        if where.segment == "end" and r.ties_gradients:
-            contiguous = r.run.precision == "autocast" or where.sorting
-            lines.append(gradients.tied_embedding(r.role, r.embedding, r.run.compute, contiguous=contiguous))
+        lines += self.tied(where)
         if where.segment == "reduce":
             lines += self.reducing_root()
         elif unreduced := where.root + where.here:
             lines.append(gradients.unreduced(r.role, unreduced, r.run.compute))
         return lines
+
+    def tied(self, where: Where) -> list[Line]:
+        """The two contributions to the gradient of an embedding that is the head too."""
+        r = self.replica
+        if where.segment != "end" or not r.ties_gradients:
+            return []
+        contiguous = r.run.precision == "autocast" or where.sorting
+        return [gradients.tied_embedding(r.role, r.embedding, r.run.compute, contiguous=contiguous)]
+
+    def deferred(self, where: Where) -> list[Line]:
+        """Whole gradients kept since the first micro-batch; in the last one those of the layers above are reduced.
+
+        FSDP 1 keeps them in the compute type, FSDP 2 in the type they are reduced in (torch 2.13 `_fsdp_param.py`,
+        `to_accumulated_grad_if_needed`), where what this micro-batch makes lies beside it until it is added.
+        """
+        r, c = self.replica, self.replica.run.compute
+        kept = r.reduce_bytes if self.version == 2 else c
+        lines = [gradients.deferred(r.role, r.trainable - where.above, kept), *self.tied(where)]
+        if where.above and not self.offload:
+            lines.append(self.reduced(where.above))
+        if where.segment == "reduce":
+            root = self.root_elements if r.run.trained else self.adapter_layer
+            return lines if self.version == 1 and kept == r.reduce_bytes else [*lines, self.reducing(root)]
+        if kept == c:
+            return [*lines, gradients.new(r.role, where.making, c)] if where.making else lines
+        fresh = where.root + where.here
+        return [*lines, gradients.unreduced(r.role, fresh, c)] if fresh else lines
+
+    def reducing(self, elements: int) -> Line:
+        """The input of a group's reduce-scatter."""
+        return communication.reducing(self.replica.role, elements, self.replica.reduce_bytes)
 
     def gathered(self, where: Where) -> list[Line]:
         """Whole layers in the compute type: more copies while gathering runs ahead than anybody computes with."""
@@ -134,7 +165,7 @@ class Fsdp(Holder):
             # for the root's
             lowest = self.adapter_layer or self.layer(0)
             ends = where.segment == "end" and r.optimizer is not None
-            return [*lines, communication.reducing(r.role, lowest, r.reduce_bytes)] if ends else lines
+            return [*lines, self.reducing(lowest)] if ends else lines
         if where.segment == "gather":
             # the buffer of the group before, the layer's own, and the parameters copied out of it
             copies = 3 if self.version == 2 else 2
@@ -158,7 +189,7 @@ class Fsdp(Holder):
             lines.append(communication.cast_shard(r.role, self.layer(index), c, r.ranks))
         if where.segment == "layer" and where.backward and where.layer < last and r.optimizer:
             trained = self.adapter_layer or self.layer(where.layer + 1)
-            lines.append(communication.reducing(r.role, trained, r.reduce_bytes))
+            lines.append(self.reducing(trained))
         return lines
 
     def reducing_root(self) -> list[Line]:
@@ -166,11 +197,11 @@ class Fsdp(Holder):
         r, c = self.replica, self.replica.run.compute
         if not r.run.trained:
             # adapters lie in layers alone: the lowest layer's are the last to leave
-            return [communication.reducing(r.role, self.adapter_layer, r.reduce_bytes)]
+            return [self.reducing(self.adapter_layer)]
         elements = self.root_elements
         # a loop's variable keeps the gradient of the group's last parameter: an untied head (`foreach_reduce`)
         one = 0 if r.arch.tied or r.head != "lm" else r.embedding
-        whole = communication.reducing(r.role, elements, r.reduce_bytes)
+        whole = self.reducing(elements)
         output = gradients.accumulated(r.role, elements, r.grad_bytes, r.ranks)
         if self.version == 1 and r.reduce_bytes == c:
             # the flat gradient is reduced as it is

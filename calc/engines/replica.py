@@ -20,8 +20,8 @@ class Replica:
     Bytes are per parameter: `weight_bytes` of the model's own weights, `adapter_bytes` of LoRA's, `grad_bytes` of what
     backward leaves behind, `master_bytes` of an fp32 copy beside 16-bit weights, `step_bytes` of what the optimizer
     steps in. `ranks` is the data-parallel size; `accumulates` says that a step has several micro-batches.
-    `reduce_bytes` of a gradient travel between FSDP's ranks. `leaves` names what moves to the host while other roles
-    run, `weights` or the optimizer's `states`.
+    `reduce_bytes` of a gradient travel between FSDP's ranks, with `defers` once a step. `leaves` names
+    what moves to the host while other roles run, `weights` or the optimizer's `states`.
     """
 
     role: str
@@ -44,6 +44,7 @@ class Replica:
     accumulates: bool
     leaves: frozenset[str] = frozenset()
     reduce_bytes: int = 0
+    defers: bool = False
 
     @property
     def ties_gradients(self) -> bool:

@@ -197,18 +197,22 @@ def keeps(s: Scenario) -> Keeps:
     if s.task == "grpo":
         return grpo(s, deepspeed)
     if s.task == "rm":
-        return supervised("reward", Path("scalar"), s.rows, reduce_bytes=reduced(s), deepspeed=deepspeed)
+        return supervised("reward", Path("scalar"), s.rows, deepspeed=deepspeed, **fsdp(s))
     path = Path("tiled")
     if s.task == "dpo" and s.has("reference"):
         # a PEFT policy is its own reference unless another model is passed (trainer/dpo_trainer.py, __init__)
         other = reference_of(s, path)
-        return supervised("actor", path, s.rows, reference=other, reduce_bytes=reduced(s), deepspeed=deepspeed)
-    return supervised("actor", path, s.rows, reduce_bytes=reduced(s), deepspeed=deepspeed)
+        return supervised("actor", path, s.rows, reference=other, deepspeed=deepspeed, **fsdp(s))
+    return supervised("actor", path, s.rows, deepspeed=deepspeed, **fsdp(s))
 
 
-def reduced(s: Scenario) -> int:
-    """Bytes of a gradient between ranks: accelerate reduces in the compute type (1.15 `utils/dataclasses.py:2137`)."""
-    return 2 if s.precision == "fsdp-mixed" else 0
+def fsdp(s: Scenario) -> dict[str, Any]:
+    """How FSDP reduces gradients: in the compute type, and once a step.
+
+    accelerate 1.15 `utils/dataclasses.py:2137`; transformers 5.23 `trainer.py:1907` enters accelerate's `no_sync` for
+    every micro-batch but the last (`accelerator.py:1165`), whatever the sharding.
+    """
+    return {"reduce_bytes": 2 if s.precision == "fsdp-mixed" else 0, "defers": s.sharding in FSDP}
 
 
 def reference_of(s: Scenario, path: Path) -> Role:
@@ -229,7 +233,7 @@ def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
     # labels of the prompt are -100: only the completion is scored (trainer/grpo_trainer.py:1498)
     path = Path("tiled", kept=s.response_len / s.seq_len)
     root = s.sharding == "fsdp1"
-    actor = Role("actor", path, path, s.rows, s.rows, root_stays=root, reduce_bytes=reduced(s))
+    actor = Role("actor", path, path, s.rows, s.rows, root_stays=root, **fsdp(s))
     completions = s.rollout.batch * s.rollout.n // s.gpus_of(s.group("actor"))  # of one GPU
     others = [reference_of(s, path)] if s.has("reference") else []
     if s.has("reward"):

@@ -271,6 +271,8 @@ def _roles(s: Scenario) -> Iterator[Role]:
             scoring_rows=count,
             leaves=frozenset(leaves),
             root_stays=_root_stays(role),
+            # for every micro-batch but the last (transformer_impl.py:676 of 0.9.0); a flag in 0.9.1, off in its YAML
+            defers=version == "0.9.0",
             shares=bool(name == "reference" and s.lora),  # ref_in_actor (ray_trainer.py:393 of 0.4.0)
         )
 

@@ -39,6 +39,11 @@ def tied_embedding(role: str, elements: int, b: int, *, contiguous: bool) -> Lin
     )
 
 
+def deferred(role: str, elements: int, b: int) -> Line:
+    """Whole gradients on every GPU, until the last micro-batch reduces them."""
+    return Line("gradients", role, b * elements, "g·G_w", {"g": b, "G_w": elements}, "gradients#deferred")
+
+
 def unreduced(role: str, elements: int, b: int) -> Line:
     """Gradients of gathered parameters, in the compute type, until their group is reduced."""
     return Line("gradients", role, b * elements, "c·G_u", {"c": b, "G_u": elements}, "gradients#unreduced")

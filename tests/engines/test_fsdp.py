@@ -166,6 +166,28 @@ def test_accumulated_gradients_stay_sharded_through_forward() -> None:
     assert total(fsdp().at(FORWARD), "gradients") == 0
 
 
+@pytest.mark.parametrize(
+    ("sharding", "reduce_bytes", "kept", "fresh"), [("fsdp2", 4, 4, 2), ("fsdp2", 2, 2, 0), ("fsdp1", 4, 2, 0)]
+)
+def test_deferred_gradients_stay_whole_until_the_last_micro_batch(
+    sharding: str, reduce_bytes: int, kept: int, fresh: int
+) -> None:
+    """FSDP 2 keeps them in the type they are reduced in, FSDP 1 in bf16; in the last micro-batch the layers above are
+    reduced. Traced with `set_requires_gradient_sync(False)`: 32,121,044,992 bytes of Llama 3 8B in fp32 throughout."""
+    e = fsdp(sharding=sharding, global_batch=16)
+    e = replace(e, replica=replace(e.replica, defers=True, reduce_bytes=reduce_bytes))
+    assert total(e.at(FORWARD), "gradients") == kept * P
+    below = Where("layer", 20, True, ROOT - VH, 11 * LAYER, LAYER)
+    new = fresh * (ROOT - VH + LAYER)
+    assert total(e.at(below), "gradients") == kept * (P - 11 * LAYER) + 4 * 11 * LAYER // 8 + new
+    # at the end the root's gradients, and the input of their reduction where it has another type
+    end = e.at(REDUCE._replace(above=32 * LAYER))
+    assert total(end, "gradients") == kept * ROOT + 4 * 32 * LAYER // 8
+    assert at(end, "communication#reduce-scatter") == reduce_bytes * ROOT
+    alone = fsdp(sharding=sharding, global_batch=8)
+    assert replace(alone, replica=replace(alone.replica, defers=True)).at(BELOW) == alone.at(BELOW)
+
+
 def test_fsdp_1_gathers_two_layers_beside_a_cast_shard() -> None:
     """At most two gathers in flight, straight into flat parameters, and a bf16 copy of the shard, 2p/N."""
     e = fsdp(sharding="fsdp1")

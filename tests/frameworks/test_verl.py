@@ -477,3 +477,9 @@ def test_a_reward_model_lies_on_the_host_until_it_became_a_server(version: str) 
     assert own
     assert (own.precision, own.offload.parameters) == ("bf16", True)
     assert verl.keeps(s).role("reward").leaves == frozenset()
+
+
+@pytest.mark.parametrize(("version", "defers"), [("0.8.0", False), ("0.9.0", True), ("0.9.1", False)])
+def test_one_release_reduces_gradients_once_a_step(version: str, defers: bool) -> None:
+    """0.9.0's engine always enters `no_sync`; 0.9.1 has a flag for it, which its YAML leaves off."""
+    assert {role.defers for role in verl.keeps(run(version)).roles} == {defers}
