@@ -87,7 +87,7 @@ def test_every_case_has_a_record_and_the_catalog_takes_them(bench: Bench, tmp_pa
 
     root = tmp_path / "root"
     (root / "measurements").mkdir(parents=True)
-    for name in ("hardware", "models", "measurements/schema.json"):
+    for name in ("hardware", "models", "measurements/schema.json", "measurements/exhausted"):
         (root / name).symlink_to(ROOT / name)
     (root / "measurements/out.jsonl").write_bytes(bench.out.read_bytes())
     assert len(load(root).measurements) == 7
