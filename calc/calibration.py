@@ -19,6 +19,7 @@ from calc.scenario import parse
 # A request of at most this share of the card, so that a message shows what is lost when memory runs out: a large one
 # fails before the card is full.
 SMALL = 1 / 50
+THREADS = "github-issues"  # the group of reports in threads about runs that died
 PARTS = 40  # a quantile is the middle of one of so many equal parts
 
 Message = Mapping[str, Any]
@@ -82,10 +83,14 @@ def rms(errors: Sequence[float]) -> float:
 
 
 class Outcome(NamedTuple):
-    """A published job, whether it ran, and the probability of that as an estimate gives it without its own source."""
+    """A published job, whether it ran, and the probability of that as an estimate gives it without its own source.
+
+    `sought`: it was found by looking for runs that died, so that many more of its kind died than do in all.
+    """
 
     id: str
     source: str
+    sought: bool
     probability: float
     ran: bool
 
@@ -96,7 +101,8 @@ def outcomes(catalog: Catalog) -> list[Outcome]:
     for record in catalog.measurements:
         if record["class"] == "published" and record["verdict"] in ("fits", "oom"):
             own = source(record)
-            found.append(Outcome(record["id"], own, odds(record, catalog, own), record["verdict"] == "fits"))
+            sought = record.get("group", THREADS) == THREADS
+            found.append(Outcome(record["id"], own, sought, odds(record, catalog, own), record["verdict"] == "fits"))
     return found
 
 

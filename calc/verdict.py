@@ -17,7 +17,7 @@ from calc.units import GiB
 FORMULA_SPREAD = 0.010
 # Root mean square of what lies between the messages of measurements/exhausted and calc.memory.runtime in what a process
 # takes beside its tensors.
-CONTEXT_SPREAD = 0.37 * GiB
+CONTEXT_SPREAD = 0.65 * GiB
 # The printed range holds the middle nine tenths.
 RANGE = 1.645
 TAIL = len(HELD_BACK) // 20

@@ -19,6 +19,7 @@ from calc.units import GiB
 KINDS = {"none": "whole", "ddp": "whole", "fsdp": "FSDP", "zero": "ZeRO"}
 FULL, ADAPTERS = "full", "adapters"
 FIELD, LEFT = 240, 52  # of the drawing, in its own units
+FOUND = {False: "tables and logs", True: "threads on runs that died"}
 BINS = (0.0, verdict.TIGHT, 0.5, 0.8, verdict.FITS, 0.99, 1.0)
 
 
@@ -93,6 +94,7 @@ def _outcomes() -> tuple[calibration.Outcome, ...]:
 def outcomes() -> Table:
     """How often a job did run that was said to fit with so much probability."""
     columns = (
+        Column("found", "Found in"),
         Column("said", "Probability said", "%"),
         Column("verdict", "Verdict"),
         Column("jobs", "Published jobs", kind="number"),
@@ -102,17 +104,18 @@ def outcomes() -> Table:
         Column("mean", "Said, in the mean", "%", "number"),
     )
     rows = []
-    for low, high, found in _binned():
+    for sought, low, high, found in _binned():
         ran = sum(o.ran for o in found)
         rows.append(
             (
+                Cell(FOUND[sought]),
                 Cell(f"{100 * low:g} to {100 * high:g}"),
                 Cell(verdict.word(low)),
                 Cell(len(found)),
                 Cell(len({o.source for o in found})),
                 Cell(ran),
-                Cell(100 * ran / len(found) if found else None, "" if found else "—"),
-                Cell(100 * sum(o.probability for o in found) / len(found) if found else None, "" if found else "—"),
+                Cell(100 * ran / len(found)),
+                Cell(100 * sum(o.probability for o in found) / len(found)),
             )
         )
     return Table(
@@ -121,7 +124,10 @@ def outcomes() -> Table:
         columns,
         tuple(rows),
         accuracy.PUBLISHED,
-        note="For each job its own source was left out of what the probability is computed from.",
+        note=(
+            "For each job its own source was left out of what the probability is computed from. Threads were searched "
+            "for runs that died: what share of them ran says nothing, and the chart leaves them out."
+        ),
         legend=curve(),
         versions=answers.versions(),
     )
@@ -130,8 +136,8 @@ def outcomes() -> Table:
 def curve() -> str:
     """The calibration curve: the share that ran over what was said, with its 95 % interval."""
     dots = ""
-    for _, _, found in _binned():
-        if found:
+    for sought, _, _, found in _binned():
+        if not sought:
             ran, n = sum(o.ran for o in found), len(found)
             x = LEFT + FIELD * sum(o.probability for o in found) / n
             low, high = wilson(ran, n)
@@ -145,7 +151,7 @@ def curve() -> str:
         f'<text x="{LEFT - 6}" y="{FIELD * (1 - t / 100) + 4}" text-anchor="end">{t}</text>'
         for t in (0, 20, 50, 80, 100)
     )
-    words = f"{len(_outcomes())} published jobs: how many in a hundred ran, over the probability said"
+    words = f"{figure('jobs')} jobs of published tables: how many in a hundred ran, over the probability said"
     box = f"0 -10 {LEFT + FIELD + 16} {FIELD + 50}"
     return (
         f'<svg class="scatter small" viewBox="{box}" role="img" aria-label="{words}">{ticks}'
@@ -162,9 +168,12 @@ def wilson(k: int, n: int) -> tuple[float, float]:
     return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
 
 
-def _binned() -> Iterator[tuple[float, float, list[calibration.Outcome]]]:
-    for low, high in pairwise(BINS):
-        yield low, high, [o for o in _outcomes() if low <= o.probability < high or (high == 1 == o.probability)]
+def _binned() -> Iterator[tuple[bool, float, float, list[calibration.Outcome]]]:
+    for sought in (False, True):
+        for low, high in pairwise(BINS):
+            found = [o for o in _outcomes() if o.sought is sought and low <= o.probability < high + (high == 1)]
+            if found:
+                yield sought, low, high, found
 
 
 def held_back() -> Table:
@@ -177,7 +186,7 @@ def held_back() -> Table:
     places = [place for _, place in calibration.covered(answers.catalog())]
     shares = runtime.HELD_BACK
     rows = []
-    for q in (0.25, 0.5, 0.75, 0.9, 0.95):
+    for q in (0.25, 0.5, 0.75, 0.9, 0.95) if places else ():
         below = 100 * sum(place <= q for place in places) / len(places)
         rows.append((Cell(100 * q), Cell(100 * shares[round(q * len(shares) - 0.5)]), Cell(below)))
     caption = "What is lost when memory runs out, as a share of what was asked for"
@@ -189,14 +198,22 @@ def held_back() -> Table:
 
 
 def figure(what: str) -> str:
-    """`jobs`, how many were said to fit (`fitted`) and `ran`, `messages`, the spreads of `formula` and `context`.
+    """A figure: `jobs` of tables and logs, those of them said to fit (`fitted`), and of these those that `ran`.
+
+    Of all jobs those that `died`, and of these those called out of memory (`foreseen`); `messages`, the spreads of
+    `formula` and `context`.
 
     `24` and `80`: the share of a card of so many GiB that tensors may fill with the verdict still `fits`.
     """
-    said = [o for o in _outcomes() if o.probability >= verdict.FITS]
+    said = [o for o in _outcomes() if o.probability >= verdict.FITS and not o.sought]
+    died = [o for o in _outcomes() if not o.ran]
     match what:
         case "jobs":
-            return str(len(_outcomes()))
+            return str(sum(not o.sought for o in _outcomes()))
+        case "died":
+            return str(len(died))
+        case "foreseen":
+            return str(sum(o.probability < verdict.TIGHT for o in died))
         case "fitted":
             return str(len(said))
         case "ran":
@@ -208,8 +225,8 @@ def figure(what: str) -> str:
         case "context":
             return f"{verdict.CONTEXT_SPREAD / GiB:.2f} GiB"
         case "24" | "80":
-            return f"{100 * _largest(int(what)):.0f} %"
-    raise ValueError(f"no {what!r}; there is jobs, fitted, ran, messages, formula, context, 24, 80")
+            return f"{100 * _largest(int(what)):.0f} % of {what} GiB"
+    raise ValueError(f"no {what!r}; there is jobs, fitted, ran, died, foreseen, messages, formula, context, 24, 80")
 
 
 def _largest(card: int) -> float:

@@ -11,9 +11,9 @@ from typing import Any
 
 from calc.architecture import parameters
 from calc.catalog import GPU, Catalog, CatalogError
-from calc.groups import FITS
 from calc.scenario import Scenario, parse
 from calc.schema import InputError, parse_mapping, read_bytes, validator
+from calc.verdict import FITS
 
 from .edge import predicted
 from .machine import Machine

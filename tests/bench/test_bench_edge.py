@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from calc.catalog import load
 from calc.estimate import estimate
-from calc.groups import FITS
 from calc.scenario import parse
+from calc.verdict import FITS
 from measurements.bench.edge import TOLERANCE, Found, largest, predicted
 
 

@@ -133,7 +133,7 @@ def test_zero3_with_offload_fits_at_one_sequence_a_gpu() -> None:
     """4.3 weights, 1.9 buckets, 1.9 gathered, 0.5 checkpoints, 16 B x 2,048 x V of logits and their gradient."""
     e = answer(sharding="zero3", **OFFLOAD)
     assert e.verdict == "fits"
-    assert 14 < e.groups[0].peak.moment.device_bytes / GiB < 16
+    assert 13.5 < e.groups[0].peak.moment.device_bytes / GiB < 16
     assert part(e, "backward", "weights") == pytest.approx(4.31, abs=0.01)
     assert part(e, "backward", "logits") == pytest.approx(16 * 2048 * 151_936 / GiB, abs=0.1)
 
