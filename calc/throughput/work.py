@@ -68,7 +68,7 @@ def counts(arch: Architecture, head: Head) -> Counts:
 
 
 class Adapters(NamedTuple):
-    """LoRA beside a model's linears: elements of all, widths of the inputs and outputs they touch, and how many linears."""
+    """LoRA beside a model's linears: elements of all, widths of their inputs and outputs, and how many there are."""
 
     elements: int
     inputs: int
