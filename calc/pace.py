@@ -1,4 +1,4 @@
-"""How far estimated step times lie from published ones: a residual for each record with a rate, and rank correlations."""
+"""How far estimated step times lie from published ones: a residual for each record with a rate, and rank order."""
 
 from __future__ import annotations
 
