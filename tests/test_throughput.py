@@ -17,7 +17,7 @@ from calc.scenario import Scenario, parse
 from calc.throughput import Throughput, Unrated, node_of, throughput, traffic, work
 from calc.throughput.rates import BUS, MEMORY, THROUGH_HOST, Rates, rated
 from calc.throughput.rollout import decode, lengths
-from calc.throughput.update import FLAT, Load, optimizer_bytes, update
+from calc.throughput.training import FLAT, Load, optimizer_bytes, update
 
 PAGE = (Path(__file__).parents[1] / "docs/method/throughput.md").read_text("utf-8")
 # q 64, k and v 32 each, o 64, gate, up and down 128 each: 576 in a layer; the head is 32 · 8

@@ -13,11 +13,12 @@ from calc.memory import kv_cache
 from calc.scenario import Scenario
 from calc.throughput import traffic, work
 from calc.throughput.rates import Rates
-from calc.throughput.terms import Term
-from calc.throughput.update import GATHERS, WEIGHT
+from calc.throughput.terms import Constant, Term
+from calc.throughput.training import GATHERS, WEIGHT
 
-# Host time of one of vLLM's steps that the GPU waits for, scheduling and sampling; assumed.
-ENGINE_STEP = 2e-3
+ENGINE_STEP = Constant(
+    2e-3, "seconds of one of vLLM's steps that the GPU waits for its scheduler and sampler", "assumed", "no source"
+)
 
 
 def prefill(tokens: float, length: float, c: work.Counts, shards: int, r: Rates) -> list[Term]:

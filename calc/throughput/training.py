@@ -9,7 +9,7 @@ from calc.architecture import Head, parameters
 from calc.scenario import Scenario
 from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, Rates
-from calc.throughput.terms import Term
+from calc.throughput.terms import Constant, Term
 
 # Bytes that a logit is read and written with, forward and backward, counted in the code of each path: a copy to fp32
 # (6), log-softmax (8), its backward (12), the cast back (6) and the head's own reads (4); a fused kernel writes a
@@ -17,9 +17,17 @@ from calc.throughput.terms import Term
 PER_LOGIT = {"full": 44.0, "chunked": 36.0, "fused": 12.0}
 SCORED = 18.0  # log-probabilities without gradient: cast, log-softmax, gather
 GATHERS = {"zero3", "fsdp1", "fsdp2"}
-# The share of its traffic that a framework starts early enough to run beside computation; assumed. ZeRO-1 and ZeRO-2
-# wait, as DeepSpeed's overlap_comm is off by default.
-OVERLAP = {"zero3": 0.5, "fsdp1": 0.9, "fsdp2": 0.9, "ddp": 0.7, "zero1": 0.0, "zero2": 0.0, "none": 0.0}
+_HIDES = "share of its collectives that it can hide behind computation"
+_PREFETCH = "it gathers ahead, as far as buckets of modules allow"
+OVERLAP = {
+    "zero3": Constant(0.5, _HIDES, "assumed", _PREFETCH),
+    "fsdp1": Constant(0.9, _HIDES, "assumed", "a layer is gathered while the one before runs"),
+    "fsdp2": Constant(0.9, _HIDES, "assumed", "a layer is gathered while the one before runs"),
+    "ddp": Constant(0.7, _HIDES, "assumed", "buckets are reduced while backward goes on"),
+    "zero1": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
+    "zero2": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
+    "none": Constant(0.0, _HIDES, "assumed", "there is nothing to hide but what tensors or context are split for"),
+}
 # Numbers that a step reads and writes for each parameter beside states in 8 bits: gradient, weight, and two moments for
 # Adam. Fused kernels pass once; foreach and single tensors once for each operation (torch optim/adamw.py: weight decay
 # 2, the moments 3 and 5, square root 2, two divisions 4, the update 4). Clipping the norm reads the gradient, reads and
