@@ -202,6 +202,13 @@ def modules(c: Counts, a: Adapters) -> int:
     return c.modules + 2 * a.linears
 
 
+def cast(elements: float, micro: int, p: Passes, bandwidth: float) -> Term:
+    """Under autocast fp32 weights become bf16 in every forward of every micro-batch: four bytes read, two written."""
+    passes = p.forward + p.again
+    values = {"m": micro, "M": elements, "n": passes, "B": bandwidth}
+    return Term("casts", 6 * micro * elements * passes / bandwidth, "6·m·M·n/B", values, "throughput#matrix")
+
+
 def launched(layers: int, a: Adapters, micro: int, p: Passes, hooked: int, busy: float) -> Term:
     """What the GPU waits for the host, where it is done sooner than the host can launch kernel after kernel.
 

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from calc.catalog import load
-from calc.pace import Pace, judging, ordered_alike, pace, paces, rank_correlation, step_seconds
+from calc.pace import Pace, judging, pace, paces, rank_correlation, step_seconds
 from calc.scenario import parse
 
 # DeepSpeed's CPU Adam took several times the published rate there: out of order with the jobs that step on the card
@@ -85,4 +85,3 @@ def test_ranks_are_compared_as_spearman_does() -> None:
     assert rank_correlation([(1, 10), (2, 20), (3, 40), (4, 30)]) == pytest.approx(0.8)
     assert rank_correlation([(1, 5), (1, 5), (2, 9)]) == pytest.approx(1)
     assert rank_correlation([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1)
-    assert ordered_alike([(1, 10), (2, 20), (3, 40), (4, 30)]) == pytest.approx(5 / 6)
