@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from strategies import scenarios
 
 from calc.architecture import Architecture, parameters
 from calc.catalog import GPU, Node, load
@@ -219,7 +221,6 @@ def test_between_nodes_the_network_of_all_cards_together_bounds_a_ring() -> None
 
 @pytest.mark.parametrize("name", JOBS)
 def test_formulas_give_the_seconds_and_the_terms_add_up(name: str) -> None:
-    s = scenario(**JOBS[name])
     t = answer(JOBS[name])
     for term in t.terms:
         formula = term.formula.replace("·", "*")
@@ -228,7 +229,25 @@ def test_formulas_give_the_seconds_and_the_terms_add_up(name: str) -> None:
     assert t.step_seconds == pytest.approx(sum(x.seconds for x in t.terms))
     assert t.step_seconds > 0
     assert t.bound_by == max(t.terms, key=lambda x: x.seconds).name
-    assert len({x.name for x in t.terms}) == len(t.terms) or s.rollout or s.sharding == "zero2"
+    assert len({x.name for x in t.terms}) == len(t.terms)
+
+
+@given(scenarios())
+@settings(max_examples=100)
+def test_any_job_takes_time_or_says_what_is_not_known(s: Scenario) -> None:
+    """And a job with the same settings on sequences twice as long takes at least as much of it."""
+    catalog = load()
+    card, node = catalog.gpu(s.gpu), node_of(s, catalog)
+    try:
+        t = throughput(s, card, node)
+    except Unrated as reason:
+        assert "\n" not in str(reason)
+        return
+    assert 0 < t.step_seconds < float("inf")
+    assert len({x.name for x in t.terms}) == len(t.terms)
+    assert all(x.seconds >= 0 or x.name.endswith("overlap") for x in t.terms)
+    longer = throughput(replace(s, expected_len=2 * s.expected_len), card, node)
+    assert rising([t.step_seconds, longer.step_seconds])
 
 
 @pytest.mark.parametrize("name", JOBS)
