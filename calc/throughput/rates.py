@@ -1,0 +1,122 @@
+"""How fast a GPU, its node and their links are at the kinds of work that a step is made of.
+
+Catalog rates are peaks; the shares of them that kernels reach come from published measurements, named beside each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from calc.catalog import GPU, Node
+from calc.throughput.terms import Constant, Unrated
+
+GIGA = 1e9
+STAS = "stas00/ml-engineering, compute/accelerator, best of many shapes in bf16"
+MLI = "https://github.com/mli/transformers-benchmarks/issues/4"
+NCCL = "https://github.com/NVIDIA/nccl/issues"
+_LARGE = "share of the peak that large multiplications reach"
+_FLASH = "share of the peak that FlashAttention-2 reaches"
+
+PLAIN = Constant(
+    215.3 / 256.4, "what a plain large multiplication reaches of the best among many shapes", "published",
+    f"A800 PCIe, fp16, n = 8192: 215.3 TFLOPS ({MLI}); the same chip, A100 PCIe, at its best: 256.4 ({STAS})",
+)  # fmt: skip
+MATRIX = {
+    "Ampere": Constant(271 / 312 * PLAIN, _LARGE, "published", f"A100 SXM 271 of 312 TFLOPS, {STAS}; times PLAIN"),
+    "Hopper": Constant(794 / 989 * PLAIN, _LARGE, "published", f"H100 SXM 794 of 989, {STAS}; times PLAIN"),
+    "Blackwell": Constant(1745 / 2250 * PLAIN, _LARGE, "published", f"B200 1745 of 2250, {STAS}; times PLAIN"),
+    "Ada Lovelace": Constant(158.6 / 165.2, _LARGE, "published", f"RTX 4090, fp16, n = 8192: 158.6 of 165.2, {MLI}"),
+    "CDNA 3": Constant(668 / 1300 * PLAIN, _LARGE, "published", f"MI300X 668 of 1300, {STAS}; times PLAIN"),
+    "CDNA 2": Constant(147 / 191.5 * PLAIN, _LARGE, "published", f"MI250X 147 of 191.5, {STAS}; times PLAIN"),
+}
+MATRIX_OTHER = Constant(0.65, f"{_LARGE}, other architectures", "assumed", "no source")
+FLASH = {
+    "Ampere": Constant(0.60, _FLASH, "published", "50 to 73 % on the A100, arXiv:2307.08691, abstract; the middle"),
+    "Hopper": Constant(
+        362 / 989, _FLASH, "published", "H100, forward, 2048 tokens, heads of 128: 362 of 989, arXiv:2407.08608"
+    ),
+}
+FLASH_OTHER = Constant(0.45, f"{_FLASH}, other architectures", "assumed", "no source")
+MEMORY = Constant(
+    0.88, "share of a card's memory bandwidth that kernels reading and writing once reach", "published",
+    f"A100 1.80 of 2.04 TB/s, https://forums.developer.nvidia.com/t/339083; A800 1727 of 1935 GB/s, {MLI}",
+)  # fmt: skip
+BUS = Constant(
+    235 / 300, "share of a link's bandwidth that a ring reaches", "published", "HGX A100, hardware/nodes/hgx-a100.yaml"
+)
+THROUGH_HOST = Constant(
+    6.13 / 32, "the same where cards reach each other through host memory alone", "published",
+    "eight L20 on PCIe Gen4 through shared memory, the mean over messages of up to 512 MB, as gathers of single "
+    f"modules are: {NCCL}/1817. Single reports go up to 0.44 of the link ({NCCL}/1639).",
+)  # fmt: skip
+PCIE = {3: 16.0, 4: 32.0, 5: 64.0}  # GB/s of 16 lanes in one direction, by generation
+PCIE_COPY = Constant(
+    56 / 63, "share of PCIe that copies from and to pinned memory reach", "published",
+    "copies between cards, Gen5, voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md",
+)  # fmt: skip
+NETWORK_GBS = Constant(12.5, "network of a node that the catalog does not know, GB/s", "assumed", "100 Gb/s Ethernet")
+CPU_ADAM = Constant(
+    28 * 10e9 / 2.57, "bytes a second that CPU Adam gets through on one node", "published",
+    "10 billion parameters in 2.57 s, ZeRO-Offload, arXiv:2101.06840, table 4, at 28 bytes each",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What one GPU of a job reaches, in operations and bytes a second.
+
+    `matrix` and `flash` are operations of large multiplications and of FlashAttention, `memory` bytes of the card's
+    own memory, `bus` those of a collective within a node (bus bandwidth, as NCCL's tests define it), `network` of one
+    GPU's share of the network, `pcie` of a copy from or to host memory.
+    """
+
+    matrix: float
+    flash: float
+    memory: float
+    bus: float
+    network: float
+    pcie: float
+    per_node: int
+
+    def link(self, ranks: int) -> float:
+        """Bus bandwidth of a collective over `ranks` GPUs: the slower of the links within and between nodes.
+
+        Between nodes NCCL's rings leave by every GPU's share of the network at once.
+        """
+        return self.bus if ranks <= self.per_node else min(self.bus, self.network * self.per_node)
+
+
+@lru_cache(maxsize=1024)
+def rated(gpu: GPU, node: Node | None, per_node: int, precision: str) -> Rates:
+    """The rates of `gpu` in `node`, with `per_node` GPUs of the job in each node.
+
+    Raises Unrated where the catalog lacks the card's arithmetic rate or memory bandwidth, and for fp32, whose rate it
+    does not have. Without a node the link is the card's own, NVLink or PCIe.
+    """
+    peak = gpu.bf16_tflops or gpu.fp16_tflops
+    if peak is None or gpu.bandwidth_gbs is None:
+        what = "16-bit matrix rate" if peak is None else "memory bandwidth"
+        raise Unrated(f"gpu: no source gives the {what} of the {gpu.name}, so nothing is said of its speed")
+    if precision == "fp32":
+        raise Unrated(
+            "precision: given 'fp32', whose matrix rate the catalog does not have, so nothing is said of speed"
+        )
+    slot = PCIE.get(gpu.pcie_gen or 4, PCIE[4])
+    return Rates(
+        matrix=peak * 1e12 * MATRIX.get(gpu.architecture, MATRIX_OTHER),
+        flash=peak * 1e12 * FLASH.get(gpu.architecture, FLASH_OTHER),
+        memory=gpu.bandwidth_gbs * GIGA * MEMORY,
+        bus=_bus(gpu, node, slot) * GIGA,
+        network=(node.inter_gbs if node and node.inter_gbs else NETWORK_GBS / per_node) * GIGA,
+        pcie=slot * PCIE_COPY * GIGA,
+        per_node=per_node,
+    )
+
+
+def _bus(gpu: GPU, node: Node | None, slot: float) -> float:
+    """Bus bandwidth within a node, GB/s: measured, or the share that links reach."""
+    if node and node.measured_gbs:
+        return node.measured_gbs
+    theory = node.intra_gbs if node and node.intra_gbs else (gpu.nvlink_gbs or 0) / 2 or slot
+    return theory * (THROUGH_HOST if node and node.p2p is False else BUS)

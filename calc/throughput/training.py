@@ -1,0 +1,170 @@
+"""The time of one model's update, or of a forward without gradient, on the GPUs that hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from calc.architecture import Head, parameters
+from calc.scenario import Scenario
+from calc.throughput import traffic, work
+from calc.throughput.rates import CPU_ADAM, Rates
+from calc.throughput.terms import Constant, Term
+
+# Bytes that a logit is read and written with, forward and backward, counted in the code of each path: a copy to fp32
+# (6), log-softmax (8), its backward (12), the cast back (6) and the head's own reads (4); a fused kernel writes a
+# gradient over the logits; chunks are as the full loss, without the copies of all logits.
+PER_LOGIT = {"full": 44.0, "chunked": 36.0, "fused": 12.0}
+SCORED = 18.0  # log-probabilities without gradient: cast, log-softmax, gather
+GATHERS = {"zero3", "fsdp1", "fsdp2"}
+_HIDES = "share of its collectives that it can hide behind computation"
+_PREFETCH = "it gathers ahead, as far as buckets of modules allow"
+OVERLAP = {
+    "zero3": Constant(0.5, _HIDES, "assumed", _PREFETCH),
+    "fsdp1": Constant(0.9, _HIDES, "assumed", "a layer is gathered while the one before runs"),
+    "fsdp2": Constant(0.9, _HIDES, "assumed", "a layer is gathered while the one before runs"),
+    "ddp": Constant(0.7, _HIDES, "assumed", "buckets are reduced while backward goes on"),
+    "zero1": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
+    "zero2": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
+}
+# Numbers that a step reads and writes for each parameter beside states in 8 bits: gradient, weight, and two moments for
+# Adam. Fused kernels pass once; foreach and single tensors once for each operation (torch optim/adamw.py: weight decay
+# 2, the moments 3 and 5, square root 2, two divisions 4, the update 4). Clipping the norm reads the gradient, reads and
+# writes it.
+FUSED = {"adamw": 7, "lion": 5, "sgd-momentum": 5, "adafactor": 7, "sgd": 3, "none": 0}
+FOREACH = {"adamw": 20, "lion": 12, "sgd-momentum": 8, "adafactor": 14, "sgd": 5, "none": 0}
+CLIPPED = 3
+EIGHT_BIT = 4.0  # bytes of two moments of a byte each, read and written, beside weight and gradient in bitsandbytes
+# DeepSpeed's flat partitions: bf16 gradients made fp32, their norm, unscaled, FusedAdam, weights back in bf16
+FLAT = 6 + 4 + 8 + 28 + 6
+
+
+class Load(NamedTuple):
+    """What one GPU runs: `micro` forwards of `rows` sequences of `length` tokens, and `steps` optimizer steps."""
+
+    rows: int
+    length: float
+    micro: int
+    steps: int
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of one GPU."""
+        return self.rows * self.length * self.micro
+
+
+def passes(s: Scenario, trained: bool) -> work.Passes:
+    """How a step runs through the model: LoRA needs gradients of inputs, not of the frozen weights."""
+    if not trained:
+        return work.Passes()
+    again = {"full": 1.0, "selective": 0.0, "none": 0.0}[s.checkpointing]
+    return work.Passes(1, again, 1, 0 if s.lora else 1)
+
+
+def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = True) -> Iterator[Term]:
+    """The terms of a model's update, or of its forward alone where it is not trained; `s` is as its role sees it."""
+    trained = trained and s.optimizer != "none"
+    c, p = work.counts(s.architecture, head), passes(s, trained)
+    a = work.adapters(s.architecture, s.lora.rank, s.lora.targets) if trained and s.lora else work.NO_ADAPTERS
+    n = s.tensor_parallel * s.context_parallel * s.pipeline_parallel
+    tokens = load.tokens
+    # selective checkpointing computes the core of eager attention again, and nothing else
+    core = p._replace(again=1.0) if trained and s.checkpointing == "selective" and s.attention == "eager" else p
+    computed = [
+        work.matrix(tokens, c, a, p, n, r.matrix),
+        work.attention(tokens, load.length, c, core, s.attention != "eager", n, r.flash),
+        work.elementwise(tokens, c, a, p, n, r.memory, 4 if s.lora and s.lora.dtype == "fp32" else 2),
+    ]
+    if s.attention == "eager":
+        heads = s.architecture.heads * s.architecture.layers
+        computed.append(work.scores(tokens, load.length, heads, core, n, r.memory))
+    if s.precision == "autocast":
+        computed.append(work.cast((c.layers + c.head) / n, load.micro, p, r.memory))
+    if head == "lm":
+        per_logit = PER_LOGIT[s.loss] if trained else SCORED
+        computed.append(work.vocabulary(tokens, s.architecture.vocab, per_logit, n, r.memory))
+    if s.method == "qlora":
+        computed.append(work.dequantised(c.layers / n, load.micro, p, r.memory))
+    busy = sum([t.seconds for t in computed])
+    hooked = work.modules(c, a) if s.sharding == "zero3" else 0
+    computed.append(work.launched(s.architecture.layers // s.pipeline_parallel, a, load.micro, p, hooked, busy))
+    busy += computed[-1].seconds
+    if s.pipeline_parallel > 1:
+        computed.append(traffic.bubble(s.pipeline_parallel, load.micro, busy))
+    elements = parameters(s.architecture, head=head) + a.elements
+    changed = a.elements if s.lora else elements
+    moved = list(sharded(s, r, load, elements / n, changed / n, p))
+    exchanged = sum([t.seconds for t in moved])
+    if exchanged:
+        moved.append(traffic.hidden(exchanged, OVERLAP[s.sharding], busy))
+    yield from computed
+    yield from moved
+    yield from split(s, r, load, p)
+    if trained:
+        yield from stepping(s, r, load, elements / n, changed / n, p)
+
+
+def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Iterator[Term]:
+    """The data-parallel ranks' collectives, by stage: in 16 bits, under autocast in the weights' own fp32.
+
+    Stage 3 and FSDP gather all weights, frozen or not, for forward and for backward of every micro-batch, whatever its
+    length; a layer that is computed again for its backward stays gathered (DeepSpeed's `max_reuse_distance`).
+    """
+    ranks = s.data_parallel
+    if ranks == 1:
+        return
+    bus, b = r.link(s.gpus), 4 if s.precision == "autocast" else 2
+    if s.sharding in GATHERS:
+        gathered = 0.5 if s.method == "qlora" else b
+        yield traffic.collective("gather", elements, gathered, load.micro * (1 + p.inputs), ranks, bus)
+    if not p.inputs:
+        return
+    reduced = 4 if s.grad_dtype == "fp32" and s.sharding.startswith("fsdp") else b
+    if s.sharding in GATHERS or s.sharding == "zero2":
+        yield traffic.collective("reduce", changed, reduced, load.micro, ranks, bus)
+    elif s.sharding == "zero1":
+        yield traffic.collective("reduce", changed, reduced, load.steps, ranks, bus)
+    else:
+        yield traffic.collective("all-reduce", changed, reduced, 2 * load.steps, ranks, bus)
+    if s.sharding in ("zero1", "zero2"):
+        yield traffic.collective("gather", changed, b, load.steps, ranks, bus)
+
+
+def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
+    """The collectives of ranks that share a sequence, which hide behind nothing.
+
+    Two all-reduces a layer and pass for tensors, keys and values passed on for context.
+    """
+    arch, rows = s.architecture, p.forward + p.again + p.inputs
+    if s.tensor_parallel > 1:
+        width = load.tokens / s.context_parallel * arch.hidden * arch.layers / s.pipeline_parallel
+        yield traffic.collective("tensor parallel", width, 2, 4 * rows, s.tensor_parallel, r.link(s.tensor_parallel))
+    if s.context_parallel > 1:
+        width = load.tokens * 2 * arch.kv_heads * arch.head_dim * arch.layers / s.pipeline_parallel
+        yield traffic.collective("context parallel", width, 2, rows, s.context_parallel, r.link(s.gpus))
+
+
+def stepping(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Iterator[Term]:
+    """The optimizer, where its states are, and what offloading moves."""
+    ranks = 1 if s.sharding in ("none", "ddp") else s.data_parallel
+    if s.offload.optimizer:
+        on_node = min(s.gpus_per_node, s.data_parallel)
+        wide = 2 if s.precision == "bf16" and not s.sharding.startswith("zero") else 4
+        yield traffic.stepped_on_host(changed * load.steps, FUSED["adamw"] * wide, ranks, on_node, CPU_ADAM)
+        # gradients of every micro-batch come down, new weights go up
+        yield traffic.copied(changed, 2 * load.micro + 2 * load.steps, ranks, r.pcie)
+    else:
+        yield traffic.stepped(changed * load.steps, optimizer_bytes(s), ranks, r.memory)
+    if s.offload.parameters and s.sharding in GATHERS:
+        yield traffic.copied(elements, 2 * load.micro * (1 + p.inputs), ranks, r.pcie)._replace(name="parameters")
+
+
+def optimizer_bytes(s: Scenario) -> float:
+    """Bytes that the card's optimizer reads and writes for each trained parameter."""
+    b = 2 if s.precision == "bf16" else 4
+    if s.optimizer.endswith("8bit"):
+        return 3 * b + EIGHT_BIT + CLIPPED * b
+    if s.sharding.startswith("zero") and s.optimizer == "adamw":
+        return float(FLAT)
+    counted = FUSED if s.optimizer_impl == "fused" else FOREACH
+    return float((counted[s.optimizer] + CLIPPED) * b)
