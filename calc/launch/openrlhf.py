@@ -174,7 +174,7 @@ def notes(s: Scenario) -> Iterator[str]:
     else:
         yield shell.needs("REWARD", "what scores the responses")
     if s.nodes > 1:
-        yield "on every node: ray start, with --head on the one where the command runs, else --address of that"
+        yield shell.ray_on_every_node(s)
     if "--train.async_enable" in {words[0] for words in placement(s)}:
         yield "roles share GPUs without vLLM only where training is asynchronous: --train.async_enable"
     yield f"--data.max_len bounds prompt and response together; keep prompts within prompt_len {s.prompt_len}"

@@ -145,7 +145,13 @@ def common_notes(s: Scenario) -> Iterator[str]:
     yield f"computed for {s.framework} {s.framework_version} with {libraries}; other versions may need other memory"
     if s.expected_len != s.seq_len:
         yield f"expected_len {s.expected_len} is the mean length of your data, which no flag sets"
-    yield "learning rate, epochs and checkpoints are the framework's defaults, which decide no memory"
+    yield "learning rate, epochs and how often it saves are the framework's defaults: they decide no memory"
+
+
+def ray_on_every_node(s: Scenario) -> str:
+    """The note on a Ray cluster over several nodes, which the command joins."""
+    where = f"on each of the {s.nodes} nodes (gpus_per_node {s.gpus_per_node})"
+    return f"{where}: ray start, with --head on the one where the command runs, else --address of that"
 
 
 def nodes_of(gpus: int, per_node: int) -> tuple[int, int]:

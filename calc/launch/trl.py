@@ -30,7 +30,6 @@ OPTIMIZERS = {
     "lion": "lion_32bit",
 }
 ADAMW = {"fused": "adamw_torch_fused", "foreach": "adamw_torch"}
-UNSAID = ("lora.dtype", "roles.reward.precision", "roles.reward.sharding")
 ACCELERATE, DEEPSPEED, SERVER = "accelerate.yaml", "deepspeed.json", "vllm_server.sh"
 BETA = 0.04  # GRPO's paper (DeepSeekMath, section 4.2); 0 leaves the reference out
 PORT = 29500
@@ -290,7 +289,7 @@ def notes(s: Scenario, trainer: Scenario, files: Iterable[str]) -> Iterator[str]
 
 def unsaid(s: Scenario) -> Iterator[str]:
     """Fields that no flag of this job says."""
-    yield from UNSAID
+    yield "lora.dtype"
     if not s.sharding.startswith("zero"):
         yield "grad_dtype"
     if s.optimizer != "adamw" or s.optimizer_impl not in ADAMW:

@@ -130,7 +130,7 @@ def notes(s: Scenario) -> Iterator[str]:
     yield shell.needs("TRAIN_FILES and VAL_FILES", "parquet files with a column `prompt` of chat messages")
     yield "rewards come from the function for the data's `data_source`, or reward.custom_reward_function.path"
     if s.nodes > 1:
-        yield "on every node: ray start, with --head on the one where the command runs, else --address of that"
+        yield shell.ray_on_every_node(s)
     yield from shell.unsaid(s, *UNSAID)
     yield from shell.unsaid_of_roles(s, SAYABLE)
     yield from shell.common_notes(s)
