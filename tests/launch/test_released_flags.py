@@ -217,6 +217,7 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
     assert said["algorithm.adv_estimator"].replace("gae", "ppo").replace("_plus_plus", "++") == s.task
     assert (said["data.train_files"], said["data.val_files"]) == ("${TRAIN_FILES}", "${VAL_FILES}")
     assert said["data.filter_overlong_prompts"]  # else a long prompt is an error (data.truncation)
+    assert said[f"{model}.use_fused_kernels"] is False  # loss: full
     asked = said[f"{actor}.use_kl_loss"] or said["algorithm.use_kl_in_reward"]
     assert asked == s.has("reference")
     fields = {
