@@ -87,7 +87,7 @@ def groups_of(s: Scenario) -> Iterator[Shared]:
 
 def test_four_roles_of_plain_pytorch_lie_on_one_card() -> None:
     """bf16: weights 2P of actor and reference, 2P_s of critic and reward model, then Adam's 4P and 4P_s; the actor's
-    step adds its gradients and foreach's list of square roots, 2P each. Of all that PyTorch hands out a share is lost."""
+    step adds its gradients and foreach's list of square roots, 2P each. Of all tensors a share is lost."""
     found = moments(answer())
     weights = 2 * (2 * P + 2 * P_S)
     # cuBLAS takes its workspaces at the first multiplication
