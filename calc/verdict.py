@@ -7,6 +7,7 @@ process takes beside its tensors. Each is computed from `measurements/` by `calc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import erf, sqrt
 
 from calc.ledger import Moment
@@ -43,6 +44,34 @@ def fit_probability(
 def odds(m: Moment, usable: int, held_back: Sequence[float] = HELD_BACK) -> float:
     """How likely a moment fits."""
     return fit_probability(m.device_bytes - m.held_back, m.stirred, deviation(m.allocated_bytes), usable, held_back)
+
+
+def room(m: Moment, usable: int) -> int:
+    """Bytes free beside a moment and its error, so that it fits with just the probability that the verdict asks.
+
+    Below 0 where they lack. A share of a deviation off at most, to the safe side: margins are joined by straight lines.
+    """
+    width = deviation(m.allocated_bytes)
+    ratio = min(m.stirred / width, len(_margins()) - 1.001)
+    low, high = _margins()[int(ratio)], _margins()[int(ratio) + 1]
+    return int(usable - (m.device_bytes - m.held_back) - width * (low + (ratio - int(ratio)) * (high - low)))
+
+
+@cache
+def _margins() -> tuple[float, ...]:
+    """What must be free beside what is needed, in deviations, where 0, 1, 2 … 100 of them may be lost in pieces."""
+    return tuple(_margin(ratio) for ratio in range(101))
+
+
+def _margin(ratio: int) -> float:
+    low, high = 0.0, 2.0 + ratio
+    for _ in range(50):
+        middle = (low + high) / 2
+        enough = sum([0.5 * (1 + erf((middle - share * ratio) / sqrt(2))) for share in HELD_BACK]) >= FITS * len(
+            HELD_BACK
+        )
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def reach(m: Moment) -> tuple[int, int]:

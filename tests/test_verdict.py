@@ -97,3 +97,12 @@ def test_the_quantiles_rise_and_have_a_middle() -> None:
 def test_the_verdicts_thresholds_belong_to_the_better_side(probability: float, word: str) -> None:
     """At least 95 % fits, at least 20 % is tight."""
     assert verdict.word(probability) == word
+
+
+@given(st.integers(2**28, 10**12), st.integers(0, 10**10))
+def test_with_no_room_left_a_moment_just_fits(allocated: int, outside: int) -> None:
+    """The card on which a moment has exactly no room is the one on which it fits with the verdict's 95 %."""
+    m = moment(allocated, outside, verdict.HELD_BACK[20])
+    just = -verdict.room(m, 0)
+    assert 0.9499 <= verdict.odds(m, just + 1) <= 0.96
+    assert verdict.room(m, just + 5 * GiB) == pytest.approx(5 * GiB, abs=2)
