@@ -58,11 +58,13 @@ def comparable() -> Table:
         Column("published", "Published", kind="number"),
         Column("agree", "Agree", kind="number"),
     )
-    classes: dict[tuple[str, str], list[Residual]] = {}
+    classes: dict[tuple[str, str], list[Residual]] = {
+        (lies, trained): [] for lies in dict.fromkeys(KINDS.values()) for trained in (FULL, ADAPTERS)
+    }
     for r in accuracy.residuals():
-        classes.setdefault(kind(r.sharding, r.method), []).append(r)
+        classes[kind(r.sharding, r.method)].append(r)
     rows = []
-    for of, members in sorted(classes.items()):
+    for of, members in classes.items():
         traced = [r for r in members if r.kind == "traced" and r.metric == "allocated"]
         others = [r for r in members if r.kind == "published"]
         errors = summary(traced) if traced else None
