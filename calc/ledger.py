@@ -64,8 +64,9 @@ class Group:
     """A set of GPUs that hold the same roles, seen from the one that needs most.
 
     `device_range` holds the middle nine tenths of what a monitor may show at the peak. `verdict_phase` is the first
-    phase that makes the verdict other than `fits`; `refusal` says in one line why vLLM does not start. Where it does,
-    its KV cache holds `cache_tokens`, and `cache_sequences` of full length at once.
+    phase that makes the verdict other than `fits`; `refusal` says in one line why vLLM does not start, `crowded`
+    that it is for want of free memory. Where it does, its KV cache holds `cache_tokens`, and `cache_sequences` of full
+    length at once.
     """
 
     name: str
@@ -79,11 +80,21 @@ class Group:
     refusal: str | None = None
     cache_tokens: int = 0
     cache_sequences: int = 0
+    crowded: bool = False
 
     @property
     def peak(self) -> Phase:
         """The phase with the largest moment."""
         return max(self.phases, key=lambda phase: phase.moment.device_bytes)
+
+    @property
+    def slack(self) -> int:
+        """Bytes free beside the peak and the error that its estimate may have; below 0 the verdict is not `fits`.
+
+        The range begins as far below the peak as the error, one-sided at 95 %, reaches above it.
+        """
+        peak = self.peak.moment.device_bytes
+        return self.usable_bytes - (2 * peak - self.device_range[0])
 
 
 @dataclass(frozen=True, slots=True)
