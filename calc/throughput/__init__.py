@@ -1,0 +1,137 @@
+"""Step time as a sum of named terms: arithmetic, memory bandwidth, links, offload, and for RL the rollout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calc.architecture import Head
+from calc.catalog import GPU, Catalog, Node
+from calc.keeps import Keeps
+from calc.placement import VALUED, serving
+from calc.rules import PAIRED
+from calc.scenario import Scenario, framework
+from calc.throughput.rates import Rates, rates
+from calc.throughput.rollout import generated, served, swapped, synced
+from calc.throughput.terms import Term, Unrated, within
+from calc.throughput.update import Load, update
+
+__all__ = ["Term", "Throughput", "Unrated", "node_of", "throughput"]
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """How long a step takes and where the time goes.
+
+    `step_seconds` is one optimizer step: forward, backward and update for `global_batch` sequences (pairs, for rm and
+    dpo). For RL it is one whole iteration over `rollout.batch` × `rollout.n` responses: generation, scoring, and as
+    many optimizer steps as they make. Data loading, evaluation, checkpoints and the first steps' warm-up are left out.
+    `tokens_per_second` counts the tokens of all sequences of that step, prompts included, over the whole job.
+    `terms` add up to `step_seconds`; one below zero is time that others hide. `bound_by` names the largest.
+    """
+
+    step_seconds: float
+    tokens_per_second: float
+    bound_by: str
+    terms: tuple[Term, ...]
+
+
+def throughput(s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | None = None) -> Throughput:
+    """The step time of `s` on `gpu`, joined as in `node` (None: by the card's own link).
+
+    Sequences count with their mean length, `expected_len`, which is the cap where nothing else is said; for RL it is
+    divided between prompt and response as their caps are. `cache_tokens` are those of the KV cache as an estimate has
+    them; left out, they are counted as if the rollout had its card alone. Raises Unrated, one line, where the catalog
+    lacks a rate that the job needs, and where vLLM would not start.
+    """
+    r = rates(gpu, node, s.gpus_per_node, s.precision)
+    if s.rollout:
+        sequences = s.rollout.batch * s.rollout.n
+        found = iteration(s, gpu, r, cache_tokens)
+    else:
+        sequences = s.global_batch * (2 if s.task in PAIRED else 1)
+        found = supervised(s, r)
+    terms = tuple(t for t in found if t.seconds)
+    seconds = sum([t.seconds for t in terms])
+    return Throughput(seconds, sequences * s.expected_len / seconds, max(terms, key=_seconds).name, terms)
+
+
+def supervised(s: Scenario, r: Rates) -> list[Term]:
+    """The terms of a task that trains one model on given sequences; dpo's reference scores them within its forward."""
+    load = Load(s.rows, s.expected_len, s.accumulation, 1)
+    head: Head = "scalar" if s.task == "rm" else "lm"
+    terms = list(update(s, r, load, head))
+    if reference := s.role("reference"):
+        terms += within("reference", list(update(reference, r, load, "lm", trained=False)))
+    return terms
+
+
+def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list[Term]:
+    """The terms of an RL iteration, stage by stage.
+
+    Stages follow each other. Where roles have GPUs of their own, those that score do so at once, as do those that
+    train: the group that takes longest counts.
+    """
+    keeps = framework(s.framework).keeps(s)
+    if s.rollout and s.rollout.engine == "none":
+        keeps = keeps.without_rollout()
+    terms: list[Term] = []
+    side: dict[str, dict[str, list[Term]]] = {"score": {}, "train": {}}
+    synced_to = set()
+    for stage in keeps.stages:
+        if stage.does == "serve":
+            terms += within("rollout", served(s, r, *_cache(s, keeps, gpu, cache_tokens)))
+        elif stage.does == "generate":
+            terms += within("rollout", generated(s, r, stage, _responses(s)))
+        elif stage.does == "sync" and stage.role not in synced_to:
+            synced_to.add(stage.role)
+            terms += synced(s, r, stage.role)
+        elif stage.does in side:
+            for name in filter(None, (stage.role, stage.beside, stage.inside)):
+                trained = stage.does == "train" and name != stage.inside
+                group = s.group(name) if s.placement == "separate" else ""
+                label = f"{name}, scoring" if not trained else name
+                ran = within(label, role(s, keeps, r, name, trained=trained))
+                side[stage.does].setdefault(group, []).extend(ran)
+    for groups in side.values():
+        terms += max(groups.values(), key=lambda ran: sum([t.seconds for t in ran]), default=[])
+    return [*terms, *swapped(s, keeps, r)]
+
+
+def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> list[Term]:
+    """A role's pass over all responses: its update, or its forward alone."""
+    own, known = s.role(name) or s, keeps.role(name)
+    rows = known.rows if trained else known.scoring_rows
+    mine = max(1, _responses(s) // own.data_parallel)
+    rows = min(rows, mine)
+    load = Load(rows, s.expected_len, -(-mine // rows), max(1, _responses(s) // s.global_batch))
+    return list(update(own, r, load, "scalar" if name in VALUED else "lm", trained=trained))
+
+
+def _responses(s: Scenario) -> int:
+    assert s.rollout
+    return s.rollout.batch * s.rollout.n
+
+
+def _cache(s: Scenario, keeps: Keeps, gpu: GPU, tokens: int | None) -> tuple[int, int]:
+    """Tokens of the KV cache of one engine, and the most sequences at once."""
+    engine = serving(s, keeps, gpu)
+    assert engine
+    cache = engine.cache(0)
+    tokens = cache.tokens if tokens is None else tokens
+    if not tokens:
+        raise Unrated(f"rollout: {cache.refusal or 'its KV cache has no room'}")
+    return tokens, engine.max_num_seqs
+
+
+def node_of(s: Scenario, catalog: Catalog) -> Node | None:
+    """The node that the job's GPUs stand in: of those built with the card and large enough, the one with slowest links.
+
+    A scenario does not name its node; None where the catalog knows none.
+    """
+    found = [node for node in catalog.nodes.values() if s.gpu in node.gpu_ids]
+    fitting = [node for node in found if node.gpus >= s.gpus_per_node] or found
+    return min(fitting, key=lambda node: (node.intra_gbs or 0, node.id), default=None)
+
+
+def _seconds(term: Term) -> float:
+    return term.seconds

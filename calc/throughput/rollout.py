@@ -1,0 +1,130 @@
+"""Generation: prompts by arithmetic, tokens by memory bandwidth, with as many sequences at once as the cache holds.
+
+And what surrounds it: new weights for the engine, and what leaves the card for host memory while others use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from calc.architecture import Architecture, parameters
+from calc.keeps import Keeps, Stage
+from calc.memory import kv_cache
+from calc.scenario import Scenario
+from calc.throughput import traffic, work
+from calc.throughput.rates import Rates
+from calc.throughput.terms import Term
+from calc.throughput.update import GATHERS, WEIGHT
+
+# Host time of one of vLLM's steps that the GPU waits for, scheduling and sampling; assumed.
+ENGINE_STEP = 2e-3
+
+
+def prefill(tokens: float, length: float, c: work.Counts, shards: int, r: Rates) -> list[Term]:
+    """A forward over the prompts of one engine; only the last position of each meets the head, which is left out."""
+    body = c._replace(head=0)
+    return [
+        work.matrix(tokens, body, work.NO_ADAPTERS, work.Passes(), shards, r.matrix),
+        work.attention(tokens, length, body, work.Passes(), True, shards, r.flash),
+        work.elementwise(tokens, body, work.NO_ADAPTERS, work.Passes(), shards, r.memory),
+    ]
+
+
+def decode(
+    sequences: float, response: float, context: float, at_once: float, weights: float, b: int, rate: float, host: float
+) -> Term:
+    """Token by token: each step reads the weights once and the cache of every sequence that it advances.
+
+    `sequences` of one engine take S·R/c steps with c at once; K is what a cache holds halfway through a response.
+    `host` seconds of each step go by before the GPU has work.
+    """
+    steps = sequences * response / at_once
+    values = {"S": sequences, "R": response, "c": at_once, "W": weights, "K": context, "b": b, "B": rate, "t": host}
+    seconds = steps * ((weights + at_once * context * b) / rate + host)
+    return Term("decode", seconds, "S·R/c·((W + c·K·b)/B + t)", values, "throughput#rollout")
+
+
+def read(arch: Architecture, at_once: float, tensor_parallel: int) -> float:
+    """Bytes of weights that a step reads on one rank: routed experts only where a token is sent to them."""
+    whole = sum([share.elements * share.layers for share in kv_cache.shares(arch, tensor_parallel)])
+    if not arch.experts:
+        return 2.0 * whole
+    idle: float = (1 - arch.experts_per_token / arch.experts) ** at_once
+    experts = 3 * arch.hidden * arch.moe_intermediate * arch.experts * (arch.layers - arch.dense_layers)
+    return 2.0 * (whole - experts * idle / tensor_parallel)
+
+
+def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]:
+    """vLLM generates: engines of `rollout.tensor_parallel` GPUs share the prompts out."""
+    assert s.rollout
+    arch, tp = (s.role("actor") or s).architecture, s.rollout.tensor_parallel
+    sequences = s.rollout.batch * s.rollout.n * tp / s.rollout.gpus
+    prompt, response = lengths(s)
+    context = prompt + response / 2
+    at_once = max(1.0, min(float(at_most), cache_tokens / (prompt + response), sequences))
+    c = work.counts(arch, "lm")
+    terms = prefill(sequences * prompt, prompt, c, tp, r)
+    terms = [t._replace(name=f"prefill, {t.name}") for t in terms]
+    weights = read(arch, at_once, tp)
+    terms.append(
+        decode(sequences, response, context, at_once, weights, kv_cache.token_bytes(arch, tp), r.memory, ENGINE_STEP)
+    )
+    if tp > 1:
+        width = sequences * (prompt + response) * arch.hidden * arch.layers
+        terms.append(traffic.collective("tensor parallel", width, 2, 4, tp, r.link(tp)))
+    return terms
+
+
+def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]:
+    """Transformers generates, `stage.rows` sequences after another, eagerly and launched kernel by kernel.
+
+    Under ZeRO-3 and FSDP each token gathers all weights once more.
+    """
+    own = s.role(stage.role) or s
+    arch, ranks = own.architecture, own.data_parallel
+    sequences = max(1.0, responses / ranks)
+    rows = max(1, min(stage.rows or own.rows, int(sequences)))
+    prompt, response = lengths(s)
+    c = work.counts(arch, "lm")
+    terms = [t._replace(name=f"prefill, {t.name}") for t in prefill(sequences * prompt, prompt, c, 1, r)]
+    host = work.KERNELS * arch.layers * work.LAUNCH
+    weights = 2.0 * (c.layers + c.head)
+    terms.append(
+        decode(sequences, response, prompt + response / 2, rows, weights, kv_cache.token_bytes(arch), r.memory, host)
+    )
+    if own.sharding in GATHERS and ranks > 1:
+        times = sequences * response / rows
+        terms.append(traffic.collective("gather", parameters(arch), 2, times, ranks, r.link(own.gpus)))
+    return terms
+
+
+def lengths(s: Scenario) -> tuple[float, float]:
+    """Mean lengths of prompt and response: the mean of both together, divided as their caps are."""
+    response = s.expected_len * s.response_len / s.seq_len
+    return s.expected_len - response, response
+
+
+def synced(s: Scenario, r: Rates, role: str) -> Iterator[Term]:
+    """The engine gets a trained role's weights: every engine receives all of them once."""
+    own = s.role(role) or s
+    count = parameters(own.architecture)
+    ranks = s.gpus if s.placement == "separate" else own.gpus
+    if ranks > 1:
+        yield traffic.collective("weight sync", count, 2, 1, ranks, r.link(ranks))
+    else:
+        yield traffic.stepped(count, 4, 1, r.memory)._replace(name="weight sync", source="throughput#rollout")
+
+
+def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
+    """What leaves for host memory while others work and comes back: roles' weights and states, the engine's weights."""
+    assert s.rollout
+    for role in keeps.roles:
+        own = s.role(role.name) or s
+        count, ranks = parameters(own.architecture), own.data_parallel
+        weight = WEIGHT[own.precision]
+        per = (weight if "weights" in role.leaves else 0) + (2 * 4 if "states" in role.leaves else 0)
+        if per:
+            yield traffic.copied(count, 2 * per, ranks, r.pcie)._replace(name=f"{role.name}: swap")
+    if keeps.serving and s.rollout.sleep and keeps.serving.sleep_level == 1:
+        arch = (s.role("actor") or s).architecture
+        yield traffic.copied(parameters(arch), 2, s.rollout.tensor_parallel, r.pcie)._replace(name="rollout: wake")

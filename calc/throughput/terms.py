@@ -1,0 +1,30 @@
+"""What a step time is made of: named terms, each with its formula and the values that were put in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Unrated(ValueError):
+    """No rate is known for something that a job needs; its text is one line that says for what."""
+
+
+class Term(NamedTuple):
+    """A part of the step's time.
+
+    `seconds` is what `formula` gives with `values` put in: bytes, floating-point operations, rates in bytes or
+    operations a second. `source` is the anchor of the method page that derives it. A term below zero is time that
+    another one hides.
+    """
+
+    name: str
+    seconds: float
+    formula: str
+    values: Mapping[str, float]
+    source: str
+
+
+def within(prefix: str, terms: list[Term]) -> list[Term]:
+    """The same terms, named as part of a stage of the job."""
+    return [term._replace(name=f"{prefix}: {term.name}") for term in terms]

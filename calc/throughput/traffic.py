@@ -1,0 +1,45 @@
+"""What crosses links: collectives by stage, and what offloading moves over PCIe; and the optimizer's own bytes."""
+
+from __future__ import annotations
+
+from calc.throughput.terms import Term
+
+
+def collective(name: str, elements: float, b: float, times: float, ranks: int, bus: float) -> Term:
+    """A ring's all-gather or reduce-scatter over `ranks` GPUs, `times` in a step; an all-reduce is both, hence twice.
+
+    Every rank receives what the others have, (N - 1)/N of the whole.
+    """
+    values = {"n": times, "b": b, "P": elements, "N": ranks, "B": bus}
+    return Term(name, times * b * elements * (ranks - 1) / ranks / bus, "n·b·P·(N - 1)/(N·B)", values,
+                "throughput#communication")  # fmt: skip
+
+
+def hidden(moved: float, share: float, computed: float) -> Term:
+    """Traffic that runs while the GPU computes: at most `share` of it, and no longer than the computation."""
+    values = {"o": share, "C": moved, "G": computed}
+    return Term("overlap", -min(share * moved, computed), "-min(o·C, G)", values, "throughput#overlap")
+
+
+def stepped(elements: float, per_element: float, ranks: int, bandwidth: float) -> Term:
+    """The optimizer on the GPU: its bytes are read and written once."""
+    values = {"P": elements, "o": per_element, "N": ranks, "B": bandwidth}
+    return Term("optimizer", elements * per_element / (ranks * bandwidth), "P·o/(N·B)", values, "throughput#optimizer")
+
+
+def stepped_on_host(elements: float, ranks: int, on_node: int, rate: float) -> Term:
+    """CPU Adam: the ranks of a node share its memory bandwidth, which bounds parameters a second."""
+    values = {"P": elements, "N": ranks, "g": on_node, "R": rate}
+    return Term("optimizer", elements * on_node / (ranks * rate), "P·g/(N·R)", values, "throughput#optimizer")
+
+
+def copied(elements: float, per_element: float, ranks: int, pcie: float) -> Term:
+    """Shards of gradients and parameters between GPU and host."""
+    values = {"P": elements, "b": per_element, "N": ranks, "B": pcie}
+    return Term("offload", elements * per_element / (ranks * pcie), "b·P/(N·B)", values, "throughput#offload")
+
+
+def bubble(stages: int, micro: int, busy: float) -> Term:
+    """A pipeline's ramps: stages wait while the first micro-batch comes down and the last goes up."""
+    values = {"p": stages, "m": micro, "G": busy}
+    return Term("bubble", busy * (stages - 1) / micro, "G·(p - 1)/m", values, "throughput#pipeline")

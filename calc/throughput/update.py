@@ -1,0 +1,136 @@
+"""The time of one model's update, or of a forward without gradient, on the GPUs that hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from calc.architecture import Head, parameters
+from calc.scenario import Scenario
+from calc.throughput import traffic, work
+from calc.throughput.rates import CPU_ADAM, Rates
+from calc.throughput.terms import Term
+
+# Bytes that a logit is read and written with, forward and backward, counted in the code of each path: a copy to fp32
+# (6), log-softmax (8), its backward (12), the cast back (6) and the head's own reads (4); a fused kernel writes a
+# gradient over the logits; chunks are as the full loss, without the copies of all logits.
+PER_LOGIT = {"full": 44.0, "chunked": 36.0, "fused": 12.0}
+SCORED = 18.0  # log-probabilities without gradient: cast, log-softmax, gather
+# Bytes an optimizer reads and writes for each trained parameter beside gradient and weight: states in and out.
+GATHERS = {"zero3", "fsdp1", "fsdp2"}
+# The share of its traffic that a framework can start early enough to run beside computation; assumed.
+OVERLAP = {"zero3": 0.5, "fsdp1": 0.9, "fsdp2": 0.9, "ddp": 0.7, "zero1": 0.0, "zero2": 0.5, "none": 0.0}
+STATES = {"adamw": 2.0, "adamw-paged-8bit": 0.5, "adamw-8bit": 0.5, "lion": 1.0, "sgd-momentum": 1.0,
+          "adafactor": 1.0, "sgd": 0.0, "none": 0.0}  # fmt: skip  # fp32-sized states
+WEIGHT = {"bf16": 2, "mixed": 2, "fsdp-mixed": 4, "autocast": 4, "fp32": 4}  # bytes of a stored weight
+FOREACH = 1.6  # unfused AdamW passes over its operands again for each of its operations; fused ones once
+
+
+class Load(NamedTuple):
+    """What one GPU runs: `micro` forwards of `rows` sequences of `length` tokens, and `steps` optimizer steps."""
+
+    rows: int
+    length: float
+    micro: int
+    steps: int
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of one GPU."""
+        return self.rows * self.length * self.micro
+
+
+def passes(s: Scenario, trained: bool) -> work.Passes:
+    """How a step runs through the model: LoRA needs gradients of inputs, not of the frozen weights."""
+    if not trained:
+        return work.Passes()
+    again = {"full": 1.0, "selective": 0.0, "none": 0.0}[s.checkpointing]
+    return work.Passes(1, again, 1, 0 if s.lora else 1)
+
+
+def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = True) -> Iterator[Term]:
+    """The terms of a model's update, or of its forward alone where it is not trained; `s` is as its role sees it."""
+    trained = trained and s.optimizer != "none"
+    c, p = work.counts(s.architecture, head), passes(s, trained)
+    a = work.adapters(s.architecture, s.lora.rank, s.lora.targets) if trained and s.lora else work.NO_ADAPTERS
+    n = s.tensor_parallel * s.context_parallel * s.pipeline_parallel
+    tokens = load.tokens
+    computed = [
+        work.matrix(tokens, c, a, p, n, r.matrix),
+        work.attention(tokens, load.length, c, p, s.attention != "eager", n, r.flash),
+        work.elementwise(tokens, c, a, p, n, r.memory),
+    ]
+    if head == "lm":
+        per_logit = PER_LOGIT[s.loss] if trained else SCORED
+        computed.append(work.vocabulary(tokens, s.architecture.vocab, per_logit, n, r.memory))
+    if s.method == "qlora":
+        computed.append(work.dequantised(c.layers / n, load.micro, p, r.memory))
+    busy = sum([t.seconds for t in computed])
+    computed.append(work.launched(s.architecture.layers // s.pipeline_parallel, a, load.micro, p, busy))
+    busy += computed[-1].seconds
+    if s.pipeline_parallel > 1:
+        computed.append(traffic.bubble(s.pipeline_parallel, load.micro, busy))
+    elements = parameters(s.architecture, head=head) + a.elements
+    changed = a.elements if s.lora else elements
+    moved = [*sharded(s, r, load, elements / n, changed / n, p), *split(s, r, load, p)]
+    exchanged = sum([t.seconds for t in moved])
+    if exchanged:
+        moved.append(traffic.hidden(exchanged, OVERLAP[s.sharding], busy))
+    yield from computed
+    yield from moved
+    if trained:
+        yield from stepping(s, r, load, elements / n, changed / n, p)
+
+
+def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Iterator[Term]:
+    """The data-parallel ranks' collectives, by stage.
+
+    Stage 3 and FSDP gather all weights, frozen or not, for forward and for backward of every micro-batch, whatever its
+    length; a layer that is computed again for its backward stays gathered (DeepSpeed's `max_reuse_distance`).
+    """
+    ranks = s.data_parallel
+    if ranks == 1:
+        return
+    bus, b = r.link(s.gpus), 2
+    if s.sharding in GATHERS:
+        gathered = 0.5 if s.method == "qlora" else b
+        yield traffic.collective("gather", elements, gathered, load.micro * (1 + p.inputs), ranks, bus)
+    if not p.inputs:
+        return
+    reduced = 4 if s.grad_dtype == "fp32" and s.sharding.startswith("fsdp") else b
+    if s.sharding in GATHERS or s.sharding == "zero2":
+        yield traffic.collective("reduce", changed, reduced, load.micro, ranks, bus)
+    elif s.sharding == "zero1":
+        yield traffic.collective("reduce", changed, reduced, load.steps, ranks, bus)
+    else:
+        yield traffic.collective("all-reduce", changed, reduced, 2 * load.steps, ranks, bus)
+    if s.sharding in ("zero1", "zero2"):
+        yield traffic.collective("gather", changed, b, load.steps, ranks, bus)
+
+
+def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
+    """The collectives of ranks that share a sequence: two all-reduces a layer, or keys and values passed on."""
+    arch, rows = s.architecture, p.forward + p.again + p.inputs
+    if s.tensor_parallel > 1:
+        width = load.tokens / s.context_parallel * arch.hidden * arch.layers / s.pipeline_parallel
+        yield traffic.collective("tensor parallel", width, 2, 4 * rows, s.tensor_parallel, r.link(s.tensor_parallel))
+    if s.context_parallel > 1:
+        width = load.tokens * 2 * arch.kv_heads * arch.head_dim * arch.layers / s.pipeline_parallel
+        yield traffic.collective("context parallel", width, 2, rows, s.context_parallel, r.link(s.gpus))
+
+
+def stepping(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Iterator[Term]:
+    """The optimizer, where its states are, and what offloading moves."""
+    ranks = 1 if s.sharding in ("none", "ddp") else s.data_parallel
+    if s.offload.optimizer:
+        on_node = min(s.gpus_per_node, s.data_parallel)
+        yield traffic.stepped_on_host(changed * load.steps, ranks, on_node, CPU_ADAM)
+        # gradients of every micro-batch come down, new weights go up
+        yield traffic.copied(changed, 2 * load.micro + 2 * load.steps, ranks, r.pcie)
+    else:
+        b = 4 if s.precision != "bf16" else 2
+        per = 2 * b * STATES[s.optimizer] + 2 * b + b + (4 if s.precision == "mixed" else 0)
+        per *= 1.0 if s.optimizer_impl == "fused" or s.sharding.startswith("zero") else FOREACH
+        yield traffic.stepped(changed * load.steps, per, ranks, r.memory)
+    if s.offload.parameters and s.sharding in GATHERS:
+        yield traffic.copied(elements, 2 * load.micro * (1 + p.inputs), ranks, r.pcie)._replace(name="parameters")
