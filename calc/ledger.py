@@ -87,15 +87,6 @@ class Group:
         """The phase with the largest moment."""
         return max(self.phases, key=lambda phase: phase.moment.device_bytes)
 
-    @property
-    def slack(self) -> int:
-        """Bytes free beside the peak and the error that its estimate may have; below 0 the verdict is not `fits`.
-
-        The range begins as far below the peak as the error, one-sided at 95 %, reaches above it.
-        """
-        peak = self.peak.moment.device_bytes
-        return self.usable_bytes - (2 * peak - self.device_range[0])
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:

@@ -1,12 +1,14 @@
 """The fastest configuration that fits, found without looking at most of them.
 
-Two properties of the ledger and of the step time let configurations be passed over, and the tests hold both:
+Three properties let configurations be passed over, and tests hold each:
 
-- Along every axis of a branch, from hungry to lean, no peak grows and no vLLM that lacked room starts to lack it. So
-  where the leanest place of a branch does not fit, none does; and a value that does not fit with all other axes at
-  their leanest fits with none.
-- Along every axis the step takes no less time. So a place's time bounds that of all leaner ones from below, and places
-  are taken in the order of their bounds: the first that fits is the fastest.
+- Along every axis of a branch a step takes no less time. So a place's time bounds those behind it from below: places
+  are taken in the order of their bounds, and once the best found is below all bounds it is the fastest.
+- Along the lean axes no peak grows, and no vLLM starts to lack room. So with the same other settings nothing fits where
+  the leanest does not, and a value that does not fit with the others at their leanest fits with none.
+- While vLLM sleeps, or has GPUs of its own, what trains and scores takes the same memory whatever vLLM's tensor
+  parallelism and share; and loading, generating and handing weights over take the same whatever the micro batch. So
+  each half is computed once.
 
 Host memory grows where device memory falls: it is asked of each place itself, and prunes nothing. Times count to three
 digits, as no estimate of them is better; among equals the one with more room on the GPU wins.
@@ -15,40 +17,75 @@ digits, as no estimate of them is better; among equals the one with more room on
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import NamedTuple
 
 from calc.catalog import Catalog
 from calc.estimate import estimate
 from calc.groups import FITS
-from calc.ledger import Estimate
-from calc.recommend.space import Branch
+from calc.ledger import Estimate, Group, Phase
+from calc.memory import runtime
+from calc.recommend.clock import Clock
+from calc.recommend.space import SHARE, Branch
 from calc.scenario import Scenario
-from calc.units import GB
 
-# Ray ends workers when a node's memory is so full (RAY_memory_usage_threshold); others leave the rest to the system.
-HOST_SHARE = 0.95
-# Below any host memory of a job that offloads nothing.
 Place = tuple[int, ...]
-Clock = Callable[[Scenario], float]
+# Phases that see all of vLLM, or parts of it.
+SERVING = ("load", "rollout", "sync")
 
 
 class Judged(NamedTuple):
-    """A configuration with its memory: whether it fits, and whether its device memory alone does.
+    """A configuration with its memory.
 
-    `slack`: bytes free on the fullest GPU beside the peak and its error. `short`: bytes that the host lacks.
-    `too_lean`: vLLM's share is too small for its cache, which a smaller one is too.
+    `slack`: bytes free on the fullest GPU, beside a phase's peak and its error, in the phase with least. `short`: bytes
+    that the host lacks.
     """
 
     scenario: Scenario
     estimate: Estimate
-    fits: bool
-    on_device: bool
     slack: int
     short: int
-    too_lean: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether it runs with the probability that a verdict asks, and the host has room."""
+        return self.estimate.fit_probability >= FITS and self.slack >= 0 and not self.short
+
+    @property
+    def on_device(self) -> bool:
+        """Whether nothing on the GPUs speaks against it that would speak against all hungrier ones, too."""
+        return self.trains and self.serves
+
+    @property
+    def trains(self) -> bool:
+        """Whether the phases fit in which vLLM has no part, or all where there is none."""
+        return all(room(g, p) >= 0 for g in self.estimate.groups for p in g.phases if p.name not in SERVING)
+
+    @property
+    def serves(self) -> bool:
+        """Whether the phases fit in which vLLM has a part, and leave it the room that it wants at its start."""
+        return not any(g.crowded for g in self.estimate.groups) and all(
+            room(g, p) >= 0 for g in self.estimate.groups for p in g.phases if p.name in SERVING
+        )
+
+    @property
+    def too_lean(self) -> bool:
+        """Whether vLLM does not start because its share of the card is too small."""
+        return any(g.refusal and not g.crowded for g in self.estimate.groups)
+
+    @property
+    def apart(self) -> bool:
+        """Whether vLLM takes nothing from those that train and score: it sleeps meanwhile, or is elsewhere."""
+        s = self.scenario
+        return s.rollout is not None and s.rollout.engine == "vllm" and (s.rollout.sleep or s.placement == "separate")
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """What the KV cache holds, where vLLM serves."""
+        return max(g.cache_tokens for g in self.estimate.groups) or None
 
 
 class Found(NamedTuple):
@@ -65,57 +102,41 @@ class Found(NamedTuple):
         return self.seconds, -self.judged.slack
 
 
-def digits(seconds: float) -> float:
-    """A time to the three digits that count."""
-    return float(f"{seconds:.2e}")
+def room(group: Group, phase: Phase) -> int:
+    """Bytes free beside a phase's peak and its error, one-sided at 95 %: below 0 where it does not fit."""
+    m = phase.moment
+    deviation = runtime.spread(m.allocated_bytes, m.held_back)
+    return group.usable_bytes - m.device_bytes - int(runtime.RANGE * deviation)
 
 
-def judge(s: Scenario, catalog: Catalog, host_bytes: int | None) -> Judged:
-    """The memory of `s`, on nodes that have `host_bytes` each, None where that is not known."""
+def judge(s: Scenario, catalog: Catalog, host: int | None) -> Judged:
+    """The memory of `s` on nodes that have `host` bytes each for the job, None where that is not known."""
     e = estimate(s, catalog)
-    slack = min(g.slack for g in e.groups)
-    crowded = any(g.crowded for g in e.groups)
-    refused = any(g.refusal for g in e.groups)
     needed = max([p.moment.device_bytes for p in e.host_phases], default=0)
-    short = 0 if host_bytes is None else max(0, needed - host_bytes)
-    return Judged(
-        scenario=s,
-        estimate=e,
-        fits=e.fit_probability >= FITS and not short,
-        on_device=slack >= 0 and not crowded,
-        slack=slack,
-        short=short,
-        too_lean=refused and not crowded,
-    )
-
-
-def host_bytes(ram_gb: int | None) -> int | None:
-    """What a job may take of a node's memory."""
-    return None if ram_gb is None else int(HOST_SHARE * ram_gb * GB)
+    slack = min([room(g, p) for g in e.groups for p in g.phases])
+    return Judged(s, e, slack, 0 if host is None else max(0, needed - host))
 
 
 @dataclass
 class Search:
-    """One search over `branches`; `clock` gives the seconds of a step, `host` the bytes of a node for the job.
-
-    `looked` counts the configurations whose memory was computed.
-    """
+    """One search over `branches`; `host` is what a node has for the job, in bytes, where that is known."""
 
     branches: Sequence[Branch]
     catalog: Catalog
     clock: Clock
     host: int | None = None
-    _judged: dict[tuple[int, Place], Judged | None] = field(default_factory=dict)
-    _seconds: dict[tuple[int, Place], float] = field(default_factory=dict)
     _scenarios: dict[tuple[int, Place], Scenario | None] = field(default_factory=dict)
+    _judged: dict[tuple[int, Place], Judged | None] = field(default_factory=dict)
+    _trains: dict[Hashable, bool] = field(default_factory=dict)
+    _serves: dict[Hashable, bool] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """How many configurations there are."""
-        return sum(branch.size for branch in self.branches)
+        return sum([branch.size for branch in self.branches])
 
     @property
-    def looked(self) -> int:
+    def considered(self) -> int:
         """The configurations whose memory was computed."""
         return len(self._judged)
 
@@ -131,115 +152,132 @@ class Search:
         key = b, place
         if key not in self._judged:
             s = self.scenario(b, place)
-            self._judged[key] = None if s is None else judge(s, self.catalog, self.host)
+            self._judged[key] = judged = None if s is None else judge(s, self.catalog, self.host)
+            if judged and judged.apart:
+                self._trains[self.trainer(b, place)] = judged.trains
+                self._serves[b, place[:-1]] = judged.serves
         return self._judged[key]
 
-    def seconds(self, b: int, place: Place) -> float:
-        """The step time of a place; 0, below every other, where the framework refuses it."""
-        key = b, place
-        if key not in self._seconds:
-            s = self.scenario(b, place)
-            self._seconds[key] = 0.0 if s is None else digits(self.clock(s))
-        return self._seconds[key]
+    def trainer(self, b: int, place: Place) -> Hashable:
+        """What the memory of all that trains and scores follows from where vLLM is asleep or elsewhere."""
+        branch = self.branches[b]
+        return branch.kin, place[: branch.turns], branch.micro(place)
+
+    def bound(self, b: int, place: Place) -> float:
+        """No more than the step time of a place and of all behind it; 0 where the framework refuses it."""
+        branch = self.branches[b]
+        rollout = branch.base.rollout
+        if rollout is None or rollout.engine != "vllm":
+            return self.clock.bound("", (b, place), lambda: self.scenario(b, place))
+        leans = place[branch.turns : -1]
+        asleep = leans[: len(leans) - bool(branch.shares)]
+        return self.clock.bound(
+            (rollout.gpus, rollout.tensor_parallel, leans),
+            (self.trainer(b, place), asleep),
+            lambda: self.scenario(b, place),
+        )
 
     # ---- the pruned search ----
 
     def best(self) -> Found | None:
-        """The fastest configuration that fits; None where none does."""
-        return next(self.ranked(), None)
-
-    def ranked(self) -> Iterator[Found]:
-        """The best configuration by rank; nothing where none fits."""
-        heap: list[tuple[float, int, int, Place, Place | None]] = []
-        ticket = count()
-        for b, branch in enumerate(self.branches):
-            top = (0,) * len(branch.axes)
-            heapq.heappush(heap, (self.seconds(b, top), next(ticket), b, top, None))
+        """The configuration that fits and comes first by rank; None where none fits."""
         found: Found | None = None
-        seen: set[tuple[int, Place]] = set()
-        while heap and (found is None or heap[0][0] <= found.seconds):
-            _, _, b, place, floor = heapq.heappop(heap)
-            if floor is None:  # a whole branch
-                top = self.reduced(b)
-                if top is not None:
-                    heapq.heappush(heap, (self.seconds(b, top), next(ticket), b, top, top))
+        ticket = count()
+        # a bound, a place, and of how many of the last axes it is known where they begin to fit
+        heap: list[tuple[float, int, int, Place, int]] = []
+        seen: set[tuple[int, Place, int]] = set()
+
+        def push(b: int, place: Place, cut: int) -> None:
+            if (b, place, cut) not in seen:
+                seen.add((b, place, cut))
+                heapq.heappush(heap, (self.bound(b, place), next(ticket), b, place, cut))
+
+        for b, branch in enumerate(self.branches):
+            push(b, (0,) * len(branch.axes), 0)
+        while heap and heap[0][0] < inf and (found is None or heap[0][0] <= found.seconds):
+            _, _, b, place, cut = heapq.heappop(heap)
+            turns, axes = self.branches[b].turns, len(place)
+            if cut == 0:
+                for following in self.behind(b, place, range(turns)):
+                    push(b, following, 0)
+            if turns + cut < axes:
+                following = self.cut(b, place, axes - 1 - cut)
+                if following:
+                    push(b, following, cut + 1)
                 continue
-            if (b, place) in seen:
-                continue
-            seen.add((b, place))
-            here = self.largest(b, place)
+            here = self.settled(b, place)
             if here and (found is None or here.rank < found.rank):
                 found = here
-            judged = self.judged(b, (*place[:-1], self.branches[b].leanest[-1]))
-            for axis in range(len(place) - 1):
-                leaner = (*place[:axis], place[axis] + 1, *place[axis + 1 :])
-                if leaner[axis] > self.branches[b].leanest[axis] or (b, leaner) in seen:
-                    continue
-                if judged and judged.too_lean and self.branches[b].axes[axis].name == SHARE:
-                    continue
-                bound = self.seconds(b, leaner)
-                if found is None or bound <= found.seconds:
-                    heapq.heappush(heap, (bound, next(ticket), b, leaner, floor))
-        if found:
-            yield found
+            for following in self.behind(b, place, range(turns, axes)):
+                push(b, following, cut)
+        return found
 
-    def reduced(self, b: int) -> Place | None:
-        """The hungriest value of each axis that fits with all others at their leanest; None where no place fits."""
-        leanest = self.branches[b].leanest
-        if not self.possible(b, leanest):
+    def cut(self, b: int, place: Place, axis: int) -> Place | None:
+        """`place` with the hungriest value of a lean axis that fits with the others at their leanest; None: no value.
+
+        The micro batch comes first: of it, other branches may know already where it begins to fit.
+        """
+        branch = self.branches[b]
+        lean = (*place[: branch.turns], *branch.leanest[branch.turns :])
+
+        def fits(value: int) -> bool:
+            at = (*lean[:axis], value, *lean[axis + 1 :])
+            trains = self._trains.get(self.trainer(b, at)) if axis == len(place) - 1 else None
+            return self.possible(b, at) if trains is None else trains
+
+        last = branch.leanest[axis]
+        if not fits(last):
             return None
-        top = []
-        for axis in range(len(leanest)):
+        return (*place[:axis], _first(fits, 0, last), *place[axis + 1 :])
 
-            def fits(value: int, axis: int = axis) -> bool:
-                return self.possible(b, (*leanest[:axis], value, *leanest[axis + 1 :]))
-
-            top.append(_first(fits, 0, leanest[axis]))
-        return tuple(top)
+    def behind(self, b: int, place: Place, axes: Iterable[int]) -> Iterator[Place]:
+        """One step along each of `axes`."""
+        branch = self.branches[b]
+        judged = self._judged.get((b, place))
+        for axis in axes:
+            # less than a share that is too small is too small as well
+            if place[axis] < branch.leanest[axis] and not (
+                judged and judged.too_lean and branch.axes[axis].name == SHARE
+            ):
+                yield (*place[:axis], place[axis] + 1, *place[axis + 1 :])
 
     def possible(self, b: int, place: Place) -> bool:
-        """Whether nothing on the device speaks against a place and all leaner ones."""
+        """Whether the device does not speak against a place and all that is hungrier."""
+        trains = self._trains.get(self.trainer(b, place))
+        if trains is False:
+            return False
+        serves = self._serves.get((b, place[:-1]))
+        if trains is not None and serves is not None:
+            return serves
         judged = self.judged(b, place)
         return judged is None or judged.on_device
 
-    def largest(self, b: int, place: Place) -> Found | None:
-        """The largest micro batch from that of `place` on that fits, and the smallest that takes no more time."""
-        last = self.branches[b].leanest[-1]
-
-        def fits(value: int) -> bool:
-            judged = self.judged(b, (*place[:-1], value))
-            return judged is not None and judged.fits
-
-        first = next((n for n in (place[-1],) if fits(n)), None)
-        if first is None:
-            if place[-1] == last or not self.possible(b, (*place[:-1], last)):
-                return None
-            first = _first(lambda n: self.possible(b, (*place[:-1], n)), place[-1] + 1, last)
-            # the host, or the framework, may refuse what the device allows
-            while not fits(first):
-                if first == last:
-                    return None
-                first += 1
-        seconds = self.seconds(b, (*place[:-1], first))
-        least = first
-        while least < last and self.seconds(b, (*place[:-1], least + 1)) == seconds and fits(least + 1):
-            least += 1
-        judged = self.judged(b, (*place[:-1], least))
-        assert judged
-        return Found(b, (*place[:-1], least), seconds, judged)
+    def settled(self, b: int, place: Place) -> Found | None:
+        """The leanest place that is as fast as `place`, or `place` itself where vLLM or the host allows but that."""
+        bound, lean = self.bound(b, place), place
+        for axis in reversed(range(self.branches[b].turns, len(place))):
+            while lean[axis] < self.branches[b].leanest[axis]:
+                leaner = (*lean[:axis], lean[axis] + 1, *lean[axis + 1 :])
+                if self.bound(b, leaner) != bound:
+                    break
+                lean = leaner
+        if not self.possible(b, lean):
+            return None
+        for at in dict.fromkeys((lean, place)):
+            judged = self.judged(b, at) if self.possible(b, at) else None
+            if judged and judged.fits:
+                return Found(b, at, self.clock.seconds(judged.scenario, judged.cache_tokens), judged)
+        return None
 
     # ---- what it must agree with ----
 
     def every(self) -> Iterator[Found]:
-        """Every configuration that fits: what `best` is the least of by rank."""
+        """Every configuration that fits; `best` is the least of them by rank."""
         for b, branch in enumerate(self.branches):
             for place in branch.places():
                 judged = self.judged(b, place)
                 if judged and judged.fits:
-                    yield Found(b, place, self.seconds(b, place), judged)
-
-
-SHARE = "rollout.gpu_memory_utilization"
+                    yield Found(b, place, self.clock.seconds(judged.scenario, judged.cache_tokens), judged)
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
@@ -251,8 +289,3 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
         else:
             low = middle + 1
     return low
-
-
-def exhaustive(found: Iterable[Found]) -> Found | None:
-    """The least of all by rank."""
-    return min(found, key=lambda f: f.rank, default=None)

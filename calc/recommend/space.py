@@ -3,9 +3,11 @@
 What changes what the model learns is no axis but a rung: full fine-tuning with AdamW, the same with states of 8 bits,
 LoRA, QLoRA. Time decides within a rung, never between two.
 
-Within a rung a *branch* holds everything on which other defaults depend: sharding, placement, who generates, with which
-tensor parallelism. Along each *axis* of a branch values go from hungry to lean: memory falls, and time grows. All else
-stays as given, or as the framework has it.
+Within a rung a *branch* holds everything on which other defaults depend, sharding, placement and who generates, with one
+tensor parallelism of vLLM, and with or without accumulation of gradients. A branch is a lattice of *axes*. Along each,
+a step takes longer and longer; along the last ones, the lean axes, memory falls as well, which for the others holds
+most often, yet not always: an offloaded optimizer needs a buffer for the gradient that travels. All else stays as
+given, or as the framework has it.
 """
 
 from __future__ import annotations
@@ -36,25 +38,30 @@ SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 # (`train.batch_size` 128, openrlhf/cli/train_sft.py:167 of 0.11.0).
 GLOBAL_BATCH = 128
 LARGEST_MICRO_BATCH = 64
-AXES: Mapping[str, tuple[Any, ...]] = {
+# From fast to slow.
+TURNS: Mapping[str, tuple[Any, ...]] = {
     "checkpointing": ("none", "full"),
-    "logprob": ("log-softmax-fp32", "selective", "logsumexp"),
     "offload.optimizer": (False, True),
     "offload.parameters": (False, True),
+}
+# From fast and hungry to slow and lean; the micro batch follows as the last.
+LEANS: Mapping[str, tuple[Any, ...]] = {
     "rollout.sleep": (False, True),
     "rollout.gpu_memory_utilization": SHARES,
 }
 
 
 # What costs neither memory nor time nor exactness beside its alternatives, for plain PyTorch, which takes any: the
-# fused loss (Liger's, Apple's) never writes logits out, and a fused step has no temporaries.
+# fused loss (Liger's, Apple's) never writes logits out, log-probabilities row by row need one row's temporaries, and a
+# fused step has none.
 FREE: Mapping[str, tuple[Any, ...]] = {
     "loss": ("full", "chunked", "fused"),
+    "logprob": ("log-softmax-fp32", "logsumexp", "selective"),
     "optimizer_impl": ("foreach", "fused"),
 }
 OFFLOADS = ("offload.optimizer", "offload.parameters")
+SHARE = "rollout.gpu_memory_utilization"
 FROZEN = "offload.parameters of the frozen roles"
-UNREFUSED = ("rollout.gpu_memory_utilization",)  # by any framework as such; a place that is refused is passed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +74,15 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A lattice of configurations: `base` with one value of each axis, the micro batch last."""
+    """A lattice of configurations: `base` with one value of each axis, `turns` axes first, then the lean ones.
+
+    Branches of the same `kin` differ in vLLM's tensor parallelism alone.
+    """
 
     base: Scenario
     axes: tuple[Axis, ...]
+    turns: int
+    kin: int
 
     @property
     def size(self) -> int:
@@ -80,7 +92,16 @@ class Branch:
     @property
     def leanest(self) -> tuple[int, ...]:
         """Where every axis has its last value."""
-        return tuple(len(axis.values) - 1 for axis in self.axes)
+        return tuple([len(axis.values) - 1 for axis in self.axes])
+
+    @property
+    def shares(self) -> int:
+        """How many shares of the card vLLM may have; 0 where that is not open."""
+        return sum([len(axis.values) for axis in self.axes if axis.name == SHARE])
+
+    def micro(self, place: tuple[int, ...]) -> int:
+        """The micro batch at `place`."""
+        return int(self.axes[-1].values[place[-1]]["micro_batch"])
 
     def at(self, place: tuple[int, ...]) -> Scenario | None:
         """The scenario with the values at `place`; None where the framework refuses them together."""
@@ -93,7 +114,7 @@ class Branch:
             return None
 
     def places(self) -> Iterator[tuple[int, ...]]:
-        """All its places, the hungriest first."""
+        """All its places, the fastest first."""
         return product(*[range(len(axis.values)) for axis in self.axes])
 
 
@@ -142,8 +163,8 @@ def rungs(job: Fields) -> Iterator[Fields]:
 def branches(fields: Fields, rung: Fields, catalog: Catalog) -> list[Branch]:
     """Every branch of a rung that the framework accepts; `fields` as `seed` gives them."""
     found: list[Branch] = []
-    axes: dict[tuple[str, str, str], tuple[Axis, ...]] = {}
-    for choice in _choices({**fields, **rung}):
+    axes: dict[tuple[str, str, str], tuple[list[Axis], list[Axis]]] = {}
+    for kin, choice in enumerate(_choices({**fields, **rung})):
         given = {**_free(fields), **fields, **rung, **choice}
         try:
             base = parse({"micro_batch": 1, **given}, catalog=catalog)
@@ -151,9 +172,11 @@ def branches(fields: Fields, rung: Fields, catalog: Catalog) -> list[Branch]:
             continue
         kind = (base.sharding, base.placement, base.rollout.engine if base.rollout else "")
         if kind not in axes:
-            axes[kind] = tuple(_axes(base, given))
-        own = (*axes[kind], Axis("micro_batch", _micro_batches(base, given)))
-        found += [Branch(turned, own) for turned in _by_ranks(base, given)]
+            axes[kind] = list(_turns(base, given)), list(_leans(base, given))
+        turns, leans = axes[kind]
+        turned = list(_by_ranks(base, given))
+        for micro in _micro_batches(base, given):
+            found += [Branch(each, (*turns, *leans, micro), len(turns), kin) for each in turned]
     return found
 
 
@@ -161,7 +184,9 @@ def _free(fields: Fields) -> dict[str, Any]:
     """The last value of each field of `FREE` that matters to the job."""
     if str(fields.get("framework", "torch")).partition("==")[0] != "torch":
         return {}
-    loss = {"loss": FREE["loss"][-1]} if fields["task"] in ("sft", "pretrain") else {}
+    matters = {"sft": "loss", "pretrain": "loss", "dpo": "logprob"} | dict.fromkeys(RL, "logprob")
+    place = matters.get(fields["task"])
+    loss = {place: FREE[place][-1]} if place else {}
     fused = {"optimizer_impl": FREE["optimizer_impl"][-1]} if fields.get("optimizer", "adamw") == "adamw" else {}
     return loss | fused
 
@@ -211,53 +236,57 @@ def _by_ranks(base: Scenario, given: Fields) -> Iterator[Scenario]:
             continue
 
 
-def _axes(base: Scenario, given: Fields) -> Iterator[Axis]:
-    """The axes of a branch but for the micro batch: of each setting left open the values that the framework accepts."""
+def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
+    """Settings that may cost memory: of each that is open the values that the framework accepts."""
     # PyTorch's CPU offload of FSDP takes weights, gradients and states along; verl moves each by itself
     together = base.sharding in ("fsdp1", "fsdp2") and base.framework != "verl" and not set(OFFLOADS) & set(given)
-    for name, values in AXES.items():
-        if together and name.startswith("offload."):
-            continue
-        if name not in given and _applies(base, name):
-            yield from _open(base, name, [{name: value} for value in values])
+    for name, values in TURNS.items():
+        if name not in given and not (together and name in OFFLOADS):
+            yield from _accepted(base, name, [{name: value} for value in values])
     if together:
-        yield from _open(base, "offload", [dict.fromkeys(OFFLOADS, x) for x in (False, True)])
+        yield from _accepted(base, "offload", [dict.fromkeys(OFFLOADS, x) for x in (False, True)])
     frozen = [f"roles.{name}.offload.parameters" for name in ("reference", "reward") if base.has(name)]
     movable = [place for place in frozen if place not in given]
     if movable and base.sharding == "zero3":
-        yield from _open(base, FROZEN, [dict.fromkeys(movable, x) for x in (False, True)])
+        yield from _accepted(base, FROZEN, [dict.fromkeys(movable, x) for x in (False, True)])
 
 
-def _applies(base: Scenario, name: str) -> bool:
-    """Whether a setting does anything in `base`."""
-    if name == "logprob":
-        return base.framework == "torch" and (base.task == "dpo" or base.task in RL)
-    if name.startswith("rollout."):
-        colocated = base.placement == "colocated" or name != "rollout.sleep"
-        return base.rollout is not None and base.rollout.engine == "vllm" and colocated
-    return True
+def _leans(base: Scenario, given: Fields) -> Iterator[Axis]:
+    """Settings of vLLM that are open; none where it does not serve. An engine sleeps where others need its GPUs."""
+    if not base.rollout or base.rollout.engine != "vllm":
+        return
+    for name, values in LEANS.items():
+        if name not in given and (name == SHARE or base.placement == "colocated"):
+            yield Axis(name, tuple([{name: value} for value in values]))
 
 
-def _open(base: Scenario, name: str, values: list[dict[str, Any]]) -> Iterator[Axis]:
-    """The axis with those values that the framework accepts; none where it accepts one, the value that `base` has."""
+def _accepted(base: Scenario, name: str, values: list[dict[str, Any]]) -> Iterator[Axis]:
+    """The axis with those values that the framework accepts; none where that is but one, which `base` has."""
     allowed = []
-    for value in values if name not in UNREFUSED else ():
+    for value in values:
         try:
             vary(base, value)
         except ScenarioError:
             continue
         allowed.append(value)
-    allowed = allowed or values
     if len(allowed) > 1:
         yield Axis(name, tuple(allowed))
 
 
-def _micro_batches(base: Scenario, given: Fields) -> tuple[Fields, ...]:
-    """Powers of two that divide a GPU's share of the global batch, the largest first."""
+def _micro_batches(base: Scenario, given: Fields) -> Iterator[Axis]:
+    """Powers of two that divide a GPU's share of the global batch, the largest first.
+
+    The whole share stands alone: without accumulation gradients need not outlive a micro batch, so that it may need
+    less memory than its half.
+    """
     if "micro_batch" in given:
-        return ({"micro_batch": base.micro_batch},)
+        yield Axis("micro_batch", ({"micro_batch": base.micro_batch},))
+        return
     share, n, found = base.global_batch // base.data_parallel, 1, []
     while n <= min(share, LARGEST_MICRO_BATCH) and share % n == 0:
         found.append({"micro_batch": n})
         n *= 2
-    return tuple(reversed(found))
+    if found[-1]["micro_batch"] == share:
+        yield Axis("micro_batch", (found.pop(),))
+    if found:
+        yield Axis("micro_batch", tuple(reversed(found)))
