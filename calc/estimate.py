@@ -13,6 +13,7 @@ from calc.job import Job
 from calc.ledger import Estimate, Group, Line, Moment, Phase
 from calc.nodes import Hosts
 from calc.scenario import Scenario
+from calc.throughput import Throughput, Unrated, node_of, throughput
 
 
 def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
@@ -43,6 +44,19 @@ def loading_moments(s: Scenario, catalog: Catalog | None = None) -> list[tuple[s
     job = Job(s, (catalog or load()).gpu(s.gpu))
     every = [Shared(job, names, gpus) for names, gpus in placement.groups(s, job.keeps)]
     return [("+".join(on.names), on.moment("load", at, lines)) for on in every for at, lines in on.loading()]
+
+
+def speed(e: Estimate, catalog: Catalog | None = None) -> Throughput:
+    """How fast the job of `e` runs, with the KV cache that its estimate found; as if it fitted, where it does not.
+
+    Worked out only when asked for. Raises Unrated where the catalog lacks a rate, or vLLM does not start.
+    """
+    catalog, s = catalog or load(), e.scenario
+    refused = next((g.refusal for g in e.groups if g.refusal), None)
+    if refused:
+        raise Unrated(f"rollout: {refused}")
+    tokens = max((g.cache_tokens for g in e.groups), default=0)
+    return throughput(s, catalog.gpu(s.gpu), node_of(s, catalog), tokens or None)
 
 
 # ---- the contract's JSON ------------------------------------------------------------------------------------------
@@ -95,8 +109,27 @@ def _cache(g: Group) -> dict[str, Any]:
     return {"kv_cache": {"tokens": g.cache_tokens, "sequences": g.cache_sequences}}
 
 
-def as_dict(e: Estimate) -> dict[str, Any]:
-    """The estimate as the contract's section 4 spells it, ready for JSON."""
+def _speed(e: Estimate, catalog: Catalog | None) -> tuple[dict[str, Any] | None, list[str]]:
+    """The throughput and no note, or nothing and why."""
+    try:
+        t = speed(e, catalog)
+    except Unrated as error:
+        return None, [f"throughput: {error}"]
+    shown = {term.name: term.seconds for term in t.terms}
+    return {
+        "step_seconds": t.step_seconds,
+        "tokens_per_second": t.tokens_per_second,
+        "bound_by": t.bound_by,
+        "terms": shown,
+    }, []
+
+
+def as_dict(e: Estimate, catalog: Catalog | None = None) -> dict[str, Any]:
+    """The estimate as the contract's section 4 spells it, ready for JSON.
+
+    `throughput` is null where no rate is known for something that the job needs; a note then says for what.
+    """
+    rate, notes = _speed(e, catalog)
     return {
         "scenario": e.scenario.as_dict(),
         "groups": [
@@ -120,11 +153,11 @@ def as_dict(e: Estimate) -> dict[str, Any]:
             "phases": [_phase(p) for p in e.host_phases],
             "peak_bytes_per_node": max([p.moment.device_bytes for p in e.host_phases], default=0),
         },
-        "throughput": None,
+        "throughput": rate,
         "verdict": e.verdict,
         "verdict_phase": e.verdict_phase,
         "fit_probability": round(e.fit_probability, 4),
-        "notes": list(e.notes),
+        "notes": [*e.notes, *notes],
         "catalog_version": e.catalog_version,
         "calc_version": e.calc_version,
     }

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from calc.estimate import shown_values
+from calc.estimate import shown_values, speed
 from calc.ledger import Estimate, Group, Line, Phase
+from calc.rules import PAIRED
 from calc.scenario import Scenario
+from calc.throughput import Throughput, Unrated
 from calc.units import GiB, gib
 
 VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long batch", "oom": "out of memory"}
@@ -16,7 +18,9 @@ REFUSED = "vLLM does not start"
 
 def text(e: Estimate, gpu_name: str) -> str:
     """The whole report, `gpu_name` being the card's name in words; it ends with a newline."""
-    return "\n".join([verdict(e, gpu_name), "", *_job(e), *_groups(e), *_host(e), *_notes(e)]).rstrip() + "\n"
+    return (
+        "\n".join([verdict(e, gpu_name), "", *_job(e), *_groups(e), *_host(e), *_speed(e), *_notes(e)]).rstrip() + "\n"
+    )
 
 
 def deciding(e: Estimate) -> Group:
@@ -115,6 +119,34 @@ def _host(e: Estimate) -> Iterator[str]:
         rows = [(p.name, p.moment.name, _number(p.moment.device_bytes)) for p in e.host_phases]
         yield from table(("phase", "moment", "GiB"), rows, right=(2,))
         yield ""
+
+
+def _speed(e: Estimate) -> Iterator[str]:
+    """How fast it runs, and what the time goes into; or why nothing is said of it."""
+    try:
+        t = speed(e)
+    except Unrated as error:
+        yield from (f"speed: not estimated, {error}", "")
+        return
+    yield pace(e.scenario, t) + (", if it fitted" if e.verdict == "oom" else "")
+    rows = [(term.name, seconds(term.seconds), term.formula) for term in t.terms]
+    yield from table(("term", "seconds", "formula"), rows, right=(1,))
+    yield ""
+
+
+def pace(s: Scenario, t: Throughput) -> str:
+    """One line: how long a step takes, how many tokens that makes a second, and what takes most of it."""
+    if s.rollout:
+        what = f"one iteration of {_count(s.rollout.batch * s.rollout.n, 'response')}"
+    else:
+        what = f"one step of {_count(s.global_batch, 'pair' if s.task in PAIRED else 'sequence')}"
+    rate = f"{t.tokens_per_second:,.0f} tokens a second over the job"
+    return f"speed: {what} in {seconds(t.step_seconds)} s, {rate}, most of it {t.bound_by}"
+
+
+def seconds(time: float) -> str:
+    """Seconds with three digits that count."""
+    return f"{time:,.0f}" if abs(time) >= 100 else f"{time:.3g}"
 
 
 def _notes(e: Estimate) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import Any
 from calc.architecture import Architecture
 from calc.ledger import Line
 from calc.site.ledgers import values_text
+from calc.throughput import Term
 from calc.units import gib
 
 
@@ -67,6 +68,8 @@ def worked(function: Callable[..., Any], example: Mapping[str, Any], bytes_: boo
 def _argument(value: Any) -> str:
     if isinstance(value, Architecture):
         return f"<{value.family}, {value.layers} layers, hidden {value.hidden}>"
+    if isinstance(value, float) and abs(value) >= 1e6:
+        return f"{value:.4g}"
     return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
 
 
@@ -76,6 +79,9 @@ def _result(value: Any, bytes_: bool) -> str:
         return (
             f"{value.bytes:,} bytes = {gib(value.bytes, 2)}</strong>, by {escape(value.formula)} with <strong>{with_}"
         )
+    if isinstance(value, Term):
+        with_ = ", ".join(f"{name} = {number:,.4g}" for name, number in value.values.items())
+        return f"{value.seconds:.3g} s</strong>, by {escape(value.formula)} with <strong>{escape(with_)}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,} bytes = {gib(value, 2)}" if bytes_ and value >= 2**20 else f"{value:,}" + " bytes" * bytes_
     if isinstance(value, float):

@@ -34,10 +34,12 @@ from calc.site import (
     reference,
     scatter,
     sheets,
+    speed,
     tables,
 )
 from calc.site.answers import Answer
 from calc.site.tables import Table
+from calc.throughput.work import Passes
 from calc.units import GiB, gb, gib
 
 ADDRESS = os.environ.get("HEADROOM_SITE_URL", "")
@@ -319,6 +321,38 @@ class Macros:
         """How many published reports of RL jobs there are (`count`), of how many `jobs`, and how many `agree`."""
         return self._say(f"reports({what})", str(self._or_fault("reports", lambda: accuracy.reports_count(what))))
 
+    # --- how fast it runs
+
+    def speed_table(self, job: str, id: str, caption: str = "") -> str:
+        """A job's step time, term by term."""
+        caption = caption or f"{self._label(job)}: where the time goes"
+        return self._place(self._or_fault(job, lambda: speed.terms(self._ask(job), id, caption, self._root)))
+
+    def speed_compare(self, jobs: Sequence[str], id: str, caption: str, items: int) -> str:
+        """Step times of jobs side by side, and the hours that `items` sequences or pairs take."""
+        asked = {self._label(job): self._ask(job) for job in jobs}
+        return self._place(self._or_fault(id, lambda: speed.compare(asked, id, caption, items)))
+
+    def quicker(self, job: str, base: str, digits: int = 1) -> str:
+        """How many times as fast as `base` a job goes through the same sequences."""
+        times = self._or_fault(job, lambda: speed.hours(self._ask(base), 1) / speed.hours(self._ask(job), 1))
+        return self._say(f"quicker({job}, {base})", f"{times:.{digits}f}")
+
+    def hours(self, job: str, items: int, digits: int = 0) -> str:
+        """Hours that a job takes for `items` sequences or pairs."""
+        found = self._or_fault(job, lambda: speed.hours(self._ask(job), items))
+        return self._say(f"hours({job}, {items})", f"{found:,.{digits}f}")
+
+    def speed_error(self, what: str) -> str:
+        """`count`, or an error of estimated step times in per cent: `median`, `worst`."""
+        found = self._or_fault("speed_error", lambda: speed.error(what))
+        shown = tables.NOT_PUBLISHED if found is None else f"{found:.0f}" + (" %" if what != "count" else "")
+        return self._say(f"speed_error({what})", shown)
+
+    def speed_tables(self) -> str:
+        """Estimated step times against published ones: by source, and one by one."""
+        return "\n\n".join(self._place(table) for table in (speed.by_source(), speed.each()))
+
     # --- sentences about the catalog
 
     def gpu_summary(self, gpu: str) -> str:
@@ -357,6 +391,10 @@ class Macros:
     def optimizer(self, kind: str, impl: str = "fused") -> Optimizer:
         """An optimizer, as an example's argument."""
         return Optimizer(kind, impl)
+
+    def passes(self) -> Passes:
+        """One forward, as an example's argument."""
+        return Passes()
 
     def saved_table(self) -> str:
         """What a decoder layer of every model keeps for backward."""

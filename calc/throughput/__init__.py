@@ -10,7 +10,7 @@ from calc.keeps import Keeps
 from calc.placement import VALUED, serving
 from calc.rules import PAIRED
 from calc.scenario import Scenario, framework
-from calc.throughput.rates import Rates, rates
+from calc.throughput.rates import Rates, rated
 from calc.throughput.rollout import generated, served, swapped, synced
 from calc.throughput.terms import Term, Unrated, within
 from calc.throughput.update import Load, update
@@ -43,7 +43,7 @@ def throughput(s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | Non
     them; left out, they are counted as if the rollout had its card alone. Raises Unrated, one line, where the catalog
     lacks a rate that the job needs, and where vLLM would not start.
     """
-    r = rates(gpu, node, s.gpus_per_node, s.precision)
+    r = rated(gpu, node, s.gpus_per_node, s.precision)
     if s.rollout:
         sequences = s.rollout.batch * s.rollout.n
         found = iteration(s, gpu, r, cache_tokens)

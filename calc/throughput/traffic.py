@@ -27,10 +27,11 @@ def stepped(elements: float, per_element: float, ranks: int, bandwidth: float) -
     return Term("optimizer", elements * per_element / (ranks * bandwidth), "P·o/(N·B)", values, "throughput#optimizer")
 
 
-def stepped_on_host(elements: float, ranks: int, on_node: int, rate: float) -> Term:
-    """CPU Adam: the ranks of a node share its memory bandwidth, which bounds parameters a second."""
-    values = {"P": elements, "N": ranks, "g": on_node, "R": rate}
-    return Term("optimizer", elements * on_node / (ranks * rate), "P·g/(N·R)", values, "throughput#optimizer")
+def stepped_on_host(elements: float, per_element: float, ranks: int, on_node: int, rate: float) -> Term:
+    """CPU Adam: the ranks of a node share its memory bandwidth."""
+    values = {"P": elements, "o": per_element, "N": ranks, "g": on_node, "R": rate}
+    return Term("optimizer", elements * per_element * on_node / (ranks * rate), "P·o·g/(N·R)", values,
+                "throughput#optimizer")  # fmt: skip
 
 
 def copied(elements: float, per_element: float, ranks: int, pcie: float) -> Term:

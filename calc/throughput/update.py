@@ -16,14 +16,21 @@ from calc.throughput.terms import Term
 # gradient over the logits; chunks are as the full loss, without the copies of all logits.
 PER_LOGIT = {"full": 44.0, "chunked": 36.0, "fused": 12.0}
 SCORED = 18.0  # log-probabilities without gradient: cast, log-softmax, gather
-# Bytes an optimizer reads and writes for each trained parameter beside gradient and weight: states in and out.
 GATHERS = {"zero3", "fsdp1", "fsdp2"}
-# The share of its traffic that a framework can start early enough to run beside computation; assumed.
-OVERLAP = {"zero3": 0.5, "fsdp1": 0.9, "fsdp2": 0.9, "ddp": 0.7, "zero1": 0.0, "zero2": 0.5, "none": 0.0}
-STATES = {"adamw": 2.0, "adamw-paged-8bit": 0.5, "adamw-8bit": 0.5, "lion": 1.0, "sgd-momentum": 1.0,
-          "adafactor": 1.0, "sgd": 0.0, "none": 0.0}  # fmt: skip  # fp32-sized states
+# The share of its traffic that a framework starts early enough to run beside computation; assumed. ZeRO-1 and ZeRO-2
+# wait, as DeepSpeed's overlap_comm is off by default.
+OVERLAP = {"zero3": 0.5, "fsdp1": 0.9, "fsdp2": 0.9, "ddp": 0.7, "zero1": 0.0, "zero2": 0.0, "none": 0.0}
+# Numbers that a step reads and writes for each parameter beside states in 8 bits: gradient, weight, and two moments for
+# Adam. Fused kernels pass once; foreach and single tensors once for each operation (torch optim/adamw.py: weight decay
+# 2, the moments 3 and 5, square root 2, two divisions 4, the update 4). Clipping the norm reads the gradient, reads and
+# writes it.
+FUSED = {"adamw": 7, "lion": 5, "sgd-momentum": 5, "adafactor": 7, "sgd": 3, "none": 0}
+FOREACH = {"adamw": 20, "lion": 12, "sgd-momentum": 8, "adafactor": 14, "sgd": 5, "none": 0}
+CLIPPED = 3
+EIGHT_BIT = 4.0  # bytes of two moments of a byte each, read and written, beside weight and gradient in bitsandbytes
+# DeepSpeed's flat partitions: bf16 gradients made fp32, their norm, unscaled, FusedAdam, weights back in bf16
+FLAT = 6 + 4 + 8 + 28 + 6
 WEIGHT = {"bf16": 2, "mixed": 2, "fsdp-mixed": 4, "autocast": 4, "fp32": 4}  # bytes of a stored weight
-FOREACH = 1.6  # unfused AdamW passes over its operands again for each of its operations; fused ones once
 
 
 class Load(NamedTuple):
@@ -58,15 +65,19 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     computed = [
         work.matrix(tokens, c, a, p, n, r.matrix),
         work.attention(tokens, load.length, c, p, s.attention != "eager", n, r.flash),
-        work.elementwise(tokens, c, a, p, n, r.memory),
+        work.elementwise(tokens, c, a, p, n, r.memory, 4 if s.lora and s.lora.dtype == "fp32" else 2),
     ]
+    if s.attention == "eager":
+        heads = s.architecture.heads * s.architecture.layers
+        computed.append(work.scores(tokens, load.length, heads, p, n, r.memory))
     if head == "lm":
         per_logit = PER_LOGIT[s.loss] if trained else SCORED
         computed.append(work.vocabulary(tokens, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":
         computed.append(work.dequantised(c.layers / n, load.micro, p, r.memory))
     busy = sum([t.seconds for t in computed])
-    computed.append(work.launched(s.architecture.layers // s.pipeline_parallel, a, load.micro, p, busy))
+    hooked = work.modules(c, a) if s.sharding == "zero3" else 0
+    computed.append(work.launched(s.architecture.layers // s.pipeline_parallel, a, load.micro, p, hooked, busy))
     busy += computed[-1].seconds
     if s.pipeline_parallel > 1:
         computed.append(traffic.bubble(s.pipeline_parallel, load.micro, busy))
@@ -124,13 +135,22 @@ def stepping(s: Scenario, r: Rates, load: Load, elements: float, changed: float,
     ranks = 1 if s.sharding in ("none", "ddp") else s.data_parallel
     if s.offload.optimizer:
         on_node = min(s.gpus_per_node, s.data_parallel)
-        yield traffic.stepped_on_host(changed * load.steps, ranks, on_node, CPU_ADAM)
+        wide = 2 if s.precision == "bf16" and not s.sharding.startswith("zero") else 4
+        yield traffic.stepped_on_host(changed * load.steps, FUSED["adamw"] * wide, ranks, on_node, CPU_ADAM)
         # gradients of every micro-batch come down, new weights go up
         yield traffic.copied(changed, 2 * load.micro + 2 * load.steps, ranks, r.pcie)
     else:
-        b = 4 if s.precision != "bf16" else 2
-        per = 2 * b * STATES[s.optimizer] + 2 * b + b + (4 if s.precision == "mixed" else 0)
-        per *= 1.0 if s.optimizer_impl == "fused" or s.sharding.startswith("zero") else FOREACH
-        yield traffic.stepped(changed * load.steps, per, ranks, r.memory)
+        yield traffic.stepped(changed * load.steps, optimizer_bytes(s), ranks, r.memory)
     if s.offload.parameters and s.sharding in GATHERS:
         yield traffic.copied(elements, 2 * load.micro * (1 + p.inputs), ranks, r.pcie)._replace(name="parameters")
+
+
+def optimizer_bytes(s: Scenario) -> float:
+    """Bytes that the card's optimizer reads and writes for each trained parameter."""
+    b = 2 if s.precision == "bf16" else 4
+    if s.optimizer.endswith("8bit"):
+        return 3 * b + EIGHT_BIT + CLIPPED * b
+    if s.sharding.startswith("zero") and s.optimizer == "adamw":
+        return float(FLAT)
+    counted = FUSED if s.optimizer_impl == "fused" else FOREACH
+    return float((counted[s.optimizer] + CLIPPED) * b)

@@ -16,13 +16,22 @@ from calc.throughput.terms import Term
 # 36·h (casts 6 and 6, square 8, mean 4, product 8, weight 4), a residual 6·h, RoPE 20 for each query and key element
 # (two products, a rotated copy, a sum), SiLU 4 and its product 6 for each intermediate element.
 NORM, RESIDUAL, ROPE, GATED = 36, 6, 20, 10
-# LoRA: the input cast and dropped out (11 with the mask), the output scaled and added (10); PEFT tuners/lora/layer.py.
-ADAPTED_IN, ADAPTED_OUT = 11, 10
+# LoRA, by bytes of its type: the input cast to it and dropped out with a mask; the output scaled and added to the
+# layer's own (PEFT tuners/lora/layer.py).
+ADAPTED_IN = {2: 5, 4: 6 + 9}
+ADAPTED_OUT = {2: 4 + 6, 4: 8 + 8}
+# Eager attention, for each query, key and head: scores written, scaled, masked, softmax in fp32, cast, read.
+SCORES = 2 + 4 + 4 + 8 + 6 + 2
 BACKWARD = 2.0  # backward reads what forward kept and a gradient for each tensor that forward read or wrote
-# Kernels that the host launches for a layer's forward: 12 for two norms, 8 for RoPE, 6 linears and views, 4 for the
-# MLP, attention and residuals; 7 for each adapter.
+# Kernels that the host launches for a layer's forward: 12 for two norms, 8 for RoPE, 14 for linears with their views,
+# 6 for the MLP, attention and residuals; 7 for each adapter.
 KERNELS, ADAPTER_KERNELS = 40, 7
-LAUNCH = 15e-6  # seconds of the host for each, Python and autograd included; calibrated
+# Seconds of the host for each, Python and autograd included. Calibrated on one record, published/qwen1-1.8B-LoRA-256,
+# whose time does not change with the length; it is not counted in the errors.
+LAUNCH = 15e-6
+# Seconds that ZeRO-3's hooks take to fetch and release a module. DeepSpeed PR 1188: the forward of a BERT of 64 layers,
+# with 8 modules that have parameters each, takes 270 ms against 60 ms under ZeRO-2, of which 38 ms are its gathers.
+HOOK = (0.270 - 0.060 - 0.038) / (64 * 8)
 
 
 class Counts(NamedTuple):
@@ -31,6 +40,7 @@ class Counts(NamedTuple):
     `layers`: elements of the matrices that a token is multiplied with in all layers; `head`: those of its output.
     `attention`: what a query and a key of all heads multiply, QKᵀ and PV together, over the layers that see all keys;
     `windowed` over those with a sliding window of `window`. `elementwise`: bytes of the forward's other kernels.
+    `modules`: those with weights, in all layers.
     """
 
     layers: int
@@ -39,13 +49,15 @@ class Counts(NamedTuple):
     windowed: int
     window: int
     elementwise: int
+    modules: int
 
 
 @lru_cache(maxsize=4096)
 def counts(arch: Architecture, head: Head) -> Counts:
     """The counts of a model. An embedding is looked up, never multiplied; a tied head is multiplied all the same."""
-    layers = 0
+    layers = modules = 0
     for t in tensors(arch, head="none"):
+        modules += t.count * t.name.endswith("weight")
         if len(t.shape) == 1 or t.kind == "embedding" or t.name.endswith("_bias"):
             continue
         used = arch.experts_per_token / arch.experts if t.kind == "expert" else 1
@@ -64,6 +76,7 @@ def counts(arch: Architecture, head: Head) -> Counts:
         windowed=sliding * (q + values),
         window=arch.sliding_window or 0,
         elementwise=arch.layers * per_layer + GATED * wide,
+        modules=modules,
     )
 
 
@@ -151,9 +164,9 @@ def attention(tokens: float, length: float, c: Counts, p: Passes, causal: bool, 
                 "throughput#attention")  # fmt: skip
 
 
-def elementwise(tokens: float, c: Counts, a: Adapters, p: Passes, shards: int, bandwidth: float) -> Term:
-    """Norms, RoPE, activations, residuals and what adapters add: bytes through the card's memory."""
-    touched = ADAPTED_IN * a.inputs + ADAPTED_OUT * a.outputs
+def elementwise(tokens: float, c: Counts, a: Adapters, p: Passes, shards: int, bandwidth: float, b: int = 2) -> Term:
+    """Norms, RoPE, activations, residuals and what adapters of `b` bytes add: bytes through the card's memory."""
+    touched = ADAPTED_IN[b] * a.inputs + ADAPTED_OUT[b] * a.outputs
     passes = p.forward + p.again + BACKWARD * p.inputs
     values = {"T": tokens, "e": c.elementwise, "a": touched, "n": passes, "N": shards, "B": bandwidth}
     seconds = tokens * (c.elementwise + touched) * passes / (shards * bandwidth)
@@ -173,10 +186,27 @@ def dequantised(elements: float, micro: int, p: Passes, bandwidth: float) -> Ter
     return Term("dequantise", 2.5 * micro * elements * passes / bandwidth, "2.5·m·Q·n/B", values, "throughput#matrix")
 
 
-def launched(layers: int, a: Adapters, micro: int, p: Passes, busy: float) -> Term:
-    """What the GPU waits for the host, which launches kernel by kernel, where they are quicker than that."""
+def scores(tokens: float, length: float, heads: int, p: Passes, shards: int, bandwidth: float) -> Term:
+    """Eager attention's matrix of scores, of `heads` in all layers, through the card's memory."""
+    passes = p.forward + p.again + BACKWARD * p.inputs
+    values = {"T": tokens, "S": length, "H": heads, "s": SCORES, "n": passes, "N": shards, "B": bandwidth}
+    seconds = tokens * length * heads * SCORES * passes / (shards * bandwidth)
+    return Term("scores", seconds, "T·S·H·s·n/(N·B)", values, "throughput#attention")
+
+
+def modules(c: Counts, a: Adapters) -> int:
+    """Modules with parameters of their own, which ZeRO-3 fetches one by one: an adapter is two."""
+    return c.modules + 2 * a.linears
+
+
+def launched(layers: int, a: Adapters, micro: int, p: Passes, hooked: int, busy: float) -> Term:
+    """What the GPU waits for the host, where it is done sooner than the host can launch kernel after kernel.
+
+    `hooked` modules stop for a hook in every pass, ZeRO-3's.
+    """
     passes = p.forward + p.again + 2 * p.inputs
     kernels = KERNELS * layers + ADAPTER_KERNELS * a.linears
-    values = {"m": micro, "k": kernels, "n": passes, "t": LAUNCH, "G": busy}
-    return Term("launch", max(0.0, micro * kernels * passes * LAUNCH - busy), "max(0, m·k·n·t - G)", values,
-                "throughput#launch")  # fmt: skip
+    stops = p.forward + p.again + p.inputs
+    values = {"m": micro, "k": kernels, "n": passes, "t": LAUNCH, "M": hooked, "s": stops, "h": HOOK, "G": busy}
+    host = micro * (kernels * passes * LAUNCH + hooked * stops * HOOK)
+    return Term("launch", max(0.0, host - busy), "max(0, m·(k·n·t + M·s·h) - G)", values, "throughput#launch")

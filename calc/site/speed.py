@@ -1,0 +1,154 @@
+"""How fast jobs run, as tables: a job term by term, jobs side by side, and the estimates against published rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from html import escape
+from itertools import groupby
+from statistics import mean, median
+
+from calc.estimate import speed
+from calc.pace import Pace, judging, paces, rank_correlation
+from calc.rules import PAIRED
+from calc.site import answers, ledgers
+from calc.site.answers import Answer
+from calc.site.tables import Cell, Column, Table
+from calc.throughput import Term, Throughput
+
+TRAFFIC = ("gather", "reduce", "all-reduce")
+RESTS_ON = (
+    "Records of measurements/ with a rate, each with its source and quote. A record that set a constant is left out. "
+    "The job's links are those of the node of the catalog that its cards usually come in, the slower where there are "
+    "two: no source names its own."
+)
+ALL = "all"
+
+
+@cache
+def residuals() -> tuple[Pace, ...]:
+    """One for each published rate that judges the estimate."""
+    return tuple(judging(paces(answers.catalog())))
+
+
+def of(answer: Answer) -> Throughput:
+    """The speed of a job; raises Unrated where no rate is known."""
+    return speed(answer.estimate, answers.catalog())
+
+
+def traffic(t: Throughput) -> float:
+    """Seconds of a step in which data-parallel collectives run."""
+    return sum(term.seconds for term in t.terms if term.name in TRAFFIC)
+
+
+def hours(answer: Answer, items: int) -> float:
+    """Hours for `items` sequences, or pairs where the task has pairs."""
+    return of(answer).step_seconds / answer.scenario.global_batch * items / 3600
+
+
+def terms(answer: Answer, table_id: str, caption: str, root: str) -> Table:
+    """One row a term, with its formula and the values that were put in."""
+    columns = (
+        Column("term", "Term"),
+        Column("seconds", "Seconds", "s", "number", 3),
+        Column("formula", "Formula"),
+        Column("values", "With"),
+    )
+    t = of(answer)
+    rows = [
+        (Cell(x.name, f'<a href="{root}{ledgers.method_url(x.source)}">{escape(x.name)}</a>'), Cell(x.seconds),
+         Cell(x.formula), Cell(_values(x)))
+        for x in t.terms
+    ]  # fmt: skip
+    rows.append((Cell("one step"), Cell(t.step_seconds), Cell("sum"), Cell("")))
+    note = f"{t.tokens_per_second:,.0f} tokens a second over the whole job; most of the time goes into {t.bound_by}."
+    return Table(table_id, caption, columns, tuple(rows), ledgers.describe(answer), note, versions=answers.versions())
+
+
+def _values(term: Term) -> str:
+    return ", ".join(f"{name} = {value:,.4g}" for name, value in term.values.items())
+
+
+def compare(answered: Mapping[str, Answer], table_id: str, caption: str, items: int) -> Table:
+    """Jobs side by side: a step, its arithmetic and its collectives, and the hours that `items` take."""
+    first = next(iter(answered.values()))
+    named = "pairs" if first.scenario.task in PAIRED else "sequences"
+    columns = (
+        Column("job", "Job"),
+        Column("length", "Mean length", "tokens", "number"),
+        Column("step", "One step", "s", "number", 1),
+        Column("work", "Without collectives", "s", "number", 1, "The step less its data-parallel collectives"),
+        Column("traffic", "Collectives", "s", "number", 1, "Gathers and reductions, whatever part of them is hidden"),
+        Column("hours", f"{items:,} {named}", "h", "number", 1),
+        Column("times", "Quicker than the first", "×", "number", 2),
+    )
+    rows = []
+    for label, answer in answered.items():
+        t = of(answer)
+        computed = sum(x.seconds for x in t.terms if x.name not in (*TRAFFIC, "overlap"))
+        rows.append(
+            (
+                Cell(label),
+                Cell(answer.scenario.expected_len),
+                Cell(t.step_seconds),
+                Cell(computed),
+                Cell(traffic(t)),
+                Cell(hours(answer, items)),
+                Cell(hours(first, items) / hours(answer, items)),
+            )
+        )
+    return Table(table_id, caption, columns, tuple(rows), ledgers.describe(first), versions=answers.versions())
+
+
+def by_source() -> Table:
+    """Errors of estimated step times by source, and how well a source's jobs are put in order."""
+    columns = (
+        Column("source", "Source"),
+        Column("records", "Records", kind="number"),
+        Column("median", "Median error", "%", "number", 1),
+        Column("worst", "Worst", "%", "number", 1),
+        Column("bias", "Mean with its sign", "%", "number", 1, "Above zero: estimated too slow"),
+        Column("rank", "Rank correlation", kind="number", digits=2, hint="Spearman's, over the jobs of the source"),
+    )
+    found = sorted(residuals(), key=lambda p: p.group)
+    groups = [(name, list(members)) for name, members in groupby(found, key=lambda p: p.group)]
+    rows = [_errors(name, members, rank=True) for name, members in groups]
+    if found:
+        rows.append(_errors(ALL, found, rank=False))
+    caption = "Estimated against published step times: relative error, by source"
+    return Table("speed-by-source", caption, columns, tuple(rows), RESTS_ON, versions=answers.versions())
+
+
+def _errors(name: str, members: list[Pace], *, rank: bool) -> tuple[Cell, ...]:
+    errors = [p.error for p in members]
+    sizes = [100 * abs(error) for error in errors]
+    order = rank_correlation([(p.predicted, p.measured) for p in members]) if rank else None
+    numbers = (median(sizes), max(sizes), 100 * mean(errors))
+    return (Cell(name), Cell(len(members)), *(Cell(n) for n in numbers), Cell(order, "" if rank else "—"))
+
+
+def each() -> Table:
+    """Every published rate beside the estimate."""
+    columns = (
+        Column("record", "Record"),
+        Column("estimated", "Estimated step", "s", "number", 2),
+        Column("measured", "Measured step", "s", "number", 2),
+        Column("error", "Error", "%", "number", 1),
+        Column("bound", "Most of the estimate"),
+    )
+    rows = [
+        (Cell(p.id.removeprefix("published/")), Cell(p.predicted), Cell(p.measured), Cell(100 * p.error),
+         Cell(p.bound_by))
+        for p in residuals()
+    ]  # fmt: skip
+    caption = "Published step times, one by one"
+    return Table("speed-records", caption, columns, tuple(rows), RESTS_ON, versions=answers.versions())
+
+
+def error(what: str) -> float | None:
+    """Of all errors: `count`, `median` or `worst`, the last two in per cent; None where nothing was published."""
+    sizes = [100 * abs(p.error) for p in residuals()]
+    known = {"count": len, "median": median, "worst": max}
+    if what not in known:
+        raise ValueError(f"no {what!r}; there is {', '.join(known)}")
+    return float(known[what](sizes)) if sizes else None  # type: ignore[operator]
