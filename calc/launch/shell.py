@@ -1,0 +1,160 @@
+"""How a command is written: words for the shell, placeholders, and notes on what no flag says."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from calc.catalog import load
+from calc.rules import PARTNERS, flatten
+from calc.scenario import Scenario, framework
+from calc.schema import InputError
+
+
+class LaunchError(InputError):
+    """A job that no command of its framework starts; its text is one line."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What starts a job.
+
+    `command` is for a POSIX shell, one flag a line; `files` maps names, in the folder it runs in, to their text.
+    `notes` says what the reader must put in, and what of the scenario the command cannot say.
+    """
+
+    command: str
+    files: Mapping[str, str] = field(default_factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
+
+
+# what ends a word between `:?` and the closing brace, or starts another expansion
+_ENDS = str.maketrans("", "", "\"'`$\\{}")
+
+
+class Placeholder(str):
+    """A shell variable that the reader sets; the shell stops with `why` where it is not set."""
+
+    def __new__(cls, name: str, why: str) -> Placeholder:
+        """The expansion of the variable `name`; what a message cannot hold there is left out of `why`."""
+        return super().__new__(cls, f'"${{{name}:?{why.translate(_ENDS)}}}"')
+
+
+Words = tuple[str, ...]
+
+
+def word(value: object) -> str:
+    """One word as the shell reads it back."""
+    return value if isinstance(value, Placeholder) else shlex.quote(str(value))
+
+
+def option(flag: str, *values: object) -> Words:
+    """A flag with its values."""
+    return (flag, *[word(value) for value in values])
+
+
+def switch(flag: str, on: bool) -> list[Words]:
+    """A flag that has no value: given where it is on."""
+    return [(flag,)] if on else []
+
+
+def command(start: str, lines: Iterable[Words]) -> str:
+    """A command with one flag a line."""
+    return " \\\n  ".join([start, *[" ".join(line) for line in lines]])
+
+
+def model_name(name: str) -> str:
+    """The Hugging Face name of a model of the catalog; a placeholder for one that is read from a path."""
+    try:
+        return load().models[name].hf
+    except KeyError:
+        return Placeholder("MODEL", f"the model whose config.json is {name}")
+
+
+def own(s: Scenario, name: str) -> Scenario:
+    """The scenario of a role that runs."""
+    found = s.role(name)
+    assert found
+    return found
+
+
+def role_model(s: Scenario, name: str) -> str:
+    """The model of a role as a command names it: of a reward model, the catalog knows the size alone."""
+    model = model_name(own(s, name).model)
+    reward = s.role("reward")
+    if name == "reward" or (name == "critic" and reward and reward.model == own(s, name).model):
+        return Placeholder("REWARD_MODEL", f"a reward model made of {model}")
+    return model
+
+
+def needs(name: str, why: str) -> str:
+    """The note on a variable that the reader sets."""
+    return f"set {name}: {why}"
+
+
+# ---- what no flag says ---------------------------------------------------------------------------------------------
+
+
+def unsaid(s: Scenario, *places: str) -> Iterator[str]:
+    """A note for each of these fields that is not what the framework does anyway."""
+    said = flatten(s.as_dict())
+    for place in places:
+        if place not in said:
+            continue
+        does = _does(s, place, said)
+        if said[place] != does:
+            yield f"{place} {said[place]}: {s.framework} has no flag for it, and runs {does}"
+
+
+def unsaid_of_roles(s: Scenario, sayable: Iterable[str] = ()) -> Iterator[str]:
+    """A note for each field of a frozen role that is neither the trained role's nor what the framework does anyway.
+
+    `sayable` names the fields of such roles that have flags, `offload.parameters`, or of one, `reference.model`.
+    """
+    said = flatten(s.as_dict())
+    for name, differs in s.roles.items():
+        if name not in PARTNERS or name == "critic" or isinstance(differs, str):
+            continue
+        trained = s.role("actor") or s
+        for place, value in differs.items():
+            if place == "gpus" or place in sayable or f"{name}.{place}" in sayable:
+                continue
+            does = _does(s, f"roles.{name}.{place}", said)
+            does = _field(trained, place) if does is None else does
+            if value != does:
+                yield f"roles.{name}.{place} {value}: {s.framework} has no flag for it, and runs {does}"
+
+
+def _does(s: Scenario, place: str, said: Mapping[str, Any]) -> Any:
+    """What the framework does of itself where the job is otherwise as it is."""
+    others = {name: value for name, value in said.items() if name != place}
+    return framework(s.framework).defaults(s.task, s.framework_version, others).get(place)
+
+
+def _field(s: Scenario, place: str) -> Any:
+    branch, _, leaf = place.partition(".")
+    value = getattr(s, branch)
+    return getattr(value, leaf) if leaf else value
+
+
+def common_notes(s: Scenario) -> Iterator[str]:
+    """What concerns every command: libraries, the mean length of the data, and what is left to the framework."""
+    libraries = ", ".join(f"{name} {version}" for name, version in sorted(s.versions.items()))
+    yield f"computed for {s.framework} {s.framework_version} with {libraries}; other versions may need other memory"
+    if s.expected_len != s.seq_len:
+        yield f"expected_len {s.expected_len} is the mean length of your data, which no flag sets"
+    yield "learning rate, epochs and how often it saves are the framework's defaults: they decide no memory"
+
+
+def ray_on_every_node(s: Scenario) -> str:
+    """The note on a Ray cluster over several nodes, which the command joins."""
+    where = f"on each of the {s.nodes} nodes (gpus_per_node {s.gpus_per_node})"
+    return f"{where}: ray start, with --head on the one where the command runs, else --address of that"
+
+
+def nodes_of(gpus: int, per_node: int) -> tuple[int, int]:
+    """Over how many nodes `gpus` lie, and how many on each: as few as divide them evenly."""
+    nodes = next(n for n in range(-(-gpus // per_node), gpus + 1) if gpus % n == 0)
+    return nodes, gpus // nodes

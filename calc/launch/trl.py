@@ -1,0 +1,296 @@
+"""TRL 1.x's commands: `trl {sft,reward,dpo,grpo}` with a file for accelerate, which names DDP, ZeRO or FSDP.
+
+Flags are fields of the trainers' configurations (`trl/trainer/*_config.py`, above Transformers' TrainingArguments),
+of `trl/trainer/model_config.py` and of the scripts. The accelerate file is the package's own of that kind
+(`trl/accelerate_configs/`) with the scenario's values. A flag that decides memory is written even where it has its
+default; vLLM's length and sequence limits are left as they are, as in the estimate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from calc.launch import shell
+from calc.launch.shell import Launch, LaunchError, Placeholder, Words, option, own
+from calc.scenario import Scenario
+
+FIRST = "1"
+
+COMMANDS = {"sft": "sft", "rm": "reward", "dpo": "dpo", "grpo": "grpo"}
+ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
+# `optim` of Transformers' TrainingArguments, with its `optim_args`
+OPTIMIZERS = {
+    "adamw-8bit": "adamw_bnb_8bit",
+    "adamw-paged-8bit": "paged_adamw_8bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+    "sgd-momentum": "sgd",
+    "lion": "lion_32bit",
+}
+ADAMW = {"fused": "adamw_torch_fused", "foreach": "adamw_torch"}
+ACCELERATE, DEEPSPEED, SERVER = "accelerate.yaml", "deepspeed.json", "vllm_server.sh"
+BETA = 0.04  # GRPO's paper (DeepSeekMath, section 4.2); 0 leaves the reference out
+PORT = 29500
+
+
+def launch(s: Scenario) -> Launch:
+    """The command for `s` with its files; raises LaunchError where no flag says what the job cannot do without."""
+    trainer = own(s, "actor") if s.rollout else s
+    if trainer.optimizer == "none":
+        raise LaunchError("optimizer: given 'none', allowed for a command of trl: an optimizer")
+    command = shell.command(f"trl {COMMANDS[s.task]}", [*files_and_nodes(trainer), *flags(s, trainer)])
+    found = files(trainer)
+    if s.rollout and s.placement == "separate":
+        serves = server(s)
+        if one_node(s):
+            gpus = [_ids(trainer.gpus, s.rollout.gpus), _ids(0, trainer.gpus)]
+            command = f"CUDA_VISIBLE_DEVICES={gpus[0]} {serves} &\nCUDA_VISIBLE_DEVICES={gpus[1]} {command}"
+        else:
+            found[SERVER] = f"{serves}\n"
+    return Launch(command, found, tuple(notes(s, trainer, found)))
+
+
+def files_and_nodes(s: Scenario) -> Iterator[Words]:
+    """What accelerate reads."""
+    yield option("--accelerate_config", ACCELERATE)
+    if nodes(s) > 1:
+        yield option("--machine_rank", Placeholder("NODE_RANK", "0 on the first node, then 1, 2, ..."))
+        yield option("--main_process_ip", Placeholder("MASTER_ADDR", "address of the first node"))
+        yield option("--main_process_port", PORT)
+
+
+def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
+    """The training script's own; `trainer` is the job as the trained model sees it."""
+    yield option("--model_name_or_path", shell.role_model(s, "actor") if s.rollout else shell.model_name(s.model))
+    yield option("--dataset_name", Placeholder("DATASET", "name or path of the training data"))
+    yield option("--dtype", "bfloat16" if trainer.precision == "bf16" else "float32")
+    yield option("--bf16", mixed(trainer) == "bf16")
+    yield option("--attn_implementation", ATTENTION[trainer.attention])
+    yield option("--per_device_train_batch_size", trainer.micro_batch)
+    yield option("--gradient_accumulation_steps", trainer.accumulation)
+    yield option("--gradient_checkpointing", trainer.checkpointing == "full")
+    yield option("--optim", OPTIMIZERS.get(trainer.optimizer) or ADAMW.get(trainer.optimizer_impl, ADAMW["foreach"]))
+    if trainer.optimizer == "sgd-momentum":
+        yield option("--optim_args", "momentum=0.9")
+    yield from adapters(trainer)
+    if s.rollout:
+        yield from grpo(s)
+    else:
+        yield option("--max_length", s.seq_len)
+    if s.task == "sft":
+        yield option("--packing", s.packing)
+    if s.task == "dpo":
+        yield option("--precompute_ref_log_probs", not s.has("reference"))
+
+
+def adapters(s: Scenario) -> Iterator[Words]:
+    """PEFT's, and the base in 4 bits."""
+    yield option("--use_peft", s.lora is not None)
+    yield option("--load_in_4bit", s.method == "qlora")
+    if s.lora:
+        yield option("--lora_r", s.lora.rank)
+        yield option("--lora_dropout", s.lora.dropout)
+        yield option(
+            "--lora_target_modules", *([s.lora.targets] if isinstance(s.lora.targets, str) else s.lora.targets)
+        )
+        if s.task == "rm":
+            yield option("--lora_task_type", "SEQ_CLS")
+
+
+def grpo(s: Scenario) -> Iterator[Words]:
+    """Generation, and what scores it."""
+    assert s.rollout
+    yield option("--max_completion_length", s.response_len)
+    yield option("--num_generations", s.rollout.n)
+    yield option("--generation_batch_size", s.rollout.batch * s.rollout.n)
+    yield option("--beta", BETA if s.has("reference") else 0.0)
+    if s.has("reward"):
+        yield option("--reward_model_name_or_path", shell.role_model(s, "reward"))
+    else:
+        yield option("--reward_funcs", Placeholder("REWARD", "import path of a reward function"))
+    yield option("--use_vllm", s.rollout.engine == "vllm")
+    if s.rollout.engine != "vllm":
+        return
+    if s.placement == "separate":
+        yield option("--vllm_mode", "server")
+        if not one_node(s):
+            yield option("--vllm_server_host", Placeholder("VLLM_HOST", "address of the node where vLLM serves"))
+        return
+    yield option("--vllm_mode", "colocate")
+    yield option("--vllm_gpu_memory_utilization", s.rollout.gpu_memory_utilization)
+    yield option("--vllm_tensor_parallel_size", s.rollout.tensor_parallel)
+    yield option("--vllm_enable_sleep_mode", s.rollout.sleep)
+
+
+def one_node(s: Scenario) -> bool:
+    """Whether the trainer and a vLLM server fit one node."""
+    return s.gpus <= s.gpus_per_node
+
+
+def server(s: Scenario) -> str:
+    """The vLLM server that a trainer on other GPUs needs."""
+    assert s.rollout
+    replicas = s.rollout.gpus // s.rollout.tensor_parallel
+    if replicas > 1 and not s.architecture.experts:  # trl/scripts/vllm_serve.py, data_parallel_size
+        raise LaunchError(
+            f"rollout.tensor_parallel: given {s.rollout.tensor_parallel} on {s.rollout.gpus} GPUs, allowed with trl: "
+            f"{s.rollout.gpus}; vLLM serves no replicas of a model without experts"
+        )
+    return shell.command(
+        "trl vllm-serve",
+        [
+            option("--model", shell.role_model(s, "actor")),
+            option("--tensor_parallel_size", s.rollout.tensor_parallel),
+            option("--data_parallel_size", replicas),
+            option("--gpu_memory_utilization", s.rollout.gpu_memory_utilization),
+        ],
+    )
+
+
+def _ids(first: int, count: int) -> str:
+    return ",".join(str(first + i) for i in range(count))
+
+
+def nodes(s: Scenario) -> int:
+    """Nodes of the trainer."""
+    return shell.nodes_of(s.gpus, s.gpus_per_node)[0]
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def mixed(s: Scenario) -> str:
+    """Mixed precision as Accelerate calls it."""
+    return "no" if s.precision in ("bf16", "fp32") else "bf16"
+
+
+def files(s: Scenario) -> dict[str, str]:
+    """The accelerate file, and one for DeepSpeed where gradients accumulate in fp32, which only that can say."""
+    of_deepspeed = deepspeed(s) if s.sharding.startswith("zero") and s.grad_dtype == "fp32" else None
+    settings: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "debug": False}
+    if s.sharding.startswith("zero"):
+        settings |= {"distributed_type": "DEEPSPEED", "deepspeed_config": zero(s, in_file=bool(of_deepspeed))}
+    elif s.sharding.startswith("fsdp"):
+        settings |= {"distributed_type": "FSDP", "fsdp_config": fsdp(s)}
+    else:
+        settings |= {"distributed_type": "MULTI_GPU" if s.sharding == "ddp" else "NO", "gpu_ids": "all"}
+    if not of_deepspeed:  # Accelerate refuses the key beside a DeepSpeed file, which says it
+        settings["mixed_precision"] = mixed(s)
+    settings |= {
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "num_machines": nodes(s),
+        "num_processes": s.gpus,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
+    found = {ACCELERATE: yaml(settings)}
+    return found | ({DEEPSPEED: json.dumps(of_deepspeed, indent=2) + "\n"} if of_deepspeed else {})
+
+
+def device(offloaded: bool) -> str:
+    """Where DeepSpeed keeps something."""
+    return "cpu" if offloaded else "none"
+
+
+def zero(s: Scenario, *, in_file: bool) -> dict[str, Any]:
+    """DeepSpeed as `zero1.yaml` to `zero3.yaml` have it, or what may stand beside its own file."""
+    found: dict[str, Any] = {"deepspeed_multinode_launcher": "standard", "zero3_init_flag": s.sharding == "zero3"}
+    if in_file:
+        return found | {"deepspeed_config_file": DEEPSPEED}
+    found |= {
+        "zero_stage": int(s.sharding[-1]),
+        "gradient_accumulation_steps": s.accumulation,
+        "offload_optimizer_device": device(s.offload.optimizer),
+        "offload_param_device": device(s.offload.parameters),
+    }
+    return found | ({"zero3_save_16bit_model": True} if s.sharding == "zero3" else {})
+
+
+def deepspeed(s: Scenario) -> dict[str, Any]:
+    """DeepSpeed's own configuration; `auto` is what the trainer's flags say."""
+    return {
+        "zero_optimization": {
+            "stage": int(s.sharding[-1]),
+            "offload_optimizer": {"device": device(s.offload.optimizer)},
+            "offload_param": {"device": device(s.offload.parameters)},
+            **({"stage3_gather_16bit_weights_on_model_save": True} if s.sharding == "zero3" else {}),
+        },
+        "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": s.grad_dtype},
+        "train_micro_batch_size_per_gpu": s.micro_batch,
+        "gradient_accumulation_steps": s.accumulation,
+        "gradient_clipping": "auto",
+    }
+
+
+def fsdp(s: Scenario) -> dict[str, Any]:
+    """FSDP as `fsdp1.yaml` and `fsdp2.yaml` have it; it offloads parameters and optimizer together."""
+    found: dict[str, Any] = {
+        "fsdp_version": int(s.sharding[-1]),
+        "fsdp_activation_checkpointing": False,  # the trainer's own
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": s.offload.parameters or s.offload.optimizer,
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
+    }
+    if s.sharding == "fsdp2":
+        return found | {"fsdp_reshard_after_forward": True}
+    return found | {
+        "fsdp_backward_prefetch": "BACKWARD_PRE",
+        "fsdp_forward_prefetch": True,
+        "fsdp_reshard_after_forward": "FULL_SHARD",
+        "fsdp_sync_module_states": True,
+        "fsdp_use_orig_params": True,
+    }
+
+
+def yaml(settings: Mapping[str, Any]) -> str:
+    """Keys and scalars as YAML, one mapping deep; a JSON scalar is one of YAML's."""
+    lines = []
+    for name, value in sorted(settings.items()):
+        if isinstance(value, Mapping):
+            lines.append(f"{name}:")
+            lines += [f"  {inner}: {json.dumps(item)}" for inner, item in sorted(value.items())]
+        else:
+            lines.append(f"{name}: {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+# ---- notes ---------------------------------------------------------------------------------------------------------
+
+
+def notes(s: Scenario, trainer: Scenario, files: Iterable[str]) -> Iterator[str]:
+    """What the reader puts in, and what no flag says."""
+    yield shell.needs("DATASET", f"a data set in TRL's format for {COMMANDS[s.task]}")
+    yield f"{', '.join(files)}: put into the folder where the command runs"
+    if s.rollout:
+        if s.has("reward"):
+            yield shell.needs("REWARD_MODEL", "a reward model of the size of the one computed")
+        else:
+            yield shell.needs("REWARD", "a function's import path, or the name of one of TRL's own")
+        yield f"prompts are not cut: keep them within prompt_len {s.prompt_len}"
+        if SERVER in files:
+            yield shell.needs("VLLM_HOST", f"the node where `sh {SERVER}` serves, which starts first")
+    if nodes(trainer) > 1:
+        yield "run it on every node, with NODE_RANK, MASTER_ADDR and the files there"
+    if trainer.sharding.startswith("fsdp") and trainer.offload.parameters != trainer.offload.optimizer:
+        yield "FSDP has one switch for offload: parameters and optimizer states go to host memory together"
+    if s.task == "dpo" and not s.has("reference") and not s.lora and s.sharding.startswith("fsdp"):
+        # trainer/dpo_trainer.py: `args.precompute_ref_log_probs and not self.is_fsdp_enabled`
+        yield "roles.reference none: under FSDP TRL loads a reference even where its log-probabilities are precomputed"
+    yield from shell.unsaid(trainer, *unsaid(trainer))
+    yield from shell.unsaid_of_roles(s)
+    yield from shell.common_notes(s)
+
+
+def unsaid(s: Scenario) -> Iterator[str]:
+    """Fields that no flag of this job says."""
+    yield "lora.dtype"
+    if not s.sharding.startswith("zero"):
+        yield "grad_dtype"
+    if s.optimizer != "adamw" or s.optimizer_impl not in ADAMW:
+        yield "optimizer_impl"

@@ -1,0 +1,136 @@
+"""verl 0.9's command: `verl.trainer.main_ppo` with overrides of `verl/trainer/config/ppo_trainer.yaml`.
+
+A key that decides memory is written even where it has its default. `+` stands before keys below `override_config`, a
+mapping that is empty in the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from calc.launch import shell
+from calc.launch.shell import Launch, LaunchError, Placeholder, Words, own, word
+from calc.scenario import Scenario
+
+FIRST = "0.9"
+
+ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
+STRATEGIES = {"fsdp1": "fsdp", "fsdp2": "fsdp2"}
+ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
+IMPLEMENTATIONS = {"fused": "{fused:true}", "foreach": "null", "single": "{foreach:false}"}
+# fp32 shards under FSDP's mixed precision, or weights in bf16 for a reference
+DTYPES = {"fsdp-mixed": "fp32", "bf16": "bf16"}
+ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "model", "ref", "rollout"))
+UNSAID = ("lora.dtype", "lora.dropout")
+SAYABLE = ("micro_batch", "sharding", "reference.precision", "offload.parameters")
+
+
+def launch(s: Scenario) -> Launch:
+    """The command for `s`; raises LaunchError where a key is missing that the job cannot do without."""
+    return Launch(shell.command("python3 -m verl.trainer.main_ppo", keys(s)), notes=tuple(notes(s)))
+
+
+def key(name: str, value: object) -> Words:
+    """An override; booleans as YAML has them."""
+    if isinstance(value, Placeholder):
+        return (f"{name}={value}",)
+    return (word(f"{name}={str(value).lower() if isinstance(value, bool) else value}"),)
+
+
+def prompts(s: Scenario, place: str) -> int:
+    """Prompts of one optimizer step, by which verl counts."""
+    assert s.rollout
+    if s.global_batch % s.rollout.n:
+        allowed = f"a multiple of rollout.n = {s.rollout.n}, as verl counts prompts"
+        raise LaunchError(f"{place}: given {s.global_batch}, allowed with verl: {allowed}")
+    return s.global_batch // s.rollout.n
+
+
+def keys(s: Scenario) -> Iterator[Words]:
+    """All overrides."""
+    assert s.rollout
+    if s.rollout.engine != "vllm":
+        raise LaunchError(f"rollout.engine: given {s.rollout.engine!r}, allowed for a command of verl: vllm")
+    actor = own(s, "actor")
+    yield key("trainer.nnodes", s.nodes)
+    yield key("trainer.n_gpus_per_node", s.gpus // s.nodes)
+    yield key("trainer.logger", "[console]")  # the default wants a login at wandb, too
+    yield key("data.train_files", Placeholder("TRAIN_FILES", "parquet file of the training prompts"))
+    yield key("data.val_files", Placeholder("VAL_FILES", "parquet file of the validation prompts"))
+    yield key("data.max_prompt_length", s.prompt_len)
+    yield key("data.max_response_length", s.response_len)
+    yield key("data.filter_overlong_prompts", True)
+    yield key("data.train_batch_size", s.rollout.batch)
+    yield key("algorithm.adv_estimator", ESTIMATORS[s.task])
+    yield from model(MODEL, actor, shell.role_model(s, "actor"))
+    yield key(f"{MODEL}.use_fused_kernels", False)
+    yield from trained(ACTOR, "fsdp_config", actor)
+    yield key(f"{ACTOR}.ppo_mini_batch_size", prompts(actor, "global_batch"))
+    yield from reference(s)
+    yield from rollout(s)
+    if s.has("critic"):
+        critic = own(s, "critic")
+        yield from model("critic.model", critic, shell.role_model(s, "critic"))
+        yield from trained("critic", "fsdp", critic)
+        yield key("critic.ppo_mini_batch_size", prompts(critic, "roles.critic.global_batch"))
+
+
+def model(where: str, s: Scenario, name: str) -> Iterator[Words]:
+    """A trained model and its adapters."""
+    yield key(f"{where}.path", name)
+    yield key(f"{where}.enable_gradient_checkpointing", s.checkpointing == "full")
+    yield key(f"{where}.use_remove_padding", s.packing)
+    yield key(f"+{where}.override_config.attn_implementation", ATTENTION[s.attention])
+    yield key(f"{where}.lora_rank", s.lora.rank if s.lora else 0)
+    if s.lora:
+        targets = s.lora.targets
+        yield key(f"{where}.target_modules", targets if isinstance(targets, str) else f"[{','.join(targets)}]")
+
+
+def trained(where: str, engine: str, s: Scenario) -> Iterator[Words]:
+    """How a trained model lies on its GPUs, and its micro batch."""
+    yield key(f"{where}.strategy", STRATEGIES[s.sharding])
+    yield key(f"{where}.{engine}.model_dtype", "fp32")
+    yield key(f"{where}.{engine}.param_offload", s.offload.parameters)
+    yield key(f"{where}.{engine}.optimizer_offload", s.offload.optimizer)
+    yield key(f"{where}.optim.optimizer", "AdamW")
+    yield key(f"{where}.optim.override_optimizer_config", IMPLEMENTATIONS[s.optimizer_impl])
+    yield key(f"{where}.use_dynamic_bsz", False)
+    yield key(f"{where}.ppo_micro_batch_size_per_gpu", s.micro_batch)
+
+
+def reference(s: Scenario) -> Iterator[Words]:
+    """A reference runs where a KL divergence is asked for: as a loss for grpo, in the reward for the others."""
+    loss = s.task == "grpo"
+    yield key(f"{ACTOR}.use_kl_loss", s.has("reference") and loss)
+    yield key("algorithm.use_kl_in_reward", s.has("reference") and not loss)
+    if s.has("reference"):
+        role = own(s, "reference")
+        yield key(f"{REF}.log_prob_micro_batch_size_per_gpu", role.micro_batch)
+        if not s.lora:  # else the actor without its adapters
+            yield key(f"{REF}.strategy", STRATEGIES.get(role.sharding, STRATEGIES[own(s, "actor").sharding]))
+            yield key(f"{REF}.fsdp_config.model_dtype", DTYPES.get(role.precision, "fp32"))
+
+
+def rollout(s: Scenario) -> Iterator[Words]:
+    """vLLM, and the actor's scores of what it generates."""
+    assert s.rollout
+    yield key(f"{ROLLOUT}.name", "vllm")
+    yield key(f"{ROLLOUT}.tensor_model_parallel_size", s.rollout.tensor_parallel)
+    yield key(f"{ROLLOUT}.gpu_memory_utilization", s.rollout.gpu_memory_utilization)
+    yield key(f"{ROLLOUT}.n", s.rollout.n)
+    yield key(f"{ROLLOUT}.free_cache_engine", s.rollout.sleep)
+    yield key(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", own(s, "actor").micro_batch)
+    if s.lora:
+        yield key(f"{ROLLOUT}.load_format", "safetensors")  # the base from its checkpoint: adapters alone are sent
+
+
+def notes(s: Scenario) -> Iterator[str]:
+    """What the reader puts in, and what no key says."""
+    yield shell.needs("TRAIN_FILES and VAL_FILES", "parquet files with a column `prompt` of chat messages")
+    yield "rewards come from the function for the data's `data_source`, or reward.custom_reward_function.path"
+    if s.nodes > 1:
+        yield shell.ray_on_every_node(s)
+    yield from shell.unsaid(s, *UNSAID)
+    yield from shell.unsaid_of_roles(s, SAYABLE)
+    yield from shell.common_notes(s)

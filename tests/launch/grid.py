@@ -1,0 +1,157 @@
+"""Jobs over everything that a command can spell, and commands read back as words."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from calc.scenario import Scenario, ScenarioError, parse
+
+BASE = {"model": "llama-3-8b", "gpu": "a100-80-sxm"}
+OPENRLHF, VERL, TRL = "openrlhf==0.11", "verl==0.9", "trl==1"
+
+ADAPTERS = {"method": "lora", "lora.rank": 32, "lora.dropout": 0.1, "lora.targets": ["q_proj", "v_proj"]}
+METHODS = ({}, {"method": "lora"}, ADAPTERS, {"method": "qlora"})
+MACHINES = ({"gpus": 1}, {"gpus": 8}, {"gpus": 16, "gpus_per_node": 8})
+ATTENTIONS: tuple[dict[str, Any], ...] = (
+    {"attention": "flash"}, {"attention": "flash", "packing": True}, {"attention": "sdpa", "packing": False},
+    {"attention": "eager", "packing": False},
+)  # fmt: skip
+SWITCHES: tuple[dict[str, Any], ...] = (
+    {"checkpointing": "none"}, {"checkpointing": "full", "offload.optimizer": True},
+    {"checkpointing": "full", "offload.optimizer": True, "offload.parameters": True},
+    {"checkpointing": "none", "offload.parameters": True},
+)  # fmt: skip
+BATCHES = ({"micro_batch": 2, "global_batch": 64},)
+OTHER = {"model": "llama-3.2-1b"}
+
+
+def shardings(*names: str) -> tuple[dict[str, Any], ...]:
+    """These ways of sharding, alone."""
+    return tuple({"sharding": name} for name in names)
+
+
+ZERO = shardings("none", "ddp", "zero1", "zero2", "zero3")
+GRADIENTS: tuple[dict[str, Any], ...] = ({}, {"grad_dtype": "fp32"})
+
+
+def supervised(framework: str, tasks: tuple[str, ...], *more: tuple[dict[str, Any], ...]) -> Iterator[dict[str, Any]]:
+    """Tasks with one trained model, in every combination of what is above and of `more`."""
+    for task in tasks:
+        roles = ({}, {"roles.reference": "none"}, {"roles.reference": {"offload.parameters": True}})
+        lengths = ({"seq_len": 4096},)
+        yield from joined(framework, task, roles if task == "dpo" else ({},), lengths, BATCHES, *more)
+
+
+def joined(framework: str, task: str, *axes: tuple[dict[str, Any], ...]) -> Iterator[dict[str, Any]]:
+    """Every combination of the axes."""
+    for chosen in itertools.product(*axes):
+        yield {**BASE, "framework": framework, "task": task} | dict(itertools.chain(*[d.items() for d in chosen]))
+
+
+LENGTHS = ({"prompt_len": 512, "response_len": 1536},)
+SLEEPS: tuple[dict[str, Any], ...] = ({"rollout.sleep": True}, {"rollout.sleep": False})
+ROLLOUTS = tuple(
+    {"rollout.engine": "vllm", "rollout.gpu_memory_utilization": 0.6, "rollout.batch": 256} | sleep | {
+        "rollout.tensor_parallel": tp
+    }
+    for sleep, tp in itertools.product(SLEEPS, (1, 2))
+)  # fmt: skip
+ROLES: tuple[dict[str, Any], ...] = (
+    {}, {"roles.reference": "none"}, {"roles.reward": "none", "roles.reference": {}}, {"roles.critic": OTHER},
+    {"roles.reward": OTHER, "roles.reference": {"offload.parameters": True}},
+    {"roles.reference": {"precision": "bf16", "micro_batch": 4}},
+)  # fmt: skip
+APART: tuple[dict[str, Any], ...] = (
+    {"gpus": 8, "rollout.gpus": 4},
+    {"gpus": 24, "gpus_per_node": 8, "rollout.gpus": 8},
+    {"gpus": 8, "rollout.gpus": 2, "roles.critic": {"gpus": 2}},
+    {"gpus": 8, "rollout.gpus": 2, "roles.critic": {"gpus": 2}, "roles.reward": {"gpus": 1}, "roles.actor": {"gpus": 3},
+     "roles.reference": "none"},
+    {"gpus": 8, "rollout.gpus": 2, "roles.reference": {"gpus": 2}, "roles.reward": "none"},
+)  # fmt: skip
+
+
+def openrlhf() -> Iterator[dict[str, Any]]:
+    """OpenRLHF's jobs."""
+    usual = (METHODS, ZERO, SWITCHES, ATTENTIONS, GRADIENTS, MACHINES)
+    yield from supervised(OPENRLHF, ("pretrain", "sft", "rm", "dpo"), *usual)
+    n = ({"rollout.n": 4},)
+    for task in ("ppo", "grpo", "reinforce++"):
+        held = (ZERO[1:], SWITCHES[:2], ATTENTIONS[:3], GRADIENTS, BATCHES, LENGTHS)
+        yield from joined(OPENRLHF, task, *held, ROLLOUTS, ROLES, n, MACHINES[1:])
+        yield from joined(OPENRLHF, task, *held, ROLLOUTS[2:], APART, n, ({"placement": "separate"},))
+
+
+def verl() -> Iterator[dict[str, Any]]:
+    """verl's jobs."""
+    critics = ({}, {"roles.critic": {"sharding": "fsdp2", "offload.optimizer": True, "micro_batch": 1}})
+    steps = ({}, {"optimizer_impl": "fused"}, {"optimizer_impl": "single"})
+    for task in ("ppo", "grpo", "reinforce++"):
+        held = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, ATTENTIONS, steps, BATCHES, LENGTHS)
+        roles = (*ROLES[:3], ROLES[5], *(critics[1:] if task == "ppo" else ()))
+        yield from joined(VERL, task, *held, ROLLOUTS, roles, ({"rollout.n": 4},), MACHINES[1:])
+
+
+OPTIMIZERS: tuple[dict[str, Any], ...] = (
+    *({"optimizer": name} for name in ("adamw-8bit", "adamw-paged-8bit", "adafactor", "sgd", "sgd-momentum", "lion")),
+    {"optimizer": "adamw", "optimizer_impl": "foreach"}, {"optimizer": "adamw", "optimizer_impl": "single"}, {},
+)  # fmt: skip
+PRECISIONS: tuple[dict[str, Any], ...] = ({}, {"precision": "bf16"}, {"precision": "fp32"}, {"grad_dtype": "fp32"})
+
+
+def trl() -> Iterator[dict[str, Any]]:
+    """TRL's jobs."""
+    sharded = (*ZERO, *shardings("fsdp1", "fsdp2"))
+    usual = (METHODS, sharded, SWITCHES, ATTENTIONS, PRECISIONS, MACHINES)
+    yield from supervised(TRL, ("sft", "rm", "dpo"), *usual, ({},))
+    yield from supervised(TRL, ("sft",), METHODS[:2], sharded, SWITCHES[:1], OPTIMIZERS, MACHINES[:2])
+    engines = (*ROLLOUTS, {"rollout.engine": "hf", "rollout.batch": 256})
+    held = (METHODS, sharded, SWITCHES[:3], ATTENTIONS[:1], BATCHES, LENGTHS, PRECISIONS, ({"rollout.n": 8},))
+    roles = (ROLES[0], ROLES[2], {"roles.reward": OTHER})
+    yield from joined(TRL, "grpo", *held, engines, roles, MACHINES)
+    served = ({"rollout.tensor_parallel": 4}, {"rollout.tensor_parallel": 2}, {"gpus": 24, "gpus_per_node": 8})
+    server = ({"placement": "separate", "gpus": 8, "rollout.gpus": 4, "rollout.batch": 256, "rollout.engine": "vllm"},)
+    yield from joined(TRL, "grpo", *held, server, served, roles)
+
+
+def accepted(drawn: Iterator[dict[str, Any]], every: int = 1) -> Iterator[Scenario]:
+    """The jobs that their framework runs, every so many of them."""
+    for data in itertools.islice(drawn, 0, None, every):
+        try:
+            yield parse(data)
+        except ScenarioError:
+            continue
+
+
+def processes(command: str) -> list[list[str]]:
+    """The words of each process of a command, placeholders as `${NAME}`."""
+    text = re.sub(r"\$\{([A-Z_]+):\?[^}]*\}", r"${\1}", command.replace("\\\n", " "))
+    return [
+        [word for word in shlex.split(line.removesuffix(" &")) if not word.startswith("CUDA_VISIBLE_DEVICES=")]
+        for line in text.splitlines()
+    ]
+
+
+def same(found: Mapping[str, Any], s: Scenario) -> None:
+    """What a command says, by dotted field of the scenario, is what the scenario says."""
+    for place, value in found.items():
+        given = field_of(s, place)
+        given = list(given) if isinstance(given, tuple) else given
+        assert value == given, f"{place}: the command says {value!r}, the scenario {given!r}"
+
+
+def field_of(s: Scenario, place: str) -> Any:
+    """A field by its dotted name; of a role as that sees it."""
+    if place.startswith("roles."):
+        _, name, place = place.split(".", 2)
+        role = s.role(name)
+        assert role, f"the command names a {name}, which does not run"
+        return field_of(role, place)
+    found: Any = s
+    for part in place.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,396 @@
+"""Launch commands by hand, in a shell, and field by field."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from typing import Any
+
+import grid
+import pytest
+import yaml
+
+from calc.launch import LaunchError, launch
+from calc.launch.shell import Launch, Placeholder, nodes_of
+from calc.rules import flatten
+from calc.scenario import SCHEMA, ScenarioError, parse
+
+HYBRID = """\
+python3 \\
+  -m openrlhf.cli.train_ppo_ray \\
+  --actor.num_nodes 1 \\
+  --actor.num_gpus_per_node 8 \\
+  --critic.num_nodes 1 \\
+  --critic.num_gpus_per_node 8 \\
+  --ref.num_nodes 1 \\
+  --ref.num_gpus_per_node 8 \\
+  --reward.num_nodes 1 \\
+  --reward.num_gpus_per_node 8 \\
+  --train.colocate_all \\
+  --actor.model_name_or_path meta-llama/Meta-Llama-3-8B \\
+  --critic.model_name_or_path "${REWARD_MODEL:?a reward model made of meta-llama/Meta-Llama-3-8B}" \\
+  --reward.model_name_or_path "${REWARD_MODEL:?a reward model made of meta-llama/Meta-Llama-3-8B}" \\
+  --algo.kl.init_coef 0.01 \\
+  --data.prompt_dataset "${DATASET:?name or path of the prompts}" \\
+  --data.max_len 2048 \\
+  --rollout.max_new_tokens 1024 \\
+  --rollout.batch_size 1024 \\
+  --rollout.n_samples_per_prompt 1 \\
+  --rollout.micro_batch_size 1 \\
+  --algo.advantage.estimator gae \\
+  --train.micro_batch_size 1 \\
+  --train.batch_size 128 \\
+  --ds.zero_stage 3 \\
+  --ds.param_dtype bf16 \\
+  --ds.grad_accum_dtype bf16 \\
+  --ds.attn_implementation flash_attention_2 \\
+  --ds.packing_samples \\
+  --ds.lora.rank 0 \\
+  --actor.gradient_checkpointing_enable \\
+  --actor.optim adam \\
+  --critic.optim adam \\
+  --vllm.num_engines 4 \\
+  --vllm.tensor_parallel_size 2 \\
+  --vllm.gpu_memory_utilization 0.5 \\
+  --vllm.enable_sleep \\
+  --ds.enable_sleep"""
+
+SFT = """\
+deepspeed \\
+  --num_nodes 1 \\
+  --num_gpus 8 \\
+  --module openrlhf.cli.train_sft \\
+  --model.model_name_or_path meta-llama/Meta-Llama-3-8B \\
+  --data.dataset "${DATASET:?name or path of the training data}" \\
+  --data.max_len 4096 \\
+  --train.micro_batch_size 2 \\
+  --train.batch_size 256 \\
+  --ds.zero_stage 2 \\
+  --ds.param_dtype bf16 \\
+  --ds.grad_accum_dtype bf16 \\
+  --ds.attn_implementation flash_attention_2 \\
+  --ds.packing_samples \\
+  --ds.lora.rank 0 \\
+  --model.gradient_checkpointing_enable \\
+  --optim adam"""
+
+
+def command(**fields: Any) -> Launch:
+    """The command for Llama 3 8B on A100s with these fields; `__` in a name is a dot."""
+    given = {name.replace("__", "."): value for name, value in fields.items()}
+    return launch(parse({**grid.BASE, "gpus": 8} | given))
+
+
+def test_openrlhf_writes_the_readme_of_0_11_2() -> None:
+    """The sft example and the hybrid-engine template of its README, but for what decides no memory.
+
+    Where the README's words are those of older releases (--actor.model_name_or_path for sft, --prompt_max_len), the
+    command has what train_sft.py and train_ppo_ray.py of 0.11.2 take. Of dynamic batches no scenario knows.
+    """
+    packed = {"packing": True, "checkpointing": "full"}
+    s = command(framework="openrlhf", task="sft", seq_len=4096, micro_batch=2, global_batch=256, **packed)
+    assert s.command == SFT
+    rollout = {"tensor_parallel": 2, "gpu_memory_utilization": 0.5, "sleep": True}
+    s = command(framework="openrlhf", task="ppo", sharding="zero3", rollout=rollout, **packed)
+    assert s.command == HYBRID
+
+
+def test_verl_counts_prompts_of_a_mini_batch() -> None:
+    """256 sequences of 4 for each prompt are a mini batch of 64; a batch that cuts a group has no command."""
+    batch = {"rollout__batch": 128, "rollout__n": 4, "micro_batch": 2}
+    words = command(framework="verl", task="grpo", global_batch=256, **batch).command.split()
+    assert "actor_rollout_ref.actor.ppo_mini_batch_size=64" in words
+    assert "data.train_batch_size=128" in words
+    with pytest.raises(LaunchError, match=r"^global_batch: given 48, allowed with verl: a multiple of rollout.n = 5"):
+        command(framework="verl", task="grpo", global_batch=48, rollout__n=5, rollout__batch=128, micro_batch=1)
+
+
+def test_trl_writes_the_accelerate_file_of_the_package() -> None:
+    """Beside trl/accelerate_configs/zero3.yaml and fsdp2.yaml of 1.16.0: what is left out there has no effect here."""
+    zero3 = yaml.safe_load(command(framework="trl", task="sft", sharding="zero3").files["accelerate.yaml"])
+    assert zero3["deepspeed_config"] == {
+        "deepspeed_multinode_launcher": "standard",
+        "gradient_accumulation_steps": 1,
+        "offload_optimizer_device": "none",
+        "offload_param_device": "none",
+        "zero3_init_flag": True,
+        "zero3_save_16bit_model": True,
+        "zero_stage": 3,
+    }
+    fsdp2 = yaml.safe_load(command(framework="trl", task="sft", sharding="fsdp2").files["accelerate.yaml"])
+    assert fsdp2 == {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "distributed_type": "FSDP",
+        "fsdp_config": {
+            "fsdp_activation_checkpointing": False,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_offload_params": False,
+            "fsdp_reshard_after_forward": True,
+            "fsdp_state_dict_type": "FULL_STATE_DICT",
+            "fsdp_version": 2,
+        },
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "mixed_precision": "bf16",
+        "num_machines": 1,
+        "num_processes": 8,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
+
+
+def test_trl_says_gradients_in_fp32_in_a_file_of_deepspeed() -> None:
+    found = command(framework="trl", task="sft", sharding="zero2", grad_dtype="fp32", micro_batch=2, global_batch=32)
+    own = json.loads(found.files["deepspeed.json"])
+    assert own["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert (own["train_micro_batch_size_per_gpu"], own["gradient_accumulation_steps"]) == (2, 2)
+    settings = yaml.safe_load(found.files["accelerate.yaml"])
+    assert settings["deepspeed_config"]["deepspeed_config_file"] == "deepspeed.json"
+
+
+def test_a_vllm_server_of_trl_has_the_last_gpus_of_the_node_or_another_node() -> None:
+    apart: dict[str, Any] = {"framework": "trl", "task": "grpo", "placement": "separate", "micro_batch": 4}
+    found = command(**apart, rollout__gpus=2, rollout__tensor_parallel=2, global_batch=24).command
+    server, trainer = found.split(" &\n")
+    assert server.startswith("CUDA_VISIBLE_DEVICES=6,7 trl vllm-serve \\\n")
+    assert trainer.startswith("CUDA_VISIBLE_DEVICES=0,1,2,3,4,5 trl grpo \\\n")
+    two = command(**apart, gpus=16, gpus_per_node=8, rollout__gpus=8, rollout__tensor_parallel=8, global_batch=32)
+    assert two.command.startswith("trl grpo \\\n")
+    assert two.files["vllm_server.sh"].startswith("trl vllm-serve \\\n")
+    assert any("vllm_server.sh" in note for note in two.notes)
+    with pytest.raises(LaunchError, match=r"^rollout.tensor_parallel: given 1 on 2 GPUs"):
+        command(**apart, rollout__gpus=2, rollout__tensor_parallel=1, global_batch=24)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_node", "nodes"), [(8, 8, (1, 8)), (12, 8, (2, 6)), (9, 8, (3, 3)), (7, 4, (7, 1))]
+)
+def test_a_group_of_gpus_lies_evenly_on_as_few_nodes_as_can_hold_it(
+    gpus: int, per_node: int, nodes: tuple[int, int]
+) -> None:
+    assert nodes_of(gpus, per_node) == nodes
+
+
+# ---------------------------------------------------------------------------------------------------------- the shell
+
+ECHO = """\
+deepspeed() { printf '%s\\n' "$@"; }
+python3() { deepspeed "$@"; }
+trl() { deepspeed "$@"; }
+"""
+TWO_NODES = {"gpus": 16, "gpus_per_node": 8}
+RL = {"micro_batch": 2, "global_batch": 64, "rollout__batch": 64, "rollout__n": 4}
+SHELLS = [path for path in map(shutil.which, ("bash", "dash")) if path]
+JOBS: tuple[dict[str, Any], ...] = (
+    {"framework": "openrlhf", "task": "sft", "method": "lora", "lora__targets": ["q_proj", "v_proj"], **TWO_NODES},
+    {"framework": "openrlhf", "task": "ppo", **RL},
+    {
+        "framework": "verl",
+        "task": "ppo",
+        "method": "lora",
+        "lora__targets": ["q_proj"],
+        "optimizer_impl": "fused",
+        **RL,
+    },
+    {"framework": "trl", "task": "grpo", "rollout__engine": "vllm", **TWO_NODES, **RL},
+)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("fields", JOBS, ids=lambda fields: f"{fields['framework']}-{fields['task']}")
+def test_a_shell_takes_the_command_and_stops_where_a_variable_is_not_set(shell: str, fields: dict[str, Any]) -> None:
+    """With every variable set the program gets the words that the other tests read; with one missing, nothing runs."""
+    text = command(**fields).command
+    [words] = grid.processes(text)
+    names = sorted({word.partition("${")[2].partition("}")[0] for word in words if "${" in word})
+    assert names
+    for missing in ["", *names]:
+        given = {name: f"a value of {name}" for name in names if name != missing}
+        done = subprocess.run([shell, "-c", ECHO + text], capture_output=True, text=True, env={"PATH": "", **given})
+        if missing:
+            assert done.returncode and not done.stdout
+            assert missing in done.stderr
+        else:
+            expected = [word.replace("${", "a value of ").replace("}", "") if "${" in word else word for word in words]
+            assert done.stdout.splitlines() == expected[1:]
+
+
+def test_a_message_cannot_end_its_placeholder() -> None:
+    assert Placeholder("X", 'it\'s "$(rm)" `x` \\ }{') == '"${X:?its (rm) x  }"'
+
+
+# ------------------------------------------------------------------------------------------------------ field by field
+
+# What each field becomes; jobs are the first of its framework that can have it. Roles are described by the same fields.
+CHANGES: dict[str, Any] = {
+    "model": "qwen2.5-7b", "gpus": 4, "method": "lora", "lora.rank": 8, "lora.targets": ["o_proj"],
+    "lora.dropout": 0.25, "lora.dtype": "other", "precision": "bf16", "optimizer": "sgd", "optimizer_impl": "other",
+    "sharding": "other", "offload.optimizer": True, "offload.parameters": True, "grad_dtype": "fp32",
+    "checkpointing": "other", "attention": "sdpa", "logprob": "selective", "micro_batch": 4, "global_batch": 128,
+    "seq_len": 777, "prompt_len": 777, "response_len": 777, "expected_len": 99, "packing": True,
+    "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
+    "rollout.sleep": "other", "rollout.batch": 128, "rollout.gpus": 6, "gpus_per_node": 4,
+    "placement": {"placement": "separate", "rollout.gpus": 4},
+    "roles.reference": "none", "roles.reward": "none", "roles.reference.precision": "bf16",
+    "roles.reference.micro_batch": 1, "roles.reference.offload.parameters": True, "roles.reward.model": "llama-3.2-1b",
+    "roles.critic.model": "llama-3.2-1b", "roles.critic.gpus": 2, "roles.critic.micro_batch": 1,
+    "roles.critic.sharding": "fsdp2", "roles.critic.global_batch": 32, "versions.transformers": "5.0",
+    "roles.reference.model": "llama-3.2-1b", "roles.reference.attention": "eager", "roles.reference.sharding": "fsdp2",
+}  # fmt: skip
+OTHERS = {
+    "sharding": ("zero1", "zero2", "zero3", "fsdp1", "fsdp2"), "checkpointing": ("none", "full"),
+    "optimizer_impl": ("fused", "foreach", "single"), "lora.dtype": ("fp32", "bf16"), "rollout.sleep": (True, False),
+}  # fmt: skip
+# The machine itself, the framework, parallelism that is not modelled, and losses, in which nobody here has a choice
+NOT_CHANGED = {
+    "gpu", "framework", "task", "tensor_parallel", "pipeline_parallel", "context_parallel", "sequence_parallel",
+    "expert_parallel", "loss",
+}  # fmt: skip
+STARTS: tuple[dict[str, Any], ...] = (
+    {"framework": "openrlhf", "task": "sft", "micro_batch": 2, "global_batch": 64},
+    {"framework": "openrlhf", "task": "dpo", "micro_batch": 2, "global_batch": 64, "method": "lora"},
+    {"framework": "openrlhf", "task": "ppo", **RL},
+    {"framework": "openrlhf", "task": "ppo", "placement": "separate", "rollout__gpus": 4, **RL},
+    {"framework": "verl", "task": "ppo", "roles__reference": {}, **RL},
+    {"framework": "verl", "task": "ppo", "method": "lora", **RL},
+    {"framework": "trl", "task": "sft", "sharding": "zero2", "micro_batch": 2, "global_batch": 64},
+    {"framework": "trl", "task": "sft", "sharding": "fsdp2", "method": "lora", "micro_batch": 2, "global_batch": 64},
+    {"framework": "trl", "task": "dpo", "sharding": "zero3", "micro_batch": 2, "global_batch": 64},
+    {"framework": "trl", "task": "grpo", "rollout__engine": "vllm", "roles__reference": {}, **RL},
+)
+
+
+def leaves(schema: dict[str, Any], above: str = "") -> set[str]:
+    """The dotted fields of the scenario's schema, but those of roles and versions."""
+    found = set()
+    for name, inner in schema["properties"].items():
+        if name not in ("roles", "versions"):
+            found |= leaves(inner, f"{above}{name}.") if "properties" in inner else {above + name}
+    return found
+
+
+def test_every_field_of_a_scenario_is_tried() -> None:
+    told = {place for place in CHANGES if not place.startswith(("roles.", "versions."))}
+    assert told == leaves(SCHEMA) - NOT_CHANGED
+
+
+# What only a note says, whatever the framework
+NOTED = {"expected_len", "logprob", "lora.dtype", "versions.transformers", "roles.reference.attention"}
+
+
+def altered(start: dict[str, Any]) -> set[str]:
+    """The fields whose other values make another command or file; the others must have a note that names them."""
+    given = {**grid.BASE, "gpus": 8} | {name.replace("__", "."): value for name, value in start.items()}
+    before = parse(given)
+    plain, now, found = launch(before), flatten(before.as_dict()), set()
+    for place, value in CHANGES.items():
+        values = [other for other in OTHERS[place] if other != now.get(place)] if value == "other" else [value]
+        data = dict(given)
+        if place.startswith("roles.") and place.count(".") > 1:
+            data.pop(".".join(place.split(".")[:2]), None)  # {} and a field in it are one
+        for other in values:
+            try:
+                after = parse(data | (other if isinstance(other, dict) else {place: other}))
+                changed = launch(after)
+            except LaunchError as refusal:
+                assert place in str(refusal)
+                continue
+            except ScenarioError:
+                continue
+            if after == before:
+                continue
+            if (changed.command, changed.files) != (plain.command, plain.files):
+                found.add(place)
+            else:
+                notes = "".join(note for note in changed.notes if note not in plain.notes)
+                assert place.rpartition(".")[2] in notes, f"{place}: {other!r}"
+    return found
+
+
+def test_another_value_of_a_field_is_another_command() -> None:
+    """Where the framework refuses a value there is no command; somewhere every field has one, but those of `NOTED`."""
+    assert set().union(*map(altered, STARTS)) == set(CHANGES) - NOTED
+
+
+def test_what_no_flag_says_is_noted() -> None:
+    def notes(**fields: Any) -> str:
+        return "\n".join(command(**fields).notes)
+
+    rl = {**RL, "framework": "openrlhf", "task": "ppo"}
+    assert "optimizer_impl foreach: openrlhf has no flag for it, and runs fused" in notes(
+        framework="openrlhf", task="sft", optimizer_impl="foreach"
+    )
+    assert "logprob selective" in notes(framework="openrlhf", task="dpo", logprob="selective")
+    assert "roles.reference.micro_batch 1: openrlhf has no flag for it, and runs 2" in notes(
+        **rl, roles__reference={"micro_batch": 1}
+    )
+    assert "roles.critic.global_batch 32" in notes(**rl, roles__critic={"global_batch": 32})
+    assert "lora.dropout 0.5: verl has no flag" in notes(
+        framework="verl", task="grpo", method="lora", lora__dropout=0.5, **RL
+    )
+    assert "one switch for offload" in notes(framework="trl", task="sft", sharding="fsdp2", offload__optimizer=True)
+    dpo = {"framework": "trl", "task": "dpo", "sharding": "fsdp2", "roles__reference": "none"}
+    assert "under FSDP TRL loads a reference" in notes(**dpo)
+    assert "under FSDP TRL loads a reference" not in notes(**dpo, method="lora")
+    assert "has no flag" not in notes(framework="openrlhf", task="sft")
+    assert "expected_len 100 is the mean" in notes(framework="openrlhf", task="sft", expected_len=100)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"framework": "torch"}, "framework: given torch, which has no command, allowed: openrlhf, verl, trl"),
+        (
+            {"framework": "openrlhf==0.6.1"},
+            "framework: given openrlhf==0.6.1, whose flags differ, allowed: openrlhf==0.11",
+        ),
+        (
+            {"framework": "verl==0.8", "task": "grpo", **RL},
+            "framework: given verl==0.8.0, whose flags differ, allowed: verl==0.9",
+        ),
+        (
+            {"framework": "verl", "task": "grpo", "rollout__engine": "none", **RL},
+            "rollout.engine: given 'none', allowed for a command of verl: vllm",
+        ),
+        (
+            {"framework": "openrlhf", "task": "ppo", "rollout__engine": "none", **RL},
+            "rollout.engine: given 'none', allowed for a command of openrlhf: vllm",
+        ),
+        (
+            {"framework": "openrlhf", "task": "dpo", "roles__reference": "none"},
+            "roles.reference: given 'none' for dpo, allowed: a reference, which train_dpo always loads",
+        ),
+        (
+            {"framework": "openrlhf", "task": "ppo", "micro_batch": 4, "global_batch": 32, "rollout__batch": 16},
+            "rollout.batch: given 16, allowed with openrlhf: at least 32, a micro batch of 4 for each of the actor's 8 "
+            "GPUs",
+        ),
+        (
+            {"framework": "openrlhf", "task": "ppo", "placement": "separate", "rollout__gpus": 2, **RL,
+             "roles__reward": {"gpus": 2}},
+            "roles.reward.gpus: given where critic and reference shares the actor's GPUs, allowed with openrlhf: none, "
+            "as one flag puts all roles there",
+        ),
+        (
+            {"framework": "trl", "task": "sft", "optimizer": "none"},
+            "optimizer: given 'none', allowed for a command of trl: an optimizer",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_without_a_command_is_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(LaunchError) as refusal:
+        command(**{"task": "sft"} | fields)
+    assert str(refusal.value) == line
+
+
+def test_a_model_of_a_config_file_is_a_placeholder(tmp_path: Any) -> None:
+    from calc.catalog import load
+
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(dict(load().models["llama-3-8b"].config)), "utf-8")
+    found = command(framework="openrlhf", task="sft", model=str(path)).command
+    assert f'--model.model_name_or_path "${{MODEL:?the model whose config.json is {path}}}"' in found

@@ -1,0 +1,445 @@
+"""Every flag and configuration key that a command has exists in the released package, with a legal value, and says
+what the scenario says.
+
+Skipped where the registry cannot be reached. What a package does not hold, or with other values, fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import grid
+import pytest
+import yaml
+from frameworks.released import LOADER, Unreachable
+from packages import (
+    VERSIONS,
+    Hydra,
+    Packages,
+    accelerate,
+    check_accelerate,
+    check_deepspeed,
+    deepspeed_launcher,
+    grad_dtypes,
+    openrlhf,
+    trl,
+    vllm_serve,
+)
+
+from calc.catalog import load
+from calc.launch import LaunchError, launch
+from calc.launch.shell import Launch
+from calc.launch.trl import ACCELERATE, BETA, DEEPSPEED, SERVER
+from calc.scenario import Scenario
+
+ATTENTION = {"flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager"}
+
+
+@pytest.fixture(scope="session")
+def packages(pytestconfig: pytest.Config) -> Packages:
+    """The released packages; skips where the registry cannot be reached."""
+    found = Packages(pytestconfig.cache.mkdir("released"))
+    try:
+        for package, versions in VERSIONS.items():
+            for version in versions:
+                found.release(package, version)
+        found.deepspeed("deepspeed/launcher/runner.py")
+    except Unreachable as reason:
+        pytest.skip(f"the registry cannot be reached: {reason}")
+    return found
+
+
+# Strides without a common divisor with any axis of the grid, so that every value meets every other.
+PARTS = [(name, part) for name in ("openrlhf", "verl", "trl") for part in range(2)]
+STRIDES = {"openrlhf": 7, "verl": 13, "trl": 13}
+
+
+def jobs(name: str, part: int) -> Iterator[tuple[Scenario, Launch]]:
+    """Every so many jobs of a framework's grid, each with its command where there is one."""
+    for i, s in enumerate(grid.accepted(getattr(grid, name)(), STRIDES[name])):
+        if i % 2 == part:
+            try:
+                yield s, launch(s)
+            except LaunchError as refusal:
+                assert "allowed" in str(refusal)
+
+
+@pytest.mark.parametrize(("name", "part"), PARTS)
+def test_commands_say_the_scenario_in_words_of_the_release(packages: Packages, name: str, part: int) -> None:
+    check: Callable[[Packages, Scenario, Launch], dict[str, Any]]
+    check = {"openrlhf": check_openrlhf, "verl": check_verl, "trl": check_trl}[name]
+    count = 0
+    for s, found in jobs(name, part):
+        count += 1
+        try:
+            grid.same(check(packages, s, found), s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{s.as_dict()}\n{found.command}") from None
+    assert count > 500
+
+
+def hf(s: Scenario, name: str = "") -> str:
+    """The name of the model that the job trains, or of a role's."""
+    role = s.role(name) if name else s
+    assert role
+    return load().models[role.model].hf
+
+
+# ----------------------------------------------------------------------------------------------------------- OpenRLHF
+
+
+def check_openrlhf(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
+    """What a command of OpenRLHF says; both releases of 0.11 must take it."""
+    [words] = grid.processes(found.command)
+    start = words.index("--module" if words[0] == "deepspeed" else "-m")
+    assert words[start + 1].startswith("openrlhf.cli.")
+    script, own = words[start + 1].rpartition(".")[2], words[start + 2 :]
+    args = [vars(openrlhf(packages.release("openrlhf", v), script).parse_args(own)) for v in VERSIONS["openrlhf"]]
+    said = args[-1]
+    assert said["ds.grad_accum_dtype"] in grad_dtypes(packages)
+    assert said["ds.lora.target_modules"] == "all-linear" or (s.lora and s.lora.targets != "all-linear")
+    fields = {
+        "micro_batch": said["train.micro_batch_size"],
+        "global_batch": said["train.batch_size"],
+        "offload.optimizer": said["ds.adam_offload"],
+        "grad_dtype": said["ds.grad_accum_dtype"],
+        "attention": ATTENTION[said["ds.attn_implementation"]],
+        "packing": said["ds.packing_samples"],
+        "seq_len": said["data.max_len"],
+        "precision": {"bf16": "mixed"}[said["ds.param_dtype"]],
+        "method": "qlora" if said["ds.load_in_4bit"] else "lora" if said["ds.lora.rank"] else "full",
+    }
+    stage = said["ds.zero_stage"]
+    assert f"zero{stage}" == s.sharding or (stage == 0 and s.sharding in ("none", "ddp"))
+    if s.lora:
+        fields |= {
+            "lora.rank": said["ds.lora.rank"],
+            "lora.targets": said["ds.lora.target_modules"],
+            "lora.dropout": said["ds.lora.dropout"],
+        }
+    return fields | (ray(s, said) if s.rollout else deepspeed(packages, s, said, words[1:start], script))
+
+
+def deepspeed(
+    packages: Packages, s: Scenario, said: Mapping[str, Any], launcher: list[str], script: str
+) -> dict[str, Any]:
+    """What the launcher and the scripts for one trained model say."""
+    options = deepspeed_launcher(packages).parse_args([*launcher, "--module"])
+    assert options.module
+    assert (options.num_nodes, options.num_gpus * options.num_nodes) == (s.nodes, s.gpus)
+    assert script == {"pretrain": "train_sft"}.get(s.task, f"train_{s.task}")
+    assert said.get("model.pretrain_mode_enable", False) == (s.task == "pretrain")
+    assert (said["model.model_name_or_path"], said["optim"]) == (hf(s), "adam")
+    checkpointing = "full" if said["model.gradient_checkpointing_enable"] else "none"
+    reference = {}
+    if s.task == "dpo":
+        assert said["ref.model_name_or_path"] == hf(s, "reference")
+        reference = {"roles.reference.offload.parameters": said["ref.offload"]}
+    return {"checkpointing": checkpointing, **reference}
+
+
+def ray(s: Scenario, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What train_ppo_ray.py is told."""
+    assert s.rollout
+    assert said["algo.advantage.estimator"] == {"ppo": "gae", "grpo": "group_norm"}.get(s.task, "reinforce")
+    assert said["actor.model_name_or_path"] == hf(s, "actor")
+    assert (said["reward.model_name_or_path"] is not None) == s.has("reward") != (said["reward.remote_url"] is not None)
+    assert (said["critic.model_name_or_path"] is not None) == s.has("critic")
+    assert (said["algo.kl.init_coef"] > 0) == s.has("reference")
+    assert not said["train.dynamic_batch_enable"]
+    for name in ("actor", "critic", "reference", "reward"):
+        if s.has(name):
+            flag = "ref" if name == "reference" else name
+            assert said[f"{flag}.num_nodes"] * said[f"{flag}.num_gpus_per_node"] == s.gpus_of(s.group(name))
+            assert said[f"{flag}.num_gpus_per_node"] <= s.gpus_per_node
+    # who lives with whom, as train_ppo_ray.py joins them
+    homes = {name: s.group(name) for name in ("critic", "reference", "reward") if s.has(name)}
+    every, asynchronous = said["train.colocate_all"], said["train.async_enable"]
+    told = dict.fromkeys(homes, "actor") if every else {name: name for name in homes}
+    if said["train.colocate_actor_ref"]:
+        told["reference"] = "actor"
+    if said["train.colocate_critic_reward"]:
+        told["reward"] = "critic"
+    if s.placement == "separate":
+        assert told == homes
+        assert not every or asynchronous
+    else:
+        assert every and not asynchronous
+    fields = {
+        "checkpointing": "full" if said["actor.gradient_checkpointing_enable"] else "none",
+        "response_len": said["rollout.max_new_tokens"],
+        "rollout.batch": said["rollout.batch_size"],
+        "rollout.n": said["rollout.n_samples_per_prompt"],
+        "rollout.tensor_parallel": said["vllm.tensor_parallel_size"],
+        "rollout.gpu_memory_utilization": said["vllm.gpu_memory_utilization"],
+        "rollout.sleep": said["vllm.enable_sleep"],
+        "rollout.gpus": said["vllm.num_engines"] * said["vllm.tensor_parallel_size"],
+    }
+    assert said["rollout.micro_batch_size"] == s.micro_batch
+    for name, flag in (("reference", "ref"), ("reward", "reward")):
+        if s.has(name):
+            fields[f"roles.{name}.offload.parameters"] = said[f"{flag}.offload"]
+    return fields
+
+
+# --------------------------------------------------------------------------------------------------------------- verl
+
+
+def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
+    """What a command of verl says; both releases of 0.9 must take it."""
+    assert s.rollout
+    [[python, module_flag, module, *overrides]] = grid.processes(found.command)
+    assert (python, module_flag) == ("python3", "-m")
+    said: dict[str, Any] = {}
+    for version in VERSIONS["verl"]:
+        release = packages.release("verl", version)
+        assert f"{module.replace('.', '/')}.py" in release.members
+        hydra = configuration(release)
+        said = dict(map(hydra.check, overrides))
+        assert len(said) == len(overrides)
+        estimators = hydra.words("verl/trainer/ppo/core_algos.py")
+        assert said["algorithm.adv_estimator"] in estimators
+        assert said["actor_rollout_ref.rollout.name"] in hydra.words("verl/workers/rollout/replica.py")
+        strategies = hydra.words("verl/workers/config/engine.py")
+        dtypes = hydra.words("verl/utils/torch_dtypes.py")
+        for name, value in said.items():
+            if name.endswith(".strategy"):
+                assert value in strategies
+            elif name.endswith(".model_dtype"):
+                assert value in dtypes
+    actor, rollout, model = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
+    assert said["trainer.nnodes"] * said["trainer.n_gpus_per_node"] == s.gpus
+    assert said["algorithm.adv_estimator"].replace("gae", "ppo").replace("_plus_plus", "++") == s.task
+    asked = said[f"{actor}.use_kl_loss"] or said["algorithm.use_kl_in_reward"]
+    assert asked == s.has("reference")
+    fields = {
+        "gpus_per_node": s.gpus_per_node if s.nodes == 1 else said["trainer.n_gpus_per_node"],
+        "prompt_len": said["data.max_prompt_length"],
+        "response_len": said["data.max_response_length"],
+        "rollout.batch": said["data.train_batch_size"],
+        "rollout.engine": said[f"{rollout}.name"],
+        "rollout.n": said[f"{rollout}.n"],
+        "rollout.tensor_parallel": said[f"{rollout}.tensor_model_parallel_size"],
+        "rollout.gpu_memory_utilization": said[f"{rollout}.gpu_memory_utilization"],
+        "rollout.sleep": said[f"{rollout}.free_cache_engine"],
+        "roles.actor.micro_batch": said[f"{rollout}.log_prob_micro_batch_size_per_gpu"],
+    }
+    fields |= trained(s, "actor", said, model, actor, "fsdp_config")
+    if s.has("critic"):
+        fields |= trained(s, "critic", said, "critic.model", "critic", "fsdp")
+    if s.has("reference"):
+        fields["roles.reference.micro_batch"] = said["actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"]
+        if not s.lora:
+            dtype = said["actor_rollout_ref.ref.fsdp_config.model_dtype"]
+            fields["roles.reference.precision"] = {"fp32": "fsdp-mixed", "bf16": "bf16"}[dtype]
+            fields["roles.reference.sharding"] = SHARDING[said["actor_rollout_ref.ref.strategy"]]
+    return fields
+
+
+configuration = cache(Hydra)
+SHARDING = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
+
+
+def trained(s: Scenario, name: str, said: Mapping[str, Any], model: str, where: str, engine: str) -> dict[str, Any]:
+    """What verl is told of a trained role."""
+    assert s.rollout
+    role = s.role(name)
+    assert role
+    assert said[f"{model}.path"] == hf(s, name)
+    assert said[f"{where}.optim.optimizer"] == "AdamW"
+    assert said[f"{where}.{engine}.model_dtype"] == "fp32"
+    assert not said[f"{where}.use_dynamic_bsz"]
+    told = said[f"{where}.optim.override_optimizer_config"]
+    implementation = "foreach" if told is None else "fused" if told.get("fused") else "single"
+    fields = {
+        "sharding": SHARDING[said[f"{where}.strategy"]],
+        "offload.parameters": said[f"{where}.{engine}.param_offload"],
+        "offload.optimizer": said[f"{where}.{engine}.optimizer_offload"],
+        "micro_batch": said[f"{where}.ppo_micro_batch_size_per_gpu"],
+        "global_batch": said[f"{where}.ppo_mini_batch_size"] * s.rollout.n,
+        "checkpointing": "full" if said[f"{model}.enable_gradient_checkpointing"] else "none",
+        "packing": said[f"{model}.use_remove_padding"],
+        "attention": ATTENTION[said[f"{model}.override_config.attn_implementation"]],
+        "method": "lora" if said[f"{model}.lora_rank"] else "full",
+        "optimizer_impl": implementation,
+    }
+    if role.lora:
+        fields |= {"lora.rank": said[f"{model}.lora_rank"], "lora.targets": said[f"{model}.target_modules"]}
+    return {f"roles.{name}.{place}": value for place, value in fields.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- TRL
+
+
+def check_trl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
+    """What a command of TRL and its files say."""
+    *servers, [program, command, *words] = grid.processes(found.command)
+    if SERVER in found.files:
+        servers += grid.processes(found.files[SERVER].rstrip())
+    assert program == "trl"
+    assert command == {"rm": "reward"}.get(s.task, s.task)
+    args, left = trl(packages, command).parse_known_args(words)
+    assert left[0] == "--accelerate_config"
+    assert '"--accelerate_config"' in packages.release("trl").text("trl/cli/accelerate_config.py")
+    node = accelerate(packages).parse_args([word.replace("${NODE_RANK}", "1") for word in left[2:]])
+    said, files = vars(args), {name: yaml.load(text, Loader=LOADER) for name, text in found.files.items()}
+    settings = files[left[1]]
+    check_accelerate(packages, settings)
+    trainer = s.role("actor") if s.rollout else s
+    assert trainer
+    assert settings["num_processes"] == trainer.gpus
+    assert settings["num_processes"] % settings["num_machines"] == 0
+    assert settings["num_processes"] / settings["num_machines"] <= s.gpus_per_node
+    assert (settings["num_machines"] > 1) == (node.main_process_ip is not None) == (node.machine_rank is not None)
+    fields = sharded(settings) if settings["distributed_type"] != "DEEPSPEED" else zero(packages, settings, found)
+    accumulation = fields.pop("accumulation", said["gradient_accumulation_steps"])
+    assert accumulation == said["gradient_accumulation_steps"] == trainer.accumulation
+    if "fsdp_offload" in fields:
+        assert fields.pop("fsdp_offload") == (s.offload.parameters or s.offload.optimizer)
+    fields |= {
+        "micro_batch": said["per_device_train_batch_size"],
+        "checkpointing": "full" if said["gradient_checkpointing"] else "none",
+        "attention": ATTENTION[said["attn_implementation"]],
+        "precision": precision(settings, said),
+        "method": "qlora" if said["load_in_4bit"] else "lora" if said["use_peft"] else "full",
+        "optimizer": optimizer(said),
+    }
+    if s.optimizer == "adamw" and s.optimizer_impl != "single":
+        fields["optimizer_impl"] = {"adamw_torch_fused": "fused", "adamw_torch": "foreach"}[said["optim"]]
+    if s.lora:
+        [*targets] = said["lora_target_modules"]
+        fields |= {"lora.rank": said["lora_r"], "lora.dropout": said["lora_dropout"]}
+        fields["lora.targets"] = "all-linear" if targets == ["all-linear"] else targets
+        assert (said.get("lora_task_type") == "SEQ_CLS") == (s.task == "rm")
+    assert said["model_name_or_path"] == hf(s, "actor" if s.rollout else "")
+    if not s.rollout:
+        fields["seq_len"] = said["max_length"]
+        assert said.get("packing", False) == s.packing
+        assert s.task != "dpo" or said["precompute_ref_log_probs"] != s.has("reference")
+        return fields
+    return fields | generation(packages, s, said, servers)
+
+
+def precision(settings: Mapping[str, Any], said: Mapping[str, Any]) -> str:
+    """Number formats from the type that weights load in, autocast, and who shards them."""
+    if not said["bf16"]:
+        assert settings["mixed_precision"] == "no"
+        return {"bfloat16": "bf16", "float32": "fp32"}[said["dtype"]]
+    assert settings.get("mixed_precision", "bf16") == "bf16"
+    assert said["dtype"] == "float32"
+    return {"DEEPSPEED": "mixed", "FSDP": "fsdp-mixed"}.get(settings["distributed_type"], "autocast")
+
+
+def optimizer(said: Mapping[str, Any]) -> str:
+    """The optimizer that Transformers' Trainer builds."""
+    names = {"adamw_torch_fused": "adamw", "adamw_torch": "adamw", "adamw_bnb_8bit": "adamw-8bit"}
+    names |= {"paged_adamw_8bit": "adamw-paged-8bit", "lion_32bit": "lion"}
+    found = names.get(said["optim"], said["optim"])
+    return "sgd-momentum" if said.get("optim_args") == "momentum=0.9" else str(found)
+
+
+def sharded(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the accelerate file says without DeepSpeed."""
+    plugin = settings.get("fsdp_config")
+    if plugin is None:
+        return {"sharding": {"NO": "none", "MULTI_GPU": "ddp"}[settings["distributed_type"]]}
+    assert settings["distributed_type"] == "FSDP"
+    version = plugin["fsdp_version"]
+    assert plugin["fsdp_reshard_after_forward"] == {1: "FULL_SHARD", 2: True}[version]
+    return {"sharding": f"fsdp{version}", "fsdp_offload": plugin["fsdp_offload_params"]}
+
+
+def zero(packages: Packages, settings: Mapping[str, Any], found: Launch) -> dict[str, Any]:
+    """What the accelerate file says of DeepSpeed, or DeepSpeed's own."""
+    plugin = settings["deepspeed_config"]
+    if "deepspeed_config_file" not in plugin:
+        return {
+            "sharding": f"zero{plugin['zero_stage']}",
+            "offload.optimizer": plugin["offload_optimizer_device"] == "cpu",
+            "offload.parameters": plugin["offload_param_device"] == "cpu",
+            "accumulation": plugin["gradient_accumulation_steps"],
+            "grad_dtype": "bf16",  # DeepSpeed's own choice beside bf16 weights (calc/frameworks/trl.py)
+        }
+    # Accelerate refuses beside a file what stands in it (accelerate/accelerator.py)
+    assert not {"zero_stage", "gradient_accumulation_steps", "offload_optimizer_device"} & set(plugin)
+    assert "mixed_precision" not in settings
+    own = json.loads(found.files[plugin["deepspeed_config_file"]])
+    check_deepspeed(packages, own)
+    assert own["bf16"]["enabled"]
+    optimization = own["zero_optimization"]
+    return {
+        "sharding": f"zero{optimization['stage']}",
+        "offload.optimizer": optimization["offload_optimizer"]["device"] == "cpu",
+        "offload.parameters": optimization["offload_param"]["device"] == "cpu",
+        "grad_dtype": own["data_types"]["grad_accum_dtype"],
+        "micro_batch": own["train_micro_batch_size_per_gpu"],
+        "accumulation": own["gradient_accumulation_steps"],
+    }
+
+
+def generation(packages: Packages, s: Scenario, said: Mapping[str, Any], servers: list[list[str]]) -> dict[str, Any]:
+    """What GRPO is told, and the vLLM server beside it."""
+    assert s.rollout
+    assert said["beta"] == (BETA if s.has("reference") else 0)
+    assert ("reward_model_name_or_path" in said) == s.has("reward") != ("reward_funcs" in said)
+    assert said["generation_batch_size"] == s.rollout.batch * s.rollout.n
+    fields = {
+        "response_len": said["max_completion_length"],
+        "rollout.n": said["num_generations"],
+        "rollout.engine": "vllm" if said["use_vllm"] else "hf",
+    }
+    if not said["use_vllm"]:
+        assert not servers
+        return fields
+    assert said["vllm_mode"] == {"colocated": "colocate", "separate": "server"}[s.placement]
+    if s.placement == "colocated":
+        assert not servers
+        return fields | {
+            "rollout.tensor_parallel": said["vllm_tensor_parallel_size"],
+            "rollout.gpu_memory_utilization": said["vllm_gpu_memory_utilization"],
+            "rollout.sleep": said["vllm_enable_sleep_mode"],
+        }
+    [[program, command, *words]] = servers
+    assert (program, command) == ("trl", "vllm-serve")
+    args: argparse.Namespace = vllm_serve(packages).parse_args(words)
+    assert args.model == said["model_name_or_path"]
+    assert ("vllm_server_host" in said) == (s.gpus > s.gpus_per_node)
+    return fields | {
+        "rollout.tensor_parallel": args.tensor_parallel_size,
+        "rollout.gpu_memory_utilization": args.gpu_memory_utilization,
+        "rollout.gpus": args.tensor_parallel_size * args.data_parallel_size,
+    }
+
+
+def test_a_wrong_flag_is_found(packages: Packages) -> None:
+    """The checks can fail: a name that is no flag, one cut short, another type, a choice that is none, no key."""
+    script = openrlhf(packages.release("openrlhf"), "train_ppo_ray")
+    # README.md of 0.11.2 has --prompt_max_len, which no script of that release takes
+    for words in (
+        ["--prompt_max_len", "1024"],
+        ["--ds.zero", "3"],
+        ["--data.max_len", "2k"],
+        ["--ds.param_dtype", "x"],
+    ):
+        with pytest.raises(AssertionError):
+            script.parse_args(words)
+    hydra = Hydra(packages.release("verl"))
+    for override in ("data.max_prompt=1", "data.max_prompt_length=no", "+data.max_prompt_length=1", "+data.x=1"):
+        with pytest.raises(AssertionError):
+            hydra.check(override)
+    for words in (["--optim", "adam"], ["--bf16", "perhaps"], ["--max_length"], ["--dtype", "bf16"]):
+        with pytest.raises(AssertionError):
+            trl(packages, "sft").parse_args(words)
+    for settings in ({"fsdp_config": {"fsdp_version": 3}}, {"fsdp_config": {"fsdp_offload": True}}, {"zero_stage": 1}):
+        with pytest.raises(AssertionError):
+            check_accelerate(packages, {"distributed_type": "FSDP"} | settings)
+    with pytest.raises(AssertionError):
+        check_deepspeed(packages, {"data_types": {"grad_accum_dtype": "fp64"}})
+
+
+def test_files_have_the_names_that_the_command_reads() -> None:
+    assert (ACCELERATE, DEEPSPEED) == ("accelerate.yaml", "deepspeed.json")
