@@ -10,7 +10,7 @@ from typing import NamedTuple
 from calc.catalog import GPU, Node
 from calc.scenario import Scenario
 from calc.throughput import Throughput, Unrated, throughput
-from calc.throughput.rates import rates
+from calc.throughput.rates import rated
 
 ROLLOUT = "rollout: "
 
@@ -43,7 +43,7 @@ class Clock:
     def unrated(self, s: Scenario) -> str | None:
         """Why no time can be computed on this GPU, in one line; None where it can."""
         try:
-            rates(self.gpu, self.node, s.gpus_per_node, s.precision)
+            rated(self.gpu, self.node, s.gpus_per_node, s.precision)
         except Unrated as reason:
             return str(reason)
         return None

@@ -140,6 +140,12 @@ class Search:
         """The configurations whose memory was computed."""
         return len(self._judged)
 
+    def looked(self) -> Iterator[tuple[int, Place, Judged]]:
+        """Every place whose memory was computed, but those that the framework refuses."""
+        for (b, place), judged in self._judged.items():
+            if judged:
+                yield b, place, judged
+
     def scenario(self, b: int, place: Place) -> Scenario | None:
         """The scenario there; None where the framework refuses it."""
         key = b, place
