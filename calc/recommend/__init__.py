@@ -11,6 +11,6 @@ method is left open the answer is full fine-tuning if that fits anywhere, first 
 from __future__ import annotations
 
 from calc.recommend.answer import Configuration, Miss, Recommendation, recommend
-from calc.recommend.machines import smallest
+from calc.recommend.machines import Machine, Smallest, smallest
 
-__all__ = ["Configuration", "Miss", "Recommendation", "recommend", "smallest"]
+__all__ = ["Configuration", "Machine", "Miss", "Recommendation", "Smallest", "recommend", "smallest"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,11 +20,9 @@ from calc.units import GB, gib
 HOST_SHARE = 0.95
 # More margin is at least this share of the card, beside the peak and its error.
 MARGIN = 0.10
-LONGEST = 8  # times the sequences that were asked for
+LONGER = (8, 4, 2)  # times the sequences that were asked for
+STEPS = 8  # towards more margin
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-KEPT = ("sharding", "placement", "rollout.engine", "rollout.gpus", "rollout.tensor_parallel")
-
-Progress = Callable[[str], None]
 
 
 class Configuration(NamedTuple):
@@ -184,16 +182,20 @@ def miss(search: Search, judged: Judged) -> Miss:
 
 
 def _next_faster(search: Search, found: Found) -> Miss | None:
-    """The slowest of the faster configurations known not to fit: those looked at, and those one setting away."""
+    """What the next faster configuration lacks: along each setting the first that is faster, of these the slowest.
+
+    Where no single setting makes it faster: the slowest of all faster ones that the search has looked at.
+    """
     near = []
-    for axis in range(len(found.place)):
-        if found.place[axis]:
-            place = (*found.place[:axis], found.place[axis] - 1, *found.place[axis + 1 :])
-            near.append((search.bound(found.branch, place), found.branch, place))
-    for bound, b, place in sorted(near, reverse=True):
-        if bound < found.seconds:
-            search.judged(b, place)
-            break
+    for axis, index in enumerate(found.place):
+        faster = ((*found.place[:axis], n, *found.place[axis + 1 :]) for n in reversed(range(index)))
+        first = next((place for place in faster if search.bound(found.branch, place) < found.seconds), None)
+        if first:
+            near.append((search.bound(found.branch, first), first))
+    for _, place in sorted(near, reverse=True):
+        judged = search.judged(found.branch, place)
+        if judged and not judged.fits:
+            return miss(search, judged)
     failing = [
         (search.bound(b, place), judged.slack - judged.short, n, judged)
         for n, (b, place, judged) in enumerate(search.looked())
@@ -290,40 +292,42 @@ def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
 
 def _fewer(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
     """The same job on the fewest GPUs, halving their number."""
-    s, best = found.judged.scenario, None
+    s = found.judged.scenario
     if s.placement == "separate" or any(name.endswith(".gpus") for name in problem.job):
         return None
-    gpus = s.gpus
-    while gpus % 2 == 0:
-        gpus //= 2
-        changes: dict[str, Any] = {"gpus": gpus, "gpus_per_node": min(gpus, s.gpus_per_node)}
-        kept = _kept(problem, s)
-        if gpus == 1 and kept.get("sharding") == "ddp":
-            kept["sharding"] = "none"
-        if s.rollout and s.rollout.tensor_parallel > gpus and "rollout.tensor_parallel" in kept:
-            kept["rollout.tensor_parallel"] = gpus
-        smaller = problem.search(rung, kept | changes)
-        fitting = smaller.best() if smaller else None
-        if not smaller or not fitting:
-            break
-        best = _configuration(smaller, fitting.judged, f"{gpus} GPUs instead of {s.gpus}")
-    return best
+    counts = [s.gpus >> n for n in range(s.gpus.bit_length(), 0, -1) if s.gpus % (1 << n) == 0]
+    for gpus in counts:
+        changes = _kept(problem, s) | {"gpus": gpus, "gpus_per_node": min(gpus, s.gpus_per_node)}
+        if gpus == 1 and changes.get("sharding") == "ddp":
+            changes["sharding"] = "none"
+        if s.rollout and "rollout.tensor_parallel" in changes:
+            changes["rollout.tensor_parallel"] = min(gpus, s.rollout.tensor_parallel)
+        if fitting := _leanly(problem, rung, changes):
+            return _configuration(*fitting, f"{gpus} GPU{'s' if gpus > 1 else ''} instead of {s.gpus}")
+    return None
 
 
 def _longer(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
     """The longest sequences, doubling them, that the model has positions for."""
-    s, best, factor = found.judged.scenario, None, 2
+    s = found.judged.scenario
     if "expected_len" in problem.job:
         return None
-    while factor <= LONGEST and factor * s.seq_len <= s.architecture.max_positions:
+    for factor in LONGER:
         names = ("prompt_len", "response_len") if s.rollout else ("seq_len",)
-        longer = problem.search(rung, _kept(problem, s) | {name: factor * getattr(s, name) for name in names})
-        fitting = longer.best() if longer else None
-        if not longer or not fitting:
-            break
-        best = _configuration(longer, fitting.judged, f"sequences of {factor * s.seq_len} tokens, {factor} times as long")
-        factor *= 2
-    return best
+        changes = _kept(problem, s) | {name: factor * getattr(s, name) for name in names}
+        length = factor * s.seq_len
+        if length <= s.architecture.max_positions and (fitting := _leanly(problem, rung, changes)):
+            return _configuration(*fitting, f"sequences of {length} tokens, {factor} times as long")
+    return None
+
+
+def _leanly(problem: Problem, rung: Fields, changes: Fields) -> tuple[Search, Judged] | None:
+    """The best configuration with `changes`, if the leanest place of a branch has room on the device."""
+    search = problem.search(rung, changes)
+    if search is None or not any(search.possible(b, branch.leanest) for b, branch in enumerate(search.branches)):
+        return None
+    found = search.best()
+    return (search, found.judged) if found else None
 
 
 def _roomier(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
@@ -333,7 +337,7 @@ def _roomier(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
     if found.judged.slack >= wanted:
         return None
     ahead, seen = [(found.seconds, found.place)], {found.place}
-    for _ in range(LONGEST):
+    for _ in range(STEPS):
         if not ahead:
             break
         ahead.sort()
@@ -360,7 +364,8 @@ def _advice(search: Search, found: Found) -> Iterator[str]:
         if judged is None:
             continue
         hungry, lean = (judged, found.judged) if index else (found.judged, judged)
-        name, phase, saved = branch.axes[axis].name, *_saved(hungry, lean)
+        name = branch.axes[axis].name
+        phase, saved = _saved(hungry, lean)
         if saved <= 0:
             continue
         setting = _worded(name, branch.axes[axis].values[max(index, other)], lean.scenario)
@@ -376,7 +381,8 @@ def _saved(hungry: Judged, lean: Judged) -> tuple[str, int]:
     """The phase in which the hungry one peaks, and what the lean one saves there."""
     group = max(hungry.estimate.groups, key=lambda g: g.peak.moment.device_bytes / g.usable_bytes)
     peak: Phase = group.peak
-    beside = next((p for g in lean.estimate.groups if g.name == group.name for p in g.phases if p.name == peak.name), None)
+    phases = [p for g in lean.estimate.groups if g.name == group.name for p in g.phases]
+    beside = next((p for p in phases if p.name == peak.name), None)
     return peak.name, peak.moment.device_bytes - beside.moment.device_bytes if beside else 0
 
 

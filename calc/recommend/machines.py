@@ -6,7 +6,7 @@ first; the first on which something fits is the smallest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from calc.architecture import parameters
@@ -34,6 +34,17 @@ class Machine(NamedTuple):
         return {"gpu": self.gpu.id, "gpus": self.gpus, "gpus_per_node": self.per_node}
 
 
+class Smallest(NamedTuple):
+    """The smallest machine with its recommendation, and how many are too small.
+
+    Where none is large enough `machine` is None, and the recommendation is that of the largest: what it lacks.
+    """
+
+    machine: Machine | None
+    recommendation: Recommendation
+    smaller: int
+
+
 def machines(catalog: Catalog, gpu: str | None = None, gpus: int | None = None) -> list[Machine]:
     """Every machine, from small to large: of one kind of GPU where `gpu` is given, of one number where `gpus` is."""
     kinds = [catalog.gpu(gpu)] if gpu else list(catalog.gpus.values())
@@ -48,17 +59,20 @@ def machines(catalog: Catalog, gpu: str | None = None, gpus: int | None = None) 
 
 
 def smallest(
-    job: Mapping[str, Any], catalog: Catalog | None = None, *, where: str = "scenario",
+    job: Mapping[str, Any],
+    catalog: Catalog | None = None,
+    *,
+    where: str = "scenario",
     progress: Callable[[str], None] = lambda line: None,
-) -> tuple[Machine | None, Recommendation | None, int]:
-    """The smallest machine that runs `job`, the recommendation for it, and how many were too small.
+) -> Smallest:
+    """The smallest machine that runs `job`, each tried named to `progress`.
 
-    Without a method the machine is the smallest for full fine-tuning. None where no machine runs it. Raises ScenarioError
-    where the job cannot be run on any machine, for whatever size.
+    Without a method that is the smallest for full fine-tuning. Raises ScenarioError where no machine, of whatever size,
+    can run the job.
     """
     catalog = catalog or load()
-    job = {"method": "full", **job} if not any(name.startswith("lora.") for name in job) else dict(job)
-    tried, error = 0, None
+    given, job = job, job if any(name.startswith("lora.") for name in job) else {"method": "full", **job}
+    tried, error, largest = 0, None, None
     for machine in machines(catalog, job.get("gpu"), job.get("gpus")):
         progress(f"{tried} machines too small, now {machine.gpus} x {machine.gpu.name}")
         try:
@@ -66,19 +80,23 @@ def smallest(
         except InputError as refused:
             error = error or refused
             continue
-        tried += 1
-        if any(True for _ in _fitting(problem, machine)):
-            return machine, recommend({**job, **machine.fields}, catalog, where=where), tried - 1
-    if not tried and error:
-        raise ScenarioError(str(error))
-    return None, None, tried
+        tried, largest = tried + 1, machine
+        if _fits(problem, machine):
+            answer = recommend({**given, **machine.fields}, catalog, where=where)
+            return Smallest(machine, answer, tried - 1)
+    if largest is None:
+        raise error or ScenarioError(
+            f"{where}: gpus: given {job.get('gpus')}, allowed: a number that fills whole nodes"
+        )
+    return Smallest(None, recommend({**given, **largest.fields}, catalog, where=where), tried)
 
 
-def _fitting(problem: Problem, machine: Machine) -> Iterator[bool]:
-    """One answer where something fits; nothing where the weights alone are more than the machine holds."""
-    first = problem.fields
-    model = problem.catalog.model(first["model"]).architecture
-    offloads = str(first.get("framework", "torch")).partition("==")[0] in ("torch", "trl")
-    least = 0 if offloads or first.get("method") == "qlora" else 2 * parameters(model)
-    if least <= machine.bytes and problem.first():
-        yield True
+def _fits(problem: Problem, machine: Machine) -> bool:
+    """Whether something fits; not where weights that nothing moves away are more than the machine holds."""
+    fields = problem.fields
+    stay = str(fields.get("framework", "torch")).partition("==")[0] in ("openrlhf", "verl")
+    if stay and fields.get("method") != "qlora":
+        model = problem.catalog.model(fields["model"]).architecture
+        if 2 * parameters(model) > machine.bytes:
+            return False
+    return problem.first() is not None

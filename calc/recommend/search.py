@@ -207,9 +207,9 @@ class Search:
                 for following in self.behind(b, place, range(turns)):
                     push(b, following, 0)
             if turns + cut < axes:
-                following = self.cut(b, place, axes - 1 - cut)
-                if following:
-                    push(b, following, cut + 1)
+                cutting = self.cut(b, place, axes - 1 - cut)
+                if cutting:
+                    push(b, cutting, cut + 1)
                 continue
             here = self.settled(b, place)
             if here and (found is None or here.rank < found.rank):

@@ -3,11 +3,11 @@
 What changes what the model learns is no axis but a rung: full fine-tuning with AdamW, the same with states of 8 bits,
 LoRA, QLoRA. Time decides within a rung, never between two.
 
-Within a rung a *branch* holds everything on which other defaults depend, sharding, placement and who generates, with one
-tensor parallelism of vLLM, and with or without accumulation of gradients. A branch is a lattice of *axes*. Along each,
-a step takes longer and longer; along the last ones, the lean axes, memory falls as well, which for the others holds
-most often, yet not always: an offloaded optimizer needs a buffer for the gradient that travels. All else stays as
-given, or as the framework has it.
+Within a rung a *branch* holds everything on which other defaults depend, sharding, placement and who generates, with
+one tensor parallelism of vLLM, and with or without accumulation of gradients. A branch is a lattice of *axes*. Along
+each, a step takes longer and longer; along the last ones, the lean axes, memory falls as well, which for the others
+holds most often, yet not always: an offloaded optimizer needs a buffer for the gradient that travels. All else stays
+as given, or as the framework has it.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ FREE: Mapping[str, tuple[Any, ...]] = {
     "logprob": ("log-softmax-fp32", "logsumexp", "selective"),
     "optimizer_impl": ("foreach", "fused"),
 }
+BARRED = ("sharding", "placement", "rollout.engine")
 OFFLOADS = ("offload.optimizer", "offload.parameters")
 SHARE = "rollout.gpu_memory_utilization"
 FROZEN = "offload.parameters of the frozen roles"
@@ -163,12 +164,19 @@ def rungs(job: Fields) -> Iterator[Fields]:
 def branches(fields: Fields, rung: Fields, catalog: Catalog) -> list[Branch]:
     """Every branch of a rung that the framework accepts; `fields` as `seed` gives them."""
     found: list[Branch] = []
+    refused: list[Fields] = []
     axes: dict[tuple[str, str, str], tuple[list[Axis], list[Axis]]] = {}
     for kin, choice in enumerate(_choices({**fields, **rung})):
+        if any(barred.items() <= choice.items() for barred in refused):
+            continue
         given = {**_free(fields), **fields, **rung, **choice}
         try:
             base = parse({"micro_batch": 1, **given}, catalog=catalog)
-        except ScenarioError:
+        except ScenarioError as error:
+            # who generates decides on sharding, too; else a framework that refuses a value refuses it everywhere
+            place = str(error).split(": ")[1]
+            if place in BARRED and place in choice:
+                refused.append({name: choice[name] for name in (place, "rollout.engine") if name in choice})
             continue
         kind = (base.sharding, base.placement, base.rollout.engine if base.rollout else "")
         if kind not in axes:
