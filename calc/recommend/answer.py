@@ -175,7 +175,7 @@ def miss(search: Search, judged: Judged) -> Miss:
     if refusal := next((g.refusal for g in e.groups if g.refusal), None):
         return Miss(judged, throughput, "vllm", "load", None, refusal)
     if judged.slack < 0:
-        group, phase = min(((g, p) for g in e.groups for p in g.phases), key=lambda at: room(*at))
+        _, phase = min(((g, p) for g in e.groups for p in g.phases), key=lambda at: room(*at))
         return Miss(judged, throughput, "gpu", phase.name, -judged.slack, "")
     phase = max(e.host_phases, key=lambda p: p.moment.device_bytes)
     return Miss(judged, throughput, "host", phase.name, judged.short, "")

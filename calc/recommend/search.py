@@ -6,9 +6,9 @@ Three properties let configurations be passed over, and tests hold each:
   are taken in the order of their bounds, and once the best found is below all bounds it is the fastest.
 - Along the lean axes no peak grows, and no vLLM starts to lack room. So with the same other settings nothing fits where
   the leanest does not, and a value that does not fit with the others at their leanest fits with none.
-- While vLLM sleeps, or has GPUs of its own, what trains and scores takes the same memory whatever vLLM's tensor
-  parallelism and share; and loading, generating and handing weights over take the same whatever the micro batch. So
-  each half is computed once.
+- While vLLM sleeps, or has GPUs of its own, what trains and scores takes the same memory whatever vLLM's share, and
+  whatever its tensor parallelism but for the buffers that NCCL has where it is more than 1. Loading, generating,
+  handing weights over and saving take the same whatever the micro batch. So each half is computed once.
 
 Host memory grows where device memory falls: it is asked of each place itself, and prunes nothing. Times count to three
 digits, as no estimate of them is better; among equals the one with more room on the GPU wins.
@@ -33,8 +33,8 @@ from calc.recommend.space import SHARE, Branch
 from calc.scenario import Scenario
 
 Place = tuple[int, ...]
-# Phases that see all of vLLM, or parts of it.
-SERVING = ("load", "rollout", "sync")
+# Phases in which all of vLLM may be on the GPU, or its weights, and whose memory no micro batch changes.
+SERVING = ("load", "rollout", "sync", "save")
 
 
 class Judged(NamedTuple):
@@ -167,7 +167,9 @@ class Search:
     def trainer(self, b: int, place: Place) -> Hashable:
         """What the memory of all that trains and scores follows from where vLLM is asleep or elsewhere."""
         branch = self.branches[b]
-        return branch.kin, place[: branch.turns], branch.micro(place)
+        rollout = branch.base.rollout
+        alone = rollout is None or rollout.tensor_parallel == 1
+        return branch.kin, alone, place[: branch.turns], branch.micro(place)
 
     def bound(self, b: int, place: Place) -> float:
         """No more than the step time of a place and of all behind it; 0 where the framework refuses it."""

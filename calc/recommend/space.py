@@ -126,15 +126,17 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     ScenarioError where the job cannot be run at all.
     """
     fields = {name: value for name, value in job.items() if value is not None}
+    old = False
     if "attention" not in fields and "gpu" in fields:
-        fields["attention"] = "sdpa" if catalog.gpu(fields["gpu"]).lacks_bf16 else "flash"
-    if "micro_batch" not in fields:
-        try:
-            first = parse(fields, where=where, catalog=catalog)
-        except ScenarioError:  # the framework's own may be larger than a given batch
-            first = parse(fields | {"micro_batch": 1}, where=where, catalog=catalog)
-    else:
-        first = parse(fields, where=where, catalog=catalog)
+        old = catalog.gpu(fields["gpu"]).lacks_bf16
+        fields["attention"] = "sdpa" if old else "flash"
+    try:
+        first = _parsed(fields, catalog, where)
+    except ScenarioError as error:
+        if not old or ": attention: " not in str(error):
+            raise
+        reason = f"gpu: given {fields['gpu']!r}, on which FlashAttention-2 does not run"
+        raise ScenarioError(str(error).replace("attention: ", f"{reason}; attention: ", 1)) from None
     batch = first.global_batch
     if "global_batch" not in fields and first.framework == "torch":
         step = first.data_parallel * first.micro_batch
@@ -145,6 +147,17 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     if first.rollout:
         fields.setdefault("rollout.batch", first.rollout.batch)
     return fields
+
+
+def _parsed(fields: Fields, catalog: Catalog, where: str) -> Scenario:
+    """The job with the framework's defaults, the micro batch among them unless it is more than a given batch."""
+    fields = {**next(rungs(fields), {}), **fields}
+    try:
+        return parse(fields, where=where, catalog=catalog)
+    except ScenarioError:
+        if "micro_batch" in fields:
+            raise
+        return parse(fields | {"micro_batch": 1}, where=where, catalog=catalog)
 
 
 def rungs(job: Fields) -> Iterator[Fields]:

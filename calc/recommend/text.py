@@ -50,7 +50,7 @@ def _memory(judged: Judged) -> dict[str, Any]:
         "phases": {p.name: p.moment.device_bytes for p in group.phases},
         "usable_bytes": group.usable_bytes,
         "slack_bytes": judged.slack,
-        "host_peak_bytes_per_node": max([p.moment.device_bytes for p in e.host_phases], default=0),
+        "host_peak_bytes_per_node": _host(judged),
     }
 
 
@@ -127,7 +127,14 @@ def _shown(title: str, c: Configuration, catalog: Catalog) -> Iterator[str]:
         f"  peak {gib(group.peak.moment.device_bytes)} ({gib(low)} to {gib(high)}) of {gib(group.usable_bytes)} in "
         f"{group.peak.name}; fits with probability {c.judged.estimate.fit_probability:.2f}"
     )
+    offload = c.scenario.offload
+    if (offload.optimizer or offload.parameters) and (host := _host(c.judged)):
+        yield f"  host memory {gib(host)} on each node"
     yield from _pace(c.throughput)
+
+
+def _host(judged: Judged) -> int:
+    return max([p.moment.device_bytes for p in judged.estimate.host_phases], default=0)
 
 
 def _failing(m: Miss, catalog: Catalog, title: str) -> Iterator[str]:
