@@ -31,6 +31,7 @@ RUNGS: tuple[Fields, ...] = (
     {"method": "qlora", "optimizer": "adamw"},
 )
 SHARDINGS = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
+ALONE = ("none", "zero2", "zero3", "fsdp1", "fsdp2")  # what differs on one GPU
 RANKS = (1, 2, 4, 8, 16)  # of one engine of vLLM
 # What vLLM may take of a card, in steps of a tenth; more than nine tenths leave no room for the context.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -215,7 +216,7 @@ def _free(fields: Fields) -> dict[str, Any]:
 def _choices(given: Fields) -> Iterator[dict[str, Any]]:
     """Every combination of what the branches of a job differ in, but for vLLM's tensor parallelism."""
     gpus = int(given.get("gpus", 1))
-    options: dict[str, tuple[Any, ...]] = {"sharding": SHARDINGS[1:] if gpus > 1 else ("none", "zero2", "zero3")}
+    options: dict[str, tuple[Any, ...]] = {"sharding": SHARDINGS[1:] if gpus > 1 else ALONE}
     if given["task"] in RL:
         options["rollout.engine"] = ("vllm", "hf")
     free = {name: values for name, values in options.items() if name not in given}
