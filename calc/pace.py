@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 from calc.catalog import Catalog
@@ -81,9 +80,3 @@ def _ranks(values: Sequence[float]) -> list[float]:
     """The rank of each value from 1, equal ones at their mean."""
     ordered = sorted(values)
     return [ordered.index(v) + (ordered.count(v) + 1) / 2 for v in values]
-
-
-def ordered_alike(pairs: Sequence[tuple[float, float]]) -> float:
-    """The share of two configurations whose order the estimate has right, of all that differ."""
-    differing = [(a, b) for a, b in combinations(pairs, 2) if a[1] != b[1]]
-    return sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in differing) / len(differing)

@@ -16,6 +16,7 @@ from typing import Any
 from calc import report
 from calc.catalog import Catalog, check_measurement, load
 from calc.estimate import estimate
+from calc.pace import pace
 from calc.residuals import RANGES, Residual, residual
 from calc.scenario import parse
 from calc.schema import InputError, parse_mapping, read_bytes, validator
@@ -37,7 +38,15 @@ def beside(record: Mapping[str, Any], where: str, catalog: Catalog) -> str:
     """The estimate of the record's scenario, and how it compares with what was seen."""
     scenario = parse(record["scenario"], where=f"{where}: scenario", catalog=catalog)
     shown = report.verdict(estimate(scenario, catalog), catalog.gpu(scenario.gpu).name)
-    return f"estimated: {shown}\nmeasured:  {_seen(residual(record, catalog))}\n"
+    return f"estimated: {shown}\nmeasured:  {_seen(residual(record, catalog))}\n{_paced(record, catalog)}"
+
+
+def _paced(record: Mapping[str, Any], catalog: Catalog) -> str:
+    """A line on the record's rate, where it has one that the catalog can be asked about."""
+    found = pace(record, catalog) if "measured_rate" in record else None
+    if found is None:
+        return ""
+    return f"step:      estimated {found.predicted:.3g} s, measured {found.measured:.3g} s, {found.error:+.1%}\n"
 
 
 def _seen(r: Residual) -> str:

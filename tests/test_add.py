@@ -58,9 +58,23 @@ def test_without_a_file_nothing_is_written(
     assert not FILE.exists()
 
 
+def test_a_rate_is_compared_with_the_estimated_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thousand seconds are far off; fp32 has no rate, and then nothing is said."""
+    rate = {"measured_rate": {"unit": "step_seconds", "value": 1000}}
+    assert run(monkeypatch, tmp_path, RECORD | rate) == 0
+    shown = capsys.readouterr().out.splitlines()[-1]
+    assert shown.startswith("step:      estimated ") and "measured 1e+03 s, -100.0%" in shown
+    unrated = RECORD | rate | {"scenario": RECORD["scenario"] | {"precision": "fp32"}}
+    assert run(monkeypatch, tmp_path, unrated) == 0
+    assert "step:" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
+        ({"measured_rate": {"unit": "it/s", "value": 1}}, "measured_rate.unit: given 'it/s', allowed: step_seconds, "),
         ({"metric": "peak"}, "metric: given 'peak', allowed: allocated, "),
         (
             {"id": "traced/qwen2.5-0.5b/sft/s512/mb4"},

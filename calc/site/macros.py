@@ -349,6 +349,10 @@ class Macros:
         shown = tables.NOT_PUBLISHED if found is None else f"{found:.0f}" + (" %" if what != "count" else "")
         return self._say(f"speed_error({what})", shown)
 
+    def speed_constants(self) -> str:
+        """Every constant of a step time, with its source."""
+        return self._place(speed.constants())
+
     def speed_tables(self) -> str:
         """Estimated step times against published ones: by source, and one by one."""
         return "\n\n".join(self._place(table) for table in (speed.by_source(), speed.each()))

@@ -14,7 +14,8 @@ from calc.rules import PAIRED
 from calc.site import answers, ledgers
 from calc.site.answers import Answer
 from calc.site.tables import Cell, Column, Table
-from calc.throughput import Term, Throughput
+from calc.throughput import Term, Throughput, rates, rollout, training, work
+from calc.throughput.terms import Constant
 
 TRAFFIC = ("gather", "reduce", "all-reduce")
 RESTS_ON = (
@@ -100,6 +101,28 @@ def compare(answered: Mapping[str, Answer], table_id: str, caption: str, items: 
     return Table(table_id, caption, columns, tuple(rows), ledgers.describe(first), versions=answers.versions())
 
 
+def constants() -> Table:
+    """Every number of the step time that no formula gives, with its source."""
+    columns = (
+        Column("name", "Name"),
+        Column("what", "What it is"),
+        Column("value", "Value"),
+        Column("status", "Status"),
+        Column("source", "Where it comes from"),
+    )
+    found: list[tuple[str, Constant]] = []
+    for module in (rates, work, training, rollout):
+        for name, value in vars(module).items():
+            if isinstance(value, Constant):
+                found.append((name, value))
+            elif isinstance(value, dict):
+                found += [(f"{name}, {key}", one) for key, one in value.items() if isinstance(one, Constant)]
+    rows = [(Cell(n), Cell(c.what), Cell(f"{c:.3g}"), Cell(c.status), Cell(c.source)) for n, c in found]
+    caption = "What is read off measurements or assumed: every constant of a step time"
+    note = "A calibrated constant was set by the record named, which is left out of all errors."
+    return Table("speed-constants", caption, columns, tuple(rows), note, versions=answers.versions())
+
+
 def by_source() -> Table:
     """Errors of estimated step times by source, and how well a source's jobs are put in order."""
     columns = (
@@ -131,8 +154,8 @@ def each() -> Table:
     """Every published rate beside the estimate."""
     columns = (
         Column("record", "Record"),
-        Column("estimated", "Estimated step", "s", "number", 2),
-        Column("measured", "Measured step", "s", "number", 2),
+        Column("estimated", "Estimated step", "s", "number", 3),
+        Column("measured", "Measured step", "s", "number", 3),
         Column("error", "Error", "%", "number", 1),
         Column("bound", "Most of the estimate"),
     )

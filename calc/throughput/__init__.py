@@ -13,7 +13,7 @@ from calc.scenario import Scenario, framework
 from calc.throughput.rates import Rates, rated
 from calc.throughput.rollout import generated, served, swapped, synced
 from calc.throughput.terms import Term, Unrated, within
-from calc.throughput.update import Load, update
+from calc.throughput.training import Load, update
 
 __all__ = ["Term", "Throughput", "Unrated", "node_of", "throughput"]
 

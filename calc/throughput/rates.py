@@ -9,45 +9,57 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from calc.catalog import GPU, Node
-from calc.throughput.terms import Unrated
+from calc.throughput.terms import Constant, Unrated
 
 GIGA = 1e9
-# What a plain large multiplication reaches of the best among many shapes: 215.3 TFLOPS on an A800 PCIe (fp16, n = 8192,
-# mli/transformers-benchmarks issue 4) of 256.4 on the same chip, the A100 PCIe (stas00/ml-engineering).
-PLAIN = 215.3 / 256.4
-# Share of the peak that large multiplications reach. The best of many shapes in bf16, stas00/ml-engineering,
-# compute/accelerator: A100 SXM 271 of 312, H100 SXM 794 of 989, B200 1745 of 2250, MI300X 668 of 1300, MI250X 147 of
-# 191.5. A plain one on the RTX 4090: 158.6 of 165.2 (mli/transformers-benchmarks issue 4).
+STAS = "stas00/ml-engineering, compute/accelerator, best of many shapes in bf16"
+MLI = "https://github.com/mli/transformers-benchmarks/issues/4"
+NCCL = "https://github.com/NVIDIA/nccl/issues"
+_LARGE = "share of the peak that large multiplications reach"
+_FLASH = "share of the peak that FlashAttention-2 reaches"
+
+PLAIN = Constant(
+    215.3 / 256.4, "what a plain large multiplication reaches of the best among many shapes", "published",
+    f"A800 PCIe, fp16, n = 8192: 215.3 TFLOPS ({MLI}); the same chip, A100 PCIe, at its best: 256.4 ({STAS})",
+)  # fmt: skip
 MATRIX = {
-    "Ampere": 271 / 312 * PLAIN,
-    "Hopper": 794 / 989 * PLAIN,
-    "Blackwell": 1745 / 2250 * PLAIN,
-    "Ada Lovelace": 158.6 / 165.2,
-    "CDNA 3": 668 / 1300 * PLAIN,
-    "CDNA 2": 147 / 191.5 * PLAIN,
+    "Ampere": Constant(271 / 312 * PLAIN, _LARGE, "published", f"A100 SXM 271 of 312 TFLOPS, {STAS}; times PLAIN"),
+    "Hopper": Constant(794 / 989 * PLAIN, _LARGE, "published", f"H100 SXM 794 of 989, {STAS}; times PLAIN"),
+    "Blackwell": Constant(1745 / 2250 * PLAIN, _LARGE, "published", f"B200 1745 of 2250, {STAS}; times PLAIN"),
+    "Ada Lovelace": Constant(158.6 / 165.2, _LARGE, "published", f"RTX 4090, fp16, n = 8192: 158.6 of 165.2, {MLI}"),
+    "CDNA 3": Constant(668 / 1300 * PLAIN, _LARGE, "published", f"MI300X 668 of 1300, {STAS}; times PLAIN"),
+    "CDNA 2": Constant(147 / 191.5 * PLAIN, _LARGE, "published", f"MI250X 147 of 191.5, {STAS}; times PLAIN"),
 }
-MATRIX_OTHER = 0.65  # assumed: no source for cards of other architectures
-# Share of the peak that FlashAttention-2 reaches: forward 362 of 989 TFLOPS on the H100 (2048 tokens, heads of 128; the
-# FlashAttention-3 paper, arXiv:2407.08608, figure 5), 50 to 73 % on the A100 (arXiv:2307.08691, abstract), the middle.
-FLASH = {"Ampere": 0.60, "Hopper": 362 / 989}
-FLASH_OTHER = 0.45  # assumed
-# Share of a card's memory bandwidth that kernels reading and writing once reach: 1.80 of 2.04 TB/s on the A100
-# (forums.developer.nvidia.com/t/339083), 1727 of 1935 GB/s on the A800 (mli/transformers-benchmarks issue 4).
-MEMORY = 0.88
-# Share of a link's bandwidth that a ring reaches: 235 of 300 GB/s in the HGX A100 (hardware/nodes/hgx-a100.yaml).
-BUS = 235 / 300
-# Without peer-to-peer each byte crosses PCIe into host memory and out of it again, and all cards share the host. Of
-# 32 GB/s, eight L20 on PCIe Gen4 reached 6.13 through shared memory, the mean over messages of up to 512 MB, as gathers
-# of single modules are (NVIDIA/nccl issue 1817). Single reports reach from a few GB/s to 0.44 of the link (issue 1639).
-THROUGH_HOST = 6.13 / 32
-# GB/s of 16 lanes in one direction, by PCIe generation, and what copies reach of it: 56 of 63 GB/s (Gen5, voipmonitor,
-# rtx6kpro, hardware/pcie-bandwidth.md).
-PCIE = {3: 16.0, 4: 32.0, 5: 64.0}
-PCIE_COPY = 56 / 63
-NETWORK_GBS = 12.5  # assumed for a node whose network the catalog does not know: 100 Gb/s
-# Bytes a second that CPU Adam gets through on one node: DeepSpeed's steps 10 billion parameters in 2.57 s
-# (ZeRO-Offload, arXiv:2101.06840, table 4), reading and writing 28 bytes for each.
-CPU_ADAM = 28 * 10e9 / 2.57
+MATRIX_OTHER = Constant(0.65, f"{_LARGE}, other architectures", "assumed", "no source")
+FLASH = {
+    "Ampere": Constant(0.60, _FLASH, "published", "50 to 73 % on the A100, arXiv:2307.08691, abstract; the middle"),
+    "Hopper": Constant(
+        362 / 989, _FLASH, "published", "H100, forward, 2048 tokens, heads of 128: 362 of 989, arXiv:2407.08608"
+    ),
+}
+FLASH_OTHER = Constant(0.45, f"{_FLASH}, other architectures", "assumed", "no source")
+MEMORY = Constant(
+    0.88, "share of a card's memory bandwidth that kernels reading and writing once reach", "published",
+    f"A100 1.80 of 2.04 TB/s, https://forums.developer.nvidia.com/t/339083; A800 1727 of 1935 GB/s, {MLI}",
+)  # fmt: skip
+BUS = Constant(
+    235 / 300, "share of a link's bandwidth that a ring reaches", "published", "HGX A100, hardware/nodes/hgx-a100.yaml"
+)
+THROUGH_HOST = Constant(
+    6.13 / 32, "the same where cards reach each other through host memory alone", "published",
+    "eight L20 on PCIe Gen4 through shared memory, the mean over messages of up to 512 MB, as gathers of single "
+    f"modules are: {NCCL}/1817. Single reports go up to 0.44 of the link ({NCCL}/1639).",
+)  # fmt: skip
+PCIE = {3: 16.0, 4: 32.0, 5: 64.0}  # GB/s of 16 lanes in one direction, by generation
+PCIE_COPY = Constant(
+    56 / 63, "share of PCIe that copies from and to pinned memory reach", "published",
+    "copies between cards, Gen5, voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md",
+)  # fmt: skip
+NETWORK_GBS = Constant(12.5, "network of a node that the catalog does not know, GB/s", "assumed", "100 Gb/s Ethernet")
+CPU_ADAM = Constant(
+    28 * 10e9 / 2.57, "bytes a second that CPU Adam gets through on one node", "published",
+    "10 billion parameters in 2.57 s, ZeRO-Offload, arXiv:2101.06840, table 4, at 28 bytes each",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from calc.architecture import Architecture, parameters
 from calc.keeps import Keeps, Stage
 from calc.memory import kv_cache
+from calc.placement import FORMATS
 from calc.scenario import Scenario
 from calc.throughput import traffic, work
 from calc.throughput.rates import Rates
-from calc.throughput.terms import Term
-from calc.throughput.update import GATHERS, WEIGHT
+from calc.throughput.terms import Constant, Term
+from calc.throughput.training import GATHERS
 
-# Host time of one of vLLM's steps that the GPU waits for, scheduling and sampling; assumed.
-ENGINE_STEP = 2e-3
+ENGINE_STEP = Constant(
+    2e-3, "seconds of one of vLLM's steps that the GPU waits for its scheduler and sampler", "assumed", "no source"
+)
 
 
 def prefill(tokens: float, length: float, c: work.Counts, shards: int, r: Rates) -> list[Term]:
@@ -121,7 +123,7 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
     for role in keeps.roles:
         own = s.role(role.name) or s
         count, ranks = parameters(own.architecture), own.data_parallel
-        weight = WEIGHT[own.precision]
+        weight = FORMATS[own.precision][0]
         per = (weight if "weights" in role.leaves else 0) + (2 * 4 if "states" in role.leaves else 0)
         if per:
             yield traffic.copied(count, 2 * per, ranks, r.pcie)._replace(name=f"{role.name}: swap")

@@ -10,6 +10,24 @@ class Unrated(ValueError):
     """No rate is known for something that a job needs; its text is one line that says for what."""
 
 
+class Constant(float):
+    """A number that no formula gives: what it is, and where it comes from.
+
+    `status`: `published`, read off somebody's measurement; `calibrated` on a published record, which then judges
+    nothing; or `assumed`.
+    """
+
+    def __new__(cls, value: float, what: str, status: str, source: str) -> Constant:
+        """The number `value`."""
+        made = super().__new__(cls, value)
+        made.what, made.status, made.source = what, status, source
+        return made
+
+    what: str
+    status: str
+    source: str
+
+
 class Term(NamedTuple):
     """A part of the step's time.
 

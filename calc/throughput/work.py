@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from calc.architecture import Architecture, Head, linears, tensors
-from calc.throughput.terms import Term
+from calc.throughput.terms import Constant, Term
 
 # Bytes a token and layer that eager kernels read and write beside multiplications, in bf16: RMSNorm in fp32 takes
 # 36·h (casts 6 and 6, square 8, mean 4, product 8, weight 4), a residual 6·h, RoPE 20 for each query and key element
@@ -26,12 +26,15 @@ BACKWARD = 2.0  # backward reads what forward kept and a gradient for each tenso
 # Kernels that the host launches for a layer's forward: 12 for two norms, 8 for RoPE, 14 for linears with their views,
 # 6 for the MLP, attention and residuals; 7 for each adapter.
 KERNELS, ADAPTER_KERNELS = 40, 7
-# Seconds of the host for each, Python and autograd included. Calibrated on one record, published/qwen1-1.8B-LoRA-256,
-# whose time does not change with the length; it is not counted in the errors.
-LAUNCH = 15e-6
-# Seconds that ZeRO-3's hooks take to fetch and release a module. DeepSpeed PR 1188: the forward of a BERT of 64 layers,
-# with 8 modules that have parameters each, takes 270 ms against 60 ms under ZeRO-2, of which 38 ms are its gathers.
-HOOK = (0.270 - 0.060 - 0.038) / (64 * 8)
+LAUNCH = Constant(
+    15e-6, "seconds of the host for each kernel, Python and autograd included", "calibrated",
+    "published/qwen1-1.8B-LoRA-256, whose time does not change with the length up to 512 tokens",
+)  # fmt: skip
+HOOK = Constant(
+    (0.270 - 0.060 - 0.038) / (64 * 8), "seconds that ZeRO-3's hooks take to fetch and release a module", "published",
+    "https://github.com/deepspeedai/DeepSpeed/pull/1188: the forward of a BERT of 64 layers, 8 modules with parameters "
+    "in each, takes 270 ms, 60 ms under ZeRO-2 (issue 1174); 38 ms of it are its gathers",
+)  # fmt: skip
 
 
 class Counts(NamedTuple):
@@ -197,6 +200,13 @@ def scores(tokens: float, length: float, heads: int, p: Passes, shards: int, ban
 def modules(c: Counts, a: Adapters) -> int:
     """Modules with parameters of their own, which ZeRO-3 fetches one by one: an adapter is two."""
     return c.modules + 2 * a.linears
+
+
+def cast(elements: float, micro: int, p: Passes, bandwidth: float) -> Term:
+    """Under autocast fp32 weights become bf16 in every forward of every micro-batch: four bytes read, two written."""
+    passes = p.forward + p.again
+    values = {"m": micro, "M": elements, "n": passes, "B": bandwidth}
+    return Term("casts", 6 * micro * elements * passes / bandwidth, "6·m·M·n/B", values, "throughput#matrix")
 
 
 def launched(layers: int, a: Adapters, micro: int, p: Passes, hooked: int, busy: float) -> Term:

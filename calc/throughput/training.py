@@ -9,7 +9,7 @@ from calc.architecture import Head, parameters
 from calc.scenario import Scenario
 from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, Rates
-from calc.throughput.terms import Term
+from calc.throughput.terms import Constant, Term
 
 # Bytes that a logit is read and written with, forward and backward, counted in the code of each path: a copy to fp32
 # (6), log-softmax (8), its backward (12), the cast back (6) and the head's own reads (4); a fused kernel writes a
@@ -17,9 +17,16 @@ from calc.throughput.terms import Term
 PER_LOGIT = {"full": 44.0, "chunked": 36.0, "fused": 12.0}
 SCORED = 18.0  # log-probabilities without gradient: cast, log-softmax, gather
 GATHERS = {"zero3", "fsdp1", "fsdp2"}
-# The share of its traffic that a framework starts early enough to run beside computation; assumed. ZeRO-1 and ZeRO-2
-# wait, as DeepSpeed's overlap_comm is off by default.
-OVERLAP = {"zero3": 0.5, "fsdp1": 0.9, "fsdp2": 0.9, "ddp": 0.7, "zero1": 0.0, "zero2": 0.0, "none": 0.0}
+_HIDES = "share of its collectives that it can hide behind computation"
+_PREFETCH = "it gathers ahead, as far as buckets of modules allow"
+OVERLAP = {
+    "zero3": Constant(0.5, _HIDES, "assumed", _PREFETCH),
+    "fsdp1": Constant(0.9, _HIDES, "assumed", "a layer is gathered while the one before runs"),
+    "fsdp2": Constant(0.9, _HIDES, "assumed", "a layer is gathered while the one before runs"),
+    "ddp": Constant(0.7, _HIDES, "assumed", "buckets are reduced while backward goes on"),
+    "zero1": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
+    "zero2": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
+}
 # Numbers that a step reads and writes for each parameter beside states in 8 bits: gradient, weight, and two moments for
 # Adam. Fused kernels pass once; foreach and single tensors once for each operation (torch optim/adamw.py: weight decay
 # 2, the moments 3 and 5, square root 2, two divisions 4, the update 4). Clipping the norm reads the gradient, reads and
@@ -30,7 +37,6 @@ CLIPPED = 3
 EIGHT_BIT = 4.0  # bytes of two moments of a byte each, read and written, beside weight and gradient in bitsandbytes
 # DeepSpeed's flat partitions: bf16 gradients made fp32, their norm, unscaled, FusedAdam, weights back in bf16
 FLAT = 6 + 4 + 8 + 28 + 6
-WEIGHT = {"bf16": 2, "mixed": 2, "fsdp-mixed": 4, "autocast": 4, "fp32": 4}  # bytes of a stored weight
 
 
 class Load(NamedTuple):
@@ -62,14 +68,18 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     a = work.adapters(s.architecture, s.lora.rank, s.lora.targets) if trained and s.lora else work.NO_ADAPTERS
     n = s.tensor_parallel * s.context_parallel * s.pipeline_parallel
     tokens = load.tokens
+    # selective checkpointing computes the core of eager attention again, and nothing else
+    core = p._replace(again=1.0) if trained and s.checkpointing == "selective" and s.attention == "eager" else p
     computed = [
         work.matrix(tokens, c, a, p, n, r.matrix),
-        work.attention(tokens, load.length, c, p, s.attention != "eager", n, r.flash),
+        work.attention(tokens, load.length, c, core, s.attention != "eager", n, r.flash),
         work.elementwise(tokens, c, a, p, n, r.memory, 4 if s.lora and s.lora.dtype == "fp32" else 2),
     ]
     if s.attention == "eager":
         heads = s.architecture.heads * s.architecture.layers
-        computed.append(work.scores(tokens, load.length, heads, p, n, r.memory))
+        computed.append(work.scores(tokens, load.length, heads, core, n, r.memory))
+    if s.precision == "autocast":
+        computed.append(work.cast((c.layers + c.head) / n, load.micro, p, r.memory))
     if head == "lm":
         per_logit = PER_LOGIT[s.loss] if trained else SCORED
         computed.append(work.vocabulary(tokens, s.architecture.vocab, per_logit, n, r.memory))
@@ -83,18 +93,19 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
         computed.append(traffic.bubble(s.pipeline_parallel, load.micro, busy))
     elements = parameters(s.architecture, head=head) + a.elements
     changed = a.elements if s.lora else elements
-    moved = [*sharded(s, r, load, elements / n, changed / n, p), *split(s, r, load, p)]
+    moved = list(sharded(s, r, load, elements / n, changed / n, p))
     exchanged = sum([t.seconds for t in moved])
     if exchanged:
         moved.append(traffic.hidden(exchanged, OVERLAP[s.sharding], busy))
     yield from computed
     yield from moved
+    yield from split(s, r, load, p)
     if trained:
         yield from stepping(s, r, load, elements / n, changed / n, p)
 
 
 def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Iterator[Term]:
-    """The data-parallel ranks' collectives, by stage.
+    """The data-parallel ranks' collectives, by stage: in 16 bits, under autocast in the weights' own fp32.
 
     Stage 3 and FSDP gather all weights, frozen or not, for forward and for backward of every micro-batch, whatever its
     length; a layer that is computed again for its backward stays gathered (DeepSpeed's `max_reuse_distance`).
@@ -102,7 +113,7 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, 
     ranks = s.data_parallel
     if ranks == 1:
         return
-    bus, b = r.link(s.gpus), 2
+    bus, b = r.link(s.gpus), 4 if s.precision == "autocast" else 2
     if s.sharding in GATHERS:
         gathered = 0.5 if s.method == "qlora" else b
         yield traffic.collective("gather", elements, gathered, load.micro * (1 + p.inputs), ranks, bus)
@@ -120,7 +131,10 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, 
 
 
 def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
-    """The collectives of ranks that share a sequence: two all-reduces a layer, or keys and values passed on."""
+    """The collectives of ranks that share a sequence, which hide behind nothing.
+
+    Two all-reduces a layer and pass for tensors, keys and values passed on for context.
+    """
     arch, rows = s.architecture, p.forward + p.again + p.inputs
     if s.tensor_parallel > 1:
         width = load.tokens / s.context_parallel * arch.hidden * arch.layers / s.pipeline_parallel

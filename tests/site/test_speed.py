@@ -1,0 +1,69 @@
+"""Step times as tables: the sums that they show, and what stands there where nothing was published."""
+
+from __future__ import annotations
+
+import pytest
+
+from calc.catalog import load
+from calc.pace import judging, paces
+from calc.site import answers, speed
+from calc.site.tables import to_dict
+from calc.throughput.work import HOOK, LAUNCH
+
+SLOW = {
+    "model": "llama-3-8b",
+    "task": "rm",
+    "framework": "openrlhf==0.3",
+    "gpu": "rtx4090",
+    "gpus": 6,
+    "method": "lora",
+    "sharding": "zero3",
+    "checkpointing": "full",
+    "micro_batch": 1,
+    "global_batch": 126,
+    "seq_len": 4096,
+}
+
+
+def test_terms_add_up_to_the_step() -> None:
+    rows = to_dict(speed.terms(answers.ask(SLOW), "x", "caption", "../"))["rows"]
+    assert rows[-1]["term"] == "one step"
+    assert sum(row["seconds"] for row in rows[:-1]) == pytest.approx(rows[-1]["seconds"], abs=0.01)
+    assert all(row["formula"] and row["values"] for row in rows[:-1])
+
+
+def test_jobs_side_by_side_take_hours_for_the_same_pairs() -> None:
+    answered = {"slow": answers.ask(SLOW), "fast": answers.ask({**SLOW, "sharding": "zero2"})}
+    table = to_dict(speed.compare(answered, "x", "caption", 126_000))
+    slow, fast = table["rows"]
+    assert (slow["times"], fast["times"]) == (1, pytest.approx(slow["step"] / fast["step"], rel=0.01))
+    assert slow["hours"] == pytest.approx(slow["step"] * 1000 / 3600, abs=0.1)
+    assert slow["traffic"] > 5 * fast["traffic"]
+    assert "126,000 pairs" in [column.title for column in speed.compare(answered, "x", "c", 126_000).columns]
+
+
+def test_every_judging_record_is_counted_in_its_source_and_in_all() -> None:
+    rows = to_dict(speed.by_source())["rows"]
+    everyone = judging(paces(load()))
+    assert rows[-1]["source"] == speed.ALL
+    assert rows[-1]["records"] == sum(row["records"] for row in rows[:-1]) == len(everyone) == len(speed.each().rows)
+    assert speed.error("count") == len(everyone)
+    assert speed.error("median") == pytest.approx(rows[-1]["median"], abs=0.05)
+    with pytest.raises(ValueError, match="no 'mean'; there is count, median, worst"):
+        speed.error("mean")
+
+
+def test_nothing_published_is_an_empty_table_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "residuals", tuple)
+    assert speed.by_source().rows == speed.each().rows == ()
+    assert speed.error("median") is None
+
+
+def test_every_constant_stands_with_its_source() -> None:
+    rows = {row["name"]: row for row in to_dict(speed.constants())["rows"]}
+    assert rows["LAUNCH"]["status"] == LAUNCH.status == "calibrated"
+    assert rows["HOOK"]["value"] == f"{HOOK:.3g}"
+    assert {"MATRIX, Ampere", "FLASH, Hopper", "OVERLAP, zero3", "ENGINE_STEP", "CPU_ADAM"} <= rows.keys()
+    assert all(row["source"] and row["status"] in ("published", "calibrated", "assumed") for row in rows.values())
+    rates = [r["measured_rate"] for r in load().measurements if "measured_rate" in r]
+    assert {rate.get("calibrates") for rate in rates} == {None, "LAUNCH in calc/throughput/work.py"}
