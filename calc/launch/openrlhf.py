@@ -179,7 +179,7 @@ def notes(s: Scenario) -> Iterator[str]:
         yield "roles share GPUs without vLLM only where training is asynchronous: --train.async_enable"
     yield f"--data.max_len bounds prompt and response together; keep prompts within prompt_len {s.prompt_len}"
     yield from shell.unsaid(s, *UNSAID)
-    yield from shell.unsaid_of_roles(s, ("offload.parameters", "reward.model"))
+    yield from shell.unsaid_of_roles(s, ("offload.parameters",))
     if s.has("critic") and (batch := own(s, "critic").global_batch) != own(s, "actor").global_batch:
         yield f"roles.critic.global_batch {batch}: openrlhf has one --train.batch_size for both"
     yield from shell.common_notes(s)

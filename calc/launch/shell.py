@@ -111,7 +111,8 @@ def unsaid(s: Scenario, *places: str) -> Iterator[str]:
 def unsaid_of_roles(s: Scenario, sayable: Iterable[str] = ()) -> Iterator[str]:
     """A note for each field of a frozen role that is neither the trained role's nor what the framework does anyway.
 
-    `sayable` names the fields of such roles that have flags, `offload.parameters`, or of one, `reference.model`.
+    `sayable` names the fields of such roles that have flags, `offload.parameters`, or of one, `reference.model`; a
+    reward model always has one.
     """
     said = flatten(s.as_dict())
     for name, differs in s.roles.items():
@@ -119,7 +120,7 @@ def unsaid_of_roles(s: Scenario, sayable: Iterable[str] = ()) -> Iterator[str]:
             continue
         trained = s.role("actor") or s
         for place, value in differs.items():
-            if place == "gpus" or place in sayable or f"{name}.{place}" in sayable:
+            if place == "gpus" or {place, f"{name}.{place}"} & {*sayable, "reward.model"}:
                 continue
             does = _does(s, f"roles.{name}.{place}", said)
             does = _field(trained, place) if does is None else does

@@ -43,7 +43,7 @@ def launch(s: Scenario) -> Launch:
     command = shell.command(f"trl {COMMANDS[s.task]}", [*files_and_nodes(trainer), *flags(s, trainer)])
     found = files(trainer)
     if s.rollout and s.placement == "separate":
-        serves = server(s)
+        serves = server(s, trainer)
         if one_node(s):
             gpus = [_ids(trainer.gpus, s.rollout.gpus), _ids(0, trainer.gpus)]
             command = f"CUDA_VISIBLE_DEVICES={gpus[0]} {serves} &\nCUDA_VISIBLE_DEVICES={gpus[1]} {command}"
@@ -129,14 +129,19 @@ def one_node(s: Scenario) -> bool:
     return s.gpus <= s.gpus_per_node
 
 
-def server(s: Scenario) -> str:
-    """The vLLM server that a trainer on other GPUs needs."""
+def server(s: Scenario, trainer: Scenario) -> str:
+    """The vLLM server that a trainer on other GPUs needs, within one node."""
     assert s.rollout
     replicas = s.rollout.gpus // s.rollout.tensor_parallel
     if replicas > 1 and not s.architecture.experts:  # trl/scripts/vllm_serve.py, data_parallel_size
         raise LaunchError(
             f"rollout.tensor_parallel: given {s.rollout.tensor_parallel} on {s.rollout.gpus} GPUs, allowed with trl: "
             f"{s.rollout.gpus}; vLLM serves no replicas of a model without experts"
+        )
+    if not one_node(s) and (s.rollout.gpus > s.gpus_per_node or nodes(trainer) == s.nodes):
+        raise LaunchError(
+            f"rollout.gpus: given {s.rollout.gpus} beside a trainer on {nodes(trainer)} of {s.nodes} nodes, allowed "
+            f"for a command of trl: at most {s.gpus_per_node}, on a node without the trainer"
         )
     return shell.command(
         "trl vllm-serve",

@@ -63,6 +63,7 @@ ROLLOUTS = tuple(
 ROLES: tuple[dict[str, Any], ...] = (
     {}, {"roles.reference": "none"}, {"roles.reward": "none", "roles.reference": {}}, {"roles.critic": OTHER},
     {"roles.reward": OTHER, "roles.reference": {"offload.parameters": True}},
+    {"roles.reward": OTHER | {"offload.parameters": True}}, {"roles.reward": OTHER, "roles.critic": OTHER},
     {"roles.reference": {"precision": "bf16", "micro_batch": 4}},
 )  # fmt: skip
 APART: tuple[dict[str, Any], ...] = (
@@ -92,7 +93,7 @@ def verl() -> Iterator[dict[str, Any]]:
     steps = ({}, {"optimizer_impl": "fused"}, {"optimizer_impl": "single"})
     for task in ("ppo", "grpo", "reinforce++"):
         held = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, ATTENTIONS, steps, BATCHES, LENGTHS)
-        roles = (*ROLES[:3], ROLES[5], *(critics[1:] if task == "ppo" else ()))
+        roles = (*ROLES[:3], ROLES[-1], *(critics[1:] if task == "ppo" else ()))
         yield from joined(VERL, task, *held, ROLLOUTS, roles, ({"rollout.n": 4},), MACHINES[1:])
 
 

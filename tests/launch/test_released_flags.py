@@ -100,6 +100,7 @@ def check_openrlhf(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
     script, own = words[start + 1].rpartition(".")[2], words[start + 2 :]
     args = [vars(openrlhf(packages.release("openrlhf", v), script).parse_args(own)) for v in VERSIONS["openrlhf"]]
     said = args[-1]
+    assert said["data.prompt_dataset" if s.rollout else "data.dataset"] == "${DATASET}"
     assert said["ds.grad_accum_dtype"] in grad_dtypes(packages)
     assert said["ds.lora.target_modules"] == "all-linear" or (s.lora and s.lora.targets != "all-linear")
     fields = {
@@ -214,6 +215,9 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
     actor, rollout, model = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
     assert said["trainer.nnodes"] * said["trainer.n_gpus_per_node"] == s.gpus
     assert said["algorithm.adv_estimator"].replace("gae", "ppo").replace("_plus_plus", "++") == s.task
+    assert (said["data.train_files"], said["data.val_files"]) == ("${TRAIN_FILES}", "${VAL_FILES}")
+    assert said["data.filter_overlong_prompts"]  # else a long prompt is an error (data.truncation)
+    assert said[f"{model}.use_fused_kernels"] is False  # loss: full
     asked = said[f"{actor}.use_kl_loss"] or said["algorithm.use_kl_in_reward"]
     assert asked == s.has("reference")
     fields = {
@@ -316,6 +320,7 @@ def check_trl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
         fields["lora.targets"] = "all-linear" if targets == ["all-linear"] else targets
         assert (said.get("lora_task_type") == "SEQ_CLS") == (s.task == "rm")
     assert said["model_name_or_path"] == hf(s, "actor" if s.rollout else "")
+    assert said["dataset_name"] == "${DATASET}"
     if not s.rollout:
         fields["seq_len"] = said["max_length"]
         assert said.get("packing", False) == s.packing
