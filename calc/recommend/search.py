@@ -164,12 +164,15 @@ class Search:
                 self._serves[b, place[:-1]] = judged.serves
         return self._judged[key]
 
-    def trainer(self, b: int, place: Place) -> Hashable:
-        """What the memory of all that trains and scores follows from where vLLM is asleep or elsewhere."""
+    def trainer(self, b: int, place: Place, *, one_rank: bool = False) -> Hashable:
+        """What the memory of all that trains and scores follows from where vLLM is asleep or elsewhere.
+
+        `one_rank`: as if each engine had one GPU, which needs no more.
+        """
         branch = self.branches[b]
         rollout = branch.base.rollout
-        alone = rollout is None or rollout.tensor_parallel == 1
-        return branch.kin, alone, place[: branch.turns], branch.micro(place)
+        one_rank = one_rank or rollout is None or rollout.tensor_parallel == 1
+        return branch.kin, one_rank, place[: branch.turns], branch.micro(place)
 
     def bound(self, b: int, place: Place) -> float:
         """No more than the step time of a place and of all behind it; 0 where the framework refuses it."""
@@ -181,7 +184,7 @@ class Search:
         asleep = leans[: len(leans) - bool(branch.shares)]
         return self.clock.bound(
             (rollout.gpus, rollout.tensor_parallel, leans),
-            (self.trainer(b, place), asleep),
+            (self.trainer(b, place, one_rank=True), asleep),
             lambda: self.scenario(b, place),
         )
 
@@ -230,7 +233,7 @@ class Search:
 
         def fits(value: int) -> bool:
             at = (*lean[:axis], value, *lean[axis + 1 :])
-            trains = self._trains.get(self.trainer(b, at)) if axis == len(place) - 1 else None
+            trains = self._trains.get(self.trainer(b, at, one_rank=True)) if axis == len(place) - 1 else None
             return self.possible(b, at) if trains is None else trains
 
         last = branch.leanest[axis]
@@ -252,7 +255,7 @@ class Search:
     def possible(self, b: int, place: Place) -> bool:
         """Whether the device does not speak against a place and all that is hungrier."""
         trains = self._trains.get(self.trainer(b, place))
-        if trains is False:
+        if trains is False or self._trains.get(self.trainer(b, place, one_rank=True)) is False:
             return False
         serves = self._serves.get((b, place[:-1]))
         if trains is not None and serves is not None:
