@@ -11,7 +11,7 @@ from typing import Any
 
 from calc.catalog import load
 from calc.recommend import recommend
-from calc.recommend.answer import Problem
+from calc.recommend.problem import Problem
 
 ON_EIGHT: dict[str, Any] = {"model": "llama-3-8b", "gpu": "h100-sxm", "gpus": 8, "method": "full"}
 JOBS: dict[str, dict[str, Any]] = {

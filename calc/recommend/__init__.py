@@ -10,7 +10,8 @@ method is left open the answer is full fine-tuning if that fits anywhere, first 
 
 from __future__ import annotations
 
-from calc.recommend.answer import Configuration, Miss, Recommendation, recommend
+from calc.recommend.answer import Recommendation, recommend
 from calc.recommend.machines import Machine, Smallest, smallest
+from calc.recommend.problem import Configuration, Miss
 
 __all__ = ["Configuration", "Machine", "Miss", "Recommendation", "Smallest", "recommend", "smallest"]

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from calc.architecture import parameters
 from calc.catalog import GPU, Catalog, load
-from calc.recommend.answer import COUNTS, Problem, Recommendation, recommend
+from calc.recommend.answer import Recommendation, recommend
+from calc.recommend.problem import COUNTS, Problem
 from calc.scenario import ScenarioError
 from calc.schema import InputError
 

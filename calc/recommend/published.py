@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from calc.catalog import Catalog
-from calc.recommend.answer import Configuration
 from calc.recommend.machines import smallest
+from calc.recommend.problem import Configuration
 from calc.rules import flatten
 
 SOURCE = (
@@ -62,7 +62,8 @@ def _grpo(model: str, gpu: str, prompt: int, response: int, batch: int, **more: 
     """A GRPO job of the table: five responses to a prompt, and a reference model (`use_kl_loss` in every script)."""
     return {
         "model": model, "task": "grpo", "gpu": gpu, "framework": "verl==0.4", "roles.reference": {},
-        "prompt_len": prompt, "response_len": response, "rollout.n": 5, "rollout.batch": batch, "method": "full", **more,
+        "prompt_len": prompt, "response_len": response, "rollout.n": 5, "rollout.batch": batch, "method": "full",
+        **more,
     }  # fmt: skip
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from calc.catalog import Catalog
-from calc.recommend.answer import Configuration, Miss, Recommendation
+from calc.recommend.answer import Recommendation
 from calc.recommend.machines import Smallest
+from calc.recommend.problem import Configuration, Miss
 from calc.recommend.search import Judged
 from calc.report import deciding, lengths, rollout
 from calc.throughput import Throughput

@@ -1,4 +1,4 @@
-"""Random jobs for the search: what a user may leave open, and what is given so that every configuration can be tried."""
+"""Random jobs for the search: what a user may leave open, and what is given so that all can be tried."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from calc.catalog import load
-from calc.recommend.answer import Problem
+from calc.recommend.problem import Problem
 from calc.recommend.search import Search
 from calc.recommend.space import branches
 from calc.rules import RL

@@ -8,8 +8,9 @@ from calc.catalog import load
 from calc.estimate import estimate
 from calc.memory import runtime
 from calc.recommend import Recommendation, recommend
-from calc.recommend.answer import MARGIN, Problem
+from calc.recommend.problem import Problem
 from calc.recommend.search import room
+from calc.recommend.trades import MARGIN
 from calc.scenario import ScenarioError
 from calc.throughput import node_of, throughput
 
@@ -158,7 +159,7 @@ def test_nothing_feasible_is_an_answer_that_says_what_would_have_to_change() -> 
 
 
 def test_host_memory_counts_where_it_is_known() -> None:
-    """Eight A100 40GB stand beside 1024 GB; a model whose offloaded states need more does not fit, though GPUs would."""
+    """Eight A100 40GB stand beside 1024 GB: GPUs hold what is left of a 70B model, the host not what is moved there."""
     r = recommend(SFT | {"model": "llama-3-70b", "gpus": 8, "sharding": "zero3", "offload.optimizer": True,
                          "gpu": "a100-40-sxm"})  # fmt: skip
     assert r.recommended is None

@@ -6,8 +6,8 @@ import pytest
 
 from calc.catalog import load
 from calc.recommend import smallest
-from calc.recommend.answer import COUNTS, Problem
 from calc.recommend.machines import machines
+from calc.recommend.problem import COUNTS, Problem
 from calc.scenario import ScenarioError
 
 SFT: dict[str, Any] = {"model": "llama-3-8b", "task": "sft", "framework": "openrlhf", "method": "full"}
@@ -59,7 +59,7 @@ def test_a_job_for_which_every_machine_is_too_small_gets_what_the_largest_lacks(
 
 
 def test_a_job_that_no_machine_can_run_is_an_error() -> None:
-    with pytest.raises(ScenarioError, match="^job: task: given 'sft'"):
+    with pytest.raises(ScenarioError, match=r"^job: task: given 'sft'"):
         smallest(SFT | {"framework": "verl"}, where="job")
 
 

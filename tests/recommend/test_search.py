@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from problems import searches
 
 from calc.catalog import load
-from calc.recommend.answer import Problem
 from calc.recommend.clock import digits
+from calc.recommend.problem import Problem
 from calc.recommend.search import SERVING, Search
 from calc.recommend.space import SHARE
 
