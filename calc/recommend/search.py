@@ -212,9 +212,15 @@ class Search:
                 for following in self.behind(b, place, range(turns)):
                     push(b, following, 0)
             if turns + cut < axes:
-                cutting = self.cut(b, place, axes - 1 - cut)
-                if cutting:
-                    push(b, cutting, cut + 1)
+                # until something is found, down to the end: what is found early spares looking at what is slower
+                for n in range(cut, axes - turns if found is None else cut + 1):
+                    cutting = self.cut(b, place, axes - 1 - n, found.seconds if found else inf)
+                    if cutting is None:
+                        break
+                    place = cutting
+                else:
+                    push(b, place, axes - turns if found is None else cut + 1)
+                    found = found or self.settled(b, place)
                 continue
             here = self.settled(b, place)
             if here and (found is None or here.rank < found.rank):
@@ -223,10 +229,11 @@ class Search:
                 push(b, following, cut)
         return found
 
-    def cut(self, b: int, place: Place, axis: int) -> Place | None:
+    def cut(self, b: int, place: Place, axis: int, limit: float) -> Place | None:
         """`place` with the hungriest value of a lean axis that fits with the others at their leanest; None: no value.
 
-        The micro batch comes first: of it, other branches may know already where it begins to fit.
+        Values count that take no more seconds than `limit`. The micro batch comes first: of it, other branches may know
+        already where it begins to fit.
         """
         branch = self.branches[b]
         lean = (*place[: branch.turns], *branch.leanest[branch.turns :])
@@ -236,7 +243,9 @@ class Search:
             trains = self._trains.get(self.trainer(b, at, one_rank=True)) if axis == len(place) - 1 else None
             return self.possible(b, at) if trains is None else trains
 
-        last = branch.leanest[axis]
+        last = place[axis]
+        while last < branch.leanest[axis] and self.bound(b, (*place[:axis], last + 1, *place[axis + 1 :])) <= limit:
+            last += 1
         if not fits(last):
             return None
         return (*place[:axis], _first(fits, 0, last), *place[axis + 1 :])

@@ -51,6 +51,8 @@ def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
         kept |= {"placement": s.placement, "rollout.engine": s.rollout.engine}
         if s.rollout.engine == "vllm" and s.placement == "colocated":
             kept["rollout.tensor_parallel"] = s.rollout.tensor_parallel
+        if s.rollout.sleep:
+            kept["rollout.sleep"] = True
     return {name: value for name, value in kept.items() if name not in problem.fields}
 
 
