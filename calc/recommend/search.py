@@ -243,9 +243,14 @@ class Search:
             trains = self._trains.get(self.trainer(b, at, one_rank=True)) if axis == len(place) - 1 else None
             return self.possible(b, at) if trains is None else trains
 
-        last = place[axis]
-        while last < branch.leanest[axis] and self.bound(b, (*place[:axis], last + 1, *place[axis + 1 :])) <= limit:
-            last += 1
+        last = branch.leanest[axis]
+        if limit < inf:
+            slower = _first(
+                lambda n: n > last or self.bound(b, (*place[:axis], n, *place[axis + 1 :])) > limit, 0, last + 1
+            )
+            last = slower - 1
+        if last < 0:
+            return None
         if not fits(last):
             return None
         return (*place[:axis], _first(fits, 0, last), *place[axis + 1 :])
