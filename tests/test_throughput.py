@@ -177,9 +177,13 @@ def test_a_fused_step_in_bf16_passes_once_and_a_flat_partition_counts_its_casts(
 
 
 def test_decoding_reads_the_weights_once_a_step_and_the_cache_of_all_it_advances() -> None:
-    """Eight sequences of five tokens, four at once: ten steps, each 100 bytes of weights and 4 · 6 · 2 of cache."""
-    t = decode(8, 5, 6, 4, 100.0, 2, 10.0, 1.0)
-    assert t.seconds == 10 * ((100 + 48) / 10 + 1)
+    """Eight sequences of five tokens, four at once: ten steps, 100 bytes of weights each, 480 of cache in all."""
+    assert decode(8, 5, 5, 6, 4, 100.0, 2, 10.0, 1.0).seconds == 10 * (100 / 10 + 1) + 480 / 10
+
+
+def test_the_longest_response_is_waited_for() -> None:
+    """All eight at once, five tokens in the mean and nine at most: nine steps, and the same cache is read."""
+    assert decode(8, 5, 9, 6, 8, 100.0, 2, 10.0, 1.0).seconds == 9 * (100 / 10 + 1) + 480 / 10
 
 
 def test_a_pipeline_waits_for_its_first_and_last_micro_batch() -> None:

@@ -33,17 +33,27 @@ def prefill(tokens: float, length: float, c: work.Counts, shards: int, r: Rates)
 
 
 def decode(
-    sequences: float, response: float, context: float, at_once: float, weights: float, b: int, rate: float, host: float
+    sequences: float,
+    response: float,
+    longest: float,
+    context: float,
+    at_once: float,
+    weights: float,
+    b: int,
+    rate: float,
+    host: float,
 ) -> Term:
     """Token by token: each step reads the weights once and the cache of every sequence that it advances.
 
-    `sequences` of one engine take S·R/c steps with c at once; K is what a cache holds halfway through a response.
-    `host` seconds of each step go by before the GPU has work.
+    `sequences` of one engine, c at once, take S·R/c steps, and at the end the longest response goes on alone, X - R
+    steps more. K is what a cache holds halfway through a response. `host` seconds of each step go by before the GPU
+    has work.
     """
-    steps = sequences * response / at_once
-    values = {"S": sequences, "R": response, "c": at_once, "W": weights, "K": context, "b": b, "B": rate, "t": host}
-    seconds = steps * ((weights + at_once * context * b) / rate + host)
-    return Term("decode", seconds, "S·R/c·((W + c·K·b)/B + t)", values, "throughput#rollout")
+    values = {"S": sequences, "R": response, "X": longest, "c": at_once, "W": weights, "K": context, "b": b, "B": rate,
+              "t": host}  # fmt: skip
+    steps = sequences * response / at_once + longest - response
+    seconds = steps * (weights / rate + host) + sequences * response * context * b / rate
+    return Term("decode", seconds, "(S·R/c + X - R)·(W/B + t) + S·R·K·b/B", values, "throughput#rollout")
 
 
 def read(arch: Architecture, at_once: float, tensor_parallel: int) -> float:
@@ -69,7 +79,17 @@ def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]
     terms = [t._replace(name=f"prefill, {t.name}") for t in terms]
     weights = read(arch, at_once, tp)
     terms.append(
-        decode(sequences, response, context, at_once, weights, kv_cache.token_bytes(arch, tp), r.memory, ENGINE_STEP)
+        decode(
+            sequences,
+            response,
+            longest(s),
+            context,
+            at_once,
+            weights,
+            kv_cache.token_bytes(arch, tp),
+            r.memory,
+            ENGINE_STEP,
+        )
     )
     if tp > 1:
         width = sequences * (prompt + response) * arch.hidden * arch.layers
@@ -92,7 +112,17 @@ def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]
     host = work.KERNELS * arch.layers * work.LAUNCH
     weights = 2.0 * (c.layers + c.head)
     terms.append(
-        decode(sequences, response, prompt + response / 2, rows, weights, kv_cache.token_bytes(arch), r.memory, host)
+        decode(
+            sequences,
+            response,
+            longest(s),
+            prompt + response / 2,
+            rows,
+            weights,
+            kv_cache.token_bytes(arch),
+            r.memory,
+            host,
+        )
     )
     if own.sharding in GATHERS and ranks > 1:
         times = sequences * response / rows
@@ -104,6 +134,11 @@ def lengths(s: Scenario) -> tuple[float, float]:
     """Mean lengths of prompt and response: the mean of both together, divided as their caps are."""
     response = s.expected_len * s.response_len / s.seq_len
     return s.expected_len - response, response
+
+
+def longest(s: Scenario) -> float:
+    """Tokens of the longest response of an iteration: its cap, which one of hundreds is taken to reach."""
+    return float(s.response_len)
 
 
 def synced(s: Scenario, r: Rates, role: str) -> Iterator[Term]:

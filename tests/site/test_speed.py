@@ -60,7 +60,9 @@ def test_nothing_published_is_an_empty_table_and_no_error(monkeypatch: pytest.Mo
 
 
 def test_every_constant_stands_with_its_source() -> None:
-    rows = {row["name"]: row for row in to_dict(speed.constants())["rows"]}
+    shown = to_dict(speed.constants())["rows"]
+    rows = {row["name"]: row for row in shown}
+    assert len(rows) == len(shown)
     assert rows["LAUNCH"]["status"] == LAUNCH.status == "calibrated"
     assert rows["HOOK"]["value"] == f"{HOOK:.3g}"
     assert {"MATRIX, Ampere", "FLASH, Hopper", "OVERLAP, zero3", "ENGINE_STEP", "CPU_ADAM"} <= rows.keys()
