@@ -278,7 +278,10 @@ class Search:
         return judged is None or judged.on_device
 
     def settled(self, b: int, place: Place) -> Found | None:
-        """The leanest place that is as fast as `place`, or `place` itself where vLLM or the host allows but that."""
+        """The leanest place whose bound is that of `place`; `place` itself where that fits alone, or is faster.
+
+        It is where others leave vLLM less room for its cache than the bound has reckoned with.
+        """
         bound, lean = self.bound(b, place), place
         for axis in reversed(range(self.branches[b].turns, len(place))):
             while lean[axis] < self.branches[b].leanest[axis]:
@@ -288,11 +291,14 @@ class Search:
                 lean = leaner
         if not self.possible(b, lean):
             return None
+        found = []
         for at in dict.fromkeys((lean, place)):
             judged = self.judged(b, at) if self.possible(b, at) else None
             if judged and judged.fits:
-                return Found(b, at, self.clock.seconds(judged.scenario, judged.cache_tokens), judged)
-        return None
+                found.append(Found(b, at, self.clock.seconds(judged.scenario, judged.cache_tokens), judged))
+                if found[-1].seconds == bound:  # no hungrier place is faster
+                    break
+        return min(found, key=lambda f: f.rank, default=None)
 
     # ---- what it must agree with ----
 

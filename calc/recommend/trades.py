@@ -33,12 +33,12 @@ def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
 
 
 def trades(problem: Problem, rung: Fields, search: Search, found: Found) -> Iterator[Configuration]:
-    """Up to two configurations that trade something: fewer GPUs, longer sequences, more margin.
+    """Up to two configurations that trade something: fewer GPUs or a smaller card, longer sequences, more margin.
 
     They keep what the recommended one shards and places, so that they differ in little.
     """
     given = 0
-    for find in (_fewer, _longer, _roomier):
+    for find in (_cheaper, _longer, _roomier):
         if given < 2 and (other := find(problem, rung, search, found)):
             given += 1
             yield other
@@ -54,6 +54,33 @@ def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
         if s.rollout.sleep:
             kept["rollout.sleep"] = True
     return {name: value for name, value in kept.items() if name not in problem.fields}
+
+
+def _cheaper(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
+    """The same job on fewer GPUs; where no fewer suffice, on as many of a smaller card."""
+    return _fewer(problem, rung, search, found) or _smaller(problem, rung, search, found)
+
+
+def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
+    """The same job on the card with the least usable memory of those with less, the vendor the same.
+
+    A card on which the leanest place of the recommended branch would not fit is not tried: what that needs of a card
+    without vLLM does not follow from the card.
+    """
+    s, catalog = found.judged.scenario, problem.catalog
+    card = catalog.gpu(s.gpu)
+    lean = search.judged(found.branch, search.branches[found.branch].leanest)
+    least = 0 if s.rollout or lean is None else lean.estimate.groups[0].peak.moment.allocated_bytes
+    smaller = [
+        gpu
+        for gpu in catalog.gpus.values()
+        if least < gpu.usable_bytes < card.usable_bytes
+        and (gpu.vendor, gpu.lacks_bf16) == (card.vendor, card.lacks_bf16)
+    ]
+    for gpu in sorted(smaller, key=lambda gpu: (gpu.usable_bytes, gpu.id)):
+        if fitting := _leanly(problem, rung, _kept(problem, s) | {"gpu": gpu.id}):
+            return configured(*fitting, f"the {gpu.name} instead of the {card.name}")
+    return None
 
 
 def _fewer(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:

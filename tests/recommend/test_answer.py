@@ -140,6 +140,19 @@ def test_alternatives_trade_fewer_gpus_longer_sequences_or_more_margin() -> None
         assert all(c.judged.slack >= MARGIN * usable for c in tight.alternatives if "free" in c.trades)
 
 
+def test_where_one_gpu_is_all_there_is_a_smaller_card_is_cheaper() -> None:
+    r = recommend(SFT | {"gpus": 1, "model": "llama-3.2-3b"})
+    cheaper = r.alternatives[0]
+    catalog = load()
+    usable = catalog.gpu(cheaper.scenario.gpu).usable_bytes
+    assert cheaper.scenario.gpus == 1
+    assert usable < catalog.gpu("a100-80-sxm").usable_bytes
+    kept = SFT | {"gpus": 1, "model": "llama-3.2-3b", "sharding": cheaper.scenario.sharding}
+    for gpu in catalog.gpus.values():
+        if gpu.vendor == "NVIDIA" and not gpu.lacks_bf16 and gpu.usable_bytes < usable:
+            assert recommend(kept | {"gpu": gpu.id}).recommended is None
+
+
 def test_times_are_those_of_the_throughput_with_the_cache_that_was_found() -> None:
     r = recommend(PPO)
     assert r.recommended
