@@ -251,7 +251,7 @@ def _by_ranks(base: Scenario, given: Fields) -> Iterator[Scenario]:
     if not base.rollout or base.rollout.engine != "vllm" or "rollout.tensor_parallel" in given:
         yield base
         return
-    for ranks in RANKS:
+    for ranks in [n for n in RANKS if n <= base.rollout.gpus]:
         try:
             yield vary(base, {"rollout.tensor_parallel": ranks})
         except ScenarioError:

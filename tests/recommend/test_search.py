@@ -128,9 +128,11 @@ def test_most_configurations_of_a_large_space_are_never_computed() -> None:
 
 def test_a_share_of_the_free_memory_buys_a_cache_that_others_make_smaller() -> None:
     """verl 0.2's worker of vLLM takes its share of what is free: bounds tie where times do not."""
-    job = {"model": "gemma-2-9b", "task": "ppo", "gpu": "rtx4090", "framework": "verl==0.2", "gpus": 16,
-           "method": "full", "prompt_len": 1024, "response_len": 256, "roles.reference": {}, "rollout.tensor_parallel": 2,
-           "placement": "colocated", "micro_batch": 2}  # fmt: skip
+    job = {
+        "model": "gemma-2-9b", "task": "ppo", "gpu": "rtx4090", "framework": "verl==0.2", "gpus": 16, "method": "full",
+        "prompt_len": 1024, "response_len": 256, "roles.reference": {}, "rollout.tensor_parallel": 2,
+        "placement": "colocated", "micro_batch": 2,
+    }  # fmt: skip
     best, first = a_search(job).best(), min(a_search(job).every(), key=lambda f: f.rank)
     assert best
     assert best.rank == first.rank
