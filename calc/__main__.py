@@ -1,4 +1,4 @@
-"""The command line: `python -m calc estimate | models | gpus | check`.
+"""The command line: `python -m calc estimate | recommend | models | gpus | check`.
 
 Exit status 0 for an answer, 2 for input that cannot be used: then one line on standard error and nothing on standard
 output.
@@ -13,12 +13,14 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any, NoReturn
 
 from calc import report
 from calc.architecture import parameters
 from calc.catalog import load
 from calc.estimate import as_dict, estimate
+from calc.recommend import options, recommend, smallest, text
 from calc.scenario import parse
 from calc.schema import InputError, closest, decode, parse_json, parse_mapping, read_bytes
 
@@ -47,6 +49,8 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
             if arguments.batch is not None:
                 return _batch(arguments.batch)
             return _estimate(arguments.scenario, arguments.json)
+        case "recommend":
+            return _recommend(arguments.fields, arguments.scenario, arguments.json)
         case "models":
             return _list(_models(), arguments.json)
         case "gpus":
@@ -63,6 +67,43 @@ def _estimate(path: str, as_json: bool) -> Iterator[str]:
         yield json.dumps(as_dict(answer), indent=2) + "\n"
     else:
         yield report.text(answer, load().gpu(answer.scenario.gpu).name)
+
+
+def _recommend(given: dict[str, Any], path: str | None, as_json: bool) -> Iterator[str]:
+    """The configuration to run; where the number of GPUs is open, on the smallest machine."""
+    where, file = "recommend", {}
+    if path is not None:
+        where = _name(path)
+        file = parse_mapping(sys.stdin.buffer.read() if path == "-" else read_bytes(Path(path), where), where)
+    job, catalog = options.merged(file, given), load()
+    tried = None
+    if "gpu" in job and "gpus" in job:
+        answer = recommend(job, where=where)
+    else:
+        tried = smallest(job, where=where, progress=_Progress())
+        answer = tried.recommendation
+    yield json.dumps(text.as_dict(answer, tried), indent=2) + "\n" if as_json else text.text(answer, catalog, tried)
+
+
+class _Progress:
+    """Says on standard error what is being done, from the second second on, once a second.
+
+    On a terminal the line is written over, else each stands on its own.
+    """
+
+    def __init__(self) -> None:
+        self.start = self.last = monotonic()
+
+    def __call__(self, line: str) -> None:
+        now = monotonic()
+        if now - self.start >= 1 and now - self.last >= 1:
+            self.last = now
+            over = sys.stderr.isatty()
+            print(f"\r{line}\033[K" if over else line, end="" if over else "\n", file=sys.stderr, flush=True)
+
+    def __del__(self) -> None:
+        if self.last > self.start and sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _batch(path: str) -> Iterator[str]:
@@ -148,6 +189,11 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     sub.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a YAML or JSON file, - for standard input")
     sub.add_argument("--batch", metavar="FILE", help="a JSON scenario a line in (- too), a JSON line out for each")
     sub.add_argument("--json", action="store_true", help="the estimate as JSON")
+    sub = commands.add_parser(
+        "recommend", help="which configuration to run: every field of a scenario is an option", allow_abbrev=False
+    )
+    sub.add_argument("--scenario", metavar="FILE", help="fields that stay fixed, as a YAML or JSON file, - for input")
+    sub.add_argument("--json", action="store_true", help="the answer as JSON")
     for name, what in (("models", "the models of the catalog"), ("gpus", "the GPUs of the catalog")):
         sub = commands.add_parser(name, help=what, allow_abbrev=False)
         sub.add_argument("--json", action="store_true", help="as JSON")
@@ -158,7 +204,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         near = closest(command, commands.choices)
         raise InputError(f"{PROGRAM}: command: given {command!r}, allowed: {', '.join(commands.choices)}{near}")
     arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
+    if arguments.command == "recommend":
+        arguments.fields = options.read(unknown, f"{PROGRAM} recommend")
+    elif unknown:
         near = closest(unknown[0], ("--json", "--batch", "--help"))
         raise InputError(f"{PROGRAM} {arguments.command}: given {unknown[0]!r}, which it does not take{near}")
     if arguments.command == "estimate" and (arguments.scenario is None) == (arguments.batch is None):

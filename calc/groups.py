@@ -77,6 +77,7 @@ class Shared:
             refusal=refusal,
             cache_tokens=cache.tokens if cache else 0,
             cache_sequences=cache.sequences if cache else 0,
+            crowded=bool(refusal and cache and cache.crowded),
         )
 
     def moment(self, phase: str, at: str, lines: list[Line]) -> Moment:

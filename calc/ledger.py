@@ -69,8 +69,9 @@ class Group:
     """A set of GPUs that hold the same roles, seen from the one that needs most.
 
     `device_range` holds the middle nine tenths of what a monitor may show at the peak. `verdict_phase` is the first
-    phase that makes the verdict other than `fits`; `refusal` says in one line why vLLM does not start. Where it does,
-    its KV cache holds `cache_tokens`, and `cache_sequences` of full length at once.
+    phase that makes the verdict other than `fits`; `refusal` says in one line why vLLM does not start, `crowded`
+    that it is for want of free memory. Where it does, its KV cache holds `cache_tokens`, and `cache_sequences` of full
+    length at once.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Group:
     refusal: str | None = None
     cache_tokens: int = 0
     cache_sequences: int = 0
+    crowded: bool = False
 
     @property
     def peak(self) -> Phase:

@@ -259,7 +259,7 @@ def test_check_says_what_it_checked_in_one_line(run: Callable[..., Run]) -> None
     [
         ([], "command"),
         (["estmate"], "did you mean 'estimate'"),
-        (["recommend", "--model", "x"], "allowed: estimate, models, gpus, check"),
+        (["recommended"], "allowed: estimate, recommend, models, gpus, check; did you mean 'recommend'?"),
         (["estimate"], "SCENARIO"),
         (["estimate", "a", "--batch", "b"], "both"),
         (["estimate", "--batch"], "--batch"),

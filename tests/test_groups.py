@@ -105,10 +105,11 @@ def test_of_equal_moments_the_first_is_shown() -> None:
 @pytest.mark.parametrize(("others", "refusal"), [(0, "no room"), (USABLE, None), (USABLE + 1, None)])
 def test_an_engine_that_never_gets_its_turn_refuses_nothing(others: int, refusal: str | None) -> None:
     """Where the roles before it fill the card, they are what does not fit."""
-    cache = SimpleNamespace(refusal="no room", tokens=7, sequences=3)
+    cache = SimpleNamespace(refusal="no room", tokens=7, sequences=3, crowded=True)
     engine = SimpleNamespace(cache=lambda given: cache)
     group = shared(step(line("weights", GiB)), engine=engine, others=others).group()
     assert group.refusal == refusal
+    assert group.crowded == bool(refusal)
     assert (group.cache_tokens, group.cache_sequences) == (7, 3)
     assert (group.verdict, group.verdict_phase) == (("oom", "load") if refusal else ("fits", None))
 

@@ -31,13 +31,17 @@ ROLE = "rollout"
 
 
 class Cache(NamedTuple):
-    """The KV cache of one rank: `sequences` of the full length at once, and one line on why vLLM would not start."""
+    """The KV cache of one rank: `sequences` of the full length at once, and one line on why vLLM would not start.
+
+    `crowded`: it would not because others leave it less than its share, where a smaller share may do.
+    """
 
     bytes: int
     tokens: int
     blocks: int
     sequences: int
     refusal: str | None
+    crowded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,8 @@ class Vllm:
 
     def cache(self, others: int) -> Cache:
         """The KV cache it allocates where `others` bytes of the card are not this engine's."""
-        refusal = self._starts(others)
+        crowded = self._crowded(others)
+        refusal = self._starts() or crowded
         block = kv_cache.BLOCK * kv_cache.token_bytes(self.arch, self.tensor_parallel)
         blocks = 0 if refusal else max(0, self.room(others)) // block
         tokens = blocks * kv_cache.BLOCK
@@ -148,7 +153,7 @@ class Vllm:
                 " tokens that can be stored in KV cache"
             )
         sequences = min(self.max_num_seqs, blocks // -(-self._length // kv_cache.BLOCK))
-        return Cache(blocks * block, tokens, blocks, sequences, refusal)
+        return Cache(blocks * block, tokens, blocks, sequences, refusal, crowded is not None)
 
     def room(self, others: int) -> int:
         """What is left for the cache, less than nothing where the model alone is too large."""
@@ -173,11 +178,15 @@ class Vllm:
         """The share of the card that is this engine's."""
         return int(self.utilization * self.total)
 
-    def _starts(self, others: int) -> str | None:
-        """Why the engine refuses before it loads anything; None when it starts."""
+    def _starts(self) -> str | None:
+        """Why the engine refuses its ranks; None when it takes them."""
         kv, ranks = self.arch.kv_heads, self.tensor_parallel
         if not self.arch.mla and kv % ranks and ranks % kv:
             return f"rollout.tensor_parallel: given {ranks}, allowed: a divisor or multiple of {kv} key/value heads"
+        return None
+
+    def _crowded(self, others: int) -> str | None:
+        """Why the engine refuses the room that others leave it, before it loads anything; None when it starts."""
         free = self.total - others - self.context - (self.growth if self.release >= (0, 11) else 0)
         if self.release >= (0, 9) and free < self._pool:
             return (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 
 def numbers(version: str) -> tuple[int, ...]:
     """The numbers of a version; what follows them (`.post1`) does not count."""
     return tuple([int(part) for part in version.split(".") if part.isdigit()])
 
 
+@lru_cache(maxsize=65536)
 def at_least(version: str, first: str) -> bool:
     """Whether `version` is `first` or later."""
     return numbers(version) >= numbers(first)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from calc.architecture import Head
 from calc.catalog import GPU, Catalog, Node
 from calc.keeps import Keeps
 from calc.placement import VALUED, serving
 from calc.rules import PAIRED
-from calc.scenario import Scenario, framework
+from calc.scenario import Offload, Scenario, framework
 from calc.throughput.rates import Rates, rated
 from calc.throughput.rollout import generated, served, swapped, synced
 from calc.throughput.terms import Term, Unrated, within
@@ -100,6 +100,8 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list
 def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> list[Term]:
     """A role's pass over all responses: its update, or its forward alone."""
     own, known = s.role(name) or s, keeps.role(name)
+    if known.leaves:  # what a framework itself moves to the host between phases is on the GPU in its own
+        own = replace(own, offload=Offload(False, False))
     rows = known.rows if trained else known.scoring_rows
     mine = max(1, _responses(s) // own.data_parallel)
     rows = min(rows, mine)

@@ -101,7 +101,11 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     yield from moved
     yield from split(s, r, load, p)
     if trained:
-        yield from stepping(s, r, load, elements / n, changed / n, p)
+        yield from stepping(s, r, load, changed / n)
+    if s.offload.parameters and s.sharding in GATHERS:
+        # of a frozen model as of a trained one: for every pass of every micro-batch
+        up = traffic.copied(elements / n, 2 * load.micro * (1 + p.inputs), s.data_parallel, r.pcie)
+        yield up._replace(name="parameters")
 
 
 def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Iterator[Term]:
@@ -144,8 +148,8 @@ def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
         yield traffic.collective("context parallel", width, 2, rows, s.context_parallel, r.link(s.gpus))
 
 
-def stepping(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Iterator[Term]:
-    """The optimizer, where its states are, and what offloading moves."""
+def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term]:
+    """The optimizer, where its states are, and what offloading them moves."""
     ranks = 1 if s.sharding in ("none", "ddp") else s.data_parallel
     if s.offload.optimizer:
         on_node = min(s.gpus_per_node, s.data_parallel)
@@ -155,8 +159,6 @@ def stepping(s: Scenario, r: Rates, load: Load, elements: float, changed: float,
         yield traffic.copied(changed, 2 * load.micro + 2 * load.steps, ranks, r.pcie)
     else:
         yield traffic.stepped(changed * load.steps, optimizer_bytes(s), ranks, r.memory)
-    if s.offload.parameters and s.sharding in GATHERS:
-        yield traffic.copied(elements, 2 * load.micro * (1 + p.inputs), ranks, r.pcie)._replace(name="parameters")
 
 
 def optimizer_bytes(s: Scenario) -> float:

@@ -1,0 +1,17 @@
+"""Which configuration to run: a search over what the framework can do, with time, margin, and why not the next faster.
+
+`recommend` answers for one machine, `calc.recommend.machines` for the smallest one that runs a job. How the answer is
+found stands in `calc.recommend.search`, and what it chooses from in `calc.recommend.space`.
+
+Full fine-tuning, LoRA and QLoRA do not train the same model: time ranks configurations within a method only. Where the
+method is left open the answer is full fine-tuning if that fits anywhere, first with AdamW, then with its states in
+8 bits; LoRA and QLoRA stand beside it as alternatives, and become the answer only where full does not fit.
+"""
+
+from __future__ import annotations
+
+from calc.recommend.answer import Recommendation, recommend
+from calc.recommend.machines import Machine, Smallest, smallest
+from calc.recommend.problem import Configuration, Miss
+
+__all__ = ["Configuration", "Machine", "Miss", "Recommendation", "Smallest", "recommend", "smallest"]

@@ -1,0 +1,80 @@
+"""Why not: what the next faster configuration lacks, or the closest one where nothing fits, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from calc.catalog import Catalog
+from calc.recommend.problem import COUNTS, Miss, Problem
+from calc.recommend.search import Found, Judged, Search, room
+from calc.recommend.space import Fields
+from calc.scenario import ScenarioError
+
+SHORTEST = 128  # tokens; nobody wants less
+
+
+def miss(search: Search, judged: Judged) -> Miss:
+    """What a configuration that does not fit lacks."""
+    e = judged.estimate
+    throughput = search.clock.full(judged.scenario, judged.cache_tokens)
+    if refusal := next((g.refusal for g in e.groups if g.refusal), None):
+        return Miss(judged, throughput, "vllm", "load", None, refusal)
+    if judged.slack < 0:
+        _, phase = min(((g, p) for g in e.groups for p in g.phases), key=lambda at: room(*at))
+        return Miss(judged, throughput, "gpu", phase.name, -judged.slack, "")
+    phase = max(e.host_phases, key=lambda p: p.moment.device_bytes)
+    return Miss(judged, throughput, "host", phase.name, judged.short, "")
+
+
+def next_faster(search: Search, found: Found) -> Miss | None:
+    """What the next faster configuration lacks: along each setting the first that is faster, of these the slowest.
+
+    Where no single setting makes it faster: the slowest of all faster ones that the search has looked at.
+    """
+    near = []
+    for axis, index in enumerate(found.place):
+        faster = ((*found.place[:axis], n, *found.place[axis + 1 :]) for n in reversed(range(index)))
+        first = next((place for place in faster if search.bound(found.branch, place) < found.seconds), None)
+        if first:
+            near.append((search.bound(found.branch, first), first))
+    for _, place in sorted(near, reverse=True):
+        judged = search.judged(found.branch, place)
+        if judged and not judged.fits:
+            return miss(search, judged)
+    failing = [
+        (search.bound(b, place), judged.slack - judged.short, n, judged)
+        for n, (b, place, judged) in enumerate(search.looked())
+        if not judged.fits and search.bound(b, place) < found.seconds
+    ]
+    return miss(search, max(failing)[-1]) if failing else None
+
+
+def changes(problem: Problem) -> Iterator[str]:
+    """Of each thing that could be changed, the least change with which something fits."""
+    rung = problem.rungs[0] if problem.rungs else None
+    given = int(problem.fields.get("gpus", 1))
+    for count in (n for n in COUNTS if given < n <= 16 * given):
+        if _fits(problem.job, problem.catalog, {"gpus": count}):
+            yield f"{count} GPUs instead of {given} suffice"
+            break
+    if rung and "method" in problem.job:
+        for method in ("lora", "qlora"):
+            if method != rung["method"] and _fits(problem.job, problem.catalog, {"method": method}):
+                yield f"method {method} fits on this machine"
+                break
+    s = problem.misses[0].branches[0].base if problem.misses else None
+    name = "response_len" if s and s.rollout else "seq_len"
+    length = (s.response_len if s.rollout else s.seq_len) if s else 0
+    while s and (length := length // 2) >= SHORTEST:
+        if _fits(problem.job, problem.catalog, {name: length}):
+            yield f"{name} {length} fits on this machine"
+            break
+
+
+def _fits(job: Fields, catalog: Catalog, changes: Fields) -> bool:
+    """Whether something fits with some fields changed."""
+    changed = {k: v for k, v in job.items() if not (k == "gpus_per_node" and "gpus" in changes)}
+    try:
+        return Problem({**changed, **changes}, catalog).first() is not None
+    except ScenarioError:
+        return False

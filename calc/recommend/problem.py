@@ -1,0 +1,96 @@
+"""One job on one machine, as the answer's parts look at it: its searches, and configurations that fit or do not."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from calc.catalog import Catalog
+from calc.recommend.clock import Clock
+from calc.recommend.search import Found, Judged, Search
+from calc.recommend.space import Fields, branches, rungs, seed
+from calc.scenario import Scenario
+from calc.throughput import Throughput, node_of
+from calc.units import GB
+
+# Ray ends workers when a node's memory is so full (RAY_memory_usage_threshold); elsewhere the rest is the system's.
+HOST_SHARE = 0.95
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Configuration(NamedTuple):
+    """A configuration that fits; `trades` says what it gives for what, beside the recommended one."""
+
+    judged: Judged
+    throughput: Throughput | None
+    trades: str = ""
+
+    @property
+    def scenario(self) -> Scenario:
+        """What to run."""
+        return self.judged.scenario
+
+
+class Miss(NamedTuple):
+    """A configuration that does not fit: the phase and the bytes that are missing there, with the estimate's error.
+
+    `where`: `gpu`, `host`, or `vllm` where the engine refuses to start, for a `reason` and no number of bytes.
+    """
+
+    judged: Judged
+    throughput: Throughput | None
+    where: str
+    phase: str
+    shortfall: int | None
+    reason: str
+
+
+class Problem:
+    """One job on one machine: its rungs, each searched at most once, and what the searches cost."""
+
+    def __init__(self, job: Fields, catalog: Catalog, where: str = "scenario") -> None:
+        """Raises ScenarioError where no configuration of the job can be run."""
+        self.catalog = catalog
+        self.job = job
+        self.fields = seed(job, catalog, where)
+        self.rungs = list(rungs(self.fields))
+        self.searches: list[Search] = []
+        self.misses: list[Search] = []
+
+    def search(self, rung: Fields, changes: Fields | None = None) -> Search | None:
+        """A search of one rung, with some fields of the job changed; None where the framework refuses all of it."""
+        fields = {**self.fields, **(changes or {})}
+        found = branches(fields, rung, self.catalog)
+        if not found:
+            return None
+        base = found[0].base
+        node = node_of(base, self.catalog)
+        host = int(HOST_SHARE * node.host_ram_gb * GB) if node and node.host_ram_gb else None
+        made = Search(found, self.catalog, Clock(self.catalog.gpu(base.gpu), node), host)
+        self.searches.append(made)
+        return made
+
+    def first(self) -> tuple[Fields, Search, Found] | None:
+        """The first rung on which something fits."""
+        for rung in self.rungs:
+            search = self.search(rung)
+            found = search.best() if search else None
+            if search and found:
+                return rung, search, found
+            if search:
+                self.misses.append(search)
+        return None
+
+    @property
+    def considered(self) -> int:
+        """Configurations whose memory was computed, in all searches."""
+        return sum(search.considered for search in self.searches)
+
+    @property
+    def size(self) -> int:
+        """Configurations of all searches."""
+        return sum(search.size for search in self.searches)
+
+
+def configured(search: Search, judged: Judged, trades: str = "") -> Configuration:
+    """A configuration that fits, with its time."""
+    return Configuration(judged, search.clock.full(judged.scenario, judged.cache_tokens), trades)

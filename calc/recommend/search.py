@@ -1,0 +1,320 @@
+"""The fastest configuration that fits, found without looking at most of them.
+
+Three properties let configurations be passed over, and tests hold each:
+
+- Along every axis of a branch a step takes no less time. So a place's time bounds those behind it from below: places
+  are taken in the order of their bounds, and once the best found is below all bounds it is the fastest.
+- Along the lean axes no peak grows, and no vLLM starts to lack room. So with the same other settings nothing fits where
+  the leanest does not, and a value that does not fit with the others at their leanest fits with none.
+- While vLLM sleeps, or has GPUs of its own, what trains and scores takes the same memory whatever vLLM's share, and
+  whatever its tensor parallelism but for the buffers that NCCL has where it is more than 1. Loading, generating,
+  handing weights over and saving take the same whatever the micro batch. So each half is computed once.
+
+Host memory grows where device memory falls: it is asked of each place itself, and prunes nothing. Times count to three
+digits, as no estimate of them is better; among equals the one with more room on the GPU wins.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+from typing import NamedTuple
+
+from calc import verdict
+from calc.catalog import Catalog
+from calc.estimate import estimate
+from calc.ledger import Estimate, Group, Phase
+from calc.recommend.clock import Clock
+from calc.recommend.space import SHARE, Branch
+from calc.scenario import Scenario
+from calc.verdict import FITS
+
+Place = tuple[int, ...]
+# Phases in which all of vLLM may be on the GPU, or its weights, and whose memory no micro batch changes.
+SERVING = ("load", "rollout", "sync", "save")
+
+
+class Judged(NamedTuple):
+    """A configuration with its memory.
+
+    `slack`: bytes free on the fullest GPU, beside a phase's peak and its error, in the phase with least. `short`: bytes
+    that the host lacks.
+    """
+
+    scenario: Scenario
+    estimate: Estimate
+    slack: int
+    short: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether it runs with the probability that a verdict asks, and the host has room."""
+        return self.estimate.fit_probability >= FITS and self.slack >= 0 and not self.short
+
+    @property
+    def on_device(self) -> bool:
+        """Whether nothing on the GPUs speaks against it that would speak against all hungrier ones, too."""
+        return self.trains and self.serves
+
+    @property
+    def trains(self) -> bool:
+        """Whether the phases fit in which vLLM has no part, or all where there is none."""
+        return all(room(g, p) >= 0 for g in self.estimate.groups for p in g.phases if p.name not in SERVING)
+
+    @property
+    def serves(self) -> bool:
+        """Whether the phases fit in which vLLM has a part, and leave it the room that it wants at its start."""
+        return not any(g.crowded for g in self.estimate.groups) and all(
+            room(g, p) >= 0 for g in self.estimate.groups for p in g.phases if p.name in SERVING
+        )
+
+    @property
+    def too_lean(self) -> bool:
+        """Whether vLLM does not start because its share of the card is too small."""
+        return any(g.refusal and not g.crowded for g in self.estimate.groups)
+
+    @property
+    def apart(self) -> bool:
+        """Whether vLLM takes nothing from those that train and score: it sleeps meanwhile, or is elsewhere."""
+        s = self.scenario
+        return s.rollout is not None and s.rollout.engine == "vllm" and (s.rollout.sleep or s.placement == "separate")
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """What the KV cache holds, where vLLM serves."""
+        return max(g.cache_tokens for g in self.estimate.groups) or None
+
+
+class Found(NamedTuple):
+    """A configuration that fits, and where it lies."""
+
+    branch: int
+    place: Place
+    seconds: float
+    judged: Judged
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """By time, then by room."""
+        return self.seconds, -self.judged.slack
+
+
+def room(group: Group, phase: Phase) -> int:
+    """Bytes free beside a phase's peak and its error: below 0 where it does not fit."""
+    return verdict.room(phase.moment, group.usable_bytes)
+
+
+def judge(s: Scenario, catalog: Catalog, host: int | None) -> Judged:
+    """The memory of `s` on nodes that have `host` bytes each for the job, None where that is not known."""
+    e = estimate(s, catalog)
+    needed = max([p.moment.device_bytes for p in e.host_phases], default=0)
+    slack = min([room(g, p) for g in e.groups for p in g.phases])
+    return Judged(s, e, slack, 0 if host is None else max(0, needed - host))
+
+
+@dataclass
+class Search:
+    """One search over `branches`; `host` is what a node has for the job, in bytes, where that is known."""
+
+    branches: Sequence[Branch]
+    catalog: Catalog
+    clock: Clock
+    host: int | None = None
+    _scenarios: dict[tuple[int, Place], Scenario | None] = field(default_factory=dict)
+    _judged: dict[tuple[int, Place], Judged | None] = field(default_factory=dict)
+    _trains: dict[Hashable, bool] = field(default_factory=dict)
+    _serves: dict[Hashable, bool] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """How many configurations there are."""
+        return sum([branch.size for branch in self.branches])
+
+    @property
+    def considered(self) -> int:
+        """The configurations whose memory was computed."""
+        return len(self._judged)
+
+    def looked(self) -> Iterator[tuple[int, Place, Judged]]:
+        """Every place whose memory was computed, but those that the framework refuses."""
+        for (b, place), judged in self._judged.items():
+            if judged:
+                yield b, place, judged
+
+    def scenario(self, b: int, place: Place) -> Scenario | None:
+        """The scenario there; None where the framework refuses it."""
+        key = b, place
+        if key not in self._scenarios:
+            self._scenarios[key] = self.branches[b].at(place)
+        return self._scenarios[key]
+
+    def judged(self, b: int, place: Place) -> Judged | None:
+        """The memory of a place; None where the framework refuses it."""
+        key = b, place
+        if key not in self._judged:
+            s = self.scenario(b, place)
+            self._judged[key] = judged = None if s is None else judge(s, self.catalog, self.host)
+            if judged and judged.apart:
+                self._trains[self.trainer(b, place)] = judged.trains
+                self._serves[b, place[:-1]] = judged.serves
+        return self._judged[key]
+
+    def trainer(self, b: int, place: Place, *, one_rank: bool = False) -> Hashable:
+        """What the memory of all that trains and scores follows from where vLLM is asleep or elsewhere.
+
+        `one_rank`: as if each engine had one GPU, which needs no more.
+        """
+        branch = self.branches[b]
+        rollout = branch.base.rollout
+        one_rank = one_rank or rollout is None or rollout.tensor_parallel == 1
+        return branch.kin, one_rank, place[: branch.turns], branch.micro(place)
+
+    def bound(self, b: int, place: Place) -> float:
+        """No more than the step time of a place and of all behind it; 0 where the framework refuses it."""
+        branch = self.branches[b]
+        rollout = branch.base.rollout
+        if rollout is None or rollout.engine != "vllm":
+            return self.clock.bound("", (b, place), lambda: self.scenario(b, place))
+        leans = place[branch.turns : -1]
+        asleep = leans[: len(leans) - bool(branch.shares)]
+        return self.clock.bound(
+            (rollout.gpus, rollout.tensor_parallel, leans),
+            (self.trainer(b, place, one_rank=True), asleep),
+            lambda: self.scenario(b, place),
+        )
+
+    # ---- the pruned search ----
+
+    def best(self) -> Found | None:
+        """The configuration that fits and comes first by rank; None where none fits."""
+        found: Found | None = None
+        ticket = count()
+        # a bound, a place, and of how many of the last axes it is known where they begin to fit
+        heap: list[tuple[float, int, int, Place, int]] = []
+        seen: set[tuple[int, Place, int]] = set()
+
+        def push(b: int, place: Place, cut: int) -> None:
+            if (b, place, cut) not in seen:
+                seen.add((b, place, cut))
+                heapq.heappush(heap, (self.bound(b, place), next(ticket), b, place, cut))
+
+        for b, branch in enumerate(self.branches):
+            push(b, (0,) * len(branch.axes), 0)
+        while heap and heap[0][0] < inf and (found is None or heap[0][0] <= found.seconds):
+            _, _, b, place, cut = heapq.heappop(heap)
+            turns, axes = self.branches[b].turns, len(place)
+            if cut == 0:
+                for following in self.behind(b, place, range(turns)):
+                    push(b, following, 0)
+            if turns + cut < axes:
+                # until something is found, down to the end: what is found early spares looking at what is slower
+                for n in range(cut, axes - turns if found is None else cut + 1):
+                    cutting = self.cut(b, place, axes - 1 - n, found.seconds if found else inf)
+                    if cutting is None:
+                        break
+                    place = cutting
+                else:
+                    push(b, place, axes - turns if found is None else cut + 1)
+                    found = found or self.settled(b, place)
+                continue
+            here = self.settled(b, place)
+            if here and (found is None or here.rank < found.rank):
+                found = here
+            for following in self.behind(b, place, range(turns, axes)):
+                push(b, following, cut)
+        return found
+
+    def cut(self, b: int, place: Place, axis: int, limit: float) -> Place | None:
+        """`place` with the hungriest value of a lean axis that fits with the others at their leanest; None: no value.
+
+        Values count that take no more seconds than `limit`. The micro batch comes first: of it, other branches may know
+        already where it begins to fit.
+        """
+        branch = self.branches[b]
+        lean = (*place[: branch.turns], *branch.leanest[branch.turns :])
+
+        def fits(value: int) -> bool:
+            at = (*lean[:axis], value, *lean[axis + 1 :])
+            trains = self._trains.get(self.trainer(b, at, one_rank=True)) if axis == len(place) - 1 else None
+            return self.possible(b, at) if trains is None else trains
+
+        last = branch.leanest[axis]
+        if limit < inf:
+            slower = _first(
+                lambda n: n > last or self.bound(b, (*place[:axis], n, *place[axis + 1 :])) > limit, 0, last + 1
+            )
+            last = slower - 1
+        if last < 0:
+            return None
+        if not fits(last):
+            return None
+        return (*place[:axis], _first(fits, 0, last), *place[axis + 1 :])
+
+    def behind(self, b: int, place: Place, axes: Iterable[int]) -> Iterator[Place]:
+        """One step along each of `axes`."""
+        branch = self.branches[b]
+        judged = self._judged.get((b, place))
+        for axis in axes:
+            # less than a share that is too small is too small as well
+            if place[axis] < branch.leanest[axis] and not (
+                judged and judged.too_lean and branch.axes[axis].name == SHARE
+            ):
+                yield (*place[:axis], place[axis] + 1, *place[axis + 1 :])
+
+    def possible(self, b: int, place: Place) -> bool:
+        """Whether the device does not speak against a place and all that is hungrier."""
+        trains = self._trains.get(self.trainer(b, place))
+        if trains is False or self._trains.get(self.trainer(b, place, one_rank=True)) is False:
+            return False
+        serves = self._serves.get((b, place[:-1]))
+        if trains is not None and serves is not None:
+            return serves
+        judged = self.judged(b, place)
+        return judged is None or judged.on_device
+
+    def settled(self, b: int, place: Place) -> Found | None:
+        """The leanest place whose bound is that of `place`; `place` itself where that fits alone, or is faster.
+
+        It is where others leave vLLM less room for its cache than the bound has reckoned with.
+        """
+        bound, lean = self.bound(b, place), place
+        for axis in reversed(range(self.branches[b].turns, len(place))):
+            while lean[axis] < self.branches[b].leanest[axis]:
+                leaner = (*lean[:axis], lean[axis] + 1, *lean[axis + 1 :])
+                if self.bound(b, leaner) != bound:
+                    break
+                lean = leaner
+        if not self.possible(b, lean):
+            return None
+        found = []
+        for at in dict.fromkeys((lean, place)):
+            judged = self.judged(b, at) if self.possible(b, at) else None
+            if judged and judged.fits:
+                found.append(Found(b, at, self.clock.seconds(judged.scenario, judged.cache_tokens), judged))
+                if found[-1].seconds == bound:  # no hungrier place is faster
+                    break
+        return min(found, key=lambda f: f.rank, default=None)
+
+    # ---- what it must agree with ----
+
+    def every(self) -> Iterator[Found]:
+        """Every configuration that fits; `best` is the least of them by rank."""
+        for b, branch in enumerate(self.branches):
+            for place in branch.places():
+                judged = self.judged(b, place)
+                if judged and judged.fits:
+                    yield Found(b, place, self.clock.seconds(judged.scenario, judged.cache_tokens), judged)
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The first of `low` to `high` for which `holds`, given that it does for `high` and for all after one."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

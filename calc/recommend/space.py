@@ -1,0 +1,314 @@
+"""The configurations of a job that a framework may run: what a user left open, spelled out.
+
+What changes what the model learns is no axis but a rung: full fine-tuning with AdamW, the same with states of 8 bits,
+LoRA, QLoRA. Time decides within a rung, never between two.
+
+Within a rung a *branch* holds everything on which other defaults depend, sharding, placement and who generates, with
+one tensor parallelism of vLLM, and with or without accumulation of gradients. A branch is a lattice of *axes*. Along
+each, a step takes longer and longer; along the last ones, the lean axes, memory falls as well, which for the others
+holds most often, yet not always: an offloaded optimizer needs a buffer for the gradient that travels. All else stays
+as given, or as the framework has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+from calc.catalog import Catalog
+from calc.rules import RL
+from calc.scenario import Scenario, ScenarioError, parse, vary
+
+Fields = Mapping[str, Any]
+
+RUNGS: tuple[Fields, ...] = (
+    {"method": "full", "optimizer": "adamw"},
+    {"method": "full", "optimizer": "adamw-8bit"},
+    {"method": "lora", "optimizer": "adamw"},
+    {"method": "qlora", "optimizer": "adamw"},
+)
+SHARDINGS = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
+ALONE = ("none", "zero2", "zero3", "fsdp1", "fsdp2")  # what differs on one GPU
+RANKS = (1, 2, 4, 8, 16)  # of one engine of vLLM
+# What vLLM may take of a card, in steps of a tenth; more than nine tenths leave no room for the context.
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+# Where a framework names no batch: that of OpenRLHF's trainers, the only one that is the same for all tasks
+# (`train.batch_size` 128, openrlhf/cli/train_sft.py:167 of 0.11.0).
+GLOBAL_BATCH = 128
+LARGEST_MICRO_BATCH = 64
+# From fast to slow.
+TURNS: Mapping[str, tuple[Any, ...]] = {
+    "checkpointing": ("none", "full"),
+    "offload.optimizer": (False, True),
+    "offload.parameters": (False, True),
+}
+# From fast and hungry to slow and lean; the micro batch follows as the last.
+LEANS: Mapping[str, tuple[Any, ...]] = {
+    "rollout.sleep": (False, True),
+    "rollout.gpu_memory_utilization": SHARES,
+}
+
+
+# What costs neither memory nor time nor exactness beside its alternatives, for plain PyTorch, which takes any: the
+# fused loss (Liger's, Apple's) never writes logits out, log-probabilities row by row need one row's temporaries, and a
+# fused step has none.
+FREE: Mapping[str, tuple[Any, ...]] = {
+    "loss": ("full", "chunked", "fused"),
+    "logprob": ("log-softmax-fp32", "logsumexp", "selective"),
+    "optimizer_impl": ("foreach", "fused"),
+}
+BARRED = ("sharding", "placement", "rollout.engine")
+OFFLOADS = ("offload.optimizer", "offload.parameters")
+SHARE = "rollout.gpu_memory_utilization"
+FROZEN = "offload.parameters of the frozen roles"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A setting with its values, each a change of fields, from hungry to lean."""
+
+    name: str
+    values: tuple[Fields, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A lattice of configurations: `base` with one value of each axis, `turns` axes first, then the lean ones.
+
+    Branches of the same `kin` differ in vLLM's tensor parallelism alone.
+    """
+
+    base: Scenario
+    axes: tuple[Axis, ...]
+    turns: int
+    kin: int
+
+    @property
+    def size(self) -> int:
+        """How many configurations it has."""
+        return prod([len(axis.values) for axis in self.axes])
+
+    @property
+    def leanest(self) -> tuple[int, ...]:
+        """Where every axis has its last value."""
+        return tuple([len(axis.values) - 1 for axis in self.axes])
+
+    @property
+    def shares(self) -> int:
+        """How many shares of the card vLLM may have; 0 where that is not open."""
+        return sum([len(axis.values) for axis in self.axes if axis.name == SHARE])
+
+    def micro(self, place: tuple[int, ...]) -> int:
+        """The micro batch at `place`."""
+        return int(self.axes[-1].values[place[-1]]["micro_batch"])
+
+    def at(self, place: tuple[int, ...]) -> Scenario | None:
+        """The scenario with the values at `place`; None where the framework refuses them together."""
+        changes: dict[str, Any] = {}
+        for axis, index in zip(self.axes, place, strict=True):
+            changes |= axis.values[index]
+        try:
+            return vary(self.base, changes)
+        except ScenarioError:
+            return None
+
+    def places(self) -> Iterator[tuple[int, ...]]:
+        """All its places, the fastest first."""
+        return product(*[range(len(axis.values)) for axis in self.axes])
+
+
+def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
+    """The fields that every configuration of a job shares: those given, and its batches.
+
+    Configurations are compared at one global batch: the given one, else the framework's for its own defaults. Raises
+    ScenarioError where the job cannot be run at all.
+    """
+    fields = {name: value for name, value in job.items() if value is not None}
+    old = False
+    if "attention" not in fields and "gpu" in fields:
+        old = catalog.gpu(fields["gpu"]).lacks_bf16
+        fields["attention"] = "sdpa" if old else "flash"
+    try:
+        first = _parsed(fields, catalog, where)
+    except ScenarioError as error:
+        if not old or ": attention: " not in str(error):
+            raise
+        reason = f"gpu: given {fields['gpu']!r}, on which FlashAttention-2 does not run"
+        raise ScenarioError(str(error).replace("attention: ", f"{reason}; attention: ", 1)) from None
+    batch = first.global_batch
+    if "global_batch" not in fields and first.framework == "torch":
+        step = first.data_parallel * first.micro_batch
+        batch = max(1, GLOBAL_BATCH // step) * step
+        if first.rollout and "rollout.batch" not in fields:
+            fields["rollout.batch"] = batch
+    fields["global_batch"] = batch
+    if first.rollout:
+        fields.setdefault("rollout.batch", first.rollout.batch)
+    return fields
+
+
+def _parsed(fields: Fields, catalog: Catalog, where: str) -> Scenario:
+    """The job with the framework's defaults, the micro batch among them unless it is more than a given batch."""
+    fields = {**next(rungs(fields), {}), **fields}
+    try:
+        return parse(fields, where=where, catalog=catalog)
+    except ScenarioError:
+        if "micro_batch" in fields:
+            raise
+        return parse(fields | {"micro_batch": 1}, where=where, catalog=catalog)
+
+
+def rungs(job: Fields) -> Iterator[Fields]:
+    """The rungs that are open: those that contradict nothing that is given, adapters only where there may be some."""
+    adapters = any(name.startswith("lora.") for name in job)
+    for rung in RUNGS:
+        method, optimizer = job.get("method", rung["method"]), job.get("optimizer", rung["optimizer"])
+        if method != rung["method"] or (adapters and method == "full"):
+            continue
+        if "optimizer" in job:
+            if rung["optimizer"] == "adamw":
+                yield {"method": method, "optimizer": optimizer}
+        else:
+            yield rung
+
+
+def branches(fields: Fields, rung: Fields, catalog: Catalog) -> list[Branch]:
+    """Every branch of a rung that the framework accepts; `fields` as `seed` gives them."""
+    found: list[Branch] = []
+    refused: list[Fields] = []
+    axes: dict[tuple[str, str, str], tuple[list[Axis], list[Axis]]] = {}
+    for kin, choice in enumerate(_choices({**fields, **rung})):
+        if any(barred.items() <= choice.items() for barred in refused):
+            continue
+        given = {**_free(fields), **fields, **rung, **choice}
+        try:
+            base = parse({"micro_batch": 1, **given}, catalog=catalog)
+        except ScenarioError as error:
+            # who generates decides on sharding, too; else a framework that refuses a value refuses it everywhere
+            place = str(error).split(": ")[1]
+            if place in BARRED and place in choice:
+                refused.append({name: choice[name] for name in (place, "rollout.engine") if name in choice})
+            continue
+        kind = (base.sharding, base.placement, base.rollout.engine if base.rollout else "")
+        if kind not in axes:
+            axes[kind] = list(_turns(base, given)), list(_leans(base, given))
+        turns, leans = axes[kind]
+        turned = list(_by_ranks(base, given))
+        for micro in _micro_batches(base, given):
+            found += [Branch(each, (*turns, *leans, micro), len(turns), kin) for each in turned]
+    return found
+
+
+def _free(fields: Fields) -> dict[str, Any]:
+    """The last value of each field of `FREE` that matters to the job."""
+    if str(fields.get("framework", "torch")).partition("==")[0] != "torch":
+        return {}
+    matters = {"sft": "loss", "pretrain": "loss", "dpo": "logprob"} | dict.fromkeys(RL, "logprob")
+    place = matters.get(fields["task"])
+    loss = {place: FREE[place][-1]} if place else {}
+    fused = {"optimizer_impl": FREE["optimizer_impl"][-1]} if fields.get("optimizer", "adamw") == "adamw" else {}
+    return loss | fused
+
+
+def _choices(given: Fields) -> Iterator[dict[str, Any]]:
+    """Every combination of what the branches of a job differ in, but for vLLM's tensor parallelism."""
+    gpus = int(given.get("gpus", 1))
+    options: dict[str, tuple[Any, ...]] = {"sharding": SHARDINGS[1:] if gpus > 1 else ALONE}
+    if given["task"] in RL:
+        options["rollout.engine"] = ("vllm", "hf")
+    free = {name: values for name, values in options.items() if name not in given}
+    for values in product(*free.values()):
+        chosen = dict(zip(free, values, strict=True))
+        if given["task"] not in RL:
+            yield chosen
+            continue
+        for placed in _placements({**given, **chosen}, gpus):
+            yield chosen | placed
+
+
+def _placements(given: Fields, gpus: int) -> Iterator[dict[str, Any]]:
+    """All roles on all GPUs; or vLLM on a half or a quarter, the rest with the actor, or with a half for the critic."""
+    if "placement" in given or any(name.endswith(".gpus") for name in given):
+        yield {}
+        return
+    yield {"placement": "colocated"}
+    if given.get("rollout.engine") != "vllm":
+        return
+    for share in (2, 4):
+        serving, left = gpus // share, gpus - gpus // share
+        if serving and left:
+            apart = {"placement": "separate", "rollout.gpus": serving}
+            yield apart | {"roles.actor.gpus": left}
+            if given["task"] == "ppo" and left % 2 == 0:
+                yield apart | {"roles.actor.gpus": left // 2, "roles.critic.gpus": left // 2}
+
+
+def _by_ranks(base: Scenario, given: Fields) -> Iterator[Scenario]:
+    """`base` with each number of ranks that an engine of vLLM may have; itself where none serves or it is given."""
+    if not base.rollout or base.rollout.engine != "vllm" or "rollout.tensor_parallel" in given:
+        yield base
+        return
+    for ranks in [n for n in RANKS if n <= base.rollout.gpus]:
+        try:
+            yield vary(base, {"rollout.tensor_parallel": ranks})
+        except ScenarioError:
+            continue
+
+
+def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
+    """Settings that may cost memory: of each that is open the values that the framework accepts."""
+    # PyTorch's CPU offload of FSDP takes weights, gradients and states along; verl moves each by itself
+    together = base.sharding in ("fsdp1", "fsdp2") and base.framework != "verl" and not set(OFFLOADS) & set(given)
+    for name, values in TURNS.items():
+        if name not in given and not (together and name in OFFLOADS):
+            yield from _accepted(base, name, [{name: value} for value in values])
+    if together:
+        yield from _accepted(base, "offload", [dict.fromkeys(OFFLOADS, x) for x in (False, True)])
+    frozen = [f"roles.{name}.offload.parameters" for name in ("reference", "reward") if base.has(name)]
+    movable = [place for place in frozen if place not in given]
+    if movable and base.sharding == "zero3":
+        yield from _accepted(base, FROZEN, [dict.fromkeys(movable, x) for x in (False, True)])
+
+
+def _leans(base: Scenario, given: Fields) -> Iterator[Axis]:
+    """Settings of vLLM that are open; none where it does not serve. An engine sleeps where others need its GPUs."""
+    if not base.rollout or base.rollout.engine != "vllm":
+        return
+    for name, values in LEANS.items():
+        if name not in given and (name == SHARE or base.placement == "colocated"):
+            yield Axis(name, tuple([{name: value} for value in values]))
+
+
+def _accepted(base: Scenario, name: str, values: list[dict[str, Any]]) -> Iterator[Axis]:
+    """The axis with those values that the framework accepts; none where that is but one, which `base` has."""
+    allowed = []
+    for value in values:
+        try:
+            vary(base, value)
+        except ScenarioError:
+            continue
+        allowed.append(value)
+    if len(allowed) > 1:
+        yield Axis(name, tuple(allowed))
+
+
+def _micro_batches(base: Scenario, given: Fields) -> Iterator[Axis]:
+    """Powers of two that divide a GPU's share of the global batch, the largest first.
+
+    The whole share stands alone: without accumulation gradients need not outlive a micro batch, so that it may need
+    less memory than its half.
+    """
+    if "micro_batch" in given:
+        yield Axis("micro_batch", ({"micro_batch": base.micro_batch},))
+        return
+    share, n, found = base.global_batch // base.data_parallel, 1, []
+    while n <= min(share, LARGEST_MICRO_BATCH) and share % n == 0:
+        found.append({"micro_batch": n})
+        n *= 2
+    if found[-1]["micro_batch"] == share:
+        yield Axis("micro_batch", (found.pop(),))
+    if found:
+        yield Axis("micro_batch", tuple(reversed(found)))

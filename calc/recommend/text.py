@@ -1,0 +1,180 @@
+"""A recommendation as JSON, and as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from calc.catalog import Catalog
+from calc.recommend.answer import Recommendation
+from calc.recommend.machines import Smallest
+from calc.recommend.problem import Configuration, Miss
+from calc.recommend.search import Judged
+from calc.report import deciding, lengths, rollout
+from calc.throughput import Throughput
+from calc.units import gib
+
+RANKED = "machines are ranked by their usable memory in all, then by the number of GPUs: the catalog has no prices"
+
+
+def as_dict(r: Recommendation, tried: Smallest | None = None) -> dict[str, Any]:
+    """The answer, ready for JSON: as the page on the command line describes it."""
+    return {
+        "recommended": _configuration(r.recommended) if r.recommended else None,
+        "alternatives": [_configuration(c) for c in r.alternatives],
+        "fails": _miss(r.fails) if r.fails else None,
+        "advice": list(r.advice),
+        "considered": r.considered,
+        "pruned": r.pruned,
+        "command": r.launch.command if r.launch else None,
+        "files": dict(r.launch.files) if r.launch else {},
+        "notes": [*r.notes, *(r.launch.notes if r.launch else ()), *([RANKED] if tried else [])],
+        **({"machines_too_small": tried.smaller} if tried else {}),
+    }
+
+
+def _configuration(c: Configuration) -> dict[str, Any]:
+    return {**({"trades": c.trades} if c.trades else {}), **_memory(c.judged), "throughput": _speed(c.throughput)}
+
+
+def _memory(judged: Judged) -> dict[str, Any]:
+    """The scenario, and its estimate in short: that of the GPUs with least room."""
+    e = judged.estimate
+    group = deciding(e)
+    return {
+        "scenario": e.scenario.as_dict(),
+        "verdict": e.verdict,
+        "fit_probability": round(e.fit_probability, 4),
+        "peak_device_bytes": group.peak.moment.device_bytes,
+        "peak_device_range": list(group.device_range),
+        "peak_phase": group.peak.name,
+        "phases": {p.name: p.moment.device_bytes for p in group.phases},
+        "usable_bytes": group.usable_bytes,
+        "slack_bytes": judged.slack,
+        "host_peak_bytes_per_node": _host(judged),
+    }
+
+
+def _miss(m: Miss) -> dict[str, Any]:
+    return {
+        **_memory(m.judged),
+        "throughput": _speed(m.throughput),
+        "lacks": m.where,
+        "phase": m.phase,
+        "shortfall_bytes": m.shortfall,
+        "reason": m.reason or None,
+    }
+
+
+def _speed(t: Throughput | None) -> dict[str, Any] | None:
+    if t is None:
+        return None
+    return {
+        "step_seconds": t.step_seconds,
+        "tokens_per_second": t.tokens_per_second,
+        "bound_by": t.bound_by,
+        "terms": {term.name: term.seconds for term in t.terms},
+    }
+
+
+# ---- text ----------------------------------------------------------------------------------------------------------
+
+
+def text(r: Recommendation, catalog: Catalog, tried: Smallest | None = None) -> str:
+    """The answer for a terminal; it ends with a newline."""
+    return "\n".join([*_lines(r, catalog, tried)]).rstrip() + "\n"
+
+
+def _lines(r: Recommendation, catalog: Catalog, tried: Smallest | None) -> Iterator[str]:
+    if tried and tried.machine:
+        m = tried.machine
+        yield f"smallest machine: {m.gpus} x {m.gpu.name}, after {tried.smaller} that are too small"
+    if r.recommended:
+        yield from _shown("recommended", r.recommended, catalog)
+    else:
+        yield "nothing fits"
+    if r.fails:
+        yield ""
+        yield from _failing(r.fails, catalog, "next faster" if r.recommended else "closest miss")
+    if r.advice:
+        yield ""
+        yield "what settings do" if r.recommended else "what would have to change"
+        yield from (f"  {line}" for line in r.advice)
+    for n, other in enumerate(r.alternatives, 1):
+        yield ""
+        yield from _shown(f"alternative {n}: {other.trades}", other, catalog)
+    yield ""
+    yield f"{r.considered:,} configurations considered, {r.pruned:,} pruned"
+    if tried:
+        yield RANKED
+    yield from (f"note: {note}" for note in r.notes)
+    if r.launch:
+        yield ""
+        yield r.launch.command.rstrip()
+        for name, content in r.launch.files.items():
+            yield ""
+            yield f"{name}:"
+            yield from (f"    {line}".rstrip() for line in content.splitlines())
+        yield ""
+        yield from (f"note: {note}" for note in r.launch.notes)
+
+
+def _shown(title: str, c: Configuration, catalog: Catalog) -> Iterator[str]:
+    group = deciding(c.judged.estimate)
+    yield title
+    yield f"  {_settings(c.judged, catalog)}"
+    low, high = group.device_range
+    yield (
+        f"  peak {gib(group.peak.moment.device_bytes)} ({gib(low)} to {gib(high)}) of {gib(group.usable_bytes)} in "
+        f"{group.peak.name}; fits with probability {c.judged.estimate.fit_probability:.2f}"
+    )
+    offload = c.scenario.offload
+    if (offload.optimizer or offload.parameters) and (host := _host(c.judged)):
+        yield f"  host memory {gib(host)} on each node"
+    yield from _pace(c.throughput)
+
+
+def _host(judged: Judged) -> int:
+    return max([p.moment.device_bytes for p in judged.estimate.host_phases], default=0)
+
+
+def _failing(m: Miss, catalog: Catalog, title: str) -> Iterator[str]:
+    yield f"{title}, which does not fit"
+    yield f"  {_settings(m.judged, catalog)}"
+    if m.where == "vllm":
+        yield f"  vLLM does not start: {m.reason}"
+    else:
+        whose = "host memory" if m.where == "host" else "GPU memory"
+        assert m.shortfall is not None
+        yield f"  lacks {gib(m.shortfall)} of {whose} in {m.phase}, the estimate's error included"
+    yield from _pace(m.throughput)
+
+
+def _pace(t: Throughput | None) -> Iterator[str]:
+    if t:
+        largest = next(term for term in t.terms if term.name == t.bound_by)
+        yield (
+            f"  {t.step_seconds:.3g} s a step, {t.tokens_per_second:,.0f} tokens a second; bound by {t.bound_by}, "
+            f"{largest.seconds:.3g} s of it"
+        )
+
+
+def _settings(judged: Judged, catalog: Catalog) -> str:
+    """What is to be set, in a line."""
+    s = judged.scenario
+    offloaded = [name for name, on in (("optimizer", s.offload.optimizer), ("weights", s.offload.parameters)) if on]
+    frozen = [name for name in s.roles if (own := s.role(name)) and own.offload.parameters and not s.offload.parameters]
+    parts = [
+        f"{s.model}, {s.task}, {s.method}" + (f" of rank {s.lora.rank}" if s.lora else ""),
+        f"{s.framework}=={s.framework_version}",
+        f"{s.gpus} x {catalog.gpu(s.gpu).name}",
+        f"sharding {s.sharding}",
+        f"micro batch {s.micro_batch} of {s.global_batch}",
+        f"checkpointing {s.checkpointing}",
+        f"{s.optimizer}" + (f", offloaded: {' and '.join([*offloaded, *frozen])}" if offloaded or frozen else ""),
+        lengths(s),
+    ]
+    if s.rollout:
+        apart = f", on {s.rollout.gpus} GPUs of its own" if s.placement == "separate" else ""
+        parts.append(rollout(s) + apart)
+    return ", ".join(parts)

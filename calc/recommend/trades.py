@@ -1,0 +1,192 @@
+"""What else could be: other methods, fewer GPUs, longer sequences, more margin; and what each setting saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from calc.ledger import Phase
+from calc.recommend.problem import Configuration, Problem, configured
+from calc.recommend.search import Found, Judged, Search
+from calc.recommend.space import Branch, Fields
+from calc.scenario import Scenario
+from calc.units import gib
+
+# More margin is at least this share of the card, beside the peak and its error.
+MARGIN = 0.10
+LONGER = (8, 4, 2)  # times the sequences that were asked for
+STEPS = 8  # towards more margin
+
+
+def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
+    """The best of each other method, where the method is open."""
+    for rung in problem.rungs:
+        if rung["method"] == chosen["method"]:
+            continue
+        search = problem.search(rung)
+        found = search.best() if search else None
+        if search and found:
+            rank = found.judged.scenario.lora
+            assert rank
+            base = "4-bit weights that stay frozen" if rung["method"] == "qlora" else "frozen weights"
+            yield configured(search, found.judged, f"trains adapters of rank {rank.rank} beside {base}")
+
+
+def trades(problem: Problem, rung: Fields, search: Search, found: Found) -> Iterator[Configuration]:
+    """Up to two configurations that trade something: fewer GPUs or a smaller card, longer sequences, more margin.
+
+    They keep what the recommended one shards and places, so that they differ in little.
+    """
+    given = 0
+    for find in (_cheaper, _longer, _roomier):
+        if given < 2 and (other := find(problem, rung, search, found)):
+            given += 1
+            yield other
+
+
+def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
+    """The branch of `s`, as far as it is not given."""
+    kept: dict[str, Any] = {"sharding": s.sharding}
+    if s.rollout:
+        kept |= {"placement": s.placement, "rollout.engine": s.rollout.engine}
+        if s.rollout.engine == "vllm" and s.placement == "colocated":
+            kept["rollout.tensor_parallel"] = s.rollout.tensor_parallel
+        if s.rollout.sleep:
+            kept["rollout.sleep"] = True
+    return {name: value for name, value in kept.items() if name not in problem.fields}
+
+
+def _cheaper(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
+    """The same job on fewer GPUs; where no fewer suffice, on as many of a smaller card."""
+    return _fewer(problem, rung, search, found) or _smaller(problem, rung, search, found)
+
+
+def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
+    """The same job on the card with the least usable memory of those with less, the vendor the same.
+
+    A card on which the leanest place of the recommended branch would not fit is not tried: what that needs of a card
+    without vLLM does not follow from the card.
+    """
+    s, catalog = found.judged.scenario, problem.catalog
+    card = catalog.gpu(s.gpu)
+    lean = search.judged(found.branch, search.branches[found.branch].leanest)
+    least = 0 if s.rollout or lean is None else lean.estimate.groups[0].peak.moment.allocated_bytes
+    smaller = [
+        gpu
+        for gpu in catalog.gpus.values()
+        if least < gpu.usable_bytes < card.usable_bytes
+        and (gpu.vendor, gpu.lacks_bf16) == (card.vendor, card.lacks_bf16)
+    ]
+    for gpu in sorted(smaller, key=lambda gpu: (gpu.usable_bytes, gpu.id)):
+        if fitting := _leanly(problem, rung, _kept(problem, s) | {"gpu": gpu.id}):
+            return configured(*fitting, f"the {gpu.name} instead of the {card.name}")
+    return None
+
+
+def _fewer(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
+    """The same job on the fewest GPUs, halving their number."""
+    s = found.judged.scenario
+    if s.placement == "separate" or any(name.endswith(".gpus") for name in problem.job):
+        return None
+    counts = [s.gpus >> n for n in range(s.gpus.bit_length(), 0, -1) if s.gpus % (1 << n) == 0]
+    for gpus in counts:
+        changes = _kept(problem, s) | {"gpus": gpus, "gpus_per_node": min(gpus, s.gpus_per_node)}
+        if gpus == 1 and changes.get("sharding") == "ddp":
+            changes["sharding"] = "none"
+        if s.rollout and "rollout.tensor_parallel" in changes:
+            changes["rollout.tensor_parallel"] = min(gpus, s.rollout.tensor_parallel)
+        if fitting := _leanly(problem, rung, changes):
+            return configured(*fitting, f"{gpus} GPU{'s' if gpus > 1 else ''} instead of {s.gpus}")
+    return None
+
+
+def _longer(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
+    """The longest sequences, doubling them, that the model has positions for."""
+    s = found.judged.scenario
+    if "expected_len" in problem.job:
+        return None
+    for factor in LONGER:
+        names = ("prompt_len", "response_len") if s.rollout else ("seq_len",)
+        changes = _kept(problem, s) | {name: factor * getattr(s, name) for name in names}
+        length = factor * s.seq_len
+        if length <= s.architecture.max_positions and (fitting := _leanly(problem, rung, changes)):
+            return configured(*fitting, f"sequences of {length} tokens, {factor} times as long")
+    return None
+
+
+def _leanly(problem: Problem, rung: Fields, changes: Fields) -> tuple[Search, Judged] | None:
+    """The best configuration with `changes`, if the leanest place of a branch has room on the device."""
+    search = problem.search(rung, changes)
+    if search is None or not any(search.possible(b, branch.leanest) for b, branch in enumerate(search.branches)):
+        return None
+    found = search.best()
+    return (search, found.judged) if found else None
+
+
+def _roomier(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
+    """The fastest leaner place of the same branch that leaves a tenth of the card free."""
+    usable = found.judged.estimate.groups[0].usable_bytes
+    wanted = MARGIN * usable
+    if found.judged.slack >= wanted:
+        return None
+    ahead, seen = [(found.seconds, found.place)], {found.place}
+    for _ in range(STEPS):
+        if not ahead:
+            break
+        ahead.sort()
+        _, place = ahead.pop(0)
+        judged = search.judged(found.branch, place)
+        if judged and judged.fits and judged.slack >= wanted:
+            return configured(search, judged, f"{gib(judged.slack)} free beside the peak and its error")
+        for following in search.behind(found.branch, place, range(len(place))):
+            if following not in seen:
+                seen.add(following)
+                ahead.append((search.bound(found.branch, following), following))
+    return None
+
+
+# ---- what each setting does ----------------------------------------------------------------------------------------
+
+
+def advice(search: Search, found: Found) -> Iterator[str]:
+    """What each setting of the recommended configuration saves, or would save, by switching it alone."""
+    branch: Branch = search.branches[found.branch]
+    for axis, index in enumerate(found.place[:-1]):
+        other = index - 1 if index else 1
+        judged = search.judged(found.branch, (*found.place[:axis], other, *found.place[axis + 1 :]))
+        if judged is None:
+            continue
+        hungry, lean = (judged, found.judged) if index else (found.judged, judged)
+        name = branch.axes[axis].name
+        phase, saved = _saved(hungry, lean)
+        if saved <= 0:
+            continue
+        setting = _worded(name, branch.axes[axis].values[max(index, other)], lean.scenario)
+        if index:
+            yield f"{setting} saves {gib(saved)} in `{phase}`"
+        else:
+            seconds = search.clock.seconds(judged.scenario, judged.cache_tokens)
+            slower = f", for {seconds / found.seconds - 1:.0%} more time" if found.seconds else ""
+            yield f"{setting} would save {gib(saved)} in `{phase}`{slower}"
+
+
+def _saved(hungry: Judged, lean: Judged) -> tuple[str, int]:
+    """The phase in which the hungry one peaks, and what the lean one saves there."""
+    group = max(hungry.estimate.groups, key=lambda g: g.peak.moment.device_bytes / g.usable_bytes)
+    peak: Phase = group.peak
+    phases = [p for g in lean.estimate.groups if g.name == group.name for p in g.phases]
+    beside = next((p for p in phases if p.name == peak.name), None)
+    return peak.name, peak.moment.device_bytes - beside.moment.device_bytes if beside else 0
+
+
+def _worded(name: str, value: Fields, s: Scenario) -> str:
+    """A setting in words."""
+    words = {
+        "checkpointing": "full activation checkpointing",
+        "offload.optimizer": "offloading the optimizer",
+        "offload.parameters": "offloading the weights",
+        "offload": "offloading weights and optimizer",
+        "rollout.sleep": "letting vLLM sleep while others work",
+        "rollout.gpu_memory_utilization": f"a share of {value.get(name)} of the card for vLLM",
+    }
+    return words.get(name, "offloading the frozen roles")

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.catalog import load
+from calc.recommend import smallest
+from calc.recommend.machines import machines
+from calc.recommend.problem import COUNTS, Problem
+from calc.scenario import ScenarioError
+
+SFT: dict[str, Any] = {"model": "llama-3-8b", "task": "sft", "framework": "openrlhf", "method": "full"}
+
+
+def test_machines_stand_from_little_memory_in_all_to_much_and_in_whole_nodes() -> None:
+    catalog = load()
+    found = machines(catalog)
+    assert [m.bytes for m in found] == sorted(m.bytes for m in found)
+    assert {m.gpu.id for m in found} == set(catalog.gpus)
+    assert all(m.gpus % m.per_node == 0 for m in found)
+    assert [m.gpus for m in machines(catalog, gpu="h100-sxm")] == list(COUNTS)
+    assert {m.gpus for m in machines(catalog, gpus=6)} == {6}
+    assert next(m for m in machines(catalog, "rtx5090", 8)).per_node == 4
+
+
+@pytest.mark.parametrize("job", [SFT, SFT | {"gpus": 4}, SFT | {"gpu": "rtx4090", "offload.optimizer": False}])
+def test_nothing_smaller_fits(job: dict[str, Any]) -> None:
+    catalog = load()
+    found = smallest(job, catalog)
+    assert found.machine
+    assert found.recommendation.recommended
+    s = found.recommendation.recommended.scenario
+    assert (s.gpu, s.gpus) == (found.machine.gpu.id, found.machine.gpus)
+    smaller = 0
+    for machine in machines(catalog, job.get("gpu"), job.get("gpus")):
+        if machine == found.machine:
+            break
+        smaller += 1
+        assert Problem({**job, **machine.fields}, catalog).first() is None
+    assert smaller == found.smaller
+
+
+def test_the_machine_is_that_for_full_fine_tuning_where_the_method_is_open() -> None:
+    job = {name: value for name, value in SFT.items() if name != "method"} | {"gpu": "a100-80-sxm"}
+    full, lora = smallest(job), smallest(job | {"lora.rank": 16})
+    assert full.recommendation.recommended
+    assert lora.recommendation.recommended
+    assert full.recommendation.recommended.scenario.method == "full"
+    assert lora.recommendation.recommended.scenario.method == "lora"
+
+
+def test_a_job_for_which_every_machine_is_too_small_gets_what_the_largest_lacks() -> None:
+    found = smallest(SFT | {"model": "deepseek-v3", "gpu": "l4", "gpus": 2})
+    assert found.machine is None
+    assert found.recommendation.recommended is None
+    assert found.recommendation.fails
+    assert found.smaller == 1
+
+
+def test_a_job_that_no_machine_can_run_is_an_error() -> None:
+    with pytest.raises(ScenarioError, match=r"^job: task: given 'sft'"):
+        smallest(SFT | {"framework": "verl"}, where="job")
+
+
+def test_every_machine_that_is_tried_is_named() -> None:
+    said: list[str] = []
+    found = smallest(SFT | {"gpu": "rtx4090", "offload.optimizer": False}, progress=said.append)
+    assert len(said) == found.smaller + 1
+    assert "RTX 4090" in said[0]

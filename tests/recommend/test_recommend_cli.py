@@ -1,0 +1,166 @@
+"""`python -m calc recommend`: its options, its two forms, its exit status and what it says of bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Run
+
+from calc import __main__ as main
+from calc.catalog import load
+from calc.recommend import options, recommend
+from calc.scenario import SCHEMA, parse
+
+JOB = ("--model", "llama-3-8b", "--task", "sft", "--framework", "openrlhf", "--method", "full")
+EIGHT = (*JOB, "--gpu", "a100-80-sxm", "--gpus", "8")
+CONFIGURATION = {
+    "scenario", "verdict", "fit_probability", "peak_device_bytes", "peak_device_range", "peak_phase", "phases",
+    "usable_bytes", "slack_bytes", "host_peak_bytes_per_node", "throughput",
+}  # fmt: skip
+
+
+def asked(run: Callable[..., Run], *argv: str) -> dict[str, Any]:
+    done = run("recommend", *argv, "--json")
+    assert (done.status, done.err) == (0, "")
+    answer = json.loads(done.out)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def test_json_holds_the_configurations_with_their_memory_and_time_and_a_command(run: Callable[..., Run]) -> None:
+    answer = asked(run, *EIGHT)
+    assert set(answer) == {
+        "recommended", "alternatives", "fails", "advice", "considered", "pruned", "command", "files", "notes",
+    }  # fmt: skip
+    assert set(answer["recommended"]) == CONFIGURATION
+    for other in answer["alternatives"]:
+        assert set(other) == CONFIGURATION | {"trades"}
+    assert set(answer["fails"]) == CONFIGURATION | {"lacks", "phase", "shortfall_bytes", "reason"}
+    expected = recommend(options.read(EIGHT, "recommend"))
+    assert expected.recommended
+    assert expected.recommended.throughput
+    assert parse(answer["recommended"]["scenario"]) == expected.recommended.scenario
+    pace = answer["recommended"]["throughput"]
+    assert pace["step_seconds"] == expected.recommended.throughput.step_seconds
+    assert sum(pace["terms"].values()) == pytest.approx(pace["step_seconds"])
+    assert expected.launch
+    assert answer["command"] == expected.launch.command
+    assert (answer["considered"], answer["pruned"]) == (expected.considered, expected.pruned)
+
+
+def test_a_recommended_scenario_can_be_estimated_as_it_stands(run: Callable[..., Run]) -> None:
+    scenario = asked(run, *EIGHT)["recommended"]["scenario"]
+    assert run("estimate", "-", stdin=json.dumps(scenario)).out.startswith("fits")
+
+
+def test_text_says_what_to_run_what_fails_and_how_to_start_it(run: Callable[..., Run]) -> None:
+    out = run("recommend", *EIGHT).out
+    answer = asked(run, *EIGHT)
+    assert out.startswith("recommended\n  llama-3-8b, sft, full, ")
+    assert "next faster, which does not fit" in out
+    assert f"{answer['considered']:,} configurations considered, {answer['pruned']:,} pruned" in out
+    assert answer["command"].strip() in out
+    for line in answer["advice"]:
+        assert f"  {line}\n" in out
+    for n, other in enumerate(answer["alternatives"], 1):
+        assert f"alternative {n}: {other['trades']}" in out
+
+
+def test_what_is_given_stays_fixed_by_option_or_by_file(run: Callable[..., Run], tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("sharding: zero3\noffload: {optimizer: true}\nseq_len: 1024\n")
+    options_too = ("--seq-len", "4096", "--checkpointing=full")
+    s = asked(run, *EIGHT, "--scenario", str(file), *options_too)["recommended"]["scenario"]
+    assert (s["sharding"], s["offload"]["optimizer"], s["seq_len"], s["checkpointing"]) == ("zero3", True, 4096, "full")
+
+
+def test_without_gpus_the_answer_is_on_the_smallest_machine_and_says_how_that_is_ranked(
+    run: Callable[..., Run],
+) -> None:
+    answer = asked(run, *JOB, "--gpu", "a100-80-sxm")
+    assert answer["recommended"]["scenario"]["gpus"] == 1 + answer["machines_too_small"]
+    assert any("no prices" in note for note in answer["notes"])
+    out = run("recommend", *JOB, "--gpu", "a100-80-sxm").out
+    assert out.startswith("smallest machine: 1 x ")
+    assert "no prices" in out
+
+
+def test_nothing_feasible_is_an_answer(run: Callable[..., Run]) -> None:
+    argv = ("--model", "llama-3-70b", *JOB[2:], "--gpu", "a100-40-sxm", "--gpus", "1")
+    answer = asked(run, *argv)
+    assert (answer["recommended"], answer["alternatives"], answer["command"]) == (None, [], None)
+    assert answer["fails"]["shortfall_bytes"] > 0
+    assert answer["fails"]["verdict"] == "oom"
+    out = run("recommend", *argv).out
+    assert out.startswith("nothing fits\n")
+    assert "closest miss" in out
+    assert "what would have to change" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ((*EIGHT, "--seq-length", "4"), ["--seq-length", "did you mean '--seq-len'"]),
+        ((*EIGHT, "--seq-len"), ["--seq-len", "given nothing", "a value"]),
+        ((*EIGHT, "--seq-len", "--json"), ["--seq-len", "given nothing"]),
+        ((*EIGHT, "--seq-len", "long"), ["seq_len: given 'long'", "an integer"]),
+        ((*EIGHT, "--seq-len", "4", "--seq-len", "8"), ["--seq-len", "twice"]),
+        ((*EIGHT, "--gpu", "h100"), ["--gpu", "twice"]),
+        ((*JOB, "--gpus", "8", "--gpu", "h100-sxn"), ["gpu", "h100-sxn", "did you mean 'h100-sxm'"]),
+        (("--model", "llama-3-8c", *EIGHT[2:]), ["model", "llama-3-8c", "did you mean"]),
+        ((*EIGHT[:3], "stf", *EIGHT[4:]), ["task", "stf", "did you mean 'sft'"]),
+        (EIGHT[2:], ["missing field 'model'"]),
+        (("--model", "llama-3-8b"), ["missing field 'task'"]),
+        ((*EIGHT, "--sharding", "fsdp2"), ["sharding", "fsdp2", "zero2"]),
+        ((*EIGHT, "--lora.rank", "8"), ["lora.rank", "method full"]),
+        ((*EIGHT, "--lora.rank", "["), ["--lora.rank", "YAML"]),
+        ((*EIGHT, "--offload.optimizer", "maybe"), ["offload.optimizer", "maybe", "true or false"]),
+        ((*EIGHT, "job.yaml"), ["job.yaml", "an option"]),
+        ((*EIGHT, "--scenario", "no/such.yaml"), ["no/such.yaml"]),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_option_or_field(
+    run: Callable[..., Run], argv: tuple[str, ...], told: list[str]
+) -> None:
+    line = run("recommend", *argv).refused()
+    assert all(word in line for word in told), line
+
+
+def test_every_field_of_a_scenario_is_an_option() -> None:
+    names = dict(options.names())
+    flat = {name for name, value in SCHEMA["properties"].items() if "properties" not in value}
+    assert flat <= set(names)
+    assert {"rollout.gpu_memory_utilization", "lora.targets", "versions.torch", "roles.critic.model",
+            "roles.actor.offload.parameters", "roles.reference"} <= set(names)  # fmt: skip
+    read = options.read(
+        ("--rollout.gpu-memory-utilization", "0.5", "--roles.reference=none", "--versions.torch", "2.4",
+         "--lora.targets", "[q_proj, v_proj]", "--rollout.sleep", "true"), "p",
+    )  # fmt: skip
+    assert read == {
+        "rollout.gpu_memory_utilization": 0.5, "roles.reference": "none", "versions.torch": "2.4",
+        "lora.targets": ["q_proj", "v_proj"], "rollout.sleep": True,
+    }  # fmt: skip
+
+
+def test_progress_is_said_on_standard_error_after_a_second(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter((0.0, 0.5, 1.1, 1.2, 2.2))
+    monkeypatch.setattr(main, "monotonic", lambda: next(clock))
+    progress = main._Progress()
+    for line in ("first", "second", "third", "fourth"):
+        progress(line)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "second\nfourth\n")
+    assert not sys.stderr.isatty()
+
+
+def test_the_largest_machine_is_named_where_none_suffices(run: Callable[..., Run]) -> None:
+    answer = asked(run, "--model", "deepseek-v3", *JOB[2:], "--gpu", "l4", "--gpus", "2")
+    assert answer["recommended"] is None
+    assert answer["fails"]["scenario"]["gpu"] in load().gpus

@@ -1,0 +1,138 @@
+"""The search finds what trying everything finds; and the properties by which it passes configurations over."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+import strategies  # noqa: F401  (the profile: no deadline, the same examples)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import searches
+
+from calc.catalog import load
+from calc.recommend.clock import digits
+from calc.recommend.problem import Problem
+from calc.recommend.search import SERVING, Search
+from calc.recommend.space import SHARE
+
+PPO: dict[str, Any] = {"model": "llama-3.2-3b", "task": "ppo", "gpu": "a100-80-sxm", "gpus": 4, "framework": "openrlhf"}
+
+
+def a_search(job: dict[str, Any]) -> Search:
+    problem = Problem(job, load())
+    found = problem.search(problem.rungs[0])
+    assert found
+    return found
+
+
+@settings(max_examples=60)
+@given(searches(400))
+def test_pruned_and_exhaustive_search_agree(both: tuple[Search, Search]) -> None:
+    """By rank: the time to three digits, then the room; two configurations may share one."""
+    pruned, exhaustive = both
+    best, first = pruned.best(), min(exhaustive.every(), key=lambda f: f.rank, default=None)
+    assert (best and best.rank) == (first and first.rank)
+    assert pruned.considered <= exhaustive.considered
+    if best:
+        assert best.judged.estimate.verdict == "fits"
+
+
+@settings(max_examples=40)
+@given(searches(4000), st.data())
+def test_a_step_takes_no_less_time_further_along_an_axis(both: tuple[Search, Search], data: st.DataObject) -> None:
+    search, _ = both
+    for _ in range(10):
+        b, place, axis = a_place(search, data)
+        behind = (*place[:axis], place[axis] + 1, *place[axis + 1 :])
+        if search.scenario(b, place) and search.scenario(b, behind):
+            assert search.bound(b, place) <= search.bound(b, behind)
+
+
+@settings(max_examples=40)
+@given(searches(4000), st.data())
+def test_what_fits_on_the_device_fits_with_leaner_values_too(both: tuple[Search, Search], data: st.DataObject) -> None:
+    search, _ = both
+    for _ in range(6):
+        b, place, axis = a_place(search, data)
+        if axis < search.branches[b].turns:
+            continue
+        lean = (*place[:axis], place[axis] + 1, *place[axis + 1 :])
+        one, other = search.judged(b, place), search.judged(b, lean)
+        if one and other:
+            assert other.on_device or not one.on_device
+            if search.branches[b].axes[axis].name == SHARE and one.too_lean:
+                assert other.too_lean
+
+
+@settings(max_examples=30)
+@given(searches(4000), st.data())
+def test_a_bound_is_the_time_with_the_largest_cache(both: tuple[Search, Search], data: st.DataObject) -> None:
+    """Though its halves are computed for different configurations."""
+    search, _ = both
+    for _ in range(12):
+        b, place, _ = a_place(search, data)
+        s = search.scenario(b, place)
+        if s:
+            whole = sum(search.clock.split(s))
+            bound = search.bound(b, place)
+            assert bound == inf if whole == inf else bound == pytest.approx(digits(whole), rel=0.006)
+            judged = search.judged(b, place)
+            if judged and judged.fits:
+                assert search.clock.seconds(s, judged.cache_tokens) >= bound * 0.994
+
+
+def a_place(search: Search, data: st.DataObject) -> tuple[int, tuple[int, ...], int]:
+    """A place, and an axis along which it is not the last."""
+    b = data.draw(st.sampled_from([n for n, branch in enumerate(search.branches) if branch.size > 1] or [0]))
+    leanest = search.branches[b].leanest
+    open_axes = [n for n, last in enumerate(leanest) if last] or [len(leanest) - 1]
+    axis = data.draw(st.sampled_from(open_axes))
+    place = tuple(data.draw(st.integers(0, max(0, last - (n == axis)))) for n, last in enumerate(leanest))
+    return (b, place, axis) if leanest[axis] else (b, (*place[:axis], -1), axis)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        PPO,
+        {"model": "qwen2.5-1.5b", "task": "grpo", "gpu": "l40s", "gpus": 4, "framework": "verl"},
+        {"model": "qwen2.5-1.5b", "task": "grpo", "gpu": "l40s", "gpus": 4, "framework": "trl"},
+    ],
+)
+def test_while_vllm_sleeps_trainers_need_the_same_whatever_its_settings(job: dict[str, Any]) -> None:
+    search = a_search(job)
+    trainers: dict[Any, set[tuple[int, ...]]] = {}
+    servers: dict[Any, set[tuple[int, ...]]] = {}
+    for b, branch in enumerate(search.branches):
+        for n, place in enumerate(branch.places()):
+            judged = search.judged(b, place) if n % 7 == 0 else None
+            if judged and judged.apart:
+                phases = [p for g in judged.estimate.groups for p in g.phases]
+                trains = tuple(p.moment.device_bytes for p in phases if p.name not in SERVING)
+                serves = tuple(p.moment.device_bytes for p in phases if p.name in SERVING)
+                trainers.setdefault(search.trainer(b, place), set()).add(trains)
+                servers.setdefault((branch.base.rollout, branch.kin, place[:-1]), set()).add(serves)
+    assert max(map(len, trainers.values())) == 1
+    assert max(map(len, servers.values())) == 1
+    assert len(trainers) > 10
+
+
+def test_most_configurations_of_a_large_space_are_never_computed() -> None:
+    search = a_search(PPO)
+    assert search.best()
+    assert search.size > 3000
+    assert search.considered < 60
+
+
+def test_a_share_of_the_free_memory_buys_a_cache_that_others_make_smaller() -> None:
+    """verl 0.2's worker of vLLM takes its share of what is free: bounds tie where times do not."""
+    job = {
+        "model": "gemma-2-9b", "task": "ppo", "gpu": "rtx4090", "framework": "verl==0.2", "gpus": 16, "method": "full",
+        "prompt_len": 1024, "response_len": 256, "roles.reference": {}, "rollout.tensor_parallel": 2,
+        "placement": "colocated", "micro_batch": 2,
+    }  # fmt: skip
+    best, first = a_search(job).best(), min(a_search(job).every(), key=lambda f: f.rank)
+    assert best
+    assert best.rank == first.rank

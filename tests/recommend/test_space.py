@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import strategies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calc.catalog import load
+from calc.estimate import estimate
+from calc.recommend import space
+from calc.scenario import ScenarioError, parse, vary
+from calc.throughput import node_of, throughput
+
+SFT: dict[str, Any] = {"model": "llama-3.2-1b", "task": "sft", "gpu": "a100-80-sxm", "gpus": 8}
+CHANGES: dict[str, st.SearchStrategy[Any]] = {
+    "micro_batch": st.sampled_from((1, 2, 3, 8)),
+    "checkpointing": st.sampled_from(("none", "full")),
+    "loss": st.sampled_from(("full", "fused")),
+    "logprob": st.sampled_from(("selective", "logsumexp")),
+    "offload.optimizer": st.booleans(),
+    "offload.parameters": st.booleans(),
+}
+ROLLOUT: dict[str, st.SearchStrategy[Any]] = {
+    "rollout.tensor_parallel": st.sampled_from((1, 2, 3, 8)),
+    "rollout.gpu_memory_utilization": st.sampled_from((0.3, 0.9)),
+    "rollout.sleep": st.booleans(),
+}
+
+
+@settings(max_examples=200)
+@given(st.one_of(strategies.fields(), strategies.rl_fields()), st.data())
+def test_a_varied_scenario_is_the_one_that_parse_makes_of_the_same_fields(
+    fields: dict[str, Any], data: st.DataObject
+) -> None:
+    try:
+        s = parse(fields)
+    except ScenarioError:
+        return
+    possible = CHANGES | (ROLLOUT if s.rollout else {})
+    names = data.draw(st.lists(st.sampled_from(sorted(possible)), min_size=1, max_size=4, unique=True))
+    changes = {name: data.draw(possible[name]) for name in names}
+    whole = {**fields, "global_batch": s.global_batch, **changes}
+    if s.rollout:
+        whole["rollout.batch"] = s.rollout.batch
+    try:
+        parsed: Any = parse(whole).as_dict()
+    except ScenarioError as error:
+        parsed = str(error)
+    try:
+        varied: Any = vary(s, changes).as_dict()
+    except ScenarioError as error:
+        varied = str(error)
+    assert varied == parsed
+
+
+def test_only_fields_that_nothing_follows_from_can_be_varied() -> None:
+    with pytest.raises(AssertionError, match="sharding"):
+        vary(parse(SFT), {"sharding": "zero3"})
+
+
+@pytest.mark.parametrize("place", space.FREE)
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "qwen2.5-7b", "gemma-2-9b", "mixtral-8x7b"])
+@pytest.mark.parametrize("micro", [1, 8])
+def test_what_is_taken_without_a_search_costs_neither_memory_nor_time(place: str, model: str, micro: int) -> None:
+    task = {"loss": "sft", "logprob": "dpo", "optimizer_impl": "sft"}[place]
+    made = [
+        parse(SFT | {"model": model, "task": task, "micro_batch": micro, "global_batch": 64, place: value})
+        for value in space.FREE[place]
+    ]
+    catalog = load()
+    peaks = [estimate(s, catalog).groups[0].peak.moment.device_bytes for s in made]
+    times = [throughput(s, catalog.gpu(s.gpu), node_of(s, catalog)).step_seconds for s in made]
+    assert peaks[-1] == min(peaks)
+    assert times[-1] == min(times)
+
+
+def test_rungs_are_those_that_contradict_nothing_given() -> None:
+    assert list(space.rungs({})) == list(space.RUNGS)
+    assert [r["method"] for r in space.rungs({"lora.rank": 8})] == ["lora", "qlora"]
+    assert list(space.rungs({"method": "full", "optimizer": "lion"})) == [{"method": "full", "optimizer": "lion"}]
+    assert list(space.rungs({"method": "full", "lora.rank": 8})) == []
+
+
+def test_all_configurations_of_a_job_share_one_global_batch() -> None:
+    catalog = load()
+    for job, batch in ((SFT, 128), (SFT | {"framework": "trl"}, 64), (SFT | {"framework": "openrlhf"}, 128)):
+        fields = space.seed(job, catalog, "job")
+        found = space.branches(fields, {"method": "full", "optimizer": "adamw"}, catalog)
+        made = [s for branch in found for place in branch.places() if (s := branch.at(place))]
+        assert {s.global_batch for s in made} == {batch}
+        assert {s.sharding for s in made} <= set(space.SHARDINGS)
+        assert {s.micro_batch for s in made} == {2**n for n in range((batch // 8).bit_length())}
+
+
+def test_what_is_given_stays() -> None:
+    catalog = load()
+    given = {"sharding": "zero3", "checkpointing": "none", "offload.optimizer": True, "micro_batch": 2, "loss": "full"}
+    fields = space.seed(SFT | given, catalog, "job")
+    for branch in space.branches(fields, {"method": "full", "optimizer": "adamw"}, catalog):
+        for place in branch.places():
+            s = branch.at(place)
+            assert s
+            assert (s.sharding, s.checkpointing, s.offload.optimizer, s.micro_batch, s.loss) == (
+                "zero3", "none", True, 2, "full",
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", ["torch", "openrlhf", "verl", "trl"])
+@pytest.mark.parametrize("task", ["sft", "ppo", "grpo"])
+def test_a_refusal_bars_nothing_that_would_be_accepted(
+    monkeypatch: pytest.MonkeyPatch, framework: str, task: str
+) -> None:
+    catalog = load()
+    try:
+        fields = space.seed(SFT | {"task": task, "framework": framework}, catalog, "job")
+    except ScenarioError:
+        return
+    rung = {"method": "full", "optimizer": "adamw"}
+    barring = space.branches(fields, rung, catalog)
+    monkeypatch.setattr(space, "BARRED", ())
+    assert space.branches(fields, rung, catalog) == barring
+    assert barring
