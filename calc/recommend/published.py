@@ -1,9 +1,9 @@
 """Minimal configurations that others publish, beside ours: on how many GPUs the same job runs, and what differs.
 
 verl's table is `docs/perf/device_tuning.rst` at 2239fd0 with the scripts in `examples/tuning/` that it names, read for
-verl 0.4. Its rows are the smallest machines on which somebody ran the job, not on which it could run. Of the jobs with 72B models the
-batch of the full one (verl's default) and the lengths of the LoRA one (those of the 7B one) are assumed; its offloading
-is not known, and it splits sequences over two GPUs, which is not modelled here.
+verl 0.4. Its rows are the smallest machines on which somebody ran the job, not on which it could run. Of the jobs with
+72B models the batch of the full one (verl's default) and the lengths of the LoRA one (those of the 7B one) are assumed;
+its offloading is not known, and it splits sequences over two GPUs, which is not modelled here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _grpo(model: str, gpu: str, prompt: int, response: int, batch: int, **more: 
 
 
 def _settings(share: float, tensor_parallel: int, **more: Any) -> dict[str, Any]:
-    """What the scripts that were read set: FSDP 1, checkpointing, both offloads; its own share of the card and ranks."""
+    """What the scripts set: FSDP 1, checkpointing, both offloads; and their own share of the card and ranks."""
     return {
         "sharding": "fsdp1", "checkpointing": "full", "offload.optimizer": True, "offload.parameters": True,
         "rollout.gpu_memory_utilization": share, "rollout.tensor_parallel": tensor_parallel, **more,
