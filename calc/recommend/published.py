@@ -1,7 +1,9 @@
 """Minimal configurations that others publish, beside ours: on how many GPUs the same job runs, and what differs.
 
 verl's table is `docs/perf/device_tuning.rst` at 2239fd0 with the scripts in `examples/tuning/` that it names, read for
-verl 0.4. Its rows are the smallest machines on which somebody ran the job, not on which it could run.
+verl 0.4. Its rows are the smallest machines on which somebody ran the job, not on which it could run. Of the jobs with
+72B models the batch of the full one (verl's default) and the lengths of the LoRA one (those of the 7B one) are assumed;
+its offloading is not known, and it splits sequences over two GPUs, which is not modelled here.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def _grpo(model: str, gpu: str, prompt: int, response: int, batch: int, **more: 
 
 
 def _settings(share: float, tensor_parallel: int, **more: Any) -> dict[str, Any]:
-    """What every script sets: FSDP 1, checkpointing, and both offloads; and its own share of the card and ranks."""
+    """What the scripts set: FSDP 1, checkpointing, both offloads; and their own share of the card and ranks."""
     return {
         "sharding": "fsdp1", "checkpointing": "full", "offload.optimizer": True, "offload.parameters": True,
         "rollout.gpu_memory_utilization": share, "rollout.tensor_parallel": tensor_parallel, **more,
@@ -84,7 +86,7 @@ VERL = (
     Published("Qwen2.5-7B, GRPO with LoRA", _grpo("qwen2.5-7b", "h100-sxm", 512, 1024, 16, **LORA), 1,
               _settings(0.2, 1), SOURCE),
     Published("Qwen2.5-72B, GRPO with LoRA", _grpo("qwen2.5-72b", "h100-sxm", 512, 1024, 176, **LORA), 8,
-              _settings(0.4, 8), SOURCE),
+              {"rollout.gpu_memory_utilization": 0.4, "rollout.tensor_parallel": 8}, SOURCE),
 )  # fmt: skip
 
 
