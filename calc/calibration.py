@@ -110,7 +110,9 @@ def odds(record: Mapping[str, Any], catalog: Catalog, without: str) -> float:
     """How likely a record's job fits by all sources but one; an engine that does not start never does."""
     e = estimate(parse(record["scenario"], where=record["id"], catalog=catalog), catalog)
     shares = held_back(catalog, without)
-    return min(0.0 if g.refusal else verdict.odds(g.peak.moment, g.usable_bytes, shares) for g in e.groups)
+    if any(g.refusal for g in e.groups):
+        return 0.0
+    return min(verdict.odds(p.moment, g.usable_bytes, shares) for g in e.groups for p in g.phases)
 
 
 def covered(catalog: Catalog) -> list[tuple[str, float]]:

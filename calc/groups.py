@@ -59,7 +59,8 @@ class Shared:
         cache = self.engine.cache(self.others) if self.engine else None
         # an engine that never gets its turn refuses nothing
         refusal = cache.refusal if cache and self.others < usable else None
-        probability = 0.0 if refusal else verdict.odds(peak, usable)
+        # a smaller moment may be the less certain one
+        probability = 0.0 if refusal else min([verdict.odds(p.moment, usable) for p in phases])
         word = verdict.word(probability)
         first = _first_to_break(phases, word, usable)
         low, high = verdict.reach(peak)

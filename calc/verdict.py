@@ -21,6 +21,7 @@ FORMULA_SPREAD = 0.010
 CONTEXT_SPREAD = 0.65 * GiB
 # The printed range holds the middle nine tenths.
 RANGE = 1.645
+SURE = 6.0  # deviations beyond which nothing is seen, one in 10^9
 TAIL = len(HELD_BACK) // 20
 FITS, TIGHT = 0.95, 0.20  # the verdict's thresholds on the probability that a job fits
 
@@ -38,6 +39,8 @@ def fit_probability(
     Each share of `stirred` that was seen held back is as likely as another: the mean of a normal distribution's tails.
     """
     room, width = usable - needed, deviation * sqrt(2)
+    if room > held_back[-1] * stirred + SURE * deviation:
+        return 1.0
     return sum([0.5 * (1 + erf((room - share * stirred) / width)) for share in held_back]) / len(held_back)
 
 

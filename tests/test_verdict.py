@@ -106,3 +106,11 @@ def test_with_no_room_left_a_moment_just_fits(allocated: int, outside: int) -> N
     just = -verdict.room(m, 0)
     assert 0.9499 <= verdict.odds(m, just + 1) <= 0.96
     assert verdict.room(m, just + 5 * GiB) == pytest.approx(5 * GiB, abs=2)
+
+
+def test_far_from_the_limit_nothing_is_computed_and_nothing_lost() -> None:
+    """Six deviations beyond the worst share the sum is one to nine digits."""
+    needed, stirred, width = 10**9, 10**9, 10**7
+    edge = needed + int(verdict.HELD_BACK[-1] * stirred + verdict.SURE * width)
+    assert verdict.fit_probability(needed, stirred, width, edge + 2) == 1.0
+    assert verdict.fit_probability(needed, stirred, width, edge - 2) == pytest.approx(1.0, abs=1e-9)

@@ -13,6 +13,7 @@ from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
 from calc.recommend.trades import advice, methods, trades
 from calc.scenario import Scenario
+from calc.units import gib
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,11 @@ def _notes(search: Search, best: Configuration) -> Iterator[str]:
     s = best.scenario
     if reason := search.clock.unrated(s):
         yield f"{reason}: configurations are ranked by the room that they leave"
-    if search.host is None and (s.offload.optimizer or s.offload.parameters):
-        yield "the catalog does not know how much memory these nodes have: what offloading asks of them is not checked"
+    if not (search.clock.node and search.clock.node.host_ram_gb) and (s.offload.optimizer or s.offload.parameters):
+        yield (
+            "the catalog does not know how much memory these nodes have: what offloading asks of them was held against "
+            f"{gib(search.host)}"
+        )
     try:
         launch(s)
     except LaunchError as error:

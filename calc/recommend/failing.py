@@ -29,7 +29,7 @@ def miss(search: Search, judged: Judged) -> Miss:
 def next_faster(search: Search, found: Found) -> Miss | None:
     """What the next faster configuration lacks: along each setting the first that is faster, of these the slowest.
 
-    Where no single setting makes it faster: the slowest of all faster ones that the search has looked at.
+    Where no single setting makes it faster: of all faster ones that the search has looked at the one that lacks least.
     """
     near = []
     for axis, index in enumerate(found.place):
@@ -42,7 +42,7 @@ def next_faster(search: Search, found: Found) -> Miss | None:
         if judged and not judged.fits:
             return miss(search, judged)
     failing = [
-        (search.bound(b, place), judged.slack - judged.short, n, judged)
+        (judged.slack - judged.short, n, judged)
         for n, (b, place, judged) in enumerate(search.looked())
         if not judged.fits and search.bound(b, place) < found.seconds
     ]

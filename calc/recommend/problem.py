@@ -14,6 +14,9 @@ from calc.units import GB
 
 # Ray ends workers when a node's memory is so full (RAY_memory_usage_threshold); elsewhere the rest is the system's.
 HOST_SHARE = 0.95
+# Host memory for each byte of GPU memory, where the catalog does not know it: assumed, as in the known node that has
+# least of it (hardware/nodes/hgx-b200.yaml, 2,048 GB beside 1,440).
+HOST_FOR_GPU = 1.4
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -64,8 +67,10 @@ class Problem:
             return None
         base = found[0].base
         node = node_of(base, self.catalog)
-        host = int(HOST_SHARE * node.host_ram_gb * GB) if node and node.host_ram_gb else None
-        made = Search(found, self.catalog, Clock(self.catalog.gpu(base.gpu), node), host)
+        gpu = self.catalog.gpu(base.gpu)
+        known = node.host_ram_gb if node else None
+        ram = known or HOST_FOR_GPU * gpu.memory_gb * min(base.gpus, base.gpus_per_node)
+        made = Search(found, self.catalog, Clock(gpu, node), int(HOST_SHARE * ram * GB))
         self.searches.append(made)
         return made
 

@@ -107,22 +107,22 @@ def room(group: Group, phase: Phase) -> int:
     return verdict.room(phase.moment, group.usable_bytes)
 
 
-def judge(s: Scenario, catalog: Catalog, host: int | None) -> Judged:
-    """The memory of `s` on nodes that have `host` bytes each for the job, None where that is not known."""
+def judge(s: Scenario, catalog: Catalog, host: int) -> Judged:
+    """The memory of `s` on nodes that have `host` bytes each for the job."""
     e = estimate(s, catalog)
     needed = max([p.moment.device_bytes for p in e.host_phases], default=0)
     slack = min([room(g, p) for g in e.groups for p in g.phases])
-    return Judged(s, e, slack, 0 if host is None else max(0, needed - host))
+    return Judged(s, e, slack, max(0, needed - host))
 
 
 @dataclass
 class Search:
-    """One search over `branches`; `host` is what a node has for the job, in bytes, where that is known."""
+    """One search over `branches`; `host` is what a node has for the job, in bytes."""
 
     branches: Sequence[Branch]
     catalog: Catalog
     clock: Clock
-    host: int | None = None
+    host: int
     _scenarios: dict[tuple[int, Place], Scenario | None] = field(default_factory=dict)
     _judged: dict[tuple[int, Place], Judged | None] = field(default_factory=dict)
     _trains: dict[Hashable, bool] = field(default_factory=dict)

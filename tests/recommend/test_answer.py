@@ -175,6 +175,17 @@ def test_host_memory_counts_where_it_is_known() -> None:
     assert (r.fails.where, r.fails.shortfall is not None) == ("host", True)
 
 
+def test_where_nobody_knows_a_nodes_memory_offload_is_held_against_that_of_its_gpus() -> None:
+    """A full 70B model would take 1.1 TB of host memory beside one L4: nobody has that."""
+    r = recommend(SFT | {"model": "llama-3-70b", "gpus": 1, "gpu": "l4", "method": "full"})
+    assert r.recommended is None
+    small = recommend(
+        SFT | {"model": "qwen2.5-1.5b", "gpus": 1, "gpu": "l4", "method": "full", "offload.optimizer": True}
+    )
+    assert small.recommended
+    assert any("was held against" in note for note in small.notes)
+
+
 def test_a_command_stands_beside_a_framework_that_has_one() -> None:
     assert (launched := recommend(SFT).launch)
     assert "openrlhf.cli.train_sft" in launched.command
