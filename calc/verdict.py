@@ -39,8 +39,8 @@ def fit_probability(
     Each share of `stirred` that was seen held back is as likely as another: the mean of a normal distribution's tails.
     """
     room, width = usable - needed, deviation * sqrt(2)
-    if room > held_back[-1] * stirred + SURE * deviation:
-        return 1.0
+    if room > held_back[-1] * stirred + SURE * deviation or room < -SURE * deviation:
+        return float(room > 0)
     return sum([0.5 * (1 + erf((room - share * stirred) / width)) for share in held_back]) / len(held_back)
 
 

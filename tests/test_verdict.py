@@ -114,3 +114,5 @@ def test_far_from_the_limit_nothing_is_computed_and_nothing_lost() -> None:
     edge = needed + int(verdict.HELD_BACK[-1] * stirred + verdict.SURE * width)
     assert verdict.fit_probability(needed, stirred, width, edge + 2) == 1.0
     assert verdict.fit_probability(needed, stirred, width, edge - 2) == pytest.approx(1.0, abs=1e-9)
+    assert verdict.fit_probability(needed, stirred, width, needed - 6 * width - 1) == 0.0
+    assert 0.0 < verdict.fit_probability(needed, stirred, width, needed - 6 * width + 1) < 1e-9

@@ -9,7 +9,7 @@ flat parameters, at most two gathered layers in flight, each beside a 16-bit cop
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from calc.architecture import Architecture, Head, Tensor, layer_parameters, layer_tensors, parameters, tensors
@@ -29,6 +29,9 @@ class Fsdp(Holder):
     replica: Replica
     version: int
     offload: bool = False
+    _gathered: dict[tuple[str, int, bool], list[Line]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def adapter_layer(self) -> int:
@@ -153,6 +156,13 @@ class Fsdp(Holder):
         return communication.reducing(self.replica.role, elements, self.replica.reduce_bytes)
 
     def gathered(self, where: Where) -> list[Line]:
+        """What is gathered at a place, computed once: many instants of a step share it."""
+        key = where.segment, where.layer, where.backward
+        if key not in self._gathered:
+            self._gathered[key] = self.gathering(where)
+        return [*self._gathered[key]]
+
+    def gathering(self, where: Where) -> list[Line]:
         """Whole layers in the compute type: more copies while gathering runs ahead than anybody computes with."""
         r, c = self.replica, self.replica.run.compute
         if where.segment == "reduce":
