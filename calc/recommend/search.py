@@ -1,6 +1,6 @@
 """The fastest configuration that fits, found without looking at most of them.
 
-Three properties let configurations be passed over, and tests hold each:
+Four properties let configurations be passed over, and tests hold each:
 
 - Along every axis of a branch a step takes no less time. So a place's time bounds those behind it from below: places
   are taken in the order of their bounds, and once the best found is below all bounds it is the fastest.
@@ -9,8 +9,10 @@ Three properties let configurations be passed over, and tests hold each:
 - While vLLM sleeps, or has GPUs of its own, what trains and scores takes the same memory whatever vLLM's share, and
   whatever its tensor parallelism but for the buffers that NCCL has where it is more than 1. Loading, generating,
   handing weights over and saving take the same whatever the micro batch. So each half is computed once.
+- Sleep, shares and micro batches never lower what the host needs. So where it lacks memory for what is offloaded with
+  the lean axes at their first values, it does with any.
 
-Host memory grows where device memory falls: it is asked of each place itself, and prunes nothing. Times count to three
+Host memory grows where device memory falls: of what is left it is asked place by place. Times count to three
 digits, as no estimate of them is better; among equals the one with more room on the GPU wins.
 """
 
@@ -26,7 +28,9 @@ from typing import NamedTuple
 from calc import verdict
 from calc.catalog import Catalog
 from calc.estimate import estimate
+from calc.job import Job
 from calc.ledger import Estimate, Group, Phase
+from calc.nodes import Hosts
 from calc.recommend.clock import Clock
 from calc.recommend.space import SHARE, Branch
 from calc.scenario import Scenario
@@ -110,9 +114,13 @@ def room(group: Group, phase: Phase) -> int:
 def judge(s: Scenario, catalog: Catalog, host: int) -> Judged:
     """The memory of `s` on nodes that have `host` bytes each for the job."""
     e = estimate(s, catalog)
-    needed = max([p.moment.device_bytes for p in e.host_phases], default=0)
     slack = min([room(g, p) for g in e.groups for p in g.phases])
-    return Judged(s, e, slack, max(0, needed - host))
+    return Judged(s, e, slack, max(0, hosted(e.host_phases) - host))
+
+
+def hosted(phases: Iterable[Phase]) -> int:
+    """The most host memory that a node needs at any moment, in bytes."""
+    return max([p.moment.device_bytes for p in phases], default=0)
 
 
 @dataclass
@@ -127,6 +135,7 @@ class Search:
     _judged: dict[tuple[int, Place], Judged | None] = field(default_factory=dict)
     _trains: dict[Hashable, bool] = field(default_factory=dict)
     _serves: dict[Hashable, bool] = field(default_factory=dict)
+    _hostless: dict[tuple[int, Place], bool] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -209,6 +218,8 @@ class Search:
             if cut == 0:
                 for following in self.behind(b, place, range(turns)):
                     push(b, following, 0)
+                if self.too_much_for_the_host(b, place):
+                    continue
             if turns + cut < axes:
                 # until something is found, down to the end: what is found early spares looking at what is slower
                 for n in range(cut, axes - turns if found is None else cut + 1):
@@ -274,6 +285,21 @@ class Search:
             return serves
         judged = self.judged(b, place)
         return judged is None or judged.on_device
+
+    def too_much_for_the_host(self, b: int, place: Place) -> bool:
+        """Whether the host lacks memory whatever the lean axes say: at their first values it needs least."""
+        turns = self.branches[b].turns
+        first = (*place[:turns], *[0] * (len(place) - turns))
+        if (b, first) not in self._hostless:
+            s = self.scenario(b, first)
+            roles = [s, *filter(None, [s.role(name) for name in s.roles])] if s else []
+            offloads = any(role.offload.optimizer or role.offload.parameters for role in roles)
+            lacks = s and offloads and hosted(Hosts(Job(s, self.clock.gpu)).phases()) > self.host
+            # the leanest place is looked at for what it lacks
+            self._hostless[b, first] = bool(
+                lacks and self.judged(b, (*place[:turns], *self.branches[b].leanest[turns:]))
+            )
+        return self._hostless[b, first]
 
     def settled(self, b: int, place: Place) -> Found | None:
         """The leanest place whose bound is that of `place`; `place` itself where that fits alone, or is faster.

@@ -9,7 +9,7 @@ from calc.catalog import Catalog
 from calc.recommend.answer import Recommendation
 from calc.recommend.machines import Smallest
 from calc.recommend.problem import Configuration, Miss
-from calc.recommend.search import Judged
+from calc.recommend.search import Judged, hosted
 from calc.report import deciding, lengths, rollout
 from calc.throughput import Throughput
 from calc.units import gib
@@ -135,7 +135,7 @@ def _shown(title: str, c: Configuration, catalog: Catalog) -> Iterator[str]:
 
 
 def _host(judged: Judged) -> int:
-    return max([p.moment.device_bytes for p in judged.estimate.host_phases], default=0)
+    return hosted(judged.estimate.host_phases)
 
 
 def _failing(m: Miss, catalog: Catalog, title: str) -> Iterator[str]:

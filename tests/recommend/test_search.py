@@ -14,7 +14,7 @@ from problems import searches
 from calc.catalog import load
 from calc.recommend.clock import digits
 from calc.recommend.problem import Problem
-from calc.recommend.search import SERVING, Search
+from calc.recommend.search import SERVING, Search, hosted
 from calc.recommend.space import SHARE
 
 PPO: dict[str, Any] = {"model": "llama-3.2-3b", "task": "ppo", "gpu": "a100-80-sxm", "gpus": 4, "framework": "openrlhf"}
@@ -136,3 +136,17 @@ def test_a_share_of_the_free_memory_buys_a_cache_that_others_make_smaller() -> N
     best, first = a_search(job).best(), min(a_search(job).every(), key=lambda f: f.rank)
     assert best
     assert best.rank == first.rank
+
+
+@settings(max_examples=60)
+@given(searches(400), st.data())
+def test_along_the_lean_axes_the_host_never_needs_less(both: tuple[Search, Search], data: st.DataObject) -> None:
+    """So that a branch's offload is given up where it is too much with the lean axes at their first values."""
+    search, _ = both
+    b = data.draw(st.integers(0, len(search.branches) - 1))
+    branch = search.branches[b]
+    place = tuple(data.draw(st.integers(0, last)) for last in branch.leanest)
+    first = (*place[: branch.turns], *[0] * (len(place) - branch.turns))
+    one, other = search.judged(b, first), search.judged(b, place)
+    if one and other:
+        assert hosted(one.estimate.host_phases) <= hosted(other.estimate.host_phases)
