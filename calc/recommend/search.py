@@ -136,6 +136,7 @@ class Search:
     _trains: dict[Hashable, bool] = field(default_factory=dict)
     _serves: dict[Hashable, bool] = field(default_factory=dict)
     _hostless: dict[tuple[int, Place], bool] = field(default_factory=dict)
+    _least: float = inf
 
     @property
     def size(self) -> int:
@@ -294,11 +295,12 @@ class Search:
             s = self.scenario(b, first)
             roles = [s, *filter(None, [s.role(name) for name in s.roles])] if s else []
             offloads = any(role.offload.optimizer or role.offload.parameters for role in roles)
-            lacks = s and offloads and hosted(Hosts(Job(s, self.clock.gpu)).phases()) > self.host
-            # the leanest place is looked at for what it lacks
-            self._hostless[b, first] = bool(
-                lacks and self.judged(b, (*place[:turns], *self.branches[b].leanest[turns:]))
-            )
+            lacks = hosted(Hosts(Job(s, self.clock.gpu)).phases()) - self.host if s and offloads else 0
+            self._hostless[b, first] = lacks > 0
+            if 0 < lacks < self._least:
+                # one that lacks least is looked at, to be named where nothing fits
+                self._least = lacks
+                self.judged(b, (*place[:turns], *self.branches[b].leanest[turns:]))
         return self._hostless[b, first]
 
     def settled(self, b: int, place: Place) -> Found | None:
