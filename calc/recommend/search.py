@@ -300,7 +300,7 @@ class Search:
             if 0 < lacks < self._least:
                 # one that lacks least is looked at, to be named where nothing fits
                 self._least = lacks
-                self.judged(b, (*place[:turns], *self.branches[b].leanest[turns:]))
+                self.judged(b, self.branches[b].leanest)
         return self._hostless[b, first]
 
     def settled(self, b: int, place: Place) -> Found | None:
