@@ -297,8 +297,8 @@ class Search:
             offloads = any(role.offload.optimizer or role.offload.parameters for role in roles)
             lacks = hosted(Hosts(Job(s, self.clock.gpu)).phases()) - self.host if s and offloads else 0
             self._hostless[b, first] = lacks > 0
-            if 0 < lacks < self._least:
-                # one that lacks least is looked at, to be named where nothing fits
+            if 0 < lacks <= self._least:
+                # those that lack least are looked at, one of them to be named where nothing fits
                 self._least = lacks
                 self.judged(b, self.branches[b].leanest)
         return self._hostless[b, first]
