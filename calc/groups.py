@@ -166,8 +166,8 @@ class Shared:
         """The largest instant of a forward without gradient."""
         scored = self.job.step(placed.scorer.replica, placed.s, self.job.batch(placed.s, placed.role.scoring_rows))
         # a root group that is gathered already leaves no buffer to the first layer
-        instants = [i for i in scored.plan.scoring if not (placed.role.shares and i.where == FIRST)]
-        return _peak(placed.scorer, scored, instants)
+        there = placed.role.shares or placed.role.name in self.gathered
+        return _peak(placed.scorer, scored, [i for i in scored.plan.scoring if not (there and i.where == FIRST)])
 
     def train(self, stage: Stage) -> Staged:
         """Forward, backward and optimizer step of a role, and of another one that trains beside it."""

@@ -21,14 +21,10 @@ from calc.scenario import Scenario, parse
 UNTRACED = frozenset({"workspace"})
 NUMBERS = ("allocated", "held")
 RANGES = ("reserved", "nvidia-smi", "unknown")
-# The parts of a peak that a trace tells apart, and the ledger's components in each; all others are with activations.
-PARTS = {
-    "weights": "weights",
-    "adapter": "weights",
-    "gradients": "gradients",
-    "optimizer_states": "optimizer_states",
-    "master_weights": "optimizer_states",
-}
+# The parts of a peak that a trace and the ledger tell apart in the same way, by what either calls them. All else is
+# made in the step: when a gradient begins to be one, and not an activation's or a buffer, they say differently.
+PARTS = {"weights": "weights", "adapter": "weights", "optimizer_states": "states", "master_weights": "states"}
+MADE = "made in the step"
 # a published number further off than this is listed, with its reason
 ALLOWED = 0.04
 # a source that says GB without showing which may mean 2^30 bytes
@@ -152,11 +148,13 @@ def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
     if not seen:
         return
     phase = max((p for g in e.groups for p in g.phases), key=lambda p: _allocated(p.moment.lines, UNTRACED))
-    made = dict.fromkeys(seen, 0)
+    totals: dict[str, list[int]] = {part: [0, 0] for part in (*PARTS.values(), MADE)}
     for line in phase.moment.lines:
         if line.allocated and line.component not in UNTRACED:
-            made[PARTS.get(line.component, "activations")] += line.bytes
-    yield from (Part(name, made[name], count) for name, count in seen.items())
+            totals[PARTS.get(line.component, MADE)][0] += line.bytes
+    for component, count in seen.items():
+        totals[PARTS.get(component, MADE)][1] += count
+    yield from (Part(name, *both) for name, both in totals.items())
 
 
 def peak_allocated(e: Estimate, left_out: frozenset[str] = frozenset()) -> int:

@@ -240,7 +240,7 @@ def test_the_largest_instant_counts_what_the_engine_adds_there() -> None:
     )
     scorer = SimpleNamespace(replica=None, at=lambda w: [line("communication", 100)] if w == "gathered" else [])
     job = SimpleNamespace(step=lambda *given: scored, batch=lambda *given: None)
-    placed: Any = SimpleNamespace(scorer=scorer, s=None, role=SimpleNamespace(scoring_rows=1, shares=False))
+    placed: Any = SimpleNamespace(scorer=scorer, s=None, role=SimpleNamespace(name="r", scoring_rows=1, shares=False))
     name, lines = shared(job=job).scoring(placed)
     assert (name, [x.bytes for x in lines]) == ("b", [100, 7])
 

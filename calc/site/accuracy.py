@@ -98,11 +98,7 @@ def by_part() -> Table:
         errors = summed([(part.predicted - part.measured) / whole for _, part, whole in members])
         rows.append((Cell(name), Cell(OF[what]), *_errors(errors)))
     caption = "Estimated against traced: each phase, and what the largest moment is made of"
-    note = (
-        "A phase's error is relative to its own peak, a component's to the whole one. The gradient of an embedding "
-        "that is the head too waits for its other half: the ledger calls it a gradient by then, the trace not yet, so "
-        "what one has more, the other has less."
-    )
+    note = "A phase's error is relative to its own peak, a part's to the whole one."
     return _table("by-part", caption, columns, rows, ASSUMPTIONS, note)
 
 
