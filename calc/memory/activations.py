@@ -312,6 +312,7 @@ class Program:
             x = tape.op("scores: tanh", [x], scores, self.c, saves_out=True)
             x = tape.op("scores: times cap", [x], scores, self.c)
         x = tape.op("scores: mask", [x], scores, self.c, aliases=[x])
+        named = [x]  # by `attn_weights`, until the probabilities get that name
         if self.arch.attention_sinks:
             # the sink is a column of its own, and probabilities stay in the compute type
             scores = scores + of(H=1)
@@ -319,12 +320,18 @@ class Program:
             best = Tensor(of(H=1), 8)
             x = tape.op("scores: less maximum", [x], scores, self.c, saves=[best], aliases=[x],
                         backward_scratch=scores * self.c)  # fmt: skip
+            combined = x
             x = tape.op("softmax", [x], scores, self.c, saves_out=True)
             x = tape.op("probabilities: drop sink", [x], scores, self.c, view=True)
+            tape.returns(*named)
+            named = [combined]
         else:
             x = tape.op("softmax: to fp32", [x], scores, 4) if self.c == 2 else x
             x = tape.op("softmax", [x], scores, 4, saves_out=True)
             x = self.cast(x, self.c, "probabilities")
+        tape.returns(*named)
+        # the decoder layer gets the probabilities too, and keeps them as `_`
+        tape.hold(x)
         mixed = tape.op("values", [x, v], of(o=1), self.c, saves=[x, v])
         return tape.op("attention: contiguous", [mixed], of(o=1), self.c)
 

@@ -474,8 +474,8 @@ scores = 2h + 2q + 2H·S + 4kv
 scores: scale = 2h + 2q + 4H·S + 4kv
 scores: mask = 2h + 2q + 4H·S + 4kv
 softmax: to fp32 = 2h + 2q + 6H·S + 4kv
-softmax = 2h + 2q + 4H·S + 4kv
-probabilities: to bf16 = 2h + 2q + 2H·S + 4kv
+softmax = 2h + 2q + 6H·S + 4kv
+probabilities: to bf16 = 2h + 2q + 4H·S + 4kv
 values = 2h + 2q + 4kv
 attention: contiguous = 2h + 4q + 4kv
 """
@@ -494,7 +494,8 @@ k: repeat = 2h + 4q + 4kv
 
 
 def test_eager_attention_passes_its_scores_two_or_three_at_a_time() -> None:
-    """A pair of 16-bit scores is 4, a 16-bit and an fp32 one 6, two fp32 gradients in softmax's backward 8.
+    """A pair of 16-bit scores is 4, a 16-bit and an fp32 one 6, two fp32 gradients in softmax's backward 8. The masked
+    scores keep the name `attn_weights` until the probabilities take it over.
 
     The keys and values that heads share, 4kv, are named by variables until the block returns.
     """
@@ -524,9 +525,9 @@ def test_gpt_oss_attends_with_a_column_for_its_sink_in_the_compute_type() -> Non
     made = tape("gpt-oss-20b", moe=True, kernel="eager")
     check(passing("gpt-oss-20b", made.forward()), """
         scores: join sink = 2h + 2q + 4H·S + 2H + 4kv
-        scores: less maximum = 2h + 2q + 4H·S + 4H + 4kv
-        softmax = 2h + 2q + 2H·S + 2H + 4kv
-        probabilities: drop sink = 2h + 2q + 4kv
+        scores: less maximum = 2h + 2q + 6H·S + 4H + 4kv
+        softmax = 2h + 2q + 4H·S + 2H + 4kv
+        probabilities: drop sink = 2h + 2q + 4H·S + 2H + 4kv
     """)  # fmt: skip
     check(passing("gpt-oss-20b", made.backward()), """
         values = 2h + 4q + 2H·S + 2H
