@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import at_least
+from calc.frameworks import DEEPSPEED, at_least, sharding_fault
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, supervised
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 KNOWN = ("2.13",)
 
 WITH_ADAPTERS = ("lora", "qlora")
-DEEPSPEED = ("zero1", "zero2", "zero3")
-FSDP = ("fsdp1", "fsdp2")
 RL = ("ppo", "grpo", "reinforce++")
 ONE_BY_ONE = ("adafactor", "lion")
 
@@ -100,26 +98,10 @@ def refuse(s: Scenario) -> str | None:
             continue
         if role.sharding in DEEPSPEED and s.sharding not in DEEPSPEED:
             return f"roles.{name}.sharding: given {role.sharding!r}, allowed: with DeepSpeed for the whole job"
-        reason = _refuse(role)
+        reason = sharding_fault(role)
         if reason and reason.partition(":")[0] in s.roles[name]:
             return f"roles.{name}.{reason}"
-    return _refuse(s)
-
-
-def _refuse(s: Scenario) -> str | None:
-    """Why one model cannot run as `s` says."""
-    if s.precision == "fsdp-mixed" and s.sharding not in FSDP:
-        return f"precision: given 'fsdp-mixed' with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
-    if s.sharding in DEEPSPEED and s.precision != "mixed":
-        return f"precision: given {s.precision!r} with sharding {s.sharding}, allowed: mixed, as DeepSpeed keeps it"
-    if s.offload.parameters and s.sharding not in ("zero3", *FSDP):  # zero/config.py of deepspeed 0.16.4: stage 3 alone
-        return f"offload.parameters: given true with sharding {s.sharding}, allowed: with zero3, {', '.join(FSDP)}"
-    if s.offload.optimizer and s.sharding not in (*DEEPSPEED, *FSDP):
-        allowed = ", ".join((*DEEPSPEED, *FSDP))
-        return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {allowed}"
-    if s.method == "qlora" and s.sharding == "zero3":
-        return "sharding: given 'zero3' with method qlora, allowed: none, ddp, zero1, zero2, fsdp1, fsdp2"
-    return None
+    return sharding_fault(s)
 
 
 def keeps(s: Scenario) -> Keeps:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
+from calc.frameworks import DEEPSPEED, FSDP, sharding_fault
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
 
@@ -21,8 +22,6 @@ KNOWN = ("1.16.0",)
 
 TASKS = ("sft", "rm", "dpo", "grpo")
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
-DEEPSPEED = ("zero1", "zero2", "zero3")
-FSDP = ("fsdp1", "fsdp2")
 ONE_BY_ONE = ("adafactor", "lion")
 
 # what a sharding gathers of the weights while they are handed on, beside what is there
@@ -134,23 +133,14 @@ def refuse(s: Scenario) -> str | None:
         return "checkpointing: given 'selective', allowed with trl: none, full"
     if s.packing and s.task != "sft":
         return f"packing: given true for {s.task}, allowed with trl: false; SFTTrainer alone packs"
-    if s.sharding in DEEPSPEED and s.precision != "mixed":
-        return f"precision: given {s.precision!r} with sharding {s.sharding}, allowed: mixed, as DeepSpeed keeps it"
+    if reason := sharding_fault(s):
+        return reason
     if s.precision == "mixed" and s.sharding not in DEEPSPEED:
         return f"precision: given 'mixed' with sharding {s.sharding}, allowed: with {', '.join(DEEPSPEED)}"
-    if s.precision == "fsdp-mixed" and s.sharding not in FSDP:
-        return f"precision: given 'fsdp-mixed' with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
     if s.precision == "autocast" and s.sharding in FSDP:
         return (
             f"precision: given 'autocast' with sharding {s.sharding}, allowed: fsdp-mixed, which bf16 sets, bf16, fp32"
         )
-    if s.offload.parameters and s.sharding not in ("zero3", *FSDP):
-        return f"offload.parameters: given true with sharding {s.sharding}, allowed: with zero3, {', '.join(FSDP)}"
-    if s.offload.optimizer and s.sharding not in (*DEEPSPEED, *FSDP):
-        allowed = ", ".join((*DEEPSPEED, *FSDP))
-        return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {allowed}"
-    if s.method == "qlora" and s.sharding == "zero3":
-        return "sharding: given 'zero3' with method qlora, allowed: none, ddp, zero1, zero2, fsdp1, fsdp2"
     if s.lora and "lm_head" in s.lora.targets:
         return "lora.targets: given lm_head, allowed: any but the head, whose weight the loss reads itself"
     return refuse_rollout(s) if s.rollout else None
