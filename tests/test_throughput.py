@@ -223,6 +223,17 @@ def test_between_nodes_the_network_of_all_cards_together_bounds_a_ring() -> None
 # ---- for any job --------------------------------------------------------------------------------------------------
 
 
+def test_generation_fetches_weights_from_the_host_for_every_token() -> None:
+    """GRPO by hand: 8 GPUs, 2 responses of each, one at a time: 2 · 512 tokens, each an eighth of 2 P over PCIe."""
+    job = {"model": "llama-3-8b", "task": "grpo", "gpu": "h100-sxm", "gpus": 8, "sharding": "zero3", "micro_batch": 1,
+           "prompt_len": 512, "response_len": 512, "rollout": {"engine": "hf", "n": 2, "batch": 8}}  # fmt: skip
+    on, off = answer(job), answer({**job, "offload": {"parameters": True}})
+    pcie = next(x for x in off.terms if x.name == "rollout: offload")
+    assert pcie.values["b"] * pcie.values["P"] == pytest.approx(2 * 512 * 2 * 8_030_261_248)
+    assert pcie.seconds == pytest.approx(2 * 512 * 2 * 8_030_261_248 / (8 * pcie.values["B"]))
+    assert not [x for x in on.terms if x.name == "rollout: offload"]
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_formulas_give_the_seconds_and_the_terms_add_up(name: str) -> None:
     t = answer(JOBS[name])

@@ -47,8 +47,11 @@ class Smallest(NamedTuple):
 
 
 def machines(catalog: Catalog, gpu: str | None = None, gpus: int | None = None) -> list[Machine]:
-    """Every machine, from small to large: of one kind of GPU where `gpu` is given, of one number where `gpus` is."""
-    kinds = [catalog.gpu(gpu)] if gpu else list(catalog.gpus.values())
+    """Every machine, from small to large: of one kind of GPU where `gpu` is given, of one number where `gpus` is.
+
+    Cards without bf16 are none that anybody should be sent to: they count where they are asked for.
+    """
+    kinds = [catalog.gpu(gpu)] if gpu else [kind for kind in catalog.gpus.values() if not kind.lacks_bf16]
     found = []
     for kind in kinds:
         size = max([node.gpus for node in catalog.nodes.values() if kind.id in node.gpu_ids], default=8)

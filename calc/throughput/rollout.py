@@ -100,7 +100,7 @@ def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]
 def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]:
     """Transformers generates, `stage.rows` sequences after another, eagerly and launched kernel by kernel.
 
-    Under ZeRO-3 and FSDP each token gathers all weights once more.
+    Under ZeRO-3 and FSDP each token gathers all weights once more, and fetches its shard where that is on the host.
     """
     own = s.role(stage.role) or s
     arch, ranks = own.architecture, own.data_parallel
@@ -124,9 +124,11 @@ def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]
             host,
         )
     )
+    times = sequences * response / rows
     if own.sharding in GATHERS and ranks > 1:
-        times = sequences * response / rows
         terms.append(traffic.collective("gather", parameters(arch), 2, times, ranks, r.link(own.gpus)))
+    if own.offload.parameters:
+        terms.append(traffic.copied(parameters(arch), 2 * times, ranks, r.pcie))
     return terms
 
 

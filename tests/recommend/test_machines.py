@@ -68,3 +68,10 @@ def test_every_machine_that_is_tried_is_named() -> None:
     found = smallest(SFT | {"gpu": "rtx4090", "offload.optimizer": False}, progress=said.append)
     assert len(said) == found.smaller + 1
     assert "RTX 4090" in said[0]
+
+
+def test_cards_without_bf16_are_none_that_a_reader_is_sent_to() -> None:
+    """The V100s, which FlashAttention-2 does not know either; who names one gets an answer."""
+    catalog = load()
+    assert not any(machine.gpu.lacks_bf16 for machine in machines(catalog))
+    assert {machine.gpu.id for machine in machines(catalog, "v100-16")} == {"v100-16"}
