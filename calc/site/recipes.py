@@ -1,0 +1,333 @@
+"""Recommended configurations on a page: what to run, what else could be, what the next faster lacks, the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from html import escape
+from typing import Any, NamedTuple
+
+from calc.launch import Launch
+from calc.recommend import Configuration, Miss, Recommendation, recommend
+from calc.recommend.search import Judged
+from calc.rules import flatten
+from calc.scenario import Scenario, parse
+from calc.site import answers, charts, ledgers
+from calc.site.answers import Answer
+from calc.site.tables import Cell, Column, Table, verdict_html
+from calc.throughput import Throughput
+from calc.units import GB, GiB, gb, gib
+
+METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
+SHARDINGS = {
+    "none": "not sharded", "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
+    "fsdp1": "FSDP1", "fsdp2": "FSDP2",
+}  # fmt: skip
+TASKS = {
+    "sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO",
+    "reinforce++": "REINFORCE++",
+}  # fmt: skip
+NEXT, CLOSEST = "Next faster, which does not fit", "Closest miss"
+FILES = {".yaml": "yaml", ".json": "json", ".py": "python"}
+
+
+class Recipe(NamedTuple):
+    """A job as a page gives it, the scenario that its defaults make of it, and the recommendation."""
+
+    job: Mapping[str, Any]
+    asked: Scenario
+    answer: Recommendation
+
+
+def recommended(job: Mapping[str, Any], where: str = "scenario") -> Recipe:
+    """The recommendation for a job, kept; raises ScenarioError, one line, for one that cannot be used."""
+    return _kept(json.dumps(flatten(job), sort_keys=True), where)
+
+
+@cache
+def _kept(key: str, where: str) -> Recipe:
+    start = time.perf_counter()
+    job = json.loads(key)
+    try:
+        found = recommend(job, answers.catalog(), where=where)
+        first = found.recommended or found.fails
+        asked = first.judged.scenario if first else parse({"micro_batch": 1, **job}, catalog=answers.catalog())
+        return Recipe(job, asked, found)
+    finally:
+        answers.Clock.seconds += time.perf_counter() - start
+        answers.Clock.asked += 1
+
+
+# ---- words ---------------------------------------------------------------------------------------------------------
+
+
+def title(recipe: Recipe) -> str:
+    """A job in a few words: `Llama 3.1 8B, DPO on 8 × A100 80 GB`."""
+    return f"{_model(recipe.asked.model)}, {_task(recipe.asked.task)} on {machine(recipe.asked)}"
+
+
+def machine(s: Scenario) -> str:
+    """The GPUs of a job: `8 × A100-SXM4-80GB`."""
+    return f"{s.gpus} × {answers.catalog().gpu(s.gpu).name}"
+
+
+def _model(name: str) -> str:
+    found = answers.catalog().models.get(name)
+    return found.name if found else name
+
+
+def _task(task: str) -> str:
+    words = TASKS[task]
+    return words if words.isupper() or words[1].isupper() else words.lower()
+
+
+def settings(s: Scenario) -> list[str]:
+    """What is to be set, one part a setting, in the order in which a reader decides."""
+    method = METHODS[s.method] + (f" of rank {s.lora.rank}" if s.lora else "")
+    parts = [
+        method + (", AdamW in 8 bits" if s.optimizer == "adamw-8bit" else ""),
+        SHARDINGS[s.sharding] if s.gpus > 1 else "one GPU",
+        f"micro batch {s.micro_batch}",
+        "checkpointing" if s.checkpointing == "full" else f"checkpointing {s.checkpointing}",
+        _offloaded(s),
+    ]
+    if s.rollout and s.rollout.engine == "vllm":
+        where = "on all GPUs"
+        if s.placement == "separate":
+            where = "GPUs apart: " + ", ".join(f"{n} for {name}" for name, n in _groups(s).items())
+        parts += [
+            where,
+            f"vLLM with tensor parallel {s.rollout.tensor_parallel}",
+            f"{s.rollout.gpu_memory_utilization:g} of the card for vLLM",
+            "asleep while others work" if s.rollout.sleep else "never asleep",
+        ]
+    elif s.rollout:
+        parts.append("Transformers generates")
+    return parts
+
+
+def _groups(s: Scenario) -> dict[str, int]:
+    """GPUs of roles that have some of their own, and vLLM's."""
+    own = {name: role["gpus"] for name, role in s.roles.items() if isinstance(role, Mapping) and "gpus" in role}
+    return own | ({"vLLM": s.rollout.gpus} if s.rollout else {})
+
+
+def _offloaded(s: Scenario) -> str:
+    names = ["optimizer"] * s.offload.optimizer + ["weights"] * s.offload.parameters
+    frozen = [name for name in s.roles if (own := s.role(name)) and own.offload.parameters]
+    names += [name for name in frozen if not s.offload.parameters and name in ("reference", "reward")]
+    return f"{' and '.join(names)} in host memory" if names else "nothing in host memory"
+
+
+def lacks(miss: Miss) -> str:
+    """Why a configuration does not fit, in words."""
+    if miss.where == "vllm":
+        return f"vLLM does not start: {miss.reason}"
+    assert miss.shortfall is not None
+    if miss.where == "host":
+        return f"lacks {gb(miss.shortfall)} of host memory in {miss.phase}"
+    return f"lacks {gib(miss.shortfall)} in {miss.phase}"
+
+
+def _against(best: Configuration | None, miss: Miss | None) -> str:
+    """What the next faster configuration sets otherwise, and what it lacks; or why nothing fits."""
+    if miss is None:
+        return "nothing faster was found" if best else "the framework can run no configuration of this job"
+    said = settings(best.scenario) if best else []
+    other = [part for part in settings(miss.judged.scenario) if part not in said]
+    return f"{', '.join(other)}: {lacks(miss)}"
+
+
+def said(recipe: Recipe, what: str) -> str:
+    """A figure of a recommendation, for a sentence; ValueError for one that it has not."""
+    found, best = recipe.answer, recipe.answer.recommended
+    counts = {"considered": f"{found.considered:,}", "pruned": f"{found.pruned:,}"}
+    if best is None:
+        known = counts | {"verdict": "nothing fits"}
+    else:
+        parts, peak = settings(best.scenario), answered(best.judged).device_bytes
+        known = counts | {"verdict": "fits", "method": parts[0], "sharding": parts[1], "peak": gib(peak)}
+    if what not in known:
+        raise ValueError(f"no {what!r} of this recommendation; it has {', '.join(known)}")
+    return known[what]
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A configuration in a table, under its label, with its verdict in words."""
+
+    label: str
+    verdict: str
+    judged: Judged | None
+    throughput: Throughput | None = None
+    extra: tuple[Cell, ...] = ()
+
+
+def answered(judged: Judged) -> Answer:
+    """What `calc` says of a configuration."""
+    return Answer(judged.scenario.as_dict(), judged.scenario, judged.estimate)
+
+
+COLUMNS = (
+    Column("settings", "Settings"),
+    Column("verdict", "Verdict"),
+    Column("total", "Needs", "GiB", "number", 1, "Everything the process takes of the fullest GPU"),
+    Column("bar", "Against the limit", kind="bar"),
+    Column("usable", "Usable", "GiB", "number", 1, "What the card lets a process use"),
+    Column("probability", "Likely to fit", "%", "number", 0, "The probability that the peak stays below usable"),
+    Column("phase", "Peak in"),
+    Column("step", "One step", "s", "number", 1, "Of the global batch, every sequence at full length"),
+    Column("tokens", "Speed", "tokens/s", "number", 0, "Over the whole job"),
+    Column("bound", "Bound by"),
+    Column("host", "Host memory", "GB", "number", 0, "Of a node, at the most"),
+)
+
+
+def _table(rows: Sequence[Row], id: str, caption: str, first: str, extra: tuple[Column, ...], note: str) -> Table:
+    every = [answered(row.judged) for row in rows if row.judged]
+    scale = round(1.04 * max([n for a in every for n in (a.device_bytes, a.group.usable_bytes)], default=1))
+    components = charts.ordered([x.component for a in every for x in a.peak.moment.lines])
+    return Table(
+        id,
+        caption,
+        (Column("job", first), *COLUMNS[:2], *extra, *COLUMNS[2:]),
+        tuple((Cell(row.label), *_cells(row, scale)) for row in rows),
+        ledgers.shared(every) if every else "",
+        note,
+        charts.legend(components, "what a process can use"),
+        answers.versions(),
+    )
+
+
+def _cells(row: Row, scale: int) -> Iterator[Cell]:
+    """A configuration's cells; dashes where there is none."""
+    answer, speed = answered(row.judged) if row.judged else None, row.throughput
+    none = Cell(None, "—")
+    yield Cell(", ".join(settings(answer.scenario)), style="long") if answer else none
+    fits = answer is not None and row.verdict == "fits"
+    yield Cell(row.verdict, verdict_html("fits" if fits else "oom", row.verdict))
+    yield from row.extra
+    if answer is None:
+        yield from [none, Cell(html=""), *[none] * 7]
+        return
+    group = answer.group
+    over = answer.device_bytes > group.usable_bytes
+    yield ledgers.in_gib(answer.device_bytes, answer, "over" if over else "")
+    yield Cell(html=charts.bar(ledgers.by_component(answer.peak.moment.lines), scale, group.usable_bytes))
+    yield ledgers.in_gib(group.usable_bytes)
+    yield Cell(round(100 * answer.estimate.fit_probability))
+    yield Cell(answer.peak.name)
+    yield Cell(speed.step_seconds) if speed else none
+    yield Cell(speed.tokens_per_second) if speed else none
+    yield Cell(speed.bound_by) if speed else none
+    yield Cell(max([p.moment.device_bytes for p in answer.estimate.host_phases], default=0) / GB)
+
+
+def _best(label: str, found: Recommendation, *extra: Cell) -> Row:
+    """The recommended configuration; where nothing fits, what would have to change."""
+    if found.recommended:
+        return Row(label, "fits", found.recommended.judged, found.recommended.throughput, extra)
+    return Row(label, "nothing fits", None, None, extra)
+
+
+def overview(found: Sequence[Recipe], id: str, caption: str) -> Table:
+    """One row a job: the configuration to run, and what the next faster one lacks."""
+    rows = []
+    for recipe in found:
+        answer = recipe.answer
+        change = "" if answer.recommended or not answer.advice else f"; {', or '.join(answer.advice)}"
+        faster = Cell(_against(answer.recommended, answer.fails) + change, style="long")
+        rows.append(_best(_label(recipe, found), answer, faster))
+    extra = (Column("faster", "What the next faster one lacks"),)
+    return _table(rows, id, caption, "Model", extra, _notes(n for r in found for n in r.answer.notes))
+
+
+def _label(recipe: Recipe, among: Sequence[Recipe]) -> str:
+    """The model, and what else tells a job from the others of a table."""
+    s = recipe.asked
+    counts, lengths = {r.asked.gpus for r in among}, {r.asked.seq_len or r.asked.response_len for r in among}
+    parts = [_model(s.model)]
+    parts += [f"{s.gpus} GPUs"] if len(counts) > 1 else []
+    parts += [f"{(s.seq_len or s.response_len):,} tokens"] if len(lengths) > 1 else []
+    return ", ".join(parts)
+
+
+def whole(recipe: Recipe, id: str, caption: str) -> Table:
+    """One row a configuration: to run, instead of it, and faster but too large; with what each setting does."""
+    found = recipe.answer
+    rows = [_best("Run this", found)] if found.recommended else []
+    if found.fails:
+        rows.append(Row(NEXT if rows else CLOSEST, lacks(found.fails), found.fails.judged, found.fails.throughput))
+    for other in found.alternatives:
+        rows.append(Row(f"Or: {other.trades}", "fits", other.judged, other.throughput))
+    said = [*(f"{line[:1].upper()}{line[1:]}." for line in found.advice)]
+    said.append(f"{found.considered:,} configurations considered, {found.pruned:,} ruled out without.")
+    return _table(rows, id, caption, "Configuration", (), _notes([*said, *found.notes]))
+
+
+def _notes(lines: Iterable[str]) -> str:
+    return "<br>".join(_code(line) for line in dict.fromkeys(lines))
+
+
+def _code(text: str) -> str:
+    """Text with its `backticks` as code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
+
+
+def matrix(rows: Sequence[Sequence[Recipe]], id: str, caption: str) -> Table:
+    """A row a task, a column a machine: whether something fits there, the peak, and how."""
+    machines = {(r.asked.gpu, r.asked.gpus): machine(r.asked) for row in rows for r in row}
+    names = {at: f"{at[0]}_{at[1]}" for at in machines}
+    columns = (
+        Column("task", "Task"),
+        *(Column(names[at], words, "GiB", "verdict", 1) for at, words in machines.items()),
+    )
+    made = [(Cell(TASKS[row[0].asked.task]), *(_verdict(recipe) for recipe in row)) for row in rows]
+    best = [answered(r.answer.recommended.judged) for row in rows for r in row if r.answer.recommended]
+    return Table(id, caption, columns, tuple(made), ledgers.shared(best), versions=answers.versions())
+
+
+def _verdict(recipe: Recipe) -> Cell:
+    best = recipe.answer.recommended
+    if best is None:
+        return Cell((None, None, "; ".join(["nothing fits", *recipe.answer.advice[:1]])))
+    answer = answered(best.judged)
+    how = ", ".join(settings(best.scenario)[:2])
+    peak = answer.device_bytes
+    return Cell((answer.estimate.verdict, peak / GiB, how), exact=peak, scenario=answer.given)
+
+
+# ---- commands ------------------------------------------------------------------------------------------------------
+
+
+def command(recipe: Recipe) -> str:
+    """Markdown: the command that starts the recommended configuration and its files, closed; or why there is none."""
+    found = recipe.answer
+    if found.recommended is None:
+        return f"{escape(title(recipe))}: nothing fits, so there is no command."
+    if found.launch is None:
+        why = next((note for note in found.notes if note.startswith("no command")), "no command")
+        return f"{escape(title(recipe))}: {escape(why)}."
+    s = found.recommended.scenario
+    body = "\n\n".join(_blocks(found.launch))
+    inner = "\n".join(f"    {line}".rstrip() for line in body.splitlines())
+    return f'??? example "{title(recipe)}: {s.framework} {s.framework_version}"\n\n{inner}\n'
+
+
+def _blocks(launch: Launch) -> Iterator[str]:
+    yield _fenced("bash", "command", launch.command)
+    for name, content in launch.files.items():
+        kind = next((kind for end, kind in FILES.items() if name.endswith(end)), "text")
+        yield _fenced(kind, name, content)
+    yield f"<ul>{''.join(f'<li>{_code(note)}</li>' for note in launch.notes)}</ul>"
+
+
+def _fenced(kind: str, name: str, content: str) -> str:
+    """A block of code, its fence longer than any in it."""
+    fence = "`" * max(3, *[len(ticks) + 1 for ticks in re.findall("`+", content)], 3)
+    return f'{fence}{kind} title="{name}"\n{content.rstrip()}\n{fence}'
