@@ -25,6 +25,7 @@ from calc.site import (
     accuracy,
     answers,
     charts,
+    commands,
     fits,
     formulas,
     ledgers,
@@ -195,7 +196,7 @@ class Macros(Bound):
 
     def commands(self, jobs: Sequence[str]) -> str:
         """The complete command of each of these jobs behind a click, with the files that it reads."""
-        return "\n\n".join(recipes.command(self._recipe(job)) for job in jobs)
+        return "\n\n".join(commands.command(self._recipe(job)) for job in jobs)
 
     def recipes_matrix(self, jobs: Sequence[Sequence[str]], id: str, caption: str) -> str:
         """A row of jobs a task, a column a machine."""

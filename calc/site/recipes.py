@@ -1,4 +1,4 @@
-"""Recommended configurations on a page: what to run, what else could be, what the next faster lacks, the command."""
+"""Recommended configurations on a page: what to run, what else could be, and what the next faster lacks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from functools import cache
 from html import escape
 from typing import Any, NamedTuple
 
-from calc.launch import Launch
-from calc.recommend import Configuration, Miss, Recommendation, recommend
+from calc.recommend import Miss, Recommendation, recommend
 from calc.recommend.search import Judged
 from calc.rules import flatten
 from calc.scenario import Scenario, parse
@@ -31,7 +30,6 @@ TASKS = {
     "reinforce++": "REINFORCE++",
 }  # fmt: skip
 NEXT, CLOSEST = "Next faster, which does not fit", "Closest miss"
-FILES = {".yaml": "yaml", ".json": "json", ".py": "python"}
 
 
 class Recipe(NamedTuple):
@@ -91,7 +89,7 @@ def settings(s: Scenario) -> list[str]:
         method + (", AdamW in 8 bits" if s.optimizer == "adamw-8bit" else ""),
         SHARDINGS[s.sharding] if s.gpus > 1 else "one GPU",
         f"micro batch {s.micro_batch}",
-        "checkpointing" if s.checkpointing == "full" else f"checkpointing {s.checkpointing}",
+        {"full": "checkpointing", "none": "no checkpointing"}.get(s.checkpointing, f"checkpointing {s.checkpointing}"),
         _offloaded(s),
     ]
     if s.rollout and s.rollout.engine == "vllm":
@@ -116,27 +114,31 @@ def _groups(s: Scenario) -> dict[str, int]:
 
 
 def _offloaded(s: Scenario) -> str:
-    names = ["optimizer"] * s.offload.optimizer + ["weights"] * s.offload.parameters
-    frozen = [name for name in s.roles if (own := s.role(name)) and own.offload.parameters]
-    names += [name for name in frozen if not s.offload.parameters and name in ("reference", "reward")]
-    return f"{' and '.join(names)} in host memory" if names else "nothing in host memory"
+    frozen = [name for name in ("reference", "reward") if (own := s.role(name)) and own.offload.parameters]
+    names = ["optimizer"] * s.offload.optimizer + ["weights"] * s.offload.parameters + frozen
+    *most, last = names or ["nothing"]
+    return f"{', '.join(most)} and {last} in host memory" if most else f"{last} in host memory"
 
 
 def lacks(miss: Miss) -> str:
     """Why a configuration does not fit, in words."""
     if miss.where == "vllm":
-        return f"vLLM does not start: {miss.reason}"
+        return f"does not start vLLM: {miss.reason}"
     assert miss.shortfall is not None
     if miss.where == "host":
         return f"lacks {gb(miss.shortfall)} of host memory in {miss.phase}"
     return f"lacks {gib(miss.shortfall)} in {miss.phase}"
 
 
-def _against(best: Configuration | None, miss: Miss | None) -> str:
-    """What the next faster configuration sets otherwise, and what it lacks; or why nothing fits."""
+def _against(found: Recommendation) -> str:
+    """What the next faster configuration sets otherwise, and what it lacks; or what would have to change."""
+    best, miss = found.recommended, found.fails
+    if best is None:
+        closest = f"the closest {lacks(miss)}" if miss else "the framework can run no configuration of this job"
+        return "; ".join([*found.advice, closest])
     if miss is None:
-        return "nothing faster was found" if best else "the framework can run no configuration of this job"
-    said = settings(best.scenario) if best else []
+        return "nothing faster was found"
+    said = settings(best.scenario)
     other = [part for part in settings(miss.judged.scenario) if part not in said]
     return f"{', '.join(other)}: {lacks(miss)}"
 
@@ -239,11 +241,9 @@ def overview(found: Sequence[Recipe], id: str, caption: str) -> Table:
     """One row a job: the configuration to run, and what the next faster one lacks."""
     rows = []
     for recipe in found:
-        answer = recipe.answer
-        change = "" if answer.recommended or not answer.advice else f"; {', or '.join(answer.advice)}"
-        faster = Cell(_against(answer.recommended, answer.fails) + change, style="long")
-        rows.append(_best(_label(recipe, found), answer, faster))
-    extra = (Column("faster", "What the next faster one lacks"),)
+        faster = Cell(_against(recipe.answer), style="long")
+        rows.append(_best(_label(recipe, found), recipe.answer, faster))
+    extra = (Column("faster", "Next faster, and what it lacks"),)
     return _table(rows, id, caption, "Model", extra, _notes(n for r in found for n in r.answer.notes))
 
 
@@ -271,10 +271,10 @@ def whole(recipe: Recipe, id: str, caption: str) -> Table:
 
 
 def _notes(lines: Iterable[str]) -> str:
-    return "<br>".join(_code(line) for line in dict.fromkeys(lines))
+    return "<br>".join(code(line) for line in dict.fromkeys(lines))
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """Text with its `backticks` as code."""
     return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
 
@@ -300,34 +300,3 @@ def _verdict(recipe: Recipe) -> Cell:
     how = ", ".join(settings(best.scenario)[:2])
     peak = answer.device_bytes
     return Cell((answer.estimate.verdict, peak / GiB, how), exact=peak, scenario=answer.given)
-
-
-# ---- commands ------------------------------------------------------------------------------------------------------
-
-
-def command(recipe: Recipe) -> str:
-    """Markdown: the command that starts the recommended configuration and its files, closed; or why there is none."""
-    found = recipe.answer
-    if found.recommended is None:
-        return f"{escape(title(recipe))}: nothing fits, so there is no command."
-    if found.launch is None:
-        why = next((note for note in found.notes if note.startswith("no command")), "no command")
-        return f"{escape(title(recipe))}: {escape(why)}."
-    s = found.recommended.scenario
-    body = "\n\n".join(_blocks(found.launch))
-    inner = "\n".join(f"    {line}".rstrip() for line in body.splitlines())
-    return f'??? example "{title(recipe)}: {s.framework} {s.framework_version}"\n\n{inner}\n'
-
-
-def _blocks(launch: Launch) -> Iterator[str]:
-    yield _fenced("bash", "command", launch.command)
-    for name, content in launch.files.items():
-        kind = next((kind for end, kind in FILES.items() if name.endswith(end)), "text")
-        yield _fenced(kind, name, content)
-    yield f"<ul>{''.join(f'<li>{_code(note)}</li>' for note in launch.notes)}</ul>"
-
-
-def _fenced(kind: str, name: str, content: str) -> str:
-    """A block of code, its fence longer than any in it."""
-    fence = "`" * max(3, *[len(ticks) + 1 for ticks in re.findall("`+", content)], 3)
-    return f'{fence}{kind} title="{name}"\n{content.rstrip()}\n{fence}'
