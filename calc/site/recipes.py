@@ -179,14 +179,16 @@ COLUMNS = (
     Column("settings", "Settings"),
     Column("verdict", "Verdict"),
     Column("total", "Needs", "GiB", "number", 1, "Everything the process takes of the fullest GPU"),
-    Column("bar", "Against the limit", kind="bar"),
     Column("usable", "Usable", "GiB", "number", 1, "What the card lets a process use"),
     Column("probability", "Likely to fit", "%", "number", 0, "The probability that the peak stays below usable"),
-    Column("phase", "Peak in"),
     Column("step", "One step", "s", "number", 1, "Of the global batch, every sequence at full length"),
     Column("tokens", "Speed", "tokens/s", "number", 0, "Over the whole job"),
     Column("bound", "Bound by"),
+)
+LAST = (
+    Column("phase", "Peak in"),
     Column("host", "Host memory", "GB", "number", 0, "Of a node, at the most"),
+    Column("bar", "Against the limit", kind="bar"),
 )
 
 
@@ -197,7 +199,7 @@ def _table(rows: Sequence[Row], id: str, caption: str, first: str, extra: tuple[
     return Table(
         id,
         caption,
-        (Column("job", first), *COLUMNS[:2], *extra, *COLUMNS[2:]),
+        (Column("job", first), *COLUMNS, *extra, *LAST),
         tuple((Cell(row.label), *_cells(row, scale)) for row in rows),
         ledgers.shared(every) if every else "",
         note,
@@ -208,26 +210,25 @@ def _table(rows: Sequence[Row], id: str, caption: str, first: str, extra: tuple[
 
 def _cells(row: Row, scale: int) -> Iterator[Cell]:
     """A configuration's cells; dashes where there is none."""
-    answer, speed = answered(row.judged) if row.judged else None, row.throughput
-    none = Cell(None, "—")
-    yield Cell(", ".join(settings(answer.scenario)), style="long") if answer else none
-    fits = answer is not None and row.verdict == "fits"
-    yield Cell(row.verdict, verdict_html("fits" if fits else "oom", row.verdict))
-    yield from row.extra
-    if answer is None:
-        yield from [none, Cell(html=""), *[none] * 7]
+    none, speed = Cell(None, "—"), row.throughput
+    verdict = Cell(row.verdict, verdict_html("fits" if row.verdict == "fits" else "oom", row.verdict))
+    if row.judged is None:
+        yield from [none, verdict, *[none] * 6, *row.extra, none, none, Cell(html="")]
         return
-    group = answer.group
-    over = answer.device_bytes > group.usable_bytes
-    yield ledgers.in_gib(answer.device_bytes, answer, "over" if over else "")
-    yield Cell(html=charts.bar(ledgers.by_component(answer.peak.moment.lines), scale, group.usable_bytes))
+    answer = answered(row.judged)
+    group, needs = answer.group, answer.device_bytes
+    yield Cell(", ".join(settings(answer.scenario)), style="settings")
+    yield verdict
+    yield ledgers.in_gib(needs, answer, "over" if needs > group.usable_bytes else "")
     yield ledgers.in_gib(group.usable_bytes)
     yield Cell(round(100 * answer.estimate.fit_probability))
-    yield Cell(answer.peak.name)
     yield Cell(speed.step_seconds) if speed else none
     yield Cell(speed.tokens_per_second) if speed else none
     yield Cell(speed.bound_by) if speed else none
+    yield from row.extra
+    yield Cell(answer.peak.name)
     yield Cell(max([p.moment.device_bytes for p in answer.estimate.host_phases], default=0) / GB)
+    yield Cell(html=charts.bar(ledgers.by_component(answer.peak.moment.lines), scale, group.usable_bytes))
 
 
 def _best(label: str, found: Recommendation, *extra: Cell) -> Row:
@@ -241,7 +242,7 @@ def overview(found: Sequence[Recipe], id: str, caption: str) -> Table:
     """One row a job: the configuration to run, and what the next faster one lacks."""
     rows = []
     for recipe in found:
-        faster = Cell(_against(recipe.answer), style="long")
+        faster = Cell(_against(recipe.answer), style="settings")
         rows.append(_best(_label(recipe, found), recipe.answer, faster))
     extra = (Column("faster", "Next faster, and what it lacks"),)
     return _table(rows, id, caption, "Model", extra, _notes(n for r in found for n in r.answer.notes))
