@@ -133,6 +133,13 @@ def test_what_the_pages_say_of_the_posted_tiers_holds() -> None:
         assert said(page, "posted-production")[0] == "fits"
     methods = {page: recipes.recommended(front(page)["recipes"]["entry-8b"]) for page in ("sft", "reward-model", "dpo")}
     assert {recipes.said(found, "method") for found in methods.values()} == {"full fine-tuning"}
+    for job in ("entry-7b", "entry-8b"):
+        best = recipes.recommended(front("ppo")["recipes"][job]).answer.recommended
+        assert best
+        assert {"full fine-tuning", "ZeRO-3", "asleep while others work"} <= set(recipes.settings(best.scenario))
+        assert best.scenario.offload.optimizer
+    grpo = {job: recipes.recommended(given) for job, given in front("grpo")["recipes"].items()}
+    assert recipes.said(grpo["budget-8-14b"], "verdict") == "fits"
 
 
 def test_the_whole_table_has_the_next_faster_one_the_alternatives_and_the_advice() -> None:
