@@ -251,7 +251,7 @@ def compare(
         caption,
         columns,
         tuple(rows),
-        assumptions=_shared(everyone),
+        assumptions=shared(everyone),
         legend=charts.legend(components, "what a process can use"),
         versions=answers.versions(),
     )
@@ -286,7 +286,7 @@ def spelled(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")
 
 
-def _shared(answered: Sequence[Answer]) -> str:
+def shared(answered: Sequence[Answer]) -> str:
     """What all the jobs have in common; the rows say what differs."""
     described = [describe(a).rstrip(".").split(" · ") for a in answered]
     return " · ".join(part for part in described[0] if all(part in other for other in described)) + "."
@@ -345,7 +345,7 @@ def host(
                 *([Cell(quote, f"<q>{escape(quote)}</q>" if quote else "—")] if quoted else []),
             )
         )
-    rests_on, note = _shared(list(answered.values())), escape(node.note) if node else ""
+    rests_on, note = shared(list(answered.values())), escape(node.note) if node else ""
     return Table(table_id, caption, columns, tuple(rows), rests_on, note, versions=answers.versions())
 
 
@@ -471,7 +471,7 @@ def caches(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table
                 ),
             )
         )
-    return Table(table_id, caption, columns, tuple(rows), _shared(list(answered.values())), versions=answers.versions())
+    return Table(table_id, caption, columns, tuple(rows), shared(list(answered.values())), versions=answers.versions())
 
 
 def timeline(answer: Answer, table_id: str, caption: str) -> Table:

@@ -5,94 +5,48 @@ A page names its jobs in its front matter, with the fields of a scenario file:
     scenarios:
       zero3-8192: {model: llama-3-8b, task: rm, gpu: rtx4090, gpus: 6, sharding: zero3, seq_len: 8192}
 
-and writes `[[ peak("zero3-8192") ]]` where the number stands.
+and writes `[[ peak("zero3-8192") ]]` where the number stands. Jobs of which it leaves settings open, to ask which
+configuration to run, stand under `recipes:`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import yaml
 
 from calc.architecture import Architecture, Head, lora_parameters, parameters
-from calc.ledger import Phase
 from calc.memory.optimizer import Optimizer
+from calc.scenario import ScenarioError
 from calc.schema import closest
 from calc.site import (
     accuracy,
     answers,
     charts,
-    cite,
+    commands,
     fits,
     formulas,
     ledgers,
+    minimal,
     odds,
     peers,
+    recipes,
     reference,
     scatter,
     sheets,
     speed,
     tables,
 )
-from calc.site.answers import Answer
-from calc.site.tables import Table
+from calc.site.bound import Bound, PageError, Record, Spoken, View
 from calc.throughput.work import Passes
 from calc.units import GiB, gb, gib
-
-ADDRESS = os.environ.get("HEADROOM_SITE_URL", "")
-T = TypeVar("T")
+from calc.verdict import FITS
 
 
-class PageError(ValueError):
-    """A page that asks for something that is not there; one line."""
-
-
-class View(NamedTuple):
-    """The page that is being rendered: its file under docs/, its address in the site, its front matter."""
-
-    source: str
-    url: str
-    meta: Mapping[str, Any]
-
-    @property
-    def root(self) -> str:
-        """The way up from the page to the top of the site."""
-        return "../" * self.url.count("/")
-
-
-class Spoken(NamedTuple):
-    """A number or a verdict in a sentence."""
-
-    page: str
-    call: str
-    text: str
-
-
-@dataclass(slots=True)
-class Record:
-    """What the pages published: tables by id with the page they stand on, and the numbers in their sentences."""
-
-    tables: dict[str, tuple[Table, str]] = field(default_factory=dict)
-    spoken: list[Spoken] = field(default_factory=list)
-
-    def table(self, table: Table, page: str) -> None:
-        """Notes a table; one id on two pages, or twice on one, is an error."""
-        if table.id in self.tables:
-            raise PageError(f"table id {table.id!r} stands on {self.tables[table.id][1]} already")
-        self.tables[table.id] = (table, page)
-
-
-class Macros:
+class Macros(Bound):
     """All macros, bound to the page that is being rendered."""
-
-    def __init__(self, current: Callable[[], View], record: Record | None = None) -> None:
-        """`current` gives the page; `record`, where one is kept, collects what the pages publish."""
-        self._current = current
-        self._record = record
 
     def all(self) -> dict[str, Callable[..., Any]]:
         """The macros by the names that pages use."""
@@ -228,6 +182,48 @@ class Macros:
         self._ask(job)
         text = yaml.safe_dump(dict(self._scenarios[job]), sort_keys=False, default_flow_style=False)
         return f'```yaml title="{job}.yaml"\n{text}```'
+
+    # --- what to run
+
+    def recipes_table(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """What to run for each of these jobs, and what the next faster configuration lacks."""
+        return self._place(recipes.overview([self._recipe(job) for job in jobs], id, caption))
+
+    def recipe_table(self, job: str, id: str, caption: str = "") -> str:
+        """What to run for a job, what else could be, the next faster configuration, and what each setting does."""
+        found = self._recipe(job)
+        return self._place(recipes.whole(found, id, caption or f"{recipes.title(found)}: what to run, and what else"))
+
+    def commands(self, jobs: Sequence[str]) -> str:
+        """The complete command of each of these jobs behind a click, with the files that it reads."""
+        return "\n\n".join(commands.command(self._recipe(job)) for job in jobs)
+
+    def recipes_matrix(self, jobs: Sequence[Sequence[str]], id: str, caption: str) -> str:
+        """A row of jobs a task, a column a machine."""
+        return self._place(recipes.matrix([[self._recipe(job) for job in row] for row in jobs], id, caption))
+
+    def recipe(self, job: str, what: str) -> str:
+        """Of what to run: `verdict`, `method`, `sharding`, `peak`; or configurations `considered` and `pruned`."""
+        found = self._recipe(job)
+        return self._say(f"recipe({job}, {what})", self._or_fault(job, lambda: recipes.said(found, what)))
+
+    def wanted(self) -> str:
+        """The probability of fitting that a recommendation asks for, in per cent."""
+        return self._say("wanted()", f"{100 * FITS:.0f} %")
+
+    def published_minimum(self) -> str:
+        """verl's published minimal configurations beside ours."""
+        return self._place(minimal.table())
+
+    def refused(self, job: str) -> str:
+        """Why a framework cannot run a job: the line that calc answers."""
+        try:
+            self._ask(job)
+        except ScenarioError as error:
+            reason = str(error).partition(": ")[2]
+            self._say(f"refused({job})", reason)
+            return f"<code>{escape(reason)}</code>"
+        raise PageError(f"{job} is not refused: the sentence around it is wrong")
 
     # --- tables of the catalog
 
@@ -427,84 +423,10 @@ class Macros:
         v = answers.versions()
         return f"catalog <code>{v['catalog']}</code>, calc <code>{v['calc']}</code>"
 
-    # --- behind the scenes
-
-    @property
-    def _root(self) -> str:
-        return self._current().root
-
-    @property
-    def _scenarios(self) -> Mapping[str, Any]:
-        return self._current().meta.get("scenarios") or {}
-
-    def _ask(self, job: str) -> Answer:
-        named = self._scenarios
-        if job not in named:
-            raise PageError(f"no scenario {job!r} in the front matter; it has {', '.join(named)}{closest(job, named)}")
-        return answers.ask(named[job], f"scenarios.{job}")
-
-    def _phase(self, job: str, phase: str | None, group: str | None) -> Phase:
-        answer = self._ask(job)
-        return self._or_fault(job, lambda: ledgers.find_phase(answer, phase, group))
-
-    def _or_fault(self, about: str, found: Callable[[], T]) -> T:
-        """What `found` gives; what it cannot find is a fault of the page."""
-        try:
-            return found()
-        except ValueError as error:
-            raise PageError(f"{about}: {error}") from error
-
-    def _label(self, job: str) -> str:
-        return str((self._current().meta.get("labels") or {}).get(job, job))
-
-    def _labelled(
-        self, jobs: Iterable[str], table_id: str, caption: str
-    ) -> tuple[dict[str, Answer], str, str, dict[str, str]]:
-        said = self._current().meta.get("said") or {}
-        chosen = list(jobs)
-        return (
-            {self._label(job): self._ask(job) for job in chosen},
-            table_id,
-            caption,
-            {self._label(job): str(said[job]) for job in chosen if job in said},
-        )
-
-    def _say(self, call: str, text: str) -> str:
-        if self._record is not None:
-            self._record.spoken.append(Spoken(self._current().url, call, text))
-        return text.replace(" ", "&nbsp;")
-
-    def _place(self, table: Table) -> str:
-        view = self._current()
-        if self._record is not None:
-            self._record.table(table, view.url)
-        return tables.to_html(table, _footer(table, view))
-
 
 def _call(*arguments: str, group: str | None) -> str:
     """The arguments of a macro as the record of spoken numbers has them."""
     return ", ".join([*arguments, *([group] if group else [])])
-
-
-def _footer(table: Table, view: View) -> str:
-    """Versions, downloads and citation under a table."""
-    address = f"{ADDRESS}{view.url}#{table.id}"
-    data = f"{view.root}data/tables/{table.id}"
-    bibtex = escape(cite.bibtex(table, address)).replace("\n", "&#10;")
-    return (
-        f'<div class="provenance"><span>catalog <code>{table.versions["catalog"]}</code>, '
-        f"calc <code>{table.versions['calc']}</code></span>{_far_off(table, view)}"
-        f'<a href="{data}.csv" download>CSV</a><a href="{data}.json" download>JSON</a>'
-        f'<a href="#{table.id}">Link</a>'
-        f"<details><summary>Cite</summary><p>{escape(cite.line(table, address))}</p>"
-        f'<pre tabindex="0" aria-label="BibTeX">{bibtex}</pre></details></div>'
-    )
-
-
-def _far_off(table: Table, view: View) -> str:
-    """Links from a table of computed cells to the records that its verdicts rest on."""
-    links = [f'<a href="{view.root}validation.html#{id}">{escape(words)}</a>' for id, words in odds.rests_on(table)]
-    return f"<span>How far off: {'; '.join(links)}</span>" if links else ""
 
 
 def define_env(env: Any) -> None:

@@ -27,6 +27,8 @@ KINDS = [
     "hardware/gpus/rtx4090.html",
     "models/index.html",
     "models/llama-3-8b.html",
+    "recipes/index.html",
+    "recipes/grpo.html",
     "case-studies/reward-model-6x4090.html",
     "case-studies/ppo-llama-3-8b-4xa40.html",
     "method/activations.html",

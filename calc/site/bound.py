@@ -1,0 +1,145 @@
+"""What a macro knows of its page: the address, the front matter, and the record of what the page publishes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, NamedTuple, TypeVar
+
+from calc.ledger import Phase
+from calc.schema import closest
+from calc.site import answers, cite, ledgers, odds, recipes, tables
+from calc.site.answers import Answer
+from calc.site.recipes import Recipe
+from calc.site.tables import Table
+
+ADDRESS = os.environ.get("HEADROOM_SITE_URL", "")
+T = TypeVar("T")
+
+
+class PageError(ValueError):
+    """A page that asks for something that is not there; one line."""
+
+
+class View(NamedTuple):
+    """The page that is being rendered: its file under docs/, its address in the site, its front matter."""
+
+    source: str
+    url: str
+    meta: Mapping[str, Any]
+
+    @property
+    def root(self) -> str:
+        """The way up from the page to the top of the site."""
+        return "../" * self.url.count("/")
+
+
+class Spoken(NamedTuple):
+    """A number or a verdict in a sentence."""
+
+    page: str
+    call: str
+    text: str
+
+
+@dataclass(slots=True)
+class Record:
+    """What the pages published: tables by id with the page they stand on, and the numbers in their sentences."""
+
+    tables: dict[str, tuple[Table, str]] = field(default_factory=dict)
+    spoken: list[Spoken] = field(default_factory=list)
+
+    def table(self, table: Table, page: str) -> None:
+        """Notes a table; one id on two pages, or twice on one, is an error."""
+        if table.id in self.tables:
+            raise PageError(f"table id {table.id!r} stands on {self.tables[table.id][1]} already")
+        self.tables[table.id] = (table, page)
+
+
+class Bound:
+    """Macros bound to the page that is being rendered: where they find its jobs, and where their results go."""
+
+    def __init__(self, current: Callable[[], View], record: Record | None = None) -> None:
+        """`current` gives the page; `record`, where one is kept, collects what the pages publish."""
+        self._current = current
+        self._record = record
+
+    @property
+    def _root(self) -> str:
+        return self._current().root
+
+    @property
+    def _scenarios(self) -> Mapping[str, Any]:
+        return self._current().meta.get("scenarios") or {}
+
+    def _ask(self, job: str) -> Answer:
+        named = self._scenarios
+        if job not in named:
+            raise PageError(f"no scenario {job!r} in the front matter; it has {', '.join(named)}{closest(job, named)}")
+        return answers.ask(named[job], f"scenarios.{job}")
+
+    def _recipe(self, job: str) -> Recipe:
+        named = self._current().meta.get("recipes") or {}
+        if job not in named:
+            raise PageError(f"no recipe {job!r} in the front matter; it has {', '.join(named)}{closest(job, named)}")
+        return recipes.recommended(named[job], f"recipes.{job}")
+
+    def _phase(self, job: str, phase: str | None, group: str | None) -> Phase:
+        answer = self._ask(job)
+        return self._or_fault(job, lambda: ledgers.find_phase(answer, phase, group))
+
+    def _or_fault(self, about: str, found: Callable[[], T]) -> T:
+        """What `found` gives; what it cannot find is a fault of the page."""
+        try:
+            return found()
+        except ValueError as error:
+            raise PageError(f"{about}: {error}") from error
+
+    def _label(self, job: str) -> str:
+        return str((self._current().meta.get("labels") or {}).get(job, job))
+
+    def _labelled(
+        self, jobs: Iterable[str], table_id: str, caption: str
+    ) -> tuple[dict[str, Answer], str, str, dict[str, str]]:
+        said = self._current().meta.get("said") or {}
+        chosen = list(jobs)
+        return (
+            {self._label(job): self._ask(job) for job in chosen},
+            table_id,
+            caption,
+            {self._label(job): str(said[job]) for job in chosen if job in said},
+        )
+
+    def _say(self, call: str, text: str) -> str:
+        if self._record is not None:
+            self._record.spoken.append(Spoken(self._current().url, call, text))
+        return text.replace(" ", "&nbsp;")
+
+    def _place(self, table: Table) -> str:
+        view = self._current()
+        if self._record is not None:
+            self._record.table(table, view.url)
+        return tables.to_html(table, _footer(table, view))
+
+
+def _footer(table: Table, view: View) -> str:
+    """Versions, downloads and citation under a table."""
+    address = f"{ADDRESS}{view.url}#{table.id}"
+    data = f"{view.root}data/tables/{table.id}"
+    bibtex = escape(cite.bibtex(table, address)).replace("\n", "&#10;")
+    return (
+        f'<div class="provenance"><span>catalog <code>{table.versions["catalog"]}</code>, '
+        f"calc <code>{table.versions['calc']}</code></span>{_far_off(table, view)}"
+        f'<a href="{data}.csv" download>CSV</a><a href="{data}.json" download>JSON</a>'
+        f'<a href="#{table.id}">Link</a>'
+        f"<details><summary>Cite</summary><p>{escape(cite.line(table, address))}</p>"
+        f'<pre tabindex="0" aria-label="BibTeX">{bibtex}</pre></details></div>'
+    )
+
+
+def _far_off(table: Table, view: View) -> str:
+    """Links from a table of computed cells to the records that its verdicts rest on."""
+    links = [f'<a href="{view.root}validation.html#{id}">{escape(words)}</a>' for id, words in odds.rests_on(table)]
+    return f"<span>How far off: {'; '.join(links)}</span>" if links else ""

@@ -1,0 +1,41 @@
+"""The command of a recommended configuration behind one click, with the files that it reads, as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import escape
+from pathlib import PurePosixPath
+
+from calc.launch import Launch
+from calc.site import recipes
+from calc.site.recipes import Recipe
+
+LANGUAGES = {".yaml": "yaml", ".json": "json", ".py": "python"}
+
+
+def command(recipe: Recipe) -> str:
+    """Markdown: the command that starts the recommended configuration and its files, closed; or why there is none."""
+    found = recipe.answer
+    if found.recommended is None:
+        return f"{escape(recipes.title(recipe))}: nothing fits, so there is no command."
+    if found.launch is None:
+        why = next((note for note in found.notes if note.startswith("no command")), "no command")
+        return f"{escape(recipes.title(recipe))}: {escape(why)}."
+    s = found.recommended.scenario
+    body = "\n\n".join(_blocks(found.launch))
+    inner = "\n".join(f"    {line}".rstrip() for line in body.splitlines())
+    return f'??? example "{recipes.title(recipe)}: {s.framework} {s.framework_version}"\n\n{inner}\n'
+
+
+def _blocks(launch: Launch) -> Iterator[str]:
+    yield _fenced("bash", "command", launch.command)
+    for name, content in launch.files.items():
+        yield _fenced(LANGUAGES.get(PurePosixPath(name).suffix, "text"), name, content)
+    yield f"<ul>{''.join(f'<li>{recipes.code(note)}</li>' for note in launch.notes)}</ul>"
+
+
+def _fenced(kind: str, name: str, content: str) -> str:
+    """A block of code, its fence longer than any in it."""
+    fence = "`" * max([3, *[len(ticks) + 1 for ticks in re.findall("`+", content)]])
+    return f'{fence}{kind} title="{name}"\n{content.rstrip()}\n{fence}'
