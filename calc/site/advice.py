@@ -10,13 +10,13 @@ import gc
 import json
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from calc.catalog import GPU, Catalog, Model
 from calc.launch import Launch, LaunchError, launch
@@ -78,15 +78,17 @@ class Advice(NamedTuple):
 
 
 Job = Mapping[str, Any]
+T = TypeVar("T")
 
 
 def job(task: str, model: str, machine: Machine, more: Job | None = None) -> dict[str, Any]:
     """The fields that a cell asks about; the search finds all others."""
-    return {"model": model, "task": task, **JOBS[task], **(more or {}), **_machine(machine)}
+    return {"model": model, "task": task, **JOBS[task], **(more or {}), **fields_of(machine)}
 
 
 @cache
-def _machine(machine: Machine) -> dict[str, Any]:
+def fields_of(machine: Machine) -> dict[str, Any]:
+    """A machine as fields of a scenario."""
     (found,) = machines(answers.catalog(), machine.gpu, machine.gpus)
     return found.fields
 
@@ -170,7 +172,7 @@ def words(best: Configuration) -> str:
 
 
 @cache
-def _of_gpu(name: str) -> str:
+def of_gpu(name: str) -> str:
     """A hash of what the catalog knows of a GPU and of its nodes, but for where it is read."""
     catalog = answers.catalog()
     found = [catalog.gpu(name), *[node for node in catalog.nodes.values() if name in node.gpu_ids]]
@@ -179,13 +181,14 @@ def _of_gpu(name: str) -> str:
 
 
 @cache
-def _of_model(name: str) -> str:
+def of_model(name: str) -> str:
+    """A hash of what the catalog knows of a model."""
     return fingerprint(answers.plain(answers.catalog().model(name)))
 
 
 def key(given: Job) -> str:
     """A hash of all that an answer depends on beside calc itself."""
-    return fingerprint([dict(given), _of_gpu(given["gpu"]), _of_model(given["model"])])
+    return fingerprint([dict(given), of_gpu(given["gpu"]), of_model(given["model"])])
 
 
 class Smallest(NamedTuple):
@@ -238,7 +241,7 @@ class Answers:
 
     def limit(self, given: Job, gpus: int) -> int:
         """Bytes of a card of which it is known that with no more nothing fits on `gpus` of them."""
-        name = fingerprint([dict(given), gpus, _of_model(given["model"])])
+        name = fingerprint([dict(given), gpus, of_model(given["model"])])
         return int(self.once(name, lambda: limit(given, gpus, self.catalog)))
 
 
@@ -289,7 +292,7 @@ class Topic(NamedTuple):
 
 
 Found = tuple[dict[Machine, Advice], dict[str, Smallest]]
-_FOUND: dict[tuple[str, str], Found] = {}
+FOUND: dict[tuple[str, str], Found] = {}
 
 
 def topics(catalog: Catalog) -> list[Topic]:
@@ -333,6 +336,12 @@ class Counted(NamedTuple):
     seconds: float
 
 
+def spread(work: Callable[..., T], *columns: Sequence[Any]) -> Iterator[T]:
+    """`map` over all cores."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        yield from pool.map(work, *columns)
+
+
 def fill(folder: Path = BUILD) -> Counted:
     """Answers all topics, over all cores, but for what `folder` has kept; and keeps it there.
 
@@ -346,19 +355,18 @@ def fill(folder: Path = BUILD) -> Counted:
     missing = []
     for topic in every:
         try:
-            _FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, kept[topic.name], fixed=True))
+            FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, kept[topic.name], fixed=True))
             count += len(kept[topic.name])
         except Missing:
             missing.append(topic)
     if missing:
-        with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-            made = pool.map(_compute, missing, [kept[topic.name] for topic in missing])
-            for topic, known in zip(missing, made, strict=True):
-                store.write(topic.name, known)
-                count, computed = count + len(known), computed + len(known) - len(kept[topic.name])
-                # as the next build will read them
-                known = json.loads(json.dumps(known))
-                _FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, known, fixed=True))
+        made = spread(_compute, missing, [kept[topic.name] for topic in missing])
+        for topic, known in zip(missing, made, strict=True):
+            store.write(topic.name, known)
+            count, computed = count + len(known), computed + len(known) - len(kept[topic.name])
+            # as the next build will read them
+            known = json.loads(json.dumps(known))
+            FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, known, fixed=True))
         store.forget()
     answers.Clock.asked += computed
     seconds = time.perf_counter() - start
@@ -368,9 +376,9 @@ def fill(folder: Path = BUILD) -> Counted:
 
 def found(model: str, task: str) -> Found:
     """What was found about one task of a model: machine by machine, and the smallest machines."""
-    if (model, task) not in _FOUND:
+    if (model, task) not in FOUND:
         catalog = answers.catalog()
         topic = next(t for t in topics(catalog) if (t.model, t.task) == (model, task))
         known = _compute(topic, Kept(BUILD).read(topic.name))
-        _FOUND[model, task] = _answered(topic, Answers(catalog, json.loads(json.dumps(known)), fixed=True))
-    return _FOUND[model, task]
+        FOUND[model, task] = _answered(topic, Answers(catalog, json.loads(json.dumps(known)), fixed=True))
+    return FOUND[model, task]

@@ -81,7 +81,7 @@ def for_model(model: Model, root: str) -> Table:
     """The smallest machine for each task of a model, with full fine-tuning and with adapters."""
     rows, all_advice = [], []
     catalog = answers.catalog()
-    for task, title in TITLES.items():
+    for task in advice.JOBS:
         _, machines = advice.found(model.id, task)
         for trained, (machine, found) in machines.items():
             if machine and found:
@@ -91,7 +91,7 @@ def for_model(model: Model, root: str) -> Table:
                 where = Cell(name, link)
             else:
                 where = Cell(f"none, up to {max(advice.SEVERAL_NODES)} GPUs")
-            rows.append((Cell(f"{title}, {trained}"), where))
+            rows.append((Cell(f"{TITLES[task]}, {trained}"), where))
             all_advice.append(found or advice.NOWHERE)
     common = _common(all_advice)
     return Table(
