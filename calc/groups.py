@@ -49,7 +49,7 @@ class Shared:
     def group(self) -> Group:
         """The phases of these GPUs, each at its largest moment, and the verdict."""
         largest: dict[str, Moment] = {}
-        for phase, at, lines in self.moments():
+        for phase, at, lines in self.staged():
             moment = self.moment(phase, at, lines)
             if phase not in largest or moment.device_bytes > largest[phase].device_bytes:
                 largest[phase] = moment
@@ -90,6 +90,10 @@ class Shared:
         every = [line for line in (*process, *lines) if line.bytes]
         # nothing has been freed while models load
         return Moment(at, tuple(every) if phase == "load" else (*every, runtime.fragmentation(every)))
+
+    def staged(self) -> Iterable[tuple[str, str, list[Line]]]:
+        """The moments of `moments`; without vLLM, which measures the card, they are the same on every one."""
+        return self.moments() if self.engine else self.job.roles.once(tuple(self.names), lambda: [*self.moments()])
 
     def moments(self) -> Staged:
         """The largest moment of every stretch of the job, with its phase."""
@@ -164,6 +168,9 @@ class Shared:
 
     def scoring(self, placed: Placed) -> tuple[str, list[Line]]:
         """The largest instant of a forward without gradient."""
+        return self.job.roles.once(("score", placed.role.name), lambda: self._scoring(placed))
+
+    def _scoring(self, placed: Placed) -> tuple[str, list[Line]]:
         scored = self.job.step(placed.scorer.replica, placed.s, self.job.batch(placed.s, placed.role.scoring_rows))
         # a root group that is gathered already leaves no buffer to the first layer
         there = placed.role.shares or placed.role.name in self.gathered
@@ -183,8 +190,11 @@ class Shared:
         for phase, at, lines in self.training(placed, stage):
             yield phase, f"{name}: {at}" if several else at, [*kept, *lines]
 
-    def training(self, placed: Placed, stage: Stage) -> Staged:
+    def training(self, placed: Placed, stage: Stage) -> Iterable[tuple[str, str, list[Line]]]:
         """The largest moment of each phase of one role's update, without what is resident."""
+        return self.job.roles.once((placed.role.name, stage), lambda: [*self._training(placed, stage)])
+
+    def _training(self, placed: Placed, stage: Stage) -> Staged:
         engine = placed.engine
         own = self.job.step(engine.replica, placed.s, self.job.batch(placed.s, placed.role.rows))
         inside = self.job.placed[stage.inside] if stage.inside else None

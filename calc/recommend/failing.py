@@ -49,6 +49,13 @@ def next_faster(search: Search, found: Found) -> Miss | None:
     return miss(search, max(failing)[-1]) if failing else None
 
 
+def closest(problem: Problem) -> Miss | None:
+    """Where nothing fits: of all that the searches looked at, what lacks least; None where nothing can be run."""
+    looked = [(search, judged) for search in problem.misses for _, _, judged in search.looked()]
+    found = max(looked, key=lambda at: at[1].slack - at[1].short, default=None)
+    return miss(*found) if found else None
+
+
 def changes(problem: Problem) -> Iterator[str]:
     """Of each thing that could be changed, the least change with which something fits."""
     rung = problem.rungs[0] if problem.rungs else None

@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, product
 from math import inf
 from typing import NamedTuple
 
@@ -238,6 +238,15 @@ class Search:
             for following in self.behind(b, place, range(turns, axes)):
                 push(b, following, cut)
         return found
+
+    def any(self) -> bool:
+        """Whether anything fits: of most jobs to which that applies, where all axes, or all lean ones, are leanest."""
+        for b, branch in enumerate(self.branches):
+            turns = product(*[reversed(range(n + 1)) for n in branch.leanest[: branch.turns]])
+            for at in ((*turn, *branch.leanest[branch.turns :]) for turn in turns):
+                if self.possible(b, at) and (judged := self.judged(b, at)) and judged.fits:
+                    return True
+        return self.best() is not None
 
     def cut(self, b: int, place: Place, axis: int, limit: float) -> Place | None:
         """`place` with the hungriest value of a lean axis that fits with the others at their leanest; None: no value.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Mapping
@@ -109,3 +110,18 @@ def _answer(given: Mapping[str, Any], where: str) -> Answer:
     finally:
         Clock.seconds += time.perf_counter() - start
         Clock.asked += 1
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """A record of the catalog as JSON has it."""
+    return {f.name: _jsonable(getattr(record, f.name)) for f in dataclasses.fields(record)}
+
+
+def _jsonable(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return plain(value)
+    if isinstance(value, Mapping):
+        return {k: _jsonable(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_jsonable(v) for v in value]
+    return value

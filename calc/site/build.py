@@ -17,7 +17,7 @@ import yaml
 
 from calc.catalog import load
 from calc.schema import InputError
-from calc.site import answers, checks, exports, fits, pages
+from calc.site import advice, answers, checks, exports, fits, pages
 from calc.site.macros import Macros, PageError, Record, View
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +67,7 @@ def collect(docs: Path = DOCS) -> Record:
 def write(docs: Path = DOCS) -> Record:
     """Writes what is generated, all of it in places that git ignores: pages, tables, the data package."""
     fits.fill()
+    advice.fill()
     pages.write(docs)
     record = collect(docs)
     exports.save(docs / "data", exports.files(record))

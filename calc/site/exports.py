@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -51,24 +50,10 @@ def catalog() -> dict[str, Any]:
     found = answers.catalog()
     return {
         **answers.versions(),
-        "gpus": [_plain(g) | {"usable_bytes": g.usable_bytes} for g in found.gpus.values()],
-        "nodes": [_plain(n) for n in found.nodes.values()],
-        "models": [_plain(m) | {"parameters": parameters(m.architecture)} for m in found.models.values()],
+        "gpus": [answers.plain(g) | {"usable_bytes": g.usable_bytes} for g in found.gpus.values()],
+        "nodes": [answers.plain(n) for n in found.nodes.values()],
+        "models": [answers.plain(m) | {"parameters": parameters(m.architecture)} for m in found.models.values()],
     }
-
-
-def _plain(record: Any) -> dict[str, Any]:
-    return {f.name: _jsonable(getattr(record, f.name)) for f in dataclasses.fields(record)}
-
-
-def _jsonable(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return _plain(value)
-    if isinstance(value, Mapping):
-        return {k: _jsonable(v) for k, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [_jsonable(v) for v in value]
-    return value
 
 
 def _json(data: Any) -> str:

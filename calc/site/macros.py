@@ -23,6 +23,7 @@ from calc.scenario import ScenarioError
 from calc.schema import closest
 from calc.site import (
     accuracy,
+    advised,
     answers,
     charts,
     commands,
@@ -238,6 +239,14 @@ class Macros(Bound):
     def smallest_table(self, model: str) -> str:
         """The smallest card for each task and method."""
         return self._place(fits.smallest(answers.catalog().model(model), self._root))
+
+    def advice_table(self, gpu: str, task: str) -> str:
+        """What to run on one kind of GPU, for one task."""
+        return self._place(advised.on_gpu(answers.catalog().gpu(gpu), task, self._root))
+
+    def machines_table(self, model: str) -> str:
+        """The smallest machine for each task, and what to run there."""
+        return self._place(advised.for_model(answers.catalog().model(model), self._root))
 
     def gpus_table(self) -> str:
         """Every GPU."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from calc.catalog import GPU, Model
-from calc.site import answers, fits
+from calc.site import advised, answers, fits
 from calc.site.exports import save
 
 GPU_DIR, MODEL_DIR = "hardware/gpus", "models"
@@ -40,6 +40,9 @@ def gpu(card: GPU) -> str:
     what_fits = "\n\n".join(
         f"### {task.title}\n\n[[ fits_table({name}, {json.dumps(t)}) ]]" for t, task in fits.TASKS.items()
     )
+    what_to_run = "\n\n".join(
+        f"### {advised.heading(t)}\n\n[[ advice_table({name}, {json.dumps(t)}) ]]" for t in advised.TITLES
+    )
     about = f"What fits on the {card.name}: usable memory, bandwidth, links, and verdicts by model, task and method."
     return f"""{_front(card.name, about)}
 [Hardware](../index.md) › {card.name}
@@ -49,6 +52,10 @@ def gpu(card: GPU) -> str:
 
 [[ gpu_summary({name}) ]]
 {BEFORE_AMPERE if card.lacks_bf16 else ""}
+## What to run
+
+{advised.about(card) if card.lacks_bf16 else what_to_run}
+
 ## What fits
 
 {what_fits}
@@ -76,6 +83,10 @@ def model(found: Model) -> str:
 # {found.name}
 
 [[ model_summary({name}) ]]
+
+## What to run, and on what
+
+[[ machines_table({name}) ]]
 
 ## Where it fits
 

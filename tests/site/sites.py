@@ -21,10 +21,14 @@ def command(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def copy(target: Path) -> Path:
-    """A copy of the project without what was built in it."""
+    """A copy of the project without what was built in it, but for the answers that are kept by content."""
     shutil.copytree(
         ROOT, target, ignore=lambda d, names: IGNORED(d, names) - ({"site"} if d.endswith("calc") else set())
     )
+    kept = ROOT / "build" / "advice"
+    kept.mkdir(parents=True, exist_ok=True)
+    (target / "build").mkdir()
+    (target / "build" / "advice").symlink_to(kept)
     return target
 
 

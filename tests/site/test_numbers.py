@@ -20,13 +20,17 @@ from calc.units import GB, GiB
 
 
 class Figures(HTMLParser):
-    """The rows of each computed table of a page, by the figure's id; cells that only draw are left out."""
+    """The rows of each computed table of a page, by the figure's id; cells that only draw are left out.
+
+    So is what unfolds below a cell's value: a command and its notes.
+    """
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
         self.found: dict[str, list[list[str]]] = {}
         self._id = ""
         self._cell: list[str] | None = None
+        self._folded = False
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -37,17 +41,19 @@ class Figures(HTMLParser):
         elif self._id and tag == "tr":
             self.found[self._id].append([])
         elif self._id and tag in ("td", "th") and "aria-hidden" not in given:
-            self._cell = []
+            self._cell, self._folded = [], False
 
     def handle_endtag(self, tag: str) -> None:
         if tag in ("td", "th") and self._cell is not None:
             self.found[self._id][-1].append(" ".join("".join(self._cell).split()))
             self._cell = None
+        elif tag == "summary":
+            self._folded = True
         elif tag == "figure":
             self._id = ""
 
     def handle_data(self, data: str) -> None:
-        if self._cell is not None:
+        if self._cell is not None and not self._folded:
             self._cell.append(data)
 
 

@@ -1,0 +1,145 @@
+"""What to run, as tables: on a GPU's page by model and number of GPUs, on a model's page the smallest machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from calc.catalog import GPU, Model
+from calc.site import advice, answers
+from calc.site.advice import Advice
+from calc.site.fits import by_size
+from calc.site.tables import Cell, Column, Table
+from calc.units import GiB, gb
+
+TITLES = {"sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO"}
+FRAMEWORKS = {"openrlhf": "OpenRLHF", "trl": "TRL", "verl": "verl"}
+ANSWER = (
+    Column("fits", "Verdict, and what the fullest GPU needs", "GiB", "verdict", 1),
+    Column("run", "What to run: open it for the command"),
+    Column("tokens", "Tokens a second", "", "number"),
+)
+
+
+def heading(task: str) -> str:
+    """The heading over a task's table."""
+    return f"Run {TITLES[task] if TITLES[task].isupper() else TITLES[task].lower()}"
+
+
+def about(card: GPU) -> str:
+    """Why a card has no recommendation."""
+    return (
+        f"Nothing is recommended for the {card.name}. It has no bf16 and FlashAttention-2 does not run on it, and the "
+        "commands that this guide writes use both. What would fit in fp16 stands below."
+    )
+
+
+def _settings(task: str) -> str:
+    """What a table's jobs share."""
+    job = advice.JOBS[task]
+    lengths = (
+        f"sequences of {job['seq_len']} tokens, {job['global_batch']} {_counted(task)} a step"
+        if "seq_len" in job
+        else f"prompts of {job['prompt_len']} and responses of {job['response_len']} tokens, batches as the framework "
+        "has them"
+    )
+    return (
+        f"{FRAMEWORKS[job['framework']]}, newest known version, {lengths}. The fastest configuration that fits with a "
+        "probability of 95 %: full fine-tuning where that fits at all, if need be with AdamW in 8 bits or offloaded to "
+        "host memory, else LoRA, else QLoRA. Tokens a second are estimated, of all GPUs together."
+    )
+
+
+def _counted(task: str) -> str:
+    return "sequences" if task == "sft" else "pairs"
+
+
+def on_gpu(card: GPU, task: str, root: str) -> Table:
+    """What to run on one kind of GPU for one task: models by size, each on more and more GPUs."""
+    catalog = answers.catalog()
+    rows, all_advice = [], []
+    for model in by_size(m for m in catalog.models.values() if advice.asked(card, m, task, catalog)):
+        cells, _ = advice.found(model.id, task)
+        for gpus in advice.asked(card, model, task, catalog):
+            all_advice.append(cells[advice.Machine(card.id, gpus)])
+            link = f'<a href="{root}models/{model.id}.html">{escape(model.name)}</a>'
+            rows.append((Cell(model.name, link), Cell(gpus)))
+    common = _common(all_advice)
+    options = {"task": task, **advice.JOBS[task], "gpu": card.id}
+    return Table(
+        f"gpu-{card.id}-run-{task}",
+        f"{TITLES[task]} on the {card.name}: what to run",
+        (Column("model", "Model"), Column("gpus", "GPUs", "", "number"), *ANSWER),
+        tuple((*row, *_cells(a, common)) for row, a in zip(rows, all_advice, strict=True)),
+        _settings(task),
+        _note(common, options | {"gpus": "N", "model": "M"}),
+        versions=answers.versions(),
+    )
+
+
+def for_model(model: Model, root: str) -> Table:
+    """The smallest machine for each task of a model, with full fine-tuning and with adapters."""
+    rows, all_advice = [], []
+    catalog = answers.catalog()
+    for task in advice.JOBS:
+        _, machines = advice.found(model.id, task)
+        for trained, (machine, found) in machines.items():
+            if machine and found:
+                card = catalog.gpu(machine.gpu)
+                name = f"{machine.gpus} × {card.name}"
+                link = f'{machine.gpus} × <a href="{root}hardware/gpus/{card.id}.html">{escape(card.name)}</a>'
+                where = Cell(name, link)
+            else:
+                where = Cell(f"none, up to {max(advice.SEVERAL_NODES)} GPUs")
+            rows.append((Cell(f"{TITLES[task]}, {trained}"), where))
+            all_advice.append(found or advice.NOWHERE)
+    common = _common(all_advice)
+    return Table(
+        f"model-{model.id}-run",
+        f"The smallest machine on which {model.name} trains, and what to run there",
+        (Column("job", "Job"), Column("machine", "Smallest machine"), *ANSWER),
+        tuple((*row, *_cells(a, common)) for row, a in zip(rows, all_advice, strict=True)),
+        "Machines stand from little usable memory in all to much, of equals the one with fewer GPUs first: the catalog "
+        f"has no prices. Cards with bf16, up to {max(advice.SEVERAL_NODES)} of them. Small is slow: mind the tokens a "
+        "second, and what is offloaded to host memory. "
+        + " ".join(f"{TITLES[task]}: {FRAMEWORKS[job['framework']]}." for task, job in advice.JOBS.items())
+        + " Lengths and batches are those of the GPUs' pages; adapters have rank "
+        f"{advice.ADAPTERS['lora.rank']}.",
+        _note(common, {"model": model.id, "task": "T", "framework": "F"}),
+        versions=answers.versions(),
+    )
+
+
+def _common(found: Iterable[Advice]) -> list[str]:
+    """The notes that all commands of a table share."""
+    notes = [a.notes for a in found if a.scenario]
+    return [note for note in notes[0] if all(note in other for other in notes)] if notes else []
+
+
+def _cells(a: Advice, common: list[str]) -> tuple[Cell, Cell, Cell]:
+    """The verdict, the configuration with its command behind it, and its speed."""
+    if a.scenario is None:
+        return Cell((None, None, "nothing fits")), Cell(a.lacks or "—"), Cell("—")
+    words = a.words + (f"; host {gb(a.host)}" if "offloaded" in a.words else "")
+    notes = [note for note in a.notes if note not in common]
+    inner = _code(a.command) if a.command else ""
+    inner += "".join(f"<p>{escape(name)}</p>{_code(text)}" for name, text in a.files.items())
+    inner += "".join(f"<p>{escape(note)}</p>" for note in notes)
+    return (
+        Cell((a.verdict, a.needed / GiB, None), exact=a.needed, scenario=a.scenario),
+        Cell(words, f'<details class="run"><summary>{escape(words)}</summary>{inner}</details>'),
+        Cell(None if a.tokens is None else round(a.tokens)),
+    )
+
+
+def _code(text: str) -> str:
+    code = escape(text.rstrip("\n")).replace("\n", "&#10;")
+    return f'<pre tabindex="0"><code>{code}</code></pre>'
+
+
+def _note(common: list[str], options: dict[str, object]) -> str:
+    """What holds for all commands, and the call that shows alternatives."""
+    call = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    shared = "".join(f" {escape(note[:1].upper() + note[1:])}." for note in common)
+    code = f"<code>python -m calc recommend {escape(call)}</code>"
+    return f"Alternatives, and why the next faster configuration fails: {code}.{shared}"

@@ -1,0 +1,189 @@
+"""What to run: the tables say what the search says, fit by estimate, and come from the cache as they were computed."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calc.catalog import load
+from calc.estimate import estimate
+from calc.recommend import recommend, smallest
+from calc.recommend.problem import Problem
+from calc.scenario import parse
+from calc.site import advice, advised, answers, kept
+from calc.site.advice import Answers, Machine
+from calc.site.tables import to_html
+
+TRANSFERRED = 350_000  # bytes of a page, its tables included
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A catalog of three cards and one model, whose every answer is new."""
+    whole = load()
+    cards = {name: whole.gpus[name] for name in ("a100-80-sxm", "rtx4090", "v100-16")}
+    catalog = replace(whole, gpus=cards, models={"qwen2.5-0.5b": whole.models["qwen2.5-0.5b"]})
+    use(monkeypatch, catalog)
+    monkeypatch.setattr(advice, "JOBS", {"sft": advice.JOBS["sft"]})
+    yield
+    forget()
+
+
+def forget() -> None:
+    for each in (advice.of_gpu, advice.of_model, advice.fields_of):
+        each.cache_clear()
+    advice.FOUND.clear()
+
+
+def use(monkeypatch: pytest.MonkeyPatch, catalog: Any) -> None:
+    """Makes `catalog` that of the site, and computes in this process."""
+    forget()
+    monkeypatch.setattr(answers, "catalog", lambda: catalog)
+    monkeypatch.setattr(advice, "spread", lambda work, *columns: map(work, *columns))
+
+
+def pages() -> list[str]:
+    catalog = answers.catalog()
+    made = [advised.on_gpu(g, "sft", "../") for g in catalog.gpus.values() if not g.lacks_bf16]
+    return [to_html(t) for t in (*made, *(advised.for_model(m, "../") for m in catalog.models.values()))]
+
+
+CELLS = [
+    ("sft", "llama-3.1-8b", Machine("rtx4090", 4)),
+    ("dpo", "qwen2.5-1.5b", Machine("l4", 1)),
+    ("rm", "qwen2.5-14b", Machine("a100-80-sxm", 8)),
+    ("ppo", "llama-3.1-8b", Machine("h100-sxm", 4)),
+    ("grpo", "qwen2.5-1.5b", Machine("a100-80-sxm", 2)),
+    ("grpo", "llama-3.1-70b", Machine("rtx4090", 8)),
+]
+
+
+@pytest.mark.parametrize(("task", "model", "machine"), CELLS)
+def test_a_cell_is_the_recommendation_and_fits_by_estimate(task: str, model: str, machine: Machine) -> None:
+    given = advice.job(task, model, machine)
+    found = Answers(load(), {}).cell(task, model, machine)
+    said = recommend(given)
+    if said.recommended is None:
+        assert found.scenario is None
+        assert found.lacks
+        return
+    assert found.scenario == said.recommended.scenario.as_dict()
+    assert said.launch
+    assert found.command == said.launch.command
+    assert found.files == said.launch.files
+    e = estimate(parse(found.scenario))
+    assert e.verdict == found.verdict == "fits"
+    assert found.needed in {g.peak.moment.device_bytes for g in e.groups}
+
+
+@pytest.mark.parametrize(("task", "model"), [("sft", "yi-34b"), ("rm", "llama-3.1-8b"), ("grpo", "qwen2.5-0.5b")])
+def test_the_smallest_machine_is_that_of_the_search_among_cards_with_bf16(task: str, model: str) -> None:
+    catalog = load()
+    modern = replace(catalog, gpus={name: gpu for name, gpu in catalog.gpus.items() if not gpu.lacks_bf16})
+    found = Answers(catalog, {}).smallest(model, task, "full")
+    said = smallest({"model": model, "task": task, **advice.JOBS[task], **advice.TRAINED["full"]}, modern)
+    assert said.machine
+    assert found.machine == Machine(said.machine.gpu.id, said.machine.gpus)
+
+
+@pytest.mark.parametrize("task", ["sft", "grpo"])
+def test_nothing_fits_on_a_card_that_is_called_far_too_small(task: str) -> None:
+    catalog, given = load(), {"model": "qwen2.5-32b", "task": task, **advice.JOBS[task], "method": "full"}
+    for gpus in (1, 4):
+        limit = advice.limit(given, gpus, catalog)
+        below = [g for g in catalog.gpus.values() if g.usable_bytes <= limit and not g.lacks_bf16]
+        largest = max(below, key=lambda g: g.usable_bytes, default=None)
+        if largest:
+            job = given | {"gpu": largest.id, "gpus": gpus, "gpus_per_node": gpus}
+            assert Problem(job, catalog).first() is None
+
+
+@pytest.mark.usefixtures("few")
+def test_cached_pages_are_those_that_were_computed(tmp_path: Path) -> None:
+    first = advice.fill(tmp_path)
+    fresh = pages()
+    assert first.computed == first.answers > 0
+    forget()
+    second = advice.fill(tmp_path)
+    assert (second.computed, second.answers) == (0, first.answers)
+    assert pages() == fresh
+
+
+@pytest.mark.usefixtures("few")
+def test_a_changed_gpu_computes_only_what_depends_on_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    advice.fill(tmp_path)
+    whole, asked = answers.catalog(), []
+    changed = replace(whole.gpus["rtx4090"], bandwidth_gbs=500.0)
+    use(monkeypatch, replace(whole, gpus={**whole.gpus, "rtx4090": changed}))
+    advise = advice.advise
+    monkeypatch.setattr(advice, "advise", lambda given, catalog: asked.append(given) or advise(given, catalog))
+    assert advice.fill(tmp_path).computed == len(asked) > 0
+    assert {given["gpu"] for given in asked} == {"rtx4090"}
+    from_cache = pages()
+    use(monkeypatch, answers.catalog())
+    advice.fill(tmp_path / "empty")
+    assert pages() == from_cache
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("damage", ["cut", "changed", "foreign", "binary"])
+def test_a_damaged_entry_is_computed_again(tmp_path: Path, damage: str) -> None:
+    advice.fill(tmp_path)
+    fresh = pages()
+    (file,) = tmp_path.rglob("*.jsonl")
+    raw = file.read_bytes()
+    one, other = raw.splitlines()[:2]
+    swapped = b" ".join([one.split(b" ")[0], *other.split(b" ")[1:]])
+    file.write_bytes(
+        {
+            "cut": raw[: len(raw) // 2],
+            "changed": raw.replace(b'"needed":1', b'"needed":2').replace(b'"needed":9', b'"needed":8'),
+            "foreign": raw.replace(one, swapped),
+            "binary": b"\xff\xfe" + raw,
+        }[damage]
+    )
+    assert file.read_bytes() != raw
+    forget()
+    assert advice.fill(tmp_path).computed > 0
+    assert pages() == fresh
+
+
+def test_answers_of_another_calc_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.Kept(tmp_path).write("topic", {"key": 1})
+    assert kept.Kept(tmp_path).read("topic") == {"key": 1}
+    monkeypatch.setattr(kept, "source", lambda: "f" * 64)
+    assert kept.Kept(tmp_path).read("topic") == {}
+    kept.Kept(tmp_path).forget()
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_the_source_is_all_of_calc_but_its_site(tmp_path: Path) -> None:
+    def state(name: str, text: str) -> str:
+        kept.source.cache_clear()
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+        return kept.source(tmp_path)
+
+    first = state("units.py", "1")
+    assert state("site/pages.py", "1") == first
+    assert state("units.py", "2") != first
+
+
+def test_every_gpu_and_model_has_its_tables_or_says_why_not(site: Path) -> None:
+    for gpu in load().gpus.values():
+        page = (site / f"hardware/gpus/{gpu.id}.html").read_text("utf-8")
+        for task in advice.JOBS:
+            assert (f'<figure class="computed" id="gpu-{gpu.id}-run-{task}"' in page) != gpu.lacks_bf16
+        assert ("Nothing is recommended" in page) == gpu.lacks_bf16
+    for model in load().models:
+        assert f'id="model-{model}-run"' in (site / f"models/{model}.html").read_text("utf-8")
+
+
+def test_no_page_of_the_catalog_transfers_too_much(site: Path) -> None:
+    for path in (*site.glob("hardware/gpus/*.html"), *site.glob("models/*.html")):
+        assert len(gzip.compress(path.read_bytes())) < TRANSFERRED, path
