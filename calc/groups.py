@@ -168,12 +168,12 @@ class Shared:
 
     def scoring(self, placed: Placed) -> tuple[str, list[Line]]:
         """The largest instant of a forward without gradient."""
-        return self.job.roles.once(("score", placed.role.name), lambda: self._scoring(placed))
-
-    def _scoring(self, placed: Placed) -> tuple[str, list[Line]]:
-        scored = self.job.step(placed.scorer.replica, placed.s, self.job.batch(placed.s, placed.role.scoring_rows))
         # a root group that is gathered already leaves no buffer to the first layer
         there = placed.role.shares or placed.role.name in self.gathered
+        return self.job.roles.once(("score", placed.role.name, there), lambda: self._scoring(placed, there))
+
+    def _scoring(self, placed: Placed, there: bool) -> tuple[str, list[Line]]:
+        scored = self.job.step(placed.scorer.replica, placed.s, self.job.batch(placed.s, placed.role.scoring_rows))
         return _peak(placed.scorer, scored, [i for i in scored.plan.scoring if not (there and i.where == FIRST)])
 
     def train(self, stage: Stage) -> Staged:
@@ -192,7 +192,9 @@ class Shared:
 
     def training(self, placed: Placed, stage: Stage) -> Iterable[tuple[str, str, list[Line]]]:
         """The largest moment of each phase of one role's update, without what is resident."""
-        return self.job.roles.once((placed.role.name, stage), lambda: [*self._training(placed, stage)])
+        # a frozen role that is scored inside may have its root group gathered already
+        what = placed.role.name, stage, stage.inside in self.gathered
+        return self.job.roles.once(what, lambda: [*self._training(placed, stage)])
 
     def _training(self, placed: Placed, stage: Stage) -> Staged:
         engine = placed.engine

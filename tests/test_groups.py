@@ -20,6 +20,7 @@ from calc.memory import runtime
 from calc.units import GiB
 
 USABLE = 80 * GiB
+ROLES = SimpleNamespace(once=lambda what, found: found())  # nothing is kept from job to job
 
 
 def line(component: str, count: int, *, allocated: bool = True) -> Line:
@@ -31,7 +32,10 @@ def shared(*moments: tuple[str, str, list[Line]], usable: int = USABLE, packing:
     found = object.__new__(Shared)
     values: dict[str, Any] = {
         "job": SimpleNamespace(
-            gpu=SimpleNamespace(usable_bytes=usable), s=SimpleNamespace(packing=packing, rollout=None), keeps=None
+            roles=ROLES,
+            gpu=SimpleNamespace(usable_bytes=usable),
+            s=SimpleNamespace(packing=packing, rollout=None),
+            keeps=None,
         ),
         "names": ("actor",),
         "gpus": 1,
@@ -239,7 +243,7 @@ def test_the_largest_instant_counts_what_the_engine_adds_there() -> None:
         batch=(8, 4), plan=SimpleNamespace(scoring=instants), lines=lambda parts: [line("activations", 7)]
     )
     scorer = SimpleNamespace(replica=None, at=lambda w: [line("communication", 100)] if w == "gathered" else [])
-    job = SimpleNamespace(step=lambda *given: scored, batch=lambda *given: None)
+    job = SimpleNamespace(step=lambda *given: scored, batch=lambda *given: None, roles=ROLES)
     placed: Any = SimpleNamespace(scorer=scorer, s=None, role=SimpleNamespace(name="r", scoring_rows=1, shares=False))
     name, lines = shared(job=job).scoring(placed)
     assert (name, [x.bytes for x in lines]) == ("b", [100, 7])
