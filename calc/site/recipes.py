@@ -10,12 +10,13 @@ from functools import cache
 from html import escape
 from typing import Any, NamedTuple
 
-from calc.recommend import Miss, Recommendation, recommend
+from calc.recommend import Miss, Recommendation
 from calc.recommend.search import Judged
 from calc.rules import flatten
 from calc.scenario import Scenario, parse
 from calc.site import answers, charts, ledgers
 from calc.site.answers import Answer
+from calc.site.searched import recommendation
 from calc.site.tables import Cell, Column, Table, verdict_html
 from calc.throughput import Throughput
 from calc.units import GB, GiB, gb, gib
@@ -50,7 +51,7 @@ def _kept(key: str, where: str) -> Recipe:
     start = time.perf_counter()
     job = json.loads(key)
     try:
-        found = recommend(job, answers.catalog(), where=where)
+        found = recommendation(job, where)
         first = found.recommended or found.fails
         asked = first.judged.scenario if first else parse({"micro_batch": 1, **job}, catalog=answers.catalog())
         return Recipe(job, asked, found)

@@ -23,6 +23,9 @@ class Constant(float):
         made.what, made.status, made.source = what, status, source
         return made
 
+    def __getnewargs__(self) -> tuple[float, str, str, str]:  # type: ignore[override]  # float's has the number alone
+        return float(self), self.what, self.status, self.source
+
     what: str
     status: str
     source: str

@@ -1,0 +1,63 @@
+"""Recommendations that pages ask for by name, kept between builds, and computed over all cores where they are not."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mkdocs.utils.meta import get_data
+
+from calc.recommend import Recommendation, recommend
+from calc.rules import flatten
+from calc.scenario import ScenarioError
+from calc.site import answers
+from calc.site.advice import BUILD, of_gpu, of_model, spread
+from calc.site.kept import Kept, fingerprint
+
+ANSWER = "recommendation"
+
+
+@cache
+def _catalog() -> str:
+    """A hash of all GPUs, nodes and models: an alternative may be any of them."""
+    catalog = answers.catalog()
+    return fingerprint([*map(of_gpu, catalog.gpus), *map(of_model, catalog.models)])
+
+
+def _topic(job: Mapping[str, Any]) -> str:
+    return f"recipe-{fingerprint([dict(job), _catalog()])[:24]}"
+
+
+def recommendation(job: Mapping[str, Any], where: str) -> Recommendation:
+    """The recommendation for a job of flat fields; raises ScenarioError, one line, for one that cannot be used."""
+    store, topic = Kept(BUILD), _topic(job)
+    if text := store.read(topic).get(ANSWER):
+        # our own file, under a checksum, of this very calc
+        kept: Recommendation = pickle.loads(base64.b64decode(text))
+        return kept
+    found = recommend(job, answers.catalog(), where=where)
+    store.write(topic, {ANSWER: base64.b64encode(pickle.dumps(found)).decode("ascii")})
+    return found
+
+
+def fill(docs: Path) -> None:
+    """Computes what the front matter under `docs` asks for and nothing has kept; faults are left to the page."""
+    asked = [
+        flatten(job)
+        for page in sorted(docs.rglob("*.md"))
+        for job in (get_data(page.read_text("utf-8"))[1].get("recipes") or {}).values()
+    ]
+    store = Kept(BUILD)
+    if missing := [job for job in asked if not store.read(_topic(job))]:
+        for _ in spread(_computed, missing):
+            pass
+
+
+def _computed(job: Mapping[str, Any]) -> None:
+    with suppress(ScenarioError):
+        recommendation(job, "recipes")
