@@ -26,12 +26,18 @@ def line(component: str, count: int, *, allocated: bool = True) -> Line:
     return Line(component, "actor", count, "b", {"b": count}, "weights", allocated)
 
 
+AFRESH = SimpleNamespace(once=lambda what, found: found())  # roles of which nothing is known yet
+
+
 def shared(*moments: tuple[str, str, list[Line]], usable: int = USABLE, packing: bool = True, **fields: Any) -> Shared:
     """GPUs of one role with these moments, and nothing of a process beside them."""
     found = object.__new__(Shared)
     values: dict[str, Any] = {
         "job": SimpleNamespace(
-            gpu=SimpleNamespace(usable_bytes=usable), s=SimpleNamespace(packing=packing, rollout=None), keeps=None
+            gpu=SimpleNamespace(usable_bytes=usable),
+            s=SimpleNamespace(packing=packing, rollout=None),
+            keeps=None,
+            roles=AFRESH,
         ),
         "names": ("actor",),
         "gpus": 1,
@@ -239,8 +245,8 @@ def test_the_largest_instant_counts_what_the_engine_adds_there() -> None:
         batch=(8, 4), plan=SimpleNamespace(scoring=instants), lines=lambda parts: [line("activations", 7)]
     )
     scorer = SimpleNamespace(replica=None, at=lambda w: [line("communication", 100)] if w == "gathered" else [])
-    job = SimpleNamespace(step=lambda *given: scored, batch=lambda *given: None)
-    placed: Any = SimpleNamespace(scorer=scorer, s=None, role=SimpleNamespace(scoring_rows=1, shares=False))
+    job = SimpleNamespace(step=lambda *given: scored, batch=lambda *given: None, roles=AFRESH)
+    placed: Any = SimpleNamespace(scorer=scorer, s=None, role=SimpleNamespace(name="r", scoring_rows=1, shares=False))
     name, lines = shared(job=job).scoring(placed)
     assert (name, [x.bytes for x in lines]) == ("b", [100, 7])
 
