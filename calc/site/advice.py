@@ -23,7 +23,6 @@ from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import closest
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration, Miss, Problem, configured
-from calc.report import deciding
 from calc.schema import InputError
 from calc.site import answers
 from calc.site.kept import Kept, fingerprint
@@ -33,7 +32,7 @@ BUILD = Path(__file__).parents[2] / "build" / "advice"
 # Of each size that readers look up, the model that the case studies and published reports name most.
 SIZES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")
 SEARCHED_LONG = ("ppo", "grpo")  # a search of these takes ten times as long: their tables have fewer sizes
-FEWER = ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")
+FEWER = ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-32b")
 COUNTS = (1, 2, 4, 8)
 SEVERAL_NODES = (16, 32)  # asked of large models where the catalog knows how nodes of this GPU are joined
 LARGE = 10_000_000_000  # parameters
@@ -119,7 +118,7 @@ def _advice(best: Configuration) -> Advice:
     return Advice(
         scenario=s.as_dict(),
         verdict=e.verdict,
-        needed=deciding(e).peak.moment.device_bytes,
+        needed=max(g.peak.moment.device_bytes for g in e.groups),
         host=max([p.moment.device_bytes for p in e.host_phases], default=0),
         tokens=best.throughput.tokens_per_second if best.throughput else None,
         words=words(best),

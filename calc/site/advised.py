@@ -15,9 +15,9 @@ from calc.units import GiB, gb
 TITLES = {"sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO"}
 FRAMEWORKS = {"openrlhf": "OpenRLHF", "trl": "TRL", "verl": "verl"}
 ANSWER = (
-    Column("fits", "Verdict, and what the fullest GPU needs", "GiB", "verdict", 1),
-    Column("run", "What to run: open it for the command"),
+    Column("fits", "Fullest GPU", "GiB", "verdict", 1),
     Column("tokens", "Tokens a second", "", "number"),
+    Column("run", "What to run: open it for the command"),
 )
 
 
@@ -119,16 +119,16 @@ def _common(found: Iterable[Advice]) -> list[str]:
 def _cells(a: Advice, common: list[str]) -> tuple[Cell, Cell, Cell]:
     """The verdict, the configuration with its command behind it, and its speed."""
     if a.scenario is None:
-        return Cell((None, None, "nothing fits")), Cell(a.lacks or "—"), Cell("—")
+        return Cell((None, None, "nothing fits")), Cell(None, "—"), Cell(a.lacks or "—")
     words = a.words + (f"; host {gb(a.host)}" if "offloaded" in a.words else "")
     notes = [note for note in a.notes if note not in common]
     inner = _code(a.command) if a.command else ""
     inner += "".join(f"<p>{escape(name)}</p>{_code(text)}" for name, text in a.files.items())
     inner += "".join(f"<p>{escape(note)}</p>" for note in notes)
     return (
-        Cell((a.verdict, a.needed / GiB, None), exact=a.needed, scenario=a.scenario),
-        Cell(words, f'<details class="run"><summary>{escape(words)}</summary>{inner}</details>'),
+        Cell((a.verdict, a.needed / GiB, ""), exact=a.needed, scenario=a.scenario),
         Cell(None if a.tokens is None else round(a.tokens)),
+        Cell(words, f'<details class="run"><summary>{escape(words)}</summary>{inner}</details>'),
     )
 
 

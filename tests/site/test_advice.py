@@ -78,7 +78,7 @@ def test_a_cell_is_the_recommendation_and_fits_by_estimate(task: str, model: str
     assert found.files == said.launch.files
     e = estimate(parse(found.scenario))
     assert e.verdict == found.verdict == "fits"
-    assert found.needed in {g.peak.moment.device_bytes for g in e.groups}
+    assert found.needed == max(g.peak.moment.device_bytes for g in e.groups)
 
 
 @pytest.mark.parametrize(("task", "model"), [("sft", "yi-34b"), ("rm", "llama-3.1-8b"), ("grpo", "qwen2.5-0.5b")])
@@ -162,7 +162,7 @@ def test_answers_of_another_calc_are_not_found(tmp_path: Path, monkeypatch: pyte
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
-def test_the_source_is_all_of_calc_but_its_site(tmp_path: Path) -> None:
+def test_the_source_is_all_of_calc_but_the_site_that_shows_it(tmp_path: Path) -> None:
     def state(name: str, text: str) -> str:
         kept.source.cache_clear()
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -171,7 +171,7 @@ def test_the_source_is_all_of_calc_but_its_site(tmp_path: Path) -> None:
 
     first = state("units.py", "1")
     assert state("site/pages.py", "1") == first
-    assert state("units.py", "2") != first
+    assert len({first, state("site/advice.py", "1"), state("units.py", "2")}) == 3
 
 
 def test_every_gpu_and_model_has_its_tables_or_says_why_not(site: Path) -> None:
