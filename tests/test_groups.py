@@ -27,25 +27,15 @@ def line(component: str, count: int, *, allocated: bool = True) -> Line:
     return Line(component, "actor", count, "b", {"b": count}, "weights", allocated)
 
 
-AFRESH = SimpleNamespace(once=lambda what, found: found())  # roles of which nothing is known yet
-
-
 def shared(*moments: tuple[str, str, list[Line]], usable: int = USABLE, packing: bool = True, **fields: Any) -> Shared:
     """GPUs of one role with these moments, and nothing of a process beside them."""
     found = object.__new__(Shared)
     values: dict[str, Any] = {
         "job": SimpleNamespace(
-<<<<<<< HEAD
             roles=ROLES,
             gpu=SimpleNamespace(usable_bytes=usable),
             s=SimpleNamespace(packing=packing, rollout=None),
             keeps=None,
-=======
-            gpu=SimpleNamespace(usable_bytes=usable),
-            s=SimpleNamespace(packing=packing, rollout=None),
-            keeps=None,
-            roles=AFRESH,
->>>>>>> advice
         ),
         "names": ("actor",),
         "gpus": 1,
@@ -253,11 +243,7 @@ def test_the_largest_instant_counts_what_the_engine_adds_there() -> None:
         batch=(8, 4), plan=SimpleNamespace(scoring=instants), lines=lambda parts: [line("activations", 7)]
     )
     scorer = SimpleNamespace(replica=None, at=lambda w: [line("communication", 100)] if w == "gathered" else [])
-<<<<<<< HEAD
     job = SimpleNamespace(step=lambda *given: scored, batch=lambda *given: None, roles=ROLES)
-=======
-    job = SimpleNamespace(step=lambda *given: scored, batch=lambda *given: None, roles=AFRESH)
->>>>>>> advice
     placed: Any = SimpleNamespace(scorer=scorer, s=None, role=SimpleNamespace(name="r", scoring_rows=1, shares=False))
     name, lines = shared(job=job).scoring(placed)
     assert (name, [x.bytes for x in lines]) == ("b", [100, 7])
