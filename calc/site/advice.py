@@ -36,6 +36,7 @@ FEWER = ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-32b")
 COUNTS = (1, 2, 4, 8)
 SEVERAL_NODES = (16, 32)  # asked of large models where the catalog knows how nodes of this GPU are joined
 LARGE = 10_000_000_000  # parameters
+HUGE = 100_000_000_000  # a search for machines of such models takes longer than that for all others together
 LENGTHS: Mapping[str, Any] = {"seq_len": 2048, "global_batch": 128}
 PROMPTED: Mapping[str, Any] = {"prompt_len": 512, "response_len": 1536}
 JOBS: Mapping[str, Mapping[str, Any]] = {
@@ -294,10 +295,15 @@ Found = tuple[dict[Machine, Advice], dict[str, Smallest]]
 FOUND: dict[tuple[str, str], Found] = {}
 
 
+def searched(model: Model) -> bool:
+    """Whether pages say what to run a model on."""
+    return model.published_parameters <= HUGE
+
+
 def topics(catalog: Catalog) -> list[Topic]:
     """All topics, the largest models first, which take longest."""
     found = []
-    for model in sorted(catalog.models.values(), key=lambda m: -m.published_parameters):
+    for model in sorted(filter(searched, catalog.models.values()), key=lambda m: -m.published_parameters):
         for task in JOBS:
             counts = {g.id: asked(g, model, task, catalog) for g in catalog.gpus.values()}
             cells = [Machine(gpu, n) for n in (*COUNTS, *SEVERAL_NODES) for gpu, own in counts.items() if n in own]

@@ -77,6 +77,14 @@ def on_gpu(card: GPU, task: str, root: str) -> Table:
     )
 
 
+def unsearched(model: Model) -> str:
+    """Why a model's page has no machines."""
+    return (
+        f"The search for machines of a model as large as {model.name} takes too long for a page. "
+        f"`python -m calc recommend --model {model.id} --task sft` makes it, and shows how far it is."
+    )
+
+
 def for_model(model: Model, root: str) -> Table:
     """The smallest machine for each task of a model, with full fine-tuning and with adapters."""
     rows, all_advice = [], []

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from calc.catalog import GPU, Model
-from calc.site import advised, answers, fits
+from calc.site import advice, advised, answers, fits
 from calc.site.exports import save
 
 GPU_DIR, MODEL_DIR = "hardware/gpus", "models"
@@ -86,7 +86,7 @@ def model(found: Model) -> str:
 
 ## What to run, and on what
 
-[[ machines_table({name}) ]]
+{f"[[ machines_table({name}) ]]" if advice.searched(found) else advised.unsearched(found)}
 
 ## Where it fits
 

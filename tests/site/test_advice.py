@@ -50,7 +50,10 @@ def use(monkeypatch: pytest.MonkeyPatch, catalog: Any) -> None:
 def pages() -> list[str]:
     catalog = answers.catalog()
     made = [advised.on_gpu(g, "sft", "../") for g in catalog.gpus.values() if not g.lacks_bf16]
-    return [to_html(t) for t in (*made, *(advised.for_model(m, "../") for m in catalog.models.values()))]
+    return [
+        to_html(t)
+        for t in (*made, *(advised.for_model(m, "../") for m in catalog.models.values() if advice.searched(m)))
+    ]
 
 
 CELLS = [
