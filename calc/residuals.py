@@ -143,9 +143,12 @@ def phase_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
-    """What the largest moment is made of, part by part, where the record says it."""
+    """What the largest moment is made of, part by part, where the record says it.
+
+    Not under DeepSpeed: a trace does not know its flat partitions for the optimizer's.
+    """
     seen = record.get("observed", {}).get("components", {})
-    if not seen:
+    if not seen or e.scenario.sharding.startswith("zero"):
         return
     phase = max((p for g in e.groups for p in g.phases), key=lambda p: _allocated(p.moment.lines, UNTRACED))
     totals: dict[str, list[int]] = {part: [0, 0] for part in (*PARTS.values(), MADE)}

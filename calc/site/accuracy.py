@@ -98,7 +98,9 @@ def by_part() -> Table:
         errors = summed([(part.predicted - part.measured) / whole for _, part, whole in members])
         rows.append((Cell(name), Cell(OF[what]), *_errors(errors)))
     caption = "Estimated against traced: each phase, and what the largest moment is made of"
-    note = "A phase's error is relative to its own peak, a part's to the whole one."
+    note = (
+        "A phase's error is relative to its own peak, a part's to the whole one. Parts are not told apart under ZeRO."
+    )
     return _table("by-part", caption, columns, rows, ASSUMPTIONS, note)
 
 

@@ -57,15 +57,15 @@ def test_no_estimate_lies_a_percent_under_a_traced_peak(residuals: list[Residual
 
 def test_every_phase_and_part_is_met_not_only_the_sum(residuals: list[Residual]) -> None:
     """Errors of one sign could hide those of the other in a total: forward, backward and step each, and what is there
-    beside what a step makes. DeepSpeed's are listed with the rest; its worst are known by name above."""
+    beside what a step makes, DeepSpeed's apart."""
     seen = [r for r in residuals if r.phases]
-    assert len(seen) >= 0.99 * len(residuals)
+    assert len(seen) >= 725  # the rest only scores
     for name in ("forward", "backward", "step"):
         errors = summed([p.predicted / p.measured - 1 for r in seen for p in r.phases if p.name == name])
         print(f"{name}: {errors}")
         assert errors.count >= 700
         assert (errors.median, errors.p95) <= (0.0005, 0.02)
-    for name, worst in (("weights", 0.001), ("states", 0.06), ("made in the step", 0.06)):
+    for name, worst in (("weights", 0.001), ("states", 0.001), ("made in the step", 0.01)):
         errors = summed([(p.predicted - p.measured) / r.measured for r in seen for p in r.components if p.name == name])
         print(f"{name}: {errors}")
         assert errors.median <= 0.0005
