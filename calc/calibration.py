@@ -61,7 +61,7 @@ def formula_spread(residuals: Iterable[Residual]) -> float:
     kinds: dict[str, list[float]] = {}
     for r in residuals:
         if r.kind == "traced" and r.metric == "allocated":
-            kinds.setdefault(r.sharding.rstrip("0123456789"), []).append(r.error)
+            kinds.setdefault(r.family, []).append(r.error)
     return max(rms(errors) for errors in kinds.values())
 
 
@@ -98,18 +98,21 @@ class Outcome(NamedTuple):
 def outcomes(catalog: Catalog) -> list[Outcome]:
     """The published jobs that ran, or died for want of memory."""
     found = []
+    shares: dict[str, tuple[float, ...]] = {}  # by the source that is left out
     for record in catalog.measurements:
         if record["class"] == "published" and record["verdict"] in ("fits", "oom"):
             own = source(record)
+            if own not in shares:
+                shares[own] = held_back(catalog, own)
             sought = record.get("group", THREADS) == THREADS
-            found.append(Outcome(record["id"], own, sought, odds(record, catalog, own), record["verdict"] == "fits"))
+            odds_of = odds(record, catalog, shares[own])
+            found.append(Outcome(record["id"], own, sought, odds_of, record["verdict"] == "fits"))
     return found
 
 
-def odds(record: Mapping[str, Any], catalog: Catalog, without: str) -> float:
-    """How likely a record's job fits by all sources but one; an engine that does not start never does."""
+def odds(record: Mapping[str, Any], catalog: Catalog, shares: Sequence[float]) -> float:
+    """How likely a record's job fits where `shares` are held back; an engine that does not start never does."""
     e = estimate(parse(record["scenario"], where=record["id"], catalog=catalog), catalog)
-    shares = held_back(catalog, without)
     if any(g.refusal for g in e.groups):
         return 0.0
     return min(verdict.odds(p.moment, g.usable_bytes, shares) for g in e.groups for p in g.phases)
@@ -117,9 +120,10 @@ def odds(record: Mapping[str, Any], catalog: Catalog, without: str) -> float:
 
 def covered(catalog: Catalog) -> list[tuple[str, float]]:
     """For each message its source, and where its share stands among those of all other sources, from 0 to 1."""
+    shares = [(source(m), share(m)) for m in at_the_edge(catalog)]
     found = []
-    for m in at_the_edge(catalog):
-        others = [share(o) for o in at_the_edge(catalog) if source(o) != source(m)]
-        below = sum(o < share(m) for o in others) + 0.5 * sum(o == share(m) for o in others)
-        found.append((source(m), below / len(others)))
+    for own, mine in shares:
+        others = [other for theirs, other in shares if theirs != own]
+        below = sum(other < mine for other in others) + 0.5 * sum(other == mine for other in others)
+        found.append((own, below / len(others)))
     return found

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from calc.catalog import Catalog
-from calc.rules import PAIRED
 from calc.scenario import Scenario, parse
 from calc.throughput import Unrated, node_of, throughput
 
@@ -51,11 +50,10 @@ def pace(record: Mapping[str, Any], catalog: Catalog) -> Pace | None:
 
 def step_seconds(s: Scenario, unit: str, value: float) -> float:
     """A rate as seconds of one optimizer step."""
-    sequences = s.global_batch * (2 if s.task in PAIRED else 1)
     return {
         "step_seconds": value,
-        "sequences_per_second": sequences / value,
-        "tokens_per_second": sequences * s.expected_len / value,
+        "sequences_per_second": s.sequences / value,
+        "tokens_per_second": s.sequences * s.expected_len / value,
     }[unit]
 
 

@@ -67,6 +67,11 @@ class Residual:
     components: tuple[Part, ...] = ()
 
     @property
+    def family(self) -> str:
+        """How the model lies on its GPUs: `none`, `ddp`, `zero`, `fsdp`, whatever the stage or version."""
+        return family(self.sharding)
+
+    @property
     def error(self) -> float:
         """The relative error, positive where the estimate is too high."""
         return self.predicted / self.measured - 1
@@ -99,6 +104,11 @@ class Summary:
     p95: float
     worst: float
     bias: float
+
+
+def family(sharding: str) -> str:
+    """A sharding without its stage or version."""
+    return sharding.rstrip("0123456789")
 
 
 def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
@@ -148,7 +158,7 @@ def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
     Not under DeepSpeed: a trace does not know its flat partitions for the optimizer's.
     """
     seen = record.get("observed", {}).get("components", {})
-    if not seen or e.scenario.sharding.startswith("zero"):
+    if not seen or family(e.scenario.sharding) == "zero":
         return
     phase = max((p for g in e.groups for p in g.phases), key=lambda p: _allocated(p.moment.lines, UNTRACED))
     totals: dict[str, list[int]] = {part: [0, 0] for part in (*PARTS.values(), MADE)}

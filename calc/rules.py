@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from calc.architecture import Architecture, ConfigError, lora_parameters
 from calc.catalog import GPU, Catalog, CatalogError
+from calc.frameworks import DEEPSPEED, FSDP
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
@@ -35,7 +36,7 @@ PARTNERS: Mapping[str, tuple[str, ...]] = {
     "reward": ("critic", "actor"),
     "critic": ("actor", "reward"),
 }
-SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")  # over several GPUs
+SHARDINGS = ("ddp", *DEEPSPEED, *FSDP)  # over several GPUs
 
 
 class Objection(ValueError):

@@ -186,10 +186,14 @@ class Scenario:
         }
 
     @property
+    def sequences(self) -> int:
+        """Sequences of an optimizer step: the global batch, both halves of its pairs."""
+        return self.global_batch * (2 if self.task in PAIRED else 1)
+
+    @property
     def accumulation(self) -> int:
         """Micro-batches of one GPU in an optimizer step."""
-        sequences = self.global_batch * (2 if self.task in PAIRED else 1)
-        return max(1, sequences // (self.rows * self.data_parallel))
+        return max(1, self.sequences // (self.rows * self.data_parallel))
 
     @property
     def nodes(self) -> int:

@@ -32,7 +32,7 @@ def deviation(allocated: int) -> float:
 
 
 def fit_probability(
-    needed: int, stirred: int, deviation: float, usable: int, held_back: Sequence[float] = HELD_BACK
+    needed: float, stirred: float, deviation: float, usable: float, held_back: Sequence[float] = HELD_BACK
 ) -> float:
     """How likely `needed` bytes, known to `deviation`, and the pieces held back beside them stay below `usable`.
 
@@ -55,24 +55,18 @@ def room(m: Moment, usable: int) -> int:
     Below 0 where they lack. A share of a deviation off at most, to the safe side: margins are joined by straight lines.
     """
     width = deviation(m.allocated_bytes)
-    ratio = min(m.stirred / width, len(_margins()) - 1.001)
-    low, high = _margins()[int(ratio)], _margins()[int(ratio) + 1]
-    return int(usable - (m.device_bytes - m.held_back) - width * (low + (ratio - int(ratio)) * (high - low)))
+    whole, part = divmod(m.stirred / width, 1)
+    low, high = _margin(int(whole)), _margin(int(whole) + 1)
+    return int(usable - (m.device_bytes - m.held_back) - width * (low + part * (high - low)))
 
 
 @cache
-def _margins() -> tuple[float, ...]:
-    """What must be free beside what is needed, in deviations, where 0, 1, 2 … 100 of them may be lost in pieces."""
-    return tuple(_margin(ratio) for ratio in range(101))
-
-
 def _margin(ratio: int) -> float:
+    """What must be free beside what is needed, in deviations, where `ratio` of them may be lost in pieces."""
     low, high = 0.0, 2.0 + ratio
     for _ in range(50):
         middle = (low + high) / 2
-        enough = sum([0.5 * (1 + erf((middle - share * ratio) / sqrt(2))) for share in HELD_BACK]) >= FITS * len(
-            HELD_BACK
-        )
+        enough = fit_probability(0, ratio, 1.0, middle) >= FITS
         low, high = (low, middle) if enough else (middle, high)
     return high
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calc.frameworks import at_least
+from calc.frameworks import DEEPSPEED, at_least
 from calc.frameworks import nearest as _nearest
 from calc.frameworks import openrlhf_rl as rl
 from calc.keeps import DeepSpeed, Keeps, Path, Role, supervised
@@ -92,7 +92,6 @@ RELEASES: Mapping[str, Pins] = {
 KNOWN = tuple(RELEASES)
 
 TASKS = ("pretrain", "sft", "rm", "dpo", *rl.TASKS)
-SHARDINGS = ("zero1", "zero2", "zero3")
 
 
 def nearest(version: str) -> str:
@@ -124,7 +123,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "offload.parameters": False,  # never for a trained model: get_train_ds_config(offload=False)
         # utils/deepspeed_utils.py:56 (0.3.8): None becomes fp32; since 0.5.4 None reaches DeepSpeed, which takes bf16
         # under ZeRO (runtime/engine.py:1017-1021 of 0.16.4) and fp32 without it
-        "grad_dtype": "bf16" if at_least(version, "0.5.4") and given.get("sharding", "zero2") in SHARDINGS else "fp32",
+        "grad_dtype": "bf16" if at_least(version, "0.5.4") and given.get("sharding", "zero2") in DEEPSPEED else "fp32",
         "checkpointing": "none",  # --gradient_checkpointing, train_sft.py:150 (0.3.8), :168 (0.11.0)
         # eager unless --flash_attn (models/actor.py:45, model.py:60 of 0.3.8); train_sft.py:188-193 (0.11.0)
         "attention": "flash" if at_least(version, "0.8.10") or given.get("packing") else "eager",
@@ -170,8 +169,8 @@ def refuse(s: Scenario) -> str | None:
     version, method = s.framework_version, s.method
     if s.task not in TASKS:
         return f"task: given {s.task!r}, allowed with openrlhf: {', '.join(TASKS)}"
-    if s.sharding not in (*SHARDINGS, "none", "ddp"):
-        allowed = f"{', '.join(SHARDINGS)}, or none and ddp for zero_stage 0"
+    if s.sharding not in (*DEEPSPEED, "none", "ddp"):
+        allowed = f"{', '.join(DEEPSPEED)}, or none and ddp for zero_stage 0"
         return f"sharding: given {s.sharding!r}, allowed with openrlhf, which trains on DeepSpeed: {allowed}"
     if s.precision != "mixed":
         return f"precision: given {s.precision!r}, allowed with openrlhf: mixed, as DeepSpeed keeps fp32 master weights"
@@ -181,7 +180,7 @@ def refuse(s: Scenario) -> str | None:
         return "offload.parameters: given true, allowed with openrlhf: false for the trained model"
     if s.sharding in ("none", "ddp"):
         if s.offload.optimizer:
-            return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {', '.join(SHARDINGS)}"
+            return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {', '.join(DEEPSPEED)}"
         if s.grad_dtype != "fp32":  # deepspeed runtime/engine.py:1333-1343 of 0.16.4
             return f"grad_dtype: given {s.grad_dtype!r} with sharding {s.sharding}, allowed: fp32, DeepSpeed demands it"
     if s.checkpointing == "selective":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import at_least
+from calc.frameworks import DEEPSPEED, at_least
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def states_sleep(s: Scenario) -> bool:
     version, later = s.framework_version, not at_least("0.17.5", s.versions["deepspeed"])
     if not s.rollout.sleep or not at_least(version, "0.6.1"):
         return False
-    stages = ("zero1", "zero2", "zero3") if at_least(version, "0.8.10") and later else ("zero3",)
+    stages = DEEPSPEED if at_least(version, "0.8.10") and later else ("zero3",)
     return s.offload.optimizer or s.sharding in stages
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from calc.frameworks import DEEPSPEED, at_least, sharding_fault
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, supervised
+from calc.rules import RL
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 KNOWN = ("2.13",)
 
 WITH_ADAPTERS = ("lora", "qlora")
-RL = ("ppo", "grpo", "reinforce++")
 ONE_BY_ONE = ("adafactor", "lion")
 
 

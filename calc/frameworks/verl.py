@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calc.frameworks import at_least
+from calc.frameworks import FSDP, at_least
 from calc.frameworks import nearest as _nearest
 from calc.keeps import Keeps, Path, Role, Serving, Stage
 
@@ -46,7 +46,6 @@ RELEASES: Mapping[str, Pins] = {
 KNOWN = tuple(RELEASES)
 
 TASKS = ("ppo", "grpo", "reinforce++")
-SHARDINGS = ("fsdp1", "fsdp2")
 
 
 def nearest(version: str) -> str:
@@ -170,7 +169,7 @@ def refuse(s: Scenario) -> str | None:
 def _trained(s: Scenario) -> str | None:
     """One line on why verl cannot train the role whose scenario is `s`; None when it can."""
     version, lora = s.framework_version, at_least(s.framework_version, "0.4.0")
-    shardings = SHARDINGS if lora else SHARDINGS[:1]  # fsdp2 and LoRA both came with 0.4.0
+    shardings = FSDP if lora else FSDP[:1]  # fsdp2 and LoRA both came with 0.4.0
     if s.sharding not in shardings:
         return f"sharding: given {s.sharding!r}, allowed with verl {version}: {', '.join(shardings)}"
     if s.method == "qlora" or (s.method == "lora" and not lora):

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 
 from calc.frameworks import openrlhf_rl as rl
 from calc.launch import shell
-from calc.launch.shell import Launch, LaunchError, Placeholder, Words, option, own, switch
+from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own, switch
 from calc.scenario import Scenario
 
 FIRST = "0.11"
 
-ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 SCRIPTS = {"pretrain": "sft", "sft": "sft", "rm": "rm", "dpo": "dpo"}
 ESTIMATORS = {"ppo": "gae", "grpo": "group_norm", "reinforce++": "reinforce"}
 UNSAID = ("optimizer_impl", "logprob", "lora.dtype")

@@ -12,6 +12,9 @@ from calc.rules import PARTNERS, flatten
 from calc.scenario import Scenario, framework
 from calc.schema import InputError
 
+# Transformers' names, which all frameworks hand on
+ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
+
 
 class LaunchError(InputError):
     """A job that no command of its framework starts; its text is one line."""

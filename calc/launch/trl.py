@@ -13,13 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from calc.launch import shell
-from calc.launch.shell import Launch, LaunchError, Placeholder, Words, option, own
+from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
 from calc.scenario import Scenario
 
 FIRST = "1"
 
 COMMANDS = {"sft": "sft", "rm": "reward", "dpo": "dpo", "grpo": "grpo"}
-ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 # `optim` of Transformers' TrainingArguments, with its `optim_args`
 OPTIMIZERS = {
     "adamw-8bit": "adamw_bnb_8bit",

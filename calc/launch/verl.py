@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from calc.launch import shell
-from calc.launch.shell import Launch, LaunchError, Placeholder, Words, own, word
+from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, own, word
 from calc.scenario import Scenario
 
 FIRST = "0.9"
 
-ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 STRATEGIES = {"fsdp1": "fsdp", "fsdp2": "fsdp2"}
 ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
 IMPLEMENTATIONS = {"fused": "{fused:true}", "foreach": "null", "single": "{foreach:false}"}

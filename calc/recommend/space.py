@@ -19,7 +19,8 @@ from math import prod
 from typing import Any
 
 from calc.catalog import Catalog
-from calc.rules import RL
+from calc.frameworks import FSDP
+from calc.rules import RL, SHARDINGS
 from calc.scenario import Scenario, ScenarioError, parse, vary
 
 Fields = Mapping[str, Any]
@@ -30,7 +31,6 @@ RUNGS: tuple[Fields, ...] = (
     {"method": "lora", "optimizer": "adamw"},
     {"method": "qlora", "optimizer": "adamw"},
 )
-SHARDINGS = ("none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2")
 ALONE = ("none", "zero2", "zero3", "fsdp1", "fsdp2")  # what differs on one GPU
 RANKS = (1, 2, 4, 8, 16)  # of one engine of vLLM
 # What vLLM may take of a card, in steps of a tenth; more than nine tenths leave no room for the context.
@@ -216,7 +216,7 @@ def _free(fields: Fields) -> dict[str, Any]:
 def _choices(given: Fields) -> Iterator[dict[str, Any]]:
     """Every combination of what the branches of a job differ in, but for vLLM's tensor parallelism."""
     gpus = int(given.get("gpus", 1))
-    options: dict[str, tuple[Any, ...]] = {"sharding": SHARDINGS[1:] if gpus > 1 else ALONE}
+    options: dict[str, tuple[Any, ...]] = {"sharding": SHARDINGS if gpus > 1 else ALONE}
     if given["task"] in RL:
         options["rollout.engine"] = ("vllm", "hf")
     free = {name: values for name, values in options.items() if name not in given}
@@ -261,7 +261,7 @@ def _by_ranks(base: Scenario, given: Fields) -> Iterator[Scenario]:
 def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
     """Settings that may cost memory: of each that is open the values that the framework accepts."""
     # PyTorch's CPU offload of FSDP takes weights, gradients and states along; verl moves each by itself
-    together = base.sharding in ("fsdp1", "fsdp2") and base.framework != "verl" and not set(OFFLOADS) & set(given)
+    together = base.sharding in FSDP and base.framework != "verl" and not set(OFFLOADS) & set(given)
     for name, values in TURNS.items():
         if name not in given and not (together and name in OFFLOADS):
             yield from _accepted(base, name, [{name: value} for value in values])

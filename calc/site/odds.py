@@ -9,7 +9,7 @@ from math import sqrt
 
 from calc import calibration, verdict
 from calc.memory import runtime
-from calc.residuals import Residual, summary
+from calc.residuals import Residual, family, summary
 from calc.scenario import parse
 from calc.site import accuracy, answers
 from calc.site.tables import Cell, Column, Table
@@ -25,7 +25,7 @@ BINS = (0.0, verdict.TIGHT, 0.5, 0.8, verdict.FITS, 0.99, 1.0)
 
 def kind(sharding: str, method: str) -> tuple[str, str]:
     """The class of comparable cases: how the model lies on its GPUs, and whether all of it is trained."""
-    return KINDS[sharding.rstrip("0123456789")], FULL if method == "full" else ADAPTERS
+    return KINDS[family(sharding)], FULL if method == "full" else ADAPTERS
 
 
 def anchor(of: tuple[str, str]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from calc.architecture import Head
 from calc.catalog import GPU, Catalog, Node
 from calc.keeps import Keeps
 from calc.placement import VALUED, serving
-from calc.rules import PAIRED
 from calc.scenario import Offload, Scenario, framework
 from calc.throughput.rates import Rates, rated
 from calc.throughput.rollout import generated, served, swapped, synced
@@ -34,6 +34,15 @@ class Throughput:
     bound_by: str
     terms: tuple[Term, ...]
 
+    def as_dict(self) -> dict[str, Any]:
+        """As the contract's section 4 spells it."""
+        return {
+            "step_seconds": self.step_seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "bound_by": self.bound_by,
+            "terms": {term.name: term.seconds for term in self.terms},
+        }
+
 
 def throughput(s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | None = None) -> Throughput:
     """The step time of `s` on `gpu`, joined as in `node` (None: by the card's own link).
@@ -48,7 +57,7 @@ def throughput(s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | Non
         sequences = s.rollout.batch * s.rollout.n
         found = iteration(s, gpu, r, cache_tokens)
     else:
-        sequences = s.global_batch * (2 if s.task in PAIRED else 1)
+        sequences = s.sequences
         found = supervised(s, r)
     terms = tuple(t for t in found if t.seconds)
     seconds = sum([t.seconds for t in terms])
