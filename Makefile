@@ -4,26 +4,27 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes
 UV := 0.13.8
+NPM := $(VENV)/bin/npm ci --ignore-scripts --no-audit --no-fund --silent
 # The tracer's packages stand apart: PyTorch, which nothing else here needs.
 TRACE := $(VENV)/trace
 
 .PHONY: site test mutate trace trace-check serve check-catalog diff lock browser clean
 
-site: $(VENV)/.site
+site: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site build site
 
-serve: $(VENV)/.site
+serve: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site serve
 
 check-catalog: $(VENV)/.site
 	@$(PY) -m calc check
 
 # Which published numbers and verdicts change between a revision and the working tree.
-diff: $(VENV)/.site
+diff: $(VENV)/.site node_modules/.site
 	@test -n "$(REV)" || { echo "make diff needs a revision: make diff REV=HEAD~1" >&2; exit 2; }
 	@$(PY) -m calc.site diff "$(REV)"
 
-test: $(VENV)/.test browser
+test: $(VENV)/.test node_modules/.test browser
 	@$(VENV)/bin/ruff format --check --quiet .
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy
@@ -49,15 +50,16 @@ $(TRACE)/.ready: requirements/trace.txt | $(PY)
 browser: $(VENV)/.test
 	@.ci/chromium $(PY) >/dev/null
 
-# Pins every package by version and hash, from the .in files; no address of any index goes in.
-lock: | $(PY)
+# Pins every package by version and hash, from the .in files and package.json; no address of any index goes in.
+lock: $(VENV)/.site
 	@$(PY) -m venv $(VENV)/lock && $(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
 	@export UV_FIND_LINKS="$${PIP_FIND_LINKS-$$($(PY) -m pip config get global.find-links 2>/dev/null)}"; \
 	for name in site test trace mutate; do $(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links requirements/$$name.in --output-file requirements/$$name.txt; done
+	@$(VENV)/bin/npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --silent
 
 clean:
-	@rm -rf $(VENV) site build docs/data docs/hardware/gpus; find docs/models -name "*.md" ! -name index.md -delete
+	@rm -rf $(VENV) node_modules site build docs/data docs/hardware/gpus; find docs/models -name "*.md" ! -name index.md -delete
 
 $(PY):
 	@$(PYTHON) -m venv $(VENV) || { echo "A virtual environment could not be made: Python 3.11 or newer with its venv module is needed (Debian, Ubuntu: apt-get install python3-venv)." >&2; exit 2; }
@@ -69,6 +71,15 @@ $(VENV)/.site: requirements/site.txt | $(PY)
 $(VENV)/.test: requirements/test.txt $(VENV)/.site | $(PY)
 	@$(PIP) -r requirements/test.txt
 	@touch $@
+
+# What pages run in a reader's browser, and what judges them there.
+node_modules/.site: package-lock.json | $(VENV)/.site
+	@$(NPM) --omit=dev
+	@touch $@
+
+node_modules/.test: package-lock.json | $(VENV)/.site
+	@$(NPM)
+	@touch node_modules/.site $@
 
 $(VENV)/.mutate: requirements/mutate.txt $(VENV)/.test | $(PY)
 	@$(PIP) -r requirements/mutate.txt

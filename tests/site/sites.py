@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-IGNORED = shutil.ignore_patterns(".git", ".venv", "site", "build", ".*_cache", "__pycache__", ".hypothesis")
+IGNORED = shutil.ignore_patterns(
+    ".git", ".venv", "node_modules", "site", "build", ".*_cache", "__pycache__", ".hypothesis"
+)
 NEW_GPU = "newcard"
 
 
@@ -29,6 +31,7 @@ def copy(target: Path) -> Path:
     kept.mkdir(parents=True, exist_ok=True)
     (target / "build").mkdir()
     (target / "build" / "advice").symlink_to(kept)
+    (target / "node_modules").symlink_to(ROOT / "node_modules")
     return target
 
 
