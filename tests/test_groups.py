@@ -12,6 +12,7 @@ from jobs import P, job
 
 from calc import placement, verdict
 from calc.catalog import load
+from calc.engines.vllm import Cache
 from calc.groups import Shared
 from calc.job import Job
 from calc.keeps import Stage
@@ -109,7 +110,7 @@ def test_of_equal_moments_the_first_is_shown() -> None:
 @pytest.mark.parametrize(("others", "refusal"), [(0, "no room"), (USABLE, None), (USABLE + 1, None)])
 def test_an_engine_that_never_gets_its_turn_refuses_nothing(others: int, refusal: str | None) -> None:
     """Where the roles before it fill the card, they are what does not fit."""
-    cache = SimpleNamespace(refusal="no room", tokens=7, sequences=3, crowded=True)
+    cache = Cache(bytes=0, tokens=7, blocks=1, sequences=3, refusal="no room", crowded=True)
     engine = SimpleNamespace(cache=lambda given: cache)
     group = shared(step(line("weights", GiB)), engine=engine, others=others).group()
     assert group.refusal == refusal

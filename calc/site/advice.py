@@ -31,8 +31,11 @@ from calc.units import GiB, MiB, gb, gib
 BUILD = Path(__file__).parents[2] / "build" / "advice"
 # Of each size that readers look up, the model that the case studies and published reports name most.
 SIZES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")
-SEARCHED_LONG = ("ppo", "grpo")  # a search of these takes ten times as long: their tables have fewer sizes
-FEWER = ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-32b")
+# A search of preferences takes twice as long, of reinforcement learning ten times: their tables have fewer sizes.
+FEWER: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("rm", "dpo"), ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")),
+    **dict.fromkeys(("ppo", "grpo"), ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-32b")),
+}
 COUNTS = (1, 2, 4, 8)
 SEVERAL_NODES = (16, 32)  # asked of large models where the catalog knows how nodes of this GPU are joined
 LARGE = 10_000_000_000  # parameters
@@ -313,7 +316,7 @@ def topics(catalog: Catalog) -> list[Topic]:
 
 def asked(gpu: GPU, model: Model, task: str, catalog: Catalog) -> tuple[int, ...]:
     """Of how many GPUs a GPU's page speaks for a model; none of a card without bf16, for which no command would run."""
-    if gpu.lacks_bf16 or model.id not in (FEWER if task in SEARCHED_LONG else SIZES):
+    if gpu.lacks_bf16 or model.id not in FEWER.get(task, SIZES):
         return ()
     joined = any(gpu.id in node.gpu_ids and node.inter_gbs for node in catalog.nodes.values())
     return (*COUNTS, *(SEVERAL_NODES if joined and model.published_parameters >= LARGE else ()))
