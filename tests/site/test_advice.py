@@ -183,8 +183,10 @@ def test_every_gpu_and_model_has_its_tables_or_says_why_not(site: Path) -> None:
         for task in advice.JOBS:
             assert (f'<figure class="computed" id="gpu-{gpu.id}-run-{task}"' in page) != gpu.lacks_bf16
         assert ("Nothing is recommended" in page) == gpu.lacks_bf16
-    for model in load().models:
-        assert f'id="model-{model}-run"' in (site / f"models/{model}.html").read_text("utf-8")
+    for model in load().models.values():
+        page = (site / f"models/{model.id}.html").read_text("utf-8")
+        assert (f'id="model-{model.id}-run"' in page) == advice.searched(model)
+        assert ("takes too long for a page" in page) != advice.searched(model)
 
 
 def test_no_page_of_the_catalog_transfers_too_much(site: Path) -> None:
