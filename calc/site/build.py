@@ -17,7 +17,7 @@ import yaml
 
 from calc.catalog import load
 from calc.schema import InputError
-from calc.site import advice, answers, checks, exports, fits, pages, searched
+from calc.site import advice, answers, behind, checks, exports, fits, pages, searched
 from calc.site.macros import Macros, PageError, Record, View
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +68,7 @@ def write(docs: Path = DOCS) -> Record:
     """Writes what is generated, all of it in places that git ignores: pages, tables, the data package."""
     fits.fill()
     advice.fill()
+    behind.fill()
     searched.fill(docs)
     pages.write(docs)
     record = collect(docs)

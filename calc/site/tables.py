@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, NamedTuple
 
+from calc.site.workings import Book, Working, spelled
+
 Value = str | int | float | bool | None
 
 NOT_PUBLISHED = "not published"
@@ -54,13 +56,14 @@ class Column:
 
 
 class Cell(NamedTuple):
-    """A value, and where it comes from: the exact bytes and the scenario that `calc` was asked."""
+    """A value, and where it comes from: the exact bytes, the scenario that `calc` was asked, the lines of its ledger."""
 
     value: Value | tuple[Value, ...] = None
     html: str = ""
     exact: int | None = None
     scenario: Mapping[str, Any] | None = None
     style: str = ""
+    working: Working | None = None
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -80,6 +83,11 @@ class Table:
     note: str = ""
     legend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def worked(self) -> bool:
+        """Whether some cell has its working."""
+        return any(cell.working for row in self.rows for cell in row)
 
     @property
     def fields(self) -> tuple[tuple[str, str, str], ...]:
@@ -192,9 +200,14 @@ def to_csv(table: Table) -> str:
 
 
 def to_dict(table: Table) -> dict[str, Any]:
-    """The table for JSON: the shown rows, and for each computed cell its exact bytes and its scenario."""
+    """The table for JSON: the shown rows, and for each computed cell its exact bytes, its scenario and its working.
+
+    A cell's `lines` are places in the table's `lines`; those lines add up to its bytes.
+    """
+    book = Book()
     computed = [
         {"row": i, "column": column.key, "bytes": cell.exact, "scenario": cell.scenario}
+        | ({"at": cell.working.at, "lines": book.places(cell.working.lines)} if cell.working else {})
         for i, row in enumerate(table.rows)
         for column, cell in zip(table.columns, row, strict=True)
         if cell.scenario is not None
@@ -206,11 +219,13 @@ def to_dict(table: Table) -> dict[str, Any]:
         "licence": "CC-BY-4.0",
         "catalog_version": table.versions.get("catalog"),
         "calc_version": table.versions.get("calc"),
+        "columns": [{"key": c.key, "title": c.title, "unit": c.unit} for c in table.columns if c.kind != "bar"],
         "fields": [
             {"name": name, "type": kind} | ({"unit": unit} if unit else {}) for name, kind, unit in table.fields
         ],
         "rows": [dict(zip([name for name, _, _ in table.fields], record, strict=True)) for record in table.records()],
         "cells": computed,
+        "lines": [spelled(line) for line in book.lines],
     }
 
 
