@@ -29,7 +29,7 @@ def _asked(scenario: Mapping[str, Any]) -> Working:
 
 
 def fill(folder: Path = advice.BUILD) -> None:
-    """Finds the ledgers of all recommendations, over all cores, but for what `folder` has kept; and keeps them there."""
+    """Finds the ledgers of all recommendations, over all cores, and keeps them in `folder`."""
     started, store, shared = time.perf_counter(), Kept(folder), Shared()
     wanted = {_name(of): _scenarios(found) for of, found in advice.FOUND.items()}
     kept = {name: store.read(name) for name in wanted}

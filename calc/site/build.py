@@ -79,11 +79,12 @@ def write(docs: Path = DOCS) -> Record:
 def build(out: Path) -> None:
     """Builds the site into `out`; on any fault `out` stays as it was, and BuildError says why."""
     started = time.perf_counter()
-    write()
+    record = write()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
         fresh = Path(scratch, "site")
         _mkdocs(["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(fresh)])
+        exports.add(fresh / "data", exports.markdown(record))
         faults = list(checks.faults(fresh))
         if faults:
             raise BuildError("\n".join(faults))

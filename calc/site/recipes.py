@@ -302,4 +302,6 @@ def _verdict(recipe: Recipe) -> Cell:
     answer = answered(best.judged)
     how = ", ".join(settings(best.scenario)[:2])
     peak = answer.device_bytes
-    return Cell((answer.estimate.verdict, peak / GiB, how), exact=peak, scenario=answer.given, working=of_phase(answer.peak))
+    return Cell(
+        (answer.estimate.verdict, peak / GiB, how), exact=peak, scenario=answer.given, working=of_phase(answer.peak)
+    )

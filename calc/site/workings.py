@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from calc.ledger import Line, Moment, Phase
 
-
 NAMES = ("component", "role", "bytes", "formula", "values", "source")
 
 
