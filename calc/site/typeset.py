@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import cycle
 
 from pylatexenc.latexencode import UnicodeToLatexEncoder
 
 from calc.site.tables import LONG, Cell, Column, Table, shown
 
 _ENCODER = UnicodeToLatexEncoder(replacement_latex_protection="braces-after-macro")
-MARKS = re.compile(r"([\\`*_\[\]<>|#~])")
+MARKS = re.compile(r"([\\`*_\[\]<>|~])")
 
 
 def markdown(text: str) -> str:
@@ -20,9 +21,9 @@ def markdown(text: str) -> str:
 
 @cache
 def tex(text: str) -> str:
-    """Text as LaTeX takes it; a double quote in braces, so that BibTeX does not end a field there."""
-    # a bracket after a row's \\ would be its argument
-    latex = str(_ENCODER.unicode_to_latex(text)).replace('"', '{"}')
+    """Text as LaTeX takes it, quotes in pairs; without a bracket in front, which a row's end before it would read."""
+    parts = [str(_ENCODER.unicode_to_latex(part)) for part in text.split('"')]
+    latex = parts[0] + "".join(f"{mark}{part}" for mark, part in zip(cycle(("``", "''")), parts[1:], strict=False))
     return f"{{{latex[0]}}}{latex[1:]}" if latex[:1] in ("[", "*") else latex
 
 
@@ -36,10 +37,9 @@ def _columns(table: Table) -> list[Column]:
 
 def to_markdown(table: Table, source: str) -> str:
     """A GitHub-flavoured Markdown table under its caption; below it what it rests on, and its `source`."""
-    right = ("number",)
     lines = [
         " | ".join(markdown(c.heading) for c in _columns(table)),
-        " | ".join("---:" if c.kind in right else "---" for c in _columns(table)),
+        " | ".join("---:" if c.kind == "number" else "---" for c in _columns(table)),
         *(" | ".join(markdown(shown(c, cell)) for c, cell in row) for row in _rows(table)),
     ]
     body = "".join(f"| {line} |\n" for line in lines)

@@ -82,7 +82,7 @@
       return button("copy", (pressed) => copy(pressed, read(address).then((answer) => answer.text())), name);
     });
     files.querySelector("summary").textContent = "Download or copy";
-    files.append(make("p", { "aria-live": "polite" }, "Copy as ", ...buttons));
+    files.lastElementChild.after(make("p", { "aria-live": "polite" }, "Copy as ", ...buttons));
     const cited = figure.querySelector("details.cite");
     const [line, bibtex] = [cited.querySelector("p"), cited.querySelector("pre")];
     const texts = { "Copy the line": line, "Copy BibTeX": bibtex };
@@ -145,11 +145,11 @@
     const shown = make(
       "dialog",
       { class: "working", "aria-labelledby": "working-title" },
+      close,
       make("p", { id: "working-title", role: "heading", "aria-level": "2" }, title),
       make("p", {}, `Of “${data.caption}”, at ${cell.at}. Catalog ${data.catalog_version}, calc ${data.calc_version}.`),
       make("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": "working-title" }, workingTable(data, cell)),
-      make("details", {}, make("summary", {}, "The job, as `python -m calc estimate -` reads it"), job),
-      close,
+      make("details", {}, make("summary", {}, "The job, as ", make("code", {}, "python -m calc estimate -"), " reads it"), job),
     );
     shown.addEventListener("close", () => shown.remove());
     shown.addEventListener("click", (event) => event.target === shown && shown.close()); // beside it
@@ -177,7 +177,8 @@
       const there = row.cells[heads[place].cellIndex];
       if (there.querySelector("button.work")) continue;
       const { title, unit } = data.columns[place];
-      const words = `${row.cells[0].textContent.trim()} · ${title}: ${there.textContent.trim()}${unit ? ` ${unit}` : ""}`;
+      const name = unit ? `${title} (${unit})` : title;
+      const words = `${row.cells[0].textContent.trim()} · ${name}: ${there.textContent.trim()}`;
       const made = button("work", () => open(figure, data, cell, words));
       made.title = "Show the working";
       made.setAttribute("aria-haspopup", "dialog");
@@ -199,7 +200,7 @@
       const pressed = button("show", () => show(figure, rows, pressed), "Show the working");
       pressed.setAttribute("aria-pressed", "false");
       pressed.title = "Then choose a number";
-      under.append(pressed);
+      under.insertBefore(pressed, under.querySelector("details.take"));
     }
   }
 })();
