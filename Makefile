@@ -8,13 +8,17 @@ NPM := $(VENV)/bin/npm ci --ignore-scripts --no-audit --no-fund --silent
 # The tracer's packages stand apart: PyTorch, which nothing else here needs.
 TRACE := $(VENV)/trace
 
-.PHONY: site test mutate trace trace-check serve check-catalog diff lock browser clean
+.PHONY: site ids test mutate trace trace-check serve check-catalog diff lock browser clean
 
 site: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site build site
 
 serve: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site serve
+
+# Adds the ids of tables that the last build published for the first time to the list that the tests hold.
+ids: $(VENV)/.site
+	@$(PY) tests/site/ids.py
 
 check-catalog: $(VENV)/.site
 	@$(PY) -m calc check

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from calc.residuals import ALLOWED, NUMBERS, RANGES, Part, Residual, Summary, residual, summary, summed
 from calc.site import answers, ledgers
 from calc.site.tables import WORDS, Cell, Column, Table, verdict_html
+from calc.site.workings import of_phase
 from calc.units import GiB
 
 ASSUMPTIONS = (
@@ -260,7 +261,7 @@ def reports() -> Table:
                 Cell(word := WORDS[str(r.reported)], verdict_html(str(r.reported), word)),
                 ledgers.verdict_cell(answer.estimate, answer),
                 Cell("yes" if r.agrees else "no"),
-                ledgers.in_gib(answer.device_bytes, answer),
+                ledgers.held(of_phase(answer.peak), answer),
                 ledgers.in_gib(answer.group.usable_bytes, answer),
                 Cell(record["moment"] if exact else "—"),
                 _gib(r.measured) if exact else Cell(None, "—"),

@@ -8,6 +8,7 @@ from html import escape
 from calc.catalog import GPU, Model
 from calc.site import advice, answers
 from calc.site.advice import Advice
+from calc.site.behind import working
 from calc.site.fits import by_size
 from calc.site.tables import Cell, Column, Table
 from calc.units import GiB, gb
@@ -134,7 +135,7 @@ def _cells(a: Advice, common: list[str]) -> tuple[Cell, Cell, Cell]:
     inner += "".join(f"<p>{escape(name)}</p>{_code(text)}" for name, text in a.files.items())
     inner += "".join(f"<p>{escape(note)}</p>" for note in notes)
     return (
-        Cell((a.verdict, a.needed / GiB, ""), exact=a.needed, scenario=a.scenario),
+        Cell((a.verdict, a.needed / GiB, ""), exact=a.needed, scenario=a.scenario, working=working(a.scenario)),
         Cell(None if a.tokens is None else round(a.tokens)),
         Cell(words, f'<details class="run"><summary>{escape(words)}</summary>{inner}</details>'),
     )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, NamedTuple, TypeVar
 
 from calc.ledger import Phase
 from calc.schema import closest
-from calc.site import answers, cite, ledgers, odds, recipes, tables
+from calc.site import answers, datasets, ledgers, menus, recipes, tables
 from calc.site.answers import Answer
 from calc.site.recipes import Recipe
 from calc.site.tables import Table
 
-ADDRESS = os.environ.get("HEADROOM_SITE_URL", "")
 T = TypeVar("T")
 
 
@@ -28,7 +25,7 @@ class View(NamedTuple):
 
     source: str
     url: str
-    meta: Mapping[str, Any]
+    meta: MutableMapping[str, Any]
 
     @property
     def root(self) -> str:
@@ -121,25 +118,5 @@ class Bound:
         view = self._current()
         if self._record is not None:
             self._record.table(table, view.url)
-        return tables.to_html(table, _footer(table, view))
-
-
-def _footer(table: Table, view: View) -> str:
-    """Versions, downloads and citation under a table."""
-    address = f"{ADDRESS}{view.url}#{table.id}"
-    data = f"{view.root}data/tables/{table.id}"
-    bibtex = escape(cite.bibtex(table, address)).replace("\n", "&#10;")
-    return (
-        f'<div class="provenance"><span>catalog <code>{table.versions["catalog"]}</code>, '
-        f"calc <code>{table.versions['calc']}</code></span>{_far_off(table, view)}"
-        f'<a href="{data}.csv" download>CSV</a><a href="{data}.json" download>JSON</a>'
-        f'<a href="#{table.id}">Link</a>'
-        f"<details><summary>Cite</summary><p>{escape(cite.line(table, address))}</p>"
-        f'<pre tabindex="0" aria-label="BibTeX">{bibtex}</pre></details></div>'
-    )
-
-
-def _far_off(table: Table, view: View) -> str:
-    """Links from a table of computed cells to the records that its verdicts rest on."""
-    links = [f'<a href="{view.root}validation.html#{id}">{escape(words)}</a>' for id, words in odds.rests_on(table)]
-    return f"<span>How far off: {'; '.join(links)}</span>" if links else ""
+        datasets.note(view.meta, table, view.url, view.root)
+        return tables.to_html(table, menus.footer(table, view.url, view.root))

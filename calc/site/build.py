@@ -17,7 +17,7 @@ import yaml
 
 from calc.catalog import load
 from calc.schema import InputError
-from calc.site import advice, answers, checks, exports, fits, pages, searched
+from calc.site import advice, answers, behind, checks, exports, fits, pages, searched
 from calc.site.macros import Macros, PageError, Record, View
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +68,7 @@ def write(docs: Path = DOCS) -> Record:
     """Writes what is generated, all of it in places that git ignores: pages, tables, the data package."""
     fits.fill()
     advice.fill()
+    behind.fill()
     searched.fill(docs)
     pages.write(docs)
     record = collect(docs)
@@ -78,11 +79,12 @@ def write(docs: Path = DOCS) -> Record:
 def build(out: Path) -> None:
     """Builds the site into `out`; on any fault `out` stays as it was, and BuildError says why."""
     started = time.perf_counter()
-    write()
+    record = write()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
         fresh = Path(scratch, "site")
         _mkdocs(["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(fresh)])
+        exports.add(fresh / "data", exports.markdown(record))
         faults = list(checks.faults(fresh))
         if faults:
             raise BuildError("\n".join(faults))

@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+import os
+
 from calc.site.tables import Table
+from calc.site.typeset import tex
 
 AUTHORS = "The Headroom authors"
 YEAR = "2026"
+LICENCE = "CC BY 4.0"
+
+
+def site() -> str:
+    """Where this build will be found: HEADROOM_SITE_URL, and in it the version HEADROOM_VERSION, where they are set."""
+    base, version = os.environ.get("HEADROOM_SITE_URL", ""), os.environ.get("HEADROOM_VERSION", "")
+    base += "/" if base and not base.endswith("/") else ""
+    return f"{base}{version}/" if version else base
+
+
+def permalink(table: Table, page: str) -> str:
+    """The address of a table in this very version; relative to the site's top where no address is known."""
+    return f"{site()}{page}#{table.id}"
+
+
+def edition(table: Table) -> str:
+    """What the numbers rest on, with the guide's own version where it has one."""
+    version = os.environ.get("HEADROOM_VERSION", "")
+    guide = f"guide {version}, " if version else ""
+    return f"{guide}catalog {table.versions['catalog']}, calc {table.versions['calc']}"
 
 
 def line(table: Table, address: str) -> str:
-    """One line for a reference list."""
-    v = table.versions
-    return (
-        f"{AUTHORS} ({YEAR}). {table.caption}. Headroom, table {table.id}, "
-        f"catalog {v['catalog']}, calc {v['calc']}. {address}. CC BY 4.0."
-    )
+    """One line for a reference list, as the APA's manual has a data set."""
+    about = f"table {table.id}, {edition(table)}; {LICENCE}"
+    return f"{AUTHORS}. ({YEAR}). {table.caption} ({about}) [Data set]. Headroom. {address}"
 
 
 def bibtex(table: Table, address: str) -> str:
     """The same as BibTeX; braces inside the quotes keep the caption's capitals."""
-    v = table.versions
     fields = {
         "author": f"{{{AUTHORS}}}",
-        "title": f"{{{_tex(table.caption)}}}",
+        "title": f"{{{tex(table.caption)}}}",
         "year": YEAR,
-        "howpublished": f"Headroom, table {_tex(table.id)}, catalog {v['catalog']}, calc {v['calc']}",
-        "note": "CC BY 4.0",
+        "howpublished": f"Headroom, table {tex(table.id)}",
+        "version": tex(edition(table)),
+        "note": LICENCE,
         "url": address,
     }
     body = "".join(f'  {name} = "{value}",\n' for name, value in fields.items())
     return f"@misc{{headroom-{table.id},\n{body}}}\n"
-
-
-def _tex(text: str) -> str:
-    for plain, escaped in (("\\", r"\textbackslash{}"), ("&", r"\&"), ("%", r"\%"), ("#", r"\#"), ("_", r"\_")):
-        text = text.replace(plain, escaped)
-    return text

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from calc.catalog import GPU, Model
 from calc.site import answers
 from calc.site.tables import Cell, Column, Table
+from calc.site.workings import Shared, Working, of_phase
 from calc.units import GiB, gb
 
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
@@ -99,12 +100,17 @@ TASKS = {
 
 
 class Best(NamedTuple):
-    """What a cell shows: the verdict, the bytes that the fullest GPU needs, and the configuration that was asked."""
+    """What a cell shows: the verdict, what the fullest GPU needs line by line, and the configuration that was asked."""
 
     verdict: str
-    needed: int
+    working: Working
     rung: str
     given: Mapping[str, Any]
+
+    @property
+    def needed(self) -> int:
+        """The bytes that the fullest GPU needs."""
+        return self.working.bytes
 
 
 class Asked(NamedTuple):
@@ -135,7 +141,7 @@ def _search(asked: Asked) -> Best | None:
         answer = answers.attempt(given)
         if answer is None:
             continue
-        found.append(Best(answer.estimate.verdict, answer.device_bytes, _name(rung, answer), given))
+        found.append(Best(answer.estimate.verdict, of_phase(answer.peak), _name(rung, answer), given))
         if found[-1].verdict == "fits":
             return found[-1]
     order = ("tight", "oom")
@@ -158,7 +164,9 @@ def _search_all(model: str) -> tuple[dict[Asked, Best | None], int]:
         for name, task in TASKS.items()
         for method, n in task.ladders
     ]
-    return {asked: _search(asked) for asked in cells}, answers.Clock.asked - before
+    shared, found = Shared(), {asked: _search(asked) for asked in cells}
+    light = {asked: best and best._replace(working=shared(best.working)) for asked, best in found.items()}
+    return light, answers.Clock.asked - before
 
 
 def fill() -> None:
@@ -179,7 +187,8 @@ def cell(asked: Asked) -> Cell:
     found = best(asked)
     if found is None:
         return Cell((None, None, None))
-    return Cell((found.verdict, found.needed / GiB, found.rung), exact=found.needed, scenario=found.given)
+    shown, needed = (found.verdict, found.needed / GiB, found.rung), found.needed
+    return Cell(shown, exact=needed, scenario=found.given, working=found.working)
 
 
 def by_size(models: Iterable[Model]) -> list[Model]:

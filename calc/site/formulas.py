@@ -15,7 +15,7 @@ from typing import Any
 
 from calc.architecture import Architecture
 from calc.ledger import Line
-from calc.site.ledgers import values_text
+from calc.site.workings import values_text
 from calc.throughput import Term
 from calc.units import gib
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
@@ -18,12 +17,18 @@ from calc.scenario import Scenario
 from calc.site import answers, charts
 from calc.site.answers import Answer
 from calc.site.tables import Cell, Column, Table, verdict_html
+from calc.site.workings import Working, difference, method_url, of_moment, of_phase, values_text
 from calc.units import GB, GiB
 
 
 def in_gib(n_bytes: int, answer: Answer | None = None, style: str = "") -> Cell:
     """A number of GiB with the bytes behind it."""
     return Cell(n_bytes / GiB, exact=n_bytes, scenario=answer.given if answer else None, style=style)
+
+
+def held(working: Working, answer: Answer, style: str = "") -> Cell:
+    """What lines of the ledger add up to, with the lines."""
+    return in_gib(working.bytes, answer, style)._replace(working=working)
 
 
 def by_component(lines: Iterable[Line]) -> dict[str, int]:
@@ -102,17 +107,17 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
     rows = []
     for group in groups:
         for phase in group.phases:
-            parts = by_component(phase.moment.lines)
+            parts, working = by_component(phase.moment.lines), of_phase(phase)
             over = "over" if phase.moment.device_bytes > group.usable_bytes else ""
             rows.append(
                 (
                     Cell(f"{group.name}: {phase.name}" if apart else phase.name),
                     *([Cell(group.gpus), verdict_cell(group, answer)] if apart else []),
-                    in_gib(phase.moment.device_bytes, answer, over),
+                    held(working, answer, over),
                     Cell(html=charts.bar(parts, scale, group.usable_bytes)),
                     Cell(phase.moment.name),
-                    in_gib(phase.moment.allocated_bytes, answer),
-                    *(in_gib(parts.get(c, 0), answer) for c in components),
+                    held(working.allocated(), answer),
+                    *(held(working.of(c), answer) for c in components),
                 )
             )
     limit = f"what a process can use: {answer.group.usable_bytes / GiB:.2f} GiB"
@@ -167,11 +172,12 @@ def lines(answer: Answer, table_id: str, caption: str, shown: Phase, root: str) 
         Column("source", "Derived in"),
         Column("allocated", "Counted by the allocator"),
     )
+    at = of_phase(shown).at
     rows = tuple(
         (
             Cell(line.component, html=_key(line.component)),
             Cell(line.role),
-            in_gib(line.bytes, answer),
+            held(Working(at, (line,)), answer),
             Cell(line.formula, html=f"<code>{escape(line.formula)}</code>"),
             Cell(values_text(line.values, line.formula)),
             Cell(line.source, html=f'<a href="{root}{method_url(line.source)}">{escape(line.source)}</a>'),
@@ -186,18 +192,6 @@ def lines(answer: Answer, table_id: str, caption: str, shown: Phase, root: str) 
 def _key(component: str) -> str:
     swatch = f'<span class="swatch c-{component}" aria-hidden="true"></span>'
     return swatch + escape(charts.name(component))
-
-
-def values_text(values: Mapping[str, object], formula: str) -> str:
-    """What was put into a formula: `P = 8,030,261,248, N = 8`; symbols that it does not use are left out."""
-    used = [k for k in values if re.search(rf"(?<![\w]){re.escape(k)}(?![\w])", formula)] or list(values)
-    return ", ".join(f"{k} = {v:,}" if isinstance(v := values[k], int | float) else f"{k} = {v}" for k in used)
-
-
-def method_url(source: str) -> str:
-    """The address of a line's derivation: `weights#zero` is an anchor of the page method/weights."""
-    page, _, anchor = source.partition("#")
-    return f"method/{page}.html" + (f"#{anchor}" if anchor else "")
 
 
 def compare(
@@ -228,22 +222,22 @@ def compare(
     )
     rows = []
     for label, answer in answered.items():
-        parts = by_component(answer.peak.moment.lines)
+        parts, working = by_component(answer.peak.moment.lines), of_phase(answer.peak)
         quote = said.get(label, "")
         where = f"{answer.group.name}: " if len(answer.estimate.groups) > 1 else ""
         rows.append(
             (
                 Cell(label),
                 verdict_cell(answer.estimate, answer),
-                in_gib(answer.device_bytes, answer),
-                *([in_gib(answer.device_bytes - base.device_bytes, answer), _changes(base, answer)] if base else []),
+                held(working, answer),
+                *([held(difference(working, of_phase(base.peak)), answer), _changes(base, answer)] if base else []),
                 Cell(html=charts.bar(parts, scale, answer.group.usable_bytes)),
                 in_gib(answer.group.usable_bytes, answer),
                 Cell(round(100 * answer.estimate.fit_probability), scenario=answer.given),
                 *([Cell(quote, f"<q>{escape(quote)}</q>" if quote else "—")] if quoted else []),
-                in_gib(answer.allocated_bytes, answer),
+                held(working.allocated(), answer),
                 Cell(f"{where}{answer.peak.name}: {answer.peak.moment.name}"),
-                *(in_gib(parts.get(c, 0), answer) for c in components),
+                *(held(working.of(c), answer) for c in components),
             )
         )
     return Table(
@@ -330,8 +324,8 @@ def host(
     )
     rows = []
     for label, answer in answered.items():
-        held = {p.name: p.moment.device_bytes for p in answer.estimate.host_phases}
-        over = [n for n, amount in held.items() if node and amount > node.limit]
+        moments = {p.name: of_phase(p) for p in answer.estimate.host_phases}
+        over = [n for n, there in moments.items() if node and there.bytes > node.limit]
         word = f"out of memory: {over[0]}" if over else "fits"
         quote = said.get(label, "")
         rows.append(
@@ -339,7 +333,7 @@ def host(
                 Cell(label),
                 *([Cell(word, verdict_html("oom" if over else "fits", word), scenario=answer.given)] if node else []),
                 *(
-                    _in_gb(held[n], answer, "over" if n in over else "") if n in held else Cell(None, "—")
+                    _in_gb(moments[n], answer, "over" if n in over else "") if n in moments else Cell(None, "—")
                     for n in names
                 ),
                 *([Cell(quote, f"<q>{escape(quote)}</q>" if quote else "—")] if quoted else []),
@@ -349,8 +343,9 @@ def host(
     return Table(table_id, caption, columns, tuple(rows), rests_on, note, versions=answers.versions())
 
 
-def _in_gb(n_bytes: int, answer: Answer, style: str) -> Cell:
-    return Cell(n_bytes / GB, exact=n_bytes, scenario=answer.given, style=style)
+def _in_gb(working: Working, answer: Answer, style: str) -> Cell:
+    n_bytes = working.bytes
+    return Cell(n_bytes / GB, exact=n_bytes, scenario=answer.given, style=style, working=working)
 
 
 DOES = {"train": "trained", "score": "scores", "generate": "generates"}
@@ -373,33 +368,33 @@ def roles(answer: Answer, table_id: str, caption: str) -> Table:
     rows = []
     for name, placed in job.placed.items():
         r, own = placed.engine.replica, placed.s
-        weights = sum(x.bytes for x in placed.engine.weights() if x.component in ("weights", "adapter"))
-        states = sum(x.bytes for x in placed.engine.states() if x.component in ("master_weights", "optimizer_states"))
+        weights = _lying(placed.engine.weights(), "weights", "adapter")
+        states = _lying(placed.engine.states(), "master_weights", "optimizer_states")
         adapters = f", LoRA r={own.lora.rank}" if own.lora and r.adapter else ""
-        held = "the actor, its adapters off" if placed.role.shares else f"{own.sharding}, {own.precision}{adapters}"
+        by = "the actor, its adapters off" if placed.role.shares else f"{own.sharding}, {own.precision}{adapters}"
         rows.append(
             (
                 Cell(name),
                 _model(own),
                 Cell(_does(job, name)),
                 Cell(own.gpus),
-                Cell("—") if placed.role.shares else in_gib(weights, answer),
-                in_gib(states, answer) if placed.trained else Cell("—"),
-                Cell("—" if placed.role.shares else _between(placed, weights, states)),
-                Cell(held),
+                Cell("—") if placed.role.shares else held(weights, answer),
+                held(states, answer) if placed.trained else Cell("—"),
+                Cell("—" if placed.role.shares else _between(placed, weights.bytes, states.bytes)),
+                Cell(by),
                 Cell(r.parameters + r.adapter),
             )
         )
     if job.engine and s.rollout and job.keeps.serving:
         asleep = ("weights go to host memory", "weights are dropped")[job.keeps.serving.sleep_level - 1]
-        weights = sum(x.bytes for x in job.engine.weights())
+        weights = Working("while the role works", tuple(job.engine.weights()))
         rows.append(
             (
                 Cell("rollout"),
                 _model(s),
                 Cell("generates"),
                 Cell(s.rollout.gpus),
-                in_gib(weights, answer),
+                held(weights, answer),
                 Cell("—"),
                 Cell(f"sleeps: its {asleep}" if s.rollout.sleep else "stays on the GPU"),
                 Cell(f"vLLM {job.keeps.serving.version}, tensor parallel {s.rollout.tensor_parallel}"),
@@ -407,6 +402,10 @@ def roles(answer: Answer, table_id: str, caption: str) -> Table:
             )
         )
     return Table(table_id, caption, columns, tuple(rows), describe(answer), versions=answers.versions())
+
+
+def _lying(lines: Iterable[Line], *components: str) -> Working:
+    return Working("while the role works", tuple(x for x in lines if x.component in components))
 
 
 def _model(s: Scenario) -> Cell:
@@ -451,8 +450,8 @@ def caches(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table
         if rollout is None or serving is None:
             raise ValueError(f"{label}: vLLM does not serve in this job")
         (group,) = answer.serving
-        moments = [p.moment for p in group.phases if p.name == "rollout"]
-        held = sum(x.bytes for m in moments for x in m.lines if (x.component, x.role) == ("kv_cache", "rollout"))
+        (rolling,) = [of_phase(p) for p in group.phases if p.name == "rollout"] or [Working("", ())]
+        cache = Working(rolling.at, tuple(x for x in rolling.of("kv_cache").lines if x.role == "rollout"))
         asked = -(-rollout.batch * rollout.n * rollout.tensor_parallel // rollout.gpus)
         rows.append(
             (
@@ -460,7 +459,7 @@ def caches(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table
                 Cell(serving.version),
                 Cell(rollout.tensor_parallel),
                 Cell(float(rollout.gpu_memory_utilization)),
-                in_gib(held, answer),
+                held(cache, answer),
                 Cell(group.cache_tokens),
                 Cell(serving.max_model_len),
                 Cell(group.cache_sequences),
@@ -491,15 +490,15 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
     )
     rows = []
     for group, moment in every:
-        parts = by_component(moment.lines)
+        parts, working = by_component(moment.lines), of_moment(moment)
         rows.append(
             (
                 Cell(moment.name),
                 *([Cell(group)] if len(groups) > 1 else []),
-                in_gib(moment.device_bytes, answer, "over" if moment.device_bytes > usable else ""),
-                in_gib(moment.allocated_bytes, answer),
+                held(working, answer, "over" if moment.device_bytes > usable else ""),
+                held(working.allocated(), answer),
                 Cell(html=charts.bar(parts, scale, usable)),
-                *(in_gib(parts.get(c, 0), answer) for c in components),
+                *(held(working.of(c), answer) for c in components),
             )
         )
     return Table(

@@ -9,6 +9,7 @@ from html import escape
 from calc.recommend.published import SOURCE, VERL, Comparison, compare
 from calc.site import answers, ledgers, recipes
 from calc.site.tables import Cell, Column, Table
+from calc.site.workings import of_phase
 
 
 @cache
@@ -59,7 +60,7 @@ def _ours(each: Comparison) -> Iterator[Cell]:
     )
     yield Cell(each.gpus, scenario=answer.given)
     yield Cell(changed or "nothing", f"<code>{escape(changed)}</code>" if changed else "nothing", style="long")
-    yield ledgers.in_gib(answer.device_bytes, answer)
+    yield ledgers.held(of_phase(answer.peak), answer)
     yield ledgers.in_gib(answer.group.usable_bytes)
     yield Cell(round(100 * answer.estimate.fit_probability))
     yield Cell(each.ours.throughput.step_seconds) if each.ours.throughput else Cell(None, "—")

@@ -18,6 +18,7 @@ from calc.site import answers, charts, ledgers
 from calc.site.answers import Answer
 from calc.site.searched import recommendation
 from calc.site.tables import Cell, Column, Table, verdict_html
+from calc.site.workings import of_phase
 from calc.throughput import Throughput
 from calc.units import GB, GiB, gb, gib
 
@@ -220,7 +221,7 @@ def _cells(row: Row, scale: int) -> Iterator[Cell]:
     group, needs = answer.group, answer.device_bytes
     yield Cell(", ".join(settings(answer.scenario)), style="settings")
     yield verdict
-    yield ledgers.in_gib(needs, answer, "over" if needs > group.usable_bytes else "")
+    yield ledgers.held(of_phase(answer.peak), answer, "over" if needs > group.usable_bytes else "")
     yield ledgers.in_gib(group.usable_bytes)
     yield Cell(round(100 * answer.estimate.fit_probability))
     yield Cell(speed.step_seconds) if speed else none
@@ -301,4 +302,6 @@ def _verdict(recipe: Recipe) -> Cell:
     answer = answered(best.judged)
     how = ", ".join(settings(best.scenario)[:2])
     peak = answer.device_bytes
-    return Cell((answer.estimate.verdict, peak / GiB, how), exact=peak, scenario=answer.given)
+    return Cell(
+        (answer.estimate.verdict, peak / GiB, how), exact=peak, scenario=answer.given, working=of_phase(answer.peak)
+    )

@@ -14,6 +14,7 @@ from calc.rules import PAIRED
 from calc.site import answers, ledgers
 from calc.site.answers import Answer
 from calc.site.tables import Cell, Column, Table
+from calc.site.workings import method_url
 from calc.throughput import Term, Throughput, rates, rollout, training, work
 from calc.throughput.terms import Constant
 
@@ -57,7 +58,7 @@ def terms(answer: Answer, table_id: str, caption: str, root: str) -> Table:
     )
     t = of(answer)
     rows = [
-        (Cell(x.name, f'<a href="{root}{ledgers.method_url(x.source)}">{escape(x.name)}</a>'), Cell(x.seconds),
+        (Cell(x.name, f'<a href="{root}{method_url(x.source)}">{escape(x.name)}</a>'), Cell(x.seconds),
          Cell(x.formula), Cell(_values(x)))
         for x in t.terms
     ]  # fmt: skip

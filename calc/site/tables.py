@@ -1,14 +1,18 @@
-"""A computed table is one object; the page, the CSV, the JSON and the Markdown are four views of it."""
+"""A computed table is one object; the page and the files beside it are views of it."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from html import escape
+from html import escape, unescape
 from typing import Any, NamedTuple
+
+from calc.site import charts
+from calc.site.workings import Book, Working, spelled
 
 Value = str | int | float | bool | None
 
@@ -16,6 +20,8 @@ NOT_PUBLISHED = "not published"
 LONG = 90  # characters; such a cell gets a wider column
 # How the parts of a verdict cell are called in the exports: 'sft_full_8_verdict', 'sft_full_8_peak', 'sft_full_8_with'.
 VERDICT_PARTS = ("verdict", "peak", "with")
+CANNOT = "cannot run"
+TAG = re.compile(r"<[^>]*>")
 WORDS = {"fits": "fits", "tight": "tight", "oom": "out of memory"}
 
 
@@ -54,13 +60,14 @@ class Column:
 
 
 class Cell(NamedTuple):
-    """A value, and where it comes from: the exact bytes and the scenario that `calc` was asked."""
+    """A value, and where it comes from: exact bytes, the scenario that `calc` was asked, the lines of its ledger."""
 
     value: Value | tuple[Value, ...] = None
     html: str = ""
     exact: int | None = None
     scenario: Mapping[str, Any] | None = None
     style: str = ""
+    working: Working | None = None
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -80,6 +87,11 @@ class Table:
     note: str = ""
     legend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def worked(self) -> bool:
+        """Whether some cell has its working."""
+        return any(cell.working for row in self.rows for cell in row)
 
     @property
     def fields(self) -> tuple[tuple[str, str, str], ...]:
@@ -113,6 +125,22 @@ def text(column: Column, value: Value) -> str:
     return value
 
 
+def shown(column: Column, cell: Cell) -> str:
+    """A cell's words as the page shows them, where it shows more than its value those of the value alone."""
+    if column.kind == "verdict":
+        word, peak, how = cell.values
+        if word is None:
+            return str(how or CANNOT)
+        return " ".join([WORDS[str(word)], text(column, peak), *([str(how)] if how else [])])
+    value = cell.values[0]
+    return unescape(TAG.sub("", cell.html)) if value is None and cell.html else text(column, value)
+
+
+def field_name(name: str, unit: str) -> str:
+    """An export field's header."""
+    return f"{name} ({unit})" if unit else name
+
+
 def verdict_html(verdict: str, label: str | None = None) -> str:
     """A verdict as a word that colour only underlines."""
     return f'<span class="verdict {verdict}">{escape(label or WORDS[verdict])}</span>'
@@ -125,7 +153,7 @@ def _cell_html(column: Column, cell: Cell, first: bool) -> str:
     if column.kind == "verdict":
         word, peak, how = cell.values
         if word is None:
-            inner = f'<span class="none">{escape(str(how or "cannot run"))}</span>'
+            inner = f'<span class="none">{escape(str(how or CANNOT))}</span>'
         else:
             inner = f"<b>{WORDS[str(word)]}</b> <span>{text(column, peak)}</span>"
             inner += f" <small>{escape(str(how))}</small>" if how else ""
@@ -181,7 +209,7 @@ def to_csv(table: Table) -> str:
     """Comma-separated values with the unit in each header, `\\n` line ends; what was not published stays empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(f"{name} ({unit})" if unit else name for name, _, unit in table.fields)
+    writer.writerow(field_name(name, unit) for name, _, unit in table.fields)
     shown = [c.digits if c.kind in ("number", "verdict") else None for c in table.columns for _ in c.fields]
     for record in table.records():
         writer.writerow(
@@ -192,9 +220,14 @@ def to_csv(table: Table) -> str:
 
 
 def to_dict(table: Table) -> dict[str, Any]:
-    """The table for JSON: the shown rows, and for each computed cell its exact bytes and its scenario."""
+    """The table for JSON: the shown rows, and for each computed cell its exact bytes, its scenario and its working.
+
+    A cell's `lines` are places in the table's `lines`; those lines add up to its bytes.
+    """
+    book = Book()
     computed = [
         {"row": i, "column": column.key, "bytes": cell.exact, "scenario": cell.scenario}
+        | ({"at": cell.working.at, "lines": book.places(cell.working.lines)} if cell.working else {})
         for i, row in enumerate(table.rows)
         for column, cell in zip(table.columns, row, strict=True)
         if cell.scenario is not None
@@ -206,29 +239,17 @@ def to_dict(table: Table) -> dict[str, Any]:
         "licence": "CC-BY-4.0",
         "catalog_version": table.versions.get("catalog"),
         "calc_version": table.versions.get("calc"),
+        "columns": [{"key": c.key, "title": c.title, "unit": c.unit} for c in table.columns if c.kind != "bar"],
         "fields": [
             {"name": name, "type": kind} | ({"unit": unit} if unit else {}) for name, kind, unit in table.fields
         ],
         "rows": [dict(zip([name for name, _, _ in table.fields], record, strict=True)) for record in table.records()],
         "cells": computed,
+        "components": {line.component: charts.name(line.component) for line in book.lines},
+        "lines": [spelled(line) for line in book.lines],
     }
 
 
 def to_json(table: Table) -> str:
     """`to_dict` as text; the same table gives the same bytes."""
     return json.dumps(to_dict(table), ensure_ascii=False, separators=(",", ":")) + "\n"
-
-
-def to_markdown(table: Table) -> str:
-    """A GitHub-flavoured Markdown table of what the page shows."""
-    columns = [c for c in table.columns if c.kind != "bar"]
-    lines = [" | ".join(c.heading for c in columns), " | ".join("---" for _ in columns)]
-    for row in table.rows:
-        cells = [(c, cell) for c, cell in zip(table.columns, row, strict=True) if c.kind != "bar"]
-        lines.append(
-            " | ".join(
-                " ".join(text(c, v) for v in cell.values if v not in ("", None) or len(cell.values) == 1)
-                for c, cell in cells
-            )
-        )
-    return "".join(f"| {line} |\n" for line in lines)

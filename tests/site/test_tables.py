@@ -1,4 +1,4 @@
-"""One table object, four renderings: none may say anything that the others do not."""
+"""One table object, several renderings: none may say anything that the others do not."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ import csv
 import io
 import json
 import re
+from zipfile import ZipFile
 
-from calc.site import charts, cite, tables
+import bibtexparser
+import openpyxl
+import pytest
+
+from calc.ledger import Line
+from calc.site import charts, cite, datasets, menus, tables, typeset, workbook
 from calc.site.tables import Cell, Column, Table
+from calc.site.workings import Working
+
+GIVEN = {"model": "llama-3-8b", "task": "sft", "gpu": "rtx4090"}
+WEIGHTS = Line("weights", "actor", 2, "b·P", {"b": 2, "P": 1, "N": 8}, "weights#replicated")
+CONTEXT = Line("context", "process", 1, "C", {"C": 1}, "runtime#context", allocated=False)
+WORKING = Working("step: update", (WEIGHTS, CONTEXT, WEIGHTS))
 
 TABLE = Table(
     "an-id",
@@ -24,7 +36,7 @@ TABLE = Table(
             Cell("A <b>"),
             Cell(1234.56, exact=1),
             Cell(html="<span></span>"),
-            Cell(("oom", 3.25, "ZeRO-3"), scenario={"a": 1}),
+            Cell(("oom", 3.25, "ZeRO-3"), exact=5, scenario=GIVEN, working=WORKING),
         ),
         (Cell("B, with a comma"), Cell(None), Cell(), Cell((None, None, None))),
     ),
@@ -65,14 +77,65 @@ def test_json_repeats_the_csv_and_adds_bytes_and_scenario() -> None:
         "full_peak": 3.2,
         "full_with": "ZeRO-3",
     }
-    assert data["cells"] == [{"row": 0, "column": "full", "bytes": None, "scenario": {"a": 1}}]
+    (cell,) = data["cells"]
+    assert cell == {
+        "row": 0, "column": "full", "bytes": 5, "scenario": GIVEN, "at": "step: update", "lines": [0, 1, 0],
+    }  # fmt: skip
     assert (data["catalog_version"], data["calc_version"]) == ("abc", "1")
 
 
+def test_json_holds_a_line_once_with_the_values_that_its_formula_uses_and_its_name() -> None:
+    data = json.loads(tables.to_json(TABLE))
+    assert [line["values"] for line in data["lines"]] == [{"b": 2, "P": 1}, {"C": 1}]
+    assert [line.get("allocated", True) for line in data["lines"]] == [True, False]
+    assert data["components"] == {"weights": "weights", "context": "CUDA context"}
+    assert [c["key"] for c in data["columns"]] == ["model", "size", "full"]
+
+
 def test_markdown_is_a_table_of_what_is_shown() -> None:
-    lines = tables.to_markdown(TABLE).splitlines()
-    assert lines[0] == "| Model | Size (GiB) | Full (GiB) |"
-    assert lines[2] == "| A <b> | 1,234.6 | oom 3.2 ZeRO-3 |"
+    lines = typeset.to_markdown(TABLE, "who_wrote it").splitlines()
+    assert lines[0] == r'**Caption with \<tags\> & "quotes"**'
+    assert lines[2] == "| Model | Size (GiB) | Full (GiB) |"
+    assert lines[3] == "| --- | ---: | --- |"
+    assert lines[4] == r"| A \<b\> | 1,234.6 | out of memory 3.2 ZeRO-3 |"
+    assert lines[5] == "| B, with a comma | not published | cannot run |"
+    assert lines[-1] == r"Source: who\_wrote it"
+
+
+def test_latex_is_a_booktabs_table_of_what_is_shown() -> None:
+    lines = [line.strip() for line in typeset.to_latex(TABLE, "50 % of [it]").splitlines()]
+    assert r"\begin{tabular}{lrl}" in lines
+    assert r"Model & Size (GiB) & Full (GiB) \\" in lines
+    body = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
+    assert body[0].endswith(r" & 1,234.6 & out of memory 3.2 ZeRO-3 \\")
+    assert r"\label{tab:an-id}" in lines
+    assert lines[-2].endswith(r"What it rests on. Source: 50 \% of [it]")
+
+
+@pytest.mark.parametrize(
+    ("text", "latex"),
+    [
+        ("P_4 · 2 & 5 %", r"P\_4 \textperiodcentered{} 2 \& 5 \%"),
+        ("a → b ≤ c", r"a \textrightarrow{} b \ensuremath{\leq} c"),
+        ("[0, 1]", "{[}0, 1]"),  # behind a row's end it would be a length
+        ('the "new" one', "the ``new'' one"),  # in BibTeX it would end the field
+    ],
+)
+def test_what_latex_would_read_is_escaped(text: str, latex: str) -> None:
+    assert typeset.tex(text) == latex
+
+
+def test_a_workbook_has_numbers_as_numbers_the_same_bytes_each_time_and_says_what_it_is() -> None:
+    made = workbook.to_xlsx(TABLE, "source")
+    assert made == workbook.to_xlsx(TABLE, "source")
+    assert {entry.date_time[0] for entry in ZipFile(io.BytesIO(made)).infolist()} == {1980}
+    book = openpyxl.load_workbook(io.BytesIO(made))
+    assert list(book["Table"].iter_rows(values_only=True)) == [
+        ("model", "size (GiB)", "full_verdict", "full_peak (GiB)", "full_with"),
+        ("A <b>", 1234.6, "oom", 3.2, "ZeRO-3"),
+        ("B, with a comma", None, None, None, None),
+    ]
+    assert dict(book["About"].iter_rows(values_only=True))["Rests on"] == "What it rests on."
 
 
 def test_bar_widths_add_up_to_the_share_of_the_scale() -> None:
@@ -85,12 +148,45 @@ def test_bar_widths_add_up_to_the_share_of_the_scale() -> None:
 
 def test_citation_names_table_versions_and_licence() -> None:
     line = cite.line(TABLE, "page.html#an-id")
-    assert all(part in line for part in ("table an-id", "catalog abc", "calc 1", "page.html#an-id", "CC BY 4.0"))
+    assert line.startswith("The Headroom authors. (2026). Caption with <tags>")
+    assert all(part in line for part in ("table an-id", "catalog abc", "calc 1", "[Data set]", "CC BY 4.0"))
+    assert line.endswith(" page.html#an-id")
 
 
-def test_bibtex_closes_every_brace_and_escapes_what_tex_would_read() -> None:
+def test_bibtex_parses_and_escapes_what_tex_would_read() -> None:
     text = cite.bibtex(TABLE, "page.html#an-id")
-    assert text.count("{") == text.count("}")
-    assert r"\&" in text
-    assert "{{" not in text
-    assert re.findall(r"^  (\w+) = \".*\",$", text, re.M) == ["author", "title", "year", "howpublished", "note", "url"]
+    parsed = bibtexparser.parse_string(text)
+    assert not parsed.failed_blocks
+    (entry,) = parsed.entries
+    fields = {name: field.value for name, field in entry.fields_dict.items()}
+    assert (entry.entry_type, entry.key) == ("misc", "headroom-an-id")
+    assert fields["title"] == r"{Caption with \ensuremath{<}tags\ensuremath{>} \& ``quotes''}"
+    assert fields["url"] == "page.html#an-id"
+    assert fields["version"] == "catalog abc, calc 1"
+    assert "{{" not in text  # a page's check takes that for template code
+
+
+@pytest.mark.parametrize(
+    ("url", "version", "address"),
+    [
+        ("", "", "gpus/x.html#an-id"),
+        ("https://guide.example/", "", "https://guide.example/gpus/x.html#an-id"),
+        ("https://guide.example", "0.3", "https://guide.example/0.3/gpus/x.html#an-id"),
+    ],
+)
+def test_a_permalink_names_the_version(monkeypatch: pytest.MonkeyPatch, url: str, version: str, address: str) -> None:
+    monkeypatch.setenv("HEADROOM_SITE_URL", url)
+    monkeypatch.setenv("HEADROOM_VERSION", version)
+    assert cite.permalink(TABLE, "gpus/x.html") == address
+    assert ("guide 0.3, " in cite.line(TABLE, address)) is bool(version)
+    footer = menus.footer(TABLE, "gpus/x.html", "../")
+    assert f'<a href="{address if url else "#an-id"}">' in footer
+    assert datasets.described(TABLE, "gpus/x.html", "../")["url"] == (address if url else "#an-id")
+
+
+def test_a_menu_links_each_file_and_says_where_there_is_a_working() -> None:
+    footer = menus.footer(TABLE, "gpus/x.html", "../")
+    assert re.findall(r'href="\.\./data/tables/an-id\.(\w+)" download', footer) == ["csv", "json", "xlsx", "md", "tex"]
+    assert " data-worked>" in footer
+    bare = Table("bare", "Bare", TABLE.columns, TABLE.rows[1:], versions=TABLE.versions)
+    assert " data-worked>" not in menus.footer(bare, "gpus/x.html", "../")
