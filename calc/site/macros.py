@@ -40,13 +40,14 @@ from calc.site import (
     speed,
     tables,
 )
-from calc.site.bound import Bound, PageError, Record, Spoken, View
+from calc.site.bound import PageError, Record, Spoken, View
+from calc.site.effects import Effects
 from calc.throughput.work import Passes
 from calc.units import GiB, gb, gib
 from calc.verdict import FITS
 
 
-class Macros(Bound):
+class Macros(Effects):
     """All macros, bound to the page that is being rendered."""
 
     def all(self) -> dict[str, Callable[..., Any]]:
