@@ -268,7 +268,9 @@ def changes(base: Answer, answer: Answer) -> str:
 
 def _changes(base: Answer, answer: Answer) -> Cell:
     text = changes(base, answer)
-    return Cell(text, f"<code>{escape(text)}</code>", style="changes") if text != "nothing" else Cell("—", style="changes")
+    return (
+        Cell(text, f"<code>{escape(text)}</code>", style="changes") if text != "nothing" else Cell("—", style="changes")
+    )
 
 
 def _runs(key: str, value: Any, other: Mapping[str, Any]) -> bool:

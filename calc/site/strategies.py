@@ -165,11 +165,11 @@ def overview(found: Sequence[Remedy], root: str) -> Table:
     ]
     columns = (Column("remedy", "Remedy"), *COLUMNS)
     caption = "Every remedy on two jobs or more: what it saves, where, and what it costs in time"
-    return Table("strategies", caption, columns, tuple(rows), RESTS_ON, versions=answers.versions())
+    return Table("strategies-overview", caption, columns, tuple(rows), RESTS_ON, versions=answers.versions())
 
 
 def by_phase(pair: Pair, table_id: str, caption: str) -> Table:
-    """One row a phase: its largest moment before and after, stacked by component, and what each component gives back."""
+    """One row a phase: its largest moment before and after, stacked by component, and what each of them gives back."""
     before, after = phases(pair.before), phases(pair.after)
     names = list(dict.fromkeys([*before, *after]))
     parts = {n: tuple(_parts(side.get(n)) for side in (before, after)) for n in names}
