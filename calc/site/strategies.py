@@ -113,15 +113,15 @@ def most(pair: Pair) -> tuple[str, int]:
 
 COLUMNS = (
     Column("job", "Job"),
-    Column("verdict_before", "Before"),
-    Column("before", "Needs before", "GiB", "number", 1),
-    Column("verdict_after", "After"),
-    Column("after", "Needs after", "GiB", "number", 1),
     Column("saves", "Saves", "GiB", "number", 1, "Of the largest moment of all; below zero it costs memory"),
+    Column("times", "Time", "×", "number", 2, "How many times as long a sequence takes after the change"),
+    Column("verdict_before", "Before"),
+    Column("verdict_after", "After"),
+    Column("before", "Needs before", "GiB", "number", 1),
+    Column("after", "Needs after", "GiB", "number", 1),
     Column("most", "Most in one phase", "GiB", "number", 1, "What the change saves in the phase that it helps most"),
     Column("phase", "Namely in"),
     Column("host", "Saves in host memory", "GB", "number", 0, "Of the node that needs most"),
-    Column("times", "Time", "×", "number", 2, "How many times as long a sequence takes after the change"),
 )
 NEEDS = "Needs: everything the process takes of the fullest GPU, at its largest moment."
 RESTS_ON = f"{NEEDS} Time: of one sequence; a dash where the catalog has no rate."
@@ -133,16 +133,16 @@ def _row(pair: Pair) -> tuple[Cell, ...]:
     before, after = pair.before, pair.after
     moved = abs(saved) >= SHOWN
     return (
-        Cell(pair.job),
-        ledgers.verdict_cell(before.estimate, before),
-        ledgers.in_gib(before.device_bytes, before),
-        ledgers.verdict_cell(after.estimate, after),
-        ledgers.in_gib(after.device_bytes, after),
+        Cell(pair.job, style="changes"),
         _difference(before.device_bytes - after.device_bytes, after),
+        Cell(longer, "" if longer else "—"),
+        ledgers.verdict_cell(before.estimate, before),
+        ledgers.verdict_cell(after.estimate, after),
+        ledgers.in_gib(before.device_bytes, before),
+        ledgers.in_gib(after.device_bytes, after),
         _difference(saved if moved else 0, after),
         Cell(phase if moved else "none", "" if moved else "—"),
         Cell(round((host(before) - host(after)) / GB) + 0, exact=host(before) - host(after), scenario=after.given),
-        Cell(longer, "" if longer else "—"),
     )
 
 
@@ -180,10 +180,10 @@ def by_phase(pair: Pair, table_id: str, caption: str) -> Table:
     columns = (
         Column("phase", "Phase"),
         Column("before", "Before", "GiB", "number", 2),
-        Column("bar_before", "Before, against the limit", kind="bar"),
         Column("after", "After", "GiB", "number", 2),
-        Column("bar_after", "After, against the limit", kind="bar"),
         Column("saves", "Saves", "GiB", "number", 2, "Below zero: costs"),
+        Column("bar_before", "Before, against the limit", kind="bar"),
+        Column("bar_after", "After, against the limit", kind="bar"),
         *(Column(c, f"of it {charts.name(c)}", "GiB", "number", 2) for c in moved),
     )
     rows = []
@@ -195,10 +195,10 @@ def by_phase(pair: Pair, table_id: str, caption: str) -> Table:
             (
                 Cell(n),
                 _total(was, pair.before) if n in before else Cell(None, "—"),
-                Cell(html=charts.bar(was, scale, limits[0])),
                 _total(now, pair.after) if n in after else Cell(None, "—"),
-                Cell(html=charts.bar(now, scale, limits[1])),
                 _difference(sum(was.values()) - sum(now.values()), pair.after) if there else Cell(None, "—"),
+                Cell(html=charts.bar(was, scale, limits[0])),
+                Cell(html=charts.bar(now, scale, limits[1])),
                 *(saved if there else [Cell(None, "—")] * len(moved)),
             )
         )

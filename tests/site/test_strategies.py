@@ -101,7 +101,7 @@ def test_what_components_save_in_a_phase_adds_up(macros: Macros) -> None:
     first = [c.key for c in table.columns].index("saves")
     assert {row[0].value for row in table.rows} == {"load", "forward", "backward", "step"}
     for row in table.rows:
-        whole, *parts = [cell.exact for cell in row[first:]]
+        whole, *parts = [cell.exact for cell in row[first:] if cell.exact is not None]
         assert abs(whole - sum(parts)) < 17 * 5 * 2**20
 
 
