@@ -49,7 +49,7 @@ class Effects(Bound):
             command = f"`{row['command']}`" if "command" in row else ""
             flag = f"`{row['flag']}`" if "flag" in row else ""
             lines.append(f"| {framework} | {command} | {' '.join(filter(None, [flag, row.get('note', '')]))} |")
-        return "\n".join(lines)
+        return "\n".join(['<div class="switch" markdown>', "", *lines, "", "</div>"])
 
     def post(self, key: str) -> str:
         """One of the five posts by its title, linked to the case study that computes it again."""

@@ -89,7 +89,13 @@ def reasons() -> Table:
 def _reasons() -> Iterator[tuple[Cell, ...]]:
     for name, why in _data()["reasons"].items():
         found = ratios(name).values()
-        yield Cell(name, _linked(name)), Cell(len(found)), Cell(min(found)), Cell(max(found)), Cell(why)
+        yield (
+            Cell(name, _linked(name)),
+            Cell(len(found)),
+            Cell(min(found)),
+            Cell(max(found)),
+            Cell(why, style="settings"),
+        )
 
 
 def _linked(name: str) -> str:

@@ -81,9 +81,13 @@ def remedies(folder: Path = FOLDER) -> list[Remedy]:
 
 
 def phases(answer: Answer) -> dict[str, Phase]:
-    """The phases of a job by name, with the group's name in front where there are several groups."""
-    groups = answer.estimate.groups
-    return {(f"{g.name}: {p.name}" if len(groups) > 1 else p.name): p for g in groups for p in g.phases}
+    """The phases of a job by name; of several groups of GPUs that go through one, that of the fullest."""
+    found: dict[str, Phase] = {}
+    for phase in (p for g in answer.estimate.groups for p in g.phases):
+        fullest = found.get(phase.name)
+        if fullest is None or phase.moment.device_bytes > fullest.moment.device_bytes:
+            found[phase.name] = phase
+    return found
 
 
 def host(answer: Answer) -> int:

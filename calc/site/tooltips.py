@@ -7,15 +7,19 @@ nor in links, so that a page stays light and readable.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 from xml.etree.ElementTree import Element
 
 from markdown import Extension, Markdown
 from markdown.extensions.abbr import AbbrTreeprocessor
-from markdown.util import AtomicString
+from markdown.util import HTML_PLACEHOLDER, AtomicString
 
 from calc.site import glossary
 
+# What macros write as HTML is kept aside, tag by tag; text behind a tag that opens one of these is left alone.
+KEPT_ASIDE = re.compile(HTML_PLACEHOLDER % r"(\d+)")
+CLOSED = re.compile(r'<(?:a|code|span class="verdict)[ >"]')
 LEFT_ALONE = {"a", "abbr", "code", "pre", "h1", "h2", "h3", "h4", "h5", "h6"}
 
 
@@ -50,10 +54,10 @@ class Tooltips(AbbrTreeprocessor):
         """A text up to its first new term, and that term and all further ones, each with the text behind it."""
         if not text or isinstance(text, AtomicString):
             return text, []
-        found = []
+        found, closed = [], self._closed(text)
         for match in self.pattern.finditer(text):
             meaning = self.abbrs[match.group()]
-            if meaning not in self.seen:
+            if meaning not in self.seen and not any(start < match.start() < end for start, end in closed):
                 self.seen.add(meaning)
                 found.append(match)
         if not found:
@@ -64,6 +68,11 @@ class Tooltips(AbbrTreeprocessor):
             for match, end in zip(found, ends, strict=True)
         ]
         return text[: found[0].start()], marked
+
+    def _closed(self, text: str) -> list[tuple[int, int]]:
+        """Where a text stands between tags of a link, of code or of a verdict."""
+        tags = [(match, str(self.md.htmlStash.rawHtmlBlocks[int(match[1])])) for match in KEPT_ASIDE.finditer(text)]
+        return [(tag.start(), after.start()) for (tag, raw), (after, _) in pairwise(tags) if CLOSED.match(raw)]
 
 
 class TooltipExtension(Extension):

@@ -68,6 +68,11 @@ def test_headings_code_links_and_parts_of_words_are_left_alone(text: str) -> Non
     assert "abbr" not in html(text)
 
 
+def test_a_term_after_a_verdict_is_marked() -> None:
+    found = html('*<span class="verdict fits">fits</span>* in backward, and <a href="x">PPO</a> or DPO')
+    assert re.findall(r"<abbr[^>]*>(.*?)</abbr>", found) == ["backward", "DPO"]
+
+
 def test_text_around_several_terms_stays_in_order() -> None:
     found = html("a GRPO b *c* PPO d DPO e")
     assert re.sub(r"<[^>]+>", "", found) == "a GRPO b c PPO d DPO e"
