@@ -251,14 +251,20 @@ def compare(
     )
 
 
-def _changes(base: Answer, answer: Answer) -> Cell:
+def changes(base: Answer, answer: Answer) -> str:
     """The fields in which a job differs from `base`, as the scenario file spells them; last those it leaves out."""
     before, after = flattened(base.given), flattened(answer.given)
     changed = [f"{k}: {spelled(v)}" for k, v in after.items() if before.get(k) != v and not _runs(k, v, before)]
     left_out = [k for k, v in before.items() if k not in after and not _runs(k, v, after)]
     text = ", ".join(changed) + ("; " if changed and left_out else "")
-    text += f"by default: {', '.join(left_out)}" if left_out else ""
-    return Cell(text or "—", f"<code>{escape(text)}</code>" if text else "—", style="changes")
+    return text + (f"by default: {', '.join(left_out)}" if left_out else "") or "nothing"
+
+
+def _changes(base: Answer, answer: Answer) -> Cell:
+    text = changes(base, answer)
+    return (
+        Cell(text, f"<code>{escape(text)}</code>", style="changes") if text != "nothing" else Cell("—", style="changes")
+    )
 
 
 def _runs(key: str, value: Any, other: Mapping[str, Any]) -> bool:

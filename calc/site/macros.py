@@ -29,6 +29,7 @@ from calc.site import (
     commands,
     fits,
     formulas,
+    glossary,
     ledgers,
     minimal,
     odds,
@@ -40,13 +41,14 @@ from calc.site import (
     speed,
     tables,
 )
-from calc.site.bound import Bound, PageError, Record, Spoken, View
+from calc.site.bound import PageError, Record, Spoken, View
+from calc.site.effects import Effects
 from calc.throughput.work import Passes
 from calc.units import GiB, gb, gib
 from calc.verdict import FITS
 
 
-class Macros(Bound):
+class Macros(Effects):
     """All macros, bound to the page that is being rendered."""
 
     def all(self) -> dict[str, Callable[..., Any]]:
@@ -133,8 +135,8 @@ class Macros(Bound):
         return self._say(f"count({model}, {head})", f"{self.parameters(model, head):,}")
 
     def how_many(self, what: str) -> str:
-        """How many `gpus`, `nodes` or `models` the catalog has."""
-        return str(len(getattr(answers.catalog(), what)))
+        """How many `gpus`, `nodes`, `models`, `records` or `messages` the catalog has, or the site `tables`."""
+        return f"{reference.how_many(what):,}"
 
     # --- tables of jobs
 
@@ -252,6 +254,10 @@ class Macros(Bound):
         """Every GPU."""
         return self._place(sheets.gpus(self._root))
 
+    def units_table(self, gpus: Sequence[str], id: str, caption: str) -> str:
+        """What the names of cards say, and what a process gets of them."""
+        return self._place(sheets.units([answers.catalog().gpu(gpu) for gpu in gpus], id, caption))
+
     def gpu_table(self, gpu: str) -> str:
         """One GPU, each value with its source."""
         return self._place(sheets.gpu(answers.catalog().gpu(gpu)))
@@ -279,6 +285,10 @@ class Macros(Bound):
     def parameters_table(self, model: str) -> str:
         """One model tensor by tensor."""
         return self._place(sheets.model_tensors(answers.catalog().model(model)))
+
+    def glossary(self) -> str:
+        """Every term."""
+        return glossary.page(self._root)
 
     def fields_table(self) -> str:
         """Every field of a scenario, from its schema."""
@@ -316,6 +326,14 @@ class Macros(Bound):
     def peers_table(self) -> str:
         """Six jobs, as this guide and known calculators answer them."""
         return self._place(peers.side_by_side())
+
+    def peers_reasons(self) -> str:
+        """Why known calculators answer otherwise."""
+        return self._place(peers.reasons())
+
+    def peers_range(self, what: str) -> str:
+        """How far answers to the six jobs lie from the reference: see `calc.site.peers.spread`."""
+        return self._say(f"peers_range({what})", f"{self._or_fault('peers', lambda: peers.spread(what)):.2f}")
 
     def published_tables(self) -> str:
         """Estimates against what others published: numbers, ranges, verdicts, and every disagreement."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +53,54 @@ def side_by_side() -> Table:
     ]
     caption = "Six jobs, as this guide and known calculators answer them"
     return Table("peers", caption, columns, tuple(rows), note=NOTE, versions=answers.versions())
+
+
+def ratios(name: str) -> dict[str, float]:
+    """A calculator's answers as shares of the reference, job by job."""
+    data = _data()
+    return {job: told / data["jobs"][job]["reference"] for job, told in data["peers"][name].items()}
+
+
+def spread(what: str) -> float:
+    """`least` and `most` of all calculators' answers as shares of the reference, `own_least` and `own_most` of ours."""
+    data = _data()
+    ours: list[float] = [own(job) / GiB / asked["reference"] for job, asked in data["jobs"].items()]
+    theirs = [ratio for name in data["peers"] for ratio in ratios(name).values()]
+    known = {"least": min(theirs), "most": max(theirs), "own_least": min(ours), "own_most": max(ours)}
+    if what not in known:
+        raise ValueError(f"no {what!r}; there is {', '.join(known)}")
+    return known[what]
+
+
+def reasons() -> Table:
+    """One row a calculator: how far its answers lie from the reference, and why."""
+    columns = (
+        Column("calculator", "Calculator"),
+        Column("answers", "Jobs it answers", "", "number"),
+        Column("least", "Least", "× reference", "number", 2),
+        Column("most", "Most", "× reference", "number", 2),
+        Column("why", "What it counts otherwise"),
+    )
+    caption = "Known calculators: how far from the reference, and why"
+    note = "Each name is a repository's, linked; the reasons were read in its code."
+    return Table("peers-reasons", caption, columns, tuple(_reasons()), note=note, versions=answers.versions())
+
+
+def _reasons() -> Iterator[tuple[Cell, ...]]:
+    for name, why in _data()["reasons"].items():
+        found = ratios(name).values()
+        yield (
+            Cell(name, _linked(name)),
+            Cell(len(found)),
+            Cell(min(found)),
+            Cell(max(found)),
+            Cell(why, style="settings"),
+        )
+
+
+def _linked(name: str) -> str:
+    """A calculator's name, linked where it begins with a repository's."""
+    repository, _, rest = name.partition(" ")
+    if "/" not in repository:
+        return escape(name)
+    return f'<a href="https://github.com/{escape(repository)}">{escape(repository)}</a> {escape(rest)}'.rstrip()

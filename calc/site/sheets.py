@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from calc.amounts import amount
@@ -13,7 +13,7 @@ from calc.site import answers
 from calc.site.fits import by_memory, by_size
 from calc.site.tables import Cell, Column, Table
 from calc.tape import Tensor, of, text
-from calc.units import GiB, gib
+from calc.units import GB, GiB, gib
 
 # What the catalog says of a GPU: (attribute, the file's field, title, unit).
 GPU_FACTS = (
@@ -71,6 +71,32 @@ def gpus(root: str) -> Table:
         "Each value has its source on the GPU's page. Rates are dense, with fp32 accumulation where that differs.",
         versions=answers.versions(),
     )
+
+
+def units(cards: Sequence[GPU], table_id: str, caption: str) -> Table:
+    """What the name of a card says in decimal and in binary units, and what a process gets."""
+    columns = (
+        Column("gpu", "Card"),
+        Column("sold", "Sold with", "GB", "number"),
+        Column("decimal", "If that were 10⁹ bytes each", "GiB", "number", 2),
+        Column("binary", "If that were 2³⁰ bytes each", "GiB", "number", 2),
+        Column("usable", "A process gets", "GiB", "number", 2),
+        Column("less", "Less than the second", "%", "number", 1),
+        Column("ecc", "Error correction"),
+    )
+    rows = tuple(
+        (
+            Cell(g.name),
+            Cell(g.memory_gb),
+            Cell(g.memory_gb * GB / GiB),
+            Cell(float(g.memory_gb)),
+            Cell(g.usable_bytes / GiB, exact=g.usable_bytes),
+            Cell(100 * (1 - g.usable_bytes / GiB / g.memory_gb)),
+            Cell(g.ecc),
+        )
+        for g in cards
+    )
+    return Table(table_id, caption, columns, rows, versions=answers.versions())
 
 
 def gpu(card: GPU) -> Table:

@@ -43,9 +43,15 @@ def traffic(t: Throughput) -> float:
     return sum(term.seconds for term in t.terms if term.name in TRAFFIC)
 
 
+def seconds_each(answer: Answer) -> float:
+    """Seconds for one sequence of a step, or pair where the task has pairs; for RL one response of an iteration."""
+    s = answer.scenario
+    return of(answer).step_seconds / (s.rollout.batch * s.rollout.n if s.rollout else s.global_batch)
+
+
 def hours(answer: Answer, items: int) -> float:
-    """Hours for `items` sequences, or pairs where the task has pairs."""
-    return of(answer).step_seconds / answer.scenario.global_batch * items / 3600
+    """Hours for `items` sequences, pairs where the task has pairs, or responses for RL."""
+    return seconds_each(answer) * items / 3600
 
 
 def terms(answer: Answer, table_id: str, caption: str, root: str) -> Table:

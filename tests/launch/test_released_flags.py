@@ -15,7 +15,7 @@ from typing import Any
 import grid
 import pytest
 import yaml
-from frameworks.released import LOADER, Unreachable
+from frameworks.released import LOADER
 from packages import (
     VERSIONS,
     Hydra,
@@ -37,20 +37,6 @@ from calc.launch.trl import ACCELERATE, BETA, DEEPSPEED, SERVER
 from calc.scenario import Scenario
 
 ATTENTION = {"flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager"}
-
-
-@pytest.fixture(scope="session")
-def packages(pytestconfig: pytest.Config) -> Packages:
-    """The released packages; skips where the registry cannot be reached."""
-    found = Packages(pytestconfig.cache.mkdir("released"))
-    try:
-        for package, versions in VERSIONS.items():
-            for version in versions:
-                found.release(package, version)
-        found.deepspeed("deepspeed/launcher/runner.py")
-    except Unreachable as reason:
-        pytest.skip(f"the registry cannot be reached: {reason}")
-    return found
 
 
 # Strides without a common divisor with any axis of the grid, so that every value meets every other.

@@ -1,0 +1,138 @@
+"""The macros of the pages about remedies: each says what a change does, and fails where the sentence would be wrong."""
+
+from __future__ import annotations
+
+from calc.site import strategies
+from calc.site.answers import Answer
+from calc.site.bound import Bound, PageError
+from calc.site.strategies import SHOWN, Pair
+from calc.units import gb, gib
+
+SAME_PACE = 0.02  # a share: pages that say "as fast" mean it
+
+
+class Effects(Bound):
+    """Macros that compare two jobs of the page."""
+
+    # --- tables
+
+    def remedy_table(self) -> str:
+        """What the page's remedy does to each of its pairs of jobs."""
+        name = self._current().meta["remedy"]["name"]
+        caption = f"{name}: before and after"
+        return self._place(strategies.summary(self._pairs().values(), f"{self._stem()}-summary", caption))
+
+    def before_after(self, key: str) -> str:
+        """One pair of jobs, phase by phase."""
+        named = self._pairs()
+        if key not in named:
+            raise PageError(f"no pair {key!r} of jobs in the front matter; it has {', '.join(named)}")
+        caption = f"{named[key].job}: before and after, phase by phase"
+        return self._place(strategies.by_phase(named[key], f"{self._stem()}-{key}", caption))
+
+    def remedies_overview(self) -> str:
+        """Every remedy that has a page."""
+        return self._place(strategies.overview(strategies.remedies(), self._root))
+
+    def fragmentation_table(self) -> str:
+        """What lies unused in pieces in the jobs that the page names, each in a phase."""
+        told = self._current().meta["fragmentation"]
+        found = [(self._label(job), self._ask(job), self._phase(job, phase, None)) for job, phase in told.items()]
+        caption = "What lies unused in pieces, at most"
+        return self._place(strategies.fragmentation(found, f"{self._stem()}-summary", caption))
+
+    def switch_on(self) -> str:
+        """The flags that make the change, by framework."""
+        lines = ["| Framework | Command | Setting |", "| --- | --- | --- |"]
+        for row in self._current().meta["switch"]:
+            framework = strategies.FRAMEWORKS[row["framework"]]
+            command = f"`{row['command']}`" if "command" in row else ""
+            flag = f"`{row['flag']}`" if "flag" in row else ""
+            lines.append(f"| {framework} | {command} | {' '.join(filter(None, [flag, row.get('note', '')]))} |")
+        return "\n".join(['<div class="switch" markdown>', "", *lines, "", "</div>"])
+
+    def post(self, key: str) -> str:
+        """One of the five posts by its title, linked to the case study that computes it again."""
+        title, month, page = strategies.POSTS[key]
+        return f"*{title}* ({month}, [computed again]({self._root}case-studies/{page}.md))"
+
+    # --- claims
+
+    def saves(self, before: str, after: str, phase: str | None = None, digits: int = 1) -> str:
+        """How much less a GPU needs after a change: at the peak, or in a phase; an error where it saves nothing."""
+        saved = self._bytes(before, phase) - self._bytes(after, phase)
+        if saved < SHOWN:
+            raise PageError(f"saves({before}, {after}): it does not, the difference is {gib(saved, 2)}")
+        return self._say(f"saves({before}, {after}, {phase})", gib(saved, digits))
+
+    def adds(self, before: str, after: str, phase: str | None = None, digits: int = 1) -> str:
+        """How much more a GPU needs after a change; an error where it does not need more."""
+        added = self._bytes(after, phase) - self._bytes(before, phase)
+        if added < SHOWN:
+            raise PageError(f"adds({before}, {after}): it does not, the difference is {gib(added, 2)}")
+        return self._say(f"adds({before}, {after}, {phase})", gib(added, digits))
+
+    def unchanged(self, before: str, after: str, phase: str | None = None, digits: int = 1) -> str:
+        """What a GPU needs before and after a change that makes no difference; an error where it makes one."""
+        held = self._bytes(before, phase), self._bytes(after, phase)
+        if abs(held[0] - held[1]) >= SHOWN:
+            raise PageError(f"unchanged({before}, {after}): {gib(held[0], 2)} before and {gib(held[1], 2)} after")
+        return self._say(f"unchanged({before}, {after}, {phase})", gib(held[1], digits))
+
+    def saves_host(self, before: str, after: str, digits: int = 0) -> str:
+        """How much less host memory the node that needs most holds; an error where it saves nothing."""
+        saved = strategies.host(self._ask(before)) - strategies.host(self._ask(after))
+        return self._moved(f"saves_host({before}, {after})", saved, digits)
+
+    def adds_host(self, before: str, after: str, digits: int = 0) -> str:
+        """How much more host memory the node that needs most holds; an error where it needs no more."""
+        added = strategies.host(self._ask(after)) - strategies.host(self._ask(before))
+        return self._moved(f"adds_host({before}, {after})", added, digits)
+
+    def longer(self, before: str, after: str, digits: int = 2) -> str:
+        """How many times as long a sequence takes after a change; an error where it takes no longer."""
+        times = self._times(before, after)
+        if times < 1 + SAME_PACE:
+            raise PageError(f"longer({before}, {after}): it is not slower, {times:.3f} times as long")
+        return self._say(f"longer({before}, {after})", f"{times:.{digits}f}")
+
+    def faster(self, before: str, after: str, digits: int = 2) -> str:
+        """How many times as fast a sequence is after a change; an error where it is no faster."""
+        times = 1 / self._times(before, after)
+        if times < 1 + SAME_PACE:
+            raise PageError(f"faster({before}, {after}): it is not, {times:.3f} times as fast")
+        return self._say(f"faster({before}, {after})", f"{times:.{digits}f}")
+
+    def as_fast(self, before: str, after: str) -> str:
+        """The words `as long`, for a change that does not move the time of a sequence; an error where it does."""
+        times = self._times(before, after)
+        if abs(times - 1) > SAME_PACE:
+            raise PageError(f"as_fast({before}, {after}): {times:.3f} times as long")
+        return "as long"
+
+    # --- behind them
+
+    def _moved(self, call: str, n_bytes: int, digits: int) -> str:
+        shown = gb(n_bytes, digits)
+        if n_bytes <= 0 or float(shown.split()[0].replace(",", "")) == 0:
+            raise PageError(f"{call}: it does not, the difference is {gb(n_bytes, 2)}")
+        return self._say(call, shown)
+
+    def _bytes(self, job: str, phase: str | None) -> int:
+        answer: Answer = self._ask(job)
+        return self._phase(job, phase, None).moment.device_bytes if phase else answer.device_bytes
+
+    def _times(self, before: str, after: str) -> float:
+        times = strategies.times(Pair("", self._ask(before), self._ask(after)))
+        if times is None:
+            raise PageError(f"{before}, {after}: no rate is known")
+        return times
+
+    def _pairs(self) -> dict[str, Pair]:
+        try:
+            return strategies.pairs(self._current().meta)
+        except KeyError as missing:
+            raise PageError(f"front matter, remedy: {missing} is missing") from None
+
+    def _stem(self) -> str:
+        return self._current().source.rpartition("/")[2].removesuffix(".md")
