@@ -8,7 +8,7 @@ from html import escape
 from pathlib import PurePosixPath
 
 from calc.launch import Launch
-from calc.site import recipes
+from calc.site import recipes, words
 from calc.site.recipes import Recipe
 
 LANGUAGES = {".yaml": "yaml", ".json": "json", ".py": "python"}
@@ -32,7 +32,7 @@ def _blocks(launch: Launch) -> Iterator[str]:
     yield _fenced("bash", "command", launch.command)
     for name, content in launch.files.items():
         yield _fenced(LANGUAGES.get(PurePosixPath(name).suffix, "text"), name, content)
-    yield f"<ul>{''.join(f'<li>{recipes.code(note)}</li>' for note in launch.notes)}</ul>"
+    yield f"<ul>{''.join(f'<li>{words.code(note)}</li>' for note in launch.notes)}</ul>"
 
 
 def _fenced(kind: str, name: str, content: str) -> str:

@@ -33,6 +33,7 @@ from calc.site import (
     minimal,
     odds,
     peers,
+    picker,
     recipes,
     reference,
     scatter,
@@ -41,6 +42,7 @@ from calc.site import (
     tables,
 )
 from calc.site.bound import Bound, PageError, Record, Spoken, View
+from calc.site.calculator import Place
 from calc.throughput.work import Passes
 from calc.units import GiB, gb, gib
 from calc.verdict import FITS
@@ -225,6 +227,10 @@ class Macros(Bound):
             self._say(f"refused({job})", reason)
             return f"<code>{escape(reason)}</code>"
         raise PageError(f"{job} is not refused: the sentence around it is wrong")
+
+    def calculator(self, job: str) -> str:
+        """The calculator, with the answer to its first job."""
+        return picker.show(self._recipe(job), Place(self._root, self._place))
 
     # --- tables of the catalog
 
