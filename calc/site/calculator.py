@@ -186,7 +186,8 @@ def _links(s: Scenario, root: str) -> str:
 
 def _command(found: Launch) -> Iterator[str]:
     """The command, and what it reads behind a click."""
-    yield f"<p><b>The command</b></p>{_code(found.command, 'command')}"
+    button = '<button type="button" class="md-button copy-command">Copy the command</button>'
+    yield f'{_code(found.command, "command")}<p class="buttons">{button}</p>'
     for name, content in found.files.items():
         yield f"<details><summary>{escape(name)}</summary>{_code(content, name)}</details>"
     if found.notes:

@@ -27,8 +27,10 @@ from calc.site import (
     answers,
     charts,
     commands,
+    curves,
     fits,
     formulas,
+    heat,
     ledgers,
     minimal,
     odds,
@@ -144,6 +146,11 @@ class Macros(Bound):
         """A job phase by phase."""
         return self._place(ledgers.phases(self._ask(job), id, caption or f"{self._label(job)}: memory by phase"))
 
+    def curve(self, job: str, id: str, caption: str, over: str = "seq_len", values: Sequence[int] = ()) -> str:
+        """A job's memory against its sequence length (`seq_len`, `response_len`) or its number of `gpus`."""
+        self._ask(job)
+        return self._place(self._or_fault(job, lambda: curves.curve(self._scenarios[job], over, id, caption, values)))
+
     def lines_table(
         self, job: str, id: str, caption: str = "", phase: str | None = None, group: str | None = None
     ) -> str:
@@ -198,8 +205,12 @@ class Macros(Bound):
         return self._place(recipes.whole(found, id, caption or f"{recipes.title(found)}: what to run, and what else"))
 
     def commands(self, jobs: Sequence[str]) -> str:
-        """The complete command of each of these jobs behind a click, with the files that it reads."""
-        return "\n\n".join(commands.command(self._recipe(job)) for job in jobs)
+        """Of each of these jobs behind a click the complete command, with the files that it reads, and the phases."""
+        page = self._current().source.removesuffix(".md").replace("/", "-")
+        tables = [commands.phases(self._recipe(job), f"{page}-{job}-phases") for job in jobs]
+        pictures = [commands.folded(table.caption, self._place(table)) if table else "" for table in tables]
+        shown = [commands.command(self._recipe(job)) for job in jobs]
+        return "\n\n".join(part for both in zip(shown, pictures, strict=True) for part in both)
 
     def recipes_matrix(self, jobs: Sequence[Sequence[str]], id: str, caption: str) -> str:
         """A row of jobs a task, a column a machine."""
@@ -236,7 +247,11 @@ class Macros(Bound):
 
     def matrix(self, task: str, method: str, gpus: int) -> str:
         """All models against all GPUs."""
-        return self._place(fits.matrix(task, method, gpus, self._root))
+        return self._place(heat.matrix(task, method, gpus, self._root))
+
+    def task_switch(self) -> str:
+        """Links to what fits where, task by task."""
+        return heat.switch(self._current().url.removesuffix(".html"), self._root)
 
     def fits_table(self, gpu: str, task: str) -> str:
         """All models on one kind of GPU."""
@@ -253,6 +268,10 @@ class Macros(Bound):
     def machines_table(self, model: str) -> str:
         """The smallest machine for each task, and what to run there."""
         return self._place(advised.for_model(answers.catalog().model(model), self._root))
+
+    def lengths_curve(self, model: str) -> str:
+        """How long a model's sequences may be on the smallest machine that trains it."""
+        return self._place(self._or_fault(model, lambda: curves.lengths(answers.catalog().model(model))))
 
     def gpus_table(self) -> str:
         """Every GPU."""

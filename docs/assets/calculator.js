@@ -175,6 +175,9 @@
     copy(event.target, location.href);
   });
   box.querySelector(".copy-file").addEventListener("click", (event) => copy(event.target, file.value));
+  shown.addEventListener("click", ({ target }) => {
+    if (target.matches(".copy-command")) copy(target, shown.querySelector("pre").textContent);
+  });
   box.querySelector(".estimate").addEventListener("click", () => ask({ file: file.value }));
   restore();
 })();

@@ -77,7 +77,7 @@ def test_markdown_is_a_table_of_what_is_shown() -> None:
 
 def test_bar_widths_add_up_to_the_share_of_the_scale() -> None:
     html = charts.bar({"weights": 30, "logits": 50, "gradients": 0}, scale=100, limit=60)
-    assert [float(w) for w in re.findall(r"width:([\d.]+)%", html)] == [30, 50]
+    assert [float(w) for w in re.findall(r'<span class="c-\w+" style="width:([\d.]+)%', html)] == [30, 50]
     assert "left:60.00%" in html
     assert 'class="stack over"' in html
     assert 'class="stack"' in charts.bar({"weights": 30}, scale=100, limit=60)
