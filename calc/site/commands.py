@@ -51,4 +51,4 @@ def phases(recipe: Recipe, id: str) -> Table | None:
 
 def folded(title: str, figure: str) -> str:
     """A figure behind a click, on one line, so that no Markdown rule can touch it."""
-    return f'<details class="example"><summary>{escape(title)}</summary>{figure}</details>'
+    return f'<details class="twin"><summary>{escape(title)}</summary>{figure}</details>'

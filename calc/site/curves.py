@@ -171,14 +171,14 @@ def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: 
     )
 
 
-def lengths(model: Model) -> Table:
-    """Full fine-tuning of a model on the smallest machine that does it, longer and longer; LoRA where none does."""
+def lengths(model: Model) -> Table | None:
+    """Fine-tuning of a model on the smallest machine that does it in full, else with adapters; None where none does."""
     _, machines = advice.found(model.id, "sft")
-    trained = next((name for name in machines if machines[name].advice), None)
-    if trained is None:
-        raise ValueError(f"{model.id}: no machine trains it")
-    machine, found = machines[trained].machine, machines[trained].advice
-    assert machine and found and found.scenario
-    on = f"{machine.gpus} × {answers.catalog().gpu(machine.gpu).name}"
-    caption = f"{model.name}, supervised fine-tuning ({trained}) on {on}: memory against the length of sequences"
-    return curve(found.scenario, "seq_len", f"model-{model.id}-lengths", caption)
+    for trained, (machine, found) in machines.items():
+        if machine and found and found.scenario:
+            on = f"{machine.gpus} × {answers.catalog().gpu(machine.gpu).name}"
+            caption = (
+                f"{model.name}, supervised fine-tuning ({trained}) on {on}: memory against the length of sequences"
+            )
+            return curve(found.scenario, "seq_len", f"model-{model.id}-lengths", caption)
+    return None

@@ -271,7 +271,8 @@ class Macros(Bound):
 
     def lengths_curve(self, model: str) -> str:
         """How long a model's sequences may be on the smallest machine that trains it."""
-        return self._place(self._or_fault(model, lambda: curves.lengths(answers.catalog().model(model))))
+        found = self._or_fault(model, lambda: curves.lengths(answers.catalog().model(model)))
+        return self._place(found) if found else "No machine of the catalog trains it."
 
     def gpus_table(self) -> str:
         """Every GPU."""

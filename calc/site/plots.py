@@ -12,10 +12,10 @@ from calc.site.tables import WORDS
 from calc.units import GiB
 
 # the drawing in its own units, small enough that a phone shows its text at a readable size
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BELOW = 480, 330, 40, 26, 10, 40
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BELOW = 420, 330, 40, 28, 10, 42
 FIELD, DEEP = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BELOW
 LINE = 14  # the height of a line of text
-NARROW = {"fits": 30, "tight": 32, "oom": 92}  # the room that each of these words needs
+NARROW = {"fits": 30, "tight": 32, "oom": 96}  # the room that each of these words needs
 
 
 class Point(NamedTuple):
@@ -155,8 +155,10 @@ def _columns(p: Plot, components: Sequence[str]) -> Iterator[str]:
 
 
 def _limit(p: Plot) -> str:
+    """The card's limit; its number stands where there is most room: curves rise to the right, columns to the left."""
     y = p.y(p.limit)
-    words = _text(LEFT + 5, y - 4, f"{p.limit / GiB:.1f} usable", "start", "name")
+    x, anchor = (LEFT + FIELD - 5, "end") if p.steps else (LEFT + 5, "start")
+    words = _text(x, y - 4, f"{p.limit / GiB:.1f} usable", anchor, "name")
     return f'<path class="limit" d="M{LEFT} {y:.1f}h{FIELD}"/>{words}'
 
 

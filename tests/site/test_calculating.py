@@ -36,7 +36,7 @@ JOBS: Mapping[str, Mapping[str, Any]] = {
     },
     "grpo": {"model": "qwen2.5-7b", "task": "grpo", "gpu": "h200", "gpus": 4, "framework": "verl", **LENGTHS},
     "nothing fits": {"model": "llama-3.1-70b", "task": "sft", "gpu": "rtx4090", "gpus": 1, "framework": "trl"},
-    "dpo by LoRA": {"model": "qwen3-8b", "task": "dpo", "gpu": "a40", "gpus": 1, "framework": "trl", "method": "lora"},
+    "dpo by LoRA": {"model": "qwen3-8b", "task": "dpo", "gpu": "a40", "gpus": 1, "method": "lora", "framework": "trl"},
 }
 # fields that a job leaves out are emptied, so that calc's own defaults hold
 PICK = """job => {
@@ -49,6 +49,13 @@ PICK = """job => {
 SAME = "html => { const box = document.createElement('div'); box.innerHTML = html; return box.innerHTML; }"
 
 
+def asked_of(project: Path, *words: str, file: str = "") -> Any:
+    """What `python -m calc` says, as JSON."""
+    command = [sys.executable, "-m", "calc", *words, "--json"]
+    ran = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True, input=file)
+    return json.loads(ran.stdout)
+
+
 def settle(page: Page) -> str:
     """What the picker says once it has an answer."""
     page.wait_for_function("document.querySelector('#calculator .stop').hidden", timeout=120_000)
@@ -59,7 +66,7 @@ def settle(page: Page) -> str:
 def home(browser: Browser, origin: str) -> Iterator[Page]:
     """The home page, its engine loaded once for all tests here."""
     page, requests, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
-    assert [r for r in requests if "assets/calculator/" in r or "catalog.json" in r or "worker" in r] == []
+    assert [r for r in requests if "assets/calculator/" in r or "catalog.json" in r or "calculator-worker" in r] == []
     assert "Llama 3.1 8B" in page.locator("#calculator .headline").inner_text()  # an answer before anything is loaded
     yield page
     assert [r for r in requests if not r.startswith((origin, "data:", "blob:"))] == []
@@ -95,9 +102,7 @@ def test_the_very_command_that_an_answer_shows_gives_the_same_phases(home: Page,
     shown = {row.locator("th").inner_text(): float(row.locator("td").first.inner_text()) for row in rows.all()}
     assert shown == {phase: pytest.approx(n / GiB, abs=0.005) for phase, n in best["phases"].items()}
     file = home.locator("#calculator textarea").input_value()
-    command = [sys.executable, "-m", "calc", "estimate", "-", "--json"]
-    ran = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True, input=file)
-    assert json.loads(ran.stdout)["groups"][0]["peak_device_bytes"] == best["peak_device_bytes"]
+    assert asked_of(project, "estimate", "-", file=file)["groups"][0]["peak_device_bytes"] == best["peak_device_bytes"]
 
 
 def test_a_bad_combination_is_one_line_and_no_answer(home: Page) -> None:
@@ -181,7 +186,7 @@ def test_heatmaps_and_curves_are_for_everybody(browser: Browser, origin: str, pl
     page, _, complaints = opened(
         browser, f"{origin}/{place}", color_scheme=scheme, viewport={"width": 360, "height": 740}
     )
-    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.evaluate("document.querySelectorAll('details.twin').forEach(d => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     page.evaluate(AXE)
     found = page.evaluate("tags => axe.run('main', {runOnly: tags, resultTypes: ['violations']})", RULES)

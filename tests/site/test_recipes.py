@@ -235,3 +235,5 @@ def test_every_page_leads_to_the_recipes(site: Path) -> None:
         jobs = front(page)["recipes"].values()
         launched = [j for j in jobs if recipes.recommended(j).answer.launch]
         assert len(re.findall('<details class="example">', shown)) == len(launched)
+        fitting = [j for j in jobs if recipes.recommended(j).answer.recommended]
+        assert len(re.findall(rf'<figure class="computed" id="recipes-{page}-[^"]+-phases"', shown)) == len(fitting)
