@@ -17,7 +17,7 @@ import yaml
 
 from calc.catalog import load
 from calc.schema import InputError
-from calc.site import advice, answers, behind, checks, exports, fits, pages, searched
+from calc.site import advice, answers, behind, checks, engine, exports, fits, pages, searched
 from calc.site.macros import Macros, PageError, Record, View
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def collect(docs: Path = DOCS) -> Record:
 
 
 def write(docs: Path = DOCS) -> Record:
-    """Writes what is generated, all of it in places that git ignores: pages, tables, the data package."""
+    """Writes what is generated, all of it in places that git ignores: pages, data, the calculator's engine."""
     fits.fill()
     advice.fill()
     behind.fill()
@@ -73,6 +73,12 @@ def write(docs: Path = DOCS) -> Record:
     pages.write(docs)
     record = collect(docs)
     exports.save(docs / "data", exports.files(record))
+    try:
+        engine.write(docs / "assets" / "calculator")
+    except FileNotFoundError as error:
+        raise BuildError(
+            f"{error.filename}: given no such file, allowed: after `make site`, which installs it"
+        ) from None
     return record
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from calc.units import GiB
+
 # The order of the stack and of the legend, and with it the colour (docs/assets/extra.css). One colour everywhere.
 COMPONENTS = {
     "weights": "weights",
@@ -45,14 +47,22 @@ def title(component: str) -> str:
 
 
 def bar(parts: Mapping[str, int], scale: int, limit: int | None) -> str:
-    """One stacked bar; `scale` bytes are the full width, `limit` is the line that must not be crossed."""
+    """One stacked bar with its sum at the end; `scale` bytes are the full width, `limit` is what must not be crossed.
+
+    What lies beyond the limit is hatched, and said in words.
+    """
     spans = "".join(
         f'<span class="c-{component}" style="width:{100 * parts[component] / scale:.2f}%"></span>'
         for component in ordered([c for c, n in parts.items() if n > 0])
     )
-    over = limit is not None and sum(parts.values()) > limit
+    total = sum(parts.values())
+    beyond = total - limit if limit is not None else 0
     line = f'<i style="left:{100 * limit / scale:.2f}%"></i>' if limit is not None else ""
-    return f'<span class="stack{" over" if over else ""}">{spans}{line}</span>'
+    if beyond > 0:
+        line += f'<s style="left:{100 * (total - beyond) / scale:.2f}%;width:{100 * beyond / scale:.2f}%"></s>'
+    words = f"{total / GiB:,.1f}" + (f", {beyond / GiB:,.1f} over" if beyond > 0 else "")
+    sum_of = f'<em style="left:{100 * total / scale:.2f}%">{words}</em>'
+    return f'<span class="stack{" over" if beyond > 0 else ""}">{spans}{line}{sum_of}</span>'
 
 
 def legend(components: Sequence[str], limit: str) -> str:

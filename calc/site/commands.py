@@ -1,4 +1,4 @@
-"""The command of a recommended configuration behind one click, with the files that it reads, as Markdown."""
+"""A recommended configuration behind a click: its command with the files that it reads, and its memory by phase."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from html import escape
 from pathlib import PurePosixPath
 
 from calc.launch import Launch
-from calc.site import recipes
+from calc.site import ledgers, recipes, words
 from calc.site.recipes import Recipe
+from calc.site.tables import Table
 
 LANGUAGES = {".yaml": "yaml", ".json": "json", ".py": "python"}
 
@@ -32,10 +33,22 @@ def _blocks(launch: Launch) -> Iterator[str]:
     yield _fenced("bash", "command", launch.command)
     for name, content in launch.files.items():
         yield _fenced(LANGUAGES.get(PurePosixPath(name).suffix, "text"), name, content)
-    yield f"<ul>{''.join(f'<li>{recipes.code(note)}</li>' for note in launch.notes)}</ul>"
+    yield f"<ul>{''.join(f'<li>{words.code(note)}</li>' for note in launch.notes)}</ul>"
 
 
 def _fenced(kind: str, name: str, content: str) -> str:
     """A block of code, its fence longer than any in it."""
     fence = "`" * max([3, *[len(ticks) + 1 for ticks in re.findall("`+", content)]])
     return f'{fence}{kind} title="{name}"\n{content.rstrip()}\n{fence}'
+
+
+def phases(recipe: Recipe, id: str) -> Table | None:
+    """The recommended configuration phase by phase; None where nothing fits."""
+    best = recipe.answer.recommended
+    caption = f"{recipes.title(recipe)}: memory by phase"
+    return ledgers.phases(words.answered(best.judged), id, caption) if best else None
+
+
+def folded(title: str, figure: str) -> str:
+    """A figure behind a click, on one line, so that no Markdown rule can touch it."""
+    return f'<details class="twin"><summary>{escape(title)}</summary>{figure}</details>'

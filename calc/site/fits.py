@@ -91,10 +91,33 @@ GRPO_ASSUMPTIONS = (
     "offload, weights and optimizer states wait in host memory, of which a node must have what is shown; TP 8: tensor "
     "parallel 8 and 0.8 of the card for vLLM."
 )
+PPO: Mapping[str, Any] = {
+    "framework": "openrlhf",
+    "sharding": "zero3",
+    "prompt_len": 512,
+    "response_len": 1536,
+    "micro_batch": 1,
+    "checkpointing": "full",
+    "attention": "flash",
+    "rollout.sleep": True,
+    "rollout.gpu_memory_utilization": 0.5,
+}
+FROZEN = {f"roles.{name}.offload.parameters": True for name in ("reference", "reward")}
+PPO_OFFLOADED = {"offload.optimizer": True} | FROZEN
+PPO_WIDE: Mapping[str, Any] = {"rollout.tensor_parallel": 8, "rollout.gpu_memory_utilization": 0.8, **PPO_OFFLOADED}
+PPO_ASSUMPTIONS = (
+    "OpenRLHF's newest known version on DeepSpeed ZeRO-3, all else its defaults, with actor, critic, reference and "
+    "reward model of the same size on the same GPUs, vLLM asleep while others work with half of the card, prompts of "
+    f"512 and responses of 1536 tokens, micro batch 1, full activation checkpointing, FlashAttention. {SHOWN}. With "
+    "offload, the optimizer and the weights of the reference and the reward model wait in host memory, of which a node "
+    "must have what is shown; TP 8: tensor parallel 8 and 0.8 of the card for vLLM."
+)
+PPO_LADDER = (SHARED, Rung("offload", PPO_OFFLOADED), Rung("offload, TP 8", PPO_WIDE))
 TASKS = {
     "sft": Task("Supervised fine-tuning", SUPERVISED, LADDERS, ASSUMPTIONS),
     "rm": Task("Reward model", SUPERVISED, LADDERS, ASSUMPTIONS),
     "dpo": Task("DPO", SUPERVISED, LADDERS, ASSUMPTIONS),
+    "ppo": Task("PPO", PPO, {("full", 8): PPO_LADDER}, PPO_ASSUMPTIONS),
     "grpo": Task("GRPO", GRPO, {(m, 8): (SHARED, OFFLOAD, WIDE) for m in ("full", "lora")}, GRPO_ASSUMPTIONS),
 }
 
@@ -201,29 +224,6 @@ def by_memory(gpus: Iterable[GPU]) -> list[GPU]:
     return sorted(gpus, key=lambda g: (g.usable_mib, g.id))
 
 
-def matrix(task: str, method: str, gpus: int, root: str) -> Table:
-    """All models against all GPUs, for one task, method and number of GPUs."""
-    columns = [Column("model", "Model")]
-    cards = by_memory(answers.catalog().gpus.values())
-    columns += [Column(_key(g.id), g.name + " in fp16" * g.lacks_bf16, "GiB", "verdict", 1) for g in cards]
-    rows = tuple(
-        (
-            Cell(m.name, f'<a href="{root}models/{m.id}.html">{escape(m.name)}</a>'),
-            *(cell(Asked(m.id, g.id, task, method, gpus)) for g in cards),
-        )
-        for m in by_size(answers.catalog().models.values())
-    )
-    count = "one GPU" if gpus == 1 else f"{gpus} GPUs"
-    return Table(
-        f"fits-{task}-{method}-{gpus}",
-        f"{TASKS[task].title}, {METHODS[method]}, on {count}: the verdict, and what the fullest GPU needs",
-        tuple(columns),
-        rows,
-        TASKS[task].assumptions,
-        versions=answers.versions(),
-    )
-
-
 def on_gpu(gpu: GPU, task: str, root: str) -> Table:
     """All models on one kind of GPU, for one task: each method that it is asked with, on one GPU and on eight."""
     cases = sorted(TASKS[task].ladders, key=lambda case: (case[1], list(METHODS).index(case[0])))
@@ -275,7 +275,7 @@ def smallest(model: Model, root: str) -> Table:
         columns,
         tuple(rows),
         ASSUMPTIONS,
-        f"GRPO: {GRPO_ASSUMPTIONS}",
+        f"PPO: {PPO_ASSUMPTIONS} GRPO: {GRPO_ASSUMPTIONS}",
         versions=answers.versions(),
     )
 
@@ -291,6 +291,6 @@ def _smallest(model: Model, task: str, method: str, n: int, root: str) -> tuple[
     return Cell(f"none, up to the {cards[-1].name}"), cell(Asked(model.id, cards[-1].id, task, method, n))
 
 
-def _key(name: str) -> str:
+def key(name: str) -> str:
     """A catalog id as a column's name."""
     return name.replace("-", "_").replace(".", "_")

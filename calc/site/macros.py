@@ -27,13 +27,16 @@ from calc.site import (
     answers,
     charts,
     commands,
+    curves,
     fits,
     formulas,
     glossary,
+    heat,
     ledgers,
     minimal,
     odds,
     peers,
+    picker,
     recipes,
     reference,
     scatter,
@@ -42,6 +45,7 @@ from calc.site import (
     tables,
 )
 from calc.site.bound import PageError, Record, Spoken, View
+from calc.site.calculator import Place
 from calc.site.effects import Effects
 from calc.throughput.work import Passes
 from calc.units import GiB, gb, gib
@@ -144,6 +148,11 @@ class Macros(Effects):
         """A job phase by phase."""
         return self._place(ledgers.phases(self._ask(job), id, caption or f"{self._label(job)}: memory by phase"))
 
+    def curve(self, job: str, id: str, caption: str, over: str = "seq_len", values: Sequence[int] = ()) -> str:
+        """A job's memory against its sequence length (`seq_len`, `response_len`) or its number of `gpus`."""
+        self._ask(job)
+        return self._place(self._or_fault(job, lambda: curves.curve(self._scenarios[job], over, id, caption, values)))
+
     def lines_table(
         self, job: str, id: str, caption: str = "", phase: str | None = None, group: str | None = None
     ) -> str:
@@ -198,8 +207,12 @@ class Macros(Effects):
         return self._place(recipes.whole(found, id, caption or f"{recipes.title(found)}: what to run, and what else"))
 
     def commands(self, jobs: Sequence[str]) -> str:
-        """The complete command of each of these jobs behind a click, with the files that it reads."""
-        return "\n\n".join(commands.command(self._recipe(job)) for job in jobs)
+        """Of each of these jobs behind a click the complete command, with the files that it reads, and the phases."""
+        page = self._current().source.removesuffix(".md").replace("/", "-")
+        tables = [commands.phases(self._recipe(job), f"{page}-{job}-phases") for job in jobs]
+        pictures = [commands.folded(table.caption, self._place(table)) if table else "" for table in tables]
+        shown = [commands.command(self._recipe(job)) for job in jobs]
+        return "\n\n".join(part for both in zip(shown, pictures, strict=True) for part in both)
 
     def recipes_matrix(self, jobs: Sequence[Sequence[str]], id: str, caption: str) -> str:
         """A row of jobs a task, a column a machine."""
@@ -228,11 +241,19 @@ class Macros(Effects):
             return f"<code>{escape(reason)}</code>"
         raise PageError(f"{job} is not refused: the sentence around it is wrong")
 
+    def calculator(self, job: str) -> str:
+        """The calculator, with the answer to its first job."""
+        return picker.show(self._recipe(job), Place(self._root, self._place))
+
     # --- tables of the catalog
 
     def matrix(self, task: str, method: str, gpus: int) -> str:
         """All models against all GPUs."""
-        return self._place(fits.matrix(task, method, gpus, self._root))
+        return self._place(heat.matrix(task, method, gpus, self._root))
+
+    def task_switch(self) -> str:
+        """Links to what fits where, task by task."""
+        return heat.switch(self._current().url.removesuffix(".html"), self._root)
 
     def fits_table(self, gpu: str, task: str) -> str:
         """All models on one kind of GPU."""
@@ -249,6 +270,11 @@ class Macros(Effects):
     def machines_table(self, model: str) -> str:
         """The smallest machine for each task, and what to run there."""
         return self._place(advised.for_model(answers.catalog().model(model), self._root))
+
+    def lengths_curve(self, model: str) -> str:
+        """How long a model's sequences may be on the smallest machine that trains it."""
+        found = self._or_fault(model, lambda: curves.lengths(answers.catalog().model(model)))
+        return self._place(found) if found else "No machine of the catalog trains it."
 
     def gpus_table(self) -> str:
         """Every GPU."""

@@ -7,7 +7,7 @@ from functools import cache
 from html import escape
 
 from calc.recommend.published import SOURCE, VERL, Comparison, compare
-from calc.site import answers, ledgers, recipes
+from calc.site import answers, ledgers, words
 from calc.site.tables import Cell, Column, Table
 from calc.site.workings import of_phase
 
@@ -52,7 +52,7 @@ def _ours(each: Comparison) -> Iterator[Cell]:
     if each.ours is None:
         yield from [Cell(None, "—")] * 6
         return
-    answer = recipes.answered(each.ours.judged)
+    answer = words.answered(each.ours.judged)
     changed = ", ".join(
         f"{d.field}: {ledgers.spelled(d.theirs)} → {ledgers.spelled(d.ours)}"
         for d in each.differences

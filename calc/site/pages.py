@@ -18,6 +18,12 @@ BEFORE_AMPERE = """
     attention kernel: run it in fp16, with PyTorch's own attention.
 """
 
+LENGTHS = """
+## How long its sequences may be
+
+[[ lengths_curve({name}) ]]
+"""
+
 
 def write(docs: Path) -> None:
     """Writes the pages under `docs`, and removes those whose GPU or model is gone."""
@@ -56,6 +62,8 @@ def gpu(card: GPU) -> str:
 
 {advised.about(card) if card.lacks_bf16 else what_to_run}
 
+Another model, another number of cards? [Ask the calculator](../../index.md?gpu={card.id}#calculator).
+
 ## What fits
 
 {what_fits}
@@ -88,6 +96,8 @@ def model(found: Model) -> str:
 
 {f"[[ machines_table({name}) ]]" if advice.searched(found) else advised.unsearched(found)}
 
+Another machine, another length? [Ask the calculator](../index.md?model={found.id}#calculator).
+{LENGTHS.format(name=name) if advice.searched(found) else ""}
 ## Where it fits
 
 [[ smallest_table({name}) ]]

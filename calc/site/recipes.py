@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from html import escape
 from typing import Any, NamedTuple
 
-from calc.recommend import Miss, Recommendation
+from calc.recommend import Recommendation
 from calc.recommend.search import Judged
 from calc.rules import flatten
 from calc.scenario import Scenario, parse
-from calc.site import answers, charts, ledgers
-from calc.site.answers import Answer
+from calc.site import answers, charts, ledgers, words
 from calc.site.searched import recommendation
 from calc.site.tables import Cell, Column, Table, verdict_html
 from calc.site.workings import of_phase
 from calc.throughput import Throughput
-from calc.units import GB, GiB, gb, gib
+from calc.units import GB, GiB, gib
 
-METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
-SHARDINGS = {
-    "none": "not sharded", "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
-    "fsdp1": "FSDP1", "fsdp2": "FSDP2",
-}  # fmt: skip
-TASKS = {
-    "sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO",
-    "reinforce++": "REINFORCE++",
-}  # fmt: skip
 NEXT, CLOSEST = "Next faster, which does not fit", "Closest miss"
 
 
@@ -66,83 +54,7 @@ def _kept(key: str, where: str) -> Recipe:
 
 def title(recipe: Recipe) -> str:
     """A job in a few words: `Llama 3.1 8B, DPO on 8 × A100 80 GB`."""
-    return f"{_model(recipe.asked.model)}, {_task(recipe.asked.task)} on {machine(recipe.asked)}"
-
-
-def machine(s: Scenario) -> str:
-    """The GPUs of a job: `8 × A100-SXM4-80GB`."""
-    return f"{s.gpus} × {answers.catalog().gpu(s.gpu).name}"
-
-
-def _model(name: str) -> str:
-    found = answers.catalog().models.get(name)
-    return found.name if found else name
-
-
-def _task(task: str) -> str:
-    words = TASKS[task]
-    return words if words.isupper() or words[1].isupper() else words.lower()
-
-
-def settings(s: Scenario) -> list[str]:
-    """What is to be set, one part a setting, in the order in which a reader decides."""
-    method = METHODS[s.method] + (f" of rank {s.lora.rank}" if s.lora else "")
-    parts = [
-        method + (", AdamW in 8 bits" if s.optimizer == "adamw-8bit" else ""),
-        SHARDINGS[s.sharding] if s.gpus > 1 else "one GPU",
-        f"micro batch {s.micro_batch}",
-        {"full": "checkpointing", "none": "no checkpointing"}.get(s.checkpointing, f"checkpointing {s.checkpointing}"),
-        _offloaded(s),
-    ]
-    if s.rollout and s.rollout.engine == "vllm":
-        where = "on all GPUs"
-        if s.placement == "separate":
-            where = "GPUs apart: " + ", ".join(f"{n} for {name}" for name, n in _groups(s).items())
-        parts += [
-            where,
-            f"vLLM with tensor parallel {s.rollout.tensor_parallel}",
-            f"{s.rollout.gpu_memory_utilization:g} of the card for vLLM",
-            "asleep while others work" if s.rollout.sleep else "never asleep",
-        ]
-    elif s.rollout:
-        parts.append("Transformers generates")
-    return parts
-
-
-def _groups(s: Scenario) -> dict[str, int]:
-    """GPUs of roles that have some of their own, and vLLM's."""
-    own = {name: role["gpus"] for name, role in s.roles.items() if isinstance(role, Mapping) and "gpus" in role}
-    return own | ({"vLLM": s.rollout.gpus} if s.rollout else {})
-
-
-def _offloaded(s: Scenario) -> str:
-    frozen = [name for name in ("reference", "reward") if (own := s.role(name)) and own.offload.parameters]
-    names = ["optimizer"] * s.offload.optimizer + ["weights"] * s.offload.parameters + frozen
-    *most, last = names or ["nothing"]
-    return f"{', '.join(most)} and {last} in host memory" if most else f"{last} in host memory"
-
-
-def lacks(miss: Miss) -> str:
-    """Why a configuration does not fit, in words."""
-    if miss.where == "vllm":
-        return f"does not start vLLM: {miss.reason}"
-    assert miss.shortfall is not None
-    if miss.where == "host":
-        return f"lacks {gb(miss.shortfall)} of host memory in {miss.phase}"
-    return f"lacks {gib(miss.shortfall)} in {miss.phase}"
-
-
-def _against(found: Recommendation) -> str:
-    """What the next faster configuration sets otherwise, and what it lacks; or what would have to change."""
-    best, miss = found.recommended, found.fails
-    if best is None:
-        closest = f"the closest {lacks(miss)}" if miss else "the framework can run no configuration of this job"
-        return "; ".join([*found.advice, closest])
-    if miss is None:
-        return "nothing faster was found"
-    said = settings(best.scenario)
-    other = [part for part in settings(miss.judged.scenario) if part not in said]
-    return f"{', '.join(other)}: {lacks(miss)}"
+    return f"{words.model(recipe.asked.model)}, {words.task(recipe.asked.task)} on {words.machine(recipe.asked)}"
 
 
 def said(recipe: Recipe, what: str) -> str:
@@ -152,7 +64,7 @@ def said(recipe: Recipe, what: str) -> str:
     if best is None:
         known = counts | {"verdict": "nothing fits"}
     else:
-        parts, peak = settings(best.scenario), answered(best.judged).device_bytes
+        parts, peak = words.settings(best.scenario), words.answered(best.judged).device_bytes
         known = counts | {"verdict": "fits", "method": parts[0], "sharding": parts[1], "peak": gib(peak)}
     if what not in known:
         raise ValueError(f"no {what!r} of this recommendation; it has {', '.join(known)}")
@@ -170,11 +82,6 @@ class Row(NamedTuple):
     judged: Judged | None
     throughput: Throughput | None = None
     extra: tuple[Cell, ...] = ()
-
-
-def answered(judged: Judged) -> Answer:
-    """What `calc` says of a configuration."""
-    return Answer(judged.scenario.as_dict(), judged.scenario, judged.estimate)
 
 
 COLUMNS = (
@@ -195,7 +102,7 @@ LAST = (
 
 
 def _table(rows: Sequence[Row], id: str, caption: str, first: str, extra: tuple[Column, ...], note: str) -> Table:
-    every = [answered(row.judged) for row in rows if row.judged]
+    every = [words.answered(row.judged) for row in rows if row.judged]
     scale = round(1.04 * max([n for a in every for n in (a.device_bytes, a.group.usable_bytes)], default=1))
     components = charts.ordered([x.component for a in every for x in a.peak.moment.lines])
     return Table(
@@ -217,9 +124,9 @@ def _cells(row: Row, scale: int) -> Iterator[Cell]:
     if row.judged is None:
         yield from [none, verdict, *[none] * 6, *row.extra, none, none, Cell(html="")]
         return
-    answer = answered(row.judged)
+    answer = words.answered(row.judged)
     group, needs = answer.group, answer.device_bytes
-    yield Cell(", ".join(settings(answer.scenario)), style="settings")
+    yield Cell(", ".join(words.settings(answer.scenario)), style="settings")
     yield verdict
     yield ledgers.held(of_phase(answer.peak), answer, "over" if needs > group.usable_bytes else "")
     yield ledgers.in_gib(group.usable_bytes)
@@ -244,7 +151,7 @@ def overview(found: Sequence[Recipe], id: str, caption: str) -> Table:
     """One row a job: the configuration to run, and what the next faster one lacks."""
     rows = []
     for recipe in found:
-        faster = Cell(_against(recipe.answer), style="settings")
+        faster = Cell(words.against(recipe.answer), style="settings")
         rows.append(_best(_label(recipe, found), recipe.answer, faster))
     extra = (Column("faster", "Next faster, and what it lacks"),)
     return _table(rows, id, caption, "Model", extra, _notes(n for r in found for n in r.answer.notes))
@@ -254,7 +161,7 @@ def _label(recipe: Recipe, among: Sequence[Recipe]) -> str:
     """The model, and what else tells a job from the others of a table."""
     s = recipe.asked
     counts, lengths = {r.asked.gpus for r in among}, {r.asked.seq_len or r.asked.response_len for r in among}
-    parts = [_model(s.model)]
+    parts = [words.model(s.model)]
     parts += [f"{s.gpus} GPUs"] if len(counts) > 1 else []
     parts += [f"{(s.seq_len or s.response_len):,} tokens"] if len(lengths) > 1 else []
     return ", ".join(parts)
@@ -265,7 +172,9 @@ def whole(recipe: Recipe, id: str, caption: str) -> Table:
     found = recipe.answer
     rows = [_best("Run this", found)] if found.recommended else []
     if found.fails:
-        rows.append(Row(NEXT if rows else CLOSEST, lacks(found.fails), found.fails.judged, found.fails.throughput))
+        rows.append(
+            Row(NEXT if rows else CLOSEST, words.lacks(found.fails), found.fails.judged, found.fails.throughput)
+        )
     for other in found.alternatives:
         rows.append(Row(f"Or: {other.trades}", "fits", other.judged, other.throughput))
     said = [*(f"{line[:1].upper()}{line[1:]}." for line in found.advice)]
@@ -274,24 +183,19 @@ def whole(recipe: Recipe, id: str, caption: str) -> Table:
 
 
 def _notes(lines: Iterable[str]) -> str:
-    return "<br>".join(code(line) for line in dict.fromkeys(lines))
-
-
-def code(text: str) -> str:
-    """Text with its `backticks` as code."""
-    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
+    return "<br>".join(words.code(line) for line in dict.fromkeys(lines))
 
 
 def matrix(rows: Sequence[Sequence[Recipe]], id: str, caption: str) -> Table:
     """A row a task, a column a machine: whether something fits there, the peak, and how."""
-    machines = {(r.asked.gpu, r.asked.gpus): machine(r.asked) for row in rows for r in row}
+    machines = {(r.asked.gpu, r.asked.gpus): words.machine(r.asked) for row in rows for r in row}
     names = {at: f"{at[0]}_{at[1]}" for at in machines}
     columns = (
         Column("task", "Task"),
         *(Column(names[at], words, "GiB", "verdict", 1) for at, words in machines.items()),
     )
-    made = [(Cell(TASKS[row[0].asked.task]), *(_verdict(recipe) for recipe in row)) for row in rows]
-    best = [answered(r.answer.recommended.judged) for row in rows for r in row if r.answer.recommended]
+    made = [(Cell(words.TASKS[row[0].asked.task]), *(_verdict(recipe) for recipe in row)) for row in rows]
+    best = [words.answered(r.answer.recommended.judged) for row in rows for r in row if r.answer.recommended]
     return Table(id, caption, columns, tuple(made), ledgers.shared(best), versions=answers.versions())
 
 
@@ -299,8 +203,8 @@ def _verdict(recipe: Recipe) -> Cell:
     best = recipe.answer.recommended
     if best is None:
         return Cell((None, None, "; ".join(["nothing fits", *recipe.answer.advice[:1]])))
-    answer = answered(best.judged)
-    how = ", ".join(settings(best.scenario)[:2])
+    answer = words.answered(best.judged)
+    how = ", ".join(words.settings(best.scenario)[:2])
     peak = answer.device_bytes
     return Cell(
         (answer.estimate.verdict, peak / GiB, how), exact=peak, scenario=answer.given, working=of_phase(answer.peak)

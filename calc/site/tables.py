@@ -87,6 +87,7 @@ class Table:
     note: str = ""
     legend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    folded: str = ""  # what opens the table, where a drawing above it shows the same
 
     @property
     def worked(self) -> bool:
@@ -186,11 +187,14 @@ def to_html(table: Table, footer: str = "") -> str:
     caption = f'<figcaption id="{table.id}-caption">{escape(table.caption)}</figcaption>'
     note = f'<p class="assumptions">{escape(table.assumptions)}</p>' if table.assumptions else ""
     note += f'<p class="assumptions">{table.note}</p>' if table.note else ""
-    return (
-        f'<figure class="computed" id="{table.id}" data-search-exclude>{caption}{table.legend}'
+    grid = (
         f'<div class="scroll" tabindex="0" role="region" aria-labelledby="{table.id}-caption">'
-        f'<table class="data"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}{footer}</figure>'
+        f'<table class="data"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
+    if table.folded:
+        grid = f'<details class="twin"><summary>{escape(table.folded)}</summary>{grid}</details>'
+    inner = f"{caption}{table.legend}{grid}{note}{footer}"
+    return f'<figure class="computed" id="{table.id}" data-search-exclude>{inner}</figure>'
 
 
 def _kind(column: Column) -> str:

@@ -18,7 +18,7 @@ from calc.recommend import Recommendation, recommend
 from calc.recommend.problem import Miss
 from calc.rules import flatten
 from calc.scenario import parse
-from calc.site import answers, build, commands, minimal, recipes, tables
+from calc.site import answers, build, commands, minimal, recipes, tables, words
 from calc.site.macros import Macros, PageError, Record, View
 from calc.units import GB, GiB
 from calc.verdict import FITS
@@ -67,7 +67,7 @@ def test_each_row_is_what_the_search_answers_and_what_an_estimate_confirms(page:
             assert again.verdict == row["verdict"] == "fits"
             assert again.fit_probability >= FITS
             assert (row["total"], row["probability"]) == (round(peak / GiB, 1), round(100 * again.fit_probability))
-            assert row["settings"] == ", ".join(recipes.settings(best.scenario))
+            assert row["settings"] == ", ".join(words.settings(best.scenario))
             assert best.throughput
             assert row["step"] == round(best.throughput.step_seconds, 1)
             assert row["bound"] == best.throughput.bound_by
@@ -136,7 +136,7 @@ def test_what_the_pages_say_of_the_posted_tiers_holds() -> None:
     for job in ("entry-7b", "entry-8b"):
         best = recipes.recommended(front("ppo")["recipes"][job]).answer.recommended
         assert best
-        assert {"full fine-tuning", "ZeRO-3", "asleep while others work"} <= set(recipes.settings(best.scenario))
+        assert {"full fine-tuning", "ZeRO-3", "asleep while others work"} <= set(words.settings(best.scenario))
         assert best.scenario.offload.optimizer
     grpo = {job: recipes.recommended(given) for job, given in front("grpo")["recipes"].items()}
     assert recipes.said(grpo["budget-8-14b"], "verdict") == "fits"
@@ -150,7 +150,7 @@ def test_the_whole_table_has_the_next_faster_one_the_alternatives_and_the_advice
     table, _ = record().tables["recipes-sft-entry-8b"]
     shown = rows("recipes-sft-entry-8b")
     assert [r["job"] for r in shown] == ["Run this", recipes.NEXT, *[f"Or: {a.trades}" for a in found.alternatives]]
-    assert shown[1]["verdict"] == recipes.lacks(found.fails)
+    assert shown[1]["verdict"] == words.lacks(found.fails)
     assert shown[1]["step"] < shown[0]["step"]
     for line in found.advice:
         assert line[1:].replace("`", "") in re.sub("<[^>]+>", "", table.note)
@@ -205,10 +205,10 @@ def test_a_command_keeps_its_text_whatever_is_in_it() -> None:
 def test_lacking_is_said_of_what_lacks() -> None:
     found = recipes.recommended(front("sft")["recipes"]["entry-8b"]).answer.fails
     assert isinstance(found, Miss)
-    assert recipes.lacks(found._replace(where="gpu", phase="step", shortfall=3 * GiB)) == "lacks 3.0 GiB in step"
+    assert words.lacks(found._replace(where="gpu", phase="step", shortfall=3 * GiB)) == "lacks 3.0 GiB in step"
     host = found._replace(where="host", phase="save", shortfall=5 * GB)
-    assert recipes.lacks(host) == "lacks 5 GB of host memory in save"
-    assert "too little" in recipes.lacks(found._replace(where="vllm", shortfall=None, reason="too little"))
+    assert words.lacks(host) == "lacks 5 GB of host memory in save"
+    assert "too little" in words.lacks(found._replace(where="vllm", shortfall=None, reason="too little"))
 
 
 def test_a_page_that_asks_for_a_recipe_it_does_not_name_is_refused() -> None:
@@ -235,3 +235,5 @@ def test_every_page_leads_to_the_recipes(site: Path) -> None:
         jobs = front(page)["recipes"].values()
         launched = [j for j in jobs if recipes.recommended(j).answer.launch]
         assert len(re.findall('<details class="example">', shown)) == len(launched)
+        fitting = [j for j in jobs if recipes.recommended(j).answer.recommended]
+        assert len(re.findall(rf'<figure class="computed" id="recipes-{page}-[^"]+-phases"', shown)) == len(fitting)

@@ -140,7 +140,7 @@ def test_a_workbook_has_numbers_as_numbers_the_same_bytes_each_time_and_says_wha
 
 def test_bar_widths_add_up_to_the_share_of_the_scale() -> None:
     html = charts.bar({"weights": 30, "logits": 50, "gradients": 0}, scale=100, limit=60)
-    assert [float(w) for w in re.findall(r"width:([\d.]+)%", html)] == [30, 50]
+    assert [float(w) for w in re.findall(r'<span class="c-\w+" style="width:([\d.]+)%', html)] == [30, 50]
     assert "left:60.00%" in html
     assert 'class="stack over"' in html
     assert 'class="stack"' in charts.bar({"weights": 30}, scale=100, limit=60)

@@ -1,0 +1,82 @@
+"""What the calculator loads in a reader's browser: Python as WebAssembly, and calc itself in an archive.
+
+All of it comes from packages and from this folder when the site is built; the same sources give the same bytes.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import shutil
+import zipfile
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PYODIDE = ROOT / "node_modules" / "pyodide"
+CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+ARCHIVE = "calc.zip"
+ENTRY = "browser"  # the module of calc.site that the browser calls
+PACKAGES = ("yaml", "fastjsonschema")  # all that calc needs: plain Python both, whatever else they may have compiled
+
+
+def files() -> dict[str, bytes]:
+    """Every file of the engine by its path; FileNotFoundError where the package is not installed."""
+    made = {ARCHIVE: archive()} | {name: (PYODIDE / name).read_bytes() for name in CORE}
+    return {f"{version()}/{name}": raw for name, raw in made.items()}
+
+
+def archive() -> bytes:
+    """Calc with what it needs, and of its site what shows an answer; no file has a date."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as into:
+        for name, path in sorted(_sources()):
+            into.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
+    return made.getvalue()
+
+
+@cache
+def version() -> str:
+    """The engine's folder: another one for other contents, so that no browser mixes old parts with new ones."""
+    return hashlib.sha256(archive() + (PYODIDE / "package.json").read_bytes()).hexdigest()[:12]
+
+
+def _sources() -> Iterator[tuple[str, Path]]:
+    calc = ROOT / "calc"
+    for path in calc.rglob("*"):
+        place = path.relative_to(calc)
+        if path.suffix in (".py", ".json") and place.parts[0] != "site":
+            yield f"calc/{place.as_posix()}", path
+    for name in {"__init__", *_shown(ENTRY)}:
+        yield f"calc/site/{name}.py", calc / "site" / f"{name}.py"
+    for package in PACKAGES:
+        spec = find_spec(package)
+        assert spec and spec.origin
+        for path in Path(spec.origin).parent.glob("*.py"):
+            yield f"{package}/{path.name}", path
+
+
+def _shown(name: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
+    """A module of calc.site and all others of it that it imports."""
+    found = seen | {name}
+    for node in ast.walk(ast.parse((ROOT / "calc" / "site" / f"{name}.py").read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("calc.site"):
+            inner = node.module.removeprefix("calc.site").strip(".")
+            for other in [inner] if inner else [alias.name for alias in node.names]:
+                found = found if other in found else _shown(other, found)
+    return found
+
+
+def write(folder: Path) -> None:
+    """Makes `folder` hold the engine; a file that is right already is left alone."""
+    wanted = files()
+    (folder / version()).mkdir(parents=True, exist_ok=True)
+    for name, raw in wanted.items():
+        if not (folder / name).is_file() or (folder / name).read_bytes() != raw:
+            (folder / name).write_bytes(raw)
+    for other in folder.iterdir():
+        if other.name != version():
+            shutil.rmtree(other)

@@ -1,0 +1,104 @@
+"""The calculator on its page: the picker, the answer to its first job, and that job as a scenario file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any
+
+from calc.site import advice, answers, calculator, engine, words
+from calc.site.calculator import Place
+from calc.site.fits import by_memory, by_size
+from calc.site.recipes import Recipe
+
+COUNTS = (1, 2, 4, 6, 8, 16, 32, 64)
+# Where a reader says nothing: the jobs of the GPUs' pages.
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    **advice.JOBS,
+    "reinforce++": {"framework": "openrlhf", **advice.PROMPTED},
+}
+METHODS = {"": "full if it fits, else LoRA, else QLoRA", "full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
+FRAMEWORKS = {"trl": "TRL", "openrlhf": "OpenRLHF", "verl": "verl", "torch": "plain PyTorch"}
+NUMBERS = {
+    "seq_len": "Tokens a sequence",
+    "global_batch": "Sequences or pairs a step",
+    "prompt_len": "Tokens a prompt",
+    "response_len": "Tokens a response",
+}
+
+
+def show(first: Recipe, place: Place) -> str:
+    """The calculator, on one line, so that no Markdown rule can touch it."""
+    shown = calculator.recommended(calculator.question(first.job, answers.catalog()), first.answer, place)
+    return (
+        f'<div id="calculator" class="calculator">{_form(first.job)}'
+        '<p class="offline">Without JavaScript the calculator has this one answer; the tables below have the rest.</p>'
+        f'<div class="answer">{shown.html}</div>{_file(shown.file)}'
+        f'<script type="application/json">{_data(place.root)}</script>'
+        f'<script defer src="{place.root}assets/calculator.js"></script></div>'
+    )
+
+
+def _file(text: str) -> str:
+    """A scenario file to copy, or to change and ask about."""
+    inner = escape(text).replace("\n", "&#10;")
+    return (
+        '<details class="scenario"><summary>The scenario file, to copy or to change</summary>'
+        "<p>Save it, and ask <code>python -m calc estimate scenario.yaml</code>; or change it here.</p>"
+        f'<textarea aria-label="Scenario file" rows="16" spellcheck="false">&#10;{inner}</textarea>'
+        '<p class="buttons"><button type="button" class="md-button copy-file">Copy</button> '
+        '<button type="button" class="md-button estimate">Estimate it</button></p></details>'
+    )
+
+
+def _data(root: str) -> str:
+    """What the script has to know, as JSON that no tag can end."""
+    data = {
+        "defaults": DEFAULTS,
+        "numbers": [*NUMBERS, "gpus"],
+        "root": root,
+        "engine": f"{root}assets/calculator/{engine.version()}/",
+        "catalog": f"{root}data/catalog.json?v={answers.versions()['catalog']}",
+    }
+    return json.dumps(data).replace("<", "\\u003c")
+
+
+def _form(job: Mapping[str, Any]) -> str:
+    catalog = answers.catalog()
+    given = {**DEFAULTS[job["task"]], **job}
+    models = {m.id: m.name for m in by_size(catalog.models.values())}
+    gpus = {"": "the smallest that runs it", **{g.id: g.name for g in by_memory(catalog.gpus.values())}}
+    counts = "".join(f'<option value="{n}"></option>' for n in COUNTS)
+    numbers = "".join(_number(name, title, given.get(name, "")) for name, title in NUMBERS.items())
+    return (
+        '<form class="picker" aria-label="Calculator" autocomplete="off">'
+        f"{_select('model', 'Model', models, given)}{_select('task', 'Task', words.TASKS, given)}"
+        f"{_select('gpu', 'GPU', gpus, given)}{_number('gpus', 'How many GPUs', given.get('gpus', ''), 'any')}"
+        f'<datalist id="calculator-counts">{counts}</datalist>'
+        "<details><summary>Method, framework, lengths</summary><div>"
+        f"{_select('method', 'Method', METHODS, given)}{_select('framework', 'Framework', FRAMEWORKS, given)}{numbers}"
+        "</div></details>"
+        '<p class="buttons"><button type="submit" class="md-button md-button--primary">What do I run?</button> '
+        '<button type="button" class="md-button copy-link">Copy link</button> '
+        '<button type="button" class="md-button stop" hidden>Stop</button></p>'
+        '<p class="state" role="status" aria-live="polite"></p></form>'
+    )
+
+
+def _select(name: str, title: str, options: Mapping[str, str], given: Mapping[str, Any]) -> str:
+    chosen = given.get(name, "")
+    items = "".join(_options(options.items(), chosen))
+    return f'<label class="{name}">{title} <select name="{name}">{items}</select></label>'
+
+
+def _options(options: Iterable[tuple[str, str]], chosen: str) -> Iterable[str]:
+    for value, words_of in options:
+        yield f'<option value="{escape(value)}"{" selected" if value == chosen else ""}>{escape(words_of)}</option>'
+
+
+def _number(name: str, title: str, value: Any, empty: str = "") -> str:
+    more = ' list="calculator-counts"' if name == "gpus" else ""
+    more += f' placeholder="{empty}"' if empty else ""
+    field = f'<input type="number" name="{name}" min="1" step="1" value="{value}"{more}>'
+    return f'<label class="{name}">{title} {field}</label>'

@@ -1,0 +1,175 @@
+"""Memory over sequence length or number of GPUs as SVG: colours from the page's style, text that stays text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from math import log2
+from typing import NamedTuple
+
+from calc.site import charts
+from calc.site.tables import WORDS
+from calc.units import GiB
+
+# the drawing in its own units, small enough that a phone shows its text at a readable size
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BELOW = 420, 330, 40, 28, 10, 42
+FIELD, DEEP = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BELOW
+LINE = 14  # the height of a line of text
+NARROW = {"fits": 30, "tight": 32, "oom": 96}  # the room that each of these words needs
+
+
+class Point(NamedTuple):
+    """What one GPU needs at one place of the axis: bytes by component, and the verdict."""
+
+    at: int
+    parts: Mapping[str, int]
+    verdict: str
+
+    @property
+    def bytes(self) -> int:
+        """All components."""
+        return sum(self.parts.values())
+
+
+class Band(NamedTuple):
+    """A verdict from one place of the axis to another."""
+
+    verdict: str
+    start: float
+    end: float
+
+
+class Plot(NamedTuple):
+    """Points from left to right on a logarithmic axis called `axis`, the card's limit in bytes, and the bands.
+
+    `steps`: the places between the points do not exist, so that each is a column of its own.
+    """
+
+    id: str
+    points: Sequence[Point]
+    bands: Sequence[Band]
+    limit: int
+    axis: str
+    words: str
+    steps: bool
+
+    @property
+    def top(self) -> float:
+        """The GiB at the upper end of the field."""
+        return 1.12 * max(self.limit, *(p.bytes for p in self.points)) / GiB
+
+    def y(self, n_bytes: float) -> float:
+        """The height of so many bytes in the drawing."""
+        return TOP + DEEP * (1 - n_bytes / GiB / self.top)
+
+    def x(self, at: float) -> float:
+        """A place of the axis; columns keep half a step free at both ends."""
+        first, last = self.points[0].at, self.points[-1].at
+        free = 0.5 * FIELD / len(self.points) if self.steps else 0.0
+        return LEFT + free + (FIELD - 2 * free) * log2(at / first) / max(log2(last / first), 1e-9)
+
+
+def svg(p: Plot) -> str:
+    """The drawing."""
+    components = charts.ordered([c for point in p.points for c, n in point.parts.items() if n])
+    shapes = _columns(p, components) if p.steps else _areas(p, components)
+    hatch = f"{p.id}-hatch"
+    return (
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(p.words)}">'
+        f'<pattern id="{hatch}" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        f'<path class="hatch" d="M0 0V7"/></pattern>{"".join(_bands(p, hatch))}{"".join(_grid(p))}{"".join(shapes)}'
+        f"{_limit(p)}{''.join(_numbers(p))}"
+        f"{_text(LEFT + FIELD / 2, HEIGHT - 4, p.axis, 'middle')}{_text(4, TOP - 10, 'GiB', 'start')}</svg>"
+    )
+
+
+def _bands(p: Plot, hatch: str) -> Iterator[str]:
+    """Behind everything a band a verdict, with its word on top; what is out of memory is hatched, too."""
+    for band in p.bands:
+        left, right = _ends(p, band)
+        room, middle = right - left, (left + right) / 2
+        yield f'<rect class="band {band.verdict}" x="{left:.1f}" y="{TOP}" width="{room:.1f}" height="{DEEP}"/>'
+        if band.verdict == "oom":
+            yield f'<rect fill="url(#{hatch})" x="{left:.1f}" y="{TOP}" width="{room:.1f}" height="{DEEP}"/>'
+        if room >= NARROW[band.verdict]:
+            yield _text(middle, TOP - 10, WORDS[band.verdict], "middle", f"word {band.verdict}")
+
+
+def _ends(p: Plot, band: Band) -> tuple[float, float]:
+    """Where a band is drawn; at both ends of the axis up to the edge."""
+    left = LEFT if band.start <= p.points[0].at else p.x(band.start)
+    right = LEFT + FIELD if band.end >= p.points[-1].at else p.x(band.end)
+    return left, right
+
+
+def _grid(p: Plot) -> Iterator[str]:
+    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if p.top / s <= 6)
+    for gib in range(0, int(p.top) + 1, step):
+        y = p.y(gib * GiB)
+        yield f'<path class="grid" d="M{LEFT} {y:.1f}h{FIELD}"/>'
+        yield _text(LEFT - 5, y + 4, f"{gib:,}", "end")
+    for point in p.points:
+        x = p.x(point.at)
+        yield _text(x, TOP + DEEP + 16, _short(point.at), _anchor(x, 12))
+
+
+def _short(n: int) -> str:
+    """512, 1k, 32k."""
+    return f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else f"{n:,}"
+
+
+def _anchor(x: float, room: float) -> str:
+    """Middle, but within the drawing at its right edge."""
+    return "end" if x > LEFT + FIELD - room else "middle"
+
+
+def _areas(p: Plot, components: Sequence[str]) -> Iterator[str]:
+    """An area a component, stacked; its name within, where it is thick enough at the right end."""
+    below = [0] * len(p.points)
+    names = []
+    for c in components:
+        above = [n + point.parts.get(c, 0) for n, point in zip(below, p.points, strict=True)]
+        there = [f"{p.x(q.at):.1f} {p.y(n):.1f}" for q, n in zip(p.points, above, strict=True)]
+        back = [f"{p.x(q.at):.1f} {p.y(n):.1f}" for q, n in zip(p.points, below, strict=True)]
+        yield f'<path class="c-{c}" d="M{"L".join([*there, *reversed(back)])}Z"/>'
+        if p.y(below[-1]) - p.y(above[-1]) >= LINE:
+            y = (p.y(below[-1]) + p.y(above[-1])) / 2 + 4
+            names.append(
+                f'<text class="name" x="{LEFT + FIELD - 6}" y="{y:.1f}" text-anchor="end">{charts.name(c)}</text>'
+            )
+        below = above
+    yield from names
+
+
+def _columns(p: Plot, components: Sequence[str]) -> Iterator[str]:
+    """A column a point, stacked."""
+    wide = min(44.0, 0.7 * FIELD / len(p.points))
+    for point in p.points:
+        base = 0
+        for c in components:
+            n = point.parts.get(c, 0)
+            y, high = p.y(base + n), p.y(base) - p.y(base + n)
+            x = p.x(point.at) - wide / 2
+            yield f'<rect class="c-{c}" x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}"/>'
+            base += n
+
+
+def _limit(p: Plot) -> str:
+    """The card's limit; its number stands where there is most room: curves rise to the right, columns to the left."""
+    y = p.y(p.limit)
+    x, anchor = (LEFT + FIELD - 5, "end") if p.steps else (LEFT + 5, "start")
+    words = _text(x, y - 4, f"{p.limit / GiB:.1f} usable", anchor, "name")
+    return f'<path class="limit" d="M{LEFT} {y:.1f}h{FIELD}"/>{words}'
+
+
+def _numbers(p: Plot) -> Iterator[str]:
+    """What each point needs in all, above it."""
+    for point in p.points:
+        x, y = p.x(point.at), p.y(point.bytes)
+        if not p.steps:
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>'
+        yield _text(x, y - 6, f"{point.bytes / GiB:,.1f}", _anchor(x, 14), "name total")
+
+
+def _text(x: float, y: float, words: str, anchor: str, style: str = "axis") -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'

@@ -1,0 +1,195 @@
+"""The calculator in Chromium: what it answers there is what the command line answers, and the page stays usable."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from browsing import opened
+from playwright.sync_api import Browser, Page
+from sites import ROOT
+
+from calc.catalog import load
+from calc.site import calculator, tables
+from calc.site.calculator import Place
+from calc.units import GiB
+
+AXE = (ROOT / "node_modules/axe-core/axe.min.js").read_text("utf-8")
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+WIDE = {"width": 1280, "height": 900}
+LENGTHS = {"prompt_len": 512, "response_len": 1024}
+JOBS: Mapping[str, Mapping[str, Any]] = {
+    "sft": {"model": "llama-3.1-8b", "task": "sft", "gpu": "rtx4090", "gpus": 2, "framework": "trl", "seq_len": 3000},
+    "ppo": {
+        "model": "qwen2.5-1.5b",
+        "task": "ppo",
+        "gpu": "a100-80-sxm",
+        "gpus": 8,
+        "framework": "openrlhf",
+        **LENGTHS,
+    },
+    "grpo": {"model": "qwen2.5-7b", "task": "grpo", "gpu": "h200", "gpus": 4, "framework": "verl", **LENGTHS},
+    "nothing fits": {"model": "llama-3.1-70b", "task": "sft", "gpu": "rtx4090", "gpus": 1, "framework": "trl"},
+    "dpo by LoRA": {"model": "qwen3-8b", "task": "dpo", "gpu": "a40", "gpus": 1, "method": "lora", "framework": "trl"},
+}
+# fields that a job leaves out are emptied, so that calc's own defaults hold
+PICK = """job => {
+  const form = document.querySelector('#calculator form');
+  form.task.value = job.task;
+  form.task.dispatchEvent(new Event('change', {bubbles: true}));
+  for (const field of form.elements) if (field.name) field.value = job[field.name] ?? '';
+  form.requestSubmit();
+}"""
+SAME = "html => { const box = document.createElement('div'); box.innerHTML = html; return box.innerHTML; }"
+
+
+def asked_of(project: Path, *words: str, file: str = "") -> Any:
+    """What `python -m calc` says, as JSON."""
+    command = [sys.executable, "-m", "calc", *words, "--json"]
+    ran = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True, input=file)
+    return json.loads(ran.stdout)
+
+
+def settle(page: Page) -> str:
+    """What the picker says once it has an answer."""
+    page.wait_for_function("document.querySelector('#calculator .stop').hidden", timeout=120_000)
+    return page.locator("#calculator .state").inner_text()
+
+
+@pytest.fixture(scope="module")
+def home(browser: Browser, origin: str) -> Iterator[Page]:
+    """The home page, its engine loaded once for all tests here."""
+    page, requests, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
+    assert [r for r in requests if "assets/calculator/" in r or "catalog.json" in r or "calculator-worker" in r] == []
+    assert "Llama 3.1 8B" in page.locator("#calculator .headline").inner_text()  # an answer before anything is loaded
+    yield page
+    assert [r for r in requests if not r.startswith((origin, "data:", "blob:"))] == []
+    assert complaints == []
+    page.context.close()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_an_answer_is_the_command_lines(home: Page, project: Path, name: str) -> None:
+    job = dict(JOBS[name])
+    home.evaluate(PICK, job)
+    said = settle(home)
+    expected = calculator.find(job, load(project), Place("", tables.to_html))
+    assert said == expected.line
+    assert home.locator("#calculator .answer").inner_html() == home.evaluate(SAME, expected.html)
+    assert home.locator("#calculator textarea").input_value() == expected.file
+    asked = parse_qs(urlsplit(home.url).query)
+    assert {name: values[0] for name, values in asked.items()}.items() >= {
+        "model": job["model"],
+        "gpu": job["gpu"],
+    }.items()
+
+
+def test_the_very_command_that_an_answer_shows_gives_the_same_phases(home: Page, project: Path) -> None:
+    home.evaluate(PICK, JOBS["grpo"])
+    settle(home)
+    words = home.locator("#calculator .call code").inner_text().split()
+    ran = subprocess.run(
+        [sys.executable, *words[1:], "--json"], cwd=project, capture_output=True, text=True, check=True
+    )
+    best = json.loads(ran.stdout)["recommended"]
+    rows = home.locator("#calculator-phases tbody tr")
+    shown = {row.locator("th").inner_text(): float(row.locator("td").first.inner_text()) for row in rows.all()}
+    assert shown == {phase: pytest.approx(n / GiB, abs=0.005) for phase, n in best["phases"].items()}
+    file = home.locator("#calculator textarea").input_value()
+    assert asked_of(project, "estimate", "-", file=file)["groups"][0]["peak_device_bytes"] == best["peak_device_bytes"]
+
+
+def test_a_bad_combination_is_one_line_and_no_answer(home: Page) -> None:
+    home.evaluate(PICK, {**JOBS["ppo"], "framework": "trl"})
+    assert settle(home).startswith("recommend: task: given 'ppo', allowed with trl")
+    assert not home.locator("#calculator .answer").is_visible()
+    home.evaluate(PICK, JOBS["sft"])
+    settle(home)
+    assert home.locator("#calculator .answer").is_visible()
+
+
+def test_a_changed_file_is_estimated(home: Page) -> None:
+    home.evaluate(PICK, JOBS["sft"])
+    settle(home)
+    home.locator("#calculator .scenario summary").click()
+    home.locator("#calculator textarea").fill("{model: llama-3-8b, task: sft, gpu: rtx4090, sharding: zero9}")
+    home.locator("#calculator .estimate").click()
+    assert settle(home).startswith("scenario.yaml: sharding: given 'zero9'")
+    text = "model: llama-3-8b\ntask: sft\ngpu: rtx4090\nframework: openrlhf\nseq_len: 2048\n"
+    home.locator("#calculator textarea").fill(text)
+    home.locator("#calculator .estimate").click()
+    assert settle(home) == calculator.check(text, load(), Place("", tables.to_html)).line
+
+
+def test_an_address_is_a_question_which_the_keyboard_can_ask_too(browser: Browser, origin: str) -> None:
+    page, _, complaints = opened(
+        browser, f"{origin}/index.html?model=qwen2.5-7b&task=dpo&gpu=h100-sxm&gpus=4&method=lora", viewport=WIDE,
+        permissions=["clipboard-read", "clipboard-write"],
+    )  # fmt: skip
+    first = settle(page)
+    assert "Qwen2.5 7B, DPO on 4 × H100" in first
+    assert page.locator("#calculator [name=method]").input_value() == "lora"
+    page.locator("#calculator [name=gpus]").focus()
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("2")
+    page.keyboard.press("Enter")
+    assert "on 2 × H100" in settle(page)
+    page.locator("#calculator .copy-link").click()
+    page.wait_for_function("document.querySelector('.copy-link').textContent == 'Copied'")
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert link == page.url
+    query = {name: value for name, (value,) in parse_qs(urlsplit(link).query).items()}
+    assert query == {"model": "qwen2.5-7b", "task": "dpo", "gpu": "h100-sxm", "gpus": "2", "method": "lora"}
+    assert complaints == []
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_answer_fits_a_phone_and_shuts_nobody_out(browser: Browser, origin: str, scheme: str) -> None:
+    page, _, _ = opened(browser, f"{origin}/index.html", color_scheme=scheme, viewport={"width": 360, "height": 740})
+    shown = calculator.find(JOBS["nothing fits"], load(), Place("", tables.to_html))
+    page.evaluate("html => { document.querySelector('#calculator .answer').innerHTML = html; }", shown.html)
+    page.evaluate("document.querySelectorAll('#calculator details').forEach(d => { d.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    page.evaluate(AXE)
+    found = page.evaluate("tags => axe.run('#calculator', {runOnly: tags, resultTypes: ['violations']})", RULES)
+    assert [(v["id"], [n["html"] for n in v["nodes"][:3]]) for v in found["violations"]] == []
+    page.context.close()
+
+
+def test_without_script_there_is_an_answer_and_no_dead_button(browser: Browser, origin: str) -> None:
+    page, requests, _ = opened(browser, f"{origin}/index.html", java_script_enabled=False)
+    assert page.locator("#calculator .headline").is_visible()
+    assert page.locator("#calculator .offline").is_visible()
+    assert [b.inner_text() for b in page.locator("#calculator button").all() if b.is_visible()] == []
+    assert page.locator("#fits-sft-full-8 tbody tr").count() == len(load().models)
+    assert [r for r in requests if "calculator" in r] == []
+    page.context.close()
+
+
+def test_from_a_folder_the_calculator_says_why_it_does_not_answer(browser: Browser, site: Path) -> None:
+    page, _, _ = opened(browser, (site / "index.html").as_uri(), viewport=WIDE)
+    page.locator("#calculator [name=gpu]").select_option("h200")
+    assert "not from a folder" in page.locator("#calculator .state").inner_text()
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("place", ["what-fits/ppo.html", "case-studies/ppo-qwen1.5-8x4090.html"])
+def test_heatmaps_and_curves_are_for_everybody(browser: Browser, origin: str, place: str, scheme: str) -> None:
+    page, _, complaints = opened(
+        browser, f"{origin}/{place}", color_scheme=scheme, viewport={"width": 360, "height": 740}
+    )
+    page.evaluate("document.querySelectorAll('details.twin').forEach(d => { d.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    page.evaluate(AXE)
+    found = page.evaluate("tags => axe.run('main', {runOnly: tags, resultTypes: ['violations']})", RULES)
+    assert [(v["id"], [n["html"] for n in v["nodes"][:3]]) for v in found["violations"]] == []
+    assert complaints == []
+    page.context.close()

@@ -1,0 +1,128 @@
+"""The calculator: its catalog, its archive, its first answer; what it says in a browser is in test_calculating."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import Run
+from sites import ROOT
+
+from calc.catalog import load
+from calc.estimate import as_dict, estimate
+from calc.recommend import recommend
+from calc.scenario import parse
+from calc.schema import InputError
+from calc.site import answers, browser, calculator, engine, exports, picker, recipes, tables
+from calc.site.build import read
+from calc.site.calculator import Job, Place
+from calc.units import gib
+
+JOB = {"model": "llama-3.1-8b", "task": "sft", "framework": "trl", "gpu": "rtx4090", "gpus": 2, "seq_len": 2048}
+PLACE = Place("", tables.to_html)
+
+
+def test_the_catalog_in_the_browser_is_the_catalog() -> None:
+    there, here = browser.catalog(json.loads(json.dumps(exports.catalog()))), load()
+    assert there.gpus == here.gpus
+    assert there.nodes == here.nodes
+    assert there.models == here.models
+    assert there.names == here.names
+    assert there.version == here.version
+
+
+def test_the_archive_is_calc_as_it_stands_and_the_same_every_time() -> None:
+    raw = engine.archive()
+    assert raw == engine.archive()
+    held = zipfile.ZipFile(io.BytesIO(raw))
+    names = set(held.namelist())
+    for path in (ROOT / "calc").rglob("*.py"):
+        place = path.relative_to(ROOT).as_posix()
+        if "/site/" not in place:
+            assert held.read(place) == path.read_bytes()
+    assert {"calc/scenario.schema.json", "calc/site/browser.py", "calc/site/charts.py"} <= names
+    assert "calc/site/build.py" not in names
+    assert {name.split("/")[0] for name in names} == {"calc", "yaml", "fastjsonschema"}
+
+
+def test_the_engine_is_written_once_and_what_is_old_goes(tmp_path: Path) -> None:
+    (tmp_path / "0ld").mkdir()
+    engine.write(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert {path.name for path in folder.iterdir()} == {*engine.CORE, engine.ARCHIVE}
+    before = (folder / engine.ARCHIVE).stat().st_mtime_ns
+    engine.write(tmp_path)
+    assert (folder / engine.ARCHIVE).stat().st_mtime_ns == before
+
+
+def test_an_answer_is_that_of_recommend_with_its_machine_its_command_and_its_file() -> None:
+    shown = calculator.find(JOB, load(), PLACE)
+    found = recommend({**JOB, "gpus_per_node": 2}, load())
+    assert found.recommended and found.launch
+    peak = recipes.words.answered(found.recommended.judged).device_bytes
+    assert gib(peak) in shown.line
+    assert "--gpus-per-node 2" in shown.html
+    assert found.launch.command.splitlines()[0].rstrip(" \\") in shown.html
+    assert parse(yaml.safe_load(shown.file)).as_dict() == found.recommended.scenario.as_dict()
+
+
+def test_a_file_is_estimated_as_the_command_line_does() -> None:
+    text = calculator.find(JOB, load(), PLACE).file.replace("micro_batch: 1\n", "micro_batch: 2\n")
+    answer = as_dict(estimate(parse(yaml.safe_load(text))))
+    peak = max(g["peak_device_bytes"] for g in answer["groups"])
+    assert gib(peak) in calculator.check(text, load(), PLACE).line
+
+
+def test_an_open_machine_is_the_smallest() -> None:
+    lines: list[str] = []
+    job = {name: value for name, value in JOB.items() if name not in ("gpu", "gpus")} | {"method": "qlora"}
+    shown = calculator.find(job, load(), PLACE, lines.append)
+    assert lines
+    assert f"{len(lines) - 1} of the catalog are too small" in shown.html
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"gpu": "rtx409"}, {"seq_len": "long"}, {"framework": "trl", "task": "ppo"}, {"gpus": 0}, {"model": "x"}],
+)
+def test_a_bad_job_is_answered_with_the_command_lines_one_line(changed: Job, run: Callable[..., Run]) -> None:
+    job = {**JOB, **changed}
+    error = json.loads(browser.answer(json.dumps({"root": "", "job": job}), print))["error"]
+    options = [word for name, value in job.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert run("recommend", *options) == Run(2, "", f"{error}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model: [\n", "scenario.yaml:2: not YAML"),
+        ("model: llama-3-8b\ntask: sft\ngpu: h100-sxm\nzero: 3\n", "scenario.yaml: unknown field 'zero'"),
+    ],
+)
+def test_a_bad_file_is_answered_with_one_line(text: str, said: str) -> None:
+    error = json.loads(browser.answer(json.dumps({"root": "", "file": text}), print))["error"]
+    assert error.startswith(said)
+    assert "\n" not in error
+
+
+def test_every_model_task_and_gpu_can_be_picked_and_what_a_reader_types_stays_text() -> None:
+    first = recipes.recommended(read(ROOT / "docs/index.md")[0]["recipes"]["first"])
+    html = picker.show(first, PLACE)
+    for name in (*load().models, *load().gpus, *picker.DEFAULTS):
+        assert f'<option value="{name}"' in html
+    assert "\n" not in html
+    with pytest.raises(InputError) as refused:
+        calculator.find({**JOB, "model": "<img src=x>"}, load(), PLACE)
+    assert "<img" in str(refused.value)  # shown as text, never as HTML
+    assert "&lt;img" in calculator._code("<img>", "x")
+
+
+def test_the_first_answer_is_what_the_picker_asks_first() -> None:
+    given = read(ROOT / "docs/index.md")[0]["recipes"]["first"]
+    picked = {**picker.DEFAULTS[given["task"]], **{k: given[k] for k in ("model", "task", "gpu", "gpus")}}
+    assert calculator.question(picked, answers.catalog()) == given

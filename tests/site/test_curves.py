@@ -1,0 +1,118 @@
+"""Curves and bars: what is drawn is what calc computes, in words and hatching beside the colour."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from calc.estimate import estimate
+from calc.scenario import parse
+from calc.site import charts, curves, heat, plots, tables
+from calc.site.fits import Asked, best
+from calc.units import GiB
+
+JOB = {
+    "model": "llama-3-8b", "task": "rm", "framework": "openrlhf==0.3", "gpu": "rtx4090", "gpus": 6, "gpus_per_node": 6,
+    "method": "lora", "lora.rank": 64, "sharding": "zero2", "micro_batch": 1, "checkpointing": "full",
+}  # fmt: skip
+
+
+def peak(**changes: object) -> int:
+    e = estimate(parse({**JOB, **changes}))
+    return max(g.peak.moment.device_bytes for g in e.groups)
+
+
+def verdict(length: int) -> str:
+    return estimate(parse({**JOB, "seq_len": length})).verdict
+
+
+def shown(over: str, values: list[int]) -> tables.Table:
+    return curves.curve(JOB, over, "x", "caption", values)
+
+
+def test_points_are_estimates_and_stand_as_numbers_on_the_drawing() -> None:
+    lengths = [1024, 2048, 4096]
+    table = shown("seq_len", lengths)
+    totals = [peak(seq_len=n) for n in lengths]
+    assert [row[2].exact for row in table.rows] == totals
+    assert re.findall(r'class="name total"[^>]*>([\d.]+)<', table.legend) == [f"{n / GiB:.1f}" for n in totals]
+    limit = float(re.findall(r">([\d.]+) usable<", table.legend)[0])
+    assert limit == pytest.approx(table.rows[0][3].values[0], abs=0.05)
+
+
+def test_areas_are_the_components_to_scale() -> None:
+    table = shown("seq_len", [1024, 4096])
+    limit = float(re.findall(r'class="limit" d="M\d+ ([\d.]+)h', table.legend)[0])
+    floor = plots.TOP + plots.DEEP
+    unit = (floor - limit) / (table.rows[0][3].values[0])  # of the drawing for a GiB
+    drawn = dict(re.findall(r'<path class="c-(\w+)" d="M([^"]+)Z"', table.legend))
+    for c, path in drawn.items():
+        first, last, back_last, back_first = [float(pair.split()[1]) for pair in path.split("L")]
+        for row, high in ((table.rows[0], back_first - first), (table.rows[1], back_last - last)):
+            exact = next(cell.exact for cell, column in zip(row, table.columns, strict=True) if column.key == c)
+            assert high / unit == pytest.approx((exact or 0) / GiB, abs=0.2 / unit)
+    assert {"weights", "activations", "checkpoints"} <= set(drawn)
+
+
+def test_columns_stand_for_numbers_of_gpus_and_add_up() -> None:
+    table = shown("gpus", [2, 3, 6])
+    assert [row[2].exact for row in table.rows] == [peak(gpus=n, gpus_per_node=n) for n in (2, 3, 6)]
+    rects = re.findall(r'<rect class="c-\w+" x="([\d.]+)" y="[\d.]+" width="[\d.]+" height="([\d.]+)"', table.legend)
+    limit = float(re.findall(r'class="limit" d="M\d+ ([\d.]+)h', table.legend)[0])
+    unit = (plots.TOP + plots.DEEP - limit) / table.rows[0][3].values[0]
+    for row, x in zip(table.rows, sorted({float(x) for x, _ in rects}), strict=True):
+        high = sum(float(h) for at, h in rects if float(at) == x)
+        assert high / unit == pytest.approx(row[2].values[0], abs=0.06 * len(rects) / unit)
+
+
+def test_bands_end_at_the_very_token() -> None:
+    table = shown("seq_len", [2048, 8192])
+    fits, tight, oom = (int(n.replace(",", "")) for n in re.findall(r"[\d,]{4,}", table.note))
+    assert tight == fits + 1
+    assert [verdict(n) for n in (fits, tight, oom - 1, oom)] == ["fits", "tight", "tight", "oom"]
+    words = re.findall(r'class="word (\w+)"[^>]*>([a-z ]+)<', table.legend)
+    assert ("fits", "fits") in words
+    assert "hatch" in table.legend
+
+
+def test_a_curve_needs_two_points_and_a_known_axis() -> None:
+    with pytest.raises(ValueError, match="allowed: seq_len"):
+        shown("batch", [1, 2])
+    with pytest.raises(ValueError, match="fewer than two"):
+        shown("seq_len", [2048])
+
+
+def test_a_drawing_opens_its_table_and_has_a_name() -> None:
+    html = tables.to_html(shown("gpus", [2, 6]))
+    assert re.search(r'<svg class="plot" [^>]*role="img" aria-label="caption: 2 GPUs: ', html)
+    assert re.search(r'<details class="twin"><summary>[^<]+</summary><div class="scroll".*</div></details>', html)
+
+
+def test_what_lies_beyond_the_limit_is_hatched_and_said() -> None:
+    html = charts.bar({"weights": 30 * GiB, "logits": 50 * GiB}, scale=100 * GiB, limit=60 * GiB)
+    assert '<s style="left:60.00%;width:20.00%"></s>' in html
+    assert ">80.0, 20.0 over</em>" in html
+    below = charts.bar({"weights": 30 * GiB}, scale=100 * GiB, limit=60 * GiB)
+    assert "<s " not in below
+    assert ">30.0</em>" in below
+
+
+def test_a_heatmaps_ground_is_as_deep_as_the_card_is_used() -> None:
+    table = heat.matrix("sft", "lora", 1, "")
+    keys = [column.key for column in table.columns]
+    row = next(r for r in table.rows if r[0].value == "Llama 3.1 8B")
+    for gpu, words in (("a100-80-sxm", "fits"), ("a100-40-sxm", "fits"), ("rtx4090", "fits"), ("l4", "tight")):
+        cell, found = row[keys.index(gpu.replace("-", "_"))], best(Asked("llama-3.1-8b", gpu, "sft", "lora", 1))
+        assert found and cell.exact == found.needed and cell.values[0] == words
+    deep = [row[keys.index(k)].style for k in ("a100_80_sxm", "a100_40_sxm", "rtx4090")]
+    assert deep == sorted(deep, key=lambda style: int(style.removeprefix("heat h")))
+    assert len(set(deep)) == 3
+
+
+def test_a_heatmap_of_each_task_is_one_click_from_the_others() -> None:
+    links = heat.switch("index", "")
+    assert "<b>Supervised fine-tuning</b>" in links
+    assert set(re.findall(r'href="([^"#]+)', links)) == {f"{p}.html" for p in [*heat.PAGES.values(), *heat.MORE]} - {
+        "index.html"
+    }
