@@ -8,10 +8,16 @@ NPM := $(VENV)/bin/npm ci --ignore-scripts --no-audit --no-fund --silent
 # The tracer's packages stand apart: PyTorch, which nothing else here needs.
 TRACE := $(VENV)/trace
 
-.PHONY: site test mutate trace trace-check serve check-catalog diff lock browser clean
+.PHONY: site engines test mutate trace trace-check serve check-catalog diff lock browser clean
 
 site: $(VENV)/.site node_modules/.site
-	@$(PY) -m calc.site build site
+	@$(PY) -m calc.site build site $(if $(ENGINE),--engine $(ENGINE))
+
+# Builds the site with each engine, and compares every table cell, id and link.
+engines: $(VENV)/.site node_modules/.site
+	@$(PY) -m calc.site build build/engines/mkdocs
+	@$(PY) -m calc.site build build/engines/properdocs --engine properdocs
+	@$(PY) -m calc.site same build/engines/mkdocs build/engines/properdocs && echo "The engines agree."
 
 serve: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site serve
