@@ -1,11 +1,11 @@
-"""`python -m calc.site write | build DIR | same DIR DIR | serve | diff REV`: what the Makefile calls."""
+"""`python -m calc.site COMMAND`: what the Makefile calls."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from calc.site import build, diff, engines
+from calc.site import build, diff, engines, release
 
 
 def main() -> None:
@@ -22,6 +22,8 @@ def main() -> None:
     serve = commands.add_parser("serve", help="live preview")
     serve.add_argument("--address", default="127.0.0.1:8000", help="host and port")
     commands.add_parser("diff", help="what changes in the published numbers since a revision").add_argument("rev")
+    commands.add_parser("release", help="write a new version into the tree").add_argument("version")
+    commands.add_parser("publish", help="put the tagged version on the branch gh-pages")
     arguments = parser.parse_args()
     with build.one_line():
         match arguments.command:
@@ -36,6 +38,10 @@ def main() -> None:
                 build.serve(arguments.address)
             case "diff":
                 diff.report(arguments.rev)
+            case "release":
+                release.make(arguments.version)
+            case "publish":
+                release.publish()
 
 
 if __name__ == "__main__":

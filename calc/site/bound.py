@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from calc.ledger import Phase
 from calc.schema import closest
-from calc.site import answers, cite, ledgers, odds, recipes, tables
+from calc.site import answers, changelog, cite, ledgers, odds, recipes, tables
 from calc.site.answers import Answer
 from calc.site.recipes import Recipe
 from calc.site.tables import Table
@@ -122,6 +122,13 @@ class Bound:
         if self._record is not None:
             self._record.table(table, view.url)
         return tables.to_html(table, _footer(table, view))
+
+    def _released(self, release: changelog.Release) -> str:
+        """A release as a section of the changelog."""
+        made = changelog.table(release, self._root)
+        said = self._place(made) if made else changelog.SAME if release.since else changelog.FIRST
+        every = f"[Every change](changelog/{release.version}.json)\n\n" if release.changes else ""
+        return f"## {release.version} · {release.date}\n\n{every}{said}"
 
 
 def _footer(table: Table, view: View) -> str:

@@ -54,7 +54,7 @@ def tiny(target: Path) -> Path:
     copy(target)
     for folder, kept in (
         ("hardware/gpus", {"rtx4090", "a100-80-sxm"}),
-        ("hardware/nodes", set()),
+        ("hardware/nodes", {"hgx-a100"}),
         ("models", {"qwen2.5-0.5b"}),
     ):
         for path in (target / folder).glob("*.yaml"):
@@ -86,7 +86,16 @@ It needs [[ peak("job") ]] GiB. See [the cards](hardware/index.md#cards).
 
 [[ phases_table("job", id="job-phases") ]]
 """,
-    "docs/hardware/index.md": "---\ndescription: All of the cards.\n---\n# Cards {#cards}\n\n[[ gpus_table() ]]\n",
+    "docs/hardware/index.md": """---
+description: All of the cards.
+---
+# Cards {#cards}
+
+[[ gpus_table() ]]
+
+[[ node_sources_table() ]]
+""",
     "docs/models/index.md": "---\ndescription: All of the models.\n---\n# Models\n\n[[ models_table() ]]\n",
+    "docs/changelog.md": "---\ndescription: What moved, and when.\n---\n# Changelog\n\n[[ changelog() ]]\n",
     "docs/validation.md": "---\ndescription: What the verdicts rest on.\n---\n# Validation\n\n[[ odds_tables() ]]\n",
 }
