@@ -8,10 +8,16 @@ NPM := $(VENV)/bin/npm ci --ignore-scripts --no-audit --no-fund --silent
 # The tracer's packages stand apart: PyTorch, which nothing else here needs.
 TRACE := $(VENV)/trace
 
-.PHONY: site ids test mutate trace trace-check serve check-catalog diff lock browser clean
+.PHONY: site engines release publish ids test mutate trace trace-check serve check-catalog diff lock browser clean
 
 site: $(VENV)/.site node_modules/.site
-	@$(PY) -m calc.site build site
+	@$(PY) -m calc.site build site $(if $(ENGINE),--engine $(ENGINE))
+
+# Builds the site with each engine, and compares every table cell, id and link.
+engines: $(VENV)/.site node_modules/.site
+	@$(PY) -m calc.site build build/engines/mkdocs
+	@$(PY) -m calc.site build build/engines/properdocs --engine properdocs
+	@$(PY) -m calc.site same build/engines/mkdocs build/engines/properdocs && echo "The engines agree."
 
 serve: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site serve
@@ -27,6 +33,15 @@ check-catalog: $(VENV)/.site
 diff: $(VENV)/.site node_modules/.site
 	@test -n "$(REV)" || { echo "make diff needs a revision: make diff REV=HEAD~1" >&2; exit 2; }
 	@$(PY) -m calc.site diff "$(REV)"
+
+# Writes a new version into the tree, with what changed since the last one's tag.
+release: $(VENV)/.site node_modules/.site
+	@test -n "$(VERSION)" || { echo "make release needs a version: make release VERSION=1.2" >&2; exit 2; }
+	@$(PY) -m calc.site release "$(VERSION)"
+
+# Puts the tagged version on the branch gh-pages, beside the others; pushes nothing.
+publish: $(VENV)/.site node_modules/.site
+	@$(PY) -m calc.site publish
 
 test: $(VENV)/.test node_modules/.test browser
 	@$(VENV)/bin/ruff format --check --quiet .

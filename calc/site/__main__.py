@@ -1,11 +1,11 @@
-"""`python -m calc.site write | build DIR | serve | diff REV`: what the Makefile calls."""
+"""`python -m calc.site COMMAND`: what the Makefile calls."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from calc.site import build, diff
+from calc.site import build, diff, engines, release
 
 
 def main() -> None:
@@ -13,21 +13,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m calc.site", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("write", help="write the generated pages and data under docs/")
-    commands.add_parser("build", help="build the site").add_argument("dir", type=Path)
+    making = commands.add_parser("build", help="build the site")
+    making.add_argument("dir", type=Path)
+    making.add_argument("--engine", choices=build.ENGINES, default=build.ENGINES[0])
+    same = commands.add_parser("same", help="whether two engines built the same site")
+    same.add_argument("one", type=Path)
+    same.add_argument("other", type=Path)
     serve = commands.add_parser("serve", help="live preview")
     serve.add_argument("--address", default="127.0.0.1:8000", help="host and port")
     commands.add_parser("diff", help="what changes in the published numbers since a revision").add_argument("rev")
+    commands.add_parser("release", help="write a new version into the tree").add_argument("version")
+    commands.add_parser("publish", help="put the tagged version on the branch gh-pages")
     arguments = parser.parse_args()
     with build.one_line():
         match arguments.command:
             case "write":
                 build.write()
             case "build":
-                build.build(arguments.dir.resolve())
+                build.build(arguments.dir.resolve(), arguments.engine)
+            case "same":
+                if found := list(engines.differences(arguments.one, arguments.other)):
+                    raise build.BuildError("\n".join(found))
             case "serve":
                 build.serve(arguments.address)
             case "diff":
                 diff.report(arguments.rev)
+            case "release":
+                release.make(arguments.version)
+            case "publish":
+                release.publish()
 
 
 if __name__ == "__main__":

@@ -67,11 +67,15 @@ def on_gpu(card: GPU, task: str, root: str) -> Table:
             rows.append((Cell(model.name, link), Cell(gpus)))
     common = _common(all_advice)
     options = {"task": task, **advice.JOBS[task], "gpu": card.id}
+    table_id = f"gpu-{card.id}-run-{task}"
     return Table(
-        f"gpu-{card.id}-run-{task}",
+        table_id,
         f"{TITLES[task]} on the {card.name}: what to run",
         (Column("model", "Model"), Column("gpus", "GPUs", "", "number"), *ANSWER),
-        tuple((*row, *_cells(a, common)) for row, a in zip(rows, all_advice, strict=True)),
+        tuple(
+            (*row, *_cells(a, common, f"{table_id}-{i}"))
+            for i, (row, a) in enumerate(zip(rows, all_advice, strict=True), 1)
+        ),
         _settings(task),
         _note(common, options | {"gpus": "N", "model": "M"}),
         versions=answers.versions(),
@@ -103,11 +107,15 @@ def for_model(model: Model, root: str) -> Table:
             rows.append((Cell(f"{TITLES[task]}, {trained}"), where))
             all_advice.append(found or advice.NOWHERE)
     common = _common(all_advice)
+    table_id = f"model-{model.id}-run"
     return Table(
-        f"model-{model.id}-run",
+        table_id,
         f"The smallest machine on which {model.name} trains, and what to run there",
         (Column("job", "Job"), Column("machine", "Smallest machine"), *ANSWER),
-        tuple((*row, *_cells(a, common)) for row, a in zip(rows, all_advice, strict=True)),
+        tuple(
+            (*row, *_cells(a, common, f"{table_id}-{i}"))
+            for i, (row, a) in enumerate(zip(rows, all_advice, strict=True), 1)
+        ),
         "Machines stand from little usable memory in all to much, of equals the one with fewer GPUs first: the catalog "
         f"has no prices. Cards with bf16, up to {max(advice.SEVERAL_NODES)} of them. Small is slow: mind the tokens a "
         "second, and what is offloaded to host memory. "
@@ -125,14 +133,16 @@ def _common(found: Iterable[Advice]) -> list[str]:
     return [note for note in notes[0] if all(note in other for other in notes)] if notes else []
 
 
-def _cells(a: Advice, common: list[str]) -> tuple[Cell, Cell, Cell]:
-    """The verdict, the configuration with its command behind it, and its speed."""
+def _cells(a: Advice, common: list[str], place: str) -> tuple[Cell, Cell, Cell]:
+    """The verdict, the configuration with its command behind it, and its speed; `place` begins the ids in them."""
     if a.scenario is None:
         return Cell((None, None, "nothing fits")), Cell(None, "—"), Cell(a.lacks or "—")
     words = a.words + (f"; host {gb(a.host)}" if "offloaded" in a.words else "")
     notes = [note for note in a.notes if note not in common]
-    inner = _code(a.command) if a.command else ""
-    inner += "".join(f"<p>{escape(name)}</p>{_code(text)}" for name, text in a.files.items())
+    inner = _code(a.command, place) if a.command else ""
+    inner += "".join(
+        f"<p>{escape(name)}</p>{_code(text, f'{place}-{n}')}" for n, (name, text) in enumerate(a.files.items(), 1)
+    )
     inner += "".join(f"<p>{escape(note)}</p>" for note in notes)
     return (
         Cell((a.verdict, a.needed / GiB, ""), exact=a.needed, scenario=a.scenario, working=working(a.scenario)),
@@ -141,9 +151,13 @@ def _cells(a: Advice, common: list[str]) -> tuple[Cell, Cell, Cell]:
     )
 
 
-def _code(text: str) -> str:
+def _code(text: str, place: str) -> str:
+    """A block to copy. No `<code>` in it: the theme would measure each, closed ones too, before a reader can scroll."""
     code = escape(text.rstrip("\n")).replace("\n", "&#10;")
-    return f'<pre tabindex="0"><code>{code}</code></pre>'
+    button = (
+        f'<button class="md-code__button" data-md-type="copy" data-clipboard-target="#{place}" title="Copy"></button>'
+    )
+    return f'<div class="block">{button}<pre tabindex="0" id="{place}">{code}</pre></div>'
 
 
 def _note(common: list[str], options: dict[str, object]) -> str:

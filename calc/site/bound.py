@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from calc.ledger import Phase
 from calc.schema import closest
-from calc.site import answers, datasets, ledgers, menus, recipes, tables
+from calc.site import answers, changelog, datasets, ledgers, menus, recipes, tables
 from calc.site.answers import Answer
 from calc.site.recipes import Recipe
 from calc.site.tables import Table
@@ -120,3 +120,10 @@ class Bound:
             self._record.table(table, view.url)
         datasets.note(view.meta, table, view.url, view.root)
         return tables.to_html(table, menus.footer(table, view.url, view.root))
+
+    def _released(self, release: changelog.Release) -> str:
+        """A release as a section of the changelog."""
+        made = changelog.table(release, self._root)
+        said = self._place(made) if made else changelog.SAME if release.since else changelog.FIRST
+        every = f"[Every change](changelog/{release.version}.json)\n\n" if release.changes else ""
+        return f"## {release.version} · {release.date}\n\n{every}{said}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import sys
@@ -22,6 +23,8 @@ from calc.site.macros import Macros, PageError, Record, View
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+# Two engines read one mkdocs.yml: the second outlives the first.
+ENGINES = ("mkdocs", "properdocs")
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 
 
@@ -82,14 +85,14 @@ def write(docs: Path = DOCS) -> Record:
     return record
 
 
-def build(out: Path) -> None:
+def build(out: Path, engine: str = ENGINES[0]) -> None:
     """Builds the site into `out`; on any fault `out` stays as it was, and BuildError says why."""
     started = time.perf_counter()
     record = write()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
         fresh = Path(scratch, "site")
-        _mkdocs(["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(fresh)])
+        _mkdocs(["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(fresh)], engine)
         exports.add(fresh / "data", exports.markdown(record))
         faults = list(checks.faults(fresh))
         if faults:
@@ -105,20 +108,18 @@ def build(out: Path) -> None:
     )
 
 
-def _mkdocs(arguments: list[str]) -> None:
-    """Runs mkdocs in this process, so that its macros find every scenario answered already."""
+def _mkdocs(arguments: list[str], engine: str = ENGINES[0]) -> None:
+    """Runs the engine in this process, so that its macros find every scenario answered already."""
     os.environ.update(QUIET)
     # Only its INFO lines: a warning must still be heard, and counted by --strict.
     logging.getLogger("mkdocs.plugins.mkdocs_macros.util").setLevel(logging.WARNING)
-    from mkdocs.__main__ import cli
-
     try:
-        cli.main(arguments, standalone_mode=False)
+        importlib.import_module(f"{engine}.__main__").cli.main(arguments, standalone_mode=False)
     except SystemExit as stopped:
         if stopped.code:
-            raise BuildError("mkdocs stopped; its messages above say why") from None
+            raise BuildError(f"{engine} stopped; its messages above say why") from None
     except Exception as error:
-        raise BuildError(f"mkdocs: {error}") from error
+        raise BuildError(f"{engine}: {error}") from error
 
 
 @contextlib.contextmanager

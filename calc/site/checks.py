@@ -18,12 +18,13 @@ LOADS = {
     "audio": "src",
     "link": "href",
 }
+CELLS = ("td", "th")
 # A <link> of these kinds is an address, not a request.
 NO_REQUEST = {"canonical", "alternate", "prev", "next", "author", "license"}
 
 
 class Page(HTMLParser):
-    """The ids, links, loaded files and text of one page."""
+    """The ids, links, loaded files, table cells and text of one page."""
 
     def __init__(self, html: str) -> None:
         """Parses at once."""
@@ -32,7 +33,9 @@ class Page(HTMLParser):
         self.links: list[str] = []
         self.loads: list[str] = []
         self.text: list[str] = []
+        self.cells: list[str] = []
         self._raw = 0
+        self._in_cell = False
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -44,11 +47,16 @@ class Page(HTMLParser):
             self.links.append(given["href"])
         if tag in LOADS and LOADS[tag] in given and not NO_REQUEST & set(given.get("rel", "").split()):
             self.loads.append(given[LOADS[tag]])
+        if tag in CELLS:
+            self.cells.append("")
+            self._in_cell = True
         if tag in ("script", "style"):
             self._raw += 1
 
     def handle_endtag(self, tag: str) -> None:
-        """Leaves a script or style."""
+        """Leaves a cell, a script or a style."""
+        if tag in CELLS:
+            self._in_cell = False
         if tag in ("script", "style"):
             self._raw -= 1
 
@@ -56,6 +64,8 @@ class Page(HTMLParser):
         """Notes the text that a reader sees."""
         if not self._raw:
             self.text.append(data)
+            if self._in_cell:
+                self.cells[-1] += data
 
 
 def faults(site: Path) -> Iterator[str]:

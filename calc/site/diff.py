@@ -1,4 +1,4 @@
-"""Which published numbers and verdicts change between a revision and the working tree.
+"""Which published numbers and verdicts change between a revision and the working tree, or from release to release.
 
 Both sides are published by their own code, so that a change of formula shows as well as a change of data.
 """
@@ -8,25 +8,50 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from calc.site.advice import BUILD
 from calc.site.build import ROOT, BuildError
+
+
+class Change(NamedTuple):
+    """A value that is different, new (nothing before) or gone (nothing after); without a name, the whole place."""
+
+    place: str
+    name: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        """One line."""
+        where = " · ".join(filter(None, (self.place, self.name)))
+        if self.after is None:
+            return f"{where}: {self.before} → gone" if self.name else f"{where}: gone"
+        if self.before is None:
+            return f"{where}: new, {self.after}" if self.name else f"{where}: new"
+        return f"{where}: {self.before} → {self.after}"
 
 
 def report(revision: str) -> None:
     """Prints one line a change; the last line counts them."""
+    changes, places = since(revision)
+    print("".join(f"{change}\n" for change in changes), end="")
+    print(f"{len(changes)} changes in {places} tables and pages since {revision}.")
+
+
+def since(revision: str) -> tuple[list[Change], int]:
+    """The changes since a revision, and how many tables and pages are published now."""
     with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
         before = published(_at(revision, Path(scratch, "before")))
         after = published(_copy(Path(scratch, "after")))
-    changes = list(compare(before, after))
-    print("".join(f"{change}\n" for change in changes), end="")
-    print(f"{len(changes)} changes in {len(after)} tables and pages since {revision}.")
+    return list(compare(before, after)), len(after)
 
 
 def _at(revision: str, tree: Path) -> Path:
@@ -58,6 +83,8 @@ def _copy(tree: Path) -> Path:
 
 def published(tree: Path) -> dict[str, dict[str, Any]]:
     """What the project in `tree` publishes: for each table and page, its values by name."""
+    if BUILD.is_dir():  # a copy: each calc throws away what is not its own
+        shutil.copytree(BUILD, tree / BUILD.relative_to(ROOT), dirs_exist_ok=True)
     run = subprocess.run(
         [sys.executable, "-m", "calc.site", "write"],
         cwd=tree,
@@ -83,19 +110,15 @@ def published(tree: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def compare(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """One line for each value that is new, gone or different."""
+def compare(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> Iterator[Change]:
+    """Each value that is new, gone or different."""
     for place in sorted(before.keys() | after.keys()):
         if place not in before:
-            yield f"{place}: new"
+            yield Change(place, "", None, "new")
         elif place not in after:
-            yield f"{place}: gone"
+            yield Change(place, "", "gone", None)
         else:
             old, new = before[place], after[place]
             for name in [*old, *(n for n in new if n not in old)]:
-                if name not in new:
-                    yield f"{place} · {name}: {old[name]} → gone"
-                elif name not in old:
-                    yield f"{place} · {name}: new, {new[name]}"
-                elif old[name] != new[name]:
-                    yield f"{place} · {name}: {old[name]} → {new[name]}"
+                if old.get(name) != new.get(name):
+                    yield Change(place, name, old.get(name), new.get(name))

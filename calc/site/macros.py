@@ -25,6 +25,7 @@ from calc.site import (
     accuracy,
     advised,
     answers,
+    changelog,
     charts,
     commands,
     curves,
@@ -470,6 +471,10 @@ class Macros(Effects):
     def components(self) -> str:
         """The key to the colours."""
         return charts.legend(list(charts.COMPONENTS), "what a process can use")
+
+    def changelog(self) -> str:
+        """What each release changed, the newest first."""
+        return "\n\n".join(self._released(release) for release in changelog.releases()) or changelog.NONE
 
     def versions(self) -> str:
         """What this build rests on."""

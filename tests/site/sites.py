@@ -47,3 +47,55 @@ def add_gpu(project: Path) -> None:
     text = (project / "hardware/gpus/rtx4090.yaml").read_text("utf-8")
     text = text.replace("id: rtx4090", f"id: {NEW_GPU}").replace("name: GeForce RTX 4090", "name: New Card")
     (project / f"hardware/gpus/{NEW_GPU}.yaml").write_text(text, "utf-8")
+
+
+def tiny(target: Path) -> Path:
+    """A project with two cards, one model and four pages by hand: it builds in seconds."""
+    copy(target)
+    for folder, kept in (
+        ("hardware/gpus", {"rtx4090", "a100-80-sxm"}),
+        ("hardware/nodes", {"hgx-a100"}),
+        ("models", {"qwen2.5-0.5b"}),
+    ):
+        for path in (target / folder).glob("*.yaml"):
+            if path.stem not in kept:
+                path.unlink()
+    for path in (target / "measurements").rglob("*.jsonl"):
+        path.unlink()
+    for path in (target / "docs").iterdir():
+        if path.name != "assets":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name, text in TINY.items():
+        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).write_text(text, "utf-8")
+    config = (target / "mkdocs.yml").read_text("utf-8")
+    pages = "".join(f"  - {name.removeprefix('docs/')}\n" for name in TINY)
+    (target / "mkdocs.yml").write_text(re.sub(r"^nav:\n(?:  .*\n)+", f"nav:\n{pages}", config, flags=re.M), "utf-8")
+    return target
+
+
+TINY = {
+    "docs/index.md": """---
+description: A page with a job, a number and a table.
+scenarios:
+  job: {model: qwen2.5-0.5b, task: sft, gpu: rtx4090, framework: trl}
+---
+# A job
+
+It needs [[ peak("job") ]] GiB. See [the cards](hardware/index.md#cards).
+
+[[ phases_table("job", id="job-phases") ]]
+""",
+    "docs/hardware/index.md": """---
+description: All of the cards.
+---
+# Cards {#cards}
+
+[[ gpus_table() ]]
+
+[[ node_sources_table() ]]
+""",
+    "docs/models/index.md": "---\ndescription: All of the models.\n---\n# Models\n\n[[ models_table() ]]\n",
+    "docs/changelog.md": "---\ndescription: What moved, and when.\n---\n# Changelog\n\n[[ changelog() ]]\n",
+    "docs/validation.md": "---\ndescription: What the verdicts rest on.\n---\n# Validation\n\n[[ odds_tables() ]]\n",
+}

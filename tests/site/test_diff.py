@@ -13,7 +13,7 @@ from calc.site.diff import compare
 def test_compare_names_what_is_new_gone_and_different() -> None:
     before = {"table a": {"x · peak": 1.5, "y · peak": 2.0}, "table b": {"z": 1}}
     after = {"table a": {"x · peak": 1.6, "w · peak": 3.0}, "table c": {"z": 1}}
-    assert list(compare(before, after)) == [
+    assert [str(change) for change in compare(before, after)] == [
         "table a · x · peak: 1.5 → 1.6",
         "table a · y · peak: 2.0 → gone",
         "table a · w · peak: new, 3.0",

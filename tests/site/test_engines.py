@@ -1,0 +1,27 @@
+"""Two engines build the same site from one mkdocs.yml: the guide outlives the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sites import command, tiny
+
+from calc.site.engines import differences
+
+
+def test_properdocs_builds_the_same_cells_ids_and_links(tmp_path: Path) -> None:
+    project = tiny(tmp_path / "project")
+    for engine in ("mkdocs", "properdocs"):
+        built = command(project, "build", engine, "--engine", engine)
+        assert built.returncode == 0, built.stderr[-2000:]
+    one, other = project / "mkdocs", project / "properdocs"
+    assert "ProperDocs" in (other / "index.html").read_text("utf-8")
+    assert list(differences(one, other)) == []
+
+    page = other / "index.html"
+    page.write_text(page.read_text("utf-8").replace('id="job-phases"', 'id="moved"'), "utf-8")
+    (other / "robots.txt").unlink()
+    found = list(differences(one, other))
+    assert found[0] == "robots.txt: only in mkdocs"
+    assert found[1].startswith("index.html: ids ")
+    assert command(project, "same", "mkdocs", "properdocs").returncode == 2
