@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import functools
+import http.server
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browsing import ARGUMENTS, CHROMIUM, Host
+from playwright.sync_api import Browser, sync_playwright
 from sites import add_gpu, command, copy, named
 
 
@@ -48,3 +53,21 @@ def small(tmp_path: Path) -> Iterator[Path]:
         path.unlink()
     yield made
     shutil.rmtree(made)
+
+
+@pytest.fixture(scope="session")
+def origin(site: Path) -> Iterator[str]:
+    """The address of the built site."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Host, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """The system's Chromium, else Playwright's own."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()

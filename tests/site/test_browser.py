@@ -2,85 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import shutil
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from browsing import KINDS, opened
+from playwright.sync_api import Browser
+from sites import ROOT
 
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-default-apps",
-    "--no-first-run",
-]
-KINDS = [
-    "index.html",
-    "hardware/index.html",
-    "hardware/gpus/rtx4090.html",
-    "models/index.html",
-    "models/llama-3-8b.html",
-    "recipes/index.html",
-    "recipes/grpo.html",
-    "case-studies/reward-model-6x4090.html",
-    "case-studies/ppo-llama-3-8b-4xa40.html",
-    "method/activations.html",
-    "method/ledger.html",
-    "method/weights.html",
-    "reference/scenario.html",
-    "reference/about.html",
-]
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
-
-
-@pytest.fixture(scope="session")
-def origin(site: Path) -> Iterator[str]:
-    """The address of the built site."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """The system's Chromium, else Playwright's own."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    path = next(filter(None, map(shutil.which, names)), None)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-def opened(browser: Browser, address: str, **context: Any) -> tuple[Page, list[str], list[str]]:
-    """A page, every request it made, and every complaint of its console."""
-    page = browser.new_context(**context).new_page()
-    requests: list[str] = []
-    complaints: list[str] = []
-    page.on("request", lambda r: requests.append(r.url))
-    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
-    page.on("pageerror", lambda e: complaints.append(str(e)))
-    page.on("response", lambda r: complaints.append(f"{r.status} {r.url}") if r.status >= 400 else None)
-    page.goto(address)
-    page.wait_for_load_state("networkidle")
-    return page, requests, complaints
+AXE = (ROOT / "node_modules/axe-core/axe.min.js").read_text("utf-8")
+# levels A and AA of every version of WCAG that axe knows rules of
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_asks_nobody_else_complains_of_nothing_and_fits_a_phone(
+def test_page_asks_nobody_else_complains_of_nothing_fits_a_phone_and_shuts_nobody_out(
     browser: Browser, origin: str, kind: str, scheme: str
 ) -> None:
     page, requests, complaints = opened(
@@ -92,6 +28,10 @@ def test_page_asks_nobody_else_complains_of_nothing_and_fits_a_phone(
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     wide = page.evaluate("document.body.dataset.mdColorScheme")
     assert wide == {"light": "default", "dark": "slate"}[scheme]
+    page.evaluate(AXE)
+    found = page.evaluate("tags => axe.run({runOnly: tags, resultTypes: ['violations']})", RULES)
+    assert len(found["passes"]) > 15
+    assert [(v["id"], [n["html"] for n in v["nodes"][:3]]) for v in found["violations"]] == []
     page.context.close()
 
 

@@ -1,0 +1,80 @@
+"""A page of each kind in the system's Chromium, and a server that compresses what it sends, as hosts of sites do."""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import shutil
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None
+)
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--no-first-run",
+]
+KINDS = [
+    "index.html",
+    "hardware/index.html",
+    "hardware/gpus/rtx4090.html",
+    "models/index.html",
+    "models/llama-3-8b.html",
+    "recipes/index.html",
+    "recipes/grpo.html",
+    "case-studies/reward-model-6x4090.html",
+    "case-studies/ppo-llama-3-8b-4xa40.html",
+    "method/activations.html",
+    "method/ledger.html",
+    "method/weights.html",
+    "reference/scenario.html",
+    "reference/about.html",
+]
+
+
+class Host(http.server.SimpleHTTPRequestHandler):
+    """Sends files compressed, and says nothing."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """One file."""
+        path = Path(self.translate_path(self.path))
+        path = path / "index.html" if path.is_dir() else path
+        if not path.is_file():
+            return self.send_error(HTTPStatus.NOT_FOUND)
+        kind = self.guess_type(path)
+        raw = path.read_bytes()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8" if kind.startswith("text/") else kind)
+        if not kind.startswith("image/") or kind.endswith("+xml"):
+            raw = gzip.compress(raw, 6)
+            self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+def opened(browser: Browser, address: str, **context: Any) -> tuple[Page, list[str], list[str]]:
+    """A page, every request it made, and every complaint of its console."""
+    page = browser.new_context(**context).new_page()
+    requests: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda r: requests.append(r.url))
+    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda e: complaints.append(str(e)))
+    page.on("response", lambda r: complaints.append(f"{r.status} {r.url}") if r.status >= 400 else None)
+    page.goto(address)
+    page.wait_for_load_state("networkidle")
+    return page, requests, complaints
