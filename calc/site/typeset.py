@@ -23,6 +23,7 @@ def markdown(text: str) -> str:
 def tex(text: str) -> str:
     """Text as LaTeX takes it, quotes in pairs; without a bracket in front, which a row's end before it would read."""
     parts = [str(_ENCODER.unicode_to_latex(part)) for part in text.split('"')]
+    parts = [part.replace("--", "-{}-") for part in parts]  # no dash
     latex = parts[0] + "".join(f"{mark}{part}" for mark, part in zip(cycle(("``", "''")), parts[1:], strict=False))
     return f"{{{latex[0]}}}{latex[1:]}" if latex[:1] in ("[", "*") else latex
 

@@ -170,6 +170,8 @@
       pressed.setAttribute("aria-pressed", "false");
       return say(pressed, "Not found");
     }
+    const folded = figure.querySelector("details.twin");
+    if (folded) folded.open = true;
     const heads = [...figure.querySelectorAll("thead th")]; // columns that only draw are no th
     for (const cell of data.cells.filter((found) => found.lines?.length)) {
       const place = data.columns.findIndex((column) => column.key === cell.column);

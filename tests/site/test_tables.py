@@ -117,6 +117,7 @@ def test_latex_is_a_booktabs_table_of_what_is_shown() -> None:
     [
         ("P_4 · 2 & 5 %", r"P\_4 \textperiodcentered{} 2 \& 5 \%"),
         ("a → b ≤ c", r"a \textrightarrow{} b \ensuremath{\leq} c"),
+        ("--flag", "-{}-flag"),  # two are a dash
         ("[0, 1]", "{[}0, 1]"),  # behind a row's end it would be a length
         ('the "new" one', "the ``new'' one"),  # in BibTeX it would end the field
     ],

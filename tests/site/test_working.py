@@ -1,0 +1,214 @@
+"""What readers can do with a table in a real browser: open the ledger behind a cell, sort, copy, print."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import opened
+from playwright.sync_api import Browser, Locator, Page
+from sites import ROOT
+
+from calc.units import GB, GiB
+
+GPU = "hardware/gpus/rtx4090.html"
+CASE = "case-studies/reward-model-6x4090.html"
+# A table of each kind with the place of its page: fits on all cards and on one, what to run, the smallest card,
+# phases, lines, jobs side by side, what changes save, host memory, roles, loading, caches, recipes.
+TABLES = [
+    ("index.html", "fits-sft-full-8"),
+    (GPU, "gpu-rtx4090-sft"),
+    (GPU, "gpu-rtx4090-run-grpo"),
+    ("models/llama-3-8b.html", "model-llama-3-8b-gpus"),
+    ("models/llama-3-8b.html", "model-llama-3-8b-run"),
+    (CASE, "rm-6x4090-zero3-8192"),
+    (CASE, "rm-6x4090-zero2-4096-lines"),
+    (CASE, "rm-6x4090"),
+    (CASE, "rm-6x4090-remedies"),
+    ("case-studies/ppo-llama-2-70b-16xa800.html", "ppo-70b-host"),
+    ("case-studies/ppo-llama-3-8b-4xa40.html", "ppo-4xa40-roles"),
+    ("case-studies/ppo-llama-3-8b-4xa40.html", "ppo-4xa40-loading"),
+    ("case-studies/grpo-logic-rl-4xa100.html", "logic-rl-kv"),
+    ("recipes/index.html", "recipes-at-a-glance"),
+    ("recipes/dpo.html", "recipes-dpo-production"),
+]
+
+
+def column(place: Locator) -> str:
+    return str(place.evaluate("e => e.closest('table').tHead.rows[0].cells[e.closest('td').cellIndex].textContent"))
+
+
+def shown(cell: str) -> tuple[float, int]:
+    """The number that a cell shows, and its decimals."""
+    text = re.findall(r"(?:^|fits |tight |memory )(-?[\d,]+(?:\.\d+)?)", cell)[0]
+    return float(text.replace(",", "")), len(text.partition(".")[2])
+
+
+@pytest.mark.parametrize(("page_at", "table_id"), TABLES)
+def test_the_workings_lines_add_up_to_the_cell(browser: Browser, origin: str, page_at: str, table_id: str) -> None:
+    page, _, complaints = opened(browser, f"{origin}/{page_at}", viewport={"width": 1280, "height": 900})
+    figure = page.locator(f"#{table_id}")
+    figure.get_by_role("button", name="Show the working").click()
+    cells = figure.locator("button.work")
+    cells.first.wait_for()
+    count = cells.count()
+    for place in sorted({0, count // 2, count - 1}):
+        cell = cells.nth(place)
+        unit = GB if "(GB)" in column(cell) else GiB
+        value, digits = shown(cell.inner_text().replace("\n", " "))
+        cell.click()
+        working = page.get_by_role("dialog", name=re.compile("·"))
+        rows = working.locator("tbody tr")
+        sums = [int(n.replace(",", "")) for n in rows.locator("td:nth-of-type(3)").all_inner_texts()]
+        total = working.locator("tfoot td").nth(1).inner_text()
+        assert sums and int(total.replace(",", "")) == sum(sums)
+        assert round(sum(sums) / unit, digits) == value
+        for row in rows.all():
+            _, _, _, formula, values, source = row.locator("td").all_inner_texts()
+            assert formula and values and source
+        page.keyboard.press("Escape")
+        assert page.locator("dialog.working").count() == 0
+    assert complaints == []
+    page.context.close()
+
+
+def test_each_link_of_a_working_leads_to_its_derivation(browser: Browser, origin: str, site: Path) -> None:
+    page, _, _ = opened(browser, f"{origin}/{CASE}", viewport={"width": 1280, "height": 900})
+    figure = page.locator("#rm-6x4090")
+    figure.get_by_role("button", name="Show the working").click()
+    figure.locator("button.work").first.click()
+    links = [str(a.get_attribute("href")) for a in page.locator("dialog.working tbody a").all()]
+    assert len(set(links)) > 5
+    for link in links:
+        path, _, anchor = link.removeprefix(f"{origin}/").partition("#")
+        assert f'id="{anchor}"' in (site / path).read_text("utf-8"), link
+    page.context.close()
+
+
+def test_the_working_is_reached_by_the_keyboard_alone_and_put_away_again(browser: Browser, origin: str) -> None:
+    page, _, _ = opened(browser, f"{origin}/{CASE}", viewport={"width": 1280, "height": 900})
+    figure = page.locator("#rm-6x4090")
+    before = figure.locator("tbody").inner_html()
+    switch = figure.get_by_role("button", name="Show the working")
+    switch.focus()
+    page.keyboard.press("Enter")
+    first = figure.locator("button.work").first
+    first.wait_for()
+    first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("dialog.working").evaluate("e => e.contains(document.activeElement)")
+    page.keyboard.press("Escape")
+    assert first.evaluate("e => e === document.activeElement")
+    switch.press("Enter")
+    assert switch.get_attribute("aria-pressed") == "false"
+    assert figure.locator("tbody").inner_html() == before
+    page.context.close()
+
+
+def rows_of(figure: Locator) -> list[list[str]]:
+    return figure.locator("tbody").evaluate("b => [...b.rows].map(r => [...r.cells].map(c => c.textContent))")
+
+
+def test_a_header_sorts_verdicts_by_their_peak_and_rows_stay_whole(browser: Browser, origin: str) -> None:
+    page, _, _ = opened(browser, f"{origin}/{GPU}", viewport={"width": 1280, "height": 900})
+    figure = page.locator("#gpu-rtx4090-grpo")
+    before = rows_of(figure)
+    head = figure.locator("thead th").nth(1)
+    for turn in ("ascending", "descending"):
+        head.get_by_role("button").click()
+        assert head.get_attribute("aria-sort") == turn
+        after = rows_of(figure)
+        assert sorted(after) == sorted(before)
+        assert after != before
+        peaks = [shown(row[1])[0] for row in after if re.search(r"\d", row[1])]
+        assert peaks == sorted(peaks, reverse=turn == "descending")
+        words = [bool(re.search(r"\d", row[1])) for row in after]
+        assert words == sorted(words, reverse=True)  # what cannot run goes last both ways
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") is None
+    assert rows_of(figure) == before
+    page.context.close()
+
+
+def test_the_working_of_a_sorted_table_is_that_of_its_cell(browser: Browser, origin: str) -> None:
+    page, _, _ = opened(browser, f"{origin}/{CASE}", viewport={"width": 1280, "height": 900})
+    figure = page.locator("#rm-6x4090")
+    figure.locator("thead th", has_text="Needs").get_by_role("button").click()
+    figure.get_by_role("button", name="Show the working").click()
+    cell = figure.locator("button.work").first
+    value, digits = shown(cell.inner_text())
+    cell.click()
+    total = page.locator("dialog.working tfoot td").nth(1).inner_text()
+    assert round(int(total.replace(",", "")) / GiB, digits) == value
+    page.context.close()
+
+
+def test_a_table_is_copied_as_its_files_are_and_its_citation(browser: Browser, origin: str, site: Path) -> None:
+    page, _, _ = opened(browser, f"{origin}/{CASE}", permissions=["clipboard-read", "clipboard-write"])
+    figure = page.locator("#rm-6x4090")
+    figure.locator("details.take summary").click()
+
+    def copies(name: str, text: str) -> None:
+        button = figure.get_by_role("button", name=name, exact=True).element_handle()
+        button.click()
+        page.wait_for_function("b => b.textContent === 'Copied'", arg=button)
+        assert page.evaluate("navigator.clipboard.readText()") == text
+
+    for name, end in (("Markdown", "md"), ("CSV", "csv"), ("LaTeX", "tex")):
+        copies(name, (site / f"data/tables/rm-6x4090.{end}").read_text("utf-8"))
+    figure.locator("details.cite summary").click()
+    copies("Copy BibTeX", str(figure.locator("details.cite pre").text_content()))
+    assert not figure.locator("details.take").evaluate("e => e.open")  # one at a time
+    page.context.close()
+
+
+def test_axe_finds_nothing_in_an_open_menu_and_a_working(browser: Browser, origin: str) -> None:
+    axe = (ROOT / "node_modules/axe-core/axe.min.js").read_text("utf-8")
+    for scheme in ("light", "dark"):
+        page, _, _ = opened(browser, f"{origin}/{CASE}", color_scheme=scheme)
+        figure = page.locator("#rm-6x4090")
+        figure.locator("details.cite summary").click()
+        figure.get_by_role("button", name="Show the working").click()
+        figure.locator("thead th button").nth(2).click()
+        figure.locator("button.work").first.wait_for()
+        page.evaluate(axe)
+        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+        run = "([place, tags]) => axe.run(place, {runOnly: tags})"
+        assert violations(page.evaluate(run, ["#rm-6x4090", tags])) == []
+        figure.locator("button.work").first.click()
+        assert violations(page.evaluate(run, ["dialog.working", tags])) == []
+        page.context.close()
+
+
+def violations(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    assert len(found["passes"]) > 5
+    return [(v["id"], [n["html"] for n in v["nodes"][:3]]) for v in found["violations"]]
+
+
+def test_print_keeps_caption_assumptions_and_versions_and_drops_the_menu(browser: Browser, origin: str) -> None:
+    page, _, _ = opened(browser, f"{origin}/{CASE}")
+    page.emulate_media(media="print")
+    figure = page.locator("#rm-6x4090")
+    for kept in ("figcaption", ".assumptions", ".provenance code"):
+        assert figure.locator(kept).first.is_visible()
+    for dropped in ("details.take summary", "details.cite summary", "button.show"):
+        assert not figure.locator(dropped).is_visible()
+    assert figure.locator("tbody tr").first.evaluate("e => getComputedStyle(e).breakInside") == "avoid"
+    assert figure.locator(".scroll").evaluate("e => getComputedStyle(e).overflow") == "visible"
+    page.context.close()
+
+
+def test_without_a_script_the_files_and_the_citation_are_there(browser: Browser, origin: str) -> None:
+    page: Page
+    page, _, _ = opened(browser, f"{origin}/{CASE}", java_script_enabled=False)
+    figure = page.locator("#rm-6x4090")
+    assert figure.get_by_role("button").count() == 0
+    figure.locator("details.take summary").click()
+    with page.expect_download() as download:
+        figure.get_by_role("link", name="JSON").click()
+    data = json.loads(Path(download.value.path()).read_text("utf-8"))
+    assert sum(data["lines"][i]["bytes"] for i in data["cells"][1]["lines"]) == data["cells"][1]["bytes"]
+    page.context.close()
