@@ -74,7 +74,7 @@ def _form(job: Mapping[str, Any]) -> str:
     return (
         '<form class="picker" aria-label="Calculator" autocomplete="off">'
         f"{_select('model', 'Model', models, given)}{_select('task', 'Task', words.TASKS, given)}"
-        f"{_select('gpu', 'GPU', gpus, given)}{_number('gpus', 'How many GPUs', given.get('gpus', ''), 'any')}"
+        f"{_select('gpu', 'GPU', gpus, given)}{_number('gpus', 'How many', given.get('gpus', ''), 'any')}"
         f'<datalist id="calculator-counts">{counts}</datalist>'
         "<details><summary>Method, framework, lengths</summary><div>"
         f"{_select('method', 'Method', METHODS, given)}{_select('framework', 'Framework', FRAMEWORKS, given)}{numbers}"

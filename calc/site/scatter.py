@@ -12,10 +12,16 @@ from calc.units import GiB
 
 # the drawing in its own units: a square field within margins for the labels
 FIELD, LEFT, BELOW = 400, 52, 40
-LOW, HIGH = 0.5, 300.0  # GiB at the ends of both axes
+LOW, HIGH = 0.5, 400.0  # GiB at the ends of both axes
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200)
 # what a point is, in the order in which they are drawn, and the class that gives it its colour
 KINDS = {"traced": "c-weights", "published": "c-logits", "measured": "c-optimizer_states"}
+# and its shape, around a place, for whom colours look alike
+SHAPES = {
+    "traced": ("dots", "m-2.4 0a2.4 2.4 0 1 0 4.8 0a2.4 2.4 0 1 0-4.8 0"),
+    "published": ("diamonds", "m0-3.3l3.3 3.3-3.3 3.3-3.3-3.3z"),
+    "measured": ("squares", "m-2.5-2.5h5v5h-5z"),
+}
 
 
 def _at(gib: float) -> float:
@@ -32,8 +38,8 @@ def svg(points: Sequence[Residual]) -> str:
         for t in TICKS
     )
     dots = "".join(
-        f'<circle class="{KINDS[r.kind]}" cx="{LEFT + _at(r.measured / GiB):.1f}" '
-        f'cy="{FIELD - _at(r.predicted / GiB):.1f}" r="2.4"/>'
+        f'<path class="point {KINDS[kind]}" d="M{LEFT + _at(r.measured / GiB):.1f} '
+        f'{FIELD - _at(r.predicted / GiB):.1f}{SHAPES[kind][1]}"/>'
         for kind in KINDS
         for r in points
         if r.kind == kind
@@ -49,7 +55,10 @@ def svg(points: Sequence[Residual]) -> str:
 
 def _legend(points: Sequence[Residual]) -> str:
     shown = [kind for kind in KINDS if any(r.kind == kind for r in points)]
-    keys = "".join(f'<li><span class="swatch {KINDS[kind]}" aria-hidden="true"></span>{kind}</li>' for kind in shown)
+    keys = "".join(
+        f'<li><span class="swatch {KINDS[kind]}" aria-hidden="true"></span>{kind} ({SHAPES[kind][0]})</li>'
+        for kind in shown
+    )
     return f'<ul class="legend">{keys}<li>the line: no error</li></ul>'
 
 

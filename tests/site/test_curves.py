@@ -8,7 +8,7 @@ import pytest
 
 from calc.estimate import estimate
 from calc.scenario import parse
-from calc.site import charts, curves, heat, plots, tables
+from calc.site import charts, curves, heat, plots, scatter, tables
 from calc.site.fits import Asked, best
 from calc.units import GiB
 
@@ -116,3 +116,17 @@ def test_a_heatmap_of_each_task_is_one_click_from_the_others() -> None:
     assert set(re.findall(r'href="([^"#]+)', links)) == {f"{p}.html" for p in [*heat.PAGES.values(), *heat.MORE]} - {
         "index.html"
     }
+
+
+def test_every_record_is_a_point_at_its_place() -> None:
+    table = scatter.records()
+    points = re.findall(r'<path class="point [\w-]+" d="M([\d.]+) ([\d.]+)m', table.legend)
+    assert len(points) == len(table.rows) > 100
+
+    def gib(place: float) -> float:
+        return float(scatter.LOW * (scatter.HIGH / scatter.LOW) ** (place / scatter.FIELD))
+
+    drawn = sorted((gib(float(x) - scatter.LEFT), gib(scatter.FIELD - float(y))) for x, y in points)
+    held = sorted((row[4].exact / GiB, row[3].exact / GiB) for row in table.rows if row[4].exact and row[3].exact)
+    assert [x for x, _ in drawn] == pytest.approx([x for x, _ in held], rel=0.002)
+    assert sorted(y for _, y in drawn) == pytest.approx(sorted(y for _, y in held), rel=0.002)
