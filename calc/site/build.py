@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import logging
 import os
 import sys
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Two engines read one mkdocs.yml: the second outlives the first.
 ENGINES = ("mkdocs", "properdocs")
+EXTERNAL = "external-links.json"
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 
 
@@ -86,9 +88,10 @@ def build(out: Path, engine: str = ENGINES[0]) -> None:
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
         fresh = Path(scratch, "site")
         _mkdocs(["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(fresh)], engine)
-        faults = list(checks.faults(fresh))
-        if faults:
+        found = checks.read(fresh)
+        if faults := list(checks.faults(fresh, found)):
             raise BuildError("\n".join(faults))
+        (fresh / EXTERNAL).write_text(json.dumps(checks.external(found), indent=1) + "\n", "utf-8")
         if out.exists():
             out.rename(Path(scratch, "old"))
         fresh.rename(out)
