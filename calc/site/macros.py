@@ -34,6 +34,7 @@ from calc.site import (
     minimal,
     odds,
     peers,
+    published,
     recipes,
     reference,
     scatter,
@@ -427,6 +428,10 @@ class Macros(Bound):
     def components(self) -> str:
         """The key to the colours."""
         return charts.legend(list(charts.COMPONENTS), "what a process can use")
+
+    def published_data(self) -> str:
+        """Every published table with its downloads."""
+        return published.listed(self._root)
 
     def changelog(self) -> str:
         """What each release changed, the newest first."""
