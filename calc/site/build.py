@@ -10,16 +10,15 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import yaml
 
 from calc.catalog import load
 from calc.schema import InputError
-from calc.site import advice, answers, checks, exports, fits, pages, searched
+from calc.site import advice, answers, checks, exports, fits, languages, pages, searched
 from calc.site.macros import Macros, PageError, Record, View
 
 ROOT = Path(__file__).parents[2]
@@ -34,17 +33,8 @@ class BuildError(Exception):
     """A site that cannot be built; the text is what to print."""
 
 
-def read(path: Path) -> tuple[dict[str, Any], str]:
-    """A page's front matter and its Markdown."""
-    source = path.read_text("utf-8")
-    if not source.startswith("---\n"):
-        return {}, source
-    front, _, body = source[4:].partition("\n---")
-    return yaml.safe_load(front) or {}, body.lstrip("-")
-
-
-def collect(docs: Path = DOCS) -> Record:
-    """Runs the macros of every page under `docs`, and returns what they publish."""
+def collect(docs: Path = DOCS, keep: Callable[[str, str], object] | None = None) -> Record:
+    """Runs the macros of every page under `docs`, returns what they publish, and gives `keep` each Markdown."""
     record = Record()
     view = View("", "", {})
     environment = jinja2.Environment(
@@ -61,9 +51,11 @@ def collect(docs: Path = DOCS) -> Record:
     for path in sorted(docs.rglob("*.md")):
         source = path.relative_to(docs).as_posix()
         try:
-            meta, body = read(path)
-            view = View(source, source.removesuffix(".md") + ".html", meta)
-            environment.from_string(body).render(page=view)  # of which mkdocs-macros too gives `page.meta`
+            own, body = languages.front(path)
+            view = View(source, languages.url(source), languages.meta(source, own, docs))
+            text = environment.from_string(body).render(page=view)  # of which mkdocs-macros too gives `page.meta`
+            if keep:
+                keep(source, text)
         except (InputError, PageError, jinja2.TemplateError, yaml.YAMLError) as error:
             raise BuildError(f"docs/{source}: {' '.join(str(error).split())}") from error
     return record

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -30,6 +31,7 @@ from calc.site import (
     commands,
     fits,
     formulas,
+    languages,
     ledgers,
     minimal,
     odds,
@@ -433,6 +435,12 @@ class Macros(Bound):
         """Every published table with its downloads."""
         return published.listed(self._root)
 
+    def english(self, page: str, words: str) -> str:
+        """From a translation, a link to a page that has none: `hardware/index.md#cards`."""
+        path, _, anchor = page.partition("#")
+        address = languages.url(path) + (f"#{anchor}" if anchor else "")
+        return f'<a href="{self._root}{address}" hreflang="en">{words}</a>'
+
     def changelog(self) -> str:
         """What each release changed, the newest first."""
         return "\n\n".join(self._released(release) for release in changelog.releases()) or changelog.NONE
@@ -451,9 +459,11 @@ def _call(*arguments: str, group: str | None) -> str:
 def define_env(env: Any) -> None:
     """The entry that mkdocs-macros calls."""
 
+    docs = Path(env.conf["docs_dir"])
+
     def current() -> View:
         page = env.page
-        return View(page.file.src_uri, page.url, page.meta)
+        return View(page.file.src_uri, page.url, languages.meta(page.file.src_uri, page.meta, docs))
 
     for name, macro in Macros(current).all().items():
         env.macro(macro, name)
