@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from calc.ledger import Phase
 from calc.schema import closest
-from calc.site import answers, changelog, datasets, ledgers, menus, recipes, tables
+from calc.site import answers, changelog, datasets, languages, ledgers, menus, recipes, tables
 from calc.site.answers import Answer
 from calc.site.recipes import Recipe
 from calc.site.tables import Table
@@ -53,6 +53,11 @@ class Record:
         if table.id in self.tables:
             raise PageError(f"table id {table.id!r} stands on {self.tables[table.id][1]} already")
         self.tables[table.id] = (table, page)
+
+    def again(self, table: Table, original: str) -> None:
+        """Notes nothing: a translation shows the tables of its original, and no other."""
+        if table.id not in self.tables or self.tables[table.id][1] != languages.url(original):
+            raise PageError(f"table id {table.id!r} does not stand on {original}, which this page translates")
 
 
 class Bound:
@@ -110,13 +115,16 @@ class Bound:
         )
 
     def _say(self, call: str, text: str) -> str:
-        if self._record is not None:
+        if self._record is not None and not languages.split(self._current().source)[1]:
             self._record.spoken.append(Spoken(self._current().url, call, text))
         return text.replace(" ", "&nbsp;")
 
     def _place(self, table: Table) -> str:
         view = self._current()
-        if self._record is not None:
+        original, language = languages.split(view.source)
+        if self._record is not None and language:
+            self._record.again(table, original)
+        elif self._record is not None:
             self._record.table(table, view.url)
         datasets.note(view.meta, table, view.url, view.root)
         return tables.to_html(table, menus.footer(table, view.url, view.root))

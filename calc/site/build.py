@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import logging
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import yaml
 
 from calc.catalog import load
 from calc.schema import InputError
-from calc.site import advice, answers, behind, checks, engine, exports, fits, pages, searched
+from calc.site import advice, answers, behind, checks, engine, exports, fits, languages, pages, searched
 from calc.site.macros import Macros, PageError, Record, View
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # Two engines read one mkdocs.yml: the second outlives the first.
 ENGINES = ("mkdocs", "properdocs")
+EXTERNAL = "external-links.json"
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 
 
@@ -32,17 +33,8 @@ class BuildError(Exception):
     """A site that cannot be built; the text is what to print."""
 
 
-def read(path: Path) -> tuple[dict[str, Any], str]:
-    """A page's front matter and its Markdown."""
-    source = path.read_text("utf-8")
-    if not source.startswith("---\n"):
-        return {}, source
-    front, _, body = source[4:].partition("\n---")
-    return yaml.safe_load(front) or {}, body.lstrip("-")
-
-
-def collect(docs: Path = DOCS) -> Record:
-    """Runs the macros of every page under `docs`, and returns what they publish."""
+def collect(docs: Path = DOCS, keep: Callable[[str, str], object] | None = None) -> Record:
+    """Runs the macros of every page under `docs`, returns what they publish, and gives `keep` each Markdown."""
     record = Record()
     view = View("", "", {})
     environment = jinja2.Environment(
@@ -59,9 +51,11 @@ def collect(docs: Path = DOCS) -> Record:
     for path in sorted(docs.rglob("*.md")):
         source = path.relative_to(docs).as_posix()
         try:
-            meta, body = read(path)
-            view = View(source, source.removesuffix(".md") + ".html", meta)
-            environment.from_string(body).render(page=view)  # of which mkdocs-macros too gives `page.meta`
+            own, body = languages.front(path)
+            view = View(source, languages.url(source), languages.meta(source, own, docs))
+            text = environment.from_string(body).render(page=view)  # of which mkdocs-macros too gives `page.meta`
+            if keep:
+                keep(source, text)
         except (InputError, PageError, jinja2.TemplateError, yaml.YAMLError) as error:
             raise BuildError(f"docs/{source}: {' '.join(str(error).split())}") from error
     return record
@@ -94,9 +88,10 @@ def build(out: Path, engine: str = ENGINES[0]) -> None:
         fresh = Path(scratch, "site")
         _mkdocs(["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(fresh)], engine)
         exports.add(fresh / "data", exports.markdown(record))
-        faults = list(checks.faults(fresh))
-        if faults:
+        found = checks.read(fresh)
+        if faults := list(checks.faults(fresh, found)):
             raise BuildError("\n".join(faults))
+        (fresh / EXTERNAL).write_text(json.dumps(checks.external(found), indent=1) + "\n", "utf-8")
         if out.exists():
             out.rename(Path(scratch, "old"))
         fresh.rename(out)

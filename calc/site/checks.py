@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -68,9 +68,24 @@ class Page(HTMLParser):
                 self.cells[-1] += data
 
 
-def faults(site: Path) -> Iterator[str]:
+def read(site: Path) -> dict[str, Page]:
+    """Every page of the built site at `site`, by its path."""
+    return {p.relative_to(site).as_posix(): Page(p.read_text("utf-8")) for p in sorted(site.rglob("*.html"))}
+
+
+def external(pages: Mapping[str, Page]) -> dict[str, list[str]]:
+    """The pages that link to each address elsewhere: nothing follows them at build, so that they can be looked at."""
+    found: dict[str, list[str]] = {}
+    for path, page in pages.items():
+        for link in dict.fromkeys(page.links):
+            if urlsplit(link).netloc:
+                found.setdefault(link, []).append(path)
+    return dict(sorted(found.items()))
+
+
+def faults(site: Path, pages: Mapping[str, Page] | None = None) -> Iterator[str]:
     """One line for each fault of the built site at `site`."""
-    pages = {p.relative_to(site).as_posix(): Page(p.read_text("utf-8")) for p in sorted(site.rglob("*.html"))}
+    pages = pages or read(site)
     ids = {path: set(page.ids) for path, page in pages.items()}
     for path, page in pages.items():
         if leak := LEAK.search("".join(page.text)):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -33,11 +34,13 @@ from calc.site import (
     formulas,
     glossary,
     heat,
+    languages,
     ledgers,
     minimal,
     odds,
     peers,
     picker,
+    published,
     recipes,
     reference,
     scatter,
@@ -472,6 +475,16 @@ class Macros(Effects):
         """The key to the colours."""
         return charts.legend(list(charts.COMPONENTS), "what a process can use")
 
+    def published_data(self) -> str:
+        """Every published table with its downloads."""
+        return published.listed(self._root)
+
+    def english(self, page: str, words: str) -> str:
+        """From a translation, a link to a page that has none: `hardware/index.md#cards`."""
+        path, _, anchor = page.partition("#")
+        address = languages.url(path) + (f"#{anchor}" if anchor else "")
+        return f'<a href="{self._root}{address}" hreflang="en">{words}</a>'
+
     def changelog(self) -> str:
         """What each release changed, the newest first."""
         return "\n\n".join(self._released(release) for release in changelog.releases()) or changelog.NONE
@@ -490,9 +503,11 @@ def _call(*arguments: str, group: str | None) -> str:
 def define_env(env: Any) -> None:
     """The entry that mkdocs-macros calls."""
 
+    docs = Path(env.conf["docs_dir"])
+
     def current() -> View:
         page = env.page
-        return View(page.file.src_uri, page.url, page.meta)
+        return View(page.file.src_uri, page.url, languages.meta(page.file.src_uri, page.meta, docs))
 
     for name, macro in Macros(current).all().items():
         env.macro(macro, name)

@@ -258,7 +258,7 @@ def model_tensors(model: Model) -> Table:
             Cell("all"),
             Cell("—"),
             Cell(sum(t.count for t in tensors(model.architecture))),
-            Cell("—"),
+            Cell(None, "—"),
             Cell(total),
             Cell(100.0),
         )

@@ -50,7 +50,7 @@ def add_gpu(project: Path) -> None:
 
 
 def tiny(target: Path) -> Path:
-    """A project with two cards, one model and four pages by hand: it builds in seconds."""
+    """A project with two cards, one model and a few pages by hand, one of them translated: it builds in seconds."""
     copy(target)
     for folder, kept in (
         ("hardware/gpus", {"rtx4090", "a100-80-sxm"}),
@@ -69,7 +69,7 @@ def tiny(target: Path) -> Path:
         (target / name).parent.mkdir(exist_ok=True)
         (target / name).write_text(text, "utf-8")
     config = (target / "mkdocs.yml").read_text("utf-8")
-    pages = "".join(f"  - {name.removeprefix('docs/')}\n" for name in TINY)
+    pages = "".join(f"  - {name.removeprefix('docs/')}\n" for name in TINY if ".zh." not in name)
     (target / "mkdocs.yml").write_text(re.sub(r"^nav:\n(?:  .*\n)+", f"nav:\n{pages}", config, flags=re.M), "utf-8")
     return target
 
@@ -85,6 +85,15 @@ scenarios:
 It needs [[ peak("job") ]] GiB. See [the cards](hardware/index.md#cards).
 
 [[ phases_table("job", id="job-phases") ]]
+""",
+    "docs/index.zh.md": """---
+description: 一个任务、一个数字和一张表，都在构建网站时由同一份代码算出来。
+---
+# 任务
+
+需要 [[ peak("job") ]]。见 [[ english("hardware/index.md#cards", "显卡") ]]。
+
+[[ phases_table("job", id="job-phases", caption="按阶段的显存") ]]
 """,
     "docs/hardware/index.md": """---
 description: All of the cards.

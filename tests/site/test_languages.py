@@ -1,0 +1,54 @@
+"""Translations: the same numbers and tables as the page that they translate, and nothing of their own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from sites import ROOT, command, tiny
+
+from calc.site import languages
+
+TRANSLATED = sorted(p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.zh.md"))
+
+
+def test_a_translation_has_the_numbers_and_tables_of_its_original(tmp_path: Path) -> None:
+    project = tiny(tmp_path / "project")
+    built = command(project, "build", "site")
+    assert built.returncode == 0, built.stderr[-2000:]
+    english, chinese = ((project / "site" / name).read_text("utf-8") for name in ("index.html", "zh/index.html"))
+    assert '<html lang="zh"' in chinese
+    peaks = [re.search(r"([\d.]+&nbsp;|[\d.]+\xa0)GiB", page) for page in (english, chinese)]
+    assert peaks[0] and peaks[1] and peaks[0][1] == peaks[1][1]
+    cells = [re.findall(r"<td[^>]*>.*?</td>", page) for page in (english, chinese)]
+    assert cells[0] == cells[1] != []
+    assert "按阶段的显存" in chinese
+    assert 'href="../hardware/index.html#cards"' in chinese
+    assert 'hreflang="zh"' in english
+    other = (project / "site/hardware/index.html").read_text("utf-8")
+    assert 'rel="alternate" href="../zh' not in other
+    assert 'href="../zh/index.html"' in other
+
+    page = project / "docs/index.zh.md"
+    page.write_text(page.read_text("utf-8").replace("job-phases", "its-own"), "utf-8")
+    failed = command(project, "write")
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("docs/index.zh.md: table id 'its-own' does not stand on index.md")
+
+
+@pytest.mark.parametrize("page", TRANSLATED)
+def test_a_translation_speaks_of_every_table_of_its_original(page: str) -> None:
+    original = languages.split(page)[0]
+    texts = [(ROOT / "docs" / name).read_text("utf-8") for name in (original, page)]
+    ids = [set(re.findall(r'\bid="([\w.-]+)"', text)) for text in texts]
+    assert ids[0] == ids[1]
+    macros = [set(re.findall(r"\[\[ (\w+)\(", text)) - {"english"} for text in texts]
+    assert macros[0] == macros[1]
+
+
+def test_addresses() -> None:
+    assert languages.split("a/b.zh.md") == ("a/b.md", "zh")
+    assert languages.split("a/qwen2.5.md") == ("a/qwen2.5.md", "")
+    assert languages.url("a/b.zh.md") == "zh/a/b.html"
+    assert languages.url("models/qwen2.5-7b.md") == "models/qwen2.5-7b.html"
