@@ -11,12 +11,12 @@ import pytest
 from packages import Packages
 
 from calc.site import strategies
-from calc.site.build import read
+from calc.site.languages import front
 
 ROWS = [
     pytest.param(row, id=f"{page.stem}-{row['framework']}-{row['flag']}")
     for page in sorted(strategies.FOLDER.glob("*.md"))
-    for row in read(page)[0].get("switch", [])
+    for row in front(page)[0].get("switch", [])
     if "flag" in row
 ]
 

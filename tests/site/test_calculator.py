@@ -19,8 +19,8 @@ from calc.recommend import recommend
 from calc.scenario import parse
 from calc.schema import InputError
 from calc.site import answers, browser, calculator, engine, exports, picker, recipes, tables
-from calc.site.build import read
 from calc.site.calculator import Job, Place
+from calc.site.languages import front
 from calc.units import gib
 
 JOB = {"model": "llama-3.1-8b", "task": "sft", "framework": "trl", "gpu": "rtx4090", "gpus": 2, "seq_len": 2048}
@@ -111,7 +111,7 @@ def test_a_bad_file_is_answered_with_one_line(text: str, said: str) -> None:
 
 
 def test_every_model_task_and_gpu_can_be_picked_and_what_a_reader_types_stays_text() -> None:
-    first = recipes.recommended(read(ROOT / "docs/index.md")[0]["recipes"]["first"])
+    first = recipes.recommended(front(ROOT / "docs/index.md")[0]["recipes"]["first"])
     html = picker.show(first, PLACE)
     for name in (*load().models, *load().gpus, *picker.DEFAULTS):
         assert f'<option value="{name}"' in html
@@ -123,6 +123,6 @@ def test_every_model_task_and_gpu_can_be_picked_and_what_a_reader_types_stays_te
 
 
 def test_the_first_answer_is_what_the_picker_asks_first() -> None:
-    given = read(ROOT / "docs/index.md")[0]["recipes"]["first"]
+    given = front(ROOT / "docs/index.md")[0]["recipes"]["first"]
     picked = {**picker.DEFAULTS[given["task"]], **{k: given[k] for k in ("model", "task", "gpu", "gpus")}}
     assert calculator.question(picked, answers.catalog()) == given

@@ -10,7 +10,7 @@ import pytest
 from sites import ROOT
 
 from calc.site import glossary
-from calc.site.build import read
+from calc.site.languages import front
 from calc.site.tooltips import TooltipExtension
 
 DOCS = ROOT / "docs"
@@ -21,7 +21,7 @@ def html(text: str) -> str:
 
 
 def test_each_term_is_used_on_a_page_by_hand() -> None:
-    bodies = [read(p) for p in DOCS.rglob("*.md") if p.stem != "glossary"]
+    bodies = [front(p) for p in DOCS.rglob("*.md") if p.stem != "glossary"]
     text = "\n".join(
         re.sub(r"\[\[.*?\]\]|`[^`]*`", "", body, flags=re.S) for meta, body in bodies if "generated" not in meta
     )

@@ -18,7 +18,7 @@ from calc.recommend import Recommendation, recommend
 from calc.recommend.problem import Miss
 from calc.rules import flatten
 from calc.scenario import parse
-from calc.site import answers, build, commands, minimal, recipes, tables, words
+from calc.site import answers, build, commands, languages, minimal, recipes, tables, words
 from calc.site.macros import Macros, PageError, Record, View
 from calc.units import GB, GiB
 from calc.verdict import FITS
@@ -36,12 +36,12 @@ def record() -> Record:
 
 @cache
 def front(page: str) -> Mapping[str, Any]:
-    return build.read(DOCS / f"{page}.md")[0]
+    return languages.front(DOCS / f"{page}.md")[0]
 
 
 def named(page: str, macro: str) -> list[tuple[list[str], str]]:
     """The calls of a macro over a list of jobs on a page: the jobs, and the table's id."""
-    body = build.read(DOCS / f"{page}.md")[1]
+    body = languages.front(DOCS / f"{page}.md")[1]
     calls = re.findall(rf"\[\[ {macro}\(\[(.*?)\](.*?)\) \]\]", body, re.S)
     return [(re.findall(r'"([^"]+)"', jobs), "".join(re.findall(r'id="([^"]+)"', rest))) for jobs, rest in calls]
 
@@ -102,7 +102,7 @@ def test_each_job_of_each_tier_has_its_command_or_the_reason_why_not(page: str) 
 def test_each_tier_has_the_posted_claim_with_a_computed_verdict_beside_it(page: str) -> None:
     meta = front(page)
     shown = {job: table_id for group, table_id in named(page, "compare") for job in group}
-    body = build.read(DOCS / f"{page}.md")[1]
+    body = languages.front(DOCS / f"{page}.md")[1]
     for tier, (gpu, _) in TIERS.items():
         claims = [job for job, quote in meta["said"].items() if job.startswith(f"posted-{tier}") and quote]
         assert len(claims) == 1

@@ -10,7 +10,7 @@ import pytest
 from sites import ROOT
 
 from calc.site import strategies
-from calc.site.build import read
+from calc.site.languages import front
 from calc.site.macros import Macros, PageError, Record, View
 from calc.units import GiB
 
@@ -53,7 +53,7 @@ def test_every_remedy_of_the_posts_has_a_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_a_page_has_two_jobs_before_and_after_and_all_its_parts(page: Path) -> None:
-    meta, body = read(page)
+    meta, body = front(page)
     assert re.findall(r"^## (.*)$", body, re.M) == HEADINGS
     assert [b for b in body.split("\n\n") if b.strip()][1].startswith("**The short answer.**")
     assert "[[ switch_on() ]]" in body
@@ -76,7 +76,7 @@ def test_a_page_has_two_jobs_before_and_after_and_all_its_parts(page: Path) -> N
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_a_pair_differs_in_the_remedy_alone(page: Path) -> None:
     """A before and an after are the same job: same model, task and cards, but for what the page is about."""
-    meta, _ = read(page)
+    meta, _ = front(page)
     for pair in strategies.pairs(meta).values() if "remedy" in meta else []:
         before, after = pair.before.scenario, pair.after.scenario
         assert (before.model, before.task, before.gpu) == (after.model, after.task, after.gpu)
@@ -107,10 +107,10 @@ def test_what_components_save_in_a_phase_adds_up(macros: Macros) -> None:
 
 def test_the_overview_has_every_pair_of_every_page() -> None:
     table = strategies.overview(strategies.remedies(), "../")
-    pairs = sum(len(read(p)[0].get("remedy", {}).get("pairs", {})) for p in PAGES)
+    pairs = sum(len(front(p)[0].get("remedy", {}).get("pairs", {})) for p in PAGES)
     assert len(table.rows) == pairs
     assert {row[0].value for row in table.rows} == {
-        read(p)[0]["remedy"]["name"] for p in PAGES if "remedy" in read(p)[0]
+        front(p)[0]["remedy"]["name"] for p in PAGES if "remedy" in front(p)[0]
     }
 
 
@@ -164,7 +164,7 @@ def test_pages_say_their_answer_first_and_describe_themselves() -> None:
     docs = ROOT / "docs"
     descriptions: dict[str, Path] = {}
     for page in sorted(docs.rglob("*.md")):
-        meta, body = read(page)
+        meta, body = front(page)
         if meta.get("generated"):
             continue
         about = str(meta.get("description", ""))
