@@ -145,7 +145,7 @@ def _row(pair: Pair) -> tuple[Cell, ...]:
         ledgers.in_gib(before.device_bytes, before),
         ledgers.in_gib(after.device_bytes, after),
         _difference(saved if moved else 0, after),
-        Cell(phase if moved else "none", "" if moved else "—"),
+        Cell(phase if moved else "", "" if moved else "—"),
         Cell(round((host(before) - host(after)) / GB) + 0, exact=host(before) - host(after), scenario=after.given),
     )
 
