@@ -70,7 +70,9 @@ def tiny(target: Path) -> Path:
         (target / name).write_text(text, "utf-8")
     config = (target / "mkdocs.yml").read_text("utf-8")
     pages = "".join(f"  - {name.removeprefix('docs/')}\n" for name in TINY if ".zh." not in name)
-    (target / "mkdocs.yml").write_text(re.sub(r"^nav:\n(?:  .*\n)+", f"nav:\n{pages}", config, flags=re.M), "utf-8")
+    config = re.sub(r"^nav:\n(?:  .*\n)+", f"nav:\n{pages}", config, flags=re.M)
+    config = re.sub(r"^(          nav:\n            - .*\n)(?:            .*\n)*", r"\1", config, flags=re.M)
+    (target / "mkdocs.yml").write_text(config, "utf-8")
     return target
 
 
