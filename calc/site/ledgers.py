@@ -471,7 +471,7 @@ def caches(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table
                 Cell(group.cache_sequences),
                 Cell(asked),
                 Cell(
-                    group.refusal or "yes",
+                    f"no {group.refusal}" if group.refusal else "yes",
                     verdict_html("oom", "no") + f" {escape(group.refusal)}" if group.refusal else "",
                 ),
             )
