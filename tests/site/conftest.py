@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from browsing import ARGUMENTS, CHROMIUM, Host
 from playwright.sync_api import Browser, sync_playwright
 from sites import add_gpu, command, copy, named
@@ -42,10 +43,12 @@ def site(project: Path) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A copy of the project with the GPUs and models that pages name, which a test may change; nothing is built yet."""
+    """A copy of the project with the GPUs and models that pages name, and those GPUs' nodes; nothing is built yet."""
     made = copy(tmp_path / "project")
     kept_gpus, kept_models = named("hardware/gpus"), named("models")
-    for folder, kept in (("hardware/gpus", kept_gpus), ("hardware/nodes", {"hgx-a800"}), ("models", kept_models)):
+    nodes = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (made / "hardware/nodes").glob("*.yaml")}
+    kept_nodes = {name for name, node in nodes.items() if set(node["gpu_ids"]) <= kept_gpus}
+    for folder, kept in (("hardware/gpus", kept_gpus), ("hardware/nodes", kept_nodes), ("models", kept_models)):
         for path in (made / folder).glob("*.yaml"):
             if path.stem not in kept:
                 path.unlink()

@@ -36,8 +36,8 @@ def copy(target: Path) -> Path:
 
 
 def named(folder: str) -> set[str]:
-    """The files of a catalog folder that the pages written by hand name, by id."""
-    pages = [p.read_text("utf-8") for p in (ROOT / "docs").rglob("*.md")]
+    """The files of a catalog folder that the pages written by hand name, or the settings that verl publishes, by id."""
+    pages = [p.read_text("utf-8") for p in (*(ROOT / "docs").rglob("*.md"), ROOT / "calc/recommend/published.py")]
     words = {word for page in pages if "generated: true" not in page for word in re.findall(r"[\w.-]*\w", page)}
     return {path.stem for path in (ROOT / folder).glob("*.yaml")} & words
 
