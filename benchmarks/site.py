@@ -1,7 +1,7 @@
 """How long the whole site takes to build, and the same pages with their tables pasted in: `python -m benchmarks.site`.
 
-Each is built in a process of its own, with the answers of `calc` kept from an earlier build. Pasted pages are what the
-macros give, written into copies of the pages, so all that is left is Markdown, templates and search index.
+Each is built in a process of its own, with what an earlier build has kept, and checked. Pasted pages are what the
+macros give, written into copies of the pages, so all that is left is Markdown, templates, search index and checks.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ def keep(source, text):
     (docs / source).write_text(whole.removesuffix(body) + text, "utf-8")
 build.collect(docs, keep)
 """
+CHECK = """
+import sys
+from pathlib import Path
+from calc.site import checks
+assert not list(checks.faults(Path(sys.argv[1])))
+"""
 
 
 def seconds(*arguments: str) -> float:
@@ -53,7 +59,8 @@ def main() -> None:
             times = [
                 (
                     seconds("-m", "calc.site", "build", f"{scratch}/site"),
-                    seconds("-m", "mkdocs", "build", "--strict", "-f", str(pasted), "-d", f"{scratch}/pasted"),
+                    seconds("-m", "mkdocs", "build", "--strict", "-f", str(pasted), "-d", f"{scratch}/pasted")
+                    + seconds("-c", CHECK, f"{scratch}/pasted"),
                 )
                 for _ in range(RUNS)
             ]

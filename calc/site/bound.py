@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from html import escape
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +18,10 @@ from calc.site.tables import Table
 
 ADDRESS = os.environ.get("HEADROOM_SITE_URL", "")
 T = TypeVar("T")
+Call = tuple[str, str, str, str]  # the page, the macro, its arguments
+# What macros gave when the pages were collected: the engine, which runs them again, takes it from here.
+GIVEN: dict[Call, str] = {}
+LATER = ("published_data",)  # lists what is only written then
 
 
 class PageError(ValueError):
@@ -46,10 +51,13 @@ class Spoken(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """What the pages published: tables by id with the page they stand on, and the numbers in their sentences."""
+    """What the pages published: tables by id with the page they stand on, the numbers in their sentences, and all that
+    macros gave, by page and call.
+    """
 
     tables: dict[str, tuple[Table, str]] = field(default_factory=dict)
     spoken: list[Spoken] = field(default_factory=list)
+    given: dict[Call, str] = field(default_factory=dict)
 
     def table(self, table: Table, page: str) -> None:
         """Notes a table; one id on two pages, or twice on one, is an error."""
@@ -70,6 +78,21 @@ class Bound:
         """`current` gives the page; `record`, where one is kept, collects what the pages publish."""
         self._current = current
         self._record = record
+
+    def _once(self, macro: Callable[..., Any]) -> Callable[..., Any]:
+        """The macro, or what it gave on this page before."""
+
+        @wraps(macro)
+        def called(*arguments: Any, **named: Any) -> Any:
+            call = (self._current().source, macro.__name__, repr(arguments), repr(named))
+            if self._record is None and call in GIVEN:
+                return GIVEN[call]
+            made = macro(*arguments, **named)
+            if self._record is not None and isinstance(made, str) and macro.__name__ not in LATER:
+                self._record.given[call] = made
+            return made
+
+        return called
 
     @property
     def _root(self) -> str:

@@ -18,7 +18,7 @@ import yaml
 
 from calc.catalog import load
 from calc.schema import InputError
-from calc.site import advice, answers, checks, exports, fits, languages, pages, searched
+from calc.site import advice, answers, bound, checks, exports, fits, languages, pages, searched, warm
 from calc.site.macros import Macros, PageError, Record, View
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def write(docs: Path = DOCS) -> Record:
     advice.fill()
     searched.fill(docs)
     pages.write(docs)
-    record = collect(docs)
+    record = warm.kept("pages", warm.PAGES, lambda: collect(docs)) if docs == DOCS else collect(docs)
     exports.save(docs / "data", exports.files(record))
     return record
 
@@ -75,7 +75,7 @@ def write(docs: Path = DOCS) -> Record:
 def build(out: Path, engine: str = ENGINES[0]) -> None:
     """Builds the site into `out`; on any fault `out` stays as it was, and BuildError says why."""
     started = time.perf_counter()
-    write()
+    bound.GIVEN.update(write().given)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
         fresh = Path(scratch, "site")

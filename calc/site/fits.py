@@ -167,7 +167,7 @@ def fill() -> None:
     A model at a time, because what `calc` compiles of a model serves all its scenarios.
     """
     start = time.perf_counter()
-    _FOUND.update(warm.kept("fits", _every))
+    _FOUND.update(warm.kept("fits", warm.CATALOG, _every))
     answers.Clock.seconds += time.perf_counter() - start
 
 

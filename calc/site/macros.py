@@ -55,7 +55,8 @@ class Macros(Bound):
 
     def all(self) -> dict[str, Callable[..., Any]]:
         """The macros by the names that pages use."""
-        return {name: getattr(self, name) for name in dir(type(self)) if not name.startswith("_") and name != "all"}
+        names = [name for name in dir(type(self)) if not name.startswith("_") and name != "all"]
+        return {name: self._once(getattr(self, name)) for name in names}
 
     # --- one number in a sentence
 

@@ -1,4 +1,4 @@
-"""A result of one build for the next, as long as nothing that it could rest on has changed: code, catalog, Python."""
+"""A result of one build for the next, as long as nothing that it could rest on has changed: code, data, Python."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "build" / "warm"
-READ = ("calc", "hardware", "models")
+CATALOG = ("calc", "hardware", "models")
+PAGES = (*CATALOG, "measurements", "docs")
+KINDS = (".py", ".json", ".jsonl", ".yaml", ".csv", ".md")
 T = TypeVar("T")
 
 
-def state(root: Path = ROOT) -> str:
-    """A hash of all of calc, of the catalog and of the Python that runs it."""
-    whole = hashlib.sha256(sys.version.encode())
-    for path in sorted(p for name in READ for p in (root / name).rglob("*") if p.suffix in (".py", ".json", ".yaml")):
-        raw = path.read_bytes()
-        whole.update(f"{path.relative_to(root).as_posix()}\0{len(raw)}\0".encode() + raw)
+def state(folders: Sequence[str], root: Path = ROOT) -> str:
+    """A hash of all code, data and prose in `folders` but what a build writes, of this Python, and the settings."""
+    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("HEADROOM_"))
+    whole = hashlib.sha256(repr((sys.version, settings)).encode())
+    written = root / "docs" / "data"
+    for path in sorted(p for name in folders for p in (root / name).rglob("*") if p.suffix in KINDS):
+        if written not in path.parents and path.is_file():
+            raw = path.read_bytes()
+            whole.update(f"{path.relative_to(root).as_posix()}\0{len(raw)}\0".encode() + raw)
     return whole.hexdigest()[:32]
 
 
-def kept(name: str, compute: Callable[[], T], folder: Path = FOLDER) -> T:
+def kept(name: str, folders: Sequence[str], compute: Callable[[], T], root: Path = ROOT) -> T:
     """What `compute` gives, from an earlier build where there is one of this very state; one file a name."""
-    path = folder / f"{name}.pickle"
-    now = state()
+    path = root / "build" / "warm" / f"{name}.pickle"
+    now = state(folders, root)
     try:
         with path.open("rb") as file:
             if pickle.load(file) == now:
