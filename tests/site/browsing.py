@@ -37,6 +37,10 @@ KINDS = [
     "method/weights.html",
     "reference/scenario.html",
     "reference/about.html",
+    "data.html",
+    "changelog.html",
+    "zh/index.html",
+    "zh/case-studies/grpo-logic-rl-4xa100.html",
 ]
 
 

@@ -11,12 +11,17 @@ from calc.site.engines import differences
 
 def test_properdocs_builds_the_same_cells_ids_and_links(tmp_path: Path) -> None:
     project = tiny(tmp_path / "project")
+    config = project / "mkdocs.yml"
+    moved = config.read_text("utf-8").replace("redirect_maps: {}", "redirect_maps: {gone/cards.md: hardware/index.md}")
+    config.write_text(moved, "utf-8")
     for engine in ("mkdocs", "properdocs"):
         built = command(project, "build", engine, "--engine", engine)
         assert built.returncode == 0, built.stderr[-2000:]
     one, other = project / "mkdocs", project / "properdocs"
     assert "ProperDocs" in (other / "index.html").read_text("utf-8")
     assert list(differences(one, other)) == []
+    assert "../hardware/index.html" in (one / "gone/cards.html").read_text("utf-8")
+    assert "User-agent: *" in (one / "robots.txt").read_text("utf-8")
 
     page = other / "index.html"
     page.write_text(page.read_text("utf-8").replace('id="job-phases"', 'id="moved"'), "utf-8")
