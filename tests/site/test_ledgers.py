@@ -161,7 +161,7 @@ def test_caches_are_compared_and_one_that_does_not_start_says_why() -> None:
     # 16 tokens a block; a key and a value of 128 for 4 of the 8 heads in each of 32 layers, in bf16
     assert first["cache"] == round(first["tokens"] * 2 * 2 * 128 * 4 * 32 / GiB, 2)
     assert (second["tokens"], second["cache"]) == (0, 0)
-    assert second["starts"].startswith("rollout.gpu_memory_utilization: given 0.98")
+    assert second["starts"].startswith("no rollout.gpu_memory_utilization: given 0.98")
     with pytest.raises(ValueError, match="vLLM does not serve"):
         ledgers.caches({"sft": ask(JOB, task="sft", sharding="ddp")}, "x", "x")
 
