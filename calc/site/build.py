@@ -7,7 +7,6 @@ import importlib
 import json
 import logging
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -88,10 +87,6 @@ def build(out: Path, engine: str = ENGINES[0]) -> None:
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
         fresh = Path(scratch, "site")
         _mkdocs(["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(fresh)], engine)
-        for language in languages.LANGUAGES:
-            # where the theme's script looks for it, to lead from a page to its translation
-            if (fresh / language).is_dir():
-                shutil.copyfile(fresh / "sitemap.xml", fresh / language / "sitemap.xml")
         exports.add(fresh / "data", exports.markdown(record))
         found = checks.read(fresh)
         if faults := list(checks.faults(fresh, found)):
