@@ -249,7 +249,7 @@ def to_dict(table: Table) -> dict[str, Any]:
         ],
         "rows": [dict(zip([name for name, _, _ in table.fields], record, strict=True)) for record in table.records()],
         "cells": computed,
-        "components": {line.component: charts.name(line.component) for line in book.lines},
+        "components": {c: charts.name(c) for c in dict.fromkeys(line.component for line in book.lines)},
         "lines": [spelled(line) for line in book.lines],
     }
 

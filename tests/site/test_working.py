@@ -189,9 +189,15 @@ def violations(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def test_print_keeps_caption_assumptions_and_versions_and_drops_the_menu(browser: Browser, origin: str) -> None:
-    page, _, _ = opened(browser, f"{origin}/{CASE}")
+    # what A4 across leaves between its margins, in CSS pixels
+    page, _, _ = opened(browser, f"{origin}/{CASE}", viewport={"width": 1046, "height": 718})
     page.emulate_media(media="print")
     figure = page.locator("#rm-6x4090")
+    assert figure.evaluate("e => getComputedStyle(e).page") == "wide"
+    assert figure.evaluate("e => e.querySelector('table').offsetWidth <= e.offsetWidth")
+    assert (
+        max(figure.locator("tbody tr").evaluate_all("rows => rows.map(row => row.offsetHeight)")) < 60
+    )  # no word broken
     for kept in ("figcaption", ".assumptions", ".provenance code"):
         assert figure.locator(kept).first.is_visible()
     for dropped in ("details.take summary", "details.cite summary", "button.show"):
