@@ -6,11 +6,12 @@ that can be its largest: what the running role computes with, what the others le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from calc import placement, verdict
 from calc.engines.replica import Engine, Where
+from calc.engines.vllm import Cache
 from calc.job import Job
 from calc.keeps import Path, Stage
 from calc.ledger import Group, Line, Moment, Phase
@@ -46,19 +47,34 @@ class Shared:
         gpu, count = self.job.gpu, len({self.placed[name].role.process for name in names})
         return runtime.process(gpu.architecture, self.gpus, gpu.linked, count)
 
-    def group(self) -> Group:
-        """The phases of these GPUs, each at its largest moment, and the verdict."""
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of these GPUs, each at its largest moment."""
+        if self.engine:
+            return self._phases()
+        # without vLLM, which measures the card, cards differ in what a process takes alone
+        return self.job.roles.once(("phases", *self.names, *_figures(self.process)), self._phases)
+
+    def _phases(self) -> tuple[Phase, ...]:
         largest: dict[str, Moment] = {}
         for phase, at, lines in self.moments():
             moment = self.moment(phase, at, lines)
             if phase not in largest or moment.device_bytes > largest[phase].device_bytes:
                 largest[phase] = moment
-        phases = tuple(Phase(name, largest[name]) for name in PHASES if name in largest)
-        usable = self.job.gpu.usable_bytes
-        peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)
-        cache = self.engine.cache(self.others) if self.engine else None
+        return tuple(Phase(name, largest[name]) for name in PHASES if name in largest)
+
+    def cache(self) -> Cache | None:
+        """What vLLM makes of what it finds on the card once `phases` are known; None where it does not serve."""
+        if not self.engine:
+            return None
+        cache = self.engine.cache(self.others)
         # an engine that never gets its turn refuses nothing
-        refusal = cache.refusal if cache and self.others < usable else None
+        return cache if self.others < self.job.gpu.usable_bytes else cache._replace(refusal=None)
+
+    def group(self) -> Group:
+        """The phases of these GPUs and the verdict."""
+        phases, usable, cache = self.phases(), self.job.gpu.usable_bytes, self.cache()
+        peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)
+        refusal = cache.refusal if cache else None
         # a smaller moment may be the less certain one
         probability = 0.0 if refusal else min([verdict.odds(p.moment, usable) for p in phases])
         word = verdict.word(probability)
@@ -96,9 +112,22 @@ class Shared:
         yield from (("load", *moment) for moment in self.loading())
         for stage in self.job.keeps.stages:
             if stage.role in self.placed or (stage.role == "rollout" and self.engine):
-                yield from getattr(self, stage.does)(stage)
+                yield from self.staged(stage)
             elif stage.does == "sync" and self.engine:
                 yield "sync", "weights arrive", self.serving("all")
+
+    def staged(self, stage: Stage) -> Iterable[tuple[str, str, list[Line]]]:
+        """The moments of a stretch: where a role computes the same on every card on which as much is left of vLLM."""
+        does: Callable[[Stage], Staged] = getattr(self, stage.does)
+        if stage.does == "train":
+            self.gathered -= {stage.role}
+        if stage.does not in ("train", "score"):
+            return does(stage)
+        what = stage, *self.names, frozenset(self.gathered), *_figures(self.serving(stage.engine))
+        made = self.job.roles.once(what, lambda: [*does(stage)])
+        if stage.does == "score" and self.placed[stage.role].role.root_stays:
+            self.gathered |= {stage.role}
+        return made
 
     def loading(self) -> Moments:
         """Models arrive one after another, and each stays, as far as it does not leave for the host."""
@@ -159,20 +188,20 @@ class Shared:
         placed = self.placed[stage.role]
         at, lines = self.scoring(placed)
         yield "score", f"{stage.role}: {at}", [*self.beside(stage, stage.role), *self.present(placed), *lines]
-        if placed.role.root_stays:
-            self.gathered.add(stage.role)
 
     def scoring(self, placed: Placed) -> tuple[str, list[Line]]:
         """The largest instant of a forward without gradient."""
-        scored = self.job.step(placed.scorer.replica, placed.s, self.job.batch(placed.s, placed.role.scoring_rows))
         # a root group that is gathered already leaves no buffer to the first layer
         there = placed.role.shares or placed.role.name in self.gathered
+        return self.job.roles.once(("score", placed.role.name, there), lambda: self._scoring(placed, there))
+
+    def _scoring(self, placed: Placed, there: bool) -> tuple[str, list[Line]]:
+        scored = self.job.step(placed.scorer.replica, placed.s, self.job.batch(placed.s, placed.role.scoring_rows))
         return _peak(placed.scorer, scored, [i for i in scored.plan.scoring if not (there and i.where == FIRST)])
 
     def train(self, stage: Stage) -> Staged:
         """Forward, backward and optimizer step of a role, and of another one that trains beside it."""
         name, placed = stage.role, self.placed[stage.role]
-        self.gathered -= {name}
         several = len(self.job.keeps.roles) > 1 and not stage.inside
         others = self.beside(stage, name, stage.beside, stage.inside)
         if stage.beside:
@@ -183,8 +212,13 @@ class Shared:
         for phase, at, lines in self.training(placed, stage):
             yield phase, f"{name}: {at}" if several else at, [*kept, *lines]
 
-    def training(self, placed: Placed, stage: Stage) -> Staged:
+    def training(self, placed: Placed, stage: Stage) -> Iterable[tuple[str, str, list[Line]]]:
         """The largest moment of each phase of one role's update, without what is resident."""
+        # a frozen role that is scored inside may have its root group gathered already
+        what = placed.role.name, stage, stage.inside in self.gathered
+        return self.job.roles.once(what, lambda: [*self._training(placed, stage)])
+
+    def _training(self, placed: Placed, stage: Stage) -> Staged:
         engine = placed.engine
         own = self.job.step(engine.replica, placed.s, self.job.batch(placed.s, placed.role.rows))
         inside = self.job.placed[stage.inside] if stage.inside else None
@@ -254,6 +288,11 @@ class Shared:
         placed = self.placed[stage.role]
         held = [placed.engine.handing(word) for word in stage.holds]
         return [*self.beside(stage, stage.role), *self.present(placed), *held]
+
+
+def _figures(lines: Iterable[Line]) -> tuple[Hashable, ...]:
+    """What lines are equal by, hashable."""
+    return tuple([(x.component, x.role, x.bytes, *x.values.items()) for x in lines])
 
 
 def _largest(moments: Iterable[tuple[str, list[Line]]]) -> tuple[str, list[Line]]:

@@ -32,6 +32,9 @@ class Hosts:
 
     def phases(self) -> list[Phase]:
         """The moments of the node that needs most."""
+        return self.job.roles.once("host", self._phases)  # whatever the card
+
+    def _phases(self) -> list[Phase]:
         # nodes that hold the same roles need the same
         each = [self.node(dict(kind)) for kind in dict.fromkeys(tuple(node.items()) for node in self.nodes)]
         return max(each, key=lambda phases: max([p.moment.device_bytes for p in phases], default=0))

@@ -12,6 +12,7 @@ from jobs import P, job
 
 from calc import placement, verdict
 from calc.catalog import load
+from calc.engines.vllm import Cache
 from calc.groups import Shared
 from calc.job import Job
 from calc.keeps import Stage
@@ -20,6 +21,7 @@ from calc.memory import runtime
 from calc.units import GiB
 
 USABLE = 80 * GiB
+ROLES = SimpleNamespace(once=lambda what, found: found())  # nothing is kept from job to job
 
 
 def line(component: str, count: int, *, allocated: bool = True) -> Line:
@@ -31,7 +33,10 @@ def shared(*moments: tuple[str, str, list[Line]], usable: int = USABLE, packing:
     found = object.__new__(Shared)
     values: dict[str, Any] = {
         "job": SimpleNamespace(
-            gpu=SimpleNamespace(usable_bytes=usable), s=SimpleNamespace(packing=packing, rollout=None), keeps=None
+            roles=ROLES,
+            gpu=SimpleNamespace(usable_bytes=usable),
+            s=SimpleNamespace(packing=packing, rollout=None),
+            keeps=None,
         ),
         "names": ("actor",),
         "gpus": 1,
@@ -105,7 +110,7 @@ def test_of_equal_moments_the_first_is_shown() -> None:
 @pytest.mark.parametrize(("others", "refusal"), [(0, "no room"), (USABLE, None), (USABLE + 1, None)])
 def test_an_engine_that_never_gets_its_turn_refuses_nothing(others: int, refusal: str | None) -> None:
     """Where the roles before it fill the card, they are what does not fit."""
-    cache = SimpleNamespace(refusal="no room", tokens=7, sequences=3, crowded=True)
+    cache = Cache(bytes=0, tokens=7, blocks=1, sequences=3, refusal="no room", crowded=True)
     engine = SimpleNamespace(cache=lambda given: cache)
     group = shared(step(line("weights", GiB)), engine=engine, others=others).group()
     assert group.refusal == refusal
@@ -239,7 +244,7 @@ def test_the_largest_instant_counts_what_the_engine_adds_there() -> None:
         batch=(8, 4), plan=SimpleNamespace(scoring=instants), lines=lambda parts: [line("activations", 7)]
     )
     scorer = SimpleNamespace(replica=None, at=lambda w: [line("communication", 100)] if w == "gathered" else [])
-    job = SimpleNamespace(step=lambda *given: scored, batch=lambda *given: None)
+    job = SimpleNamespace(step=lambda *given: scored, batch=lambda *given: None, roles=ROLES)
     placed: Any = SimpleNamespace(scorer=scorer, s=None, role=SimpleNamespace(name="r", scoring_rows=1, shares=False))
     name, lines = shared(job=job).scoring(placed)
     assert (name, [x.bytes for x in lines]) == ("b", [100, 7])

@@ -28,7 +28,9 @@ def hosts(nodes: list[dict[str, int]] | None = None, stages: tuple[Stage, ...] =
     """A job of these roles without an engine that serves."""
     found = object.__new__(Hosts)
     keeps = SimpleNamespace(stages=stages, serving=None)
-    found.job = SimpleNamespace(placed=placed, keeps=keeps, engine=None, s=SimpleNamespace(rollout=None))  # type: ignore[assignment]
+    roles = SimpleNamespace(once=lambda what, made: made())  # nothing is kept from job to job
+    s = SimpleNamespace(rollout=None)
+    found.job = SimpleNamespace(placed=placed, keeps=keeps, engine=None, s=s, roles=roles)  # type: ignore[assignment]
     found.nodes = nodes or []
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from calc.catalog import Catalog, load
 from calc.launch import Launch, LaunchError, launch
-from calc.recommend.failing import changes, miss, next_faster
+from calc.recommend.failing import changes, closest, next_faster
 from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
 from calc.recommend.trades import advice, methods, trades
@@ -61,16 +61,15 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
 
 def _nothing(problem: Problem) -> Recommendation:
     """Nothing fits: the closest miss, and what would have to change."""
-    looked = [(search, judged) for search in problem.misses for _, _, judged in search.looked()]
-    closest = max(looked, key=lambda at: at[1].slack - at[1].short, default=None)
+    nearest = closest(problem)
     return Recommendation(
         recommended=None,
         alternatives=(),
-        fails=miss(*closest) if closest else None,
+        fails=nearest,
         advice=tuple(changes(problem)),
         considered=problem.considered,
         pruned=problem.size - problem.considered,
-        notes=() if closest else ("the framework can run no configuration of this job on this machine",),
+        notes=() if nearest else ("the framework can run no configuration of this job on this machine",),
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from calc.catalog import Catalog
 from calc.recommend.problem import COUNTS, Miss, Problem
-from calc.recommend.search import Found, Judged, Search, room
+from calc.recommend.search import Found, Judged, Place, Search, room
 from calc.recommend.space import Fields
 from calc.scenario import ScenarioError
 
@@ -19,11 +19,11 @@ def miss(search: Search, judged: Judged) -> Miss:
     throughput = search.clock.full(judged.scenario, judged.cache_tokens)
     if refusal := next((g.refusal for g in e.groups if g.refusal), None):
         return Miss(judged, throughput, "vllm", "load", None, refusal)
-    if judged.slack < 0:
+    if judged.fit.slack < 0:
         _, phase = min(((g, p) for g in e.groups for p in g.phases), key=lambda at: room(*at))
-        return Miss(judged, throughput, "gpu", phase.name, -judged.slack, "")
+        return Miss(judged, throughput, "gpu", phase.name, -judged.fit.slack, "")
     phase = max(e.host_phases, key=lambda p: p.moment.device_bytes)
-    return Miss(judged, throughput, "host", phase.name, judged.short, "")
+    return Miss(judged, throughput, "host", phase.name, judged.fit.short, "")
 
 
 def next_faster(search: Search, found: Found) -> Miss | None:
@@ -39,14 +39,30 @@ def next_faster(search: Search, found: Found) -> Miss | None:
             near.append((search.bound(found.branch, first), first))
     for _, place in sorted(near, reverse=True):
         judged = search.judged(found.branch, place)
-        if judged and not judged.fits:
+        if judged and not judged.fit.fits:
             return miss(search, judged)
-    failing = [
-        (judged.slack - judged.short, n, judged)
-        for n, (b, place, judged) in enumerate(search.looked())
-        if not judged.fits and search.bound(b, place) < found.seconds
+    return _least([search], lambda s, b, place: s.bound(b, place) < found.seconds)
+
+
+def closest(problem: Problem) -> Miss | None:
+    """Where nothing fits: of all that the searches looked at, what lacks least; None where nothing can be run."""
+    return _least(problem.misses)
+
+
+def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], bool] = lambda *at: True) -> Miss | None:
+    """Of the places that searches looked at, that do not fit and that are `asked` for: the one that lacks least."""
+    looked = [
+        (search, b, place, fit.slack - fit.short)
+        for search in searches
+        for b, place, fit in search.looked()
+        if not fit.fits and asked(search, b, place)
     ]
-    return miss(search, max(failing)[-1]) if failing else None
+    if not looked:
+        return None
+    search, b, place, _ = max(looked, key=lambda at: at[-1])
+    judged = search.judged(b, place)
+    assert judged
+    return miss(search, judged)
 
 
 def changes(problem: Problem) -> Iterator[str]:

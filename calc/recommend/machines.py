@@ -103,4 +103,4 @@ def _fits(problem: Problem, machine: Machine) -> bool:
         model = problem.catalog.model(fields["model"]).architecture
         if 2 * parameters(model) > machine.bytes:
             return False
-    return problem.first() is not None
+    return problem.fits()

@@ -85,6 +85,11 @@ class Problem:
                 self.misses.append(search)
         return None
 
+    def fits(self) -> bool:
+        """Whether anything fits, on whatever rung; the leanest rungs are asked first."""
+        searches = (self.search(rung) for rung in reversed(self.rungs))
+        return any(search is not None and search.any() for search in searches)
+
     @property
     def considered(self) -> int:
         """Configurations whose memory was computed, in all searches."""

@@ -21,70 +21,73 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, product
 from math import inf
 from typing import NamedTuple
 
-from calc import verdict
-from calc.catalog import Catalog
+from calc import placement, verdict
+from calc.catalog import GPU, Catalog
 from calc.estimate import estimate
+from calc.groups import Shared
 from calc.job import Job
 from calc.ledger import Estimate, Group, Phase
 from calc.nodes import Hosts
 from calc.recommend.clock import Clock
 from calc.recommend.space import SHARE, Branch
 from calc.scenario import Scenario
-from calc.verdict import FITS
 
 Place = tuple[int, ...]
 # Phases in which all of vLLM may be on the GPU, or its weights, and whose memory no micro batch changes.
 SERVING = ("load", "rollout", "sync", "save")
 
 
-class Judged(NamedTuple):
-    """A configuration with its memory.
+class Fit(NamedTuple):
+    """How a configuration lies on its machine, with no verdict worked out.
 
-    `slack`: bytes free on the fullest GPU, beside a phase's peak and its error, in the phase with least. `short`: bytes
-    that the host lacks.
+    `training` and `serving`: bytes free on the fullest GPU, beside a phase's peak and its error, in the phase with
+    least, of those in which vLLM has no part and of those in which it has. `short`: bytes that the host lacks.
+    `refused`: vLLM does not start, `crowded` for want of what others have taken.
     """
 
-    scenario: Scenario
-    estimate: Estimate
-    slack: int
+    training: int
+    serving: int
     short: int
+    refused: bool
+    crowded: bool
+    apart: bool
+
+    @property
+    def slack(self) -> int:
+        """Bytes free in the fullest phase of all."""
+        return min(self.training, self.serving)
 
     @property
     def fits(self) -> bool:
         """Whether it runs with the probability that a verdict asks, and the host has room."""
-        return self.estimate.fit_probability >= FITS and self.slack >= 0 and not self.short
+        return self.slack >= 0 and not self.short and not self.refused
 
     @property
     def on_device(self) -> bool:
         """Whether nothing on the GPUs speaks against it that would speak against all hungrier ones, too."""
-        return self.trains and self.serves
-
-    @property
-    def trains(self) -> bool:
-        """Whether the phases fit in which vLLM has no part, or all where there is none."""
-        return all(room(g, p) >= 0 for g in self.estimate.groups for p in g.phases if p.name not in SERVING)
+        return self.training >= 0 and self.serves
 
     @property
     def serves(self) -> bool:
         """Whether the phases fit in which vLLM has a part, and leave it the room that it wants at its start."""
-        return not any(g.crowded for g in self.estimate.groups) and all(
-            room(g, p) >= 0 for g in self.estimate.groups for p in g.phases if p.name in SERVING
-        )
+        return self.serving >= 0 and not self.crowded
 
     @property
     def too_lean(self) -> bool:
         """Whether vLLM does not start because its share of the card is too small."""
-        return any(g.refusal and not g.crowded for g in self.estimate.groups)
+        return self.refused and not self.crowded
 
-    @property
-    def apart(self) -> bool:
-        """Whether vLLM takes nothing from those that train and score: it sleeps meanwhile, or is elsewhere."""
-        s = self.scenario
-        return s.rollout is not None and s.rollout.engine == "vllm" and (s.rollout.sleep or s.placement == "separate")
+
+class Judged(NamedTuple):
+    """A configuration with its memory, line by line."""
+
+    scenario: Scenario
+    estimate: Estimate
+    fit: Fit
 
     @property
     def cache_tokens(self) -> int | None:
@@ -103,7 +106,7 @@ class Found(NamedTuple):
     @property
     def rank(self) -> tuple[float, int]:
         """By time, then by room."""
-        return self.seconds, -self.judged.slack
+        return self.seconds, -self.judged.fit.slack
 
 
 def room(group: Group, phase: Phase) -> int:
@@ -111,11 +114,26 @@ def room(group: Group, phase: Phase) -> int:
     return verdict.room(phase.moment, group.usable_bytes)
 
 
-def judge(s: Scenario, catalog: Catalog, host: int) -> Judged:
-    """The memory of `s` on nodes that have `host` bytes each for the job."""
-    e = estimate(s, catalog)
-    slack = min([room(g, p) for g in e.groups for p in g.phases])
-    return Judged(s, e, slack, max(0, hosted(e.host_phases) - host))
+def fit(s: Scenario, gpu: GPU, host: int) -> Fit:
+    """How `s` lies on GPUs of this kind and on nodes that have `host` bytes each for the job."""
+    job = Job(s, gpu)
+    free = {True: gpu.usable_bytes, False: gpu.usable_bytes}
+    caches = []
+    for names, gpus in placement.groups(s, job.keeps):
+        on = Shared(job, names, gpus)
+        for phase in on.phases():
+            serving = phase.name in SERVING
+            free[serving] = min(free[serving], verdict.room(phase.moment, gpu.usable_bytes))
+        caches += [cache] if (cache := on.cache()) else []
+    return Fit(
+        training=free[False],
+        serving=free[True],
+        short=max(0, hosted(Hosts(job).phases()) - host),
+        refused=any(cache.refusal for cache in caches),
+        crowded=any(cache.refusal and cache.crowded for cache in caches),
+        # vLLM takes nothing from those that train and score: it sleeps meanwhile, or is elsewhere
+        apart=bool(caches) and s.rollout is not None and (s.rollout.sleep or s.placement == "separate"),
+    )
 
 
 def hosted(phases: Iterable[Phase]) -> int:
@@ -132,7 +150,7 @@ class Search:
     clock: Clock
     host: int
     _scenarios: dict[tuple[int, Place], Scenario | None] = field(default_factory=dict)
-    _judged: dict[tuple[int, Place], Judged | None] = field(default_factory=dict)
+    _fits: dict[tuple[int, Place], Fit | None] = field(default_factory=dict)
     _trains: dict[Hashable, bool] = field(default_factory=dict)
     _serves: dict[Hashable, bool] = field(default_factory=dict)
     _hostless: dict[tuple[int, Place], bool] = field(default_factory=dict)
@@ -146,13 +164,13 @@ class Search:
     @property
     def considered(self) -> int:
         """The configurations whose memory was computed."""
-        return len(self._judged)
+        return len(self._fits)
 
-    def looked(self) -> Iterator[tuple[int, Place, Judged]]:
+    def looked(self) -> Iterator[tuple[int, Place, Fit]]:
         """Every place whose memory was computed, but those that the framework refuses."""
-        for (b, place), judged in self._judged.items():
-            if judged:
-                yield b, place, judged
+        for (b, place), known in self._fits.items():
+            if known:
+                yield b, place, known
 
     def scenario(self, b: int, place: Place) -> Scenario | None:
         """The scenario there; None where the framework refuses it."""
@@ -161,16 +179,21 @@ class Search:
             self._scenarios[key] = self.branches[b].at(place)
         return self._scenarios[key]
 
-    def judged(self, b: int, place: Place) -> Judged | None:
-        """The memory of a place; None where the framework refuses it."""
+    def fit(self, b: int, place: Place) -> Fit | None:
+        """How a place lies on the machine; None where the framework refuses it."""
         key = b, place
-        if key not in self._judged:
+        if key not in self._fits:
             s = self.scenario(b, place)
-            self._judged[key] = judged = None if s is None else judge(s, self.catalog, self.host)
-            if judged and judged.apart:
-                self._trains[self.trainer(b, place)] = judged.trains
-                self._serves[b, place[:-1]] = judged.serves
-        return self._judged[key]
+            self._fits[key] = found = None if s is None else fit(s, self.clock.gpu, self.host)
+            if found and found.apart:
+                self._trains[self.trainer(b, place)] = found.training >= 0
+                self._serves[b, place[:-1]] = found.serves
+        return self._fits[key]
+
+    def judged(self, b: int, place: Place) -> Judged | None:
+        """The memory of a place, line by line; None where the framework refuses it."""
+        found, s = self.fit(b, place), self.scenario(b, place)
+        return Judged(s, estimate(s, self.catalog), found) if s and found else None
 
     def trainer(self, b: int, place: Place, *, one_rank: bool = False) -> Hashable:
         """What the memory of all that trains and scores follows from where vLLM is asleep or elsewhere.
@@ -239,6 +262,15 @@ class Search:
                 push(b, following, cut)
         return found
 
+    def any(self) -> bool:
+        """Whether anything fits: of most jobs to which that applies, where all axes, or all lean ones, are leanest."""
+        for b, branch in enumerate(self.branches):
+            turns = product(*[reversed(range(n + 1)) for n in branch.leanest[: branch.turns]])
+            for at in ((*turn, *branch.leanest[branch.turns :]) for turn in turns):
+                if self.possible(b, at) and (found := self.fit(b, at)) and found.fits:
+                    return True
+        return self.best() is not None
+
     def cut(self, b: int, place: Place, axis: int, limit: float) -> Place | None:
         """`place` with the hungriest value of a lean axis that fits with the others at their leanest; None: no value.
 
@@ -268,11 +300,11 @@ class Search:
     def behind(self, b: int, place: Place, axes: Iterable[int]) -> Iterator[Place]:
         """One step along each of `axes`."""
         branch = self.branches[b]
-        judged = self._judged.get((b, place))
+        known = self._fits.get((b, place))
         for axis in axes:
             # less than a share that is too small is too small as well
             if place[axis] < branch.leanest[axis] and not (
-                judged and judged.too_lean and branch.axes[axis].name == SHARE
+                known and known.too_lean and branch.axes[axis].name == SHARE
             ):
                 yield (*place[:axis], place[axis] + 1, *place[axis + 1 :])
 
@@ -284,8 +316,8 @@ class Search:
         serves = self._serves.get((b, place[:-1]))
         if trains is not None and serves is not None:
             return serves
-        judged = self.judged(b, place)
-        return judged is None or judged.on_device
+        found = self.fit(b, place)
+        return found is None or found.on_device
 
     def too_much_for_the_host(self, b: int, place: Place) -> bool:
         """Whether the host lacks memory whatever the lean axes say: at their first values it needs least."""
@@ -300,7 +332,7 @@ class Search:
             if 0 < lacks <= self._least:
                 # those that lack least are looked at, one of them to be named where nothing fits
                 self._least = lacks
-                self.judged(b, self.branches[b].leanest)
+                self.fit(b, self.branches[b].leanest)
         return self._hostless[b, first]
 
     def settled(self, b: int, place: Place) -> Found | None:
@@ -319,8 +351,9 @@ class Search:
             return None
         found = []
         for at in dict.fromkeys((lean, place)):
-            judged = self.judged(b, at) if self.possible(b, at) else None
-            if judged and judged.fits:
+            known = self.fit(b, at) if self.possible(b, at) else None
+            judged = self.judged(b, at) if known and known.fits else None
+            if judged:
                 found.append(Found(b, at, self.clock.seconds(judged.scenario, judged.cache_tokens), judged))
                 if found[-1].seconds == bound:  # no hungrier place is faster
                     break
@@ -332,8 +365,9 @@ class Search:
         """Every configuration that fits; `best` is the least of them by rank."""
         for b, branch in enumerate(self.branches):
             for place in branch.places():
-                judged = self.judged(b, place)
-                if judged and judged.fits:
+                known = self.fit(b, place)
+                judged = self.judged(b, place) if known and known.fits else None
+                if judged:
                     yield Found(b, place, self.clock.seconds(judged.scenario, judged.cache_tokens), judged)
 
 

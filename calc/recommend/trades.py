@@ -127,7 +127,7 @@ def _roomier(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
     """The fastest leaner place of the same branch that leaves a tenth of the card free."""
     usable = found.judged.estimate.groups[0].usable_bytes
     wanted = MARGIN * usable
-    if found.judged.slack >= wanted:
+    if found.judged.fit.slack >= wanted:
         return None
     ahead, seen = [(found.seconds, found.place)], {found.place}
     for _ in range(STEPS):
@@ -136,8 +136,8 @@ def _roomier(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
         ahead.sort()
         _, place = ahead.pop(0)
         judged = search.judged(found.branch, place)
-        if judged and judged.fits and judged.slack >= wanted:
-            return configured(search, judged, f"{gib(judged.slack)} free beside the peak and its error")
+        if judged and judged.fit.fits and judged.fit.slack >= wanted:
+            return configured(search, judged, f"{gib(judged.fit.slack)} free beside the peak and its error")
         for following in search.behind(found.branch, place, range(len(place))):
             if following not in seen:
                 seen.add(following)

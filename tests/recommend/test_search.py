@@ -14,8 +14,9 @@ from problems import searches
 from calc.catalog import load
 from calc.recommend.clock import digits
 from calc.recommend.problem import Problem
-from calc.recommend.search import SERVING, Search, hosted
+from calc.recommend.search import SERVING, Search, hosted, room
 from calc.recommend.space import SHARE
+from calc.verdict import FITS
 
 PPO: dict[str, Any] = {"model": "llama-3.2-3b", "task": "ppo", "gpu": "a100-80-sxm", "gpus": 4, "framework": "openrlhf"}
 
@@ -59,11 +60,29 @@ def test_what_fits_on_the_device_fits_with_leaner_values_too(both: tuple[Search,
         if axis < search.branches[b].turns:
             continue
         lean = (*place[:axis], place[axis] + 1, *place[axis + 1 :])
-        one, other = search.judged(b, place), search.judged(b, lean)
+        one, other = search.fit(b, place), search.fit(b, lean)
         if one and other:
             assert other.on_device or not one.on_device
             if search.branches[b].axes[axis].name == SHARE and one.too_lean:
                 assert other.too_lean
+
+
+@settings(max_examples=40)
+@given(searches(4000), st.data())
+def test_how_a_configuration_fits_is_what_its_estimate_says(both: tuple[Search, Search], data: st.DataObject) -> None:
+    """The search asks for less than an estimate, and shares it between cards: both must come to the same."""
+    search, _ = both
+    for _ in range(8):
+        b, place, _ = a_place(search, data)
+        judged = search.judged(b, place)
+        if judged is None:
+            continue
+        e, fit = judged.estimate, judged.fit
+        assert fit.slack == min(room(g, p) for g in e.groups for p in g.phases)
+        assert fit.short == max(0, hosted(e.host_phases) - search.host)
+        assert (fit.refused, fit.crowded) == (any(g.refusal for g in e.groups), any(g.crowded for g in e.groups))
+        if fit.slack >= 0:
+            assert (e.fit_probability >= FITS) is not fit.refused
 
 
 @settings(max_examples=30)
@@ -79,7 +98,7 @@ def test_a_bound_is_the_time_with_the_largest_cache(both: tuple[Search, Search],
             bound = search.bound(b, place)
             assert bound == inf if whole == inf else bound == pytest.approx(digits(whole), rel=0.006)
             judged = search.judged(b, place)
-            if judged and judged.fits:
+            if judged and judged.fit.fits:
                 assert search.clock.seconds(s, judged.cache_tokens) >= bound * 0.994
 
 
@@ -108,7 +127,7 @@ def test_while_vllm_sleeps_trainers_need_the_same_whatever_its_settings(job: dic
     for b, branch in enumerate(search.branches):
         for n, place in enumerate(branch.places()):
             judged = search.judged(b, place) if n % 7 == 0 else None
-            if judged and judged.apart:
+            if judged and judged.fit.apart:
                 phases = [p for g in judged.estimate.groups for p in g.phases]
                 trains = tuple(p.moment.device_bytes for p in phases if p.name not in SERVING)
                 serves = tuple(p.moment.device_bytes for p in phases if p.name in SERVING)
