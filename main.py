@@ -28,8 +28,9 @@ if SERVING in os.environ and os.environ[SERVING] != (now := state()):
 from calc.site.macros import define_env  # noqa: E402
 
 if SERVING in os.environ:
-    from calc.site.build import write
+    from calc.site.build import fill, write
 
     write()
+    fill()
 
 __all__ = ["define_env"]

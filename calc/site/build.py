@@ -61,14 +61,24 @@ def collect(docs: Path = DOCS, keep: Callable[[str, str], object] | None = None)
     return record
 
 
-def write(docs: Path = DOCS) -> Record:
-    """Writes what is generated, all of it in places that git ignores: pages, tables, the data package."""
+def fill(docs: Path = DOCS) -> None:
+    """Answers what tables ask in thousands, over all cores or from an earlier build."""
     fits.fill()
     advice.fill()
     searched.fill(docs)
+
+
+def write(docs: Path = DOCS) -> Record:
+    """Writes what is generated, all of it in places that git ignores: pages, tables, the data package."""
+
+    def publish() -> tuple[Record, dict[str, str]]:
+        fill(docs)
+        record = collect(docs)
+        return record, exports.files(record)
+
     pages.write(docs)
-    record = warm.kept("pages", warm.PAGES, lambda: collect(docs)) if docs == DOCS else collect(docs)
-    exports.save(docs / "data", exports.files(record))
+    record, files = warm.kept("pages", warm.PAGES, publish) if docs == DOCS else publish()
+    exports.save(docs / "data", files)
     return record
 
 
