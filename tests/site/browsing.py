@@ -40,6 +40,7 @@ KINDS = [
     "data.html",
     "changelog.html",
     "zh/index.html",
+    "case-studies/grpo-logic-rl-4xa100.html",
     "zh/case-studies/grpo-logic-rl-4xa100.html",
 ]
 
