@@ -6,9 +6,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from calc import __version__, placement
+from calc import __version__
 from calc.catalog import Catalog, load
-from calc.groups import PHASES, Shared
+from calc.groups import PHASES, sets
 from calc.job import Job
 from calc.ledger import Estimate, Group, Line, Moment, Phase
 from calc.nodes import Hosts
@@ -23,7 +23,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
     """
     catalog = catalog or load()
     job = Job(s, catalog.gpu(s.gpu))
-    groups = tuple(Shared(job, names, gpus).group() for names, gpus in placement.groups(s, job.keeps))
+    groups = tuple(on.group() for on in sets(job))
     worst = min(groups, key=lambda g: g.fit_probability)
     failing = [g.verdict_phase for g in groups if g.verdict == worst.verdict and g.verdict_phase]
     return Estimate(
@@ -42,8 +42,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
 def loading_moments(s: Scenario, catalog: Catalog | None = None) -> list[tuple[str, Moment]]:
     """Every moment of loading, in order, with the name of the group of GPUs that it happens on."""
     job = Job(s, (catalog or load()).gpu(s.gpu))
-    every = [Shared(job, names, gpus) for names, gpus in placement.groups(s, job.keeps)]
-    return [("+".join(on.names), on.moment("load", at, lines)) for on in every for at, lines in on.loading()]
+    return [("+".join(on.names), on.moment("load", at, lines)) for on in sets(job) for at, lines in on.loading()]
 
 
 def speed(e: Estimate, catalog: Catalog | None = None) -> Throughput:

@@ -6,7 +6,7 @@ that can be its largest: what the running role computes with, what the others le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from calc import placement, verdict
@@ -68,7 +68,8 @@ class Shared:
             return None
         cache = self.engine.cache(self.others)
         # an engine that never gets its turn refuses nothing
-        return cache if self.others < self.job.gpu.usable_bytes else cache._replace(refusal=None)
+        turn = self.others < self.job.gpu.usable_bytes
+        return cache if turn else cache._replace(refusal=None, crowded=False)
 
     def group(self) -> Group:
         """The phases of these GPUs and the verdict."""
@@ -94,7 +95,7 @@ class Shared:
             refusal=refusal,
             cache_tokens=cache.tokens if cache else 0,
             cache_sequences=cache.sequences if cache else 0,
-            crowded=bool(refusal and cache and cache.crowded),
+            crowded=bool(cache and cache.crowded),
         )
 
     def moment(self, phase: str, at: str, lines: list[Line]) -> Moment:
@@ -112,22 +113,9 @@ class Shared:
         yield from (("load", *moment) for moment in self.loading())
         for stage in self.job.keeps.stages:
             if stage.role in self.placed or (stage.role == "rollout" and self.engine):
-                yield from self.staged(stage)
+                yield from getattr(self, stage.does)(stage)
             elif stage.does == "sync" and self.engine:
                 yield "sync", "weights arrive", self.serving("all")
-
-    def staged(self, stage: Stage) -> Iterable[tuple[str, str, list[Line]]]:
-        """The moments of a stretch: where a role computes the same on every card on which as much is left of vLLM."""
-        does: Callable[[Stage], Staged] = getattr(self, stage.does)
-        if stage.does == "train":
-            self.gathered -= {stage.role}
-        if stage.does not in ("train", "score"):
-            return does(stage)
-        what = stage, *self.names, frozenset(self.gathered), *_figures(self.serving(stage.engine))
-        made = self.job.roles.once(what, lambda: [*does(stage)])
-        if stage.does == "score" and self.placed[stage.role].role.root_stays:
-            self.gathered |= {stage.role}
-        return made
 
     def loading(self) -> Moments:
         """Models arrive one after another, and each stays, as far as it does not leave for the host."""
@@ -188,6 +176,8 @@ class Shared:
         placed = self.placed[stage.role]
         at, lines = self.scoring(placed)
         yield "score", f"{stage.role}: {at}", [*self.beside(stage, stage.role), *self.present(placed), *lines]
+        if placed.role.root_stays:
+            self.gathered.add(stage.role)
 
     def scoring(self, placed: Placed) -> tuple[str, list[Line]]:
         """The largest instant of a forward without gradient."""
@@ -202,6 +192,7 @@ class Shared:
     def train(self, stage: Stage) -> Staged:
         """Forward, backward and optimizer step of a role, and of another one that trains beside it."""
         name, placed = stage.role, self.placed[stage.role]
+        self.gathered -= {name}
         several = len(self.job.keeps.roles) > 1 and not stage.inside
         others = self.beside(stage, name, stage.beside, stage.inside)
         if stage.beside:
@@ -288,6 +279,11 @@ class Shared:
         placed = self.placed[stage.role]
         held = [placed.engine.handing(word) for word in stage.holds]
         return [*self.beside(stage, stage.role), *self.present(placed), *held]
+
+
+def sets(job: Job) -> list[Shared]:
+    """The GPUs of a job, set by set."""
+    return [Shared(job, names, gpus) for names, gpus in placement.groups(job.s, job.keeps)]
 
 
 def _figures(lines: Iterable[Line]) -> tuple[Hashable, ...]:

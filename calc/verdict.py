@@ -49,20 +49,15 @@ def odds(m: Moment, usable: int, held_back: Sequence[float] = HELD_BACK) -> floa
     return fit_probability(m.device_bytes - m.held_back, m.stirred, deviation(m.allocated_bytes), usable, held_back)
 
 
-def asked(m: Moment) -> float:
-    """Usable bytes with which a moment fits with just the probability that the verdict asks.
+def room(m: Moment, usable: int) -> int:
+    """Bytes free beside a moment and its error, so that it fits with just the probability that the verdict asks.
 
-    A share of a deviation off at most, to the safe side: margins are joined by straight lines.
+    Below 0 where they lack. A share of a deviation off at most, to the safe side: margins are joined by straight lines.
     """
     width = deviation(m.allocated_bytes)
     whole, part = divmod(m.stirred / width, 1)
     low, high = _margin(int(whole)), _margin(int(whole) + 1)
-    return m.device_bytes - m.held_back + width * (low + part * (high - low))
-
-
-def room(m: Moment, usable: int) -> int:
-    """Bytes free beside a moment and its error; below 0 where they lack."""
-    return int(usable - asked(m))
+    return int(usable - (m.device_bytes - m.held_back) - width * (low + part * (high - low)))
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jobs import job
 
-import calc.estimate
+import calc.groups
 from calc.estimate import as_dict, estimate
 from calc.ledger import Group, Line, Moment, Phase
 
@@ -39,7 +39,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, *groups: Group) -> Any:
         def group(self) -> Group:
             return next(left)
 
-    monkeypatch.setattr(calc.estimate, "Shared", Shared)
+    monkeypatch.setattr(calc.groups, "Shared", Shared)
     return estimate(job(**SEPARATE))
 
 

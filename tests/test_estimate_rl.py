@@ -6,7 +6,7 @@ By hand for Llama 3 8B: P = 8,030,261,248; with a head of one number in place of
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from jobs import VH, P, at, total
 from strategies import FROZEN, RL, rl_scenarios
 
-from calc import placement
 from calc.catalog import load
 from calc.engines.fsdp import Fsdp
 from calc.estimate import as_dict, estimate, loading_moments
-from calc.groups import PHASES, Shared
+from calc.groups import PHASES, Shared, sets
 from calc.job import Job
 from calc.keeps import Stage
 from calc.ledger import Estimate, Group, Line, Moment
@@ -76,10 +75,9 @@ def never_more(less: dict[tuple[int, str], int], more: dict[tuple[int, str], int
     assert {place: (n, more[place]) for place, n in less.items() if n > more[place] + rounding} == {}
 
 
-def groups_of(s: Scenario) -> Iterator[Shared]:
+def groups_of(s: Scenario) -> list[Shared]:
     """A job's sets of GPUs."""
-    job = Job(s, load().gpu(s.gpu))
-    return (Shared(job, names, gpus) for names, gpus in placement.groups(s, job.keeps))
+    return sets(Job(s, load().gpu(s.gpu)))
 
 
 # --- PPO by hand ---

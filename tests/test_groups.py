@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from jobs import P, job
 
-from calc import placement, verdict
+from calc import verdict
 from calc.catalog import load
 from calc.engines.vllm import Cache
-from calc.groups import Shared
+from calc.groups import Shared, sets
 from calc.job import Job
 from calc.keeps import Stage
 from calc.ledger import Line
@@ -254,8 +254,8 @@ def real(**fields: Any) -> Shared:
     """The GPUs of a job of Llama 3 8B that has one group."""
     s = job(**fields)
     found = Job(s, load().gpu(s.gpu))
-    ((names, gpus),) = placement.groups(s, found.keeps)
-    return Shared(found, names, gpus)
+    (on,) = sets(found)
+    return on
 
 
 PPO = {"task": "ppo", "prompt_len": 48, "response_len": 16, "rollout": {"engine": "hf", "n": 1}}

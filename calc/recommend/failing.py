@@ -91,6 +91,6 @@ def _fits(job: Fields, catalog: Catalog, changes: Fields) -> bool:
     """Whether something fits with some fields changed."""
     changed = {k: v for k, v in job.items() if not (k == "gpus_per_node" and "gpus" in changes)}
     try:
-        return Problem({**changed, **changes}, catalog).first() is not None
+        return Problem({**changed, **changes}, catalog).fits()
     except ScenarioError:
         return False

@@ -25,10 +25,10 @@ from itertools import count, product
 from math import inf
 from typing import NamedTuple
 
-from calc import placement, verdict
+from calc import verdict
 from calc.catalog import GPU, Catalog
 from calc.estimate import estimate
-from calc.groups import Shared
+from calc.groups import sets
 from calc.job import Job
 from calc.ledger import Estimate, Group, Phase
 from calc.nodes import Hosts
@@ -46,7 +46,8 @@ class Fit(NamedTuple):
 
     `training` and `serving`: bytes free on the fullest GPU, beside a phase's peak and its error, in the phase with
     least, of those in which vLLM has no part and of those in which it has. `short`: bytes that the host lacks.
-    `refused`: vLLM does not start, `crowded` for want of what others have taken.
+    `refused`: vLLM does not start, `crowded` for want of what others have taken. `apart`: it takes nothing from those
+    that train and score, as it sleeps meanwhile or is elsewhere.
     """
 
     training: int
@@ -117,22 +118,16 @@ def room(group: Group, phase: Phase) -> int:
 def fit(s: Scenario, gpu: GPU, host: int) -> Fit:
     """How `s` lies on GPUs of this kind and on nodes that have `host` bytes each for the job."""
     job = Job(s, gpu)
-    free = {True: gpu.usable_bytes, False: gpu.usable_bytes}
-    caches = []
-    for names, gpus in placement.groups(s, job.keeps):
-        on = Shared(job, names, gpus)
-        for phase in on.phases():
-            serving = phase.name in SERVING
-            free[serving] = min(free[serving], verdict.room(phase.moment, gpu.usable_bytes))
-        caches += [cache] if (cache := on.cache()) else []
+    on = sets(job)
+    rooms = [(p.name in SERVING, verdict.room(p.moment, gpu.usable_bytes)) for each in on for p in each.phases()]
+    caches = [cache for each in on if (cache := each.cache())]
     return Fit(
-        training=free[False],
-        serving=free[True],
+        training=min([room for serving, room in rooms if not serving], default=gpu.usable_bytes),
+        serving=min([room for serving, room in rooms if serving], default=gpu.usable_bytes),
         short=max(0, hosted(Hosts(job).phases()) - host),
         refused=any(cache.refusal for cache in caches),
-        crowded=any(cache.refusal and cache.crowded for cache in caches),
-        # vLLM takes nothing from those that train and score: it sleeps meanwhile, or is elsewhere
-        apart=bool(caches) and s.rollout is not None and (s.rollout.sleep or s.placement == "separate"),
+        crowded=any(cache.crowded for cache in caches),
+        apart=bool(caches and s.rollout and (s.rollout.sleep or s.placement == "separate")),
     )
 
 
@@ -151,6 +146,7 @@ class Search:
     host: int
     _scenarios: dict[tuple[int, Place], Scenario | None] = field(default_factory=dict)
     _fits: dict[tuple[int, Place], Fit | None] = field(default_factory=dict)
+    _judged: dict[tuple[int, Place], Judged | None] = field(default_factory=dict)
     _trains: dict[Hashable, bool] = field(default_factory=dict)
     _serves: dict[Hashable, bool] = field(default_factory=dict)
     _hostless: dict[tuple[int, Place], bool] = field(default_factory=dict)
@@ -192,8 +188,17 @@ class Search:
 
     def judged(self, b: int, place: Place) -> Judged | None:
         """The memory of a place, line by line; None where the framework refuses it."""
-        found, s = self.fit(b, place), self.scenario(b, place)
-        return Judged(s, estimate(s, self.catalog), found) if s and found else None
+        key = b, place
+        if key not in self._judged:
+            found, s = self.fit(b, place), self.scenario(b, place)
+            self._judged[key] = Judged(s, estimate(s, self.catalog), found) if s and found else None
+        return self._judged[key]
+
+    def found(self, b: int, place: Place) -> Found | None:
+        """What fits at a place, with its time; None where it does not."""
+        known = self.fit(b, place)
+        judged = self.judged(b, place) if known and known.fits else None
+        return Found(b, place, self.clock.seconds(judged.scenario, judged.cache_tokens), judged) if judged else None
 
     def trainer(self, b: int, place: Place, *, one_rank: bool = False) -> Hashable:
         """What the memory of all that trains and scores follows from where vLLM is asleep or elsewhere.
@@ -351,11 +356,10 @@ class Search:
             return None
         found = []
         for at in dict.fromkeys((lean, place)):
-            known = self.fit(b, at) if self.possible(b, at) else None
-            judged = self.judged(b, at) if known and known.fits else None
-            if judged:
-                found.append(Found(b, at, self.clock.seconds(judged.scenario, judged.cache_tokens), judged))
-                if found[-1].seconds == bound:  # no hungrier place is faster
+            here = self.found(b, at) if self.possible(b, at) else None
+            if here:
+                found.append(here)
+                if here.seconds == bound:  # no hungrier place is faster
                     break
         return min(found, key=lambda f: f.rank, default=None)
 
@@ -365,10 +369,8 @@ class Search:
         """Every configuration that fits; `best` is the least of them by rank."""
         for b, branch in enumerate(self.branches):
             for place in branch.places():
-                known = self.fit(b, place)
-                judged = self.judged(b, place) if known and known.fits else None
-                if judged:
-                    yield Found(b, place, self.clock.seconds(judged.scenario, judged.cache_tokens), judged)
+                if found := self.found(b, place):
+                    yield found
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:

@@ -135,8 +135,9 @@ def _roomier(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
             break
         ahead.sort()
         _, place = ahead.pop(0)
-        judged = search.judged(found.branch, place)
-        if judged and judged.fit.fits and judged.fit.slack >= wanted:
+        fit = search.fit(found.branch, place)
+        judged = search.judged(found.branch, place) if fit and fit.fits and fit.slack >= wanted else None
+        if judged:
             return configured(search, judged, f"{gib(judged.fit.slack)} free beside the peak and its error")
         for following in search.behind(found.branch, place, range(len(place))):
             if following not in seen:
