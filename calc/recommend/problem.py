@@ -78,7 +78,7 @@ class Problem:
         """The first rung on which something fits."""
         for rung in self.rungs:
             search = self.search(rung)
-            found = search.best() if search else None
+            found = search.best() if search and search.any() else None
             if search and found:
                 return rung, search, found
             if search:

@@ -268,13 +268,34 @@ class Search:
         return found
 
     def any(self) -> bool:
-        """Whether anything fits: of most jobs to which that applies, where all axes, or all lean ones, are leanest."""
+        """Whether anything fits: along the lean axes, what is hungrier fits only where the leanest that starts does."""
+        open_ = False
         for b, branch in enumerate(self.branches):
-            turns = product(*[reversed(range(n + 1)) for n in branch.leanest[: branch.turns]])
-            for at in ((*turn, *branch.leanest[branch.turns :]) for turn in turns):
-                if self.possible(b, at) and (found := self.fit(b, at)) and found.fits:
+            for turn in product(*[reversed(range(n + 1)) for n in branch.leanest[: branch.turns]]):
+                at = (*turn, *branch.leanest[branch.turns :])
+                if not self.possible(b, at) or self.too_much_for_the_host(b, at):
+                    continue
+                found = self.starting(b, at)
+                if found and found.fits:
                     return True
-        return self.best() is not None
+                # an engine that sleeps may fill the host, where one that stays does not
+                open_ = open_ or found is None or (found.on_device and not found.too_lean)
+        return open_ and self.best() is not None
+
+    def starting(self, b: int, lean: Place) -> Fit | None:
+        """How the leanest place lies on the machine, or that with the smallest share with which vLLM starts."""
+        branch = self.branches[b]
+        found = self.fit(b, lean)
+        axis = next((i for i, axis in enumerate(branch.axes) if axis.name == SHARE), None)
+        if axis is None or not found or not found.too_lean:
+            return found
+
+        def small(n: int) -> bool:
+            known = self.fit(b, (*lean[:axis], n, *lean[axis + 1 :]))
+            return known is not None and known.too_lean
+
+        first = _first(small, 0, lean[axis])  # too small a share, as all after it
+        return self.fit(b, (*lean[:axis], max(first - 1, 0), *lean[axis + 1 :]))
 
     def cut(self, b: int, place: Place, axis: int, limit: float) -> Place | None:
         """`place` with the hungriest value of a lean axis that fits with the others at their leanest; None: no value.

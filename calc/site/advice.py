@@ -1,22 +1,19 @@
 """What to run: the recommended configuration for each task and model on each machine, computed once and kept.
 
 An answer depends on calc, on its job, its model, its GPU and that GPU's nodes, and on nothing else: so it is kept
-between builds under a hash of those (`calc.site.kept`), and a change of one GPU asks again about that one alone.
+between builds under those (`calc.site.kept`), and a change of one GPU asks again about that one alone.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from calc.catalog import GPU, Catalog, Model
 from calc.launch import Launch, LaunchError, launch
@@ -25,10 +22,10 @@ from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.schema import InputError
 from calc.site import answers
-from calc.site.kept import Kept, fingerprint
+from calc.site.kept import FOLDER, Kept, fingerprint, of_gpu, of_model
+from calc.site.workings import Shared, Working, of_phase
 from calc.units import GiB, MiB, gb, gib
 
-BUILD = Path(__file__).parents[2] / "build" / "advice"
 # Of each size that readers look up, the model that the case studies and published reports name most.
 SIZES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")
 # A search of preferences takes twice as long, of reinforcement learning ten times: their tables have fewer sizes.
@@ -62,15 +59,15 @@ class Machine(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The configuration to run and its command, or what the closest one lacks; all of it JSON.
+    """The configuration to run and its command, or what the closest one lacks.
 
-    `scenario` is the configuration with every field, `needed` the peak in bytes of its fullest GPU, `host` that of a
-    node's own memory. Where nothing fits `scenario` is None, and `lacks` says why.
+    `scenario` is the configuration with every field, `working` the ledger of its fullest GPU's peak, `host` the bytes
+    of a node's own memory. Where nothing fits `scenario` is None, and `lacks` says why.
     """
 
     scenario: Mapping[str, Any] | None
     verdict: str
-    needed: int
+    working: Working
     host: int
     tokens: float | None
     words: str
@@ -81,7 +78,6 @@ class Advice(NamedTuple):
 
 
 Job = Mapping[str, Any]
-T = TypeVar("T")
 
 
 def job(task: str, model: str, machine: Machine, more: Job | None = None) -> dict[str, Any]:
@@ -122,7 +118,7 @@ def _advice(best: Configuration) -> Advice:
     return Advice(
         scenario=s.as_dict(),
         verdict=e.verdict,
-        needed=max(g.peak.moment.device_bytes for g in e.groups),
+        working=of_phase(max((g.peak for g in e.groups), key=lambda phase: phase.moment.device_bytes)),
         host=max([p.moment.device_bytes for p in e.host_phases], default=0),
         tokens=best.throughput.tokens_per_second if best.throughput else None,
         words=words(best),
@@ -134,7 +130,15 @@ def _advice(best: Configuration) -> Advice:
 
 
 def _nothing(why: str) -> Advice:
-    return Advice(None, "oom", 0, 0, None, "", "", {}, (), why)
+    return Advice(None, "oom", Working("", ()), 0, None, "", "", {}, (), why)
+
+
+def fits(given: Job, catalog: Catalog) -> bool:
+    """Whether the framework can run any configuration of a job that fits."""
+    try:
+        return Problem(given, catalog).fits()
+    except InputError:
+        return False
 
 
 def _lacks(m: Miss) -> str:
@@ -174,21 +178,6 @@ def words(best: Configuration) -> str:
 # ---- all answers, kept ---------------------------------------------------------------------------------------------
 
 
-@cache
-def of_gpu(name: str) -> str:
-    """A hash of what the catalog knows of a GPU and of its nodes, but for where it is read."""
-    catalog = answers.catalog()
-    found = [catalog.gpu(name), *[node for node in catalog.nodes.values() if name in node.gpu_ids]]
-    plain = [answers.plain(record) for record in found]
-    return fingerprint([{k: v for k, v in record.items() if k not in ("sources", "notes")} for record in plain])
-
-
-@cache
-def of_model(name: str) -> str:
-    """A hash of what the catalog knows of a model."""
-    return fingerprint(answers.plain(answers.catalog().model(name)))
-
-
 def key(given: Job) -> str:
     """A hash of all that an answer depends on beside calc itself."""
     return fingerprint([dict(given), of_gpu(given["gpu"]), of_model(given["model"])])
@@ -208,12 +197,13 @@ class Missing(Exception):
 class Answers:
     """Answers by their keys; those that are not there are computed, or, where `fixed`, Missing."""
 
-    def __init__(self, catalog: Catalog, known: Mapping[str, Any], *, fixed: bool = False) -> None:
-        """With those `known`, as JSON has them."""
+    def __init__(self, catalog: Catalog, known: Mapping[Hashable, Any], *, fixed: bool = False) -> None:
+        """With those `known`."""
         self.catalog, self.known, self.fixed = catalog, dict(known), fixed
+        self._shared = Shared()
         self.machines = [m for m in machines(catalog) if m.gpus <= max(SEVERAL_NODES) and not m.gpu.lacks_bf16]
 
-    def once(self, name: str, found: Callable[[], Any]) -> Any:
+    def once(self, name: Hashable, found: Callable[[], Any]) -> Any:
         """The answer called `name`."""
         if name not in self.known:
             if self.fixed:
@@ -230,22 +220,28 @@ class Answers:
 
     def find(self, given: Job) -> Advice:
         """What to run for a job on its machine."""
-        return Advice(**self.once(key(given), lambda: advise(given, self.catalog)._asdict()))
+        found: Advice = self.once(key(given), lambda: self._light(advise(given, self.catalog)))
+        return found
+
+    def fits(self, given: Job) -> bool:
+        """Whether anything fits, of whatever method the job allows: far quicker than to find what is fastest."""
+        return bool(self.once(("fits", key(given)), lambda: fits(given, self.catalog)))
+
+    def _light(self, found: Advice) -> Advice:
+        return found._replace(working=self._shared(found.working))
 
     def smallest(self, model: str, task: str, trained: str) -> Smallest:
         """The first machine, from little memory in all to much, on which something fits."""
         given = {"model": model, "task": task, **JOBS[task], **TRAINED[trained]}
         for m in self.machines:
-            if m.gpu.usable_bytes > self.limit(given, m.gpus):
-                answer = self.find(given | m.fields)
-                if answer.scenario:
-                    return Smallest(Machine(m.gpu.id, m.gpus), answer)
+            if m.gpu.usable_bytes > self.limit(given, m.gpus) and self.fits(given | m.fields):
+                return Smallest(Machine(m.gpu.id, m.gpus), self.find(given | m.fields))
         return Smallest(None, None)
 
     def limit(self, given: Job, gpus: int) -> int:
         """Bytes of a card of which it is known that with no more nothing fits on `gpus` of them."""
         name = fingerprint([dict(given), gpus, of_model(given["model"])])
-        return int(self.once(name, lambda: limit(given, gpus, self.catalog)))
+        return int(self.once(("limit", name), lambda: limit(given, gpus, self.catalog)))
 
 
 # ---- cards on which nothing fits -----------------------------------------------------------------------------------
@@ -268,11 +264,7 @@ def limit(given: Job, gpus: int, catalog: Catalog) -> int:
         # vLLM takes no larger batches on what it knows as an A100
         card = replace(known, id="imagined-a100", usable_mib=(size * GiB + MARGIN) // MiB, memory_gb=1e6)
         cards = replace(catalog, gpus={**catalog.gpus, card.id: card})
-        machine = {"gpu": card.id, "gpus": gpus, "gpus_per_node": gpus}
-        try:
-            return Problem({**given, **machine}, cards).fits()
-        except InputError:
-            return False
+        return fits({**given, "gpu": card.id, "gpus": gpus, "gpus_per_node": gpus}, cards)
 
     first = bisect_left(IMAGINED, True, key=runs)
     return IMAGINED[first - 1] * GiB if first else 0
@@ -328,7 +320,7 @@ def _answered(topic: Topic, known: Answers) -> Found:
     return cells, {trained: known.smallest(model, task, trained) for trained in TRAINED}
 
 
-def _compute(topic: Topic, kept: Mapping[str, Any]) -> dict[str, Any]:
+def _compute(topic: Topic, kept: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
     """All answers of a topic by key, beside those `kept`."""
     gc.freeze()  # the catalog and compiled models stay; the collector need not look through them again
     known = Answers(answers.catalog(), kept)
@@ -344,13 +336,7 @@ class Counted(NamedTuple):
     seconds: float
 
 
-def spread(work: Callable[..., T], *columns: Sequence[Any]) -> Iterator[T]:
-    """`map` over all cores."""
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        yield from pool.map(work, *columns)
-
-
-def fill(folder: Path = BUILD) -> Counted:
+def fill(folder: Path = FOLDER) -> Counted:
     """Answers all topics, over all cores, but for what `folder` has kept; and keeps it there.
 
     A task of a model at a time: configurations that differ in the card alone share most of what their memory follows
@@ -368,12 +354,10 @@ def fill(folder: Path = BUILD) -> Counted:
         except Missing:
             missing.append(topic)
     if missing:
-        made = spread(_compute, missing, [kept[topic.name] for topic in missing])
+        made = answers.spread(_compute, missing, [kept[topic.name] for topic in missing])
         for topic, known in zip(missing, made, strict=True):
             store.write(topic.name, known)
             count, computed = count + len(known), computed + len(known) - len(kept[topic.name])
-            # as the next build will read them
-            known = json.loads(json.dumps(known))
             FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, known, fixed=True))
         store.forget()
     answers.Clock.asked += computed
@@ -387,6 +371,5 @@ def found(model: str, task: str) -> Found:
     if (model, task) not in FOUND:
         catalog = answers.catalog()
         topic = next(t for t in topics(catalog) if (t.model, t.task) == (model, task))
-        known = _compute(topic, Kept(BUILD).read(topic.name))
-        FOUND[model, task] = _answered(topic, Answers(catalog, json.loads(json.dumps(known)), fixed=True))
+        FOUND[model, task] = _answered(topic, Answers(catalog, Kept().read(topic.name)))
     return FOUND[model, task]

@@ -8,7 +8,6 @@ from html import escape
 from calc.catalog import GPU, Model
 from calc.site import advice, answers
 from calc.site.advice import Advice
-from calc.site.behind import working
 from calc.site.fits import by_size
 from calc.site.tables import Cell, Column, Table
 from calc.units import GiB, gb
@@ -137,6 +136,7 @@ def _cells(a: Advice, common: list[str], place: str) -> tuple[Cell, Cell, Cell]:
     """The verdict, the configuration with its command behind it, and its speed; `place` begins the ids in them."""
     if a.scenario is None:
         return Cell((None, None, "nothing fits")), Cell(None, "—"), Cell(a.lacks or "—")
+    needed = a.working.bytes
     words = a.words + (f"; host {gb(a.host)}" if "offloaded" in a.words else "")
     notes = [note for note in a.notes if note not in common]
     inner = _code(a.command, place) if a.command else ""
@@ -145,7 +145,7 @@ def _cells(a: Advice, common: list[str], place: str) -> tuple[Cell, Cell, Cell]:
     )
     inner += "".join(f"<p>{escape(note)}</p>" for note in notes)
     return (
-        Cell((a.verdict, a.needed / GiB, ""), exact=a.needed, scenario=a.scenario, working=working(a.scenario)),
+        Cell((a.verdict, needed / GiB, ""), exact=needed, scenario=a.scenario, working=a.working),
         Cell(None if a.tokens is None else round(a.tokens)),
         Cell(words, f'<details class="run"><summary>{escape(words)}</summary>{inner}</details>'),
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from typing import Any, NamedTuple
+from multiprocessing import get_context
+from typing import Any, NamedTuple, TypeVar
 
 from calc import __version__
 from calc.catalog import Catalog, load
@@ -16,6 +18,8 @@ from calc.job import Job
 from calc.ledger import Estimate, Group, Moment, Phase
 from calc.report import deciding
 from calc.scenario import Scenario, ScenarioError, parse
+
+T = TypeVar("T")
 
 
 class Clock:
@@ -110,6 +114,12 @@ def _answer(given: Mapping[str, Any], where: str) -> Answer:
     finally:
         Clock.seconds += time.perf_counter() - start
         Clock.asked += 1
+
+
+def spread(work: Callable[..., T], *columns: Sequence[Any]) -> Iterator[T]:
+    """`map` over all cores."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        yield from pool.map(work, *columns)
 
 
 def plain(record: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import yaml
 
 from calc.catalog import load
 from calc.schema import InputError
-from calc.site import advice, answers, behind, checks, engine, exports, fits, languages, pages, searched
+from calc.site import advice, answers, checks, engine, exports, fits, languages, pages, searched
 from calc.site.macros import Macros, PageError, Record, View
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,6 @@ def write(docs: Path = DOCS) -> Record:
     """Writes what is generated, all of it in places that git ignores: pages, data, the calculator's engine."""
     fits.fill()
     advice.fill()
-    behind.fill()
     searched.fill(docs)
     pages.write(docs)
     record = collect(docs)

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calc.site.advice import BUILD
 from calc.site.build import ROOT, BuildError
+from calc.site.kept import FOLDER
 
 
 class Change(NamedTuple):
@@ -83,8 +83,8 @@ def _copy(tree: Path) -> Path:
 
 def published(tree: Path) -> dict[str, dict[str, Any]]:
     """What the project in `tree` publishes: for each table and page, its values by name."""
-    if BUILD.is_dir():  # a copy: each calc throws away what is not its own
-        shutil.copytree(BUILD, tree / BUILD.relative_to(ROOT), dirs_exist_ok=True)
+    if FOLDER.is_dir():  # a copy: each calc throws away what is not its own
+        shutil.copytree(FOLDER, tree / FOLDER.relative_to(ROOT), dirs_exist_ok=True)
     run = subprocess.run(
         [sys.executable, "-m", "calc.site", "write"],
         cwd=tree,

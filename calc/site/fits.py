@@ -7,14 +7,13 @@ the first that is tight; else the one that comes closest, with what it needs.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Hashable, Iterable, Mapping
 from html import escape
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from calc.catalog import GPU, Model
-from calc.site import answers, warm
+from calc.site import answers
+from calc.site.kept import Kept, of_gpu, of_model
 from calc.site.tables import Cell, Column, Table
 from calc.site.workings import Shared, Working, of_phase
 from calc.units import GiB, gb
@@ -178,37 +177,53 @@ def _name(rung: Rung, answer: answers.Answer) -> str:
     return f"{rung.name}, host {gb(max([p.moment.device_bytes for p in answer.estimate.host_phases], default=0))}"
 
 
-def _search_all(model: str) -> tuple[dict[Asked, Best | None], int]:
-    """Every cell of one model, and how many scenarios that took."""
-    before = answers.Clock.asked
-    cells = [
+def _cells(model: str) -> list[Asked]:
+    """Every cell of one model."""
+    return [
         Asked(model, gpu, name, method, n)
         for gpu in answers.catalog().gpus
         for name, task in TASKS.items()
         for method, n in task.ladders
     ]
-    shared, found = Shared(), {asked: _search(asked) for asked in cells}
-    light = {asked: best and best._replace(working=shared(best.working)) for asked, best in found.items()}
-    return light, answers.Clock.asked - before
+
+
+Known = dict[Hashable, Best | None]
+
+
+def _key(asked: Asked) -> Hashable:
+    """All that a cell depends on beside calc itself."""
+    return asked, of_gpu(asked.gpu), of_model(asked.model)
+
+
+def _search_all(model: str, known: Known) -> Known:
+    """Every cell of one model by its key, beside those known."""
+    shared, found = Shared(), dict(known)
+    for asked in _cells(model):
+        if _key(asked) not in found:
+            best = _search(asked)
+            found[_key(asked)] = best and best._replace(working=shared(best.working))
+    return found
 
 
 def fill() -> None:
-    """Answers every cell of the look-up tables at once, over all cores; they are most of a build.
+    """Answers every cell of the look-up tables at once, over all cores, but for what an earlier build has kept.
 
     A model at a time, because what `calc` compiles of a model serves all its scenarios.
     """
-    start = time.perf_counter()
-    _FOUND.update(warm.kept("fits", _every))
+    start, store = time.perf_counter(), Kept()
+    every = {model: {_key(asked): asked for asked in _cells(model)} for model in answers.catalog().models}
+    known: dict[str, Known] = {}
+    for model, keys in every.items():
+        kept = store.read(f"fits-{model}")
+        known[model] = {key: kept[key] for key in keys if key in kept}
+    missing = [model for model, keys in every.items() if len(known[model]) < len(keys)]
+    for model, found in zip(missing, answers.spread(_search_all, missing, [known[m] for m in missing]), strict=True):
+        answers.Clock.asked += len(found) - len(known[model])
+        known[model] = found
+        store.write(f"fits-{model}", found)
+    for model, keys in every.items():
+        _FOUND.update({asked: known[model][key] for key, asked in keys.items()})
     answers.Clock.seconds += time.perf_counter() - start
-
-
-def _every() -> dict[Asked, Best | None]:
-    every: dict[Asked, Best | None] = {}
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for found, asked in pool.map(_search_all, answers.catalog().models):
-            every |= found
-            answers.Clock.asked += asked
-    return every
 
 
 def cell(asked: Asked) -> Cell:

@@ -1,7 +1,6 @@
-"""Answers kept between builds, each under a hash of all that it depends on: a stale one is never found again.
+"""Answers kept between builds, each under all that it depends on: a stale one is never found again.
 
-A file holds one answer a line, with its key and a checksum. A line that is damaged, or that is no line of ours, is as
-good as none.
+A file holds the answers on one topic, behind a checksum. One that is damaged is as good as none.
 """
 
 from __future__ import annotations
@@ -9,14 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Hashable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from calc.site import answers
+
 CALC = Path(__file__).parents[1]
-ASKING = ("advice.py", "kept.py")  # what of the site decides an answer, too
+FOLDER = CALC.parent / "build" / "kept"
+ASKING = ("advice.py", "fits.py", "kept.py", "searched.py", "workings.py")  # what of the site decides an answer, too
 
 
 def fingerprint(data: Any) -> str:
@@ -25,9 +29,24 @@ def fingerprint(data: Any) -> str:
 
 
 @cache
+def of_gpu(name: str) -> str:
+    """A hash of what the catalog knows of a GPU and of its nodes, but for where it is read."""
+    catalog = answers.catalog()
+    found = [catalog.gpu(name), *[node for node in catalog.nodes.values() if name in node.gpu_ids]]
+    plain = [answers.plain(record) for record in found]
+    return fingerprint([{k: v for k, v in record.items() if k not in ("sources", "notes")} for record in plain])
+
+
+@cache
+def of_model(name: str) -> str:
+    """A hash of what the catalog knows of a model."""
+    return fingerprint(answers.plain(answers.catalog().model(name)))
+
+
+@cache
 def source(root: Path = CALC) -> str:
-    """A hash of calc, of its site what asks: all that decides an answer beside the data that it is asked about."""
-    whole = hashlib.sha256()
+    """A hash of calc, of its site what asks, and of Python: what decides an answer beside its data."""
+    whole = hashlib.sha256(sys.version.encode())
     for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".json")):
         place = path.relative_to(root)
         if place.parts[0] != "site" or place.name in ASKING:
@@ -39,42 +58,31 @@ def source(root: Path = CALC) -> str:
 class Kept:
     """Answers in `folder`, in files by topic; those of an earlier calc are thrown away."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path = FOLDER) -> None:
         """Answers of this calc alone."""
         self.folder = folder / source()[:16]
 
-    def read(self, topic: str) -> dict[str, Any]:
-        """The answers on a topic by their keys, without those that are damaged."""
+    def read(self, topic: str) -> dict[Hashable, Any]:
+        """The answers on a topic by their keys; none where the file is damaged."""
         try:
-            lines = (self.folder / f"{topic}.jsonl").read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
+            raw = (self.folder / topic).read_bytes()
+        except OSError:
             return {}
-        found = {}
-        for line in lines:
-            key, _, rest = line.partition(" ")
-            check, _, text = rest.partition(" ")
-            if check == _checksum(key, text):
-                found[key] = json.loads(text)
-        return found
+        check, text = raw[:32], raw[32:]
+        # our own file, of this very calc
+        return pickle.loads(text) if hashlib.sha256(text).digest() == check else {}
 
-    def write(self, topic: str, answers: Mapping[str, Any]) -> None:
-        """Keeps `answers` on a topic, in place of those that were kept."""
+    def write(self, topic: str, found: Mapping[Hashable, Any]) -> None:
+        """Keeps the answers on a topic, in place of those that were kept."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        lines = []
-        for key, answer in sorted(answers.items()):
-            text = json.dumps(answer, separators=(",", ":"))
-            lines.append(f"{key} {_checksum(key, text)} {text}\n")
+        text = pickle.dumps(dict(found), pickle.HIGHEST_PROTOCOL)
         # builds may run side by side: a reader finds the old file or the new one, whole
         fresh = self.folder / f".{topic}.{os.getpid()}"
-        fresh.write_text("".join(lines), "utf-8")
-        fresh.replace(self.folder / f"{topic}.jsonl")
+        fresh.write_bytes(hashlib.sha256(text).digest() + text)
+        fresh.replace(self.folder / topic)
 
     def forget(self) -> None:
         """Removes what an earlier calc has left."""
         for other in self.folder.parent.glob("*"):
             if other != self.folder and other.is_dir():
                 shutil.rmtree(other, ignore_errors=True)
-
-
-def _checksum(key: str, text: str) -> str:
-    return hashlib.sha256(f"{key} {text}".encode()).hexdigest()[:32]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -16,10 +14,7 @@ from calc.recommend import Recommendation, recommend
 from calc.rules import flatten
 from calc.scenario import ScenarioError
 from calc.site import answers
-from calc.site.advice import BUILD, of_gpu, of_model, spread
-from calc.site.kept import Kept, fingerprint
-
-ANSWER = "recommendation"
+from calc.site.kept import Kept, fingerprint, of_gpu, of_model
 
 
 @cache
@@ -30,18 +25,17 @@ def _catalog() -> str:
 
 
 def _topic(job: Mapping[str, Any]) -> str:
-    return f"recipe-{fingerprint([dict(job), _catalog()])[:24]}"
+    return f"recipe-{fingerprint(dict(job))[:24]}"
 
 
 def recommendation(job: Mapping[str, Any], where: str) -> Recommendation:
     """The recommendation for a job of flat fields; raises ScenarioError, one line, for one that cannot be used."""
-    store, topic = Kept(BUILD), _topic(job)
-    if text := store.read(topic).get(ANSWER):
-        # our own file, under a checksum, of this very calc
-        kept: Recommendation = pickle.loads(base64.b64decode(text))
+    store, topic, key = Kept(), _topic(job), _catalog()
+    kept: Recommendation | None = store.read(topic).get(key)
+    if kept:
         return kept
     found = recommend(job, answers.catalog(), where=where)
-    store.write(topic, {ANSWER: base64.b64encode(pickle.dumps(found)).decode("ascii")})
+    store.write(topic, {key: found})
     return found
 
 
@@ -52,9 +46,9 @@ def fill(docs: Path) -> None:
         for page in sorted(docs.rglob("*.md"))
         for job in (get_data(page.read_text("utf-8"))[1].get("recipes") or {}).values()
     ]
-    store = Kept(BUILD)
-    if missing := [job for job in asked if not store.read(_topic(job))]:
-        for _ in spread(_computed, missing):
+    store, key = Kept(), _catalog()
+    if missing := [job for job in asked if key not in store.read(_topic(job))]:
+        for _ in answers.spread(_computed, missing):
             pass
 
 

@@ -27,10 +27,10 @@ def copy(target: Path) -> Path:
     shutil.copytree(
         ROOT, target, ignore=lambda d, names: IGNORED(d, names) - ({"site"} if d.endswith("calc") else set())
     )
-    kept = ROOT / "build" / "advice"
+    kept = ROOT / "build" / "kept"
     kept.mkdir(parents=True, exist_ok=True)
     (target / "build").mkdir()
-    (target / "build" / "advice").symlink_to(kept)
+    (target / "build" / "kept").symlink_to(kept)
     (target / "node_modules").symlink_to(ROOT / "node_modules")
     return target
 
