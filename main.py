@@ -30,6 +30,6 @@ from calc.site.macros import define_env  # noqa: E402
 if SERVING in os.environ:
     from calc.site.build import write
 
-    write()
+    write(preview=True)
 
 __all__ = ["define_env"]

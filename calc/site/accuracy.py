@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from itertools import groupby
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from calc.residuals import ALLOWED, NUMBERS, RANGES, Part, Residual, Summary, residual, summary, summed
 from calc.site import answers, ledgers
+from calc.site.kept import Kept, fingerprint, of_gpu, of_models
 from calc.site.tables import WORDS, Cell, Column, Table, verdict_html
 from calc.site.workings import of_phase
 from calc.units import GiB
@@ -35,12 +36,35 @@ ALL = "all"
 OF = {"phase": "the phase's own peak", "peak": "the largest moment"}
 
 
+Record = Mapping[str, Any]
+
+
 @cache
 def residuals() -> tuple[Residual, ...]:
     """One for each record that can be compared: with a number, or of a job that ran or died for want of memory."""
-    found = answers.catalog()
-    comparable = (r for r in found.measurements if r["measured_bytes"] or r["verdict"] in ("fits", "oom"))
-    return tuple(residual(record, found) for record in comparable)
+    store, records = Kept(), answers.catalog().measurements
+    comparable = [r for r in records if r["measured_bytes"] or r["verdict"] in ("fits", "oom")]
+    kept = store.read("residuals")
+    known = {key: kept[key] for key in map(_key, comparable) if key in kept}
+    by_model: dict[str, list[Record]] = {}
+    for record in comparable:
+        if _key(record) not in known:
+            by_model.setdefault(str(record["scenario"]["model"]), []).append(record)
+    if by_model:
+        # what calc compiles of a model serves all its records
+        for found in answers.spread(_residuals, list(by_model.values())):
+            known |= found
+        store.write("residuals", known)
+    return tuple(known[_key(record)] for record in comparable)
+
+
+def _key(record: Record) -> Hashable:
+    """All that a residual depends on beside calc itself."""
+    return fingerprint(record), of_gpu(record["scenario"]["gpu"]), of_models()
+
+
+def _residuals(records: Sequence[Record]) -> dict[Hashable, Residual]:
+    return {_key(record): residual(record, answers.catalog()) for record in records}
 
 
 def traced() -> list[Residual]:

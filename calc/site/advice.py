@@ -151,6 +151,7 @@ def _lacks(m: Miss) -> str:
 
 
 NOWHERE = _nothing("")
+PENDING = _nothing("asked anew by make site, not by the preview")
 SHARDINGS = {"none": "", "ddp": "DDP", "fsdp1": "FSDP", "fsdp2": "FSDP2"}
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 
@@ -336,11 +337,11 @@ class Counted(NamedTuple):
     seconds: float
 
 
-def fill(folder: Path = FOLDER) -> Counted:
+def fill(folder: Path = FOLDER, *, preview: bool = False) -> Counted:
     """Answers all topics, over all cores, but for what `folder` has kept; and keeps it there.
 
     A task of a model at a time: configurations that differ in the card alone share most of what their memory follows
-    from.
+    from. A topic of which nothing is kept, as calc has changed, takes so long that a `preview` leaves it out.
     """
     start, catalog, store = time.perf_counter(), answers.catalog(), Kept(folder)
     every = topics(catalog)
@@ -352,7 +353,11 @@ def fill(folder: Path = FOLDER) -> Counted:
             FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, kept[topic.name], fixed=True))
             count += len(kept[topic.name])
         except Missing:
-            missing.append(topic)
+            if preview and not kept[topic.name]:
+                left_out = Smallest(None, PENDING)
+                FOUND[topic.model, topic.task] = dict.fromkeys(topic.cells, PENDING), dict.fromkeys(TRAINED, left_out)
+            else:
+                missing.append(topic)
     if missing:
         made = answers.spread(_compute, missing, [kept[topic.name] for topic in missing])
         for topic, known in zip(missing, made, strict=True):

@@ -89,6 +89,12 @@ def unsearched(model: Model) -> str:
     )
 
 
+def untrained(model: str) -> str:
+    """Why there is no machine to fine-tune a model on."""
+    _, machines = advice.found(model, "sft")
+    return next((s.advice.lacks for s in machines.values() if s.advice), "no machine of the catalog trains it")
+
+
 def for_model(model: Model, root: str) -> Table:
     """The smallest machine for each task of a model, with full fine-tuning and with adapters."""
     rows, all_advice = [], []
@@ -102,7 +108,7 @@ def for_model(model: Model, root: str) -> Table:
                 link = f'{machine.gpus} × <a href="{root}hardware/gpus/{card.id}.html">{escape(card.name)}</a>'
                 where = Cell(name, link)
             else:
-                where = Cell(f"none, up to {max(advice.SEVERAL_NODES)} GPUs")
+                where = Cell("—" if found else f"none, up to {max(advice.SEVERAL_NODES)} GPUs")
             rows.append((Cell(f"{TITLES[task]}, {trained}"), where))
             all_advice.append(found or advice.NOWHERE)
     common = _common(all_advice)

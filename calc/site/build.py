@@ -61,10 +61,13 @@ def collect(docs: Path = DOCS, keep: Callable[[str, str], object] | None = None)
     return record
 
 
-def write(docs: Path = DOCS) -> Record:
-    """Writes what is generated, all of it in places that git ignores: pages, data, the calculator's engine."""
+def write(docs: Path = DOCS, *, preview: bool = False) -> Record:
+    """Writes what is generated, all of it in places that git ignores: pages, data, the calculator's engine.
+
+    A `preview` does without recommendations that a changed formula makes it compute anew.
+    """
     fits.fill()
-    advice.fill()
+    advice.fill(preview=preview)
     searched.fill(docs)
     pages.write(docs)
     record = collect(docs)

@@ -85,6 +85,7 @@ def published(tree: Path) -> dict[str, dict[str, Any]]:
     """What the project in `tree` publishes: for each table and page, its values by name."""
     if FOLDER.is_dir():  # a copy: each calc throws away what is not its own
         shutil.copytree(FOLDER, tree / FOLDER.relative_to(ROOT), dirs_exist_ok=True)
+    (tree / "node_modules").symlink_to(ROOT / "node_modules")
     run = subprocess.run(
         [sys.executable, "-m", "calc.site", "write"],
         cwd=tree,

@@ -44,6 +44,12 @@ def of_model(name: str) -> str:
 
 
 @cache
+def of_models() -> str:
+    """A hash of what the catalog knows of all models."""
+    return fingerprint([of_model(name) for name in answers.catalog().models])
+
+
+@cache
 def source(root: Path = CALC) -> str:
     """A hash of calc, of its site what asks, and of Python: what decides an answer beside its data."""
     whole = hashlib.sha256(sys.version.encode())

@@ -7,6 +7,7 @@ number cannot differ between languages; a table keeps its id, and only the origi
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ JOBS, WORDS = ("scenarios", "recipes"), ("labels", "said")
 
 def front(path: Path) -> tuple[dict[str, Any], str]:
     """A page's front matter and its Markdown."""
+    found, body = _front(path, path.stat().st_mtime_ns)
+    return dict(found), body
+
+
+@cache
+def _front(path: Path, changed: int) -> tuple[dict[str, Any], str]:
+    # each number of a translation asks for its original's jobs
     source = path.read_text("utf-8")
     if not source.startswith("---\n"):
         return {}, source

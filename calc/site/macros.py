@@ -278,7 +278,7 @@ class Macros(Effects):
     def lengths_curve(self, model: str) -> str:
         """How long a model's sequences may be on the smallest machine that trains it."""
         found = self._or_fault(model, lambda: curves.lengths(answers.catalog().model(model)))
-        return self._place(found) if found else "No machine of the catalog trains it."
+        return self._place(found) if found else f"Nothing to draw: {advised.untrained(model)}."
 
     def gpus_table(self) -> str:
         """Every GPU."""

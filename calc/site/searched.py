@@ -14,14 +14,13 @@ from calc.recommend import Recommendation, recommend
 from calc.rules import flatten
 from calc.scenario import ScenarioError
 from calc.site import answers
-from calc.site.kept import Kept, fingerprint, of_gpu, of_model
+from calc.site.kept import Kept, fingerprint, of_gpu, of_models
 
 
 @cache
 def _catalog() -> str:
     """A hash of all GPUs, nodes and models: an alternative may be any of them."""
-    catalog = answers.catalog()
-    return fingerprint([*map(of_gpu, catalog.gpus), *map(of_model, catalog.models)])
+    return fingerprint([*map(of_gpu, answers.catalog().gpus), of_models()])
 
 
 def _topic(job: Mapping[str, Any]) -> str:

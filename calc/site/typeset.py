@@ -10,7 +10,7 @@ from pylatexenc.latexencode import UnicodeToLatexEncoder
 
 from calc.site.tables import LONG, Cell, Column, Table, shown
 
-_ENCODER = UnicodeToLatexEncoder(replacement_latex_protection="braces-after-macro")
+_ENCODER = UnicodeToLatexEncoder(replacement_latex_protection="braces-after-macro", unknown_char_warning=False)
 MARKS = re.compile(r"([\\`*_\[\]<>|~])")
 
 

@@ -1,4 +1,4 @@
-"""Sites built once a session, in copies of the project: a whole one, and a small one that tests may change."""
+"""The site, built once a session in a copy of the project."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from browsing import ARGUMENTS, CHROMIUM, Host
 from playwright.sync_api import Browser, sync_playwright
-from sites import add_gpu, command, copy, named
+from sites import add_gpu, command, copy
 
 
 @pytest.fixture(scope="session")
@@ -39,23 +38,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(project: Path) -> Path:
     """The built site."""
     return project / "site"
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A copy of the project with the GPUs and models that pages name, and those GPUs' nodes; nothing is built yet."""
-    made = copy(tmp_path / "project")
-    kept_gpus, kept_models = named("hardware/gpus"), named("models")
-    nodes = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (made / "hardware/nodes").glob("*.yaml")}
-    kept_nodes = {name for name, node in nodes.items() if set(node["gpu_ids"]) <= kept_gpus}
-    for folder, kept in (("hardware/gpus", kept_gpus), ("hardware/nodes", kept_nodes), ("models", kept_models)):
-        for path in (made / folder).glob("*.yaml"):
-            if path.stem not in kept:
-                path.unlink()
-    for path in (made / "measurements").rglob("*.jsonl"):
-        path.unlink()
-    yield made
-    shutil.rmtree(made)
 
 
 @pytest.fixture(scope="session")

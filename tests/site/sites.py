@@ -35,13 +35,6 @@ def copy(target: Path) -> Path:
     return target
 
 
-def named(folder: str) -> set[str]:
-    """The files of a catalog folder that the pages written by hand name, or the settings that verl publishes, by id."""
-    pages = [p.read_text("utf-8") for p in (*(ROOT / "docs").rglob("*.md"), ROOT / "calc/recommend/published.py")]
-    words = {word for page in pages if "generated: true" not in page for word in re.findall(r"[\w.-]*\w", page)}
-    return {path.stem for path in (ROOT / folder).glob("*.yaml")} & words
-
-
 def add_gpu(project: Path) -> None:
     """A new card is one new file."""
     text = (project / "hardware/gpus/rtx4090.yaml").read_text("utf-8")
@@ -63,7 +56,7 @@ def tiny(target: Path) -> Path:
     for path in (target / "measurements").rglob("*.jsonl"):
         path.unlink()
     for path in (target / "docs").iterdir():
-        if path.name != "assets":
+        if path.name not in ("assets", "glossary.yaml"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name, text in TINY.items():
         (target / name).parent.mkdir(exist_ok=True)
@@ -82,9 +75,9 @@ description: A page with a job, a number and a table.
 scenarios:
   job: {model: qwen2.5-0.5b, task: sft, gpu: rtx4090, framework: trl}
 ---
-# A job
+# A job {#calculator}
 
-It needs [[ peak("job") ]] GiB. See [the cards](hardware/index.md#cards).
+It needs [[ peak("job") ]]: [[ verdict("job") ]]. See [the cards](hardware/index.md#cards).
 
 [[ phases_table("job", id="job-phases") ]]
 """,

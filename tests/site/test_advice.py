@@ -123,8 +123,9 @@ def test_a_changed_gpu_computes_only_what_depends_on_it(monkeypatch: pytest.Monk
     whole, asked = answers.catalog(), []
     changed = replace(whole.gpus["rtx4090"], bandwidth_gbs=500.0)
     use(monkeypatch, replace(whole, gpus={**whole.gpus, "rtx4090": changed}))
-    advise = advice.advise
-    monkeypatch.setattr(advice, "advise", lambda given, catalog: asked.append(given) or advise(given, catalog))
+    for name in ("advise", "fits"):
+        own = getattr(advice, name)
+        monkeypatch.setattr(advice, name, lambda given, catalog, own=own: asked.append(given) or own(given, catalog))
     assert advice.fill(tmp_path).computed == len(asked) > 0
     assert {given["gpu"] for given in asked} == {"rtx4090"}
     from_cache = pages()

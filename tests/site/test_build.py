@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sites import NEW_GPU, ROOT, add_gpu, command
+from sites import NEW_GPU, ROOT, add_gpu, command, tiny
 
 from calc.site import answers, charts, checks
 
@@ -140,10 +140,11 @@ def test_the_checker_finds_planted_faults(tmp_path: Path, html: str) -> None:
     assert PLANTED[html] in found
 
 
-def test_a_fault_in_data_or_a_page_is_one_line_and_leaves_the_old_site(small: Path) -> None:
-    assert command(small, "build", "site").returncode == 0
-    before = digest(small / "site")
-    gpu, page = small / "hardware/gpus/rtx4090.yaml", small / "docs/index.md"
+def test_a_fault_in_data_or_a_page_is_one_line_and_leaves_the_old_site(tmp_path: Path) -> None:
+    project = tiny(tmp_path / "project")
+    assert command(project, "build", "site").returncode == 0
+    before = digest(project / "site")
+    gpu, page = project / "hardware/gpus/rtx4090.yaml", project / "docs/index.md"
     faults = [
         (gpu, gpu.read_text("utf-8").replace("marketing_gb", "marketting_gb"), "hardware/gpus/rtx4090.yaml"),
         (page, page.read_text("utf-8") + "\n[[ no_such_macro ]]\n", "docs/index.md: 'no_such_macro' is undefined"),
@@ -154,32 +155,34 @@ def test_a_fault_in_data_or_a_page_is_one_line_and_leaves_the_old_site(small: Pa
     for path, text, expected in faults:
         original = path.read_text("utf-8")
         path.write_text(text, "utf-8")
-        run = command(small, "build", "site")
+        run = command(project, "build", "site")
         path.write_text(original, "utf-8")
         assert (run.returncode, run.stdout) == (2, "")
         assert len(run.stderr.splitlines()) == 1
         assert expected in run.stderr
-        assert digest(small / "site") == before
+        assert digest(project / "site") == before
 
 
-def test_a_broken_link_fails_the_build_and_leaves_the_old_site(small: Path) -> None:
-    (small / "site").mkdir()
-    (small / "site" / "kept").write_text("as it was", "utf-8")
-    page = small / "docs/index.md"
+def test_a_broken_link_fails_the_build_and_leaves_the_old_site(tmp_path: Path) -> None:
+    project = tiny(tmp_path / "project")
+    (project / "site").mkdir()
+    (project / "site" / "kept").write_text("as it was", "utf-8")
+    page = project / "docs/index.md"
     page.write_text(page.read_text("utf-8") + "\n[a link](nowhere.md)\n", "utf-8")
-    run = command(small, "build", "site")
+    run = command(project, "build", "site")
     assert run.returncode == 2
     assert "nowhere.md" in run.stderr
-    assert [p.name for p in (small / "site").iterdir()] == ["kept"]
-    assert not list(small.glob(".site-*"))
+    assert [p.name for p in (project / "site").iterdir()] == ["kept"]
+    assert not list(project.glob(".site-*"))
 
 
-def test_a_gpu_that_is_gone_loses_its_page(small: Path) -> None:
-    add_gpu(small)
-    assert command(small, "write").returncode == 0
-    assert (small / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
-    (small / f"hardware/gpus/{NEW_GPU}.yaml").unlink()
-    run = command(small, "write")
+def test_a_gpu_that_is_gone_loses_its_page(tmp_path: Path) -> None:
+    project = tiny(tmp_path / "project")
+    add_gpu(project)
+    assert command(project, "write").returncode == 0
+    assert (project / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
+    (project / f"hardware/gpus/{NEW_GPU}.yaml").unlink()
+    run = command(project, "write")
     assert run.returncode == 0, run.stderr
-    assert not (small / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
-    assert not (small / f"docs/data/tables/gpu-{NEW_GPU}.csv").exists()
+    assert not (project / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
+    assert not (project / f"docs/data/tables/gpu-{NEW_GPU}.csv").exists()

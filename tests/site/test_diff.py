@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from sites import command
+from sites import command, tiny
 
 from calc.site.diff import compare
 
@@ -22,29 +22,29 @@ def test_compare_names_what_is_new_gone_and_different() -> None:
     ]
 
 
-def test_a_card_with_less_memory_moves_its_numbers_and_no_other_card_s(small: Path) -> None:
+def test_a_card_with_less_memory_moves_its_numbers_and_no_other_card_s(tmp_path: Path) -> None:
+    project = tiny(tmp_path / "project")
     for arguments in (
         ["init", "-q"],
         ["add", "-A"],
         ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "t"],
     ):
-        subprocess.run(["git", *arguments], cwd=small, check=True)
-    card = small / "hardware/gpus/rtx4090.yaml"
-    card.write_text(card.read_text("utf-8").replace("value: 24207", "value: 20007"), "utf-8")
-    run = command(small, "diff", "HEAD")
+        subprocess.run(["git", *arguments], cwd=project, check=True)
+    card = project / "hardware/gpus/rtx4090.yaml"
+    card.write_text(card.read_text("utf-8").replace("value: 24207", "value: 4007"), "utf-8")
+    run = command(project, "diff", "HEAD")
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
-    assert "table gpus-overview · GeForce RTX 4090 · usable_gib: 23.64 → 19.54" in lines
-    assert any(
-        line.startswith("page case-studies/reward-model-6x4090.html · verdict(lora-zero2-4096)") for line in lines
-    )
-    assert any("fits-sft-lora-1 · Llama 3 8B · rtx4090_verdict" in line for line in lines)
-    assert not any("h100_sxm" in line for line in lines)
+    assert "table gpus-overview · GeForce RTX 4090 · usable_gib: 23.64 → 3.91" in lines
+    assert any(line.startswith("page index.html · verdict(job): fits → out of memory in") for line in lines)
+    assert any("gpu-rtx4090-sft · Qwen2.5 0.5B · full_1_verdict: fits → oom" in line for line in lines)
+    assert not any("gpu-a100-80-sxm" in line for line in lines)
     assert lines[-1].startswith(f"{len(lines) - 1} changes")
 
 
-def test_an_unknown_revision_is_one_line(small: Path) -> None:
-    subprocess.run(["git", "init", "-q"], cwd=small, check=True)
-    run = command(small, "diff", "no-such-revision")
+def test_an_unknown_revision_is_one_line(tmp_path: Path) -> None:
+    project = tiny(tmp_path / "project")
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    run = command(project, "diff", "no-such-revision")
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == "REV: given 'no-such-revision', allowed: a revision of this repository\n"

@@ -13,21 +13,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sites import tiny
 
 Wait = Callable[[str, str], None]
 PATIENCE = 60  # seconds; a quiet machine needs three
 
 
 @pytest.fixture
-def page_shows(small: Path) -> Iterator[Wait]:
-    """Serves the small project; gives a function that waits until a page contains a text."""
+def project(tmp_path: Path) -> Path:
+    """A project that tests may change."""
+    return tiny(tmp_path / "project")
+
+
+@pytest.fixture
+def page_shows(project: Path) -> Iterator[Wait]:
+    """Serves the project; gives a function that waits until a page contains a text."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{found.getsockname()[1]}"
-    with (small / "serve.log").open("w") as log:
+    with (project / "serve.log").open("w") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "calc.site", "serve", "--address", address],
-            cwd=small,
+            cwd=project,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -43,7 +50,7 @@ def page_shows(small: Path) -> Iterator[Wait]:
                 except OSError:
                     pass  # not up yet, or being built
                 time.sleep(0.2)
-            raise AssertionError(f"{page} never shows {text!r}: {(small / 'serve.log').read_text()[-1500:]}")
+            raise AssertionError(f"{page} never shows {text!r}: {(project / 'serve.log').read_text()[-1500:]}")
 
         try:
             yield wait
@@ -58,20 +65,28 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new), "utf-8")
 
 
-def test_changes_of_data_code_and_prose_reach_the_page(small: Path, page_shows: Wait) -> None:
+def test_changes_of_data_code_and_prose_reach_the_page(project: Path, page_shows: Wait) -> None:
     page_shows("hardware/gpus/rtx4090.html", "23.64")
-    edit(small / "hardware/gpus/rtx4090.yaml", "value: 24207", "value: 24107")
+    edit(project / "hardware/gpus/rtx4090.yaml", "value: 24207", "value: 24107")
     page_shows("hardware/gpus/rtx4090.html", "23.54")
     new = (
-        (small / "hardware/gpus/rtx4090.yaml")
+        (project / "hardware/gpus/rtx4090.yaml")
         .read_text("utf-8")
         .replace("rtx4090", "newcard")
         .replace("GeForce RTX 4090", "New Card")
     )
-    (small / "hardware/gpus/newcard.yaml").write_text(new, "utf-8")
+    (project / "hardware/gpus/newcard.yaml").write_text(new, "utf-8")
     page_shows("hardware/gpus/newcard.html", "New Card")
     page_shows("data/tables/gpus-overview.csv", "New Card")
-    edit(small / "calc/site/ledgers.py", "out of memory in", "no memory in")
-    page_shows("case-studies/reward-model-6x4090.html", "no memory in")
-    edit(small / "docs/index.md", "# Will it fit?", "# Will it fit now?")
+    edit(project / "calc/site/ledgers.py", '"Largest moment"', '"Highest moment"')
+    page_shows("index.html", "Highest moment")
+    edit(project / "docs/index.md", "# A job {", "# Will it fit now? {")
     page_shows("index.html", "Will it fit now?")
+
+
+def test_a_changed_formula_is_on_the_page_and_what_takes_minutes_to_ask_anew_says_so(
+    project: Path, page_shows: Wait
+) -> None:
+    page_shows("hardware/gpus/rtx4090.html", "python -m calc recommend")
+    edit(project / "calc/memory/weights.py", '"weights#', '"weights-moved#')
+    page_shows("hardware/gpus/rtx4090.html", "asked anew by make site")
