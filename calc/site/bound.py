@@ -126,7 +126,8 @@ class Bound:
             self._record.again(table, original)
         elif self._record is not None:
             self._record.table(table, view.url)
-        datasets.note(view.meta, table, view.url, view.root)
+        if not language:
+            datasets.note(view.meta, table, view.url, view.root)
         return tables.to_html(table, menus.footer(table, view.url, view.root))
 
     def _released(self, release: changelog.Release) -> str:

@@ -40,7 +40,9 @@ def test_tables_scroll_in_their_own_named_box_that_the_keyboard_reaches(browser:
     boxes = page.locator("figure.computed .scroll")
     assert boxes.count() == 3
     box = page.locator("#fits-sft-lora-1 .scroll")
-    assert box.evaluate("e => e.scrollWidth > e.clientWidth")
+    box.scroll_into_view_if_needed()
+    # it is laid out only now that it is near
+    page.wait_for_function("(e => e.scrollWidth > e.clientWidth)(document.querySelector('#fits-sft-lora-1 .scroll'))")
     assert box.evaluate("e => document.getElementById(e.getAttribute('aria-labelledby')).textContent.length > 20")
     box.focus()
     before = box.locator("tbody th").first.bounding_box()

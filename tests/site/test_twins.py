@@ -130,6 +130,8 @@ def test_the_lines_behind_a_cell_are_those_of_its_scenario(project: Path, found:
 def test_a_pages_tables_are_data_sets_for_search_engines(site: Path, found: dict[str, dict[str, Any]]) -> None:
     named = []
     for page in site.rglob("*.html"):
+        if "zh" in page.parts:
+            continue  # a translation shows the tables of its original
         html = page.read_text("utf-8")
         scripts = re.findall(r'<script type="application/ld\+json">(.*?)</script>', html)
         assert len(scripts) == ('<figure class="computed"' in html), page
