@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from calc.site import build, diff, engines, release
+from calc.site import build, diff, engines, ids, release
 
 
 def main() -> None:
@@ -22,6 +22,7 @@ def main() -> None:
     serve = commands.add_parser("serve", help="live preview")
     serve.add_argument("--address", default="127.0.0.1:8000", help="host and port")
     commands.add_parser("diff", help="what changes in the published numbers since a revision").add_argument("rev")
+    commands.add_parser("ids", help="list the tables that the last build published for the first time")
     commands.add_parser("release", help="write a new version into the tree").add_argument("version")
     commands.add_parser("publish", help="put the tagged version on the branch gh-pages")
     arguments = parser.parse_args()
@@ -38,6 +39,8 @@ def main() -> None:
                 build.serve(arguments.address)
             case "diff":
                 diff.report(arguments.rev)
+            case "ids":
+                print(f"{ids.add(build.DOCS)} new ids of tables in {ids.FILE.name}.")
             case "release":
                 release.make(arguments.version)
             case "publish":

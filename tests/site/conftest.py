@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from browsing import ARGUMENTS, CHROMIUM, Host
 from playwright.sync_api import Browser, sync_playwright
-from sites import add_gpu, command, copy
+from sites import add_gpu, command, sample
 
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with one more GPU, and its built site in `site/`; workers of one run share it."""
+    """The project with one GPU more than its sample, and its built site in `site/`; workers of one run share it."""
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
@@ -28,7 +28,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (made / "site").exists():
             shutil.rmtree(made, ignore_errors=True)
-            add_gpu(copy(made))
+            add_gpu(sample(made))
             built = command(made, "build", "site")
             assert built.returncode == 0, built.stdout[-1000:] + built.stderr[-2000:]
     return made

@@ -175,13 +175,13 @@ def test_the_source_is_all_of_calc_but_the_site_that_shows_it(tmp_path: Path) ->
     assert len({first, state("site/advice.py", "1"), state("units.py", "2")}) == 3
 
 
-def test_every_gpu_and_model_has_its_tables_or_says_why_not(site: Path) -> None:
-    for gpu in load().gpus.values():
+def test_every_gpu_and_model_has_its_tables_or_says_why_not(project: Path, site: Path) -> None:
+    for gpu in load(project).gpus.values():
         page = (site / f"hardware/gpus/{gpu.id}.html").read_text("utf-8")
         for task in advice.JOBS:
             assert (f'<figure class="computed" id="gpu-{gpu.id}-run-{task}"' in page) != gpu.lacks_bf16
         assert ("Nothing is recommended" in page) == gpu.lacks_bf16
-    for model in load().models.values():
+    for model in load(project).models.values():
         page = (site / f"models/{model.id}.html").read_text("utf-8")
         assert (f'id="model-{model.id}-run"' in page) == advice.searched(model)
         assert ("takes too long for a page" in page) != advice.searched(model)

@@ -26,13 +26,13 @@ def test_no_leak_no_broken_link_no_request_elsewhere(site: Path) -> None:
     assert list(checks.faults(site)) == []
 
 
-def test_every_gpu_and_model_has_its_page(site: Path) -> None:
+def test_every_gpu_and_model_has_its_page(project: Path, site: Path) -> None:
     catalog = json.loads((site / "data/catalog.json").read_text("utf-8"))
     for gpu in catalog["gpus"]:
         assert gpu["name"] in (site / f"hardware/gpus/{gpu['id']}.html").read_text("utf-8")
     for model in catalog["models"]:
         assert f"{model['parameters']:,}" in (site / f"models/{model['id']}.html").read_text("utf-8")
-    assert len(catalog["gpus"]) == 1 + len(list((ROOT / "hardware/gpus").glob("*.yaml")))
+    assert len(catalog["gpus"]) == len(list((project / "hardware/gpus").glob("*.yaml"))) > 10
 
 
 def test_a_gpu_added_to_the_catalog_is_in_every_table_without_further_edit(site: Path) -> None:
@@ -174,6 +174,21 @@ def test_a_broken_link_fails_the_build_and_leaves_the_old_site(tmp_path: Path) -
     assert "nowhere.md" in run.stderr
     assert [p.name for p in (project / "site").iterdir()] == ["kept"]
     assert not list(project.glob(".site-*"))
+
+
+def test_a_table_that_was_published_and_is_gone_fails_the_build(tmp_path: Path) -> None:
+    project = tiny(tmp_path / "project")
+    assert command(project, "write").returncode == 0
+    assert command(project, "ids").returncode == 0
+    listed = project / "calc/site/ids.txt"
+    assert "job-phases" in listed.read_text("utf-8").split()
+    page = project / "docs/index.md"
+    page.write_text(page.read_text("utf-8").replace('id="job-phases"', 'id="job-by-phase"'), "utf-8")
+    translated = project / "docs/index.zh.md"
+    translated.write_text(translated.read_text("utf-8").replace('id="job-phases"', 'id="job-by-phase"'), "utf-8")
+    run = command(project, "build", "site")
+    assert (run.returncode, not (project / "site").exists()) == (2, True)
+    assert "ids.txt: table 'job-phases' was published and is gone: an id never changes" in run.stderr
 
 
 def test_a_gpu_that_is_gone_loses_its_page(tmp_path: Path) -> None:

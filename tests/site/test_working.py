@@ -70,7 +70,7 @@ def test_the_workings_lines_add_up_to_the_cell(browser: Browser, origin: str, pa
             _, _, _, formula, values, source = row.locator("td").all_inner_texts()
             assert formula and values and source
         page.keyboard.press("Escape")
-        assert page.locator("dialog.working").count() == 0
+        page.locator("dialog.working").wait_for(state="detached")
     assert complaints == []
     page.context.close()
 

@@ -1,0 +1,36 @@
+"""The ids of all tables that were ever published, in ids.txt: one never changes, so a build that lacks one fails.
+
+`make ids` adds those of the last build, as `make release` does, and removes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+FILE = Path(__file__).with_suffix(".txt")
+TABLES = Path("data") / "tables"
+
+
+def known() -> set[str]:
+    """Every id that is listed."""
+    return set(FILE.read_text("utf-8").split()) if FILE.exists() else set()
+
+
+def published(root: Path) -> set[str]:
+    """The ids of the tables that were written last under `root`, the pages' folder or a site."""
+    return {path.stem for path in (root / TABLES).glob("*.json")}
+
+
+def lost(site: Path) -> Iterator[str]:
+    """One line for each listed table that a site lacks."""
+    for name in sorted(known() - published(site)):
+        yield f"{FILE.name}: table {name!r} was published and is gone: an id never changes"
+
+
+def add(docs: Path) -> int:
+    """Lists those of the last build; gives how many are new."""
+    before = known()
+    every = before | published(docs)
+    FILE.write_text("".join(f"{name}\n" for name in sorted(every)), "utf-8")
+    return len(every - before)
