@@ -16,6 +16,15 @@ from browsing import ARGUMENTS, CHROMIUM, Host
 from playwright.sync_api import Browser, sync_playwright
 from sites import add_gpu, command, sample
 
+FIRST, LAST = "test_no_leak_no_broken_link_no_request_elsewhere", "test_lighthouse_marks"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The site is built at once, beside other tests; Lighthouse comes last, when little else keeps the machine busy."""
+    items.sort(
+        key=lambda item: (getattr(item, "originalname", "") == LAST) - (getattr(item, "originalname", "") == FIRST)
+    )
+
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
