@@ -49,24 +49,49 @@ def terms(file: Path = FILE) -> tuple[Term, ...]:
     return tuple(found)
 
 
-def tips() -> dict[str, str]:
-    """What each spelling means."""
-    return {form: term.tip for term in terms() for form in term.forms}
+class Said(NamedTuple):
+    """A term in some language: its name there, and what it means."""
+
+    name: str
+    tip: str
 
 
-def page(root: str) -> str:
+MORE = {"": ("More", "More on"), "zh": ("详见", "详见")}
+
+
+@cache
+def said(language: str = "", file: Path = FILE) -> dict[str, Said]:
+    """Every term in a language, English where none is named; GlossaryError where a translation has other terms."""
+    if not language:
+        return {term.name: Said(term.name, term.tip) for term in terms(file)}
+    there = file.with_suffix(f".{language}.yaml")
+    found = {told["term"]: Said(told["name"], told["tip"]) for told in yaml.safe_load(there.read_text("utf-8"))}
+    if off := {term.name for term in terms(file)} ^ found.keys():
+        raise GlossaryError(f"{there.name}: not the terms of {file.name}: {', '.join(sorted(off))}")
+    return found
+
+
+def tips(language: str = "") -> dict[str, str]:
+    """What each spelling means, in a language."""
+    return {form: said(language)[term.name].tip for term in terms() for form in term.forms}
+
+
+def page(root: str, language: str = "") -> str:
     """Every term with its meaning, letter by letter; `root` is the way to the top of the site."""
-    return "\n".join(_letters(root))
+    return "\n".join(_letters(root, language))
 
 
-def _letters(root: str) -> Iterator[str]:
+def _letters(root: str, language: str) -> Iterator[str]:
     for letter, found in groupby(terms(), key=lambda t: t.name[0].upper()):
-        entries = "".join(_entry(term, root) for term in found)
+        entries = "".join(_entry(term, root, language) for term in found)
         yield f'\n## {letter}\n\n<dl class="glossary">{entries}</dl>\n'
 
 
-def _entry(term: Term, root: str) -> str:
+def _entry(term: Term, root: str, language: str) -> str:
     path, _, anchor = term.see.partition("#")
     address = f"{root}{path.removesuffix('.md')}.html{'#' + anchor if anchor else ''}"
-    more = f'<a href="{address}" aria-label="More on {escape(term.name)}">More</a>'
-    return f'<dt id="{term.id}">{escape(term.name)}</dt><dd>{escape(term.tip)} {more}</dd>'
+    there, (word, words) = said(language)[term.name], MORE[language]
+    name = term.name if there.name in (term.name, "") else f"{term.name}：{there.name}"
+    elsewhere = ' hreflang="en"' if language else ""
+    more = f'<a href="{address}" aria-label="{words} {escape(term.name)}"{elsewhere}>{word}</a>'
+    return f'<dt id="{term.id}">{escape(name)}</dt><dd>{escape(there.tip)} {more}</dd>'

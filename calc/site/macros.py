@@ -318,7 +318,7 @@ class Macros(Effects):
 
     def glossary(self) -> str:
         """Every term."""
-        return glossary.page(self._root)
+        return glossary.page(self._root, languages.split(self._current().source)[1])
 
     def fields_table(self) -> str:
         """Every field of a scenario, from its schema."""

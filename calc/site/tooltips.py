@@ -20,6 +20,7 @@ from calc.site import glossary
 # What macros write as HTML is kept aside, tag by tag; text behind a tag that opens one of these is left alone.
 KEPT_ASIDE = re.compile(HTML_PLACEHOLDER % r"(\d+)")
 CLOSED = re.compile(r'<(?:a|code|span class="verdict)[ >"]')
+HAN = re.compile(r"[\u4e00-\u9fff]")
 LEFT_ALONE = {"a", "abbr", "code", "pre", "h1", "h2", "h3", "h4", "h5", "h6"}
 
 
@@ -30,6 +31,9 @@ class Tooltips(AbbrTreeprocessor):
         """Walks the page in reading order."""
         if not self.abbrs:
             return
+        # a page is in the language that its letters are of
+        text = "".join(root.itertext())
+        self.abbrs: dict[str, str] = glossary.tips("zh" if len(HAN.findall(text)) > len(text) / 10 else "")
         forms = sorted(self.abbrs, key=len, reverse=True)
         self.pattern = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, forms))})(?![\w-])")
         self.seen: set[str] = set()

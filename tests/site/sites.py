@@ -99,7 +99,7 @@ def tiny(target: Path) -> Path:
     for path in (target / "measurements").rglob("*.jsonl"):
         path.unlink()
     for path in (target / "docs").iterdir():
-        if path.name not in ("assets", "glossary.yaml"):
+        if path.name != "assets" and not path.match("glossary*.yaml"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name, text in TINY.items():
         (target / name).parent.mkdir(exist_ok=True)

@@ -52,6 +52,24 @@ def test_the_page_has_every_term() -> None:
     assert 'href="../method/loss.html"' in page
 
 
+def test_the_chinese_page_has_every_term_under_the_same_anchor() -> None:
+    english, chinese = glossary.page("../"), glossary.page("../", "zh")
+    assert re.findall(r'<dt id="([^"]+)"', english) == re.findall(r'<dt id="([^"]+)"', chinese)
+    assert "activations：激活值" in chinese
+    assert all(re.search("[一-鿿]", said.tip) for said in glossary.said("zh").values())
+
+
+def test_a_translation_with_other_terms_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "glossary.yaml").write_text("- {term: one, tip: A thing., see: index.md}\n", "utf-8")
+    (tmp_path / "glossary.zh.yaml").write_text("- {term: two, name: 二, tip: 二。}\n", "utf-8")
+    with pytest.raises(glossary.GlossaryError, match=r"not the terms of glossary\.yaml: one, two"):
+        glossary.said("zh", tmp_path / "glossary.yaml")
+
+
+def test_terms_on_a_chinese_page_are_explained_in_chinese() -> None:
+    assert re.findall(r'<abbr title="([^"]+)">vLLM', html("由 vLLM 生成。")) == [glossary.said("zh")["vLLM"].tip]
+
+
 def test_the_first_use_of_a_term_has_its_meaning() -> None:
     found = html("Logits are large. *logits* again, and **vLLM**, and vLLM.\n\nThe logits of FSDP.")
     assert re.findall(r"<abbr title=\"[^\"]+\">(.*?)</abbr>", found) == ["Logits", "vLLM", "FSDP"]
