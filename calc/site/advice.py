@@ -150,7 +150,6 @@ def _lacks(m: Miss) -> str:
     return f"the closest lacks {short} in {m.phase}"
 
 
-NOWHERE = _nothing("")
 PENDING = _nothing("asked anew by make site, not by the preview")
 SHARDINGS = {"none": "", "ddp": "DDP", "fsdp1": "FSDP", "fsdp2": "FSDP2"}
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
@@ -185,10 +184,10 @@ def key(given: Job) -> str:
 
 
 class Smallest(NamedTuple):
-    """The smallest machine for a job, with what to run there; None where not even the largest is large enough."""
+    """The smallest machine for a job, with what to run there; or None, with what the largest lacks."""
 
     machine: Machine | None
-    advice: Advice | None
+    advice: Advice
 
 
 class Missing(Exception):
@@ -237,7 +236,7 @@ class Answers:
         for m in self.machines:
             if m.gpu.usable_bytes > self.limit(given, m.gpus) and self.fits(given | m.fields):
                 return Smallest(Machine(m.gpu.id, m.gpus), self.find(given | m.fields))
-        return Smallest(None, None)
+        return Smallest(None, self.find(given | self.machines[-1].fields))
 
     def limit(self, given: Job, gpus: int) -> int:
         """Bytes of a card of which it is known that with no more nothing fits on `gpus` of them."""

@@ -92,7 +92,8 @@ def unsearched(model: Model) -> str:
 def untrained(model: str) -> str:
     """Why there is no machine to fine-tune a model on."""
     _, machines = advice.found(model, "sft")
-    return next((s.advice.lacks for s in machines.values() if s.advice), "no machine of the catalog trains it")
+    pending = any(s.advice == advice.PENDING for s in machines.values())
+    return advice.PENDING.lacks if pending else "no machine of the catalog trains it"
 
 
 def for_model(model: Model, root: str) -> Table:
@@ -102,15 +103,15 @@ def for_model(model: Model, root: str) -> Table:
     for task in advice.JOBS:
         _, machines = advice.found(model.id, task)
         for trained, (machine, found) in machines.items():
-            if machine and found:
+            if machine:
                 card = catalog.gpu(machine.gpu)
                 name = f"{machine.gpus} × {card.name}"
                 link = f'{machine.gpus} × <a href="{root}hardware/gpus/{card.id}.html">{escape(card.name)}</a>'
                 where = Cell(name, link)
             else:
-                where = Cell("—" if found else f"none, up to {max(advice.SEVERAL_NODES)} GPUs")
+                where = Cell("—" if found == advice.PENDING else f"none, up to {max(advice.SEVERAL_NODES)} GPUs")
             rows.append((Cell(f"{TITLES[task]}, {trained}"), where))
-            all_advice.append(found or advice.NOWHERE)
+            all_advice.append(found)
     common = _common(all_advice)
     table_id = f"model-{model.id}-run"
     return Table(

@@ -175,7 +175,7 @@ def lengths(model: Model) -> Table | None:
     """Fine-tuning of a model on the smallest machine that does it in full, else with adapters; None where none does."""
     _, machines = advice.found(model.id, "sft")
     for trained, (machine, found) in machines.items():
-        if machine and found and found.scenario:
+        if machine and found.scenario:
             on = f"{machine.gpus} × {answers.catalog().gpu(machine.gpu).name}"
             caption = (
                 f"{model.name}, supervised fine-tuning ({trained}) on {on}: memory against the length of sequences"
