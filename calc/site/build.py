@@ -18,7 +18,7 @@ import yaml
 
 from calc.catalog import load
 from calc.schema import InputError
-from calc.site import advice, answers, checks, engine, exports, fits, ids, languages, pages, searched
+from calc.site import advice, answers, cards, checks, engine, exports, fits, ids, languages, pages, searched
 from calc.site.macros import Macros, PageError, Record, View
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +93,7 @@ def build(out: Path, engine: str = ENGINES[0]) -> None:
         found = checks.read(fresh)
         if faults := [*checks.faults(fresh, found), *ids.lost(fresh)]:
             raise BuildError("\n".join(faults))
+        cards.write(fresh)
         (fresh / EXTERNAL).write_text(json.dumps(checks.external(found), indent=1) + "\n", "utf-8")
         if out.exists():
             out.rename(Path(scratch, "old"))
