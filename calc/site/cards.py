@@ -35,7 +35,7 @@ def write(site: Path) -> None:
         place = path.relative_to(site)
         html = path.read_text("utf-8")
         about = ABOUT.search(html)
-        if place.parts[0] in LANGUAGES or not about:
+        if place.parts[0] in LANGUAGES or place.name == "404.html" or not about:
             continue
         title = TITLE.search(html)
         card = site / FOLDER / place.with_suffix(".png")

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from calc import report
-from calc.architecture import parameters
-from calc.job import Job
 from calc.ledger import Estimate, Group, Line, Phase
-from calc.placement import Placed
 from calc.scenario import Scenario
 from calc.site import answers, charts
 from calc.site.answers import Answer
 from calc.site.tables import Cell, Column, Table, verdict_html
 from calc.site.workings import Working, difference, method_url, of_moment, of_phase, values_text
-from calc.units import GB, GiB
+from calc.units import GiB
 
 
 def in_gib(n_bytes: int, answer: Answer | None = None, style: str = "") -> Cell:
@@ -290,193 +287,6 @@ def shared(answered: Sequence[Answer]) -> str:
     """What all the jobs have in common; the rows say what differs."""
     described = [describe(a).rstrip(".").split(" · ") for a in answered]
     return " · ".join(part for part in described[0] if all(part in other for other in described)) + "."
-
-
-class Node(NamedTuple):
-    """A node's memory as its owner states it, and the share of it at which jobs on it are killed."""
-
-    gb: int
-    killed_at: float = 1.0
-
-    @property
-    def limit(self) -> float:
-        """The bytes above which a job dies."""
-        return self.gb * GB * self.killed_at
-
-    @property
-    def note(self) -> str:
-        """What the column about this node rests on."""
-        killing = f" on which jobs are killed from {100 * self.killed_at:.0f} % on, that is {self.limit / GB:,.0f} GB"
-        return (
-            f"Against a node of {self.gb:,} GB{killing if self.killed_at < 1 else ''}. "
-            "What the operating system and other processes take comes on top."
-        )
-
-
-def host(
-    answered: Mapping[str, Answer], table_id: str, caption: str, said: Mapping[str, str], node: Node | None = None
-) -> Table:
-    """Host memory of a node, moment by moment, for jobs that keep something there; a dash where a job has no such one.
-
-    With `node` each row says at which moment that node's memory runs out first.
-    """
-    quoted = any(said.get(name) for name in answered)
-    names = list(dict.fromkeys(p.name for a in answered.values() for p in a.estimate.host_phases))
-    columns = (
-        Column("job", "Job"),
-        *([Column("on_node", f"A node of {node.gb:,} GB")] if node else []),
-        *(Column(n, n.capitalize(), "GB", "number") for n in names),
-        *([Column("reported", "As reported")] if quoted else []),
-    )
-    rows = []
-    for label, answer in answered.items():
-        moments = {p.name: of_phase(p) for p in answer.estimate.host_phases}
-        over = [n for n, there in moments.items() if node and there.bytes > node.limit]
-        word = f"out of memory: {over[0]}" if over else "fits"
-        quote = said.get(label, "")
-        rows.append(
-            (
-                Cell(label),
-                *([Cell(word, verdict_html("oom" if over else "fits", word), scenario=answer.given)] if node else []),
-                *(
-                    _in_gb(moments[n], answer, "over" if n in over else "") if n in moments else Cell(None, "—")
-                    for n in names
-                ),
-                *([Cell(quote, f"<q>{escape(quote)}</q>" if quote else "—")] if quoted else []),
-            )
-        )
-    rests_on, note = shared(list(answered.values())), escape(node.note) if node else ""
-    return Table(table_id, caption, columns, tuple(rows), rests_on, note, versions=answers.versions())
-
-
-def _in_gb(working: Working, answer: Answer, style: str) -> Cell:
-    n_bytes = working.bytes
-    return Cell(n_bytes / GB, exact=n_bytes, scenario=answer.given, style=style, working=working)
-
-
-DOES = {"train": "trained", "score": "scores", "generate": "generates"}
-
-
-def roles(answer: Answer, table_id: str, caption: str) -> Table:
-    """One row a role that runs: its model, what it does, and what of it lies where."""
-    job, s = answer.placed, answer.scenario
-    columns = (
-        Column("role", "Role"),
-        Column("model", "Model"),
-        Column("does", "What it does"),
-        Column("gpus", "GPUs", "", "number"),
-        Column("weights", "Weights on each GPU", "GiB", "number", 2, "While the role works"),
-        Column("states", "Optimizer states there", "GiB", "number", 2, "With fp32 master weights"),
-        Column("between", "While others work"),
-        Column("held", "Held by"),
-        Column("parameters", "Parameters", "", "number"),
-    )
-    rows = []
-    for name, placed in job.placed.items():
-        r, own = placed.engine.replica, placed.s
-        weights = _lying(placed.engine.weights(), "weights", "adapter")
-        states = _lying(placed.engine.states(), "master_weights", "optimizer_states")
-        adapters = f", LoRA r={own.lora.rank}" if own.lora and r.adapter else ""
-        by = "the actor, its adapters off" if placed.role.shares else f"{own.sharding}, {own.precision}{adapters}"
-        rows.append(
-            (
-                Cell(name),
-                _model(own),
-                Cell(_does(job, name)),
-                Cell(own.gpus),
-                Cell(None, "—") if placed.role.shares else held(weights, answer),
-                held(states, answer) if placed.trained else Cell(None, "—"),
-                Cell("—" if placed.role.shares else _between(placed, weights.bytes, states.bytes)),
-                Cell(by),
-                Cell(r.parameters + r.adapter),
-            )
-        )
-    if job.engine and s.rollout and job.keeps.serving:
-        asleep = ("weights go to host memory", "weights are dropped")[job.keeps.serving.sleep_level - 1]
-        weights = Working("while the role works", tuple(job.engine.weights()))
-        rows.append(
-            (
-                Cell("rollout"),
-                _model(s),
-                Cell("generates"),
-                Cell(s.rollout.gpus),
-                held(weights, answer),
-                Cell(None, "—"),
-                Cell(f"sleeps: its {asleep}" if s.rollout.sleep else "stays on the GPU"),
-                Cell(f"vLLM {job.keeps.serving.version}, tensor parallel {s.rollout.tensor_parallel}"),
-                Cell(parameters(s.architecture)),
-            )
-        )
-    return Table(table_id, caption, columns, tuple(rows), describe(answer), versions=answers.versions())
-
-
-def _lying(lines: Iterable[Line], *components: str) -> Working:
-    return Working("while the role works", tuple(x for x in lines if x.component in components))
-
-
-def _model(s: Scenario) -> Cell:
-    found = answers.catalog().models.get(s.model)
-    return Cell(found.name if found else s.model)
-
-
-def _does(job: Job, name: str) -> str:
-    """What a role does in a step: `scores, trained`."""
-    done = [DOES[stage.does] for stage in job.keeps.stages if name in (stage.role, stage.beside) and stage.does in DOES]
-    done += ["scores" for stage in job.keeps.stages if stage.inside == name]
-    return ", ".join(dict.fromkeys(done)) or "nothing on the GPU"
-
-
-def _between(placed: Placed, weights: int, states: int) -> str:
-    """Where a role's weights and states are while other roles work."""
-    parts = {"weights": weights} | ({"states": states} if placed.trained else {})
-    always = [part for part, there in parts.items() if not there]
-    moved = [part for part in parts if part in placed.role.leaves and part not in always]
-    stay = [part for part in parts if part not in always and part not in moved]
-    words = {"always in host memory": always, "go to host memory": moved, "stay on the GPU": stay}
-    return "; ".join(f"{' and '.join(what)} {where}" for where, what in words.items() if what)
-
-
-def caches(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table:
-    """What vLLM's KV cache holds, job by job, or why vLLM does not start."""
-    columns = (
-        Column("job", "Job"),
-        Column("vllm", "vLLM"),
-        Column("tensor_parallel", "Tensor parallel", "", "number"),
-        Column("utilization", "Utilization", "", "number", 2, "The share of the card that the engine may take"),
-        Column("cache", "KV cache of each GPU", "GiB", "number", 2),
-        Column("tokens", "It holds", "tokens", "number"),
-        Column("length", "Full length", "tokens", "number", 0, "The longest sequence that the engine is built for"),
-        Column("sequences", "Of full length at once", "sequences", "number", 0, "No more than the engine runs at once"),
-        Column("asked", "To generate, each engine", "sequences", "number", 0, "In one rollout"),
-        Column("starts", "Starts"),
-    )
-    rows = []
-    for label, answer in answered.items():
-        rollout, serving = answer.scenario.rollout, answer.placed.keeps.serving
-        if rollout is None or serving is None:
-            raise ValueError(f"{label}: vLLM does not serve in this job")
-        (group,) = answer.serving
-        (rolling,) = [of_phase(p) for p in group.phases if p.name == "rollout"] or [Working("", ())]
-        cache = Working(rolling.at, tuple(x for x in rolling.of("kv_cache").lines if x.role == "rollout"))
-        asked = -(-rollout.batch * rollout.n * rollout.tensor_parallel // rollout.gpus)
-        rows.append(
-            (
-                Cell(label),
-                Cell(serving.version),
-                Cell(rollout.tensor_parallel),
-                Cell(float(rollout.gpu_memory_utilization)),
-                held(cache, answer),
-                Cell(group.cache_tokens),
-                Cell(serving.max_model_len),
-                Cell(group.cache_sequences),
-                Cell(asked),
-                Cell(
-                    f"no {group.refusal}" if group.refusal else "yes",
-                    verdict_html("oom", "no") + f" {escape(group.refusal)}" if group.refusal else "",
-                ),
-            )
-        )
-    return Table(table_id, caption, columns, tuple(rows), shared(list(answered.values())), versions=answers.versions())
 
 
 def timeline(answer: Answer, table_id: str, caption: str) -> Table:

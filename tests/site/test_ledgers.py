@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calc.report import REFUSED
-from calc.site import answers, ledgers
+from calc.site import answers, hosts, ledgers, roles
 from calc.site.answers import Answer
 from calc.site.tables import Table, to_dict, to_html
 from calc.units import GB, GiB
@@ -91,7 +91,7 @@ def test_a_phase_is_found_in_the_group_that_has_it() -> None:
 
 
 def test_roles_say_what_they_do_and_where_they_wait() -> None:
-    found = {r["role"]: r for r in rows(ledgers.roles(ask(VERL), "x", "x"))}
+    found = {r["role"]: r for r in rows(roles.roles(ask(VERL), "x", "x"))}
     assert list(found) == ["reference", "actor", "rollout"]
     assert found["actor"]["does"] == "scores, trained"
     assert found["reference"]["does"] == "scores"
@@ -106,9 +106,9 @@ def test_roles_say_what_they_do_and_where_they_wait() -> None:
 
 
 def test_offloaded_roles_leave_for_the_host_and_apart_ones_stay() -> None:
-    moved = {r["role"]: r for r in rows(ledgers.roles(ask(VERL, offload__optimizer=True), "x", "x"))}
+    moved = {r["role"]: r for r in rows(roles.roles(ask(VERL, offload__optimizer=True), "x", "x"))}
     assert moved["actor"]["between"] == "states go to host memory; weights stay on the GPU"
-    apart = {r["role"]: r for r in rows(ledgers.roles(ask(RAY), "x", "x"))}
+    apart = {r["role"]: r for r in rows(roles.roles(ask(RAY), "x", "x"))}
     assert {role: r["gpus"] for role, r in apart.items()} == {
         "actor": 2, "reference": 2, "reward": 2, "critic": 2, "rollout": 4,
     }  # fmt: skip
@@ -116,7 +116,7 @@ def test_offloaded_roles_leave_for_the_host_and_apart_ones_stay() -> None:
 
 
 def test_an_adapters_reference_is_the_actor() -> None:
-    found = {r["role"]: r for r in rows(ledgers.roles(ask(VERL, method="lora"), "x", "x"))}
+    found = {r["role"]: r for r in rows(roles.roles(ask(VERL, method="lora"), "x", "x"))}
     assert found["reference"]["held"] == "the actor, its adapters off"
     assert found["reference"]["weights"] is None
     assert found["actor"]["held"].endswith("LoRA r=64")
@@ -152,7 +152,7 @@ def test_a_moment_of_loading_has_a_place_and_a_name() -> None:
 
 def test_caches_are_compared_and_one_that_does_not_start_says_why() -> None:
     good, died = ask(VERL), refused(VERL)
-    first, second = rows(ledgers.caches({"good": good, "died": died}, "x", "x"))
+    first, second = rows(roles.caches({"good": good, "died": died}, "x", "x"))
     assert first["tokens"] == good.group.cache_tokens
     assert first["length"] == good.scenario.seq_len
     assert first["sequences"] == good.group.cache_sequences <= first["tokens"] // first["length"]
@@ -163,7 +163,7 @@ def test_caches_are_compared_and_one_that_does_not_start_says_why() -> None:
     assert (second["tokens"], second["cache"]) == (0, 0)
     assert second["starts"].startswith("no rollout.gpu_memory_utilization: given 0.98")
     with pytest.raises(ValueError, match="vLLM does not serve"):
-        ledgers.caches({"sft": ask(JOB, task="sft", sharding="ddp")}, "x", "x")
+        roles.caches({"sft": ask(JOB, task="sft", sharding="ddp")}, "x", "x")
 
 
 def test_remedies_name_what_changes_and_what_it_saves() -> None:
@@ -194,8 +194,8 @@ def test_host_memory_breaks_a_node_at_its_first_moment_above_the_limit() -> None
     held = {p.name: p.moment.device_bytes for p in offloaded.estimate.host_phases}
     after = held["after the first step"]
     # the moments come with the first step: half a gigabyte below, the limit lies between the two
-    node = ledgers.Node(int(after / GB), killed_at=1.0)
-    table = ledgers.host({"offloaded": offloaded, "bare": bare}, "x", "x", {}, node)
+    node = hosts.Node(int(after / GB), killed_at=1.0)
+    table = hosts.host({"offloaded": offloaded, "bare": bare}, "x", "x", {}, node)
     first, second = rows(table)
     assert held["before the first step"] < node.limit < after
     assert first["on_node"] == "out of memory: after the first step"
@@ -203,8 +203,8 @@ def test_host_memory_breaks_a_node_at_its_first_moment_above_the_limit() -> None
     assert (second["on_node"], second["after the first step"]) == ("fits", None)
     assert '<td class="number">—</td>' in to_html(table)
     assert "not published" not in to_html(table)
-    assert "1,520 GB" in ledgers.Node(1600, 0.95).note
-    assert "on_node" not in rows(ledgers.host({"offloaded": offloaded}, "x", "x", {}))[0]
+    assert "1,520 GB" in hosts.Node(1600, 0.95).note
+    assert "on_node" not in rows(hosts.host({"offloaded": offloaded}, "x", "x", {}))[0]
 
 
 def test_a_job_is_described_by_what_its_numbers_rest_on() -> None:

@@ -1,0 +1,214 @@
+"""The macros that ask nothing of their page: tables of the catalog, of what is published, and of how wrong it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from calc.site import (
+    accuracy,
+    advised,
+    answers,
+    curves,
+    fits,
+    glossary,
+    heat,
+    languages,
+    odds,
+    peers,
+    reference,
+    scatter,
+    sheets,
+    speed,
+    tables,
+)
+from calc.site.bound import Bound
+
+
+class Lookups(Bound):
+    """Macros over the whole catalog and all records."""
+
+    # --- tables of the catalog
+
+    def matrix(self, task: str, method: str, gpus: int) -> str:
+        """All models against all GPUs."""
+        return self._place(heat.matrix(task, method, gpus, self._root))
+
+    def task_switch(self) -> str:
+        """Links to what fits where, task by task."""
+        return heat.switch(self._current().url.removesuffix(".html"), self._root)
+
+    def fits_table(self, gpu: str, task: str) -> str:
+        """All models on one kind of GPU."""
+        return self._place(fits.on_gpu(answers.catalog().gpu(gpu), task, self._root))
+
+    def smallest_table(self, model: str) -> str:
+        """The smallest card for each task and method."""
+        return self._place(fits.smallest(answers.catalog().model(model), self._root))
+
+    def advice_table(self, gpu: str, task: str) -> str:
+        """What to run on one kind of GPU, for one task."""
+        return self._place(advised.on_gpu(answers.catalog().gpu(gpu), task, self._root))
+
+    def machines_table(self, model: str) -> str:
+        """The smallest machine for each task, and what to run there."""
+        return self._place(advised.for_model(answers.catalog().model(model), self._root))
+
+    def lengths_curve(self, model: str) -> str:
+        """How long a model's sequences may be on the smallest machine that trains it."""
+        found = self._or_fault(model, lambda: curves.lengths(answers.catalog().model(model)))
+        return self._place(found) if found else f"Nothing to draw: {advised.untrained(model)}."
+
+    def gpus_table(self) -> str:
+        """Every GPU."""
+        return self._place(sheets.gpus(self._root))
+
+    def units_table(self, gpus: Sequence[str], id: str, caption: str) -> str:
+        """What the names of cards say, and what a process gets of them."""
+        return self._place(sheets.units([answers.catalog().gpu(gpu) for gpu in gpus], id, caption))
+
+    def gpu_table(self, gpu: str) -> str:
+        """One GPU, each value with its source."""
+        return self._place(sheets.gpu(answers.catalog().gpu(gpu)))
+
+    def nodes_table(self, gpu: str | None = None) -> str:
+        """How GPUs are joined: all nodes, or those that one GPU comes in."""
+        if gpu is None:
+            found, table_id, caption = answers.catalog().nodes, "nodes-overview", "How GPUs are joined"
+        else:
+            card = answers.catalog().gpu(gpu)
+            found, table_id = sheets.nodes_of(card), f"gpu-{gpu}-nodes"
+            caption = f"The nodes that the {card.name} comes in"
+            if not found:
+                return f"The catalog knows no node with the {escape(card.name)}: its links are not published."
+        return self._place(sheets.nodes(found, table_id, caption, self._root))
+
+    def node_sources_table(self) -> str:
+        """Where each value of each node is read."""
+        return self._place(sheets.node_sources())
+
+    def models_table(self) -> str:
+        """Every model."""
+        return self._place(sheets.models(self._root))
+
+    def parameters_table(self, model: str) -> str:
+        """One model tensor by tensor."""
+        return self._place(sheets.model_tensors(answers.catalog().model(model)))
+
+    def glossary(self) -> str:
+        """Every term."""
+        return glossary.page(self._root, languages.split(self._current().source)[1])
+
+    def fields_table(self) -> str:
+        """Every field of a scenario, from its schema."""
+        return self._place(reference.fields())
+
+    # --- how wrong it all is
+
+    def accuracy(self, what: str) -> str:
+        """`count`, or an error in per cent: `median`, `mean`, `p95`, `worst`."""
+        every = accuracy.overall()
+        value = getattr(every, what) if every else 0
+        shown = str(value) if what == "count" else f"{100 * value:.3f} %" if every else tables.NOT_PUBLISHED
+        return self._say(f"accuracy({what})", shown)
+
+    def accuracy_table(self) -> str:
+        """Errors by kind of job, by phase and by component."""
+        return "\n\n".join(self._place(table) for table in (accuracy.by_kind(), accuracy.by_part()))
+
+    def odds_tables(self) -> str:
+        """What verdicts rest on: how often 'fits' did fit, what is lost when memory runs out, comparable records."""
+        return "\n\n".join(self._place(table) for table in (odds.outcomes(), odds.held_back(), odds.comparable()))
+
+    def odds(self, what: str) -> str:
+        """A figure of the calibration: see `calc.site.odds.figure`."""
+        return self._say(f"odds({what})", self._or_fault("odds", lambda: odds.figure(what)))
+
+    def worst_table(self, count: int) -> str:
+        """The records furthest off."""
+        return self._place(accuracy.worst(count))
+
+    def accuracy_chart(self) -> str:
+        """Every record as a point, with its table."""
+        return self._place(scatter.records())
+
+    def peers_table(self) -> str:
+        """Six jobs, as this guide and known calculators answer them."""
+        return self._place(peers.side_by_side())
+
+    def peers_reasons(self) -> str:
+        """Why known calculators answer otherwise."""
+        return self._place(peers.reasons())
+
+    def peers_range(self, what: str) -> str:
+        """How far answers to the six jobs lie from the reference: see `calc.site.peers.spread`."""
+        return self._say(f"peers_range({what})", f"{self._or_fault('peers', lambda: peers.spread(what)):.2f}")
+
+    def published_tables(self) -> str:
+        """Estimates against what others published: numbers, ranges, verdicts, and every disagreement."""
+        made = (
+            accuracy.published_numbers(),
+            accuracy.published_ranges(),
+            accuracy.published_verdicts(),
+            accuracy.published_by_job(),
+            accuracy.published_off(),
+        )
+        return "\n\n".join(self._place(table) for table in made)
+
+    def reports_table(self) -> str:
+        """Every published report of an RL job beside what `calc` computes for it."""
+        return self._place(accuracy.reports())
+
+    def reports(self, what: str) -> str:
+        """How many published reports of RL jobs there are (`count`), of how many `jobs`, and how many `agree`."""
+        return self._say(f"reports({what})", str(self._or_fault("reports", lambda: accuracy.reports_count(what))))
+
+    # --- how fast it runs
+
+    def speed_table(self, job: str, id: str, caption: str = "") -> str:
+        """A job's step time, term by term."""
+        caption = caption or f"{self._label(job)}: where the time goes"
+        return self._place(self._or_fault(job, lambda: speed.terms(self._ask(job), id, caption, self._root)))
+
+    def speed_compare(self, jobs: Sequence[str], id: str, caption: str, items: int) -> str:
+        """Step times of jobs side by side, and the hours that `items` sequences or pairs take."""
+        asked = {self._label(job): self._ask(job) for job in jobs}
+        return self._place(self._or_fault(id, lambda: speed.compare(asked, id, caption, items)))
+
+    def quicker(self, job: str, base: str, digits: int = 1) -> str:
+        """How many times as fast as `base` a job goes through the same sequences."""
+        times = self._or_fault(job, lambda: speed.hours(self._ask(base), 1) / speed.hours(self._ask(job), 1))
+        return self._say(f"quicker({job}, {base})", f"{times:.{digits}f}")
+
+    def hours(self, job: str, items: int, digits: int = 0) -> str:
+        """Hours that a job takes for `items` sequences or pairs."""
+        found = self._or_fault(job, lambda: speed.hours(self._ask(job), items))
+        return self._say(f"hours({job}, {items})", f"{found:,.{digits}f}")
+
+    def speed_error(self, what: str) -> str:
+        """`count`, or an error of estimated step times in per cent: `median`, `worst`."""
+        found = self._or_fault("speed_error", lambda: speed.error(what))
+        shown = tables.NOT_PUBLISHED if found is None else f"{found:.0f}" + (" %" if what != "count" else "")
+        return self._say(f"speed_error({what})", shown)
+
+    def speed_constants(self) -> str:
+        """Every constant of a step time, with its source."""
+        return self._place(speed.constants())
+
+    def speed_tables(self) -> str:
+        """Estimated step times against published ones: by source, and one by one."""
+        return "\n\n".join(self._place(table) for table in (speed.by_source(), speed.each()))
+
+    # --- sentences about the catalog
+
+    def gpu_summary(self, gpu: str) -> str:
+        """What a card is, and the largest model each method fits on it."""
+        return reference.gpu_summary(answers.catalog().gpu(gpu))
+
+    def gpu_links(self, gpu: str) -> str:
+        """What a card's links mean for a job."""
+        return reference.gpu_links(answers.catalog().gpu(gpu))
+
+    def model_summary(self, model: str) -> str:
+        """What a model is, and how its count compares with the published one."""
+        return reference.model_summary(answers.catalog().model(model))
