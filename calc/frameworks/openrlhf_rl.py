@@ -28,6 +28,7 @@ SHARED = (
     "attention", "loss", "logprob", "packing",
 )  # fmt: skip
 SHARED_BY_TRAINED = ("micro_batch", "offload.optimizer", "offload.parameters")
+SET = {place: attrgetter(place) for place in (*SHARED, *SHARED_BY_TRAINED)}
 
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,7 +229,7 @@ def _roles(s: Scenario) -> Iterator[str]:
     running = {name: own for name in s.roles if (own := s.role(name))}
     for name, own in running.items():
         for place in (*SHARED, *(SHARED_BY_TRAINED if name in TRAINED else ())):
-            given, allowed = attrgetter(place)(own), attrgetter(place)(s)
+            given, allowed = SET[place](own), SET[place](s)
             frozen_bf16 = name not in TRAINED and given == "bf16"  # what mixed precision is without an optimizer
             if given != allowed and not frozen_bf16:
                 yield f"roles.{name}.{place}: given {given!r}, allowed with openrlhf: {allowed!r}, as for all roles"

@@ -268,9 +268,12 @@ class Search:
         return found
 
     def any(self) -> bool:
-        """Whether anything fits: along the lean axes, what is hungrier fits only where the leanest that starts does."""
+        """Whether anything fits: along the lean axes, what is hungrier fits only where the leanest that starts does.
+
+        Branches are asked from the last, as shardings stand from those that shard nothing to those that shard all.
+        """
         open_ = False
-        for b, branch in enumerate(self.branches):
+        for b, branch in reversed([*enumerate(self.branches)]):
             for turn in product(*[reversed(range(n + 1)) for n in branch.leanest[: branch.turns]]):
                 at = (*turn, *branch.leanest[branch.turns :])
                 if not self.possible(b, at) or self.too_much_for_the_host(b, at):

@@ -240,7 +240,7 @@ class Answers:
 
     def limit(self, given: Job, gpus: int) -> int:
         """Bytes of a card of which it is known that with no more nothing fits on `gpus` of them."""
-        name = fingerprint([dict(given), gpus, of_model(given["model"])])
+        name = fingerprint([dict(given), gpus, of_model(given["model"]), of_gpu(largest(self.catalog).id)])
         return int(self.once(("limit", name), lambda: limit(given, gpus, self.catalog)))
 
 
@@ -250,6 +250,12 @@ IMAGINED = (16, 24, 48, 80, 144, 288)  # GiB
 MARGIN = 3 * GiB
 
 
+def largest(catalog: Catalog) -> GPU:
+    """The card that imagined ones are like but for their memory."""
+    rated = [g for g in catalog.gpus.values() if not g.lacks_bf16 and g.bandwidth_gbs and g.bf16_tflops]
+    return max(rated, key=lambda g: (g.vendor == "NVIDIA", g.usable_bytes, g.id))
+
+
 def limit(given: Job, gpus: int, catalog: Catalog) -> int:
     """The size in bytes of the largest imagined card on which nothing fits with `gpus` of them; 0: it does on all.
 
@@ -257,8 +263,7 @@ def limit(given: Job, gpus: int, catalog: Catalog) -> int:
     differs between cards beside tensors (context, NCCL's buffers, vLLM's larger batches) cannot decide: what does not
     fit there fits on no real card of that size.
     """
-    rated = [g for g in catalog.gpus.values() if not g.lacks_bf16 and g.bandwidth_gbs and g.bf16_tflops]
-    known = max(rated, key=lambda g: (g.vendor == "nvidia", g.usable_bytes, g.id))
+    known = largest(catalog)
 
     def runs(size: int) -> bool:
         # vLLM takes no larger batches on what it knows as an A100
