@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from calc.catalog import Catalog
-from calc.recommend.problem import COUNTS, Miss, Problem
+from calc.recommend.problem import COUNTS, Miss, Problem, fits
 from calc.recommend.search import Found, Judged, Place, Search, room
 from calc.recommend.space import Fields
-from calc.scenario import ScenarioError
 
 SHORTEST = 128  # tokens; nobody wants less
 
@@ -90,7 +89,4 @@ def changes(problem: Problem) -> Iterator[str]:
 def _fits(job: Fields, catalog: Catalog, changes: Fields) -> bool:
     """Whether something fits with some fields changed."""
     changed = {k: v for k, v in job.items() if not (k == "gpus_per_node" and "gpus" in changes)}
-    try:
-        return Problem({**changed, **changes}, catalog).fits()
-    except ScenarioError:
-        return False
+    return fits({**changed, **changes}, catalog)

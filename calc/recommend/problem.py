@@ -9,6 +9,7 @@ from calc.recommend.clock import Clock
 from calc.recommend.search import Found, Judged, Search
 from calc.recommend.space import Fields, branches, rungs, seed
 from calc.scenario import Scenario
+from calc.schema import InputError
 from calc.throughput import Throughput, node_of
 from calc.units import GB
 
@@ -78,7 +79,7 @@ class Problem:
         """The first rung on which something fits."""
         for rung in self.rungs:
             search = self.search(rung)
-            found = search.best() if search and search.any() else None
+            found = search.best() if search else None
             if search and found:
                 return rung, search, found
             if search:
@@ -99,6 +100,14 @@ class Problem:
     def size(self) -> int:
         """Configurations of all searches."""
         return sum(search.size for search in self.searches)
+
+
+def fits(job: Fields, catalog: Catalog) -> bool:
+    """Whether the framework can run any configuration of a job that fits."""
+    try:
+        return Problem(job, catalog).fits()
+    except InputError:
+        return False
 
 
 def configured(search: Search, judged: Judged, trades: str = "") -> Configuration:

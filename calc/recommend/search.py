@@ -228,6 +228,8 @@ class Search:
 
     def best(self) -> Found | None:
         """The configuration that fits and comes first by rank; None where none fits."""
+        if self.leanest() is False:
+            return None
         found: Found | None = None
         ticket = count()
         # a bound, a place, and of how many of the last axes it is known where they begin to fit
@@ -268,11 +270,17 @@ class Search:
         return found
 
     def any(self) -> bool:
-        """Whether anything fits: along the lean axes, what is hungrier fits only where the leanest that starts does.
+        """Whether anything fits."""
+        known = self.leanest()
+        return self.best() is not None if known is None else known
 
-        Branches are asked from the last, as shardings stand from those that shard nothing to those that shard all.
+    def leanest(self) -> bool | None:
+        """Whether anything fits, as the leanest places say; None where they leave it open.
+
+        Along the lean axes, what is hungrier fits on the device only where the leanest that starts does. Branches are
+        asked from the last, as shardings stand from those that shard nothing to those that shard all.
         """
-        open_ = False
+        known: bool | None = False
         for b, branch in reversed([*enumerate(self.branches)]):
             for turn in product(*[reversed(range(n + 1)) for n in branch.leanest[: branch.turns]]):
                 at = (*turn, *branch.leanest[branch.turns :])
@@ -281,9 +289,9 @@ class Search:
                 found = self.starting(b, at)
                 if found and found.fits:
                     return True
-                # an engine that sleeps may fill the host, where one that stays does not
-                open_ = open_ or found is None or (found.on_device and not found.too_lean)
-        return open_ and self.best() is not None
+                if found is None or (found.on_device and not found.too_lean):
+                    known = None  # an engine that sleeps may fill the host, where one that stays does not
+        return known
 
     def starting(self, b: int, lean: Place) -> Fit | None:
         """How the leanest place lies on the machine, or that with the smallest share with which vLLM starts."""

@@ -34,28 +34,20 @@ ERRORS = (
 )
 ALL = "all"
 OF = {"phase": "the phase's own peak", "peak": "the largest moment"}
-
-
 Record = Mapping[str, Any]
 
 
 @cache
 def residuals() -> tuple[Residual, ...]:
     """One for each record that can be compared: with a number, or of a job that ran or died for want of memory."""
-    store, records = Kept(), answers.catalog().measurements
-    comparable = [r for r in records if r["measured_bytes"] or r["verdict"] in ("fits", "oom")]
-    kept = store.read("residuals")
-    known = {key: kept[key] for key in map(_key, comparable) if key in kept}
-    by_model: dict[str, list[Record]] = {}
-    for record in comparable:
-        if _key(record) not in known:
-            by_model.setdefault(str(record["scenario"]["model"]), []).append(record)
-    if by_model:
+    records = answers.catalog().measurements
+    comparable = {_key(r): r for r in records if r["measured_bytes"] or r["verdict"] in ("fits", "oom")}
+    asked: dict[str, dict[Hashable, Record]] = {}
+    for key, record in comparable.items():
         # what calc compiles of a model serves all its records
-        for found in answers.spread(_residuals, list(by_model.values())):
-            known |= found
-        store.write("residuals", known)
-    return tuple(known[_key(record)] for record in comparable)
+        asked.setdefault(f"residuals-{record['scenario']['model']}", {})[key] = record
+    found = {key: one for kept in Kept().complete(asked, _residuals).values() for key, one in kept.items()}
+    return tuple(found[key] for key in comparable)
 
 
 def _key(record: Record) -> Hashable:
@@ -63,8 +55,8 @@ def _key(record: Record) -> Hashable:
     return fingerprint(record), of_gpu(record["scenario"]["gpu"]), of_models()
 
 
-def _residuals(records: Sequence[Record]) -> dict[Hashable, Residual]:
-    return {_key(record): residual(record, answers.catalog()) for record in records}
+def _residuals(records: Sequence[Record]) -> list[Residual]:
+    return [residual(record, answers.catalog()) for record in records]
 
 
 def traced() -> list[Residual]:

@@ -19,7 +19,7 @@ from calc.catalog import GPU, Catalog, Model
 from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import closest
 from calc.recommend.machines import machines
-from calc.recommend.problem import Configuration, Miss, Problem, configured
+from calc.recommend.problem import Configuration, Miss, Problem, configured, fits
 from calc.schema import InputError
 from calc.site import answers
 from calc.site.kept import FOLDER, Kept, fingerprint, of_gpu, of_model
@@ -131,14 +131,6 @@ def _advice(best: Configuration) -> Advice:
 
 def _nothing(why: str) -> Advice:
     return Advice(None, "oom", Working("", ()), 0, None, "", "", {}, (), why)
-
-
-def fits(given: Job, catalog: Catalog) -> bool:
-    """Whether the framework can run any configuration of a job that fits."""
-    try:
-        return Problem(given, catalog).fits()
-    except InputError:
-        return False
 
 
 def _lacks(m: Miss) -> str:

@@ -7,7 +7,7 @@ the first that is tight; else the one that comes closest, with what it needs.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -187,22 +187,15 @@ def _cells(model: str) -> list[Asked]:
     ]
 
 
-Known = dict[Hashable, Best | None]
-
-
 def _key(asked: Asked) -> Hashable:
     """All that a cell depends on beside calc itself."""
     return asked, of_gpu(asked.gpu), of_model(asked.model)
 
 
-def _search_all(model: str, known: Known) -> Known:
-    """Every cell of one model by its key, beside those known."""
-    shared, found = Shared(), dict(known)
-    for asked in _cells(model):
-        if _key(asked) not in found:
-            best = _search(asked)
-            found[_key(asked)] = best and best._replace(working=shared(best.working))
-    return found
+def _search_all(cells: Sequence[Asked]) -> list[Best | None]:
+    """What each of these cells shows."""
+    shared = Shared()
+    return [best and best._replace(working=shared(best.working)) for best in map(_search, cells)]
 
 
 def fill() -> None:
@@ -210,19 +203,10 @@ def fill() -> None:
 
     A model at a time, because what `calc` compiles of a model serves all its scenarios.
     """
-    start, store = time.perf_counter(), Kept()
-    every = {model: {_key(asked): asked for asked in _cells(model)} for model in answers.catalog().models}
-    known: dict[str, Known] = {}
-    for model, keys in every.items():
-        kept = store.read(f"fits-{model}")
-        known[model] = {key: kept[key] for key in keys if key in kept}
-    missing = [model for model, keys in every.items() if len(known[model]) < len(keys)]
-    for model, found in zip(missing, answers.spread(_search_all, missing, [known[m] for m in missing]), strict=True):
-        answers.Clock.asked += len(found) - len(known[model])
-        known[model] = found
-        store.write(f"fits-{model}", found)
-    for model, keys in every.items():
-        _FOUND.update({asked: known[model][key] for key, asked in keys.items()})
+    start = time.perf_counter()
+    asked = {f"fits-{model}": {_key(cell): cell for cell in _cells(model)} for model in answers.catalog().models}
+    for topic, found in Kept().complete(asked, _search_all).items():
+        _FOUND.update({cell: found[key] for key, cell in asked[topic].items()})
     answers.Clock.seconds += time.perf_counter() - start
 
 

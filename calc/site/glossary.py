@@ -91,7 +91,7 @@ def _entry(term: Term, root: str, language: str) -> str:
     path, _, anchor = term.see.partition("#")
     address = f"{root}{path.removesuffix('.md')}.html{'#' + anchor if anchor else ''}"
     there, (word, words) = said(language)[term.name], MORE[language]
-    name = term.name if there.name in (term.name, "") else f"{term.name}：{there.name}"
+    name = term.name if there.name == term.name else f"{term.name}：{there.name}"
     elsewhere = ' hreflang="en"' if language else ""
     more = f'<a href="{address}" aria-label="{words} {escape(term.name)}"{elsewhere}>{word}</a>'
     return f'<dt id="{term.id}">{escape(name)}</dt><dd>{escape(there.tip)} {more}</dd>'

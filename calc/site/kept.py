@@ -11,13 +11,15 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from calc.site import answers
 
+Q = TypeVar("Q")
+A = TypeVar("A")
 CALC = Path(__file__).parents[1]
 FOLDER = CALC.parent / "build" / "kept"
 ASKING = ("advice.py", "fits.py", "kept.py", "searched.py", "workings.py")  # what of the site decides an answer, too
@@ -86,6 +88,27 @@ class Kept:
         fresh = self.folder / f".{topic}.{os.getpid()}"
         fresh.write_bytes(hashlib.sha256(text).digest() + text)
         fresh.replace(self.folder / topic)
+
+    def complete(
+        self, asked: Mapping[str, Mapping[Hashable, Q]], compute: Callable[[Sequence[Q]], Sequence[A]]
+    ) -> dict[str, dict[Hashable, A]]:
+        """The answers to questions by topic and key: those that are kept, and of a topic's others what `compute` gives.
+
+        Topics are computed over all cores, and kept without what is no longer asked.
+        """
+        known: dict[str, dict[Hashable, A]] = {}
+        missing: dict[str, dict[Hashable, Q]] = {}
+        for topic, questions in asked.items():
+            kept = self.read(topic)
+            known[topic] = {key: kept[key] for key in questions if key in kept}
+            if left := {key: question for key, question in questions.items() if key not in kept}:
+                missing[topic] = left
+        made = answers.spread(compute, [list(left.values()) for left in missing.values()]) if missing else ()
+        for (topic, left), found in zip(missing.items(), made, strict=True):
+            known[topic] |= dict(zip(left, found, strict=True))
+            answers.Clock.asked += len(left)
+            self.write(topic, known[topic])
+        return known
 
     def forget(self) -> None:
         """Removes what an earlier calc has left."""

@@ -163,27 +163,7 @@ class Lookups(Bound):
         """How many published reports of RL jobs there are (`count`), of how many `jobs`, and how many `agree`."""
         return self._say(f"reports({what})", str(self._or_fault("reports", lambda: accuracy.reports_count(what))))
 
-    # --- how fast it runs
-
-    def speed_table(self, job: str, id: str, caption: str = "") -> str:
-        """A job's step time, term by term."""
-        caption = caption or f"{self._label(job)}: where the time goes"
-        return self._place(self._or_fault(job, lambda: speed.terms(self._ask(job), id, caption, self._root)))
-
-    def speed_compare(self, jobs: Sequence[str], id: str, caption: str, items: int) -> str:
-        """Step times of jobs side by side, and the hours that `items` sequences or pairs take."""
-        asked = {self._label(job): self._ask(job) for job in jobs}
-        return self._place(self._or_fault(id, lambda: speed.compare(asked, id, caption, items)))
-
-    def quicker(self, job: str, base: str, digits: int = 1) -> str:
-        """How many times as fast as `base` a job goes through the same sequences."""
-        times = self._or_fault(job, lambda: speed.hours(self._ask(base), 1) / speed.hours(self._ask(job), 1))
-        return self._say(f"quicker({job}, {base})", f"{times:.{digits}f}")
-
-    def hours(self, job: str, items: int, digits: int = 0) -> str:
-        """Hours that a job takes for `items` sequences or pairs."""
-        found = self._or_fault(job, lambda: speed.hours(self._ask(job), items))
-        return self._say(f"hours({job}, {items})", f"{found:,.{digits}f}")
+    # --- how far off the times are
 
     def speed_error(self, what: str) -> str:
         """`count`, or an error of estimated step times in per cent: `median`, `worst`."""

@@ -29,8 +29,6 @@ class Tooltips(AbbrTreeprocessor):
 
     def run(self, root: Element) -> None:
         """Walks the page in reading order."""
-        if not self.abbrs:
-            return
         # a page is in the language that its letters are of
         text = "".join(root.itertext())
         self.abbrs: dict[str, str] = glossary.tips("zh" if len(HAN.findall(text)) > len(text) / 10 else "")
@@ -84,7 +82,7 @@ class TooltipExtension(Extension):
 
     def extendMarkdown(self, md: Markdown) -> None:
         """After inline patterns, so that code and links are elements already."""
-        md.treeprocessors.register(Tooltips(md, glossary.tips()), "tooltips", 7)
+        md.treeprocessors.register(Tooltips(md, {}), "tooltips", 7)
 
 
 def makeExtension(**kwargs: Any) -> TooltipExtension:

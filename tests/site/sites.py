@@ -43,7 +43,7 @@ def copy(target: Path) -> Path:
 def named(folder: str) -> set[str]:
     """The files of a catalog folder that the code or a page written by hand names, by id."""
     pages = [
-        *(p for p in (ROOT / "docs").rglob("*.md")),
+        *(ROOT / "docs").rglob("*.md"),
         ROOT / "calc/recommend/published.py",
         ROOT / "calc/site/advice.py",
     ]

@@ -149,6 +149,7 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path, damage: str) -> None:
             "foreign": b"\xff\xfe" + raw,
         }[damage]
     )
+    assert file.read_bytes() != raw
     forget()
     assert advice.fill(tmp_path).computed > 0
     assert pages() == fresh
