@@ -44,8 +44,9 @@ class Shared:
 
     def processes(self, names: Iterable[str]) -> list[Line]:
         """What the processes of the roles called `names` take of a GPU beside tensors."""
-        gpu, count = self.job.gpu, len({self.placed[name].role.process for name in names})
-        return runtime.process(gpu.architecture, self.gpus, gpu.linked, count)
+        gpu, found = self.job.gpu, [self.placed[name] for name in names]
+        communicators = max([placed.s.communicators for placed in found], default=0)
+        return runtime.process(gpu.architecture, communicators, gpu.linked, len({p.role.process for p in found}))
 
     def phases(self) -> tuple[Phase, ...]:
         """The phases of these GPUs, each at its largest moment."""

@@ -165,7 +165,23 @@ class Scenario:
     @property
     def data_parallel(self) -> int:
         """How many ranks work on different sequences."""
-        return self.gpus // (self.tensor_parallel * self.pipeline_parallel * self.context_parallel)
+        return self.gpus // self.together
+
+    @property
+    def together(self) -> int:
+        """GPUs that work on the same sequences."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
+    @property
+    def shards(self) -> int:
+        """GPUs with the same part of every layer, over which weights, gradients and states can be spread."""
+        return self.data_parallel * self.context_parallel
+
+    @property
+    def communicators(self) -> int:
+        """Groups in which a GPU exchanges with others: those of its data, and of each kind of work that it shares."""
+        degrees = (self.data_parallel, self.tensor_parallel, self.pipeline_parallel, self.context_parallel)
+        return sum([degree > 1 for degree in degrees])
 
     @property
     def rows(self) -> int:
@@ -409,6 +425,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         },
         warnings=tuple(rules.warnings_of(values, architecture, gpu, name, version, known)),
     )
+    rules.cut(scenario)
     scenario = rules.batched(scenario, given)
     if (reason := rules.serving_fault(scenario, given) or module.refuse(scenario)) is not None:
         raise Objection(reason)

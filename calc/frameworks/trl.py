@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, FSDP, sharding_fault
+from calc.frameworks import DEEPSPEED, FSDP, sharding_fault, whole_layers, whole_sequences
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
 
@@ -133,7 +133,8 @@ def refuse(s: Scenario) -> str | None:
         return "checkpointing: given 'selective', allowed with trl: none, full"
     if s.packing and s.task != "sft":
         return f"packing: given true for {s.task}, allowed with trl: false; SFTTrainer alone packs"
-    if reason := sharding_fault(s):
+    uncut = whole_layers(s, "its losses read the whole head")
+    if reason := sharding_fault(s) or uncut or whole_sequences(s, "accelerate's ring attention is not modelled"):
         return reason
     if s.precision == "mixed" and s.sharding not in DEEPSPEED:
         return f"precision: given 'mixed' with sharding {s.sharding}, allowed: with {', '.join(DEEPSPEED)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calc.frameworks import FSDP, at_least
+from calc.frameworks import FSDP, at_least, context_fault, whole_layers
 from calc.frameworks import nearest as _nearest
 from calc.keeps import Keeps, Path, Role, Serving, Stage
 
@@ -152,8 +152,9 @@ def refuse(s: Scenario) -> str | None:
         if role and (reason := _trained(role)):
             return place + reason
     sequences = s.rollout.batch * s.rollout.n
-    if sequences % s.gpus:  # utils/config.py:124 of 0.9.1; before, DataProto.chunk
-        return f"rollout.batch: given {s.rollout.batch}, allowed: with rollout.n = {s.rollout.n} a multiple of {s.gpus}"
+    if sequences % s.data_parallel:  # utils/config.py:124 of 0.9.1; before, DataProto.chunk
+        allowed = f"with rollout.n = {s.rollout.n} a multiple of {s.data_parallel}"
+        return f"rollout.batch: given {s.rollout.batch}, allowed: {allowed}"
     if s.global_batch > sequences:  # config.validate: train_batch_size >= ppo_mini_batch_size; one rollout has no more
         return f"global_batch: given {s.global_batch}, allowed: at most rollout.batch x rollout.n = {sequences}"
     if s.has("reward") and at_least(version, "0.7.1"):
@@ -184,6 +185,12 @@ def _trained(s: Scenario) -> str | None:
         "loss": ("full",),
         "logprob": ("logsumexp",),
     }
+    uncut = whole_layers(s, "its FSDP trainer does not cut layers, and Megatron's is not modelled")
+    if reason := uncut or context_fault(s):
+        return reason
+    if s.architecture.heads % s.context_parallel:
+        heads = f"a divisor of the model's {s.architecture.heads} attention heads"
+        return f"context_parallel: given {s.context_parallel}, allowed: {heads}"
     for place, allowed in fixed.items():
         if getattr(s, place) not in allowed:
             with_packing = " with packing" if place == "attention" and free else ""
@@ -245,7 +252,7 @@ def _roles(s: Scenario) -> Iterator[Role]:
     """The models of the job, in the order in which they load."""
     assert s.rollout
     version, scalar = s.framework_version, Path("scalar")
-    whole = max(1, s.rollout.batch * s.rollout.n // s.gpus)
+    whole = max(1, s.rollout.batch * s.rollout.n // s.data_parallel)
     for name in ("critic", "reference", "reward", "actor"):
         role = s.role(name)
         if role is None:
@@ -273,6 +280,7 @@ def _roles(s: Scenario) -> Iterator[Role]:
             # for every micro-batch but the last (transformer_impl.py:676 of 0.9.0); a flag in 0.9.1, off in its YAML
             defers=version == "0.9.0",
             shares=bool(name == "reference" and s.lora),  # ref_in_actor (ray_trainer.py:393 of 0.4.0)
+            exchange="all-to-all",  # Ulysses, in every release (models/transformers/monkey_patch.py)
         )
 
 

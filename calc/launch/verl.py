@@ -96,6 +96,8 @@ def trained(where: str, engine: str, s: Scenario) -> Iterator[Words]:
     yield key(f"{where}.optim.override_optimizer_config", IMPLEMENTATIONS[s.optimizer_impl])
     yield key(f"{where}.use_dynamic_bsz", False)
     yield key(f"{where}.ppo_micro_batch_size_per_gpu", s.micro_batch)
+    if s.context_parallel > 1:
+        yield key(f"{where}.ulysses_sequence_parallel_size", s.context_parallel)
 
 
 def reference(s: Scenario) -> Iterator[Words]:

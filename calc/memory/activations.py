@@ -43,6 +43,9 @@ class Run:
     kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager
     quantised: bool = False  # linears in four bits, dequantised for each multiplication
     keeps_inputs: bool = False  # of these, though a frozen weight needs none: bitsandbytes before 0.43.2
+    sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
+    context: int = 1  # context-parallel ranks, each with some of the positions in all layers
+    exchange: str = ""  # how attention sees the others' positions, a word of `calc.keeps.Role`
 
     @property
     def compute(self) -> int:
@@ -53,6 +56,11 @@ class Run:
     def residual(self) -> int:
         """Bytes of an element of the residual stream."""
         return 2 if self.precision == "bf16" else 4
+
+    @property
+    def share(self) -> float:
+        """The share of the positions of which a rank has the residual stream."""
+        return 1 / self.arch.ranks if self.sequences else 1
 
 
 @lru_cache(maxsize=4096)
@@ -87,7 +95,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
             if mla
             else {}
         ),
-        "W_lm_head": arch.vocab * arch.hidden,
+        "W_lm_head": arch.vocab_part * arch.hidden,
         "W_score": arch.hidden,
         **{f"W_{_short(t.name)}": t.elements for i in (0, -1) for t in layer_tensors(arch, i)},
     }
@@ -110,6 +118,9 @@ def _elements(arch: Architecture, layer: int) -> Mapping[str, int]:
 
 
 WIDTH = of(h=1)  # the residual stream
+# How tensor parallelism cuts linears: by outputs, or by inputs.
+COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"})
+ROWWISE = frozenset({"o_proj", "down_proj"})
 
 
 class Program:
@@ -126,7 +137,8 @@ class Program:
         self.c = run.compute
         self.autocast = run.precision == "autocast"
         self.elements = _elements(run.arch, layer)
-        self.input = Tensor(WIDTH, run.residual, differentiable=not first)
+        self.stream = WIDTH * run.share
+        self.input = Tensor(self.stream, run.residual, differentiable=not first)
         if recomputed:
             self.input.size = NOTHING
 
@@ -138,7 +150,7 @@ class Program:
 
     def norm(self, x: Tensor, name: str, rows: Size | None = None) -> Tensor:
         """RMSNorm: keeps an fp32 copy of its input, the scale of each of its `rows`, and what the weight multiplies."""
-        tape, width, one = self.tape, x.width, rows or Size({"": 1})
+        tape, width, one = self.tape, x.width, rows or Size({"": self.run.share})
         wide = width * 4
         # weight · x in fp32, then cast (Gemma, GPT-OSS), or cast, then weight · x
         late = self.arch.family in ("gemma", "gemma2", "gpt_oss")
@@ -165,6 +177,7 @@ class Program:
     def linear(self, name: str, x: Tensor, out: Size) -> Tensor:
         """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
         run, tape, elements = self.run, self.tape, self.elements.get(name, 0)
+        x = self.entering(name, x)
         weight = Size({}, {f"W_{name}": 1})
         trained = elements if run.trained else 0
         source, reads = x, [x]
@@ -184,7 +197,36 @@ class Program:
             backward_scratch=dequantised,
             weight=0 if self.autocast else trained,
         )
-        return self.adapted(name, x, y) if run.adapter and self.is_adapted(name) else y
+        y = self.adapted(name, x, y) if run.adapter and self.is_adapted(name) else y
+        return self.summed(name, y) if name in ROWWISE else y
+
+    def entering(self, name: str, x: Tensor) -> Tensor:
+        """The input of a linear whose outputs are spread over ranks: each makes a part of the input's gradient.
+
+        The parts are summed into a tensor of its own, one for each such linear, unless sequences are spread too: then
+        the input was gathered, and `gathered` sends all its gradients back at once.
+        """
+        if self.arch.ranks == 1 or self.run.sequences or name not in COLWISE:
+            return x
+        return self.tape.op(f"{name}: all-reduce", [x], x.width, x.b, view=True)
+
+    def summed(self, name: str, y: Tensor) -> Tensor:
+        """The output of a linear whose inputs are spread over ranks: parts of a sum, added up for all or in pieces."""
+        if self.arch.ranks == 1:
+            return y
+        if self.run.sequences:
+            # cut along the second dimension by a copy (torch `_functional_collectives.py`, `reduce_scatter_tensor`)
+            return self.tape.op(
+                f"{name}: reduce-scatter", [y], self.stream, y.b, scratch=y.size, backward_scratch=y.size
+            )
+        return self.tape.op(f"{name}: all-reduce", [y], y.width, y.b, aliases=[y])
+
+    def gathered(self, x: Tensor, name: str) -> Tensor:
+        """All positions of a block's input where ranks have parts of the sequence: gathered, then joined by a copy."""
+        if not self.run.sequences:
+            return x
+        whole = WIDTH * x.b
+        return self.tape.op(f"{name}: gather sequence", [x], WIDTH, x.b, scratch=whole, backward_scratch=whole)
 
     def is_adapted(self, name: str) -> bool:
         """Whether PEFT puts an adapter beside this linear; the head is never among `all-linear`."""
@@ -217,7 +259,7 @@ class Program:
     def add(self, residual: Tensor, y: Tensor, name: str) -> Tensor:
         """The residual stream: its gradient is the gradient of both inputs that share its type."""
         b = max(residual.b, y.b)
-        return self.tape.op(name, [residual, y], WIDTH, b, aliases=[t for t in (residual, y) if t.b == b])
+        return self.tape.op(name, [residual, y], self.stream, b, aliases=[t for t in (residual, y) if t.b == b])
 
     # ---- attention ---------------------------------------------------------------------------------------------
 
@@ -264,6 +306,7 @@ class Program:
 
     def attention(self, x: Tensor) -> Tensor:
         """The attention block from its normalised input to the output projection."""
+        x = self.gathered(x, "attention")
         q, k, v = self.latent_queries_keys_values(x) if self.arch.mla else self.queries_keys_values(x)
         if self.autocast:
             q, k, v = (self.cast(t, 2, n) for t, n in ((q, "q"), (k, "k"), (v, "v")))
@@ -289,6 +332,8 @@ class Program:
         """
         tape, arch = self.tape, self.arch
         lse = Tensor(of(H=1), 4)
+        if self.run.context > 1:
+            return self.all_to_all(q, k, v) if self.run.exchange == "all-to-all" else self.all_gather(q, k, v)
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
         joined = arch.fused_qkv or arch.mla is not None or arch.family == "gpt_oss"
         if self.run.kernel == "flash":
@@ -300,6 +345,39 @@ class Program:
         mask = [Tensor(of(**{"S": 1}), self.c)] if self.run.kernel == "masked" else []
         return tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse, *mask], saves_out=True,
                        backward_scratch=of(H=4) + (of(q=4) if self.c == 2 else NOTHING))  # fmt: skip
+
+    def all_to_all(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Ulysses: each rank attends to all positions with some of the heads, keys and values repeated to one a rank.
+
+        An exchange cuts its input into pieces, receives as many and joins them: three copies (verl `utils/ulysses.py`,
+        `all_to_all_tensor`, `models/transformers/monkey_patch.py`, 0.9.0).
+        """
+        tape, repeats = self.tape, max(1, self.run.context // self.arch.kv_heads)
+
+        def exchanged(x: Tensor, name: str) -> Tensor:
+            return tape.op(f"{name}: all-to-all", [x], x.width, x.b, scratch=x.size * 2, backward_scratch=x.size * 2)
+
+        if repeats > 1:
+            k, v = (tape.op(f"{n}: repeat", [x], x.width * repeats, x.b) for n, x in (("k", k), ("v", v)))
+        q, k, v = exchanged(q, "q"), exchanged(k, "k"), exchanged(v, "v")
+        expanded = of(q=2, o=2) if self.arch.heads > self.arch.kv_heads * repeats else NOTHING
+        out = tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, Tensor(of(H=1), 4)], saves_out=True,
+                      backward_scratch=of(q=4, H=4) + expanded)  # fmt: skip
+        return exchanged(out, "attention")
+
+    def all_gather(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Each rank attends with its own queries, one key head after another, whose positions are gathered meanwhile.
+
+        Two buffers of keys and values of that head forward; backward one more for their gradients, and flash's own
+        accumulators of its queries, keys and values (ring_flash_attn 0.1.8 `llama3_flash_attn_varlen.py`).
+        """
+        tape, head = self.tape, Size({"D": 1})
+        positions, grouped = self.run.context, self.arch.heads // self.arch.kv_heads
+        buffers = head * (2 * 2 * positions * self.c) + head * (2 * self.c)
+        gradients = head * (2 * positions * self.c) + head * (2 * self.c)
+        flash = head * (4 * grouped) + (head * (2 * positions * grouped * self.c) if grouped > 1 else NOTHING)
+        return tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, Tensor(of(H=1), 4)], saves_out=True,
+                       scratch=of(o=self.c) + buffers, backward_scratch=buffers + gradients + flash)  # fmt: skip
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Scores and probabilities as real tensors: 6 bytes kept for each pair of tokens and head, in passing more."""
@@ -426,6 +504,7 @@ class Program:
 
     def feed_forward(self, x: Tensor, *, moe: bool) -> Tensor:
         """A layer's MLP, its routed experts, or routed and shared experts."""
+        x = self.gathered(x, "mlp")
         y = self.routed(x) if moe else self.mlp(x)
         self.tape.returns(x)
         return y

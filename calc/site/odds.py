@@ -234,7 +234,7 @@ def figure(what: str) -> str:
 def _largest(card: int) -> float:
     """The largest share of a lone card of so many GiB that tensors may fill and still fit, to a thousandth."""
     usable = card * GiB
-    outside = sum(line.bytes for line in runtime.process("", 1, nvlink=False))
+    outside = sum(line.bytes for line in runtime.process("", 0, nvlink=False))
     for thousandths in range(1000, 0, -1):
         tensors = usable * thousandths // 1000
         p = verdict.fit_probability(tensors + outside, tensors, verdict.deviation(tensors), usable)
