@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 SCHEMA_FILE = Path(__file__).with_name("scenario.schema.json")
 SCHEMA: Mapping[str, Any] = json.loads(SCHEMA_FILE.read_text("utf-8"))
 
-# Words of the contract that this version cannot compute yet are refused, never ignored.
-MODELLED_TASKS = ("pretrain", "sft", "rm", "dpo", "ppo", "grpo", "reinforce++")
 FRAMEWORKS = ("torch", "openrlhf", "verl", "trl")
 # What no framework decides. Lengths and batches that follow from other fields are filled in by `parse`.
 NEUTRAL: Mapping[str, Any] = {
@@ -396,8 +394,6 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     given = rules.flatten(nested)
     name, version = _framework(given.get("framework", "torch"))
     task = given["task"]
-    if task not in MODELLED_TASKS:
-        raise Objection(f"task: given {task!r}, not modelled yet, allowed: {', '.join(MODELLED_TASKS)}")
     module = framework(name)
     known = module.nearest(version) if version else module.KNOWN[-1]
     said = given | rules.flatten({"roles": own_roles})

@@ -91,6 +91,10 @@ def refuse(s: Scenario) -> str | None:
     """One line on why plain PyTorch cannot run `s`; None when it can."""
     if s.rollout and s.rollout.engine == "vllm":
         return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
+    if s.task == "inference" and s.optimizer != "none":
+        return f"optimizer: given {s.optimizer!r} for inference, allowed: none; nothing is trained"
+    if s.task == "inference" and s.method == "lora":
+        return "method: given 'lora' for inference, allowed: full, or qlora for weights in four bits"
     if s.placement != "colocated":
         return "placement: given 'separate', allowed with torch: colocated"
     for name in s.roles:
@@ -111,6 +115,9 @@ def keeps(s: Scenario) -> Keeps:
     path = loss_path(s)
     if s.task in RL:
         return reinforcement(s, path, deepspeed)
+    if s.task == "inference":
+        model = Role("actor", path, path, s.rows, s.rows)
+        return Keeps((model,), (Stage("generate", "actor", rows=s.rows),), ("actor",), deepspeed=deepspeed)
     if s.task == "dpo" and s.has("reference"):
         # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
