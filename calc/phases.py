@@ -14,8 +14,8 @@ from calc.engines.replica import Where
 from calc.keeps import Path
 from calc.ledger import Line
 from calc.memory import activations
-from calc.memory.activations import Run, dimensions
 from calc.memory.loss import OUTPUTS, head
+from calc.memory.run import Run, dimensions
 from calc.tape import NOTHING, of
 
 

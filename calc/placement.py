@@ -16,8 +16,8 @@ from calc.engines.zero import Zero
 from calc.frameworks import at_least
 from calc.keeps import Keeps, Role
 from calc.ledger import Line
-from calc.memory.activations import Adapter, Run
 from calc.memory.optimizer import Optimizer
+from calc.memory.run import Adapter, Run
 from calc.memory.runtime import process
 from calc.scenario import Scenario
 

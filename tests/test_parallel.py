@@ -15,8 +15,9 @@ from calc.catalog import load
 from calc.estimate import estimate
 from calc.keeps import Path
 from calc.ledger import Estimate, Line
-from calc.memory.activations import Program, Run, dimensions
+from calc.memory.activations import Program
 from calc.memory.loss import head
+from calc.memory.run import Run, dimensions
 from calc.scenario import ScenarioError, parse
 
 H, V, LAYERS = 4096, 128_256, 32  # Llama 3 8B

@@ -15,7 +15,7 @@ from calc.catalog import load
 from calc.estimate import as_dict, estimate
 from calc.keeps import Path
 from calc.ledger import Line, Phase
-from calc.memory.activations import Adapter, Run
+from calc.memory.run import Adapter, Run
 from calc.phases import SORTED_TOKENS, Batch, Instant, Plan, Step, plan, slides, step
 from calc.scenario import Scenario, parse
 

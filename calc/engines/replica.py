@@ -10,8 +10,8 @@ from calc.architecture import Architecture, Head, Tensor, embedding_parameters
 from calc.keeps import Path
 from calc.ledger import Line
 from calc.memory import gradients
-from calc.memory.activations import Run
 from calc.memory.optimizer import Optimizer
+from calc.memory.run import Run
 
 
 @dataclass(frozen=True, slots=True)
