@@ -251,8 +251,8 @@ class Layout:
             segment = stack.blocks[stop.kind].segment
             below = [*self.below(stop), held]
             if self.recompute:
-                gradient = Part("temporary", stack.residual, "activations#passing")
-                for shot in segment.forward:
+                gradient = Part("temporary", segment.waiting, "activations#passing")
+                for shot in segment.again:
                     where = Where("layer", stop.layer, True, stack.root_trained, stop.above)
                     yield instant(f"recompute: {shot.name}", where, [*below, *alive(shot), gradient])
             for shot in segment.backward:
