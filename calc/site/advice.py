@@ -20,6 +20,7 @@ from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import closest
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration, Miss, Problem, configured, fits
+from calc.report import degrees
 from calc.schema import InputError
 from calc.site import answers
 from calc.site.kept import FOLDER, Kept, fingerprint, of_gpu, of_model
@@ -156,6 +157,7 @@ def words(best: Configuration) -> str:
     parts = [
         METHODS[s.method] + (", 8-bit AdamW" if s.optimizer == "adamw-8bit" else ""),
         sharding,
+        *degrees(s),
         f"{' and '.join([*moved, *frozen])} offloaded" if moved or frozen else "",
         "checkpointing" if s.checkpointing == "full" else "",
         f"micro batch {s.micro_batch}",

@@ -11,6 +11,7 @@ from html import escape
 
 from calc.recommend import Miss, Recommendation
 from calc.recommend.search import Judged
+from calc.report import degrees
 from calc.scenario import Scenario
 from calc.site import answers
 from calc.site.answers import Answer
@@ -50,6 +51,7 @@ def settings(s: Scenario) -> list[str]:
     parts = [
         method + (", AdamW in 8 bits" if s.optimizer == "adamw-8bit" else ""),
         SHARDINGS[s.sharding] if s.gpus > 1 else "one GPU",
+        *degrees(s),
         f"micro batch {s.micro_batch}",
         {"full": "checkpointing", "none": "no checkpointing"}.get(s.checkpointing, f"checkpointing {s.checkpointing}"),
         _offloaded(s),
