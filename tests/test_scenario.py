@@ -191,8 +191,8 @@ def test_an_error_stays_on_one_line_whatever_is_given() -> None:
 @pytest.mark.parametrize(
     ("name", "task", "allowed"),
     [
-        ("verl", "sft", "ppo, grpo, reinforce++"),
-        ("verl==0.5", "dpo", "ppo, grpo, reinforce++"),
+        ("verl==0.5", "sft", "ppo, grpo, reinforce++; sft from 0.7.1 on"),
+        ("verl", "dpo", "ppo, grpo, reinforce++, sft"),
         ("trl", "ppo", "sft, rm, dpo, grpo"),
         ("openrlhf==0.5.0", "grpo", "ppo"),
     ],

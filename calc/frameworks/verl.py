@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calc.frameworks import FSDP, at_least, context_fault, whole_layers
 from calc.frameworks import nearest as _nearest
+from calc.frameworks import verl_sft as sft
 from calc.keeps import Keeps, Path, Role, Serving, Stage
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     if task == "ppo" and at_least(version, "0.7.0") and not at_least(version, "0.8.0"):
         values["roles.critic.packing"] = False  # critic/dp_critic.yaml:44 of 0.7.1, which became the actor's in 0.8.0
     if task not in TASKS:
-        values["seq_len"] = 1024  # data.max_length of sft_trainer.yaml, for a trainer that `refuse` turns down
+        values |= sft.defaults(given)
     if at_least(version, "0.4.0"):
         # use_kl_loss and use_kl_in_reward are both false (main_ppo.py:130 of 0.4.0); until 0.3 main_ppo.py always maps
         # Role.RefPolicy
@@ -139,8 +140,10 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
 def refuse(s: Scenario) -> str | None:
     """One line on why verl cannot run `s`; None when it can."""
     version = s.framework_version
+    if s.task in sft.TASKS:
+        return sft.refuse(s) or _trained(s)
     if s.task not in TASKS or not s.rollout:
-        return f"task: given {s.task!r}, allowed with verl: {', '.join(TASKS)}"
+        return f"task: given {s.task!r}, allowed with verl: {', '.join((*TASKS, *sft.TASKS))}"
     if s.placement != "colocated":
         return "placement: given 'separate', allowed with verl: colocated; trainer and rollout share one pool of GPUs"
     if s.rollout.engine == "hf":
@@ -201,6 +204,8 @@ def _trained(s: Scenario) -> str | None:
 
 def keeps(s: Scenario) -> Keeps:
     """What verl's workers keep: roles in turn on the same GPUs, and vLLM, which sleeps while they work."""
+    if s.task in sft.TASKS:
+        return sft.keeps(s, loss_path(s, entropy=False))
     assert s.rollout
     version, vllm = s.framework_version, s.versions["vllm"]
     found = tuple(_roles(s))

@@ -93,6 +93,8 @@ def verl() -> Iterator[dict[str, Any]]:
     """verl's jobs."""
     critics = ({}, {"roles.critic": {"sharding": "fsdp2", "offload.optimizer": True, "micro_batch": 1}})
     steps = ({}, {"optimizer_impl": "fused"}, {"optimizer_impl": "single"})
+    usual = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, (ATTENTIONS[1], *SHARED), steps, MACHINES)
+    yield from supervised(VERL, ("sft",), *usual)
     for task in ("ppo", "grpo", "reinforce++"):
         held = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, ATTENTIONS, steps, BATCHES, LENGTHS)
         roles = (*ROLES[:3], ROLES[-1], *(critics[1:] if task == "ppo" else ()))
