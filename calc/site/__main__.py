@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from calc.site import build, diff, engines, ids, release
+from calc.site.rendered import BuildError
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
                 build.build(arguments.dir.resolve(), arguments.engine)
             case "same":
                 if found := list(engines.differences(arguments.one, arguments.other)):
-                    raise build.BuildError("\n".join(found))
+                    raise BuildError("\n".join(found))
             case "serve":
                 build.serve(arguments.address)
             case "diff":

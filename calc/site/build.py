@@ -10,16 +10,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-
-import jinja2
-import yaml
 
 from calc.catalog import load
 from calc.schema import InputError
-from calc.site import advice, answers, cards, checks, engine, exports, fits, ids, languages, pages, searched
-from calc.site.macros import Macros, PageError, Record, View
+from calc.site import advice, answers, cards, checks, engine, exports, fits, ids, pages, rendered, searched
+from calc.site.bound import Record
+from calc.site.rendered import BuildError
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -29,48 +27,15 @@ EXTERNAL = "external-links.json"
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 
 
-class BuildError(Exception):
-    """A site that cannot be built; the text is what to print."""
-
-
-def collect(docs: Path = DOCS, keep: Callable[[str, str], object] | None = None) -> Record:
-    """Runs the macros of every page under `docs`, returns what they publish, and gives `keep` each Markdown."""
-    record = Record()
-    view = View("", "", {})
-    environment = jinja2.Environment(
-        # As mkdocs.yml gives them to mkdocs-macros; {#anchor} and {{ }} belong to Markdown and to quoted code.
-        variable_start_string="[[",
-        variable_end_string="]]",
-        block_start_string="[%",
-        block_end_string="%]",
-        comment_start_string="[#",
-        comment_end_string="#]",
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.globals.update(Macros(lambda: view, record).all())
-    for path in sorted(docs.rglob("*.md")):
-        source = path.relative_to(docs).as_posix()
-        try:
-            own, body = languages.front(path)
-            view = View(source, languages.url(source), languages.meta(source, own, docs))
-            text = environment.from_string(body).render(page=view)  # of which mkdocs-macros too gives `page.meta`
-            if keep:
-                keep(source, text)
-        except (InputError, PageError, jinja2.TemplateError, yaml.YAMLError) as error:
-            raise BuildError(f"docs/{source}: {' '.join(str(error).split())}") from error
-    return record
-
-
-def write(docs: Path = DOCS, *, preview: bool = False) -> Record:
-    """Writes what is generated, all of it in places that git ignores: pages, data, the calculator's engine.
-
-    A `preview` does without recommendations that a changed formula makes it compute anew.
-    """
+def write(docs: Path = DOCS) -> Record:
+    """Writes what is generated, all of it in places that git ignores: pages, data, the calculator's engine."""
     fits.fill()
-    advice.fill(preview=preview)
+    advice.fill()
     searched.fill(docs)
     pages.write(docs)
-    record = collect(docs)
+    found = rendered.pages(docs)
+    found.all()
+    record = found.record
     exports.save(docs / "data", exports.files(record))
     try:
         engine.write(docs / "assets" / "calculator")

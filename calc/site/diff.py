@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calc.site.build import ROOT, BuildError
+from calc.site.build import ROOT
 from calc.site.kept import FOLDER
+from calc.site.rendered import BuildError
 
 
 class Change(NamedTuple):

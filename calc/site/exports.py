@@ -11,6 +11,7 @@ from typing import Any
 from calc.architecture import parameters
 from calc.site import answers, cite, tables, typeset, workbook
 from calc.site.bound import Record
+from calc.site.published import ALTERNATES
 from calc.site.tables import Table
 
 
@@ -76,7 +77,7 @@ def _described(table: Table, page: str, content: str | bytes) -> dict[str, Any]:
         **({"description": table.assumptions} if table.assumptions else {}),
         homepage=f"{page}#{table.id}",
         schema={"fields": fields, "missingValues": [""]},
-        alternates=[f"tables/{table.id}.{kind}" for kind in ("json", "md", "tex", "xlsx")],
+        alternates=[f"tables/{table.id}.{kind}" for kind in ALTERNATES],
     )
 
 

@@ -18,8 +18,9 @@ from datetime import date
 from pathlib import Path
 
 from calc.site import build, changelog, diff, ids
-from calc.site.build import ROOT, BuildError
+from calc.site.build import ROOT
 from calc.site.changelog import Release
+from calc.site.rendered import BuildError
 
 BRANCH, NEWEST = "gh-pages", "latest"
 
