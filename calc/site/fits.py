@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cache
 from html import escape
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from calc.units import GiB, gb
 
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 COUNTS = (1, 8)
+MANY = 100  # cells; more take longer than to start further processes
 
 
 class Rung(NamedTuple):
@@ -151,8 +153,36 @@ _FOUND: dict[Asked, Best | None] = {}
 def best(asked: Asked) -> Best | None:
     """The best configuration of the ladder; None where the framework refuses all of them."""
     if asked not in _FOUND:
-        _FOUND[asked] = _search(asked)
+        kept, key = _kept(asked.model), _key(asked)
+        _FOUND[asked] = kept[key] if key in kept else _search(asked)
     return _FOUND[asked]
+
+
+@cache
+def _kept(model: str) -> Mapping[Hashable, Best | None]:
+    """What an earlier build has kept of a model's cells."""
+    return Kept().read(_topic(model))
+
+
+def ahead(cells: Iterable[Asked]) -> None:
+    """Answers cells over all cores, where nothing has kept them and they are many; a few are answered one by one."""
+    missing: dict[str, list[Asked]] = {}
+    for asked in cells:
+        if asked not in _FOUND and _key(asked) not in _kept(asked.model):
+            missing.setdefault(asked.model, []).append(asked)
+    if sum(map(len, missing.values())) >= MANY:
+        for each, found in zip(missing.values(), answers.spread(_search_all, list(missing.values())), strict=True):
+            _FOUND.update(zip(each, found, strict=True))
+
+
+@cache
+def ahead_on(gpu: str) -> None:
+    """Answers all cells of one kind of GPU."""
+    ahead(cell for model in answers.catalog().models for cell in _cells(model) if cell.gpu == gpu)
+
+
+def _topic(model: str) -> str:
+    return f"fits-{model}"
 
 
 def _search(asked: Asked) -> Best | None:
@@ -204,7 +234,7 @@ def fill() -> None:
     A model at a time, because what `calc` compiles of a model serves all its scenarios.
     """
     start = time.perf_counter()
-    asked = {f"fits-{model}": {_key(cell): cell for cell in _cells(model)} for model in answers.catalog().models}
+    asked = {_topic(model): {_key(cell): cell for cell in _cells(model)} for model in answers.catalog().models}
     for topic, found in Kept().complete(asked, _search_all).items():
         _FOUND.update({cell: found[key] for key, cell in asked[topic].items()})
     answers.Clock.seconds += time.perf_counter() - start
@@ -231,6 +261,7 @@ def by_memory(gpus: Iterable[GPU]) -> list[GPU]:
 
 def on_gpu(gpu: GPU, task: str, root: str) -> Table:
     """All models on one kind of GPU, for one task: each method that it is asked with, on one GPU and on eight."""
+    ahead_on(gpu.id)
     cases = sorted(TASKS[task].ladders, key=lambda case: (case[1], list(METHODS).index(case[0])))
     columns = (
         Column("model", "Model"),

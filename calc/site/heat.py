@@ -9,7 +9,7 @@ from html import escape
 
 from calc.catalog import GPU
 from calc.site import answers
-from calc.site.fits import METHODS, TASKS, Asked, best, by_memory, by_size, cell, key
+from calc.site.fits import METHODS, TASKS, Asked, ahead, best, by_memory, by_size, cell, key
 from calc.site.tables import WORDS, Cell, Column, Table
 from calc.units import GiB
 
@@ -23,6 +23,7 @@ MORE = {"what-fits/sft": "Supervised fine-tuning, other methods"}
 def matrix(task: str, method: str, gpus: int, root: str) -> Table:
     """All models against all GPUs, for one task, method and number of GPUs."""
     cards = by_memory(answers.catalog().gpus.values())
+    ahead(Asked(model, g.id, task, method, gpus) for model in answers.catalog().models for g in cards)
     columns = (
         Column("model", "Model"),
         *(

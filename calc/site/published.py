@@ -11,7 +11,7 @@ from calc.site import answers
 from calc.site.tables import Table
 
 Tables = Mapping[str, tuple[Table, str]]  # by id, with the page that each stands on
-ALTERNATES = ("json", "md", "tex", "xlsx")  # what there is of a table beside its CSV
+KINDS = ("csv", *(ALTERNATES := ("json", "md", "tex", "xlsx")))  # of files that there are of each table
 UNKNOWN = "(counted by make site)"  # while pages may still add tables; the preview renders none but those asked for
 
 
@@ -60,6 +60,4 @@ def _group(part: str, homes: list[Home], root: str) -> str:
 
 
 def _files(table: Table, root: str) -> str:
-    return " ".join(
-        f'<a href="{root}data/tables/{table.id}.{kind}" download>{kind.upper()}</a>' for kind in ("csv", *ALTERNATES)
-    )
+    return " ".join(f'<a href="{root}data/tables/{table.id}.{kind}" download>{kind.upper()}</a>' for kind in KINDS)

@@ -27,6 +27,7 @@ def how_many(what: str) -> int:
 def gpu_summary(card: GPU) -> str:
     """The first paragraph of a GPU's page: the answer before the numbers."""
     how = "derived from comparable cards, not observed" if card.usable_derived else "as PyTorch reports it"
+    fits.ahead_on(card.id)
     lines = [
         f"A process can use **{gib(card.usable_bytes, 2)}** of the {card.memory_gb:g} GB that the {escape(card.name)} "
         f"is sold with ({how}). The largest models of the catalog that fit, for supervised fine-tuning:\n"

@@ -5,7 +5,7 @@ Macros run here alone, once a page: the exports, the engine's plugin and the pre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from calc.schema import InputError
 from calc.site import datasets, languages
 from calc.site.bound import FIGURES, PageError, Record, View
 from calc.site.macros import Macros
+from calc.site.tables import Table
 
 NOTED = (FIGURES, datasets.KEY)  # of a page's metadata what its macros add for the theme
 
@@ -70,10 +71,12 @@ class Pages:
             self._found[source] = self._render(source)
         return self._found[source]
 
-    def all(self) -> dict[str, Rendered]:
-        """Every page by its file; those that speak of all tables once all are known."""
+    def all(self, made: Callable[[Sequence[tuple[Table, str]]], object] = len) -> dict[str, Rendered]:
+        """Every page by its file, and of each its tables to `made`; those that speak of all tables come last."""
         for path in sorted(self.docs.rglob("*.md")):
+            known = len(self.record.tables)
             self.page(path.relative_to(self.docs).as_posix())
+            made([*self.record.tables.values()][known:])
         self.record.whole = True
         for source in self.record.waiting:
             self._found[source] = self._render(source)
