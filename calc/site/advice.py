@@ -22,6 +22,7 @@ from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration, Miss, Problem, configured, fits
 from calc.schema import InputError
 from calc.site import answers
+from calc.site.answers import Preview
 from calc.site.kept import FOLDER, Kept, fingerprint, of_gpu, of_model
 from calc.site.workings import Shared, Working, of_phase
 from calc.units import GiB, MiB, gb, gib
@@ -334,12 +335,6 @@ def _compute(topic: Topic, kept: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
     known = Answers(answers.catalog(), kept)
     _answered(topic, known)
     return known.known
-
-
-class Preview:
-    """Whether answers that nothing has kept are left out, because they take minutes."""
-
-    on = False
 
 
 class Counted(NamedTuple):

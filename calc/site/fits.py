@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from calc.catalog import GPU, Model
 from calc.site import answers
+from calc.site.answers import Preview
 from calc.site.kept import Kept, of_gpu, of_model
 from calc.site.tables import Cell, Column, Table
 from calc.site.workings import Shared, Working, of_phase
@@ -21,7 +22,6 @@ from calc.units import GiB, gb
 
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 COUNTS = (1, 8)
-MANY = 100  # cells; more take longer than to start further processes
 
 
 class Rung(NamedTuple):
@@ -137,6 +137,9 @@ class Best(NamedTuple):
         return self.working.bytes
 
 
+PENDING = Best("", Working("", ()), "in a moment", {})  # in the preview, while it is being answered
+
+
 class Asked(NamedTuple):
     """What a cell of the look-up tables asks."""
 
@@ -154,6 +157,9 @@ def best(asked: Asked) -> Best | None:
     """The best configuration of the ladder; None where the framework refuses all of them."""
     if asked not in _FOUND:
         kept, key = _kept(asked.model), _key(asked)
+        if key not in kept and Preview.on:
+            Preview.behind = True
+            return PENDING
         _FOUND[asked] = kept[key] if key in kept else _search(asked)
     return _FOUND[asked]
 
@@ -162,23 +168,6 @@ def best(asked: Asked) -> Best | None:
 def _kept(model: str) -> Mapping[Hashable, Best | None]:
     """What an earlier build has kept of a model's cells."""
     return Kept().read(_topic(model))
-
-
-def ahead(cells: Iterable[Asked]) -> None:
-    """Answers cells over all cores, where nothing has kept them and they are many; a few are answered one by one."""
-    missing: dict[str, list[Asked]] = {}
-    for asked in cells:
-        if asked not in _FOUND and _key(asked) not in _kept(asked.model):
-            missing.setdefault(asked.model, []).append(asked)
-    if sum(map(len, missing.values())) >= MANY:
-        for each, found in zip(missing.values(), answers.spread(_search_all, list(missing.values())), strict=True):
-            _FOUND.update(zip(each, found, strict=True))
-
-
-@cache
-def ahead_on(gpu: str) -> None:
-    """Answers all cells of one kind of GPU."""
-    ahead(cell for model in answers.catalog().models for cell in _cells(model) if cell.gpu == gpu)
 
 
 def _topic(model: str) -> str:
@@ -243,8 +232,8 @@ def fill() -> None:
 def cell(asked: Asked) -> Cell:
     """The verdict cell of one combination."""
     found = best(asked)
-    if found is None:
-        return Cell((None, None, None))
+    if found is None or found is PENDING:
+        return Cell((None, None, found and found.rung))
     shown, needed = (found.verdict, found.needed / GiB, found.rung), found.needed
     return Cell(shown, exact=needed, scenario=found.given, working=found.working)
 
@@ -261,7 +250,6 @@ def by_memory(gpus: Iterable[GPU]) -> list[GPU]:
 
 def on_gpu(gpu: GPU, task: str, root: str) -> Table:
     """All models on one kind of GPU, for one task: each method that it is asked with, on one GPU and on eight."""
-    ahead_on(gpu.id)
     cases = sorted(TASKS[task].ladders, key=lambda case: (case[1], list(METHODS).index(case[0])))
     columns = (
         Column("model", "Model"),
@@ -321,6 +309,8 @@ def _smallest(model: Model, task: str, method: str, n: int, root: str) -> tuple[
     for gpu in (g for g in cards if not g.lacks_bf16):
         asked = Asked(model.id, gpu.id, task, method, n)
         found = best(asked)
+        if found is PENDING:
+            return Cell(PENDING.rung), cell(asked)
         if found is not None and found.verdict == "fits":
             link = f'<a href="{root}hardware/gpus/{gpu.id}.html">{escape(gpu.name)}</a>'
             return Cell(gpu.name, link), cell(asked)

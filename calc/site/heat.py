@@ -9,7 +9,7 @@ from html import escape
 
 from calc.catalog import GPU
 from calc.site import answers
-from calc.site.fits import METHODS, TASKS, Asked, ahead, best, by_memory, by_size, cell, key
+from calc.site.fits import METHODS, PENDING, TASKS, Asked, best, by_memory, by_size, cell, key
 from calc.site.tables import WORDS, Cell, Column, Table
 from calc.units import GiB
 
@@ -23,7 +23,6 @@ MORE = {"what-fits/sft": "Supervised fine-tuning, other methods"}
 def matrix(task: str, method: str, gpus: int, root: str) -> Table:
     """All models against all GPUs, for one task, method and number of GPUs."""
     cards = by_memory(answers.catalog().gpus.values())
-    ahead(Asked(model, g.id, task, method, gpus) for model in answers.catalog().models for g in cards)
     columns = (
         Column("model", "Model"),
         *(
@@ -66,7 +65,7 @@ LEGEND = (
 def heated(asked: Asked, card: GPU) -> Cell:
     """A verdict's cell with its depth as a class: tenths of the card used; what is out of memory, how many cards."""
     found = best(asked)
-    if found is None:
+    if found is None or found is PENDING:
         return cell(asked)
     share = found.needed / card.usable_bytes
     depth = int(share) if found.verdict == "oom" else int(STEPS * share)

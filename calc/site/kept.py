@@ -81,7 +81,9 @@ class Kept:
         return pickle.loads(text) if hashlib.sha256(text).digest() == check else {}
 
     def write(self, topic: str, found: Mapping[Hashable, Any]) -> None:
-        """Keeps the answers on a topic, in place of those that were kept."""
+        """Keeps the answers on a topic, in place of those that were kept; under the preview files may change: none."""
+        if answers.Preview.on:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         text = pickle.dumps(dict(found), pickle.HIGHEST_PROTOCOL)
         # builds may run side by side: a reader finds the old file or the new one, whole

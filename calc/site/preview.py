@@ -88,6 +88,8 @@ class Preview(LiveReloadServer):
         self._editions: dict[str, Edition] = {}
         self._compiled = jinja2.FileSystemBytecodeCache(tempfile.mkdtemp(dir=out.parent))
         self._seen = _state()
+        self._behind = threading.Event()
+        threading.Thread(target=self._catch_up, daemon=True).start()
         for path in (DOCS, ROOT / "mkdocs.yml", *load_config(str(ROOT / "mkdocs.yml")).watch):
             self.watch(str(path))
 
@@ -111,6 +113,27 @@ class Preview(LiveReloadServer):
         found: Iterable[bytes] = super().serve_request(environ, start_response)
         return found
 
+    def _catch_up(self) -> None:
+        """Answers, in other processes, the cells that pages have left out, and has those pages made again."""
+        while self._behind.wait():
+            fits, preview = _site("fits"), _site("answers").Preview
+            try:
+                fits.fill()
+            except Exception as error:
+                fault = error
+            else:
+                fault = None
+            if fits is not sys.modules.get("calc.site.fits"):
+                continue  # calc has changed meanwhile, and what was found is of no use
+            self._behind.clear()
+            preview.behind = False
+            if fault:
+                log.error(str(fault), exc_info=fault)
+                continue
+            with self._rebuild_cond:
+                self._want_rebuild = True
+                self._rebuild_cond.notify_all()
+
     def _make(self, path: str) -> None:
         if path in self._made:
             return
@@ -122,11 +145,13 @@ class Preview(LiveReloadServer):
             (self.out / path).parent.mkdir(parents=True, exist_ok=True)
             (self.out / path).write_text(FAULT.format(escape(str(error) or repr(error))), "utf-8")
         self._made.add(path)
+        if _site("answers").Preview.behind:
+            self._behind.set()
 
     def _edition(self, path: str) -> Edition:
         language = next((name for name in LANGUAGES if path.startswith(f"{name}/")), "")
         if language not in self._editions:
-            _site("advice").Preview.on = True
+            _site("answers").Preview.on = True
             _site("pages").write(DOCS)
             self._editions[language] = Edition(language, self.out, self._compiled)
         return self._editions[language]

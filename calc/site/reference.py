@@ -27,7 +27,6 @@ def how_many(what: str) -> int:
 def gpu_summary(card: GPU) -> str:
     """The first paragraph of a GPU's page: the answer before the numbers."""
     how = "derived from comparable cards, not observed" if card.usable_derived else "as PyTorch reports it"
-    fits.ahead_on(card.id)
     lines = [
         f"A process can use **{gib(card.usable_bytes, 2)}** of the {card.memory_gb:g} GB that the {escape(card.name)} "
         f"is sold with ({how}). The largest models of the catalog that fit, for supervised fine-tuning:\n"
@@ -43,6 +42,8 @@ def gpu_summary(card: GPU) -> str:
 def _largest(card: GPU, method: str, gpus: int) -> str:
     for model in reversed(fits.by_size(answers.catalog().models.values())):
         found = fits.best(fits.Asked(model.id, card.id, "sft", method, gpus))
+        if found is fits.PENDING:
+            return found.rung
         if found is not None and found.verdict == "fits":
             how = f" ({escape(found.rung)})" if found.rung else ""
             return f"{escape(model.name)}{how}"
