@@ -6,10 +6,12 @@ the first that is tight; else the one that comes closest, with what it needs.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from calc.catalog import GPU, Model
@@ -227,6 +229,22 @@ def fill() -> None:
     for topic, found in Kept().complete(asked, _search_all).items():
         _FOUND.update({cell: found[key] for key, cell in asked[topic].items()})
     answers.Clock.seconds += time.perf_counter() - start
+
+
+def share(place: int, of: int, into: Path) -> None:
+    """In one of so many processes: answers its share of the cells that nothing has kept, and writes them to a file."""
+    found: dict[Asked, Best | None] = {}
+    for model in [*answers.catalog().models][place::of]:
+        missing = [asked for asked in _cells(model) if _key(asked) not in _kept(model)]
+        found |= zip(missing, _search_all(missing), strict=True)
+    into.write_bytes(pickle.dumps(found))
+
+
+def take(files: Iterable[Path]) -> None:
+    """Takes over what those processes have found."""
+    for file in files:
+        _FOUND.update(pickle.loads(file.read_bytes()))
+    Preview.behind = False
 
 
 def cell(asked: Asked) -> Cell:

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Iterable
 from html import escape
 from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -70,6 +72,7 @@ class Edition:
         if not file.is_documentation_page():
             file.copy_file()
             return
+        log.info(f"Making {file.src_uri}")
         page = file.page or Page(None, file, self.config)
         engine._populate_page(page, self.config, self.files)
         shown = self.files.documentation_pages(inclusion=InclusionLevel.is_in_serve)
@@ -88,8 +91,7 @@ class Preview(LiveReloadServer):
         self._editions: dict[str, Edition] = {}
         self._compiled = jinja2.FileSystemBytecodeCache(tempfile.mkdtemp(dir=out.parent))
         self._seen = _state()
-        self._behind = threading.Event()
-        threading.Thread(target=self._catch_up, daemon=True).start()
+        self._helpers: list[SpawnProcess] = []
         for path in (DOCS, ROOT / "mkdocs.yml", *load_config(str(ROOT / "mkdocs.yml")).watch):
             self.watch(str(path))
 
@@ -100,9 +102,13 @@ class Preview(LiveReloadServer):
             self._editions.clear()
             if (now := _state()) != self._seen:
                 self._seen = now
+                for helper in self._helpers:
+                    helper.terminate()
+                self._helpers = []
                 for name in [n for n in sys.modules if n == "calc" or n.startswith("calc.")]:
                     del sys.modules[name]
-            _site("rendered").pages.cache_clear()
+            if rendered := sys.modules.get("calc.site.rendered"):
+                rendered.pages.cache_clear()
 
     def serve_request(self, environ: Any, start_response: Any) -> Iterable[bytes]:
         """Answers a request, for a file that is as its sources are now."""
@@ -114,25 +120,29 @@ class Preview(LiveReloadServer):
         return found
 
     def _catch_up(self) -> None:
-        """Answers, in other processes, the cells that pages have left out, and has those pages made again."""
-        while self._behind.wait():
-            fits, preview = _site("fits"), _site("answers").Preview
-            try:
-                fits.fill()
-            except Exception as error:
-                fault = error
-            else:
-                fault = None
-            if fits is not sys.modules.get("calc.site.fits"):
-                continue  # calc has changed meanwhile, and what was found is of no use
-            self._behind.clear()
-            preview.behind = False
-            if fault:
-                log.error(str(fault), exc_info=fault)
-                continue
+        """Has other processes answer the cells that pages have left out; then those pages are made again."""
+        fits, count = _site("fits"), os.cpu_count() or 1
+        files = [self.out.parent / f"share-{n}" for n in range(count)]
+        spawn = get_context("spawn")
+        helpers = [spawn.Process(target=fits.share, args=(n, count, file), daemon=True) for n, file in enumerate(files)]
+        for helper in helpers:
+            helper.start()
+        self._helpers = helpers
+
+        def take() -> None:
+            for helper in helpers:
+                helper.join()
+            with self._lock:
+                if self._helpers is not helpers or _state() != self._seen:
+                    return  # what they found is of files that have changed since
+                self._helpers = []
+                if not any(helper.exitcode for helper in helpers):
+                    fits.take(files)
             with self._rebuild_cond:
                 self._want_rebuild = True
                 self._rebuild_cond.notify_all()
+
+        threading.Thread(target=take, daemon=True).start()
 
     def _make(self, path: str) -> None:
         if path in self._made:
@@ -145,18 +155,18 @@ class Preview(LiveReloadServer):
             (self.out / path).parent.mkdir(parents=True, exist_ok=True)
             (self.out / path).write_text(FAULT.format(escape(str(error) or repr(error))), "utf-8")
         self._made.add(path)
-        if _site("answers").Preview.behind:
-            self._behind.set()
+        if (answers := sys.modules.get("calc.site.answers")) and answers.Preview.behind and not self._helpers:
+            self._catch_up()
 
     def _edition(self, path: str) -> Edition:
         language = next((name for name in LANGUAGES if path.startswith(f"{name}/")), "")
         if language not in self._editions:
-            _site("answers").Preview.on = True
             _site("pages").write(DOCS)
             self._editions[language] = Edition(language, self.out, self._compiled)
         return self._editions[language]
 
     def _write(self, path: str) -> None:
+        _site("answers").Preview.on = True
         if path.startswith(DATA):
             self._export(path.removeprefix(DATA))
         elif path.startswith(CALCULATOR):
@@ -214,6 +224,7 @@ def _state() -> int:
 def serve(address: str) -> None:
     """Serves at `address` until it is stopped; a fault in the data at the start is raised."""
     load()
+    _site("pages").write(DOCS)  # before anybody watches
     # calc/ is watched: its compiled files go elsewhere, and the next change of it compiles one file alone
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / "build" / "compiled")
     logging.basicConfig(format="%(levelname)-7s -  %(message)s")
