@@ -20,6 +20,7 @@ from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from posixpath import normpath
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +34,7 @@ from mkdocs.structure.pages import Page
 
 from calc.catalog import load
 from calc.site.languages import LANGUAGES, front
+from calc.site.rendered import BuildError
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -112,10 +114,10 @@ class Preview(LiveReloadServer):
 
     def serve_request(self, environ: Any, start_response: Any) -> Iterable[bytes]:
         """Answers a request, for a file that is as its sources are now."""
-        path = str(environ["PATH_INFO"]).encode("latin-1").decode("utf-8", "ignore").lstrip("/")
-        if not path.startswith("livereload/"):
+        path = str(environ["PATH_INFO"]).encode("latin-1").decode("utf-8", "ignore")
+        if not path.startswith("/livereload/"):
             with self._lock:
-                self._make(path + "index.html" if path.endswith("/") or not path else path)
+                self._make(normpath(path + "index.html" if path.endswith("/") else path).lstrip("/"))
         found: Iterable[bytes] = super().serve_request(environ, start_response)
         return found
 
@@ -136,8 +138,10 @@ class Preview(LiveReloadServer):
                 if self._helpers is not helpers or _state() != self._seen:
                     return  # what they found is of files that have changed since
                 self._helpers = []
-                if not any(helper.exitcode for helper in helpers):
-                    fits.take(files)
+                if any(helper.exitcode for helper in helpers):
+                    log.error("What fits where could not be computed: the messages above say why.")
+                    return
+                fits.take(files)
             with self._rebuild_cond:
                 self._want_rebuild = True
                 self._rebuild_cond.notify_all()
@@ -147,13 +151,16 @@ class Preview(LiveReloadServer):
     def _make(self, path: str) -> None:
         if path in self._made:
             return
+        target = self.out / path
+        if target.is_file():
+            target.unlink()  # its source may be gone
         try:
             self._write(path)
         except Exception as error:
             # a file that somebody is about to mend: its message stands where its page would
             log.error(str(error), exc_info=None if _known(error) else error)
-            (self.out / path).parent.mkdir(parents=True, exist_ok=True)
-            (self.out / path).write_text(FAULT.format(escape(str(error) or repr(error))), "utf-8")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(FAULT.format(escape(str(error) or repr(error))), "utf-8")
         self._made.add(path)
         if (answers := sys.modules.get("calc.site.answers")) and answers.Preview.behind and not self._helpers:
             self._catch_up()
@@ -179,12 +186,12 @@ class Preview(LiveReloadServer):
                 edition.make(found)
 
     def _export(self, path: str) -> None:
-        """A table's file, or one that speaks of all of them."""
+        """The file of a table, or of the catalog; what speaks of all tables is left out."""
         exports, pages, name = _site("exports"), _site("rendered").pages(DOCS), Path(path)
         made: dict[str, str | bytes] = {}
         if path == "catalog.json":
             made = {path: exports.as_json(exports.catalog())}
-        else:
+        elif path.startswith("tables/"):
             if name.stem not in pages.record.tables:
                 pages.all()
             if name.stem in pages.record.tables:
@@ -205,7 +212,7 @@ FAULT = "<!doctype html><html lang=en><title>Fault</title><body><h1>This page ca
 
 
 def _known(error: Exception) -> bool:
-    """Whether an error is a fault of data or pages, which is told in one line."""
+    """Whether an error, of whichever import, is a fault of data or pages, which is told in one line."""
     return any(kind.__name__ in ("InputError", "BuildError", "CatalogError") for kind in type(error).__mro__)
 
 
@@ -231,6 +238,8 @@ def serve(address: str) -> None:
     logging.getLogger("mkdocs").setLevel(logging.INFO)
     logging.getLogger("mkdocs.plugins").setLevel(logging.WARNING)
     host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise BuildError(f"--address: given {address!r}, allowed: host:port, as in 127.0.0.1:8000")
     with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
         out = Path(scratch, "site")
         out.mkdir()
@@ -239,5 +248,7 @@ def serve(address: str) -> None:
             server.serve()  # type: ignore[no-untyped-call]
         except KeyboardInterrupt:
             pass
+        except OSError as error:
+            raise BuildError(f"--address: given {address!r}, allowed: one that is free ({error.strerror})") from None
         finally:
             server.shutdown()
