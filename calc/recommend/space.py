@@ -35,6 +35,8 @@ RUNGS: tuple[Fields, ...] = (
 # By which degree a framework's trainer lets GPUs share a sequence, and over how many of a node.
 SHARED: Mapping[str, str] = {"torch": "tensor_parallel", "openrlhf": "context_parallel", "verl": "context_parallel"}
 DEGREES = (2, 4, 8)
+# What serves a model that nobody trains: its own weights, then four bits of each.
+SERVED: tuple[Fields, ...] = ({"method": "full", "optimizer": "none"}, {"method": "qlora", "optimizer": "none"})
 ALONE = ("none", "zero2", "zero3", "fsdp1", "fsdp2")  # what differs on one GPU
 RANKS = (1, 2, 4, 8, 16)  # of one engine of vLLM
 # What vLLM may take of a card, in steps of a tenth; more than nine tenths leave no room for the context.
@@ -167,6 +169,9 @@ def _parsed(fields: Fields, catalog: Catalog, where: str) -> Scenario:
 
 def rungs(job: Fields) -> Iterator[Fields]:
     """The rungs that are open: those that contradict nothing that is given, adapters only where there may be some."""
+    if job.get("task") == "inference":
+        yield from [rung for rung in SERVED if all(job.get(name, value) == value for name, value in rung.items())]
+        return
     adapters = any(name.startswith("lora.") for name in job)
     for rung in RUNGS:
         method, optimizer = job.get("method", rung["method"]), job.get("optimizer", rung["optimizer"])

@@ -31,7 +31,8 @@ def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
             assert rank
             had.add(rung["method"])
             base = "4-bit weights that stay frozen" if rung["method"] == "qlora" else "frozen weights"
-            yield configured(search, found.judged, f"trains adapters of rank {rank.rank} beside {base}")
+            trains = f"trains adapters of rank {rank.rank} beside {base}"
+            yield configured(search, found.judged, trains if found.judged.scenario.optimizer != "none" else base)
 
 
 def trades(problem: Problem, rung: Fields, search: Search, found: Found) -> Iterator[Configuration]:

@@ -27,6 +27,8 @@ TASKS = {
     "reinforce++": "REINFORCE++",
 }  # fmt: skip
 
+UNPICKED = {"pretrain": "Pre-training", "inference": "Inference"}  # tasks that no table and no form offers
+
 
 def machine(s: Scenario) -> str:
     """The GPUs of a job: `8 × A100-SXM4-80GB`."""
@@ -41,7 +43,7 @@ def model(name: str) -> str:
 
 def task(name: str) -> str:
     """A task within a sentence: `reward model`, but `PPO`."""
-    words = TASKS[name]
+    words = TASKS.get(name) or UNPICKED[name]
     return words if words[1].isupper() else words.lower()
 
 
