@@ -287,12 +287,8 @@ def alive(shot: Shot, saved: str = "activations", passing: str = "temporary") ->
     return [Part(saved, shot.saved, source), Part(passing, shot.passing, "activations#passing")]
 
 
-CAPPED = (
-    "logits: gather",
-    "logits: over cap",
-    "logits: tanh",
-    "logits: times cap",
-)  # what the model's own forward does behind its head
+# what the model's own forward does behind its head
+CAPPED = ("logits: gather", "logits: over cap", "logits: tanh", "logits: times cap")
 # torch `native/cuda/Embedding.cu`: above this many tokens the gradient is summed by sorted segments, which takes a
 # row in fp32 for every token and for every ten of them
 SORTED_TOKENS = 3072
