@@ -78,7 +78,7 @@ lock: $(VENV)/.site
 	@$(VENV)/bin/npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --silent
 
 clean:
-	@rm -rf $(VENV) node_modules site build docs/assets/calculator docs/data docs/hardware/gpus; find docs/models -name "*.md" ! -name index.md -delete
+	@rm -rf $(VENV) node_modules site build docs/assets/calculator docs/hardware/gpus; find docs/models -name "*.md" ! -name index.md -delete
 
 $(PY):
 	@$(PYTHON) -m venv $(VENV) || { echo "A virtual environment could not be made: Python 3.11 or newer with its venv module is needed (Debian, Ubuntu: apt-get install python3-venv)." >&2; exit 2; }

@@ -20,13 +20,12 @@ RUNS = 3
 PASTE = """
 import sys
 from pathlib import Path
-from calc.site import build, languages
+from calc.site import languages, rendered
 docs = Path(sys.argv[1])
-def keep(source, text):
+for source, page in rendered.pages(docs).all().items():
     whole = (docs / source).read_text("utf-8")
     _, body = languages.front(docs / source)
-    (docs / source).write_text(whole.removesuffix(body) + text, "utf-8")
-build.collect(docs, keep)
+    (docs / source).write_text(whole.removesuffix(body) + page.whole, "utf-8")
 """
 
 

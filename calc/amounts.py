@@ -92,6 +92,8 @@ class Segment(NamedTuple):
     forward: tuple[Shot, ...]
     backward: tuple[Shot, ...]
     without_grad: tuple[Shot, ...]
+    again: tuple[Shot, ...]  # of a forward that checkpointing repeats, and
+    waiting: Amount  # the gradients that exist meanwhile
 
 
 def segment(tape: Tape, dims: Mapping[str, int], apart: Container[str] = ()) -> Segment:
@@ -101,4 +103,6 @@ def segment(tape: Tape, dims: Mapping[str, int], apart: Container[str] = ()) -> 
         peaks(tape.forward(), dims, apart),
         peaks(tape.backward(), dims, apart),
         peaks(tape.forward(grad=False), dims, apart),
+        peaks(tape.again(), dims, apart),
+        amount(tape.waiting(), dims),
     )

@@ -71,7 +71,7 @@ def outside_errors(catalog: Catalog) -> list[int]:
     for m in catalog.exhausted:
         if m["in_use_bytes"] and m["processes"] in (None, 1) and (m["gpus"] == 1 or (m["gpus"] and m["gpu"])):
             linked = catalog.gpu(m["gpu"]).linked if m["gpu"] else False
-            lines = runtime.process("", m["gpus"], linked)
+            lines = runtime.process("", int(m["gpus"] > 1), linked)
             expected = sum(line.bytes for line in lines if not line.allocated)
             errors.append(m["in_use_bytes"] - m["allocated_bytes"] - m["unallocated_bytes"] - expected)
     return errors

@@ -44,8 +44,9 @@ class Shared:
 
     def processes(self, names: Iterable[str]) -> list[Line]:
         """What the processes of the roles called `names` take of a GPU beside tensors."""
-        gpu, count = self.job.gpu, len({self.placed[name].role.process for name in names})
-        return runtime.process(gpu.architecture, self.gpus, gpu.linked, count)
+        gpu, found = self.job.gpu, [self.placed[name] for name in names]
+        communicators = max([placed.s.communicators for placed in found], default=0)
+        return runtime.process(gpu.architecture, communicators, gpu.linked, len({p.role.process for p in found}))
 
     def phases(self) -> tuple[Phase, ...]:
         """The phases of these GPUs, each at its largest moment."""
@@ -243,14 +244,18 @@ class Shared:
         return [line for engine in kept for line in engine.weights()] if "weights" in stage.holds else []
 
     def generate(self, stage: Stage) -> Staged:
-        """Transformers generates: a forward over the prompts, then token by token with a growing cache."""
+        """Transformers generates: a forward over the prompts, then token by token with a growing cache.
+
+        Inference, which says nothing of prompts, gets one of the full length.
+        """
         placed, s = self.placed[stage.role], self.job.s
+        prompt = s.prompt_len or s.seq_len
         r = placed.scorer.replica
         kept = [*self.beside(stage, stage.role), *self.present(placed)]
         kept += [placed.scorer.handing(word) for word in stage.holds if word != "prompt-logits"]
         logits = Path("flash", head_fp32=placed.role.scoring.head_fp32)
         every = "prompt-logits" in stage.holds
-        prompts = Batch(stage.rows * s.prompt_len, s.prompt_len)
+        prompts = Batch(stage.rows * prompt, prompt)
         last = Batch(stage.rows, 1)
         model = replace(r, path=logits)
         made = self.job.step(model, placed.s, prompts)

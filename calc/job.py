@@ -52,9 +52,12 @@ class Job:
         self.engine = placement.serving(s, self.keeps, gpu)
 
     def batch(self, s: Scenario, rows: int) -> Batch:
-        """`rows` sequences as a role with scenario `s` runs them: at their cap, or at their mean without padding."""
+        """`rows` sequences as a role with scenario `s` runs them: at their cap, or at their mean without padding.
+
+        Of their tokens a GPU has the share that context parallelism leaves it.
+        """
         length = s.expected_len if s.packing else s.seq_len
-        return Batch(rows * length, length)
+        return Batch(-(-rows * length // s.context_parallel), length)
 
     def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:
         """The activations of a model on one micro-batch."""

@@ -60,6 +60,8 @@ class Role:
     gradient. `shares`: it is the trained model with its adapters switched off, without weights of its own.
     `reduce_bytes` of a gradient travel between FSDP's ranks, as many as are kept where it is 0. `defers`: FSDP reduces
     the gradients of several micro-batches in the last one alone (`no_sync`), and each GPU keeps whole ones until then.
+    `exchange`: how attention sees the positions of other context-parallel ranks, by `all-to-all` (Ulysses) or by
+    `all-gather` of keys and values.
     Roles with the same `process` live in one process of the operating system, with one CUDA context.
     """
 
@@ -73,6 +75,7 @@ class Role:
     shares: bool = False
     reduce_bytes: int = 0
     defers: bool = False
+    exchange: str = ""
     process: str = "trainer"
 
 
@@ -165,11 +168,12 @@ def supervised(
     reference: Role | None = None,
     reduce_bytes: int = 0,
     defers: bool = False,
+    exchange: str = "",
     deepspeed: DeepSpeed | None = None,
     notes: tuple[str, ...] = (),
 ) -> Keeps:
     """What a job keeps that trains one model: `reference`, where there is one, is scored within its forward."""
-    trained = Role(name, path, path, rows, rows, reduce_bytes=reduce_bytes, defers=defers)
+    trained = Role(name, path, path, rows, rows, reduce_bytes=reduce_bytes, defers=defers, exchange=exchange)
     roles = (trained, *([reference] if reference else []))
     return Keeps(
         roles=roles,

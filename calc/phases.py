@@ -14,9 +14,9 @@ from calc.engines.replica import Where
 from calc.keeps import Path
 from calc.ledger import Line
 from calc.memory import activations
-from calc.memory.activations import Run, dimensions
 from calc.memory.loss import OUTPUTS, head
-from calc.tape import of
+from calc.memory.run import Run, dimensions
+from calc.tape import NOTHING, of
 
 
 class Batch(NamedTuple):
@@ -87,6 +87,7 @@ class Stack(NamedTuple):
     loss_inside: bool  # Transformers' own loss runs inside the model's forward, log-probabilities outside
     inner: bool
     residual: Amount  # one tensor of the residual stream
+    embedding_passing: Amount
     embedding_scratch: Amount
     dims: dict[str, int]
 
@@ -132,7 +133,9 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
             stops.append(Stop(layer, kind, below, above))
     segment, held = head(run, path)
     dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
-    stream = of(h=run.residual)
+    stream = of(h=run.residual * run.share)
+    # the embedding's backward reads all positions
+    whole = of(h=run.residual) if run.sequences else NOTHING
     return Stack(
         blocks=tuple(blocks),
         stops=tuple(stops),
@@ -149,7 +152,8 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar"),
         inner=inner,
         residual=amount(stream, dims),
-        embedding_scratch=amount(stream + of(h=4.4), dims),
+        embedding_passing=amount(stream + whole, dims),
+        embedding_scratch=amount(stream + whole + of(h=4.4), dims),
         dims=dims,
     )
 
@@ -247,15 +251,15 @@ class Layout:
             segment = stack.blocks[stop.kind].segment
             below = [*self.below(stop), held]
             if self.recompute:
-                gradient = Part("temporary", stack.residual, "activations#passing")
-                for shot in segment.forward:
+                gradient = Part("temporary", segment.waiting, "activations#passing")
+                for shot in segment.again:
                     where = Where("layer", stop.layer, True, stack.root_trained, stop.above)
                     yield instant(f"recompute: {shot.name}", where, [*below, *alive(shot), gradient])
             for shot in segment.backward:
                 where = Where("layer", stop.layer, True, stack.root_trained, stop.above, shot.gradients, shot.making)
                 yield instant(f"layer: {shot.name}", where, [*below, *alive(shot)])
         if stack.embedding_trained:
-            yield self.embedding(stack.residual, sorting=False)
+            yield self.embedding(stack.embedding_passing, sorting=False)
         if stack.inner:
             where = Where("reduce", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own)
             yield instant("reduction of the last gradients", where, [held])
@@ -283,7 +287,8 @@ def alive(shot: Shot, saved: str = "activations", passing: str = "temporary") ->
     return [Part(saved, shot.saved, source), Part(passing, shot.passing, "activations#passing")]
 
 
-CAPPED = ("logits: over cap", "logits: tanh", "logits: times cap")  # what the model's own forward does behind its head
+# what the model's own forward does behind its head
+CAPPED = ("logits: gather", "logits: over cap", "logits: tanh", "logits: times cap")
 # torch `native/cuda/Embedding.cu`: above this many tokens the gradient is summed by sorted segments, which takes a
 # row in fp32 for every token and for every ten of them
 SORTED_TOKENS = 3072

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import Architecture, Head, Tensor, linears, lora_parameters, parameters, tensors
+from calc.architecture import Architecture, Head, Tensor, linears, lora_parameters, parameters, part, tensors
 from calc.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.plain import Plain
@@ -16,8 +16,8 @@ from calc.engines.zero import Zero
 from calc.frameworks import at_least
 from calc.keeps import Keeps, Role
 from calc.ledger import Line
-from calc.memory.activations import Adapter, Run
 from calc.memory.optimizer import Optimizer
+from calc.memory.run import Adapter, Run
 from calc.memory.runtime import process
 from calc.scenario import Scenario
 
@@ -65,7 +65,7 @@ def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...
 
 def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
-    arch = s.architecture
+    arch = part(s.architecture, s.tensor_parallel)
     head: Head = "scalar" if role.name in VALUED else "lm"
     weight, grad, master, stepped = FORMATS[s.precision]
     count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
@@ -93,6 +93,9 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         trained=trained and adapter is None,
         adapter=adapter,
         kernel=kernel(arch, s.attention, s.precision),
+        sequences=s.sequence_parallel and s.tensor_parallel > 1,
+        context=s.context_parallel,
+        exchange=role.exchange,
         quantised=s.method == "qlora",
         # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
@@ -114,7 +117,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         master_bytes=master,
         step_bytes=stepped,
         optimizer=Optimizer(s.optimizer, s.optimizer_impl) if trained else None,
-        ranks=s.data_parallel,
+        ranks=s.shards,
         accumulates=s.accumulation > 1,
         leaves=role.leaves,
         reduce_bytes=role.reduce_bytes or grad,
@@ -132,7 +135,7 @@ def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
     if keeps.deepspeed:
         stage = int(s.sharding[-1]) if s.sharding.startswith("zero") else 1
         return Zero(model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters)
-    return Plain(model, buckets=s.sharding == "ddp" and s.gpus > 1)
+    return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1)
 
 
 class Placed(NamedTuple):
@@ -162,7 +165,7 @@ def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:
     """What vLLM's own process takes beside its pool; nothing where it lives in a trainer's."""
     assert keeps.serving and s.rollout
     own = keeps.serving.process not in {role.process for role in keeps.roles}
-    lines = process(gpu.architecture, s.rollout.tensor_parallel, gpu.linked, int(own), "rollout")
+    lines = process(gpu.architecture, int(s.rollout.tensor_parallel > 1), gpu.linked, int(own), "rollout")
     return [line for line in lines if line.bytes]
 
 

@@ -47,11 +47,19 @@ def _job(e: Estimate) -> Iterator[str]:
     adapters = f" of rank {s.lora.rank}" if s.lora else ""
     yield (
         f"{s.model}, {s.task}, {s.method}{adapters}, {s.framework}=={s.framework_version}, {s.precision}, "
-        f"sharding {s.sharding}, {s.gpus} x {s.gpu}, micro batch {s.micro_batch}, {lengths(s)}"
+        f"{', '.join([f'sharding {s.sharding}', *degrees(s)])}, {s.gpus} x {s.gpu}, micro batch {s.micro_batch}, "
+        f"{lengths(s)}"
     )
     if s.rollout:
         yield f"{rollout(s)}; {roles(s, {})}"
     yield ""
+
+
+def degrees(s: Scenario) -> list[str]:
+    """By how many GPUs a layer or a sequence is shared, where it is."""
+    found = [("tensor parallel", s.tensor_parallel), ("context parallel", s.context_parallel)]
+    shared = [f"{name} {count}" for name, count in found if count > 1]
+    return [*shared, "sequence parallel"] if s.sequence_parallel else shared
 
 
 def lengths(s: Scenario) -> str:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from calc.architecture import Architecture, ConfigError, lora_parameters
+from calc.architecture import Architecture, ConfigError, lora_parameters, part
 from calc.catalog import GPU, Catalog, CatalogError
-from calc.frameworks import DEEPSPEED, FSDP
+from calc.frameworks import DEEPSPEED, FSDP, TOGETHER
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
 
-UNBUILT_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+UNBUILT_DEGREES = ("pipeline_parallel", "expert_parallel")
 RL = ("ppo", "grpo", "reinforce++")
 PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
@@ -90,7 +90,7 @@ def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
     """`s` with a global batch of whole steps; refuses one that is not, and GPUs that nothing joins."""
     roles = {name: own for name in TRAINED_ROLES if s.has(name) and (own := s.role(name))}
     for name, own in roles.items() or [("", s)]:
-        if own.gpus > 1 and own.sharding == "none":
+        if own.shards > 1 and own.sharding == "none":
             place = place_of(s, name, "sharding")
             raise Objection(f"{place}: given 'none' with gpus = {own.gpus}, allowed: {', '.join(SHARDINGS)}")
         step = whole_step(own)
@@ -214,13 +214,28 @@ def adapters(architecture: Architecture, rank: int, targets: str | list[str]) ->
     return found
 
 
+def cut(s: Scenario) -> None:
+    """Refuses models that cannot be cut into as many parts as asked, and GPUs that leave some over."""
+    for name in ("", *s.roles):
+        own = s.role(name) if name else s
+        if own is None:
+            continue
+        place = f"roles.{name}." if name else ""
+        try:
+            part(own.architecture, own.tensor_parallel)
+        except ConfigError as error:
+            raise Objection(f"{place}{error}") from None
+        if own.gpus % own.together:
+            degrees = " x ".join(d for d in TOGETHER if getattr(own, d) > 1)
+            allowed = f"a multiple of {degrees} = {own.together}, as {near(own.gpus, own.together)}"
+            raise Objection(f"{place}gpus: given {own.gpus}, allowed: {allowed}")
+
+
 def unbuilt(fields: Mapping[str, Any]) -> None:
     """Refuses parallelism that is not computed yet."""
     for place in UNBUILT_DEGREES:
         if fields.get(place, 1) > 1:
             raise Objection(f"{place}: given {fields[place]}, not modelled yet, allowed: 1")
-    if fields.get("sequence_parallel"):
-        raise Objection("sequence_parallel: given true, not modelled yet, allowed: false")
 
 
 def no_adapters(given: Mapping[str, Any]) -> None:

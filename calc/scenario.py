@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 SCHEMA_FILE = Path(__file__).with_name("scenario.schema.json")
 SCHEMA: Mapping[str, Any] = json.loads(SCHEMA_FILE.read_text("utf-8"))
 
-# Words of the contract that this version cannot compute yet are refused, never ignored.
-MODELLED_TASKS = ("pretrain", "sft", "rm", "dpo", "ppo", "grpo", "reinforce++")
 FRAMEWORKS = ("torch", "openrlhf", "verl", "trl")
 # What no framework decides. Lengths and batches that follow from other fields are filled in by `parse`.
 NEUTRAL: Mapping[str, Any] = {
@@ -165,7 +163,23 @@ class Scenario:
     @property
     def data_parallel(self) -> int:
         """How many ranks work on different sequences."""
-        return self.gpus // (self.tensor_parallel * self.pipeline_parallel * self.context_parallel)
+        return self.gpus // self.together
+
+    @property
+    def together(self) -> int:
+        """GPUs that work on the same sequences."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
+    @property
+    def shards(self) -> int:
+        """GPUs with the same part of every layer, over which weights, gradients and states can be spread."""
+        return self.data_parallel * self.context_parallel
+
+    @property
+    def communicators(self) -> int:
+        """Groups in which a GPU exchanges with others: those of its data, and of each kind of work that it shares."""
+        degrees = (self.data_parallel, self.tensor_parallel, self.pipeline_parallel, self.context_parallel)
+        return sum([degree > 1 for degree in degrees])
 
     @property
     def rows(self) -> int:
@@ -380,8 +394,6 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     given = rules.flatten(nested)
     name, version = _framework(given.get("framework", "torch"))
     task = given["task"]
-    if task not in MODELLED_TASKS:
-        raise Objection(f"task: given {task!r}, not modelled yet, allowed: {', '.join(MODELLED_TASKS)}")
     module = framework(name)
     known = module.nearest(version) if version else module.KNOWN[-1]
     said = given | rules.flatten({"roles": own_roles})
@@ -409,6 +421,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         },
         warnings=tuple(rules.warnings_of(values, architecture, gpu, name, version, known)),
     )
+    rules.cut(scenario)
     scenario = rules.batched(scenario, given)
     if (reason := rules.serving_fault(scenario, given) or module.refuse(scenario)) is not None:
         raise Objection(reason)

@@ -197,6 +197,27 @@ class Tape:
             alive = {t: None for t in alive if last[t] > n}
         return shots
 
+    def again(self) -> list[Snapshot]:
+        """The instants of a forward that checkpointing runs again: it stops where the last tensor is saved.
+
+        Before the operation that saves it (torch 2.13 `utils/checkpoint.py`, `_StopRecomputationError`).
+        """
+        return self.forward()[: sum(bool(op.outs) for op in self.ops[: self._last_save()])]
+
+    def waiting(self) -> Size:
+        """The gradients that exist when checkpointing runs the forward again: backward has come to what saved last."""
+        final = self.ops[-1].outs[0]
+        gradient: dict[Tensor, Tensor] = {final: Tensor(final.width, final.b)}
+        for op in reversed(self.ops[self._last_save() + 1 :]):
+            incoming = [gradient.pop(out) for out in op.outs if out in gradient]
+            for t, g in op.gradients(incoming[0]).items() if incoming else ():
+                gradient.setdefault(t, g)
+        return _total(gradient.values())
+
+    def _last_save(self) -> int:
+        """Where the last tensor is saved; behind all operations where none is."""
+        return max((n for n, op in enumerate(self.ops) if op.saves), default=len(self.ops))
+
     def backward(self) -> list[Snapshot]:
         """The instants of the backward pass, the gradient of the last output given."""
         users: dict[Tensor, int] = {}

@@ -11,7 +11,8 @@ from calc.amounts import NO_BYTES, amount, peaks
 from calc.architecture import Architecture
 from calc.catalog import load
 from calc.memory import activations
-from calc.memory.activations import Adapter, Program, Run, dimensions
+from calc.memory.activations import Program
+from calc.memory.run import Adapter, Run, dimensions
 from calc.tape import Size, Snapshot, Tape, of
 
 BF16_LORA = Adapter(64, "all-linear", False, 2)

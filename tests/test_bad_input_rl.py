@@ -312,8 +312,8 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "a role's parallelism": (
         PPO,
-        {"roles.critic.tensor_parallel": 2},
-        "roles.critic.tensor_parallel: given 2, not modelled yet, allowed: 1",
+        {"roles.critic.expert_parallel": 2},
+        "roles.critic.expert_parallel: given 2, not modelled yet, allowed: 1",
     ),
     "a role's batch that GPUs cannot share": (
         PPO,

@@ -15,7 +15,7 @@ from calc.catalog import load
 from calc.estimate import as_dict, estimate
 from calc.keeps import Path
 from calc.ledger import Line, Phase
-from calc.memory.activations import Adapter, Run
+from calc.memory.run import Adapter, Run
 from calc.phases import SORTED_TOKENS, Batch, Instant, Plan, Step, plan, slides, step
 from calc.scenario import Scenario, parse
 
@@ -221,10 +221,11 @@ def test_a_recomputed_layer_has_its_own_input_and_those_below_beside_all_it_keep
 
 
 def test_recomputation_runs_a_forward_with_the_gradient_of_the_layers_output_waiting() -> None:
-    """At its end: the layer's 200,840, the addition's 6h and the gradient's 2h, and 32 inputs of 2h."""
+    """Where it stops, before down_proj: the layer's 200,840, the addition's 2h, the gradient's 2h, 32 inputs of 2h."""
     every = tuple(made(checkpointing="full").layout.backward())
-    found = [i for i in every if i.name == "recompute: mlp: add"]
-    assert found[0].total.tokens == LAYER + 6 * H + 2 * H + 32 * 2 * H
+    found = [i for i in every if i.name == "recompute: mlp: product"]
+    assert found[0].total.tokens == LAYER + 2 * H + 2 * H + 32 * 2 * H
+    assert not [i for i in every if i.name in ("recompute: down_proj", "recompute: mlp: add")]
     assert found[0].where.above == found[0].where.here == 0
     assert not [i for i in made().layout.backward() if i.name.startswith("recompute")]
 

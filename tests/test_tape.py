@@ -315,3 +315,34 @@ def test_a_gradient_that_overwrites_a_view_keeps_all_it_looks_into() -> None:
     half = tape.op("slice", [logits], X * 0.5, 2, view=True)
     tape.op("loss", [half], of(z=1), 1, saves=[half], overwrites=True)
     assert passing(tape.backward())["slice"] == {"h": 4}
+
+
+# --- what checkpointing runs again ---
+
+
+def test_a_forward_runs_again_up_to_what_saves_last_which_does_not_run() -> None:
+    """It stops as the last tensor is saved, before the operation that saves it: `down` and `add` are left out."""
+    tape = Tape()
+    x = Tensor(X, 2)
+    wide = tape.op("up", [x], of(i=1), 2, saves=[x])
+    y = tape.op("down", [wide], X, 2, saves=[wide])
+    tape.op("add", [x, y], X, 2, aliases=[x, y])
+    assert [shot.name for shot in tape.again()] == ["up"]
+    assert tape.again()[0].passing.tokens == {"i": 2}
+
+
+def test_the_gradients_above_what_saves_last_wait_meanwhile() -> None:
+    """The output's, shared by the addition's inputs, 2h; the cast's own, 4h; nothing of what lies below."""
+    tape = Tape()
+    x = Tensor(X, 2)
+    y = tape.op("down", [x], X, 4, saves=[x])
+    y = tape.op("cast", [y], X, 2)
+    tape.op("add", [x, y], X, 2, aliases=[x, y])
+    assert tape.waiting().tokens == {"h": 2 + 4}
+
+
+def test_what_saves_nothing_runs_again_whole() -> None:
+    tape = Tape()
+    tape.op("add", [Tensor(X, 2)], X, 2)
+    assert [shot.name for shot in tape.again()] == ["add"]
+    assert tape.waiting().tokens == {"h": 2}

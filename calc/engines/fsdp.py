@@ -118,6 +118,7 @@ class Fsdp(Holder):
         if not self.offload and (where.above or r.accumulates):
             lines.append(self.reduced(r.trainable if r.accumulates else where.above))
         lines += self.tied(where)
+        lines += self.whole_embedding(where, r.run.compute)
         if where.segment == "reduce":
             lines += self.reducing_root()
         elif unreduced := where.root + where.here:

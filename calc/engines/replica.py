@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from calc.architecture import Architecture, Head, Tensor
+from calc.architecture import Architecture, Head, Tensor, embedding_parameters
 from calc.keeps import Path
 from calc.ledger import Line
-from calc.memory.activations import Run
+from calc.memory import gradients
 from calc.memory.optimizer import Optimizer
+from calc.memory.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Replica:
 
     Bytes are per parameter: `weight_bytes` of the model's own weights, `adapter_bytes` of LoRA's, `grad_bytes` of what
     backward leaves behind, `master_bytes` of an fp32 copy beside 16-bit weights, `step_bytes` of what the optimizer
-    steps in. `ranks` is the data-parallel size; `accumulates` says that a step has several micro-batches.
+    steps in. `ranks` share what is sharded; `accumulates` says that a step has several micro-batches.
     `reduce_bytes` of a gradient travel between FSDP's ranks, with `defers` once a step. `leaves` names
     what moves to the host while other roles run, `weights` or the optimizer's `states`.
     """
@@ -53,8 +54,16 @@ class Replica:
 
     @property
     def embedding(self) -> int:
-        """Elements of the embedding, V·h: the model's largest tensor."""
-        return self.arch.vocab * self.arch.hidden
+        """Elements of the embedding, V·h or a tensor-parallel rank's part of it: the model's largest tensor."""
+        return embedding_parameters(self.arch)
+
+    @property
+    def embedding_beyond(self) -> int:
+        """Elements of the embedding that other tensor-parallel ranks hold: their gradient is made here all the same.
+
+        Its backward sums over the tokens of every rank alike (DTensor, `embedding_dense_backward`: replicated).
+        """
+        return self.arch.vocab * self.arch.hidden - self.embedding if self.run.trained else 0
 
     @property
     def largest(self) -> int:
@@ -100,6 +109,17 @@ class Holder:
         """Weights and what training keeps beside them."""
         return [*self.weights(), *self.states()]
 
+    def whole_embedding(self: Engine, where: Where, b: int) -> list[Line]:
+        """The embedding's gradient as backward makes it where tensor-parallel ranks share the vocabulary: all of it.
+
+        A tied head's gradient has the own part alone, which is cut out of it to be added.
+        """
+        r = self.replica
+        if where.segment != "end" or not r.embedding_beyond:
+            return []
+        whole = gradients.whole_embedding(r.role, r.embedding_beyond, b)
+        return [whole, gradients.new(r.role, r.embedding, b)] if r.ties_gradients else [whole]
+
 
 class Engine(Protocol):
     """What every engine answers about its replica."""
@@ -116,6 +136,9 @@ class Engine(Protocol):
 
     def states(self) -> list[Line]:
         """What training keeps beside the weights: master weights, optimizer states, permanent buffers."""
+
+    def whole_embedding(self, where: Where, b: int) -> list[Line]:
+        """The embedding's gradient beyond the own part of the vocabulary."""
 
     def resident(self) -> list[Line]:
         """Both: what stays through every step of the role."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
 
 DEEPSPEED = ("zero1", "zero2", "zero3")
 FSDP = ("fsdp1", "fsdp2")
+TOGETHER = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # by which GPUs work on the same sequences
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -30,6 +33,61 @@ def nearest(version: str, known: tuple[str, ...]) -> str:
     """
     series = [release for release in known if f"{release}.".startswith(f"{version}.")]
     return series[-1] if series else next((k for k in reversed(known) if numbers(k) <= numbers(version)), known[0])
+
+
+def together(fields: Mapping[str, Any]) -> int:
+    """GPUs that work on the same sequences, by the degrees among `fields`."""
+    return prod(int(fields.get(place, 1)) for place in TOGETHER)
+
+
+def tensor_fault(s: Scenario) -> str | None:
+    """Why the layers of `s` cannot be cut as DTensor cuts them, in one line; None where they can."""
+    t, given = s.tensor_parallel, f"with tensor_parallel = {s.tensor_parallel}"
+    if s.sequence_parallel and t == 1:
+        return f"sequence_parallel: given true {given}, allowed: with GPUs that share a layer"
+    if t == 1:
+        return None
+    if s.sharding not in ("none", "fsdp2"):
+        return (
+            f"sharding: given {s.sharding!r} {given}, allowed: fsdp2, or none where no GPU is left to share shards with"
+        )
+    if s.method != "full":
+        return f"method: given {s.method!r} {given}, allowed: full; adapters of cut layers are not modelled"
+    if s.loss != "full":
+        return f"loss: given {s.loss!r} {given}, allowed: full"
+    if s.sequence_parallel and s.task not in ("pretrain", "sft"):
+        return f"sequence_parallel: given true for {s.task}, allowed: for pretrain and sft, whose loss takes cut logits"
+    if s.sequence_parallel and (s.architecture.experts or s.architecture.norms_per_layer != 2):
+        return f"sequence_parallel: given true, allowed for the family {s.architecture.family}: false; no plan is known"
+    return None
+
+
+def context_fault(s: Scenario) -> str | None:
+    """Why attention cannot reach over GPUs that share sequences, in one line; None where it can, or need not."""
+    if s.context_parallel == 1:
+        return None
+    given = f"with context_parallel = {s.context_parallel}"
+    if not s.packing:
+        return f"packing: given false {given}, allowed: true; sequences are cut without their padding"
+    if s.attention != "flash":
+        return f"attention: given {s.attention!r} {given}, allowed: flash"
+    if s.architecture.mla or s.architecture.attention_sinks or s.architecture.fused_qkv:
+        return f"context_parallel: given {s.context_parallel}, allowed for {s.architecture.family}: 1; not modelled"
+    return None
+
+
+def whole_sequences(s: Scenario, why: str) -> str | None:
+    """Why a framework's trainer does not cut sequences, in one line; None where none is asked to be cut."""
+    if s.context_parallel == 1:
+        return None
+    return f"context_parallel: given {s.context_parallel}, allowed with {s.framework}: 1; {why}"
+
+
+def whole_layers(s: Scenario, why: str) -> str | None:
+    """Why a framework's trainer does not cut layers, in one line; None where none is asked to be cut."""
+    if s.tensor_parallel > 1:
+        return f"tensor_parallel: given {s.tensor_parallel}, allowed with {s.framework}: 1; {why}"
+    return f"sequence_parallel: given true, allowed with {s.framework}: false; {why}" if s.sequence_parallel else None
 
 
 def sharding_fault(s: Scenario) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calc.frameworks import DEEPSPEED, at_least
+from calc.frameworks import DEEPSPEED, at_least, context_fault, whole_layers, whole_sequences
 from calc.frameworks import nearest as _nearest
 from calc.frameworks import openrlhf_rl as rl
 from calc.keeps import DeepSpeed, Keeps, Path, Role, supervised
@@ -91,6 +91,9 @@ RELEASES: Mapping[str, Pins] = {
 }
 KNOWN = tuple(RELEASES)
 
+# --ring_attn_size of each script: ring_flash_attn's llama3 way (utils/deepspeed/deepspeed.py, substitute_hf_flash_attn)
+RINGS = {"dpo": "0.4.3", "rm": "0.4.4", "sft": "0.5.4", "pretrain": "0.5.4"}
+EXCHANGE = "all-gather"
 TASKS = ("pretrain", "sft", "rm", "dpo", *rl.TASKS)
 
 
@@ -169,6 +172,8 @@ def refuse(s: Scenario) -> str | None:
     version, method = s.framework_version, s.method
     if s.task not in TASKS:
         return f"task: given {s.task!r}, allowed with openrlhf: {', '.join(TASKS)}"
+    if reason := whole_layers(s, "DeepSpeed's AutoTP is not modelled") or _ring(s):
+        return reason
     if s.sharding not in (*DEEPSPEED, "none", "ddp"):
         allowed = f"{', '.join(DEEPSPEED)}, or none and ddp for zero_stage 0"
         return f"sharding: given {s.sharding!r}, allowed with openrlhf, which trains on DeepSpeed: {allowed}"
@@ -201,6 +206,16 @@ def refuse(s: Scenario) -> str | None:
     return rl.refuse(s) if s.task in rl.TASKS else None
 
 
+def _ring(s: Scenario) -> str | None:
+    """Why ring attention cannot run, in one line; None where it can, or is not asked for."""
+    first = RINGS.get(s.task)
+    if first is None:
+        return whole_sequences(s, f"its ring attention is modelled for {', '.join(RINGS)}")
+    if not at_least(s.framework_version, first):
+        return whole_sequences(s, f"ring attention for {s.task} came with {first}")
+    return context_fault(s)
+
+
 def keeps(s: Scenario) -> Keeps:
     """What the trainers of this release keep: roles with their loss paths, DeepSpeed's buffers, for RL a step's course.
 
@@ -220,9 +235,9 @@ def keeps(s: Scenario) -> Keeps:
         found = rl.keeps(s, path, deepspeed)
     else:
         own = path(s.rows)
-        reference = Role("reference", own, own, s.rows, s.rows) if s.has("reference") else None
+        reference = Role("reference", own, own, s.rows, s.rows, exchange=EXCHANGE) if s.has("reference") else None
         trained = "reward" if s.task == "rm" else "actor"
-        found = supervised(trained, own, s.rows, reference=reference, deepspeed=deepspeed)
+        found = supervised(trained, own, s.rows, reference=reference, exchange=EXCHANGE, deepspeed=deepspeed)
     return replace(found, notes=(*found.notes, *_in_vain(s)))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, at_least, sharding_fault
+from calc.frameworks import DEEPSPEED, at_least, sharding_fault, tensor_fault, together, whole_sequences
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, supervised
 from calc.rules import RL
@@ -31,9 +31,10 @@ def nearest(version: str) -> str:
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a loop without further settings does for `task`, by dotted key; `given` is what the user said."""
-    gpus = int(given.get("gpus", 1))
+    gpus = max(1, int(given.get("gpus", 1)) // together(given))  # that work on sequences of their own
     micro_batch = int(given.get("micro_batch", 1))
-    sharding = str(given.get("sharding", "ddp" if gpus > 1 else "none"))
+    several = "fsdp2" if together(given) > 1 else "ddp"
+    sharding = str(given.get("sharding", several if gpus > 1 else "none"))
     precision = str(given.get("precision", "mixed" if sharding in DEEPSPEED else "bf16"))
     optimizer = str(given.get("optimizer", "none" if task == "inference" else "adamw"))
     values: dict[str, Any] = {
@@ -90,6 +91,10 @@ def refuse(s: Scenario) -> str | None:
     """One line on why plain PyTorch cannot run `s`; None when it can."""
     if s.rollout and s.rollout.engine == "vllm":
         return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
+    if s.task == "inference" and s.optimizer != "none":
+        return f"optimizer: given {s.optimizer!r} for inference, allowed: none; nothing is trained"
+    if s.task == "inference" and s.method == "lora":
+        return "method: given 'lora' for inference, allowed: full, or qlora for weights in four bits"
     if s.placement != "colocated":
         return "placement: given 'separate', allowed with torch: colocated"
     for name in s.roles:
@@ -101,7 +106,7 @@ def refuse(s: Scenario) -> str | None:
         reason = sharding_fault(role)
         if reason and reason.partition(":")[0] in s.roles[name]:
             return f"roles.{name}.{reason}"
-    return sharding_fault(s)
+    return sharding_fault(s) or tensor_fault(s) or whole_sequences(s, "PyTorch's ring attention is not modelled")
 
 
 def keeps(s: Scenario) -> Keeps:
@@ -110,6 +115,9 @@ def keeps(s: Scenario) -> Keeps:
     path = loss_path(s)
     if s.task in RL:
         return reinforcement(s, path, deepspeed)
+    if s.task == "inference":
+        model = Role("actor", path, path, s.rows, s.rows)
+        return Keeps((model,), (Stage("generate", "actor", rows=s.rows),), ("actor",), deepspeed=deepspeed)
     if s.task == "dpo" and s.has("reference"):
         # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}

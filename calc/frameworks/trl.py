@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, FSDP, sharding_fault
+from calc.frameworks import DEEPSPEED, FSDP, sharding_fault, whole_layers, whole_sequences
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
+from calc.rules import RL
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
@@ -49,7 +50,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "micro_batch": micro_batch,
         "global_batch": micro_batch * gpus,
         # max_length 1024 (trainer/sft_config.py:203, dpo_config.py:196, reward_config.py:145)
-        **({"seq_len": 1024} if task in SUPERVISED else rollout(given, micro_batch, gpus)),
+        **(rollout(given, micro_batch, gpus) if task in RL else {"seq_len": 1024}),
         "precision": precision,
         "sharding": sharding,
         "optimizer": optimizer,
@@ -133,7 +134,8 @@ def refuse(s: Scenario) -> str | None:
         return "checkpointing: given 'selective', allowed with trl: none, full"
     if s.packing and s.task != "sft":
         return f"packing: given true for {s.task}, allowed with trl: false; SFTTrainer alone packs"
-    if reason := sharding_fault(s):
+    uncut = whole_layers(s, "its losses read the whole head")
+    if reason := sharding_fault(s) or uncut or whole_sequences(s, "accelerate's ring attention is not modelled"):
         return reason
     if s.precision == "mixed" and s.sharding not in DEEPSPEED:
         return f"precision: given 'mixed' with sharding {s.sharding}, allowed: with {', '.join(DEEPSPEED)}"

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calc.frameworks import FSDP, at_least
+from calc.frameworks import FSDP, at_least, context_fault, whole_layers
 from calc.frameworks import nearest as _nearest
+from calc.frameworks import verl_sft as sft
 from calc.keeps import Keeps, Path, Role, Serving, Stage
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     if task == "ppo" and at_least(version, "0.7.0") and not at_least(version, "0.8.0"):
         values["roles.critic.packing"] = False  # critic/dp_critic.yaml:44 of 0.7.1, which became the actor's in 0.8.0
     if task not in TASKS:
-        values["seq_len"] = 1024  # data.max_length of sft_trainer.yaml, for a trainer that `refuse` turns down
+        values |= sft.defaults(given)
     if at_least(version, "0.4.0"):
         # use_kl_loss and use_kl_in_reward are both false (main_ppo.py:130 of 0.4.0); until 0.3 main_ppo.py always maps
         # Role.RefPolicy
@@ -139,8 +140,10 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
 def refuse(s: Scenario) -> str | None:
     """One line on why verl cannot run `s`; None when it can."""
     version = s.framework_version
+    if s.task in sft.TASKS:
+        return sft.refuse(s) or _trained(s)
     if s.task not in TASKS or not s.rollout:
-        return f"task: given {s.task!r}, allowed with verl: {', '.join(TASKS)}"
+        return f"task: given {s.task!r}, allowed with verl: {', '.join((*TASKS, *sft.TASKS))}"
     if s.placement != "colocated":
         return "placement: given 'separate', allowed with verl: colocated; trainer and rollout share one pool of GPUs"
     if s.rollout.engine == "hf":
@@ -152,8 +155,9 @@ def refuse(s: Scenario) -> str | None:
         if role and (reason := _trained(role)):
             return place + reason
     sequences = s.rollout.batch * s.rollout.n
-    if sequences % s.gpus:  # utils/config.py:124 of 0.9.1; before, DataProto.chunk
-        return f"rollout.batch: given {s.rollout.batch}, allowed: with rollout.n = {s.rollout.n} a multiple of {s.gpus}"
+    if sequences % s.data_parallel:  # utils/config.py:124 of 0.9.1; before, DataProto.chunk
+        allowed = f"with rollout.n = {s.rollout.n} a multiple of {s.data_parallel}"
+        return f"rollout.batch: given {s.rollout.batch}, allowed: {allowed}"
     if s.global_batch > sequences:  # config.validate: train_batch_size >= ppo_mini_batch_size; one rollout has no more
         return f"global_batch: given {s.global_batch}, allowed: at most rollout.batch x rollout.n = {sequences}"
     if s.has("reward") and at_least(version, "0.7.1"):
@@ -184,6 +188,12 @@ def _trained(s: Scenario) -> str | None:
         "loss": ("full",),
         "logprob": ("logsumexp",),
     }
+    uncut = whole_layers(s, "its FSDP trainer does not cut layers, and Megatron's is not modelled")
+    if reason := uncut or context_fault(s):
+        return reason
+    if s.architecture.heads % s.context_parallel:
+        heads = f"a divisor of the model's {s.architecture.heads} attention heads"
+        return f"context_parallel: given {s.context_parallel}, allowed: {heads}"
     for place, allowed in fixed.items():
         if getattr(s, place) not in allowed:
             with_packing = " with packing" if place == "attention" and free else ""
@@ -194,6 +204,8 @@ def _trained(s: Scenario) -> str | None:
 
 def keeps(s: Scenario) -> Keeps:
     """What verl's workers keep: roles in turn on the same GPUs, and vLLM, which sleeps while they work."""
+    if s.task in sft.TASKS:
+        return sft.keeps(s, loss_path(s, entropy=False))
     assert s.rollout
     version, vllm = s.framework_version, s.versions["vllm"]
     found = tuple(_roles(s))
@@ -245,7 +257,7 @@ def _roles(s: Scenario) -> Iterator[Role]:
     """The models of the job, in the order in which they load."""
     assert s.rollout
     version, scalar = s.framework_version, Path("scalar")
-    whole = max(1, s.rollout.batch * s.rollout.n // s.gpus)
+    whole = max(1, s.rollout.batch * s.rollout.n // s.data_parallel)
     for name in ("critic", "reference", "reward", "actor"):
         role = s.role(name)
         if role is None:
@@ -273,6 +285,7 @@ def _roles(s: Scenario) -> Iterator[Role]:
             # for every micro-batch but the last (transformer_impl.py:676 of 0.9.0); a flag in 0.9.1, off in its YAML
             defers=version == "0.9.0",
             shares=bool(name == "reference" and s.lora),  # ref_in_actor (ray_trainer.py:393 of 0.4.0)
+            exchange="all-to-all",  # Ulysses, in every release (models/transformers/monkey_patch.py)
         )
 
 

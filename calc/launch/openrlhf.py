@@ -62,6 +62,8 @@ def shared(s: Scenario) -> Iterator[Words]:
     yield from switch("--ds.adam_offload", s.offload.optimizer)
     yield option("--ds.attn_implementation", ATTENTION[s.attention])
     yield from switch("--ds.packing_samples", s.packing)
+    if s.context_parallel > 1:
+        yield option("--ds.ring_attn_size", s.context_parallel)
     yield from switch("--ds.load_in_4bit", s.method == "qlora")
     yield option("--ds.lora.rank", s.lora.rank if s.lora else 0)
     if s.lora:

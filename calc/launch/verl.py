@@ -8,32 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from calc.launch import shell
-from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, own, word
+from calc.launch import shell, verl_sft
+from calc.launch.shell import Launch, LaunchError, Placeholder, Words, own
+from calc.launch.verl_keys import STRATEGIES, UNSAID, engine, key, model
 from calc.scenario import Scenario
 
 FIRST = "0.9"
 
-STRATEGIES = {"fsdp1": "fsdp", "fsdp2": "fsdp2"}
 ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
-IMPLEMENTATIONS = {"fused": "{fused:true}", "foreach": "null", "single": "{foreach:false}"}
 # fp32 shards under FSDP's mixed precision, or weights in bf16 for a reference
 DTYPES = {"fsdp-mixed": "fp32", "bf16": "bf16"}
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "model", "ref", "rollout"))
-UNSAID = ("lora.dtype", "lora.dropout")
 SAYABLE = ("micro_batch", "sharding", "reference.precision", "offload.parameters")
 
 
 def launch(s: Scenario) -> Launch:
     """The command for `s`; raises LaunchError where a key is missing that the job cannot do without."""
+    if not s.rollout:
+        return verl_sft.launch(s)
     return Launch(shell.command("python3 -m verl.trainer.main_ppo", keys(s)), notes=tuple(notes(s)))
-
-
-def key(name: str, value: object) -> Words:
-    """An override; booleans as YAML has them."""
-    if isinstance(value, Placeholder):
-        return (f"{name}={value}",)
-    return (word(f"{name}={str(value).lower() if isinstance(value, bool) else value}"),)
 
 
 def prompts(s: Scenario, place: str) -> int:
@@ -74,28 +67,14 @@ def keys(s: Scenario) -> Iterator[Words]:
         yield key("critic.ppo_mini_batch_size", prompts(critic, "roles.critic.global_batch"))
 
 
-def model(where: str, s: Scenario, name: str) -> Iterator[Words]:
-    """A trained model and its adapters."""
-    yield key(f"{where}.path", name)
-    yield key(f"{where}.enable_gradient_checkpointing", s.checkpointing == "full")
-    yield key(f"{where}.use_remove_padding", s.packing)
-    yield key(f"+{where}.override_config.attn_implementation", ATTENTION[s.attention])
-    yield key(f"{where}.lora_rank", s.lora.rank if s.lora else 0)
-    if s.lora:
-        targets = s.lora.targets
-        yield key(f"{where}.target_modules", targets if isinstance(targets, str) else f"[{','.join(targets)}]")
-
-
-def trained(where: str, engine: str, s: Scenario) -> Iterator[Words]:
+def trained(where: str, config: str, s: Scenario) -> Iterator[Words]:
     """How a trained model lies on its GPUs, and its micro batch."""
     yield key(f"{where}.strategy", STRATEGIES[s.sharding])
-    yield key(f"{where}.{engine}.model_dtype", "fp32")
-    yield key(f"{where}.{engine}.param_offload", s.offload.parameters)
-    yield key(f"{where}.{engine}.optimizer_offload", s.offload.optimizer)
-    yield key(f"{where}.optim.optimizer", "AdamW")
-    yield key(f"{where}.optim.override_optimizer_config", IMPLEMENTATIONS[s.optimizer_impl])
+    yield from engine(f"{where}.{config}", f"{where}.optim", s)
     yield key(f"{where}.use_dynamic_bsz", False)
     yield key(f"{where}.ppo_micro_batch_size_per_gpu", s.micro_batch)
+    if s.context_parallel > 1:
+        yield key(f"{where}.ulysses_sequence_parallel_size", s.context_parallel)
 
 
 def reference(s: Scenario) -> Iterator[Words]:

@@ -39,6 +39,11 @@ def tied_embedding(role: str, elements: int, b: int, *, contiguous: bool) -> Lin
     )
 
 
+def whole_embedding(role: str, elements: int, b: int) -> Line:
+    """The rows of the embedding's gradient that belong to other tensor-parallel ranks: every rank makes all of them."""
+    return Line("gradients", role, b * elements, "g·(V - V/t)·h", {"g": b, "(V - V/t)·h": elements}, "gradients#tensor")
+
+
 def deferred(role: str, elements: int, b: int) -> Line:
     """Whole gradients on every GPU, until the last micro-batch reduces them."""
     return Line("gradients", role, b * elements, "g·G_w", {"g": b, "G_w": elements}, "gradients#deferred")

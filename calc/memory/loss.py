@@ -11,8 +11,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from calc.amounts import NO_BYTES, Amount, Segment, amount, peaks, segment
+from calc.architecture import embedding_parameters
 from calc.keeps import Path
-from calc.memory.activations import WIDTH, Program, Run, dimensions
+from calc.memory.activations import Program
+from calc.memory.linears import WIDTH
+from calc.memory.run import Run, dimensions
 from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 # the linears at the end of a model, whose weights an engine gathers
@@ -34,12 +37,18 @@ class Head(Program):
 
     def logits(self, path: Path) -> Tensor:
         """The head's output, soft-capped where the model does, as the model returns it."""
-        x = self.linear("lm_head", self.input, V)
+        spread = V * (1 / self.arch.ranks)
+        x = self.linear("lm_head", self.gathered(self.input, "lm_head"), spread)
+        if self.arch.ranks > 1 and not self.run.sequences:
+            # all ranks' logits, gathered one after another, then joined by a copy
+            x = self.tape.op("logits: gather", [x], V, x.b, scratch=V * x.b)
         if self.arch.softcap_logits:
             x = self.tape.op("logits: over cap", [x], V, x.b)
             x = self.tape.op("logits: tanh", [x], V, x.b, saves_out=True)
             x = self.tape.op("logits: times cap", [x], V, x.b)
         self.tape.returns(self.input)
+        if self.run.sequences:
+            self.tape.hold(self.input)  # `last_hidden_state`, which the head itself keeps where it is not gathered
         return self.cast(x, 4, "logits") if path.head_fp32 else x
 
     def write(self, path: Path) -> Tape:
@@ -101,7 +110,9 @@ class Head(Program):
         """`F.cross_entropy(logits.float())`: log-softmax in fp32 is kept, its backward holds three such tensors."""
         tape = self.tape
         x = tape.hold(self.shifted(self.cast(x, 4, "logits"), path))
-        x = tape.op("log-softmax", [x], x.width, x.b, saves_out=True)
+        # over a part of the vocabulary step by step (torch `distributed/tensor/parallel/loss.py`)
+        shifted = x.size if self.run.sequences else NOTHING
+        x = tape.op("log-softmax", [x], x.width, x.b, saves_out=True, scratch=shifted)
         tape.op("nll", [x], ONE, 4)
 
     def log_softmax(self, x: Tensor, path: Path) -> None:
@@ -214,7 +225,7 @@ def head(run: Run, path: Path) -> tuple[Segment, Amount]:
     """The head of `run` with the loss of `path`, and what of it outlives the head's own backward."""
     program = Head(run)
     # a tied head's gradient is the embedding's
-    program.elements = {"lm_head": run.arch.vocab * run.arch.hidden, "score": run.arch.hidden}
+    program.elements = {"lm_head": embedding_parameters(run.arch), "score": run.arch.hidden}
     dims = {**dimensions(run.arch), "W_score": run.arch.hidden}
     compiled = segment(program.write(path), dims, OUTPUTS)
     if path.kind == "selective":

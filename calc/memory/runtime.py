@@ -45,16 +45,21 @@ VARYING = frozenset({"activations", "checkpoints", "logits", "temporary"})
 SERVING = "rollout"
 
 
-def process(architecture: str, ranks: int, nvlink: bool, processes: int = 1, role: str = "process") -> list[Line]:
-    """The lines that every moment of `processes` on one card has: roles under Ray have a process each."""
+def process(
+    architecture: str, communicators: int, nvlink: bool, processes: int = 1, role: str = "process"
+) -> list[Line]:
+    """The lines that every moment of `processes` on one card has: roles under Ray have a process each.
+
+    Each has a communicator for every group of GPUs in which it exchanges: data, tensor or context parallel.
+    """
     workspace = WORKSPACE_HOPPER if architecture in HOPPER_OR_LATER else WORKSPACE
     n = WORKSPACES * processes
     lines = [
         Line("context", role, processes * CONTEXT, "m·C", {"m": processes, "C": CONTEXT}, "runtime#context", False),
         Line("workspace", role, n * workspace, "n·w", {"n": n, "w": workspace}, "runtime#cublas"),
     ]
-    if ranks > 1:
-        channels = processes * NCCL_CHANNELS[nvlink]
+    if communicators:
+        channels = processes * communicators * NCCL_CHANNELS[nvlink]
         values = {"channels": channels, "connections": NCCL_CONNECTIONS, "b": NCCL_BUFFERS}
         count = channels * NCCL_CONNECTIONS * NCCL_BUFFERS
         lines.append(Line("nccl", role, count, "channels·connections·b", values, "runtime#nccl", False))

@@ -1,7 +1,8 @@
 """The configurations of a job that a framework may run: what a user left open, spelled out.
 
 What changes what the model learns is no axis but a rung: full fine-tuning with AdamW, the same with states of 8 bits,
-LoRA, QLoRA. Time decides within a rung, never between two.
+LoRA, QLoRA. Time decides within a rung, never between two. Below each rung stand those on which GPUs share a sequence:
+they exchange what one computes alone, and are asked only where nothing fits without.
 
 Within a rung a *branch* holds everything on which other defaults depend, sharding, placement and who generates, with
 one tensor parallelism of vLLM, and with or without accumulation of gradients. A branch is a lattice of *axes*. Along
@@ -19,7 +20,7 @@ from math import prod
 from typing import Any
 
 from calc.catalog import Catalog
-from calc.frameworks import FSDP
+from calc.frameworks import FSDP, TOGETHER
 from calc.rules import RL, SHARDINGS
 from calc.scenario import Scenario, ScenarioError, parse, vary
 
@@ -31,6 +32,11 @@ RUNGS: tuple[Fields, ...] = (
     {"method": "lora", "optimizer": "adamw"},
     {"method": "qlora", "optimizer": "adamw"},
 )
+# By which degree a framework's trainer lets GPUs share a sequence, and over how many of a node.
+SHARED: Mapping[str, str] = {"torch": "tensor_parallel", "openrlhf": "context_parallel", "verl": "context_parallel"}
+DEGREES = (2, 4, 8)
+# What serves a model that nobody trains: its own weights, then four bits of each.
+SERVED: tuple[Fields, ...] = ({"method": "full", "optimizer": "none"}, {"method": "qlora", "optimizer": "none"})
 ALONE = ("none", "zero2", "zero3", "fsdp1", "fsdp2")  # what differs on one GPU
 RANKS = (1, 2, 4, 8, 16)  # of one engine of vLLM
 # What vLLM may take of a card, in steps of a tenth; more than nine tenths leave no room for the context.
@@ -163,16 +169,29 @@ def _parsed(fields: Fields, catalog: Catalog, where: str) -> Scenario:
 
 def rungs(job: Fields) -> Iterator[Fields]:
     """The rungs that are open: those that contradict nothing that is given, adapters only where there may be some."""
+    if job.get("task") == "inference":
+        yield from [rung for rung in SERVED if all(job.get(name, value) == value for name, value in rung.items())]
+        return
     adapters = any(name.startswith("lora.") for name in job)
     for rung in RUNGS:
         method, optimizer = job.get("method", rung["method"]), job.get("optimizer", rung["optimizer"])
         if method != rung["method"] or (adapters and method == "full"):
             continue
-        if "optimizer" in job:
-            if rung["optimizer"] == "adamw":
-                yield {"method": method, "optimizer": optimizer}
-        else:
-            yield rung
+        if "optimizer" not in job or rung["optimizer"] == "adamw":
+            yield {"method": method, "optimizer": optimizer}
+            yield from _sharing(job, {"method": method, "optimizer": optimizer})
+
+
+def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
+    """`rung` with sequences over 2, 4, 8 GPUs, one at a time: more of them would fit one GPU each."""
+    name = str(job.get("framework", "torch")).partition("==")[0]
+    place, gpus = SHARED.get(name), int(job.get("gpus", 1))
+    cut = rung["method"] == "full" if name == "torch" else name == "verl" or bool(job.get("packing"))
+    if place is None or not cut or job.get("micro_batch", 1) != 1 or any(f in job for f in TOGETHER):
+        return
+    for degree in DEGREES:
+        if degree <= int(job.get("gpus_per_node", 8)) and gpus % degree == 0:
+            yield {**rung, place: degree, "micro_batch": 1}
 
 
 def branches(fields: Fields, rung: Fields, catalog: Catalog) -> list[Branch]:

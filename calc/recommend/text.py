@@ -10,7 +10,7 @@ from calc.recommend.answer import Recommendation
 from calc.recommend.machines import Smallest
 from calc.recommend.problem import Configuration, Miss
 from calc.recommend.search import Judged, hosted
-from calc.report import deciding, lengths, rollout
+from calc.report import deciding, degrees, lengths, rollout
 from calc.throughput import Throughput
 from calc.units import gib
 
@@ -169,6 +169,7 @@ def _settings(judged: Judged, catalog: Catalog) -> str:
         f"{s.framework}=={s.framework_version}",
         f"{s.gpus} x {catalog.gpu(s.gpu).name}",
         f"sharding {s.sharding}",
+        *degrees(s),
         f"micro batch {s.micro_batch} of {s.global_batch}",
         f"checkpointing {s.checkpointing}",
         f"{s.optimizer}" + (f", offloaded: {' and '.join([*offloaded, *frozen])}" if offloaded or frozen else ""),

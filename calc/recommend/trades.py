@@ -20,16 +20,19 @@ STEPS = 8  # towards more margin
 
 def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
     """The best of each other method, where the method is open."""
+    had = {chosen["method"]}
     for rung in problem.rungs:
-        if rung["method"] == chosen["method"]:
+        if rung["method"] in had:
             continue
         search = problem.search(rung)
         found = search.best() if search else None
         if search and found:
             rank = found.judged.scenario.lora
             assert rank
+            had.add(rung["method"])
             base = "4-bit weights that stay frozen" if rung["method"] == "qlora" else "frozen weights"
-            yield configured(search, found.judged, f"trains adapters of rank {rank.rank} beside {base}")
+            trains = f"trains adapters of rank {rank.rank} beside {base}"
+            yield configured(search, found.judged, trains if found.judged.scenario.optimizer != "none" else base)
 
 
 def trades(problem: Problem, rung: Fields, search: Search, found: Found) -> Iterator[Configuration]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from calc.site import build, diff, engines, ids, release
+from calc.site import build, diff, engines, exports, ids, release
+from calc.site.rendered import BuildError
 
 
 def main() -> None:
     """Runs one command; a fault in data or pages is one line and exit status 2."""
     parser = argparse.ArgumentParser(prog="python -m calc.site", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("write", help="write the generated pages and data under docs/")
+    commands.add_parser("write", help="write the generated pages, and the data under build/")
     making = commands.add_parser("build", help="build the site")
     making.add_argument("dir", type=Path)
     making.add_argument("--engine", choices=build.ENGINES, default=build.ENGINES[0])
@@ -29,18 +30,21 @@ def main() -> None:
     with build.one_line():
         match arguments.command:
             case "write":
-                build.write()
+                with build.writing():
+                    pass
             case "build":
                 build.build(arguments.dir.resolve(), arguments.engine)
             case "same":
                 if found := list(engines.differences(arguments.one, arguments.other)):
-                    raise build.BuildError("\n".join(found))
+                    raise BuildError("\n".join(found))
             case "serve":
-                build.serve(arguments.address)
+                from calc.site import preview  # with all of mkdocs, in whose place another engine's build would step
+
+                preview.serve(arguments.address)
             case "diff":
                 diff.report(arguments.rev)
             case "ids":
-                print(f"{ids.add(build.DOCS)} new ids of tables in {ids.FILE.name}.")
+                print(f"{ids.add(exports.FOLDER)} new ids of tables in {ids.FILE.name}.")
             case "release":
                 release.make(arguments.version)
             case "publish":

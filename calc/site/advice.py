@@ -11,21 +11,24 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from calc.catalog import GPU, Catalog, Model
 from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import closest
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration, Miss, Problem, configured, fits
+from calc.report import degrees
 from calc.schema import InputError
 from calc.site import answers
+from calc.site.answers import Preview
 from calc.site.kept import FOLDER, Kept, fingerprint, of_gpu, of_model
 from calc.site.workings import Shared, Working, of_phase
 from calc.units import GiB, MiB, gb, gib
 
+T = TypeVar("T")
 # Of each size that readers look up, the model that the case studies and published reports name most.
 SIZES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")
 # A search of preferences takes twice as long, of reinforcement learning ten times: their tables have fewer sizes.
@@ -156,6 +159,7 @@ def words(best: Configuration) -> str:
     parts = [
         METHODS[s.method] + (", 8-bit AdamW" if s.optimizer == "adamw-8bit" else ""),
         sharding,
+        *degrees(s),
         f"{' and '.join([*moved, *frozen])} offloaded" if moved or frozen else "",
         "checkpointing" if s.checkpointing == "full" else "",
         f"micro batch {s.micro_batch}",
@@ -311,10 +315,20 @@ def asked(gpu: GPU, model: Model, task: str, catalog: Catalog) -> tuple[int, ...
     return (*COUNTS, *(SEVERAL_NODES if joined and model.published_parameters >= LARGE else ()))
 
 
-def _answered(topic: Topic, known: Answers) -> Found:
-    model, task = topic.model, topic.task
-    cells = {machine: known.cell(task, model, machine) for machine in topic.cells}
-    return cells, {trained: known.smallest(model, task, trained) for trained in TRAINED}
+def _answered(topic: Topic, known: Answers, *, pending: bool = False) -> Found:
+    """What is known on a topic; with `pending` also where an answer is Missing, of which it says so."""
+
+    def ask(found: Callable[[], T], instead: T) -> T:
+        try:
+            return found()
+        except Missing:
+            if not pending:
+                raise
+            return instead
+
+    model, task, left_out = topic.model, topic.task, Smallest(None, PENDING)
+    cells = {machine: ask(partial(known.cell, task, model, machine), PENDING) for machine in topic.cells}
+    return cells, {trained: ask(partial(known.smallest, model, task, trained), left_out) for trained in TRAINED}
 
 
 def _compute(topic: Topic, kept: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
@@ -333,11 +347,11 @@ class Counted(NamedTuple):
     seconds: float
 
 
-def fill(folder: Path = FOLDER, *, preview: bool = False) -> Counted:
+def fill(folder: Path = FOLDER) -> Counted:
     """Answers all topics, over all cores, but for what `folder` has kept; and keeps it there.
 
     A task of a model at a time: configurations that differ in the card alone share most of what their memory follows
-    from. A topic of which nothing is kept, as calc has changed, takes so long that a `preview` leaves it out.
+    from.
     """
     start, catalog, store = time.perf_counter(), answers.catalog(), Kept(folder)
     every = topics(catalog)
@@ -349,11 +363,7 @@ def fill(folder: Path = FOLDER, *, preview: bool = False) -> Counted:
             FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, kept[topic.name], fixed=True))
             count += len(kept[topic.name])
         except Missing:
-            if preview and not kept[topic.name]:
-                left_out = Smallest(None, PENDING)
-                FOUND[topic.model, topic.task] = dict.fromkeys(topic.cells, PENDING), dict.fromkeys(TRAINED, left_out)
-            else:
-                missing.append(topic)
+            missing.append(topic)
     if missing:
         made = answers.spread(_compute, missing, [kept[topic.name] for topic in missing])
         for topic, known in zip(missing, made, strict=True):
@@ -372,5 +382,6 @@ def found(model: str, task: str) -> Found:
     if (model, task) not in FOUND:
         catalog = answers.catalog()
         topic = next(t for t in topics(catalog) if (t.model, t.task) == (model, task))
-        FOUND[model, task] = _answered(topic, Answers(catalog, Kept().read(topic.name)))
+        known = Answers(catalog, Kept().read(topic.name), fixed=Preview.on)
+        FOUND[model, task] = _answered(topic, known, pending=Preview.on)
     return FOUND[model, task]

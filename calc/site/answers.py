@@ -29,6 +29,16 @@ class Clock:
     asked = 0
 
 
+class Preview:
+    """What the live preview leaves out, because its page would wait: answers that nothing has kept.
+
+    `behind`: a page has left out some that take seconds, and is to be made again with them.
+    """
+
+    on = False
+    behind = False
+
+
 class Answer(NamedTuple):
     """A scenario as it was given, as it was understood, and what `calc` says about it."""
 

@@ -14,6 +14,7 @@ from calc.site.recipes import Recipe
 from calc.site.tables import Table
 
 T = TypeVar("T")
+FIGURES = "figures"  # in a page's metadata: its tables by their places, which overrides/main.html fills
 
 
 class PageError(ValueError):
@@ -47,9 +48,13 @@ class Record:
 
     tables: dict[str, tuple[Table, str]] = field(default_factory=dict)
     spoken: list[Spoken] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)  # pages that speak of all tables, to be rendered again
+    whole: bool = False  # every page has been rendered: from now on nothing is noted
 
     def table(self, table: Table, page: str) -> None:
         """Notes a table; one id on two pages, or twice on one, is an error."""
+        if self.whole:
+            return
         if table.id in self.tables:
             raise PageError(f"table id {table.id!r} stands on {self.tables[table.id][1]} already")
         self.tables[table.id] = (table, page)
@@ -58,6 +63,18 @@ class Record:
         """Notes nothing: a translation shows the tables of its original, and no other."""
         if table.id not in self.tables or self.tables[table.id][1] != languages.url(original):
             raise PageError(f"table id {table.id!r} does not stand on {original}, which this page translates")
+
+    def say(self, spoken: Spoken) -> None:
+        """Notes a number in a sentence."""
+        if not self.whole:
+            self.spoken.append(spoken)
+
+    def every(self, page: str) -> Mapping[str, tuple[Table, str]] | None:
+        """All tables; None while pages may still add to them, and `page` has to be rendered again."""
+        if not self.whole:
+            self.waiting.append(page)
+            return None
+        return self.tables
 
 
 class Bound:
@@ -114,12 +131,18 @@ class Bound:
             {self._label(job): str(said[job]) for job in chosen if job in said},
         )
 
+    @property
+    def _every(self) -> Mapping[str, tuple[Table, str]] | None:
+        """All tables of the guide; None where they are not known yet."""
+        return self._record.every(self._current().source) if self._record else None
+
     def _say(self, call: str, text: str) -> str:
         if self._record is not None and not languages.split(self._current().source)[1]:
-            self._record.spoken.append(Spoken(self._current().url, call, text))
+            self._record.say(Spoken(self._current().url, call, text))
         return text.replace(" ", "&nbsp;")
 
     def _place(self, table: Table) -> str:
+        """The place of a table: neither Markdown nor the search has to read through it, and the theme puts it there."""
         view = self._current()
         original, language = languages.split(view.source)
         if self._record is not None and language:
@@ -128,7 +151,9 @@ class Bound:
             self._record.table(table, view.url)
         if not language:
             datasets.note(view.meta, table, view.url, view.root)
-        return tables.to_html(table, menus.footer(table, view.url, view.root))
+        place = tables.place(table)
+        view.meta.setdefault(FIGURES, {})[place] = tables.to_html(table, menus.footer(table, view.url, view.root))
+        return place
 
     def _released(self, release: changelog.Release) -> str:
         """A release as a section of the changelog."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -87,7 +88,17 @@ def faults(site: Path, pages: Mapping[str, Page] | None = None) -> Iterator[str]
     """One line for each fault of the built site at `site`."""
     pages = pages or read(site)
     ids = {path: set(page.ids) for path, page in pages.items()}
+    top = site.resolve()
+
+    @cache  # every page has the same navigation
+    def target(folder: Path, address: str) -> tuple[Path, bool]:
+        """What an address leads to from a folder, and whether it is there."""
+        found = (folder / unquote(address)).resolve()
+        found = found / "index.html" if found.is_dir() else found
+        return found, found.exists()
+
     for path, page in pages.items():
+        folder = (top / path).parent
         if leak := LEAK.search("".join(page.text)):
             yield f"{path}: template code leaked: {leak.group()!r}"
         doubled = (
@@ -100,7 +111,7 @@ def faults(site: Path, pages: Mapping[str, Page] | None = None) -> Iterator[str]
         for load in page.loads:
             if urlsplit(load).scheme not in ("", "data") or load.startswith("//"):
                 yield f"{path}: loads {load} from elsewhere"
-            elif not urlsplit(load).scheme and path != "404.html" and not _target(site, path, load)[0].exists():
+            elif not urlsplit(load).scheme and path != "404.html" and not target(folder, urlsplit(load).path)[1]:
                 yield f"{path}: loads {load}, which is not there"
         if path == "404.html":  # served from anywhere, so its links are absolute
             continue
@@ -108,17 +119,10 @@ def faults(site: Path, pages: Mapping[str, Page] | None = None) -> Iterator[str]
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
-            target, fragment = _target(site, path, link)
-            if not target.exists():
+            leads, there = target(folder, parts.path) if parts.path else (top / path, True)
+            if not there:
                 yield f"{path}: links to {link}, which is not there"
-            elif fragment and target.suffix == ".html":
-                known = ids.get(target.relative_to(site.resolve()).as_posix(), set())
-                if fragment not in known:
+            elif parts.fragment and leads.suffix == ".html":
+                known = ids.get(leads.relative_to(top).as_posix(), set())
+                if unquote(parts.fragment) not in known:
                     yield f"{path}: links to {link}, which has no such anchor"
-
-
-def _target(site: Path, page: str, link: str) -> tuple[Path, str]:
-    parts = urlsplit(link)
-    base = (site / page).resolve()
-    target = (base.parent / unquote(parts.path)).resolve() if parts.path else base
-    return (target / "index.html" if target.is_dir() else target), unquote(parts.fragment)

@@ -17,8 +17,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calc.site.build import ROOT, BuildError
+from calc.site import exports
+from calc.site.build import ROOT
 from calc.site.kept import FOLDER
+from calc.site.rendered import BuildError
+
+DATA = exports.FOLDER.relative_to(ROOT)
 
 
 class Change(NamedTuple):
@@ -96,7 +100,9 @@ def published(tree: Path) -> dict[str, dict[str, Any]]:
     if run.returncode:
         raise BuildError(f"{tree.name} cannot be published: {run.stderr.strip().splitlines()[-1]}")
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted((tree / "docs" / "data" / "tables").glob("*.json")):
+    # up to 0.1 the data stood under docs/
+    data = next(place for place in (tree / DATA, tree / "docs" / "data") if place.is_dir())
+    for path in sorted((data / "tables").glob("*.json")):
         table = json.loads(path.read_text("utf-8"))
         names = [f["name"] for f in table["fields"]]
         values: dict[str, Any] = {}
@@ -106,7 +112,7 @@ def published(tree: Path) -> dict[str, dict[str, Any]]:
                 key += "'"
             values.update({f"{key} · {name}": row[name] for name in names[1:]})
         found[f"table {table['id']}"] = values
-    for said in json.loads((tree / "docs" / "data" / "spoken.json").read_text("utf-8")):
+    for said in json.loads((data / "spoken.json").read_text("utf-8")):
         found.setdefault(f"page {said['page']}", {})[said["call"]] = said["text"]
     return found
 

@@ -4,57 +4,87 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from calc.architecture import parameters
 from calc.site import answers, cite, tables, typeset, workbook
 from calc.site.bound import Record
+from calc.site.published import ALTERNATES, KINDS
 from calc.site.tables import Table
 
-
-def files(record: Record) -> dict[str, str | bytes]:
-    """Every file under data/ but for `markdown`, by its path there."""
-    written: dict[str, str | bytes] = {"catalog.json": _json(catalog())}
-    resources = [_resource("catalog", "catalog.json", written["catalog.json"], "json")]
-    for table_id, (table, page) in sorted(record.tables.items()):
-        made = _twins(table, _source(table, page))
-        written |= {f"tables/{table_id}.{kind}": content for kind, content in made.items()}
-        resources.append(_described(table, page, made["csv"]))
-    written["spoken.json"] = _json([s._asdict() for s in record.spoken])
-    written["datapackage.json"] = _json(
-        {
-            "$schema": "https://datapackage.org/profiles/2.0/datapackage.json",
-            "name": "headroom",
-            "title": "Headroom: every published table",
-            "version": answers.versions()["catalog"],
-            "calc_version": answers.versions()["calc"],
-            "contributors": [{"title": cite.AUTHORS}],
-            "licenses": [{"name": "CC-BY-4.0", "path": "https://creativecommons.org/licenses/by/4.0/"}],
-            "resources": resources,
-        }
-    )
-    return written
+FOLDER = Path(__file__).parents[2] / "build" / "data"  # of the last build
 
 
-def markdown(record: Record) -> dict[str, str | bytes]:
-    """The tables as Markdown, by their paths under data/: under docs/ they would become pages of the guide."""
+class Tables:
+    """The files of tables under `root`, written in other processes while further pages are being rendered."""
+
+    def __init__(self, root: Path) -> None:
+        """Nothing is written yet."""
+        self._root = root
+        self._pool = ProcessPoolExecutor(max(1, (os.cpu_count() or 1) - 1), mp_context=get_context("spawn"))
+        self._written: list[Future[list[dict[str, Any]]]] = []
+
+    def __enter__(self) -> Tables:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def write(self, tables: Sequence[tuple[Table, str]]) -> None:
+        """Writes the files of these tables, each with the page that it stands on, some time before `finish`."""
+        if tables:
+            self._written.append(self._pool.submit(_write, self._root, tables))
+
+    def finish(self, record: Record) -> None:
+        """Waits for all of them, writes what speaks of all pages, and removes every other file."""
+        described = [resource for written in self._written for resource in written.result()]
+        whole = about(record, sorted(described, key=lambda r: str(r["name"])))
+        add(self._root, whole)
+        wanted = {*whole, *(f"tables/{name}.{kind}" for name in record.tables for kind in KINDS)}
+        prune(self._root, wanted)
+
+
+def _write(root: Path, tables: Sequence[tuple[Table, str]]) -> list[dict[str, Any]]:
+    described = []
+    for table, page in tables:
+        made = twins(table, page)
+        add(root, {f"tables/{table.id}.{kind}": content for kind, content in made.items()})
+        described.append(_described(table, page, made["csv"]))
+    return described
+
+
+def about(record: Record, described: Sequence[dict[str, Any]]) -> dict[str, str | bytes]:
+    """The files under data/ that are of no one table: the catalog, the numbers in sentences, the data package."""
+    everything = as_json(catalog())
+    package = {
+        "$schema": "https://datapackage.org/profiles/2.0/datapackage.json",
+        "name": "headroom",
+        "title": "Headroom: every published table",
+        "version": answers.versions()["catalog"],
+        "calc_version": answers.versions()["calc"],
+        "contributors": [{"title": cite.AUTHORS}],
+        "licenses": [{"name": "CC-BY-4.0", "path": "https://creativecommons.org/licenses/by/4.0/"}],
+        "resources": [_resource("catalog", "catalog.json", everything, "json"), *described],
+    }
     return {
-        f"tables/{table_id}.md": typeset.to_markdown(table, _source(table, page))
-        for table_id, (table, page) in record.tables.items()
+        "catalog.json": everything,
+        "spoken.json": as_json([s._asdict() for s in record.spoken]),
+        "datapackage.json": as_json(package),
     }
 
 
-def _source(table: Table, page: str) -> str:
-    return cite.line(table, cite.permalink(table, page))
-
-
-def _twins(table: Table, source: str) -> dict[str, str | bytes]:
+def twins(table: Table, page: str) -> dict[str, str | bytes]:
     """Files with the same values as the page, by the ends of their names."""
+    source = cite.line(table, cite.permalink(table, page))
     return {
         "csv": tables.to_csv(table),
         "json": tables.to_json(table),
+        "md": typeset.to_markdown(table, source),
         "tex": typeset.to_latex(table, source),
         "xlsx": workbook.to_xlsx(table, source),
     }
@@ -76,7 +106,7 @@ def _described(table: Table, page: str, content: str | bytes) -> dict[str, Any]:
         **({"description": table.assumptions} if table.assumptions else {}),
         homepage=f"{page}#{table.id}",
         schema={"fields": fields, "missingValues": [""]},
-        alternates=[f"tables/{table.id}.{kind}" for kind in ("json", "md", "tex", "xlsx")],
+        alternates=[f"tables/{table.id}.{kind}" for kind in ALTERNATES],
     )
 
 
@@ -91,7 +121,8 @@ def catalog() -> dict[str, Any]:
     }
 
 
-def _json(data: Any) -> str:
+def as_json(data: Any) -> str:
+    """Compact JSON."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
@@ -112,14 +143,6 @@ def _raw(content: str | bytes) -> bytes:
     return content.encode() if isinstance(content, str) else content
 
 
-def save(root: Path, wanted: Mapping[str, str | bytes]) -> None:
-    """Makes `root` hold exactly the `wanted` files; one that is right already is left alone."""
-    add(root, wanted)
-    for stale in root.rglob("*"):
-        if stale.is_file() and stale.relative_to(root).as_posix() not in wanted:
-            stale.unlink()
-
-
 def add(root: Path, wanted: Mapping[str, str | bytes]) -> None:
     """Writes the `wanted` files under `root`; one that is right already is left alone."""
     for path, content in wanted.items():
@@ -127,3 +150,10 @@ def add(root: Path, wanted: Mapping[str, str | bytes]) -> None:
         if not target.is_file() or target.read_bytes() != raw:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(raw)
+
+
+def prune(root: Path, wanted: Collection[str]) -> None:
+    """Removes every file under `root` but those `wanted`."""
+    for stale in root.rglob("*"):
+        if stale.is_file() and stale.relative_to(root).as_posix() not in wanted:
+            stale.unlink()

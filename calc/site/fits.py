@@ -6,13 +6,17 @@ the first that is tight; else the one that comes closest, with what it needs.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from calc.catalog import GPU, Model
 from calc.site import answers
+from calc.site.answers import Preview
 from calc.site.kept import Kept, of_gpu, of_model
 from calc.site.tables import Cell, Column, Table
 from calc.site.workings import Shared, Working, of_phase
@@ -135,6 +139,9 @@ class Best(NamedTuple):
         return self.working.bytes
 
 
+PENDING = Best("", Working("", ()), "in a moment", {})  # in the preview, while it is being answered
+
+
 class Asked(NamedTuple):
     """What a cell of the look-up tables asks."""
 
@@ -151,8 +158,22 @@ _FOUND: dict[Asked, Best | None] = {}
 def best(asked: Asked) -> Best | None:
     """The best configuration of the ladder; None where the framework refuses all of them."""
     if asked not in _FOUND:
-        _FOUND[asked] = _search(asked)
+        kept, key = _kept(asked.model), _key(asked)
+        if key not in kept and Preview.on:
+            Preview.behind = True
+            return PENDING
+        _FOUND[asked] = kept[key] if key in kept else _search(asked)
     return _FOUND[asked]
+
+
+@cache
+def _kept(model: str) -> Mapping[Hashable, Best | None]:
+    """What an earlier build has kept of a model's cells."""
+    return Kept().read(_topic(model))
+
+
+def _topic(model: str) -> str:
+    return f"fits-{model}"
 
 
 def _search(asked: Asked) -> Best | None:
@@ -204,17 +225,33 @@ def fill() -> None:
     A model at a time, because what `calc` compiles of a model serves all its scenarios.
     """
     start = time.perf_counter()
-    asked = {f"fits-{model}": {_key(cell): cell for cell in _cells(model)} for model in answers.catalog().models}
+    asked = {_topic(model): {_key(cell): cell for cell in _cells(model)} for model in answers.catalog().models}
     for topic, found in Kept().complete(asked, _search_all).items():
         _FOUND.update({cell: found[key] for key, cell in asked[topic].items()})
     answers.Clock.seconds += time.perf_counter() - start
 
 
+def share(place: int, of: int, into: Path) -> None:
+    """In one of so many processes: answers its share of the cells that nothing has kept, and writes them to a file."""
+    found: dict[Asked, Best | None] = {}
+    for model in [*answers.catalog().models][place::of]:
+        missing = [asked for asked in _cells(model) if _key(asked) not in _kept(model)]
+        found |= zip(missing, _search_all(missing), strict=True)
+    into.write_bytes(pickle.dumps(found))
+
+
+def take(files: Iterable[Path]) -> None:
+    """Takes over what those processes have found."""
+    for file in files:
+        _FOUND.update(pickle.loads(file.read_bytes()))
+    Preview.behind = False
+
+
 def cell(asked: Asked) -> Cell:
     """The verdict cell of one combination."""
     found = best(asked)
-    if found is None:
-        return Cell((None, None, None))
+    if found is None or found is PENDING:
+        return Cell((None, None, found and found.rung))
     shown, needed = (found.verdict, found.needed / GiB, found.rung), found.needed
     return Cell(shown, exact=needed, scenario=found.given, working=found.working)
 
@@ -290,6 +327,8 @@ def _smallest(model: Model, task: str, method: str, n: int, root: str) -> tuple[
     for gpu in (g for g in cards if not g.lacks_bf16):
         asked = Asked(model.id, gpu.id, task, method, n)
         found = best(asked)
+        if found is PENDING:
+            return Cell(PENDING.rung), cell(asked)
         if found is not None and found.verdict == "fits":
             link = f'<a href="{root}hardware/gpus/{gpu.id}.html">{escape(gpu.name)}</a>'
             return Cell(gpu.name, link), cell(asked)

@@ -9,7 +9,7 @@ from html import escape
 
 from calc.catalog import GPU
 from calc.site import answers
-from calc.site.fits import METHODS, TASKS, Asked, best, by_memory, by_size, cell, key
+from calc.site.fits import METHODS, PENDING, TASKS, Asked, best, by_memory, by_size, cell, key
 from calc.site.tables import WORDS, Cell, Column, Table
 from calc.units import GiB
 
@@ -65,7 +65,7 @@ LEGEND = (
 def heated(asked: Asked, card: GPU) -> Cell:
     """A verdict's cell with its depth as a class: tenths of the card used; what is out of memory, how many cards."""
     found = best(asked)
-    if found is None:
+    if found is None or found is PENDING:
         return cell(asked)
     share = found.needed / card.usable_bytes
     depth = int(share) if found.verdict == "oom" else int(STEPS * share)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FILE = Path(__file__).with_suffix(".txt")
-TABLES = Path("data") / "tables"
 
 
 def known() -> set[str]:
@@ -17,20 +16,20 @@ def known() -> set[str]:
     return set(FILE.read_text("utf-8").split()) if FILE.exists() else set()
 
 
-def published(root: Path) -> set[str]:
-    """The ids of the tables that were written last under `root`, the pages' folder or a site."""
-    return {path.stem for path in (root / TABLES).glob("*.json")}
+def published(data: Path) -> set[str]:
+    """The ids of the tables whose files are under `data`."""
+    return {path.stem for path in (data / "tables").glob("*.json")}
 
 
 def lost(site: Path) -> Iterator[str]:
     """One line for each listed table that a site lacks."""
-    for name in sorted(known() - published(site)):
+    for name in sorted(known() - published(site / "data")):
         yield f"{FILE.name}: table {name!r} was published and is gone: an id never changes"
 
 
-def add(docs: Path) -> int:
+def add(data: Path) -> int:
     """Lists those of the last build; gives how many are new."""
     before = known()
-    every = before | published(docs)
+    every = before | published(data)
     FILE.write_text("".join(f"{name}\n" for name in sorted(every)), "utf-8")
     return len(every - before)

@@ -81,7 +81,9 @@ class Kept:
         return pickle.loads(text) if hashlib.sha256(text).digest() == check else {}
 
     def write(self, topic: str, found: Mapping[Hashable, Any]) -> None:
-        """Keeps the answers on a topic, in place of those that were kept."""
+        """Keeps the answers on a topic, in place of those that were kept; under the preview files may change: none."""
+        if answers.Preview.on:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         text = pickle.dumps(dict(found), pickle.HIGHEST_PROTOCOL)
         # builds may run side by side: a reader finds the old file or the new one, whole
@@ -94,7 +96,7 @@ class Kept:
     ) -> dict[str, dict[Hashable, A]]:
         """The answers to questions by topic and key: those that are kept, and of a topic's others what `compute` gives.
 
-        Topics are computed over all cores, and kept without what is no longer asked.
+        Topics are computed over all cores. What others have asked stays: builds of other catalogs share the folder.
         """
         known: dict[str, dict[Hashable, A]] = {}
         missing: dict[str, dict[Hashable, Q]] = {}
@@ -107,7 +109,7 @@ class Kept:
         for (topic, left), found in zip(missing.items(), made, strict=True):
             known[topic] |= dict(zip(left, found, strict=True))
             answers.Clock.asked += len(left)
-            self.write(topic, known[topic])
+            self.write(topic, self.read(topic) | known[topic])
         return known
 
     def forget(self) -> None:

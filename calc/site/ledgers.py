@@ -62,6 +62,7 @@ def describe(answer: Answer) -> str:
         f"{s.gpus} × {gpu.name}",
         f"{s.framework} {s.framework_version}",
         s.sharding + "".join(f", {what} in host memory" for what in _offloaded(s)),
+        *report.degrees(s),
         f"precision {s.precision}",
         f"{s.attention} attention",
         f"checkpointing {s.checkpointing}",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -139,7 +138,9 @@ class Macros(Effects, Lookups):
 
     def how_many(self, what: str) -> str:
         """How many `gpus`, `nodes`, `models`, `records` or `messages` the catalog has, or the site `tables`."""
-        return f"{reference.how_many(what):,}"
+        if what != "tables":
+            return f"{reference.how_many(what):,}"
+        return published.UNKNOWN if self._every is None else f"{len(self._every):,}"
 
     # --- tables of jobs
 
@@ -309,7 +310,7 @@ class Macros(Effects, Lookups):
 
     def published_data(self) -> str:
         """Every published table with its downloads."""
-        return published.listed(self._root)
+        return published.UNKNOWN if self._every is None else published.listed(self._every, self._root)
 
     def english(self, page: str, words: str) -> str:
         """From a translation, a link to a page that has none: `hardware/index.md#cards`."""
@@ -332,17 +333,4 @@ def _call(*arguments: str, group: str | None) -> str:
     return ", ".join([*arguments, *([group] if group else [])])
 
 
-def define_env(env: Any) -> None:
-    """The entry that mkdocs-macros calls."""
-
-    docs = Path(env.conf["docs_dir"])
-
-    def current() -> View:
-        page = env.page
-        return View(page.file.src_uri, page.url, languages.meta(page.file.src_uri, page.meta, docs))
-
-    for name, macro in Macros(current).all().items():
-        env.macro(macro, name)
-
-
-__all__ = ["Macros", "PageError", "Record", "Spoken", "View", "define_env"]
+__all__ = ["Macros", "PageError", "Record", "Spoken", "View"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cache
 from html import escape
 
-from calc.recommend.published import SOURCE, VERL, Comparison, compare
-from calc.site import answers, ledgers, words
+from calc.recommend.published import SOURCE, VERL, Comparison, Published, compare
+from calc.site import answers, ledgers, searched, words
+from calc.site.kept import Kept
 from calc.site.tables import Cell, Column, Table
 from calc.site.workings import of_phase
 
@@ -28,7 +29,7 @@ def table() -> Table:
         Column("settings", "Theirs sets"),
     )
     rows = []
-    for each in (compare(row, answers.catalog()) for row in VERL):
+    for each in _compared():
         theirs = ", ".join(f"{name}: {ledgers.spelled(value)}" for name, value in each.published.settings.items())
         rows.append((
             Cell(each.published.title),
@@ -46,6 +47,17 @@ def table() -> Table:
         f'Theirs: <a href="{SOURCE}">verl, docs/perf/device_tuning.rst</a> and the scripts that it names.',
         versions=answers.versions(),
     )
+
+
+def _compared() -> list[Comparison]:
+    """Each of theirs beside ours, kept between builds."""
+    asked: dict[Hashable, Published] = {(place, searched.catalog()): row for place, row in enumerate(VERL)}
+    found = Kept().complete({"minimum": asked}, _compare)["minimum"]
+    return [found[key] for key in asked]
+
+
+def _compare(rows: Sequence[Published]) -> list[Comparison]:
+    return [compare(row, answers.catalog()) for row in rows]
 
 
 def _ours(each: Comparison) -> Iterator[Cell]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import cache
 from itertools import pairwise
 from math import sqrt
@@ -33,17 +33,20 @@ def anchor(of: tuple[str, str]) -> str:
     return f"rows-{of[0].lower()}-{of[1]}"
 
 
+_CLASSES: dict[Hashable, tuple[str, str]] = {}  # by what of a job decides its class
+
+
 def rests_on(table: Table) -> list[tuple[str, str]]:
     """(id, words) of each class of records that a table's computed cells are comparable with."""
-    jobs = {}
-    for row in table.rows:
-        for cell in row:
-            if given := cell.scenario:
-                said = [given.get(name) for name in ("framework", "task", "method", "sharding", "precision")]
-                jobs[(*map(str, said), given.get("gpus", 1) > 1)] = given
-    scenarios = [parse(given, catalog=answers.catalog()) for given in jobs.values()]
-    found = sorted({kind(s.sharding, s.method) for s in scenarios})
-    return [(anchor(of), ", ".join(of)) for of in found]
+    found = set()
+    for given in (cell.scenario for row in table.rows for cell in row if cell.scenario):
+        said = [given.get(name) for name in ("framework", "task", "method", "sharding", "precision")]
+        job = (*map(str, said), given.get("gpus", 1) > 1)
+        if job not in _CLASSES:
+            s = parse(given, catalog=answers.catalog())
+            _CLASSES[job] = kind(s.sharding, s.method)
+        found.add(_CLASSES[job])
+    return [(anchor(of), ", ".join(of)) for of in sorted(found)]
 
 
 def comparable() -> Table:
@@ -234,7 +237,7 @@ def figure(what: str) -> str:
 def _largest(card: int) -> float:
     """The largest share of a lone card of so many GiB that tensors may fill and still fit, to a thousandth."""
     usable = card * GiB
-    outside = sum(line.bytes for line in runtime.process("", 1, nvlink=False))
+    outside = sum(line.bytes for line in runtime.process("", 0, nvlink=False))
     for thousandths in range(1000, 0, -1):
         tensors = usable * thousandths // 1000
         p = verdict.fit_probability(tensors + outside, tensors, verdict.deviation(tensors), usable)

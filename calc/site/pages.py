@@ -7,7 +7,7 @@ from pathlib import Path
 
 from calc.catalog import GPU, Model
 from calc.site import advice, advised, answers, fits
-from calc.site.exports import save
+from calc.site.exports import add, prune
 
 GPU_DIR, MODEL_DIR = "hardware/gpus", "models"
 
@@ -28,9 +28,11 @@ LENGTHS = """
 def write(docs: Path) -> None:
     """Writes the pages under `docs`, and removes those whose GPU or model is gone."""
     found = answers.catalog()
-    save(docs / GPU_DIR, {f"{g.id}.md": gpu(g) for g in found.gpus.values()})
-    by_hand = {p.name: p.read_text("utf-8") for p in (docs / MODEL_DIR).glob("index.md")}
-    save(docs / MODEL_DIR, {f"{m.id}.md": model(m) for m in found.models.values()} | by_hand)
+    gpus = {f"{g.id}.md": gpu(g) for g in found.gpus.values()}
+    models = {f"{m.id}.md": model(m) for m in found.models.values()}
+    for folder, made in ((GPU_DIR, gpus), (MODEL_DIR, models)):
+        add(docs / folder, made)
+        prune(docs / folder, {"index.md", *made})
 
 
 def _front(title: str, description: str) -> str:

@@ -1,15 +1,27 @@
-"""The list of every published table with its downloads, from the data package that the build has written."""
+"""The list of every published table with its downloads."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from html import escape
 from itertools import groupby
-from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import NamedTuple
 
-PACKAGE = Path(__file__).parents[2] / "docs" / "data" / "datapackage.json"
+from calc.site import answers
+from calc.site.tables import Table
+
+Tables = Mapping[str, tuple[Table, str]]  # by id, with the page that each stands on
+KINDS = ("csv", *(ALTERNATES := ("json", "md", "tex", "xlsx")))  # of files that there are of each table
+UNKNOWN = "(counted by make site)"  # while pages may still add tables; the preview renders none but those asked for
+
+
+class Home(NamedTuple):
+    """Where a table stands."""
+
+    address: str
+    table: Table
+
+
 # The part of the guide that a table stands in, by how its page's address begins; the rest is home.
 PARTS = {
     "hardware/gpus/": "Pages of GPUs",
@@ -24,30 +36,28 @@ PARTS = {
 }
 
 
-def listed(root: str) -> str:
-    """All tables by the part of the guide that they stand in; nothing while the package is still to be written."""
-    if not PACKAGE.is_file():
-        return ""
-    package = json.loads(PACKAGE.read_text("utf-8"))
-    tables = sorted((r for r in package["resources"] if "schema" in r), key=lambda r: (_part(r), r["homepage"]))
-    whole = f"<p>{len(tables)} tables, catalog <code>{escape(package['version'])}</code>.</p>"
-    return whole + "".join(_group(part, list(found), root) for part, found in groupby(tables, key=_part))
+def listed(tables: Tables, root: str) -> str:
+    """All `tables` by the part of the guide that they stand in; `root` is the way to the top of the site."""
+    found = sorted((Home(f"{page}#{table.id}", table) for table, page in tables.values()), key=_place)
+    whole = f"<p>{len(found)} tables, catalog <code>{escape(answers.versions()['catalog'])}</code>.</p>"
+    return whole + "".join(_group(part, list(homes), root) for part, homes in groupby(found, key=_part))
 
 
-def _part(resource: dict[str, Any]) -> str:
-    page = resource["homepage"]
-    return next((name for start, name in PARTS.items() if page.startswith(start)), "Home and other pages")
+def _place(home: Home) -> tuple[str, str]:
+    return _part(home), home.address
 
 
-def _group(part: str, found: list[dict[str, Any]], root: str) -> str:
+def _part(home: Home) -> str:
+    return next((name for start, name in PARTS.items() if home.address.startswith(start)), "Home and other pages")
+
+
+def _group(part: str, homes: list[Home], root: str) -> str:
     items = "".join(
-        f'<li><a href="{root}{escape(r["homepage"])}">{escape(r["title"])}</a> {" ".join(_files(r, root))}</li>'
-        for r in found
+        f'<li><a href="{root}{escape(home.address)}">{escape(home.table.caption)}</a> {_files(home.table, root)}</li>'
+        for home in homes
     )
-    return f"<details><summary>{part}: {len(found)} tables</summary><ul>{items}</ul></details>"
+    return f"<details><summary>{part}: {len(homes)} tables</summary><ul>{items}</ul></details>"
 
 
-def _files(resource: dict[str, Any], root: str) -> Iterator[str]:
-    for path in (resource["path"], *resource.get("alternates", [f"tables/{resource['name']}.json"])):
-        kind = PurePosixPath(path).suffix[1:]
-        yield f'<a href="{root}data/{path}" download>{kind.upper()}</a>'
+def _files(table: Table, root: str) -> str:
+    return " ".join(f'<a href="{root}data/tables/{table.id}.{kind}" download>{kind.upper()}</a>' for kind in KINDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from calc.architecture import parameters
@@ -17,14 +16,9 @@ from calc.units import gib
 LEARNING = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 
 
-DATA = Path(__file__).parents[2] / "docs" / "data" / "tables"
-
-
 def how_many(what: str) -> int:
-    """How many of something there are; `tables` are those that are written before any page is rendered."""
+    """How many of something there are."""
     found = answers.catalog()
-    if what == "tables":
-        return len([*DATA.glob("*.json")])
     if what == "remedies":
         return len([p for p in strategies.FOLDER.glob("*.md") if p.stem != "index"])
     return len(getattr(found, {"records": "measurements", "messages": "exhausted"}.get(what, what)))
@@ -48,6 +42,8 @@ def gpu_summary(card: GPU) -> str:
 def _largest(card: GPU, method: str, gpus: int) -> str:
     for model in reversed(fits.by_size(answers.catalog().models.values())):
         found = fits.best(fits.Asked(model.id, card.id, "sft", method, gpus))
+        if found is fits.PENDING:
+            return found.rung
         if found is not None and found.verdict == "fits":
             how = f" ({escape(found.rung)})" if found.rung else ""
             return f"{escape(model.name)}{how}"

@@ -17,9 +17,10 @@ import tomllib
 from datetime import date
 from pathlib import Path
 
-from calc.site import build, changelog, diff, ids
-from calc.site.build import ROOT, BuildError
+from calc.site import build, changelog, diff, exports, ids
+from calc.site.build import ROOT
 from calc.site.changelog import Release
+from calc.site.rendered import BuildError
 
 BRANCH, NEWEST = "gh-pages", "latest"
 
@@ -40,7 +41,7 @@ def make(version: str) -> None:
     changes = diff.since(f"v{before}")[0] if before else []
     today = date.today().isoformat()
     path = changelog.save(Release(version, today, before, tuple(tuple(change) for change in changes)))
-    ids.add(build.DOCS)
+    ids.add(exports.FOLDER)
     _write("pyproject.toml", r'^version = ".*"$', f'version = "{version}"')
     _write("CITATION.cff", r"^version: .*$", f"version: {version}")
     _write("CITATION.cff", r"^date-released: .*$", f"date-released: {today}")

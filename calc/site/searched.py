@@ -18,7 +18,7 @@ from calc.site.kept import Kept, fingerprint, of_gpu, of_models
 
 
 @cache
-def _catalog() -> str:
+def catalog() -> str:
     """A hash of all GPUs, nodes and models: an alternative may be any of them."""
     return fingerprint([*map(of_gpu, answers.catalog().gpus), of_models()])
 
@@ -29,7 +29,7 @@ def _topic(job: Mapping[str, Any]) -> str:
 
 def recommendation(job: Mapping[str, Any], where: str) -> Recommendation:
     """The recommendation for a job of flat fields; raises ScenarioError, one line, for one that cannot be used."""
-    store, topic, key = Kept(), _topic(job), _catalog()
+    store, topic, key = Kept(), _topic(job), catalog()
     kept: Recommendation | None = store.read(topic).get(key)
     if kept:
         return kept
@@ -45,7 +45,7 @@ def fill(docs: Path) -> None:
         for page in sorted(docs.rglob("*.md"))
         for job in (get_data(page.read_text("utf-8"))[1].get("recipes") or {}).values()
     ]
-    store, key = Kept(), _catalog()
+    store, key = Kept(), catalog()
     if missing := [job for job in asked if key not in store.read(_topic(job))]:
         for _ in answers.spread(_computed, missing):
             pass

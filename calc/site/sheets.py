@@ -8,7 +8,8 @@ from html import escape
 from calc.amounts import amount
 from calc.architecture import parameters, tensors
 from calc.catalog import GPU, Model, Node
-from calc.memory.activations import Adapter, Program, Run, dimensions, layer
+from calc.memory.activations import Program, layer
+from calc.memory.run import Adapter, Run, dimensions
 from calc.site import answers
 from calc.site.fits import by_memory, by_size
 from calc.site.tables import Cell, Column, Table

@@ -170,6 +170,11 @@ def _cell_html(column: Column, cell: Cell, first: bool) -> str:
     return f'<th scope="row"{attribute}>{inner}</th>' if first else f"<td{attribute}>{inner}</td>"
 
 
+def place(table: Table) -> str:
+    """An empty figure with the table's id."""
+    return f'<figure class="computed" id="{table.id}" data-search-exclude></figure>'
+
+
 def to_html(table: Table, footer: str = "") -> str:
     """The figure, on one line, so that no Markdown rule can touch it."""
     head = "".join(

@@ -11,6 +11,7 @@ from html import escape
 
 from calc.recommend import Miss, Recommendation
 from calc.recommend.search import Judged
+from calc.report import degrees
 from calc.scenario import Scenario
 from calc.site import answers
 from calc.site.answers import Answer
@@ -26,6 +27,8 @@ TASKS = {
     "reinforce++": "REINFORCE++",
 }  # fmt: skip
 
+UNPICKED = {"pretrain": "Pre-training", "inference": "Inference"}  # tasks that no table and no form offers
+
 
 def machine(s: Scenario) -> str:
     """The GPUs of a job: `8 × A100-SXM4-80GB`."""
@@ -40,7 +43,7 @@ def model(name: str) -> str:
 
 def task(name: str) -> str:
     """A task within a sentence: `reward model`, but `PPO`."""
-    words = TASKS[name]
+    words = TASKS.get(name) or UNPICKED[name]
     return words if words[1].isupper() else words.lower()
 
 
@@ -50,6 +53,7 @@ def settings(s: Scenario) -> list[str]:
     parts = [
         method + (", AdamW in 8 bits" if s.optimizer == "adamw-8bit" else ""),
         SHARDINGS[s.sharding] if s.gpus > 1 else "one GPU",
+        *degrees(s),
         f"micro batch {s.micro_batch}",
         {"full": "checkpointing", "none": "no checkpointing"}.get(s.checkpointing, f"checkpointing {s.checkpointing}"),
         _offloaded(s),

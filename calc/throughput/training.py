@@ -104,17 +104,17 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
         yield from stepping(s, r, load, changed / n)
     if s.offload.parameters and s.sharding in GATHERS:
         # of a frozen model as of a trained one: for every pass of every micro-batch
-        up = traffic.copied(elements / n, 2 * load.micro * (1 + p.inputs), s.data_parallel, r.pcie)
+        up = traffic.copied(elements / n, 2 * load.micro * (1 + p.inputs), s.shards, r.pcie)
         yield up._replace(name="parameters")
 
 
 def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Iterator[Term]:
-    """The data-parallel ranks' collectives, by stage: in 16 bits, under autocast in the weights' own fp32.
+    """The collectives of ranks that share what is sharded, by stage: in 16 bits, in fp32 under autocast.
 
     Stage 3 and FSDP gather all weights, frozen or not, for forward and for backward of every micro-batch, whatever its
     length; a layer that is computed again for its backward stays gathered (DeepSpeed's `max_reuse_distance`).
     """
-    ranks = s.data_parallel
+    ranks = s.shards
     if ranks == 1:
         return
     bus, b = r.link(s.gpus), 4 if s.precision == "autocast" else 2
@@ -150,9 +150,9 @@ def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
 
 def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term]:
     """The optimizer, where its states are, and what offloading them moves."""
-    ranks = 1 if s.sharding in ("none", "ddp") else s.data_parallel
+    ranks = 1 if s.sharding in ("none", "ddp") else s.shards
     if s.offload.optimizer:
-        on_node = min(s.gpus_per_node, s.data_parallel)
+        on_node = min(s.gpus_per_node, s.shards)
         wide = 2 if s.precision == "bf16" and not s.sharding.startswith("zero") else 4
         yield traffic.stepped_on_host(changed * load.steps, FUSED["adamw"] * wide, ranks, on_node, CPU_ADAM)
         # gradients of every micro-batch come down, new weights go up

@@ -38,6 +38,8 @@ class Case:
     train: str = "full"  # full, head (lm_head alone)
     fsdp: int = 0  # ranks; 0: none
     reshard: str = "yes"
+    tp: int = 1  # ranks that share each layer's heads and widths
+    sequence_parallel: bool = False  # with norms on parts of the sequence, and logits by vocabulary
     zero: int = 0  # stage of DeepSpeed's ZeRO; 0: none
     ranks: int = 0  # under DeepSpeed
     rank: int = 0  # the one whose memory is followed there
@@ -152,8 +154,8 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
     zero, gpus = _pick(flat, "sharding", _SHARDING, "none"), int(flat.get("gpus", 1))
     if zero != 0:
         _deepspeed(flat)
-    micro = int(flat.get("micro_batch", 1))
-    rows = micro * gpus
+    micro, tp = int(flat.get("micro_batch", 1)), int(flat.get("tensor_parallel", 1))
+    rows = micro * gpus // tp
     reference = "adapter" if lora else "copy"
     return from_record(
         {
@@ -170,7 +172,9 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "lora_targets": _pick(flat, "lora.targets", _TARGETS, "all-linear"),
             "lora_dropout": float(flat.get("lora.dropout", 0.0)),
             "lora_dtype": "fp32" if flat.get("lora.dtype") == "fp32" else "same",
-            "fsdp": gpus if flat.get("sharding") == "fsdp2" else 0,
+            "fsdp": gpus // tp if flat.get("sharding") == "fsdp2" else 0,
+            "tp": tp,
+            "sequence_parallel": bool(flat.get("sequence_parallel", False)),
             "zero": zero,
             "ranks": gpus if zero else 0,
             "grad_dtype": _pick(flat, "grad_dtype", _GRADIENTS, "bf16") if zero else "bf16",

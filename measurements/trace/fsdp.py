@@ -2,17 +2,28 @@
 
 import contextlib
 import re
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed._tools import fake_collectives  # noqa: F401  (gives collectives a kernel for fake tensors)
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .case import Case
+
+_concatenate = DeviceMesh._concatenate
+
+
+def _joined(meshes: Any) -> Any:
+    with _disable_current_modes():  # the mesh reads its own ranks
+        return _concatenate(meshes)
+
+
+DeviceMesh._concatenate = staticmethod(_joined)  # type: ignore[method-assign]
 
 
 class Idle:
@@ -49,12 +60,21 @@ def ranks(n: int, rank: int = 0) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=n)
 
 
+def mesh_of(case: Case) -> DeviceMesh:
+    """The ranks of a case: those of a tensor-parallel group are neighbours."""
+    return _mesh(max(case.fsdp, 1), case.tp)
+
+
+@lru_cache(maxsize=1)  # submeshes join again only where they come from one mesh
+def _mesh(fsdp: int, tp: int) -> DeviceMesh:
+    ranks(fsdp * tp)
+    with _disable_current_modes():  # the mesh reads its own ranks
+        return init_device_mesh("cuda", (fsdp, tp), mesh_dim_names=("fsdp", "tp"))
+
+
 def shard(case: Case, model: torch.nn.Module) -> None:
     """Shard a model over the case's ranks: a group for each decoder layer, the rest in the root's group."""
-    if not dist.is_initialized() or dist.get_world_size() != case.fsdp:
-        ranks(case.fsdp)
-    with _disable_current_modes():  # the mesh reads its own ranks
-        mesh = init_device_mesh("cuda", (case.fsdp,))
+    mesh = mesh_of(case)["fsdp"]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy if case.prec == "mp" else MixedPrecisionPolicy()}
     reshard = case.reshard == "yes"

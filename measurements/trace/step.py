@@ -8,15 +8,17 @@ import torch
 import torch.nn.functional as F
 from peft import LoraConfig, TaskType, get_peft_model
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.modules import module as hooks
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.initialization import no_init_weights
 
-from . import attention, fsdp
+from . import attention, fsdp, tensor_parallel
 from .case import Case
 from .ledger import Ledger
 
 DEVICE = torch.device("cuda")
+FORWARD = ("input_ids", "position_ids", "attention_mask", "labels")  # what the model itself takes
 
 
 def fake_mode() -> FakeTensorMode:
@@ -63,13 +65,17 @@ def _load(case: Case) -> Any:
         config.num_labels = 1
     # The flash-attn package is not looked for: its place is taken by `attention`.
     implementation = "sdpa" if case.attn.startswith("sdpa") else "eager"
-    with no_init_weights(), DEVICE:
+    # tensors are cut before they are there, as `from_pretrained` does it
+    with no_init_weights(), torch.device("meta") if case.tp > 1 else DEVICE:
         model = classes.get(case.task, AutoModelForCausalLM).from_config(
             config, dtype=dtype, attn_implementation=implementation
         )
-        model.tie_weights()
+        if case.tp == 1:
+            model.tie_weights()
         if case.attn == "fa2":
             model.config._attn_implementation = "flash_attention_2"
+        if case.tp > 1:
+            tensor_parallel.shard(case, model)
         return Critic(model) if case.task == "ppo-critic" else model
 
 
@@ -111,7 +117,12 @@ def _prepare(case: Case, model: Any) -> Any:
 
 
 def _optimizer(case: Case, model: torch.nn.Module) -> torch.optim.Optimizer | None:
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    # one call of the optimizer takes tensors of one mesh alone
+    meshes: dict[Any, list[torch.Tensor]] = {}
+    for p in model.parameters():
+        if p.requires_grad:
+            meshes.setdefault(getattr(p, "device_mesh", None), []).append(p)
+    parameters = [{"params": group} for group in meshes.values()]
     ways: dict[str, Any] = {
         "fused": {"fused": True},
         "foreach": {"foreach": True},
@@ -185,6 +196,8 @@ class Step:
             return torch.zeros(rows, case.resp or case.seq // 2, device=DEVICE)
 
         inputs = {"input_ids": ids()}
+        if case.sequence_parallel:  # the model counts its part of the sequence alone
+            inputs["position_ids"] = ids()[:1]
         if case.attn == "sdpa-mask":
             inputs["attention_mask"] = torch.ones(rows, 1, case.seq, case.seq, dtype=torch.bool, device=DEVICE)
         if case.task == "sft":
@@ -243,7 +256,7 @@ class Step:
 
     def warm_up(self) -> None:
         """Make the optimizer's states, as a first step would, and leave no gradients."""
-        if self.case.fsdp or self.case.zero:  # they set themselves up in their first step
+        if self.case.fsdp or self.case.zero or self.case.tp > 1:  # they set themselves up in their first step
             self.run()
             self.ledger.phase = "setup"
         if self.optimizer is None:
@@ -264,7 +277,7 @@ class Step:
             yield
 
     def _forward(self, model: torch.nn.Module, **extra: Any) -> Any:
-        passed = {k: v for k, v in self.inputs.items() if k in ("input_ids", "attention_mask", "labels")}
+        passed = {k: v for k, v in self.inputs.items() if k in FORWARD}
         if isinstance(getattr(model, "module", model), Critic):
             return model(passed["input_ids"])
         outputs = model(**passed, **extra, use_cache=self.case.use_cache)
@@ -314,6 +327,10 @@ class Step:
 
     def run(self) -> None:
         """The step: forward and backward of each micro-batch, the optimizer."""
+        with loss_parallel() if self.case.sequence_parallel else contextlib.nullcontext():
+            self._run()
+
+    def _run(self) -> None:
         ledger, case = self.ledger, self.case
         attention.calls.clear()
         ledger.phase = "forward"

@@ -35,6 +35,15 @@ def test_deepspeeds_own_partitioning_is_met_within_six_percent(residuals: list[R
     assert errors.worst <= 0.06
 
 
+def test_parts_of_a_layer_are_met_within_a_percent(residuals: list[Residual]) -> None:
+    """Tensor parallelism by Transformers' plan and PyTorch's, alone and under FSDP 2: DTensor's own buffers as well."""
+    errors = summary(r for r in residuals if "/tp=" in r.id)
+    print(f"tensor parallel: {errors}")
+    assert errors.count >= 80
+    assert errors.median <= 0.0002
+    assert errors.worst <= 0.01
+
+
 def test_every_task_and_method_is_among_the_traced(residuals: list[Residual]) -> None:
     """The bars above mean little if a task has no record."""
     assert {(r.task, r.method) for r in residuals} >= {

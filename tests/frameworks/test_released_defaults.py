@@ -271,6 +271,31 @@ def test_verl_states_its_configuration(released: Released, version: str, script:
     compare(release, f"{VERL_FILE}: {key}", release.key(VERL_FILE, key), row, stated)
 
 
+VERL_SFT_FILE = "verl/trainer/config/sft_trainer_engine.yaml"
+# A dynamic batch of 8,192 tokens holds eight sequences of 1,024.
+SEQUENCES = {8192: 8}
+VERL_SFT = (
+    Row("seq_len", {"0.7.1": "data.max_length"}),
+    Row("global_batch", {"0.7.1": "data.train_batch_size"}),
+    Row("micro_batch", {"0.7.1": "data.max_token_len_per_gpu"}, SEQUENCES),
+    Row("sharding", {"0.7.1": "engine.strategy"}, {"fsdp": "fsdp1"}),
+    Row("offload.optimizer", {"0.7.1": "engine.optimizer_offload"}),
+    Row("offload.parameters", {"0.7.1": "engine.param_offload"}),
+    Row("checkpointing", {"0.7.1": "model.enable_gradient_checkpointing"}, {True: "full"}),
+    Row("loss", {"0.7.1": "model.use_fused_kernels"}, {False: "full"}),
+    Row("packing", {"0.7.1": "model.use_remove_padding"}),
+    Row("lora.targets", {"0.7.1": "model.target_modules"}, given=LORA),
+)
+
+
+@pytest.mark.parametrize(("version", "script", "row"), cases("verl", VERL_SFT, lambda version: ("sft",)))
+def test_verl_states_its_configuration_of_sft(released: Released, version: str, script: str, row: Row) -> None:
+    release, key = released("verl", version), row.name(version)
+    assert release.key(VERL_SFT_FILE, "data.use_dynamic_bsz") is True
+    stated = verl.defaults(script, version, row.given)
+    compare(release, f"{VERL_SFT_FILE}: {key}", release.key(VERL_SFT_FILE, key), row, stated)
+
+
 # What the trainer passes to vLLM beside: stated by `keeps`.
 SERVING = (
     Row("max_num_seqs", {"0.6.0": f"{ROLLOUT}.max_num_seqs"}),  # until then not passed

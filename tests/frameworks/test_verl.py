@@ -419,7 +419,7 @@ def test_with_adapters_the_reference_is_the_actor_without_them() -> None:
 
 
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
-    "a task": ("0.9.1", {"task": "sft"}, "task"),
+    "a task": ("0.9.1", {"task": "rm"}, "task"),
     "GPUs of their own": ("0.9.1", {"placement": "separate", "rollout__gpus": 2, "rollout__sleep": False}, "placement"),
     "Transformers' generation": ("0.9.1", {"rollout": {"engine": "hf"}}, "rollout.engine"),
     "no actor": ("0.9.1", {"task": "ppo", "roles": {"actor": "none"}}, "roles.actor"),

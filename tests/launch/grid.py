@@ -25,6 +25,7 @@ SWITCHES: tuple[dict[str, Any], ...] = (
     {"checkpointing": "full", "offload.optimizer": True, "offload.parameters": True},
     {"checkpointing": "none", "offload.parameters": True},
 )  # fmt: skip
+SHARED = ({"attention": "flash", "packing": True, "context_parallel": 4},)
 BATCHES = ({"micro_batch": 2, "global_batch": 64},)
 OTHER = {"model": "llama-3.2-1b"}
 
@@ -80,6 +81,7 @@ def openrlhf() -> Iterator[dict[str, Any]]:
     """OpenRLHF's jobs."""
     usual = (METHODS, ZERO, SWITCHES, ATTENTIONS, GRADIENTS, MACHINES)
     yield from supervised(OPENRLHF, ("pretrain", "sft", "rm", "dpo"), *usual)
+    yield from supervised(OPENRLHF, ("sft", "rm", "dpo"), METHODS[:2], ZERO[2:], SWITCHES[:2], SHARED, MACHINES[1:])
     n = ({"rollout.n": 4},)
     for task in ("ppo", "grpo", "reinforce++"):
         held = (ZERO[1:], SWITCHES[:2], ATTENTIONS[:3], GRADIENTS, BATCHES, LENGTHS)
@@ -91,10 +93,14 @@ def verl() -> Iterator[dict[str, Any]]:
     """verl's jobs."""
     critics = ({}, {"roles.critic": {"sharding": "fsdp2", "offload.optimizer": True, "micro_batch": 1}})
     steps = ({}, {"optimizer_impl": "fused"}, {"optimizer_impl": "single"})
+    usual = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, (ATTENTIONS[1], *SHARED), steps, MACHINES)
+    yield from supervised(VERL, ("sft",), *usual)
     for task in ("ppo", "grpo", "reinforce++"):
         held = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, ATTENTIONS, steps, BATCHES, LENGTHS)
         roles = (*ROLES[:3], ROLES[-1], *(critics[1:] if task == "ppo" else ()))
         yield from joined(VERL, task, *held, ROLLOUTS, roles, ({"rollout.n": 4},), MACHINES[1:])
+        few = (METHODS[:2], SWITCHES[:1], SHARED, BATCHES, LENGTHS, ROLLOUTS[:1])
+        yield from joined(VERL, task, *few, roles, ({"rollout.n": 4},), MACHINES[1:])
 
 
 OPTIMIZERS: tuple[dict[str, Any], ...] = (

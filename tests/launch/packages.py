@@ -129,14 +129,17 @@ class Hydra:
 
     MAIN = "verl/trainer/config/ppo_trainer.yaml"
     WHOLE = "verl/trainer/config/_generated_ppo_trainer.yaml"  # the same, composed by verl itself
+    SFT = "verl/trainer/config/sft_trainer_engine.yaml"  # which verl does not compose itself
 
-    def __init__(self, release: Release) -> None:
+    def __init__(self, release: Release, main: str = MAIN) -> None:
         self.release = release
-        self.keys = release.configuration(self.MAIN)
-        self.whole = yaml.load(release.text(self.WHOLE), Loader=LOADER)
+        self.keys = release.configuration(main)
+        self.whole = yaml.load(release.text(self.WHOLE), Loader=LOADER) if main == self.MAIN else None
 
     def node(self, name: str) -> Any:
         """What stands at a dotted key of the whole configuration."""
+        if self.whole is None:  # dotted keys leave out a mapping that is empty
+            return self.keys.get(name, {key: self.keys[key] for key in self.keys if key.startswith(f"{name}.")})
         return functools.reduce(lambda at, part: at[part], name.split("."), self.whole)
 
     @functools.cache  # noqa: B019

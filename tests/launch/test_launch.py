@@ -239,6 +239,7 @@ CHANGES: dict[str, Any] = {
     "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
     "rollout.sleep": "other", "rollout.batch": 128, "rollout.gpus": 6, "gpus_per_node": 4,
     "placement": {"placement": "separate", "rollout.gpus": 4},
+    "context_parallel": {"context_parallel": 2, "packing": True, "attention": "flash"},
     "roles.reference": "none", "roles.reward": "none", "roles.reference.precision": "bf16",
     "roles.reference.micro_batch": 1, "roles.reference.offload.parameters": True, "roles.reward.model": "llama-3.2-1b",
     "roles.critic.model": "llama-3.2-1b", "roles.critic.gpus": 2, "roles.critic.micro_batch": 1,
@@ -251,8 +252,7 @@ OTHERS = {
 }  # fmt: skip
 # The machine itself, the framework, parallelism that is not modelled, and losses, in which nobody here has a choice
 NOT_CHANGED = {
-    "gpu", "framework", "task", "tensor_parallel", "pipeline_parallel", "context_parallel", "sequence_parallel",
-    "expert_parallel", "loss",
+    "gpu", "framework", "task", "tensor_parallel", "pipeline_parallel", "sequence_parallel", "expert_parallel", "loss",
 }  # fmt: skip
 STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "openrlhf", "task": "sft", "micro_batch": 2, "global_batch": 64},

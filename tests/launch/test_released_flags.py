@@ -96,6 +96,7 @@ def check_openrlhf(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
         "grad_dtype": said["ds.grad_accum_dtype"],
         "attention": ATTENTION[said["ds.attn_implementation"]],
         "packing": said["ds.packing_samples"],
+        "context_parallel": said["ds.ring_attn_size"],
         "seq_len": said["data.max_len"],
         "precision": {"bf16": "mixed"}[said["ds.param_dtype"]],
         "method": "qlora" if said["ds.load_in_4bit"] else "lora" if said["ds.lora.rank"] else "full",
@@ -178,7 +179,8 @@ def ray(s: Scenario, said: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
     """What a command of verl says; both releases of 0.9 must take it."""
-    assert s.rollout
+    if not s.rollout:
+        return check_verl_sft(packages, s, found)
     [[python, module_flag, module, *overrides]] = grid.processes(found.command)
     assert (python, module_flag) == ("python3", "-m")
     said: dict[str, Any] = {}
@@ -230,36 +232,69 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
     return fields
 
 
+def check_verl_sft(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
+    """What a command of verl's SFT trainer says."""
+    [[python, module_flag, module, *overrides]] = grid.processes(found.command)
+    assert (python, module_flag, module) == ("python3", "-m", "verl.trainer.sft_trainer_ray")
+    said: dict[str, Any] = {}
+    for version in VERSIONS["verl"]:
+        release = packages.release("verl", version)
+        assert 'config_name="sft_trainer_engine"' in release.text("verl/trainer/sft_trainer_ray.py")
+        said = dict(map(configuration(release, Hydra.SFT).check, overrides))
+        assert len(said) == len(overrides)
+    assert said["trainer.nnodes"] * said["trainer.n_gpus_per_node"] == s.gpus
+    assert said["model.path"] == hf(s)
+    assert said["data.train_files"] == "${TRAIN_FILES}"
+    assert said["data.use_dynamic_bsz"] is said["model.use_fused_kernels"] is False
+    fields = {
+        "seq_len": said["data.max_length"],
+        "global_batch": said["data.train_batch_size"],
+        "micro_batch": said["data.micro_batch_size_per_gpu"],
+        "context_parallel": said["engine.ulysses_sequence_parallel_size"],
+        "packing": said["model.use_remove_padding"],
+    }
+    return fields | engine(s, said, "model", "engine", "optim")
+
+
 configuration = cache(Hydra)
 SHARDING = {"fsdp": "fsdp1", "fsdp2": "fsdp2"}
 
 
-def trained(s: Scenario, name: str, said: Mapping[str, Any], model: str, where: str, engine: str) -> dict[str, Any]:
+def trained(s: Scenario, name: str, said: Mapping[str, Any], model: str, where: str, config: str) -> dict[str, Any]:
     """What verl is told of a trained role."""
     assert s.rollout
     role = s.role(name)
     assert role
     assert said[f"{model}.path"] == hf(s, name)
-    assert said[f"{where}.optim.optimizer"] == "AdamW"
-    assert said[f"{where}.{engine}.model_dtype"] == "fp32"
     assert not said[f"{where}.use_dynamic_bsz"]
-    told = said[f"{where}.optim.override_optimizer_config"]
-    implementation = "foreach" if told is None else "fused" if told.get("fused") else "single"
-    fields = {
-        "sharding": SHARDING[said[f"{where}.strategy"]],
-        "offload.parameters": said[f"{where}.{engine}.param_offload"],
-        "offload.optimizer": said[f"{where}.{engine}.optimizer_offload"],
+    fields = engine(role, said, model, f"{where}.{config}", f"{where}.optim", f"{where}.strategy") | {
         "micro_batch": said[f"{where}.ppo_micro_batch_size_per_gpu"],
         "global_batch": said[f"{where}.ppo_mini_batch_size"] * s.rollout.n,
-        "checkpointing": "full" if said[f"{model}.enable_gradient_checkpointing"] else "none",
         "packing": said[f"{model}.use_remove_padding"],
+        "context_parallel": said.get(f"{where}.ulysses_sequence_parallel_size", 1),
+    }
+    return {f"roles.{name}.{place}": value for place, value in fields.items()}
+
+
+def engine(
+    s: Scenario, said: Mapping[str, Any], model: str, config: str, optim: str, strategy: str = "engine.strategy"
+) -> dict[str, Any]:
+    """What verl is told of a model that FSDP trains, and of its optimizer."""
+    assert said[f"{optim}.optimizer"] == "AdamW"
+    assert said[f"{config}.model_dtype"] == "fp32"
+    told = said[f"{optim}.override_optimizer_config"]
+    fields = {
+        "sharding": SHARDING[said[strategy]],
+        "offload.parameters": said[f"{config}.param_offload"],
+        "offload.optimizer": said[f"{config}.optimizer_offload"],
+        "checkpointing": "full" if said[f"{model}.enable_gradient_checkpointing"] else "none",
         "attention": ATTENTION[said[f"{model}.override_config.attn_implementation"]],
         "method": "lora" if said[f"{model}.lora_rank"] else "full",
-        "optimizer_impl": implementation,
+        "optimizer_impl": "foreach" if told is None else "fused" if told.get("fused") else "single",
     }
-    if role.lora:
+    if s.lora:
         fields |= {"lora.rank": said[f"{model}.lora_rank"], "lora.targets": said[f"{model}.target_modules"]}
-    return {f"roles.{name}.{place}": value for place, value in fields.items()}
+    return fields
 
 
 # ---------------------------------------------------------------------------------------------------------------- TRL

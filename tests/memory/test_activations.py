@@ -10,7 +10,8 @@ from calc.amounts import amount
 from calc.architecture import Architecture, layer_parameters, lora_parameters
 from calc.catalog import load
 from calc.memory import activations
-from calc.memory.activations import Adapter, Program, Run, dimensions
+from calc.memory.activations import Program
+from calc.memory.run import Adapter, Run, dimensions
 from calc.tape import Snapshot, Tape
 
 # --- what the tests read off a tape ---

@@ -10,8 +10,8 @@ from calc.amounts import Amount, Shot
 from calc.catalog import load
 from calc.frameworks.openrlhf import loss_path
 from calc.keeps import Path
-from calc.memory.activations import Run
 from calc.memory.loss import Head, head, sliced
+from calc.memory.run import Run
 from calc.tape import Op, Snapshot, Tape
 
 LLAMA = load().model("llama-3-8b").architecture

@@ -11,7 +11,7 @@ from calc.units import GiB, MiB
 
 def test_a_lone_process_has_a_context_and_two_cublas_workspaces() -> None:
     """0.47 GiB; 8,320 KiB twice on an A100 (`CUBLAS_WORKSPACE_CONFIG` :4096:2:16:8), which PyTorch allocates itself."""
-    context, workspace = runtime.process("Ampere", 1, nvlink=True)
+    context, workspace = runtime.process("Ampere", 0, nvlink=True)
     assert (context.component, context.bytes, context.allocated) == ("context", int(0.47 * GiB), False)
     assert (workspace.component, workspace.bytes, workspace.allocated) == ("workspace", 2 * 8320 * 1024, True)
 
@@ -19,22 +19,27 @@ def test_a_lone_process_has_a_context_and_two_cublas_workspaces() -> None:
 @pytest.mark.parametrize("architecture", ["Hopper", "Blackwell"])
 def test_workspaces_are_32_mib_from_compute_capability_9_on(architecture: str) -> None:
     """aten/src/ATen/cuda/CublasHandlePool.cpp."""
-    (workspace,) = [line for line in runtime.process(architecture, 1, nvlink=True) if line.component == "workspace"]
+    (workspace,) = [line for line in runtime.process(architecture, 0, nvlink=True) if line.component == "workspace"]
     assert workspace.bytes == 2 * 32 * MiB
 
 
 @pytest.mark.parametrize(("nvlink", "channels"), [(False, 2), (True, 24)])
 def test_nccl_keeps_three_connections_a_channel(nvlink: bool, channels: int) -> None:
     """4 MiB Simple + 4,915,200 LL128 + 524,288 LL bytes a connection; none on a single GPU; not PyTorch's to count."""
-    (nccl,) = [line for line in runtime.process("Ampere", 8, nvlink=nvlink) if line.component == "nccl"]
+    (nccl,) = [line for line in runtime.process("Ampere", 1, nvlink=nvlink) if line.component == "nccl"]
     assert nccl.bytes == channels * 3 * (4_194_304 + 4_915_200 + 524_288)
     assert not nccl.allocated
-    assert all(line.component != "nccl" for line in runtime.process("Ampere", 1, nvlink=nvlink))
+    assert all(line.component != "nccl" for line in runtime.process("Ampere", 0, nvlink=nvlink))
+
+
+def test_a_group_for_data_and_one_for_tensors_have_buffers_each() -> None:
+    one, two = (runtime.process("Ampere", n, nvlink=True)[-1] for n in (1, 2))
+    assert two.bytes == 2 * one.bytes
 
 
 def test_roles_in_processes_of_their_own_have_a_context_workspaces_and_buffers_each() -> None:
     """Ray starts an actor a role: three processes take three times what one does."""
-    one, three = (runtime.process("Ampere", 8, nvlink=True, processes=n, role="rollout") for n in (1, 3))
+    one, three = (runtime.process("Ampere", 1, nvlink=True, processes=n, role="rollout") for n in (1, 3))
     assert [line.component for line in three] == ["context", "workspace", "nccl"]
     assert [line.bytes for line in three] == [3 * line.bytes for line in one]
     assert {line.role for line in three} == {"rollout"}

@@ -206,7 +206,7 @@ def test_a_card_without_a_known_rate_is_ranked_by_room() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"framework": "verl"}, "task: given 'sft'"),
+        ({"framework": "verl", "task": "rm"}, "task: given 'rm'"),
         ({"sharding": "fsdp1"}, "sharding: given 'fsdp1'"),
         ({"seq_length": 3}, "unknown field 'seq_length'"),
         ({"gpu": "v100-32", "framework": "verl", "task": "grpo"}, "gpu: given 'v100-32'"),

@@ -59,8 +59,8 @@ def test_a_job_for_which_every_machine_is_too_small_gets_what_the_largest_lacks(
 
 
 def test_a_job_that_no_machine_can_run_is_an_error() -> None:
-    with pytest.raises(ScenarioError, match=r"^job: task: given 'sft'"):
-        smallest(SFT | {"framework": "verl"}, where="job")
+    with pytest.raises(ScenarioError, match=r"^job: task: given 'rm'"):
+        smallest(SFT | {"framework": "verl", "task": "rm"}, where="job")
 
 
 def test_every_machine_that_is_tried_is_named() -> None:

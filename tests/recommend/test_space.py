@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from calc.catalog import load
 from calc.estimate import estimate
 from calc.recommend import space
+from calc.recommend.problem import Problem
 from calc.scenario import ScenarioError, parse, vary
 from calc.throughput import node_of, throughput
 
@@ -83,6 +84,37 @@ def test_rungs_are_those_that_contradict_nothing_given() -> None:
     assert list(space.rungs({"method": "full", "lora.rank": 8})) == []
 
 
+def shared_over(job: dict[str, Any]) -> list[int]:
+    """Over how many GPUs the rungs of a job share a sequence, rung by rung."""
+    return [rung.get("context_parallel", rung.get("tensor_parallel", 1)) for rung in space.rungs(job)]
+
+
+def test_below_each_rung_gpus_share_a_sequence_where_the_framework_lets_them() -> None:
+    """Two, four, eight of a node's GPUs; OpenRLHF's ring attention wants packed sequences, TRL has none."""
+    ring = {"framework": "openrlhf", "task": "sft", "gpus": 8, "method": "full", "optimizer": "adamw", "packing": True}
+    assert shared_over(ring) == [1, 2, 4, 8]
+    assert shared_over(ring | {"gpus": 12}) == [1, 2, 4]
+    assert shared_over(ring | {"framework": "verl==0.9.1", "gpus_per_node": 4}) == [1, 2, 4]
+    assert all(rung["micro_batch"] == 1 for rung in list(space.rungs(ring))[1:])
+    for one in ({"packing": False}, {"framework": "trl"}, {"context_parallel": 1}, {"micro_batch": 2}):
+        assert shared_over(ring | one) == [1]
+    torch = ring | {"framework": "torch", "packing": False}
+    assert shared_over(torch) == [1, 2, 4, 8]
+    assert shared_over(torch | {"method": "lora"}) == [1]
+
+
+def test_a_sequence_too_long_for_one_gpu_is_shared_and_a_shorter_one_is_not() -> None:
+    """Logits of 65,536 tokens in fp32 take 31 GiB a copy: three of them are more than a card."""
+    job = {"model": "llama-3.1-8b", "task": "sft", "framework": "openrlhf==0.11", "gpu": "a100-80-sxm", "gpus": 8}
+    job |= {"packing": True, "method": "full", "global_batch": 8}
+    for length, several in ((4096, False), (65_536, True)):
+        problem = Problem(job | {"seq_len": length}, load())
+        found = problem.first()
+        assert found is not None
+        assert (found[2].judged.scenario.context_parallel > 1) == several
+        assert bool(problem.misses) == several
+
+
 def test_all_configurations_of_a_job_share_one_global_batch() -> None:
     catalog = load()
     for job, batch in ((SFT, 128), (SFT | {"framework": "trl"}, 64), (SFT | {"framework": "openrlhf"}, 128)):
@@ -122,3 +154,13 @@ def test_a_refusal_bars_nothing_that_would_be_accepted(
     monkeypatch.setattr(space, "BARRED", ())
     assert space.branches(fields, rung, catalog) == barring
     assert barring
+
+
+def test_inference_serves_a_models_own_weights_or_four_bits_of_each() -> None:
+    assert list(space.rungs({"task": "inference"})) == list(space.SERVED)
+    assert list(space.rungs({"task": "inference", "method": "qlora"})) == [space.SERVED[1]]
+    assert not list(space.rungs({"task": "inference", "optimizer": "adamw"}))
+    problem = Problem({"model": "qwen2.5-32b", "task": "inference", "gpu": "rtx4090", "seq_len": 8192}, load())
+    found = problem.first()
+    assert found is not None
+    assert found[2].judged.scenario.method == "qlora"  # 61 GiB in bf16 are more than the card

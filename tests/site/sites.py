@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 IGNORED = shutil.ignore_patterns(
-    ".git", ".venv", "node_modules", "site", "build", ".*_cache", "__pycache__", ".hypothesis"
+    ".git", ".venv", "node_modules", "site", ".site-*", "build", ".*_cache", "__pycache__", ".hypothesis"
 )
 NEW_GPU = "newcard"
 

@@ -200,4 +200,4 @@ def test_a_gpu_that_is_gone_loses_its_page(tmp_path: Path) -> None:
     run = command(project, "write")
     assert run.returncode == 0, run.stderr
     assert not (project / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
-    assert not (project / f"docs/data/tables/gpu-{NEW_GPU}.csv").exists()
+    assert not (project / f"build/data/tables/gpu-{NEW_GPU}.csv").exists()

@@ -78,6 +78,13 @@ def test_a_file_is_estimated_as_the_command_line_does() -> None:
     assert gib(peak) in calculator.check(text, load(), PLACE).line
 
 
+@pytest.mark.parametrize("task", ["pretrain", "inference"])
+def test_tasks_that_no_form_offers_are_answered_too(task: str) -> None:
+    text = yaml.safe_dump({"model": "llama-3.2-1b", "task": task, "gpu": "h100-sxm"})
+    assert calculator.check(text, load(), PLACE).line.startswith("fits")
+    assert calculator.find({"model": "llama-3.2-1b", "task": task, "gpu": "h100-sxm"}, load(), PLACE).file
+
+
 def test_an_open_machine_is_the_smallest() -> None:
     lines: list[str] = []
     job = {name: value for name, value in JOB.items() if name not in ("gpu", "gpus")} | {"method": "qlora"}

@@ -18,7 +18,7 @@ from calc.recommend import Recommendation, recommend
 from calc.recommend.problem import Miss
 from calc.rules import flatten
 from calc.scenario import parse
-from calc.site import answers, build, commands, languages, minimal, recipes, tables, words
+from calc.site import answers, commands, languages, minimal, recipes, rendered, tables, words
 from calc.site.macros import Macros, PageError, Record, View
 from calc.units import GB, GiB
 from calc.verdict import FITS
@@ -31,7 +31,9 @@ TIERS = {"entry": ("a100-40-sxm", {2}), "production": ("a100-80-sxm", {8}), "bud
 @cache
 def record() -> Record:
     """What the macros of the recipes pages publish."""
-    return build.collect(DOCS)
+    found = rendered.pages(DOCS)
+    found.all()
+    return found.record
 
 
 @cache

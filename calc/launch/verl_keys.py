@@ -1,0 +1,40 @@
+"""Overrides of verl's configurations: one key, and the keys of a model and of the engine that trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from calc.launch.shell import ATTENTION, Placeholder, Words, word
+from calc.scenario import Scenario
+
+STRATEGIES = {"fsdp1": "fsdp", "fsdp2": "fsdp2"}
+IMPLEMENTATIONS = {"fused": "{fused:true}", "foreach": "null", "single": "{foreach:false}"}
+UNSAID = ("lora.dtype", "lora.dropout")
+
+
+def key(name: str, value: object) -> Words:
+    """An override; booleans as YAML has them."""
+    if isinstance(value, Placeholder):
+        return (f"{name}={value}",)
+    return (word(f"{name}={str(value).lower() if isinstance(value, bool) else value}"),)
+
+
+def model(where: str, s: Scenario, name: str) -> Iterator[Words]:
+    """A trained model and its adapters."""
+    yield key(f"{where}.path", name)
+    yield key(f"{where}.enable_gradient_checkpointing", s.checkpointing == "full")
+    yield key(f"{where}.use_remove_padding", s.packing)
+    yield key(f"+{where}.override_config.attn_implementation", ATTENTION[s.attention])
+    yield key(f"{where}.lora_rank", s.lora.rank if s.lora else 0)
+    if s.lora:
+        targets = s.lora.targets
+        yield key(f"{where}.target_modules", targets if isinstance(targets, str) else f"[{','.join(targets)}]")
+
+
+def engine(where: str, optim: str, s: Scenario) -> Iterator[Words]:
+    """How FSDP keeps a trained model, and its optimizer."""
+    yield key(f"{where}.model_dtype", "fp32")
+    yield key(f"{where}.param_offload", s.offload.parameters)
+    yield key(f"{where}.optimizer_offload", s.offload.optimizer)
+    yield key(f"{optim}.optimizer", "AdamW")
+    yield key(f"{optim}.override_optimizer_config", IMPLEMENTATIONS[s.optimizer_impl])

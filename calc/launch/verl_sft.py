@@ -1,0 +1,41 @@
+"""verl 0.9's SFT: `verl.trainer.sft_trainer_ray` with overrides of `trainer/config/sft_trainer_engine.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from calc.launch import shell
+from calc.launch.shell import Launch, Placeholder, Words
+from calc.launch.verl_keys import STRATEGIES, UNSAID, engine, key, model
+from calc.scenario import Scenario
+
+
+def launch(s: Scenario) -> Launch:
+    """The command for `s`."""
+    return Launch(shell.command("python3 -m verl.trainer.sft_trainer_ray", keys(s)), notes=tuple(notes(s)))
+
+
+def keys(s: Scenario) -> Iterator[Words]:
+    """All overrides."""
+    yield key("trainer.nnodes", s.nodes)
+    yield key("trainer.n_gpus_per_node", s.gpus // s.nodes)
+    yield key("trainer.logger", "[console]")  # the default wants a login at wandb, too
+    yield key("data.train_files", Placeholder("TRAIN_FILES", "parquet file of the conversations"))
+    yield key("data.max_length", s.seq_len)
+    yield key("data.train_batch_size", s.global_batch)
+    yield key("data.use_dynamic_bsz", False)
+    yield key("data.micro_batch_size_per_gpu", s.micro_batch)
+    yield from model("model", s, shell.model_name(s.model))
+    yield key("model.use_fused_kernels", False)
+    yield key("engine.strategy", STRATEGIES[s.sharding])
+    yield key("engine.ulysses_sequence_parallel_size", s.context_parallel)
+    yield from engine("engine", "optim", s)
+
+
+def notes(s: Scenario) -> Iterator[str]:
+    """What the reader puts in, and what no key says."""
+    yield shell.needs("TRAIN_FILES", "parquet file with a column `messages` of chat messages")
+    if s.nodes > 1:
+        yield shell.ray_on_every_node(s)
+    yield from shell.unsaid(s, *UNSAID)
+    yield from shell.common_notes(s)

@@ -1,0 +1,167 @@
+"""Attention on a tape: projections, rotation, the kernels, and what GPUs that share a sequence exchange.
+
+See `calc.memory.activations` for the symbols and for what was read.
+"""
+
+from __future__ import annotations
+
+from calc.memory.linears import WIDTH, Linears
+from calc.tape import NOTHING, Size, Tensor, of
+
+
+class Attention(Linears):
+    """Writes the attention block of a decoder layer."""
+
+    def rotate(self, x: Tensor, name: str) -> Tensor:
+        """`x·cos + rotate_half(x)·sin`: cos and sin are constants, so nothing of x is kept."""
+        b = max(x.b, self.run.residual)
+        return self.tape.op(name, [x], x.width, b, scratch=x.width * (3 * b), backward_scratch=x.width * (3 * b))
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The projections, QK norm and rotation of plain, fused (Phi-3) and grouped-query attention."""
+        tape, arch = self.tape, self.arch
+        q_width, kv_width = of(q=1), of(kv=1)
+        if arch.fused_qkv:
+            qkv = self.linear("qkv_proj", x, of(q=1, kv=2))
+            q, k, v = (tape.op(f"{n}: slice", [qkv], w, qkv.b, view=True) for n, w in _named(q_width, kv_width))
+        else:
+            q = self.linear("q_proj", x, q_width)
+            k = self.linear("k_proj", x, kv_width)
+            v = self.linear("v_proj", x, kv_width)
+        if arch.qk_norm:
+            q, k = self.norm(q, "q_norm", of(H=1)), self.norm(k, "k_norm", of(K=1))
+        return self.rotate(q, "q: rotate"), self.rotate(k, "k: rotate"), v
+
+    def latent_queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """DeepSeek's multi-head latent attention: low ranks up and down, one rotated key for all heads."""
+        tape, arch = self.tape, self.arch
+        assert arch.mla is not None
+        rope, heads_rope = of(rope=1), Size({"H·rope": 1})
+        if arch.mla.q_lora_rank:
+            low = self.norm(self.linear("q_a_proj", x, of(c_q=1)), "q_a_layernorm")
+            states = self.linear("q_b_proj", low, of(q=1))
+        else:
+            states = self.linear("q_proj", x, of(q=1))
+        q_pass, q_rot = tape.split("q: split", states, [of(q=1) + heads_rope * -1, heads_rope])
+        low = self.linear("kv_a_proj_with_mqa", x, of(c_kv=1, rope=1))
+        latent, k_rot = tape.split("kv: split", low, [of(c_kv=1), rope])
+        latent = self.norm(latent, "kv_a_layernorm")
+        q_rot, k_rot = self.rotate(q_rot, "q: rotate"), self.rotate(k_rot, "k: rotate")
+        q = tape.op("q: join", [q_pass, q_rot], of(q=1), q_rot.b)
+        expanded = self.linear("kv_b_proj", latent, of(kvb=1))
+        k_pass, v = tape.split("k: split", expanded, [of(kvb=1, o=-1), of(o=1)])
+        k = tape.op("k: join", [k_pass, k_rot], of(q=1), k_rot.b)
+        return q, k, v
+
+    def attention(self, x: Tensor) -> Tensor:
+        """The attention block from its normalised input to the output projection."""
+        x = self.gathered(x, "attention")
+        q, k, v = self.latent_queries_keys_values(x) if self.arch.mla else self.queries_keys_values(x)
+        if self.autocast:
+            q, k, v = (self.cast(t, 2, n) for t, n in ((q, "q"), (k, "k"), (v, "v")))
+        attend = self.eager if self.run.kernel == "eager" else self.fused
+        y = self.linear("o_proj", attend(q, k, v), WIDTH)
+        self.tape.returns(x, q, k, v)
+        return y
+
+    def repeat(self, x: Tensor, width: Size, name: str) -> Tensor:
+        """`repeat_kv`: a copy for every query head where heads share keys and values."""
+        return x if self.arch.heads == self.arch.kv_heads else self.tape.op(f"{name}: repeat", [x], width, x.b)
+
+    @property
+    def sinks(self) -> int:
+        """GPT-OSS's sinks, a number a head, where they are trained."""
+        return self.elements.get("sinks", 0) if self.run.trained else 0
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """FlashAttention, or the memory-efficient kernel that SDPA takes under a mask, in fp32 or for unequal heads.
+
+        Keeps q, k, v, the output and a log-sum-exp in fp32 per head. Flash's backward accumulates dq in fp32 and,
+        with grouped queries, dk and dv for every query head before they are summed.
+        """
+        tape, arch = self.tape, self.arch
+        lse = Tensor(of(H=1), 4)
+        if self.run.context > 1:
+            return self.all_to_all(q, k, v) if self.run.exchange == "all-to-all" else self.all_gather(q, k, v)
+        # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
+        joined = arch.fused_qkv or arch.mla is not None or arch.family == "gpt_oss"
+        if self.run.kernel == "flash":
+            scratch = of(q=4, H=4) + (of(q=2, o=2) if arch.heads != arch.kv_heads else NOTHING)
+            out = tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse], saves_out=True,
+                          backward_scratch=scratch, weight=self.sinks)  # fmt: skip
+            return tape.op("attention: contiguous", [out], of(o=1), self.c) if joined else out
+        k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
+        mask = [Tensor(of(**{"S": 1}), self.c)] if self.run.kernel == "masked" else []
+        return tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse, *mask], saves_out=True,
+                       backward_scratch=of(H=4) + (of(q=4) if self.c == 2 else NOTHING))  # fmt: skip
+
+    def all_to_all(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Ulysses: each rank attends to all positions with some of the heads, keys and values repeated to one a rank.
+
+        An exchange cuts its input into pieces, receives as many and joins them: three copies (verl `utils/ulysses.py`,
+        `all_to_all_tensor`, `models/transformers/monkey_patch.py`, 0.9.0).
+        """
+        tape, repeats = self.tape, max(1, self.run.context // self.arch.kv_heads)
+
+        def exchanged(x: Tensor, name: str) -> Tensor:
+            return tape.op(f"{name}: all-to-all", [x], x.width, x.b, scratch=x.size * 2, backward_scratch=x.size * 2)
+
+        if repeats > 1:
+            k, v = (tape.op(f"{n}: repeat", [x], x.width * repeats, x.b) for n, x in (("k", k), ("v", v)))
+        q, k, v = exchanged(q, "q"), exchanged(k, "k"), exchanged(v, "v")
+        expanded = of(q=2, o=2) if self.arch.heads > self.arch.kv_heads * repeats else NOTHING
+        out = tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, Tensor(of(H=1), 4)], saves_out=True,
+                      backward_scratch=of(q=4, H=4) + expanded)  # fmt: skip
+        return exchanged(out, "attention")
+
+    def all_gather(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Each rank attends with its own queries, one key head after another, whose positions are gathered meanwhile.
+
+        Two buffers of keys and values of that head forward; backward one more for their gradients, and flash's own
+        accumulators of its queries, keys and values (ring_flash_attn 0.1.8 `llama3_flash_attn_varlen.py`).
+        """
+        tape, head = self.tape, Size({"D": 1})
+        positions, grouped = self.run.context, self.arch.heads // self.arch.kv_heads
+        buffers = head * (2 * 2 * positions * self.c) + head * (2 * self.c)
+        gradients = head * (2 * positions * self.c) + head * (2 * self.c)
+        flash = head * (4 * grouped) + (head * (2 * positions * grouped * self.c) if grouped > 1 else NOTHING)
+        return tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, Tensor(of(H=1), 4)], saves_out=True,
+                       scratch=of(o=self.c) + buffers, backward_scratch=buffers + gradients + flash)  # fmt: skip
+
+    def eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Scores and probabilities as real tensors: 6 bytes kept for each pair of tokens and head, in passing more."""
+        tape, scores = self.tape, Size({"H·S": 1})
+        k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
+        x = tape.op("scores", [q, k], scores, self.c, saves=[q, k])
+        x = tape.op("scores: scale", [x], scores, self.c)
+        if self.arch.softcap_attn:
+            x = tape.op("scores: over cap", [x], scores, self.c)
+            x = tape.op("scores: tanh", [x], scores, self.c, saves_out=True)
+            x = tape.op("scores: times cap", [x], scores, self.c)
+        x = tape.op("scores: mask", [x], scores, self.c, aliases=[x])
+        named = [x]  # by `attn_weights`, until the probabilities get that name
+        if self.arch.attention_sinks:
+            # the sink is a column of its own, and probabilities stay in the compute type
+            scores = scores + of(H=1)
+            x = tape.op("scores: join sink", [x], scores, self.c, weight=self.sinks)
+            best = Tensor(of(H=1), 8)
+            x = tape.op("scores: less maximum", [x], scores, self.c, saves=[best], aliases=[x],
+                        backward_scratch=scores * self.c)  # fmt: skip
+            combined = x
+            x = tape.op("softmax", [x], scores, self.c, saves_out=True)
+            x = tape.op("probabilities: drop sink", [x], scores, self.c, view=True)
+            tape.returns(*named)
+            named = [combined]
+        else:
+            x = tape.op("softmax: to fp32", [x], scores, 4) if self.c == 2 else x
+            x = tape.op("softmax", [x], scores, 4, saves_out=True)
+            x = self.cast(x, self.c, "probabilities")
+        tape.returns(*named)
+        # the decoder layer gets the probabilities too, and keeps them as `_`
+        tape.hold(x)
+        mixed = tape.op("values", [x, v], of(o=1), self.c, saves=[x, v])
+        return tape.op("attention: contiguous", [mixed], of(o=1), self.c)
+
+
+def _named(q: Size, kv: Size) -> tuple[tuple[str, Size], ...]:
+    return ("q", q), ("k", kv), ("v", kv)

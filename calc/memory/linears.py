@@ -1,0 +1,152 @@
+"""Norms, linears and the residual stream on a tape: what they keep for backward, with adapters and over several ranks.
+
+See `calc.memory.activations` for the symbols and for what was read.
+"""
+
+from __future__ import annotations
+
+from calc.amounts import amount
+from calc.memory.run import Run, dimensions, elements
+from calc.tape import NOTHING, Size, Tape, Tensor, of
+
+WIDTH = of(h=1)  # the residual stream
+# How tensor parallelism cuts linears: by outputs, or by inputs.
+COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"})
+ROWWISE = frozenset({"o_proj", "down_proj"})
+
+
+class Linears:
+    """Writes norms, linears and additions on a tape, with adapters beside linears and the sums of ranks behind them."""
+
+    def __init__(self, run: Run, layer: int = -1, *, first: bool = False, recomputed: bool = False) -> None:
+        """`first`: nothing before this piece is trained, so that its input needs no gradient.
+
+        `recomputed`: the input is a checkpoint, which others count.
+        """
+        self.run = run
+        self.arch = run.arch
+        self.tape = Tape()
+        self.c = run.compute
+        self.autocast = run.precision == "autocast"
+        self.elements = elements(run.arch, layer)
+        self.stream = WIDTH * run.share
+        self.input = Tensor(self.stream, run.residual, differentiable=not first)
+        if recomputed:
+            self.input.size = NOTHING
+
+    def cast(self, x: Tensor, b: float, name: str) -> Tensor:
+        """`x.to(dtype)`: the tensor itself where it already has that type."""
+        return x if x.b == b else self.tape.op(f"{name}: to {'fp32' if b == 4 else 'bf16'}", [x], x.width, b)
+
+    def norm(self, x: Tensor, name: str, rows: Size | None = None) -> Tensor:
+        """RMSNorm: keeps an fp32 copy of its input, the scale of each of its `rows`, and what the weight multiplies."""
+        tape, width, one = self.tape, x.width, rows or Size({"": self.run.share})
+        wide = width * 4
+        # weight · x in fp32, then cast (Gemma, GPT-OSS), or cast, then weight · x
+        late = self.arch.family in ("gemma", "gemma2", "gpt_oss")
+        x32 = self.cast(x, 4, name)
+        # grad·(2·x^1) is one expression: its power and its product live to the end of it
+        square = tape.op(f"{name}: square", [x32], width, 4, saves=[x32], backward_scratch=wide * 2)
+        mean = tape.op(f"{name}: mean", [square], one, 4)
+        scale = tape.op(f"{name}: rsqrt", [mean], one, 4, saves_out=True)
+        n = tape.op(f"{name}: scale", [x32, scale], width, 4, saves=[x32, scale], backward_scratch=wide)
+        if not late:
+            n = self.cast(n, x.b, name)
+        trained = self.run.trained
+        out = tape.op(
+            f"{name}: weight",
+            [n],
+            width,
+            n.b,
+            saves=[n] if trained else [],
+            backward_scratch=n.size if trained else NOTHING,
+            weight=self.elements.get(name, self.arch.hidden) if trained else 0,
+        )
+        return self.cast(out, x.b, name)
+
+    def linear(self, name: str, x: Tensor, out: Size) -> Tensor:
+        """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
+        run, tape, elements = self.run, self.tape, self.elements.get(name, 0)
+        x = self.entering(name, x)
+        weight = Size({}, {f"W_{name}": 1})
+        trained = elements if run.trained else 0
+        source, reads = x, [x]
+        if self.autocast:
+            source = self.cast(x, self.c, name)
+            # the weight's bf16 copy gets the bf16 gradient, which the copy's own backward casts to fp32
+            reads = [source, tape.op(f"{name}: weight to bf16", [], weight, 2, weight=trained)]
+        four_bits = run.quantised and name not in ("lm_head", "score")
+        dequantised = weight * self.c if four_bits else NOTHING
+        y = tape.op(
+            name,
+            reads,
+            out,
+            self.c,
+            saves=([source] if run.trained or (four_bits and run.keeps_inputs) else []) + reads[1:],
+            scratch=dequantised,
+            backward_scratch=dequantised,
+            weight=0 if self.autocast else trained,
+        )
+        y = self.adapted(name, x, y) if run.adapter and self.is_adapted(name) else y
+        return self.summed(name, y) if name in ROWWISE else y
+
+    def entering(self, name: str, x: Tensor) -> Tensor:
+        """The input of a linear whose outputs are spread over ranks: each makes a part of the input's gradient.
+
+        The parts are summed into a tensor of its own, one for each such linear, unless sequences are spread too: then
+        the input was gathered, and `gathered` sends all its gradients back at once.
+        """
+        if self.arch.ranks == 1 or self.run.sequences or name not in COLWISE:
+            return x
+        return self.tape.op(f"{name}: all-reduce", [x], x.width, x.b, view=True)
+
+    def summed(self, name: str, y: Tensor) -> Tensor:
+        """The output of a linear whose inputs are spread over ranks: parts of a sum, added up for all or in pieces."""
+        if self.arch.ranks == 1:
+            return y
+        if self.run.sequences:
+            # cut along the second dimension by a copy (torch `_functional_collectives.py`, `reduce_scatter_tensor`)
+            return self.tape.op(
+                f"{name}: reduce-scatter", [y], self.stream, y.b, scratch=y.size, backward_scratch=y.size
+            )
+        return self.tape.op(f"{name}: all-reduce", [y], y.width, y.b, aliases=[y])
+
+    def gathered(self, x: Tensor, name: str) -> Tensor:
+        """All positions of a block's input where ranks have parts of the sequence: gathered, then joined by a copy."""
+        if not self.run.sequences:
+            return x
+        whole = WIDTH * x.b
+        return self.tape.op(f"{name}: gather sequence", [x], WIDTH, x.b, scratch=whole, backward_scratch=whole)
+
+    def is_adapted(self, name: str) -> bool:
+        """Whether PEFT puts an adapter beside this linear; the head is never among `all-linear`."""
+        targets = self.run.adapter.targets if self.run.adapter else ()
+        own = name.removeprefix("shared_")
+        return name not in ("lm_head", "score") and (targets == "all-linear" or name in targets or own in targets)
+
+    def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """`y + lora_B(lora_A(dropout(x)))·scaling`, x cast to the adapter's type first, the sum cast back."""
+        adapter = self.run.adapter
+        assert adapter is not None
+        tape, label = self.tape, f"{name}: LoRA"
+        source = read = self.cast(x, adapter.b, label)
+        if adapter.dropout:
+            mask = Tensor(x.width, 1)
+            source = tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])
+        b = self.c if self.autocast else adapter.b
+        source = self.cast(source, b, label)
+        dims = dimensions(self.arch)
+        n_in, n_out = (int(amount(t.width, dims).tokens) * adapter.rank for t in (x, y))
+        down = tape.op(f"{label} A", [source], of(r=1), b, saves=[source], weight=n_in)
+        up = tape.op(f"{label} B", [down], y.width, b, saves=[down], weight=n_out)
+        scaled = tape.op(f"{label} scale", [up], y.width, b)
+        total = tape.op(
+            f"{label} add", [y, scaled], y.width, max(y.b, b), aliases=[t for t in (y, scaled) if t.b == max(y.b, b)]
+        )
+        tape.returns(x, read)
+        return self.cast(total, y.b, label)
+
+    def add(self, residual: Tensor, y: Tensor, name: str) -> Tensor:
+        """The residual stream: its gradient is the gradient of both inputs that share its type."""
+        b = max(residual.b, y.b)
+        return self.tape.op(name, [residual, y], self.stream, b, aliases=[t for t in (residual, y) if t.b == b])

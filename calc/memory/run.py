@@ -1,0 +1,104 @@
+"""How a model's layers run, and the numbers behind the symbols of the formulas of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from calc.architecture import Architecture, layer_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """LoRA beside the linears that `targets` names: their rank, whether inputs are dropped out, bytes of a weight."""
+
+    rank: int
+    targets: str | tuple[str, ...]
+    dropout: bool
+    b: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a model's layers run: number format, what is trained, and which kernel attends."""
+
+    arch: Architecture
+    precision: str = "bf16"  # bf16: every tensor; autocast: fp32 weights and residual stream; fp32: every tensor
+    trained: bool = True  # the model's own weights get gradients
+    adapter: Adapter | None = None
+    kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager
+    quantised: bool = False  # linears in four bits, dequantised for each multiplication
+    keeps_inputs: bool = False  # of these, though a frozen weight needs none: bitsandbytes before 0.43.2
+    sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
+    context: int = 1  # context-parallel ranks, each with some of the positions in all layers
+    exchange: str = ""  # how attention sees the others' positions, a word of `calc.keeps.Role`
+
+    @property
+    def compute(self) -> int:
+        """Bytes of an element that a matrix multiplication reads and writes."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def residual(self) -> int:
+        """Bytes of an element of the residual stream."""
+        return 2 if self.precision == "bf16" else 4
+
+    @property
+    def share(self) -> float:
+        """The share of the positions of which a rank has the residual stream."""
+        return 1 / self.arch.ranks if self.sequences else 1
+
+
+@lru_cache(maxsize=4096)
+def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
+    """The numbers behind the symbols of the formulas, all counts of elements."""
+    mla = arch.mla
+    return {
+        "h": arch.hidden,
+        "q": arch.heads * arch.head_dim,
+        "kv": arch.kv_heads * arch.head_dim,
+        "o": arch.heads * (mla.v_head_dim if mla else arch.head_dim),
+        "i": arch.intermediate,
+        "H": arch.heads,
+        "K": arch.kv_heads,
+        "D": arch.head_dim,
+        "V": arch.vocab,
+        "E": arch.experts,
+        "k": arch.experts_per_token,
+        "k·h": arch.experts_per_token * arch.hidden,
+        "k·j": arch.experts_per_token * arch.moe_intermediate,
+        "j": arch.moe_intermediate,
+        "s": arch.shared_intermediate,
+        "r": rank,
+        **(
+            {
+                "c_q": mla.q_lora_rank or 0,
+                "c_kv": mla.kv_lora_rank,
+                "rope": mla.qk_rope_head_dim,
+                "H·rope": arch.heads * mla.qk_rope_head_dim,
+                "kvb": arch.heads * (mla.qk_nope_head_dim + mla.v_head_dim),
+            }
+            if mla
+            else {}
+        ),
+        "W_lm_head": arch.vocab_part * arch.hidden,
+        "W_score": arch.hidden,
+        **{f"W_{short(t.name)}": t.elements for i in (0, -1) for t in layer_tensors(arch, i)},
+    }
+
+
+def short(name: str) -> str:
+    """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`."""
+    *_, inside, last = ("", *name.removesuffix(".weight").split("."))
+    return {"experts": "experts_", "shared_expert": "shared_", "shared_experts": "shared_"}.get(inside, "") + last
+
+
+@lru_cache(maxsize=4096)
+def elements(arch: Architecture, layer: int) -> Mapping[str, int]:
+    """Elements of a layer's tensors by short name, a linear's bias counted with its weight."""
+    found: dict[str, int] = {}
+    for t in layer_tensors(arch, layer):
+        name = short(t.name.removesuffix(".bias"))
+        found[name] = found.get(name, 0) + t.elements
+    return found

@@ -1,0 +1,254 @@
+"""Live preview: each page is made when a browser asks for it, from the files as they are at that moment.
+
+A change forgets what was made and tells the browsers, which ask for the page that they show: that one alone is made
+anew, so it is there within seconds however large the guide is. What a page shows is what `make site` publishes, but for
+answers that take minutes: where nothing has kept them, the page says so. Search finds what the last `make site` wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+from html import escape
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from posixpath import normpath
+from types import ModuleType
+from typing import Any
+
+import jinja2
+from mkdocs.commands import build as engine
+from mkdocs.config import load_config
+from mkdocs.livereload import LiveReloadServer
+from mkdocs.structure.files import File, InclusionLevel, get_files, set_exclusions
+from mkdocs.structure.nav import get_navigation
+from mkdocs.structure.pages import Page
+
+from calc.catalog import load
+from calc.site.languages import LANGUAGES, front
+from calc.site.rendered import BuildError
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+CODE = ("calc", "hardware", "models", "measurements")  # what numbers come from
+CALCULATOR, DATA, SEARCH = "assets/calculator/", "data/", "search/search_index.json"
+TITLE = re.compile(r"^# +(.*?)(?: +\{.*\})?$", re.M)
+log = logging.getLogger("mkdocs.preview")
+
+
+class Edition:
+    """The guide in one language, as the engine sees it before any page is rendered."""
+
+    def __init__(self, language: str, out: Path, compiled: jinja2.BytecodeCache) -> None:
+        """Reads mkdocs.yml and the names of all files; the steps are those of mkdocs' own build."""
+        config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(out), strict=False)
+        plugins = config.plugins
+        plugins.on_startup(command="serve", dirty=False)
+        vars(plugins["i18n"])["current_language"] = language or None
+        self.config = config = plugins.on_config(config)
+        plugins.on_pre_build(config=config)
+        files, env = get_files(config), config.theme.get_env()
+        env.bytecode_cache = compiled
+        files.add_files_from_theme(env, config)
+        self.files = plugins.on_files(files, config=config)
+        set_exclusions(self.files, config)
+        self.nav = plugins.on_nav(get_navigation(self.files, config), config=config, files=self.files)
+        self.env = plugins.on_env(env, config=config, files=self.files)
+        for page in self.nav.pages:
+            if page.title is None:  # the engine knows it once the page is rendered; others name it in their menus
+                own, text = front(DOCS / page.file.src_uri)
+                found = TITLE.search(text)
+                page.title = own.get("title") or (found[1] if found else None)
+        self.places = {file.dest_uri: file for file in self.files}
+
+    def make(self, file: File) -> None:
+        """Writes a page, or copies another file."""
+        if not file.is_documentation_page():
+            file.copy_file()
+            return
+        log.info(f"Making {file.src_uri}")
+        page = file.page or Page(None, file, self.config)
+        engine._populate_page(page, self.config, self.files)
+        shown = self.files.documentation_pages(inclusion=InclusionLevel.is_in_serve)
+        engine._build_page(page, self.config, shown, self.nav, self.env)
+
+
+class Preview(LiveReloadServer):
+    """A server that makes what it is asked for."""
+
+    def __init__(self, host: str, port: int, out: Path) -> None:
+        """Serves from the folder `out`, which fills as pages are asked for."""
+        super().__init__(self.forget, host, port, str(out))
+        self.out = out
+        self._lock = threading.Lock()
+        self._made: set[str] = set()
+        self._editions: dict[str, Edition] = {}
+        self._compiled = jinja2.FileSystemBytecodeCache(tempfile.mkdtemp(dir=out.parent))
+        self._seen = _state()
+        self._helpers: list[SpawnProcess] = []
+        for path in (DOCS, ROOT / "mkdocs.yml", *load_config(str(ROOT / "mkdocs.yml")).watch):
+            self.watch(str(path))
+
+    def forget(self) -> None:
+        """What was made is made again when it is asked for; so is all that calc knows, where its files have changed."""
+        with self._lock:
+            self._made.clear()
+            self._editions.clear()
+            if (now := _state()) != self._seen:
+                self._seen = now
+                for helper in self._helpers:
+                    helper.terminate()
+                self._helpers = []
+                for name in [n for n in sys.modules if n == "calc" or n.startswith("calc.")]:
+                    del sys.modules[name]
+            if rendered := sys.modules.get("calc.site.rendered"):
+                rendered.pages.cache_clear()
+
+    def serve_request(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+        """Answers a request, for a file that is as its sources are now."""
+        path = str(environ["PATH_INFO"]).encode("latin-1").decode("utf-8", "ignore")
+        if not path.startswith("/livereload/"):
+            with self._lock:
+                self._make(normpath(path + "index.html" if path.endswith("/") else path).lstrip("/"))
+        found: Iterable[bytes] = super().serve_request(environ, start_response)
+        return found
+
+    def _catch_up(self) -> None:
+        """Has other processes answer the cells that pages have left out; then those pages are made again."""
+        fits, count = _site("fits"), os.cpu_count() or 1
+        files = [self.out.parent / f"share-{n}" for n in range(count)]
+        spawn = get_context("spawn")
+        helpers = [spawn.Process(target=fits.share, args=(n, count, file), daemon=True) for n, file in enumerate(files)]
+        for helper in helpers:
+            helper.start()
+        self._helpers = helpers
+
+        def take() -> None:
+            for helper in helpers:
+                helper.join()
+            with self._lock:
+                if self._helpers is not helpers or _state() != self._seen:
+                    return  # what they found is of files that have changed since
+                self._helpers = []
+                if any(helper.exitcode for helper in helpers):
+                    log.error("What fits where could not be computed: the messages above say why.")
+                    return
+                fits.take(files)
+            with self._rebuild_cond:
+                self._want_rebuild = True
+                self._rebuild_cond.notify_all()
+
+        threading.Thread(target=take, daemon=True).start()
+
+    def _make(self, path: str) -> None:
+        if path in self._made:
+            return
+        target = self.out / path
+        if target.is_file():
+            target.unlink()  # its source may be gone
+        try:
+            self._write(path)
+        except Exception as error:
+            # a file that somebody is about to mend: its message stands where its page would
+            log.error(str(error), exc_info=None if _known(error) else error)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(FAULT.format(escape(str(error) or repr(error))), "utf-8")
+        self._made.add(path)
+        if (answers := sys.modules.get("calc.site.answers")) and answers.Preview.behind and not self._helpers:
+            self._catch_up()
+
+    def _edition(self, path: str) -> Edition:
+        language = next((name for name in LANGUAGES if path.startswith(f"{name}/")), "")
+        if language not in self._editions:
+            _site("pages").write(DOCS)
+            self._editions[language] = Edition(language, self.out, self._compiled)
+        return self._editions[language]
+
+    def _write(self, path: str) -> None:
+        _site("answers").Preview.on = True
+        if path.startswith(DATA):
+            self._export(path.removeprefix(DATA))
+        elif path.startswith(CALCULATOR):
+            _site("engine").write(self.out / CALCULATOR)
+        elif path == SEARCH:
+            self._search()
+        else:
+            edition = self._edition(path)
+            if found := edition.places.get(path):
+                edition.make(found)
+
+    def _export(self, path: str) -> None:
+        """The file of a table, or of the catalog; what speaks of all tables is left out."""
+        exports, pages, name = _site("exports"), _site("rendered").pages(DOCS), Path(path)
+        made: dict[str, str | bytes] = {}
+        if path == "catalog.json":
+            made = {path: exports.as_json(exports.catalog())}
+        elif path.startswith("tables/"):
+            if name.stem not in pages.record.tables:
+                pages.all()
+            if name.stem in pages.record.tables:
+                twins = exports.twins(*pages.record.tables[name.stem])
+                made = {f"tables/{name.stem}.{kind}": content for kind, content in twins.items()}
+        exports.add(self.out / DATA, made)
+
+    def _search(self) -> None:
+        target, last = self.out / SEARCH, ROOT / "site" / SEARCH
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if last.is_file():
+            shutil.copyfile(last, target)
+        else:
+            target.write_text('{"config":{"lang":["en"],"separator":"\\\\s+","pipeline":[]},"docs":[]}', "utf-8")
+
+
+FAULT = "<!doctype html><html lang=en><title>Fault</title><body><h1>This page cannot be made</h1><pre>{}</pre></body>"
+
+
+def _known(error: Exception) -> bool:
+    """Whether an error, of whichever import, is a fault of data or pages, which is told in one line."""
+    return any(kind.__name__ in ("InputError", "BuildError", "CatalogError") for kind in type(error).__mro__)
+
+
+def _site(name: str) -> ModuleType:
+    """A module of calc.site as its file is now."""
+    return import_module(f"calc.site.{name}")
+
+
+def _state() -> int:
+    """Changes with any file that numbers or words come from, but for pages: edited, added or removed."""
+    found = [path for name in CODE for path in (ROOT / name).rglob("*.*") if path.suffix != ".pyc"]
+    found += [path for path in DOCS.iterdir() if path.suffix == ".yaml"]
+    return hash(tuple(sorted((str(path), path.stat().st_mtime_ns) for path in found)))
+
+
+def serve(address: str) -> None:
+    """Serves at `address` until it is stopped; a fault in the data at the start is raised."""
+    load()
+    _site("pages").write(DOCS)  # before anybody watches
+    # calc/ is watched: its compiled files go elsewhere, and the next change of it compiles one file alone
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / "build" / "compiled")
+    logging.basicConfig(format="%(levelname)-7s -  %(message)s")
+    logging.getLogger("mkdocs").setLevel(logging.INFO)
+    logging.getLogger("mkdocs.plugins").setLevel(logging.WARNING)
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise BuildError(f"--address: given {address!r}, allowed: host:port, as in 127.0.0.1:8000")
+    with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
+        out = Path(scratch, "site")
+        out.mkdir()
+        server = Preview(host, int(port), out)
+        try:
+            server.serve()  # type: ignore[no-untyped-call]
+        except KeyboardInterrupt:
+            pass
+        except OSError as error:
+            raise BuildError(f"--address: given {address!r}, allowed: one that is free ({error.strerror})") from None
+        finally:
+            server.shutdown()

@@ -1,0 +1,275 @@
+"""GPUs that work on the same sequences: what tensor, sequence and context parallelism leave on each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from formulas import form, terms
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calc.amounts import segment
+from calc.architecture import Architecture, ConfigError, parameters, part, tensors
+from calc.catalog import load
+from calc.estimate import estimate
+from calc.keeps import Path
+from calc.ledger import Estimate, Line
+from calc.memory.activations import Program
+from calc.memory.loss import head
+from calc.memory.run import Run, dimensions
+from calc.scenario import ScenarioError, parse
+
+H, V, LAYERS = 4096, 128_256, 32  # Llama 3 8B
+SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "h200", "attention": "flash", "optimizer_impl": "fused"}
+VERL = {
+    "model": "llama-3-8b", "task": "grpo", "framework": "verl==0.9.1", "gpu": "h200", "gpus": 8, "packing": True,
+    "prompt_len": 1024, "response_len": 15_360, "micro_batch": 1,
+}  # fmt: skip
+RING = {
+    "model": "llama-3-8b", "task": "sft", "framework": "openrlhf==0.11", "gpu": "h200", "gpus": 8, "packing": True,
+    "micro_batch": 1, "global_batch": 8, "seq_len": 32_768,
+}  # fmt: skip
+
+
+def arch(model: str = "llama-3-8b") -> Architecture:
+    return load().model(model).architecture
+
+
+def of(**changes: Any) -> Estimate:
+    return estimate(parse(SFT | changes))
+
+
+def lines(e: Estimate, phase: str, component: str, role: str = "actor") -> list[Line]:
+    """The lines of one component at the largest moment of a phase."""
+    found = next(p for g in e.groups for p in g.phases if p.name == phase)
+    return [line for line in found.moment.lines if (line.component, line.role) == (component, role)]
+
+
+def allocated(e: Estimate) -> int:
+    return max(p.moment.allocated_bytes for g in e.groups for p in g.phases)
+
+
+def refused(base: dict[str, Any], **changes: Any) -> str:
+    with pytest.raises(ScenarioError) as caught:
+        parse(base | {name.replace("__", "."): value for name, value in changes.items()}, where="job.yaml")
+    return str(caught.value)
+
+
+# --- what a rank holds ---
+
+
+def test_a_rank_of_four_holds_a_quarter_of_llama_3_but_all_norms() -> None:
+    """By hand: attention 2·h·h + 2·h·1024, MLP 3·h·14336, embedding and head V·h each, 65 norms of h."""
+    cut = LAYERS * (2 * H * H + 2 * H * 1024 + 3 * H * 14_336) + 2 * V * H
+    assert parameters(arch()) == cut + 65 * H
+    assert parameters(part(arch(), 4)) == cut // 4 + 65 * H
+
+
+@pytest.mark.parametrize("model", sorted(load().models))
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_parts_add_up_to_the_model_with_norms_routers_and_shared_biases_on_every_rank(model: str, ranks: int) -> None:
+    whole = arch(model)
+    try:
+        cut = part(whole, ranks)
+    except ConfigError as error:
+        assert error.field == "tensor_parallel"
+        return
+    mine = {t.name: t for t in tensors(cut)}
+    for t in tensors(whole):
+        on_every = t.kind in ("norm", "router") or t.name.endswith(("o_proj.bias", "down_proj.bias"))
+        elements = t.elements if on_every else t.elements / ranks
+        padded = ranks * t.shape[1] if t.kind in ("embedding", "head") else 0  # a vocabulary that leaves a rest
+        assert elements <= mine[t.name].elements <= elements + padded
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "why"),
+    [
+        ("llama-3-8b", 16, "a divisor of the model's kv_heads = 8"),
+        ("llama-3-8b", 3, "a divisor of the model's heads = 32"),
+        ("phi-3-mini", 2, "fused projections"),
+        ("deepseek-v3", 2, "latent attention"),
+        ("gpt-oss-20b", 2, "attention stays whole"),
+        ("qwen1.5-moe-a2.7b", 2, "shared experts"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_so_is_refused_with_the_reason(model: str, ranks: int, why: str) -> None:
+    line = refused(SFT, model=model, gpus=ranks, tensor_parallel=ranks)
+    assert line.startswith(f"job.yaml: tensor_parallel: given {ranks}, allowed: ")
+    assert why in line
+
+
+def test_gpus_come_in_whole_groups() -> None:
+    line = refused(SFT, gpus=6, tensor_parallel=4)
+    assert "gpus: given 6, allowed: a multiple of tensor_parallel = 4, as 4 or 8" in line
+    line = refused(RING, gpus=6, context_parallel=4)
+    assert "gpus: given 6, allowed: a multiple of context_parallel = 4, as 4 or 8" in line
+
+
+def test_the_group_counts_as_one_worker_on_the_data() -> None:
+    s = parse(SFT | {"gpus": 16, "tensor_parallel": 4, "micro_batch": 2})
+    assert (s.data_parallel, s.shards, s.sharding, s.global_batch, s.accumulation) == (4, 4, "fsdp2", 8, 1)
+    s = parse(RING | {"context_parallel": 4})
+    assert (s.data_parallel, s.shards, s.accumulation) == (2, 8, 4)
+
+
+# --- tensor parallelism ---
+
+
+def test_a_layer_keeps_the_residual_streams_tensors_whole_and_the_rest_by_the_rank() -> None:
+    """16h of the norms, from which q, k, v, heads and MLP (of this rank) differ: facts/tracing.md's form of Llama."""
+    cut = part(arch(), 4)
+    kept = segment(Program(Run(cut)).layer(moe=False), dimensions(cut)).saved.tokens
+    assert kept == 16 * H + (4 * H + 4 * 1024 + 8 * 14_336 + 4 * 32) // 4 + 8
+
+
+def test_with_sequence_parallel_ranks_share_the_stream_and_keep_whole_inputs_of_their_linears() -> None:
+    """Norms keep 6 of their 8 bytes on a part of the positions; their outputs are gathered, 2 bytes for each block."""
+    cut = part(arch(), 4)
+    kept = segment(Program(Run(cut, sequences=True)).layer(moe=False), dimensions(cut)).saved.tokens
+    assert kept == 12 * H // 4 + 8 // 4 + 4 * H + (4 * H + 4 * 1024 + 8 * 14_336 + 4 * 32) // 4
+
+
+def test_each_rank_makes_the_whole_gradient_of_the_embedding() -> None:
+    """DTensor sums an embedding's gradient over all tokens, not by rows of the vocabulary: V·h until the step ends."""
+    e = of(gpus=4, tensor_parallel=4, checkpointing="full", seq_len=512)
+    (own, beyond) = lines(e, "step", "gradients")
+    assert own.bytes == 2 * parameters(part(arch(), 4))
+    assert beyond.bytes == 2 * (V - V // 4) * H
+    assert beyond.bytes + 2 * V // 4 * H == 2 * V * H
+
+
+def test_a_tied_embedding_gets_its_own_rows_alone() -> None:
+    """The head's gradient has them, to which the embedding's is added."""
+    e = of(model="gemma-2-9b", gpus=2, tensor_parallel=2, checkpointing="full", seq_len=512)
+    assert len(lines(e, "step", "gradients")) == 1
+
+
+@pytest.mark.parametrize(("sequences", "entries"), [(False, V), (True, V // 8)])
+def test_logits_are_gathered_unless_the_loss_takes_them_in_parts(sequences: bool, entries: int) -> None:
+    """12 bytes a token and vocabulary entry in the backward of log-softmax, of all entries or of a rank's."""
+    made, _ = head(Run(part(arch(), 8), sequences=sequences), Path("cross-entropy"))
+    most = max(shot.saved.tokens + shot.passing.tokens for shot in made.backward)
+    assert 12 * entries <= most <= 12 * entries + 8 * H
+
+
+def test_fsdp_gathers_a_ranks_part_of_a_layer() -> None:
+    e = of(gpus=16, tensor_parallel=4, sharding="fsdp2", precision="fsdp-mixed", checkpointing="full", seq_len=1024)
+    layer = (2 * H * H + 2 * H * 1024 + 3 * H * 14_336) // 4 + 2 * H
+    gathered = [line.values["p"] for line in lines(e, "forward", "communication")]
+    assert 2 * V // 4 * H + H in gathered  # the root's: embedding, head and the last norm
+    assert all(p in (layer, 2 * V // 4 * H + H) for p in gathered)
+
+
+@given(
+    st.sampled_from(("llama-3-8b", "qwen3-8b", "gemma-2-9b", "mixtral-8x7b")),
+    st.sampled_from(("sft", "rm", "dpo")),
+    st.sampled_from(("none", "full")),
+    st.sampled_from((1024, 8192)),
+    st.sampled_from(("none", "fsdp2")),
+)
+def test_more_tensor_parallel_ranks_never_need_more_per_gpu(
+    model: str, task: str, checkpointing: str, length: int, sharding: str
+) -> None:
+    """On as many data-parallel workers; what two ranks must gather, one did not need to, within the gathered logits."""
+    each = []
+    for ranks in (2, 4, 8):
+        gpus = ranks * (4 if sharding == "fsdp2" else 1)
+        data = {"model": model, "task": task, "checkpointing": checkpointing, "seq_len": length, "sharding": sharding}
+        each.append(allocated(of(gpus=gpus, tensor_parallel=ranks, **data)))
+    assert each == sorted(each, reverse=True)
+
+
+# --- context parallelism ---
+
+
+def test_ulysses_leaves_each_rank_its_share_of_the_tokens() -> None:
+    e = estimate(parse(VERL | {"context_parallel": 4, "roles": {"reference": "none"}}))
+    (inputs,) = lines(e, "backward", "checkpoints")
+    assert inputs.values["T"] == 16_384 // 4
+    assert inputs.bytes in [layers * 2 * H * 16_384 // 4 for layers in range(1, LAYERS + 1)]
+
+
+def test_an_all_to_all_keeps_what_it_sends_and_copies_it_twice_on_the_way() -> None:
+    """Flash keeps its output before the exchange, o_proj what came of it; pieces and what they become pass."""
+    whole, cut = (Program(Run(arch(), context=c, exchange="all-to-all")).layer(moe=False) for c in (1, 4))
+    assert terms(cut.saved() + whole.saved() * -1, arch()) == form("2·q")
+    sent = next(shot for shot in cut.forward() if shot.name == "q: all-to-all")
+    before = next(shot for shot in cut.forward() if shot.name == "v_proj")
+    assert terms(sent.passing, arch())[0].get("q", 0) >= 6
+    assert sent.saved.tokens == before.saved.tokens
+
+
+def test_keys_are_repeated_to_one_head_for_each_rank() -> None:
+    """8 key heads on 16 ranks: two copies of each, which flash then keeps."""
+    few, many = (Program(Run(arch(), context=c, exchange="all-to-all")).layer(moe=False) for c in (8, 16))
+    assert terms(many.saved() + few.saved() * -1, arch()) == form("4·kv")
+
+
+def test_a_ring_holds_two_buffers_of_one_key_heads_positions() -> None:
+    """Keys and values of every position for one head of 128, twice, in bf16, beside the head being sent."""
+    tape = Program(Run(arch(), context=4, exchange="all-gather")).layer(moe=False)
+    shot = next(shot for shot in tape.forward() if shot.name == "attention")
+    assert terms(shot.passing, arch())[0]["D"] == 2 * 2 * 4 * 2 + 2 * 2
+    assert tape.saved().tokens == Program(Run(arch())).layer(moe=False).saved().tokens
+
+
+def test_a_ring_shards_over_all_gpus_whatever_they_share() -> None:
+    """OpenRLHF passes no process group to DeepSpeed, which shards over the world (facts/semantics.md)."""
+    one, four = (estimate(parse(RING | {"context_parallel": c, "sharding": "zero3"})) for c in (1, 4))
+    assert lines(one, "load", "weights") == lines(four, "load", "weights")
+    assert allocated(four) < allocated(one)
+
+
+@given(st.sampled_from((VERL, RING)), st.sampled_from((8192, 65_536)))
+def test_more_context_parallel_ranks_never_need_more_per_gpu(base: dict[str, Any], length: int) -> None:
+    lengths = {"response_len": length - 1024} if base is VERL else {"seq_len": length}
+    each = [allocated(estimate(parse(base | lengths | {"context_parallel": c}))) for c in (2, 4, 8)]
+    assert each == sorted(each, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "line"),
+    [
+        (
+            SFT,
+            {"gpus": 2, "sharding": "fsdp2", "context_parallel": 2},
+            "context_parallel: given 2, allowed with torch: 1",
+        ),
+        (SFT, {"sequence_parallel": True}, "sequence_parallel: given true with tensor_parallel = 1"),
+        (
+            SFT,
+            {"gpus": 8, "tensor_parallel": 4, "sharding": "zero3"},
+            "sharding: given 'zero3' with tensor_parallel = 4",
+        ),
+        (SFT, {"gpus": 2, "tensor_parallel": 2, "method": "lora"}, "method: given 'lora' with tensor_parallel = 2"),
+        (SFT, {"gpus": 2, "tensor_parallel": 2, "loss": "fused"}, "loss: given 'fused' with tensor_parallel = 2"),
+        (SFT, {"gpus": 2, "tensor_parallel": 2, "sequence_parallel": True, "task": "rm"}, "given true for rm"),
+        (VERL, {"tensor_parallel": 2}, "tensor_parallel: given 2, allowed with verl: 1; its FSDP trainer"),
+        (VERL, {"context_parallel": 2, "packing": False}, "packing: given false with context_parallel = 2"),
+        (VERL, {"model": "qwen2.5-7b", "context_parallel": 8}, "a divisor of the model's 28 attention heads"),
+        (RING, {"tensor_parallel": 2}, "tensor_parallel: given 2, allowed with openrlhf: 1"),
+        (RING, {"context_parallel": 2, "framework": "openrlhf==0.5.3"}, "ring attention for sft came with 0.5.4"),
+        (SFT, {"framework": "trl", "gpus": 2, "tensor_parallel": 2, "sharding": "fsdp2"}, "allowed with trl: 1"),
+    ],
+)
+def test_what_a_trainer_cannot_cut_is_refused(base: dict[str, Any], changes: dict[str, Any], line: str) -> None:
+    assert line in refused(base, **changes)
+
+
+# --- inference ---
+
+
+def test_inference_holds_weights_and_a_cache_and_trains_nothing() -> None:
+    """Keys and values in bf16 of every token: 2·2·L·1024 bytes."""
+    e = of(task="inference", micro_batch=4, seq_len=8192, optimizer_impl="foreach")
+    assert [p.name for g in e.groups for p in g.phases] == ["load", "rollout"]
+    (cache,) = lines(e, "rollout", "kv_cache")
+    assert cache.bytes == 4 * 8192 * 2 * 2 * LAYERS * 1024
+    assert not lines(e, "rollout", "optimizer_states") + lines(e, "rollout", "gradients")
+
+
+def test_inference_takes_no_optimizer_and_no_adapters() -> None:
+    assert "optimizer: given 'adamw' for inference, allowed: none" in refused(SFT, task="inference", optimizer="adamw")
+    assert "method: given 'lora' for inference" in refused(SFT, task="inference", method="lora")
