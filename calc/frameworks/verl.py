@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calc.frameworks import FSDP, at_least, context_fault, whole_layers
+from calc.frameworks import at_least
 from calc.frameworks import nearest as _nearest
+from calc.frameworks import verl_engine as engine
 from calc.frameworks import verl_sft as sft
+from calc.frameworks.verl_engine import FORK
 from calc.keeps import Keeps, Path, Role, Serving, Stage
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
-
-FORK = "tinyzero"  # without numbers, and so before every release
 
 
 class Pins(NamedTuple):
@@ -141,7 +141,7 @@ def refuse(s: Scenario) -> str | None:
     """One line on why verl cannot run `s`; None when it can."""
     version = s.framework_version
     if s.task in sft.TASKS:
-        return sft.refuse(s) or _trained(s)
+        return sft.refuse(s) or engine.refuse(s)
     if s.task not in TASKS or not s.rollout:
         return f"task: given {s.task!r}, allowed with verl: {', '.join((*TASKS, *sft.TASKS))}"
     if s.placement != "colocated":
@@ -152,7 +152,7 @@ def refuse(s: Scenario) -> str | None:
         return "roles.actor: given 'none', allowed with verl: an actor, which it always trains"
     for name, place in (("actor", ""), ("critic", "roles.critic.")):
         role = s.role(name)
-        if role and (reason := _trained(role)):
+        if role and (reason := engine.refuse(role)):
             return place + reason
     sequences = s.rollout.batch * s.rollout.n
     if sequences % s.data_parallel:  # utils/config.py:124 of 0.9.1; before, DataProto.chunk
@@ -170,42 +170,10 @@ def refuse(s: Scenario) -> str | None:
     return None
 
 
-def _trained(s: Scenario) -> str | None:
-    """One line on why verl cannot train the role whose scenario is `s`; None when it can."""
-    version, lora = s.framework_version, at_least(s.framework_version, "0.4.0")
-    shardings = FSDP if lora else FSDP[:1]  # fsdp2 and LoRA both came with 0.4.0
-    if s.sharding not in shardings:
-        return f"sharding: given {s.sharding!r}, allowed with verl {version}: {', '.join(shardings)}"
-    if s.method == "qlora" or (s.method == "lora" and not lora):
-        return f"method: given {s.method!r}, allowed with verl {version}: {'full, lora' if lora else 'full'}"
-    free = at_least(version, "0.6.1")  # override_config.attn_implementation (fsdp_workers.py:318 of 0.6.1)
-    fixed: dict[str, tuple[str, ...]] = {
-        "precision": ("fsdp-mixed",),
-        "optimizer": ("adamw",),
-        "grad_dtype": ("fp32",),
-        "checkpointing": ("none", "full"),
-        "attention": ("flash", "sdpa", "eager") if free and not s.packing else ("flash",),
-        "loss": ("full",),
-        "logprob": ("logsumexp",),
-    }
-    uncut = whole_layers(s, "its FSDP trainer does not cut layers, and Megatron's is not modelled")
-    if reason := uncut or context_fault(s):
-        return reason
-    if s.architecture.heads % s.context_parallel:
-        heads = f"a divisor of the model's {s.architecture.heads} attention heads"
-        return f"context_parallel: given {s.context_parallel}, allowed: {heads}"
-    for place, allowed in fixed.items():
-        if getattr(s, place) not in allowed:
-            with_packing = " with packing" if place == "attention" and free else ""
-            given = getattr(s, place)
-            return f"{place}: given {given!r}, allowed with verl {version}{with_packing}: {', '.join(allowed)}"
-    return None
-
-
 def keeps(s: Scenario) -> Keeps:
     """What verl's workers keep: roles in turn on the same GPUs, and vLLM, which sleeps while they work."""
     if s.task in sft.TASKS:
-        return sft.keeps(s, loss_path(s, entropy=False))
+        return sft.keeps(s)
     assert s.rollout
     version, vllm = s.framework_version, s.versions["vllm"]
     found = tuple(_roles(s))
@@ -264,67 +232,21 @@ def _roles(s: Scenario) -> Iterator[Role]:
             continue
         # critic and reward model keep their micro-batches as they are in the fork, too (fsdp_workers.py:535-537)
         count = role.rows if name in ("actor", "reference") else min(role.micro_batch, whole)
-        leaves = {"weights"} if role.offload.parameters else set()
-        if name in ("actor", "critic") and role.offload.optimizer:
-            leaves.add("states")
         # verl itself moves what is trained; what is only scored lies on the host with PyTorch's CPUOffload, but the
         # fork's reference, which it moves by hand (fsdp_workers.py:342 of the fork)
-        if name == "reward" or (name == "reference" and version != FORK):
-            leaves = set()
+        by_hand = {"actor": engine.MOVED, "critic": engine.MOVED, "reference": ("weights",) if version == FORK else ()}
         language = name in ("actor", "reference")
-        yield Role(
+        yield engine.role(
             name,
-            path=loss_path(role, entropy=False) if language else scalar,
+            role,
+            engine.loss_path(role, entropy=False) if language else scalar,
             # old log-probabilities come with the entropy in every release (fsdp_workers.py:706 of 0.4.1,
             # v1/trainer_base.py:1653 of 0.9.1), the reference's without
-            scoring=loss_path(role, entropy=name == "actor") if language else scalar,
-            rows=count,
-            scoring_rows=count,
-            leaves=frozenset(leaves),
-            root_stays=_root_stays(role),
-            # for every micro-batch but the last (transformer_impl.py:676 of 0.9.0); a flag in 0.9.1, off in its YAML
-            defers=version == "0.9.0",
+            engine.loss_path(role, entropy=name == "actor") if language else scalar,
+            count,
+            moved=by_hand.get(name, ()),
             shares=bool(name == "reference" and s.lora),  # ref_in_actor (ray_trainer.py:393 of 0.4.0)
-            exchange="all-to-all",  # Ulysses, in every release (models/transformers/monkey_patch.py)
         )
-
-
-def _root_stays(s: Scenario) -> bool:
-    """FSDP leaves the root group gathered after a forward; from 0.2 to 0.7 verl reshards FSDP 1's by hand.
-
-    `_handle.reshard(True)` in fsdp_workers.py:519 of 0.2 to :1137 of 0.7.1, for FSDP 2 since 0.6.0 (:1018); from 0.8.0
-    on only where `fsdp_size > 1` (engine.py:894), and FSDP 2 reshards its root itself since torch 2.8.
-    """
-    version = s.framework_version
-    if s.sharding == "fsdp2":
-        return not at_least(version, "0.6.0")
-    return version == FORK or at_least(version, "0.8.0")
-
-
-def loss_path(s: Scenario, *, entropy: bool) -> Path:
-    """From logits to log-probabilities; `entropy`: asked for beside them, which until 0.3 it always is.
-
-    workers/actor/dp_actor.py `_forward_micro_batch` until 0.7, engine.py `prepare_model_outputs` since. Until 0.8 the
-    temperature divides in place, 0.9.0 makes a copy (engine.py:1352), 0.9.1 leaves a temperature of 1 alone (:95-103).
-    Without padding the logits are a view of one row by then (`squeeze(0)`), and the entropy is compiled. Where padding
-    stays, they are the model's own, and the entropy is not compiled (`verl_F.entropy_from_logits`): until 0.7 it is the
-    response's, a slice that the cross entropy copies where there are several rows, since then that of all positions.
-    """
-    version = s.framework_version
-    early, padded = not at_least(version, "0.4.0"), not s.packing
-    later = at_least(version, "0.8.0")
-    divided = "copy" if version == "0.9.0" else "in-place" if padded else "view"
-    return Path(
-        "flash",
-        head_fp32=not at_least(s.versions["transformers"], "4.46"),
-        scaled="" if at_least(version, "0.9.1") else divided,
-        cut=("unpad" if later else "slice") if padded else "",
-        shift_copy=padded and not later and s.rows > 1,
-        # inplace_backward, unless the entropy needs the logits as they were (dp_actor.py:158-165 of 0.4.0)
-        in_place=not early and not entropy,
-        entropy=("eager" if padded else "compiled") if early or entropy else "",
-        kept=s.response_len / s.seq_len if padded and not later else 1.0,
-    )
 
 
 def _stages(s: Scenario, names: list[str]) -> Iterator[Stage]:
@@ -342,14 +264,7 @@ def _stages(s: Scenario, names: list[str]) -> Iterator[Stage]:
     for name in trained:
         yield Stage("train", name)
     for name in reversed(trained):
-        # a state dict of shards, moved to the host as groups are gathered (utils/checkpoint/fsdp_checkpoint_manager.py;
-        # 0.3.0 lists hf_model but saves its configuration alone, :161-168); the fork gathers all on rank 0
-        # (fsdp_workers.py:489). FSDP 2 keeps references to its shards.
-        if s.sharding == "fsdp1":
-            host = "first" if s.framework_version == FORK else "shards"
-            yield Stage("save", name, holds=("units",), host=host, host_bytes=4)
-        else:
-            yield Stage("save", name)
+        yield engine.saving(s, name)
     yield from _syncs(s)
 
 

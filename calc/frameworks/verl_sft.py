@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from calc.frameworks import at_least
-from calc.keeps import Keeps, Path, Role, Stage
+from calc.frameworks import verl_engine as engine
+from calc.keeps import Keeps, Stage
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
@@ -40,12 +41,8 @@ def refuse(s: Scenario) -> str | None:
     return None
 
 
-def keeps(s: Scenario, path: Path) -> Keeps:
-    """One model, and the state dict of its shards for a checkpoint; `path` is that of an actor's log-probabilities."""
-    leaves = {word for word, on in (("weights", s.offload.parameters), ("states", s.offload.optimizer)) if on}
-    # `no_sync` in 0.9.0 alone, as for the actor
-    deferring = s.framework_version == "0.9.0"
-    role = Role("actor", path, path, s.rows, s.rows, frozenset(leaves), defers=deferring, exchange="all-to-all")
-    save = Stage("save", "actor", holds=("units",), host="shards", host_bytes=4)
-    stages = (Stage("train", "actor"), save if s.sharding == "fsdp1" else Stage("save", "actor"))
-    return Keeps((role,), stages, ("actor",))
+def keeps(s: Scenario) -> Keeps:
+    """One model, trained by the log-probabilities of an actor, and a checkpoint."""
+    path = engine.loss_path(s, entropy=False)
+    stages = (Stage("train", "actor"), engine.saving(s, "actor"))
+    return Keeps((engine.role("actor", s, path, path, s.rows),), stages, ("actor",))

@@ -1,0 +1,126 @@
+"""The FSDP engine on which every trainer of verl runs: what it can train, how logits become a loss, what it moves.
+
+Files are named as in `calc.frameworks.verl`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calc.frameworks import FSDP, at_least, context_fault, whole_layers
+from calc.keeps import Path, Role, Stage
+
+if TYPE_CHECKING:
+    from calc.scenario import Scenario
+
+FORK = "tinyzero"  # without numbers, and so before every release
+MOVED = ("weights", "states")  # of a trained model to the host between its phases, as its offload flags say
+
+
+def refuse(s: Scenario) -> str | None:
+    """One line on why the engine cannot train the model whose scenario is `s`; None when it can."""
+    version, lora = s.framework_version, at_least(s.framework_version, "0.4.0")
+    shardings = FSDP if lora else FSDP[:1]  # fsdp2 and LoRA both came with 0.4.0
+    if s.sharding not in shardings:
+        return f"sharding: given {s.sharding!r}, allowed with verl {version}: {', '.join(shardings)}"
+    if s.method == "qlora" or (s.method == "lora" and not lora):
+        return f"method: given {s.method!r}, allowed with verl {version}: {'full, lora' if lora else 'full'}"
+    free = at_least(version, "0.6.1")  # override_config.attn_implementation (fsdp_workers.py:318 of 0.6.1)
+    fixed: dict[str, tuple[str, ...]] = {
+        "precision": ("fsdp-mixed",),
+        "optimizer": ("adamw",),
+        "grad_dtype": ("fp32",),
+        "checkpointing": ("none", "full"),
+        "attention": ("flash", "sdpa", "eager") if free and not s.packing else ("flash",),
+        "loss": ("full",),
+        "logprob": ("logsumexp",),
+    }
+    uncut = whole_layers(s, "its FSDP trainer does not cut layers, and Megatron's is not modelled")
+    if reason := uncut or context_fault(s):
+        return reason
+    if s.architecture.heads % s.context_parallel:
+        heads = f"a divisor of the model's {s.architecture.heads} attention heads"
+        return f"context_parallel: given {s.context_parallel}, allowed: {heads}"
+    for place, allowed in fixed.items():
+        if getattr(s, place) not in allowed:
+            with_packing = " with packing" if place == "attention" and free else ""
+            given = getattr(s, place)
+            return f"{place}: given {given!r}, allowed with verl {version}{with_packing}: {', '.join(allowed)}"
+    return None
+
+
+def role(
+    name: str,
+    s: Scenario,
+    path: Path,
+    scoring: Path,
+    rows: int,
+    *,
+    moved: tuple[str, ...] = MOVED,
+    shares: bool = False,
+) -> Role:
+    """A model on the engine, `rows` sequences a forward; `moved`: what verl may take to the host by itself."""
+    asked = {"weights": s.offload.parameters, "states": s.offload.optimizer}
+    return Role(
+        name,
+        path,
+        scoring,
+        rows,
+        rows,
+        leaves=frozenset(word for word in moved if asked[word]),
+        root_stays=_root_stays(s),
+        # for every micro-batch but the last (transformer_impl.py:676 of 0.9.0); a flag in 0.9.1, off in its YAML
+        defers=s.framework_version == "0.9.0",
+        shares=shares,
+        exchange="all-to-all",  # Ulysses, in every release (models/transformers/monkey_patch.py)
+    )
+
+
+def _root_stays(s: Scenario) -> bool:
+    """FSDP leaves the root group gathered after a forward; from 0.2 to 0.7 verl reshards FSDP 1's by hand.
+
+    `_handle.reshard(True)` in fsdp_workers.py:519 of 0.2 to :1137 of 0.7.1, for FSDP 2 since 0.6.0 (:1018); from 0.8.0
+    on only where `fsdp_size > 1` (engine.py:894), and FSDP 2 reshards its root itself since torch 2.8.
+    """
+    version = s.framework_version
+    if s.sharding == "fsdp2":
+        return not at_least(version, "0.6.0")
+    return version == FORK or at_least(version, "0.8.0")
+
+
+def loss_path(s: Scenario, *, entropy: bool) -> Path:
+    """From logits to log-probabilities; `entropy`: asked for beside them, which until 0.3 it always is.
+
+    workers/actor/dp_actor.py `_forward_micro_batch` until 0.7, engine.py `prepare_model_outputs` since. Until 0.8 the
+    temperature divides in place, 0.9.0 makes a copy (engine.py:1352), 0.9.1 leaves a temperature of 1 alone (:95-103).
+    Without padding the logits are a view of one row by then (`squeeze(0)`), and the entropy is compiled. Where padding
+    stays, they are the model's own, and the entropy is not compiled (`verl_F.entropy_from_logits`): until 0.7 it is the
+    response's, a slice that the cross entropy copies where there are several rows, since then that of all positions.
+    """
+    version = s.framework_version
+    early, padded = not at_least(version, "0.4.0"), not s.packing
+    later = at_least(version, "0.8.0")
+    divided = "copy" if version == "0.9.0" else "in-place" if padded else "view"
+    return Path(
+        "flash",
+        head_fp32=not at_least(s.versions["transformers"], "4.46"),
+        scaled="" if at_least(version, "0.9.1") else divided,
+        cut=("unpad" if later else "slice") if padded else "",
+        shift_copy=padded and not later and s.rows > 1,
+        # inplace_backward, unless the entropy needs the logits as they were (dp_actor.py:158-165 of 0.4.0)
+        in_place=not early and not entropy,
+        entropy=("eager" if padded else "compiled") if early or entropy else "",
+        kept=s.response_len / s.seq_len if padded and not later else 1.0,
+    )
+
+
+def saving(s: Scenario, name: str) -> Stage:
+    """A checkpoint: a state dict of shards, moved to the host as groups are gathered.
+
+    utils/checkpoint/fsdp_checkpoint_manager.py; 0.3.0 lists hf_model but saves its configuration alone (:161-168). The
+    fork gathers all on rank 0 (fsdp_workers.py:489). FSDP 2 keeps references to its shards.
+    """
+    if s.sharding == "fsdp2":
+        return Stage("save", name)
+    host = "first" if s.framework_version == FORK else "shards"
+    return Stage("save", name, holds=("units",), host=host, host_bytes=4)
