@@ -5,6 +5,8 @@ See `calc.memory.activations` for the symbols and for what was read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from calc.memory.linears import WIDTH, Linears
 from calc.tape import NOTHING, Size, Tensor, of
 
@@ -80,20 +82,28 @@ class Attention(Linears):
         with grouped queries, dk and dv for every query head before they are summed.
         """
         tape, arch = self.tape, self.arch
-        lse = Tensor(of(H=1), 4)
         if self.run.context > 1:
             return self.all_to_all(q, k, v) if self.run.exchange == "all-to-all" else self.all_gather(q, k, v)
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
         joined = arch.fused_qkv or arch.mla is not None or arch.family == "gpt_oss"
         if self.run.kernel == "flash":
-            scratch = of(q=4, H=4) + (of(q=2, o=2) if arch.heads != arch.kv_heads else NOTHING)
-            out = tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse], saves_out=True,
-                          backward_scratch=scratch, weight=self.sinks)  # fmt: skip
+            out = self.kernel(q, k, v, self.accumulators(grouped=arch.heads != arch.kv_heads))
             return tape.op("attention: contiguous", [out], of(o=1), self.c) if joined else out
         k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
         mask = [Tensor(of(**{"S": 1}), self.c)] if self.run.kernel == "masked" else []
-        return tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse, *mask], saves_out=True,
-                       backward_scratch=of(H=4) + (of(q=4) if self.c == 2 else NOTHING))  # fmt: skip
+        return self.kernel(q, k, v, of(H=4) + (of(q=4) if self.c == 2 else NOTHING), mask=mask)
+
+    def kernel(
+        self, q: Tensor, k: Tensor, v: Tensor, backward: Size, *, scratch: Size = NOTHING, mask: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Attention in one operation, with what it takes while it runs, forward and `backward`."""
+        kept = [q, k, v, Tensor(of(H=1), 4), *mask]
+        return self.tape.op("attention", [q, k, v], of(o=1), self.c, saves=kept, saves_out=True,
+                            scratch=scratch, backward_scratch=backward, weight=self.sinks)  # fmt: skip
+
+    def accumulators(self, *, grouped: bool) -> Size:
+        """What flash's backward sums: dq in fp32, and dk and dv of every query head where heads share some."""
+        return of(q=4, H=4) + (of(q=2, o=2) if grouped else NOTHING)
 
     def all_to_all(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Ulysses: each rank attends to all positions with some of the heads, keys and values repeated to one a rank.
@@ -109,10 +119,8 @@ class Attention(Linears):
         if repeats > 1:
             k, v = (tape.op(f"{n}: repeat", [x], x.width * repeats, x.b) for n, x in (("k", k), ("v", v)))
         q, k, v = exchanged(q, "q"), exchanged(k, "k"), exchanged(v, "v")
-        expanded = of(q=2, o=2) if self.arch.heads > self.arch.kv_heads * repeats else NOTHING
-        out = tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, Tensor(of(H=1), 4)], saves_out=True,
-                      backward_scratch=of(q=4, H=4) + expanded)  # fmt: skip
-        return exchanged(out, "attention")
+        grouped = self.arch.heads > self.arch.kv_heads * repeats
+        return exchanged(self.kernel(q, k, v, self.accumulators(grouped=grouped)), "attention")
 
     def all_gather(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Each rank attends with its own queries, one key head after another, whose positions are gathered meanwhile.
@@ -120,13 +128,12 @@ class Attention(Linears):
         Two buffers of keys and values of that head forward; backward one more for their gradients, and flash's own
         accumulators of its queries, keys and values (ring_flash_attn 0.1.8 `llama3_flash_attn_varlen.py`).
         """
-        tape, head = self.tape, Size({"D": 1})
+        head = Size({"D": 1})
         positions, grouped = self.run.context, self.arch.heads // self.arch.kv_heads
         buffers = head * (2 * 2 * positions * self.c) + head * (2 * self.c)
         gradients = head * (2 * positions * self.c) + head * (2 * self.c)
         flash = head * (4 * grouped) + (head * (2 * positions * grouped * self.c) if grouped > 1 else NOTHING)
-        return tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, Tensor(of(H=1), 4)], saves_out=True,
-                       scratch=of(o=self.c) + buffers, backward_scratch=buffers + gradients + flash)  # fmt: skip
+        return self.kernel(q, k, v, buffers + gradients + flash, scratch=of(o=self.c) + buffers)
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Scores and probabilities as real tensors: 6 bytes kept for each pair of tokens and head, in passing more."""
