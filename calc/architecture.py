@@ -235,6 +235,7 @@ def embedding_parameters(arch: Architecture) -> int:
     return arch.vocab_part * arch.hidden
 
 
+@lru_cache(maxsize=1024)
 def part(arch: Architecture, ranks: int) -> Architecture:
     """What one of `ranks` tensor-parallel ranks holds: its heads, its share of every width and of the vocabulary.
 

@@ -56,8 +56,8 @@ class Plain(Holder):
                 lines.append(gradients.new(r.role, where.making, r.grad_bytes))
         else:
             lines = [gradients.so_far(r.role, where.done, r.grad_bytes)] if where.done else []
-        if r.accumulates and r.embedding_beyond and not r.ties_gradients:
-            lines.append(gradients.whole_embedding(r.role, r.embedding_beyond, r.grad_bytes))
+        if r.accumulates and r.embedding_kept:
+            lines.append(gradients.whole_embedding(r.role, r.embedding_kept, r.grad_bytes))
         lines += self.whole_embedding(where, r.grad_bytes)
         if where.segment == "end" and r.ties_gradients:
             contiguous = r.run.precision == "autocast" or where.sorting
@@ -70,8 +70,8 @@ class Plain(Holder):
         if r.optimizer:
             kept = [gradients.accumulated(r.role, r.trainable, r.grad_bytes)]
             passing = [optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.largest, r.step_bytes)]
-            if r.embedding_beyond and not r.ties_gradients:
-                kept.append(gradients.whole_embedding(r.role, r.embedding_beyond, r.grad_bytes))
+            if r.embedding_kept:
+                kept.append(gradients.whole_embedding(r.role, r.embedding_kept, r.grad_bytes))
                 # the own part is cut out and updates the moments, before anything else is computed from them
                 passing.append(gradients.new(r.role, r.embedding, r.grad_bytes))
             yield "optimizer step", [*kept, max(passing, key=lambda line: line.bytes)]

@@ -66,6 +66,11 @@ class Replica:
         return self.arch.vocab * self.arch.hidden - self.embedding if self.run.trained else 0
 
     @property
+    def embedding_kept(self) -> int:
+        """Of these what stays until the step: none where the head is the embedding, and adds to own rows alone."""
+        return 0 if self.ties_gradients else self.embedding_beyond
+
+    @property
     def largest(self) -> int:
         """Elements of the largest trained tensor."""
         return max([t.elements for t in self.trained_tensors], default=0)

@@ -31,9 +31,10 @@ def nearest(version: str) -> str:
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """What a loop without further settings does for `task`, by dotted key; `given` is what the user said."""
-    gpus = max(1, int(given.get("gpus", 1)) // together(given))  # that work on sequences of their own
+    shared = together(given)
+    gpus = max(1, int(given.get("gpus", 1)) // shared)  # that work on sequences of their own
     micro_batch = int(given.get("micro_batch", 1))
-    several = "fsdp2" if together(given) > 1 else "ddp"
+    several = "fsdp2" if shared > 1 else "ddp"
     sharding = str(given.get("sharding", several if gpus > 1 else "none"))
     precision = str(given.get("precision", "mixed" if sharding in DEEPSPEED else "bf16"))
     optimizer = str(given.get("optimizer", "none" if task == "inference" else "adamw"))

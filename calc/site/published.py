@@ -11,7 +11,8 @@ from calc.site import answers
 from calc.site.tables import Table
 
 Tables = Mapping[str, tuple[Table, str]]  # by id, with the page that each stands on
-KINDS = ("csv", *(ALTERNATES := ("json", "md", "tex", "xlsx")))  # of files that there are of each table
+ALTERNATES = ("json", "md", "tex", "xlsx")
+KINDS = ("csv", *ALTERNATES)  # of files that there are of each table
 UNKNOWN = "(counted by make site)"  # while pages may still add tables; the preview renders none but those asked for
 
 
