@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from calc.amounts import segment
 from calc.architecture import Architecture, ConfigError, parameters, part, tensors
 from calc.catalog import load
-from calc.estimate import estimate
+from calc.estimate import estimate, speed
 from calc.keeps import Path
 from calc.ledger import Estimate, Line
 from calc.memory.activations import Program
@@ -220,6 +220,13 @@ def test_a_ring_shards_over_all_gpus_whatever_they_share() -> None:
     one, four = (estimate(parse(RING | {"context_parallel": c, "sharding": "zero3"})) for c in (1, 4))
     assert lines(one, "load", "weights") == lines(four, "load", "weights")
     assert allocated(four) < allocated(one)
+
+
+def test_what_leaves_for_the_host_is_a_gpus_own_shard_whoever_shares_its_sequences() -> None:
+    """verl moves 4 bytes of a weight out and in again, an eighth of them on each of eight GPUs."""
+    jobs = [parse(VERL | {"offload.parameters": True, "context_parallel": c}) for c in (1, 4)]
+    one, four = ({t.name: t.seconds for t in speed(estimate(s)).terms} for s in jobs)
+    assert one["actor: swap"] == four["actor: swap"]
 
 
 @given(st.sampled_from((VERL, RING)), st.sampled_from((8192, 65_536)))

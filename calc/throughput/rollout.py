@@ -159,7 +159,7 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
     assert s.rollout
     for role in keeps.roles:
         own = s.role(role.name) or s
-        count, ranks = parameters(own.architecture), own.data_parallel
+        count, ranks = parameters(own.architecture), own.shards
         weight = FORMATS[own.precision][0]
         per = (weight if "weights" in role.leaves else 0) + (2 * 4 if "states" in role.leaves else 0)
         if per:
