@@ -17,7 +17,8 @@ from pathlib import Path
 from calc.schema import InputError
 from calc.site import advice, answers, cards, checks, exports, fits, ids, pages, rendered, searched
 from calc.site import engine as calculator
-from calc.site.rendered import BuildError
+from calc.site.guide import Guide
+from calc.site.rendered import BuildError, Pages
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -33,19 +34,30 @@ def writing(docs: Path = DOCS) -> Iterator[None]:
 
     The data is there at the end: the files of tables are written beside what is done meanwhile.
     """
+    pages.write(docs)
+    try:
+        calculator.write(docs / "assets" / "calculator")
+    except FileNotFoundError as error:
+        raise BuildError(
+            f"{error.filename}: given no such file, allowed: after `make site`, which installs it"
+        ) from None
+    last = Guide(rendered.pages(docs), exports.FOLDER)
+    if last.recall():
+        yield
+        return
+    with _rendering(rendered.pages(docs)):
+        yield
+    last.keep()
+
+
+@contextlib.contextmanager
+def _rendering(found: Pages) -> Iterator[None]:
+    """Runs the macros of all pages, and writes the data meanwhile."""
     fits.fill()
     advice.fill()
-    searched.fill(docs)
-    pages.write(docs)
+    searched.fill(found.docs)
     with exports.Tables(exports.FOLDER) as tables:
-        found = rendered.pages(docs)
         found.all(tables.write)
-        try:
-            calculator.write(docs / "assets" / "calculator")
-        except FileNotFoundError as error:
-            raise BuildError(
-                f"{error.filename}: given no such file, allowed: after `make site`, which installs it"
-            ) from None
         yield
         tables.finish(found.record)
 

@@ -63,6 +63,17 @@ def source(root: Path = CALC) -> str:
     return whole.hexdigest()
 
 
+def sealed(raw: bytes) -> bytes:
+    """What is kept, behind its checksum."""
+    return hashlib.sha256(raw).digest() + raw
+
+
+def checked(raw: bytes) -> bytes:
+    """What stands behind its checksum; nothing where it is damaged."""
+    check, text = raw[:32], raw[32:]
+    return text if hashlib.sha256(text).digest() == check else b""
+
+
 class Kept:
     """Answers in `folder`, in files by topic; those of an earlier calc are thrown away."""
 
@@ -76,9 +87,8 @@ class Kept:
             raw = (self.folder / topic).read_bytes()
         except OSError:
             return {}
-        check, text = raw[:32], raw[32:]
-        # our own file, of this very calc
-        return pickle.loads(text) if hashlib.sha256(text).digest() == check else {}
+        text = checked(raw)
+        return pickle.loads(text) if text else {}  # our own file, of this very calc
 
     def write(self, topic: str, found: Mapping[Hashable, Any]) -> None:
         """Keeps the answers on a topic, in place of those that were kept; under the preview files may change: none."""
@@ -88,7 +98,7 @@ class Kept:
         text = pickle.dumps(dict(found), pickle.HIGHEST_PROTOCOL)
         # builds may run side by side: a reader finds the old file or the new one, whole
         fresh = self.folder / f".{topic}.{os.getpid()}"
-        fresh.write_bytes(hashlib.sha256(text).digest() + text)
+        fresh.write_bytes(sealed(text))
         fresh.replace(self.folder / topic)
 
     def complete(

@@ -49,7 +49,7 @@ class Pages:
         self.docs = docs
         self.record = Record()
         self._view = View("", "", {})
-        self._found: dict[str, Rendered] = {}
+        self.found: dict[str, Rendered] = {}
         self._environment = jinja2.Environment(
             # {#anchor} and {{ }} belong to Markdown and to quoted code.
             variable_start_string="[[",
@@ -64,12 +64,12 @@ class Pages:
 
     def page(self, source: str) -> Rendered:
         """A page by its file; BuildError, one line, where its macros find a fault."""
-        if source not in self._found:
+        if source not in self.found:
             original, language = languages.split(source)
             if language:
                 self.page(original)  # whose tables a translation shows
-            self._found[source] = self._render(source)
-        return self._found[source]
+            self.found[source] = self._render(source)
+        return self.found[source]
 
     def all(self, made: Callable[[Sequence[tuple[Table, str]]], object] = len) -> dict[str, Rendered]:
         """Every page by its file, and of each its tables to `made`; those that speak of all tables come last."""
@@ -79,8 +79,8 @@ class Pages:
             made([*self.record.tables.values()][known:])
         self.record.whole = True
         for source in self.record.waiting:
-            self._found[source] = self._render(source)
-        return self._found
+            self.found[source] = self._render(source)
+        return self.found
 
     def _render(self, source: str) -> Rendered:
         path = self.docs / source

@@ -1,0 +1,86 @@
+"""What the last build rendered is taken again where nothing that it follows from has changed, and only there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sites import command, tiny
+
+from calc.site import guide
+from calc.site.rendered import Pages, Rendered
+
+PAGE = Rendered("# A page", {"figures": {"<figure>": "<table>"}})
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of a few files whose only page was rendered and kept."""
+    for name in ("docs/index.md", "calc/a.py", "hardware/gpus/x.yaml", "build/data/t.csv", *guide.FILES):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(guide, "ROOT", tmp_path)
+    monkeypatch.setattr(guide, "FILE", tmp_path / "build/guide")
+    made = Pages(tmp_path / "docs")
+    made.found["index.md"] = PAGE
+    guide.Guide(made, tmp_path / "build/data").keep()
+    return tmp_path
+
+
+def recalled(project: Path) -> dict[str, Rendered]:
+    pages = Pages(project / "docs")
+    assert guide.Guide(pages, project / "build/data").recall() == bool(pages.found)
+    return pages.found
+
+
+def test_where_nothing_changed_the_pages_are_those_of_the_last_build(project: Path) -> None:
+    assert recalled(project) == {"index.md": PAGE}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: (p / "docs/index.md").write_text("other"),
+        lambda p: (p / "calc/a.py").unlink(),
+        lambda p: (p / "hardware/gpus/y.yaml").write_text("new"),
+        lambda p: (p / "hardware/gpus/x.yaml").rename(p / "hardware/gpus/z.yaml"),
+        lambda p: (p / "package-lock.json").write_text("other"),
+        lambda p: (p / "build/data/t.csv").write_text("other"),
+        lambda p: (p / "build/data/t.csv").unlink(),
+        lambda p: (p / "build/data/u.csv").write_text("more"),
+        lambda p: (p / "build/guide").write_bytes((p / "build/guide").read_bytes()[:-1] + b"x"),
+        lambda p: (p / "build/guide").unlink(),
+    ],
+    ids=["page", "code", "gpu", "name", "packages", "data", "no-data", "more-data", "damaged", "none"],
+)
+def test_whatever_changed_they_are_rendered_anew(project: Path, change: Callable[[Path], object]) -> None:
+    change(project)
+    assert recalled(project) == {}
+
+
+def test_another_address_is_another_guide(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADROOM_SITE_URL", "https://example.org/")
+    assert recalled(project) == {}
+
+
+def test_what_changes_while_pages_are_rendered_counts_for_the_next_build(project: Path) -> None:
+    pages = Pages(project / "docs")
+    begun = guide.Guide(pages, project / "build/data")
+    (project / "docs/index.md").write_text("saved meanwhile")
+    pages.found["index.md"] = PAGE
+    begun.keep()
+    assert recalled(project) == {}
+
+
+def test_a_second_build_asks_nothing_and_gives_the_same_site(tmp_path: Path) -> None:
+    made = tiny(tmp_path / "project")
+    first, second = (command(made, "build", name) for name in ("first", "second"))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert "for 0 scenarios" in second.stdout
+    assert "for 0 scenarios" not in first.stdout
+    files = {p.relative_to(made / "first"): p for p in (made / "first").rglob("*") if p.is_file()}
+    assert len(files) > 50
+    for name, path in files.items():
+        if name.name not in ("sitemap.xml", "sitemap.xml.gz"):  # which have the time
+            assert path.read_bytes() == (made / "second" / name).read_bytes(), name
