@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.server
+import os
 import shutil
 from http import HTTPStatus
 from pathlib import Path
@@ -22,6 +23,8 @@ ARGUMENTS = [
     "--disable-default-apps",
     "--no-first-run",
 ]
+# A site that was built already, to be looked at in place of the sample: all of its pages, not one of each kind.
+WHOLE = os.environ.get("WHOLE_SITE")
 KINDS = [
     "index.html",
     "hardware/index.html",
@@ -43,6 +46,7 @@ KINDS = [
     "case-studies/grpo-logic-rl-4xa100.html",
     "zh/case-studies/grpo-logic-rl-4xa100.html",
 ]
+PAGES = sorted(p.relative_to(WHOLE).as_posix() for p in Path(WHOLE).rglob("*.html")) if WHOLE else KINDS
 
 
 class Host(http.server.SimpleHTTPRequestHandler):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import ARGUMENTS, CHROMIUM, Host
+from browsing import ARGUMENTS, CHROMIUM, WHOLE, Host
 from playwright.sync_api import Browser, sync_playwright
 from sites import add_gpu, command, sample
 
@@ -44,8 +44,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def site(project: Path) -> Path:
+def site(request: pytest.FixtureRequest) -> Path:
     """The built site."""
+    if WHOLE:
+        return Path(WHOLE)
+    project: Path = request.getfixturevalue("project")
     return project / "site"
 
 

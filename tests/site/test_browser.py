@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from browsing import KINDS, opened
+from browsing import PAGES, opened
 from playwright.sync_api import Browser, Page
 from sites import ROOT
 
@@ -21,12 +21,12 @@ def violations(page: Page, at_least: int = 0, **options: object) -> list[tuple[s
     return [(v["id"], [n["html"] for n in v["nodes"][:3]]) for v in found["violations"]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", PAGES)
 def test_page_asks_nobody_else_complains_of_nothing_fits_a_phone_and_shuts_nobody_out(
-    browser: Browser, origin: str, kind: str
+    browser: Browser, origin: str, path: str
 ) -> None:
     page, requests, complaints = opened(
-        browser, f"{origin}/{kind}", color_scheme="light", viewport={"width": 360, "height": 740}
+        browser, f"{origin}/{path}", color_scheme="light", viewport={"width": 360, "height": 740}
     )
     assert requests
     assert [r for r in requests if not r.startswith((origin, "data:", "blob:"))] == []
