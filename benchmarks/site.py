@@ -1,6 +1,6 @@
 """How long the whole site takes to build, and the same pages with their tables pasted in: `python -m benchmarks.site`.
 
-Each is built in a process of its own, with the answers of `calc` kept from an earlier build. Pasted pages are what the
+Each is built in a process of its own, the whole site with what an earlier build has kept. Pasted pages are what the
 macros give, written into copies of the pages, so all that is left is Markdown, templates and search index.
 """
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import functools
-import http.server
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import ARGUMENTS, CHROMIUM, WHOLE, Host
+from browsing import ARGUMENTS, CHROMIUM, WHOLE, served
 from playwright.sync_api import Browser, sync_playwright
 from sites import add_gpu, command, sample
 
@@ -55,10 +52,8 @@ def site(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session")
 def origin(site: Path) -> Iterator[str]:
     """The address of the built site."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Host, directory=str(site))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with served(site) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from browsing import opened, served
+from playwright.sync_api import Browser
 from sites import ROOT, command, tiny
 
 from calc.site import changelog, checks
@@ -50,7 +52,7 @@ def usable(site: Path) -> str:
 
 
 def test_an_old_version_keeps_its_tables_and_the_changelog_says_what_moved(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
 ) -> None:
     monkeypatch.setenv("HEADROOM_SITE_URL", "https://example.org/")
     release(repository, "0.9")
@@ -80,6 +82,19 @@ def test_an_old_version_keeps_its_tables_and_the_changelog_says_what_moved(
     every = json.loads((out / "0.10/changelog/0.10.json").read_text("utf-8"))
     assert ["table gpus-overview", "GeForce RTX 4090 · usable_gib", 23.64, 19.54] in every["changes"]
     assert "changes-0-10" not in (out / "0.9/changelog.html").read_text("utf-8")
+
+    with served(out) as origin:
+        page, requests, complaints = opened(browser, f"{origin}/0.10/hardware/index.html")
+        page.locator(".md-version__current").focus()
+        assert page.locator(".md-version__link").all_inner_texts() == ["0.10", "0.9"]
+        page.locator(".md-version__link", has_text="0.9").click()
+        page.wait_for_url(f"{origin}/0.9/")
+        page.locator("article a", has_text="the cards").click()
+        page.wait_for_url(f"{origin}/0.9/hardware/index.html#cards")
+        assert "23.64" in page.locator("#gpus-overview tr", has_text="4090").inner_text()
+        assert [r for r in requests if not r.startswith((origin, "data:", "blob:"))] == []
+        assert complaints == []
+        page.context.close()
 
 
 def test_the_version_is_the_same_wherever_it_stands() -> None:
