@@ -239,8 +239,13 @@ def _choices(given: Fields) -> Iterator[dict[str, Any]]:
     if given["task"] in RL:
         options["rollout.engine"] = ("vllm", "hf")
     free = {name: values for name, values in options.items() if name not in given}
+    # one GPU shares shards with nobody: there FSDP is for what it moves to the host, but for verl, which has no other
+    alone = gpus == 1 and str(given.get("framework", "torch")).partition("==")[0] != "verl"
+    moved = dict.fromkeys(OFFLOADS, True) if alone and not set(OFFLOADS) & set(given) else {}
     for values in product(*free.values()):
         chosen = dict(zip(free, values, strict=True))
+        if chosen.get("sharding") in FSDP:
+            chosen |= moved
         if given["task"] not in RL:
             yield chosen
             continue

@@ -156,6 +156,22 @@ def test_a_refusal_bars_nothing_that_would_be_accepted(
     assert barring
 
 
+def test_on_one_gpu_fsdp_is_for_what_it_moves_to_the_host() -> None:
+    """Among one rank's own shards it changes little; verl trains by nothing else."""
+
+    def moved(**more: Any) -> set[tuple[str, bool]]:
+        job = SFT | {"gpus": 1} | more
+        fields = space.seed(job, load(), "job")
+        branches = space.branches(fields, next(space.rungs(fields)), load())
+        found = [branch.at(place) for branch in branches for place in branch.places()]
+        return {(s.sharding, s.offload.parameters) for s in found if s and s.sharding.startswith("fsdp")}
+
+    assert moved(framework="trl") == {("fsdp1", True), ("fsdp2", True)}
+    assert ("fsdp2", False) in moved(framework="verl")
+    assert moved(framework="trl", sharding="fsdp2") == {("fsdp2", False), ("fsdp2", True)}
+    assert ("fsdp2", False) in moved(framework="trl", gpus=2)
+
+
 def test_inference_serves_a_models_own_weights_or_four_bits_of_each() -> None:
     assert list(space.rungs({"task": "inference"})) == list(space.SERVED)
     assert list(space.rungs({"task": "inference", "method": "qlora"})) == [space.SERVED[1]]
