@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from calc.catalog import GPU, Model
-from calc.site import advice, answers
+from calc.site import advice, answers, topics
 from calc.site.advice import Advice
 from calc.site.fits import by_size
 from calc.site.tables import Cell, Column, Table
@@ -58,9 +58,9 @@ def on_gpu(card: GPU, task: str, root: str) -> Table:
     """What to run on one kind of GPU for one task: models by size, each on more and more GPUs."""
     catalog = answers.catalog()
     rows, all_advice = [], []
-    for model in by_size(m for m in catalog.models.values() if advice.asked(card, m, task, catalog)):
-        cells, _ = advice.found(model.id, task)
-        for gpus in advice.asked(card, model, task, catalog):
+    for model in by_size(m for m in catalog.models.values() if topics.asked(card, m, task, catalog)):
+        cells, _ = topics.found(model.id, task)
+        for gpus in topics.asked(card, model, task, catalog):
             all_advice.append(cells[advice.Machine(card.id, gpus)])
             link = f'<a href="{root}models/{model.id}.html">{escape(model.name)}</a>'
             rows.append((Cell(model.name, link), Cell(gpus)))
@@ -91,7 +91,7 @@ def unsearched(model: Model) -> str:
 
 def untrained(model: str) -> str:
     """Why there is no machine to fine-tune a model on."""
-    _, machines = advice.found(model, "sft")
+    _, machines = topics.found(model, "sft")
     pending = any(s.advice == advice.PENDING for s in machines.values())
     return advice.PENDING.lacks if pending else "no machine of the catalog trains it"
 
@@ -101,7 +101,7 @@ def for_model(model: Model, root: str) -> Table:
     rows, all_advice = [], []
     catalog = answers.catalog()
     for task in advice.JOBS:
-        _, machines = advice.found(model.id, task)
+        _, machines = topics.found(model.id, task)
         for trained, (machine, found) in machines.items():
             if machine:
                 card = catalog.gpu(machine.gpu)
@@ -109,7 +109,7 @@ def for_model(model: Model, root: str) -> Table:
                 link = f'{machine.gpus} × <a href="{root}hardware/gpus/{card.id}.html">{escape(card.name)}</a>'
                 where = Cell(name, link)
             else:
-                where = Cell("—" if found == advice.PENDING else f"none, up to {max(advice.SEVERAL_NODES)} GPUs")
+                where = Cell("—" if found == advice.PENDING else f"none, up to {max(topics.SEVERAL_NODES)} GPUs")
             rows.append((Cell(f"{TITLES[task]}, {trained}"), where))
             all_advice.append(found)
     common = _common(all_advice)
@@ -123,7 +123,7 @@ def for_model(model: Model, root: str) -> Table:
             for i, (row, a) in enumerate(zip(rows, all_advice, strict=True), 1)
         ),
         "Machines stand from little usable memory in all to much, of equals the one with fewer GPUs first: the catalog "
-        f"has no prices. Cards with bf16, up to {max(advice.SEVERAL_NODES)} of them. Small is slow: mind the tokens a "
+        f"has no prices. Cards with bf16, up to {max(topics.SEVERAL_NODES)} of them. Small is slow: mind the tokens a "
         "second, and what is offloaded to host memory. "
         + " ".join(f"{TITLES[task]}: {FRAMEWORKS[job['framework']]}." for task, job in advice.JOBS.items())
         + " Lengths and batches are those of the GPUs' pages; adapters have rank "

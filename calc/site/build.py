@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from calc.schema import InputError
-from calc.site import advice, answers, cards, checks, exports, fits, ids, pages, rendered, searched
+from calc.site import answers, cards, checks, exports, fits, ids, pages, rendered, searched, topics
 from calc.site import engine as calculator
 from calc.site.guide import Guide
 from calc.site.rendered import BuildError, Pages
@@ -54,7 +54,7 @@ def writing(docs: Path = DOCS) -> Iterator[None]:
 def _rendering(found: Pages) -> Iterator[None]:
     """Runs the macros of all pages, and writes the data meanwhile."""
     fits.fill()
-    advice.fill()
+    topics.fill()
     searched.fill(found.docs)
     with exports.Tables(exports.FOLDER) as tables:
         found.all(tables.write)

@@ -9,7 +9,7 @@ from typing import Any
 from calc.catalog import Model
 from calc.rules import flatten
 from calc.scenario import Scenario
-from calc.site import advice, answers, charts, ledgers
+from calc.site import answers, charts, ledgers, topics
 from calc.site.answers import Answer
 from calc.site.plots import Band, Plot, Point, svg
 from calc.site.tables import WORDS, Cell, Column, Table
@@ -173,7 +173,7 @@ def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: 
 
 def lengths(model: Model) -> Table | None:
     """Fine-tuning of a model on the smallest machine that does it in full, else with adapters; None where none does."""
-    _, machines = advice.found(model.id, "sft")
+    _, machines = topics.found(model.id, "sft")
     for trained, (machine, found) in machines.items():
         if machine and found.scenario:
             on = f"{machine.gpus} × {answers.catalog().gpu(machine.gpu).name}"

@@ -22,7 +22,8 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 CALC = Path(__file__).parents[1]
 FOLDER = CALC.parent / "build" / "kept"
-ASKING = ("advice.py", "fits.py", "kept.py", "searched.py", "workings.py")  # what of the site decides an answer, too
+# What of the site decides an answer, too.
+ASKING = ("advice.py", "fits.py", "kept.py", "searched.py", "topics.py", "workings.py")
 
 
 def fingerprint(data: Any) -> str:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from calc.catalog import GPU, Model
-from calc.site import advice, advised, answers, fits
+from calc.site import advised, answers, fits, topics
 from calc.site.exports import add, prune
 
 GPU_DIR, MODEL_DIR = "hardware/gpus", "models"
@@ -96,10 +96,10 @@ def model(found: Model) -> str:
 
 ## What to run, and on what
 
-{f"[[ machines_table({name}) ]]" if advice.searched(found) else advised.unsearched(found)}
+{f"[[ machines_table({name}) ]]" if topics.searched(found) else advised.unsearched(found)}
 
 Another machine, another length? [Ask the calculator](../index.md?model={found.id}#calculator).
-{LENGTHS.format(name=name) if advice.searched(found) else ""}
+{LENGTHS.format(name=name) if topics.searched(found) else ""}
 ## Where it fits
 
 [[ smallest_table({name}) ]]

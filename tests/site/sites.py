@@ -45,7 +45,7 @@ def named(folder: str) -> set[str]:
     pages = [
         *(ROOT / "docs").rglob("*.md"),
         ROOT / "calc/recommend/published.py",
-        ROOT / "calc/site/advice.py",
+        ROOT / "calc/site/topics.py",
     ]
     texts = [text for text in (p.read_text("utf-8") for p in pages) if "generated: true" not in text]
     words = {word for text in texts for word in re.findall(r"[\w.-]*\w", text)}

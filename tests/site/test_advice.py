@@ -15,9 +15,10 @@ from calc.estimate import estimate
 from calc.recommend import recommend, smallest
 from calc.recommend.problem import Problem
 from calc.scenario import parse
-from calc.site import advice, advised, answers, kept
-from calc.site.advice import Answers, Machine
+from calc.site import advice, advised, answers, kept, topics
+from calc.site.advice import Machine
 from calc.site.tables import to_html
+from calc.site.topics import Answers
 
 TRANSFERRED = 350_000  # bytes of a page, its tables included
 
@@ -37,7 +38,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def forget() -> None:
     for each in (kept.of_gpu, kept.of_model, advice.fields_of):
         each.cache_clear()
-    advice.FOUND.clear()
+    topics.FOUND.clear()
 
 
 def use(monkeypatch: pytest.MonkeyPatch, catalog: Any) -> None:
@@ -52,7 +53,7 @@ def pages() -> list[str]:
     made = [advised.on_gpu(g, "sft", "../") for g in catalog.gpus.values() if not g.lacks_bf16]
     return [
         to_html(t)
-        for t in (*made, *(advised.for_model(m, "../") for m in catalog.models.values() if advice.searched(m)))
+        for t in (*made, *(advised.for_model(m, "../") for m in catalog.models.values() if topics.searched(m)))
     ]
 
 
@@ -108,36 +109,36 @@ def test_nothing_fits_on_a_card_that_is_called_far_too_small(task: str) -> None:
 
 @pytest.mark.usefixtures("few")
 def test_cached_pages_are_those_that_were_computed(tmp_path: Path) -> None:
-    first = advice.fill(tmp_path)
+    first = topics.fill(tmp_path)
     fresh = pages()
     assert first.computed == first.answers > 0
     forget()
-    second = advice.fill(tmp_path)
+    second = topics.fill(tmp_path)
     assert (second.computed, second.answers) == (0, first.answers)
     assert pages() == fresh
 
 
 @pytest.mark.usefixtures("few")
 def test_a_changed_gpu_computes_only_what_depends_on_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    advice.fill(tmp_path)
+    topics.fill(tmp_path)
     whole, asked = answers.catalog(), []
     changed = replace(whole.gpus["rtx4090"], bandwidth_gbs=500.0)
     use(monkeypatch, replace(whole, gpus={**whole.gpus, "rtx4090": changed}))
-    for name in ("advise", "fits"):
-        own = getattr(advice, name)
-        monkeypatch.setattr(advice, name, lambda given, catalog, own=own: asked.append(given) or own(given, catalog))
-    assert advice.fill(tmp_path).computed == len(asked) > 0
+    for module, name in ((advice, "advise"), (advice, "fits"), (topics, "fits")):
+        own = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda given, catalog, own=own: asked.append(given) or own(given, catalog))
+    assert topics.fill(tmp_path).computed == len(asked) > 0
     assert {given["gpu"] for given in asked} == {"rtx4090"}
     from_cache = pages()
     use(monkeypatch, answers.catalog())
-    advice.fill(tmp_path / "empty")
+    topics.fill(tmp_path / "empty")
     assert pages() == from_cache
 
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("damage", ["cut", "changed", "foreign"])
 def test_a_damaged_file_is_computed_again(tmp_path: Path, damage: str) -> None:
-    advice.fill(tmp_path)
+    topics.fill(tmp_path)
     fresh = pages()
     (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
     raw = file.read_bytes()
@@ -151,7 +152,7 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path, damage: str) -> None:
     )
     assert file.read_bytes() != raw
     forget()
-    assert advice.fill(tmp_path).computed > 0
+    assert topics.fill(tmp_path).computed > 0
     assert pages() == fresh
 
 
@@ -184,8 +185,8 @@ def test_every_gpu_and_model_has_its_tables_or_says_why_not(project: Path, site:
         assert ("Nothing is recommended" in page) == gpu.lacks_bf16
     for model in load(project).models.values():
         page = (site / f"models/{model.id}.html").read_text("utf-8")
-        assert (f'id="model-{model.id}-run"' in page) == advice.searched(model)
-        assert ("takes too long for a page" in page) != advice.searched(model)
+        assert (f'id="model-{model.id}-run"' in page) == topics.searched(model)
+        assert ("takes too long for a page" in page) != topics.searched(model)
 
 
 def test_no_page_of_the_catalog_transfers_too_much(site: Path) -> None:
