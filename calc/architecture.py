@@ -17,6 +17,18 @@ from typing import Literal, NamedTuple
 Head = Literal["lm", "scalar", "none"]
 
 
+class Norms(NamedTuple):
+    """The names of a layer's norms before and after each of its two blocks; empty where there is none."""
+
+    attention: str = "input_layernorm"
+    attention_output: str = ""
+    mlp: str = "post_attention_layernorm"
+    mlp_output: str = ""
+
+
+BEFORE = Norms()  # one before each block
+
+
 class ConfigError(ValueError):
     """One line that names the `field`, what was `given` and what is `allowed`."""
 
@@ -56,14 +68,21 @@ class Architecture:
     qkv_bias: bool = False  # with MLA: of the two down projections
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    norms_per_layer: int = 2
+    qk_norm: Literal["", "heads", "width"] = ""  # queries and keys are normed head by head, or over all heads
+    norms: Norms = BEFORE
+    norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
+    rotation: Literal["", "joined", "fp32"] = ""  # its result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
+    residual_scaled: bool = False  # a block's output is multiplied before it is added (Granite)
+    residual_dropout: bool = False  # a block's output is dropped out while training (Seed-OSS)
+    attention_dropout: bool = False  # probabilities are
     fused_qkv: bool = False
     fused_gate_up: bool = False
     softcap_attn: bool = False
     softcap_logits: bool = False
+    logits_scaled: bool = False  # divided or multiplied by a number
     sliding_window: int | None = None  # None where no layer uses one
-    sliding_layers: int = 0
+    sliding_layers: tuple[int, ...] = ()  # the indices of those that do
+    unrotated_layers: tuple[int, ...] = ()  # the indices of those without rotary positions
     experts: int = 0
     experts_per_token: int = 0
     moe_intermediate: int = 0
@@ -159,8 +178,9 @@ def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
         yield from linear("self_attn.v_proj", h, keys, arch.qkv_bias)
     yield from linear("self_attn.o_proj", heads * arch.mla.v_head_dim if arch.mla else queries, h, arch.o_bias)
     if arch.qk_norm:
-        yield norm("self_attn.q_norm", arch.head_dim, "attn")
-        yield norm("self_attn.k_norm", arch.head_dim, "attn")
+        whole = arch.qk_norm == "width"
+        yield norm("self_attn.q_norm", queries if whole else arch.head_dim, "attn")
+        yield norm("self_attn.k_norm", keys if whole else arch.head_dim, "attn")
 
     if moe:
         e, i = arch.experts, arch.moe_intermediate
@@ -183,11 +203,7 @@ def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
     else:
         yield from mlp("mlp", arch.intermediate, arch.mlp_bias)
 
-    yield norm("input_layernorm", h)
-    yield norm("post_attention_layernorm", h)
-    if arch.norms_per_layer == 4:
-        yield norm("pre_feedforward_layernorm", h)
-        yield norm("post_feedforward_layernorm", h)
+    yield from (norm(name, h) for name in arch.norms if name)
 
 
 @lru_cache(maxsize=4096)
@@ -245,13 +261,14 @@ def part(arch: Architecture, ranks: int) -> Architecture:
     """
     if ranks == 1:
         return arch
-    for name, why in (
-        ("fused_qkv", "whose fused projections are gathered again"),
-        ("mla", "with latent attention"),
-        ("attention_sinks", "whose attention stays whole"),
-        ("shared_experts", "with shared experts"),
+    for here, why in (
+        (arch.fused_qkv or arch.fused_gate_up, "whose fused projections are gathered again"),
+        (arch.qk_norm == "width", "whose queries and keys are gathered again for their norms"),
+        (arch.mla, "with latent attention"),
+        (arch.attention_sinks, "whose attention stays whole"),
+        (arch.shared_experts, "with shared experts"),
     ):
-        if getattr(arch, name):
+        if here:
             raise ConfigError(
                 "tensor_parallel", ranks, f"1 for models of the family {arch.family}, {why}: not modelled"
             )
@@ -293,56 +310,3 @@ def linears(arch: Architecture, index: int = -1) -> tuple[Linear, ...]:
         for t in layer_tensors(arch, index)
         if t.kind == "linear"
     )
-
-
-def lora_parameters(
-    arch: Architecture, rank: int, targets: Literal["all-linear"] | Sequence[str], *, fused_experts: bool = False
-) -> int:
-    """The adapter parameters PEFT adds: rank · (inputs + outputs) for each adapted Linear.
-
-    `targets` is `all-linear` (every Linear but the head) or names matched as PEFT matches them: a module's whole name
-    or its end after a dot. `fused_experts`: count `all-linear` as PEFT 0.21's `get_peft_model` applies it to the
-    families whose experts Transformers 5 fused (see `_fused_width`), instead of to Linear modules alone.
-    Raises ConfigError for a name that matches no Linear, and for a rank below 1.
-    """
-    if type(rank) is not int or rank < 1:
-        raise ConfigError("lora.rank", rank, "a positive integer")
-    if fused_experts and targets == "all-linear" and arch.family in _PEFT_FUSED:
-        return rank * _fused_width(arch)
-    return rank * _lora_width(arch, targets if isinstance(targets, str) else tuple(targets))
-
-
-# peft/utils/transformers_weight_conversion.py, PEFT 0.21.2
-_PEFT_FUSED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
-
-
-def _fused_width(arch: Architecture) -> int:
-    """Inputs plus outputs as PEFT rewrites `all-linear` for fused experts: routers and routed experts are adapted.
-
-    gate_up_proj gets twice the rank, for the two projections it fuses; Linear modules named like the experts'
-    projections (DeepSeek's shared experts and dense MLPs) are left out.
-    """
-    attention = sum(i + o for _, i, o, kind in linears(arch, 0) if kind == "attn")
-    h, i, e = arch.hidden, arch.moe_intermediate, arch.experts
-    expert = 2 * (h + 2 * i) + (i + h)
-    return arch.layers * attention + (arch.layers - arch.dense_layers) * (e * expert + (h + e))
-
-
-@lru_cache(maxsize=4096)
-def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
-    """Inputs plus outputs, over every Linear that `targets` names."""
-    groups = ((arch.dense_layers, 0), (arch.layers - arch.dense_layers, -1))  # how many layers, one of them
-    found = [(count, linear) for count, index in groups if count for linear in linears(arch, index)]
-    names = sorted({linear.name.rpartition(".")[2] for _, linear in found})
-    if isinstance(targets, str) and targets != "all-linear":
-        raise ConfigError("lora.targets", targets, f"all-linear or a list of {', '.join(names)}", near=["all-linear"])
-    wanted = names if isinstance(targets, str) else targets
-
-    def matches(linear: Linear, target: object) -> bool:
-        return f".{linear.name}".endswith(f".{target}")
-
-    for target in wanted:
-        if not any(matches(linear, target) for _, linear in found):
-            raise ConfigError("lora.targets", target, ", ".join(names), near=names)
-    adapted = [(count, linear) for count, linear in found if any(matches(linear, target) for target in wanted)]
-    return sum(count * (linear.inputs + linear.outputs) for count, linear in adapted)

@@ -92,13 +92,6 @@ class Stack(NamedTuple):
     dims: dict[str, int]
 
 
-def slides(arch: Architecture, layer: int) -> bool:
-    """Whether a layer attends only to a window: every other one (Gemma 2, GPT-OSS), all, or the last ones (Qwen2)."""
-    if 2 * arch.sliding_layers in (arch.layers, arch.layers + 1):
-        return layer % 2 == 0
-    return layer >= arch.layers - arch.sliding_layers
-
-
 @lru_cache(maxsize=4096)
 def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False, recompute: bool = False) -> Stack:
     """The compiled model; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
@@ -109,19 +102,25 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
     arch = run.arch
     # sinks leave eager attention or flash, whatever the window
     windowed = run if arch.attention_sinks else replace(run, kernel="masked")
-    kinds: dict[tuple[bool, bool, bool], int] = {}
+    kinds: dict[tuple[bool, bool, bool, bool], int] = {}
     order: list[int] = []
     for layer in range(arch.layers):
-        key = (layer >= arch.dense_layers, masked and slides(arch, layer), layer == 0 and not run.trained)
+        key = (
+            layer >= arch.dense_layers,
+            masked and layer in arch.sliding_layers,
+            layer == 0 and not run.trained,
+            layer not in arch.unrotated_layers,
+        )
         order.append(kinds.setdefault(key, len(kinds)))
     embedding = embedding_parameters(arch) if run.trained else 0
     norm = arch.hidden if run.trained else 0
     head_trained = arch.hidden if path.kind == "scalar" else embedding
     blocks = []
-    for (moe, window, first), kind in kinds.items():
+    for (moe, window, first, rotated), kind in kinds.items():
         count = order.count(kind)
         each = layer_parameters(arch, -1 if moe else 0) if run.trained else trained // arch.layers
-        segment = activations.layer(windowed if window else run, moe=moe, first=first, recomputed=recompute)
+        own = windowed if window else run
+        segment = activations.layer(own, moe=moe, first=first, recomputed=recompute, rotated=rotated)
         blocks.append(Block(segment, each, count))
     stops = []
     for kind in range(len(blocks)):
@@ -288,7 +287,7 @@ def alive(shot: Shot, saved: str = "activations", passing: str = "temporary") ->
 
 
 # what the model's own forward does behind its head
-CAPPED = ("logits: gather", "logits: over cap", "logits: tanh", "logits: times cap")
+CAPPED = ("logits: gather", "logits: scale", "logits: over cap", "logits: tanh", "logits: times cap")
 # torch `native/cuda/Embedding.cu`: above this many tokens the gradient is summed by sorted segments, which takes a
 # row in fp32 for every token and for every ten of them
 SORTED_TOKENS = 3072

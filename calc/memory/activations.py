@@ -40,7 +40,7 @@ class Program(Attention):
             act = tape.op("mlp: activation", [gate], i, gate.b, saves=[gate])
             up = self.linear(f"{owner}up_proj", x, i)
         product = tape.op("mlp: product", [act, up], i, act.b, saves=[act, up])
-        return self.linear(f"{owner}down_proj", product, WIDTH)
+        return self.block_output(self.linear(f"{owner}down_proj", product, WIDTH), "mlp")
 
     def experts(self, x: Tensor) -> Tensor:
         """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications."""
@@ -136,17 +136,13 @@ class Program(Attention):
         return self.add(y, shared, "experts: add shared")
 
     def layer(self, *, moe: bool) -> Tape:
-        """One decoder layer; Gemma 2 norms the output of both blocks too."""
-        sandwich = self.arch.norms_per_layer == 4
-        a = self.attention(self.norm(self.input, "input_layernorm"))
-        if sandwich:
-            a = self.norm(a, "post_attention_layernorm")
+        """One decoder layer: two blocks, normed before or after as the family has it, added to the residual stream."""
+        norms = self.arch.norms
+        a = self.attention(self.norm(self.input, norms.attention))
+        a = self.scaled(self.norm(a, norms.attention_output), "attention")
         x = self.add(self.input, a, "attention: add")
-        f = self.norm(x, "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")
-        f = self.feed_forward(f, moe=moe)
-        if sandwich:
-            f = self.norm(f, "post_feedforward_layernorm")
-        self.add(x, f, "mlp: add")
+        f = self.feed_forward(self.norm(x, norms.mlp), moe=moe)
+        self.add(x, self.scaled(self.norm(f, norms.mlp_output), "mlp"), "mlp: add")
         return self.tape
 
     def final_norm(self) -> Tape:
@@ -156,13 +152,13 @@ class Program(Attention):
 
 
 @lru_cache(maxsize=4096)
-def layer(run: Run, *, moe: bool, first: bool = False, recomputed: bool = False) -> Segment:
+def layer(run: Run, *, moe: bool, first: bool = False, recomputed: bool = False, rotated: bool = True) -> Segment:
     """A decoder layer of `run`: bytes it keeps a token, and the instants of its forward and backward.
 
     `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient. `recomputed`: the
-    layer's input is a checkpoint and not counted here.
+    layer's input is a checkpoint and not counted here. `rotated`: the layer has rotary positions.
     """
-    tape = Program(run, -1 if moe else 0, first=first, recomputed=recomputed).layer(moe=moe)
+    tape = Program(run, -1 if moe else 0, first=first, recomputed=recomputed, rotated=rotated).layer(moe=moe)
     return segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
 
 

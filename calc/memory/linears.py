@@ -18,11 +18,14 @@ ROWWISE = frozenset({"o_proj", "down_proj"})
 class Linears:
     """Writes norms, linears and additions on a tape, with adapters beside linears and the sums of ranks behind them."""
 
-    def __init__(self, run: Run, layer: int = -1, *, first: bool = False, recomputed: bool = False) -> None:
+    def __init__(
+        self, run: Run, layer: int = -1, *, first: bool = False, recomputed: bool = False, rotated: bool = True
+    ) -> None:
         """`first`: nothing before this piece is trained, so that its input needs no gradient.
 
-        `recomputed`: the input is a checkpoint, which others count.
+        `recomputed`: the input is a checkpoint, which others count. `rotated`: the layer has rotary positions.
         """
+        self.rotated = rotated
         self.run = run
         self.arch = run.arch
         self.tape = Tape()
@@ -39,18 +42,21 @@ class Linears:
         return x if x.b == b else self.tape.op(f"{name}: to {'fp32' if b == 4 else 'bf16'}", [x], x.width, b)
 
     def norm(self, x: Tensor, name: str, rows: Size | None = None) -> Tensor:
-        """RMSNorm: keeps an fp32 copy of its input, the scale of each of its `rows`, and what the weight multiplies."""
+        """RMSNorm: keeps an fp32 copy of its input, the scale of each of its `rows`, and what the weight multiplies.
+
+        No norm where there is no `name`.
+        """
+        if not name:
+            return x
         tape, width, one = self.tape, x.width, rows or Size({"": self.run.share})
         wide = width * 4
-        # weight · x in fp32, then cast (Gemma, GPT-OSS), or cast, then weight · x
-        late = self.arch.family in ("gemma", "gemma2", "gpt_oss")
         x32 = self.cast(x, 4, name)
         # grad·(2·x^1) is one expression: its power and its product live to the end of it
         square = tape.op(f"{name}: square", [x32], width, 4, saves=[x32], backward_scratch=wide * 2)
         mean = tape.op(f"{name}: mean", [square], one, 4)
         scale = tape.op(f"{name}: rsqrt", [mean], one, 4, saves_out=True)
         n = tape.op(f"{name}: scale", [x32, scale], width, 4, saves=[x32, scale], backward_scratch=wide)
-        if not late:
+        if not self.arch.norm_fp32:
             n = self.cast(n, x.b, name)
         trained = self.run.trained
         out = tape.op(
@@ -145,6 +151,20 @@ class Linears:
         )
         tape.returns(x, read)
         return self.cast(total, y.b, label)
+
+    def dropped_out(self, x: Tensor, name: str) -> Tensor:
+        """Dropout of a model that trains: a new tensor and a mask of a byte an element."""
+        if not self.run.training:
+            return x
+        return self.tape.op(f"{name}: dropout", [x], x.width, x.b, saves=[Tensor(x.width, 1)])
+
+    def block_output(self, x: Tensor, name: str) -> Tensor:
+        """What the last linear of a block gives, dropped out where the family does so."""
+        return self.dropped_out(x, name) if self.arch.residual_dropout else x
+
+    def scaled(self, x: Tensor, name: str) -> Tensor:
+        """A block's output as it is added to the residual stream: a multiple of it where the family has a factor."""
+        return self.tape.op(f"{name}: scale", [x], x.width, x.b) if self.arch.residual_scaled else x
 
     def add(self, residual: Tensor, y: Tensor, name: str) -> Tensor:
         """The residual stream: its gradient is the gradient of both inputs that share its type."""

@@ -1,0 +1,172 @@
+"""What the modeling and configuration classes of each known family fix, read in Transformers 5.23."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from calc.architecture import Norms
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a family's modeling class fixes, and its config class's defaults for the fields that may be absent.
+
+    `biases` names the config fields that give q, k and v, o, and the MLP their biases. `window` says which layers slide
+    where `layer_types` does not: `all` (whatever it says), `each`, `even`, `late`, `even-early`, those whose number no
+    `period` divides, those `after-fourths`, or the `unrotated`; `unrotated` which have no rotary positions: those that
+    do `not-slide`, or the `listed`. `experts` and `expert_size` name the fields with the number of routed experts and
+    their width.
+    """
+
+    defaults: Mapping[str, Any]
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields of Architecture
+    biases: tuple[str, str, str] = ("", "", "")
+    window: str = ""
+    unrotated: str = ""
+    experts: str = ""
+    expert_size: str = "moe_intermediate_size"
+    mla: bool = False
+
+
+# models with a part for images, whose `text_config` is the language model, by the family this is if it does not say
+NESTED = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+_ATTENTION = ("attention_bias", "attention_bias", "")
+_LLAMA = ("attention_bias", "attention_bias", "mlp_bias")
+_SANDWICH = Norms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+_AFTER = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+_LATE = dict(use_sliding_window=False, sliding_window=4096, max_window_layers=28)
+_SPARSE = dict(num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=None)
+_GEMMA = dict(head_dim=256, max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False)
+_MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
+FAMILIES: dict[str, Family] = {
+    "llama": Family(dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False), biases=_LLAMA),
+    "mistral": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096),
+        window="all",
+    ),
+    "mixtral": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, num_local_experts=8, num_experts_per_tok=2),
+        window="all", experts="num_local_experts", expert_size="intermediate_size",
+    ),
+    "qwen2": Family(dict(num_key_value_heads=32, **_LATE), dict(qkv_bias=True), window="late"),
+    "qwen2_moe": Family(
+        dict(num_key_value_heads=16, qkv_bias=True, num_experts=60, moe_intermediate_size=1408,
+             shared_expert_intermediate_size=5632, **_LATE, **_SPARSE | dict(num_experts_per_tok=4)),
+        dict(shared_experts=1), biases=("qkv_bias", "", ""), window="even-early", experts="num_experts",
+    ),
+    "qwen3": Family(
+        dict(num_key_value_heads=32, head_dim=128, attention_bias=False, **_LATE),
+        dict(qk_norm="heads"), biases=_ATTENTION, window="late",
+    ),
+    "qwen3_moe": Family(
+        dict(num_key_value_heads=4, attention_bias=False, num_experts=128, moe_intermediate_size=768,
+             **_LATE, **_SPARSE),
+        dict(qk_norm="heads"), biases=_ATTENTION, window="all", experts="num_experts",
+    ),
+    "gemma": Family(
+        dict(num_key_value_heads=16, hidden_act="gelu_pytorch_tanh", **_GEMMA), dict(norm_fp32=True), biases=_ATTENTION,
+    ),
+    "gemma2": Family(
+        dict(num_key_value_heads=4, hidden_activation="gelu_pytorch_tanh", sliding_window=4096,
+             attn_logit_softcapping=50.0, final_logit_softcapping=30.0, **_GEMMA),
+        dict(norms=_SANDWICH, norm_fp32=True), biases=_ATTENTION, window="even",
+    ),
+    "phi3": Family(
+        dict(max_position_embeddings=4096),
+        dict(fused_qkv=True, fused_gate_up=True, rotation="joined"), window="all",
+    ),
+    "deepseek_v2": Family(
+        dict(max_position_embeddings=2048, mlp_bias=False, n_routed_experts=64, moe_intermediate_size=1407,
+             n_shared_experts=2, first_k_dense_replace=0, v_head_dim=128, **_MLA),
+        biases=_LLAMA, experts="n_routed_experts", mla=True,
+    ),
+    "deepseek_v3": Family(
+        dict(max_position_embeddings=4096, num_key_value_heads=128, n_routed_experts=256, num_experts_per_tok=8,
+             moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=3, v_head_dim=128, **_MLA),
+        biases=_ATTENTION, experts="n_routed_experts", mla=True,
+    ),
+    "gpt_oss": Family(
+        dict(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, attention_bias=True,
+             sliding_window=128, num_local_experts=128, num_experts_per_tok=4),
+        dict(attention_sinks=True, expert_bias=True, router_bias=True, norm_fp32=True, rotation="joined"),
+        biases=_ATTENTION, window="even", experts="num_local_experts", expert_size="intermediate_size",
+    ),
+    "gemma3_text": Family(
+        dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=262208, hidden_activation="gelu_pytorch_tanh",
+             sliding_window=4096, sliding_window_pattern=6, attn_logit_softcapping=None, final_logit_softcapping=None,
+             **_GEMMA | dict(max_position_embeddings=131072)),
+        dict(norms=_SANDWICH, norm_fp32=True, qk_norm="heads"), biases=_ATTENTION, window="period",
+    ),
+    "olmo2": Family(
+        dict(max_position_embeddings=2048, attention_bias=False),
+        dict(norms=_AFTER, norm_fp32=True, qk_norm="width", rotation="fp32"), biases=_ATTENTION,
+    ),
+    "olmo3": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, sliding_window=4096, sliding_window_pattern=4),
+        dict(norms=_AFTER, norm_fp32=True, qk_norm="width", rotation="fp32"), biases=_ATTENTION, window="period",
+    ),
+    "granite": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False),
+        dict(residual_scaled=True, logits_scaled=True), biases=_LLAMA,
+    ),
+    "hyperclovax": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False, use_post_norm=True),
+        dict(residual_scaled=True, logits_scaled=True,
+             norms=Norms(attention_output="post_norm1", mlp_output="post_norm2")),
+        biases=_LLAMA,
+    ),
+    "glm": Family(
+        dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, attention_bias=True),
+        dict(fused_gate_up=True, rotation="joined"), biases=("attention_bias", "", ""),
+    ),
+    "glm4": Family(
+        dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, attention_bias=True),
+        dict(fused_gate_up=True, rotation="joined",
+             norms=Norms(attention_output="post_self_attn_layernorm", mlp_output="post_mlp_layernorm")),
+        biases=("attention_bias", "", ""),
+    ),
+    "smollm3": Family(
+        dict(num_key_value_heads=4, tie_word_embeddings=True, attention_bias=False, mlp_bias=False,
+             use_sliding_window=False, no_rope_layers=None, no_rope_layer_interval=4),
+        biases=_LLAMA, window="unrotated", unrotated="listed",
+    ),
+    "seed_oss": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=524288, attention_bias=True,
+             attention_out_bias=False, mlp_bias=False, attention_dropout=0.1, residual_dropout=0.1),
+        biases=("attention_bias", "attention_out_bias", "mlp_bias"),
+    ),
+    "exaone4": Family(
+        dict(num_key_value_heads=32, max_position_embeddings=2048, sliding_window=4096, sliding_window_pattern=4),
+        dict(norms=_AFTER, qk_norm="heads"), window="period", unrotated="not-slide",
+    ),
+    "ministral": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096), window="each",
+    ),
+    "ministral3": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=262144, sliding_window=None), window="all",
+    ),
+    "cwm": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, sliding_window=8192, mlp_bias=False),
+        biases=("", "", "mlp_bias"), window="after-fourths",
+    ),
+    "helium": Family(
+        dict(num_key_value_heads=20, head_dim=128, max_position_embeddings=4096, attention_bias=False, mlp_bias=False),
+        dict(norm_fp32=True), biases=("attention_bias", "", "mlp_bias"),
+    ),
+    "ernie4_5": Family(
+        dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, tie_word_embeddings=True,
+             use_bias=False),
+        dict(rotation="fp32"), biases=("use_bias", "use_bias", "use_bias"),
+    ),
+    "internlm3": Family(
+        dict(num_key_value_heads=2, head_dim=128, attention_bias=False, mlp_bias=False), biases=_LLAMA,
+    ),
+    "iquestcoder": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, attention_bias=False, mlp_bias=False),
+        biases=_LLAMA,
+    ),
+}  # fmt: skip
