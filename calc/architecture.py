@@ -72,6 +72,8 @@ class Architecture:
     norms: Norms = BEFORE
     norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
     rotation: Literal["", "joined", "fp32"] = ""  # its result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
+    rotary_tables: int = 0  # elements of cos and sin a position, where each layer repeats them for itself (GLM)
+    embedding_scaled: bool = False  # outside of the embedding's module (Granite; Gemma's does it itself)
     residual_scaled: bool = False  # a block's output is multiplied before it is added (Granite)
     residual_dropout: bool = False  # a block's output is dropped out while training (Seed-OSS)
     attention_dropout: bool = False  # probabilities are
@@ -92,6 +94,13 @@ class Architecture:
     attention_sinks: bool = False
     expert_bias: bool = False
     router_bias: bool = False
+    experts_input_first: bool = False  # their weights are stored so, gates and ups side by side (GPT-OSS)
+    router: str = "mlp.gate"  # its name
+    routing: Literal["softmax", "fp32", "best", "best-fp32"] = "softmax"  # of all experts, on casts; of the best alone
+    routing_normed: bool = True  # the weights of a token's experts are divided by their sum
+    routing_uncast: bool = False  # and stay in fp32
+    shared_name: str = "mlp.shared_experts"
+    shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
     mla: Mla | None = None
     activation: str = "silu"
     ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them, see `part`
@@ -184,21 +193,19 @@ def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
 
     if moe:
         e, i = arch.experts, arch.moe_intermediate
-        router = "mlp.router" if arch.family == "gpt_oss" else "mlp.gate"
-        yield tensor(f"{router}.weight", (e, h), "router", "mlp")
+        block = arch.router.partition(".")[0]
+        yield tensor(f"{arch.router}.weight", (e, h), "router", "mlp")
         if arch.router_bias:
-            yield tensor(f"{router}.bias", (e,), "router", "mlp")
-        # GPT-OSS stores its experts input first
-        up, down = ((e, h, 2 * i), (e, i, h)) if arch.family == "gpt_oss" else ((e, 2 * i, h), (e, h, i))
-        yield tensor("mlp.experts.gate_up_proj", up, "expert", "mlp")
-        yield tensor("mlp.experts.down_proj", down, "expert", "mlp")
+            yield tensor(f"{arch.router}.bias", (e,), "router", "mlp")
+        up, down = ((e, h, 2 * i), (e, i, h)) if arch.experts_input_first else ((e, 2 * i, h), (e, h, i))
+        yield tensor(f"{block}.experts.gate_up_proj", up, "expert", "mlp")
+        yield tensor(f"{block}.experts.down_proj", down, "expert", "mlp")
         if arch.expert_bias:
-            yield tensor("mlp.experts.gate_up_proj_bias", (e, 2 * i), "expert", "mlp")
-            yield tensor("mlp.experts.down_proj_bias", (e, h), "expert", "mlp")
+            yield tensor(f"{block}.experts.gate_up_proj_bias", (e, 2 * i), "expert", "mlp")
+            yield tensor(f"{block}.experts.down_proj_bias", (e, h), "expert", "mlp")
         if arch.shared_experts:
-            shared = "mlp.shared_expert" if arch.family == "qwen2_moe" else "mlp.shared_experts"
-            yield from mlp(shared, arch.shared_intermediate, arch.mlp_bias)
-            if arch.family == "qwen2_moe":
+            yield from mlp(arch.shared_name, arch.shared_intermediate, arch.mlp_bias)
+            if arch.shared_gate:
                 yield from linear("mlp.shared_expert_gate", h, 1)
     else:
         yield from mlp("mlp", arch.intermediate, arch.mlp_bias)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calc.architecture import Architecture, ConfigError, Mla, Norms
+from calc.architecture import BEFORE, Architecture, ConfigError, Mla
 from calc.families import FAMILIES, NESTED, Family
 
 # fields of Architecture that a number in the config switches on
@@ -93,6 +93,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     if heads % kv_heads:
         raise ConfigError("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads = {heads}")
     mla = _mla(read) if family.mla else None
+    head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else _head_dim(read, hidden, heads)
     qkv_bias, o_bias, mlp_bias = (bool(name) and read.boolean(name) for name in family.biases)
     window = read.optional("sliding_window") if family.window else None
     sliding = _sliding_layers(family.window, read, layers) if window else ()
@@ -110,18 +111,23 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         "sliding_window": window if sliding else None,
         "sliding_layers": sliding,
         "unrotated_layers": unrotated,
+        "rotary_tables": 2 * int(head_dim * _rotated_share(read)) if family.interleaved else 0,
         **(_moe(family, read, layers) if family.experts else {"dense_layers": layers}),
         **family.fixed,
     }
     if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):
-        facts["norms"] = Norms()
+        facts["norms"] = BEFORE
+    if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
+        facts["qk_norm"] = "heads"
+    if "norm_topk_prob" in family.defaults:
+        facts["routing_normed"] = read.boolean("norm_topk_prob")
     return Architecture(
         family=model_type,
         hidden=hidden,
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else _head_dim(read, hidden, heads),
+        head_dim=head_dim,
         intermediate=read.integer("intermediate_size"),
         vocab=read.integer("vocab_size"),
         tied=read.boolean("tie_word_embeddings"),
@@ -137,6 +143,17 @@ def _head_dim(read: _Reader, hidden: int, heads: int) -> int:
     if given is None and hidden % heads:
         raise ConfigError("num_attention_heads", heads, f"a divisor of hidden_size = {hidden}, as there is no head_dim")
     return given or hidden // heads
+
+
+def _rotated_share(read: _Reader) -> float:
+    """The share of a head that is rotated, in one of the two places where a config says it."""
+    name, inner = "partial_rotary_factor", read.value("rope_parameters")
+    value = inner[name] if isinstance(inner, Mapping) and name in inner else read.value(name)
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(name, value, "a number above 0, at most 1")
+    return value
 
 
 def _activation(read: _Reader) -> str:

@@ -28,6 +28,7 @@ class Family:
     experts: str = ""
     expert_size: str = "moe_intermediate_size"
     mla: bool = False
+    interleaved: bool = False  # rotary dimensions lie in pairs: every layer repeats cos and sin
 
 
 # models with a part for images, whose `text_config` is the language model, by the family this is if it does not say
@@ -50,13 +51,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "mixtral": Family(
         dict(num_key_value_heads=8, max_position_embeddings=131072, num_local_experts=8, num_experts_per_tok=2),
-        window="all", experts="num_local_experts", expert_size="intermediate_size",
+        dict(routing_uncast=True), window="all", experts="num_local_experts", expert_size="intermediate_size",
     ),
     "qwen2": Family(dict(num_key_value_heads=32, **_LATE), dict(qkv_bias=True), window="late"),
     "qwen2_moe": Family(
         dict(num_key_value_heads=16, qkv_bias=True, num_experts=60, moe_intermediate_size=1408,
              shared_expert_intermediate_size=5632, **_LATE, **_SPARSE | dict(num_experts_per_tok=4)),
-        dict(shared_experts=1), biases=("qkv_bias", "", ""), window="even-early", experts="num_experts",
+        dict(shared_experts=1, shared_name="mlp.shared_expert", shared_gate=True), biases=("qkv_bias", "", ""),
+        window="even-early", experts="num_experts",
     ),
     "qwen3": Family(
         dict(num_key_value_heads=32, head_dim=128, attention_bias=False, **_LATE),
@@ -87,12 +89,13 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(
         dict(max_position_embeddings=4096, num_key_value_heads=128, n_routed_experts=256, num_experts_per_tok=8,
              moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=3, v_head_dim=128, **_MLA),
-        biases=_ATTENTION, experts="n_routed_experts", mla=True,
+        dict(routing="fp32", routing_uncast=True), biases=_ATTENTION, experts="n_routed_experts", mla=True,
     ),
     "gpt_oss": Family(
         dict(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, attention_bias=True,
              sliding_window=128, num_local_experts=128, num_experts_per_tok=4),
-        dict(attention_sinks=True, expert_bias=True, router_bias=True, norm_fp32=True, rotation="joined"),
+        dict(attention_sinks=True, expert_bias=True, router_bias=True, experts_input_first=True, router="mlp.router",
+             routing="best", norm_fp32=True, rotation="joined"),
         biases=_ATTENTION, window="even", experts="num_local_experts", expert_size="intermediate_size",
     ),
     "gemma3_text": Family(
@@ -111,23 +114,25 @@ FAMILIES: dict[str, Family] = {
     ),
     "granite": Family(
         dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False),
-        dict(residual_scaled=True, logits_scaled=True), biases=_LLAMA,
+        dict(embedding_scaled=True, residual_scaled=True, logits_scaled=True), biases=_LLAMA,
     ),
     "hyperclovax": Family(
         dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False, use_post_norm=True),
-        dict(residual_scaled=True, logits_scaled=True,
+        dict(embedding_scaled=True, residual_scaled=True, logits_scaled=True,
              norms=Norms(attention_output="post_norm1", mlp_output="post_norm2")),
         biases=_LLAMA,
     ),
     "glm": Family(
-        dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, attention_bias=True),
-        dict(fused_gate_up=True, rotation="joined"), biases=("attention_bias", "", ""),
+        dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, attention_bias=True,
+             partial_rotary_factor=0.5),
+        dict(fused_gate_up=True, rotation="joined"), biases=("attention_bias", "", ""), interleaved=True,
     ),
     "glm4": Family(
-        dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, attention_bias=True),
+        dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, attention_bias=True,
+             partial_rotary_factor=0.5),
         dict(fused_gate_up=True, rotation="joined",
              norms=Norms(attention_output="post_self_attn_layernorm", mlp_output="post_mlp_layernorm")),
-        biases=("attention_bias", "", ""),
+        biases=("attention_bias", "", ""), interleaved=True,
     ),
     "smollm3": Family(
         dict(num_key_value_heads=4, tie_word_embeddings=True, attention_bias=False, mlp_bias=False,
@@ -155,12 +160,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "helium": Family(
         dict(num_key_value_heads=20, head_dim=128, max_position_embeddings=4096, attention_bias=False, mlp_bias=False),
-        dict(norm_fp32=True), biases=("attention_bias", "", "mlp_bias"),
+        dict(norm_fp32=True), biases=("attention_bias", "", "mlp_bias"), interleaved=True,
     ),
     "ernie4_5": Family(
         dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, tie_word_embeddings=True,
              use_bias=False),
-        dict(rotation="fp32"), biases=("use_bias", "use_bias", "use_bias"),
+        dict(rotation="fp32"), biases=("use_bias", "use_bias", "use_bias"), interleaved=True,
     ),
     "internlm3": Family(
         dict(num_key_value_heads=2, head_dim=128, attention_bias=False, mlp_bias=False), biases=_LLAMA,
@@ -168,5 +173,29 @@ FAMILIES: dict[str, Family] = {
     "iquestcoder": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, attention_bias=False, mlp_bias=False),
         biases=_LLAMA,
+    ),
+    "olmoe": Family(
+        dict(max_position_embeddings=4096, attention_bias=False, num_experts=64, num_experts_per_tok=8,
+             norm_topk_prob=False),
+        dict(qk_norm="width"), biases=_ATTENTION, experts="num_experts", expert_size="intermediate_size",
+    ),
+    "flex_olmo": Family(
+        dict(max_position_embeddings=4096, attention_bias=False, num_experts=7, num_experts_per_tok=5,
+             norm_topk_prob=False),
+        dict(norms=_AFTER, norm_fp32=True, qk_norm="width", rotation="fp32"), biases=_ATTENTION, experts="num_experts",
+        expert_size="intermediate_size",
+    ),
+    "granitemoe": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, num_local_experts=8, num_experts_per_tok=2),
+        dict(embedding_scaled=True, residual_scaled=True, logits_scaled=True, router="block_sparse_moe.router",
+             routing="best-fp32"), biases=_ATTENTION, experts="num_local_experts",
+        expert_size="intermediate_size",
+    ),
+    "glm4_moe": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, attention_bias=False, n_routed_experts=128,
+             num_experts_per_tok=8, moe_intermediate_size=1408, n_shared_experts=1, first_k_dense_replace=1,
+             use_qk_norm=False),
+        dict(rotation="joined", routing="fp32", routing_uncast=True), biases=("attention_bias", "", ""),
+        experts="n_routed_experts",
     ),
 }  # fmt: skip

@@ -84,6 +84,7 @@ class Stack(NamedTuple):
     cached_casts: Amount  # autocast's bf16 copies of the layers' weights, until forward ends
     embedding_own: int  # 0 where the head, whose tensor it is, has been counted already
     layers: int
+    leaves: int  # tensors of the residual stream below the first layer that checkpointing keeps too
     loss_inside: bool  # Transformers' own loss runs inside the model's forward, log-probabilities outside
     inner: bool
     residual: Amount  # one tensor of the residual stream
@@ -148,6 +149,8 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         cached_casts=_cached_casts(arch) if run.precision == "autocast" and run.trained else NO_BYTES,
         embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
         layers=arch.layers,
+        # PEFT makes the embedding's output a leaf that wants a gradient (`_prepare_model_for_gradient_checkpointing`)
+        leaves=int(arch.embedding_scaled and run.adapter is not None),
         loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar"),
         inner=inner,
         residual=amount(stream, dims),
@@ -189,7 +192,8 @@ class Layout:
     def below(self, stop: Stop) -> list[Part]:
         """What the layers below `stop` keep, and, recomputing, the input of the layer itself."""
         if self.recompute:
-            return [Part("checkpoints", self.stack.residual, "activations#checkpoints", stop.layer + 1)]
+            inputs = stop.layer + 1 + self.stack.leaves
+            return [Part("checkpoints", self.stack.residual, "activations#checkpoints", inputs)]
         return [
             Part("activations", block.segment.saved, "activations#saved", number)
             for block, number in zip(self.kept.blocks, stop.below, strict=True)
@@ -199,7 +203,8 @@ class Layout:
     def layers(self) -> list[Part]:
         """What all layers keep once forward has passed them."""
         if self.recompute:
-            return [Part("checkpoints", self.stack.residual, "activations#checkpoints", self.stack.layers)]
+            inputs = self.stack.layers + self.stack.leaves
+            return [Part("checkpoints", self.stack.residual, "activations#checkpoints", inputs)]
         return [Part("activations", b.segment.saved, "activations#saved", b.number) for b in self.kept.blocks]
 
     def waiting(self) -> list[Part]:

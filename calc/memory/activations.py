@@ -55,7 +55,7 @@ class Program(Attention):
         picks = [Tensor(of(k=1), 8)] * arch.expert_bias
         pair = tape.op("experts: gate_up", [picked], kj * 2, c, saves=[picked, *picks] if trained else [],
                        weight=self.trained_expert("gate_up_proj"))  # fmt: skip
-        if arch.family == "gpt_oss":
+        if arch.experts_input_first:
             product = self.clamped_gate(pair, kj, c)
         else:
             gate, up = tape.split("experts: gate, up", pair, [kj, kj])
@@ -93,24 +93,28 @@ class Program(Attention):
         """The router: logits over all experts, softmax or sigmoid in fp32, the k best."""
         tape, arch, experts, k = self.tape, self.arch, of(E=1), of(k=1)
         trained = self.run.trained
-        weight = self.elements.get("gate", self.elements.get("router", 0)) if trained else 0
+        name = arch.router.rpartition(".")[2]
+        weight = self.elements.get(name, 0) if trained else 0
         index = Tensor(k, 8, differentiable=False)
         reads = [x]
-        if arch.family == "deepseek_v3":
+        if arch.routing == "fp32":
             # routing runs in fp32, on casts of the input and of the router's weight
             reads = [
                 self.cast(x, 4, "router"),
-                tape.op("router: to fp32", [], Size({}, {"W_gate": 1}), 4, weight=weight),
+                tape.op("router: to fp32", [], Size({}, {f"W_{name}": 1}), 4, weight=weight),
             ]
             weight = 0
         logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:], weight=weight)
-        if arch.family == "gpt_oss":
+        if arch.routing.startswith("best"):
+            logits = self.cast(logits, 4 if arch.routing == "best-fp32" else logits.b, "router")
             best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
-            return tape.op("router: softmax", [best], k, best.b, saves_out=True)
+            best = tape.op("router: softmax", [best], k, best.b, saves_out=True)
+            return self.cast(best, x.b if arch.routing == "best-fp32" else best.b, "router")
         probabilities = tape.op("router: softmax", [self.cast(logits, 4, "router")], experts, 4, saves_out=True)
         best = tape.op("router: top k", [probabilities], k, 4, saves=[index])
-        best = tape.op("router: normalise", [best], k, 4, saves=[Tensor(Size({"": 1}), 4)], saves_out=True)
-        return best if arch.family in ("mixtral", "deepseek_v3") else self.cast(best, self.c, "router")
+        if arch.routing_normed:
+            best = tape.op("router: normalise", [best], k, 4, saves=[Tensor(Size({"": 1}), 4)], saves_out=True)
+        return best if arch.routing_uncast else self.cast(best, self.c, "router")
 
     def feed_forward(self, x: Tensor, *, moe: bool) -> Tensor:
         """A layer's MLP, its routed experts, or routed and shared experts."""

@@ -14,13 +14,17 @@ from calc.tape import NOTHING, Size, Tensor, of
 class Attention(Linears):
     """Writes the attention block of a decoder layer."""
 
-    def rotate(self, x: Tensor, name: str) -> Tensor:
-        """`x·cos + rotate_half(x)·sin`: cos and sin are constants, so nothing of x is kept."""
+    def rotate(self, x: Tensor, name: str, tables: Sequence[Tensor] = ()) -> Tensor:
+        """`x·cos + rotate_half(x)·sin`: cos and sin are constants, so nothing of x is kept.
+
+        They are those of all layers, unless a layer makes its own `tables`.
+        """
         if not self.rotated:
             return x
         fp32 = self.arch.rotation == "fp32"
         b = 4 if fp32 else max(x.b, self.run.residual)
-        y = self.tape.op(name, [x], x.width, b, scratch=x.width * (3 * b), backward_scratch=x.width * (3 * b))
+        passing = x.width * (3 * b)
+        y = self.tape.op(name, [x], x.width, b, saves=tables, scratch=passing, backward_scratch=passing)
         return self.cast(y, x.b, name) if fp32 else y
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,7 +41,9 @@ class Attention(Linears):
         if arch.qk_norm:
             rows = (of(H=1), of(K=1)) if arch.qk_norm == "heads" else (None, None)
             q, k = self.norm(q, "q_norm", rows[0]), self.norm(k, "k_norm", rows[1])
-        return self.rotate(q, "q: rotate"), self.rotate(k, "k: rotate"), v
+        b = 4 if arch.rotation == "fp32" else self.run.residual
+        tables = [Tensor(Size({}, {"tables·S": 1}), b)] if arch.rotary_tables else []
+        return self.rotate(q, "q: rotate", tables), self.rotate(k, "k: rotate", tables), v
 
     def latent_queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """DeepSeek's multi-head latent attention: low ranks up and down, one rotated key for all heads."""

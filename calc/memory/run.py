@@ -64,6 +64,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "H": arch.heads,
         "K": arch.kv_heads,
         "D": arch.head_dim,
+        "tables": arch.rotary_tables,
         "V": arch.vocab,
         "E": arch.experts,
         "k": arch.experts_per_token,
