@@ -29,6 +29,22 @@ class Norms(NamedTuple):
 BEFORE = Norms()  # one before each block
 
 
+class Names(NamedTuple):
+    """What a family calls the modules that most call alike."""
+
+    model: str = "model"
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    attention: str = "self_attn"
+    qkv: str = "qkv_proj"
+    output: str = "o_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+NAMES = Names()
+
+
 class ConfigError(ValueError):
     """One line that names the `field`, what was `given` and what is `allowed`."""
 
@@ -70,14 +86,18 @@ class Architecture:
     mlp_bias: bool = False
     qk_norm: Literal["", "heads", "width"] = ""  # queries and keys are normed head by head, or over all heads
     norms: Norms = BEFORE
+    norm: Literal["rms", "centred", "layer"] = "rms"  # centred: the mean is taken off too; layer: PyTorch's own
     norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
+    norm_bias: bool = False
+    parallel: bool = False  # both blocks read the layer's input
     rotation: Literal["", "joined", "fp32"] = ""  # its result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
     rotary_tables: int = 0  # elements of cos and sin a position, where each layer repeats them for itself (GLM)
     embedding_scaled: bool = False  # outside of the embedding's module (Granite; Gemma's does it itself)
     residual_scaled: bool = False  # a block's output is multiplied before it is added (Granite)
     residual_dropout: bool = False  # a block's output is dropped out while training (Seed-OSS)
     attention_dropout: bool = False  # probabilities are
-    fused_qkv: bool = False
+    fused_qkv: Literal["", "sliced", "split"] = ""
+    gated: bool = True  # the MLP has a gate beside its up projection
     fused_gate_up: bool = False
     softcap_attn: bool = False
     softcap_logits: bool = False
@@ -101,14 +121,21 @@ class Architecture:
     routing_uncast: bool = False  # and stay in fp32
     shared_name: str = "mlp.shared_experts"
     shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
+    head_bias: bool = False
     mla: Mla | None = None
     activation: str = "silu"
+    names: Names = NAMES
     ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them, see `part`
 
     @property
     def vocab_part(self) -> int:
         """Rows of embedding and head that one rank holds."""
         return -(-self.vocab // self.ranks)
+
+    @property
+    def norm_elements(self) -> int:
+        """Elements of a norm of the residual stream."""
+        return self.hidden * (2 if self.norm_bias else 1)
 
 
 class Tensor(NamedTuple):
@@ -139,57 +166,58 @@ class Linear(NamedTuple):
     kind: str
 
 
-_LAYER = "model.layers.*."
-
-
 def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
     """The tensors of a decoder layer, in the order of its modules."""
 
     def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Iterable[Tensor]:
-        module = "attn" if name.startswith("self_attn") else "mlp"
+        module = "attn" if name.startswith(f"{a}.") else "mlp"
         yield tensor(f"{name}.weight", (outputs, inputs), "linear", module)
         if bias:
             yield tensor(f"{name}.bias", (outputs,), "bias", module)
 
-    def norm(name: str, size: int, module: str = "norm") -> Tensor:
-        return tensor(f"{name}.weight", (size,), "norm", module)
+    def norm(name: str, size: int, module: str = "norm") -> Iterable[Tensor]:
+        yield tensor(f"{name}.weight", (size,), "norm", module)
+        if arch.norm_bias:
+            yield tensor(f"{name}.bias", (size,), "norm", module)
 
     def tensor(name: str, shape: tuple[int, ...], kind: str, module: str) -> Tensor:
-        return Tensor(f"{_LAYER}{name}", shape, 1, kind, module)
+        return Tensor(f"{names.model}.layers.*.{name}", shape, 1, kind, module)
 
     def mlp(name: str, width: int, bias: bool) -> Iterable[Tensor]:
         if arch.fused_gate_up:
             yield from linear(f"{name}.gate_up_proj", h, 2 * width, bias)
         else:
-            yield from linear(f"{name}.gate_proj", h, width, bias)
-            yield from linear(f"{name}.up_proj", h, width, bias)
-        yield from linear(f"{name}.down_proj", width, h, bias)
+            if arch.gated:
+                yield from linear(f"{name}.gate_proj", h, width, bias)
+            yield from linear(f"{name}.{names.up}", h, width, bias)
+        yield from linear(f"{name}.{names.down}", width, h, bias)
 
+    names, a = arch.names, arch.names.attention
     h, heads, queries, keys = arch.hidden, arch.heads, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     if arch.attention_sinks:
-        yield tensor("self_attn.sinks", (heads,), "sink", "attn")
+        yield tensor(f"{a}.sinks", (heads,), "sink", "attn")
     if arch.mla:
         m = arch.mla
         if m.q_lora_rank:
-            yield from linear("self_attn.q_a_proj", h, m.q_lora_rank, arch.qkv_bias)
-            yield norm("self_attn.q_a_layernorm", m.q_lora_rank, "attn")
-            yield from linear("self_attn.q_b_proj", m.q_lora_rank, queries)
+            yield from linear(f"{a}.q_a_proj", h, m.q_lora_rank, arch.qkv_bias)
+            yield from norm(f"{a}.q_a_layernorm", m.q_lora_rank, "attn")
+            yield from linear(f"{a}.q_b_proj", m.q_lora_rank, queries)
         else:
-            yield from linear("self_attn.q_proj", h, queries)
-        yield from linear("self_attn.kv_a_proj_with_mqa", h, m.kv_lora_rank + m.qk_rope_head_dim, arch.qkv_bias)
-        yield norm("self_attn.kv_a_layernorm", m.kv_lora_rank, "attn")
-        yield from linear("self_attn.kv_b_proj", m.kv_lora_rank, heads * (m.qk_nope_head_dim + m.v_head_dim))
+            yield from linear(f"{a}.q_proj", h, queries)
+        yield from linear(f"{a}.kv_a_proj_with_mqa", h, m.kv_lora_rank + m.qk_rope_head_dim, arch.qkv_bias)
+        yield from norm(f"{a}.kv_a_layernorm", m.kv_lora_rank, "attn")
+        yield from linear(f"{a}.kv_b_proj", m.kv_lora_rank, heads * (m.qk_nope_head_dim + m.v_head_dim))
     elif arch.fused_qkv:
-        yield from linear("self_attn.qkv_proj", h, queries + 2 * keys, arch.qkv_bias)
+        yield from linear(f"{a}.{names.qkv}", h, queries + 2 * keys, arch.qkv_bias)
     else:
-        yield from linear("self_attn.q_proj", h, queries, arch.qkv_bias)
-        yield from linear("self_attn.k_proj", h, keys, arch.qkv_bias)
-        yield from linear("self_attn.v_proj", h, keys, arch.qkv_bias)
-    yield from linear("self_attn.o_proj", heads * arch.mla.v_head_dim if arch.mla else queries, h, arch.o_bias)
+        yield from linear(f"{a}.q_proj", h, queries, arch.qkv_bias)
+        yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
+        yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
+    yield from linear(f"{a}.{names.output}", heads * arch.mla.v_head_dim if arch.mla else queries, h, arch.o_bias)
     if arch.qk_norm:
         whole = arch.qk_norm == "width"
-        yield norm("self_attn.q_norm", queries if whole else arch.head_dim, "attn")
-        yield norm("self_attn.k_norm", keys if whole else arch.head_dim, "attn")
+        yield from norm(f"{a}.q_norm", queries if whole else arch.head_dim, "attn")
+        yield from norm(f"{a}.k_norm", keys if whole else arch.head_dim, "attn")
 
     if moe:
         e, i = arch.experts, arch.moe_intermediate
@@ -210,7 +238,8 @@ def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
     else:
         yield from mlp("mlp", arch.intermediate, arch.mlp_bias)
 
-    yield from (norm(name, h) for name in arch.norms if name)
+    for name in filter(None, arch.norms):
+        yield from norm(name, h)
 
 
 @lru_cache(maxsize=4096)
@@ -231,14 +260,15 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
         for tensor in _layer(arch, is_moe) if count else ():
             seen = layers[tensor.name].count if tensor.name in layers else 0
             layers[tensor.name] = tensor._replace(count=count + seen)
-    embedding = Tensor("model.embed_tokens.weight", (arch.vocab_part, arch.hidden), 1, "embedding", "embed")
-    norm = Tensor("model.norm.weight", (arch.hidden,), 1, "norm", "norm")
-    heads = {
-        "lm": () if arch.tied else (Tensor("lm_head.weight", (arch.vocab_part, arch.hidden), 1, "head", "head"),),
-        "scalar": (Tensor("score.weight", (1, arch.hidden), 1, "head", "head"),),
-        "none": (),
-    }
-    return (embedding, *layers.values(), norm, *heads[head])
+    names, rows = arch.names, arch.vocab_part
+    embedding = Tensor(f"{names.model}.{names.embedding}.weight", (rows, arch.hidden), 1, "embedding", "embed")
+    ends = ("weight", "bias") if arch.norm_bias else ("weight",)
+    norm = [Tensor(f"{names.model}.{names.final_norm}.{end}", (arch.hidden,), 1, "norm", "norm") for end in ends]
+    lm = [] if arch.tied else [Tensor("lm_head.weight", (rows, arch.hidden), 1, "head", "head")]
+    if arch.head_bias:
+        lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
+    heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
+    return (embedding, *layers.values(), *norm, *heads[head])
 
 
 @lru_cache(maxsize=4096)
@@ -313,7 +343,7 @@ def linears(arch: Architecture, index: int = -1) -> tuple[Linear, ...]:
     Routers and routed experts are bare parameters in Transformers 5, hence not among them.
     """
     return tuple(
-        Linear(t.name.removeprefix(_LAYER).removesuffix(".weight"), t.shape[1], t.shape[0], t.module)
+        Linear(t.name.partition(".*.")[2].removesuffix(".weight"), t.shape[1], t.shape[0], t.module)
         for t in layer_tensors(arch, index)
         if t.kind == "linear"
     )

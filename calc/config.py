@@ -15,7 +15,6 @@ from calc.families import FAMILIES, NESTED, Family
 _POSITIVE = {
     "softcap_attn": "attn_logit_softcapping",
     "softcap_logits": "final_logit_softcapping",
-    "residual_dropout": "residual_dropout",
 }
 # beyond this no model can be meant; lists of layers are built one by one
 MOST = {"num_hidden_layers": 10_000}
@@ -102,10 +101,15 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         unrotated = _no_rope(read, layers)
     elif family.unrotated and window:
         unrotated = tuple(layer for layer in range(layers) if layer not in sliding)
+    for name in family.refused:
+        if read.boolean(name):
+            raise ConfigError(name, True, f"false for the family {model_type}; its other norms are not modelled")
     facts = {
         "qkv_bias": qkv_bias,
         "o_bias": o_bias,
         "mlp_bias": mlp_bias,
+        "parallel": bool(family.parallel) and read.boolean(family.parallel),
+        "residual_dropout": bool(family.dropout) and read.positive(family.dropout),
         "attention_dropout": read.positive("attention_dropout"),
         **{field: name in family.defaults and read.positive(name) for field, name in _POSITIVE.items()},
         "sliding_window": window if sliding else None,

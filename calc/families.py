@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calc.architecture import Norms
+from calc.architecture import Names, Norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,9 @@ class Family:
     expert_size: str = "moe_intermediate_size"
     mla: bool = False
     interleaved: bool = False  # rotary dimensions lie in pairs: every layer repeats cos and sin
+    refused: tuple[str, ...] = ()  # config fields that must not be true: not modelled
+    dropout: str = ""  # config field with the probability that a block's output is dropped
+    parallel: str = ""  # config field that says whether both blocks read the layer's input
 
 
 # models with a part for images, whose `text_config` is the language model, by the family this is if it does not say
@@ -38,6 +41,7 @@ _LLAMA = ("attention_bias", "attention_bias", "mlp_bias")
 _SANDWICH = Norms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
+_ONE = Norms(mlp="")
 _AFTER = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 _LATE = dict(use_sliding_window=False, sliding_window=4096, max_window_layers=28)
 _SPARSE = dict(num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=None)
@@ -79,7 +83,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "phi3": Family(
         dict(max_position_embeddings=4096),
-        dict(fused_qkv=True, fused_gate_up=True, rotation="joined"), window="all",
+        dict(fused_qkv="sliced", fused_gate_up=True, rotation="joined"), window="all",
     ),
     "deepseek_v2": Family(
         dict(max_position_embeddings=2048, mlp_bias=False, n_routed_experts=64, moe_intermediate_size=1407,
@@ -142,7 +146,7 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=524288, attention_bias=True,
              attention_out_bias=False, mlp_bias=False, attention_dropout=0.1, residual_dropout=0.1),
-        biases=("attention_bias", "attention_out_bias", "mlp_bias"),
+        biases=("attention_bias", "attention_out_bias", "mlp_bias"), dropout="residual_dropout",
     ),
     "exaone4": Family(
         dict(num_key_value_heads=32, max_position_embeddings=2048, sliding_window=4096, sliding_window_pattern=4),
@@ -197,5 +201,46 @@ FAMILIES: dict[str, Family] = {
              use_qk_norm=False),
         dict(rotation="joined", routing="fp32", routing_uncast=True), biases=("attention_bias", "", ""),
         experts="n_routed_experts",
+    ),
+    "arcee": Family(
+        dict(hidden_act="relu2", max_position_embeddings=4096, attention_bias=False, mlp_bias=False),
+        dict(gated=False), biases=_LLAMA,
+    ),
+    "starcoder2": Family(
+        dict(num_key_value_heads=2, hidden_act="gelu_pytorch_tanh", max_position_embeddings=4096, sliding_window=None,
+             use_bias=True, tie_word_embeddings=True, residual_dropout=0.0),
+        dict(norm="layer", norm_bias=True, gated=False, names=Names(up="c_fc", down="c_proj")),
+        biases=("use_bias", "use_bias", "use_bias"), window="all", dropout="residual_dropout",
+    ),
+    "stablelm": Family(
+        dict(num_key_value_heads=32, max_position_embeddings=4096, use_qkv_bias=False),
+        dict(norm="layer", norm_bias=True, rotation="joined"), biases=("use_qkv_bias", "", ""),
+        refused=("qk_layernorm", "use_parallel_residual"),
+    ),
+    "phi": Family(
+        dict(hidden_act="gelu_new", max_position_embeddings=2048, resid_pdrop=0.0),
+        dict(qkv_bias=True, o_bias=True, mlp_bias=True, head_bias=True, norm="layer", norm_bias=True, norms=_ONE,
+             parallel=True, gated=False, rotation="joined",
+             names=Names(final_norm="final_layernorm", output="dense", up="fc1", down="fc2")),
+        dropout="resid_pdrop", refused=("qk_layernorm",),
+    ),
+    "gpt_neox": Family(
+        dict(hidden_act="gelu", max_position_embeddings=2048, hidden_dropout=0.0, attention_bias=True,
+             use_parallel_residual=True),
+        dict(mlp_bias=True, norm="layer", norm_bias=True, gated=False, fused_qkv="split", rotation="joined",
+             names=Names("gpt_neox", "embed_in", "final_layer_norm", "attention", "query_key_value", "dense",
+                         "dense_h_to_4h", "dense_4h_to_h")),
+        biases=_ATTENTION, dropout="hidden_dropout", parallel="use_parallel_residual",
+    ),
+    "cohere": Family(
+        dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False),
+        dict(norm="centred", norm_fp32=True, norms=_ONE, parallel=True, rotation="fp32", logits_scaled=True),
+        biases=_ATTENTION, refused=("use_qk_norm",),
+    ),
+    "cohere2": Family(
+        dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False, sliding_window=4096,
+             sliding_window_pattern=4),
+        dict(norm="centred", norm_fp32=True, norms=_ONE, parallel=True, rotation="fp32", logits_scaled=True),
+        biases=_ATTENTION, window="period", unrotated="not-slide",
     ),
 }  # fmt: skip

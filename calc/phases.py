@@ -114,7 +114,7 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         )
         order.append(kinds.setdefault(key, len(kinds)))
     embedding = embedding_parameters(arch) if run.trained else 0
-    norm = arch.hidden if run.trained else 0
+    norm = arch.norm_elements if run.trained else 0
     head_trained = arch.hidden if path.kind == "scalar" else embedding
     blocks = []
     for (moe, window, first, rotated), kind in kinds.items():

@@ -30,17 +30,40 @@ class Program(Attention):
 
         `owner` begins the names of its weights.
         """
-        tape, i = self.tape, width or of(i=1)
+        tape, names, i = self.tape, self.arch.names, width or of(i=1)
         if self.arch.fused_gate_up:
             pair = self.linear("gate_up_proj", x, i * 2)
             gate, up = tape.split("gate, up", pair, [i, i])
-            act = tape.op("mlp: activation", [gate], i, gate.b, saves=[gate])
-        else:
-            gate = self.linear(f"{owner}gate_proj", x, i)
-            act = tape.op("mlp: activation", [gate], i, gate.b, saves=[gate])
+            act = self.activated(gate)
+        elif self.arch.gated:
+            act = self.activated(self.linear(f"{owner}gate_proj", x, i))
             up = self.linear(f"{owner}up_proj", x, i)
+        else:
+            act = self.activated(self.linear(names.up, x, i))
+            return self.block_output(self.linear(names.down, act, WIDTH), "mlp")
         product = tape.op("mlp: product", [act, up], i, act.b, saves=[act, up])
-        return self.block_output(self.linear(f"{owner}down_proj", product, WIDTH), "mlp")
+        return self.block_output(self.linear(f"{owner}{names.down}", product, WIDTH), "mlp")
+
+    def activated(self, x: Tensor) -> Tensor:
+        """The activation: a kernel that keeps its input or, ReLU, its output; the first GPT's GELU is seven operations.
+
+        Transformers `activations.py`, `NewGELUActivation` and `ReLUSquaredActivation`.
+        """
+        tape, kind, i = self.tape, self.arch.activation, x.width
+        if kind.startswith("relu"):
+            x = tape.op("mlp: activation", [x], i, x.b, saves_out=True)
+            return x if kind == "relu" else tape.op("mlp: square", [x], i, x.b, saves=[x], backward_scratch=x.size * 2)
+        if kind == "gelu_new":
+            half = tape.op("mlp: half", [x], i, x.b)
+            read = self.cast(x, 4, "mlp: cube") if self.autocast else x
+            cube = tape.op("mlp: cube", [read], i, read.b, saves=[read], backward_scratch=read.size * 2)
+            cube = tape.op("mlp: part of cube", [cube], i, cube.b)
+            inner = tape.op("mlp: add cube", [x, cube], i, cube.b, aliases=[t for t in (x, cube) if t.b == cube.b])
+            inner = tape.op("mlp: scale", [inner], i, inner.b)
+            tanh = tape.op("mlp: tanh", [inner], i, inner.b, saves_out=True)
+            tanh = tape.op("mlp: tanh + 1", [tanh], i, tanh.b, aliases=[tanh])
+            return tape.op("mlp: activation", [half, tanh], i, tanh.b, saves=[half, tanh])
+        return tape.op("mlp: activation", [x], i, x.b, saves=[x])
 
     def experts(self, x: Tensor) -> Tensor:
         """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications."""
@@ -142,7 +165,12 @@ class Program(Attention):
     def layer(self, *, moe: bool) -> Tape:
         """One decoder layer: two blocks, normed before or after as the family has it, added to the residual stream."""
         norms = self.arch.norms
-        a = self.attention(self.norm(self.input, norms.attention))
+        n = self.norm(self.input, norms.attention)
+        a = self.attention(n)
+        if self.arch.parallel:
+            f = self.feed_forward(self.norm(self.input, norms.mlp) if norms.mlp else n, moe=moe)
+            self.add(self.add(self.input, a, "attention: add"), f, "mlp: add")
+            return self.tape
         a = self.scaled(self.norm(a, norms.attention_output), "attention")
         x = self.add(self.input, a, "attention: add")
         f = self.feed_forward(self.norm(x, norms.mlp), moe=moe)
@@ -151,7 +179,7 @@ class Program(Attention):
 
     def final_norm(self) -> Tape:
         """The norm between the last layer and the head."""
-        self.norm(self.input, "norm")
+        self.norm(self.input, self.arch.names.final_norm)
         return self.tape
 
 

@@ -32,8 +32,11 @@ class Attention(Linears):
         tape, arch = self.tape, self.arch
         q_width, kv_width = of(q=1), of(kv=1)
         if arch.fused_qkv:
-            qkv = self.linear("qkv_proj", x, of(q=1, kv=2))
-            q, k, v = (tape.op(f"{n}: slice", [qkv], w, qkv.b, view=True) for n, w in _named(q_width, kv_width))
+            qkv = self.linear(arch.names.qkv, x, of(q=1, kv=2))
+            if arch.fused_qkv == "split":
+                q, k, v = tape.split("q, k, v", qkv, [q_width, kv_width, kv_width])
+            else:
+                q, k, v = (tape.op(f"{n}: slice", [qkv], w, qkv.b, view=True) for n, w in _named(q_width, kv_width))
         else:
             q = self.linear("q_proj", x, q_width)
             k = self.linear("k_proj", x, kv_width)
@@ -71,7 +74,7 @@ class Attention(Linears):
         x = self.gathered(x, "attention")
         q, k, v = self.latent_queries_keys_values(x) if self.arch.mla else self.queries_keys_values(x)
         attend = self.eager if self.run.kernel == "eager" else self.fused
-        y = self.block_output(self.linear("o_proj", attend(q, k, v), WIDTH), "attention")
+        y = self.block_output(self.linear(self.arch.names.output, attend(q, k, v), WIDTH), "attention")
         self.tape.returns(x, q, k, v)
         return y
 
