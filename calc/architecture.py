@@ -93,6 +93,7 @@ class Architecture:
     rotation: Literal["", "joined", "fp32"] = ""  # its result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
     rotary_tables: int = 0  # elements of cos and sin a position, where each layer repeats them for itself (GLM)
     embedding_scaled: bool = False  # outside of the embedding's module (Granite; Gemma's does it itself)
+    embedding_dropout: bool = False
     residual_scaled: bool = False  # a block's output is multiplied before it is added (Granite)
     residual_dropout: bool = False  # a block's output is dropped out while training (Seed-OSS)
     attention_dropout: bool = False  # probabilities are

@@ -110,6 +110,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         "mlp_bias": mlp_bias,
         "parallel": bool(family.parallel) and read.boolean(family.parallel),
         "residual_dropout": bool(family.dropout) and read.positive(family.dropout),
+        "embedding_dropout": bool(family.embedding_dropout) and read.positive(family.embedding_dropout),
         "attention_dropout": read.positive("attention_dropout"),
         **{field: name in family.defaults and read.positive(name) for field, name in _POSITIVE.items()},
         "sliding_window": window if sliding else None,

@@ -31,6 +31,7 @@ class Family:
     interleaved: bool = False  # rotary dimensions lie in pairs: every layer repeats cos and sin
     refused: tuple[str, ...] = ()  # config fields that must not be true: not modelled
     dropout: str = ""  # config field with the probability that a block's output is dropped
+    embedding_dropout: str = ""  # and that the embedding's is
     parallel: str = ""  # config field that says whether both blocks read the layer's input
 
 
@@ -208,9 +209,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "starcoder2": Family(
         dict(num_key_value_heads=2, hidden_act="gelu_pytorch_tanh", max_position_embeddings=4096, sliding_window=None,
-             use_bias=True, tie_word_embeddings=True, residual_dropout=0.0),
+             use_bias=True, tie_word_embeddings=True, residual_dropout=0.0, embedding_dropout=0.0),
         dict(norm="layer", norm_bias=True, gated=False, names=Names(up="c_fc", down="c_proj")),
         biases=("use_bias", "use_bias", "use_bias"), window="all", dropout="residual_dropout",
+        embedding_dropout="embedding_dropout",
     ),
     "stablelm": Family(
         dict(num_key_value_heads=32, max_position_embeddings=4096, use_qkv_bias=False),
@@ -218,11 +220,11 @@ FAMILIES: dict[str, Family] = {
         refused=("qk_layernorm", "use_parallel_residual"),
     ),
     "phi": Family(
-        dict(hidden_act="gelu_new", max_position_embeddings=2048, resid_pdrop=0.0),
+        dict(hidden_act="gelu_new", max_position_embeddings=2048, resid_pdrop=0.0, embd_pdrop=0.0),
         dict(qkv_bias=True, o_bias=True, mlp_bias=True, head_bias=True, norm="layer", norm_bias=True, norms=_ONE,
              parallel=True, gated=False, rotation="joined",
              names=Names(final_norm="final_layernorm", output="dense", up="fc1", down="fc2")),
-        dropout="resid_pdrop", refused=("qk_layernorm",),
+        dropout="resid_pdrop", embedding_dropout="embd_pdrop", refused=("qk_layernorm",),
     ),
     "gpt_neox": Family(
         dict(hidden_act="gelu", max_position_embeddings=2048, hidden_dropout=0.0, attention_bias=True,
@@ -230,7 +232,8 @@ FAMILIES: dict[str, Family] = {
         dict(mlp_bias=True, norm="layer", norm_bias=True, gated=False, fused_qkv="split", rotation="joined",
              names=Names("gpt_neox", "embed_in", "final_layer_norm", "attention", "query_key_value", "dense",
                          "dense_h_to_4h", "dense_4h_to_h")),
-        biases=_ATTENTION, dropout="hidden_dropout", parallel="use_parallel_residual",
+        biases=_ATTENTION, dropout="hidden_dropout", embedding_dropout="hidden_dropout",
+        parallel="use_parallel_residual",
     ),
     "cohere": Family(
         dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False),

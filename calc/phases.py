@@ -16,7 +16,7 @@ from calc.ledger import Line
 from calc.memory import activations
 from calc.memory.loss import OUTPUTS, head
 from calc.memory.run import Run, dimensions
-from calc.tape import NOTHING, of
+from calc.tape import NOTHING, Size, of
 
 
 class Batch(NamedTuple):
@@ -84,7 +84,7 @@ class Stack(NamedTuple):
     cached_casts: Amount  # autocast's bf16 copies of the layers' weights, until forward ends
     embedding_own: int  # 0 where the head, whose tensor it is, has been counted already
     layers: int
-    leaves: int  # tensors of the residual stream below the first layer that checkpointing keeps too
+    bottom: Amount  # what is kept below the first layer
     loss_inside: bool  # Transformers' own loss runs inside the model's forward, log-probabilities outside
     inner: bool
     residual: Amount  # one tensor of the residual stream
@@ -149,8 +149,7 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         cached_casts=_cached_casts(arch) if run.precision == "autocast" and run.trained else NO_BYTES,
         embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
         layers=arch.layers,
-        # PEFT makes the embedding's output a leaf that wants a gradient (`_prepare_model_for_gradient_checkpointing`)
-        leaves=int(arch.embedding_scaled and run.adapter is not None),
+        bottom=amount(_below_layers(run, recompute), dims),
         loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar"),
         inner=inner,
         residual=amount(stream, dims),
@@ -158,6 +157,18 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         embedding_scratch=amount(stream + whole + of(h=4.4), dims),
         dims=dims,
     )
+
+
+def _below_layers(run: Run, recompute: bool) -> Size:
+    """The mask of a dropped out embedding and, with adapters and checkpointing, its output.
+
+    PEFT makes this a leaf that wants a gradient (`_prepare_model_for_gradient_checkpointing`); where a number or a mask
+    multiplies it, the first layer's input is another tensor.
+    """
+    dropped = run.arch.embedding_dropout and run.training
+    leaf = recompute and run.adapter is not None
+    kept = of(h=1) if dropped and (run.trained or leaf) else NOTHING
+    return kept + (of(h=run.residual) if leaf and (dropped or run.arch.embedding_scaled) else NOTHING)
 
 
 def _cached_casts(arch: Architecture) -> Amount:
@@ -185,6 +196,10 @@ class Layout:
         lasting = self.held == "next" or self.held == during
         return [Part("logits", self.stack.held, "loss#held")] if lasting else []
 
+    def bottom(self) -> list[Part]:
+        """What is kept below the first layer."""
+        return [Part("activations", self.stack.bottom, "activations#embedding")]
+
     def casts(self) -> list[Part]:
         """Autocast's cache of bf16 weights in a forward whose layers keep none of their own."""
         return [Part("temporary", self.stack.cached_casts, "activations#autocast")] if self.recompute else []
@@ -192,9 +207,8 @@ class Layout:
     def below(self, stop: Stop) -> list[Part]:
         """What the layers below `stop` keep, and, recomputing, the input of the layer itself."""
         if self.recompute:
-            inputs = stop.layer + 1 + self.stack.leaves
-            return [Part("checkpoints", self.stack.residual, "activations#checkpoints", inputs)]
-        return [
+            return [*self.bottom(), Part("checkpoints", self.stack.residual, "activations#checkpoints", stop.layer + 1)]
+        return self.bottom() + [
             Part("activations", block.segment.saved, "activations#saved", number)
             for block, number in zip(self.kept.blocks, stop.below, strict=True)
             if number
@@ -203,9 +217,11 @@ class Layout:
     def layers(self) -> list[Part]:
         """What all layers keep once forward has passed them."""
         if self.recompute:
-            inputs = self.stack.layers + self.stack.leaves
-            return [Part("checkpoints", self.stack.residual, "activations#checkpoints", inputs)]
-        return [Part("activations", b.segment.saved, "activations#saved", b.number) for b in self.kept.blocks]
+            checkpoints = Part("checkpoints", self.stack.residual, "activations#checkpoints", self.stack.layers)
+            return [*self.bottom(), checkpoints]
+        return self.bottom() + [
+            Part("activations", b.segment.saved, "activations#saved", b.number) for b in self.kept.blocks
+        ]
 
     def waiting(self) -> list[Part]:
         """Everything alive while another model's forward runs: what backward needs, and autocast's cache."""
