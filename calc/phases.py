@@ -16,7 +16,7 @@ from calc.ledger import Line
 from calc.memory import activations
 from calc.memory.loss import OUTPUTS, head
 from calc.memory.run import Run, dimensions
-from calc.tape import NOTHING, Size, of
+from calc.tape import NOTHING, of
 
 
 class Batch(NamedTuple):
@@ -149,7 +149,7 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         cached_casts=_cached_casts(arch) if run.precision == "autocast" and run.trained else NO_BYTES,
         embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
         layers=arch.layers,
-        bottom=amount(_below_layers(run, recompute), dims),
+        bottom=amount(activations.below_layers(run, recompute), dims),
         loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar"),
         inner=inner,
         residual=amount(stream, dims),
@@ -157,18 +157,6 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         embedding_scratch=amount(stream + whole + of(h=4.4), dims),
         dims=dims,
     )
-
-
-def _below_layers(run: Run, recompute: bool) -> Size:
-    """The mask of a dropped out embedding and, with adapters and checkpointing, its output.
-
-    PEFT makes this a leaf that wants a gradient (`_prepare_model_for_gradient_checkpointing`); where a number or a mask
-    multiplies it, the first layer's input is another tensor.
-    """
-    dropped = run.arch.embedding_dropout and run.training
-    leaf = recompute and run.adapter is not None
-    kept = of(h=1) if dropped and (run.trained or leaf) else NOTHING
-    return kept + (of(h=run.residual) if leaf and (dropped or run.arch.embedding_scaled) else NOTHING)
 
 
 def _cached_casts(arch: Architecture) -> Amount:
@@ -198,7 +186,8 @@ class Layout:
 
     def bottom(self) -> list[Part]:
         """What is kept below the first layer."""
-        return [Part("activations", self.stack.bottom, "activations#embedding")]
+        kept = self.stack.bottom
+        return [Part("activations", kept, "activations#embedding")] if kept.tokens else []
 
     def casts(self) -> list[Part]:
         """Autocast's cache of bf16 weights in a forward whose layers keep none of their own."""

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from calc import architecture as A
 from calc.architecture import Architecture, ConfigError
-from calc.config import FAMILIES, from_config
+from calc.config import from_config
+from calc.families import FAMILIES
+from calc.lora import lora_parameters
 
 MODELS = sorted((Path(__file__).parent.parent / "models").glob("*.yaml"))
 TINY = {
@@ -98,14 +100,14 @@ def test_active_parameters(model: str, active: int) -> None:
 
 def test_what_a_published_config_says_besides_sizes() -> None:
     gemma, oss, phi, qwen = (published(m) for m in ("gemma-2-9b", "gpt-oss-20b", "phi-3-mini", "qwen2.5-7b"))
-    assert (gemma.sliding_window, gemma.sliding_layers) == (4096, 21)
+    assert (gemma.sliding_window, len(gemma.sliding_layers)) == (4096, 21)
     assert (gemma.softcap_attn, gemma.softcap_logits) == (True, True)
-    assert (gemma.tied, gemma.norms_per_layer, gemma.activation) == (True, 4, "gelu_pytorch_tanh")
-    assert (oss.sliding_window, oss.sliding_layers, oss.attention_sinks, oss.o_bias) == (128, 12, True, True)
-    assert (phi.sliding_window, phi.sliding_layers, phi.fused_qkv, phi.fused_gate_up) == (2047, 32, True, True)
-    assert (qwen.sliding_window, qwen.sliding_layers, qwen.qkv_bias, qwen.o_bias) == (None, 0, True, False)
-    assert published("mistral-7b").sliding_layers == 0
-    assert published("mistral-7b-v0.1").sliding_layers == 32
+    assert (gemma.tied, len(list(filter(None, gemma.norms))), gemma.activation) == (True, 4, "gelu_pytorch_tanh")
+    assert (oss.sliding_window, len(oss.sliding_layers), oss.attention_sinks, oss.o_bias) == (128, 12, True, True)
+    assert (phi.sliding_window, len(phi.sliding_layers), phi.fused_qkv, phi.fused_gate_up) == (2047, 32, "sliced", True)
+    assert (qwen.sliding_window, qwen.sliding_layers, qwen.qkv_bias, qwen.o_bias) == (None, (), True, False)
+    assert published("mistral-7b").sliding_layers == ()
+    assert published("mistral-7b-v0.1").sliding_layers == tuple(range(32))
     assert published("gemma-2b").activation == "gelu_pytorch_tanh"  # its file says gelu
     assert published("llama-3.1-8b").max_positions == 131072
 
@@ -146,7 +148,7 @@ def test_mistral() -> None:
     """Llama's tensors; without a word about it every layer slides over 4 096 tokens, with null none does."""
     arch = tiny("mistral", num_key_value_heads=2)
     assert A.parameters(arch) == A.parameters(tiny("llama", num_key_value_heads=2))
-    assert (arch.sliding_window, arch.sliding_layers) == (4096, 2)
+    assert (arch.sliding_window, arch.sliding_layers) == (4096, (0, 1))
     assert tiny("mistral", num_key_value_heads=2, sliding_window=None).sliding_window is None
 
 
@@ -154,8 +156,8 @@ def test_qwen2() -> None:
     """Llama's 496 and biases of q, k and v, 8 + 4 + 4 = 16; the layers from max_window_layers on slide, if any do."""
     assert A.layer_parameters(tiny("qwen2", num_key_value_heads=2)) == 496 + 16
     used = tiny("qwen2", num_key_value_heads=2, use_sliding_window=True, sliding_window=32, max_window_layers=1)
-    assert (used.sliding_window, used.sliding_layers) == (32, 1)
-    assert tiny("qwen2", num_key_value_heads=2, sliding_window=32, max_window_layers=1).sliding_layers == 0
+    assert (used.sliding_window, used.sliding_layers) == (32, (1,))
+    assert tiny("qwen2", num_key_value_heads=2, sliding_window=32, max_window_layers=1).sliding_layers == ()
 
 
 def test_qwen3() -> None:
@@ -218,8 +220,8 @@ def test_gemma2() -> None:
     """Attention 384, MLP 288, four norms 32: 704; tied by default; every other layer slides, the first one included."""
     arch = tiny("gemma2", num_key_value_heads=2, head_dim=4)
     assert A.parameters(arch) == 2 * 704 + 88
-    assert (arch.sliding_window, arch.sliding_layers) == (4096, 1)
-    assert tiny("gemma2", num_hidden_layers=3).sliding_layers == 2
+    assert (arch.sliding_window, arch.sliding_layers) == (4096, (0,))
+    assert tiny("gemma2", num_hidden_layers=3).sliding_layers == (0, 2)
     assert tiny("gemma2", layer_types=["full_attention"] * 2).sliding_window is None
     assert not tiny("gemma2", attn_logit_softcapping=None).softcap_attn
 
@@ -280,7 +282,7 @@ def test_the_largest_tensor_depends_on_the_head() -> None:
     ],
 )  # fmt: skip
 def test_adapters_have_as_many_parameters_as_peft_gives_them(model: str, rank: int, targets: Any, count: int) -> None:
-    assert A.lora_parameters(published(model), rank, targets) == count
+    assert lora_parameters(published(model), rank, targets) == count
 
 
 @pytest.mark.parametrize(
@@ -288,22 +290,22 @@ def test_adapters_have_as_many_parameters_as_peft_gives_them(model: str, rank: i
 )
 def test_adapters_on_fused_experts(model: str, count: int) -> None:
     """What get_peft_model of PEFT 0.21.2 gives for all-linear at rank 16 under Transformers 5.23."""
-    assert A.lora_parameters(published(model), 16, "all-linear", fused_experts=True) == count
+    assert lora_parameters(published(model), 16, "all-linear", fused_experts=True) == count
 
 
 def test_fused_experts_change_nothing_elsewhere() -> None:
     dense, arch = published("llama-3-8b"), published("mixtral-8x7b")
-    assert A.lora_parameters(dense, 16, "all-linear", fused_experts=True) == A.lora_parameters(dense, 16, "all-linear")
-    assert A.lora_parameters(arch, 8, ["q_proj"], fused_experts=True) == A.lora_parameters(arch, 8, ["q_proj"])
+    assert lora_parameters(dense, 16, "all-linear", fused_experts=True) == lora_parameters(dense, 16, "all-linear")
+    assert lora_parameters(arch, 8, ["q_proj"], fused_experts=True) == lora_parameters(arch, 8, ["q_proj"])
 
 
 def test_lora_by_hand() -> None:
     """Inputs + outputs: q and o 16, k and v 12, gate, up and down 20: 116 a layer; a module named twice counts once."""
     arch = tiny("llama", num_key_value_heads=2)
-    assert A.lora_parameters(arch, 3, "all-linear") == 3 * 2 * 116
-    assert A.lora_parameters(arch, 3, ("k_proj", "self_attn.k_proj")) == 3 * 2 * 12
+    assert lora_parameters(arch, 3, "all-linear") == 3 * 2 * 116
+    assert lora_parameters(arch, 3, ("k_proj", "self_attn.k_proj")) == 3 * 2 * 12
     deepseek = tiny("deepseek_v3", **DEEPSEEK)  # down_proj: dense 12 + 8, and of the shared expert 6 + 8
-    assert A.lora_parameters(deepseek, 1, ["down_proj"]) == 20 + 14
+    assert lora_parameters(deepseek, 1, ["down_proj"]) == 20 + 14
 
 
 @pytest.mark.parametrize(
@@ -315,14 +317,14 @@ def test_lora_by_hand() -> None:
 )  # fmt: skip
 def test_a_target_that_no_module_has(targets: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=r"^lora\.targets: given ") as caught:
-        A.lora_parameters(tiny("llama"), 8, targets)
+        lora_parameters(tiny("llama"), 8, targets)
     assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5, True, None])
 def test_a_rank_that_cannot_be(rank: Any) -> None:
     with pytest.raises(ConfigError, match=r"^lora\.rank: .*allowed: a positive integer$"):
-        A.lora_parameters(tiny("llama"), rank, "all-linear")
+        lora_parameters(tiny("llama"), rank, "all-linear")
 
 
 # --- configs that cannot be used ---
@@ -406,7 +408,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
     heads = kv_heads * draw(small)
     experts = draw(small)
     config = {
-        "model_type": draw(st.sampled_from(FAMILIES)),
+        "model_type": draw(st.sampled_from(sorted(FAMILIES))),
         "hidden_size": heads * head_dim, "num_hidden_layers": draw(small),
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": draw(small),
         "intermediate_size": draw(small), "moe_intermediate_size": draw(small), "vocab_size": draw(small),
@@ -421,23 +423,24 @@ def architectures(draw: st.DrawFn) -> Architecture:
 @given(architectures())
 def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> None:
     layers = sum(A.layer_parameters(arch, i) for i in range(arch.layers))
-    bare = A.embedding_parameters(arch) + layers + arch.hidden
+    bare = A.embedding_parameters(arch) + layers + arch.norm_elements
     assert A.parameters(arch, head="none") == bare
     assert A.parameters(arch, head="scalar") == bare + arch.hidden
-    assert A.parameters(arch) == bare + (0 if arch.tied else A.embedding_parameters(arch))
+    head = (0 if arch.tied else A.embedding_parameters(arch)) + arch.head_bias * arch.vocab
+    assert A.parameters(arch) == bare + head
     assert 0 < A.active_parameters(arch) <= A.parameters(arch)
 
 
 @given(architectures(), st.integers(1, 64))
 def test_lora_is_linear_in_the_rank_and_in_the_targets(arch: Architecture, rank: int) -> None:
     names = {linear.name for i in range(arch.layers) for linear in A.linears(arch, i)}
-    one = A.lora_parameters(arch, 1, "all-linear")
-    assert A.lora_parameters(arch, rank, "all-linear") == rank * one
-    assert A.lora_parameters(arch, 1, sorted(names)) == one
-    assert sum(A.lora_parameters(arch, 1, [name]) for name in names) == one
+    one = lora_parameters(arch, 1, "all-linear")
+    assert lora_parameters(arch, rank, "all-linear") == rank * one
+    assert lora_parameters(arch, 1, sorted(names)) == one
+    assert sum(lora_parameters(arch, 1, [name]) for name in names) == one
 
 
-@given(st.sampled_from(FAMILIES), st.sampled_from(MODELS), st.data())
+@given(st.sampled_from(sorted(FAMILIES)), st.sampled_from(MODELS), st.data())
 def test_junk_gives_an_architecture_or_one_clear_line(family: str, model: Path, data: st.DataObject) -> None:
     config = dict(record(model.stem)["config"])
     fields = data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3))
@@ -468,10 +471,14 @@ def test_a_plain_decoder_has_none_of_the_extras() -> None:
         "max_positions",
     ):
         assert extras.pop(name)
-    assert extras.pop("norms_per_layer") == 2
+    assert extras.pop("norms") == A.BEFORE == ("input_layernorm", "", "post_attention_layernorm", "")
+    assert extras.pop("names") == A.NAMES
+    assert (extras.pop("norm"), extras.pop("gated"), extras.pop("router")) == ("rms", True, "mlp.gate")
+    assert (extras.pop("routing"), extras.pop("routing_normed")) == ("softmax", True)
+    assert extras.pop("shared_name") == "mlp.shared_experts"
     assert extras.pop("ranks") == 1
     assert extras.pop("activation") == "silu"
-    assert {type(value) for value in extras.values()} == {bool, int, type(None)}
+    assert {type(value) for value in extras.values()} == {bool, int, str, tuple, type(None)}
     assert not any(extras.values())
 
 
@@ -488,7 +495,7 @@ def test_a_latent_and_its_rotary_keys_are_rows_of_one_projection() -> None:
     ("model", "name"), [("gpt-oss-20b", "router"), ("mixtral-8x7b", "gate"), ("deepseek-v3", "gate")]
 )
 def test_the_router_has_its_familys_name(model: str, name: str) -> None:
-    """`mlp.gate` in all families but GPT-OSS."""
+    """`mlp.gate` in most families, not in GPT-OSS."""
     names = {t.name for t in A.layer_tensors(published(model))}
     assert f"model.layers.*.mlp.{name}.weight" in names
 
@@ -514,7 +521,7 @@ def test_experts_are_output_first_and_shared_ones_have_their_familys_name() -> N
 
 def test_adapters_are_counted_on_every_layer_of_both_kinds() -> None:
     """DeepSeek V2 Lite: o_proj has 16 · 128 inputs and 2,048 outputs in each of 27 layers, one of them dense."""
-    assert A.lora_parameters(published("deepseek-v2-lite"), 1, ["o_proj"]) == 27 * (2048 + 2048)
+    assert lora_parameters(published("deepseek-v2-lite"), 1, ["o_proj"]) == 27 * (2048 + 2048)
 
 
 def test_peft_on_fused_experts_by_hand() -> None:
@@ -523,14 +530,14 @@ def test_peft_on_fused_experts_by_hand() -> None:
         published("mixtral-8x7b"), hidden=7, layers=2, heads=2, kv_heads=1, head_dim=4, experts=5, moe_intermediate=3,
         dense_layers=0,
     )  # fmt: skip
-    assert A.lora_parameters(small, 1, "all-linear", fused_experts=True) == 2 * (52 + 5 * 36 + 12)
+    assert lora_parameters(small, 1, "all-linear", fused_experts=True) == 2 * (52 + 5 * 36 + 12)
 
 
 @pytest.mark.parametrize("targets", ["o_proj", "Linear", "all-linears"])
 def test_a_single_name_that_is_no_list_is_refused(targets: str) -> None:
     """Only `all-linear` is a string."""
     with pytest.raises(ConfigError, match="all-linear or a list"):
-        A.lora_parameters(published("llama-3-8b"), 8, targets)  # type: ignore[arg-type]
+        lora_parameters(published("llama-3-8b"), 8, targets)  # type: ignore[arg-type]
 
 
 def test_active_parameters_are_whole() -> None:

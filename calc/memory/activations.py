@@ -19,7 +19,7 @@ from calc.amounts import Segment, segment
 from calc.memory.attention import Attention
 from calc.memory.linears import WIDTH
 from calc.memory.run import Run, dimensions
-from calc.tape import Size, Tape, Tensor, of
+from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 
 class Program(Attention):
@@ -181,6 +181,18 @@ class Program(Attention):
         """The norm between the last layer and the head."""
         self.norm(self.input, self.arch.names.final_norm)
         return self.tape
+
+
+def below_layers(run: Run, recompute: bool) -> Size:
+    """The mask of a dropped out embedding and, with adapters and checkpointing, its output.
+
+    PEFT makes this a leaf that wants a gradient (`_prepare_model_for_gradient_checkpointing`); where a number or a mask
+    multiplies it, the first layer's input is another tensor.
+    """
+    dropped = run.arch.embedding_dropout and run.training
+    leaf = recompute and run.adapter is not None
+    kept = of(h=1) if dropped and (run.trained or leaf) else NOTHING
+    return kept + (of(h=run.residual) if leaf and (dropped or run.arch.embedding_scaled) else NOTHING)
 
 
 @lru_cache(maxsize=4096)

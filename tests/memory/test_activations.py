@@ -7,8 +7,9 @@ import pytest
 from formulas import form, terms
 
 from calc.amounts import amount
-from calc.architecture import Architecture, layer_parameters, lora_parameters
+from calc.architecture import Architecture, layer_parameters
 from calc.catalog import load
+from calc.lora import lora_parameters
 from calc.memory import activations
 from calc.memory.activations import Program
 from calc.memory.run import Adapter, Run, dimensions
@@ -840,9 +841,9 @@ v_proj = 4h + 2q + 4kv
 q: rotate = 18q + 4kv + 4h
 k: rotate = 4q + 20kv + 4h
 q: to bf16 = 6q + 6kv + 4h
-k: to bf16 = 2q + 8kv + 4h
-o_proj: weight to bf16 = 4h | 2W_o_proj
-o_proj = 6h
+k: to bf16 = 6q + 8kv + 4h
+o_proj: weight to bf16 = 4h + 4q + 4kv | 2W_o_proj
+o_proj = 6h + 4q + 4kv
 """
 AUTOCAST_BACKWARD = """
 mlp: add = 6h
@@ -866,6 +867,8 @@ q_proj: to bf16 = 14h
 
 def test_autocast_casts_inputs_and_weights_of_every_linear() -> None:
     """The residual stream is fp32 and saved by the norm as it is; cos and sin are fp32, so rotation widens: 4q + 12q.
+
+    The block's variables name rotated queries and keys, 4q + 4kv, until it returns, beside the casts the kernel keeps.
 
     A weight's bf16 gradient, 2 bytes an element, passes until it is cast to fp32; an input's gradient is bf16 and fp32
     at once in its cast, beside the sum of those before: 4h + 4h + 2h + 4h.
