@@ -103,7 +103,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         unrotated = tuple(layer for layer in range(layers) if layer not in sliding)
     for name in family.refused:
         if read.boolean(name):
-            raise ConfigError(name, True, f"false for the family {model_type}; its other norms are not modelled")
+            raise ConfigError(name, True, f"false for the family {model_type}; not modelled")
     facts = {
         "qkv_bias": qkv_bias,
         "o_bias": o_bias,

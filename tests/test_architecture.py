@@ -258,6 +258,125 @@ def test_gpt_oss() -> None:
     assert shapes(arch)["self_attn.sinks"] == (2, (4,))
 
 
+def test_gemma3() -> None:
+    """Gemma 2's 704 and norms of queries and keys, 2 · 4; tied; all layers slide but every sixth."""
+    arch = tiny("gemma3_text", num_key_value_heads=2, head_dim=4)
+    assert A.parameters(arch) == 2 * 712 + 88
+    assert (arch.softcap_attn, arch.softcap_logits) == (False, False)
+    layers = tiny("gemma3_text", num_key_value_heads=2, num_hidden_layers=13).sliding_layers
+    assert layers == (0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 12)
+
+
+def test_the_language_model_of_one_that_reads_images() -> None:
+    """What Gemma 3's and Mistral 3's files nest; 4B's leaves out its heads, 8 and 4, and its vocabulary of 262 208."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
+    gemma = from_config({"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}})
+    assert A.parameters(gemma) == A.parameters(published("gemma-3-4b")) == 3880263168
+    mistral = from_config({"model_type": "mistral3", "text_config": {**TINY, "num_key_value_heads": 2}})
+    assert mistral.family == "mistral"
+    with pytest.raises(ConfigError, match=r"^text_config: nothing given, allowed: a mapping"):
+        from_config({"model_type": "gemma3", **TINY})
+    with pytest.raises(ConfigError, match=r"^model_type: given 'siglip'"):
+        from_config({"model_type": "gemma3", "text_config": {"model_type": "siglip"}})
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "layer"),
+    [
+        # Llama's 496 with norms of all queries, 8, and all keys, 4, and two norms after the blocks
+        ("olmo2", {}, 508), ("olmo3", {}, 508),
+        ("granite", {}, 496),
+        # four norms, 16 more
+        ("hyperclovax", {}, 512), ("hyperclovax", {"use_post_norm": False}, 496),
+        # 40 for q, k and v: 128 + 2 · 64 + 128 of heads of 4, their biases 16 + 8 + 8, MLP 288, norms 16 or 32
+        ("glm", {"head_dim": 4}, 720), ("glm4", {"head_dim": 4}, 736),
+        ("glm4", {"head_dim": 4, "attention_bias": False}, 704),
+        ("smollm3", {}, 496),
+        ("seed_oss", {"head_dim": 2}, 512), ("seed_oss", {"head_dim": 2, "attention_out_bias": True}, 520),
+        # norms of queries and keys of a head, 2 · 2
+        ("exaone4", {}, 500),
+        ("ministral", {}, 496), ("ministral3", {"head_dim": 2}, 496), ("cwm", {"head_dim": 2}, 496),
+        ("internlm3", {"head_dim": 2}, 496), ("iquestcoder", {"head_dim": 2}, 496),
+        ("helium", {"head_dim": 2}, 496), ("ernie4_5", {"head_dim": 2}, 496),
+        ("ernie4_5", {"head_dim": 2, "use_bias": True}, 552),
+        # MLP 2 · 96
+        ("arcee", {}, 400),
+        # and biases 8 + 4 + 4 + 8, 12 + 8; norms have 8 more each
+        ("starcoder2", {}, 400 + 24 + 20 + 16), ("starcoder2", {"use_bias": False}, 416),
+        ("stablelm", {}, 512), ("stablelm", {"use_qkv_bias": True}, 528),
+        # one norm
+        ("phi", {}, 400 + 24 + 20 + 0), ("cohere", {}, 488), ("cohere2", {}, 488),
+        # 3 · 64 + 24 for q, k and v
+        ("gpt_neox", {"num_key_value_heads": None}, 216 + 72 + 212 + 32),
+        # router 32 and four experts of 288 in place of the MLP
+        ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, 192 + 12 + 32 + 1152 + 16),
+        ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}, 192 + 12 + 32 + 1152 + 16),
+        ("granitemoe", {"num_local_experts": 4}, 192 + 32 + 1152 + 16),
+    ],
+)  # fmt: skip
+def test_a_layer_of_another_family(family: str, fields: dict[str, Any], layer: int) -> None:
+    """Llama's attention 192, MLP 288 and norms 16, and what differs; two KV heads of four."""
+    arch = tiny(family, **{"num_key_value_heads": 2, "tie_word_embeddings": False, **fields})
+    assert A.layer_parameters(arch) == layer
+    ends = 160 + (10 if family == "phi" else 0) + arch.norm_elements
+    assert A.parameters(arch) == 2 * layer + ends
+
+
+def test_glm_4_5() -> None:
+    """Attention 192 + 16; layer 0 dense with 288, layer 1 a router of 32, experts 4 · 144 and a shared one of 144."""
+    fields = {k: v for k, v in DEEPSEEK.items() if k not in MLA} | {"num_key_value_heads": 2, "attention_bias": True}
+    arch = tiny("glm4_moe", **fields)
+    assert [A.layer_parameters(arch, i) for i in (0, 1)] == [208 + 288 + 16, 208 + 32 + 576 + 144 + 16]
+    assert arch.qk_norm == ""
+    assert tiny("glm4_moe", **fields, use_qk_norm=True).qk_norm == "heads"
+
+
+def test_modules_have_their_familys_names() -> None:
+    names = set(shapes(tiny("gpt_neox")))
+    assert {"gpt_neox.embed_in.weight", "gpt_neox.final_layer_norm.bias", "lm_head.weight"} < names
+    assert "gpt_neox.layers.*.attention.query_key_value.weight" in names
+    phi = set(shapes(tiny("phi")))
+    assert {"self_attn.dense.bias", "mlp.fc1.weight", "model.final_layernorm.weight", "lm_head.bias"} < phi
+    assert {"mlp.c_fc.weight", "mlp.c_proj.bias"} < set(shapes(tiny("starcoder2", num_key_value_heads=2)))
+    assert {linear.name for linear in A.linears(tiny("gpt_neox"))} == {
+        "attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
+    }  # fmt: skip
+
+
+def test_which_layers_slide_and_which_have_no_positions() -> None:
+    """OLMo 3 and Exaone 4: all but every fourth slide; the others of Exaone and SmolLM3 have no positions."""
+    eight: dict[str, Any] = {"num_key_value_heads": 2, "num_hidden_layers": 8}
+    local = (0, 1, 2, 4, 5, 6)
+    assert tiny("olmo3", **eight).sliding_layers == local
+    exaone = tiny("exaone4", **eight)
+    assert (exaone.sliding_layers, exaone.unrotated_layers) == (local, (3, 7))
+    plain = tiny("exaone4", **eight, sliding_window=None)
+    assert (plain.sliding_layers, plain.unrotated_layers) == ((), ())
+    assert tiny("smollm3", **eight).unrotated_layers == (3, 7)
+    assert tiny("smollm3", **eight, no_rope_layers=[0, 1] * 4).unrotated_layers == (0, 2, 4, 6)
+    assert tiny("smollm3", **eight, use_sliding_window=True, sliding_window=4).sliding_layers == (3, 7)
+    assert tiny("cwm", **eight, head_dim=2).sliding_layers == (1, 2, 3, 5, 6, 7)
+    assert tiny("ministral", **eight, layer_types=["full_attention", "sliding_attention"] * 4).sliding_layers == (
+        1,
+        3,
+        5,
+        7,
+    )
+    assert tiny("mistral", **eight, layer_types=["full_attention"] * 8).sliding_layers == tuple(range(8))
+
+
+def test_what_a_config_says_of_rotation_and_dropout() -> None:
+    """GLM repeats cos and sin of half of each head; Seed-OSS drops out by default, Granite's attention as published."""
+    assert tiny("glm", head_dim=16).rotary_tables == 2 * 8
+    assert tiny("glm", head_dim=16, rope_parameters={"partial_rotary_factor": 1.0}).rotary_tables == 2 * 16
+    assert tiny("llama").rotary_tables == 0
+    seed = tiny("seed_oss", num_key_value_heads=2)
+    assert (seed.residual_dropout, seed.attention_dropout, seed.embedding_dropout) == (True, True, False)
+    granite, coder = published("granite-3.1-8b"), published("starcoder2-7b")
+    assert (granite.attention_dropout, granite.residual_dropout) == (True, False)
+    assert (coder.attention_dropout, coder.residual_dropout, coder.embedding_dropout) == (True, True, True)
+
+
 def test_the_largest_tensor_depends_on_the_head() -> None:
     llama, mixtral = published("llama-3-8b"), published("mixtral-8x7b")
     assert A.largest_tensor(llama).shape == (128256, 4096)
@@ -366,6 +485,12 @@ def test_sizes_must_be_given(field: str) -> None:
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types", "a list of num_hidden_layers = 2 names"),
         ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping", "a number, 0 or more, or null"),
         ("deepseek_v3", DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank", "a positive integer"),
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm", "false for the family cohere; not modelled"),
+        ("glm", {"num_key_value_heads": 2, "partial_rotary_factor": 0}, "partial_rotary_factor",
+         "a number above 0, at most 1"),
+        ("smollm3", {"num_key_value_heads": 2, "no_rope_layers": [1]}, "no_rope_layers",
+         "a list of num_hidden_layers = 2 times 0 or 1"),
+        ("starcoder2", {"residual_dropout": "0.1"}, "residual_dropout", "a number, 0 or more, or null"),
     ],
 )  # fmt: skip
 def test_values_that_no_model_has(family: str, fields: dict[str, Any], field: str, allowed: str) -> None:
@@ -374,9 +499,14 @@ def test_values_that_no_model_has(family: str, fields: dict[str, Any], field: st
     assert (caught.value.field, caught.value.allowed) == (field, allowed)
 
 
-def test_an_unknown_family_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"^model_type: given 'llma', allowed: llama, .*; did you mean 'llama'\?$"):
-        tiny("llma")
+@pytest.mark.parametrize(
+    ("given", "meant"), [("llma", "llama"), ("gemma3-text", "gemma3_text"), ("mistral_3", "mistral3")]
+)
+def test_an_unknown_family_lists_the_known_ones(given: str, meant: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^model_type: given '{given}', allowed: llama, .*; did you mean '{meant}'\?$"
+    ):
+        tiny(given)
 
 
 @pytest.mark.parametrize(
