@@ -17,6 +17,34 @@ from typing import Literal, NamedTuple
 Head = Literal["lm", "scalar", "none"]
 
 
+class Norms(NamedTuple):
+    """The names of a layer's norms before and after each of its two blocks; empty where there is none."""
+
+    attention: str = "input_layernorm"
+    attention_output: str = ""
+    mlp: str = "post_attention_layernorm"
+    mlp_output: str = ""
+
+
+BEFORE = Norms()  # one before each block
+
+
+class Names(NamedTuple):
+    """What a family calls the modules that most call alike."""
+
+    model: str = "model"
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    attention: str = "self_attn"
+    qkv: str = "qkv_proj"
+    output: str = "o_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+NAMES = Names()
+
+
 class ConfigError(ValueError):
     """One line that names the `field`, what was `given` and what is `allowed`."""
 
@@ -56,14 +84,28 @@ class Architecture:
     qkv_bias: bool = False  # with MLA: of the two down projections
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    norms_per_layer: int = 2
-    fused_qkv: bool = False
+    qk_norm: Literal["", "heads", "width"] = ""  # queries and keys are normed head by head, or over all heads
+    norms: Norms = BEFORE
+    norm: Literal["rms", "centred", "layer"] = "rms"  # centred: the mean is taken off too; layer: PyTorch's own
+    norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
+    norm_bias: bool = False
+    parallel: bool = False  # both blocks read the layer's input
+    rotation: Literal["", "joined", "fp32"] = ""  # its result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
+    rotary_tables: int = 0  # elements of cos and sin a position, where each layer repeats them for itself (GLM)
+    embedding_scaled: bool = False  # outside of the embedding's module (Granite; Gemma's does it itself)
+    embedding_dropout: bool = False
+    residual_scaled: bool = False  # a block's output is multiplied before it is added (Granite)
+    residual_dropout: bool = False  # a block's output is dropped out while training (Seed-OSS)
+    attention_dropout: bool = False  # probabilities are
+    fused_qkv: Literal["", "sliced", "split"] = ""
+    gated: bool = True  # the MLP has a gate beside its up projection
     fused_gate_up: bool = False
     softcap_attn: bool = False
     softcap_logits: bool = False
+    logits_scaled: bool = False  # divided or multiplied by a number
     sliding_window: int | None = None  # None where no layer uses one
-    sliding_layers: int = 0
+    sliding_layers: tuple[int, ...] = ()  # the indices of those that do
+    unrotated_layers: tuple[int, ...] = ()  # the indices of those without rotary positions
     experts: int = 0
     experts_per_token: int = 0
     moe_intermediate: int = 0
@@ -73,14 +115,28 @@ class Architecture:
     attention_sinks: bool = False
     expert_bias: bool = False
     router_bias: bool = False
+    experts_input_first: bool = False  # their weights are stored so, gates and ups side by side (GPT-OSS)
+    router: str = "mlp.gate"  # its name
+    routing: Literal["softmax", "fp32", "best", "best-fp32"] = "softmax"  # of all experts, on casts; of the best alone
+    routing_normed: bool = True  # the weights of a token's experts are divided by their sum
+    routing_uncast: bool = False  # and stay in fp32
+    shared_name: str = "mlp.shared_experts"
+    shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
+    head_bias: bool = False
     mla: Mla | None = None
     activation: str = "silu"
+    names: Names = NAMES
     ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them, see `part`
 
     @property
     def vocab_part(self) -> int:
         """Rows of embedding and head that one rank holds."""
         return -(-self.vocab // self.ranks)
+
+    @property
+    def norm_elements(self) -> int:
+        """Elements of a norm of the residual stream."""
+        return self.hidden * (2 if self.norm_bias else 1)
 
 
 class Tensor(NamedTuple):
@@ -111,83 +167,80 @@ class Linear(NamedTuple):
     kind: str
 
 
-_LAYER = "model.layers.*."
-
-
 def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
     """The tensors of a decoder layer, in the order of its modules."""
 
     def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Iterable[Tensor]:
-        module = "attn" if name.startswith("self_attn") else "mlp"
+        module = "attn" if name.startswith(f"{a}.") else "mlp"
         yield tensor(f"{name}.weight", (outputs, inputs), "linear", module)
         if bias:
             yield tensor(f"{name}.bias", (outputs,), "bias", module)
 
-    def norm(name: str, size: int, module: str = "norm") -> Tensor:
-        return tensor(f"{name}.weight", (size,), "norm", module)
+    def norm(name: str, size: int, module: str = "norm") -> Iterable[Tensor]:
+        yield tensor(f"{name}.weight", (size,), "norm", module)
+        if arch.norm_bias:
+            yield tensor(f"{name}.bias", (size,), "norm", module)
 
     def tensor(name: str, shape: tuple[int, ...], kind: str, module: str) -> Tensor:
-        return Tensor(f"{_LAYER}{name}", shape, 1, kind, module)
+        return Tensor(f"{names.model}.layers.*.{name}", shape, 1, kind, module)
 
     def mlp(name: str, width: int, bias: bool) -> Iterable[Tensor]:
         if arch.fused_gate_up:
             yield from linear(f"{name}.gate_up_proj", h, 2 * width, bias)
         else:
-            yield from linear(f"{name}.gate_proj", h, width, bias)
-            yield from linear(f"{name}.up_proj", h, width, bias)
-        yield from linear(f"{name}.down_proj", width, h, bias)
+            if arch.gated:
+                yield from linear(f"{name}.gate_proj", h, width, bias)
+            yield from linear(f"{name}.{names.up}", h, width, bias)
+        yield from linear(f"{name}.{names.down}", width, h, bias)
 
+    names, a = arch.names, arch.names.attention
     h, heads, queries, keys = arch.hidden, arch.heads, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     if arch.attention_sinks:
-        yield tensor("self_attn.sinks", (heads,), "sink", "attn")
+        yield tensor(f"{a}.sinks", (heads,), "sink", "attn")
     if arch.mla:
         m = arch.mla
         if m.q_lora_rank:
-            yield from linear("self_attn.q_a_proj", h, m.q_lora_rank, arch.qkv_bias)
-            yield norm("self_attn.q_a_layernorm", m.q_lora_rank, "attn")
-            yield from linear("self_attn.q_b_proj", m.q_lora_rank, queries)
+            yield from linear(f"{a}.q_a_proj", h, m.q_lora_rank, arch.qkv_bias)
+            yield from norm(f"{a}.q_a_layernorm", m.q_lora_rank, "attn")
+            yield from linear(f"{a}.q_b_proj", m.q_lora_rank, queries)
         else:
-            yield from linear("self_attn.q_proj", h, queries)
-        yield from linear("self_attn.kv_a_proj_with_mqa", h, m.kv_lora_rank + m.qk_rope_head_dim, arch.qkv_bias)
-        yield norm("self_attn.kv_a_layernorm", m.kv_lora_rank, "attn")
-        yield from linear("self_attn.kv_b_proj", m.kv_lora_rank, heads * (m.qk_nope_head_dim + m.v_head_dim))
+            yield from linear(f"{a}.q_proj", h, queries)
+        yield from linear(f"{a}.kv_a_proj_with_mqa", h, m.kv_lora_rank + m.qk_rope_head_dim, arch.qkv_bias)
+        yield from norm(f"{a}.kv_a_layernorm", m.kv_lora_rank, "attn")
+        yield from linear(f"{a}.kv_b_proj", m.kv_lora_rank, heads * (m.qk_nope_head_dim + m.v_head_dim))
     elif arch.fused_qkv:
-        yield from linear("self_attn.qkv_proj", h, queries + 2 * keys, arch.qkv_bias)
+        yield from linear(f"{a}.{names.qkv}", h, queries + 2 * keys, arch.qkv_bias)
     else:
-        yield from linear("self_attn.q_proj", h, queries, arch.qkv_bias)
-        yield from linear("self_attn.k_proj", h, keys, arch.qkv_bias)
-        yield from linear("self_attn.v_proj", h, keys, arch.qkv_bias)
-    yield from linear("self_attn.o_proj", heads * arch.mla.v_head_dim if arch.mla else queries, h, arch.o_bias)
+        yield from linear(f"{a}.q_proj", h, queries, arch.qkv_bias)
+        yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
+        yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
+    yield from linear(f"{a}.{names.output}", heads * arch.mla.v_head_dim if arch.mla else queries, h, arch.o_bias)
     if arch.qk_norm:
-        yield norm("self_attn.q_norm", arch.head_dim, "attn")
-        yield norm("self_attn.k_norm", arch.head_dim, "attn")
+        whole = arch.qk_norm == "width"
+        yield from norm(f"{a}.q_norm", queries if whole else arch.head_dim, "attn")
+        yield from norm(f"{a}.k_norm", keys if whole else arch.head_dim, "attn")
 
     if moe:
         e, i = arch.experts, arch.moe_intermediate
-        router = "mlp.router" if arch.family == "gpt_oss" else "mlp.gate"
-        yield tensor(f"{router}.weight", (e, h), "router", "mlp")
+        block = arch.router.partition(".")[0]
+        yield tensor(f"{arch.router}.weight", (e, h), "router", "mlp")
         if arch.router_bias:
-            yield tensor(f"{router}.bias", (e,), "router", "mlp")
-        # GPT-OSS stores its experts input first
-        up, down = ((e, h, 2 * i), (e, i, h)) if arch.family == "gpt_oss" else ((e, 2 * i, h), (e, h, i))
-        yield tensor("mlp.experts.gate_up_proj", up, "expert", "mlp")
-        yield tensor("mlp.experts.down_proj", down, "expert", "mlp")
+            yield tensor(f"{arch.router}.bias", (e,), "router", "mlp")
+        up, down = ((e, h, 2 * i), (e, i, h)) if arch.experts_input_first else ((e, 2 * i, h), (e, h, i))
+        yield tensor(f"{block}.experts.gate_up_proj", up, "expert", "mlp")
+        yield tensor(f"{block}.experts.down_proj", down, "expert", "mlp")
         if arch.expert_bias:
-            yield tensor("mlp.experts.gate_up_proj_bias", (e, 2 * i), "expert", "mlp")
-            yield tensor("mlp.experts.down_proj_bias", (e, h), "expert", "mlp")
+            yield tensor(f"{block}.experts.gate_up_proj_bias", (e, 2 * i), "expert", "mlp")
+            yield tensor(f"{block}.experts.down_proj_bias", (e, h), "expert", "mlp")
         if arch.shared_experts:
-            shared = "mlp.shared_expert" if arch.family == "qwen2_moe" else "mlp.shared_experts"
-            yield from mlp(shared, arch.shared_intermediate, arch.mlp_bias)
-            if arch.family == "qwen2_moe":
+            yield from mlp(arch.shared_name, arch.shared_intermediate, arch.mlp_bias)
+            if arch.shared_gate:
                 yield from linear("mlp.shared_expert_gate", h, 1)
     else:
         yield from mlp("mlp", arch.intermediate, arch.mlp_bias)
 
-    yield norm("input_layernorm", h)
-    yield norm("post_attention_layernorm", h)
-    if arch.norms_per_layer == 4:
-        yield norm("pre_feedforward_layernorm", h)
-        yield norm("post_feedforward_layernorm", h)
+    for name in filter(None, arch.norms):
+        yield from norm(name, h)
 
 
 @lru_cache(maxsize=4096)
@@ -208,14 +261,15 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
         for tensor in _layer(arch, is_moe) if count else ():
             seen = layers[tensor.name].count if tensor.name in layers else 0
             layers[tensor.name] = tensor._replace(count=count + seen)
-    embedding = Tensor("model.embed_tokens.weight", (arch.vocab_part, arch.hidden), 1, "embedding", "embed")
-    norm = Tensor("model.norm.weight", (arch.hidden,), 1, "norm", "norm")
-    heads = {
-        "lm": () if arch.tied else (Tensor("lm_head.weight", (arch.vocab_part, arch.hidden), 1, "head", "head"),),
-        "scalar": (Tensor("score.weight", (1, arch.hidden), 1, "head", "head"),),
-        "none": (),
-    }
-    return (embedding, *layers.values(), norm, *heads[head])
+    names, rows = arch.names, arch.vocab_part
+    embedding = Tensor(f"{names.model}.{names.embedding}.weight", (rows, arch.hidden), 1, "embedding", "embed")
+    ends = ("weight", "bias") if arch.norm_bias else ("weight",)
+    norm = [Tensor(f"{names.model}.{names.final_norm}.{end}", (arch.hidden,), 1, "norm", "norm") for end in ends]
+    lm = [] if arch.tied else [Tensor("lm_head.weight", (rows, arch.hidden), 1, "head", "head")]
+    if arch.head_bias:
+        lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
+    heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
+    return (embedding, *layers.values(), *norm, *heads[head])
 
 
 @lru_cache(maxsize=4096)
@@ -245,13 +299,14 @@ def part(arch: Architecture, ranks: int) -> Architecture:
     """
     if ranks == 1:
         return arch
-    for name, why in (
-        ("fused_qkv", "whose fused projections are gathered again"),
-        ("mla", "with latent attention"),
-        ("attention_sinks", "whose attention stays whole"),
-        ("shared_experts", "with shared experts"),
+    for here, why in (
+        (arch.fused_qkv or arch.fused_gate_up, "whose fused projections are gathered again"),
+        (arch.qk_norm == "width", "whose queries and keys are gathered again for their norms"),
+        (arch.mla, "with latent attention"),
+        (arch.attention_sinks, "whose attention stays whole"),
+        (arch.shared_experts, "with shared experts"),
     ):
-        if getattr(arch, name):
+        if here:
             raise ConfigError(
                 "tensor_parallel", ranks, f"1 for models of the family {arch.family}, {why}: not modelled"
             )
@@ -289,60 +344,7 @@ def linears(arch: Architecture, index: int = -1) -> tuple[Linear, ...]:
     Routers and routed experts are bare parameters in Transformers 5, hence not among them.
     """
     return tuple(
-        Linear(t.name.removeprefix(_LAYER).removesuffix(".weight"), t.shape[1], t.shape[0], t.module)
+        Linear(t.name.partition(".*.")[2].removesuffix(".weight"), t.shape[1], t.shape[0], t.module)
         for t in layer_tensors(arch, index)
         if t.kind == "linear"
     )
-
-
-def lora_parameters(
-    arch: Architecture, rank: int, targets: Literal["all-linear"] | Sequence[str], *, fused_experts: bool = False
-) -> int:
-    """The adapter parameters PEFT adds: rank · (inputs + outputs) for each adapted Linear.
-
-    `targets` is `all-linear` (every Linear but the head) or names matched as PEFT matches them: a module's whole name
-    or its end after a dot. `fused_experts`: count `all-linear` as PEFT 0.21's `get_peft_model` applies it to the
-    families whose experts Transformers 5 fused (see `_fused_width`), instead of to Linear modules alone.
-    Raises ConfigError for a name that matches no Linear, and for a rank below 1.
-    """
-    if type(rank) is not int or rank < 1:
-        raise ConfigError("lora.rank", rank, "a positive integer")
-    if fused_experts and targets == "all-linear" and arch.family in _PEFT_FUSED:
-        return rank * _fused_width(arch)
-    return rank * _lora_width(arch, targets if isinstance(targets, str) else tuple(targets))
-
-
-# peft/utils/transformers_weight_conversion.py, PEFT 0.21.2
-_PEFT_FUSED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
-
-
-def _fused_width(arch: Architecture) -> int:
-    """Inputs plus outputs as PEFT rewrites `all-linear` for fused experts: routers and routed experts are adapted.
-
-    gate_up_proj gets twice the rank, for the two projections it fuses; Linear modules named like the experts'
-    projections (DeepSeek's shared experts and dense MLPs) are left out.
-    """
-    attention = sum(i + o for _, i, o, kind in linears(arch, 0) if kind == "attn")
-    h, i, e = arch.hidden, arch.moe_intermediate, arch.experts
-    expert = 2 * (h + 2 * i) + (i + h)
-    return arch.layers * attention + (arch.layers - arch.dense_layers) * (e * expert + (h + e))
-
-
-@lru_cache(maxsize=4096)
-def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
-    """Inputs plus outputs, over every Linear that `targets` names."""
-    groups = ((arch.dense_layers, 0), (arch.layers - arch.dense_layers, -1))  # how many layers, one of them
-    found = [(count, linear) for count, index in groups if count for linear in linears(arch, index)]
-    names = sorted({linear.name.rpartition(".")[2] for _, linear in found})
-    if isinstance(targets, str) and targets != "all-linear":
-        raise ConfigError("lora.targets", targets, f"all-linear or a list of {', '.join(names)}", near=["all-linear"])
-    wanted = names if isinstance(targets, str) else targets
-
-    def matches(linear: Linear, target: object) -> bool:
-        return f".{linear.name}".endswith(f".{target}")
-
-    for target in wanted:
-        if not any(matches(linear, target) for _, linear in found):
-            raise ConfigError("lora.targets", target, ", ".join(names), near=names)
-    adapted = [(count, linear) for count, linear in found if any(matches(linear, target) for target in wanted)]
-    return sum(count * (linear.inputs + linear.outputs) for count, linear in adapted)

@@ -6,82 +6,16 @@ A field that the config leaves out takes the default of the family's `configurat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from calc.architecture import Architecture, ConfigError, Mla
+from calc.architecture import BEFORE, Architecture, ConfigError, Mla
+from calc.families import FAMILIES, NESTED, Family
 
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What a family's modeling class fixes, and its config class's defaults for the fields that may be absent."""
-
-    defaults: Mapping[str, Any]
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields of Architecture
-    biases: tuple[str, str] = ("", "")  # config fields that give q, k, v and o their biases
-    window: str = ""  # which layers slide: all, even, late, even-early
-    experts: str = ""  # config field with the number of routed experts
-    expert_size: str = "moe_intermediate_size"  # config field with a routed expert's width
-    mla: bool = False
-
-
-_BIASES = ("attention_bias", "attention_bias")
-_LATE = dict(use_sliding_window=False, sliding_window=4096, max_window_layers=28)
-_SPARSE = dict(num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=None)
-_GEMMA = dict(head_dim=256, max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False)
-_MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
-_FAMILIES: dict[str, _Family] = {
-    "llama": _Family(dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False), biases=_BIASES),
-    "mistral": _Family(
-        dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096),
-        window="all",
-    ),
-    "mixtral": _Family(
-        dict(num_key_value_heads=8, max_position_embeddings=131072, num_local_experts=8, num_experts_per_tok=2),
-        window="all", experts="num_local_experts", expert_size="intermediate_size",
-    ),
-    "qwen2": _Family(dict(num_key_value_heads=32, **_LATE), dict(qkv_bias=True), window="late"),
-    "qwen2_moe": _Family(
-        dict(num_key_value_heads=16, qkv_bias=True, num_experts=60, moe_intermediate_size=1408,
-             shared_expert_intermediate_size=5632, **_LATE, **_SPARSE | dict(num_experts_per_tok=4)),
-        dict(shared_experts=1), biases=("qkv_bias", ""), window="even-early", experts="num_experts",
-    ),
-    "qwen3": _Family(
-        dict(num_key_value_heads=32, head_dim=128, attention_bias=False, **_LATE),
-        dict(qk_norm=True), biases=_BIASES, window="late",
-    ),
-    "qwen3_moe": _Family(
-        dict(num_key_value_heads=4, attention_bias=False, num_experts=128, moe_intermediate_size=768,
-             **_LATE, **_SPARSE),
-        dict(qk_norm=True), biases=_BIASES, window="all", experts="num_experts",
-    ),
-    "gemma": _Family(dict(num_key_value_heads=16, hidden_act="gelu_pytorch_tanh", **_GEMMA), biases=_BIASES),
-    "gemma2": _Family(
-        dict(num_key_value_heads=4, hidden_activation="gelu_pytorch_tanh", sliding_window=4096,
-             attn_logit_softcapping=50.0, final_logit_softcapping=30.0, **_GEMMA),
-        dict(norms_per_layer=4), biases=_BIASES, window="even",
-    ),
-    "phi3": _Family(dict(max_position_embeddings=4096), dict(fused_qkv=True, fused_gate_up=True), window="all"),
-    "deepseek_v2": _Family(
-        dict(max_position_embeddings=2048, mlp_bias=False, n_routed_experts=64, moe_intermediate_size=1407,
-             n_shared_experts=2, first_k_dense_replace=0, v_head_dim=128, **_MLA),
-        biases=_BIASES, experts="n_routed_experts", mla=True,
-    ),
-    "deepseek_v3": _Family(
-        dict(max_position_embeddings=4096, num_key_value_heads=128, n_routed_experts=256, num_experts_per_tok=8,
-             moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=3, v_head_dim=128, **_MLA),
-        biases=_BIASES, experts="n_routed_experts", mla=True,
-    ),
-    "gpt_oss": _Family(
-        dict(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, attention_bias=True,
-             sliding_window=128, num_local_experts=128, num_experts_per_tok=4),
-        dict(attention_sinks=True, expert_bias=True, router_bias=True),
-        biases=_BIASES, window="even", experts="num_local_experts", expert_size="intermediate_size",
-    ),
-}  # fmt: skip
-FAMILIES = tuple(_FAMILIES)
-
-
+# fields of Architecture that a number in the config switches on
+_POSITIVE = {
+    "softcap_attn": "attn_logit_softcapping",
+    "softcap_logits": "final_logit_softcapping",
+}
 # beyond this no model can be meant; lists of layers are built one by one
 MOST = {"num_hidden_layers": 10_000}
 
@@ -129,43 +63,76 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     """The architecture that a Hugging Face `config.json` of a known family describes.
 
     The five sizes (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, vocab_size) must be
-    given; other fields default as in the family's config class; fields that change no tensor are ignored.
+    given, but those that Gemma 3's published configs leave out; other fields default as in the family's config class;
+    fields that change no tensor are ignored. Of a model that reads images it is the language model alone.
     Raises ConfigError for an unknown family, a missing field, or a value that no model can have.
     """
     if not isinstance(config, Mapping):
         raise ConfigError("config", config, "a mapping, the content of a config.json")
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in _FAMILIES:
-        raise ConfigError("model_type", model_type, ", ".join(FAMILIES), near=FAMILIES)
-    family = _FAMILIES[model_type]
-    common = {"max_position_embeddings": 32768, "hidden_act": "silu", "tie_word_embeddings": False}
+    if isinstance(model_type, str) and model_type in NESTED:
+        inner = config.get("text_config")
+        if not isinstance(inner, Mapping):
+            raise ConfigError("text_config", inner, f"a mapping, the language model of {model_type}")
+        config = {"model_type": NESTED[model_type], **inner}
+        model_type = config["model_type"]
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        known = (*FAMILIES, *NESTED)
+        raise ConfigError("model_type", model_type, ", ".join(known), near=known)
+    family = FAMILIES[model_type]
+    common = {
+        "max_position_embeddings": 32768,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+    }
     read = _Reader(config, {**common, **family.defaults})
     hidden, layers, heads = map(read.integer, ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     kv_heads = read.optional("num_key_value_heads") or heads
     if heads % kv_heads:
         raise ConfigError("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads = {heads}")
     mla = _mla(read) if family.mla else None
-    qkv_bias, o_bias = (bool(name) and read.boolean(name) for name in family.biases)
+    head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else _head_dim(read, hidden, heads)
+    qkv_bias, o_bias, mlp_bias = (bool(name) and read.boolean(name) for name in family.biases)
     window = read.optional("sliding_window") if family.window else None
-    sliding = _sliding_layers(family.window, read, layers) if window else 0
+    sliding = _sliding_layers(family.window, read, layers) if window else ()
+    unrotated: tuple[int, ...] = ()
+    if family.unrotated == "listed":
+        unrotated = _no_rope(read, layers)
+    elif family.unrotated and window:
+        unrotated = tuple(layer for layer in range(layers) if layer not in sliding)
+    for name in family.refused:
+        if read.boolean(name):
+            raise ConfigError(name, True, f"false for the family {model_type}; not modelled")
     facts = {
         "qkv_bias": qkv_bias,
         "o_bias": o_bias,
-        "mlp_bias": "mlp_bias" in family.defaults and read.boolean("mlp_bias"),
-        "softcap_attn": "attn_logit_softcapping" in family.defaults and read.positive("attn_logit_softcapping"),
-        "softcap_logits": "final_logit_softcapping" in family.defaults and read.positive("final_logit_softcapping"),
+        "mlp_bias": mlp_bias,
+        "parallel": bool(family.parallel) and read.boolean(family.parallel),
+        "residual_dropout": bool(family.dropout) and read.positive(family.dropout),
+        "embedding_dropout": bool(family.embedding_dropout) and read.positive(family.embedding_dropout),
+        "attention_dropout": read.positive("attention_dropout"),
+        **{field: name in family.defaults and read.positive(name) for field, name in _POSITIVE.items()},
         "sliding_window": window if sliding else None,
         "sliding_layers": sliding,
+        "unrotated_layers": unrotated,
+        "rotary_tables": 2 * int(head_dim * _rotated_share(read)) if family.interleaved else 0,
         **(_moe(family, read, layers) if family.experts else {"dense_layers": layers}),
         **family.fixed,
     }
+    if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):
+        facts["norms"] = BEFORE
+    if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
+        facts["qk_norm"] = "heads"
+    if "norm_topk_prob" in family.defaults:
+        facts["routing_normed"] = read.boolean("norm_topk_prob")
     return Architecture(
         family=model_type,
         hidden=hidden,
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else _head_dim(read, hidden, heads),
+        head_dim=head_dim,
         intermediate=read.integer("intermediate_size"),
         vocab=read.integer("vocab_size"),
         tied=read.boolean("tie_word_embeddings"),
@@ -183,6 +150,17 @@ def _head_dim(read: _Reader, hidden: int, heads: int) -> int:
     return given or hidden // heads
 
 
+def _rotated_share(read: _Reader) -> float:
+    """The share of a head that is rotated, in one of the two places where a config says it."""
+    name, inner = "partial_rotary_factor", read.value("rope_parameters")
+    value = inner[name] if isinstance(inner, Mapping) and name in inner else read.value(name)
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(name, value, "a number above 0, at most 1")
+    return value
+
+
 def _activation(read: _Reader) -> str:
     name = "hidden_activation" if "hidden_activation" in read.defaults else "hidden_act"
     value = read.value(name)
@@ -197,20 +175,44 @@ def _mla(read: _Reader) -> Mla:
     return Mla(read.optional("q_lora_rank"), *ranks)
 
 
-def _sliding_layers(rule: str, read: _Reader, layers: int) -> int:
-    """How many layers look back only `sliding_window` tokens."""
+def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
+    """The layers that look back only `sliding_window` tokens."""
     if "use_sliding_window" in read.defaults and not read.boolean("use_sliding_window"):
-        return 0
+        return ()
     types = read.value("layer_types")
     if types is not None and rule != "all":
         if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
             raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
-        return sum(kind == "sliding_attention" for kind in types)
+        return tuple(layer for layer, kind in enumerate(types) if kind == "sliding_attention")
+    if rule == "unrotated":
+        return _no_rope(read, layers)
+    if rule == "period":
+        period = read.integer("sliding_window_pattern")
+        return tuple(layer for layer in range(layers) if (layer + 1) % period)
     early = min(layers, read.integer("max_window_layers", 0)) if "max_window_layers" in read.defaults else layers
-    return {"all": layers, "even": (layers + 1) // 2, "late": layers - early, "even-early": (early + 1) // 2}[rule]
+    found = {
+        "all": range(layers),
+        "each": range(layers),
+        "even": range(0, layers, 2),
+        "late": range(early, layers),
+        "even-early": range(0, early, 2),
+        "after-fourths": [layer for layer in range(layers) if layer % 4],
+    }
+    return tuple(found[rule])
 
 
-def _moe(family: _Family, read: _Reader, layers: int) -> dict[str, int]:
+def _no_rope(read: _Reader, layers: int) -> tuple[int, ...]:
+    """The layers for which `no_rope_layers` has a 0, or every so many."""
+    listed = read.value("no_rope_layers")
+    if listed is None:
+        every = read.integer("no_rope_layer_interval")
+        return tuple(range(every - 1, layers, every))
+    if not isinstance(listed, Sequence) or len(listed) < layers or not all(type(rotates) is int for rotates in listed):
+        raise ConfigError("no_rope_layers", listed, f"a list of num_hidden_layers = {layers} times 0 or 1")
+    return tuple(layer for layer in range(layers) if not listed[layer])
+
+
+def _moe(family: Family, read: _Reader, layers: int) -> dict[str, int]:
     """The Mixture-of-Experts fields of Architecture."""
     # Qwen3-MoE's attribute_map lets num_local_experts stand for num_experts
     alias = family.experts not in read.config and "num_local_experts" in read.config

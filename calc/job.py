@@ -68,7 +68,7 @@ class Job:
             r.path,
             r.trainable,
             batch,
-            masked=s.attention == "sdpa" and window is not None and batch.length > window,
+            masked=s.attention == "sdpa" and window is not None and batch.length >= window,
             checkpointing=s.checkpointing if r.optimizer else "none",
             inner=s.sharding.startswith("fsdp"),
         )

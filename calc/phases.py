@@ -84,19 +84,13 @@ class Stack(NamedTuple):
     cached_casts: Amount  # autocast's bf16 copies of the layers' weights, until forward ends
     embedding_own: int  # 0 where the head, whose tensor it is, has been counted already
     layers: int
+    bottom: Amount  # what is kept below the first layer
     loss_inside: bool  # Transformers' own loss runs inside the model's forward, log-probabilities outside
     inner: bool
     residual: Amount  # one tensor of the residual stream
     embedding_passing: Amount
     embedding_scratch: Amount
     dims: dict[str, int]
-
-
-def slides(arch: Architecture, layer: int) -> bool:
-    """Whether a layer attends only to a window: every other one (Gemma 2, GPT-OSS), all, or the last ones (Qwen2)."""
-    if 2 * arch.sliding_layers in (arch.layers, arch.layers + 1):
-        return layer % 2 == 0
-    return layer >= arch.layers - arch.sliding_layers
 
 
 @lru_cache(maxsize=4096)
@@ -109,19 +103,25 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
     arch = run.arch
     # sinks leave eager attention or flash, whatever the window
     windowed = run if arch.attention_sinks else replace(run, kernel="masked")
-    kinds: dict[tuple[bool, bool, bool], int] = {}
+    kinds: dict[tuple[bool, bool, bool, bool], int] = {}
     order: list[int] = []
     for layer in range(arch.layers):
-        key = (layer >= arch.dense_layers, masked and slides(arch, layer), layer == 0 and not run.trained)
+        key = (
+            layer >= arch.dense_layers,
+            masked and layer in arch.sliding_layers,
+            layer == 0 and not run.trained,
+            layer not in arch.unrotated_layers,
+        )
         order.append(kinds.setdefault(key, len(kinds)))
     embedding = embedding_parameters(arch) if run.trained else 0
-    norm = arch.hidden if run.trained else 0
+    norm = arch.norm_elements if run.trained else 0
     head_trained = arch.hidden if path.kind == "scalar" else embedding
     blocks = []
-    for (moe, window, first), kind in kinds.items():
+    for (moe, window, first, rotated), kind in kinds.items():
         count = order.count(kind)
         each = layer_parameters(arch, -1 if moe else 0) if run.trained else trained // arch.layers
-        segment = activations.layer(windowed if window else run, moe=moe, first=first, recomputed=recompute)
+        own = windowed if window else run
+        segment = activations.layer(own, moe=moe, first=first, recomputed=recompute, rotated=rotated)
         blocks.append(Block(segment, each, count))
     stops = []
     for kind in range(len(blocks)):
@@ -149,6 +149,7 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         cached_casts=_cached_casts(arch) if run.precision == "autocast" and run.trained else NO_BYTES,
         embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
         layers=arch.layers,
+        bottom=amount(activations.below_layers(run, recompute), dims),
         loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar"),
         inner=inner,
         residual=amount(stream, dims),
@@ -183,6 +184,11 @@ class Layout:
         lasting = self.held == "next" or self.held == during
         return [Part("logits", self.stack.held, "loss#held")] if lasting else []
 
+    def bottom(self) -> list[Part]:
+        """What is kept below the first layer."""
+        kept = self.stack.bottom
+        return [Part("activations", kept, "activations#embedding")] if kept.tokens else []
+
     def casts(self) -> list[Part]:
         """Autocast's cache of bf16 weights in a forward whose layers keep none of their own."""
         return [Part("temporary", self.stack.cached_casts, "activations#autocast")] if self.recompute else []
@@ -190,8 +196,8 @@ class Layout:
     def below(self, stop: Stop) -> list[Part]:
         """What the layers below `stop` keep, and, recomputing, the input of the layer itself."""
         if self.recompute:
-            return [Part("checkpoints", self.stack.residual, "activations#checkpoints", stop.layer + 1)]
-        return [
+            return [*self.bottom(), Part("checkpoints", self.stack.residual, "activations#checkpoints", stop.layer + 1)]
+        return self.bottom() + [
             Part("activations", block.segment.saved, "activations#saved", number)
             for block, number in zip(self.kept.blocks, stop.below, strict=True)
             if number
@@ -200,8 +206,11 @@ class Layout:
     def layers(self) -> list[Part]:
         """What all layers keep once forward has passed them."""
         if self.recompute:
-            return [Part("checkpoints", self.stack.residual, "activations#checkpoints", self.stack.layers)]
-        return [Part("activations", b.segment.saved, "activations#saved", b.number) for b in self.kept.blocks]
+            checkpoints = Part("checkpoints", self.stack.residual, "activations#checkpoints", self.stack.layers)
+            return [*self.bottom(), checkpoints]
+        return self.bottom() + [
+            Part("activations", b.segment.saved, "activations#saved", b.number) for b in self.kept.blocks
+        ]
 
     def waiting(self) -> list[Part]:
         """Everything alive while another model's forward runs: what backward needs, and autocast's cache."""
@@ -288,7 +297,7 @@ def alive(shot: Shot, saved: str = "activations", passing: str = "temporary") ->
 
 
 # what the model's own forward does behind its head
-CAPPED = ("logits: gather", "logits: over cap", "logits: tanh", "logits: times cap")
+CAPPED = ("logits: gather", "logits: scale", "logits: over cap", "logits: tanh", "logits: times cap")
 # torch `native/cuda/Embedding.cu`: above this many tokens the gradient is summed by sorted segments, which takes a
 # row in fp32 for every token and for every ten of them
 SORTED_TOKENS = 3072

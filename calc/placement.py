@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import Architecture, Head, Tensor, linears, lora_parameters, parameters, part, tensors
+from calc.architecture import Architecture, Head, Tensor, linears, parameters, part, tensors
 from calc.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.plain import Plain
@@ -16,6 +16,7 @@ from calc.engines.zero import Zero
 from calc.frameworks import at_least
 from calc.keeps import Keeps, Role
 from calc.ledger import Line
+from calc.lora import lora_parameters
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Run
 from calc.memory.runtime import process
@@ -91,6 +92,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         arch=arch,
         precision=TAPES[s.precision],
         trained=trained and adapter is None,
+        training=trained,
         adapter=adapter,
         kernel=kernel(arch, s.attention, s.precision),
         sequences=s.sequence_parallel and s.tensor_parallel > 1,
@@ -157,7 +159,13 @@ def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
     own = s.role(role.name) or s
     trained = any(role.name in (stage.role, stage.beside) for stage in keeps.stages if stage.does == "train")
     model = replica(own, role, trained=trained)
-    frozen = replace(model, path=role.scoring, run=replace(model.run, trained=False), optimizer=None, accumulates=False)
+    frozen = replace(
+        model,
+        path=role.scoring,
+        run=replace(model.run, trained=False, training=False),
+        optimizer=None,
+        accumulates=False,
+    )
     return Placed(role, own, engine(own, model, keeps), engine(own, frozen, keeps))
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from calc.architecture import Architecture, ConfigError, lora_parameters, part
+from calc.architecture import Architecture, ConfigError, part
 from calc.catalog import GPU, Catalog, CatalogError
 from calc.frameworks import DEEPSPEED, FSDP, TOGETHER
+from calc.lora import lora_parameters
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario

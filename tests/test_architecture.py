@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from calc import architecture as A
 from calc.architecture import Architecture, ConfigError
-from calc.config import FAMILIES, from_config
+from calc.config import from_config
+from calc.families import FAMILIES
+from calc.lora import lora_parameters
 
 MODELS = sorted((Path(__file__).parent.parent / "models").glob("*.yaml"))
 TINY = {
@@ -98,14 +100,14 @@ def test_active_parameters(model: str, active: int) -> None:
 
 def test_what_a_published_config_says_besides_sizes() -> None:
     gemma, oss, phi, qwen = (published(m) for m in ("gemma-2-9b", "gpt-oss-20b", "phi-3-mini", "qwen2.5-7b"))
-    assert (gemma.sliding_window, gemma.sliding_layers) == (4096, 21)
+    assert (gemma.sliding_window, len(gemma.sliding_layers)) == (4096, 21)
     assert (gemma.softcap_attn, gemma.softcap_logits) == (True, True)
-    assert (gemma.tied, gemma.norms_per_layer, gemma.activation) == (True, 4, "gelu_pytorch_tanh")
-    assert (oss.sliding_window, oss.sliding_layers, oss.attention_sinks, oss.o_bias) == (128, 12, True, True)
-    assert (phi.sliding_window, phi.sliding_layers, phi.fused_qkv, phi.fused_gate_up) == (2047, 32, True, True)
-    assert (qwen.sliding_window, qwen.sliding_layers, qwen.qkv_bias, qwen.o_bias) == (None, 0, True, False)
-    assert published("mistral-7b").sliding_layers == 0
-    assert published("mistral-7b-v0.1").sliding_layers == 32
+    assert (gemma.tied, len(list(filter(None, gemma.norms))), gemma.activation) == (True, 4, "gelu_pytorch_tanh")
+    assert (oss.sliding_window, len(oss.sliding_layers), oss.attention_sinks, oss.o_bias) == (128, 12, True, True)
+    assert (phi.sliding_window, len(phi.sliding_layers), phi.fused_qkv, phi.fused_gate_up) == (2047, 32, "sliced", True)
+    assert (qwen.sliding_window, qwen.sliding_layers, qwen.qkv_bias, qwen.o_bias) == (None, (), True, False)
+    assert published("mistral-7b").sliding_layers == ()
+    assert published("mistral-7b-v0.1").sliding_layers == tuple(range(32))
     assert published("gemma-2b").activation == "gelu_pytorch_tanh"  # its file says gelu
     assert published("llama-3.1-8b").max_positions == 131072
 
@@ -146,7 +148,7 @@ def test_mistral() -> None:
     """Llama's tensors; without a word about it every layer slides over 4 096 tokens, with null none does."""
     arch = tiny("mistral", num_key_value_heads=2)
     assert A.parameters(arch) == A.parameters(tiny("llama", num_key_value_heads=2))
-    assert (arch.sliding_window, arch.sliding_layers) == (4096, 2)
+    assert (arch.sliding_window, arch.sliding_layers) == (4096, (0, 1))
     assert tiny("mistral", num_key_value_heads=2, sliding_window=None).sliding_window is None
 
 
@@ -154,8 +156,8 @@ def test_qwen2() -> None:
     """Llama's 496 and biases of q, k and v, 8 + 4 + 4 = 16; the layers from max_window_layers on slide, if any do."""
     assert A.layer_parameters(tiny("qwen2", num_key_value_heads=2)) == 496 + 16
     used = tiny("qwen2", num_key_value_heads=2, use_sliding_window=True, sliding_window=32, max_window_layers=1)
-    assert (used.sliding_window, used.sliding_layers) == (32, 1)
-    assert tiny("qwen2", num_key_value_heads=2, sliding_window=32, max_window_layers=1).sliding_layers == 0
+    assert (used.sliding_window, used.sliding_layers) == (32, (1,))
+    assert tiny("qwen2", num_key_value_heads=2, sliding_window=32, max_window_layers=1).sliding_layers == ()
 
 
 def test_qwen3() -> None:
@@ -218,8 +220,8 @@ def test_gemma2() -> None:
     """Attention 384, MLP 288, four norms 32: 704; tied by default; every other layer slides, the first one included."""
     arch = tiny("gemma2", num_key_value_heads=2, head_dim=4)
     assert A.parameters(arch) == 2 * 704 + 88
-    assert (arch.sliding_window, arch.sliding_layers) == (4096, 1)
-    assert tiny("gemma2", num_hidden_layers=3).sliding_layers == 2
+    assert (arch.sliding_window, arch.sliding_layers) == (4096, (0,))
+    assert tiny("gemma2", num_hidden_layers=3).sliding_layers == (0, 2)
     assert tiny("gemma2", layer_types=["full_attention"] * 2).sliding_window is None
     assert not tiny("gemma2", attn_logit_softcapping=None).softcap_attn
 
@@ -256,6 +258,125 @@ def test_gpt_oss() -> None:
     assert shapes(arch)["self_attn.sinks"] == (2, (4,))
 
 
+def test_gemma3() -> None:
+    """Gemma 2's 704 and norms of queries and keys, 2 · 4; tied; all layers slide but every sixth."""
+    arch = tiny("gemma3_text", num_key_value_heads=2, head_dim=4)
+    assert A.parameters(arch) == 2 * 712 + 88
+    assert (arch.softcap_attn, arch.softcap_logits) == (False, False)
+    layers = tiny("gemma3_text", num_key_value_heads=2, num_hidden_layers=13).sliding_layers
+    assert layers == (0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 12)
+
+
+def test_the_language_model_of_one_that_reads_images() -> None:
+    """What Gemma 3's and Mistral 3's files nest; 4B's leaves out its heads, 8 and 4, and its vocabulary of 262 208."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
+    gemma = from_config({"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}})
+    assert A.parameters(gemma) == A.parameters(published("gemma-3-4b")) == 3880263168
+    mistral = from_config({"model_type": "mistral3", "text_config": {**TINY, "num_key_value_heads": 2}})
+    assert mistral.family == "mistral"
+    with pytest.raises(ConfigError, match=r"^text_config: nothing given, allowed: a mapping"):
+        from_config({"model_type": "gemma3", **TINY})
+    with pytest.raises(ConfigError, match=r"^model_type: given 'siglip'"):
+        from_config({"model_type": "gemma3", "text_config": {"model_type": "siglip"}})
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "layer"),
+    [
+        # Llama's 496 with norms of all queries, 8, and all keys, 4, and two norms after the blocks
+        ("olmo2", {}, 508), ("olmo3", {}, 508),
+        ("granite", {}, 496),
+        # four norms, 16 more
+        ("hyperclovax", {}, 512), ("hyperclovax", {"use_post_norm": False}, 496),
+        # 40 for q, k and v: 128 + 2 · 64 + 128 of heads of 4, their biases 16 + 8 + 8, MLP 288, norms 16 or 32
+        ("glm", {"head_dim": 4}, 720), ("glm4", {"head_dim": 4}, 736),
+        ("glm4", {"head_dim": 4, "attention_bias": False}, 704),
+        ("smollm3", {}, 496),
+        ("seed_oss", {"head_dim": 2}, 512), ("seed_oss", {"head_dim": 2, "attention_out_bias": True}, 520),
+        # norms of queries and keys of a head, 2 · 2
+        ("exaone4", {}, 500),
+        ("ministral", {}, 496), ("ministral3", {"head_dim": 2}, 496), ("cwm", {"head_dim": 2}, 496),
+        ("internlm3", {"head_dim": 2}, 496), ("iquestcoder", {"head_dim": 2}, 496),
+        ("helium", {"head_dim": 2}, 496), ("ernie4_5", {"head_dim": 2}, 496),
+        ("ernie4_5", {"head_dim": 2, "use_bias": True}, 552),
+        # MLP 2 · 96
+        ("arcee", {}, 400),
+        # and biases 8 + 4 + 4 + 8, 12 + 8; norms have 8 more each
+        ("starcoder2", {}, 400 + 24 + 20 + 16), ("starcoder2", {"use_bias": False}, 416),
+        ("stablelm", {}, 512), ("stablelm", {"use_qkv_bias": True}, 528),
+        # one norm
+        ("phi", {}, 400 + 24 + 20 + 0), ("cohere", {}, 488), ("cohere2", {}, 488),
+        # 3 · 64 + 24 for q, k and v
+        ("gpt_neox", {"num_key_value_heads": None}, 216 + 72 + 212 + 32),
+        # router 32 and four experts of 288 in place of the MLP
+        ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, 192 + 12 + 32 + 1152 + 16),
+        ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}, 192 + 12 + 32 + 1152 + 16),
+        ("granitemoe", {"num_local_experts": 4}, 192 + 32 + 1152 + 16),
+    ],
+)  # fmt: skip
+def test_a_layer_of_another_family(family: str, fields: dict[str, Any], layer: int) -> None:
+    """Llama's attention 192, MLP 288 and norms 16, and what differs; two KV heads of four."""
+    arch = tiny(family, **{"num_key_value_heads": 2, "tie_word_embeddings": False, **fields})
+    assert A.layer_parameters(arch) == layer
+    ends = 160 + (10 if family == "phi" else 0) + arch.norm_elements
+    assert A.parameters(arch) == 2 * layer + ends
+
+
+def test_glm_4_5() -> None:
+    """Attention 192 + 16; layer 0 dense with 288, layer 1 a router of 32, experts 4 · 144 and a shared one of 144."""
+    fields = {k: v for k, v in DEEPSEEK.items() if k not in MLA} | {"num_key_value_heads": 2, "attention_bias": True}
+    arch = tiny("glm4_moe", **fields)
+    assert [A.layer_parameters(arch, i) for i in (0, 1)] == [208 + 288 + 16, 208 + 32 + 576 + 144 + 16]
+    assert arch.qk_norm == ""
+    assert tiny("glm4_moe", **fields, use_qk_norm=True).qk_norm == "heads"
+
+
+def test_modules_have_their_familys_names() -> None:
+    names = set(shapes(tiny("gpt_neox")))
+    assert {"gpt_neox.embed_in.weight", "gpt_neox.final_layer_norm.bias", "lm_head.weight"} < names
+    assert "gpt_neox.layers.*.attention.query_key_value.weight" in names
+    phi = set(shapes(tiny("phi")))
+    assert {"self_attn.dense.bias", "mlp.fc1.weight", "model.final_layernorm.weight", "lm_head.bias"} < phi
+    assert {"mlp.c_fc.weight", "mlp.c_proj.bias"} < set(shapes(tiny("starcoder2", num_key_value_heads=2)))
+    assert {linear.name for linear in A.linears(tiny("gpt_neox"))} == {
+        "attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
+    }  # fmt: skip
+
+
+def test_which_layers_slide_and_which_have_no_positions() -> None:
+    """OLMo 3 and Exaone 4: all but every fourth slide; the others of Exaone and SmolLM3 have no positions."""
+    eight: dict[str, Any] = {"num_key_value_heads": 2, "num_hidden_layers": 8}
+    local = (0, 1, 2, 4, 5, 6)
+    assert tiny("olmo3", **eight).sliding_layers == local
+    exaone = tiny("exaone4", **eight)
+    assert (exaone.sliding_layers, exaone.unrotated_layers) == (local, (3, 7))
+    plain = tiny("exaone4", **eight, sliding_window=None)
+    assert (plain.sliding_layers, plain.unrotated_layers) == ((), ())
+    assert tiny("smollm3", **eight).unrotated_layers == (3, 7)
+    assert tiny("smollm3", **eight, no_rope_layers=[0, 1] * 4).unrotated_layers == (0, 2, 4, 6)
+    assert tiny("smollm3", **eight, use_sliding_window=True, sliding_window=4).sliding_layers == (3, 7)
+    assert tiny("cwm", **eight, head_dim=2).sliding_layers == (1, 2, 3, 5, 6, 7)
+    assert tiny("ministral", **eight, layer_types=["full_attention", "sliding_attention"] * 4).sliding_layers == (
+        1,
+        3,
+        5,
+        7,
+    )
+    assert tiny("mistral", **eight, layer_types=["full_attention"] * 8).sliding_layers == tuple(range(8))
+
+
+def test_what_a_config_says_of_rotation_and_dropout() -> None:
+    """GLM repeats cos and sin of half of each head; Seed-OSS drops out by default, Granite's attention as published."""
+    assert tiny("glm", head_dim=16).rotary_tables == 2 * 8
+    assert tiny("glm", head_dim=16, rope_parameters={"partial_rotary_factor": 1.0}).rotary_tables == 2 * 16
+    assert tiny("llama").rotary_tables == 0
+    seed = tiny("seed_oss", num_key_value_heads=2)
+    assert (seed.residual_dropout, seed.attention_dropout, seed.embedding_dropout) == (True, True, False)
+    granite, coder = published("granite-3.1-8b"), published("starcoder2-7b")
+    assert (granite.attention_dropout, granite.residual_dropout) == (True, False)
+    assert (coder.attention_dropout, coder.residual_dropout, coder.embedding_dropout) == (True, True, True)
+
+
 def test_the_largest_tensor_depends_on_the_head() -> None:
     llama, mixtral = published("llama-3-8b"), published("mixtral-8x7b")
     assert A.largest_tensor(llama).shape == (128256, 4096)
@@ -280,7 +401,7 @@ def test_the_largest_tensor_depends_on_the_head() -> None:
     ],
 )  # fmt: skip
 def test_adapters_have_as_many_parameters_as_peft_gives_them(model: str, rank: int, targets: Any, count: int) -> None:
-    assert A.lora_parameters(published(model), rank, targets) == count
+    assert lora_parameters(published(model), rank, targets) == count
 
 
 @pytest.mark.parametrize(
@@ -288,22 +409,22 @@ def test_adapters_have_as_many_parameters_as_peft_gives_them(model: str, rank: i
 )
 def test_adapters_on_fused_experts(model: str, count: int) -> None:
     """What get_peft_model of PEFT 0.21.2 gives for all-linear at rank 16 under Transformers 5.23."""
-    assert A.lora_parameters(published(model), 16, "all-linear", fused_experts=True) == count
+    assert lora_parameters(published(model), 16, "all-linear", fused_experts=True) == count
 
 
 def test_fused_experts_change_nothing_elsewhere() -> None:
     dense, arch = published("llama-3-8b"), published("mixtral-8x7b")
-    assert A.lora_parameters(dense, 16, "all-linear", fused_experts=True) == A.lora_parameters(dense, 16, "all-linear")
-    assert A.lora_parameters(arch, 8, ["q_proj"], fused_experts=True) == A.lora_parameters(arch, 8, ["q_proj"])
+    assert lora_parameters(dense, 16, "all-linear", fused_experts=True) == lora_parameters(dense, 16, "all-linear")
+    assert lora_parameters(arch, 8, ["q_proj"], fused_experts=True) == lora_parameters(arch, 8, ["q_proj"])
 
 
 def test_lora_by_hand() -> None:
     """Inputs + outputs: q and o 16, k and v 12, gate, up and down 20: 116 a layer; a module named twice counts once."""
     arch = tiny("llama", num_key_value_heads=2)
-    assert A.lora_parameters(arch, 3, "all-linear") == 3 * 2 * 116
-    assert A.lora_parameters(arch, 3, ("k_proj", "self_attn.k_proj")) == 3 * 2 * 12
+    assert lora_parameters(arch, 3, "all-linear") == 3 * 2 * 116
+    assert lora_parameters(arch, 3, ("k_proj", "self_attn.k_proj")) == 3 * 2 * 12
     deepseek = tiny("deepseek_v3", **DEEPSEEK)  # down_proj: dense 12 + 8, and of the shared expert 6 + 8
-    assert A.lora_parameters(deepseek, 1, ["down_proj"]) == 20 + 14
+    assert lora_parameters(deepseek, 1, ["down_proj"]) == 20 + 14
 
 
 @pytest.mark.parametrize(
@@ -315,14 +436,14 @@ def test_lora_by_hand() -> None:
 )  # fmt: skip
 def test_a_target_that_no_module_has(targets: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=r"^lora\.targets: given ") as caught:
-        A.lora_parameters(tiny("llama"), 8, targets)
+        lora_parameters(tiny("llama"), 8, targets)
     assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5, True, None])
 def test_a_rank_that_cannot_be(rank: Any) -> None:
     with pytest.raises(ConfigError, match=r"^lora\.rank: .*allowed: a positive integer$"):
-        A.lora_parameters(tiny("llama"), rank, "all-linear")
+        lora_parameters(tiny("llama"), rank, "all-linear")
 
 
 # --- configs that cannot be used ---
@@ -364,6 +485,12 @@ def test_sizes_must_be_given(field: str) -> None:
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types", "a list of num_hidden_layers = 2 names"),
         ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping", "a number, 0 or more, or null"),
         ("deepseek_v3", DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank", "a positive integer"),
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm", "false for the family cohere; not modelled"),
+        ("glm", {"num_key_value_heads": 2, "partial_rotary_factor": 0}, "partial_rotary_factor",
+         "a number above 0, at most 1"),
+        ("smollm3", {"num_key_value_heads": 2, "no_rope_layers": [1]}, "no_rope_layers",
+         "a list of num_hidden_layers = 2 times 0 or 1"),
+        ("starcoder2", {"residual_dropout": "0.1"}, "residual_dropout", "a number, 0 or more, or null"),
     ],
 )  # fmt: skip
 def test_values_that_no_model_has(family: str, fields: dict[str, Any], field: str, allowed: str) -> None:
@@ -372,9 +499,14 @@ def test_values_that_no_model_has(family: str, fields: dict[str, Any], field: st
     assert (caught.value.field, caught.value.allowed) == (field, allowed)
 
 
-def test_an_unknown_family_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"^model_type: given 'llma', allowed: llama, .*; did you mean 'llama'\?$"):
-        tiny("llma")
+@pytest.mark.parametrize(
+    ("given", "meant"), [("llma", "llama"), ("gemma3-text", "gemma3_text"), ("mistral_3", "mistral3")]
+)
+def test_an_unknown_family_lists_the_known_ones(given: str, meant: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^model_type: given '{given}', allowed: llama, .*; did you mean '{meant}'\?$"
+    ):
+        tiny(given)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +538,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
     heads = kv_heads * draw(small)
     experts = draw(small)
     config = {
-        "model_type": draw(st.sampled_from(FAMILIES)),
+        "model_type": draw(st.sampled_from(sorted(FAMILIES))),
         "hidden_size": heads * head_dim, "num_hidden_layers": draw(small),
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": draw(small),
         "intermediate_size": draw(small), "moe_intermediate_size": draw(small), "vocab_size": draw(small),
@@ -421,23 +553,24 @@ def architectures(draw: st.DrawFn) -> Architecture:
 @given(architectures())
 def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> None:
     layers = sum(A.layer_parameters(arch, i) for i in range(arch.layers))
-    bare = A.embedding_parameters(arch) + layers + arch.hidden
+    bare = A.embedding_parameters(arch) + layers + arch.norm_elements
     assert A.parameters(arch, head="none") == bare
     assert A.parameters(arch, head="scalar") == bare + arch.hidden
-    assert A.parameters(arch) == bare + (0 if arch.tied else A.embedding_parameters(arch))
+    head = (0 if arch.tied else A.embedding_parameters(arch)) + arch.head_bias * arch.vocab
+    assert A.parameters(arch) == bare + head
     assert 0 < A.active_parameters(arch) <= A.parameters(arch)
 
 
 @given(architectures(), st.integers(1, 64))
 def test_lora_is_linear_in_the_rank_and_in_the_targets(arch: Architecture, rank: int) -> None:
     names = {linear.name for i in range(arch.layers) for linear in A.linears(arch, i)}
-    one = A.lora_parameters(arch, 1, "all-linear")
-    assert A.lora_parameters(arch, rank, "all-linear") == rank * one
-    assert A.lora_parameters(arch, 1, sorted(names)) == one
-    assert sum(A.lora_parameters(arch, 1, [name]) for name in names) == one
+    one = lora_parameters(arch, 1, "all-linear")
+    assert lora_parameters(arch, rank, "all-linear") == rank * one
+    assert lora_parameters(arch, 1, sorted(names)) == one
+    assert sum(lora_parameters(arch, 1, [name]) for name in names) == one
 
 
-@given(st.sampled_from(FAMILIES), st.sampled_from(MODELS), st.data())
+@given(st.sampled_from(sorted(FAMILIES)), st.sampled_from(MODELS), st.data())
 def test_junk_gives_an_architecture_or_one_clear_line(family: str, model: Path, data: st.DataObject) -> None:
     config = dict(record(model.stem)["config"])
     fields = data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3))
@@ -468,10 +601,14 @@ def test_a_plain_decoder_has_none_of_the_extras() -> None:
         "max_positions",
     ):
         assert extras.pop(name)
-    assert extras.pop("norms_per_layer") == 2
+    assert extras.pop("norms") == A.BEFORE == ("input_layernorm", "", "post_attention_layernorm", "")
+    assert extras.pop("names") == A.NAMES
+    assert (extras.pop("norm"), extras.pop("gated"), extras.pop("router")) == ("rms", True, "mlp.gate")
+    assert (extras.pop("routing"), extras.pop("routing_normed")) == ("softmax", True)
+    assert extras.pop("shared_name") == "mlp.shared_experts"
     assert extras.pop("ranks") == 1
     assert extras.pop("activation") == "silu"
-    assert {type(value) for value in extras.values()} == {bool, int, type(None)}
+    assert {type(value) for value in extras.values()} == {bool, int, str, tuple, type(None)}
     assert not any(extras.values())
 
 
@@ -488,7 +625,7 @@ def test_a_latent_and_its_rotary_keys_are_rows_of_one_projection() -> None:
     ("model", "name"), [("gpt-oss-20b", "router"), ("mixtral-8x7b", "gate"), ("deepseek-v3", "gate")]
 )
 def test_the_router_has_its_familys_name(model: str, name: str) -> None:
-    """`mlp.gate` in all families but GPT-OSS."""
+    """`mlp.gate` in most families, not in GPT-OSS."""
     names = {t.name for t in A.layer_tensors(published(model))}
     assert f"model.layers.*.mlp.{name}.weight" in names
 
@@ -514,7 +651,7 @@ def test_experts_are_output_first_and_shared_ones_have_their_familys_name() -> N
 
 def test_adapters_are_counted_on_every_layer_of_both_kinds() -> None:
     """DeepSeek V2 Lite: o_proj has 16 · 128 inputs and 2,048 outputs in each of 27 layers, one of them dense."""
-    assert A.lora_parameters(published("deepseek-v2-lite"), 1, ["o_proj"]) == 27 * (2048 + 2048)
+    assert lora_parameters(published("deepseek-v2-lite"), 1, ["o_proj"]) == 27 * (2048 + 2048)
 
 
 def test_peft_on_fused_experts_by_hand() -> None:
@@ -523,14 +660,14 @@ def test_peft_on_fused_experts_by_hand() -> None:
         published("mixtral-8x7b"), hidden=7, layers=2, heads=2, kv_heads=1, head_dim=4, experts=5, moe_intermediate=3,
         dense_layers=0,
     )  # fmt: skip
-    assert A.lora_parameters(small, 1, "all-linear", fused_experts=True) == 2 * (52 + 5 * 36 + 12)
+    assert lora_parameters(small, 1, "all-linear", fused_experts=True) == 2 * (52 + 5 * 36 + 12)
 
 
 @pytest.mark.parametrize("targets", ["o_proj", "Linear", "all-linears"])
 def test_a_single_name_that_is_no_list_is_refused(targets: str) -> None:
     """Only `all-linear` is a string."""
     with pytest.raises(ConfigError, match="all-linear or a list"):
-        A.lora_parameters(published("llama-3-8b"), 8, targets)  # type: ignore[arg-type]
+        lora_parameters(published("llama-3-8b"), 8, targets)  # type: ignore[arg-type]
 
 
 def test_active_parameters_are_whole() -> None:

@@ -7,6 +7,8 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from calc.architecture import BEFORE
+
 if TYPE_CHECKING:
     from calc.scenario import Scenario
 
@@ -57,7 +59,7 @@ def tensor_fault(s: Scenario) -> str | None:
         return f"loss: given {s.loss!r} {given}, allowed: full"
     if s.sequence_parallel and s.task not in ("pretrain", "sft"):
         return f"sequence_parallel: given true for {s.task}, allowed: for pretrain and sft, whose loss takes cut logits"
-    if s.sequence_parallel and (s.architecture.experts or s.architecture.norms_per_layer != 2):
+    if s.sequence_parallel and (s.architecture.experts or s.architecture.norms != BEFORE):
         return f"sequence_parallel: given true, allowed for the family {s.architecture.family}: false; no plan is known"
     return None
 

@@ -19,7 +19,7 @@ from calc.amounts import Segment, segment
 from calc.memory.attention import Attention
 from calc.memory.linears import WIDTH
 from calc.memory.run import Run, dimensions
-from calc.tape import Size, Tape, Tensor, of
+from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 
 class Program(Attention):
@@ -30,17 +30,40 @@ class Program(Attention):
 
         `owner` begins the names of its weights.
         """
-        tape, i = self.tape, width or of(i=1)
+        tape, names, i = self.tape, self.arch.names, width or of(i=1)
         if self.arch.fused_gate_up:
             pair = self.linear("gate_up_proj", x, i * 2)
             gate, up = tape.split("gate, up", pair, [i, i])
-            act = tape.op("mlp: activation", [gate], i, gate.b, saves=[gate])
-        else:
-            gate = self.linear(f"{owner}gate_proj", x, i)
-            act = tape.op("mlp: activation", [gate], i, gate.b, saves=[gate])
+            act = self.activated(gate)
+        elif self.arch.gated:
+            act = self.activated(self.linear(f"{owner}gate_proj", x, i))
             up = self.linear(f"{owner}up_proj", x, i)
+        else:
+            act = self.activated(self.linear(names.up, x, i))
+            return self.block_output(self.linear(names.down, act, WIDTH), "mlp")
         product = tape.op("mlp: product", [act, up], i, act.b, saves=[act, up])
-        return self.linear(f"{owner}down_proj", product, WIDTH)
+        return self.block_output(self.linear(f"{owner}{names.down}", product, WIDTH), "mlp")
+
+    def activated(self, x: Tensor) -> Tensor:
+        """The activation: a kernel that keeps its input or, ReLU, its output; the first GPT's GELU is seven operations.
+
+        Transformers `activations.py`, `NewGELUActivation` and `ReLUSquaredActivation`.
+        """
+        tape, kind, i = self.tape, self.arch.activation, x.width
+        if kind.startswith("relu"):
+            x = tape.op("mlp: activation", [x], i, x.b, saves_out=True)
+            return x if kind == "relu" else tape.op("mlp: square", [x], i, x.b, saves=[x], backward_scratch=x.size * 2)
+        if kind == "gelu_new":
+            half = tape.op("mlp: half", [x], i, x.b)
+            read = self.cast(x, 4, "mlp: cube") if self.autocast else x
+            cube = tape.op("mlp: cube", [read], i, read.b, saves=[read], backward_scratch=read.size * 2)
+            cube = tape.op("mlp: part of cube", [cube], i, cube.b)
+            inner = tape.op("mlp: add cube", [x, cube], i, cube.b, aliases=[t for t in (x, cube) if t.b == cube.b])
+            inner = tape.op("mlp: scale", [inner], i, inner.b)
+            tanh = tape.op("mlp: tanh", [inner], i, inner.b, saves_out=True)
+            tanh = tape.op("mlp: tanh + 1", [tanh], i, tanh.b, aliases=[tanh])
+            return tape.op("mlp: activation", [half, tanh], i, tanh.b, saves=[half, tanh])
+        return tape.op("mlp: activation", [x], i, x.b, saves=[x])
 
     def experts(self, x: Tensor) -> Tensor:
         """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications."""
@@ -55,7 +78,7 @@ class Program(Attention):
         picks = [Tensor(of(k=1), 8)] * arch.expert_bias
         pair = tape.op("experts: gate_up", [picked], kj * 2, c, saves=[picked, *picks] if trained else [],
                        weight=self.trained_expert("gate_up_proj"))  # fmt: skip
-        if arch.family == "gpt_oss":
+        if arch.experts_input_first:
             product = self.clamped_gate(pair, kj, c)
         else:
             gate, up = tape.split("experts: gate, up", pair, [kj, kj])
@@ -93,24 +116,28 @@ class Program(Attention):
         """The router: logits over all experts, softmax or sigmoid in fp32, the k best."""
         tape, arch, experts, k = self.tape, self.arch, of(E=1), of(k=1)
         trained = self.run.trained
-        weight = self.elements.get("gate", self.elements.get("router", 0)) if trained else 0
+        name = arch.router.rpartition(".")[2]
+        weight = self.elements.get(name, 0) if trained else 0
         index = Tensor(k, 8, differentiable=False)
         reads = [x]
-        if arch.family == "deepseek_v3":
+        if arch.routing == "fp32":
             # routing runs in fp32, on casts of the input and of the router's weight
             reads = [
                 self.cast(x, 4, "router"),
-                tape.op("router: to fp32", [], Size({}, {"W_gate": 1}), 4, weight=weight),
+                tape.op("router: to fp32", [], Size({}, {f"W_{name}": 1}), 4, weight=weight),
             ]
             weight = 0
         logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:], weight=weight)
-        if arch.family == "gpt_oss":
+        if arch.routing.startswith("best"):
+            logits = self.cast(logits, 4 if arch.routing == "best-fp32" else logits.b, "router")
             best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
-            return tape.op("router: softmax", [best], k, best.b, saves_out=True)
+            best = tape.op("router: softmax", [best], k, best.b, saves_out=True)
+            return self.cast(best, x.b if arch.routing == "best-fp32" else best.b, "router")
         probabilities = tape.op("router: softmax", [self.cast(logits, 4, "router")], experts, 4, saves_out=True)
         best = tape.op("router: top k", [probabilities], k, 4, saves=[index])
-        best = tape.op("router: normalise", [best], k, 4, saves=[Tensor(Size({"": 1}), 4)], saves_out=True)
-        return best if arch.family in ("mixtral", "deepseek_v3") else self.cast(best, self.c, "router")
+        if arch.routing_normed:
+            best = tape.op("router: normalise", [best], k, 4, saves=[Tensor(Size({"": 1}), 4)], saves_out=True)
+        return best if arch.routing_uncast else self.cast(best, self.c, "router")
 
     def feed_forward(self, x: Tensor, *, moe: bool) -> Tensor:
         """A layer's MLP, its routed experts, or routed and shared experts."""
@@ -136,33 +163,46 @@ class Program(Attention):
         return self.add(y, shared, "experts: add shared")
 
     def layer(self, *, moe: bool) -> Tape:
-        """One decoder layer; Gemma 2 norms the output of both blocks too."""
-        sandwich = self.arch.norms_per_layer == 4
-        a = self.attention(self.norm(self.input, "input_layernorm"))
-        if sandwich:
-            a = self.norm(a, "post_attention_layernorm")
+        """One decoder layer: two blocks, normed before or after as the family has it, added to the residual stream."""
+        norms = self.arch.norms
+        n = self.norm(self.input, norms.attention)
+        a = self.attention(n)
+        if self.arch.parallel:
+            f = self.feed_forward(self.norm(self.input, norms.mlp) if norms.mlp else n, moe=moe)
+            self.add(self.add(self.input, a, "attention: add"), f, "mlp: add")
+            return self.tape
+        a = self.scaled(self.norm(a, norms.attention_output), "attention")
         x = self.add(self.input, a, "attention: add")
-        f = self.norm(x, "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")
-        f = self.feed_forward(f, moe=moe)
-        if sandwich:
-            f = self.norm(f, "post_feedforward_layernorm")
-        self.add(x, f, "mlp: add")
+        f = self.feed_forward(self.norm(x, norms.mlp), moe=moe)
+        self.add(x, self.scaled(self.norm(f, norms.mlp_output), "mlp"), "mlp: add")
         return self.tape
 
     def final_norm(self) -> Tape:
         """The norm between the last layer and the head."""
-        self.norm(self.input, "norm")
+        self.norm(self.input, self.arch.names.final_norm)
         return self.tape
 
 
+def below_layers(run: Run, recompute: bool) -> Size:
+    """The mask of a dropped out embedding and, with adapters and checkpointing, its output.
+
+    PEFT makes this a leaf that wants a gradient (`_prepare_model_for_gradient_checkpointing`); where a number or a mask
+    multiplies it, the first layer's input is another tensor.
+    """
+    dropped = run.arch.embedding_dropout and run.training
+    leaf = recompute and run.adapter is not None
+    kept = of(h=1) if dropped and (run.trained or leaf) else NOTHING
+    return kept + (of(h=run.residual) if leaf and (dropped or run.arch.embedding_scaled) else NOTHING)
+
+
 @lru_cache(maxsize=4096)
-def layer(run: Run, *, moe: bool, first: bool = False, recomputed: bool = False) -> Segment:
+def layer(run: Run, *, moe: bool, first: bool = False, recomputed: bool = False, rotated: bool = True) -> Segment:
     """A decoder layer of `run`: bytes it keeps a token, and the instants of its forward and backward.
 
     `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient. `recomputed`: the
-    layer's input is a checkpoint and not counted here.
+    layer's input is a checkpoint and not counted here. `rotated`: the layer has rotary positions.
     """
-    tape = Program(run, -1 if moe else 0, first=first, recomputed=recomputed).layer(moe=moe)
+    tape = Program(run, -1 if moe else 0, first=first, recomputed=recomputed, rotated=rotated).layer(moe=moe)
     return segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
 
 

@@ -14,25 +14,39 @@ from calc.tape import NOTHING, Size, Tensor, of
 class Attention(Linears):
     """Writes the attention block of a decoder layer."""
 
-    def rotate(self, x: Tensor, name: str) -> Tensor:
-        """`x·cos + rotate_half(x)·sin`: cos and sin are constants, so nothing of x is kept."""
-        b = max(x.b, self.run.residual)
-        return self.tape.op(name, [x], x.width, b, scratch=x.width * (3 * b), backward_scratch=x.width * (3 * b))
+    def rotate(self, x: Tensor, name: str, tables: Sequence[Tensor] = ()) -> Tensor:
+        """`x·cos + rotate_half(x)·sin`: cos and sin are constants, so nothing of x is kept.
+
+        They are those of all layers, unless a layer makes its own `tables`.
+        """
+        if not self.rotated:
+            return x
+        fp32 = self.arch.rotation == "fp32"
+        b = 4 if fp32 else max(x.b, self.run.residual)
+        passing = x.width * (3 * b)
+        y = self.tape.op(name, [x], x.width, b, saves=tables, scratch=passing, backward_scratch=passing)
+        return self.cast(y, x.b, name) if fp32 else y
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The projections, QK norm and rotation of plain, fused (Phi-3) and grouped-query attention."""
         tape, arch = self.tape, self.arch
         q_width, kv_width = of(q=1), of(kv=1)
         if arch.fused_qkv:
-            qkv = self.linear("qkv_proj", x, of(q=1, kv=2))
-            q, k, v = (tape.op(f"{n}: slice", [qkv], w, qkv.b, view=True) for n, w in _named(q_width, kv_width))
+            qkv = self.linear(arch.names.qkv, x, of(q=1, kv=2))
+            if arch.fused_qkv == "split":
+                q, k, v = tape.split("q, k, v", qkv, [q_width, kv_width, kv_width])
+            else:
+                q, k, v = (tape.op(f"{n}: slice", [qkv], w, qkv.b, view=True) for n, w in _named(q_width, kv_width))
         else:
             q = self.linear("q_proj", x, q_width)
             k = self.linear("k_proj", x, kv_width)
             v = self.linear("v_proj", x, kv_width)
         if arch.qk_norm:
-            q, k = self.norm(q, "q_norm", of(H=1)), self.norm(k, "k_norm", of(K=1))
-        return self.rotate(q, "q: rotate"), self.rotate(k, "k: rotate"), v
+            rows = (of(H=1), of(K=1)) if arch.qk_norm == "heads" else (None, None)
+            q, k = self.norm(q, "q_norm", rows[0]), self.norm(k, "k_norm", rows[1])
+        b = 4 if arch.rotation == "fp32" else self.run.residual
+        tables = [Tensor(Size({}, {"tables·S": 1}), b)] if arch.rotary_tables else []
+        return self.rotate(q, "q: rotate", tables), self.rotate(k, "k: rotate", tables), v
 
     def latent_queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """DeepSeek's multi-head latent attention: low ranks up and down, one rotated key for all heads."""
@@ -59,16 +73,24 @@ class Attention(Linears):
         """The attention block from its normalised input to the output projection."""
         x = self.gathered(x, "attention")
         q, k, v = self.latent_queries_keys_values(x) if self.arch.mla else self.queries_keys_values(x)
-        if self.autocast:
-            q, k, v = (self.cast(t, 2, n) for t, n in ((q, "q"), (k, "k"), (v, "v")))
         attend = self.eager if self.run.kernel == "eager" else self.fused
-        y = self.linear("o_proj", attend(q, k, v), WIDTH)
+        y = self.block_output(self.linear(self.arch.names.output, attend(q, k, v), WIDTH), "attention")
         self.tape.returns(x, q, k, v)
         return y
 
     def repeat(self, x: Tensor, width: Size, name: str) -> Tensor:
-        """`repeat_kv`: a copy for every query head where heads share keys and values."""
-        return x if self.arch.heads == self.arch.kv_heads else self.tape.op(f"{name}: repeat", [x], width, x.b)
+        """`repeat_kv`: a copy for every query head where heads share keys and values, a view where all share one.
+
+        Eager attention's product copies such a view of several sequences itself.
+        """
+        if self.arch.heads == self.arch.kv_heads:
+            return x
+        one = self.arch.kv_heads == 1 and self.run.kernel != "eager"
+        return self.tape.op(f"{name}: repeat", [x], width, x.b, view=one)
+
+    def in_compute_type(self, *tensors: Tensor) -> list[Tensor]:
+        """What autocast hands to a kernel or a product; a view of repeated heads is written out."""
+        return [self.cast(t, self.c, n) for t, n in zip(tensors, "qkv", strict=True)]
 
     @property
     def sinks(self) -> int:
@@ -82,14 +104,16 @@ class Attention(Linears):
         with grouped queries, dk and dv for every query head before they are summed.
         """
         tape, arch = self.tape, self.arch
+        if self.run.kernel not in ("flash", "eager"):
+            k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
+        q, k, v = self.in_compute_type(q, k, v)
         if self.run.context > 1:
             return self.all_to_all(q, k, v) if self.run.exchange == "all-to-all" else self.all_gather(q, k, v)
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
-        joined = arch.fused_qkv or arch.mla is not None or arch.family == "gpt_oss"
+        joined = arch.mla is not None or (arch.rotation == "joined" and self.rotated)
         if self.run.kernel == "flash":
             out = self.kernel(q, k, v, self.accumulators(grouped=arch.heads != arch.kv_heads))
             return tape.op("attention: contiguous", [out], of(o=1), self.c) if joined else out
-        k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
         mask = [Tensor(of(**{"S": 1}), self.c)] if self.run.kernel == "masked" else []
         return self.kernel(q, k, v, of(H=4) + (of(q=4) if self.c == 2 else NOTHING), mask=mask)
 
@@ -139,6 +163,7 @@ class Attention(Linears):
         """Scores and probabilities as real tensors: 6 bytes kept for each pair of tokens and head, in passing more."""
         tape, scores = self.tape, Size({"H·S": 1})
         k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
+        q, k, v = self.in_compute_type(q, k, v)
         x = tape.op("scores", [q, k], scores, self.c, saves=[q, k])
         x = tape.op("scores: scale", [x], scores, self.c)
         if self.arch.softcap_attn:
@@ -163,6 +188,8 @@ class Attention(Linears):
             x = tape.op("softmax: to fp32", [x], scores, 4) if self.c == 2 else x
             x = tape.op("softmax", [x], scores, 4, saves_out=True)
             x = self.cast(x, self.c, "probabilities")
+        if self.arch.attention_dropout:
+            x = self.dropped_out(x, "probabilities")
         tape.returns(*named)
         # the decoder layer gets the probabilities too, and keeps them as `_`
         tape.hold(x)

@@ -80,6 +80,7 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
     """
     vocabulary = -(-arch.vocab // PADDING) * PADDING
     merged = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+    names = arch.names
     if not arch.mla:
         merged |= {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
     found: dict[str, Share] = {}
@@ -92,10 +93,10 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
             elements = t.elements
         elif module in ("k_proj", "v_proj"):
             elements = t.elements // arch.kv_heads * heads(arch, tensor_parallel)
-        elif module == "qkv_proj":
+        elif module == names.qkv:
             rows = arch.head_dim * (arch.heads // tensor_parallel + 2 * heads(arch, tensor_parallel))
             elements = t.elements // t.shape[0] * rows
-        elif t.kind == "bias" and module in ("o_proj", "down_proj"):
+        elif t.kind == "bias" and module in (names.output, names.down):
             elements = t.elements
         else:
             elements = -(-t.elements // tensor_parallel)

@@ -11,18 +11,21 @@ from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 WIDTH = of(h=1)  # the residual stream
 # How tensor parallelism cuts linears: by outputs, or by inputs.
-COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"})
-ROWWISE = frozenset({"o_proj", "down_proj"})
+COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_fc", "fc1", "lm_head"})
+ROWWISE = frozenset({"o_proj", "down_proj", "dense", "c_proj", "fc2"})
 
 
 class Linears:
     """Writes norms, linears and additions on a tape, with adapters beside linears and the sums of ranks behind them."""
 
-    def __init__(self, run: Run, layer: int = -1, *, first: bool = False, recomputed: bool = False) -> None:
+    def __init__(
+        self, run: Run, layer: int = -1, *, first: bool = False, recomputed: bool = False, rotated: bool = True
+    ) -> None:
         """`first`: nothing before this piece is trained, so that its input needs no gradient.
 
-        `recomputed`: the input is a checkpoint, which others count.
+        `recomputed`: the input is a checkpoint, which others count. `rotated`: the layer has rotary positions.
         """
+        self.rotated = rotated
         self.run = run
         self.arch = run.arch
         self.tape = Tape()
@@ -39,30 +42,58 @@ class Linears:
         return x if x.b == b else self.tape.op(f"{name}: to {'fp32' if b == 4 else 'bf16'}", [x], x.width, b)
 
     def norm(self, x: Tensor, name: str, rows: Size | None = None) -> Tensor:
-        """RMSNorm: keeps an fp32 copy of its input, the scale of each of its `rows`, and what the weight multiplies."""
-        tape, width, one = self.tape, x.width, rows or Size({"": self.run.share})
+        """The family's norm of each of the `rows` of `x`, one a token if not given; none where there is no `name`."""
+        rows = rows or Size({"": self.run.share})
+        kinds = {"rms": self.rms_norm, "centred": self.centred_norm, "layer": self.layer_norm}
+        return kinds[self.arch.norm](x, name, rows) if name else x
+
+    def rms_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
+        """Keeps an fp32 copy of its input, the scale of each of its `rows`, and what the weight multiplies."""
+        tape, width = self.tape, x.width
         wide = width * 4
-        # weight · x in fp32, then cast (Gemma, GPT-OSS), or cast, then weight · x
-        late = self.arch.family in ("gemma", "gemma2", "gpt_oss")
         x32 = self.cast(x, 4, name)
         # grad·(2·x^1) is one expression: its power and its product live to the end of it
         square = tape.op(f"{name}: square", [x32], width, 4, saves=[x32], backward_scratch=wide * 2)
-        mean = tape.op(f"{name}: mean", [square], one, 4)
-        scale = tape.op(f"{name}: rsqrt", [mean], one, 4, saves_out=True)
+        mean = tape.op(f"{name}: mean", [square], rows, 4)
+        scale = tape.op(f"{name}: rsqrt", [mean], rows, 4, saves_out=True)
         n = tape.op(f"{name}: scale", [x32, scale], width, 4, saves=[x32, scale], backward_scratch=wide)
-        if not late:
-            n = self.cast(n, x.b, name)
+        return self.weighed(n, x.b, name)
+
+    def centred_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
+        """Cohere's: subtracts the mean twice, once to be squared and once to be scaled, and keeps both differences."""
+        tape, width = self.tape, x.width
+        wide = width * 4
+        x32 = self.cast(x, 4, name)
+        mean = tape.op(f"{name}: mean", [x32], rows, 4)
+        away = tape.op(f"{name}: less mean", [x32, mean], width, 4, aliases=[x32])
+        square = tape.op(f"{name}: square", [away], width, 4, saves=[away], backward_scratch=wide * 2)
+        variance = tape.op(f"{name}: variance", [square], rows, 4)
+        away = tape.op(f"{name}: less mean", [x32, mean], width, 4, aliases=[x32])
+        scale = tape.op(f"{name}: rsqrt", [variance], rows, 4, saves_out=True)
+        n = tape.op(f"{name}: scale", [away, scale], width, 4, saves=[away, scale], backward_scratch=wide)
+        return self.weighed(n, x.b, name)
+
+    def weighed(self, n: Tensor, b: float, name: str) -> Tensor:
+        """What a norm's weight makes of `n`, which a trained weight keeps, in elements of `b` bytes."""
         trained = self.run.trained
-        out = tape.op(
+        if not self.arch.norm_fp32:
+            n = self.cast(n, b, name)
+        out = self.tape.op(
             f"{name}: weight",
             [n],
-            width,
+            n.width,
             n.b,
             saves=[n] if trained else [],
             backward_scratch=n.size if trained else NOTHING,
-            weight=self.elements.get(name, self.arch.hidden) if trained else 0,
+            weight=self.elements.get(name, self.arch.norm_elements) if trained else 0,
         )
-        return self.cast(out, x.b, name)
+        return self.cast(out, b, name)
+
+    def layer_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
+        """PyTorch's: one kernel keeps its input, and the mean and the scale of each row; in fp32 under autocast."""
+        x = self.cast(x, 4, name) if self.autocast else x
+        weight = self.elements.get(name, self.arch.norm_elements) if self.run.trained else 0
+        return self.tape.op(name, [x], x.width, x.b, saves=[x, Tensor(rows, 8)], weight=weight)
 
     def linear(self, name: str, x: Tensor, out: Size) -> Tensor:
         """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
@@ -145,6 +176,20 @@ class Linears:
         )
         tape.returns(x, read)
         return self.cast(total, y.b, label)
+
+    def dropped_out(self, x: Tensor, name: str) -> Tensor:
+        """Dropout of a model that trains: a new tensor and a mask of a byte an element."""
+        if not self.run.training:
+            return x
+        return self.tape.op(f"{name}: dropout", [x], x.width, x.b, saves=[Tensor(x.width, 1)])
+
+    def block_output(self, x: Tensor, name: str) -> Tensor:
+        """What the last linear of a block gives, dropped out where the family does so."""
+        return self.dropped_out(x, name) if self.arch.residual_dropout else x
+
+    def scaled(self, x: Tensor, name: str) -> Tensor:
+        """A block's output as it is added to the residual stream: a multiple of it where the family has a factor."""
+        return self.tape.op(f"{name}: scale", [x], x.width, x.b) if self.arch.residual_scaled else x
 
     def add(self, residual: Tensor, y: Tensor, name: str) -> Tensor:
         """The residual stream: its gradient is the gradient of both inputs that share its type."""

@@ -42,6 +42,8 @@ class Head(Program):
         if self.arch.ranks > 1 and not self.run.sequences:
             # all ranks' logits, gathered one after another, then joined by a copy
             x = self.tape.op("logits: gather", [x], V, x.b, scratch=V * x.b)
+        if self.arch.logits_scaled:
+            x = self.tape.op("logits: scale", [x], x.width, x.b)
         if self.arch.softcap_logits:
             x = self.tape.op("logits: over cap", [x], V, x.b)
             x = self.tape.op("logits: tanh", [x], V, x.b, saves_out=True)

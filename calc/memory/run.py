@@ -26,6 +26,7 @@ class Run:
     arch: Architecture
     precision: str = "bf16"  # bf16: every tensor; autocast: fp32 weights and residual stream; fp32: every tensor
     trained: bool = True  # the model's own weights get gradients
+    training: bool = False  # dropout is on
     adapter: Adapter | None = None
     kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager
     quantised: bool = False  # linears in four bits, dequantised for each multiplication
@@ -63,6 +64,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "H": arch.heads,
         "K": arch.kv_heads,
         "D": arch.head_dim,
+        "tables": arch.rotary_tables,
         "V": arch.vocab,
         "E": arch.experts,
         "k": arch.experts_per_token,

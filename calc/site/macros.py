@@ -17,7 +17,8 @@ from typing import Any
 
 import yaml
 
-from calc.architecture import Architecture, Head, lora_parameters, parameters
+from calc.architecture import Architecture, Head, parameters
+from calc.lora import lora_parameters
 from calc.memory.optimizer import Optimizer
 from calc.scenario import ScenarioError
 from calc.schema import closest

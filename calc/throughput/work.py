@@ -67,7 +67,7 @@ def counts(arch: Architecture, head: Head) -> Counts:
         layers += int(t.elements * t.count * used)
     h, q, kv = arch.hidden, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     values = arch.heads * arch.mla.v_head_dim if arch.mla else q
-    sliding = arch.sliding_layers if arch.sliding_window else 0
+    sliding = len(arch.sliding_layers)
     sparse = arch.layers - arch.dense_layers
     wide = arch.dense_layers * arch.intermediate
     wide += sparse * (arch.experts_per_token * arch.moe_intermediate + arch.shared_intermediate)

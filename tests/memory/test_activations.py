@@ -7,8 +7,10 @@ import pytest
 from formulas import form, terms
 
 from calc.amounts import amount
-from calc.architecture import Architecture, layer_parameters, lora_parameters
+from calc.architecture import Architecture, layer_parameters
 from calc.catalog import load
+from calc.config import from_config
+from calc.lora import lora_parameters
 from calc.memory import activations
 from calc.memory.activations import Program
 from calc.memory.run import Adapter, Run, dimensions
@@ -840,9 +842,9 @@ v_proj = 4h + 2q + 4kv
 q: rotate = 18q + 4kv + 4h
 k: rotate = 4q + 20kv + 4h
 q: to bf16 = 6q + 6kv + 4h
-k: to bf16 = 2q + 8kv + 4h
-o_proj: weight to bf16 = 4h | 2W_o_proj
-o_proj = 6h
+k: to bf16 = 6q + 8kv + 4h
+o_proj: weight to bf16 = 4h + 4q + 4kv | 2W_o_proj
+o_proj = 6h + 4q + 4kv
 """
 AUTOCAST_BACKWARD = """
 mlp: add = 6h
@@ -867,6 +869,8 @@ q_proj: to bf16 = 14h
 def test_autocast_casts_inputs_and_weights_of_every_linear() -> None:
     """The residual stream is fp32 and saved by the norm as it is; cos and sin are fp32, so rotation widens: 4q + 12q.
 
+    The block's variables name rotated queries and keys, 4q + 4kv, until it returns, beside the casts the kernel keeps.
+
     A weight's bf16 gradient, 2 bytes an element, passes until it is cast to fp32; an input's gradient is bf16 and fp32
     at once in its cast, beside the sum of those before: 4h + 4h + 2h + 4h.
     """
@@ -876,6 +880,82 @@ def test_autocast_casts_inputs_and_weights_of_every_linear() -> None:
     making = {s.name: s.making for s in made.backward()}
     assert making["q_proj: weight to bf16"] == 4096 * 4096
     assert making["q_proj"] == 0
+
+
+# --- blocks that other families are made of ---
+
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 10}
+
+
+def small(family: str, **fields: Any) -> Architecture:
+    return from_config({"model_type": family, **SIZES, "num_key_value_heads": 2, **fields})
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "closed_form"),
+    [
+        # queries and keys normed over all heads, 8 each; no norm before a block, whose input, 2h, its linears keep
+        ("olmo2", {}, "20h + 12q + 12kv + 8i + 4H + 16"),
+        # Gemma 2's and norms of queries and keys with their fp32 products: 8(q + kv) + 4(H + K)
+        ("gemma3_text", {}, "36h + 12q + 12kv + 8i + 8H + 4K + 16"),
+        # Llama's: a multiple of a block's output keeps nothing
+        ("granite", {}, "16h + 4q + 4kv + 8i + 4H + 8"),
+        # four norms of 6h + 4; attention's output twice; cos and sin of half a head, 2·8 of 2 bytes a position
+        ("glm4", {"head_dim": 16}, "28h + 6q + 4kv + 8i + 4H + 16 | 2tables·S"),
+        # LayerNorm keeps its own input, 2h + 8, and the linears its output, 2h; the MLP is one activation, 4i
+        ("starcoder2", {}, "8h + 4q + 4kv + 4i + 4H + 16"),
+        # one norm for both blocks; GELU written out keeps its input, tanh, tanh + 1 and half the input: 8i
+        ("phi", {}, "4h + 6q + 4kv + 10i + 4H + 8"),
+        # both norms keep the same input; v is a view of the product of q, k and v: 2q + 4kv
+        ("gpt_neox", {"num_key_value_heads": None}, "6h + 8q + 6kv + 4i + 4H + 16"),
+        # the difference from the mean twice and their product, in fp32, 12h + 4; attention and MLP read one output, 2h
+        ("cohere2", {}, "14h + 4q + 4kv + 8i + 4H + 4"),
+        # ReLU keeps its output, and its square is what the next linear keeps
+        ("arcee", {}, "16h + 4q + 4kv + 4i + 4H + 8"),
+    ],
+)  # fmt: skip
+def test_a_layer_of_other_blocks_keeps_what_was_counted(family: str, fields: dict[str, Any], closed_form: str) -> None:
+    """Protects each family's saved tensors; bf16, flash attention, full training; all were traced."""
+    a = small(family, **fields)
+    assert terms(Program(Run(a)).layer(moe=False).saved(), a) == form(closed_form)
+
+
+def test_dropout_keeps_a_byte_an_element_where_a_model_trains() -> None:
+    """Seed-OSS: masks of both blocks' outputs, h each; eager attention's of the probabilities, H·S."""
+    a = small("seed_oss", head_dim=16)
+
+    def kept(**run: Any) -> Any:
+        return terms(Program(Run(a, **run)).layer(moe=False).saved(), a)
+
+    assert kept() == form("16h + 4q + 4kv + 8i + 4H + 8")
+    assert kept(training=True) == form("18h + 4q + 4kv + 8i + 4H + 8")
+    assert kept(training=True, kernel="eager") == form("18h + 8q + 8i + 7H·S + 8")
+
+
+def test_below_the_first_layer_a_dropped_out_embedding_keeps_its_mask() -> None:
+    """StarCoder 2: h, where its output wants a gradient; adapters with checkpointing make it a leaf, 2h more."""
+    a = small("starcoder2", embedding_dropout=0.1)
+    scaled = small("granite")
+
+    def kept(a: Architecture, recompute: bool = False, **run: Any) -> Any:
+        return terms(activations.below_layers(Run(a, **run), recompute), a)
+
+    assert kept(a, training=True) == form("h")
+    assert kept(a) == form("0")
+    assert kept(a, training=True, **frozen(BF16_LORA)) == form("0")
+    assert kept(a, recompute=True, training=True, **frozen(BF16_LORA)) == form("3h")
+    assert kept(scaled, recompute=True, **frozen(BF16_LORA)) == form("2h")
+    assert kept(scaled, recompute=True) == kept(scaled, **frozen(BF16_LORA)) == form("0")
+
+
+def test_one_key_head_for_all_is_repeated_as_a_view_until_autocast_writes_it_out() -> None:
+    """Gemma 3 1B beyond its window: k and v stay as they are, 4kv; rotated keys are fp32 and cast at full width."""
+    bf16 = tape("gemma-3-1b", kernel="masked").saved()
+    assert terms(bf16, arch("gemma-3-1b")) == form("36h + 12q + 12kv + 8i + 8H + 4K + 2S + 16")
+    cast = tape("gemma-3-1b", kernel="masked", precision="autocast").saved()
+    flash = tape("gemma-3-1b", precision="autocast").saved()
+    assert cast.tokens["q"] - flash.tokens["q"] == 2  # k, of which flash keeps 2kv
+    assert cast.tokens["kv"] - flash.tokens["kv"] == -2
 
 
 # --- the final norm ---

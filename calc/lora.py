@@ -1,0 +1,62 @@
+"""How many parameters LoRA adds beside a model's linears, as PEFT counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+from calc.architecture import Architecture, ConfigError, Linear, linears
+
+
+def lora_parameters(
+    arch: Architecture, rank: int, targets: Literal["all-linear"] | Sequence[str], *, fused_experts: bool = False
+) -> int:
+    """The adapter parameters PEFT adds: rank · (inputs + outputs) for each adapted Linear.
+
+    `targets` is `all-linear` (every Linear but the head) or names matched as PEFT matches them: a module's whole name
+    or its end after a dot. `fused_experts`: count `all-linear` as PEFT 0.21's `get_peft_model` applies it to the
+    families whose experts Transformers 5 fused (see `_fused_width`), instead of to Linear modules alone.
+    Raises ConfigError for a name that matches no Linear, and for a rank below 1.
+    """
+    if type(rank) is not int or rank < 1:
+        raise ConfigError("lora.rank", rank, "a positive integer")
+    if fused_experts and targets == "all-linear" and arch.family in _PEFT_FUSED:
+        return rank * _fused_width(arch)
+    return rank * _lora_width(arch, targets if isinstance(targets, str) else tuple(targets))
+
+
+# peft/utils/transformers_weight_conversion.py, PEFT 0.21.2
+_PEFT_FUSED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+
+
+def _fused_width(arch: Architecture) -> int:
+    """Inputs plus outputs as PEFT rewrites `all-linear` for fused experts: routers and routed experts are adapted.
+
+    gate_up_proj gets twice the rank, for the two projections it fuses; Linear modules named like the experts'
+    projections (DeepSeek's shared experts and dense MLPs) are left out.
+    """
+    attention = sum(i + o for _, i, o, kind in linears(arch, 0) if kind == "attn")
+    h, i, e = arch.hidden, arch.moe_intermediate, arch.experts
+    expert = 2 * (h + 2 * i) + (i + h)
+    return arch.layers * attention + (arch.layers - arch.dense_layers) * (e * expert + (h + e))
+
+
+@lru_cache(maxsize=4096)
+def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
+    """Inputs plus outputs, over every Linear that `targets` names."""
+    groups = ((arch.dense_layers, 0), (arch.layers - arch.dense_layers, -1))  # how many layers, one of them
+    found = [(count, linear) for count, index in groups if count for linear in linears(arch, index)]
+    names = sorted({linear.name.rpartition(".")[2] for _, linear in found})
+    if isinstance(targets, str) and targets != "all-linear":
+        raise ConfigError("lora.targets", targets, f"all-linear or a list of {', '.join(names)}", near=["all-linear"])
+    wanted = names if isinstance(targets, str) else targets
+
+    def matches(linear: Linear, target: object) -> bool:
+        return f".{linear.name}".endswith(f".{target}")
+
+    for target in wanted:
+        if not any(matches(linear, target) for _, linear in found):
+            raise ConfigError("lora.targets", target, ", ".join(names), near=names)
+    adapted = [(count, linear) for count, linear in found if any(matches(linear, target) for target in wanted)]
+    return sum(count * (linear.inputs + linear.outputs) for count, linear in adapted)
