@@ -60,8 +60,8 @@ class Role:
     gradient. `shares`: it is the trained model with its adapters switched off, without weights of its own.
     `reduce_bytes` of a gradient travel between FSDP's ranks, as many as are kept where it is 0. `defers`: FSDP reduces
     the gradients of several micro-batches in the last one alone (`no_sync`), and each GPU keeps whole ones until then.
-    `exchange`: how attention sees the positions of other context-parallel ranks, by `all-to-all` (Ulysses) or by
-    `all-gather` of keys and values.
+    `exchange`: how attention sees the positions of other context-parallel ranks, by `all-to-all` (Ulysses), by
+    `all-gather` of keys and values head by head, or around PyTorch's `ring`.
     Roles with the same `process` live in one process of the operating system, with one CUDA context.
     """
 

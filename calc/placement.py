@@ -13,7 +13,7 @@ from calc.engines.plain import Plain
 from calc.engines.replica import Engine, Replica
 from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
-from calc.frameworks import at_least
+from calc.frameworks import SDPA_FLASH_HEAD, at_least
 from calc.keeps import Keeps, Role
 from calc.ledger import Line
 from calc.memory.optimizer import Optimizer
@@ -32,7 +32,6 @@ FORMATS = {
 # the tape that a format's layers run
 TAPES = {"bf16": "bf16", "mixed": "bf16", "fsdp-mixed": "bf16", "autocast": "autocast", "fp32": "fp32"}
 VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
-SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 
 
 def kernel(arch: Architecture, attention: str, precision: str) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 DEEPSPEED = ("zero1", "zero2", "zero3")
 FSDP = ("fsdp1", "fsdp2")
+SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 TOGETHER = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # by which GPUs work on the same sequences
 
 
@@ -73,6 +74,35 @@ def context_fault(s: Scenario) -> str | None:
         return f"attention: given {s.attention!r} {given}, allowed: flash"
     if s.architecture.mla or s.architecture.attention_sinks or s.architecture.fused_qkv:
         return f"context_parallel: given {s.context_parallel}, allowed for {s.architecture.family}: 1; not modelled"
+    return None
+
+
+def ring_fault(s: Scenario) -> str | None:
+    """Why PyTorch's ring attention cannot run over the sequences of `s`, in one line; None where it can, or need not.
+
+    It takes the place of SDPA's own kernels, asks for a causal mask alone, and rings of whole pieces of a sequence.
+    """
+    n, arch = s.context_parallel, s.architecture
+    if n == 1:
+        return None
+    given = f"with context_parallel = {n}"
+    if s.task not in ("pretrain", "sft"):
+        return f"context_parallel: given {n} for {s.task}, allowed with torch: 1, or for pretrain and sft"
+    if s.sharding not in ("ddp", "fsdp2"):
+        return f"sharding: given {s.sharding!r} {given}, allowed: ddp, fsdp2"
+    if s.attention != "sdpa":
+        return f"attention: given {s.attention!r} {given}, allowed: sdpa, whose place PyTorch's ring takes"
+    if s.precision == "fp32":
+        return f"precision: given 'fp32' {given}, allowed: 16 bits for SDPA's flash kernel"
+    if s.packing:
+        return f"packing: given true {given}, allowed: false; the ring knows no borders between sequences"
+    if arch.mla or arch.attention_sinks or arch.head_dim > SDPA_FLASH_HEAD:
+        return f"context_parallel: given {n}, allowed for {arch.family}: 1; SDPA's flash kernel does not take its heads"
+    if arch.sliding_window is not None and s.seq_len > arch.sliding_window:
+        return f"seq_len: given {s.seq_len} {given}, allowed: at most the model's window of {arch.sliding_window}"
+    if s.seq_len % (2 * n):
+        below = s.seq_len // (2 * n) * 2 * n
+        return f"seq_len: given {s.seq_len} {given}, allowed: a multiple of 2 x {n}, as {below or 2 * n}"
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, at_least, sharding_fault, tensor_fault, together, whole_sequences
+from calc.frameworks import DEEPSPEED, at_least, ring_fault, sharding_fault, tensor_fault, together
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, supervised
 from calc.rules import RL
@@ -35,7 +35,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     gpus = max(1, int(given.get("gpus", 1)) // shared)  # that work on sequences of their own
     micro_batch = int(given.get("micro_batch", 1))
     several = "fsdp2" if shared > 1 else "ddp"
-    sharding = str(given.get("sharding", several if gpus > 1 else "none"))
+    copies = gpus * int(given.get("context_parallel", 1))  # of each layer
+    sharding = str(given.get("sharding", several if copies > 1 else "none"))
     precision = str(given.get("precision", "mixed" if sharding in DEEPSPEED else "bf16"))
     optimizer = str(given.get("optimizer", "none" if task == "inference" else "adamw"))
     values: dict[str, Any] = {
@@ -107,7 +108,7 @@ def refuse(s: Scenario) -> str | None:
         reason = sharding_fault(role)
         if reason and reason.partition(":")[0] in s.roles[name]:
             return f"roles.{name}.{reason}"
-    return sharding_fault(s) or tensor_fault(s) or whole_sequences(s, "PyTorch's ring attention is not modelled")
+    return sharding_fault(s) or tensor_fault(s) or ring_fault(s)
 
 
 def keeps(s: Scenario) -> Keeps:
@@ -124,7 +125,8 @@ def keeps(s: Scenario) -> Keeps:
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
         reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares)
         return supervised("actor", path, s.rows, reference=reference, deepspeed=deepspeed)
-    return supervised("reward" if s.task == "rm" else "actor", path, s.rows, deepspeed=deepspeed)
+    exchange = "ring" if s.context_parallel > 1 else ""
+    return supervised("reward" if s.task == "rm" else "actor", path, s.rows, exchange=exchange, deepspeed=deepspeed)
 
 
 def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None) -> Keeps:
