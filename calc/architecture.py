@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Literal, NamedTuple
@@ -75,7 +75,10 @@ class Architecture:
     router_bias: bool = False
     mla: Mla | None = None
     activation: str = "silu"
-    ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them, see `part`
+    # what one GPU holds where several share a model, see `calc.parts`
+    ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them
+    embeds: bool = True  # the embedding is here, and not on another pipeline stage
+    ends: bool = True  # so are the final norm and the head
 
     @property
     def vocab_part(self) -> int:
@@ -215,7 +218,8 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
         "scalar": (Tensor("score.weight", (1, arch.hidden), 1, "head", "head"),),
         "none": (),
     }
-    return (embedding, *layers.values(), norm, *heads[head])
+    begins, ends = (embedding,) * arch.embeds, (norm, *heads[head]) * arch.ends
+    return (*begins, *layers.values(), *ends)
 
 
 @lru_cache(maxsize=4096)
@@ -233,33 +237,6 @@ def layer_parameters(arch: Architecture, index: int = -1) -> int:
 def embedding_parameters(arch: Architecture) -> int:
     """Elements of the embedding table, V·H, or of a rank's part of it."""
     return arch.vocab_part * arch.hidden
-
-
-@lru_cache(maxsize=1024)
-def part(arch: Architecture, ranks: int) -> Architecture:
-    """What one of `ranks` tensor-parallel ranks holds: its heads, its share of every width and of the vocabulary.
-
-    Norms and routers stay whole. Transformers 5.23 `distributed/tensor_parallel.py` and each model's
-    `base_model_tp_plan`; Megatron-LM cuts the same way. Raises ConfigError, with `tensor_parallel` for its field, where
-    the model cannot be cut into so many parts, or is cut in a way that is not known here.
-    """
-    if ranks == 1:
-        return arch
-    for name, why in (
-        ("fused_qkv", "whose fused projections are gathered again"),
-        ("mla", "with latent attention"),
-        ("attention_sinks", "whose attention stays whole"),
-        ("shared_experts", "with shared experts"),
-    ):
-        if getattr(arch, name):
-            raise ConfigError(
-                "tensor_parallel", ranks, f"1 for models of the family {arch.family}, {why}: not modelled"
-            )
-    widths = ("heads", "kv_heads", "intermediate", "moe_intermediate")
-    if uneven := [name for name in widths if getattr(arch, name) % ranks]:
-        name = uneven[0]
-        raise ConfigError("tensor_parallel", ranks, f"a divisor of the model's {name} = {getattr(arch, name)}")
-    return replace(arch, ranks=ranks, **{name: getattr(arch, name) // ranks for name in widths})
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import Architecture, Head, Tensor, linears, lora_parameters, parameters, part, tensors
+from calc.architecture import Architecture, Head, Tensor, linears, lora_parameters, parameters, tensors
 from calc.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.plain import Plain
@@ -19,6 +19,7 @@ from calc.ledger import Line
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Run
 from calc.memory.runtime import process
+from calc.parts import part, stage
 from calc.scenario import Scenario
 
 # bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
@@ -64,7 +65,7 @@ def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...
 
 def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
-    arch = part(s.architecture, s.tensor_parallel)
+    arch = part(stage(s.architecture, *role.pipeline), s.tensor_parallel)
     head: Head = "scalar" if role.name in VALUED else "lm"
     weight, grad, master, stepped = FORMATS[s.precision]
     count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
@@ -100,7 +101,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
     )
     return Replica(
-        role=role.name,
+        role=role.model or role.name,
         arch=arch,
         head=head,
         run=run,
@@ -121,6 +122,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         leaves=role.leaves,
         reduce_bytes=role.reduce_bytes or grad,
         defers=role.defers,
+        stays=role.pipeline[1] > 1,
     )
 
 
@@ -188,6 +190,8 @@ def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> Vllm | None:
 
 def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
     """Sets of GPUs: the roles that live on each, in the order in which they load, and how many GPUs it has."""
+    if s.pipeline_parallel > 1:
+        return [((name,), s.gpus // s.pipeline_parallel) for name in keeps.loading]
     if s.placement == "colocated":
         return [(keeps.loading, s.gpus)]
     found: dict[str, list[str]] = {}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calc.amounts import segment
-from calc.architecture import Architecture, ConfigError, parameters, part, tensors
+from calc.architecture import Architecture, ConfigError, parameters, tensors
 from calc.catalog import load
 from calc.estimate import estimate, speed
 from calc.keeps import Path
@@ -18,6 +18,7 @@ from calc.ledger import Estimate, Line
 from calc.memory.activations import Program
 from calc.memory.loss import head
 from calc.memory.run import Run, dimensions
+from calc.parts import part
 from calc.scenario import ScenarioError, parse
 
 H, V, LAYERS = 4096, 128_256, 32  # Llama 3 8B

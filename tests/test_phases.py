@@ -16,8 +16,9 @@ from calc.estimate import as_dict, estimate
 from calc.keeps import Path
 from calc.ledger import Line, Phase
 from calc.memory.run import Adapter, Run
-from calc.phases import SORTED_TOKENS, Batch, Instant, Plan, Step, plan, slides, step
+from calc.phases import SORTED_TOKENS, Batch, Instant, Plan, Step, plan, step
 from calc.scenario import Scenario, parse
+from calc.stack import slides
 
 LOSS = Path("cross-entropy")
 LAYER = 200_840  # bytes a token of Llama 3 8B, bf16, flash: 16h + 4q + 4kv + 8i + 4H + 8

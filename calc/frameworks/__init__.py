@@ -106,6 +106,38 @@ def ring_fault(s: Scenario) -> str | None:
     return None
 
 
+def pipeline_fault(s: Scenario) -> str | None:
+    """Why PyTorch's 1F1B schedule cannot run the stages of `s`, in one line; None where it can, or need not."""
+    p = s.pipeline_parallel
+    if p == 1:
+        return None
+    given = f"with pipeline_parallel = {p}"
+    if s.task not in ("pretrain", "sft"):
+        return f"pipeline_parallel: given {p} for {s.task}, allowed with torch: 1, or for pretrain and sft"
+    for field, value, allowed in (
+        ("method", s.method, ("full",)),
+        ("optimizer", s.optimizer, None if s.optimizer != "none" else ("one that trains",)),
+        ("loss", s.loss, ("full",)),
+        ("precision", s.precision, ("bf16", "fsdp-mixed", "fp32")),
+        ("sharding", s.sharding, ("none", "fsdp2")),
+        ("context_parallel", s.context_parallel, (1,)),
+    ):
+        if allowed and value not in allowed:
+            return f"{field}: given {value!r} {given}, allowed: {', '.join(map(str, allowed))}"
+    if s.packing:
+        return f"packing: given true {given}, allowed: false; stages hand on tensors of one size"
+    if s.offload.parameters or s.offload.optimizer:
+        field = "parameters" if s.offload.parameters else "optimizer"
+        return f"offload.{field}: given true {given}, allowed: false"
+    window = s.architecture.sliding_window
+    if window is not None and s.attention == "sdpa" and s.seq_len > window:
+        return f"seq_len: given {s.seq_len} {given} and sdpa, allowed: at most the model's window of {window}"
+    if s.accumulation < p:
+        least = p * s.rows * s.data_parallel
+        return f"global_batch: given {s.global_batch} {given}, allowed: a micro batch for each stage, at least {least}"
+    return None
+
+
 def whole_sequences(s: Scenario, why: str) -> str | None:
     """Why a framework's trainer does not cut sequences, in one line; None where none is asked to be cut."""
     if s.context_parallel == 1:
@@ -114,7 +146,9 @@ def whole_sequences(s: Scenario, why: str) -> str | None:
 
 
 def whole_layers(s: Scenario, why: str) -> str | None:
-    """Why a framework's trainer does not cut layers, in one line; None where none is asked to be cut."""
+    """Why a framework's trainer does not share layers out, in one line; None where it is not asked to."""
+    if s.pipeline_parallel > 1:
+        return f"pipeline_parallel: given {s.pipeline_parallel}, allowed with {s.framework}: 1; it has no stages"
     if s.tensor_parallel > 1:
         return f"tensor_parallel: given {s.tensor_parallel}, allowed with {s.framework}: 1; {why}"
     return f"sequence_parallel: given true, allowed with {s.framework}: false; {why}" if s.sequence_parallel else None

@@ -8,17 +8,21 @@ Sources are torch 2.13.0, transformers 5.23.0 and peft 0.21.2, by file and line.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, at_least, ring_fault, sharding_fault, tensor_fault, together
+from calc.frameworks import DEEPSPEED, at_least, pipeline_fault, ring_fault, sharding_fault, tensor_fault, together
 from calc.frameworks import nearest as _nearest
-from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, supervised
+from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, pipelined, supervised
 from calc.rules import RL
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
 
 KNOWN = ("2.13",)
+
+# torchtitan 0.2 train.py; `PipelineScheduleSingle.step` would return them
+RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
 
 WITH_ADAPTERS = ("lora", "qlora")
 ONE_BY_ONE = ("adafactor", "lion")
@@ -41,7 +45,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     optimizer = str(given.get("optimizer", "none" if task == "inference" else "adamw"))
     values: dict[str, Any] = {
         "micro_batch": micro_batch,  # the smallest; no library chooses one
-        "global_batch": micro_batch * gpus,  # no accumulation
+        "global_batch": micro_batch * gpus * int(given.get("pipeline_parallel", 1)),  # the least that fills all stages
         **({"seq_len": 2048} if task not in RL else rollout(micro_batch * gpus)),
         # the type the checkpoint names, bf16 for today's models (transformers modeling_utils.py, dtype "auto");
         # DeepSpeed beside bf16 weights keeps fp32 ones (runtime/zero/stage_1_and_2.py:400 of 0.16.4)
@@ -108,7 +112,7 @@ def refuse(s: Scenario) -> str | None:
         reason = sharding_fault(role)
         if reason and reason.partition(":")[0] in s.roles[name]:
             return f"roles.{name}.{reason}"
-    return sharding_fault(s) or tensor_fault(s) or ring_fault(s)
+    return sharding_fault(s) or tensor_fault(s) or ring_fault(s) or pipeline_fault(s)
 
 
 def keeps(s: Scenario) -> Keeps:
@@ -117,6 +121,8 @@ def keeps(s: Scenario) -> Keeps:
     path = loss_path(s)
     if s.task in RL:
         return reinforcement(s, path, deepspeed)
+    if s.pipeline_parallel > 1:
+        return pipelined("actor", replace(path, held="turn"), s.rows, s.pipeline_parallel, notes=(RETURNED,))
     if s.task == "inference":
         model = Role("actor", path, path, s.rows, s.rows)
         return Keeps((model,), (Stage("generate", "actor", rows=s.rows),), ("actor",), deepspeed=deepspeed)

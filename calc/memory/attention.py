@@ -139,11 +139,12 @@ class Attention(Linears):
     def ring(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """PyTorch's ring: each rank attends with its own queries to one rank's keys and values after another.
 
-        All are gathered first, PyTorch's default way of passing them on. A rank has the first and the last of twice as
-        many pieces of a sequence as there are ranks; the last rank takes most, with the keys of each other's first
-        piece. Forward merges outputs in fp32: the one so far, the next, and their difference twice, beside the next in
-        16 bits. Backward sums gradients in fp32, those of keys and values in one buffer that comes and one that goes,
-        beside what the kernel makes now and has made before (torch 2.13
+        All are gathered first, PyTorch's default way of passing them on. Forward merges outputs in fp32: the one so
+        far, the next, and their difference twice, beside the next in 16 bits. Backward sums gradients in fp32, those of
+        keys and values in one buffer that comes and one that goes, beside what the kernel makes now and made before.
+        A rank has two pieces of a sequence, the earlier the lower it is and the later, which balances the work. What
+        is counted is a rank's between the first and the last: keys of another's first piece, then queries of its own
+        second alone, whose output it joins head by head, so that o_proj takes a copy (torch 2.13
         `distributed/tensor/experimental/_context_parallel/_attention.py`, `_templated_ring_attention`).
         """
         gathered = of(kv=2 * self.c * self.run.context)

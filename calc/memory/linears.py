@@ -18,20 +18,22 @@ ROWWISE = frozenset({"o_proj", "down_proj"})
 class Linears:
     """Writes norms, linears and additions on a tape, with adapters beside linears and the sums of ranks behind them."""
 
-    def __init__(self, run: Run, layer: int = -1, *, first: bool = False, recomputed: bool = False) -> None:
+    def __init__(
+        self, run: Run, layer: int = -1, *, first: bool = False, counted: bool = False, received: bool = False
+    ) -> None:
         """`first`: nothing before this piece is trained, so that its input needs no gradient.
 
-        `recomputed`: the input is a checkpoint, which others count.
+        `counted`: the input is a checkpoint, or a buffer, that others count; `received`: so is the output's gradient.
         """
         self.run = run
         self.arch = run.arch
-        self.tape = Tape()
+        self.tape = Tape(received=received)
         self.c = run.compute
         self.autocast = run.precision == "autocast"
         self.elements = elements(run.arch, layer)
         self.stream = WIDTH * run.share
         self.input = Tensor(self.stream, run.residual, differentiable=not first)
-        if recomputed:
+        if counted:
             self.input.size = NOTHING
 
     def cast(self, x: Tensor, b: float, name: str) -> Tensor:

@@ -45,7 +45,7 @@ class Case:
     stage: int = 0  # the one whose memory is followed
     zero: int = 0  # stage of DeepSpeed's ZeRO; 0: none
     ranks: int = 0  # under DeepSpeed
-    rank: int = 0  # the one whose memory is followed there
+    rank: int = 0  # the one whose memory is followed there, or of those that share a sequence
     grad_dtype: str = "bf16"  # in which DeepSpeed accumulates: bf16, fp32
     grad_accum: int = 1
     logprob: str = "fp32"  # fp32 (log_softmax of fp32 logits), trl (selective_log_softmax), lse (logsumexp)

@@ -10,6 +10,10 @@ from torch.distributed.tensor.experimental._context_parallel import _attention
 from . import fsdp
 from .case import Case
 
+# Of ranks in a ring the first attends to what others send with half of its queries, and puts halves together; the last
+# does neither; those between do both, and take most.
+RANKS = {1: {0}, 2: {0, 1}}
+
 _exchange, _next = _attention._AllGatherRotater.exchange_buffers, _attention._AllGatherRotater.next_buffer
 
 

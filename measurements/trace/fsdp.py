@@ -62,16 +62,13 @@ def ranks(n: int, rank: int = 0) -> None:
 
 
 def mesh_of(case: Case) -> DeviceMesh:
-    """The ranks of a case: those of a tensor-parallel group are neighbours, then those that share a sequence.
-
-    We are the last of those that share a sequence, who takes most, and the first of all others.
-    """
-    return _mesh(case.stage, case.pp, max(case.fsdp, case.cp), case.cp, case.tp)
+    """The ranks of a case: those of a tensor-parallel group are neighbours, then those that share a sequence."""
+    return _mesh(case.stage, case.pp, max(case.fsdp, case.cp), case.cp, case.tp, case.rank)
 
 
 @lru_cache(maxsize=1)  # submeshes join again only where they come from one mesh
-def _mesh(stage: int, pp: int, fsdp: int, cp: int, tp: int) -> DeviceMesh:
-    ranks(pp * fsdp * tp, (stage * fsdp + cp - 1) * tp)
+def _mesh(stage: int, pp: int, fsdp: int, cp: int, tp: int, rank: int) -> DeviceMesh:
+    ranks(pp * fsdp * tp, (stage * fsdp + rank) * tp)
     _clear_sharding_prop_cache()  # what it has of a mesh that looks like this one names process groups that are gone
     names, sizes = ("pp", "dp", "cp", "tp"), (pp, fsdp // cp, cp, tp)
     with _disable_current_modes():  # the mesh reads its own ranks

@@ -91,6 +91,7 @@ def _adapters(case: Case, model: Any) -> Any:
 
 
 def prepare(case: Case, model: Any) -> Any:
+    """The model with its adapters, recomputing as the case says, ready to be trained or to score."""
     base = model.backbone if isinstance(model, Critic) else model
     if case.ckpt != "none":
         base.gradient_checkpointing_enable({"use_reentrant": case.ckpt == "reentrant"})

@@ -114,9 +114,7 @@ class Schedule:
     def __init__(self, case: Case, model: torch.nn.Module, ledger: Ledger) -> None:
         tokens = case.seq // case.tp if case.sequence_parallel else case.seq
         dtype = torch.float32 if case.prec == "fp32" else torch.bfloat16
-        hidden = torch.empty(
-            case.mb, tokens, model.config.hidden_size, dtype=dtype, device="meta", requires_grad=True
-        )
+        hidden = torch.empty(case.mb, tokens, model.config.hidden_size, dtype=dtype, device="meta", requires_grad=True)
         ids = torch.empty(case.mb, case.seq, dtype=torch.long, device="meta")
         group = fsdp.mesh_of(case)["pp"].get_group()
         stage = Stage(

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from operator import itemgetter
 from typing import Any
 
-from . import attention
+from . import attention, context_parallel
 from .case import Case
 from .ledger import Event, Ledger, Moment, alive, highest, walk
 from .step import Step, fake_mode
@@ -68,7 +68,8 @@ def record(case: Case) -> dict[str, Any]:
     """
     if case.pp > 1:
         return _of_stages([_record(replace(case, stage=stage)) for stage in range(case.pp)])
-    ranks = {0, case.ranks - 1} if case.zero else {case.rank}
+    # ranks that share a sequence: see `context_parallel`
+    ranks = {0, case.ranks - 1} if case.zero else context_parallel.RANKS.get(case.cp, {1})
     return max((_record(replace(case, rank=rank)) for rank in sorted(ranks)), key=itemgetter("total_peak_bytes"))
 
 
