@@ -169,14 +169,26 @@ class Fsdp(Holder):
         if not where.backward and not r.accumulates:
             return lines
         lines += self.whole_embedding(where, c)
+        if r.accumulates:
+            lines += self.waiting(r.trainable)
         if kept == c:
-            if not r.accumulates:
-                return [*lines, gradients.so_far(r.role, where.done, c)]
-            return [*lines, gradients.deferred(r.role, r.trainable, c), gradients.new(r.role, where.making, c)]
+            return [*lines, gradients.new(r.role, where.making, c) if r.accumulates else self.so_far(where.done)]
         # made in the compute type, added up in the one they are reduced in once their group has all
         fresh = where.root + (where.making if where.segment == "end" else where.here)
-        there = r.trainable if r.accumulates else where.above
-        return [*lines, gradients.deferred(r.role, there, kept), gradients.unreduced(r.role, fresh, c)]
+        there = [] if r.accumulates else self.waiting(where.above)
+        return [*lines, *there, gradients.unreduced(r.role, fresh, c)]
+
+    def so_far(self, done: int) -> Line:
+        """Whole gradients of `done` parameters in the compute type."""
+        return gradients.so_far(self.replica.role, done, self.replica.run.compute)
+
+    def waiting(self, elements: int) -> list[Line]:
+        """Whole gradients that nothing has reduced; of a shared embedding those of others' rows are among them."""
+        r = self.replica
+        lines = [gradients.deferred(r.role, elements, r.reduce_bytes)]
+        if r.accumulates and r.embedding_kept:
+            lines.append(gradients.whole_embedding(r.role, r.embedding_kept, r.reduce_bytes))
+        return lines
 
     def layers_gathered(self, but: int = 0) -> Line:
         """All layers whole, in the compute type, `but` elements left out."""
@@ -191,12 +203,12 @@ class Fsdp(Holder):
         r = self.replica
         if not r.stays:
             return []
-        whole = gradients.deferred(r.role, r.trainable, r.reduce_bytes)
+        whole = self.waiting(r.trainable)
         if not self.root_elements:
             first = self.layer(0)
-            return [self.layers_gathered(first), whole, self.reducing(first)]
+            return [self.layers_gathered(first), *whole, self.reducing(first)]
         output = gradients.accumulated(r.role, self.root_elements, r.grad_bytes, r.ranks)
-        return [self.layers_gathered(), whole, self.reducing(self.root_elements), output]
+        return [self.layers_gathered(), *whole, self.reducing(self.root_elements), output]
 
     def reducing(self, elements: int) -> Line:
         """The input of a group's reduce-scatter."""

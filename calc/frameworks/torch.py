@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KNOWN = ("2.13",)
 
-# torchtitan 0.2 train.py; `PipelineScheduleSingle.step` would return them
+# as torchtitan's train.py asks it; by default `PipelineScheduleSingle.step` returns them
 RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
 
 WITH_ADAPTERS = ("lora", "qlora")

@@ -160,6 +160,8 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
     micro, tp = int(flat.get("micro_batch", 1)), int(flat.get("tensor_parallel", 1))
     cp, pp = int(flat.get("context_parallel", 1)), int(flat.get("pipeline_parallel", 1))
     rows = micro * gpus // (tp * cp * pp)
+    if cp > 1 and flat.get("attention", "sdpa") != "sdpa":
+        raise CaseError(f"attention: {flat['attention']!r} cannot be traced with context_parallel; allowed: sdpa")
     reference = "adapter" if lora else "copy"
     return from_record(
         {

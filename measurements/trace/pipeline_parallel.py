@@ -109,7 +109,7 @@ class Stage(PipelineStage):
 
 
 class Schedule:
-    """The schedule of one stage."""
+    """The 1F1B schedule of a case's stage."""
 
     def __init__(self, case: Case, model: torch.nn.Module, ledger: Ledger) -> None:
         tokens = case.seq // case.tp if case.sequence_parallel else case.seq
@@ -126,8 +126,3 @@ class Schedule:
     def step(self, input_ids: torch.Tensor | None = None, target: torch.Tensor | None = None) -> None:
         """All micro-batches; the last stage keeps no logits of them for the caller, as torchtitan asks."""
         self.runs.step(*([] if input_ids is None else [input_ids]), target=target, return_outputs=False)
-
-
-def schedule(case: Case, model: torch.nn.Module, ledger: Ledger) -> Schedule:
-    """The schedule of a case's stage."""
-    return Schedule(case, model, ledger)

@@ -78,7 +78,7 @@ class Step:
                 if each is not None:
                     fsdp.shard(case, each)
         self.optimizer = _optimizer(case, self.model)
-        self.schedule = pipeline_parallel.schedule(case, self.model, ledger) if case.pp > 1 else None
+        self.schedule = pipeline_parallel.Schedule(case, self.model, ledger) if case.pp > 1 else None
         if case.zero:
             self._partition()
         self.inputs = self._inputs()
