@@ -470,6 +470,7 @@ def test_a_plain_decoder_has_none_of_the_extras() -> None:
         assert extras.pop(name)
     assert extras.pop("norms_per_layer") == 2
     assert extras.pop("ranks") == 1
+    assert (extras.pop("embeds"), extras.pop("ends")) == (True, True)
     assert extras.pop("activation") == "silu"
     assert {type(value) for value in extras.values()} == {bool, int, type(None)}
     assert not any(extras.values())

@@ -2,6 +2,8 @@
 
 The loop that is meant: `loss = model(**batch).loss; loss.backward(); optimizer.step(); optimizer.zero_grad()`. For RL
 all roles live in one process: Transformers generates, every role scores the batch, then each trained role is updated.
+Where GPUs share sequences the model is cut by Transformers' plan or PyTorch's tutorial (DTensor), attention runs within
+`context_parallel`, and stages under `Schedule1F1B`, divided and called as torchtitan does it.
 Sources are torch 2.13.0, transformers 5.23.0 and peft 0.21.2, by file and line.
 """
 
