@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Literal, NamedTuple
@@ -126,7 +126,10 @@ class Architecture:
     mla: Mla | None = None
     activation: str = "silu"
     names: Names = NAMES
-    ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them, see `part`
+    # what one GPU holds where several share a model, see `calc.parts`
+    ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them
+    embeds: bool = True  # the embedding is here, and not on another pipeline stage
+    ends: bool = True  # so are the final norm and the head
 
     @property
     def vocab_part(self) -> int:
@@ -263,13 +266,14 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
             layers[tensor.name] = tensor._replace(count=count + seen)
     names, rows = arch.names, arch.vocab_part
     embedding = Tensor(f"{names.model}.{names.embedding}.weight", (rows, arch.hidden), 1, "embedding", "embed")
-    ends = ("weight", "bias") if arch.norm_bias else ("weight",)
-    norm = [Tensor(f"{names.model}.{names.final_norm}.{end}", (arch.hidden,), 1, "norm", "norm") for end in ends]
+    endings = ("weight", "bias") if arch.norm_bias else ("weight",)
+    norm = [Tensor(f"{names.model}.{names.final_norm}.{end}", (arch.hidden,), 1, "norm", "norm") for end in endings]
     lm = [] if arch.tied else [Tensor("lm_head.weight", (rows, arch.hidden), 1, "head", "head")]
     if arch.head_bias:
         lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
     heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
-    return (embedding, *layers.values(), *norm, *heads[head])
+    begins, ends = (embedding,) * arch.embeds, (*norm, *heads[head]) * arch.ends
+    return (*begins, *layers.values(), *ends)
 
 
 @lru_cache(maxsize=4096)
@@ -287,34 +291,6 @@ def layer_parameters(arch: Architecture, index: int = -1) -> int:
 def embedding_parameters(arch: Architecture) -> int:
     """Elements of the embedding table, V·H, or of a rank's part of it."""
     return arch.vocab_part * arch.hidden
-
-
-@lru_cache(maxsize=1024)
-def part(arch: Architecture, ranks: int) -> Architecture:
-    """What one of `ranks` tensor-parallel ranks holds: its heads, its share of every width and of the vocabulary.
-
-    Norms and routers stay whole. Transformers 5.23 `distributed/tensor_parallel.py` and each model's
-    `base_model_tp_plan`; Megatron-LM cuts the same way. Raises ConfigError, with `tensor_parallel` for its field, where
-    the model cannot be cut into so many parts, or is cut in a way that is not known here.
-    """
-    if ranks == 1:
-        return arch
-    for here, why in (
-        (arch.fused_qkv or arch.fused_gate_up, "whose fused projections are gathered again"),
-        (arch.qk_norm == "width", "whose queries and keys are gathered again for their norms"),
-        (arch.mla, "with latent attention"),
-        (arch.attention_sinks, "whose attention stays whole"),
-        (arch.shared_experts, "with shared experts"),
-    ):
-        if here:
-            raise ConfigError(
-                "tensor_parallel", ranks, f"1 for models of the family {arch.family}, {why}: not modelled"
-            )
-    widths = ("heads", "kv_heads", "intermediate", "moe_intermediate")
-    if uneven := [name for name in widths if getattr(arch, name) % ranks]:
-        name = uneven[0]
-        raise ConfigError("tensor_parallel", ranks, f"a divisor of the model's {name} = {getattr(arch, name)}")
-    return replace(arch, ranks=ranks, **{name: getattr(arch, name) // ranks for name in widths})
 
 
 @lru_cache(maxsize=4096)

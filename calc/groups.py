@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from calc import placement, verdict
-from calc.engines.replica import Engine, Where
+from calc import peaks, pipelined, placement, verdict
+from calc.engines.replica import Where
 from calc.engines.vllm import Cache
 from calc.job import Job
 from calc.keeps import Path, Stage
 from calc.ledger import Group, Line, Moment, Phase
 from calc.memory import kv_cache, runtime
-from calc.phases import Batch, Instant, Step
+from calc.phases import Batch, Step
 from calc.placement import Placed
 
 PHASES = ("load", "rollout", "score", "forward", "backward", "step", "sync", "save")
@@ -188,17 +188,17 @@ class Shared:
 
     def _scoring(self, placed: Placed, there: bool) -> tuple[str, list[Line]]:
         scored = self.job.step(placed.scorer.replica, placed.s, self.job.batch(placed.s, placed.role.scoring_rows))
-        return _peak(placed.scorer, scored, [i for i in scored.plan.scoring if not (there and i.where == FIRST)])
+        return peaks.peak(placed.scorer, scored, [i for i in scored.plan.scoring if not (there and i.where == FIRST)])
 
     def train(self, stage: Stage) -> Staged:
         """Forward, backward and optimizer step of a role, and of another one that trains beside it."""
         name, placed = stage.role, self.placed[stage.role]
         self.gathered -= {name}
-        several = len(self.job.keeps.roles) > 1 and not stage.inside
+        several = len(self.job.keeps.roles) > 1 and not stage.inside and not placed.role.model
         others = self.beside(stage, name, stage.beside, stage.inside)
         if stage.beside:
             other = self.placed[stage.beside]
-            _, lines = _largest((at, lines) for _, at, lines in self.training(other, stage))
+            _, lines = peaks.largest((at, lines) for _, at, lines in self.training(other, stage))
             others += [*other.engine.resident(), *lines]
         kept = [*others, *placed.engine.resident()]
         for phase, at, lines in self.training(placed, stage):
@@ -213,16 +213,19 @@ class Shared:
     def _training(self, placed: Placed, stage: Stage) -> Staged:
         engine = placed.engine
         own = self.job.step(engine.replica, placed.s, self.job.batch(placed.s, placed.role.rows))
+        if engine.replica.stays:
+            yield from pipelined.training(placed, own)
+            return
         inside = self.job.placed[stage.inside] if stage.inside else None
         waiting = self.idle(inside) if inside else []
-        forward = [_beside(waiting, _peak(engine, own, own.plan.forward))]
+        forward = [peaks.beside(waiting, peaks.peak(engine, own, own.plan.forward))]
         if inside:
             forward.append(self.within(placed, own, inside))
-        yield "forward", *_largest(forward)
+        yield "forward", *peaks.largest(forward)
         if placed.trained:
-            yield "backward", *_beside(waiting, _peak(engine, own, own.backward()))
+            yield "backward", *peaks.beside(waiting, peaks.peak(engine, own, own.backward()))
             over = own.lines(own.plan.layout.over("step"))
-            yield "step", *_beside([*waiting, *over], _largest(engine.stepping()))
+            yield "step", *peaks.beside([*waiting, *over], peaks.largest(engine.stepping()))
 
     def within(self, placed: Placed, own: Step, scored: Placed) -> tuple[str, list[Line]]:
         """Another role's forward, while everything that this one keeps for backward is alive."""
@@ -261,13 +264,15 @@ class Shared:
         made = self.job.step(model, placed.s, prompts)
         first = self.job.step(model, placed.s, prompts if every else last)
         begun = kv_cache.dynamic(r.role, r.arch, prompts.tokens)
-        inside = _peak(placed.scorer, made, [i for i in made.plan.scoring if i.where.segment in ("layer", "gather")])
-        outside = _peak(placed.scorer, first, [i for i in first.plan.scoring if i.where.layer == r.arch.layers])
+        inside = peaks.peak(
+            placed.scorer, made, [i for i in made.plan.scoring if i.where.segment in ("layer", "gather")]
+        )
+        outside = peaks.peak(placed.scorer, first, [i for i in first.plan.scoring if i.where.layer == r.arch.layers])
         for at, lines in (inside, outside):
             yield "rollout", f"prompts: {at}", [*kept, begun, *lines]
         total = stage.rows * s.seq_len
         token = self.job.step(model, placed.s, last)
-        at, lines = _peak(placed.scorer, token, token.plan.scoring)
+        at, lines = peaks.peak(placed.scorer, token, token.plan.scoring)
         cache = [kv_cache.dynamic(r.role, r.arch, total), kv_cache.grown(r.role, r.arch, total)]
         yield "rollout", f"last token: {at}", [*kept, *cache, *lines]
 
@@ -294,35 +299,6 @@ def sets(job: Job) -> list[Shared]:
 def _figures(lines: Iterable[Line]) -> tuple[Hashable, ...]:
     """What lines are equal by, hashable."""
     return tuple([(x.component, x.role, x.bytes, *x.values.items()) for x in lines])
-
-
-def _largest(moments: Iterable[tuple[str, list[Line]]]) -> tuple[str, list[Line]]:
-    """The moment whose lines add up to most, the first of equals."""
-    return max(moments, key=lambda moment: sum([line.bytes for line in moment[1]]))
-
-
-def _beside(lines: list[Line], moment: tuple[str, list[Line]]) -> tuple[str, list[Line]]:
-    """A moment with lines that it shares with others."""
-    return moment[0], [*lines, *moment[1]]
-
-
-def _peak(engine: Engine, step: Step, instants: Iterable[Instant]) -> tuple[str, list[Line]]:
-    """The largest of `instants`: what the model's activations and what the engine adds there come to."""
-    tokens, length = step.batch
-    # many instants share a place, where the engine adds the same
-    largest: dict[Where, tuple[int, Instant]] = {}
-    for i in instants:
-        size = i.total.bytes(tokens, length)
-        if i.where not in largest or size > largest[i.where][0]:
-            largest[i.where] = size, i
-    best, most, found = None, -1, []
-    for where, (size, i) in largest.items():
-        added = engine.at(where)
-        total = size + sum([line.bytes for line in added])
-        if total > most:
-            best, most, found = i, total, added
-    assert best is not None
-    return best.name, [*found, *step.lines(best.parts)]
 
 
 def _first_to_break(phases: Iterable[Phase], word: str, usable: int) -> str | None:

@@ -70,5 +70,5 @@ class Job:
             batch,
             masked=s.attention == "sdpa" and window is not None and batch.length >= window,
             checkpointing=s.checkpointing if r.optimizer else "none",
-            inner=s.sharding.startswith("fsdp"),
+            inner=s.sharding.startswith("fsdp") and not r.stays,
         )

@@ -18,9 +18,9 @@ class Path:
     whose backward still needs all logits. `shift_copy`: logits without the last position are copied. `in_place`:
     `flash` writes its gradient over the logits. `entropy`: that of every position is computed beside the
     log-probability, in a `compiled` kernel or `eager`, under autocast.
-    `held`: how long the caller's variables keep the outputs: to the end of `forward`, `backward`, the `step`, or the
-    `next` forward. `kept` is the share of the positions that enter the loss, where the others are cut off after the
-    head, by a slice, or before it (`tiled`).
+    `held`: how long the caller's variables keep the outputs: to the end of `forward`, `backward`, the `step`, the
+    `next` forward, or, in a step of several micro-batches, of the `turn` after theirs. `kept` is the share of the
+    positions that enter the loss, where the others are cut off after the head, by a slice, or before it (`tiled`).
     """
 
     kind: str
@@ -60,8 +60,10 @@ class Role:
     gradient. `shares`: it is the trained model with its adapters switched off, without weights of its own.
     `reduce_bytes` of a gradient travel between FSDP's ranks, as many as are kept where it is 0. `defers`: FSDP reduces
     the gradients of several micro-batches in the last one alone (`no_sync`), and each GPU keeps whole ones until then.
-    `exchange`: how attention sees the positions of other context-parallel ranks, by `all-to-all` (Ulysses) or by
-    `all-gather` of keys and values.
+    `exchange`: how attention sees the positions of other context-parallel ranks, by `all-to-all` (Ulysses), by
+    `all-gather` of keys and values head by head, or around PyTorch's `ring`.
+    `pipeline`: which stage of how many this is, from 0, where a role is one of the model's and runs its layers alone;
+    `model` then names the role whose part it is.
     Roles with the same `process` live in one process of the operating system, with one CUDA context.
     """
 
@@ -76,6 +78,8 @@ class Role:
     reduce_bytes: int = 0
     defers: bool = False
     exchange: str = ""
+    pipeline: tuple[int, int] = (0, 1)
+    model: str = ""
     process: str = "trainer"
 
 
@@ -180,5 +184,19 @@ def supervised(
         stages=(Stage("train", name, inside=reference.name if reference else ""),),
         loading=tuple(role.name for role in roles if not role.shares),
         deepspeed=deepspeed,
+        notes=notes,
+    )
+
+
+def pipelined(name: str, path: Path, rows: int, stages: int, *, notes: tuple[str, ...] = ()) -> Keeps:
+    """What a job keeps that trains one model in `stages` stages, each on GPUs of its own."""
+    roles = tuple(
+        Role(f"stage {index + 1}", path, path, rows, rows, pipeline=(index, stages), model=name)
+        for index in range(stages)
+    )
+    return Keeps(
+        roles=roles,
+        stages=tuple(Stage("train", role.name) for role in roles),
+        loading=tuple(role.name for role in roles),
         notes=notes,
     )

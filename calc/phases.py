@@ -8,15 +8,13 @@ from functools import lru_cache
 from operator import le
 from typing import NamedTuple
 
-from calc.amounts import NO_BYTES, Amount, Segment, Shot, amount
-from calc.architecture import Architecture, embedding_parameters, layer_parameters, tensors
+from calc.amounts import Amount, Shot
 from calc.engines.replica import Where
 from calc.keeps import Path
 from calc.ledger import Line
-from calc.memory import activations
-from calc.memory.loss import OUTPUTS, head
-from calc.memory.run import Run, dimensions
-from calc.tape import NOTHING, of
+from calc.memory.loss import OUTPUTS
+from calc.memory.run import Run
+from calc.stack import Stack, Stop, stack
 
 
 class Batch(NamedTuple):
@@ -52,117 +50,8 @@ def instant(name: str, where: Where, parts: Iterable[Part]) -> Instant:
     return Instant(name, where, parts, Amount(tokens, pairs, fixed, row, ""))
 
 
-class Block(NamedTuple):
-    """Layers of one kind."""
-
-    segment: Segment
-    trained: int  # elements a layer trains
-    number: int
-
-
-class Stop(NamedTuple):
-    """A layer whose instants can be the largest: its kind, and how many layers of each kind lie below it."""
-
-    layer: int
-    kind: int
-    below: tuple[int, ...]
-    above: int  # trained elements of the layers above it
-
-
-class Stack(NamedTuple):
-    """A model's segments, compiled once for a way of running it."""
-
-    blocks: tuple[Block, ...]
-    stops: tuple[Stop, ...]
-    norm: Segment
-    head: Segment
-    head_trained: int
-    root_trained: int  # head and final norm
-    held: Amount
-    layers_trained: int
-    embedding_trained: int
-    cached_casts: Amount  # autocast's bf16 copies of the layers' weights, until forward ends
-    embedding_own: int  # 0 where the head, whose tensor it is, has been counted already
-    layers: int
-    bottom: Amount  # what is kept below the first layer
-    loss_inside: bool  # Transformers' own loss runs inside the model's forward, log-probabilities outside
-    inner: bool
-    residual: Amount  # one tensor of the residual stream
-    embedding_passing: Amount
-    embedding_scratch: Amount
-    dims: dict[str, int]
-
-
-@lru_cache(maxsize=4096)
-def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False, recompute: bool = False) -> Stack:
-    """The compiled model; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
-
-    `recompute`: layers start from checkpoints. `inner` adds the second layer and the last but one to the stops, where
-    an engine overlaps neighbouring layers.
-    """
-    arch = run.arch
-    # sinks leave eager attention or flash, whatever the window
-    windowed = run if arch.attention_sinks else replace(run, kernel="masked")
-    kinds: dict[tuple[bool, bool, bool, bool], int] = {}
-    order: list[int] = []
-    for layer in range(arch.layers):
-        key = (
-            layer >= arch.dense_layers,
-            masked and layer in arch.sliding_layers,
-            layer == 0 and not run.trained,
-            layer not in arch.unrotated_layers,
-        )
-        order.append(kinds.setdefault(key, len(kinds)))
-    embedding = embedding_parameters(arch) if run.trained else 0
-    norm = arch.norm_elements if run.trained else 0
-    head_trained = arch.hidden if path.kind == "scalar" else embedding
-    blocks = []
-    for (moe, window, first, rotated), kind in kinds.items():
-        count = order.count(kind)
-        each = layer_parameters(arch, -1 if moe else 0) if run.trained else trained // arch.layers
-        own = windowed if window else run
-        segment = activations.layer(own, moe=moe, first=first, recomputed=recompute, rotated=rotated)
-        blocks.append(Block(segment, each, count))
-    stops = []
-    for kind in range(len(blocks)):
-        places = [n for n, k in enumerate(order) if k == kind]
-        edges = (places[-1], places[0], *places[-2:-1], *places[1:2]) if inner else (places[-1], places[0])
-        for layer in dict.fromkeys(edges):
-            below = tuple(order[:layer].count(k) for k in range(len(blocks)))
-            above = sum(blocks[k].trained for k in order[layer + 1 :])
-            stops.append(Stop(layer, kind, below, above))
-    segment, held = head(run, path)
-    dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
-    stream = of(h=run.residual * run.share)
-    # the embedding's backward reads all positions
-    whole = of(h=run.residual) if run.sequences else NOTHING
-    return Stack(
-        blocks=tuple(blocks),
-        stops=tuple(stops),
-        norm=activations.final_norm(run),
-        head=segment,
-        head_trained=head_trained,
-        root_trained=head_trained + norm,
-        held=held,
-        layers_trained=sum(block.trained * block.number for block in blocks),
-        embedding_trained=embedding,
-        cached_casts=_cached_casts(arch) if run.precision == "autocast" and run.trained else NO_BYTES,
-        embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
-        layers=arch.layers,
-        bottom=amount(activations.below_layers(run, recompute), dims),
-        loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar"),
-        inner=inner,
-        residual=amount(stream, dims),
-        embedding_passing=amount(stream + whole, dims),
-        embedding_scratch=amount(stream + whole + of(h=4.4), dims),
-        dims=dims,
-    )
-
-
-def _cached_casts(arch: Architecture) -> Amount:
-    """Two bytes for each weight of a linear in the layers; the head keeps its own cast for backward."""
-    elements = sum(t.elements * t.count for t in tensors(arch) if t.kind == "linear")
-    return Amount(0, 0, 2 * elements, 0, f"2·{elements}")
+# in which of them, the `step` or the `next` forward, outputs are referenced that a caller keeps as long as it says
+LASTING = {"step": ("step",), "next": ("step", "next"), "turn": ("next",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +69,8 @@ class Layout:
     held: str
 
     def over(self, during: str) -> list[Part]:
-        """Logits of the micro-batch before, while the `step` or the `next` forward runs."""
-        lasting = self.held == "next" or self.held == during
-        return [Part("logits", self.stack.held, "loss#held")] if lasting else []
+        """Logits of the micro-batch before, during the `step` or the `next` forward."""
+        return [Part("logits", self.stack.held, "loss#held")] if during in LASTING.get(self.held, ()) else []
 
     def bottom(self) -> list[Part]:
         """What is kept below the first layer."""
@@ -193,10 +81,14 @@ class Layout:
         """Autocast's cache of bf16 weights in a forward whose layers keep none of their own."""
         return [Part("temporary", self.stack.cached_casts, "activations#autocast")] if self.recompute else []
 
+    def checkpoints(self, layers: int) -> list[Part]:
+        """The inputs of the lowest `layers`, of which the first is a buffer where a stage before has sent it."""
+        return [Part("checkpoints", self.stack.residual, "activations#checkpoints", layers - (not self.stack.embeds))]
+
     def below(self, stop: Stop) -> list[Part]:
         """What the layers below `stop` keep, and, recomputing, the input of the layer itself."""
         if self.recompute:
-            return [*self.bottom(), Part("checkpoints", self.stack.residual, "activations#checkpoints", stop.layer + 1)]
+            return [*self.bottom(), *self.checkpoints(stop.layer + 1)]
         return self.bottom() + [
             Part("activations", block.segment.saved, "activations#saved", number)
             for block, number in zip(self.kept.blocks, stop.below, strict=True)
@@ -206,8 +98,7 @@ class Layout:
     def layers(self) -> list[Part]:
         """What all layers keep once forward has passed them."""
         if self.recompute:
-            checkpoints = Part("checkpoints", self.stack.residual, "activations#checkpoints", self.stack.layers)
-            return [*self.bottom(), checkpoints]
+            return [*self.bottom(), *self.checkpoints(self.stack.layers)]
         return self.bottom() + [
             Part("activations", b.segment.saved, "activations#saved", b.number) for b in self.kept.blocks
         ]
@@ -239,10 +130,14 @@ class Layout:
             yield instant("layer: gather", Where("gather", last.layer, False), [*below, stream])
         for shot in shots:
             yield instant(f"layer: {shot.name}", Where("layer", last.layer, False), [*below, *alive(shot)])
+        if not stack.ends:
+            return
         norm = Part("activations", stack.norm.saved, "activations#final-norm")
-        everything = [*self.layers(), *before, norm] if grad else []
         for shot in stack.head.forward if grad else stack.head.without_grad:
             where = Where(self.place(shot), stack.layers, False)
+            # who computes the loss after a turn has got the new outputs in place of the old ones
+            over = self.casts() if self.held == "turn" and where.segment == "outside" else before
+            everything = [*self.layers(), *over, norm] if grad else []
             yield instant(f"logits: {shot.name}", where, [*everything, *alive(shot, "logits", "logits")])
 
     def backward(self) -> Iterator[Instant]:
@@ -250,10 +145,10 @@ class Layout:
         stack = self.stack
         layers, held = self.layers(), Part("logits", stack.held, "loss#held")
         norm = Part("activations", stack.norm.saved, "activations#final-norm")
-        for shot in stack.head.backward:
+        for shot in stack.head.backward if stack.ends else ():
             where = Where(self.place(shot), stack.layers, True, root=shot.gradients, making=shot.making)
             yield instant(f"loss: {shot.name}", where, [*layers, norm, *alive(shot, "logits", "logits")])
-        for shot in stack.norm.backward:
+        for shot in stack.norm.backward if stack.ends else ():
             where = Where("norm", stack.layers, True, root=stack.head_trained + shot.gradients, making=shot.making)
             yield instant(f"final {shot.name}", where, [*layers, held, *alive(shot)])
         for stop in stack.stops:

@@ -6,20 +6,21 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import Architecture, Head, Tensor, linears, parameters, part, tensors
+from calc.architecture import Architecture, Head, Tensor, linears, parameters, tensors
 from calc.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.plain import Plain
 from calc.engines.replica import Engine, Replica
 from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
-from calc.frameworks import at_least
+from calc.frameworks import SDPA_FLASH_HEAD, at_least
 from calc.keeps import Keeps, Role
 from calc.ledger import Line
 from calc.lora import lora_parameters
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Run
 from calc.memory.runtime import process
+from calc.parts import part, stage
 from calc.scenario import Scenario
 
 # bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
@@ -33,7 +34,6 @@ FORMATS = {
 # the tape that a format's layers run
 TAPES = {"bf16": "bf16", "mixed": "bf16", "fsdp-mixed": "bf16", "autocast": "autocast", "fp32": "fp32"}
 VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
-SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 
 
 def kernel(arch: Architecture, attention: str, precision: str) -> str:
@@ -66,7 +66,7 @@ def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...
 
 def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
-    arch = part(s.architecture, s.tensor_parallel)
+    arch = part(stage(s.architecture, *role.pipeline), s.tensor_parallel)
     head: Head = "scalar" if role.name in VALUED else "lm"
     weight, grad, master, stepped = FORMATS[s.precision]
     count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
@@ -103,7 +103,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
     )
     return Replica(
-        role=role.name,
+        role=role.model or role.name,
         arch=arch,
         head=head,
         run=run,
@@ -124,6 +124,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         leaves=role.leaves,
         reduce_bytes=role.reduce_bytes or grad,
         defers=role.defers,
+        stays=role.pipeline[1] > 1,
     )
 
 
@@ -197,6 +198,8 @@ def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> Vllm | None:
 
 def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
     """Sets of GPUs: the roles that live on each, in the order in which they load, and how many GPUs it has."""
+    if s.pipeline_parallel > 1:
+        return [((name,), s.gpus // s.pipeline_parallel) for name in keeps.loading]
     if s.placement == "colocated":
         return [(keeps.loading, s.gpus)]
     found: dict[str, list[str]] = {}

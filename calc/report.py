@@ -56,8 +56,12 @@ def _job(e: Estimate) -> Iterator[str]:
 
 
 def degrees(s: Scenario) -> list[str]:
-    """By how many GPUs a layer or a sequence is shared, where it is."""
-    found = [("tensor parallel", s.tensor_parallel), ("context parallel", s.context_parallel)]
+    """By how many GPUs a layer, a model or a sequence is shared, where it is."""
+    found = [
+        ("tensor parallel", s.tensor_parallel),
+        ("pipeline parallel", s.pipeline_parallel),
+        ("context parallel", s.context_parallel),
+    ]
     shared = [f"{name} {count}" for name, count in found if count > 1]
     return [*shared, "sequence parallel"] if s.sequence_parallel else shared
 

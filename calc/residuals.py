@@ -144,12 +144,13 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
 
 
 def phase_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
-    """The peak of each phase that the record has one of."""
+    """The peak of each phase that the record has one of, on the GPUs where it is highest."""
     seen = record.get("observed", {}).get("phases", {}) if record["class"] == "traced" else {}
-    for group in e.groups:
-        for phase in group.phases:
-            if phase.name in seen:
-                yield Part(phase.name, _allocated(phase.moment.lines, UNTRACED), seen[phase.name]["allocated_bytes"])
+    highest: dict[str, int] = {}
+    for phase in (phase for group in e.groups for phase in group.phases if phase.name in seen):
+        allocated = _allocated(phase.moment.lines, UNTRACED)
+        highest[phase.name] = max(allocated, highest.get(phase.name, 0))
+    yield from (Part(name, count, seen[name]["allocated_bytes"]) for name, count in highest.items())
 
 
 def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:

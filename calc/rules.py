@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from calc.architecture import Architecture, ConfigError, part
+from calc.architecture import Architecture, ConfigError
 from calc.catalog import GPU, Catalog, CatalogError
 from calc.frameworks import DEEPSPEED, FSDP, TOGETHER
 from calc.lora import lora_parameters
+from calc.parts import part, stage
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
 
-UNBUILT_DEGREES = ("pipeline_parallel", "expert_parallel")
+UNBUILT_DEGREES = ("expert_parallel",)
+UNBUILT_FOR_ROLES = (*UNBUILT_DEGREES, "pipeline_parallel")
 RL = ("ppo", "grpo", "reinforce++")
 PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
@@ -73,7 +75,7 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for place in given:
         if task not in RL and place.partition(".")[0] in RL_FIELDS:
             raise Objection(f"{place}: given for {task}, allowed: for RL tasks alone; {task} has seq_len")
-    unbuilt(values)
+    unbuilt(values, UNBUILT_DEGREES)
     if values["placement"] != "colocated" and task not in RL:
         raise Objection(f"placement: given 'separate', allowed: colocated; {task} has no role on GPUs of its own")
     if values["method"] == "full":
@@ -195,7 +197,7 @@ def role_of(
 ) -> dict[str, Any]:
     """What one role has otherwise than the job, checked as the job's own fields are."""
     model = catalog.model(own.get("model", values["model"]))
-    unbuilt(own)
+    unbuilt(own, UNBUILT_FOR_ROLES)
     method = own.get("method", values["method"])
     if method == "full":
         no_adapters(own)
@@ -224,6 +226,7 @@ def cut(s: Scenario) -> None:
         place = f"roles.{name}." if name else ""
         try:
             part(own.architecture, own.tensor_parallel)
+            stage(own.architecture, 0, own.pipeline_parallel)
         except ConfigError as error:
             raise Objection(f"{place}{error}") from None
         if own.gpus % own.together:
@@ -232,9 +235,9 @@ def cut(s: Scenario) -> None:
             raise Objection(f"{place}gpus: given {own.gpus}, allowed: {allowed}")
 
 
-def unbuilt(fields: Mapping[str, Any]) -> None:
+def unbuilt(fields: Mapping[str, Any], degrees: tuple[str, ...]) -> None:
     """Refuses parallelism that is not computed yet."""
-    for place in UNBUILT_DEGREES:
+    for place in degrees:
         if fields.get(place, 1) > 1:
             raise Objection(f"{place}: given {fields[place]}, not modelled yet, allowed: 1")
 

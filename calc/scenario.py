@@ -177,8 +177,8 @@ class Scenario:
 
     @property
     def communicators(self) -> int:
-        """Groups in which a GPU exchanges with others: those of its data, and of each kind of work that it shares."""
-        degrees = (self.data_parallel, self.tensor_parallel, self.pipeline_parallel, self.context_parallel)
+        """Groups in which a GPU exchanges with others: that of its shards, and of each kind of work that it shares."""
+        degrees = (self.shards, self.tensor_parallel, self.pipeline_parallel, self.context_parallel)
         return sum([degree > 1 for degree in degrees])
 
     @property

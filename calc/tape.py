@@ -122,6 +122,7 @@ class Tape:
 
     ops: list[Op] = field(default_factory=list)
     held: list[Tensor] = field(default_factory=list)
+    received: bool = False  # the gradient of the last output lies in a buffer that others count
 
     def op(
         self,
@@ -207,12 +208,17 @@ class Tape:
     def waiting(self) -> Size:
         """The gradients that exist when checkpointing runs the forward again: backward has come to what saved last."""
         final = self.ops[-1].outs[0]
-        gradient: dict[Tensor, Tensor] = {final: Tensor(final.width, final.b)}
+        gradient: dict[Tensor, Tensor] = {final: self._given()}
         for op in reversed(self.ops[self._last_save() + 1 :]):
             incoming = [gradient.pop(out) for out in op.outs if out in gradient]
             for t, g in op.gradients(incoming[0]).items() if incoming else ():
                 gradient.setdefault(t, g)
         return _total(gradient.values())
+
+    def _given(self) -> Tensor:
+        """The gradient of the last output, with which backward begins."""
+        final = self.ops[-1].outs[0]
+        return Tensor(NOTHING if self.received else final.width, final.b)
 
     def _last_save(self) -> int:
         """Where the last tensor is saved; behind all operations where none is."""
@@ -226,7 +232,8 @@ class Tape:
                 users[t.storage] = users.get(t.storage, 0) + 1
         final = self.ops[-1].outs[0]
         # a gradient is a tensor of its own; aliases share it
-        gradient: dict[Tensor, Tensor] = {final: Tensor(final.width, final.b)}
+        given = self._given()
+        gradient: dict[Tensor, Tensor] = {final: given}
         done = 0
         shots = []
         for op in reversed(self.ops):
@@ -240,7 +247,9 @@ class Tape:
                 for out in op.outs:
                     gradient.pop(out, None)
                 for t, g in made.items():
-                    # a second contribution is added into the first, in place
+                    # a second contribution is added into the first, in place, unless that is a buffer of others
+                    if self.received and gradient.get(t) is given:
+                        gradient[t] = g
                     gradient.setdefault(t, g)
             for t in op.saves:
                 users[t.storage] -= 1

@@ -607,6 +607,7 @@ def test_a_plain_decoder_has_none_of_the_extras() -> None:
     assert (extras.pop("routing"), extras.pop("routing_normed")) == ("softmax", True)
     assert extras.pop("shared_name") == "mlp.shared_experts"
     assert extras.pop("ranks") == 1
+    assert (extras.pop("embeds"), extras.pop("ends")) == (True, True)
     assert extras.pop("activation") == "silu"
     assert {type(value) for value in extras.values()} == {bool, int, str, tuple, type(None)}
     assert not any(extras.values())

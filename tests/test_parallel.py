@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calc.amounts import segment
-from calc.architecture import Architecture, ConfigError, parameters, part, tensors
+from calc.architecture import Architecture, ConfigError, parameters, tensors
 from calc.catalog import load
 from calc.estimate import estimate, speed
 from calc.keeps import Path
@@ -18,10 +18,14 @@ from calc.ledger import Estimate, Line
 from calc.memory.activations import Program
 from calc.memory.loss import head
 from calc.memory.run import Run, dimensions
+from calc.parts import part
 from calc.scenario import ScenarioError, parse
 
 H, V, LAYERS = 4096, 128_256, 32  # Llama 3 8B
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "h200", "attention": "flash", "optimizer_impl": "fused"}
+SDPA = {
+    "model": "llama-3-8b", "task": "sft", "gpu": "h200", "gpus": 8, "context_parallel": 4, "seq_len": 8192,
+}  # fmt: skip
 VERL = {
     "model": "llama-3-8b", "task": "grpo", "framework": "verl==0.9.1", "gpu": "h200", "gpus": 8, "packing": True,
     "prompt_len": 1024, "response_len": 15_360, "micro_batch": 1,
@@ -229,7 +233,47 @@ def test_what_leaves_for_the_host_is_a_gpus_own_shard_whoever_shares_its_sequenc
     assert one["actor: swap"] == four["actor: swap"]
 
 
-@given(st.sampled_from((VERL, RING)), st.sampled_from((8192, 65_536)))
+def test_pytorchs_ring_keeps_the_copy_that_o_proj_takes_of_heads_that_lie_apart() -> None:
+    """q, k, v, output and log-sum-exp as alone, on a share of the tokens; the merged output lies head by head."""
+    alone, ring = (Program(Run(arch(), context=c, exchange="ring")).layer(moe=False) for c in (1, 4))
+    assert terms(ring.saved() + alone.saved() * -1, arch()) == form("2·q")
+
+
+def test_pytorchs_ring_attends_backward_beside_all_keys_and_sums_in_fp32() -> None:
+    """Read off a trace of Llama 3 8B on four ranks, bytes a token of one rank: 108,672 beside what autograd holds.
+
+    Sums of gradients 4·4096 + 2·4·1024, gathered keys and values 4·2·2·1024, one buffer of their gradients that came
+    and one that goes, 2·2·4·1024, keys and values as they were sent 2·2·1024, gradients of the first piece
+    2·4096 + 2·2·1024 and of the second 2·4096 + 2·1024, and the kernel's 4·4096 + 4·32 + 2·4096.
+    """
+    tape = Program(Run(arch(), context=4, exchange="ring")).layer(moe=False)
+    shot = next(shot for shot in tape.backward() if shot.name == "attention")
+    counts = {"q": 4096, "kv": 1024, "H": 32, "h": 4096, "o": 4096}
+    found = sum(counts[symbol] * times for symbol, times in terms(shot.passing, arch())[0].items())
+    # beside them the gradients of the residual stream and of the output, in 16 bits
+    assert found == 108_672 + 2 * 4096 + 2 * 4096
+
+
+def test_pytorchs_ring_forward_merges_in_fp32_beside_all_keys() -> None:
+    """From the same trace: 90,496 bytes a token, of them keys and values 16,384, four outputs in fp32, one in bf16."""
+    tape = Program(Run(arch(), context=4, exchange="ring")).layer(moe=False)
+    attends = next(op for op in tape.ops if op.name == "attention")
+    kept = 2 * 4096 + 4 * 32  # the output and its log-sum-exp, which stay
+    assert terms(attends.scratch, arch()) == form("16·kv + 16·q + 8·H")
+    assert 16 * 1024 + 16 * 4096 + 8 * 32 + kept == 90_496
+
+
+def test_pytorchs_ring_shards_over_those_who_share_a_sequence_too() -> None:
+    """torchtitan flattens data-parallel and context-parallel ranks to one mesh for FSDP 2."""
+    s = parse(SDPA)
+    assert (s.sharding, s.data_parallel, s.shards, s.global_batch, s.accumulation) == ("fsdp2", 2, 8, 2, 1)
+    assert parse(SDPA | {"gpus": 4}).sharding == "fsdp2"
+    one, four = (estimate(parse(SDPA | {"sharding": "fsdp2", "context_parallel": c})) for c in (1, 4))
+    assert lines(one, "load", "weights") == lines(four, "load", "weights")
+    assert allocated(four) < allocated(one)
+
+
+@given(st.sampled_from((VERL, RING, SDPA)), st.sampled_from((8192, 65_536)))
 def test_more_context_parallel_ranks_never_need_more_per_gpu(base: dict[str, Any], length: int) -> None:
     lengths = {"response_len": length - 1024} if base is VERL else {"seq_len": length}
     each = [allocated(estimate(parse(base | lengths | {"context_parallel": c}))) for c in (2, 4, 8)]
@@ -239,10 +283,18 @@ def test_more_context_parallel_ranks_never_need_more_per_gpu(base: dict[str, Any
 @pytest.mark.parametrize(
     ("base", "changes", "line"),
     [
+        (SDPA, {"attention": "flash"}, "attention: given 'flash' with context_parallel = 4, allowed: sdpa"),
+        (SDPA, {"sharding": "zero3", "precision": "mixed"}, "sharding: given 'zero3' with context_parallel = 4"),
+        (SDPA, {"task": "dpo"}, "context_parallel: given 4 for dpo, allowed with torch: 1"),
+        (SDPA, {"precision": "fp32"}, "precision: given 'fp32' with context_parallel = 4"),
+        (SDPA, {"packing": True}, "packing: given true with context_parallel = 4, allowed: false"),
+        (SDPA, {"model": "deepseek-v2-lite"}, "context_parallel: given 4, allowed for deepseek_v2: 1"),
+        (SDPA, {"model": "gpt-oss-20b"}, "context_parallel: given 4, allowed for gpt_oss: 1"),
+        (SDPA, {"model": "mistral-7b-v0.1"}, "seq_len: given 8192 with context_parallel = 4, allowed: at most"),
         (
-            SFT,
-            {"gpus": 2, "sharding": "fsdp2", "context_parallel": 2},
-            "context_parallel: given 2, allowed with torch: 1",
+            SDPA,
+            {"seq_len": 1001},
+            "seq_len: given 1001 with context_parallel = 4, allowed: a multiple of 2 x 4, as 1000",
         ),
         (SFT, {"sequence_parallel": True}, "sequence_parallel: given true with tensor_parallel = 1"),
         (
@@ -258,6 +310,7 @@ def test_more_context_parallel_ranks_never_need_more_per_gpu(base: dict[str, Any
         (VERL, {"model": "qwen2.5-7b", "context_parallel": 8}, "a divisor of the model's 28 attention heads"),
         (RING, {"tensor_parallel": 2}, "tensor_parallel: given 2, allowed with openrlhf: 1"),
         (RING, {"context_parallel": 2, "framework": "openrlhf==0.5.3"}, "ring attention for sft came with 0.5.4"),
+        (SFT, {"framework": "trl", "gpus": 2, "context_parallel": 2, "sharding": "fsdp2"}, "allowed with trl: 1"),
         (SFT, {"framework": "trl", "gpus": 2, "tensor_parallel": 2, "sharding": "fsdp2"}, "allowed with trl: 1"),
     ],
 )

@@ -203,10 +203,21 @@ def test_a_task_that_a_framework_lacks_is_refused_with_those_it_has(name: str, t
     assert f": {allowed}" in line
 
 
-@pytest.mark.parametrize("degree", ["pipeline_parallel", "expert_parallel"])
-def test_a_parallelism_that_is_not_modelled_is_refused_and_one_is_the_default(degree: str) -> None:
-    assert f"{degree}: given 2, not modelled yet" in error(gpus=2, sharding="fsdp2", **{degree: 2})
+def test_a_parallelism_that_is_not_modelled_is_refused() -> None:
+    assert "expert_parallel: given 2, not modelled yet" in error(gpus=2, sharding="fsdp2", expert_parallel=2)
+
+
+@pytest.mark.parametrize("degree", ["tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"])
+def test_nothing_is_shared_by_default(degree: str) -> None:
     assert parse(SFT | {degree: 1}) == parse(SFT)
+
+
+def test_a_gpu_has_a_communicator_for_its_shards_and_for_each_kind_of_work_that_it_shares() -> None:
+    """Eight GPUs that share one sequence gather weights in a group of their own beside the ring's."""
+    given = {**SFT, "gpus": 8, "sharding": "fsdp2", "attention": "sdpa", "seq_len": 2048}
+    assert parse(given).communicators == 1
+    assert parse(given | {"context_parallel": 8}).communicators == 2
+    assert parse(given | {"context_parallel": 2, "tensor_parallel": 2}).communicators == 3
 
 
 # --- fields together ---

@@ -190,6 +190,27 @@ def test_a_pipeline_waits_for_its_first_and_last_micro_batch() -> None:
     assert traffic.bubble(4, 12, 24.0).seconds == 24 * 3 / 12
 
 
+def test_a_pipeline_is_timed_with_its_bubble_and_gathers_its_weights_once_a_step() -> None:
+    """Four stages on sixteen GPUs: of sixteen micro-batches each, three ramps of the time that they compute."""
+    cut = {**SFT, "gpus": 16, "sharding": "fsdp2", "micro_batch": 1, "global_batch": 64}
+    found = {p: {t.name: t for t in speed(estimate(scenario(**cut, pipeline_parallel=p))).terms} for p in (1, 4)}
+    bubble = found[4]["bubble"]
+    assert (bubble.values["p"], bubble.values["m"]) == (4, 16)
+    assert bubble.seconds == pytest.approx(bubble.values["G"] * 3 / 16)
+    assert found[4]["matrix work"].seconds == pytest.approx(found[1]["matrix work"].seconds)
+    assert found[4]["gather"].values["n"] == 1
+    assert found[1]["gather"].values["n"] == 4 * 2
+    longer = {t.name: t for t in speed(estimate(scenario(**cut | {"global_batch": 256}, pipeline_parallel=4))).terms}
+    assert longer["bubble"].seconds == pytest.approx(bubble.seconds, rel=0.01)
+
+
+def test_a_ring_passes_keys_and_values_on() -> None:
+    """Two tensors of 1024 numbers a token and layer in 16 bits, forward and backward, of all but the own tokens."""
+    s = replace(scenario(**SFT, gpus=8, sharding="ddp"), context_parallel=4)
+    terms = {t.name: t for t in update(s, UNIT, Load(1, 10, 1, 1), "lm")}
+    assert terms["context parallel"].seconds == pytest.approx(10 * 2 * 1024 * 32 * 2 * 2 * 3 / 4)
+
+
 def test_the_mean_length_is_divided_as_the_caps_are() -> None:
     s = scenario(**PPO, prompt_len=300, response_len=900, expected_len=800)
     assert lengths(s) == (200, 600)

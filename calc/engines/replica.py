@@ -22,7 +22,8 @@ class Replica:
     backward leaves behind, `master_bytes` of an fp32 copy beside 16-bit weights, `step_bytes` of what the optimizer
     steps in. `ranks` share what is sharded; `accumulates` says that a step has several micro-batches.
     `reduce_bytes` of a gradient travel between FSDP's ranks, with `defers` once a step. `leaves` names
-    what moves to the host while other roles run, `weights` or the optimizer's `states`.
+    what moves to the host while other roles run, `weights` or the optimizer's `states`. `stays`: what FSDP gathers for
+    the first micro-batch of a step stays until the last, as do whole gradients.
     """
 
     role: str
@@ -46,6 +47,7 @@ class Replica:
     leaves: frozenset[str] = frozenset()
     reduce_bytes: int = 0
     defers: bool = False
+    stays: bool = False
 
     @property
     def ties_gradients(self) -> bool:
@@ -63,7 +65,8 @@ class Replica:
 
         Its backward sums over the tokens of every rank alike (DTensor, `embedding_dense_backward`: replicated).
         """
-        return self.arch.vocab * self.arch.hidden - self.embedding if self.run.trained else 0
+        here = self.run.trained and self.arch.embeds
+        return self.arch.vocab * self.arch.hidden - self.embedding if here else 0
 
     @property
     def embedding_kept(self) -> int:
@@ -114,6 +117,10 @@ class Holder:
         """Weights and what training keeps beside them."""
         return [*self.weights(), *self.states()]
 
+    def finishing(self: Engine) -> list[Line]:
+        """What is alive when the gradients of all micro-batches are reduced at last; nothing where none waited."""
+        return []
+
     def whole_embedding(self: Engine, where: Where, b: int) -> list[Line]:
         """The embedding's gradient as backward makes it where tensor-parallel ranks share the vocabulary: all of it.
 
@@ -153,6 +160,9 @@ class Engine(Protocol):
 
     def at(self, where: Where) -> list[Line]:
         """What the engine adds at a place of forward or backward: gradients, gathered parameters, buckets."""
+
+    def finishing(self) -> list[Line]:
+        """What is alive when gradients that waited for the last micro-batch are reduced."""
 
     def stepping(self) -> Moments:
         """The moments of the optimizer step: what is alive beside `resident`."""

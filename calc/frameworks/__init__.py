@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 DEEPSPEED = ("zero1", "zero2", "zero3")
 FSDP = ("fsdp1", "fsdp2")
+SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 TOGETHER = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # by which GPUs work on the same sequences
 
 
@@ -78,6 +79,67 @@ def context_fault(s: Scenario) -> str | None:
     return None
 
 
+def ring_fault(s: Scenario) -> str | None:
+    """Why PyTorch's ring attention cannot run over the sequences of `s`, in one line; None where it can, or need not.
+
+    It takes the place of SDPA's own kernels, asks for a causal mask alone, and rings of whole pieces of a sequence.
+    """
+    n, arch = s.context_parallel, s.architecture
+    if n == 1:
+        return None
+    given = f"with context_parallel = {n}"
+    if s.task not in ("pretrain", "sft"):
+        return f"context_parallel: given {n} for {s.task}, allowed with torch: 1, or for pretrain and sft"
+    if s.sharding not in ("ddp", "fsdp2"):
+        return f"sharding: given {s.sharding!r} {given}, allowed: ddp, fsdp2"
+    if s.attention != "sdpa":
+        return f"attention: given {s.attention!r} {given}, allowed: sdpa, whose place PyTorch's ring takes"
+    if s.precision == "fp32":
+        return f"precision: given 'fp32' {given}, allowed: 16 bits for SDPA's flash kernel"
+    if s.packing:
+        return f"packing: given true {given}, allowed: false; the ring knows no borders between sequences"
+    if arch.mla or arch.attention_sinks or arch.head_dim > SDPA_FLASH_HEAD:
+        return f"context_parallel: given {n}, allowed for {arch.family}: 1; SDPA's flash kernel does not take its heads"
+    if arch.sliding_window is not None and s.seq_len > arch.sliding_window:
+        return f"seq_len: given {s.seq_len} {given}, allowed: at most the model's window of {arch.sliding_window}"
+    if s.seq_len % (2 * n):
+        below = s.seq_len // (2 * n) * 2 * n
+        return f"seq_len: given {s.seq_len} {given}, allowed: a multiple of 2 x {n}, as {below or 2 * n}"
+    return None
+
+
+def pipeline_fault(s: Scenario) -> str | None:
+    """Why PyTorch's 1F1B schedule cannot run the stages of `s`, in one line; None where it can, or need not."""
+    p = s.pipeline_parallel
+    if p == 1:
+        return None
+    given = f"with pipeline_parallel = {p}"
+    if s.task not in ("pretrain", "sft"):
+        return f"pipeline_parallel: given {p} for {s.task}, allowed with torch: 1, or for pretrain and sft"
+    for field, value, allowed in (
+        ("method", s.method, ("full",)),
+        ("optimizer", s.optimizer, None if s.optimizer != "none" else ("one that trains",)),
+        ("loss", s.loss, ("full",)),
+        ("precision", s.precision, ("bf16", "fsdp-mixed", "fp32")),
+        ("sharding", s.sharding, ("none", "fsdp2")),
+        ("context_parallel", s.context_parallel, (1,)),
+    ):
+        if allowed and value not in allowed:
+            return f"{field}: given {value!r} {given}, allowed: {', '.join(map(str, allowed))}"
+    if s.packing:
+        return f"packing: given true {given}, allowed: false; stages hand on tensors of one size"
+    if s.offload.parameters or s.offload.optimizer:
+        field = "parameters" if s.offload.parameters else "optimizer"
+        return f"offload.{field}: given true {given}, allowed: false"
+    window = s.architecture.sliding_window
+    if window is not None and s.attention == "sdpa" and s.seq_len > window:
+        return f"seq_len: given {s.seq_len} {given} and sdpa, allowed: at most the model's window of {window}"
+    if s.accumulation < p:
+        least = p * s.rows * s.data_parallel
+        return f"global_batch: given {s.global_batch} {given}, allowed: a micro batch for each stage, at least {least}"
+    return None
+
+
 def whole_sequences(s: Scenario, why: str) -> str | None:
     """Why a framework's trainer does not cut sequences, in one line; None where none is asked to be cut."""
     if s.context_parallel == 1:
@@ -86,7 +148,9 @@ def whole_sequences(s: Scenario, why: str) -> str | None:
 
 
 def whole_layers(s: Scenario, why: str) -> str | None:
-    """Why a framework's trainer does not cut layers, in one line; None where none is asked to be cut."""
+    """Why a framework's trainer does not share layers out, in one line; None where it is not asked to."""
+    if s.pipeline_parallel > 1:
+        return f"pipeline_parallel: given {s.pipeline_parallel}, allowed with {s.framework}: 1; it has no stages"
     if s.tensor_parallel > 1:
         return f"tensor_parallel: given {s.tensor_parallel}, allowed with {s.framework}: 1; {why}"
     return f"sequence_parallel: given true, allowed with {s.framework}: false; {why}" if s.sequence_parallel else None

@@ -2,23 +2,29 @@
 
 The loop that is meant: `loss = model(**batch).loss; loss.backward(); optimizer.step(); optimizer.zero_grad()`. For RL
 all roles live in one process: Transformers generates, every role scores the batch, then each trained role is updated.
+Where GPUs share sequences the model is cut by Transformers' plan or PyTorch's tutorial (DTensor), attention runs within
+`context_parallel`, and stages under `Schedule1F1B`, divided and called as torchtitan does it.
 Sources are torch 2.13.0, transformers 5.23.0 and peft 0.21.2, by file and line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, at_least, sharding_fault, tensor_fault, together, whole_sequences
+from calc.frameworks import DEEPSPEED, at_least, pipeline_fault, ring_fault, sharding_fault, tensor_fault, together
 from calc.frameworks import nearest as _nearest
-from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, supervised
+from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, pipelined, supervised
 from calc.rules import RL
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
 
 KNOWN = ("2.13",)
+
+# as torchtitan's train.py asks it; by default `PipelineScheduleSingle.step` returns them
+RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
 
 WITH_ADAPTERS = ("lora", "qlora")
 ONE_BY_ONE = ("adafactor", "lion")
@@ -35,12 +41,13 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     gpus = max(1, int(given.get("gpus", 1)) // shared)  # that work on sequences of their own
     micro_batch = int(given.get("micro_batch", 1))
     several = "fsdp2" if shared > 1 else "ddp"
-    sharding = str(given.get("sharding", several if gpus > 1 else "none"))
+    copies = gpus * int(given.get("context_parallel", 1))  # of each layer
+    sharding = str(given.get("sharding", several if copies > 1 else "none"))
     precision = str(given.get("precision", "mixed" if sharding in DEEPSPEED else "bf16"))
     optimizer = str(given.get("optimizer", "none" if task == "inference" else "adamw"))
     values: dict[str, Any] = {
         "micro_batch": micro_batch,  # the smallest; no library chooses one
-        "global_batch": micro_batch * gpus,  # no accumulation
+        "global_batch": micro_batch * gpus * int(given.get("pipeline_parallel", 1)),  # the least that fills all stages
         **({"seq_len": 2048} if task not in RL else rollout(micro_batch * gpus)),
         # the type the checkpoint names, bf16 for today's models (transformers modeling_utils.py, dtype "auto");
         # DeepSpeed beside bf16 weights keeps fp32 ones (runtime/zero/stage_1_and_2.py:400 of 0.16.4)
@@ -107,7 +114,7 @@ def refuse(s: Scenario) -> str | None:
         reason = sharding_fault(role)
         if reason and reason.partition(":")[0] in s.roles[name]:
             return f"roles.{name}.{reason}"
-    return sharding_fault(s) or tensor_fault(s) or whole_sequences(s, "PyTorch's ring attention is not modelled")
+    return sharding_fault(s) or tensor_fault(s) or ring_fault(s) or pipeline_fault(s)
 
 
 def keeps(s: Scenario) -> Keeps:
@@ -116,6 +123,8 @@ def keeps(s: Scenario) -> Keeps:
     path = loss_path(s)
     if s.task in RL:
         return reinforcement(s, path, deepspeed)
+    if s.pipeline_parallel > 1:
+        return pipelined("actor", replace(path, held="turn"), s.rows, s.pipeline_parallel, notes=(RETURNED,))
     if s.task == "inference":
         model = Role("actor", path, path, s.rows, s.rows)
         return Keeps((model,), (Stage("generate", "actor", rows=s.rows),), ("actor",), deepspeed=deepspeed)
@@ -124,7 +133,8 @@ def keeps(s: Scenario) -> Keeps:
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
         reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares)
         return supervised("actor", path, s.rows, reference=reference, deepspeed=deepspeed)
-    return supervised("reward" if s.task == "rm" else "actor", path, s.rows, deepspeed=deepspeed)
+    exchange = "ring" if s.context_parallel > 1 else ""
+    return supervised("reward" if s.task == "rm" else "actor", path, s.rows, exchange=exchange, deepspeed=deepspeed)
 
 
 def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None) -> Keeps:

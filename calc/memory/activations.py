@@ -196,13 +196,23 @@ def below_layers(run: Run, recompute: bool) -> Size:
 
 
 @lru_cache(maxsize=4096)
-def layer(run: Run, *, moe: bool, first: bool = False, recomputed: bool = False, rotated: bool = True) -> Segment:
+def layer(
+    run: Run,
+    *,
+    moe: bool,
+    first: bool = False,
+    counted: bool = False,
+    received: bool = False,
+    rotated: bool = True,
+) -> Segment:
     """A decoder layer of `run`: bytes it keeps a token, and the instants of its forward and backward.
 
-    `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient. `recomputed`: the
-    layer's input is a checkpoint and not counted here. `rotated`: the layer has rotary positions.
+    `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient. `counted`: the
+    layer's input is a checkpoint, or a buffer, and not counted here; `received`: nor is the gradient of its output.
+    `rotated`: the layer has rotary positions.
     """
-    tape = Program(run, -1 if moe else 0, first=first, recomputed=recomputed, rotated=rotated).layer(moe=moe)
+    program = Program(run, -1 if moe else 0, first=first, counted=counted, received=received, rotated=rotated)
+    tape = program.layer(moe=moe)
     return segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
 
 

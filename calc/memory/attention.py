@@ -108,7 +108,8 @@ class Attention(Linears):
             k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
         q, k, v = self.in_compute_type(q, k, v)
         if self.run.context > 1:
-            return self.all_to_all(q, k, v) if self.run.exchange == "all-to-all" else self.all_gather(q, k, v)
+            ways = {"all-to-all": self.all_to_all, "all-gather": self.all_gather, "ring": self.ring}
+            return ways[self.run.exchange](q, k, v)
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
         joined = arch.mla is not None or (arch.rotation == "joined" and self.rotated)
         if self.run.kernel == "flash":
@@ -158,6 +159,28 @@ class Attention(Linears):
         gradients = head * (2 * positions * self.c) + head * (2 * self.c)
         flash = head * (4 * grouped) + (head * (2 * positions * grouped * self.c) if grouped > 1 else NOTHING)
         return self.kernel(q, k, v, buffers + gradients + flash, scratch=of(o=self.c) + buffers)
+
+    def ring(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """PyTorch's ring: each rank attends with its own queries to one rank's keys and values after another.
+
+        All are gathered first, PyTorch's default way of passing them on. Forward merges outputs in fp32: the one so
+        far, the next, and their difference twice, beside the next in 16 bits. Backward sums gradients in fp32, those of
+        keys and values in one buffer that comes and one that goes, beside what the kernel makes now and made before.
+        A rank has two pieces of a sequence, the earlier the lower it is and the later, which balances the work. What
+        is counted is a rank's between the first and the last: keys of another's first piece, then queries of its own
+        second alone, whose output it joins head by head, so that o_proj takes a copy (torch 2.13
+        `distributed/tensor/experimental/_context_parallel/_attention.py`, `_templated_ring_attention`).
+        """
+        gathered = of(kv=2 * self.c * self.run.context)
+        merged = of(q=4 * 4, H=2 * 4)
+        summed = of(q=4, kv=2 * 4) + of(kv=2 * 2 * 4)
+        before = of(q=self.c, kv=2 * self.c) + of(kv=2 * self.c)  # gradients, and the keys and values as they were sent
+        # the kernel's own, of all queries and the first half of another's positions, whose gradients are halves too
+        kernel = of(q=4, H=4) + of(kv=-self.c)
+        if self.arch.heads != self.arch.kv_heads:
+            kernel += of(q=self.c)
+        out = self.kernel(q, k, v, gathered + summed + before + kernel, scratch=gathered + merged)
+        return self.tape.op("attention: contiguous", [out], of(o=1), self.c)
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Scores and probabilities as real tensors: 6 bytes kept for each pair of tokens and head, in passing more."""

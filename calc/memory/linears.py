@@ -19,22 +19,30 @@ class Linears:
     """Writes norms, linears and additions on a tape, with adapters beside linears and the sums of ranks behind them."""
 
     def __init__(
-        self, run: Run, layer: int = -1, *, first: bool = False, recomputed: bool = False, rotated: bool = True
+        self,
+        run: Run,
+        layer: int = -1,
+        *,
+        first: bool = False,
+        counted: bool = False,
+        received: bool = False,
+        rotated: bool = True,
     ) -> None:
         """`first`: nothing before this piece is trained, so that its input needs no gradient.
 
-        `recomputed`: the input is a checkpoint, which others count. `rotated`: the layer has rotary positions.
+        `counted`: the input is a checkpoint, or a buffer, that others count; `received`: so is the output's gradient.
+        `rotated`: the layer has rotary positions.
         """
         self.rotated = rotated
         self.run = run
         self.arch = run.arch
-        self.tape = Tape()
+        self.tape = Tape(received=received)
         self.c = run.compute
         self.autocast = run.precision == "autocast"
         self.elements = elements(run.arch, layer)
         self.stream = WIDTH * run.share
         self.input = Tensor(self.stream, run.residual, differentiable=not first)
-        if recomputed:
+        if counted:
             self.input.size = NOTHING
 
     def cast(self, x: Tensor, b: float, name: str) -> Tensor:

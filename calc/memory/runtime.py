@@ -50,7 +50,7 @@ def process(
 ) -> list[Line]:
     """The lines that every moment of `processes` on one card has: roles under Ray have a process each.
 
-    Each has a communicator for every group of GPUs in which it exchanges: data, tensor or context parallel.
+    Each has a communicator for every group of GPUs in which it exchanges: shards, tensors, stages or sequences.
     """
     workspace = WORKSPACE_HOPPER if architecture in HOPPER_OR_LATER else WORKSPACE
     n = WORKSPACES * processes

@@ -112,20 +112,23 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, 
     """The collectives of ranks that share what is sharded, by stage: in 16 bits, in fp32 under autocast.
 
     Stage 3 and FSDP gather all weights, frozen or not, for forward and for backward of every micro-batch, whatever its
-    length; a layer that is computed again for its backward stays gathered (DeepSpeed's `max_reuse_distance`).
+    length; a layer that is computed again for its backward stays gathered (DeepSpeed's `max_reuse_distance`). Stages of
+    a pipeline gather and reduce once a step.
     """
     ranks = s.shards
     if ranks == 1:
         return
     bus, b = r.link(s.gpus), 4 if s.precision == "autocast" else 2
+    staged = s.pipeline_parallel > 1
     if s.sharding in GATHERS:
         gathered = 0.5 if s.method == "qlora" else b
-        yield traffic.collective("gather", elements, gathered, load.micro * (1 + p.inputs), ranks, bus)
+        often = load.steps if staged else load.micro * (1 + p.inputs)
+        yield traffic.collective("gather", elements, gathered, often, ranks, bus)
     if not p.inputs:
         return
     reduced = 4 if s.grad_dtype == "fp32" and s.sharding.startswith("fsdp") else b
     if s.sharding in GATHERS or s.sharding == "zero2":
-        yield traffic.collective("reduce", changed, reduced, load.micro, ranks, bus)
+        yield traffic.collective("reduce", changed, reduced, load.steps if staged else load.micro, ranks, bus)
     elif s.sharding == "zero1":
         yield traffic.collective("reduce", changed, reduced, load.steps, ranks, bus)
     else:

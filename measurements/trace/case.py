@@ -37,12 +37,15 @@ class Case:
     lora_dtype: str = "same"  # same (as the base), fp32
     train: str = "full"  # full, head (lm_head alone)
     fsdp: int = 0  # ranks; 0: none
-    reshard: str = "yes"
+    reshard: str = "yes"  # no for stages of a pipeline
     tp: int = 1  # ranks that share each layer's heads and widths
     sequence_parallel: bool = False  # with norms on parts of the sequence, and logits by vocabulary
+    cp: int = 1  # ranks that share each sequence's positions, of which FSDP's are a multiple
+    pp: int = 1  # stages, each with some of the layers, through which grad_accum micro-batches pass
+    stage: int = 0  # the one whose memory is followed
     zero: int = 0  # stage of DeepSpeed's ZeRO; 0: none
     ranks: int = 0  # under DeepSpeed
-    rank: int = 0  # the one whose memory is followed there
+    rank: int = 0  # the one whose memory is followed there, or of those that share a sequence
     grad_dtype: str = "bf16"  # in which DeepSpeed accumulates: bf16, fp32
     grad_accum: int = 1
     logprob: str = "fp32"  # fp32 (log_softmax of fp32 logits), trl (selective_log_softmax), lse (logsumexp)
@@ -61,7 +64,7 @@ class Case:
     def name(self) -> str:
         """`model/task/s<seq>/mb<mb>` and every field that is not at its default."""
         plain = Case(self.model, ref="adapter" if self.lora_r else "copy")
-        skip = {"model", "task", "seq", "mb", "config", "rank"}
+        skip = {"model", "task", "seq", "mb", "config", "rank", "stage"}
         given = [f.name for f in fields(self) if f.name not in skip and getattr(self, f.name) != getattr(plain, f.name)]
         listed = (MODELS / f"{self.model}.yaml").exists()  # ids such as qwen2.5-7b have dots of their own
         stem = (self.model if listed else Path(self.model).stem, self.task, f"s{self.seq}", f"mb{self.mb}")
@@ -155,7 +158,10 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
     if zero != 0:
         _deepspeed(flat)
     micro, tp = int(flat.get("micro_batch", 1)), int(flat.get("tensor_parallel", 1))
-    rows = micro * gpus // tp
+    cp, pp = int(flat.get("context_parallel", 1)), int(flat.get("pipeline_parallel", 1))
+    rows = micro * gpus // (tp * cp * pp)
+    if cp > 1 and flat.get("attention", "sdpa") != "sdpa":
+        raise CaseError(f"attention: {flat['attention']!r} cannot be traced with context_parallel; allowed: sdpa")
     reference = "adapter" if lora else "copy"
     return from_record(
         {
@@ -172,13 +178,16 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "lora_targets": _pick(flat, "lora.targets", _TARGETS, "all-linear"),
             "lora_dropout": float(flat.get("lora.dropout", 0.0)),
             "lora_dtype": "fp32" if flat.get("lora.dtype") == "fp32" else "same",
-            "fsdp": gpus // tp if flat.get("sharding") == "fsdp2" else 0,
+            "fsdp": gpus // (tp * pp) if flat.get("sharding") == "fsdp2" else 0,
             "tp": tp,
+            "cp": cp,
+            "pp": pp,
             "sequence_parallel": bool(flat.get("sequence_parallel", False)),
+            "reshard": "no" if pp > 1 else "yes",
             "zero": zero,
             "ranks": gpus if zero else 0,
             "grad_dtype": _pick(flat, "grad_dtype", _GRADIENTS, "bf16") if zero else "bf16",
-            "grad_accum": max(1, int(flat.get("global_batch", rows)) // rows),
+            "grad_accum": max(1, int(flat.get("global_batch", rows * pp)) // rows),
             "logprob": _pick(flat, "logprob", _LOGPROB, "log-softmax-fp32"),
             "resp": resp,
             "ref": "none" if roles.get("reference") == "none" else reference,

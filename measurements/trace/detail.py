@@ -52,7 +52,7 @@ def _between(first: int, last: int, index: int, event: Event) -> bool:
 def detail(case: Case) -> str:
     """Text: what layers keep, the highest moment of each part of a layer's backward, and the step's peak."""
     events, step = events_of(case)
-    tokens = step.inputs["input_ids"].numel()
+    tokens = case.mb * case.seq if case.pp > 1 else step.inputs["input_ids"].numel()
     kept = [(block, kind) for block, kind in alive(events, backward_starts(events)) if kind == "made in forward"]
     layers = sorted({block.layer for block, _ in kept if block.layer is not None})
     sums = {layer: sum(b.bytes for b, _ in kept if b.layer == layer) for layer in layers}

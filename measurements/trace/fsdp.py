@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed._tools import fake_collectives  # noqa: F401  (gives collectives a kernel for fake tensors)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -61,15 +62,22 @@ def ranks(n: int, rank: int = 0) -> None:
 
 
 def mesh_of(case: Case) -> DeviceMesh:
-    """The ranks of a case: those of a tensor-parallel group are neighbours."""
-    return _mesh(max(case.fsdp, 1), case.tp)
+    """The ranks of a case: those of a tensor-parallel group are neighbours, then those that share a sequence."""
+    return _mesh(case.stage, case.pp, max(case.fsdp, case.cp), case.cp, case.tp, case.rank)
 
 
 @lru_cache(maxsize=1)  # submeshes join again only where they come from one mesh
-def _mesh(fsdp: int, tp: int) -> DeviceMesh:
-    ranks(fsdp * tp)
+def _mesh(stage: int, pp: int, fsdp: int, cp: int, tp: int, rank: int) -> DeviceMesh:
+    ranks(pp * fsdp * tp, (stage * fsdp + rank) * tp)
+    _clear_sharding_prop_cache()  # what it has of a mesh that looks like this one names process groups that are gone
+    names, sizes = ("pp", "dp", "cp", "tp"), (pp, fsdp // cp, cp, tp)
     with _disable_current_modes():  # the mesh reads its own ranks
-        return init_device_mesh("cuda", (fsdp, tp), mesh_dim_names=("fsdp", "tp"))
+        if cp == 1:
+            names, sizes = ("pp", "fsdp", "tp"), (pp, fsdp, tp)
+        mesh = init_device_mesh("cuda", sizes, mesh_dim_names=names)
+        if cp > 1:
+            mesh["dp", "cp"]._flatten("fsdp")  # shards lie on both, as torchtitan has them
+        return mesh
 
 
 def shard(case: Case, model: torch.nn.Module) -> None:

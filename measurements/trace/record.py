@@ -8,7 +8,7 @@ from importlib.metadata import version
 from operator import itemgetter
 from typing import Any
 
-from . import attention
+from . import attention, context_parallel
 from .case import Case
 from .ledger import Event, Ledger, Moment, alive, highest, walk
 from .step import Step, fake_mode
@@ -63,10 +63,24 @@ def record(case: Case) -> dict[str, Any]:
     """The case's record, of the rank that takes most; bytes, each allocation rounded up to 512.
 
     FSDP's ranks are alike. Under DeepSpeed each holds a slice of all parameters in their order: the last rank's
-    gradients come first and stay, and the first has the embedding, often the largest tensor.
+    gradients come first and stay, and the first has the embedding, often the largest tensor. Stages of a pipeline hold
+    layers of their own; each phase's peak is that of the stage which takes most in it.
     """
-    ranks = {0, case.ranks - 1} if case.zero else {case.rank}
+    if case.pp > 1:
+        return _of_stages([_record(replace(case, stage=stage)) for stage in range(case.pp)])
+    # ranks that share a sequence: see `context_parallel`
+    ranks = {0, case.ranks - 1} if case.zero else context_parallel.RANKS.get(case.cp, {1})
     return max((_record(replace(case, rank=rank)) for rank in sorted(ranks)), key=itemgetter("total_peak_bytes"))
+
+
+def _of_stages(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record of the stage that takes most, with every stage's peaks."""
+    peaks = [stage["phase_peak_bytes"] for stage in found]
+    return {
+        **max(found, key=itemgetter("total_peak_bytes")),
+        "phase_peak_bytes": {name: max(peak[name] for peak in peaks) for name in peaks[0]},
+        "stage_peak_bytes": peaks,
+    }
 
 
 def _record(case: Case) -> dict[str, Any]:

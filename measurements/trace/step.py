@@ -6,114 +6,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, TaskType, get_peft_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.modules import module as hooks
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
-from transformers.initialization import no_init_weights
 
-from . import attention, fsdp, tensor_parallel
+from . import attention, context_parallel, fsdp, models, pipeline_parallel
 from .case import Case
 from .ledger import Ledger
+from .models import DEVICE
 
-DEVICE = torch.device("cuda")
-FORWARD = ("input_ids", "position_ids", "attention_mask", "labels")  # what the model itself takes
+FORWARD = ("input_ids", "position_ids", "attention_mask", "labels", "shift_labels")  # what the model itself takes
 
 
 def fake_mode() -> FakeTensorMode:
     """Tensors with shapes and storages and no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-# -- models -----------------------------------------------------------------------------------------------------------
-
-
-class Critic(torch.nn.Module):
-    """The backbone and a scalar head, as PPO's critic."""
-
-    def __init__(self, backbone: Any) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.v_head = torch.nn.Linear(backbone.config.hidden_size, 1, bias=False, dtype=backbone.dtype)
-
-    def forward(self, input_ids: torch.Tensor) -> Any:
-        """Values, (rows, tokens)."""
-        return self.v_head(self.backbone(input_ids=input_ids, use_cache=False).last_hidden_state).squeeze(-1)
-
-
-def _config(case: Case) -> Any:
-    given = dict(case.config)
-    config = AutoConfig.for_model(given.pop("model_type"), **given)
-    config.pad_token_id = 0
-    config.use_cache = case.use_cache
-    if case.layers:
-        config.num_hidden_layers = case.layers
-        if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[: case.layers]
-        if getattr(config, "mlp_layer_types", None):
-            config.mlp_layer_types = config.mlp_layer_types[: case.layers]
-    return config
-
-
-def _load(case: Case) -> Any:
-    """The model on the fake device, in the case's weight precision, without adapters."""
-    config = _config(case)
-    dtype = torch.bfloat16 if case.prec in ("bf16", "mixed") else torch.float32
-    classes: dict[str, Any] = {"rm": AutoModelForSequenceClassification, "ppo-critic": AutoModel}
-    if case.task == "rm":
-        config.num_labels = 1
-    # The flash-attn package is not looked for: its place is taken by `attention`.
-    implementation = "sdpa" if case.attn.startswith("sdpa") else "eager"
-    # tensors are cut before they are there, as `from_pretrained` does it
-    with no_init_weights(), torch.device("meta") if case.tp > 1 else DEVICE:
-        model = classes.get(case.task, AutoModelForCausalLM).from_config(
-            config, dtype=dtype, attn_implementation=implementation
-        )
-        if case.tp == 1:
-            model.tie_weights()
-        if case.attn == "fa2":
-            model.config._attn_implementation = "flash_attention_2"
-        if case.tp > 1:
-            tensor_parallel.shard(case, model)
-        return Critic(model) if case.task == "ppo-critic" else model
-
-
-def _linear_names(model: torch.nn.Module) -> list[str]:
-    """The names of the linear modules inside the layers: not the heads, routers or fused experts."""
-    linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
-    return sorted({name.rsplit(".", 1)[-1] for name in linear if ".layers." in name})
-
-
-def _adapters(case: Case, model: Any) -> Any:
-    targets = {"all": _linear_names(model), "qv": ["q_proj", "v_proj"]}[case.lora_targets]
-    kinds = {"rm": TaskType.SEQ_CLS, "ppo-critic": TaskType.FEATURE_EXTRACTION}
-    lora = LoraConfig(
-        r=case.lora_r,
-        lora_alpha=2 * case.lora_r,
-        lora_dropout=case.lora_dropout,
-        target_modules=targets,
-        task_type=kinds.get(case.task, TaskType.CAUSAL_LM),
-    )
-    with DEVICE:
-        if isinstance(model, Critic):  # its scalar head is trained whole
-            model.backbone = get_peft_model(model.backbone, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
-            return model
-        return get_peft_model(model, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
-
-
-def _prepare(case: Case, model: Any) -> Any:
-    base = model.backbone if isinstance(model, Critic) else model
-    if case.ckpt != "none":
-        base.gradient_checkpointing_enable({"use_reentrant": case.ckpt == "reentrant"})
-    if case.lora_r:
-        model = _adapters(case, model)
-        if case.ckpt == "reentrant":
-            model.enable_input_require_grads()
-    if case.train == "head":
-        model.requires_grad_(False)
-        model.get_output_embeddings().requires_grad_(True)
-    return model.train() if case.optim != "none" else model.eval().requires_grad_(False)
 
 
 def _optimizer(case: Case, model: torch.nn.Module) -> torch.optim.Optimizer | None:
@@ -157,13 +64,13 @@ class Step:
 
     def __init__(self, case: Case, ledger: Ledger) -> None:
         self.case, self.ledger = case, ledger
-        model = _load(case)
+        model = models.load(case)
         self.parameters = sum(p.numel() for p in model.parameters())
-        self.model = _prepare(case, model)
+        self.model = models.prepare(case, model)
         self.trainable = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         self.reference: Any = None
         if case.task == "dpo" and case.ref == "copy":
-            self.reference = _load(case).eval().requires_grad_(False)
+            self.reference = models.load(case).eval().requires_grad_(False)
             if case.ckpt != "none":
                 self.reference.gradient_checkpointing_enable({"use_reentrant": False})
         if case.fsdp:
@@ -171,6 +78,7 @@ class Step:
                 if each is not None:
                     fsdp.shard(case, each)
         self.optimizer = _optimizer(case, self.model)
+        self.schedule = pipeline_parallel.Schedule(case, self.model, ledger) if case.pp > 1 else None
         if case.zero:
             self._partition()
         self.inputs = self._inputs()
@@ -187,6 +95,8 @@ class Step:
 
     def _inputs(self) -> dict[str, torch.Tensor]:
         case = self.case
+        if case.pp > 1:
+            return pipeline_parallel.inputs(case)
         rows = case.mb * (2 if case.task in ("rm", "dpo") else 1)
 
         def ids() -> torch.Tensor:
@@ -196,12 +106,14 @@ class Step:
             return torch.zeros(rows, case.resp or case.seq // 2, device=DEVICE)
 
         inputs = {"input_ids": ids()}
-        if case.sequence_parallel:  # the model counts its part of the sequence alone
+        if case.sequence_parallel or case.cp > 1:  # the model counts its part of the sequence alone
             inputs["position_ids"] = ids()[:1]
         if case.attn == "sdpa-mask":
             inputs["attention_mask"] = torch.ones(rows, 1, case.seq, case.seq, dtype=torch.bool, device=DEVICE)
         if case.task == "sft":
             inputs["labels"] = ids()
+            if case.cp > 1:  # shifted before they are cut
+                inputs["shift_labels"] = ids()
         elif case.task in ("ppo-actor", "ppo-critic"):
             inputs["old"], inputs["target"] = values(), values()
         elif case.task == "dpo" and case.ref == "none":
@@ -256,7 +168,9 @@ class Step:
 
     def warm_up(self) -> None:
         """Make the optimizer's states, as a first step would, and leave no gradients."""
-        if self.case.fsdp or self.case.zero or self.case.tp > 1:  # they set themselves up in their first step
+        if (
+            self.case.fsdp or self.case.zero or self.case.tp > 1 or self.case.cp > 1
+        ):  # they set themselves up in their first step
             self.run()
             self.ledger.phase = "setup"
         if self.optimizer is None:
@@ -278,7 +192,7 @@ class Step:
 
     def _forward(self, model: torch.nn.Module, **extra: Any) -> Any:
         passed = {k: v for k, v in self.inputs.items() if k in FORWARD}
-        if isinstance(getattr(model, "module", model), Critic):
+        if isinstance(getattr(model, "module", model), models.Critic):
             return model(passed["input_ids"])
         outputs = model(**passed, **extra, use_cache=self.case.use_cache)
         if self.case.upcast_outputs:
@@ -327,17 +241,15 @@ class Step:
 
     def run(self) -> None:
         """The step: forward and backward of each micro-batch, the optimizer."""
-        with loss_parallel() if self.case.sequence_parallel else contextlib.nullcontext():
+        with contextlib.ExitStack() as around:
+            if self.case.sequence_parallel:
+                around.enter_context(loss_parallel())
+            if self.case.cp > 1:
+                around.enter_context(context_parallel.sharded(self.case, self.inputs))
             self._run()
 
-    def _run(self) -> None:
+    def _accumulate(self) -> None:
         ledger, case = self.ledger, self.case
-        attention.calls.clear()
-        ledger.phase = "forward"
-        if case.task == "logprob":
-            with torch.no_grad(), self._precision():
-                self._logprobs(self.model)
-            return
         for _ in range(case.grad_accum):
             ledger.phase = "forward"
             with self._precision():
@@ -353,6 +265,19 @@ class Step:
                 ledger.phase = "optim"
                 ledger.note("optim")
                 self.model.step()
+
+    def _run(self) -> None:
+        ledger, case = self.ledger, self.case
+        attention.calls.clear()
+        ledger.phase = "forward"
+        if case.task == "logprob":
+            with torch.no_grad(), self._precision():
+                self._logprobs(self.model)
+            return
+        if self.schedule:
+            self.schedule.step(**self.inputs)
+        else:
+            self._accumulate()
         if case.fsdp:  # its gradients do not come through autograd's accumulation
             for name, parameter in self.model.named_parameters():
                 self._complete(name)(parameter)

@@ -56,15 +56,18 @@ def trace(scenario: Record) -> Record:
 
 
 def observed(traced: Record) -> Record:
-    """The peak of each phase, and what the highest is made of."""
+    """The peak of each phase, what the highest is made of, and of a pipeline the peak of each stage."""
     components = dict.fromkeys((*COMPONENTS.values(), "activations"), 0)
     for kind, count in traced["at_peak"].items():
         components[COMPONENTS.get(kind, "activations")] += count
     peaks = traced["phase_peak_bytes"]
-    return {
+    found: Record = {
         "phases": {PHASES[name]: {"allocated_bytes": count} for name, count in peaks.items() if count},
         "components": components,
     }
+    if "stage_peak_bytes" in traced:
+        found["stages"] = [max(stage.values()) for stage in traced["stage_peak_bytes"]]
+    return found
 
 
 def new(scenario: Record, found: Record) -> Record:

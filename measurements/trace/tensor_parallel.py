@@ -72,7 +72,7 @@ def _sequences(model: Any, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, layer)
     ends = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "model.norm": SequenceParallel(),
+        **({} if isinstance(model.model.norm, torch.nn.Identity) else {"model.norm": SequenceParallel()}),
         "lm_head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
     }
     parallelize_module(model, mesh, ends)

@@ -1012,11 +1012,11 @@ def test_an_fp32_softmax_of_fp32_scores_casts_nothing() -> None:
     assert ["softmax: to fp32" in found for found in names] == [True, False]
 
 
-def test_a_layers_input_is_its_own_unless_it_is_recomputed() -> None:
-    """A checkpoint is counted where it lies."""
+def test_a_layers_input_is_its_own_unless_it_is_counted_elsewhere() -> None:
+    """A checkpoint, or what a stage before has sent, is counted where it lies."""
     run = Run(arch("llama-3-8b"), precision="fp32")
     own, default, lent = (
-        activations.layer(run, moe=False, **how) for how in ({"recomputed": False}, {}, {"recomputed": True})
+        activations.layer(run, moe=False, **how) for how in ({"counted": False}, {}, {"counted": True})
     )
     assert own == default
     assert own.saved.tokens - lent.saved.tokens == 4 * 4096

@@ -57,7 +57,7 @@ def test_a_page_has_two_jobs_before_and_after_and_all_its_parts(page: Path) -> N
     assert re.findall(r"^## (.*)$", body, re.M) == HEADINGS
     assert [b for b in body.split("\n\n") if b.strip()][1].startswith("**The short answer.**")
     assert "[[ switch_on() ]]" in body
-    assert len({row["framework"] for row in meta["switch"]}) == 3
+    assert {row["framework"] for row in meta["switch"]} >= {"openrlhf", "trl", "verl"}
     assert "[[ post(" in body
     assert "](../method/" in body
     assert "](../recipes/" in body

@@ -1,0 +1,136 @@
+"""A model compiled for a way of running it: its layers by kind, the places that can be the largest, norm and head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from calc.amounts import NO_BYTES, Amount, Segment, amount
+from calc.architecture import Architecture, embedding_parameters, layer_parameters, tensors
+from calc.keeps import Path
+from calc.memory import activations
+from calc.memory.loss import head
+from calc.memory.run import Run, dimensions
+from calc.tape import NOTHING, of
+
+
+class Block(NamedTuple):
+    """Layers of one kind."""
+
+    segment: Segment
+    trained: int  # elements a layer trains
+    number: int
+
+
+class Stop(NamedTuple):
+    """A layer whose instants can be the largest: its kind, and how many layers of each kind lie below it."""
+
+    layer: int
+    kind: int
+    below: tuple[int, ...]
+    above: int  # trained elements of the layers above it
+
+
+class Stack(NamedTuple):
+    """A model's segments, compiled once for a way of running it."""
+
+    blocks: tuple[Block, ...]
+    stops: tuple[Stop, ...]
+    norm: Segment
+    head: Segment
+    head_trained: int
+    root_trained: int  # head and final norm
+    held: Amount
+    layers_trained: int
+    embedding_trained: int
+    cached_casts: Amount  # autocast's bf16 copies of the layers' weights, until forward ends
+    embedding_own: int  # 0 where the head, whose tensor it is, has been counted already
+    layers: int
+    bottom: Amount  # what is kept below the first layer
+    embeds: bool  # the embedding is part of it, and not of a pipeline stage before
+    ends: bool  # so are final norm, head and loss
+    loss_inside: bool  # Transformers' own loss runs inside the model's forward, log-probabilities outside
+    inner: bool
+    residual: Amount  # one tensor of the residual stream
+    embedding_passing: Amount
+    embedding_scratch: Amount
+    dims: dict[str, int]
+
+
+@lru_cache(maxsize=4096)
+def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False, recompute: bool = False) -> Stack:
+    """The compiled model; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
+
+    `recompute`: layers start from checkpoints. `inner` adds the second layer and the last but one to the stops, where
+    an engine overlaps neighbouring layers.
+    """
+    arch = run.arch
+    # sinks leave eager attention or flash, whatever the window
+    windowed = run if arch.attention_sinks else replace(run, kernel="masked")
+    kinds: dict[tuple[bool, ...], int] = {}
+    order: list[int] = []
+    for layer in range(arch.layers):
+        lowest, highest = layer == 0, layer == arch.layers - 1
+        key = (
+            layer >= arch.dense_layers,
+            masked and layer in arch.sliding_layers,
+            lowest and not run.trained,
+            recompute or (lowest and not arch.embeds),
+            highest and not arch.ends,
+            layer not in arch.unrotated_layers,
+        )
+        order.append(kinds.setdefault(key, len(kinds)))
+    table = embedding_parameters(arch) if run.trained else 0
+    embedding, norm = table * arch.embeds, arch.norm_elements * (run.trained and arch.ends)
+    head_trained = (arch.hidden if path.kind == "scalar" else table) * arch.ends
+    blocks = []
+    for (moe, window, first, counted, received, rotated), kind in kinds.items():
+        count = order.count(kind)
+        each = layer_parameters(arch, -1 if moe else 0) if run.trained else trained // arch.layers
+        how = windowed if window else run
+        segment = activations.layer(how, moe=moe, first=first, counted=counted, received=received, rotated=rotated)
+        blocks.append(Block(segment, each, count))
+    stops = []
+    for kind in range(len(blocks)):
+        places = [n for n, k in enumerate(order) if k == kind]
+        edges = (places[-1], places[0], *places[-2:-1], *places[1:2]) if inner else (places[-1], places[0])
+        for layer in dict.fromkeys(edges):
+            below = tuple(order[:layer].count(k) for k in range(len(blocks)))
+            above = sum(blocks[k].trained for k in order[layer + 1 :])
+            stops.append(Stop(layer, kind, below, above))
+    segment, held = head(run, path)
+    dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
+    stream = of(h=run.residual * run.share)
+    # the embedding's backward reads all positions
+    whole = of(h=run.residual) if run.sequences else NOTHING
+    return Stack(
+        blocks=tuple(blocks),
+        stops=tuple(stops),
+        norm=activations.final_norm(run),
+        head=segment,
+        head_trained=head_trained,
+        root_trained=head_trained + norm,
+        held=held if arch.ends else NO_BYTES,
+        layers_trained=sum(block.trained * block.number for block in blocks),
+        embedding_trained=embedding,
+        cached_casts=_cached_casts(arch) if run.precision == "autocast" and run.trained else NO_BYTES,
+        embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
+        layers=arch.layers,
+        bottom=amount(activations.below_layers(run, recompute), dims) if arch.embeds else NO_BYTES,
+        embeds=arch.embeds,
+        ends=arch.ends,
+        # a schedule that keeps outputs for a turn computes the loss itself
+        loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar") and path.held != "turn",
+        inner=inner,
+        residual=amount(stream, dims),
+        embedding_passing=amount(stream + whole, dims),
+        embedding_scratch=amount(stream + whole + of(h=4.4), dims),
+        dims=dims,
+    )
+
+
+def _cached_casts(arch: Architecture) -> Amount:
+    """Two bytes for each weight of a linear in the layers; the head keeps its own cast for backward."""
+    elements = sum(t.elements * t.count for t in tensors(arch) if t.kind == "linear")
+    return Amount(0, 0, 2 * elements, 0, f"2·{elements}")

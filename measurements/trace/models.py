@@ -1,0 +1,105 @@
+"""The model of a case on the fake device: Transformers' own, cut, adapted and prepared as the case says."""
+
+from typing import Any
+
+import torch
+from peft import LoraConfig, TaskType, get_peft_model
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.initialization import no_init_weights
+
+from . import pipeline_parallel, tensor_parallel
+from .case import Case
+
+DEVICE = torch.device("cuda")
+
+
+class Critic(torch.nn.Module):
+    """The backbone and a scalar head, as PPO's critic."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.v_head = torch.nn.Linear(backbone.config.hidden_size, 1, bias=False, dtype=backbone.dtype)
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        """Values, (rows, tokens)."""
+        return self.v_head(self.backbone(input_ids=input_ids, use_cache=False).last_hidden_state).squeeze(-1)
+
+
+def _config(case: Case) -> Any:
+    given = dict(case.config)
+    config = AutoConfig.for_model(given.pop("model_type"), **given)
+    config.pad_token_id = 0
+    config.use_cache = case.use_cache
+    if case.layers:
+        config.num_hidden_layers = case.layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[: case.layers]
+        if getattr(config, "mlp_layer_types", None):
+            config.mlp_layer_types = config.mlp_layer_types[: case.layers]
+    return config
+
+
+def load(case: Case) -> Any:
+    """The model on the fake device, in the case's weight precision, without adapters."""
+    config = _config(case)
+    dtype = torch.bfloat16 if case.prec in ("bf16", "mixed") else torch.float32
+    classes: dict[str, Any] = {"rm": AutoModelForSequenceClassification, "ppo-critic": AutoModel}
+    if case.task == "rm":
+        config.num_labels = 1
+    # The flash-attn package is not looked for: its place is taken by `attention`.
+    implementation = "sdpa" if case.attn.startswith("sdpa") else "eager"
+    # tensors are cut before they are there, as `from_pretrained` does it
+    with no_init_weights(), torch.device("meta") if case.tp > 1 else DEVICE:
+        model = classes.get(case.task, AutoModelForCausalLM).from_config(
+            config, dtype=dtype, attn_implementation=implementation
+        )
+        if case.pp > 1:
+            pipeline_parallel.cut(case, model)
+        elif case.tp == 1:
+            model.tie_weights()
+        if case.attn == "fa2":
+            model.config._attn_implementation = "flash_attention_2"
+        if case.tp > 1:
+            tensor_parallel.shard(case, model)
+        if case.pp > 1:
+            return pipeline_parallel.Part(case, model)
+        return Critic(model) if case.task == "ppo-critic" else model
+
+
+def _linear_names(model: torch.nn.Module) -> list[str]:
+    """The names of the linear modules inside the layers: not the heads, routers or fused experts."""
+    linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+    return sorted({name.rsplit(".", 1)[-1] for name in linear if ".layers." in name})
+
+
+def _adapters(case: Case, model: Any) -> Any:
+    targets = {"all": _linear_names(model), "qv": ["q_proj", "v_proj"]}[case.lora_targets]
+    kinds = {"rm": TaskType.SEQ_CLS, "ppo-critic": TaskType.FEATURE_EXTRACTION}
+    lora = LoraConfig(
+        r=case.lora_r,
+        lora_alpha=2 * case.lora_r,
+        lora_dropout=case.lora_dropout,
+        target_modules=targets,
+        task_type=kinds.get(case.task, TaskType.CAUSAL_LM),
+    )
+    with DEVICE:
+        if isinstance(model, Critic):  # its scalar head is trained whole
+            model.backbone = get_peft_model(model.backbone, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
+            return model
+        return get_peft_model(model, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
+
+
+def prepare(case: Case, model: Any) -> Any:
+    """The model with its adapters, recomputing as the case says, ready to be trained or to score."""
+    base = model.backbone if isinstance(model, Critic) else model
+    if case.ckpt != "none":
+        base.gradient_checkpointing_enable({"use_reentrant": case.ckpt == "reentrant"})
+    if case.lora_r:
+        model = _adapters(case, model)
+        if case.ckpt == "reentrant":
+            model.enable_input_require_grads()
+    if case.train == "head":
+        model.requires_grad_(False)
+        model.get_output_embeddings().requires_grad_(True)
+    return model.train() if case.optim != "none" else model.eval().requires_grad_(False)
