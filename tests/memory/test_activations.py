@@ -284,7 +284,7 @@ def test_latent_attention_keeps_the_bytes_that_were_traced(kernel: str, closed_f
 
 
 def test_without_a_low_rank_for_queries_one_projection_makes_them() -> None:
-    """DeepSeek-V2-Lite has no q_lora_rank: neither 8c_q nor a norm's scale, 4; weights are not divided by their sum: 2k + 4 less."""
+    """DeepSeek-V2-Lite has no q_lora_rank: neither 8c_q nor a norm's scale, 4; no sum divides weights: 2k + 4."""
     kept = terms(tape("deepseek-v2-lite", moe=True).saved())
     assert kept == form("20h + 8c_kv + 4q + 2kvb + 4o + 4H + 4E + 36k + 4k·h + 8k·j + 8s + 12 | 4W_gate")
 
