@@ -948,6 +948,27 @@ def test_below_the_first_layer_a_dropped_out_embedding_keeps_its_mask() -> None:
     assert kept(scaled, recompute=True) == kept(scaled, **frozen(BF16_LORA)) == form("0")
 
 
+def test_checkpoints_keep_the_masks_of_eager_attention() -> None:
+    """One in the type of the residual stream; two where some layers slide and others do not."""
+
+    def kept(model: str, recompute: bool = True, **run: Any) -> Any:
+        return terms(activations.below_layers(Run(arch(model), **run), recompute), arch(model))
+
+    assert kept("llama-3-8b", kernel="eager") == form("2S")
+    assert kept("llama-3-8b", kernel="eager", precision="autocast") == form("4S")
+    assert kept("gemma-3-1b", kernel="eager") == form("4S")
+    assert kept("mistral-7b-v0.1", kernel="eager") == form("2S")
+    assert kept("llama-3-8b", kernel="masked") == kept("llama-3-8b", False, kernel="eager") == form("0")
+
+
+def test_autocast_keeps_bf16_copies_of_adapters_in_fp32() -> None:
+    """o_proj of Llama 3 8B at rank 64: two matrices of 64 · 4096, of two bytes; none of an adapter in bf16."""
+    fp32, bf16 = (
+        tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), False, b), precision="autocast")).saved() for b in (4, 2)
+    )
+    assert fp32.fixed.get("", 0) - bf16.fixed.get("", 0) == 2 * 2 * 64 * 4096
+
+
 def test_one_key_head_for_all_is_repeated_as_a_view_until_autocast_writes_it_out() -> None:
     """Gemma 3 1B beyond its window: k and v stay as they are, 4kv; rotated keys are fp32 and cast at full width."""
     bf16 = tape("gemma-3-1b", kernel="masked").saved()
