@@ -89,7 +89,8 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": Family(
         dict(max_position_embeddings=2048, mlp_bias=False, n_routed_experts=64, moe_intermediate_size=1407,
              n_shared_experts=2, first_k_dense_replace=0, v_head_dim=128, **_MLA),
-        biases=_LLAMA, experts="n_routed_experts", mla=True,
+        dict(routing="fp32", routing_normed=False, routing_uncast=True), biases=_LLAMA, experts="n_routed_experts",
+        mla=True,
     ),
     "deepseek_v3": Family(
         dict(max_position_embeddings=4096, num_key_value_heads=128, n_routed_experts=256, num_experts_per_tok=8,

@@ -75,7 +75,7 @@ class Layout:
     def bottom(self) -> list[Part]:
         """What is kept below the first layer."""
         kept = self.stack.bottom
-        return [Part("activations", kept, "activations#embedding")] if kept.tokens else []
+        return [Part("activations", kept, "activations#embedding")] if kept.tokens or kept.pairs else []
 
     def casts(self) -> list[Part]:
         """Autocast's cache of bf16 weights in a forward whose layers keep none of their own."""

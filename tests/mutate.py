@@ -48,6 +48,7 @@ ROOT = Path(__file__).parents[1]
 TARGETS = (
     *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "calc" / "memory").glob("[a-z]*.py")),
     "calc/architecture.py",
+    "calc/lora.py",
     "calc/ledger.py",
     "calc/estimate.py",
     "calc/groups.py",

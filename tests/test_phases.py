@@ -342,7 +342,8 @@ def test_a_step_puts_the_micro_batch_into_every_formula() -> None:
              checkpointing="full")  # fmt: skip
     assert (s.values["T"], s.values["S"], s.values["h"]) == (1024, 512, 4096)
     lines = s.lines(s.plan.layout.waiting())
-    assert lines[0] == Line("checkpoints", "actor", 32 * 2 * H * 1024, "32·(T·(2·h))", s.values,
+    assert lines[0] == Line("activations", "actor", 2 * 512 * 1024, "T·(2·S)", s.values, "activations#embedding")
+    assert lines[1] == Line("checkpoints", "actor", 32 * 2 * H * 1024, "32·(T·(2·h))", s.values,
                             "activations#checkpoints")  # fmt: skip
     for instant in (*s.plan.forward, *s.backward()):
         for line in s.lines(instant.parts):

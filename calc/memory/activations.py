@@ -184,14 +184,18 @@ class Program(Attention):
 
 
 def below_layers(run: Run, recompute: bool) -> Size:
-    """The mask of a dropped out embedding and, with adapters and checkpointing, its output.
+    """The mask of a dropped out embedding and, with checkpointing, its output under adapters and the masks of scores.
 
-    PEFT makes this a leaf that wants a gradient (`_prepare_model_for_gradient_checkpointing`); where a number or a mask
-    multiplies it, the first layer's input is another tensor.
+    PEFT makes the output a leaf that wants a gradient (`_prepare_model_for_gradient_checkpointing`); where a number or
+    a mask multiplies it, the first layer's input is another tensor. Eager attention gets a mask in the type of the
+    residual stream, and another one where some of the layers slide: checkpoints keep both.
     """
     dropped = run.arch.embedding_dropout and run.training
+    masks = 2 if 0 < len(run.arch.sliding_layers) < run.arch.layers else 1
     leaf = recompute and run.adapter is not None
     kept = of(h=1) if dropped and (run.trained or leaf) else NOTHING
+    if recompute and run.kernel == "eager":
+        kept += Size({"S": masks * run.residual})
     return kept + (of(h=run.residual) if leaf and (dropped or run.arch.embedding_scaled) else NOTHING)
 
 

@@ -176,14 +176,21 @@ class Linears:
         source = self.cast(source, b, label)
         dims = dimensions(self.arch)
         n_in, n_out = (int(amount(t.width, dims).tokens) * adapter.rank for t in (x, y))
-        down = tape.op(f"{label} A", [source], of(r=1), b, saves=[source], weight=n_in)
-        up = tape.op(f"{label} B", [down], y.width, b, saves=[down], weight=n_out)
+        down = self.through(f"{label} A", source, of(r=1), n_in)
+        up = self.through(f"{label} B", down, y.width, n_out)
         scaled = tape.op(f"{label} scale", [up], y.width, b)
         total = tape.op(
             f"{label} add", [y, scaled], y.width, max(y.b, b), aliases=[t for t in (y, scaled) if t.b == max(y.b, b)]
         )
         tape.returns(x, read)
         return self.cast(total, y.b, label)
+
+    def through(self, name: str, x: Tensor, out: Size, weight: int) -> Tensor:
+        """One of an adapter's matrices, of `weight` elements; autocast keeps a bf16 copy of one in fp32."""
+        if not self.autocast or self.run.adapter is None or self.run.adapter.b == 2:
+            return self.tape.op(name, [x], out, x.b, saves=[x], weight=weight)
+        copy = self.tape.op(f"{name}: weight to bf16", [], Size({}, {"": weight}), 2, weight=weight)
+        return self.tape.op(name, [x, copy], out, x.b, saves=[x, copy])
 
     def dropped_out(self, x: Tensor, name: str) -> Tensor:
         """Dropout of a model that trains: a new tensor and a mask of a byte an element."""

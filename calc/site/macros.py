@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from calc.architecture import Architecture, Head, parameters
+from calc.families import FAMILIES, NESTED
 from calc.lora import lora_parameters
 from calc.memory.optimizer import Optimizer
 from calc.scenario import ScenarioError
@@ -142,6 +143,10 @@ class Macros(Effects, Lookups):
         if what != "tables":
             return f"{reference.how_many(what):,}"
         return published.UNKNOWN if self._every is None else f"{len(self._every):,}"
+
+    def families(self) -> str:
+        """The families whose `config.json` works as a model, by the word that it has for `model_type`."""
+        return ", ".join(f"`{name}`" for name in sorted((*FAMILIES, *NESTED)))
 
     # --- tables of jobs
 

@@ -284,9 +284,9 @@ def test_latent_attention_keeps_the_bytes_that_were_traced(kernel: str, closed_f
 
 
 def test_without_a_low_rank_for_queries_one_projection_makes_them() -> None:
-    """DeepSeek-V2-Lite has no q_lora_rank: neither 8c_q nor a norm's scale, 4; its router runs in bf16: no W_gate."""
+    """DeepSeek-V2-Lite has no q_lora_rank: neither 8c_q nor a norm's scale, 4; no sum divides weights: 2k + 4."""
     kept = terms(tape("deepseek-v2-lite", moe=True).saved())
-    assert kept == form("16h + 8c_kv + 4q + 2kvb + 4o + 4H + 4E + 38k + 4k·h + 8k·j + 8s + 16")
+    assert kept == form("20h + 8c_kv + 4q + 2kvb + 4o + 4H + 4E + 36k + 4k·h + 8k·j + 8s + 12 | 4W_gate")
 
 
 def test_qwen2_moe_keeps_what_its_shared_experts_gate_multiplies() -> None:
@@ -946,6 +946,27 @@ def test_below_the_first_layer_a_dropped_out_embedding_keeps_its_mask() -> None:
     assert kept(a, recompute=True, training=True, **frozen(BF16_LORA)) == form("3h")
     assert kept(scaled, recompute=True, **frozen(BF16_LORA)) == form("2h")
     assert kept(scaled, recompute=True) == kept(scaled, **frozen(BF16_LORA)) == form("0")
+
+
+def test_checkpoints_keep_the_masks_of_eager_attention() -> None:
+    """One in the type of the residual stream; two where some layers slide and others do not."""
+
+    def kept(model: str, recompute: bool = True, **run: Any) -> Any:
+        return terms(activations.below_layers(Run(arch(model), **run), recompute), arch(model))
+
+    assert kept("llama-3-8b", kernel="eager") == form("2S")
+    assert kept("llama-3-8b", kernel="eager", precision="autocast") == form("4S")
+    assert kept("gemma-3-1b", kernel="eager") == form("4S")
+    assert kept("mistral-7b-v0.1", kernel="eager") == form("2S")
+    assert kept("llama-3-8b", kernel="masked") == kept("llama-3-8b", False, kernel="eager") == form("0")
+
+
+def test_autocast_keeps_bf16_copies_of_adapters_in_fp32() -> None:
+    """o_proj of Llama 3 8B at rank 64: two matrices of 64 · 4096, of two bytes; none of an adapter in bf16."""
+    fp32, bf16 = (
+        tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), False, b), precision="autocast")).saved() for b in (4, 2)
+    )
+    assert fp32.fixed.get("", 0) - bf16.fixed.get("", 0) == 2 * 2 * 64 * 4096
 
 
 def test_one_key_head_for_all_is_repeated_as_a_view_until_autocast_writes_it_out() -> None:

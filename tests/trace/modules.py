@@ -1,0 +1,15 @@
+"""The parameters of Transformers' own modules: a config.json a line in, names and shapes a line out."""
+
+import json
+import sys
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+for line in sys.stdin:
+    config = json.loads(line)
+    with no_init_weights(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+        model.tie_weights()
+    print(json.dumps({name: list(parameter.shape) for name, parameter in model.named_parameters()}), flush=True)

@@ -1,0 +1,97 @@
+"""Every family that a config.json may name: its tensors are Transformers' own, and its steps take what a trace says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calc.architecture import tensors
+from calc.config import from_config
+from calc.estimate import estimate
+from calc.families import FAMILIES
+from calc.residuals import UNTRACED, peak_allocated
+from calc.scenario import parse
+from tests.trace.test_trace import HERE, answers
+
+SIZES = {
+    "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64,
+    "intermediate_size": 2816, "vocab_size": 16384, "max_position_embeddings": 4096, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 512}
+LATENT = {"q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+DEEPSEEK = {
+    **ROUTED, **LATENT, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1,
+    "topk_group": 1, "num_key_value_heads": 16, "head_dim": 32,
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2_moe": {**ROUTED, "num_experts": 8, "shared_expert_intermediate_size": 768, "decoder_sparse_step": 1},
+    "qwen3_moe": {**ROUTED, "num_experts": 8, "decoder_sparse_step": 1, "norm_topk_prob": True},
+    "gemma": {"hidden_act": "gelu_pytorch_tanh"},
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "gemma3_text": {"sliding_window": 512},
+    "ministral3": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
+                                       "original_max_position_embeddings": 1024, "llama_4_scaling_beta": 0.1}},
+    "seed_oss": {"attention_dropout": 0.1, "residual_dropout": 0.1},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
+    "flex_olmo": {"num_experts": 8, "num_experts_per_tok": 2},
+    "granitemoe": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "glm4_moe": {**ROUTED, "n_routed_experts": 8, "n_group": 1, "topk_group": 1, "use_qk_norm": True},
+    "starcoder2": {"residual_dropout": 0.1, "embedding_dropout": 0.1},
+    "gpt_neox": {"num_key_value_heads": None},
+}  # fmt: skip
+
+
+def config(family: str) -> dict[str, Any]:
+    fields = {"model_type": family, **SIZES, **OWN.get(family, {})}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def lines(items: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(item) + "\n" for item in items)
+
+
+def test_tensors_are_those_of_transformers_by_name_and_shape() -> None:
+    found = answers(HERE / "modules.py", given=lines([config(family) for family in FAMILIES]))
+    for family, theirs in zip(FAMILIES, found, strict=True):
+        named = Counter((re.sub(r"\.layers\.\d+\.", ".layers.*.", name), tuple(s)) for name, s in theirs.items())
+        assert Counter({(t.name, t.shape): t.count for t in tensors(from_config(config(family)))}) == named, family
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attention": "flash", "micro_batch": 2},
+        {"attention": "sdpa", "checkpointing": "full", "micro_batch": 2},
+        {
+            "attention": "eager",
+            "method": "lora",
+            "lora": {"rank": 16, "dtype": "bf16", "targets": ["q_proj", "v_proj"]},
+        },
+    ],
+)
+def test_steps_take_what_their_traces_say(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Small models, whose cos, sin and masks are a larger share than real ones': within half a percent."""
+    scenarios = []
+    for family in FAMILIES:
+        if "lora" in fields and (family in ("phi3", "gpt_neox") or OWN.get(family, {}).get("q_lora_rank")):
+            continue  # no q_proj of its own
+        if fields["attention"] == "sdpa" and family in ("gemma2", "gpt_oss"):
+            continue  # soft caps and sinks leave eager attention and flash
+        path = tmp_path / f"{family}.json"
+        path.write_text(json.dumps(config(family)))
+        scenarios.append({"gpu": "h200", "model": str(path), "task": "sft", "framework": "torch", "seq_len": 1024,
+                          "precision": "bf16", "optimizer": "sgd", "optimizer_impl": "fused", **fields})  # fmt: skip
+    traced = answers("-m", "measurements.trace", "--batch", "-", given=lines(scenarios))
+    for scenario, record in zip(scenarios, traced, strict=True):
+        assert "error" not in record, (scenario["model"], record)
+        found = peak_allocated(estimate(parse(scenario)), UNTRACED)
+        assert found == pytest.approx(record["total_peak_bytes"], rel=0.005), Path(scenario["model"]).stem
