@@ -231,7 +231,7 @@ def plan(run: Run, path: Path, trained: int, masked: bool, checkpointing: str, i
     """The instants of a model run in one way; see `stack` for `masked` and `inner`."""
     compiled = stack(run, path, masked, trained, inner, checkpointing == "full")
     kept = compiled
-    if checkpointing == "selective" and run.kernel == "eager":
+    if checkpointing == "selective" and run.whole_scores:
         # the core of attention is recomputed, so a layer keeps what a fused kernel would
         kept = stack(replace(run, kernel="flash"), path, masked, trained, inner)
     layout = Layout(compiled, kept, checkpointing == "full", path.held)

@@ -30,17 +30,18 @@ def asked(monkeypatch: pytest.MonkeyPatch, length: int = 1, **fields: Any) -> di
     [
         ("mistral-7b-v0.1", "sdpa", 4095, False),
         ("mistral-7b-v0.1", "sdpa", 4096, True),
+        ("mistral-7b-v0.1", "sdpa", 4097, True),
         ("mistral-7b-v0.1", "flash", 4097, False),
         ("mistral-7b-v0.1", "eager", 4097, False),
         ("llama-3-8b", "sdpa", 4097, False),
     ],
 )
-def test_sdpa_gets_no_mask_where_a_sequence_is_shorter_than_the_window(
+def test_sdpa_gets_a_mask_where_a_sequence_reaches_the_window(
     monkeypatch: pytest.MonkeyPatch, model: str, attention: str, length: int, masked: bool
 ) -> None:
     """Mistral 7B v0.1 attends to 4,096 positions; flash takes the window as an argument, Llama has none.
 
-    Transformers 5.23 `masking_utils.py`, `_ignore_causal_mask_sdpa`: `kv_length < local_attention_size`.
+    `_ignore_causal_mask_sdpa` of Transformers' `masking_utils.py` makes one from a length of the window on; traced.
     """
     fields = {"model": model, "attention": attention, "seq_len": 4096}
     assert asked(monkeypatch, length, **fields)["masked"] is masked

@@ -27,7 +27,7 @@ def replica(*, trained: bool = True, **fields: object) -> Replica:
         ("llama-3-8b", "sdpa", "autocast", "flash"),
         # fp32: memory-efficient with as many keys as queries, else the plain mathematics
         ("llama-2-7b", "sdpa", "fp32", "efficient"),
-        ("llama-3-8b", "sdpa", "fp32", "eager"),
+        ("llama-3-8b", "sdpa", "fp32", "math"),
         # values narrower than queries
         ("deepseek-v2-lite", "sdpa", "bf16", "efficient"),
         # Gemma's heads of 256 are the largest that FlashAttention takes

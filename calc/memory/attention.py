@@ -73,7 +73,7 @@ class Attention(Linears):
         """The attention block from its normalised input to the output projection."""
         x = self.gathered(x, "attention")
         q, k, v = self.latent_queries_keys_values(x) if self.arch.mla else self.queries_keys_values(x)
-        attend = self.eager if self.run.kernel == "eager" else self.fused
+        attend = self.eager if self.run.whole_scores else self.fused
         y = self.block_output(self.linear(self.arch.names.output, attend(q, k, v), WIDTH), "attention")
         self.tape.returns(x, q, k, v)
         return y
@@ -85,7 +85,7 @@ class Attention(Linears):
         """
         if self.arch.heads == self.arch.kv_heads:
             return x
-        one = self.arch.kv_heads == 1 and self.run.kernel != "eager"
+        one = self.arch.kv_heads == 1 and not self.run.whole_scores
         return self.tape.op(f"{name}: repeat", [x], width, x.b, view=one)
 
     def in_compute_type(self, *tensors: Tensor) -> list[Tensor]:
@@ -104,7 +104,7 @@ class Attention(Linears):
         with grouped queries, dk and dv for every query head before they are summed.
         """
         tape, arch = self.tape, self.arch
-        if self.run.kernel not in ("flash", "eager"):
+        if self.run.kernel != "flash":
             k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
         q, k, v = self.in_compute_type(q, k, v)
         if self.run.context > 1:

@@ -28,7 +28,7 @@ class Run:
     trained: bool = True  # the model's own weights get gradients
     training: bool = False  # dropout is on
     adapter: Adapter | None = None
-    kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager
+    kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager, math
     quantised: bool = False  # linears in four bits, dequantised for each multiplication
     keeps_inputs: bool = False  # of these, though a frozen weight needs none: bitsandbytes before 0.43.2
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
@@ -44,6 +44,11 @@ class Run:
     def residual(self) -> int:
         """Bytes of an element of the residual stream."""
         return 2 if self.precision == "bf16" else 4
+
+    @property
+    def whole_scores(self) -> bool:
+        """Whether scores are tensors of their own: eager attention, or SDPA's plain mathematics."""
+        return self.kernel in ("eager", "math")
 
     @property
     def share(self) -> float:

@@ -958,7 +958,12 @@ def test_checkpoints_keep_the_masks_of_eager_attention() -> None:
     assert kept("llama-3-8b", kernel="eager", precision="autocast") == form("4S")
     assert kept("gemma-3-1b", kernel="eager") == form("4S")
     assert kept("mistral-7b-v0.1", kernel="eager") == form("2S")
-    assert kept("llama-3-8b", kernel="masked") == kept("llama-3-8b", False, kernel="eager") == form("0")
+    assert (
+        kept("llama-3-8b", kernel="math")
+        == kept("llama-3-8b", kernel="masked")
+        == kept("llama-3-8b", False, kernel="eager")
+        == form("0")
+    )
 
 
 def test_autocast_keeps_bf16_copies_of_adapters_in_fp32() -> None:
