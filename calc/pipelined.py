@@ -13,10 +13,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from calc import peaks
+from calc.amounts import amount
 from calc.engines.replica import Engine, Where
 from calc.ledger import Line
+from calc.memory.run import Run, dimensions
 from calc.phases import Part, Step
 from calc.placement import Placed
+from calc.tape import Size
 
 
 class Turn(NamedTuple):
@@ -45,10 +48,12 @@ def training(placed: Placed, own: Step) -> Iterator[tuple[str, str, list[Line]]]
     embeds, ends = layout.stack.embeds, layout.stack.ends
     buffers = own.lines(received(own, micro))
     backward: list[tuple[str, list[Line]]] = []
+    rotation = rotated(placed.engine.replica.run)
     for turn in turns(index, stages, micro):
         engine = placed.engine if turn.accumulates else _first(placed.engine)
         sent = handed_on(own, (turn.accumulates and not embeds) + turn.waiting * (not ends))
-        waiting = [*buffers, *own.lines([*ahead(own, turn.waiting), *sent])]
+        angles = rotation._replace(times=turn.waiting + 1)
+        waiting = [*buffers, *own.lines([*ahead(own, turn.waiting), *sent, angles])]
         if not backward:
             # the model's own variables: the embedding's output, and the input of the layer that runs
             held = own.lines(handed_on(own, 0 if ends else embeds + (not layout.recompute)))
@@ -85,6 +90,15 @@ def received(own: Step, micro: int) -> list[Part]:
 def ahead(own: Step, waiting: int) -> list[Part]:
     """What the layers keep of micro-batches whose backward has not begun."""
     return [part._replace(times=part.times * waiting) for part in own.plan.layout.layers()] if waiting else []
+
+
+def rotated(run: Run) -> Part:
+    """Cosines and sines of a micro-batch's positions, which all its layers refer to until it is through.
+
+    They are one row's, whatever the micro-batch; of one micro-batch alone they would be too small to count.
+    """
+    size = Size({}, {"rope·S" if run.arch.mla else "D·S": 2 * run.residual})
+    return Part("activations", amount(size, dimensions(run.arch)), "parallelism#stages")
 
 
 def handed_on(own: Step, tensors: int) -> list[Part]:

@@ -289,6 +289,7 @@ def test_more_context_parallel_ranks_never_need_more_per_gpu(base: dict[str, Any
         (SDPA, {"precision": "fp32"}, "precision: given 'fp32' with context_parallel = 4"),
         (SDPA, {"packing": True}, "packing: given true with context_parallel = 4, allowed: false"),
         (SDPA, {"model": "deepseek-v2-lite"}, "context_parallel: given 4, allowed for deepseek_v2: 1"),
+        (SDPA, {"model": "gemma-2-9b", "seq_len": 4096}, "context_parallel: given 4, allowed for gemma2: 1"),
         (SDPA, {"model": "gpt-oss-20b"}, "context_parallel: given 4, allowed for gpt_oss: 1"),
         (SDPA, {"model": "mistral-7b-v0.1"}, "seq_len: given 8192 with context_parallel = 4, allowed: at most"),
         (

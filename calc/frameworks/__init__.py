@@ -98,8 +98,8 @@ def ring_fault(s: Scenario) -> str | None:
         return f"precision: given 'fp32' {given}, allowed: 16 bits for SDPA's flash kernel"
     if s.packing:
         return f"packing: given true {given}, allowed: false; the ring knows no borders between sequences"
-    if arch.mla or arch.attention_sinks or arch.head_dim > SDPA_FLASH_HEAD:
-        return f"context_parallel: given {n}, allowed for {arch.family}: 1; SDPA's flash kernel does not take its heads"
+    if arch.mla or arch.attention_sinks or arch.softcap_attn or arch.head_dim > SDPA_FLASH_HEAD:
+        return f"context_parallel: given {n}, allowed for {arch.family}: 1; SDPA's flash kernel cannot attend for it"
     if arch.sliding_window is not None and s.seq_len > arch.sliding_window:
         return f"seq_len: given {s.seq_len} {given}, allowed: at most the model's window of {arch.sliding_window}"
     if s.seq_len % (2 * n):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from calc.catalog import load
-from calc.residuals import Residual, residual, summary, summed
+from calc.estimate import estimate
+from calc.residuals import UNTRACED, Residual, residual, summary, summed
+from calc.scenario import parse
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,35 @@ def test_parts_of_a_layer_are_met_within_a_percent(residuals: list[Residual]) ->
     assert errors.count >= 80
     assert errors.median <= 0.0002
     assert errors.worst <= 0.01
+
+
+def test_parts_of_a_sequence_are_met_within_a_tenth_of_a_percent(residuals: list[Residual]) -> None:
+    """PyTorch's ring attention under Transformers' models, under FSDP 2, with adapters and with tensor parallelism."""
+    errors = summary(r for r in residuals if "/cp=" in r.id)
+    print(f"context parallel: {errors}")
+    assert errors.count >= 30
+    assert errors.median <= 0.0002
+    assert errors.worst <= 0.001
+
+
+def test_each_stage_of_a_pipeline_is_met_within_a_tenth_of_a_percent() -> None:
+    """Not only the fullest: PyTorch's stages under 1F1B, alone, under FSDP 2 and with tensor parallelism."""
+    catalog, errors, count = load(), [], 0
+    for record in (r for r in catalog.measurements if r.get("observed", {}).get("stages")):
+        e = estimate(parse(record["scenario"], catalog=catalog), catalog)
+        count += 1
+        for group, traced in zip(e.groups, record["observed"]["stages"], strict=True):
+            peak = max(
+                sum(line.bytes for line in p.moment.lines if line.allocated and line.component not in UNTRACED)
+                for p in group.phases
+            )
+            errors.append(peak / traced - 1)
+    found = summed(errors)
+    print(f"stages: {found}")
+    assert count >= 30
+    assert found.count >= 110
+    assert found.median <= 0.0001
+    assert found.worst <= 0.002
 
 
 def test_every_task_and_method_is_among_the_traced(residuals: list[Residual]) -> None:

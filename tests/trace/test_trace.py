@@ -23,7 +23,8 @@ if sys.executable == PYTHON:
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 MIB = 2**20
-# One a kind: tied embeddings, a scalar head, a reference model, autocast with LoRA, FSDP 2, DeepSpeed, DTensor.
+# One a kind: tied embeddings, a scalar head, a reference model, autocast with LoRA, FSDP 2, DeepSpeed, DTensor, a ring,
+# stages.
 CASES = (
     "traced/qwen2.5-0.5b/sft/s512/mb4",
     "traced/qwen2.5-1.5b/rm/s1024/mb4",
@@ -34,6 +35,8 @@ CASES = (
     "traced/llama-3.2-1b/sft/s2048/mb1/ckpt=full/attn=fa2/prec=mixed/zero=3/ranks=8",
     "traced/llama-3-8b/sft/s2048/mb2/ckpt=full/attn=fa2/tp=2",
     "traced/llama-3-8b/sft/s2048/mb2/attn=fa2/prec=mp/fsdp=8/tp=8/sequence_parallel=True",
+    "traced/llama-3.2-1b/sft/s8192/mb1/fsdp=2/cp=2",
+    "traced/tinyllama-1.1b/sft/s2048/mb1/reshard=no/pp=4/grad_accum=4",
 )
 
 
