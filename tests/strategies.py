@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from calc.catalog import load
 from calc.scenario import Scenario, ScenarioError, parse
 from calc.scenario import framework as module
-
-# A busy machine is no failure: what is drawn is judged, not how long it takes.
-# The same examples every time, so that a run tells something about the change alone; HYPOTHESIS_PROFILE=explore draws
-# new ones.
-settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", settings.get_profile("explore"), derandomize=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 TASKS = ("pretrain", "sft", "rm", "dpo")
 RL = {

@@ -276,7 +276,7 @@ def test_a_command_line_that_cannot_be_used_is_one_line(run: Callable[..., Run],
     assert told in run(*argv).refused()
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     raw=st.one_of(st.binary(max_size=60), st.text(alphabet="{}[]:,-&*!'\"# \nabgpus1.~%", max_size=60).map(str.encode))
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from formulas import holds
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from calc.architecture import ConfigError, parameters
@@ -62,7 +62,6 @@ def test_layers_are_spread_as_torchtitan_spreads_them(layers: int, stages: int, 
     assert layers_of(layers, stages) == counts
 
 
-@settings(deadline=None)
 @given(st.integers(2, 200), st.data())
 def test_every_stage_has_a_layer_and_all_have_as_many_as_the_model(layers: int, data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, (layers + 2) // 2))
@@ -89,7 +88,6 @@ def test_the_first_stage_embeds_and_the_last_has_norm_and_head() -> None:
     assert last == 7 * LAYER + H + V * H
 
 
-@settings(deadline=None)
 @given(st.sampled_from(UNTIED), st.sampled_from((1, 2, 4)))
 def test_more_stages_never_need_more_weights_on_a_gpu(model: str, stages: int) -> None:
     whole = load().model(model).architecture
@@ -174,7 +172,6 @@ def test_under_fsdp_whole_gradients_wait_for_the_last_micro_batch() -> None:
     assert [line.bytes for line in gathered] == [2 * 9 * LAYER]
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(("llama-3-8b", "mixtral-8x7b", "qwen2.5-7b", "mistral-7b")),
     st.sampled_from((2, 4)),
@@ -195,7 +192,6 @@ def test_lines_make_moments_and_formulas_their_bytes(
             holds(phase, printed=1e-4)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(("none", "full")), st.sampled_from((512, 4096)), st.sampled_from(("none", "fsdp2")))
 def test_more_micro_batches_never_need_less(checkpointing: str, length: int, sharding: str) -> None:
     data = 2 if sharding == "fsdp2" else 1

@@ -6,7 +6,6 @@ from math import inf
 from typing import Any
 
 import pytest
-import strategies  # noqa: F401  (the profile: no deadline, the same examples)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import searches
