@@ -9,11 +9,11 @@ import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from measurements.trace import step
+from measurements.trace import models, step
 from measurements.trace.case import from_record
 from measurements.trace.ledger import Ledger
 
-step.DEVICE = torch.device("cpu")
+step.DEVICE = models.DEVICE = torch.device("cpu")
 for line in sys.stdin:
     made = step.Step(from_record(json.loads(line)), Ledger())  # a ledger that is not entered follows nothing
     made.warm_up()
