@@ -86,7 +86,7 @@ class Node:
 class Model:
     """A model: its Hugging Face name, `aliases` of the identical architecture, its config and what that describes.
 
-    One read from a path has the path as `id`, `name` and `source`, and counts its own `published_parameters`.
+    One read from a path has the path as `id`, `name` and `source`, and no `published_parameters`.
     """
 
     id: str
@@ -94,11 +94,16 @@ class Model:
     hf: str
     aliases: tuple[str, ...]
     source: str
-    published_parameters: int
+    published_parameters: int | None
     parameters_source: str
     licence: str
     architecture: Architecture
     config: Mapping[str, Any] = field(hash=False, repr=False)
+
+    @property
+    def parameters(self) -> int:
+        """All of them, as counted."""
+        return parameters(self.architecture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,18 +363,24 @@ def _architecture(config: Any, where: str) -> Architecture:
 
 def _model(record: _Record) -> Model:
     data = record.data
-    return Model(
+    model = Model(
         id=record.id,
         name=data["name"],
         hf=data["hf"],
         aliases=tuple(data["aliases"]),
         source=data["source"],
-        published_parameters=int(data["published_parameters"]),
+        published_parameters=data.get("published_parameters"),
         parameters_source=data["parameters_source"],
         licence=data["licence"],
         architecture=_architecture(data["config"], f"{record.where}: config."),
         config=data["config"],
     )
+    if model.published_parameters not in (None, model.parameters):
+        allowed = f"{model.parameters}, as its config counts, or none where nobody states it exactly"
+        raise InputError(
+            f"{record.where}: published_parameters: given {model.published_parameters}, allowed: {allowed}"
+        )
+    return model
 
 
 def _model_of_config(path: str) -> Model:
@@ -379,8 +390,7 @@ def _model_of_config(path: str) -> Model:
         architecture = _architecture(config, f"{path}: ")
     except InputError as error:
         raise CatalogError(f"model: {error}") from None
-    count = parameters(architecture)
-    return Model(path, path, "", (), path, count, "counted from the config", "", architecture, config)
+    return Model(path, path, "", (), path, None, "counted from the config", "", architecture, config)
 
 
 def _names(records: Iterable[_Record]) -> dict[str, str]:

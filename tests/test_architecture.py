@@ -54,7 +54,7 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, tuple[int, ...]]]:
 # --- published counts ---
 
 
-@pytest.mark.parametrize("model", [path.stem for path in MODELS])
+@pytest.mark.parametrize("model", [m for path in MODELS if "published_parameters" in record(m := path.stem)])
 def test_the_count_is_the_published_one(model: str) -> None:
     assert A.parameters(published(model)) == record(model)["published_parameters"]
 

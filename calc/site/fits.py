@@ -258,7 +258,7 @@ def cell(asked: Asked) -> Cell:
 
 def by_size(models: Iterable[Model]) -> list[Model]:
     """Models from small to large."""
-    return sorted(models, key=lambda m: (m.published_parameters, m.id))
+    return sorted(models, key=lambda m: (m.parameters, m.id))
 
 
 def by_memory(gpus: Iterable[GPU]) -> list[GPU]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from calc.architecture import parameters
 from calc.catalog import GPU, Model
 from calc.scenario import SCHEMA, parse
 from calc.site import answers, fits, sheets, strategies
@@ -79,17 +78,12 @@ def gpu_links(card: GPU) -> str:
 def model_summary(model: Model) -> str:
     """The first paragraph of a model's page."""
     a = model.architecture
-    counted = parameters(a)
-    same = (
-        "exactly the published count"
-        if counted == model.published_parameters
-        else (f"against {model.published_parameters:,} published")
-    )
+    exactly = "exactly the published count" if model.published_parameters else "counted tensor by tensor"
     experts = f" Each token uses {a.experts_per_token} of {a.experts} experts." if a.experts else ""
     heads = f"{a.heads} heads over {a.kv_heads} key-value heads" if a.heads != a.kv_heads else f"{a.heads} heads"
     return (
-        f"{escape(model.name)} has <strong>{counted:,} parameters</strong>, {same}: {a.layers} layers of width "
-        f"{a.hidden:,}, {heads}, and a vocabulary of {a.vocab:,}"
+        f"{escape(model.name)} has <strong>{model.parameters:,} parameters</strong>, {exactly}: "
+        f"{a.layers} layers of width {a.hidden:,}, {heads}, and a vocabulary of {a.vocab:,}"
         f"{', whose embedding is also the output head' if a.tied else ''}.{experts} "
         f"Configuration: {sheets.linked(model.source)}. Hugging Face name: <code>{escape(model.hf)}</code>."
     )

@@ -121,13 +121,13 @@ FOUND: dict[tuple[str, str], Found] = {}
 
 def searched(model: Model) -> bool:
     """Whether pages say what to run a model on."""
-    return model.published_parameters <= HUGE
+    return model.parameters <= HUGE
 
 
 def topics(catalog: Catalog) -> list[Topic]:
     """All topics, the largest models first, which take longest."""
     found = []
-    for model in sorted(filter(searched, catalog.models.values()), key=lambda m: -m.published_parameters):
+    for model in sorted(filter(searched, catalog.models.values()), key=lambda m: -m.parameters):
         for task in advice.JOBS:
             counts = {g.id: asked(g, model, task, catalog) for g in catalog.gpus.values()}
             cells = [Machine(gpu, n) for n in (*COUNTS, *SEVERAL_NODES) for gpu, own in counts.items() if n in own]
@@ -140,7 +140,7 @@ def asked(gpu: GPU, model: Model, task: str, catalog: Catalog) -> tuple[int, ...
     if gpu.lacks_bf16 or model.id not in FEWER.get(task, SIZES):
         return ()
     joined = any(gpu.id in node.gpu_ids and node.inter_gbs for node in catalog.nodes.values())
-    return (*COUNTS, *(SEVERAL_NODES if joined and model.published_parameters >= LARGE else ()))
+    return (*COUNTS, *(SEVERAL_NODES if joined and model.parameters >= LARGE else ()))
 
 
 def _answered(topic: Topic, known: Answers, *, pending: bool = False) -> Found:
