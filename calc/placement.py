@@ -11,6 +11,7 @@ from calc.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.plain import Plain
 from calc.engines.replica import Engine, Replica
+from calc.engines.staged import Staged
 from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
 from calc.frameworks import SDPA_FLASH_HEAD, at_least
@@ -134,7 +135,7 @@ def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
         # a framework that moves shards between phases does without PyTorch's own offload
         asked = s.offload.parameters or (s.offload.optimizer and model.optimizer is not None)
         offload = asked and not model.leaves
-        return Fsdp(model, int(s.sharding[-1]), offload)
+        return (Staged if model.stays else Fsdp)(model, int(s.sharding[-1]), offload)
     if keeps.deepspeed:
         stage = int(s.sharding[-1]) if s.sharding.startswith("zero") else 1
         return Zero(model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters)

@@ -110,8 +110,6 @@ class Fsdp(Holder):
     def at(self, where: Where) -> list[Line]:
         """Gathered parameters, gradients not yet reduced, and reduced shards."""
         r = self.replica
-        if r.stays:
-            return self.staying(where)
         lines = self.gathered(where)
         if r.optimizer is None or not (where.backward or r.accumulates):
             return lines
@@ -153,62 +151,6 @@ class Fsdp(Holder):
             return [*lines, gradients.new(r.role, where.making, c)] if where.making else lines
         fresh = where.root + where.here
         return [*lines, gradients.unreduced(r.role, fresh, c)] if fresh else lines
-
-    def staying(self, where: Where) -> list[Line]:
-        """Where all is gathered once for the micro-batches of a pipeline: whole weights, and whole gradients so far.
-
-        Neither `reshard_after_forward` nor a backward gives layers back, and nothing is reduced before the last
-        (torchtitan's policy; torch 2.13 `distributed/pipelining/stage.py`, `backward_maybe_with_nosync`).
-        """
-        r, c = self.replica, self.replica.run.compute
-        kept = r.reduce_bytes
-        lines = [self.root_gathered(1), self.layers_gathered()]
-        if where.segment == "gather":
-            # the first micro-batch brings layers together, in a buffer that lives until the next one's is filled
-            lines.append(communication.gathered(r.role, "layers", self.layer(-1), c, 1 if r.ranks == 1 else 2))
-        if not where.backward and not r.accumulates:
-            return lines
-        lines += self.whole_embedding(where, c)
-        if r.accumulates:
-            lines += self.waiting(r.trainable)
-        if kept == c:
-            return [*lines, gradients.new(r.role, where.making, c) if r.accumulates else self.so_far(where.done)]
-        # made in the compute type, added up in the one they are reduced in once their group has all
-        fresh = where.root + (where.making if where.segment == "end" else where.here)
-        there = [] if r.accumulates else self.waiting(where.above)
-        return [*lines, *there, gradients.unreduced(r.role, fresh, c)]
-
-    def so_far(self, done: int) -> Line:
-        """Whole gradients of `done` parameters in the compute type."""
-        return gradients.so_far(self.replica.role, done, self.replica.run.compute)
-
-    def waiting(self, elements: int) -> list[Line]:
-        """Whole gradients that nothing has reduced; of a shared embedding those of others' rows are among them."""
-        r = self.replica
-        lines = [gradients.deferred(r.role, elements, r.reduce_bytes)]
-        if r.accumulates and r.embedding_kept:
-            lines.append(gradients.whole_embedding(r.role, r.embedding_kept, r.reduce_bytes))
-        return lines
-
-    def layers_gathered(self, but: int = 0) -> Line:
-        """All layers whole, in the compute type, `but` elements left out."""
-        layers = sum([self.layer(i) * n for i, n in _kinds(self.replica.arch)])
-        return communication.gathered(self.replica.role, "layers", layers - but, self.replica.run.compute)
-
-    def finishing(self) -> list[Line]:
-        """The first group's reduction, of the root where it has anything, else of a layer: its weights have been left.
-
-        The root's largest gradient is still referred to when the output is there, see `reducing_root`.
-        """
-        r = self.replica
-        if not r.stays:
-            return []
-        whole = self.waiting(r.trainable)
-        if not self.root_elements:
-            first = self.layer(0)
-            return [self.layers_gathered(first), *whole, self.reducing(first)]
-        output = gradients.accumulated(r.role, self.root_elements, r.grad_bytes, r.ranks)
-        return [self.layers_gathered(), *whole, self.reducing(self.root_elements), output]
 
     def reducing(self, elements: int) -> Line:
         """The input of a group's reduce-scatter."""
@@ -306,7 +248,7 @@ class Fsdp(Holder):
     def units(self) -> tuple[int, ...]:
         """Elements of a rank's part of each group: the layers', then the root's."""
         r = self.replica
-        layers = [self.layer(i) for i, n in _kinds(r.arch) for _ in range(n)]
+        layers = [self.layer(i) for i, n in kinds(r.arch) for _ in range(n)]
         return tuple(-(-elements // r.ranks) for elements in (*layers, self.root_elements))
 
     def host(self, ranks: int) -> Moments:
@@ -345,9 +287,9 @@ def _layer_elements(arch: Architecture, index: int, ranks: int, version: int) ->
 
 @lru_cache(maxsize=1024)
 def _root_elements(arch: Architecture, head: Head) -> int:
-    return parameters(arch, head=head) - sum(layer_parameters(arch, i) * n for i, n in _kinds(arch))
+    return parameters(arch, head=head) - sum(layer_parameters(arch, i) * n for i, n in kinds(arch))
 
 
-def _kinds(arch: Architecture) -> list[tuple[int, int]]:
+def kinds(arch: Architecture) -> list[tuple[int, int]]:
     """(an index, how many) for each kind of layer."""
     return [(i, n) for i, n in ((0, arch.dense_layers), (-1, arch.layers - arch.dense_layers)) if n]

@@ -1,0 +1,66 @@
+"""FSDP 2 within a stage of a pipeline: what is gathered for the first micro-batch of a step stays until the last.
+
+Neither `reshard_after_forward` nor a backward gives layers back, and nothing is reduced before the last micro-batch
+(torchtitan's policy; torch 2.13 `distributed/pipelining/stage.py`, `backward_maybe_with_nosync`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calc.engines.fsdp import Fsdp, kinds
+from calc.engines.replica import Where
+from calc.ledger import Line
+from calc.memory import communication, gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Staged(Fsdp):
+    """A stage that its ranks share: each holds it whole, but for master weights and states."""
+
+    def at(self, where: Where) -> list[Line]:
+        """Whole weights, and whole gradients so far."""
+        r, c = self.replica, self.replica.run.compute
+        kept = r.reduce_bytes
+        lines = [self.root_gathered(1), self.layers_gathered()]
+        if where.segment == "gather":
+            # the first micro-batch brings layers together, in a buffer that lives until the next one's is filled
+            lines.append(communication.gathered(r.role, "layers", self.layer(-1), c, 1 if r.ranks == 1 else 2))
+        if not where.backward and not r.accumulates:
+            return lines
+        lines += self.whole_embedding(where, c)
+        if r.accumulates:
+            lines += self.waiting(r.trainable)
+        if kept == c:
+            made = gradients.new(r.role, where.making, c) if r.accumulates else gradients.so_far(r.role, where.done, c)
+            return [*lines, made]
+        # made in the compute type, added up in the one they are reduced in once their group has all
+        fresh = where.root + (where.making if where.segment == "end" else where.here)
+        there = [] if r.accumulates else self.waiting(where.above)
+        return [*lines, *there, gradients.unreduced(r.role, fresh, c)]
+
+    def waiting(self, elements: int) -> list[Line]:
+        """Whole gradients that nothing has reduced; of a shared embedding those of others' rows are among them."""
+        r = self.replica
+        lines = [gradients.deferred(r.role, elements, r.reduce_bytes)]
+        if r.accumulates and r.embedding_kept:
+            lines.append(gradients.whole_embedding(r.role, r.embedding_kept, r.reduce_bytes))
+        return lines
+
+    def layers_gathered(self, but: int = 0) -> Line:
+        """All layers whole, in the compute type, `but` elements left out."""
+        layers = sum([self.layer(i) * n for i, n in kinds(self.replica.arch)])
+        return communication.gathered(self.replica.role, "layers", layers - but, self.replica.run.compute)
+
+    def finishing(self) -> list[Line]:
+        """The first group's reduction, of the root where it has anything, else of a layer: its weights have been left.
+
+        The root's largest gradient is still referred to when the output is there, see `reducing_root`.
+        """
+        r = self.replica
+        whole = self.waiting(r.trainable)
+        if not self.root_elements:
+            first = self.layer(0)
+            return [self.layers_gathered(first), *whole, self.reducing(first)]
+        output = gradients.accumulated(r.role, self.root_elements, r.grad_bytes, r.ranks)
+        return [self.layers_gathered(), *whole, self.reducing(self.root_elements), output]
