@@ -60,15 +60,18 @@ class Job:
         return Batch(-(-rows * length // s.context_parallel), length)
 
     def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:
-        """The activations of a model on one micro-batch."""
-        window = r.arch.sliding_window
+        """The activations of a model on one micro-batch.
+
+        SDPA needs a mask once the window is no longer than what a rank's model sees of a sequence.
+        """
+        window, seen = r.arch.sliding_window, batch.length // s.context_parallel
         return step(
             r.role,
             r.run,
             r.path,
             r.trainable,
             batch,
-            masked=s.attention == "sdpa" and window is not None and batch.length >= window,
+            masked=s.attention == "sdpa" and window is not None and seen >= window,
             checkpointing=s.checkpointing if r.optimizer else "none",
             inner=s.sharding.startswith("fsdp") and not r.stays,
         )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from formulas import form, terms
+from formulas import form, holds, terms
 from hypothesis import given
 from hypothesis import strategies as st
 
 from calc.amounts import segment
 from calc.architecture import Architecture, ConfigError, parameters, tensors
 from calc.catalog import load
-from calc.estimate import estimate, speed
+from calc.estimate import as_dict, estimate, speed
 from calc.keeps import Path
 from calc.ledger import Estimate, Line
 from calc.memory.activations import Program
@@ -185,6 +186,16 @@ def test_more_tensor_parallel_ranks_never_need_more_per_gpu(
     assert each == sorted(each, reverse=True)
 
 
+@pytest.mark.parametrize("changes", [{}, {"sequence_parallel": True}, {"global_batch": 4}, {"model": "gemma-2-9b"}])
+@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
+def test_lines_make_moments_and_formulas_their_bytes(sharding: str, changes: dict[str, Any]) -> None:
+    """Collectives, gathered logits, gradients of others' rows, and their sums over micro-batches."""
+    data = {"gpus": 4, "sharding": sharding, "tensor_parallel": 4 if sharding == "none" else 2, "micro_batch": 1}
+    for group in as_dict(estimate(parse(SFT | data | changes)))["groups"]:
+        for phase in group["phases"]:
+            holds(phase, printed=1e-4)
+
+
 # --- context parallelism ---
 
 
@@ -261,6 +272,14 @@ def test_pytorchs_ring_forward_merges_in_fp32_beside_all_keys() -> None:
     kept = 2 * 4096 + 4 * 32  # the output and its log-sum-exp, which stay
     assert terms(attends.scratch, arch()) == form("16·kv + 16·q + 8·H")
     assert 16 * 1024 + 16 * 4096 + 8 * 32 + kept == 90_496
+
+
+@pytest.mark.parametrize(("ranks", "masked"), [(1, True), (4, False)])
+def test_a_window_as_long_as_the_sequence_needs_a_mask_on_a_rank_that_sees_it_all(ranks: int, masked: bool) -> None:
+    """Mistral 7B v0.1 at its window of 4,096; traced over 4 ranks of the ring, where no mask is made."""
+    s = parse(SDPA | {"model": "mistral-7b-v0.1", "seq_len": 4096, "context_parallel": ranks})
+    free = replace(s, architecture=replace(s.architecture, sliding_window=None, sliding_layers=()))
+    assert (allocated(estimate(s)) > allocated(estimate(free))) == masked
 
 
 def test_pytorchs_ring_shards_over_those_who_share_a_sequence_too() -> None:

@@ -41,7 +41,7 @@ def tied_embedding(role: str, elements: int, b: int, *, contiguous: bool) -> Lin
 
 def whole_embedding(role: str, elements: int, b: int) -> Line:
     """The rows of the embedding's gradient that belong to other tensor-parallel ranks: every rank makes all of them."""
-    return Line("gradients", role, b * elements, "g·(V - V/t)·h", {"g": b, "(V - V/t)·h": elements}, "gradients#tensor")
+    return Line("gradients", role, b * elements, "g·W_o", {"g": b, "W_o": elements}, "gradients#tensor")
 
 
 def deferred(role: str, elements: int, b: int) -> Line:
