@@ -5,14 +5,12 @@ A build that changes none of it runs no macro. What has been damaged since is ma
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
-from calc.site.kept import checked, sealed
+from calc.site.kept import checked, of_files, sealed
 from calc.site.rendered import Pages
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +36,7 @@ class Guide:
         except OSError:
             return False
         inputs, contents, found = pickle.loads(text) if text else ("", "", {})  # our own file
-        if (inputs, contents) != (self._inputs, self._contents()):
+        if inputs != self._inputs or contents != self._contents():
             return False
         self._pages.found.update(found)
         return True
@@ -49,21 +47,12 @@ class Guide:
         FILE.write_bytes(sealed(pickle.dumps(kept, pickle.HIGHEST_PROTOCOL)))
 
     def _contents(self) -> str:
-        return _hash(self._data, self._data.rglob("*"))
+        return of_files(self._data, self._data.rglob("*"))
 
 
 def _inputs() -> str:
     """A hash of all that pages and data follow from."""
     read = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in KINDS]
     said = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
-    files = _hash(ROOT, [*read, *(ROOT / name for name in FILES)])
+    files = of_files(ROOT, [*read, *(ROOT / name for name in FILES)])
     return f"{files} {sys.version} {sorted(said.items())}"
-
-
-def _hash(root: Path, paths: Iterable[Path]) -> str:
-    """A hash of files and their places under `root`."""
-    whole = hashlib.sha256()
-    for path in sorted(p for p in paths if p.is_file()):
-        raw = path.read_bytes()
-        whole.update(f"{path.relative_to(root).as_posix()}\0{len(raw)}\0".encode() + raw)
-    return whole.hexdigest()

@@ -11,7 +11,7 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,12 +55,17 @@ def of_models() -> str:
 @cache
 def source(root: Path = CALC) -> str:
     """A hash of calc, of its site what asks, and of Python: what decides an answer beside its data."""
-    whole = hashlib.sha256(sys.version.encode())
-    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".json")):
-        place = path.relative_to(root)
-        if place.parts[0] != "site" or place.name in ASKING:
-            raw = path.read_bytes()
-            whole.update(f"{place.as_posix()}\0{len(raw)}\0".encode() + raw)
+    code = [path for path in root.rglob("*") if path.suffix in (".py", ".json")]
+    asking = [p for p in code if p.relative_to(root).parts[0] != "site" or p.name in ASKING]
+    return fingerprint([sys.version, of_files(root, asking)])
+
+
+def of_files(root: Path, paths: Iterable[Path]) -> str:
+    """A hash of files and their places under `root`; folders among `paths` count for nothing."""
+    whole = hashlib.sha256()
+    for path in sorted(p for p in paths if p.is_file()):
+        raw = path.read_bytes()
+        whole.update(f"{path.relative_to(root).as_posix()}\0{len(raw)}\0".encode() + raw)
     return whole.hexdigest()
 
 
