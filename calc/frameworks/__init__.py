@@ -116,16 +116,18 @@ def pipeline_fault(s: Scenario) -> str | None:
     given = f"with pipeline_parallel = {p}"
     if s.task not in ("pretrain", "sft"):
         return f"pipeline_parallel: given {p} for {s.task}, allowed with torch: 1, or for pretrain and sft"
-    for field, value, allowed in (
-        ("method", s.method, ("full",)),
-        ("optimizer", s.optimizer, None if s.optimizer != "none" else ("one that trains",)),
-        ("loss", s.loss, ("full",)),
-        ("precision", s.precision, ("bf16", "fsdp-mixed", "fp32")),
-        ("sharding", s.sharding, ("none", "fsdp2")),
-        ("context_parallel", s.context_parallel, (1,)),
-    ):
-        if allowed and value not in allowed:
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "method": ("full",),
+        "loss": ("full",),
+        "precision": ("bf16", "fsdp-mixed", "fp32"),
+        "sharding": ("none", "fsdp2"),
+        "context_parallel": (1,),
+    }
+    for field, allowed in fixed.items():
+        if (value := getattr(s, field)) not in allowed:
             return f"{field}: given {value!r} {given}, allowed: {', '.join(map(str, allowed))}"
+    if s.optimizer == "none":
+        return f"optimizer: given 'none' {given}, allowed: one that trains"
     if s.packing:
         return f"packing: given true {given}, allowed: false; stages hand on tensors of one size"
     if s.offload.parameters or s.offload.optimizer:
