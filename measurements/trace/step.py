@@ -168,9 +168,9 @@ class Step:
 
     def warm_up(self) -> None:
         """Make the optimizer's states, as a first step would, and leave no gradients."""
-        if (
-            self.case.fsdp or self.case.zero or self.case.tp > 1 or self.case.cp > 1
-        ):  # they set themselves up in their first step
+        case = self.case
+        if case.fsdp or case.zero or case.tp > 1 or case.cp > 1:
+            # they set themselves up in their first step
             self.run()
             self.ledger.phase = "setup"
         if self.optimizer is None:
