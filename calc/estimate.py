@@ -12,6 +12,7 @@ from calc.groups import PHASES, sets
 from calc.job import Job
 from calc.ledger import Estimate, Group, Line, Moment, Phase
 from calc.nodes import Hosts
+from calc.rules import card_warnings
 from calc.scenario import Scenario
 from calc.throughput import Throughput, Unrated, node_of, throughput
 
@@ -33,7 +34,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
         verdict=worst.verdict,
         verdict_phase=min(failing, key=PHASES.index) if failing else None,
         fit_probability=worst.fit_probability,
-        notes=(*s.warnings, *job.keeps.notes, *[g.refusal for g in groups if g.refusal]),
+        notes=(*s.warnings, *card_warnings(s, job.gpu), *job.keeps.notes, *[g.refusal for g in groups if g.refusal]),
         catalog_version=catalog.version,
         calc_version=__version__,
     )
@@ -42,7 +43,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
 def loading_moments(s: Scenario, catalog: Catalog | None = None) -> list[tuple[str, Moment]]:
     """Every moment of loading, in order, with the name of the group of GPUs that it happens on."""
     job = Job(s, (catalog or load()).gpu(s.gpu))
-    return [("+".join(on.names), on.moment("load", at, lines)) for on in sets(job) for at, lines in on.loading()]
+    return [("+".join(on.names), moment) for on in sets(job) for moment in on.loading()]
 
 
 def speed(e: Estimate, catalog: Catalog | None = None) -> Throughput:

@@ -3,53 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 from calc import placement
 from calc.architecture import Architecture
 from calc.catalog import GPU
 from calc.engines.replica import Replica
+from calc.engines.vllm import Vllm
+from calc.keeps import Keeps
 from calc.phases import Batch, Step, step
-from calc.scenario import Scenario, cardless, framework
+from calc.placement import Placed
+from calc.scenario import Scenario, framework, on_card
 
 T = TypeVar("T")
 
 
-class Roles:
-    """The roles of a scenario, each under its engine: what is the same on every card, computed once for all of them."""
+class Memo:
+    """What was computed once, by what it follows from."""
 
-    def __init__(self, s: Scenario) -> None:
-        """Place the roles of `s`."""
-        keeps = framework(s.framework).keeps(s)
-        self.keeps = keeps.without_rollout() if s.rollout and s.rollout.engine == "none" else keeps
-        self.placed = {role.name: placement.place(s, role, self.keeps) for role in self.keeps.roles}
+    def __init__(self) -> None:
+        """Nothing yet."""
         self._known: dict[Hashable, Any] = {}
 
     def once(self, what: Hashable, found: Callable[[], T]) -> T:
-        """What `found` gives, which follows from `what` and the roles alone."""
+        """What `found` gives, which follows from `what`."""
         if what not in self._known:
             self._known[what] = found()
         known: T = self._known[what]
         return known
 
 
-# A search and the look-up tables ask the same configurations of a model on card after card.
-@lru_cache(maxsize=1024)
-def _roles(s: Scenario, *models: Architecture) -> Roles:
-    """`models`: those of `s`, by which scenarios do not compare."""
-    return Roles(s)
+class Roles(Memo):
+    """The roles of a scenario, each under its engine: what is the same on every card, computed once for all of them.
 
+    `training` has what those that train and score need, which scenarios may share that differ in vLLM's settings alone.
+    """
 
-class Job:
-    """One scenario with its roles placed on a card."""
+    def __init__(self, s: Scenario, training: Memo | None = None) -> None:
+        """The roles of `s`, whose card does not matter."""
+        super().__init__()
+        self.s, self.training = s, training or Memo()
 
-    def __init__(self, s: Scenario, gpu: GPU) -> None:
-        """Place the roles of `s` on its GPUs."""
-        self.s, self.gpu = s, gpu
-        self.roles = _roles(cardless(s), s.architecture, *s.architectures.values())
-        self.keeps, self.placed = self.roles.keeps, self.roles.placed
-        self.engine = placement.serving(s, self.keeps, gpu)
+    @cached_property
+    def keeps(self) -> Keeps:
+        """What the framework keeps."""
+        keeps = framework(self.s.framework).keeps(self.s)
+        return keeps.without_rollout() if self.s.rollout and self.s.rollout.engine == "none" else keeps
+
+    @cached_property
+    def placed(self) -> dict[str, Placed]:
+        """The roles by name, placed."""
+        return {role.name: placement.place(self.s, role, self.keeps) for role in self.keeps.roles}
 
     def batch(self, s: Scenario, rows: int) -> Batch:
         """`rows` sequences as a role with scenario `s` runs them: at their cap, or at their mean without padding.
@@ -75,3 +80,25 @@ class Job:
             checkpointing=s.checkpointing if r.optimizer else "none",
             inner=s.sharding.startswith("fsdp") and not r.stays,
         )
+
+
+# A search and the look-up tables ask the same configurations of a model on card after card.
+@lru_cache(maxsize=1024)
+def _roles(s: Scenario, *models: Architecture) -> Roles:
+    """`models`: those of `s`, by which scenarios do not compare."""
+    return Roles(s)
+
+
+class Job:
+    """One scenario with its roles placed on a card."""
+
+    def __init__(self, s: Scenario, gpu: GPU, roles: Roles | None = None) -> None:
+        """The job of `s` on GPUs of this kind; `roles` are its own, where they are known."""
+        self.s, self.gpu = s, gpu
+        self.roles = roles or _roles(on_card(s, ""), s.architecture, *s.architectures.values())
+        self.keeps, self.placed = self.roles.keeps, self.roles.placed
+
+    @cached_property
+    def engine(self) -> Vllm | None:
+        """vLLM, where it serves the rollout."""
+        return placement.serving(self.s, self.keeps, self.gpu)

@@ -30,6 +30,16 @@ class Line(NamedTuple):
     allocated: bool = True
 
 
+class Sums(NamedTuple):
+    """What lines add up to: all that is `needed` of the card but what is held back, of it what PyTorch's allocator
+    counts, and of that the `stirred` bytes, of which what is held back is a share.
+    """
+
+    needed: int
+    allocated: int
+    stirred: int
+
+
 class Moment(NamedTuple):
     """A named instant and everything alive at it."""
 
@@ -52,9 +62,10 @@ class Moment(NamedTuple):
         return sum([line.bytes for line in self.lines if line.component == "fragmentation"])
 
     @property
-    def stirred(self) -> int:
-        """The bytes that what is held back is a share of."""
-        return sum([line.values["B"] for line in self.lines if line.component == "fragmentation"])
+    def sums(self) -> Sums:
+        """What decides whether it fits."""
+        stirred = sum([line.values["B"] for line in self.lines if line.component == "fragmentation"])
+        return Sums(self.device_bytes - self.held_back, self.allocated_bytes, stirred)
 
 
 class Phase(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from calc import placement
 from calc.engines.replica import times
@@ -18,17 +19,21 @@ class Hosts:
     """The host memory of a job's nodes."""
 
     def __init__(self, job: Job) -> None:
-        """The roles of `job` on nodes: groups fill one after another, as Ray packs them."""
+        """The nodes of `job`."""
         self.job = job
-        s = job.s
-        self.nodes: list[dict[str, int]] = [{} for _ in range(s.nodes)]
-        taken = 0
-        for names, gpus in placement.groups(s, job.keeps):
+
+    @cached_property
+    def nodes(self) -> list[dict[str, int]]:
+        """How many ranks of each role each node has: groups fill one after another, as Ray packs them."""
+        s, taken = self.job.s, 0
+        nodes: list[dict[str, int]] = [{} for _ in range(s.nodes)]
+        for names, gpus in placement.groups(s, self.job.keeps):
             for name in names:
                 for rank in range(taken, taken + gpus):
-                    node = self.nodes[rank // s.gpus_per_node]
+                    node = nodes[rank // s.gpus_per_node]
                     node[name] = node.get(name, 0) + 1
             taken += gpus
+        return nodes
 
     def phases(self) -> list[Phase]:
         """The moments of the node that needs most."""

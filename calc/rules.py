@@ -285,18 +285,22 @@ def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) ->
 
 
 def warnings_of(
-    values: Mapping[str, Any], architecture: Architecture, gpu: GPU, name: str, version: str | None, known: str
+    values: Mapping[str, Any], architecture: Architecture, name: str, version: str | None, known: str
 ) -> Iterator[str]:
-    """What a reader should know of a scenario that nothing forbids."""
+    """What a reader should know of a scenario that nothing forbids, whatever the card."""
     if values["seq_len"] > architecture.max_positions:
         yield f"seq_len {values['seq_len']} is beyond the {architecture.max_positions} positions of {values['model']}"
     if architecture.experts and values["method"] == "qlora":
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
     if architecture.experts and values["method"] != "full" and values["lora.targets"] == "all-linear":
         yield "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too"
-    if gpu.lacks_bf16 and values["precision"] != "fp32":
-        yield f"the {gpu.name} has no bf16: a job would run in fp16, with the same memory"
-    if gpu.lacks_bf16 and values["attention"] == "flash":
-        yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
     if version and known != version and not known.startswith(f"{version}."):
         yield f"{name} {version} is computed as {known}, the nearest version that is known"
+
+
+def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
+    """What a reader should know of `s` on this card."""
+    if gpu.lacks_bf16 and s.precision != "fp32":
+        yield f"the {gpu.name} has no bf16: a job would run in fp16, with the same memory"
+    if gpu.lacks_bf16 and s.attention == "flash":
+        yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"

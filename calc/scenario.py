@@ -117,8 +117,8 @@ class Scenario:
 
     Names, values and units are those of `scenario.schema.json`; `lora` is None where nothing is adapted.
     `architecture` is the trained model's, `architectures` those of the roles that say which model they run, and
-    `warnings` is what a reader should know but nothing forbids. `rollout` is None and `prompt_len` and `response_len`
-    are 0 where nothing is generated; for RL `seq_len` is their sum.
+    `warnings` is what a reader should know but nothing forbids, whatever the card. `rollout` is None and `prompt_len`
+    and `response_len` are 0 where nothing is generated; for RL `seq_len` is their sum.
     """
 
     model: str
@@ -293,9 +293,9 @@ def _with(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
     return made
 
 
-def cardless(s: Scenario) -> Scenario:
-    """`s` without its card: scenarios that differ in the card alone become equal."""
-    return _with(s, {"gpu": ""})
+def on_card(s: Scenario, gpu: str) -> Scenario:
+    """`s` on another card, or on none, "": scenarios that differ in the card alone become equal."""
+    return _with(s, {"gpu": gpu})
 
 
 # The fields that go from values to object as they are.
@@ -400,8 +400,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     values: dict[str, Any] = {**NEUTRAL, **module.defaults(task, known, said), **given}
     model = catalog.model(given["model"])
     architecture = model.architecture
-    gpu = catalog.gpu(given["gpu"])
-    values["model"], values["gpu"] = model.id, gpu.id
+    values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
     roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known))
     rules.follow(values, task)
     rules.check(values, given)
@@ -419,7 +418,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         architectures={
             role: catalog.model(own["model"]).architecture for role, own in roles.items() if not isinstance(own, str)
         },
-        warnings=tuple(rules.warnings_of(values, architecture, gpu, name, version, known)),
+        warnings=tuple(rules.warnings_of(values, architecture, name, version, known)),
     )
     rules.cut(scenario)
     scenario = rules.batched(scenario, given)

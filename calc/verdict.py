@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import erf, sqrt
 
-from calc.ledger import Moment
+from calc.ledger import Moment, Sums
 from calc.memory.runtime import HELD_BACK, MIDDLE
 from calc.units import GiB
 
@@ -46,18 +46,20 @@ def fit_probability(
 
 def odds(m: Moment, usable: int, held_back: Sequence[float] = HELD_BACK) -> float:
     """How likely a moment fits."""
-    return fit_probability(m.device_bytes - m.held_back, m.stirred, deviation(m.allocated_bytes), usable, held_back)
+    needed, allocated, stirred = m.sums
+    return fit_probability(needed, stirred, deviation(allocated), usable, held_back)
 
 
-def room(m: Moment, usable: int) -> int:
+def room(moment: Sums, usable: int) -> int:
     """Bytes free beside a moment and its error, so that it fits with just the probability that the verdict asks.
 
     Below 0 where they lack. A share of a deviation off at most, to the safe side: margins are joined by straight lines.
     """
-    width = deviation(m.allocated_bytes)
-    whole, part = divmod(m.stirred / width, 1)
+    needed, allocated, stirred = moment
+    width = deviation(allocated)
+    whole, part = divmod(stirred / width, 1)
     low, high = _margin(int(whole)), _margin(int(whole) + 1)
-    return int(usable - (m.device_bytes - m.held_back) - width * (low + part * (high - low)))
+    return int(usable - needed - width * (low + part * (high - low)))
 
 
 @cache
@@ -74,7 +76,8 @@ def _margin(ratio: int) -> float:
 def reach(m: Moment) -> tuple[int, int]:
     """The middle nine tenths of what a moment takes: both kinds of error add in squares, each to its side."""
     margin, share = RANGE * deviation(m.allocated_bytes), HELD_BACK[MIDDLE]
-    below, above = (share - HELD_BACK[TAIL]) * m.stirred, (HELD_BACK[-1 - TAIL] - share) * m.stirred
+    stirred = m.sums.stirred
+    below, above = (share - HELD_BACK[TAIL]) * stirred, (HELD_BACK[-1 - TAIL] - share) * stirred
     return int(m.device_bytes - sqrt(margin**2 + below**2)), int(m.device_bytes + sqrt(margin**2 + above**2))
 
 

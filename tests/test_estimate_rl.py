@@ -163,10 +163,11 @@ def test_a_scored_models_root_group_stays_gathered_through_everything_that_follo
     of a trained one until its own backward frees it. The critic is updated first."""
     (on,) = groups_of(rl(gpus=4, sharding="fsdp2", precision="fsdp-mixed"))
     gathered = {
-        f"{phase} {at_.partition(':')[0]}": {
-            role: at(of(lines, role), "communication#gathered") for role in ("actor", "critic", "reference", "reward")
+        f"{x.phase} {x.at.partition(':')[0]}": {
+            role: at(of(x.lines, role), "communication#gathered") for role in ("actor", "critic", "reference", "reward")
         }
-        for phase, at_, lines in on.moments()
+        for serving in (True, False)
+        for x in on.stages.moments(serving=serving)
     }
     frozen = {"reference": 2 * ROOT, "reward": 2 * ROOT_S}
     assert gathered["step critic"] == frozen | {"actor": 2 * ROOT, "critic": 0}
@@ -194,10 +195,11 @@ def test_weights_and_states_that_leave_are_on_the_gpu_in_their_own_phases_alone(
         s = rl(**fields, offload__parameters=moved, offload__optimizer=moved)
         (on,) = groups_of(s)
         kept = {
-            (phase, at_.partition(":")[0]): {
-                role: total(of(lines, role), "weights", "optimizer_states") for role in sizes
+            (x.phase, x.at.partition(":")[0]): {
+                role: total(of(x.lines, role), "weights", "optimizer_states") for role in sizes
             }
-            for phase, at_, lines in on.moments()
+            for serving in (True, False)
+            for x in on.stages.moments(serving=serving)
         }
         own = {role: 12 * parameters // 8 for role, parameters in sizes.items()}
         assert kept["rollout", "generation"] == (dict.fromkeys(own, 0) if moved else own)
@@ -252,7 +254,7 @@ def test_roles_that_train_at_once_take_at_least_what_each_takes_alone() -> None:
     """OpenRLHF from 0.9.1 on: phase by phase the actor's update with the critic's largest moment beside it."""
     (together,) = groups_of(rl(framework="openrlhf==0.9.1", gpus=8, rollout__gpu_memory_utilization=0.3))
     both, actor, critic = (
-        {phase: total(lines) for phase, _, lines in together.train(stage)}
+        {phase: total(lines) for phase, _, lines in together.stages.train(stage)}
         for stage in (
             Stage("train", "actor", engine="all", beside="critic"),
             Stage("train", "actor", engine="all"),
@@ -263,8 +265,12 @@ def test_roles_that_train_at_once_take_at_least_what_each_takes_alone() -> None:
     for phase, bytes_ in both.items():
         assert bytes_ >= actor[phase]
         assert bytes_ >= max(critic.values())
-    resident = total(together.placed["critic"].engine.resident())
-    beside = max(critic.values()) - total(together.beside(Stage("train", "critic", engine="all"), "critic")) - resident
+    resident = total(together.stages.placed["critic"].engine.resident())
+    beside = (
+        max(critic.values())
+        - total(together.stages.beside(Stage("train", "critic", engine="all"), "critic"))
+        - resident
+    )
     assert {both[phase] - actor[phase] for phase in both} == {beside}
 
 
@@ -482,7 +488,7 @@ def test_twice_the_ranks_never_need_more_of_a_gpu_under_fsdp(s: Scenario) -> Non
 def test_loading_holds_at_least_the_weights_of_all_roles_that_stay(s: Scenario) -> None:
     """Each GPU's loading ends with every model of its group that does not leave for the host."""
     for on, g in zip(groups_of(s), estimate(s).groups, strict=True):
-        staying = [p for p in on.placed.values() if "weights" not in p.role.leaves and not p.role.shares]
+        staying = [p for p in on.stages.placed.values() if "weights" not in p.role.leaves and not p.role.shares]
         assert moments(g)["load"].device_bytes >= sum(total(p.engine.weights()) for p in staying)
 
 

@@ -20,7 +20,7 @@ def placed(s: Scenario) -> Job:
 def asked(monkeypatch: pytest.MonkeyPatch, length: int = 1, **fields: Any) -> dict[str, Any]:
     """What the first role's activations are asked for, on one sequence of this length."""
     monkeypatch.setattr("calc.job.step", lambda *given, **named: named)
-    found = placed(job(**fields))
+    found = placed(job(**fields)).roles
     role = next(iter(found.placed.values()))
     return dict(found.step(role.engine.replica, role.s, Batch(length, length)))  # type: ignore[call-overload]
 
@@ -69,6 +69,6 @@ def test_a_job_whose_responses_come_from_elsewhere_has_no_stage_that_makes_them(
 def test_rows_are_padded_to_their_cap_or_packed_at_their_mean() -> None:
     """Three sequences of 512 at most: 1,536 tokens; packed, three of the mean length."""
     padded = job(seq_len=512)
-    assert placed(padded).batch(padded, 3) == Batch(3 * 512, 512)
+    assert placed(padded).roles.batch(padded, 3) == Batch(3 * 512, 512)
     packed = job(seq_len=512, packing=True)
-    assert placed(packed).batch(packed, 3) == Batch(3 * packed.expected_len, packed.expected_len)
+    assert placed(packed).roles.batch(packed, 3) == Batch(3 * packed.expected_len, packed.expected_len)

@@ -103,9 +103,9 @@ def test_the_verdicts_thresholds_belong_to_the_better_side(probability: float, w
 def test_with_no_room_left_a_moment_just_fits(allocated: int, outside: int) -> None:
     """The card on which a moment has exactly no room is the one on which it fits with the verdict's 95 %."""
     m = moment(allocated, outside, verdict.HELD_BACK[20])
-    just = -verdict.room(m, 0)
+    just = -verdict.room(m.sums, 0)
     assert 0.9499 <= verdict.odds(m, just + 1) <= 0.96
-    assert verdict.room(m, just + 5 * GiB) == pytest.approx(5 * GiB, abs=2)
+    assert verdict.room(m.sums, just + 5 * GiB) == pytest.approx(5 * GiB, abs=2)
 
 
 def test_far_from_the_limit_nothing_is_computed_and_nothing_lost() -> None:

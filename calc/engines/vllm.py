@@ -17,7 +17,6 @@ verl's worker for vLLM up to 0.6 takes the share of what is free after the profi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +27,9 @@ from calc.memory import kv_cache
 from calc.units import GiB, gib
 
 ROLE = "rollout"
+
+# The moments of its start.
+STARTING = ("weights on the GPU", "profile run", "KV cache allocated")
 
 
 class Cache(NamedTuple):
@@ -125,13 +127,13 @@ class Vllm:
         cache = kv_cache.cache(ROLE, self.cache(others).blocks, self.arch, self.tensor_parallel)
         return [*self.weights(), cache, *self.profile(), *self.asleep()]
 
-    def loading(self, others: int) -> Iterator[tuple[str, list[Line]]]:
-        """The moments of its start: weights, the profile run, then the cache and the graphs."""
-        yield "weights on the GPU", self.weights()
-        yield "profile run", [*self.weights(), *self.profile()]
-        # what the profile run took is free again until the first request
-        reserved = self.profile()
-        yield "KV cache allocated", [line for line in self.awake(others) if line not in reserved]
+    def starting(self, moment: str, others: int) -> list[Line]:
+        """What is there at one of the moments of `STARTING`."""
+        if moment == "KV cache allocated":
+            # what the profile run took is free again until the first request
+            reserved = self.profile()
+            return [line for line in self.awake(others) if line not in reserved]
+        return [*self.weights(), *(self.profile() if moment == "profile run" else [])]
 
     def host(self, level: int) -> list[Line]:
         """Host memory of this rank: V0's swap space, and at sleep `level` 1 the weights; 0 where it never sleeps."""

@@ -68,10 +68,14 @@ def process(
 
 def fragmentation(lines: list[Line]) -> Line:
     """What the allocator holds back in the median beside the lines of a moment in which blocks have come and gone."""
-    stirred = sum([line.bytes for line in lines if line.allocated and line.role != SERVING])
-    values = {"f": HELD_BACK[MIDDLE], "B": stirred}
-    count = int(HELD_BACK[MIDDLE] * stirred)
+    values = {"f": HELD_BACK[MIDDLE], "B": stirred(lines)}
+    count = int(values["f"] * values["B"])
     return Line("fragmentation", "process", count, "f·B", values, "runtime#fragmentation", False)
+
+
+def stirred(lines: Iterable[Line]) -> int:
+    """The bytes of which what is held back is a share."""
+    return sum([line.bytes for line in lines if line.allocated and line.role != SERVING])
 
 
 def cached(lines: Iterable[Line], *, lengths_vary: bool) -> int:

@@ -43,7 +43,7 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
     if first is None:
         return _nothing(problem)
     rung, search, found = first
-    best = configured(search, found.judged)
+    best = configured(search, search.chosen(found))
     fails = next_faster(search, found)
     said = tuple(advice(search, found))
     others = (*methods(problem, rung), *trades(problem, rung, search, found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from math import inf
 
 from calc.catalog import Catalog
 from calc.recommend.problem import COUNTS, Miss, Problem, fits
@@ -18,11 +19,11 @@ def miss(search: Search, judged: Judged) -> Miss:
     throughput = search.clock.full(judged.scenario, judged.cache_tokens)
     if refusal := next((g.refusal for g in e.groups if g.refusal), None):
         return Miss(judged, throughput, "vllm", "load", None, refusal)
-    if judged.fit.slack < 0:
+    if judged.slack < 0:
         _, phase = min(((g, p) for g in e.groups for p in g.phases), key=lambda at: room(*at))
-        return Miss(judged, throughput, "gpu", phase.name, -judged.fit.slack, "")
+        return Miss(judged, throughput, "gpu", phase.name, -judged.slack, "")
     phase = max(e.host_phases, key=lambda p: p.moment.device_bytes)
-    return Miss(judged, throughput, "host", phase.name, judged.fit.short, "")
+    return Miss(judged, throughput, "host", phase.name, judged.short, "")
 
 
 def next_faster(search: Search, found: Found) -> Miss | None:
@@ -37,8 +38,8 @@ def next_faster(search: Search, found: Found) -> Miss | None:
         if first:
             near.append((search.bound(found.branch, first), first))
     for _, place in sorted(near, reverse=True):
-        judged = search.judged(found.branch, place)
-        if judged and not judged.fit.fits:
+        fit, judged = search.fit(found.branch, place), search.judged(found.branch, place)
+        if fit and judged and not fit.fits:
             return miss(search, judged)
     return _least([search], lambda s, b, place: s.bound(b, place) < found.seconds)
 
@@ -50,15 +51,18 @@ def closest(problem: Problem) -> Miss | None:
 
 def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], bool] = lambda *at: True) -> Miss | None:
     """Of the places that searches looked at, that do not fit and that are `asked` for: the one that lacks least."""
-    looked = [
-        (search, b, place, fit.slack - fit.short)
-        for search in searches
-        for b, place, fit in search.looked()
-        if not fit.fits and asked(search, b, place)
-    ]
-    if not looked:
+    least: tuple[Search, int, Place] | None = None
+    lacks = -inf
+    for search in searches:
+        for b, place, fit in search.looked():
+            # what trains alone says of most that they lack more
+            if fit.training <= lacks or fit.fits or not asked(search, b, place):
+                continue
+            if fit.slack - fit.short > lacks:
+                least, lacks = (search, b, place), fit.slack - fit.short
+    if least is None:
         return None
-    search, b, place, _ = max(looked, key=lambda at: at[-1])
+    search, b, place = least
     judged = search.judged(b, place)
     assert judged
     return miss(search, judged)

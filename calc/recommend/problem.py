@@ -8,7 +8,7 @@ from calc.catalog import Catalog
 from calc.recommend.clock import Clock
 from calc.recommend.search import Found, Judged, Search
 from calc.recommend.space import Fields, branches, rungs, seed
-from calc.scenario import Scenario
+from calc.scenario import Scenario, on_card
 from calc.schema import InputError
 from calc.throughput import Throughput, node_of
 from calc.units import GB
@@ -66,9 +66,9 @@ class Problem:
         found = branches(fields, rung, self.catalog)
         if not found:
             return None
-        base = found[0].base
+        gpu = self.catalog.gpu(fields["gpu"])
+        base = on_card(found[0].base, gpu.id)
         node = node_of(base, self.catalog)
-        gpu = self.catalog.gpu(base.gpu)
         known = node.host_ram_gb if node else None
         ram = known or HOST_FOR_GPU * gpu.memory_gb * min(base.gpus, base.gpus_per_node)
         made = Search(found, self.catalog, Clock(gpu, node), int(HOST_SHARE * ram * GB))

@@ -21,41 +21,78 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count, product
 from math import inf
 from typing import NamedTuple
 
 from calc import verdict
-from calc.catalog import GPU, Catalog
+from calc.catalog import Catalog
+from calc.engines.vllm import Cache
 from calc.estimate import estimate
-from calc.groups import sets
+from calc.groups import Shared, sets
 from calc.job import Job
 from calc.ledger import Estimate, Group, Phase
 from calc.nodes import Hosts
 from calc.recommend.clock import Clock
 from calc.recommend.space import SHARE, Branch
-from calc.scenario import Scenario
+from calc.scenario import Scenario, on_card
 
 Place = tuple[int, ...]
 # Phases in which all of vLLM may be on the GPU, or its weights, and whose memory no micro batch changes.
 SERVING = ("load", "rollout", "sync", "save")
 
 
-class Fit(NamedTuple):
-    """How a configuration lies on its machine, with no verdict worked out.
+class Fit:
+    """How a configuration lies on its machine, with no verdict worked out; each figure when it is first asked for."""
 
-    `training` and `serving`: bytes free on the fullest GPU, beside a phase's peak and its error, in the phase with
-    least, of those in which vLLM has no part and of those in which it has. `short`: bytes that the host lacks.
-    `refused`: vLLM does not start, `crowded` for want of what others have taken. `apart`: it takes nothing from those
-    that train and score, as it sleeps meanwhile or is elsewhere.
-    """
+    def __init__(self, job: Job, host: int) -> None:
+        """Of `job`, on nodes that have `host` bytes each for it."""
+        self._job, self._host = job, host
 
-    training: int
-    serving: int
-    short: int
-    refused: bool
-    crowded: bool
-    apart: bool
+    @cached_property
+    def _sets(self) -> list[Shared]:
+        return sets(self._job)
+
+    @cached_property
+    def _caches(self) -> list[Cache]:
+        return [cache for each in self._sets if (cache := each.cache())]
+
+    @cached_property
+    def training(self) -> int:
+        """Bytes free on the fullest GPU beside a phase's peak and its error, in those in which vLLM has no part."""
+        return min([each.room(serving=False) for each in self._sets])
+
+    @cached_property
+    def serving(self) -> int:
+        """The same in those in which it has."""
+        return min([each.room(serving=True) for each in self._sets])
+
+    @cached_property
+    def short(self) -> int:
+        """Bytes that the host lacks."""
+        return max(0, hosted(Hosts(self._job).phases()) - self._host)
+
+    @cached_property
+    def refused(self) -> bool:
+        """Whether vLLM does not start."""
+        return any([cache.refusal for cache in self._caches])
+
+    @cached_property
+    def crowded(self) -> bool:
+        """Whether it does not start for want of what others have taken."""
+        return any([cache.crowded for cache in self._caches])
+
+    @cached_property
+    def cache_tokens(self) -> int | None:
+        """What the KV cache holds, where vLLM serves."""
+        return max([cache.tokens for cache in self._caches], default=0) or None
+
+    @property
+    def apart(self) -> bool:
+        """Whether vLLM takes nothing from those that train and score, as it sleeps meanwhile or is elsewhere."""
+        s = self._job.s
+        return bool(self._job.engine and s.rollout and (s.rollout.sleep or s.placement == "separate"))
 
     @property
     def slack(self) -> int:
@@ -65,7 +102,7 @@ class Fit(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether it runs with the probability that a verdict asks, and the host has room."""
-        return self.slack >= 0 and not self.short and not self.refused
+        return self.training >= 0 and self.serving >= 0 and not self.short and not self.refused
 
     @property
     def on_device(self) -> bool:
@@ -84,11 +121,12 @@ class Fit(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A configuration with its memory, line by line."""
+    """A configuration with its memory, line by line; `slack` and `short` as in `Fit`."""
 
     scenario: Scenario
     estimate: Estimate
-    fit: Fit
+    slack: int
+    short: int
 
     @property
     def cache_tokens(self) -> int | None:
@@ -102,33 +140,17 @@ class Found(NamedTuple):
     branch: int
     place: Place
     seconds: float
-    judged: Judged
+    slack: int
 
     @property
     def rank(self) -> tuple[float, int]:
         """By time, then by room."""
-        return self.seconds, -self.judged.fit.slack
+        return self.seconds, -self.slack
 
 
 def room(group: Group, phase: Phase) -> int:
     """Bytes free beside a phase's peak and its error: below 0 where it does not fit."""
-    return verdict.room(phase.moment, group.usable_bytes)
-
-
-def fit(s: Scenario, gpu: GPU, host: int) -> Fit:
-    """How `s` lies on GPUs of this kind and on nodes that have `host` bytes each for the job."""
-    job = Job(s, gpu)
-    on = sets(job)
-    rooms = [(p.name in SERVING, verdict.room(p.moment, gpu.usable_bytes)) for each in on for p in each.phases()]
-    caches = [cache for each in on if (cache := each.cache())]
-    return Fit(
-        training=min([room for serving, room in rooms if not serving], default=gpu.usable_bytes),
-        serving=min([room for serving, room in rooms if serving], default=gpu.usable_bytes),
-        short=max(0, hosted(Hosts(job).phases()) - host),
-        refused=any(cache.refusal for cache in caches),
-        crowded=any(cache.crowded for cache in caches),
-        apart=bool(caches and s.rollout and (s.rollout.sleep or s.placement == "separate")),
-    )
+    return verdict.room(phase.moment.sums, group.usable_bytes)
 
 
 def hosted(phases: Iterable[Phase]) -> int:
@@ -136,7 +158,7 @@ def hosted(phases: Iterable[Phase]) -> int:
     return max([p.moment.device_bytes for p in phases], default=0)
 
 
-@dataclass
+@dataclass(repr=False)
 class Search:
     """One search over `branches`; `host` is what a node has for the job, in bytes."""
 
@@ -144,11 +166,12 @@ class Search:
     catalog: Catalog
     clock: Clock
     host: int
-    _scenarios: dict[tuple[int, Place], Scenario | None] = field(default_factory=dict)
     _fits: dict[tuple[int, Place], Fit | None] = field(default_factory=dict)
     _judged: dict[tuple[int, Place], Judged | None] = field(default_factory=dict)
+    _found: dict[tuple[int, Place], Found | None] = field(default_factory=dict)
+    _bounds: dict[tuple[int, Place], float] = field(default_factory=dict)
     _trains: dict[Hashable, bool] = field(default_factory=dict)
-    _serves: dict[Hashable, bool] = field(default_factory=dict)
+    _serves: dict[Hashable, Fit] = field(default_factory=dict)
     _hostless: dict[tuple[int, Place], bool] = field(default_factory=dict)
     _least: float = inf
 
@@ -169,21 +192,23 @@ class Search:
                 yield b, place, known
 
     def scenario(self, b: int, place: Place) -> Scenario | None:
-        """The scenario there; None where the framework refuses it."""
-        key = b, place
-        if key not in self._scenarios:
-            self._scenarios[key] = self.branches[b].at(place)
-        return self._scenarios[key]
+        """The scenario there, on no card; None where the framework refuses it."""
+        return self.branches[b].at(place)
+
+    def job(self, b: int, place: Place) -> Job | None:
+        """The job there, on this card; None where the framework refuses it."""
+        roles = self.branches[b].roles(place)
+        return Job(roles.s, self.clock.gpu, roles) if roles else None
 
     def fit(self, b: int, place: Place) -> Fit | None:
         """How a place lies on the machine; None where the framework refuses it."""
         key = b, place
         if key not in self._fits:
-            s = self.scenario(b, place)
-            self._fits[key] = found = None if s is None else fit(s, self.clock.gpu, self.host)
+            job = self.job(b, place)
+            self._fits[key] = found = Fit(job, self.host) if job else None
             if found and found.apart:
                 self._trains[self.trainer(b, place)] = found.training >= 0
-                self._serves[b, place[:-1]] = found.serves
+                self._serves[b, place[:-1]] = found
         return self._fits[key]
 
     def judged(self, b: int, place: Place) -> Judged | None:
@@ -191,14 +216,29 @@ class Search:
         key = b, place
         if key not in self._judged:
             found, s = self.fit(b, place), self.scenario(b, place)
-            self._judged[key] = Judged(s, estimate(s, self.catalog), found) if s and found else None
+            if s and found:
+                s = on_card(s, self.clock.gpu.id)
+                self._judged[key] = Judged(s, estimate(s, self.catalog), found.slack, found.short)
+            else:
+                self._judged[key] = None
         return self._judged[key]
+
+    def chosen(self, found: Found) -> Judged:
+        """What was found, line by line."""
+        judged = self.judged(found.branch, found.place)
+        assert judged
+        return judged
 
     def found(self, b: int, place: Place) -> Found | None:
         """What fits at a place, with its time; None where it does not."""
-        known = self.fit(b, place)
-        judged = self.judged(b, place) if known and known.fits else None
-        return Found(b, place, self.clock.seconds(judged.scenario, judged.cache_tokens), judged) if judged else None
+        key = b, place
+        if key not in self._found:
+            s, known = self.scenario(b, place), self.fit(b, place)
+            if s and known and known.fits:
+                self._found[key] = Found(b, place, self.clock.seconds(s, known.cache_tokens), known.slack)
+            else:
+                self._found[key] = None
+        return self._found[key]
 
     def trainer(self, b: int, place: Place, *, one_rank: bool = False) -> Hashable:
         """What the memory of all that trains and scores follows from where vLLM is asleep or elsewhere.
@@ -212,6 +252,12 @@ class Search:
 
     def bound(self, b: int, place: Place) -> float:
         """No more than the step time of a place and of all behind it; 0 where the framework refuses it."""
+        key = b, place
+        if key not in self._bounds:
+            self._bounds[key] = self._bound(b, place)
+        return self._bounds[key]
+
+    def _bound(self, b: int, place: Place) -> float:
         branch = self.branches[b]
         rollout = branch.base.rollout
         if rollout is None or rollout.engine != "vllm":
@@ -298,7 +344,8 @@ class Search:
         branch = self.branches[b]
         found = self.fit(b, lean)
         axis = next((i for i, axis in enumerate(branch.axes) if axis.name == SHARE), None)
-        if axis is None or not found or not found.too_lean:
+        # no share makes room for those that train while vLLM is apart
+        if axis is None or not found or (found.apart and found.training < 0) or not found.too_lean:
             return found
 
         def small(n: int) -> bool:
@@ -352,7 +399,7 @@ class Search:
             return False
         serves = self._serves.get((b, place[:-1]))
         if trains is not None and serves is not None:
-            return serves
+            return serves.serves
         found = self.fit(b, place)
         return found is None or found.on_device
 
@@ -364,7 +411,8 @@ class Search:
             s = self.scenario(b, first)
             roles = [s, *filter(None, [s.role(name) for name in s.roles])] if s else []
             offloads = any(role.offload.optimizer or role.offload.parameters for role in roles)
-            lacks = hosted(Hosts(Job(s, self.clock.gpu)).phases()) - self.host if s and offloads else 0
+            job = self.job(b, first) if offloads else None
+            lacks = hosted(Hosts(job).phases()) - self.host if job else 0
             self._hostless[b, first] = lacks > 0
             if 0 < lacks <= self._least:
                 # those that lack least are looked at, one of them to be named where nothing fits

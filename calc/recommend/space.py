@@ -13,16 +13,20 @@ as given, or as the framework has it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
 
+from calc.architecture import Architecture
 from calc.catalog import Catalog
 from calc.frameworks import FSDP, TOGETHER
-from calc.rules import RL, SHARDINGS
-from calc.scenario import Scenario, ScenarioError, parse, vary
+from calc.job import Memo, Roles
+from calc.rules import RL, SHARDINGS, flatten
+from calc.scenario import Scenario, ScenarioError, on_card, parse, vary
 
 Fields = Mapping[str, Any]
 
@@ -84,13 +88,16 @@ class Axis:
 class Branch:
     """A lattice of configurations: `base` with one value of each axis, `turns` axes first, then the lean ones.
 
-    Branches of the same `kin` differ in vLLM's tensor parallelism alone.
+    Branches of the same `kin` differ in vLLM's tensor parallelism alone. `base` has no card: a search on another one
+    finds what was made for the first. `training` is what trainers of one kin need, by turns, micro batch and sleep.
     """
 
     base: Scenario
     axes: tuple[Axis, ...]
     turns: int
     kin: int
+    training: dict[Hashable, Memo] = field(repr=False, compare=False)
+    _made: dict[tuple[int, ...], Roles | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -113,13 +120,25 @@ class Branch:
 
     def at(self, place: tuple[int, ...]) -> Scenario | None:
         """The scenario with the values at `place`; None where the framework refuses them together."""
+        roles = self.roles(place)
+        return roles.s if roles else None
+
+    def roles(self, place: tuple[int, ...]) -> Roles | None:
+        """The roles of the scenario there."""
+        if place not in self._made:
+            self._made[place] = self._make(place)
+        return self._made[place]
+
+    def _make(self, place: tuple[int, ...]) -> Roles | None:
         changes: dict[str, Any] = {}
         for axis, index in zip(self.axes, place, strict=True):
             changes |= axis.values[index]
         try:
-            return vary(self.base, changes)
+            s = vary(self.base, changes)
         except ScenarioError:
             return None
+        what = place[: self.turns], s.micro_batch, s.rollout and s.rollout.sleep
+        return Roles(s, self.training.setdefault(what, Memo()))
 
     def places(self) -> Iterator[tuple[int, ...]]:
         """All its places, the fastest first."""
@@ -194,8 +213,29 @@ def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
             yield {**rung, place: degree, "micro_batch": 1}
 
 
-def branches(fields: Fields, rung: Fields, catalog: Catalog) -> list[Branch]:
-    """Every branch of a rung that the framework accepts; `fields` as `seed` gives them."""
+@dataclass(frozen=True)
+class Question:
+    """A rung of a job: equal whatever the card, and whatever a catalog holds beside the job's models."""
+
+    words: str
+    architectures: tuple[Architecture, ...]
+    fields: Fields = field(compare=False)
+    rung: Fields = field(compare=False)
+    catalog: Catalog = field(compare=False)
+
+
+def branches(fields: Fields, rung: Fields, catalog: Catalog) -> tuple[Branch, ...]:
+    """Every branch of a rung that the framework accepts, the same for every card; `fields` as `seed` gives them."""
+    named = [each for place, each in flatten(fields).items() if place == "model" or place.endswith(".model")]
+    words = json.dumps([{**fields, "gpu": ""}, rung], sort_keys=True)
+    architectures = tuple([catalog.model(name).architecture for name in named])
+    return _branches(Question(words, architectures, fields, rung, catalog))
+
+
+# the rungs of one job over machines of all sizes, asked card by card
+@lru_cache(maxsize=128)
+def _branches(asked: Question) -> tuple[Branch, ...]:
+    fields, rung, catalog = asked.fields, asked.rung, asked.catalog
     found: list[Branch] = []
     refused: list[Fields] = []
     axes: dict[tuple[str, str, str], tuple[list[Axis], list[Axis]]] = {}
@@ -204,7 +244,7 @@ def branches(fields: Fields, rung: Fields, catalog: Catalog) -> list[Branch]:
             continue
         given = {**_free(fields), **fields, **rung, **choice}
         try:
-            base = parse({"micro_batch": 1, **given}, catalog=catalog)
+            base = on_card(parse({"micro_batch": 1, **given}, catalog=catalog), "")
         except ScenarioError as error:
             # who generates decides on sharding, too; else a framework that refuses a value refuses it everywhere
             place = str(error).split(": ")[1]
@@ -216,9 +256,10 @@ def branches(fields: Fields, rung: Fields, catalog: Catalog) -> list[Branch]:
             axes[kind] = list(_turns(base, given)), list(_leans(base, given))
         turns, leans = axes[kind]
         turned = list(_by_ranks(base, given))
+        training: dict[Hashable, Memo] = {}
         for micro in _micro_batches(base, given):
-            found += [Branch(each, (*turns, *leans, micro), len(turns), kin) for each in turned]
-    return found
+            found += [Branch(each, (*turns, *leans, micro), len(turns), kin, training) for each in turned]
+    return tuple(found)
 
 
 def _free(fields: Fields) -> dict[str, Any]:

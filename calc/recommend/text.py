@@ -50,7 +50,7 @@ def _memory(judged: Judged) -> dict[str, Any]:
         "peak_phase": group.peak.name,
         "phases": {p.name: p.moment.device_bytes for p in group.phases},
         "usable_bytes": group.usable_bytes,
-        "slack_bytes": judged.fit.slack,
+        "slack_bytes": judged.slack,
         "host_peak_bytes_per_node": _host(judged),
     }
 

@@ -27,12 +27,13 @@ def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
         search = problem.search(rung)
         found = search.best() if search else None
         if search and found:
-            rank = found.judged.scenario.lora
+            best = search.chosen(found)
+            rank = best.scenario.lora
             assert rank
             had.add(rung["method"])
             base = "4-bit weights that stay frozen" if rung["method"] == "qlora" else "frozen weights"
             trains = f"trains adapters of rank {rank.rank} beside {base}"
-            yield configured(search, found.judged, trains if found.judged.scenario.optimizer != "none" else base)
+            yield configured(search, best, trains if best.scenario.optimizer != "none" else base)
 
 
 def trades(problem: Problem, rung: Fields, search: Search, found: Found) -> Iterator[Configuration]:
@@ -70,7 +71,7 @@ def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
     A card on which the leanest place of the recommended branch would not fit is not tried: what that needs of a card
     without vLLM does not follow from the card.
     """
-    s, catalog = found.judged.scenario, problem.catalog
+    s, catalog = search.chosen(found).scenario, problem.catalog
     card = catalog.gpu(s.gpu)
     lean = search.judged(found.branch, search.branches[found.branch].leanest)
     least = 0 if s.rollout or lean is None else lean.estimate.groups[0].peak.moment.allocated_bytes
@@ -88,7 +89,7 @@ def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
 
 def _fewer(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
     """The same job on the fewest GPUs, halving their number."""
-    s = found.judged.scenario
+    s = search.chosen(found).scenario
     if s.placement == "separate" or any(name.endswith(".gpus") for name in problem.job):
         return None
     counts = [s.gpus >> n for n in range(s.gpus.bit_length(), 0, -1) if s.gpus % (1 << n) == 0]
@@ -105,7 +106,7 @@ def _fewer(problem: Problem, rung: Fields, search: Search, found: Found) -> Conf
 
 def _longer(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
     """The longest sequences, doubling them, that the model has positions for."""
-    s = found.judged.scenario
+    s = search.chosen(found).scenario
     if "expected_len" in problem.job:
         return None
     for factor in LONGER:
@@ -123,14 +124,14 @@ def _leanly(problem: Problem, rung: Fields, changes: Fields) -> tuple[Search, Ju
     if search is None or not any(search.possible(b, branch.leanest) for b, branch in enumerate(search.branches)):
         return None
     found = search.best()
-    return (search, found.judged) if found else None
+    return (search, search.chosen(found)) if found else None
 
 
 def _roomier(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
     """The fastest leaner place of the same branch that leaves a tenth of the card free."""
-    usable = found.judged.estimate.groups[0].usable_bytes
+    usable = search.clock.gpu.usable_bytes
     wanted = MARGIN * usable
-    if found.judged.fit.slack >= wanted:
+    if found.slack >= wanted:
         return None
     ahead, seen = [(found.seconds, found.place)], {found.place}
     for _ in range(STEPS):
@@ -141,7 +142,7 @@ def _roomier(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
         fit = search.fit(found.branch, place)
         judged = search.judged(found.branch, place) if fit and fit.fits and fit.slack >= wanted else None
         if judged:
-            return configured(search, judged, f"{gib(judged.fit.slack)} free beside the peak and its error")
+            return configured(search, judged, f"{gib(judged.slack)} free beside the peak and its error")
         for following in search.behind(found.branch, place, range(len(place))):
             if following not in seen:
                 seen.add(following)
@@ -155,12 +156,13 @@ def _roomier(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
 def advice(search: Search, found: Found) -> Iterator[str]:
     """What each setting of the recommended configuration saves, or would save, by switching it alone."""
     branch: Branch = search.branches[found.branch]
+    best = search.chosen(found)
     for axis, index in enumerate(found.place[:-1]):
         other = index - 1 if index else 1
         judged = search.judged(found.branch, (*found.place[:axis], other, *found.place[axis + 1 :]))
         if judged is None:
             continue
-        hungry, lean = (judged, found.judged) if index else (found.judged, judged)
+        hungry, lean = (judged, best) if index else (best, judged)
         name = branch.axes[axis].name
         phase, saved = _saved(hungry, lean)
         if saved <= 0:

@@ -85,7 +85,7 @@ def advise(given: Job, catalog: Catalog) -> Advice:
         nearest = closest(problem)
         return nothing(_lacks(nearest) if nearest else "the framework can run no configuration of it here")
     _, search, found = first
-    return _advice(configured(search, found.judged))
+    return _advice(configured(search, search.chosen(found)))
 
 
 def _advice(best: Configuration) -> Advice:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calc.catalog import load
-from calc.engines.vllm import Vllm
+from calc.engines.vllm import STARTING, Vllm
 from calc.keeps import Serving
 from calc.ledger import Line
 from calc.memory import kv_cache
@@ -184,9 +184,8 @@ def test_it_loads_weights_then_tries_then_takes_its_cache() -> None:
     """Each moment holds what the one before it kept; the last one is the engine awake before its first step, whose
     activations the profile run has tried and given back."""
     e = engine("0.9.2")
-    moments = dict(e.loading(0))
     ready = held(e.awake(0)) - held(e.profile())
-    assert [held(lines) for lines in moments.values()] == [held(e.weights()), used(e), ready]
+    assert [held(e.starting(at, 0)) for at in STARTING] == [held(e.weights()), used(e), ready]
     assert held(e.profile()) > 0
     assert held(e.awake(0), "kv_cache") == e.cache(0).bytes
     assert {line.role for line in e.awake(0)} == {"rollout"}

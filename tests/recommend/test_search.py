@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from problems import searches
 
 from calc.catalog import load
+from calc.estimate import estimate
 from calc.recommend.clock import digits
 from calc.recommend.problem import Problem
 from calc.recommend.search import SERVING, Search, hosted, room
 from calc.recommend.space import SHARE
+from calc.scenario import on_card
 from calc.verdict import FITS
 
 PPO: dict[str, Any] = {"model": "llama-3.2-3b", "task": "ppo", "gpu": "a100-80-sxm", "gpus": 4, "framework": "openrlhf"}
@@ -37,7 +39,7 @@ def test_pruned_and_exhaustive_search_agree(both: tuple[Search, Search]) -> None
     assert (best and best.rank) == (first and first.rank)
     assert pruned.considered <= exhaustive.considered
     if best:
-        assert best.judged.estimate.verdict == "fits"
+        assert pruned.chosen(best).estimate.verdict == "fits"
 
 
 @settings(max_examples=40)
@@ -74,10 +76,10 @@ def test_how_a_configuration_fits_is_what_its_estimate_says(both: tuple[Search, 
     search, _ = both
     for _ in range(8):
         b, place, _ = a_place(search, data)
-        judged = search.judged(b, place)
-        if judged is None:
+        judged, fit = search.judged(b, place), search.fit(b, place)
+        if judged is None or fit is None:
             continue
-        e, fit = judged.estimate, judged.fit
+        e = judged.estimate
         assert fit.slack == min(room(g, p) for g in e.groups for p in g.phases)
         assert fit.short == max(0, hosted(e.host_phases) - search.host)
         assert (fit.refused, fit.crowded) == (any(g.refusal for g in e.groups), any(g.crowded for g in e.groups))
@@ -97,9 +99,10 @@ def test_a_bound_is_the_time_with_the_largest_cache(both: tuple[Search, Search],
             whole = sum(search.clock.split(s))
             bound = search.bound(b, place)
             assert bound == inf if whole == inf else bound == pytest.approx(digits(whole), rel=0.006)
-            judged = search.judged(b, place)
-            if judged and judged.fit.fits:
-                assert search.clock.seconds(s, judged.cache_tokens) >= bound * 0.994
+            judged, fit = search.judged(b, place), search.fit(b, place)
+            if judged and fit and fit.fits:
+                assert fit.cache_tokens == judged.cache_tokens
+                assert search.clock.seconds(s, fit.cache_tokens) >= bound * 0.994
 
 
 def a_place(search: Search, data: st.DataObject) -> tuple[int, tuple[int, ...], int]:
@@ -126,9 +129,11 @@ def test_while_vllm_sleeps_trainers_need_the_same_whatever_its_settings(job: dic
     servers: dict[Any, set[tuple[int, ...]]] = {}
     for b, branch in enumerate(search.branches):
         for n, place in enumerate(branch.places()):
-            judged = search.judged(b, place) if n % 7 == 0 else None
-            if judged and judged.fit.apart:
-                phases = [p for g in judged.estimate.groups for p in g.phases]
+            s = branch.at(place) if n % 7 == 0 else None
+            if s and s.rollout and (s.rollout.sleep or s.placement == "separate"):
+                # one that shares nothing with the others
+                e = estimate(on_card(s, search.clock.gpu.id))
+                phases = [p for g in e.groups for p in g.phases]
                 trains = tuple(p.moment.device_bytes for p in phases if p.name not in SERVING)
                 serves = tuple(p.moment.device_bytes for p in phases if p.name in SERVING)
                 trainers.setdefault(search.trainer(b, place), set()).add(trains)

@@ -111,7 +111,7 @@ def test_a_sequence_too_long_for_one_gpu_is_shared_and_a_shorter_one_is_not() ->
         problem = Problem(job | {"seq_len": length}, load())
         found = problem.first()
         assert found is not None
-        assert (found[2].judged.scenario.context_parallel > 1) == several
+        assert (found[1].chosen(found[2]).scenario.context_parallel > 1) == several
         assert bool(problem.misses) == several
 
 
@@ -179,4 +179,4 @@ def test_inference_serves_a_models_own_weights_or_four_bits_of_each() -> None:
     problem = Problem({"model": "qwen2.5-32b", "task": "inference", "gpu": "rtx4090", "seq_len": 8192}, load())
     found = problem.first()
     assert found is not None
-    assert found[2].judged.scenario.method == "qlora"  # 61 GiB in bf16 are more than the card
+    assert found[1].chosen(found[2]).scenario.method == "qlora"  # 61 GiB in bf16 are more than the card

@@ -1,0 +1,265 @@
+"""The roles that share GPUs, stage by stage: what of them is on one GPU at every moment of a step, whatever the card.
+
+A framework says what happens in a step (`calc.keeps.Stage`); here each stage becomes the moments that can be its
+largest: what the running role computes with, and what the others leave on the GPU. What differs from card to card,
+the process itself and what vLLM takes, is named, and added by `calc.groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from calc import peaks, pipelined
+from calc.engines.replica import Where
+from calc.engines.vllm import STARTING
+from calc.job import Roles
+from calc.keeps import Path, Stage
+from calc.ledger import Line, Sums
+from calc.memory import kv_cache, runtime
+from calc.phases import Batch, Step
+from calc.placement import Placed
+
+BETWEEN = Where("waiting", 0, False)  # between two micro-batches
+FIRST = Where("gather", 0, False)  # the first layer's parameters are gathered
+WEIGHTS = frozenset({"weights", "adapter"})
+RESTING = ("score", "train")  # what stages do in which vLLM has no part
+
+Moments = Iterable[tuple[str, str, list[Line]]]  # a phase, a moment's name, its lines
+
+
+class Candidate(NamedTuple):
+    """A moment that may be its phase's largest, but for the process, and for vLLM in the state `engine`.
+
+    That is one of `vllm.STARTING`, what a stage calls it, or nothing where it has not come yet or is elsewhere.
+    """
+
+    phase: str
+    at: str
+    lines: list[Line]
+    engine: str = ""
+
+
+Candidates = Iterator[Candidate]
+
+
+class Stages:
+    """The stages of the roles called `names`, which share their GPUs."""
+
+    def __init__(self, roles: Roles, names: Sequence[str]) -> None:
+        """Of a job with these roles."""
+        self.roles, self.names = roles, names
+        self.placed = {name: roles.placed[name] for name in names if name in roles.placed}
+        self.serves = "rollout" in names
+        self.gathered = self.frozen_roots()  # roles whose root group is gathered at the moment
+
+    def largest(self, *, serving: bool) -> list[tuple[Candidate, Sums]]:
+        """The largest moment of each phase in each state of vLLM, and what its lines add up to; see `moments`."""
+        found: dict[tuple[str, str], tuple[Candidate, Sums]] = {}
+        most: dict[tuple[str, str], float] = {}
+        for candidate in self.moments(serving=serving):
+            # nothing has been freed while models load
+            known = sums(candidate.lines, stirred=candidate.phase != "load")
+            size = known.needed + runtime.HELD_BACK[runtime.MIDDLE] * known.stirred
+            key = candidate.phase, candidate.engine
+            if size > most.get(key, -1):
+                most[key], found[key] = size, (candidate, known)
+        return [*found.values()]
+
+    def moments(self, *, serving: bool) -> Candidates:
+        """The largest moments of the job's stages: `serving`, of those in which vLLM has a part, as it starts,
+        generates or gets weights, or its caller's checkpoint is written; else of those that train and score.
+        """
+        self.gathered = self.frozen_roots()
+        if serving:
+            yield from self.loading()
+        for stage in self.roles.keeps.stages:
+            if stage.role in self.placed or (stage.role == "rollout" and self.serves):
+                if (stage.does not in RESTING) is serving:
+                    engine = ("all" if stage.does == "serve" else stage.engine) if self.serves else ""
+                    for phase, at, lines in getattr(self, stage.does)(stage):
+                        yield Candidate(phase, at, lines, engine)
+                self.leave(stage)
+            elif stage.does == "sync" and self.serves and serving:
+                yield Candidate("sync", "weights arrive", [], "all")
+
+    def frozen_roots(self) -> set[str]:
+        """Frozen roles that leave their root group gathered from their first forward on."""
+        return {name for name, placed in self.placed.items() if placed.role.root_stays and not placed.trained}
+
+    def leave(self, stage: Stage) -> None:
+        """What a stage changes for those after it: a root group stays until its role's backward."""
+        if stage.does == "score" and self.placed[stage.role].role.root_stays:
+            self.gathered.add(stage.role)
+        elif stage.does == "train":
+            self.gathered.discard(stage.role)
+
+    def loading(self) -> Candidates:
+        """Models arrive one after another, and each stays, as far as it does not leave for the host."""
+        there: list[Line] = []
+        engine = ""
+        for name in self.names:
+            if name == "rollout":
+                yield from [Candidate("load", f"{name}: {at}", [*there], at) for at in STARTING]
+                engine = "asleep"
+            else:
+                for at, lines in self.placed[name].engine.loading():
+                    yield Candidate("load", f"{name}: {at}", [*there, *lines], engine)
+                there += self.arrived(name)
+
+    def arrived(self, name: str) -> list[Line]:
+        """What stays on the GPU of a role that has been loaded."""
+        placed = self.placed[name]
+        staying = {word for stage in self.roles.keeps.stages if stage.does == "serve" for word in stage.holds}
+        leaves = placed.engine.replica.leaves - (staying if placed.trained else set())
+        loaded = [lines for _, lines in placed.engine.loading()][-1]
+        return [x for x in loaded if ("weights" if x.component in WEIGHTS else "states") not in leaves]
+
+    def beside(self, stage: Stage, *running: str) -> list[Line]:
+        """What stays on the GPU of the roles that do not run."""
+        lines = []
+        for name, placed in self.placed.items():
+            if name not in running:
+                lines += self.idle(placed)
+                if stage.alternating and placed.trained:
+                    lines += [x for x in placed.engine.at(BETWEEN) if x.component == "gradients"]
+        return lines
+
+    def idle(self, placed: Placed) -> list[Line]:
+        """What a role keeps on the GPU outside its own phases."""
+        engine, leaves = placed.engine, placed.role.leaves
+        if placed.role.shares:
+            return []
+        return [
+            *([] if "weights" in leaves else engine.weights()),
+            *([] if "states" in leaves else engine.states()),
+            *(engine.root() if placed.role.name in self.gathered else []),
+        ]
+
+    def present(self, placed: Placed) -> list[Line]:
+        """What a role has on the GPU while it computes without training."""
+        if placed.role.shares:
+            return []
+        return [*placed.engine.weights(), *([] if "states" in placed.role.leaves else placed.engine.states())]
+
+    def score(self, stage: Stage) -> Moments:
+        """A forward without gradient."""
+        placed = self.placed[stage.role]
+        at, lines = self.scoring(placed)
+        yield "score", f"{stage.role}: {at}", [*self.beside(stage, stage.role), *self.present(placed), *lines]
+
+    def scoring(self, placed: Placed) -> tuple[str, list[Line]]:
+        """The largest instant of a forward without gradient."""
+        # a root group that is gathered already leaves no buffer to the first layer
+        there = placed.role.shares or placed.role.name in self.gathered
+        return self.roles.training.once(("score", placed.role.name, there), lambda: self._scoring(placed, there))
+
+    def _scoring(self, placed: Placed, there: bool) -> tuple[str, list[Line]]:
+        scored = self.roles.step(placed.scorer.replica, placed.s, self.roles.batch(placed.s, placed.role.scoring_rows))
+        return peaks.peak(placed.scorer, scored, [i for i in scored.plan.scoring if not (there and i.where == FIRST)])
+
+    def train(self, stage: Stage) -> Moments:
+        """Forward, backward and optimizer step of a role, and of another one that trains beside it."""
+        name, placed = stage.role, self.placed[stage.role]
+        several = len(self.roles.keeps.roles) > 1 and not stage.inside and not placed.role.model
+        others = self.beside(stage, name, stage.beside, stage.inside)
+        if stage.beside:
+            other = self.placed[stage.beside]
+            _, lines = peaks.largest((at, lines) for _, at, lines in self.training(other, stage))
+            others += [*other.engine.resident(), *lines]
+        kept = [*others, *placed.engine.resident()]
+        for phase, at, lines in self.training(placed, stage):
+            yield phase, f"{name}: {at}" if several else at, [*kept, *lines]
+
+    def training(self, placed: Placed, stage: Stage) -> Iterable[tuple[str, str, list[Line]]]:
+        """The largest moment of each phase of one role's update, without what is resident."""
+        # a frozen role that is scored inside may have its root group gathered already
+        what = placed.role.name, stage, stage.inside in self.gathered
+        return self.roles.training.once(what, lambda: [*self._training(placed, stage)])
+
+    def _training(self, placed: Placed, stage: Stage) -> Moments:
+        engine = placed.engine
+        own = self.roles.step(engine.replica, placed.s, self.roles.batch(placed.s, placed.role.rows))
+        if engine.replica.stays:
+            yield from pipelined.training(placed, own)
+            return
+        inside = self.roles.placed[stage.inside] if stage.inside else None
+        waiting = self.idle(inside) if inside else []
+        forward = [peaks.beside(waiting, peaks.peak(engine, own, own.plan.forward))]
+        if inside:
+            forward.append(self.within(placed, own, inside))
+        yield "forward", *peaks.largest(forward)
+        if placed.trained:
+            yield "backward", *peaks.beside(waiting, peaks.peak(engine, own, own.backward()))
+            over = own.lines(own.plan.layout.over("step"))
+            yield "step", *peaks.beside([*waiting, *over], peaks.largest(engine.stepping()))
+
+    def within(self, placed: Placed, own: Step, scored: Placed) -> tuple[str, list[Line]]:
+        """Another role's forward, while everything that this one keeps for backward is alive."""
+        at, lines = self.scoring(scored)
+        waiting = placed.engine.at(Where("waiting", own.plan.layout.stack.layers, False))
+        if scored.role.shares:
+            # the root group that is gathered already is its own
+            lines = [line for line in lines if line not in scored.scorer.root()]
+        kept = own.lines(own.plan.layout.waiting())
+        return f"{scored.role.name}, {at}", [*self.present(scored), *kept, *waiting, *lines]
+
+    def serve(self, stage: Stage) -> Moments:
+        """vLLM generates."""
+        yield "rollout", "generation", [*self.beside(stage, "rollout"), *self.staying(stage)]
+
+    def staying(self, stage: Stage) -> list[Line]:
+        """Weights of trained roles that have not left for the host yet while vLLM runs."""
+        kept = [p.engine for p in self.placed.values() if p.trained and "weights" in p.role.leaves]
+        return [line for engine in kept for line in engine.weights()] if "weights" in stage.holds else []
+
+    def generate(self, stage: Stage) -> Moments:
+        """Transformers generates: a forward over the prompts, then token by token with a growing cache.
+
+        Inference, which says nothing of prompts, gets one of the full length.
+        """
+        placed, s = self.placed[stage.role], self.roles.s
+        prompt = s.prompt_len or s.seq_len
+        r = placed.scorer.replica
+        kept = [*self.beside(stage, stage.role), *self.present(placed)]
+        kept += [placed.scorer.handing(word) for word in stage.holds if word != "prompt-logits"]
+        logits = Path("flash", head_fp32=placed.role.scoring.head_fp32)
+        every = "prompt-logits" in stage.holds
+        prompts = Batch(stage.rows * prompt, prompt)
+        last = Batch(stage.rows, 1)
+        model = replace(r, path=logits)
+        made = self.roles.step(model, placed.s, prompts)
+        first = self.roles.step(model, placed.s, prompts if every else last)
+        begun = kv_cache.dynamic(r.role, r.arch, prompts.tokens)
+        inside = peaks.peak(
+            placed.scorer, made, [i for i in made.plan.scoring if i.where.segment in ("layer", "gather")]
+        )
+        outside = peaks.peak(placed.scorer, first, [i for i in first.plan.scoring if i.where.layer == r.arch.layers])
+        for at, lines in (inside, outside):
+            yield "rollout", f"prompts: {at}", [*kept, begun, *lines]
+        total = stage.rows * s.seq_len
+        token = self.roles.step(model, placed.s, last)
+        at, lines = peaks.peak(placed.scorer, token, token.plan.scoring)
+        cache = [kv_cache.dynamic(r.role, r.arch, total), kv_cache.grown(r.role, r.arch, total)]
+        yield "rollout", f"last token: {at}", [*kept, *cache, *lines]
+
+    def sync(self, stage: Stage) -> Moments:
+        """The engine gets the new weights."""
+        yield "sync", "weights to the engine", self.handing(stage)
+
+    def save(self, stage: Stage) -> Moments:
+        """A checkpoint is written."""
+        yield "save", f"{stage.role}: state dict", self.handing(stage)
+
+    def handing(self, stage: Stage) -> list[Line]:
+        """What is there while a role's weights are handed on."""
+        placed = self.placed[stage.role]
+        held = [placed.engine.handing(word) for word in stage.holds]
+        return [*self.beside(stage, stage.role), *self.present(placed), *held]
+
+
+def sums(lines: Sequence[Line], *, stirred: bool) -> Sums:
+    """What lines add up to; `stirred`: blocks have come and gone."""
+    allocated = sum([line.bytes for line in lines if line.allocated])
+    return Sums(sum([line.bytes for line in lines]), allocated, runtime.stirred(lines) if stirred else 0)
