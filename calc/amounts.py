@@ -7,6 +7,7 @@ are dropped, so that an estimate evaluates a handful of sums.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from operator import add, le
 from typing import NamedTuple
 
 from calc.tape import Size, Snapshot, Tape, text
@@ -41,19 +42,25 @@ class Shot(NamedTuple):
 
 def amount(size: Size, dims: Mapping[str, int]) -> Amount:
     """`size` with a model's numbers put in."""
-
-    def value(terms: Mapping[str, float], *, by_length: bool) -> float:
-        chosen = ((s, c) for s, c in terms.items() if (s == "S" or s.endswith("·S")) == by_length)
-        return sum(c * (dims[s.removesuffix("·S")] if s not in ("", "S") else 1) for s, c in chosen)
-
     parts = [f"T·({text(size.tokens)})"] * bool(size.tokens) + [text(size.fixed)] * bool(size.fixed)
-    return Amount(
-        tokens=value(size.tokens, by_length=False),
-        pairs=value(size.tokens, by_length=True),
-        fixed=value(size.fixed, by_length=False),
-        row=value(size.fixed, by_length=True),
-        formula=" + ".join(parts) or "0",
-    )
+    return Amount(*_figures(size, dims), formula=" + ".join(parts) or "0")
+
+
+def _figures(size: Size, dims: Mapping[str, int]) -> tuple[float, float, float, float]:
+    """The four coefficients of an Amount."""
+    found = []
+    for terms in (size.tokens, size.fixed):
+        plain = by_length = 0.0
+        for symbol, c in terms.items():
+            base = symbol.removesuffix("·S")
+            value = c * dims[base] if base not in ("", "S") else c
+            if symbol == "S" or base != symbol:
+                by_length += value
+            else:
+                plain += value
+        found += [plain, by_length]
+    tokens, pairs, fixed, row = found
+    return tokens, pairs, fixed, row
 
 
 def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Container[str] = ()) -> tuple[Shot, ...]:
@@ -61,28 +68,22 @@ def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Container[s
 
     Operations named in `apart` run where an engine has something else in memory: they cover each other alone.
     """
-    shots = [Shot(s.name, amount(s.saved, dims), amount(s.passing, dims), s.gradients, s.making) for s in snapshots]
-    keys = [
-        (
-            s.saved.tokens + s.passing.tokens,
-            s.saved.pairs + s.passing.pairs,
-            s.saved.fixed + s.passing.fixed,
-            s.saved.row + s.passing.row,
-            s.gradients,
-            s.making,
-        )
-        for s in shots
-    ]
+    keys = [(*map(add, _figures(s.saved, dims), _figures(s.passing, dims)), s.gradients, s.making) for s in snapshots]
     kept = [
         n
         for n, key in enumerate(keys)
         if not any(
-            (all(a <= b for a, b in zip(key, other, strict=True)) and (key != other or m < n))
+            all(map(le, key, other)) and (key != other or m < n)
             for m, other in enumerate(keys)
-            if m != n and (shots[m].name in apart) == (shots[n].name in apart)
+            if m != n and (snapshots[m].name in apart) == (snapshots[n].name in apart)
         )
     ]
-    return tuple(shots[n] for n in kept)
+    return tuple(
+        [
+            Shot(s.name, amount(s.saved, dims), amount(s.passing, dims), s.gradients, s.making)
+            for s in map(snapshots.__getitem__, kept)
+        ]
+    )
 
 
 class Segment(NamedTuple):

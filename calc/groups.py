@@ -25,12 +25,16 @@ class Shared:
     def __init__(self, job: Job, names: Sequence[str], gpus: int) -> None:
         """The roles called `names` on `gpus` GPUs."""
         self.job, self.names, self.gpus = job, names, gpus
-        self.stages = job.roles.once(("stages", *names), lambda: Stages(job.roles, names))
-        self.engine = job.engine if self.stages.serves else None
+        self.engine = job.engine if "rollout" in names else None
+
+    @cached_property
+    def stages(self) -> Stages:
+        """What the roles have there."""
+        return Stages(self.job.roles, self.names)
 
     def processes(self, names: Iterable[str]) -> list[Line]:
         """What the processes of the roles called `names` take of a GPU beside tensors."""
-        gpu, found = self.job.gpu, [self.stages.placed[name] for name in names]
+        gpu, found = self.job.gpu, [self.job.placed[name] for name in names]
         communicators = max([placed.s.communicators for placed in found], default=0)
         return runtime.process(gpu.architecture, communicators, gpu.linked, len({p.role.process for p in found}))
 
@@ -38,7 +42,7 @@ class Shared:
     def process(self) -> list[Line]:
         """What the processes of all roles, and vLLM's own, take beside tensors and vLLM's pool."""
         around = placement.around(self.job.s, self.job.keeps, self.job.gpu) if self.engine else []
-        return [*self.processes(self.stages.placed), *around]
+        return [*self.processes(name for name in self.names if name in self.job.placed), *around]
 
     @cached_property
     def others(self) -> int:

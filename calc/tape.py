@@ -259,7 +259,10 @@ class Tape:
 
 
 def _total(tensors: Iterable[Tensor]) -> Size:
-    size = NOTHING
-    for t in dict.fromkeys(t.storage for t in tensors):
-        size = size + t.size
-    return size
+    tokens: dict[str, float] = {}
+    fixed: dict[str, float] = {}
+    for t in dict.fromkeys([t.storage for t in tensors]):
+        for sums, terms in ((tokens, t.size.tokens), (fixed, t.size.fixed)):
+            for symbol, c in terms.items():
+                sums[symbol] = sums.get(symbol, 0) + c
+    return Size(tokens, fixed)

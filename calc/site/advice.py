@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -158,8 +158,10 @@ def largest(catalog: Catalog) -> GPU:
     return max(rated, key=lambda g: (g.vendor == "NVIDIA", g.usable_bytes, g.id))
 
 
-def limit(given: Job, gpus: int, catalog: Catalog) -> int:
+def limit(given: Job, gpus: int, catalog: Catalog, most: int) -> int:
     """The size in bytes of the largest imagined card on which nothing fits with `gpus` of them; 0: it does on all.
+
+    Cards larger than `most` bytes are not tried, on which fewer GPUs suffice.
 
     An imagined card has host memory without end, and more of its own than a real one of its size by so much that what
     differs between cards beside tensors (context, NCCL's buffers, vLLM's larger batches) cannot decide: what does not
@@ -173,5 +175,5 @@ def limit(given: Job, gpus: int, catalog: Catalog) -> int:
         cards = replace(catalog, gpus={**catalog.gpus, card.id: card})
         return fits({**given, "gpu": card.id, "gpus": gpus, "gpus_per_node": gpus}, cards)
 
-    first = bisect_left(IMAGINED, True, key=runs)
+    first = bisect_left(IMAGINED, True, hi=bisect_right(IMAGINED, most // GiB), key=runs)
     return IMAGINED[first - 1] * GiB if first else 0

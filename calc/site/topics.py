@@ -6,9 +6,8 @@ between builds under those (`calc.site.kept`), and a change of one GPU asks agai
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +20,7 @@ from calc.site.advice import PENDING, TRAINED, Advice, Job, Machine
 from calc.site.answers import Preview
 from calc.site.kept import FOLDER, Kept, fingerprint, of_gpu, of_model
 from calc.site.workings import Shared
+from calc.units import GiB
 
 T = TypeVar("T")
 # Of each size that readers look up, the model that the case studies and published reports name most.
@@ -98,8 +98,9 @@ class Answers:
 
     def limit(self, given: Job, gpus: int) -> int:
         """Bytes of a card of which it is known that with no more nothing fits on `gpus` of them."""
+        half = self.limit(given, gpus // 2) if gpus > 1 else advice.IMAGINED[-1] * GiB
         name = fingerprint([dict(given), gpus, of_model(given["model"]), of_gpu(advice.largest(self.catalog).id)])
-        return int(self.once(("limit", name), lambda: advice.limit(given, gpus, self.catalog)))
+        return int(self.once(("limit", name), lambda: advice.limit(given, gpus, self.catalog, half)))
 
 
 class Topic(NamedTuple):
@@ -159,12 +160,14 @@ def _answered(topic: Topic, known: Answers, *, pending: bool = False) -> Found:
     return cells, {trained: ask(partial(known.smallest, model, task, trained), left_out) for trained in TRAINED}
 
 
-def _compute(topic: Topic, kept: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-    """All answers of a topic by key, beside those `kept`."""
-    gc.freeze()  # the catalog and compiled models stay; the collector need not look through them again
-    known = Answers(answers.catalog(), kept)
-    _answered(topic, known)
-    return known.known
+def _compute(every: Sequence[Topic], kept: Sequence[Mapping[Hashable, Any]]) -> list[dict[Hashable, Any]]:
+    """All answers of each topic by key, beside those `kept`."""
+    found = []
+    for topic, known in zip(every, kept, strict=True):
+        asked = Answers(answers.catalog(), known)
+        _answered(topic, asked)
+        found.append(asked.known)
+    return found
 
 
 class Counted(NamedTuple):
@@ -178,26 +181,28 @@ class Counted(NamedTuple):
 def fill(folder: Path = FOLDER) -> Counted:
     """Answers all topics, over all cores, but for what `folder` has kept; and keeps it there.
 
-    A task of a model at a time: configurations that differ in the card alone share most of what their memory follows
-    from.
+    A model at a time: its jobs share most of what their memory follows from.
     """
     start, catalog, store = time.perf_counter(), answers.catalog(), Kept(folder)
     every = topics(catalog)
     kept = {topic.name: store.read(topic.name) for topic in every}
     count = computed = 0
-    missing = []
+    missing: dict[str, list[Topic]] = {}
     for topic in every:
         try:
             FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, kept[topic.name], fixed=True))
             count += len(kept[topic.name])
         except Missing:
-            missing.append(topic)
+            missing.setdefault(topic.model, []).append(topic)
     if missing:
-        made = answers.spread(_compute, missing, [kept[topic.name] for topic in missing])
-        for topic, known in zip(missing, made, strict=True):
-            store.write(topic.name, known)
-            count, computed = count + len(known), computed + len(known) - len(kept[topic.name])
-            FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, known, fixed=True))
+        # those that take longest come first, so that no core waits for another at the end
+        each = sorted(missing.values(), key=lambda own: -sum(len(topic.cells) for topic in own))
+        made = answers.spread(_compute, each, [[kept[topic.name] for topic in own] for own in each])
+        for own, found in zip(each, made, strict=True):
+            for topic, known in zip(own, found, strict=True):
+                store.write(topic.name, known)
+                count, computed = count + len(known), computed + len(known) - len(kept[topic.name])
+                FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, known, fixed=True))
         store.forget()
     answers.Clock.asked += computed
     seconds = time.perf_counter() - start
