@@ -86,13 +86,15 @@ class Program(Attention):
             product = tape.op("experts: product", [act, up], kj, c, saves=[act, up])
         down = tape.op("experts: down", [product], kh, c, saves=[product] if trained else [],
                        weight=self.trained_expert("down_proj"))  # fmt: skip
-        wide = max(c, weights.b)
+        wide = max(c, weights.b)  # of both gradients, until the engine casts that of `down`
         weights = tape.op("experts: sort weights", [weights], of(k=1), weights.b, saves=[order])
         weighted = tape.op(
-            "experts: weigh", [down, weights], kh, wide, saves=[down, weights], backward_scratch=kh * wide
+            "experts: weigh", [down, weights], kh, wide, saves=[down, weights], backward_scratch=kh * (2 * wide - c)
         )
         weighted = tape.op("experts: unsort", [weighted], kh, wide, saves=[inverse])
-        return self.cast(tape.op("experts: sum", [weighted], WIDTH, wide), c, "experts")
+        y = self.cast(tape.op("experts: sum", [weighted], WIDTH, wide), c, "experts")
+        tape.returns(picked, down)
+        return y
 
     def trained_expert(self, name: str) -> int:
         """Elements of the routed experts' weights and biases called `name`, where they are trained."""
@@ -148,12 +150,15 @@ class Program(Attention):
 
     def routed(self, x: Tensor) -> Tensor:
         """Routed experts, and shared ones beside them where the model has some."""
-        y = self.experts(x)
         if not self.arch.shared_experts:
-            return y
-        shared = self.mlp(x, of(s=1), "shared_")
-        if "shared_expert_gate" in self.elements:
-            # Qwen2-MoE weighs the shared expert by a sigmoid of its own
+            return self.experts(x)
+        if "shared_expert_gate" not in self.elements:
+            y = self.experts(x)
+            shared = self.mlp(x, of(s=1), "shared_")
+        else:
+            # Qwen2-MoE runs the shared expert first, and weighs it by a sigmoid of its own
+            shared = self.mlp(x, of(s=1), "shared_")
+            y = self.experts(x)
             one = Size({"": 1})
             gate = self.linear("shared_expert_gate", x, one)
             gate = self.tape.op("shared: sigmoid", [gate], one, self.c, saves_out=True)

@@ -664,7 +664,7 @@ EXPERTS_BACKWARD = """
 experts: to bf16 = 6h
 experts: sum = 6h + 4k·h
 experts: unsort = 2h + 8k·h
-experts: weigh = 2h + 10k·h + 4k
+experts: weigh = 2h + 12k·h + 4k
 experts: sort weights = 2h + 2k·h + 8k
 experts: down = 2h + 4k + 2k·h + 2k·j
 experts: product = 2h + 4k + 6k·j
@@ -681,13 +681,16 @@ router = 6h + 2E
 
 
 def test_every_instant_of_mixtrals_experts_passes_what_its_copies_of_tokens_need() -> None:
-    """Weights are fp32, so weighing widens to 4kh; backward of it holds 4kh in, 4kh of a product, 2kh out.
+    """Weights are fp32, so weighing widens to 4kh; backward of it holds 4kh in and two products of 4kh each.
 
     Sorting backward sums k rows into one: 2kh in, 2h out and 2h of scratch beside the residual's 2h.
     """
     made = tape("mixtral-8x7b", moe=True)
     check(passing("mixtral-8x7b", made.forward()), EXPERTS_FORWARD)
     check(passing("mixtral-8x7b", made.backward()), EXPERTS_BACKWARD)
+    # where nothing is kept, two variables hold the sorted rows and what the second product made of them
+    before = passing("mixtral-8x7b", made.forward(grad=False))["experts: unsort"]
+    assert before == form("4h + 12k·h")
 
 
 def test_a_router_with_bf16_weights_leaves_the_experts_narrow() -> None:
