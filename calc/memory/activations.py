@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from calc.amounts import Segment, segment
+from calc.amounts import Segment, amount, segment
 from calc.memory.attention import Attention
 from calc.memory.linears import WIDTH
 from calc.memory.run import Run, dimensions
@@ -129,7 +129,8 @@ class Program(Attention):
                 tape.op("router: to fp32", [], Size({}, {f"W_{name}": 1}), 4, weight=weight),
             ]
             weight = 0
-        logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:], weight=weight)
+        logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:], weight=weight,
+                         product=name not in self.biased)  # fmt: skip
         if arch.routing.startswith("best"):
             logits = self.cast(logits, 4 if arch.routing == "best-fp32" else logits.b, "router")
             best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
@@ -213,16 +214,35 @@ def layer(
     counted: bool = False,
     received: bool = False,
     rotated: bool = True,
+    selective: bool = False,
 ) -> Segment:
     """A decoder layer of `run`: bytes it keeps a token, and the instants of its forward and backward.
 
     `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient. `counted`: the
     layer's input is a checkpoint, or a buffer, and not counted here; `received`: nor is the gradient of its output.
-    `rotated`: the layer has rotary positions.
+    `rotated`: the layer has rotary positions. `selective`: it is run again but for what a policy keeps.
     """
-    program = Program(run, -1 if moe else 0, first=first, counted=counted, received=received, rotated=rotated)
-    tape = program.layer(moe=moe)
+    tape = Program(
+        run, -1 if moe else 0, first=first, counted=counted, received=received, rotated=rotated, selective=selective
+    ).layer(moe=moe)
     return segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
+
+
+@lru_cache(maxsize=4096)
+def kept_products(run: Run) -> int:
+    """Elements of the matrices, of all layers, whose products selective checkpointing does not compute again.
+
+    A token is multiplied with each element once; `run.arch` is the whole model, and its adapters count, too.
+    """
+    arch, total = run.arch, 0.0
+    dims = dimensions(arch, run.adapter.rank if run.adapter else 0)
+    for moe, layers in ((False, arch.dense_layers), (True, arch.layers - arch.dense_layers)):
+        ops = Program(run, -1 if moe else 0, selective=True).layer(moe=moe).ops if layers else ()
+        sizes = [
+            [amount(t.width, dims).tokens for t in (op.inputs[0], op.outs[0])] for op in ops if op.product and op.kept
+        ]
+        total += layers * sum(inputs * outputs for inputs, outputs in sizes)
+    return int(total)
 
 
 @lru_cache(maxsize=4096)
