@@ -93,17 +93,22 @@ class Segment(NamedTuple):
     forward: tuple[Shot, ...]
     backward: tuple[Shot, ...]
     without_grad: tuple[Shot, ...]
-    again: tuple[Shot, ...]  # of a forward that checkpointing repeats, and
+    once: tuple[Shot, ...]  # of a forward that checkpointing will repeat,
+    again: tuple[Shot, ...]  # of the repetition, and
     waiting: Amount  # the gradients that exist meanwhile
+    kept: Amount  # beside its input, by selective checkpointing
 
 
 def segment(tape: Tape, dims: Mapping[str, int], apart: Container[str] = ()) -> Segment:
     """The answers of one tape in a model's numbers; see `peaks` for `apart`."""
+    without_grad = peaks(tape.forward(grad=False), dims, apart)
     return Segment(
         amount(tape.saved(), dims),
         peaks(tape.forward(), dims, apart),
         peaks(tape.backward(), dims, apart),
-        peaks(tape.forward(grad=False), dims, apart),
+        without_grad,
+        peaks(tape.once(), dims, apart) if tape.selective else without_grad,
         peaks(tape.again(), dims, apart),
         amount(tape.waiting(), dims),
+        amount(tape.kept(), dims),
     )

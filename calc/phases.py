@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import le
 from typing import NamedTuple
@@ -58,13 +58,11 @@ LASTING = {"step": ("step",), "next": ("step", "next"), "turn": ("next",)}
 class Layout:
     """Everything that can be alive in a step, before the size of its micro-batch is known.
 
-    `kept` is the stack whose layers say what stays between forward and backward; it differs from `stack` where
-    checkpointing recomputes a part of each layer. `recompute`: layers keep their input alone. `held`: how long the
-    outputs of a micro-batch stay referenced, as `calc.keeps.Path` says it.
+    `recompute`: layers keep their input, and what selective checkpointing keeps of them. `held`: how long the outputs
+    of a micro-batch stay referenced, as `calc.keeps.Path` says it.
     """
 
     stack: Stack
-    kept: Stack
     recompute: bool
     held: str
 
@@ -85,23 +83,21 @@ class Layout:
         """The inputs of the lowest `layers`, of which the first is a buffer where a stage before has sent it."""
         return [Part("checkpoints", self.stack.residual, "activations#checkpoints", layers - (not self.stack.embeds))]
 
+    def lowest(self, numbers: Sequence[int], inputs: int) -> list[Part]:
+        """What the lowest layers keep, `numbers` of each kind, and, recomputing, the `inputs` of the lowest."""
+        counted = [(block.segment, number) for block, number in zip(self.stack.blocks, numbers, strict=True) if number]
+        if not self.recompute:
+            return self.bottom() + [Part("activations", s.saved, "activations#saved", number) for s, number in counted]
+        kept = [Part("checkpoints", s.kept, "activations#selective", n) for s, n in counted if s.kept.formula != "0"]
+        return [*self.bottom(), *self.checkpoints(inputs), *kept]
+
     def below(self, stop: Stop) -> list[Part]:
         """What the layers below `stop` keep, and, recomputing, the input of the layer itself."""
-        if self.recompute:
-            return [*self.bottom(), *self.checkpoints(stop.layer + 1)]
-        return self.bottom() + [
-            Part("activations", block.segment.saved, "activations#saved", number)
-            for block, number in zip(self.kept.blocks, stop.below, strict=True)
-            if number
-        ]
+        return self.lowest(stop.below, stop.layer + 1)
 
     def layers(self) -> list[Part]:
         """What all layers keep once forward has passed them."""
-        if self.recompute:
-            return [*self.bottom(), *self.checkpoints(self.stack.layers)]
-        return self.bottom() + [
-            Part("activations", b.segment.saved, "activations#saved", b.number) for b in self.kept.blocks
-        ]
+        return self.lowest([block.number for block in self.stack.blocks], self.stack.layers)
 
     def waiting(self) -> list[Part]:
         """Everything alive while another model's forward runs: what backward needs, and autocast's cache."""
@@ -123,7 +119,8 @@ class Layout:
         block = stack.blocks[last.kind]
         before = [*self.over("next"), *self.casts()] if grad else []
         below = [*self.below(last), *before] if grad else []
-        shots = block.segment.forward if grad and not self.recompute else block.segment.without_grad
+        segment = block.segment
+        shots = (segment.once if self.recompute else segment.forward) if grad else segment.without_grad
         if stack.inner:
             stream = Part("temporary", stack.residual, "activations#passing")
             yield instant("first layer: gather", Where("gather", 0, False), [*before, stream])
@@ -229,12 +226,8 @@ class Plan(NamedTuple):
 @lru_cache(maxsize=4096)
 def plan(run: Run, path: Path, trained: int, masked: bool, checkpointing: str, inner: bool) -> Plan:
     """The instants of a model run in one way; see `stack` for `masked` and `inner`."""
-    compiled = stack(run, path, masked, trained, inner, checkpointing == "full")
-    kept = compiled
-    if checkpointing == "selective" and run.whole_scores:
-        # the core of attention is recomputed, so a layer keeps what a fused kernel would
-        kept = stack(replace(run, kernel="flash"), path, masked, trained, inner)
-    layout = Layout(compiled, kept, checkpointing == "full", path.held)
+    compiled = stack(run, path, masked, trained, inner, checkpointing)
+    layout = Layout(compiled, checkpointing != "none", path.held)
     return Plan(
         layout,
         tuple(layout.forward()),

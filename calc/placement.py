@@ -96,6 +96,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         training=trained,
         adapter=adapter,
         kernel=kernel(arch, s.attention, s.precision),
+        packaged=s.attention == "flash",
         sequences=s.sequence_parallel and s.tensor_parallel > 1,
         context=s.context_parallel,
         exchange=role.exchange,

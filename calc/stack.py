@@ -59,13 +59,13 @@ class Stack(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False, recompute: bool = False) -> Stack:
+def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False, checkpointing: str = "none") -> Stack:
     """The compiled model; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
 
-    `recompute`: layers start from checkpoints. `inner` adds the second layer and the last but one to the stops, where
-    an engine overlaps neighbouring layers.
+    Unless `checkpointing` is none, layers start from their inputs. `inner` adds the second layer and the last but one
+    to the stops, where an engine overlaps neighbouring layers.
     """
-    arch = run.arch
+    arch, recompute = run.arch, checkpointing != "none"
     # sinks leave eager attention or flash, whatever the window
     windowed = run if arch.attention_sinks else replace(run, kernel="masked")
     kinds: dict[tuple[bool, ...], int] = {}
@@ -89,7 +89,10 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         count = order.count(kind)
         each = layer_parameters(arch, -1 if moe else 0) if run.trained else trained // arch.layers
         how = windowed if window else run
-        segment = activations.layer(how, moe=moe, first=first, counted=counted, received=received, rotated=rotated)
+        segment = activations.layer(
+            how, moe=moe, first=first, counted=counted, received=received, rotated=rotated,
+            selective=checkpointing == "selective",
+        )  # fmt: skip
         blocks.append(Block(segment, each, count))
     stops = []
     for kind in range(len(blocks)):

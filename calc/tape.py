@@ -8,7 +8,7 @@ print are read off the same tape that the estimates use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -79,7 +79,8 @@ class Op:
 
     `aliases` are inputs whose gradient is the output's gradient itself (views, additions). `overwrites`: the gradient
     of a saved input is written over that input. `scratch` and `backward_scratch` live only while the operation runs;
-    `weight` counts the trainable elements whose gradient its backward makes.
+    `weight` counts the trainable elements whose gradient its backward makes. `kept` is what selective checkpointing
+    keeps of it, so that it is not run again; `product` says that it is a matrix product of two dimensions.
     """
 
     name: str
@@ -91,6 +92,8 @@ class Op:
     backward_scratch: Size = NOTHING
     weight: int = 0
     overwrites: bool = False
+    kept: tuple[Tensor, ...] = ()
+    product: bool = False
 
     def gradients(self, incoming: Tensor) -> dict[Tensor, Tensor]:
         """The gradient of each input that needs one, in storage of its own unless it shares another's."""
@@ -123,6 +126,8 @@ class Tape:
     ops: list[Op] = field(default_factory=list)
     held: list[Tensor] = field(default_factory=list)
     received: bool = False  # the gradient of the last output lies in a buffer that others count
+    selective: bool = False  # checkpointing keeps what `keeps` says
+    products: int = 0  # so far
 
     def op(
         self,
@@ -139,25 +144,43 @@ class Tape:
         weight: int = 0,
         view: bool = False,
         overwrites: bool = False,
+        product: bool = False,
+        spared: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """Record an operation and return its output; `saves_out` keeps the output for its own backward (softmax)."""
+        """Record an operation and return its output; `saves_out` keeps the output for its own backward (softmax).
+
+        `spared`: selective checkpointing never runs it again, and keeps these that it makes beside its output.
+        """
         differentiable = weight > 0 or any(t.differentiable for t in inputs)
         out = Tensor(width, b, differentiable=differentiable, view_of=inputs[0] if view else None)
-        kept = (*saves, out) if saves_out else tuple(saves)
+        saved = (*saves, out) if saves_out else tuple(saves)
         self.ops.append(
             Op(
                 name,
                 tuple(inputs),
                 (out,),
-                kept if differentiable else (),
+                saved if differentiable else (),
                 tuple(aliases),
                 scratch,
                 backward_scratch,
                 weight,
                 overwrites,
+                self.keeps(out, product, spared),
+                product,
             )
         )
         return out
+
+    def keeps(self, out: Tensor, product: bool, spared: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+        """What selective checkpointing keeps of an operation: outputs of every second product, and of what is spared.
+
+        Products are `aten.mm`: the first of a layer is kept, the second is not. Spared are PyTorch's own attention,
+        with its log-sum-exp, and a reduce-scatter. The policy is torchtitan's `selective_ac_option = "op"`
+        (`_custom_policy`), run by PyTorch's `create_selective_checkpoint_contexts`.
+        """
+        self.products += product
+        kept = spared is not None or (product and self.products % 2 == 1)
+        return (out, *(spared or ())) if self.selective and kept else ()
 
     def split(self, name: str, x: Tensor, widths: Sequence[Size]) -> tuple[Tensor, ...]:
         """`torch.split` or `chunk`: views forward, one concatenation of the gradients backward."""
@@ -178,8 +201,24 @@ class Tape:
         """Everything kept for backward once forward has ended."""
         return _total(t for op in self.ops for t in op.saves)
 
+    def kept(self) -> Size:
+        """Everything that selective checkpointing keeps beside the input."""
+        return _total(t for op in self.ops for t in op.kept)
+
     def forward(self, *, grad: bool = True) -> list[Snapshot]:
         """The instants of the forward pass; without `grad` nothing is saved."""
+        return self._forward(lambda op: op.saves if grad else ())
+
+    def once(self) -> list[Snapshot]:
+        """The instants of a forward pass that selective checkpointing will run again."""
+        return self._forward(lambda op: op.kept)
+
+    def _forward(self, stays: Callable[[Op], Iterable[Tensor]], cached: Iterable[Tensor] = ()) -> list[Snapshot]:
+        """The instants of a forward pass after which there is what `stays` of each operation.
+
+        `cached` waits for the operations that made it before, each of which takes its own.
+        """
+        waiting = dict.fromkeys(t.storage for t in cached)
         last: dict[Tensor, int] = {}
         for n, op in enumerate(self.ops):
             for t in (*op.inputs, *op.outs):
@@ -189,21 +228,25 @@ class Tape:
         alive: dict[Tensor, None] = {}
         shots = []
         for n, op in enumerate(self.ops):
-            if grad:
-                saved.update(dict.fromkeys(t.storage for t in op.saves))
+            saved.update(dict.fromkeys(t.storage for t in stays(op)))
+            for t in op.kept:
+                waiting.pop(t.storage, None)
             alive.update(dict.fromkeys(t.storage for t in (*op.inputs, *op.outs)))
             passing = _total(t for t in alive if t not in saved) + op.scratch
             if op.outs:
-                shots.append(Snapshot(op.name, _total(saved), passing, 0, 0))
+                shots.append(Snapshot(op.name, _total((*saved, *waiting)), passing, 0, 0))
             alive = {t: None for t in alive if last[t] > n}
         return shots
 
     def again(self) -> list[Snapshot]:
         """The instants of a forward that checkpointing runs again: it stops where the last tensor is saved.
 
-        Before the operation that saves it (torch 2.13 `utils/checkpoint.py`, `_StopRecomputationError`).
+        Before the operation that saves it (torch 2.13 `utils/checkpoint.py`, `_StopRecomputationError`). An operation
+        whose output was kept takes it from the cache (`_CachedTorchDispatchMode`).
         """
-        return self.forward()[: sum(bool(op.outs) for op in self.ops[: self._last_save()])]
+        cached = (t for op in self.ops for t in op.kept)
+        shots = self._forward(lambda op: op.saves, cached)
+        return shots[: sum(bool(op.outs) for op in self.ops[: self._last_save()])]
 
     def waiting(self) -> Size:
         """The gradients that exist when checkpointing runs the forward again: backward has come to what saved last."""
@@ -230,6 +273,8 @@ class Tape:
         for op in self.ops:
             for t in op.saves:
                 users[t.storage] = users.get(t.storage, 0) + 1
+        # the cache is freed with the last saved tensor; what recomputation has not come to is still in it
+        cached = [t for op in self.ops[self._last_save() :] for t in op.kept]
         final = self.ops[-1].outs[0]
         # a gradient is a tensor of its own; aliases share it
         given = self._given()
@@ -243,7 +288,8 @@ class Tape:
                 done += op.weight
                 alive = (t for t in (*gradient.values(), *made.values()) if t.storage not in users)
                 passing = _total(alive) + op.backward_scratch
-                shots.append(Snapshot(op.name, _total(users), passing, done, op.weight))
+                saved = _total((*users, *(t.storage for t in cached if users)))
+                shots.append(Snapshot(op.name, saved, passing, done, op.weight))
                 for out in op.outs:
                     gradient.pop(out, None)
                 for t, g in made.items():

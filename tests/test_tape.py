@@ -128,6 +128,70 @@ def test_an_operation_on_what_needs_no_gradient_saves_nothing() -> None:
     assert terms(tape.saved()) == form("2h")
 
 
+# --- selective checkpointing ---
+
+
+def selective() -> Tape:
+    """Four products of different widths, a kernel with a second output, and what stands between them."""
+    tape = Tape(selective=True)
+    x = Tensor(X, 2)
+    q = tape.op("q", [x], of(q=1), 2, saves=[x], product=True)
+    k = tape.op("k", [x], of(k=1), 2, saves=[x], product=True)
+    rotated = tape.op("rotate", [q], of(q=1), 2)
+    lse = Tensor(of(H=1), 4)
+    a = tape.op("attention", [rotated, k], of(o=1), 2, saves=[rotated, k, lse], saves_out=True, spared=[lse])
+    i = tape.op("up", [a], of(i=1), 2, saves=[a], product=True)
+    tape.op("down", [i], X, 2, saves=[i], product=True)
+    return tape
+
+
+def test_every_second_product_and_what_is_spared_stays_until_backward() -> None:
+    """Of q, k, up and down the first and the third; attention with its second output. Nothing without the policy."""
+    assert terms(selective().kept()) == form("2q + 2o + 4H + 2i")
+    assert terms(Tape().kept()) == form("0")
+
+
+def test_the_first_run_has_no_more_than_what_is_kept_and_what_passes() -> None:
+    """Attention reads rotated q and k, which go; its output and log-sum-exp stay, as q does, which nothing reads."""
+    shots = selective().once()
+    assert saved(shots) == {
+        "q": {"q": 2}, "k": {"q": 2}, "rotate": {"q": 2},
+        "attention": {"q": 2, "o": 2, "H": 4},
+        "up": {"q": 2, "o": 2, "H": 4, "i": 2},
+        "down": {"q": 2, "o": 2, "H": 4, "i": 2},
+    }  # fmt: skip
+    assert passing(shots)["attention"] == {"q": 2, "k": 2}
+
+
+def test_run_again_an_operation_takes_its_output_from_the_cache() -> None:
+    """q leaves the cache where it was made and is free once rotated; the rest waits for its turn. The run ends before
+    down, the last to save: up's output is out of the cache by then."""
+    shots = selective().again()
+    assert [shot.name for shot in shots] == ["q", "k", "rotate", "attention", "up"]
+    cached = {"o": 2, "H": 4, "i": 2}
+    assert saved(shots)["q"] == saved(shots)["rotate"] == {"h": 2, **cached}
+    assert passing(shots)["rotate"] == {"q": 4, "k": 2}
+    assert saved(shots)["attention"] == {"h": 2, "q": 2, "k": 2, **cached}
+    assert passing(shots)["up"] == {"i": 2}
+
+
+def test_what_recomputation_does_not_come_to_stays_until_the_layers_backward_is_over() -> None:
+    """Five products: the fifth is kept, and the second run ends before it. It waits for the last saved tensor, x."""
+    tape = Tape(selective=True)
+    y = Tensor(X, 2)
+    for width in "abcd":
+        y = tape.op(width, [y], Size({width: 1}), 2, saves=[y], product=True)
+    tape.op("last", [y], of(z=1), 2, saves=[y], product=True)
+    assert terms(tape.kept()) == form("2a + 2c + 2z")
+    assert saved(tape.backward()) == {
+        "last": {"h": 2, "a": 2, "b": 2, "c": 2, "d": 2, "z": 2},
+        "d": {"h": 2, "a": 2, "b": 2, "c": 2, "z": 2},
+        "c": {"h": 2, "a": 2, "b": 2, "z": 2},
+        "b": {"h": 2, "a": 2, "z": 2},
+        "a": {"h": 2, "z": 2},
+    }
+
+
 # --- forward ---
 
 

@@ -338,10 +338,28 @@ def test_autocast_casts_its_weights_and_moves_them_in_fp32() -> None:
     assert seconds(fp32, "casts") > seconds(bf16, "casts") == 0
 
 
-def test_selective_checkpointing_computes_eager_attention_again_and_nothing_else() -> None:
-    again, kept = answer(JOBS["eager"]), answer({**JOBS["eager"], "checkpointing": "none"})
-    assert seconds(again, "attention") == pytest.approx(seconds(kept, "attention") * 4.5 / 3.5)
-    assert seconds(again, "matrix work") == seconds(kept, "matrix work")
+@pytest.mark.parametrize(("attention", "again"), [("sdpa", 0), ("eager", 1), ("flash", 1)])
+def test_selective_checkpointing_computes_every_second_product_again(attention: str, again: float) -> None:
+    """Llama's k, o and up of the seven, whatever the attention; that too, unless it is PyTorch's own kernel."""
+    job = {**SFT, "model": "llama-3-8b", "framework": "torch", "attention": attention}
+    none, selective, full = (answer({**job, "checkpointing": c}) for c in ("none", "selective", "full"))
+    h, kv, i = 4096, 1024, 14336
+    share = (h * kv + h * h + h * i) / (2 * h * h + 2 * h * kv + 3 * h * i)
+    once = seconds(full, "matrix work") - seconds(none, "matrix work")
+    assert seconds(selective, "matrix work") - seconds(none, "matrix work") == pytest.approx(share * once)
+    assert seconds(selective, "attention") == pytest.approx(seconds(none, "attention") * (3.5 + again) / 3.5)
+    assert seconds(selective, "element-wise") == seconds(full, "element-wise")
+
+
+def test_selective_checkpointing_counts_adapters_among_the_products() -> None:
+    """On q_proj alone: q, its A and its B, k, v, o, gate, up, down. Of the nine q, B, v, gate and down are kept."""
+    job = {**SFT, "model": "llama-3-8b", "framework": "torch", "attention": "sdpa", "method": "lora", "lora.rank": 64,
+           "lora.targets": ["q_proj"]}  # fmt: skip
+    none, selective, full = (answer({**job, "checkpointing": c}) for c in ("none", "selective", "full"))
+    h, kv, i, r = 4096, 1024, 14336, 64
+    share = (h * r + h * kv + h * h + h * i) / (2 * h * h + 2 * h * kv + 3 * h * i + 2 * h * r)
+    once = seconds(full, "matrix work") - seconds(none, "matrix work")
+    assert seconds(selective, "matrix work") - seconds(none, "matrix work") == pytest.approx(share * once)
 
 
 def test_what_overlaps_hides_no_more_than_there_is() -> None:

@@ -111,10 +111,23 @@ def refuse(s: Scenario) -> str | None:
             continue
         if role.sharding in DEEPSPEED and s.sharding not in DEEPSPEED:
             return f"roles.{name}.sharding: given {role.sharding!r}, allowed: with DeepSpeed for the whole job"
+        if fault := checkpointing_fault(role):
+            return fault if checkpointing_fault(s) else f"roles.{name}.{fault}"
         reason = sharding_fault(role)
         if reason and reason.partition(":")[0] in s.roles[name]:
             return f"roles.{name}.{reason}"
-    return sharding_fault(s) or tensor_fault(s) or ring_fault(s) or pipeline_fault(s)
+    return sharding_fault(s) or checkpointing_fault(s) or tensor_fault(s) or ring_fault(s) or pipeline_fault(s)
+
+
+def checkpointing_fault(s: Scenario) -> str | None:
+    """Why layers cannot be run again in part, in one line; None where they can, or need not.
+
+    Recomputation must meet the operators of the forward, one by one (`_CachedTorchDispatchMode`); ZeRO-3 gathers
+    within a layer, by others the second time.
+    """
+    if s.checkpointing == "selective" and s.sharding == "zero3":
+        return "checkpointing: given 'selective' with sharding zero3, allowed: none, full"
+    return None
 
 
 def keeps(s: Scenario) -> Keeps:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from calc.amounts import Segment, segment
+from calc.amounts import Segment, amount, segment
 from calc.memory.attention import Attention
 from calc.memory.linears import WIDTH
 from calc.memory.run import Run, dimensions
@@ -86,13 +86,15 @@ class Program(Attention):
             product = tape.op("experts: product", [act, up], kj, c, saves=[act, up])
         down = tape.op("experts: down", [product], kh, c, saves=[product] if trained else [],
                        weight=self.trained_expert("down_proj"))  # fmt: skip
-        wide = max(c, weights.b)
+        wide = max(c, weights.b)  # of both gradients, until the engine casts that of `down`
         weights = tape.op("experts: sort weights", [weights], of(k=1), weights.b, saves=[order])
         weighted = tape.op(
-            "experts: weigh", [down, weights], kh, wide, saves=[down, weights], backward_scratch=kh * wide
+            "experts: weigh", [down, weights], kh, wide, saves=[down, weights], backward_scratch=kh * (2 * wide - c)
         )
         weighted = tape.op("experts: unsort", [weighted], kh, wide, saves=[inverse])
-        return self.cast(tape.op("experts: sum", [weighted], WIDTH, wide), c, "experts")
+        y = self.cast(tape.op("experts: sum", [weighted], WIDTH, wide), c, "experts")
+        tape.returns(picked, down)
+        return y
 
     def trained_expert(self, name: str) -> int:
         """Elements of the routed experts' weights and biases called `name`, where they are trained."""
@@ -127,7 +129,8 @@ class Program(Attention):
                 tape.op("router: to fp32", [], Size({}, {f"W_{name}": 1}), 4, weight=weight),
             ]
             weight = 0
-        logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:], weight=weight)
+        logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:], weight=weight,
+                         product=name not in self.biased)  # fmt: skip
         if arch.routing.startswith("best"):
             logits = self.cast(logits, 4 if arch.routing == "best-fp32" else logits.b, "router")
             best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
@@ -148,12 +151,15 @@ class Program(Attention):
 
     def routed(self, x: Tensor) -> Tensor:
         """Routed experts, and shared ones beside them where the model has some."""
-        y = self.experts(x)
         if not self.arch.shared_experts:
-            return y
-        shared = self.mlp(x, of(s=1), "shared_")
-        if "shared_expert_gate" in self.elements:
-            # Qwen2-MoE weighs the shared expert by a sigmoid of its own
+            return self.experts(x)
+        if "shared_expert_gate" not in self.elements:
+            y = self.experts(x)
+            shared = self.mlp(x, of(s=1), "shared_")
+        else:
+            # Qwen2-MoE runs the shared expert first, and weighs it by a sigmoid of its own
+            shared = self.mlp(x, of(s=1), "shared_")
+            y = self.experts(x)
             one = Size({"": 1})
             gate = self.linear("shared_expert_gate", x, one)
             gate = self.tape.op("shared: sigmoid", [gate], one, self.c, saves_out=True)
@@ -208,16 +214,35 @@ def layer(
     counted: bool = False,
     received: bool = False,
     rotated: bool = True,
+    selective: bool = False,
 ) -> Segment:
     """A decoder layer of `run`: bytes it keeps a token, and the instants of its forward and backward.
 
     `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient. `counted`: the
     layer's input is a checkpoint, or a buffer, and not counted here; `received`: nor is the gradient of its output.
-    `rotated`: the layer has rotary positions.
+    `rotated`: the layer has rotary positions. `selective`: it is run again but for what a policy keeps.
     """
-    program = Program(run, -1 if moe else 0, first=first, counted=counted, received=received, rotated=rotated)
-    tape = program.layer(moe=moe)
+    tape = Program(
+        run, -1 if moe else 0, first=first, counted=counted, received=received, rotated=rotated, selective=selective
+    ).layer(moe=moe)
     return segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
+
+
+@lru_cache(maxsize=4096)
+def kept_products(run: Run) -> int:
+    """Elements of the matrices, of all layers, whose products selective checkpointing does not compute again.
+
+    A token is multiplied with each element once; `run.arch` is the whole model, and its adapters count, too.
+    """
+    arch, total = run.arch, 0.0
+    dims = dimensions(arch, run.adapter.rank if run.adapter else 0)
+    for moe, layers in ((False, arch.dense_layers), (True, arch.layers - arch.dense_layers)):
+        ops = Program(run, -1 if moe else 0, selective=True).layer(moe=moe).ops if layers else ()
+        sizes = [
+            [amount(t.width, dims).tokens for t in (op.inputs[0], op.outs[0])] for op in ops if op.product and op.kept
+        ]
+        total += layers * sum(inputs * outputs for inputs, outputs in sizes)
+    return int(total)
 
 
 @lru_cache(maxsize=4096)

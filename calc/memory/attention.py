@@ -122,9 +122,10 @@ class Attention(Linears):
         self, q: Tensor, k: Tensor, v: Tensor, backward: Size, *, scratch: Size = NOTHING, mask: Sequence[Tensor] = ()
     ) -> Tensor:
         """Attention in one operation, with what it takes while it runs, forward and `backward`."""
-        kept = [q, k, v, Tensor(of(H=1), 4), *mask]
-        return self.tape.op("attention", [q, k, v], of(o=1), self.c, saves=kept, saves_out=True,
-                            scratch=scratch, backward_scratch=backward, weight=self.sinks)  # fmt: skip
+        lse = Tensor(of(H=1), 4)
+        spared = None if self.run.packaged else [lse]
+        return self.tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse, *mask], saves_out=True,
+                            scratch=scratch, backward_scratch=backward, weight=self.sinks, spared=spared)  # fmt: skip
 
     def accumulators(self, *, grouped: bool) -> Size:
         """What flash's backward sums: dq in fp32, and dk and dv of every query head where heads share some."""

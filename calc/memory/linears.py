@@ -6,7 +6,7 @@ See `calc.memory.activations` for the symbols and for what was read.
 from __future__ import annotations
 
 from calc.amounts import amount
-from calc.memory.run import Run, dimensions, elements
+from calc.memory.run import Run, biased, dimensions, elements
 from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 WIDTH = of(h=1)  # the residual stream
@@ -27,19 +27,21 @@ class Linears:
         counted: bool = False,
         received: bool = False,
         rotated: bool = True,
+        selective: bool = False,
     ) -> None:
         """`first`: nothing before this piece is trained, so that its input needs no gradient.
 
         `counted`: the input is a checkpoint, or a buffer, that others count; `received`: so is the output's gradient.
-        `rotated`: the layer has rotary positions.
+        `rotated`: the layer has rotary positions. `selective`: some operations are not run again for backward.
         """
         self.rotated = rotated
         self.run = run
         self.arch = run.arch
-        self.tape = Tape(received=received)
+        self.tape = Tape(received=received, selective=selective)
         self.c = run.compute
         self.autocast = run.precision == "autocast"
         self.elements = elements(run.arch, layer)
+        self.biased = biased(run.arch, layer)
         self.stream = WIDTH * run.share
         self.input = Tensor(self.stream, run.residual, differentiable=not first)
         if counted:
@@ -125,6 +127,7 @@ class Linears:
             scratch=dequantised,
             backward_scratch=dequantised,
             weight=0 if self.autocast else trained,
+            product=name not in self.biased,  # with a bias it is `addmm`
         )
         y = self.adapted(name, x, y) if run.adapter and self.is_adapted(name) else y
         return self.summed(name, y) if name in ROWWISE else y
@@ -146,7 +149,7 @@ class Linears:
         if self.run.sequences:
             # cut along the second dimension by a copy (torch `_functional_collectives.py`, `reduce_scatter_tensor`)
             return self.tape.op(
-                f"{name}: reduce-scatter", [y], self.stream, y.b, scratch=y.size, backward_scratch=y.size
+                f"{name}: reduce-scatter", [y], self.stream, y.b, scratch=y.size, backward_scratch=y.size, spared=()
             )
         return self.tape.op(f"{name}: all-reduce", [y], y.width, y.b, aliases=[y])
 
@@ -188,9 +191,9 @@ class Linears:
     def through(self, name: str, x: Tensor, out: Size, weight: int) -> Tensor:
         """One of an adapter's matrices, of `weight` elements; autocast keeps a bf16 copy of one in fp32."""
         if not self.autocast or self.run.adapter is None or self.run.adapter.b == 2:
-            return self.tape.op(name, [x], out, x.b, saves=[x], weight=weight)
+            return self.tape.op(name, [x], out, x.b, saves=[x], weight=weight, product=True)
         copy = self.tape.op(f"{name}: weight to bf16", [], Size({}, {"": weight}), 2, weight=weight)
-        return self.tape.op(name, [x, copy], out, x.b, saves=[x, copy])
+        return self.tape.op(name, [x, copy], out, x.b, saves=[x, copy], product=True)
 
     def dropped_out(self, x: Tensor, name: str) -> Tensor:
         """Dropout of a model that trains: a new tensor and a mask of a byte an element."""

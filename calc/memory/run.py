@@ -28,6 +28,7 @@ class Run:
     trained: bool = True  # the model's own weights get gradients
     training: bool = False  # dropout is on
     adapter: Adapter | None = None
+    packaged: bool = False  # attention is the flash-attn package's operator, not PyTorch's
     kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager, math
     quantised: bool = False  # linears in four bits, dequantised for each multiplication
     keeps_inputs: bool = False  # of these, though a frozen weight needs none: bitsandbytes before 0.43.2
@@ -109,3 +110,10 @@ def elements(arch: Architecture, layer: int) -> Mapping[str, int]:
         name = short(t.name.removesuffix(".bias"))
         found[name] = found.get(name, 0) + t.elements
     return found
+
+
+@lru_cache(maxsize=4096)
+def biased(arch: Architecture, layer: int) -> frozenset[str]:
+    """The short names of a layer's modules with a bias."""
+    names = (t.name for t in layer_tensors(arch, layer) if t.name.endswith(".bias"))
+    return frozenset(short(name.removesuffix(".bias")) for name in names)

@@ -280,6 +280,7 @@ def saved(root: str) -> Table:
         Column("model", "Model"),
         Column("bytes", "Full", "bytes per token", "number"),
         Column("lora", "LoRA, rank 64", "bytes per token", "number"),
+        Column("selective", "Full, selective checkpointing", "bytes per token", "number"),
         Column("formula", "Closed form, full"),
     )
     adapter = Adapter(64, "all-linear", False, 2)
@@ -287,11 +288,14 @@ def saved(root: str) -> Table:
     for m in by_size(answers.catalog().models.values()):
         full = layer(Run(m.architecture), moe=m.architecture.experts > 0).saved
         lora = layer(Run(m.architecture, trained=False, adapter=adapter), moe=m.architecture.experts > 0).saved
+        spared = layer(Run(m.architecture), moe=m.architecture.experts > 0, selective=True).kept
+        selective = round(spared.tokens) + Run(m.architecture).residual * m.architecture.hidden
         rows.append(
             (
                 Cell(m.name, f'<a href="{root}models/{m.id}.html">{escape(m.name)}</a>'),
                 Cell(round(full.tokens), exact=round(full.tokens)),
                 Cell(round(lora.tokens), exact=round(lora.tokens)),
+                Cell(selective, exact=selective),
                 Cell(full.formula, html=f"<code>{escape(full.formula)}</code>"),
             )
         )
@@ -300,8 +304,9 @@ def saved(root: str) -> Table:
         "What a decoder layer keeps for backward",
         columns,
         tuple(rows),
-        "bf16, FlashAttention, no checkpointing; LoRA in bf16 on all linear layers, no dropout. Of a model with "
-        "experts, a layer with experts. T tokens, h hidden, q and kv the widths of queries and of keys, i the "
+        "bf16, FlashAttention, no checkpointing; LoRA in bf16 on all linear layers, no dropout. With selective "
+        "checkpointing the layer's input is part of it, and attention PyTorch's. Of a model with experts, a layer with "
+        "experts. T tokens, h hidden, q and kv the widths of queries and of keys, i the "
         "intermediate width, H heads, K key-value heads, E experts, k experts a token, j an expert's width.",
         versions=answers.versions(),
     )

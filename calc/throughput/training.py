@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from calc.architecture import Head, parameters
+from calc.memory.activations import kept_products
+from calc.memory.run import Adapter, Run
 from calc.scenario import Scenario
 from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, Rates
@@ -57,8 +59,20 @@ def passes(s: Scenario, trained: bool) -> work.Passes:
     """How a step runs through the model: LoRA needs gradients of inputs, not of the frozen weights."""
     if not trained:
         return work.Passes()
-    again = {"full": 1.0, "selective": 0.0, "none": 0.0}[s.checkpointing]
-    return work.Passes(1, again, 1, 0 if s.lora else 1)
+    return work.Passes(1, float(s.checkpointing != "none"), 1, 0 if s.lora else 1)
+
+
+def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tuple[work.Passes, work.Passes]:
+    """The passes of matrix work and of attention, of which selective checkpointing computes a part again."""
+    if s.checkpointing != "selective" or not p.again:
+        return p, p
+    adapter = None
+    if s.lora:
+        targets = s.lora.targets
+        names = targets if isinstance(targets, str) else tuple(t.rpartition(".")[2] for t in targets)
+        adapter = Adapter(s.lora.rank, names, s.lora.dropout > 0, 2)
+    kept = kept_products(Run(s.architecture, trained=not s.lora, adapter=adapter))
+    return p._replace(again=1 - kept / (c.layers + a.elements)), p._replace(again=float(s.attention != "sdpa"))
 
 
 def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = True) -> Iterator[Term]:
@@ -68,10 +82,9 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     a = work.adapters(s.architecture, s.lora.rank, s.lora.targets) if trained and s.lora else work.NO_ADAPTERS
     n = s.tensor_parallel * s.context_parallel * s.pipeline_parallel
     tokens = load.tokens
-    # selective checkpointing computes the core of eager attention again, and nothing else
-    core = p._replace(again=1.0) if trained and s.checkpointing == "selective" and s.attention == "eager" else p
+    products, core = spared(s, c, a, p)
     computed = [
-        work.matrix(tokens, c, a, p, n, r.matrix),
+        work.matrix(tokens, c, a, products, n, r.matrix),
         work.attention(tokens, load.length, c, core, s.attention != "eager", n, r.flash),
         work.elementwise(tokens, c, a, p, n, r.memory, 4 if s.lora and s.lora.dtype == "fp32" else 2),
     ]

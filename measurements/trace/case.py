@@ -25,7 +25,7 @@ class Case:
     task: str = "sft"  # one of TASKS
     seq: int = 2048  # tokens in a row
     mb: int = 1  # rows in a micro-batch; pairs for rm and dpo
-    ckpt: str = "none"  # none, full, reentrant
+    ckpt: str = "none"  # none, full, selective (torchtitan's policy for operators), reentrant
     attn: str = "sdpa"  # sdpa (no mask), sdpa-mask (4-D padding mask), fa2, eager
     prec: str = "bf16"  # bf16, autocast, fp32, mp (FSDP2: fp32 shards, bf16 compute, fp32 reduce),
     # mixed (DeepSpeed: bf16 weights, fp32 master weights and states)
@@ -102,7 +102,7 @@ def from_record(given: Mapping[str, Any]) -> Case:
 
 _PRECISION = {"bf16": "bf16", "autocast": "autocast", "fp32": "fp32", "fsdp-mixed": "mp", "mixed": "mixed"}
 _ATTENTION = {"flash": "fa2", "sdpa": "sdpa", "eager": "eager", "sdpa-mask": "sdpa-mask"}
-_CHECKPOINTING = {"none": "none", "full": "full"}
+_CHECKPOINTING = {"none": "none", "full": "full", "selective": "selective"}
 _OPTIMIZERS = {"adamw": "adamw", "sgd": "sgd", "none": "none"}
 _SHARDING = {"none": 0, "fsdp2": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 _GRADIENTS = {"bf16": "bf16", "fp32": "fp32"}

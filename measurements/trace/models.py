@@ -7,7 +7,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.initialization import no_init_weights
 
-from . import pipeline_parallel, tensor_parallel
+from . import checkpointing, pipeline_parallel, tensor_parallel
 from .case import Case
 
 DEVICE = torch.device("cuda")
@@ -94,7 +94,7 @@ def prepare(case: Case, model: Any) -> Any:
     """The model with its adapters, recomputing as the case says, ready to be trained or to score."""
     base = model.backbone if isinstance(model, Critic) else model
     if case.ckpt != "none":
-        base.gradient_checkpointing_enable({"use_reentrant": case.ckpt == "reentrant"})
+        base.gradient_checkpointing_enable(checkpointing.options(case.ckpt))
     if case.lora_r:
         model = _adapters(case, model)
         if case.ckpt == "reentrant":

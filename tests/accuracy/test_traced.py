@@ -67,6 +67,15 @@ def test_each_stage_of_a_pipeline_is_met_within_a_tenth_of_a_percent() -> None:
     assert found.worst <= 0.002
 
 
+def test_selective_checkpointing_is_met_within_half_a_percent(residuals: list[Residual]) -> None:
+    """What PyTorch's own contexts keep under torchtitan's policy, over families, kernels, adapters and cut layers."""
+    errors = summary(r for r in residuals if "/ckpt=selective" in r.id)
+    print(errors)
+    assert errors.count >= 40
+    assert errors.median <= 0.0002
+    assert errors.worst <= 0.005
+
+
 def test_every_task_and_method_is_among_the_traced(residuals: list[Residual]) -> None:
     """The bars above mean little if a task has no record."""
     assert {(r.task, r.method) for r in residuals} >= {

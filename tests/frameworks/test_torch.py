@@ -76,6 +76,11 @@ REFUSED = {
     "offloaded parameters under zero2": {"gpus": 2, "sharding": "zero2", "offload__parameters": True},
     "an offloaded optimizer alone": {"offload__optimizer": True},
     "4-bit weights under zero3": {"gpus": 2, "sharding": "zero3", "method": "qlora"},
+    "layers gathered module by module and run again in part": {
+        "gpus": 2,
+        "sharding": "zero3",
+        "checkpointing": "selective",
+    },
 }
 
 

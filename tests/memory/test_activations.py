@@ -664,7 +664,7 @@ EXPERTS_BACKWARD = """
 experts: to bf16 = 6h
 experts: sum = 6h + 4k·h
 experts: unsort = 2h + 8k·h
-experts: weigh = 2h + 10k·h + 4k
+experts: weigh = 2h + 12k·h + 4k
 experts: sort weights = 2h + 2k·h + 8k
 experts: down = 2h + 4k + 2k·h + 2k·j
 experts: product = 2h + 4k + 6k·j
@@ -681,13 +681,16 @@ router = 6h + 2E
 
 
 def test_every_instant_of_mixtrals_experts_passes_what_its_copies_of_tokens_need() -> None:
-    """Weights are fp32, so weighing widens to 4kh; backward of it holds 4kh in, 4kh of a product, 2kh out.
+    """Weights are fp32, so weighing widens to 4kh; backward of it holds 4kh in and two products of 4kh each.
 
     Sorting backward sums k rows into one: 2kh in, 2h out and 2h of scratch beside the residual's 2h.
     """
     made = tape("mixtral-8x7b", moe=True)
     check(passing("mixtral-8x7b", made.forward()), EXPERTS_FORWARD)
     check(passing("mixtral-8x7b", made.backward()), EXPERTS_BACKWARD)
+    # where nothing is kept, two variables hold the sorted rows and what the second product made of them
+    before = passing("mixtral-8x7b", made.forward(grad=False))["experts: unsort"]
+    assert before == form("4h + 12k·h")
 
 
 def test_a_router_with_bf16_weights_leaves_the_experts_narrow() -> None:
@@ -964,6 +967,38 @@ def test_checkpoints_keep_the_masks_of_eager_attention() -> None:
         == kept("llama-3-8b", False, kernel="eager")
         == form("0")
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "closed_form"),
+    [
+        # q, v, gate and down of the seven; SDPA's output and log-sum-exp
+        ("llama-3-8b", {}, "4q + 2kv + 2i + 2h + 4H"),
+        # the flash-attn package's operator is not in the list, and eager attention's products are `bmm`
+        ("llama-3-8b", {"packaged": True}, "2q + 2kv + 2i + 2h"),
+        ("llama-3-8b", {"kernel": "eager"}, "2q + 2kv + 2i + 2h"),
+        ("llama-3-8b", {"kernel": "masked"}, "4q + 2kv + 2i + 2h + 4H"),
+        ("llama-3-8b", {"precision": "fp32", "kernel": "efficient"}, "8q + 4kv + 4i + 4h + 4H"),
+        # with a bias a linear is `addmm`: the first product is o
+        ("qwen2.5-7b", {}, "2h + 2i + 2q + 4H"),
+        ("phi-3-mini", {"packaged": True}, "2q + 4kv + 4i"),  # qkv and gate_up
+        ("gpt-oss-20b", {"moe": True, "kernel": "eager"}, "0"),
+        # q, v and the router, no grouped products
+        ("mixtral-8x7b", {"moe": True}, "4q + 2kv + 2E + 4H"),
+        # the shared expert runs first: o, its up, the router
+        ("qwen1.5-moe-a2.7b", {"moe": True}, "2h + 2s + 2E + 2q + 4H"),
+        # q, the latents' expansion, the router in fp32, the shared experts' up
+        ("deepseek-v2-lite", {"moe": True, "kernel": "efficient"}, "2q + 2kvb + 4E + 2s + 2o + 4H"),
+        # A and B follow each linear: q, its B, A of k, v, its B, A of o, gate, its B, A of up, down, its B
+        ("llama-3-8b", frozen(BF16_LORA), "6q + 4kv + 4i + 4h + 6r + 4H"),
+    ],
+)
+def test_selective_checkpointing_keeps_every_second_product(model: str, run: dict[str, Any], closed_form: str) -> None:
+    """torchtitan's policy, counted by hand over the products of a layer in their order; beside the layer's input."""
+    a, fields = arch(model), dict(run)
+    moe = fields.pop("moe", False)
+    made = Program(Run(a, **fields), -1 if moe else 0, selective=True).layer(moe=moe)
+    assert terms(made.kept(), a) == form(closed_form)
 
 
 def test_autocast_keeps_bf16_copies_of_adapters_in_fp32() -> None:

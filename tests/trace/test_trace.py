@@ -23,14 +23,15 @@ if sys.executable == PYTHON:
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 MIB = 2**20
-# One a kind: tied embeddings, a scalar head, a reference model, autocast with LoRA, FSDP 2, DeepSpeed, DTensor, a ring,
-# stages.
+# One a kind: tied embeddings, a scalar head, a reference model, autocast with LoRA, FSDP 2, layers run again in part,
+# DeepSpeed, DTensor, a ring, stages.
 CASES = (
     "traced/qwen2.5-0.5b/sft/s512/mb4",
     "traced/qwen2.5-1.5b/rm/s1024/mb4",
     "traced/qwen2.5-0.5b/dpo/s1024/mb1",
     "traced/qwen2.5-1.5b/sft/s1024/mb4/prec=autocast/lora_r=16",
     "traced/llama-3-8b/sft/s4096/mb1/ckpt=full/prec=mp/fsdp=8",
+    "traced/llama-3.2-1b/rm/s4096/mb2/ckpt=selective",
     "traced/llama-3.2-1b/sft/s2048/mb1/ckpt=full/attn=fa2/prec=mixed/zero=2/ranks=8",
     "traced/llama-3.2-1b/sft/s2048/mb1/ckpt=full/attn=fa2/prec=mixed/zero=3/ranks=8",
     "traced/llama-3-8b/sft/s2048/mb2/ckpt=full/attn=fa2/tp=2",
@@ -99,6 +100,8 @@ STEPS = (
     {"model": "phi3", "task": "ppo-critic", "ckpt": "full"},
     {"model": "qwen3", "task": "sft", "lora_r": 8},
     {"model": "gemma2", "task": "sft", "ckpt": "full", "grad_accum": 2},
+    {"model": "llama", "task": "rm", "ckpt": "selective"},
+    {"model": "qwen2", "task": "rm", "ckpt": "selective", "lora_r": 8},
     {"model": "llama", "task": "sft", "seq": 64, "mb": 1, "optim_impl": "foreach"},
     {"model": "qwen2", "task": "sft", "seq": 64, "mb": 1, "optim_impl": "single"},
 )
