@@ -51,7 +51,7 @@ GLOBAL_BATCH = 128
 LARGEST_MICRO_BATCH = 64
 # From fast to slow.
 TURNS: Mapping[str, tuple[Any, ...]] = {
-    "checkpointing": ("none", "full"),
+    "checkpointing": ("none", "selective", "full"),
     "offload.optimizer": (False, True),
     "offload.parameters": (False, True),
 }

@@ -188,7 +188,7 @@ def _saved(hungry: Judged, lean: Judged) -> tuple[str, int]:
 def _worded(name: str, value: Fields, s: Scenario) -> str:
     """A setting in words."""
     words = {
-        "checkpointing": "full activation checkpointing",
+        "checkpointing": f"{value.get(name)} activation checkpointing",
         "offload.optimizer": "offloading the optimizer",
         "offload.parameters": "offloading the weights",
         "offload": "offloading weights and optimizer",

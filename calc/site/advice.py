@@ -138,7 +138,7 @@ def words(best: Configuration) -> str:
         sharding,
         *degrees(s),
         f"{' and '.join([*moved, *frozen])} offloaded" if moved or frozen else "",
-        "checkpointing" if s.checkpointing == "full" else "",
+        {"full": "checkpointing", "selective": "selective checkpointing"}.get(s.checkpointing, ""),
         f"micro batch {s.micro_batch}",
     ]
     if s.rollout and s.rollout.engine == "vllm":

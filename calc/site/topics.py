@@ -98,9 +98,9 @@ class Answers:
 
     def limit(self, given: Job, gpus: int) -> int:
         """Bytes of a card of which it is known that with no more nothing fits on `gpus` of them."""
-        half = self.limit(given, gpus // 2) if gpus > 1 else advice.IMAGINED[-1] * GiB
         name = fingerprint([dict(given), gpus, of_model(given["model"]), of_gpu(advice.largest(self.catalog).id)])
-        return int(self.once(("limit", name), lambda: advice.limit(given, gpus, self.catalog, half)))
+        most = self.limit(given, gpus // 2) if gpus > 1 else advice.IMAGINED[-1] * GiB
+        return int(self.once(("limit", name), lambda: advice.limit(given, gpus, self.catalog, most)))
 
 
 class Topic(NamedTuple):

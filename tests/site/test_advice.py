@@ -19,6 +19,7 @@ from calc.site import advice, advised, answers, kept, topics
 from calc.site.advice import Machine
 from calc.site.tables import to_html
 from calc.site.topics import Answers
+from calc.units import GiB
 
 TRANSFERRED = 350_000  # bytes of a page, its tables included
 
@@ -98,8 +99,11 @@ def test_the_smallest_machine_is_that_of_the_search_among_cards_with_bf16(task: 
 @pytest.mark.parametrize("task", ["sft", "grpo"])
 def test_nothing_fits_on_a_card_that_is_called_far_too_small(task: str) -> None:
     catalog, given = load(), {"model": "qwen2.5-32b", "task": task, **advice.JOBS[task], "method": "full"}
+    limit = advice.IMAGINED[-1] * GiB
     for gpus in (1, 4):
-        limit = advice.limit(given, gpus, catalog)
+        before, limit = limit, advice.limit(given, gpus, catalog, limit)
+        # of more GPUs smaller cards suffice, and those that fewer ruled out are all that is tried
+        assert limit <= before
         below = [g for g in catalog.gpus.values() if g.usable_bytes <= limit and not g.lacks_bf16]
         largest = max(below, key=lambda g: g.usable_bytes, default=None)
         if largest:
