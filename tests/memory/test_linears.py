@@ -1,0 +1,250 @@
+"""Linears, their adapters, four-bit weights and norms on a tape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from formulas import form, terms
+from tapes import BF16_LORA, FP32_LORA, arch, check, frozen, passing, per_token, tape
+
+from calc.catalog import load
+from calc.lora import lora_parameters
+from calc.memory.activations import Program
+from calc.memory.run import Adapter, Run, dimensions
+
+
+@pytest.mark.parametrize(
+    ("adapter", "closed_form", "llama_3_8b"),
+    [
+        # 16h less the two norms' 2h each that only trained norm weights read; each A keeps no more than its linear did
+        # in bf16, and all seven keep A's output, 2r
+        (BF16_LORA, "12h + 4q + 4kv + 8i + 4H + 8 + 14r", 185_352),  # 16·4096 + 4·1024 + 8·14336 + 128 + 8 + 14·64
+        # each of the seven keeps an fp32 copy of its input, 4, a byte of mask, 1, and A's output, 4r
+        (FP32_LORA, "33h + 9q + 4kv + 11i + 4H + 8 + 28r", 335_752),  # 42·4096 + 4·1024 + 11·14336 + 136 + 28·64
+        # without dropout q, k and v each cast the same input anew: 4h + 4h + 4h, gate and up 4h + 4h
+        (Adapter(64, "all-linear", False, 4), "28h + 8q + 4kv + 10i + 4H + 8 + 28r", 296_840),
+    ],
+)
+def test_a_llama_layer_with_lora_on_all_linears_keeps_what_was_traced(
+    adapter: Adapter, closed_form: str, llama_3_8b: int
+) -> None:
+    """Protects what adapters keep beside frozen weights; r = 64. The first two forms are traced (peft 0.21)."""
+    run = frozen(adapter)
+    assert terms(tape("llama-3-8b", **run).saved(), arch("llama-3-8b")) == form(closed_form)
+    assert per_token("llama-3-8b", **run) == llama_3_8b
+
+
+def test_only_the_targets_of_lora_keep_their_inputs() -> None:
+    """Adapting o_proj alone: 2q more than nothing, A's output 2r; of the norms only x and the scale, 4h + 4 each.
+
+    The MLP keeps gate, act(gate) and up, 6i, but not their product, which only down_proj's adapter would read.
+    """
+    kept = tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), False, 2))).saved()
+    assert terms(kept, arch("llama-3-8b")) == form("8h + 4q + 4kv + 6i + 4H + 8 + 2r")
+
+
+def test_an_adapter_in_a_frozen_first_layer_finds_nothing_to_differentiate_before_it() -> None:
+    """Below the first adapter nothing needs a gradient: the first norm keeps neither x nor scale, 4h + 4 less."""
+    every = terms(tape("llama-3-8b", **frozen(BF16_LORA)).saved(), arch("llama-3-8b"))
+    first = terms(tape("llama-3-8b", first=True, **frozen(BF16_LORA)).saved(), arch("llama-3-8b"))
+    assert every == form("12h + 4q + 4kv + 8i + 4H + 8 + 14r")
+    assert first == form("8h + 4q + 4kv + 8i + 4H + 4 + 14r")
+
+
+def test_lora_under_autocast_runs_in_bf16_and_keeps_the_frozen_weights_casts() -> None:
+    """fp32 adapters and residual, but bf16 multiplications: A reads a bf16 input and puts out 2r.
+
+    Norms keep x and the scale, 4h + 4 each. The five linears that read the norms' outputs keep a bf16 cast each, 10h;
+    o and down cast their inputs to fp32 and back, 2q + 2i more than the 2q that attention keeps of its output.
+    """
+    kept = terms(tape("llama-3-8b", **frozen(BF16_LORA, precision="autocast")).saved(), arch("llama-3-8b"))
+    weights = "2W_q_proj + 2W_k_proj + 2W_v_proj + 2W_o_proj + 2W_gate_proj + 2W_up_proj + 2W_down_proj"
+    assert kept[1] == form(f"0 | {weights}")[1]
+    assert kept[0] == form("18h + 4q + 4kv + 8i + 4H + 8 + 14r")[0]
+
+
+def test_lora_with_dropout_under_autocast_keeps_a_mask_beside_the_bf16_input() -> None:
+    """o_proj alone, fp32 adapter: output 2q, mask q, the dropped-out input cast to bf16 2q, in bf16 A's output 2r."""
+    kept = terms(tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), True, 4), precision="autocast")).saved(),
+                 arch("llama-3-8b"))  # fmt: skip
+    assert kept[0] == form("8h + 7q + 4kv + 6i + 4H + 8 + 2r")[0]
+
+
+@pytest.mark.parametrize("model", sorted(load().models))
+@pytest.mark.parametrize("targets", ["all-linear", ("o_proj",)])
+def test_backward_makes_the_gradient_of_every_adapter_once(model: str, targets: str | tuple[str, ...]) -> None:
+    """LoRA's parameters over all layers, as the architecture counts them from PEFT's rules; rank 16."""
+    a = arch(model)
+    adapter = Adapter(16, targets, False, 2)
+    layers = [(False, a.dense_layers)] if a.dense_layers else []
+    layers += [(True, a.layers - a.dense_layers)] if a.dense_layers < a.layers else []
+    made = sum(tape(model, moe=moe, **frozen(adapter)).backward()[-1].gradients * n for moe, n in layers)
+    assert made == lora_parameters(a, 16, targets)
+
+
+def test_a_late_norm_multiplies_its_weight_in_fp32() -> None:
+    """Gemma and GPT-OSS: the weight's gradient makes a product of 4h, the bf16 cast comes after it."""
+    made = tape("gemma-2-2b")
+    check(passing("gemma-2-2b", made.forward()), """
+        input_layernorm: weight = 6h
+        input_layernorm: to bf16 = 8h
+    """)  # fmt: skip
+    check(passing("gemma-2-2b", made.backward()), """
+        post_feedforward_layernorm: to bf16 = 6h
+        post_feedforward_layernorm: weight = 14h
+    """)  # fmt: skip
+    oss = terms(tape("gpt-oss-20b", moe=True).saved(), arch("gpt-oss-20b"))[0]
+    assert oss["h"] == 20  # two norms of 4h + 4h + 2h, where an early norm has 8h
+
+
+def test_a_frozen_norm_makes_no_gradient_of_its_weight() -> None:
+    """2h less in its own backward than where the weight's product is made: 6h, not 8h."""
+    run = frozen(BF16_LORA)
+    check(passing("llama-3-8b", tape("llama-3-8b", **run).backward()), "input_layernorm: weight = 6h")
+
+
+def test_an_fp32_adapter_beside_a_bf16_linear_works_in_fp32() -> None:
+    """o_proj: y 2h, the residual 2h and the norm's output 2h wait; the input is cast, 4q, and named by PEFT's variable
+    to the end, and dropped out, 4q; B puts out 4h, scaled 4h.
+    """
+    made = tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), True, 4)))
+    check(passing("llama-3-8b", made.forward()), """
+        o_proj: LoRA: to fp32 = 6h + 4q
+        o_proj: LoRA dropout = 6h + 8q
+        o_proj: LoRA A = 6h + 4r + 4q
+        o_proj: LoRA B = 10h + 4q
+        o_proj: LoRA scale = 14h + 4q
+        o_proj: LoRA add = 14h + 4q
+        o_proj: LoRA: to bf16 = 10h
+    """)  # fmt: skip
+    check(passing("llama-3-8b", made.backward()), """
+        o_proj: LoRA: to bf16 = 6h
+        o_proj: LoRA add = 8h
+        o_proj: LoRA scale = 12h
+        o_proj: LoRA B = 8h + 4r
+        o_proj: LoRA A = 4h + 4r + 4q
+        o_proj: LoRA dropout = 4h + 8q
+        o_proj: LoRA: to fp32 = 4h + 6q
+        o_proj = 4h + 4q
+    """)  # fmt: skip
+
+
+def test_a_bf16_adapter_shares_the_gradient_of_its_sum() -> None:
+    """No casts: the sum's gradient is y's and the scaled product's, one tensor of 2h."""
+    made = tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), False, 2)))
+    check(passing("llama-3-8b", made.backward()), """
+        o_proj: LoRA add = 2h
+        o_proj: LoRA scale = 4h
+        o_proj: LoRA B = 4h + 2r
+        o_proj: LoRA A = 2h + 2r + 2q
+        o_proj = 2h + 4q
+    """)  # fmt: skip
+
+
+def test_a_quantised_linear_is_dequantised_whole_in_forward_and_backward() -> None:
+    """NF4 weights become bf16 for each multiplication: 2 bytes an element, gone after it; the head stays bf16."""
+    made = tape("llama-3-8b", **frozen(BF16_LORA, quantised=True))
+    for shots in (made.forward(), made.backward()):
+        found = passing("llama-3-8b", shots)
+        assert found["down_proj"][1] == {"W_down_proj": 2}
+        assert found["q_proj"][1] == {"W_q_proj": 2}
+        assert found["mlp: product"][1] == {}
+
+
+def test_old_bitsandbytes_keeps_the_input_of_every_four_bit_product() -> None:
+    """MatMul4Bit up to 0.43.1 stores (A, B), so that a frozen layer keeps what a trained one's linears do: the
+    norms' outputs that q, k, v and gate, up share, 2h each, and the MLP's product, 2i. Flash keeps its output anyway.
+    """
+    new, old = (per_token("llama-3-8b", **frozen(quantised=True, keeps_inputs=kept)) for kept in (False, True))
+    assert old - new == 4 * 4096 + 2 * 14336
+
+
+def test_a_quantised_model_of_fp32_dequantises_to_fp32() -> None:
+    """The copy has the type that the multiplication runs in."""
+    found = passing("llama-3-8b", tape("llama-3-8b", **frozen(quantised=True, precision="fp32")).forward())
+    assert found["q_proj"][1] == {"W_q_proj": 4}
+
+
+AUTOCAST_FORWARD = """
+input_layernorm: square = 4h
+input_layernorm: weight = 4h
+q_proj: to bf16 = 6h
+q_proj: weight to bf16 = 6h | 2W_q_proj
+q_proj = 4h + 2q
+v_proj = 4h + 2q + 4kv
+q: rotate = 18q + 4kv + 4h
+k: rotate = 4q + 20kv + 4h
+q: to bf16 = 6q + 6kv + 4h
+k: to bf16 = 6q + 8kv + 4h
+o_proj: weight to bf16 = 4h + 4q + 4kv | 2W_o_proj
+o_proj = 6h + 4q + 4kv
+"""
+AUTOCAST_BACKWARD = """
+mlp: add = 6h
+down_proj = 6h + 2i | 2W_down_proj
+down_proj: weight to bf16 = 4h + 2i | 2W_down_proj
+mlp: product = 4h + 6i
+gate_proj: to bf16 = 14h
+post_attention_layernorm: weight = 16h
+post_attention_layernorm: square = 20h
+attention: add = 6h
+attention = 4h + 12q + 4kv + 4H
+k: to bf16 = 4h + 2q + 8kv
+q: to bf16 = 4h + 6q + 6kv
+k: rotate = 4h + 4q + 20kv
+q: rotate = 4h + 18q + 4kv
+v_proj: to bf16 = 10h + 2q + 2kv
+q_proj = 10h + 2q | 2W_q_proj
+q_proj: to bf16 = 14h
+"""
+
+
+def test_autocast_casts_inputs_and_weights_of_every_linear() -> None:
+    """The residual stream is fp32 and saved by the norm as it is; cos and sin are fp32, so rotation widens: 4q + 12q.
+
+    The block's variables name rotated queries and keys, 4q + 4kv, until it returns, beside the casts the kernel keeps.
+
+    A weight's bf16 gradient, 2 bytes an element, passes until it is cast to fp32; an input's gradient is bf16 and fp32
+    at once in its cast, beside the sum of those before: 4h + 4h + 2h + 4h.
+    """
+    made = tape("llama-3-8b", precision="autocast")
+    check(passing("llama-3-8b", made.forward()), AUTOCAST_FORWARD)
+    check(passing("llama-3-8b", made.backward()), AUTOCAST_BACKWARD)
+    making = {s.name: s.making for s in made.backward()}
+    assert making["q_proj: weight to bf16"] == 4096 * 4096
+    assert making["q_proj"] == 0
+
+
+def test_autocast_keeps_bf16_copies_of_adapters_in_fp32() -> None:
+    """o_proj of Llama 3 8B at rank 64: two matrices of 64 · 4096, of two bytes; none of an adapter in bf16."""
+    fp32, bf16 = (
+        tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), False, b), precision="autocast")).saved() for b in (4, 2)
+    )
+    assert fp32.fixed.get("", 0) - bf16.fixed.get("", 0) == 2 * 2 * 64 * 4096
+
+
+def test_a_symbol_stands_for_the_weight_of_the_layer_that_has_it() -> None:
+    """DeepSeek V2 Lite: down_proj is its only dense layer's, 10,944 wide; without adapters nothing has a rank."""
+    dims = dimensions(arch("deepseek-v2-lite"))
+    assert dims["W_down_proj"] == 10_944 * 2048
+    assert dims["W_experts_down_proj"] == 64 * 1408 * 2048
+    assert dims["r"] == 0
+
+
+def test_a_bias_is_counted_with_its_weight() -> None:
+    """Three heads of five in seven dimensions: 15 · 7 + 15, 120; sizes that are powers of two share no bit."""
+    small = replace(arch("qwen2.5-0.5b"), hidden=7, heads=3, kv_heads=3, head_dim=5)
+    ops = {op.name: op for op in Program(Run(small), 0).layer(moe=False).ops}
+    assert ops["q_proj"].weight == 120
+    oss = replace(arch("gpt-oss-20b"), hidden=7, moe_intermediate=3, experts=5)
+    program = Program(Run(oss))
+    assert program.trained_expert("down_proj") == 5 * 3 * 7 + 5 * 7
+    assert program.trained_expert("gate_up_proj") == 5 * 6 * 7 + 5 * 6
+
+
+def test_an_adapter_named_by_its_end_is_on_shared_experts_too() -> None:
+    """PEFT matches `…mlp.shared_experts.down_proj` by `down_proj`."""
+    program = Program(Run(arch("deepseek-v2-lite"), trained=False, adapter=Adapter(8, ("down_proj",), False, 2)))
+    named = ("down_proj", "shared_down_proj", "up_proj", "shared_up_proj", "lm_head")
+    assert [name for name in named if program.is_adapted(name)] == ["down_proj", "shared_down_proj"]
