@@ -96,6 +96,11 @@ class Shared:
         process = [line for line in self.process if line.component != "workspace"] if loading else self.process
         return [*process, *self.serving(engine)]
 
+    @cached_property
+    def awake(self) -> list[Line]:
+        """All of vLLM."""
+        return self.engine.awake(self.others) if self.engine else []
+
     def serving(self, state: str) -> list[Line]:
         """What is there of vLLM: `all` of it, its `weights`, or what stays of it `asleep`, where it can sleep."""
         if not (state and self.engine and self.job.s.rollout):
@@ -103,7 +108,7 @@ class Shared:
         if state in STARTING:
             return self.engine.starting(state, self.others)
         if state == "all" or not self.job.s.rollout.sleep:
-            return self.engine.awake(self.others)
+            return self.awake
         return self.engine.with_weights() if state == "weights" else self.engine.asleep()
 
     def cache(self) -> Cache | None:

@@ -51,6 +51,7 @@ TARGETS = (
     "calc/lora.py",
     "calc/ledger.py",
     "calc/estimate.py",
+    "calc/stages.py",
     "calc/groups.py",
     "calc/job.py",
     "calc/nodes.py",

@@ -17,7 +17,7 @@ from sites import ROOT
 
 GOAL = 95
 CATEGORIES = ("performance", "accessibility", "best-practices", "seo")
-TRIES = 3  # other work on the machine can only lower the mark for performance
+TRIES = 6  # other work on the machine can only lower the mark for performance
 PHONE = 4.0  # how many times as slow as this machine Lighthouse takes a phone to be
 # By benchmark index, how many times as fast as that phone a machine is: Lighthouse's own calculator for its multiplier.
 SPEEDS = ((150, 1.0), (800, 2.0), (1300, 3.0), (1533, PHONE))
