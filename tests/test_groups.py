@@ -103,6 +103,23 @@ def test_of_equal_moments_the_first_is_shown() -> None:
     assert [p.moment.name for p in shared(*found).group().phases] == ["second"]
 
 
+@pytest.mark.parametrize("serving", [True, False])
+def test_room_is_that_of_the_moments_with_all_that_is_on_the_card(serving: bool) -> None:
+    """Whichever phase leaves least: with its workspaces and what may be held back, which loading has neither of."""
+    process = [line("context", GiB, allocated=False), line("workspace", GiB)]
+    phases = ("load", "rollout") if serving else ("score", "step")
+    for larger in phases:
+        found = [step(line("weights", (40 if name == larger else 9) * GiB), phase=name) for name in phases]
+        other = step(line("weights", 70 * GiB), phase="step" if serving else "save")
+        on = shared(*found, other, process=process)
+        rooms = {name: verdict.room(on.moment(x).sums, USABLE) for name, x in zip(phases, found, strict=True)}
+        assert on.room(serving=serving) == rooms[larger] == min(rooms.values())
+
+
+def test_gpus_without_any_such_phase_have_all_their_room() -> None:
+    assert shared(step(line("weights", GiB))).room(serving=True) == USABLE
+
+
 def test_an_engine_awake_may_make_a_smaller_moment_the_largest() -> None:
     """Of a phase in which it changes its state: 30 of the roles beside 5 of its own, 20 beside 50."""
     engine = SimpleNamespace(

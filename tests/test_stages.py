@@ -15,7 +15,8 @@ from calc.groups import sets
 from calc.job import Job, Memo
 from calc.keeps import Stage
 from calc.ledger import Line
-from calc.stages import Stages
+from calc.memory import runtime
+from calc.stages import Candidate, Stages
 
 
 def line(component: str, count: int) -> Line:
@@ -37,6 +38,42 @@ def test_an_engine_on_gpus_of_its_own_gets_weights_at_the_sync_alone(does: str) 
     found = list(staged(Stage(does, "actor"), names=("rollout",)).moments(serving=True))
     assert [x.engine for x in found[:3]] == list(STARTING)
     assert [tuple(x) for x in found[3:]] == ([("sync", "weights arrive", [], "all")] if does == "sync" else [])
+
+
+def test_what_may_be_held_back_decides_between_moments_but_not_while_models_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hundredth of what is allocated: 995 bytes of it are more than 1,000 of which nothing is."""
+    monkeypatch.setattr(runtime, "HELD_BACK", (0.01,) * 40)
+    outside, inside = line("context", 1000)._replace(allocated=False), line("weights", 995)
+    for phase, serving, larger in (("step", False, "inside"), ("load", True, "outside"), ("sync", True, "inside")):
+        moments = [Candidate(phase, "outside", [outside]), Candidate(phase, "inside", [inside])]
+        found = staged()
+        vars(found)["moments"] = lambda serving, moments=moments: iter(moments)
+        ((most, known),) = found.largest(serving=serving)
+        assert most.at == larger
+        assert known == {"inside": (995, 995, 0 if phase == "load" else 995), "outside": (1000, 0, 0)}[larger]
+
+
+def test_of_equal_moments_the_first_is_the_largest() -> None:
+    found = staged()
+    vars(found)["moments"] = lambda serving: (Candidate("step", at, [line("weights", 7)]) for at in "ab")
+    assert [most.at for most, _ in found.largest(serving=False)] == ["a"]
+
+
+def test_a_root_group_stays_gathered_from_a_forward_to_the_roles_own_backward() -> None:
+    """Only a forward that keeps nothing leaves it so, and only training takes it away."""
+    stays = SimpleNamespace(role=SimpleNamespace(root_stays=True), trained=True)
+    found = staged(placed={"actor": stays})
+    for does, gathered in (
+        ("generate", set()), ("sync", set()), ("score", {"actor"}), ("save", {"actor"}), ("sync", {"actor"}),
+        ("train", set()),
+    ):  # fmt: skip
+        found.leave(Stage(does, "actor"))
+        assert found.gathered == gathered, does
+    stays.role.root_stays = False
+    found.leave(Stage("score", "actor"))
+    assert found.gathered == set()
 
 
 def role(count: int, *leaves: str, trained: bool = True, shares: bool = False) -> Any:

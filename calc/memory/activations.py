@@ -119,7 +119,7 @@ class Program(Attention):
         tape, arch, experts, k = self.tape, self.arch, of(E=1), of(k=1)
         trained = self.run.trained
         name = arch.router.rpartition(".")[2]
-        weight = self.elements.get(name, 0) if trained else 0
+        weight = self.elements[name] if trained else 0
         index = Tensor(k, 8, differentiable=False)
         reads = [x]
         if arch.routing == "fp32":

@@ -295,6 +295,32 @@ def test_checkpoints_keep_the_masks_of_eager_attention() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "elements"),
+    [
+        # of q, k, v, o, gate, up and down the odd ones
+        ("llama-3-8b", 32 * (4096 * 4096 + 4096 * 1024 + 2 * 4096 * 14_336)),
+        # of q, k, v, o and the router: experts multiply in groups
+        ("mixtral-8x7b", 32 * (4096 * 4096 + 4096 * 1024 + 4096 * 8)),
+        # of q, kv_a, kv_b, o and then gate, up and down of the first layer, or the router and three of shared experts
+        (
+            "deepseek-v2-lite",
+            27 * (2048 * 3072 + 512 * 4096) + 2 * 2048 * 10_944 + 26 * (2048 * 64 + 2048 * 2816),
+        ),
+    ],
+)
+def test_the_matrices_that_selective_checkpointing_multiplies_with_once(model: str, elements: int) -> None:
+    """Configurations of the models, counted by hand."""
+    assert activations.kept_products(Run(arch(model))) == elements
+
+
+def test_an_adapters_matrices_count_among_the_products() -> None:
+    """Rank 2 on q_proj: q, A, B, k, v, o, gate, up, down; q, B, v, gate and down are kept."""
+    run = Run(arch("llama-3-8b"), trained=False, adapter=Adapter(2, ("q_proj",), False, 2))
+    kept = 4096 * 4096 + 2 * 4096 + 4096 * 1024 + 2 * 4096 * 14_336
+    assert activations.kept_products(run) == 32 * kept
+
+
+@pytest.mark.parametrize(
     ("model", "run", "closed_form"),
     [
         # q, v, gate and down of the seven; SDPA's output and log-sum-exp

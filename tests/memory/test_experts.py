@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from formulas import form, terms
-from tapes import arch, check, frozen, passing, tape
+from tapes import arch, check, frozen, passing, small, tape
 
 from calc.memory import activations
 from calc.memory.activations import Program
@@ -165,6 +165,14 @@ def test_deepseeks_router_multiplies_in_fp32() -> None:
     router = next(s for s in shots if s.name == "router")
     assert terms(router.passing) == form("8h + 4E | 4W_gate")
     assert terms(router.saved)[1] == form("0 | 4W_gate")[1]
+
+
+def test_granites_router_weighs_the_best_in_fp32_and_casts_back() -> None:
+    """Granite MoE: the best logits are taken in fp32, and their softmax is cast to the stream's type (traced)."""
+    tape = Program(Run(small("granitemoe", num_local_experts=4)), -1).layer(moe=True)
+    found = [(op.name, op.outs[0].b) for op in tape.ops if op.name.startswith("router")]
+    assert [b for _, b in found] == [2, 4, 4, 4, 2]
+    assert [name for name, _ in found if "top k" in name or "softmax" in name] == ["router: top k", "router: softmax"]
 
 
 def test_shared_experts_run_beside_the_routed_ones() -> None:
