@@ -107,7 +107,7 @@ def test_of_equal_moments_the_first_is_shown() -> None:
 def test_room_is_that_of_the_moments_with_all_that_is_on_the_card(serving: bool) -> None:
     """Whichever phase leaves least: with its workspaces and what may be held back, which loading has neither of."""
     process = [line("context", GiB, allocated=False), line("workspace", GiB)]
-    phases = ("load", "rollout") if serving else ("score", "step")
+    phases = ("load", "rollout") if serving else ("score", "backward")
     for larger in phases:
         found = [step(line("weights", (40 if name == larger else 9) * GiB), phase=name) for name in phases]
         other = step(line("weights", 70 * GiB), phase="step" if serving else "save")
@@ -127,12 +127,23 @@ def test_an_engine_awake_may_make_a_smaller_moment_the_largest() -> None:
     )
     job = shared().job
     job.s.rollout = SimpleNamespace(sleep=True)
-    found = [
-        Candidate("sync", "asleep", [line("weights", 30)], "asleep"),
-        Candidate("sync", "awake", [line("weights", 20)], "all"),
-    ]
-    (phase,) = shared(*found, engine=engine, job=job).phases()
-    assert (phase.moment.name, phase.moment.device_bytes - phase.moment.held_back) == ("awake", 70)
+    asleep = Candidate("sync", "asleep", [line("weights", 30)], "asleep")
+    awake = Candidate("sync", "awake", [line("weights", 20)], "all")
+    same = Candidate("sync", "as much", [line("weights", 65)], "asleep")
+    for found, largest in (((asleep, awake), "awake"), ((awake, asleep), "awake"), ((awake, same), "awake")):
+        job.roles = Memo()
+        job.roles.training = Memo()
+        (phase,) = shared(*found, engine=engine, job=job).phases()
+        assert (phase.moment.name, phase.moment.sums.needed) == (largest, 70)
+
+
+def test_jobs_that_differ_in_vllm_alone_share_what_trainers_need_and_nothing_else() -> None:
+    one, other = shared(), shared()
+    vars(one)["stages"] = SimpleNamespace(largest=lambda serving: "one")
+    vars(other)["stages"] = SimpleNamespace(largest=lambda serving: "other")
+    other.job.roles.training = one.job.roles.training
+    assert [on.largest(serving=False) for on in (one, other)] == ["one", "one"]
+    assert [on.largest(serving=True) for on in (one, other)] == ["one", "other"]
 
 
 @pytest.mark.parametrize(("others", "refusal"), [(0, "no room"), (USABLE, None), (USABLE + 1, None)])

@@ -10,6 +10,7 @@ import pytest
 from jobs import P, job
 
 from calc.catalog import load
+from calc.engines.replica import Where
 from calc.engines.vllm import STARTING
 from calc.groups import sets
 from calc.job import Job, Memo
@@ -43,16 +44,19 @@ def test_an_engine_on_gpus_of_its_own_gets_weights_at_the_sync_alone(does: str) 
 def test_what_may_be_held_back_decides_between_moments_but_not_while_models_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A hundredth of what is allocated: 995 bytes of it are more than 1,000 of which nothing is."""
+    """A hundredth of what is allocated: 995 bytes of it are more than 1,000 of which nothing is, 980 are less."""
     monkeypatch.setattr(runtime, "HELD_BACK", (0.01,) * 40)
-    outside, inside = line("context", 1000)._replace(allocated=False), line("weights", 995)
-    for phase, serving, larger in (("step", False, "inside"), ("load", True, "outside"), ("sync", True, "inside")):
-        moments = [Candidate(phase, "outside", [outside]), Candidate(phase, "inside", [inside])]
+    outside = line("context", 1000)._replace(allocated=False)
+    for phase, serving, count, larger in (
+        ("backward", False, 995, "inside"), ("backward", False, 980, "outside"), ("load", True, 995, "outside"),
+        ("sync", True, 995, "inside"),
+    ):  # fmt: skip
+        moments = [Candidate(phase, "outside", [outside]), Candidate(phase, "inside", [line("weights", count)])]
         found = staged()
         vars(found)["moments"] = lambda serving, moments=moments: iter(moments)
         ((most, known),) = found.largest(serving=serving)
         assert most.at == larger
-        assert known == {"inside": (995, 995, 0 if phase == "load" else 995), "outside": (1000, 0, 0)}[larger]
+        assert known == {"inside": (count, count, count), "outside": (1000, 0, 0)}[larger]
 
 
 def test_of_equal_moments_the_first_is_the_largest() -> None:
@@ -146,6 +150,28 @@ def real(**fields: Any) -> Stages:
 
 
 PPO = {"task": "ppo", "prompt_len": 48, "response_len": 16, "rollout": {"engine": "hf", "n": 1}}
+
+
+def test_each_stage_is_among_those_of_vllm_or_among_the_others() -> None:
+    on = real(**PPO)
+    phases = [{x.phase for x in on.moments(serving=serving)} for serving in (True, False)]
+    assert phases == [{"load", "rollout"}, {"score", "forward", "backward", "step"}]
+
+
+def test_a_root_group_that_is_gathered_leaves_the_first_layer_no_buffer_for_it() -> None:
+    """Its own, or that of the model whose adapters are switched off; other instants stay."""
+    sizes = {Where("gather", 0, False): 9, Where("a", 0, False): 7, Where("gather", 5, False): 5}
+    instants = [
+        SimpleNamespace(name=str(n), where=w, parts=(), total=SimpleNamespace(bytes=lambda tokens, length, n=n: n))
+        for w, n in sizes.items()
+    ]
+    scored = SimpleNamespace(batch=(8, 4), plan=SimpleNamespace(scoring=instants), lines=lambda parts: [])
+    scorer = SimpleNamespace(replica=None, at=lambda w: [])
+    for shares, gathered, largest in ((False, set(), "9"), (False, {"r"}, "7"), (True, set(), "7")):
+        found = staged(step=lambda *given: scored, batch=lambda *given: None)
+        found.gathered = gathered
+        role: Any = SimpleNamespace(name="r", scoring_rows=1, shares=shares)
+        assert found.scoring(SimpleNamespace(scorer=scorer, s=None, role=role))[0] == largest
 
 
 def test_frozen_roles_keep_their_root_from_the_start() -> None:
