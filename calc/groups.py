@@ -62,9 +62,9 @@ class Shared:
         beside: dict[tuple[bool, str], Sums] = {}
         rooms = [usable]
         for found, known in self.largest(serving=serving):
-            at = found.phase == "load", found.engine
+            loading, engine = at = found.phase == "load", found.engine
             if at not in beside:
-                beside[at] = sums(self.card_lines(*at), stirred=found.phase != "load")
+                beside[at] = sums(self.card_lines(loading, engine), stirred=not loading)
             rooms.append(verdict.room(Sums(*map(add, known, beside[at])), usable))
         return min(rooms)
 
