@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from calc.catalog import load
 from calc.memory import activations
 from calc.memory.activations import Program
 from calc.memory.run import Adapter, Run, dimensions
+from calc.tape import Tensor, of
 
 
 @pytest.mark.parametrize(
@@ -276,6 +278,47 @@ def test_below_the_first_layer_a_dropped_out_embedding_keeps_its_mask() -> None:
     assert kept(scaled, recompute=True) == kept(scaled, **frozen(BF16_LORA)) == form("0")
 
 
+def activated(family: str, precision: str = "bf16") -> tuple[Any, list[Any], list[Any]]:
+    """Of a small model's activation: what it keeps, each output's bytes an element, each backward's scratch."""
+    a = small(family)
+    program = Program(Run(a, precision=precision))
+    program.activated(Tensor(of(i=1), 2))
+    ops = program.tape.ops
+    return terms(program.tape.saved(), a), [op.outs[0].b for op in ops], [terms(op.backward_scratch, a) for op in ops]
+
+
+def test_a_squared_relu_keeps_its_output_once_and_two_more_while_it_squares() -> None:
+    """`ReLUSquaredActivation`: ReLU keeps what it puts out, which the square reads."""
+    assert activated("arcee") == (form("2i"), [2, 2], [form("0"), form("4i")])
+
+
+@pytest.mark.parametrize("kind", ["relu", "gelu", "silu"])
+def test_other_activations_are_one_operation(kind: str) -> None:
+    a = replace(small("arcee"), activation=kind)
+    program = Program(Run(a))
+    program.activated(Tensor(of(i=1), 2))
+    assert terms(program.tape.saved(), a) == form("2i")
+    assert len(program.tape.ops) == 1
+
+
+def test_the_first_gpts_gelu_keeps_four_tensors_and_under_autocast_cubes_in_fp32() -> None:
+    """`NewGELUActivation`: x, tanh, half of x, tanh + 1; under autocast `pow` and what follows it run in fp32."""
+    nothing = form("0")
+    assert activated("phi") == (form("8i"), [2] * 8, [nothing, form("4i"), *[nothing] * 6])
+    kept, each, scratch = activated("phi", "autocast")
+    assert kept == form("14i")
+    assert each == [2, 4, 4, 4, 4, 4, 4, 4, 4]
+    assert scratch == [nothing, nothing, form("8i"), *[nothing] * 6]
+
+
+@pytest.mark.parametrize(("precision", "own"), [("bf16", [2, 2]), ("autocast", [4])])
+def test_a_sums_gradient_is_an_inputs_own_where_both_are_as_wide(precision: str, own: list[int]) -> None:
+    program = Program(Run(small("phi"), precision=precision))
+    program.activated(Tensor(of(i=1), 2))
+    (add,) = [op for op in program.tape.ops if op.name == "mlp: add cube"]
+    assert [t.b for t in add.aliases] == own
+
+
 def test_checkpoints_keep_the_masks_of_eager_attention() -> None:
     """One in the type of the residual stream; two where some layers slide and others do not."""
 
@@ -286,6 +329,8 @@ def test_checkpoints_keep_the_masks_of_eager_attention() -> None:
     assert kept("llama-3-8b", kernel="eager", precision="autocast") == form("4S")
     assert kept("gemma-3-1b", kernel="eager") == form("4S")
     assert kept("mistral-7b-v0.1", kernel="eager") == form("2S")
+    one = replace(arch("gemma-3-1b"), sliding_layers=(0,))
+    assert terms(activations.below_layers(Run(one, kernel="eager"), True), one) == form("4S")
     assert (
         kept("llama-3-8b", kernel="math")
         == kept("llama-3-8b", kernel="masked")
@@ -305,6 +350,11 @@ def test_checkpoints_keep_the_masks_of_eager_attention() -> None:
         (
             "deepseek-v2-lite",
             27 * (2048 * 3072 + 512 * 4096) + 2 * 2048 * 10_944 + 26 * (2048 * 64 + 2048 * 2816),
+        ),
+        # of q_a, q_b, kv_a, kv_b, o and then gate, up and down of three layers, or the router and the shared three
+        (
+            "deepseek-v3",
+            61 * 7168 * (1536 + 576 + 16_384) + 3 * 7168 * 18_432 + 58 * 2 * 7168 * 2048,
         ),
     ],
 )
