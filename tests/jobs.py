@@ -12,6 +12,8 @@ from calc.ledger import Line
 from calc.scenario import Scenario, framework, parse
 
 BASE = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm"}
+# Phases in which all of vLLM may be on the GPU, or its weights, and whose memory no micro batch changes.
+SERVING = ("load", "rollout", "sync", "save")
 OPENRLHF = {"framework": "openrlhf==0.6.1", "gpus": 8, "micro_batch": 1, "global_batch": 8}
 
 # Llama 3 8B by hand: V·h = 128,256 · 4,096; a layer: 2·4096² (q, o) + 2·1024·4096 (k, v) + 3·14336·4096 + 2·4096

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jobs import SERVING
 
 from calc import verdict
 from calc.engines.vllm import Cache
@@ -14,7 +15,6 @@ from calc.groups import Shared
 from calc.job import Memo
 from calc.ledger import Line
 from calc.memory import runtime
-from calc.recommend.search import SERVING
 from calc.stages import Candidate, Stages
 from calc.units import GiB
 

@@ -38,8 +38,9 @@ def next_faster(search: Search, found: Found) -> Miss | None:
         if first:
             near.append((search.bound(found.branch, first), first))
     for _, place in sorted(near, reverse=True):
-        fit, judged = search.fit(found.branch, place), search.judged(found.branch, place)
-        if fit and judged and not fit.fits:
+        fit = search.fit(found.branch, place)
+        judged = search.judged(found.branch, place) if fit and not fit.fits else None
+        if judged:
             return miss(search, judged)
     return _least([search], lambda s, b, place: s.bound(b, place) < found.seconds)
 

@@ -39,8 +39,6 @@ from calc.recommend.space import SHARE, Branch
 from calc.scenario import Scenario, on_card
 
 Place = tuple[int, ...]
-# Phases in which all of vLLM may be on the GPU, or its weights, and whose memory no micro batch changes.
-SERVING = ("load", "rollout", "sync", "save")
 
 
 class Fit:

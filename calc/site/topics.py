@@ -99,8 +99,12 @@ class Answers:
     def limit(self, given: Job, gpus: int) -> int:
         """Bytes of a card of which it is known that with no more nothing fits on `gpus` of them."""
         name = fingerprint([dict(given), gpus, of_model(given["model"]), of_gpu(advice.largest(self.catalog).id)])
-        most = self.limit(given, gpus // 2) if gpus > 1 else advice.IMAGINED[-1] * GiB
-        return int(self.once(("limit", name), lambda: advice.limit(given, gpus, self.catalog, most)))
+
+        def found() -> int:
+            most = self.limit(given, gpus // 2) if gpus > 1 else advice.IMAGINED[-1] * GiB
+            return advice.limit(given, gpus, self.catalog, most)
+
+        return int(self.once(("limit", name), found))
 
 
 class Topic(NamedTuple):

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jobs import SERVING
 from problems import searches
 
 from calc.catalog import load
 from calc.estimate import estimate
 from calc.recommend.clock import digits
 from calc.recommend.problem import Problem
-from calc.recommend.search import SERVING, Search, hosted, room
+from calc.recommend.search import Search, hosted, room
 from calc.recommend.space import SHARE
 from calc.scenario import on_card
 from calc.verdict import FITS
