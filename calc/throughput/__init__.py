@@ -7,9 +7,10 @@ from typing import Any
 
 from calc.architecture import Head
 from calc.catalog import GPU, Catalog, Node
+from calc.job import Roles
 from calc.keeps import Keeps
 from calc.placement import VALUED, serving
-from calc.scenario import Offload, Scenario, framework
+from calc.scenario import Offload, Scenario
 from calc.throughput.rates import Rates, rated
 from calc.throughput.rollout import generated, served, swapped, synced
 from calc.throughput.terms import Term, Unrated, within
@@ -80,9 +81,7 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list
     Stages follow each other. Where roles have GPUs of their own, those that score do so at once, as do those that
     train: the group that takes longest counts.
     """
-    keeps = framework(s.framework).keeps(s)
-    if s.rollout and s.rollout.engine == "none":
-        keeps = keeps.without_rollout()
+    keeps = Roles(s).keeps
     terms: list[Term] = []
     side: dict[str, dict[str, list[Term]]] = {"score": {}, "train": {}}
     synced_to = set()
