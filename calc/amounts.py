@@ -70,20 +70,15 @@ def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Container[s
     """
     keys = [(*map(add, _figures(s.saved, dims), _figures(s.passing, dims)), s.gradients, s.making) for s in snapshots]
     kept = [
-        n
-        for n, key in enumerate(keys)
+        s
+        for n, (s, key) in enumerate(zip(snapshots, keys, strict=True))
         if not any(
             all(map(le, key, other)) and (key != other or m < n)
             for m, other in enumerate(keys)
-            if m != n and (snapshots[m].name in apart) == (snapshots[n].name in apart)
+            if m != n and (snapshots[m].name in apart) == (s.name in apart)
         )
     ]
-    return tuple(
-        [
-            Shot(s.name, amount(s.saved, dims), amount(s.passing, dims), s.gradients, s.making)
-            for s in map(snapshots.__getitem__, kept)
-        ]
-    )
+    return tuple([Shot(s.name, amount(s.saved, dims), amount(s.passing, dims), s.gradients, s.making) for s in kept])
 
 
 class Segment(NamedTuple):
