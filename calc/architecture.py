@@ -252,6 +252,11 @@ def layer_tensors(arch: Architecture, index: int = -1) -> tuple[Tensor, ...]:
     return tuple(_layer(arch, moe=range(arch.layers)[index] >= arch.dense_layers))
 
 
+def layer_kinds(arch: Architecture) -> list[tuple[int, int]]:
+    """For each kind of layer that there is, the dense ones and those with experts: an index, and how many."""
+    return [(i, n) for i, n in ((0, arch.dense_layers), (-1, arch.layers - arch.dense_layers)) if n]
+
+
 @lru_cache(maxsize=4096)
 def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     """Every parameter tensor, a tied head once.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
-from calc.architecture import Architecture, ConfigError, Linear, linears
+from calc.architecture import Architecture, ConfigError, Linear, layer_kinds, linears
 
 
 def lora_parameters(
@@ -45,8 +45,7 @@ def _fused_width(arch: Architecture) -> int:
 @lru_cache(maxsize=4096)
 def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
     """Inputs plus outputs, over every Linear that `targets` names."""
-    groups = ((arch.dense_layers, 0), (arch.layers - arch.dense_layers, -1))  # how many layers, one of them
-    found = [(count, linear) for count, index in groups if count for linear in linears(arch, index)]
+    found = [(count, linear) for index, count in layer_kinds(arch) for linear in linears(arch, index)]
     names = sorted({linear.name.rpartition(".")[2] for _, linear in found})
     if isinstance(targets, str) and targets != "all-linear":
         raise ConfigError("lora.targets", targets, f"all-linear or a list of {', '.join(names)}", near=["all-linear"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import Architecture, Head, Tensor, linears, parameters, tensors
+from calc.architecture import Architecture, Head, Tensor, layer_kinds, linears, parameters, tensors
 from calc.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.plain import Plain
@@ -57,8 +57,8 @@ def kernel(arch: Architecture, attention: str, precision: str) -> str:
 def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> tuple[Tensor, ...]:
     """LoRA's two matrices beside each adapted linear."""
     found = []
-    for layer, count in ((0, arch.dense_layers), (-1, arch.layers - arch.dense_layers)):
-        for linear in linears(arch, layer) if count else ():
+    for layer, count in layer_kinds(arch):
+        for linear in linears(arch, layer):
             if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
                 found.append(Tensor(f"{linear.name}.lora_A", (rank, linear.inputs), count, "linear", linear.kind))
                 found.append(Tensor(f"{linear.name}.lora_B", (linear.outputs, rank), count, "linear", linear.kind))
@@ -75,10 +75,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     trained = trained and s.optimizer != "none"
     if trained and s.lora:
         adapter_bytes = 4 if s.lora.dtype == "fp32" or weight == 4 else 2
-        # PEFT also matches the end of a module's path, `self_attn.q_proj`; last names are unique in a layer
-        targets = (
-            s.lora.targets if s.lora.targets == "all-linear" else tuple(t.rpartition(".")[2] for t in s.lora.targets)
-        )
+        targets = s.lora.modules
         # FSDP's mixed precision gathers adapters, too, in the compute type
         adapter = Adapter(s.lora.rank, targets, s.lora.dropout > 0, 2 if s.precision == "fsdp-mixed" else adapter_bytes)
         elements = lora_parameters(arch, s.lora.rank, targets)

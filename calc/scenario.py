@@ -89,6 +89,13 @@ class Lora:
     dropout: float
     dtype: str
 
+    @property
+    def modules(self) -> str | tuple[str, ...]:
+        """`targets` by their last names, which are unique in a layer: PEFT also matches the end of a module's path."""
+        if isinstance(self.targets, str):
+            return self.targets
+        return tuple([target.rpartition(".")[2] for target in self.targets])
+
 
 @dataclass(frozen=True, slots=True)
 class Offload:

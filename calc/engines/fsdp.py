@@ -12,7 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from calc.architecture import Architecture, Head, Tensor, layer_parameters, layer_tensors, parameters, tensors
+from calc.architecture import (
+    Architecture,
+    Head,
+    Tensor,
+    layer_kinds,
+    layer_parameters,
+    layer_tensors,
+    parameters,
+    tensors,
+)
 from calc.engines.partition import padded
 from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.ledger import Line
@@ -248,7 +257,7 @@ class Fsdp(Holder):
     def units(self) -> tuple[int, ...]:
         """Elements of a rank's part of each group: the layers', then the root's."""
         r = self.replica
-        layers = [self.layer(i) for i, n in kinds(r.arch) for _ in range(n)]
+        layers = [self.layer(i) for i, n in layer_kinds(r.arch) for _ in range(n)]
         return tuple(-(-elements // r.ranks) for elements in (*layers, self.root_elements))
 
     def host(self, ranks: int) -> Moments:
@@ -287,9 +296,4 @@ def _layer_elements(arch: Architecture, index: int, ranks: int, version: int) ->
 
 @lru_cache(maxsize=1024)
 def _root_elements(arch: Architecture, head: Head) -> int:
-    return parameters(arch, head=head) - sum(layer_parameters(arch, i) * n for i, n in kinds(arch))
-
-
-def kinds(arch: Architecture) -> list[tuple[int, int]]:
-    """(an index, how many) for each kind of layer."""
-    return [(i, n) for i, n in ((0, arch.dense_layers), (-1, arch.layers - arch.dense_layers)) if n]
+    return parameters(arch, head=head) - sum(layer_parameters(arch, i) * n for i, n in layer_kinds(arch))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calc.engines.fsdp import Fsdp, kinds
+from calc.architecture import layer_kinds
+from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Where
 from calc.ledger import Line
 from calc.memory import communication, gradients
@@ -49,7 +50,7 @@ class Staged(Fsdp):
 
     def layers_gathered(self, but: int = 0) -> Line:
         """All layers whole, in the compute type, `but` elements left out."""
-        layers = sum([self.layer(i) * n for i, n in kinds(self.replica.arch)])
+        layers = sum([self.layer(i) * n for i, n in layer_kinds(self.replica.arch)])
         return communication.gathered(self.replica.role, "layers", layers - but, self.replica.run.compute)
 
     def finishing(self) -> list[Line]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from calc.amounts import Segment, amount, segment
+from calc.architecture import layer_kinds
 from calc.memory.attention import Attention
 from calc.memory.linears import WIDTH
 from calc.memory.run import Run, dimensions
@@ -236,8 +237,8 @@ def kept_products(run: Run) -> int:
     """
     arch, total = run.arch, 0.0
     dims = dimensions(arch, run.adapter.rank if run.adapter else 0)
-    for moe, layers in ((False, arch.dense_layers), (True, arch.layers - arch.dense_layers)):
-        ops = Program(run, -1 if moe else 0, selective=True).layer(moe=moe).ops if layers else ()
+    for index, layers in layer_kinds(arch):
+        ops = Program(run, index, selective=True).layer(moe=index < 0).ops
         sizes = [
             [amount(t.width, dims).tokens for t in (op.inputs[0], op.outs[0])] for op in ops if op.product and op.kept
         ]

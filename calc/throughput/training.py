@@ -68,9 +68,7 @@ def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tup
         return p, p
     adapter = None
     if s.lora:
-        targets = s.lora.targets
-        names = targets if isinstance(targets, str) else tuple(t.rpartition(".")[2] for t in targets)
-        adapter = Adapter(s.lora.rank, names, s.lora.dropout > 0, 2)
+        adapter = Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, 2)
     kept = kept_products(Run(s.architecture, trained=not s.lora, adapter=adapter))
     return p._replace(again=1 - kept / (c.layers + a.elements)), p._replace(again=float(s.attention != "sdpa"))
 
@@ -79,7 +77,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     """The terms of a model's update, or of its forward alone where it is not trained; `s` is as its role sees it."""
     trained = trained and s.optimizer != "none"
     c, p = work.counts(s.architecture, head), passes(s, trained)
-    a = work.adapters(s.architecture, s.lora.rank, s.lora.targets) if trained and s.lora else work.NO_ADAPTERS
+    a = work.adapters(s.architecture, s.lora.rank, s.lora.modules) if trained and s.lora else work.NO_ADAPTERS
     n = s.tensor_parallel * s.context_parallel * s.pipeline_parallel
     tokens = load.tokens
     products, core = spared(s, c, a, p)

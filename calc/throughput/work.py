@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import Architecture, Head, linears, tensors
+from calc.architecture import Architecture, Head, layer_kinds, linears, tensors
 from calc.throughput.terms import Constant, Term
 
 # Bytes a token and layer that eager kernels read and write beside multiplications, in bf16: RMSNorm in fp32 takes
@@ -97,12 +97,11 @@ NO_ADAPTERS = Adapters(0, 0, 0, 0)
 
 @lru_cache(maxsize=4096)
 def adapters(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> Adapters:
-    """The adapters of rank `rank` on `targets`, over all layers."""
-    names = None if isinstance(targets, str) else {t.rpartition(".")[2] for t in targets}
+    """The adapters of rank `rank` on `targets`, `all-linear` or last names of modules, over all layers."""
     found = [0, 0, 0]
-    for layers, index in ((arch.dense_layers, 0), (arch.layers - arch.dense_layers, -1)):
-        for linear in linears(arch, index) if layers else ():
-            if names is None or linear.name.rpartition(".")[2] in names:
+    for index, layers in layer_kinds(arch):
+        for linear in linears(arch, index):
+            if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
                 found[0] += layers * linear.inputs
                 found[1] += layers * linear.outputs
                 found[2] += layers
