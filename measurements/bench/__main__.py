@@ -27,6 +27,7 @@ from .record import Results, edge_record, record, writable
 PROBE_SECONDS = 300.0
 AT_LEAST_SECONDS, TIMES_EXPECTED = 120.0, 4  # how long a case may take before it counts as hung
 OTHERS = 2 * GiB  # more than a CUDA context
+SPARES, PROBES_AHEAD = 4, 2  # processes made ready at most, and for the next probes of an edge
 
 
 class OutOfTime(Exception):
@@ -51,7 +52,7 @@ class Run:
                 continue
             self.show.start(case.name, self._rest())
             try:
-                found = self.search(case) if case.edge else self.measure(case, self._after(n))
+                found = self.search(case) if case.edge else self.measure(case, self.cases[n + 1 :])
             except OutOfTime:
                 whole = False
                 break
@@ -62,10 +63,7 @@ class Run:
     def _rest(self) -> float:
         return sum(self.rest.values())
 
-    def _after(self, n: int) -> Mapping[str, str] | None:
-        return self.plan.environment(self.cases[n + 1]) if n + 1 < len(self.cases) else None
-
-    def measure(self, case: Case, then: Mapping[str, str] | None) -> dict[str, Any]:
+    def measure(self, case: Case, then: Sequence[Case]) -> dict[str, Any]:
         """The record of a case: the one in the file, or that of a process run now."""
         name = self.results.name(case)
         if name not in self.results.records:
@@ -74,12 +72,13 @@ class Run:
             self.results.add(record(self.plan, case, name, result))
         return self.results.records[name]
 
-    def _result(self, case: Case, then: Mapping[str, str] | None) -> dict[str, Any]:
+    def _result(self, case: Case, then: Sequence[Case]) -> dict[str, Any]:
         expected, started = self.plan.seconds(case), self.clock.elapsed
         allowed = max(AT_LEAST_SECONDS, TIMES_EXPECTED * self.clock.likely(expected))
         try:
+            later = [self.plan.environment(each) for each in then[: self.pool.ahead]]
             result = self.pool.run(
-                self.plan.job(case), self.plan.environment(case), min(allowed, self.clock.left), then
+                self.plan.job(case), self.plan.environment(case), min(allowed, self.clock.left), later
             )
         except TimedOut as error:
             if self.clock.left <= 0:
@@ -98,7 +97,7 @@ class Run:
 
         def fits(size: int) -> bool:
             probe = case.at(size * edge.step)
-            found = self.measure(probe, self.plan.environment(probe))
+            found = self.measure(probe, [probe] * PROBES_AHEAD)
             self.show.note(f"    {edge.field} {size * edge.step}: {_words(found)}")
             if found["verdict"] in ("failed", "untested"):
                 raise _NoEdge(found.get("failure") or "no edge: without a GPU nothing runs out of memory")
@@ -169,14 +168,18 @@ def _main(options: argparse.Namespace) -> int:
         results.forget_failed()
     with Pool(options.python) as pool:
         machine = probe(pool, options.python)
-        pool.ahead = machine.cuda
+        # a process that imports takes a core, and the one that is measured must not wait for it
+        pool.ahead = min(SPARES, (machine.cores or 1) // 4) if machine.cuda else 0
         writable(options.out, machine.cuda)
         plan = Plan(catalog, machine, machine.gpu(catalog, options.gpu))
         for case in cases:
             plan.check(case)
+        cases, named = plan.runnable(cases), cases
         todo = [case for case in cases if results.name(case) not in results.records]
         show = Progress(len(todo), sys.stderr, clock)
         show.note(f"{machine.words}; {len(todo)} of {len(cases)} cases to measure")
+        if larger := sorted({plan.card(case).id for case in named if case not in cases}):
+            show.note(f"{len(named) - len(cases)} cases left out, for {', '.join(larger)}: more memory than is at hand")
         if not machine.cuda:
             show.note("no GPU here: the cases run, and their records say nothing on memory")
         if (machine.used_bytes or 0) > OTHERS:

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from measurements.training import Critic, checkpointing
 
 STD = 0.02
 MODERN = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (4, 56)  # from_config takes dtype
@@ -44,25 +46,59 @@ def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) 
     given = dict(config)
     own = AutoConfig.for_model(given.pop("model_type"), **given)
     own.use_cache, own.pad_token_id = False, 0
-    kind: Any = AutoModelForCausalLM
+    kind: Any = AutoModel if scores(s) else AutoModelForCausalLM
     if s["task"] == "rm":
         own.num_labels, kind = 1, AutoModelForSequenceClassification
     dtype = torch.bfloat16 if s["precision"] == "bf16" else torch.float32
-    # FSDP2 moves each unit to the GPU as it shards it, so the whole model is never there
-    where = torch.device("cpu") if s["sharding"] == "fsdp2" else device
+    # FSDP2 moves each unit to the GPU as it shards it, four bits each layer as it is converted: whole it is never there
+    where = torch.device("cpu") if s["sharding"] == "fsdp2" or s["method"] == "qlora" else device
     with _no_init(), where:
         model = kind.from_config(
             own, attn_implementation=attention(s["attention"])[0], **{"dtype" if MODERN else "torch_dtype": dtype}
         )
+    if s["method"] == "qlora":
+        model = _quantised(model, device)
     model.tie_weights()
+    return Critic(model).to(device) if scores(s) else model
+
+
+def scores(s: Mapping[str, Any]) -> bool:
+    """Whether it is PPO's critic that is updated: a scalar head on the backbone."""
+    return bool(s["task"] == "ppo" and s["roles"].get("actor") == "none")
+
+
+def _quantised(model: Any, device: torch.device) -> Any:
+    """A model of the host on `device`, the linear modules of its layers in four bits: NF4, its scales quantised too."""
+    if not find_spec("bitsandbytes"):
+        raise NotRun("not run: bitsandbytes missing")
+    from bitsandbytes.nn import Linear4bit, Params4bit
+    from transformers import BitsAndBytesConfig
+    from transformers.integrations import replace_with_bnb_linear
+
+    four_bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    model = replace_with_bnb_linear(model, ["lm_head", "score"], four_bits)
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            whole = torch.randn(module.weight.shape, dtype=torch.bfloat16, device=device) * STD
+            module.weight = Params4bit(whole, requires_grad=False, quant_type="nf4", module=module).to(device)
+            if module.bias is not None:
+                module.bias = torch.nn.Parameter(torch.zeros(module.bias.shape, dtype=torch.bfloat16, device=device))
+    model = model.to(device)
+    model.is_loaded_in_4bit = True  # PEFT asks it
     return model
 
 
 def prepare(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) -> torch.nn.Module:
     """`model` ready to train as `s` says: recomputation, adapters, shards, random weights."""
-    if s["checkpointing"] == "full":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    if s["method"] == "lora":
+    if s["checkpointing"] != "none":
+        base: Any = model.backbone if isinstance(model, Critic) else model
+        base.gradient_checkpointing_enable(checkpointing(s["checkpointing"]))
+    if s["method"] != "full":
         model = _adapt(model, s)
     if s["sharding"] == "fsdp2":
         _shard(model, s, device)
@@ -77,6 +113,8 @@ def fill(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for name, whole in model.named_parameters():
             parameter = whole.to_local() if hasattr(whole, "to_local") else whole  # of a sharded one, this rank's part
+            if not parameter.is_floating_point():  # four bits, which were filled before they were packed
+                continue
             if parameter.dim() > 1:
                 parameter.normal_(std=STD)
             elif "norm" in name and name.endswith("weight"):
@@ -94,14 +132,20 @@ def _adapt(model: torch.nn.Module, s: Mapping[str, Any]) -> torch.nn.Module:
     names = {
         n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n
     }
+    kind = TaskType.SEQ_CLS if s["task"] == "rm" else TaskType.CAUSAL_LM
     config = LoraConfig(
         r=lora["rank"],
         lora_alpha=2 * lora["rank"],
         lora_dropout=lora["dropout"],
         target_modules=sorted(names) if lora["targets"] == "all-linear" else lora["targets"],
-        task_type=TaskType.SEQ_CLS if s["task"] == "rm" else TaskType.CAUSAL_LM,
+        task_type=TaskType.FEATURE_EXTRACTION if scores(s) else kind,
     )
-    return get_peft_model(model, config, autocast_adapter_dtype=lora["dtype"] == "fp32")
+    wide = lora["dtype"] == "fp32"
+    if isinstance(model, Critic):  # its scalar head is trained whole
+        model.backbone = get_peft_model(model.backbone, config, autocast_adapter_dtype=wide)
+        return model
+    adapted: torch.nn.Module = get_peft_model(model, config, autocast_adapter_dtype=wide)
+    return adapted
 
 
 def _shard(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ STEPS = 5  # of which the worker leaves out the first two when it takes the medi
 RATES = ("decode", "matmul")
 # What `steps` can do; anything else is recorded as not run.
 SUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "task": ("pretrain", "sft", "rm", "dpo"),
+    "task": ("pretrain", "sft", "rm", "dpo", "ppo"),
     "framework": ("torch",),
-    "method": ("full", "lora"),
+    "method": ("full", "lora", "qlora"),
     "precision": ("bf16", "autocast", "fsdp-mixed", "fp32"),
     "optimizer": ("adamw", "adamw-8bit", "adamw-paged-8bit", "sgd", "sgd-momentum", "none"),
     "sharding": ("none", "fsdp2"),
-    "checkpointing": ("none", "full"),
+    "tensor_parallel": (1,),
+    "context_parallel": (1,),
+    "pipeline_parallel": (1,),
+    "checkpointing": ("none", "selective", "full"),
     "loss": ("full",),
     "packing": (False,),
 }
@@ -121,7 +125,8 @@ def _expand(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -
         step = edge.get("step", 1 if edge["field"] == "micro_batch" else 256)
         edge = Edge(edge["field"], step, edge.get("highest", 1024 if edge["field"] == "micro_batch" else 131072))
     for values in itertools.product(*each.values()):
-        scenario = {**defaults, **own, **dict(zip(each, values, strict=True))}
+        fields = {**defaults, **own, **dict(zip(each, values, strict=True))}
+        scenario = {name: value for name, value in fields.items() if value is not None}
         for name in ("model", "task"):
             if not isinstance(scenario.get(name), str):
                 raise InputError(f"{where}: missing field {name!r}")
@@ -155,14 +160,20 @@ class Plan:
                 self.catalog.model(case.scenario["model"])
             else:
                 self.scenario(case.at(case.edge.step) if case.edge else case)
-            card = self.card(case)
+            self.card(case)
         except CatalogError as error:
             raise InputError(f"{case.where}: {error}") from None
-        if self.machine.cuda and card.usable_bytes > self.gpu.usable_bytes:
+
+    def runnable(self, cases: Sequence[Case]) -> list[Case]:
+        """The cases whose card has no more memory than the one at hand; InputError where there is none."""
+        whole = self.gpu.usable_bytes if self.machine.cuda else inf
+        found = [case for case in cases if self.card(case).usable_bytes <= whole]
+        if cases and not found:
             raise InputError(
-                f"{case.where}: gpu: given {card.id}, which has more memory than the {self.gpu.id} at hand, "
-                "allowed: one with less"
+                f"{cases[0].where}: gpu: given {self.card(cases[0]).id}, which has more memory than the {self.gpu.id} "
+                "at hand, allowed: one with less"
             )
+        return found
 
     def given(self, case: Case) -> dict[str, Any]:
         """The case's fields, with the card and the versions of the machine filled in."""
@@ -183,15 +194,18 @@ class Plan:
         """Why the worker cannot run the case, in one line; None where it can."""
         if case.kind in RATES:
             return None
-        scenario = self.scenario(case).as_dict()
+        s = self.scenario(case)
+        scenario = s.as_dict()
         for name, known in SUPPORTED.items():
             given = scenario[name].partition("==")[0] if name == "framework" else scenario[name]
             if given not in known:
                 return f"not run: {name} {given} is not built here"
         if any(scenario["offload"].values()):
             return "not run: offload is not built here"
-        if scenario["expected_len"] != scenario["seq_len"]:
+        if s.expected_len != s.seq_len:
             return "not run: rows shorter than seq_len are not built here"
+        if s.rollout and (s.rollout.engine != "none" or sum(s.has(name) for name in scenario["roles"]) > 1):
+            return "not run: of RL one role's update or score is built here, without generation"
         for name, role in scenario["roles"].items():
             if not isinstance(role, str) and set(role) > {"model"}:
                 return f"not run: roles.{name} with fields of its own is not built here"

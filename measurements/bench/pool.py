@@ -1,4 +1,4 @@
-"""Fresh processes, one a case; the next one imports its libraries while this one runs."""
+"""Fresh processes, one a case; those of the next cases import their libraries while this one runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import selectors
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -31,29 +31,30 @@ class _Worker:
 
 
 class Pool:
-    """Runs jobs in processes of `python`, with one made ready ahead where `ahead`."""
+    """Runs jobs in processes of `python`, with up to `ahead` made ready for the next ones."""
 
-    def __init__(self, python: str, *, ahead: bool = False) -> None:
+    def __init__(self, python: str, *, ahead: int = 0) -> None:
         self.command = [python, "-m", "measurements.bench.worker"]
         self.ahead = ahead
-        self._spare: _Worker | None = None
+        self._spares: list[_Worker] = []
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._drop()
+        while self._spares:
+            _end(self._spares.pop())
 
     def run(
         self,
         job: Mapping[str, Any],
         environment: Mapping[str, str],
         timeout: float,
-        then: Mapping[str, str] | None = None,
+        then: Sequence[Mapping[str, str]] = (),
     ) -> dict[str, Any]:
         """The result of one job in a process that has run nothing before, with these environment variables.
 
-        `then` is the environment of the job expected next. Raises TimedOut. A process that dies gives a result with
+        `then` are the environments of the jobs expected next. Raises TimedOut. A process that dies gives a result with
         outcome `failed` and the last line it said.
         """
         worker = self._take(environment)
@@ -62,20 +63,30 @@ class Pool:
             with contextlib.suppress(BrokenPipeError):
                 worker.process.stdin.write(json.dumps(job) + "\n")
                 worker.process.stdin.flush()
-            if self.ahead and then is not None and self._spare is None:
-                self._spare = self._start(then)
+            self._prepare(then[: self.ahead])
             # standard input stays open: the worker ends when it closes, so it cannot outlive this process
             return self._answer(worker, timeout)
         finally:
             _end(worker)
 
     def _take(self, environment: Mapping[str, str]) -> _Worker:
-        """The spare process if it has this environment, a new one otherwise."""
-        if self._spare and self._spare.environment == environment and self._spare.process.poll() is None:
-            worker, self._spare = self._spare, None
-            return worker
-        self._drop()
+        """A spare process of this environment, the oldest if there are several, or else a new one."""
+        for worker in self._spares:
+            if worker.environment == environment and worker.process.poll() is None:
+                self._spares.remove(worker)
+                return worker
         return self._start(environment)
+
+    def _prepare(self, environments: Sequence[Mapping[str, str]]) -> None:
+        """Have a spare process for each of the environments, and no other."""
+        idle, self._spares = self._spares, []
+        for environment in environments:
+            fit = next((w for w in idle if w.environment == environment and w.process.poll() is None), None)
+            if fit:
+                idle.remove(fit)
+            self._spares.append(fit or self._start(environment))
+        for worker in idle:
+            _end(worker)
 
     def _start(self, environment: Mapping[str, str]) -> _Worker:
         errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed when the worker ends)
@@ -107,11 +118,6 @@ class Pool:
         said = [text.strip() for text in worker.errors.read().splitlines() if text.strip()]
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         return {"outcome": "failed", "reason": ": ".join([f"the process ended with {how}", *said[-1:]])[:1000]}
-
-    def _drop(self) -> None:
-        if self._spare:
-            _end(self._spare)
-            self._spare = None
 
 
 def _end(worker: _Worker) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+
+from measurements.training import logprobs, pair_loss, policy_loss, value_loss
 
 from . import model as models
 from .meter import Meter
@@ -28,9 +29,10 @@ class Job:
         self, s: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], device: torch.device, meter: Meter
     ) -> None:
         self.s, self.device, self.meter = s, device, meter
+        self.length = s.get("seq_len") or s["prompt_len"] + s["response_len"]
         self.reference: torch.nn.Module | None = None
         same = s["roles"].get("reference") == {"model": s["model"]} if s["task"] == "dpo" else False
-        self.adapter_off = s["method"] == "lora" and same
+        self.adapter_off = s["method"] != "full" and same
         with meter.of("load"):
             self.model = models.prepare(models.load(configs["model"], s, device), s, device)
             if "reference" in configs and not self.adapter_off:
@@ -48,43 +50,56 @@ class Job:
     def _batch(self, vocabulary: int) -> dict[str, torch.Tensor]:
         """Random tokens: chosen rows, then as many rejected ones, where pairs are compared."""
         paired = self.s["task"] in ("rm", "dpo")
-        shape = (self.s["micro_batch"] * (2 if paired else 1), self.s["seq_len"])
+        shape = (self.s["micro_batch"] * (2 if paired else 1), self.length)
         batch = {"input_ids": torch.randint(1, vocabulary, shape, device=self.device)}
         if not paired:
             batch["labels"] = batch["input_ids"].clone()
         if self.s["task"] == "dpo" and self.s["roles"].get("reference") == "none":
             batch["reference"] = torch.zeros(shape[0], device=self.device)
+        if self.s["task"] == "ppo":  # log-probabilities or values of the rollout, and targets
+            for name in ("old", "target"):
+                batch[name] = torch.zeros(shape[0], self.s["response_len"], device=self.device)
         return batch
 
     def _logits(self, model: torch.nn.Module) -> torch.Tensor:
         logits: torch.Tensor = model(input_ids=self.batch["input_ids"], use_cache=False).logits
         return logits
 
-    def _sequences(self, model: torch.nn.Module) -> torch.Tensor:
-        """Log-probability of each row, (rows,)."""
-        logits = self._logits(model)[:, :-1]
-        return logprobs(logits, self.batch["input_ids"][:, 1:], self.s["logprob"]).sum(-1)
+    def _logprobs(self, model: torch.nn.Module) -> torch.Tensor:
+        """Log-probabilities, (rows, tokens): of every next token, or for PPO of the response's."""
+        tokens = self.s["response_len"] if self.s["task"] == "ppo" else self.length - 1
+        logits = self._logits(model)[:, -tokens - 1 : -1]
+        return logprobs(logits, self.batch["input_ids"][:, -tokens:], self.s["logprob"])
 
     def _loss(self) -> torch.Tensor:
         pairs = self.s["micro_batch"]
         if self.s["task"] == "rm":
-            rewards = self._logits(self.model).squeeze(-1)
-            return -F.logsigmoid(rewards[:pairs] - rewards[pairs:]).mean()
+            return pair_loss(self._logits(self.model).squeeze(-1), pairs)
         if self.s["task"] == "dpo":
-            policy = self._sequences(self.model)
-            margin = policy - self._reference()
-            return -F.logsigmoid(BETA * (margin[:pairs] - margin[pairs:])).mean()
+            policy = self._logprobs(self.model).sum(-1)
+            return pair_loss(policy - self._reference(), pairs, BETA)
+        if self.s["task"] == "ppo":
+            return self._update()
         loss: torch.Tensor = self.model(**self.batch, use_cache=False).loss
         return loss
+
+    def _update(self) -> torch.Tensor:
+        """The loss of the critic's or the actor's update; what the actor scores where nothing is trained."""
+        old, target = self.batch["old"], self.batch["target"]
+        if models.scores(self.s):
+            values = self.model(self.batch["input_ids"])[:, -old.shape[1] :].float()
+            return value_loss(values, old, target)
+        new = self._logprobs(self.model)
+        return new.mean() if self.optimizer is None else policy_loss(new, old, target)
 
     def _reference(self) -> torch.Tensor:
         if self.adapter_off:
             with models.frozen(self.model) as model:
-                return self._sequences(model)
+                return self._logprobs(model).sum(-1)
         if self.reference is None:
             return self.batch["reference"]
         with torch.no_grad():
-            return self._sequences(self.reference)
+            return self._logprobs(self.reference).sum(-1)
 
     def step(self) -> None:
         """Forward and backward of each micro-batch, then the optimizer; forward alone where nothing is trained."""
@@ -114,16 +129,3 @@ class Job:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
         return seconds
-
-
-def logprobs(logits: torch.Tensor, ids: torch.Tensor, way: str) -> torch.Tensor:
-    """Log-probabilities of `ids`, (rows, tokens), from logits (rows, tokens, vocabulary); `way` is `logprob`."""
-    if way == "log-softmax-fp32":
-        return F.log_softmax(logits.float(), dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-    if way == "logsumexp":
-        return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(logits, dim=-1)
-    rows = [
-        F.log_softmax(row, dim=-1).gather(-1, own.unsqueeze(-1)).squeeze(-1)
-        for row, own in zip(logits, ids, strict=True)
-    ]
-    return torch.stack(rows)

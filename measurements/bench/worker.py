@@ -5,6 +5,7 @@ Standard input stays open while the case runs; when it ends, so does the process
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -41,7 +42,7 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
     if job.get("limit_bytes") and meter.cuda:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, job["limit_bytes"] / total))
-    result: dict[str, Any] = {"outcome": "ran", "notes": [], "versions": versions()}
+    result: dict[str, Any] = {"outcome": "ran", "notes": []}
     try:
         result |= _KINDS[job["kind"]](job, device, meter)
     except Exception as error:
@@ -153,8 +154,10 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libraries print goes to standard error
     warnings.filterwarnings("ignore")
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
+    with contextlib.suppress(ImportError):  # what is missing is said when it is asked for
+        import transformers.modeling_utils  # noqa: F401
+
+        from . import steps  # noqa: F401
 
     line = sys.stdin.readline()
     if line.strip():

@@ -7,23 +7,12 @@ from peft import LoraConfig, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.initialization import no_init_weights
 
-from . import checkpointing, pipeline_parallel, tensor_parallel
+from measurements.training import SAVED, Critic, EverySecondProduct, checkpointing
+
+from . import attention, pipeline_parallel, tensor_parallel
 from .case import Case
 
 DEVICE = torch.device("cuda")
-
-
-class Critic(torch.nn.Module):
-    """The backbone and a scalar head, as PPO's critic."""
-
-    def __init__(self, backbone: Any) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.v_head = torch.nn.Linear(backbone.config.hidden_size, 1, bias=False, dtype=backbone.dtype)
-
-    def forward(self, input_ids: torch.Tensor) -> Any:
-        """Values, (rows, tokens)."""
-        return self.v_head(self.backbone(input_ids=input_ids, use_cache=False).last_hidden_state).squeeze(-1)
 
 
 def _config(case: Case) -> Any:
@@ -90,11 +79,15 @@ def _adapters(case: Case, model: Any) -> Any:
         return get_peft_model(model, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
 
 
+def _policy() -> EverySecondProduct:
+    return EverySecondProduct(frozenset() if attention.in_package else SAVED)
+
+
 def prepare(case: Case, model: Any) -> Any:
     """The model with its adapters, recomputing as the case says, ready to be trained or to score."""
     base = model.backbone if isinstance(model, Critic) else model
     if case.ckpt != "none":
-        base.gradient_checkpointing_enable(checkpointing.options(case.ckpt))
+        base.gradient_checkpointing_enable(checkpointing(case.ckpt, _policy))
     if case.lora_r:
         model = _adapters(case, model)
         if case.ckpt == "reentrant":

@@ -5,16 +5,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.modules import module as hooks
+
+from measurements.training import Critic, logprobs, pair_loss, policy_loss, value_loss
 
 from . import attention, context_parallel, fsdp, models, pipeline_parallel
 from .case import Case
 from .ledger import Ledger
 from .models import DEVICE
 
+BETA = 0.1
+LOGPROB = {"fp32": "log-softmax-fp32", "trl": "selective", "lse": "logsumexp"}
 FORWARD = ("input_ids", "position_ids", "attention_mask", "labels", "shift_labels")  # what the model itself takes
 
 
@@ -40,23 +43,6 @@ def _optimizer(case: Case, model: torch.nn.Module) -> torch.optim.Optimizer | No
     if case.optim == "sgd":
         return torch.optim.SGD(parameters, lr=1e-5, **ways[case.optim_impl])
     return None
-
-
-# -- losses -----------------------------------------------------------------------------------------------------------
-
-
-def _token_logprobs(case: Case, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of `ids`, (rows, tokens), from logits (rows, tokens, vocabulary), as `logprob` says."""
-    if case.logprob == "fp32":
-        return torch.gather(F.log_softmax(logits.float(), dim=-1), -1, ids.unsqueeze(-1)).squeeze(-1)
-    if case.logprob == "lse":
-        picked = torch.gather(logits, -1, ids.unsqueeze(-1)).squeeze(-1)
-        return picked - torch.logsumexp(logits, dim=-1)
-    rows = [
-        F.log_softmax(row, dim=-1).gather(-1, row_ids.unsqueeze(-1)).squeeze(-1)
-        for row, row_ids in zip(logits, ids, strict=True)
-    ]
-    return torch.stack(rows)
 
 
 class Step:
@@ -192,7 +178,7 @@ class Step:
 
     def _forward(self, model: torch.nn.Module, **extra: Any) -> Any:
         passed = {k: v for k, v in self.inputs.items() if k in FORWARD}
-        if isinstance(getattr(model, "module", model), models.Critic):
+        if isinstance(getattr(model, "module", model), Critic):
             return model(passed["input_ids"])
         outputs = model(**passed, **extra, use_cache=self.case.use_cache)
         if self.case.upcast_outputs:
@@ -207,7 +193,7 @@ class Step:
         tokens = case.resp or (case.seq // 2 if case.task == "ppo-actor" else case.seq - 1)
         extra = {"logits_to_keep": tokens + 1} if case.logits_to_keep else {}
         logits = self._forward(model, **extra).logits
-        return _token_logprobs(case, logits[:, -tokens - 1 : -1], ids[:, -tokens:])
+        return logprobs(logits[:, -tokens - 1 : -1], ids[:, -tokens:], LOGPROB[case.logprob])
 
     def _loss(self) -> tuple[torch.Tensor, Any]:
         """The loss, and what the caller keeps of the outputs."""
@@ -217,16 +203,13 @@ class Step:
             return outputs.loss, outputs if case.hold_outputs else None
         if case.task == "rm":
             rewards = self._forward(self.model).logits.squeeze(-1)
-            return -F.logsigmoid(rewards[: case.mb] - rewards[case.mb :]).mean(), None
+            return pair_loss(rewards, case.mb), None
         if case.task == "ppo-critic":
             old, target = inputs["old"], inputs["target"]
             values = self._forward(self.model)[:, -old.shape[1] :].float()
-            clipped = old + (values - old).clamp(-0.2, 0.2)
-            return 0.5 * torch.max((values - target) ** 2, (clipped - target) ** 2).mean(), None
+            return value_loss(values, old, target), None
         if case.task == "ppo-actor":
-            ratio = (self._logprobs(self.model) - inputs["old"]).exp()
-            advantage = inputs["target"]
-            return torch.max(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)).mean(), None
+            return policy_loss(self._logprobs(self.model), inputs["old"], inputs["target"]), None
         chosen = self._logprobs(self.model).sum(-1)
         with torch.no_grad():
             if case.ref == "none":
@@ -236,8 +219,7 @@ class Step:
                     reference = self._logprobs(self.model).sum(-1)
             else:
                 reference = self._logprobs(self.reference).sum(-1)
-        margin = chosen - reference
-        return -F.logsigmoid(0.1 * (margin[: case.mb] - margin[case.mb :])).mean(), None
+        return pair_loss(chosen - reference, case.mb, BETA), None
 
     def run(self) -> None:
         """The step: forward and backward of each micro-batch, the optimizer."""

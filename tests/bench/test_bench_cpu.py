@@ -43,6 +43,16 @@ cases:
   - {{task: dpo, each: {{logprob: [log-softmax-fp32, selective, logsumexp]}}}}
   - {{task: dpo, method: lora}}
   - {{task: dpo, roles: {{reference: none}}}}
+  - {{task: sft, checkpointing: selective}}
+  - task: ppo
+    seq_len: null
+    prompt_len: 16
+    response_len: 16
+    rollout: {{engine: none}}
+    each:
+      roles:
+        - {{critic: none, reference: none, reward: none}}
+        - {{actor: none, reference: none, reward: none}}
   - {{task: inference, bench: {{kind: decode, batches: [2], lengths: [16]}}}}
   - {{task: inference, bench: {{kind: matmul, tokens: [4]}}}}
 """
@@ -58,7 +68,7 @@ def test_every_kind_of_case_runs(tmp_path: Path) -> None:
     assert main([str(suite), "--out", str(out), "--gpu", "rtx4090", "--python", PYTHON]) == 0
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert {record["id"]: record.get("failure") for record in records if record["verdict"] != "untested"} == {}
-    assert len(records) == 14
+    assert len(records) == 17
     for record in records[:-2]:
         assert set(record["observed"]["phases"]) >= {"load", "forward"}
         assert record["observed"]["step_seconds"] > 0 and record["measured_bytes"] is None

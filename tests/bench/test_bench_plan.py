@@ -78,13 +78,20 @@ def test_a_suite_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, mess
             {"model": "qwen2.5-0.5b", "task": "sft", "seqlen": 8},
             "case: unknown field 'seqlen'; did you mean 'seq_len'?",
         ),
-        ({"model": "qwen2.5-0.5b", "task": "sft", "gpu": "b200"}, "case: gpu: given b200, which has more memory"),
     ],
 )
 def test_a_scenario_that_cannot_be_used_is_refused_before_anything_runs(scenario: dict[str, str], message: str) -> None:
     with pytest.raises(InputError) as caught:
         PLAN.check(Case(scenario))
     assert str(caught.value).startswith(message)
+
+
+def test_a_card_stands_in_for_none_with_more_memory() -> None:
+    small, large = (Case({"model": "qwen2.5-0.5b", "task": "sft", "gpu": gpu}) for gpu in ("rtx4090", "b200"))
+    assert PLAN.runnable([large, small]) == [small]
+    with pytest.raises(InputError, match="case: gpu: given b200, which has more memory than the h200 at hand"):
+        PLAN.runnable([large])
+    assert replace(PLAN, machine=replace(MACHINE, device="cpu")).runnable([large]) == [large]
 
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
@@ -107,7 +114,9 @@ def test_the_single_gpu_suite_covers_what_it_is_for() -> None:
     cases = read(next(path for path in SUITES if path.stem == "single-gpu"))
     scenarios = [PLAN.scenario(case) for case in cases]
     assert len(cases) >= 60
-    assert {s.task for s in scenarios} == {"sft", "rm", "dpo"}
+    assert {s.task for s in scenarios} == {"sft", "rm", "dpo", "ppo"}
+    assert {s.method for s in scenarios} == {"full", "lora", "qlora"}
+    assert {s.checkpointing for s in scenarios} == {"none", "selective", "full"}
     assert {s.attention for s in scenarios} == {"sdpa", "eager", "flash"}
     assert {512, 2048, 16384} <= {s.seq_len for s in scenarios}
     assert {"fused", "foreach", "single"} == {s.optimizer_impl for s in scenarios}
@@ -142,7 +151,9 @@ def test_a_smaller_card_is_its_memory_less_a_context() -> None:
         ({"sharding": "zero3", "gpus": 4}, "not run: precision mixed is not built here"),
         ({"sharding": "ddp", "gpus": 4}, "not run: sharding ddp is not built here"),
         ({"framework": "openrlhf"}, "not run: framework openrlhf is not built here"),
-        ({"method": "qlora"}, "not run: method qlora is not built here"),
+        ({"task": "grpo"}, "not run: task grpo is not built here"),
+        ({"task": "ppo"}, "not run: of RL one role's update or score is built here, without generation"),
+        ({"tensor_parallel": 2, "gpus": 2}, "not run: tensor_parallel 2 is not built here"),
         ({"loss": "fused"}, "not run: loss fused is not built here"),
         ({"seq_len": 64, "expected_len": 32}, "not run: rows shorter than seq_len are not built here"),
     ],

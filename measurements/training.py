@@ -1,0 +1,91 @@
+"""Parts of a training step that the harness on a GPU and the tracer share: heads, losses, what recomputation keeps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+aten = torch.ops.aten
+CLIP = 0.2  # PPO's, of ratios and of values
+
+# What torchtitan's policy "op" never computes again: attention, and sums over ranks. `aten.max` is there for scales of
+# numbers in 8 bits. The flash-attn package's operator is its own, and not in the list.
+SAVED = frozenset(
+    {
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+        aten.max.default,
+    }
+)
+
+
+class EverySecondProduct:
+    """A policy for one call of one layer: of matrix products the first, the third and so on are kept, too.
+
+    torchtitan's `selective_ac_option = "op"` (its `_custom_policy`). `saved` are the operators that it keeps always.
+    """
+
+    def __init__(self, saved: frozenset[Any] = SAVED) -> None:
+        self.saved = saved
+        self.products = {False: 0, True: 0}  # by whether it is the second run: PyTorch before 2.13 asks there, too
+
+    def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        """Whether the output of `op` is kept."""
+        kept = op in self.saved
+        if op is aten.mm.default:
+            self.products[context.is_recompute] += 1
+            kept = self.products[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def checkpointing(way: str, policy: Callable[[], Any] = EverySecondProduct) -> dict[str, Any]:
+    """The arguments of `torch.utils.checkpoint.checkpoint` for `full`, `selective` or `reentrant`."""
+    if way == "selective":
+        return {"use_reentrant": False, "context_fn": lambda: create_selective_checkpoint_contexts(policy())}
+    return {"use_reentrant": way == "reentrant"}
+
+
+class Critic(torch.nn.Module):
+    """The backbone and a scalar head, as PPO's critic."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.v_head = torch.nn.Linear(backbone.config.hidden_size, 1, bias=False, dtype=backbone.dtype)
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        """Values, (rows, tokens)."""
+        return self.v_head(self.backbone(input_ids=input_ids, use_cache=False).last_hidden_state).squeeze(-1)
+
+
+def logprobs(logits: torch.Tensor, ids: torch.Tensor, way: str) -> torch.Tensor:
+    """Log-probabilities of `ids`, (rows, tokens), from logits (rows, tokens, vocabulary); `way` is `logprob`."""
+    if way == "log-softmax-fp32":
+        return F.log_softmax(logits.float(), dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    if way == "logsumexp":
+        return logits.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(logits, dim=-1)
+    rows = [
+        F.log_softmax(row, dim=-1).gather(-1, own.unsqueeze(-1)).squeeze(-1)
+        for row, own in zip(logits, ids, strict=True)
+    ]
+    return torch.stack(rows)
+
+
+def pair_loss(scores: torch.Tensor, pairs: int, scale: float = 1.0) -> torch.Tensor:
+    """Bradley-Terry's loss of scores, (2·pairs,): the chosen first, then as many rejected ones."""
+    return -F.logsigmoid(scale * (scores[:pairs] - scores[pairs:])).mean()
+
+
+def policy_loss(new: torch.Tensor, old: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+    """PPO's clipped loss of log-probabilities, (rows, tokens)."""
+    ratio = (new - old).exp()
+    return torch.max(-advantage * ratio, -advantage * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
+
+
+def value_loss(values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
+    """PPO's clipped loss of values, (rows, tokens)."""
+    clipped = old + (values - old).clamp(-CLIP, CLIP)
+    return 0.5 * torch.max((values - returns) ** 2, (clipped - returns) ** 2).mean()
