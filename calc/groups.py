@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import add
 
-from calc import placement, verdict
+from calc import placement, replay, verdict
 from calc.engines.vllm import STARTING, Cache
 from calc.job import Job
 from calc.ledger import Group, Line, Moment, Phase, Sums
@@ -51,6 +51,37 @@ class Shared:
         lines = [*self.processes(before), *[line for name in before for line in self.stages.arrived(name)]]
         return sum([line.bytes for line in lines])
 
+    @cached_property
+    def resting(self) -> Sums:
+        """What is on the GPU in all phases that train or score: the most tensors there are, and all beside tensors."""
+        found = [known for _, known in self.largest(serving=False)]
+        beside = sums(self.card_lines(loading=False, engine=""), stirred=False)
+        most = max([known.allocated for known in found]) + beside.allocated
+        outside = max([known.needed - known.allocated for known in found]) + beside.needed - beside.allocated
+        return Sums(outside + most, most, 0)
+
+    @cached_property
+    def reserved(self) -> int | None:
+        """What PyTorch must be allowed to reserve, replayed block by block where that can be done; None elsewhere.
+
+        Nor is it asked where the most tensors alone leave no room.
+        """
+        memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
+        if self.engine or (act := memo.once("act", lambda: replay.act(self.job.roles))) is None:
+            return None
+        needed, most, *_ = self.resting
+        if verdict.room(Sums(needed, most, 0), usable) < 0:
+            return None
+        workspace = runtime.workspace(self.job.gpu.architecture)
+        whole: int = memo.once(("reserved", workspace), lambda: replay.reserved(act, workspace))
+        limit = verdict.allowed(most, needed - most, usable)
+        return max(most, replay.enough(act, workspace, whole, limit))
+
+    def replayed(self, reserved: int) -> Sums:
+        """What is needed where so much is reserved."""
+        needed, most, *_ = self.resting
+        return Sums(needed - most + reserved, most, 0, reserved)
+
     def largest(self, *, serving: bool) -> list[tuple[Candidate, Sums]]:
         """The largest moments of the roles, see `Stages.largest`, whatever the card."""
         memo = self.job.roles if serving else self.job.roles.training
@@ -61,6 +92,9 @@ class Shared:
         usable = self.job.gpu.usable_bytes
         beside: dict[tuple[bool, str], Sums] = {}
         rooms = [usable]
+        if not serving and self.reserved is not None:
+            # PyTorch gives nothing back: it is the same in all phases once the first step is over
+            return verdict.room(self.replayed(self.reserved), usable)
         for found, known in self.largest(serving=serving):
             loading, engine = at = found.phase == "load", found.engine
             if at not in beside:
@@ -86,7 +120,11 @@ class Shared:
         loading = found.phase == "load"
         every = [line for line in (*self.card_lines(loading, found.engine), *found.lines) if line.bytes]
         # nothing has been freed while models load
-        return Moment(found.at, tuple(every) if loading else (*every, runtime.fragmentation(every)))
+        if loading:
+            return Moment(found.at, tuple(every))
+        known = self.reserved
+        lost = runtime.fragmentation(every) if known is None else runtime.replayed(every, known)
+        return Moment(found.at, (*every, lost))
 
     def card_lines(self, loading: bool, engine: str) -> list[Line]:
         """What differs from card to card: the process, and vLLM in the state `engine`.
@@ -123,7 +161,7 @@ class Shared:
     def group(self) -> Group:
         """The phases of these GPUs and the verdict."""
         phases, usable, cache = self.phases(), self.job.gpu.usable_bytes, self.cache()
-        peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)
+        peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # of equals any
         refusal = cache.refusal if cache else None
         # a smaller moment may be the less certain one
         probability = 0.0 if refusal else min([verdict.odds(p.moment, usable) for p in phases])

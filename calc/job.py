@@ -64,19 +64,20 @@ class Roles(Memo):
         length = s.expected_len if s.packing else s.seq_len
         return Batch(-(-rows * length // s.context_parallel), length)
 
-    def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:
-        """The activations of a model on one micro-batch.
-
-        SDPA needs a mask once the window is no longer than what a rank's model sees of a sequence.
-        """
+    def masked(self, r: Replica, s: Scenario, batch: Batch) -> bool:
+        """Whether SDPA needs a mask: the window is no longer than what a rank's model sees of a sequence."""
         window, seen = r.arch.sliding_window, batch.length // s.context_parallel
+        return s.attention == "sdpa" and window is not None and seen >= window
+
+    def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:
+        """The activations of a model on one micro-batch."""
         return step(
             r.role,
             r.run,
             r.path,
             r.trainable,
             batch,
-            masked=s.attention == "sdpa" and window is not None and seen >= window,
+            masked=self.masked(r, s, batch),
             checkpointing=s.checkpointing if r.optimizer else "none",
             inner=s.sharding.startswith("fsdp") and not r.stays,
         )

@@ -31,13 +31,14 @@ class Line(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What lines add up to: all that is `needed` of the card but what is held back, of it what PyTorch's allocator
-    counts, and of that the `stirred` bytes, of which what is held back is a share.
+    """What lines add up to: all that is `needed` of the card, of it what PyTorch's allocator counts, and of that the
+    `stirred` bytes, of which a share that nobody knows is held back beside; none where the allocator was `replayed`.
     """
 
     needed: int
     allocated: int
     stirred: int
+    replayed: int = 0
 
 
 class Moment(NamedTuple):
@@ -64,8 +65,9 @@ class Moment(NamedTuple):
     @property
     def sums(self) -> Sums:
         """What decides whether it fits."""
-        stirred = sum([line.values["B"] for line in self.lines if line.component == "fragmentation"])
-        return Sums(self.device_bytes - self.held_back, self.allocated_bytes, stirred)
+        lost = [line for line in self.lines if line.component == "fragmentation"]
+        stirred, replayed = (sum([line.values.get(name, 0) for line in lost]) for name in ("B", "R"))
+        return Sums(self.device_bytes - (self.held_back if stirred else 0), self.allocated_bytes, stirred, replayed)
 
 
 class Phase(NamedTuple):
@@ -100,8 +102,8 @@ class Group:
 
     @property
     def peak(self) -> Phase:
-        """The phase with the largest moment."""
-        return max(self.phases, key=lambda phase: phase.moment.device_bytes)
+        """The phase with the largest moment; of equals, where the allocator keeps what it has, that of most tensors."""
+        return max(self.phases, key=lambda phase: (phase.moment.device_bytes, phase.moment.allocated_bytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,9 @@ class Stages:
             return
         inside = self.roles.placed[stage.inside] if stage.inside else None
         waiting = self.idle(inside) if inside else []
-        forward = [peaks.beside(waiting, peaks.peak(engine, own, own.plan.forward))]
+        # where nothing is trained, nothing is kept for a backward
+        instants = own.plan.forward if placed.trained else own.plan.scoring
+        forward = [peaks.beside(waiting, peaks.peak(engine, own, instants))]
         if inside:
             forward.append(self.within(placed, own, inside))
         yield "forward", *peaks.largest(forward)

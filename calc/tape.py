@@ -60,6 +60,11 @@ def text(terms: Mapping[str, float]) -> str:
     return " + ".join(f"{c:g}" if not s else s if c == 1 else f"{c:g}·{s}" for s, c in order) or "0"
 
 
+# What an operation takes and gives back while it runs, in order: a size is taken, a number gives back the block that
+# was taken as that one, counted from 0, and None is where its outputs are taken. What is left then goes back.
+Course = tuple[Size | int | None, ...]
+
+
 class Tensor:
     """`width` elements of `b` bytes each; a view shares the storage of the tensor it looks into."""
 
@@ -78,9 +83,11 @@ class Op:
     """One operation: reads `inputs`, makes `outs`, keeps `saves` for its backward.
 
     `aliases` are inputs whose gradient is the output's gradient itself (views, additions). `overwrites`: the gradient
-    of a saved input is written over that input. `scratch` and `backward_scratch` live only while the operation runs;
+    of a saved input is written over that input. `scratch` and `backward_scratch` live only while the operation runs, in
+    the order of `course` and `backward_course` where these are given, or else in pieces before its outputs;
     `weight` counts the trainable elements whose gradient its backward makes. `kept` is what selective checkpointing
-    keeps of it, so that it is not run again; `product` says that it is a matrix product of two dimensions.
+    keeps of it, so that it is not run again; `product` says that it is a matrix product of two dimensions. `flat`: its
+    input is seen as a matrix, so that the input's gradient is a view.
     """
 
     name: str
@@ -94,6 +101,9 @@ class Op:
     overwrites: bool = False
     kept: tuple[Tensor, ...] = ()
     product: bool = False
+    flat: bool = False
+    course: Course = ()
+    backward_course: Course = ()
 
     def gradients(self, incoming: Tensor) -> dict[Tensor, Tensor]:
         """The gradient of each input that needs one, in storage of its own unless it shares another's."""
@@ -145,7 +155,10 @@ class Tape:
         view: bool = False,
         overwrites: bool = False,
         product: bool = False,
+        flat: bool = False,
         spared: Sequence[Tensor] | None = None,
+        course: Course = (),
+        backward_course: Course = (),
     ) -> Tensor:
         """Record an operation and return its output; `saves_out` keeps the output for its own backward (softmax).
 
@@ -167,6 +180,9 @@ class Tape:
                 overwrites,
                 self.keeps(out, product, spared),
                 product,
+                flat,
+                course,
+                backward_course,
             )
         )
         return out
@@ -196,6 +212,11 @@ class Tape:
     def returns(self, *variables: Tensor) -> None:
         """A function returns: what its caller's or its own variables name has lived until now."""
         self.ops.append(Op("", variables, (), (), ()))
+
+    @property
+    def final(self) -> Tensor:
+        """The output of the last operation."""
+        return next(op.outs[0] for op in reversed(self.ops) if op.outs)
 
     def saved(self) -> Size:
         """Everything kept for backward once forward has ended."""
@@ -250,7 +271,7 @@ class Tape:
 
     def waiting(self) -> Size:
         """The gradients that exist when checkpointing runs the forward again: backward has come to what saved last."""
-        final = self.ops[-1].outs[0]
+        final = self.final
         gradient: dict[Tensor, Tensor] = {final: self._given()}
         for op in reversed(self.ops[self._last_save() + 1 :]):
             incoming = [gradient.pop(out) for out in op.outs if out in gradient]
@@ -260,7 +281,7 @@ class Tape:
 
     def _given(self) -> Tensor:
         """The gradient of the last output, with which backward begins."""
-        final = self.ops[-1].outs[0]
+        final = self.final
         return Tensor(NOTHING if self.received else final.width, final.b)
 
     def _last_save(self) -> int:
@@ -275,7 +296,7 @@ class Tape:
                 users[t.storage] = users.get(t.storage, 0) + 1
         # the cache is freed with the last saved tensor; what recomputation has not come to is still in it
         cached = [t for op in self.ops[self._last_save() :] for t in op.kept]
-        final = self.ops[-1].outs[0]
+        final = self.final
         # a gradient is a tensor of its own; aliases share it
         given = self._given()
         gradient: dict[Tensor, Tensor] = {final: given}

@@ -11,7 +11,7 @@ from functools import cache
 from math import erf, sqrt
 
 from calc.ledger import Moment, Sums
-from calc.memory.runtime import HELD_BACK, MIDDLE
+from calc.memory.runtime import HELD_BACK, MIDDLE, REPLAYED
 from calc.units import GiB
 
 # Root mean square of the errors of traced peaks where they are largest, under DeepSpeed.
@@ -39,14 +39,16 @@ def fit_probability(
     Each share of `stirred` that was seen held back is as likely as another: the mean of a normal distribution's tails.
     """
     room, width = usable - needed, deviation * sqrt(2)
-    if room > held_back[-1] * stirred + SURE * deviation or room < -SURE * deviation:
+    if room > held_back[-1] * stirred + SURE * deviation or room < held_back[0] * stirred - SURE * deviation:
         return float(room > 0)
     return sum([0.5 * (1 + erf((room - share * stirred) / width)) for share in held_back]) / len(held_back)
 
 
 def odds(m: Moment, usable: int, held_back: Sequence[float] = HELD_BACK) -> float:
     """How likely a moment fits."""
-    needed, allocated, stirred = m.sums
+    needed, allocated, stirred, replayed = m.sums
+    if replayed:
+        stirred, held_back = replayed, REPLAYED
     return fit_probability(needed, stirred, deviation(allocated), usable, held_back)
 
 
@@ -55,29 +57,44 @@ def room(moment: Sums, usable: int) -> int:
 
     Below 0 where they lack. A share of a deviation off at most, to the safe side: margins are joined by straight lines.
     """
-    needed, allocated, stirred = moment
-    width = deviation(allocated)
-    whole, part = divmod(stirred / width, 1)
-    low, high = _margin(int(whole)), _margin(int(whole) + 1)
+    needed, allocated, stirred, replayed = moment
+    width, shares = deviation(allocated), REPLAYED if replayed else HELD_BACK
+    whole, part = divmod((replayed or stirred) / width, 1)
+    low, high = _margin(int(whole), shares), _margin(int(whole) + 1, shares)
     return int(usable - needed - width * (low + part * (high - low)))
 
 
+def allowed(most: int, outside: int, usable: int) -> int:
+    """The most that PyTorch may need to reserve for `most` bytes of tensors, beside what it does not count.
+
+    That is where a replay leaves no room, and none is lacking.
+    """
+    low, high = 0, usable
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = room(Sums(outside + middle, most, 0, middle), usable) >= 0
+        low, high = (middle, high) if enough else (low, middle)
+    return low
+
+
 @cache
-def _margin(ratio: int) -> float:
-    """What must be free beside what is needed, in deviations, where `ratio` of them may be lost in pieces."""
+def _margin(ratio: int, shares: Sequence[float]) -> float:
+    """What must be free beside what is needed, in deviations, where `shares` of `ratio` of them may be lost."""
     low, high = 0.0, 2.0 + ratio
     for _ in range(50):
         middle = (low + high) / 2
-        enough = fit_probability(0, ratio, 1.0, middle) >= FITS
+        enough = fit_probability(0, ratio, 1.0, middle, shares) >= FITS
         low, high = (low, middle) if enough else (middle, high)
     return high
 
 
 def reach(m: Moment) -> tuple[int, int]:
     """The middle nine tenths of what a moment takes: both kinds of error add in squares, each to its side."""
-    margin, share = RANGE * deviation(m.allocated_bytes), HELD_BACK[MIDDLE]
-    stirred = m.sums.stirred
-    below, above = (share - HELD_BACK[TAIL]) * stirred, (HELD_BACK[-1 - TAIL] - share) * stirred
+    _, allocated, stirred, replayed = m.sums
+    shares, lost = (REPLAYED, replayed) if replayed else (HELD_BACK, stirred)
+    # a replay is in the middle itself, and what is held back otherwise has its median there
+    margin, share = RANGE * deviation(allocated), 0.0 if replayed else shares[MIDDLE]
+    below, above = (share - shares[TAIL]) * lost, (shares[-1 - TAIL] - share) * lost
     return int(m.device_bytes - sqrt(margin**2 + below**2)), int(m.device_bytes + sqrt(margin**2 + above**2))
 
 

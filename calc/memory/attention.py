@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calc.memory.linears import WIDTH, Linears
-from calc.tape import NOTHING, Size, Tensor, of
+from calc.tape import NOTHING, Course, Size, Tensor, of
 
 
 class Attention(Linears):
@@ -23,8 +23,13 @@ class Attention(Linears):
             return x
         fp32 = self.arch.rotation == "fp32"
         b = 4 if fp32 else max(x.b, self.run.residual)
-        passing = x.width * (3 * b)
-        y = self.tape.op(name, [x], x.width, b, saves=tables, scratch=passing, backward_scratch=passing)
+        passing, whole = x.width * (3 * b), x.width * b
+        # x·cos, half of x negated, both halves joined, that times sin, their sum
+        course = (whole, whole * 0.5, whole, 1, whole, 2, None)
+        # the gradient times sin, half of it negated, two halves within zeros, their sum, and the gradient times cos
+        back = (whole, whole * 0.5, whole, 1, whole, 0, 3, None)
+        y = self.tape.op(name, [x], x.width, b, saves=tables, scratch=passing, backward_scratch=passing,
+                         course=course, backward_course=back)  # fmt: skip
         return self.cast(y, x.b, name) if fp32 else y
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,7 +51,9 @@ class Attention(Linears):
             q, k = self.norm(q, "q_norm", rows[0]), self.norm(k, "k_norm", rows[1])
         b = 4 if arch.rotation == "fp32" else self.run.residual
         tables = [Tensor(Size({}, {"tables·S": 1}), b)] if arch.rotary_tables else []
-        return self.rotate(q, "q: rotate", tables), self.rotate(k, "k: rotate", tables), v
+        rotated = self.rotate(q, "q: rotate", tables), self.rotate(k, "k: rotate", tables)
+        tape.returns(q, k)
+        return *rotated, v
 
     def latent_queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """DeepSeek's multi-head latent attention: low ranks up and down, one rotated key for all heads."""
@@ -113,19 +120,23 @@ class Attention(Linears):
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
         joined = arch.mla is not None or (arch.rotation == "joined" and self.rotated)
         if self.run.kernel == "flash":
-            out = self.kernel(q, k, v, self.accumulators(grouped=arch.heads != arch.kv_heads))
+            grouped = arch.heads != arch.kv_heads
+            sums = self.accumulators(grouped=grouped)
+            out = self.kernel(q, k, v, sums, course=(None, sums))
             return tape.op("attention: contiguous", [out], of(o=1), self.c) if joined else out
         mask = [Tensor(of(**{"S": 1}), self.c)] if self.run.kernel == "masked" else []
         return self.kernel(q, k, v, of(H=4) + (of(q=4) if self.c == 2 else NOTHING), mask=mask)
 
     def kernel(
-        self, q: Tensor, k: Tensor, v: Tensor, backward: Size, *, scratch: Size = NOTHING, mask: Sequence[Tensor] = ()
+        self, q: Tensor, k: Tensor, v: Tensor, backward: Size, *, scratch: Size = NOTHING, mask: Sequence[Tensor] = (),
+        course: Course = (),
     ) -> Tensor:
         """Attention in one operation, with what it takes while it runs, forward and `backward`."""
         lse = Tensor(of(H=1), 4)
         spared = None if self.run.packaged else [lse]
         return self.tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse, *mask], saves_out=True,
-                            scratch=scratch, backward_scratch=backward, weight=self.sinks, spared=spared)  # fmt: skip
+                            scratch=scratch, backward_scratch=backward, backward_course=course, weight=self.sinks,
+                            spared=spared)  # fmt: skip
 
     def accumulators(self, *, grouped: bool) -> Size:
         """What flash's backward sums: dq in fp32, and dk and dv of every query head where heads share some."""

@@ -85,7 +85,7 @@ class Linears:
 
     def weighed(self, n: Tensor, b: float, name: str) -> Tensor:
         """What a norm's weight makes of `n`, which a trained weight keeps, in elements of `b` bytes."""
-        trained = self.run.trained
+        trained, scaled = self.run.trained, n
         if not self.arch.norm_fp32:
             n = self.cast(n, b, name)
         out = self.tape.op(
@@ -97,6 +97,7 @@ class Linears:
             backward_scratch=n.size if trained else NOTHING,
             weight=self.elements.get(name, self.arch.norm_elements) if trained else 0,
         )
+        self.tape.returns(scaled)
         return self.cast(out, b, name)
 
     def layer_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
@@ -128,6 +129,7 @@ class Linears:
             backward_scratch=dequantised,
             weight=0 if self.autocast else trained,
             product=name not in self.biased,  # with a bias it is `addmm`
+            flat=True,
         )
         y = self.adapted(name, x, y) if run.adapter and self.is_adapted(name) else y
         return self.summed(name, y) if name in ROWWISE else y
@@ -191,9 +193,9 @@ class Linears:
     def through(self, name: str, x: Tensor, out: Size, weight: int) -> Tensor:
         """One of an adapter's matrices, of `weight` elements; autocast keeps a bf16 copy of one in fp32."""
         if not self.autocast or self.run.adapter is None or self.run.adapter.b == 2:
-            return self.tape.op(name, [x], out, x.b, saves=[x], weight=weight, product=True)
+            return self.tape.op(name, [x], out, x.b, saves=[x], weight=weight, product=True, flat=True)
         copy = self.tape.op(f"{name}: weight to bf16", [], Size({}, {"": weight}), 2, weight=weight)
-        return self.tape.op(name, [x, copy], out, x.b, saves=[x, copy], product=True)
+        return self.tape.op(name, [x, copy], out, x.b, saves=[x, copy], product=True, flat=True)
 
     def dropped_out(self, x: Tensor, name: str) -> Tensor:
         """Dropout of a model that trains: a new tensor and a mask of a byte an element."""

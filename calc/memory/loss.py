@@ -222,16 +222,28 @@ def sliced(path: Path) -> bool:
     return path.cut == "slice" or path.kept < 1
 
 
-@lru_cache(maxsize=4096)
-def head(run: Run, path: Path) -> tuple[Segment, Amount]:
-    """The head of `run` with the loss of `path`, and what of it outlives the head's own backward."""
+def written(run: Run, path: Path, *, grad: bool = True) -> Head:
+    """The head of `run` with the loss of `path` on its tape."""
     program = Head(run)
     # a tied head's gradient is the embedding's
     program.elements = {"lm_head": embedding_parameters(run.arch), "score": run.arch.hidden}
-    dims = {**dimensions(run.arch), "W_score": run.arch.hidden}
-    compiled = segment(program.write(path), dims, OUTPUTS)
+    program.grad = grad
+    program.write(path)
+    return program
+
+
+@lru_cache(maxsize=4096)
+def head(run: Run, path: Path) -> tuple[Segment, Amount]:
+    """The head of `run` with the loss of `path`, and what of it outlives the head's own backward."""
+    program = written(run, path)
+    dims = head_dimensions(run)
+    compiled = segment(program.tape, dims, OUTPUTS)
     if path.kind == "selective":
-        alone = Head(run)
-        alone.grad = False
-        compiled = compiled._replace(without_grad=peaks(alone.write(path).forward(grad=False), dims, OUTPUTS))
+        alone = written(run, path, grad=False).tape.forward(grad=False)
+        compiled = compiled._replace(without_grad=peaks(alone, dims, OUTPUTS))
     return compiled, amount(program.held.size, dims) if program.held else NO_BYTES
+
+
+def head_dimensions(run: Run) -> dict[str, int]:
+    """The numbers behind the symbols of a head."""
+    return {**dimensions(run.arch), "W_score": run.arch.hidden}

@@ -19,7 +19,7 @@ BLOCK = 256  # bitsandbytes `blocksize` since 0.44, 2048 before
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """A kind of optimizer and how PyTorch steps it; `paged` states may leave the GPU under pressure."""
+    """A kind of optimizer and how PyTorch steps it."""
 
     kind: str
     impl: str
@@ -28,6 +28,11 @@ class Optimizer:
     def name(self) -> str:
         """The optimizer without its paging."""
         return self.kind.replace("-paged", "")
+
+    @property
+    def paged(self) -> bool:
+        """Whether its states may leave the GPU under pressure."""
+        return "-paged" in self.kind
 
 
 def state_bytes_per_parameter(optimizer: Optimizer, b: int) -> float:
@@ -70,7 +75,10 @@ def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Seque
         small = small_elements(tensors)
         values = {"P_t": trained, "P_small": small, "N": shards, "s": per}
         count = int((per * (trained - small) + 8 * small) / shards)
-        return Line("optimizer_states", role, count, "(s·(P_t - P_small) + 8·P_small)/N", values, "optimizer#8-bit")
+        # paged states are managed memory (bitsandbytes `get_paged`): on the card, but not of PyTorch's allocator
+        own = not optimizer.paged
+        formula = "(s·(P_t - P_small) + 8·P_small)/N"
+        return Line("optimizer_states", role, count, formula, values, "optimizer#8-bit", own)
     values = {"P_t": trained, "N": shards, "s": per}
     return Line("optimizer_states", role, int(per * trained / shards), "s·P_t/N", values, "optimizer#states")
 

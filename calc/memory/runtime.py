@@ -12,8 +12,9 @@ from calc.ledger import Line
 from calc.units import GiB, MiB
 
 # Context and loaded kernels: 0.47 GiB on an A100 with lazy loading, torch 2.1.1 (stas00/ml-engineering
-# training/performance/README.md). Assumed for other cards and versions.
-CONTEXT = int(0.47 * GiB)
+# training/performance/README.md), assumed for other cards up to Ada; on H100 and H200 what a training process took in
+# the measured records, torch 2.11 with CUDA 13, assumed for later ones.
+CONTEXT, CONTEXT_HOPPER = int(0.47 * GiB), 804_061_184
 # PyTorch's cuBLAS workspace, one for the thread that runs forward and one for autograd's: 8320 KiB below compute
 # capability 9.0, 32 MiB from there on (torch docs, CUBLAS_WORKSPACE_CONFIG; aten/src/ATen/cuda/CublasHandlePool.cpp).
 WORKSPACES = 2
@@ -34,6 +35,13 @@ HELD_BACK = (
     0.0280, 0.0332, 0.0356, 0.0366, 0.0427, 0.0481, 0.0538, 0.0544, 0.0550, 0.1200,
 )  # fmt: skip
 MIDDLE = len(HELD_BACK) // 2
+# By what share more was reserved on a GPU than `calc.replay` says: the same quantiles, of the measured records.
+REPLAYED = (
+    -0.0338, -0.0165, -0.0122, -0.0083, -0.0060, -0.0043, -0.0033, -0.0026, -0.0019, -0.0014,
+    -0.0009, -0.0008, -0.0006, -0.0003, -0.0003, 0.0000, 0.0000, 0.0001, 0.0002, 0.0006,
+    0.0010, 0.0011, 0.0015, 0.0015, 0.0017, 0.0020, 0.0020, 0.0022, 0.0025, 0.0027,
+    0.0034, 0.0052, 0.0077, 0.0184, 0.0236, 0.0341, 0.0425, 0.0470, 0.0517, 0.0714,
+)  # fmt: skip
 # Beyond that PyTorch keeps freed blocks, until memory is short, when it gives them back before it fails
 # (c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`): what runs out is not decided by them, what a monitor
 # shows is. Where lengths differ from batch to batch they came to 0.1 to 4.8 times what differs, 3.6 times at the 95th
@@ -45,6 +53,16 @@ VARYING = frozenset({"activations", "checkpoints", "logits", "temporary"})
 SERVING = "rollout"
 
 
+def context(architecture: str) -> int:
+    """Bytes of a process's CUDA context with its kernels."""
+    return CONTEXT_HOPPER if architecture in HOPPER_OR_LATER else CONTEXT
+
+
+def workspace(architecture: str) -> int:
+    """Bytes that cuBLAS takes of PyTorch's allocator for one thread."""
+    return WORKSPACE_HOPPER if architecture in HOPPER_OR_LATER else WORKSPACE
+
+
 def process(
     architecture: str, communicators: int, nvlink: bool, processes: int = 1, role: str = "process"
 ) -> list[Line]:
@@ -52,11 +70,11 @@ def process(
 
     Each has a communicator for every group of GPUs in which it exchanges: shards, tensors, stages or sequences.
     """
-    workspace = WORKSPACE_HOPPER if architecture in HOPPER_OR_LATER else WORKSPACE
-    n = WORKSPACES * processes
+    each, n = workspace(architecture), WORKSPACES * processes
+    own = context(architecture)
     lines = [
-        Line("context", role, processes * CONTEXT, "m·C", {"m": processes, "C": CONTEXT}, "runtime#context", False),
-        Line("workspace", role, n * workspace, "n·w", {"n": n, "w": workspace}, "runtime#cublas"),
+        Line("context", role, processes * own, "m·C", {"m": processes, "C": own}, "runtime#context", False),
+        Line("workspace", role, n * each, "n·w", {"n": n, "w": each}, "runtime#cublas"),
     ]
     if communicators:
         channels = processes * communicators * NCCL_CHANNELS[nvlink]
@@ -71,6 +89,13 @@ def fragmentation(lines: list[Line]) -> Line:
     values = {"f": HELD_BACK[MIDDLE], "B": stirred(lines)}
     count = int(values["f"] * values["B"])
     return Line("fragmentation", "process", count, "f·B", values, "runtime#fragmentation", False)
+
+
+def replayed(lines: list[Line], reserved: int) -> Line:
+    """What the allocator has reserved beside the lines of a moment, where `calc.replay` followed every block."""
+    values = {"R": reserved, "A": sum([line.bytes for line in lines if line.allocated])}
+    count = values["R"] - values["A"]
+    return Line("fragmentation", "process", count, "R - A", values, "runtime#replay", False)
 
 
 def stirred(lines: Iterable[Line]) -> int:

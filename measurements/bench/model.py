@@ -59,6 +59,8 @@ def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) 
     if s["method"] == "qlora":
         model = _quantised(model, device)
     model.tie_weights()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # a tied head was there for a moment, as it never is where weights are loaded
     return Critic(model).to(device) if scores(s) else model
 
 

@@ -1,0 +1,167 @@
+"""A model as blocks: its tensors one by one, and its pieces as scripts of what they take and give back.
+
+The order is that of the modules (`torch.nn.Module.parameters`), and of forward and backward through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from calc.architecture import Architecture, Head, Tensor, layer_tensors, linears, tensors
+from calc.engines.replica import Replica
+from calc.memory.activations import Program
+from calc.memory.loss import head_dimensions, written
+from calc.memory.optimizer import state_bytes_per_parameter
+from calc.memory.run import Run, dimensions
+from calc.memory.weights import NF4_BYTES
+from calc.phases import LASTING, SORTED_TOKENS, Batch
+from calc.script import Script, Writer
+from calc.tape import Tape
+
+# Blocks of states for each trained tensor; Adafactor's are a row and a column, and small.
+MOMENTS = {"adamw": 2, "sgd-momentum": 1, "lion": 1, "adamw-8bit": 2}
+# What the step takes for each tensor beside, in tensors: see `calc.memory.optimizer.step_scratch`.
+PASSING = {"foreach": 1, "single": 2, "fused": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A forward, its backward where it is trained, and the slot of outputs that outlive it, if any."""
+
+    forward: Script
+    backward: Script | None
+    late: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A role's model on one micro-batch, all in bytes.
+
+    `states` has those of each trained tensor, `passing` what the optimizer's step takes for each, all `at_once` or one
+    by one. `stream` is the embedding's output, `tables` are cosines and sines. `embedding` is the embedding's gradient,
+    0 where it gets none, `sorting` what that takes beside; `tied` says how a tied head's is added to it: "in place" or
+    "apart". `held`: how long outputs stay, a word of `calc.keeps.Path`.
+    """
+
+    weights: tuple[int, ...]
+    states: tuple[tuple[int, ...], ...]
+    passing: tuple[int, ...]
+    at_once: bool
+    stream: int
+    tables: tuple[int, ...]
+    layers: tuple[Piece, ...]
+    norm: Piece
+    head: Piece
+    embedding: int
+    sorting: int
+    tied: str
+    held: str
+
+
+@lru_cache(maxsize=256)
+def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> Blocks:
+    """The blocks of a replica on a micro-batch; see `calc.stack.stack` for `masked`."""
+    arch, run = r.arch, r.run
+    optimizer, changed = r.optimizer, [*_trained(r)]
+    own = [_weight(r, t) for t in _in_order(arch, r.head)]
+    adapters = [t.elements * r.adapter_bytes for t in changed] if run.adapter else []
+    each = 0 if optimizer is None or optimizer.name not in ("adamw", "lion") else PASSING[optimizer.impl] * r.step_bytes
+    tied = arch.tied and r.head == "lm" and run.trained
+    return Blocks(
+        weights=(*own, *adapters),
+        states=tuple([_states(r, t) for t in changed]),
+        passing=tuple([t.elements * each for t in changed]),
+        at_once=optimizer is not None and optimizer.impl == "foreach",
+        stream=batch.tokens * arch.hidden * run.residual,
+        tables=(batch.length * arch.head_dim * run.residual,) * 2 if len(arch.unrotated_layers) < arch.layers else (),
+        layers=_layers(r, batch, masked, checkpointing if optimizer else "none"),
+        norm=_piece(r, batch, Program(run).final_norm()),
+        head=_head(r, batch),
+        embedding=arch.vocab_part * arch.hidden * r.grad_bytes if run.trained else 0,
+        sorting=int(4.4 * arch.hidden * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
+        tied=("in place" if run.precision == "autocast" else "apart") if tied else "",
+        held=r.path.held,
+    )
+
+
+def _in_order(arch: Architecture, head: Head) -> Iterator[Tensor]:
+    """Every parameter tensor of a model, layer after layer."""
+    inside = {t.name for n in range(arch.layers) for t in layer_tensors(arch, n)}
+    outside = [t for t in tensors(arch, head=head) if t.name not in inside]
+    yield from [t for t in outside if t.kind == "embedding"]
+    for n in range(arch.layers):
+        yield from layer_tensors(arch, n)
+    yield from [t for t in outside if t.kind != "embedding"]
+
+
+def _trained(r: Replica) -> Iterator[Tensor]:
+    """What the optimizer steps: LoRA's two matrices beside each adapted linear, or the whole model."""
+    if r.optimizer and not r.run.adapter:
+        yield from _in_order(r.arch, r.head)
+    if not r.optimizer or not r.run.adapter:
+        return
+    rank, targets = r.run.adapter.rank, r.run.adapter.targets
+    for n in range(r.arch.layers):
+        for linear in linears(r.arch, n if n < r.arch.dense_layers else -1):
+            if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
+                yield Tensor(f"{linear.name}.lora_A", (rank, linear.inputs), 1, "linear", linear.kind)
+                yield Tensor(f"{linear.name}.lora_B", (linear.outputs, rank), 1, "linear", linear.kind)
+
+
+def _weight(r: Replica, t: Tensor) -> int:
+    """A tensor as it lies there, in four bits or whole."""
+    four = r.quantised and t.kind == "linear" and len(t.shape) > 1
+    return int(t.elements * (NF4_BYTES if four else r.weight_bytes))
+
+
+def _states(r: Replica, t: Tensor) -> tuple[int, ...]:
+    """The blocks of a trained tensor's states."""
+    assert r.optimizer
+    n = 0 if r.optimizer.paged else MOMENTS.get(r.optimizer.name, 0)
+    return (int(t.elements * state_bytes_per_parameter(r.optimizer, r.step_bytes) / n),) * n if n else ()
+
+
+def _piece(r: Replica, batch: Batch, tape: Tape, checkpointing: str = "none") -> Piece:
+    """A piece on its tape, trained or not."""
+    writer = _writer(r, batch, tape)
+    if not r.optimizer:
+        return Piece(writer.without_grad(), None)
+    if checkpointing == "none":
+        return Piece(writer.forward(), writer.backward())
+    return Piece(writer.once(), writer.again())
+
+
+def _writer(r: Replica, batch: Batch, tape: Tape) -> Writer:
+    rank = r.run.adapter.rank if r.run.adapter else 0
+    return Writer(tape, {**dimensions(r.arch, rank), **head_dimensions(r.run)}, *batch, r.grad_bytes)
+
+
+def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple[Piece, ...]:
+    """The layers, each kind written once; the flags are those of `calc.stack`."""
+    arch, run = r.arch, r.run
+    kinds: dict[tuple[bool, ...], Piece] = {}
+    found = []
+    for n in range(arch.layers):
+        window = masked and n in arch.sliding_layers and not arch.attention_sinks
+        first = n == 0 and not run.trained and checkpointing == "none"
+        key = moe, _, _, rotated = n >= arch.dense_layers, window, first, n not in arch.unrotated_layers
+        if key not in kinds:
+            how: Run = replace(run, kernel="masked") if window else run
+            program = Program(
+                how, -1 if moe else 0, first=first, rotated=rotated, selective=checkpointing == "selective"
+            )
+            kinds[key] = _piece(r, batch, program.layer(moe=moe), checkpointing)
+        found.append(kinds[key])
+    return tuple(found)
+
+
+def _head(r: Replica, batch: Batch) -> Piece:
+    """The head with its loss."""
+    program = written(r.run, r.path, grad=r.optimizer is not None or r.path.kind != "selective")
+    writer = _writer(r, batch, program.tape)
+    if not r.optimizer:
+        return Piece(writer.without_grad(), None)
+    late = program.held if r.path.held in LASTING else None
+    return Piece(writer.forward(), writer.backward(), writer.slots[late.storage] if late else None)

@@ -1,0 +1,261 @@
+"""A step replayed block by block through PyTorch's allocator: what it reserves, and where it breaks on a card.
+
+What is allocated at a peak does not decide whether a step runs: between blocks lie freed ones that are too small for
+the next request. Which these are follows from the sizes and the order of all blocks, and both follow from the model,
+the batch and the code that runs. Where one model is trained on one GPU, alone or with a frozen one beside it, they are
+all known here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from calc.allocator import Allocator, Block, OutOfMemory
+from calc.blocks import Blocks, Piece, blocks
+from calc.engines.plain import Plain
+from calc.job import Roles
+from calc.keeps import Stage
+from calc.placement import Placed
+from calc.script import GIVEN, INPUT, PASSING, WEIGHT, Script
+
+STEPS = 2  # states are made in the first, and lie in the way of the second; later ones find what that left
+
+Kept = list[dict[int, Block]]  # what each piece keeps for its backward, lowest first
+
+
+class Act(NamedTuple):
+    """What is replayed: a model, whether it is trained, and one that scores inside its forward, maybe as the same."""
+
+    model: Blocks
+    trained: bool
+    micro_batches: int
+    inside: Blocks | None = None
+    shares: bool = False
+
+
+def act(roles: Roles) -> Act | None:
+    """What the roles of a job do, if that can be replayed: one stage of plain models on one GPU."""
+    stages = roles.keeps.stages
+    if len(stages) != 1 or stages[0].does not in ("train", "score") or roles.s.shards > 1:
+        return None
+    stage: Stage = stages[0]
+    placed = list(roles.placed.values())
+    if stage.beside or any(not isinstance(p.engine, Plain) or p.engine.buckets for p in placed):
+        return None
+    own = roles.placed[stage.role]
+    trained = stage.does == "train" and own.trained
+    inside = roles.placed[stage.inside] if stage.inside else None
+    if len(placed) != 1 + (inside is not None):
+        return None
+    return Act(
+        _blocks(roles, own, scores=not trained),
+        trained,
+        own.s.accumulation if trained else 1,
+        _blocks(roles, inside, scores=True) if inside else None,
+        inside is not None and inside.role.shares,
+    )
+
+
+def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
+    rows = placed.role.scoring_rows if scores else placed.role.rows
+    batch = roles.batch(placed.s, rows)
+    replica = placed.scorer.replica if scores else placed.engine.replica
+    return blocks(replica, batch, roles.masked(replica, placed.s, batch), placed.s.checkpointing)
+
+
+def reserved(a: Act, workspace: int) -> int:
+    """The bytes that PyTorch reserves where memory is no matter; cuBLAS takes a `workspace` for each thread."""
+    replay = Replay(workspace)
+    replay.all(a)
+    return replay.heap.most_reserved
+
+
+def enough(a: Act, workspace: int, undisturbed: int, limit: int) -> int:
+    """The bytes that must be allowed: what is reserved `undisturbed` where `limit` is as much, or the limit where it is
+    enough all the same, since freed segments go back when none is left; else more, to within a hundredth.
+    """
+    if undisturbed <= limit:
+        return undisturbed
+    low, high = limit, undisturbed
+    if breaks(a, workspace, limit) is None:
+        return limit
+    while high - low > undisturbed // 100:
+        middle = (low + high) // 2
+        low, high = (middle, high) if breaks(a, workspace, middle) else (low, middle)
+    return high
+
+
+def breaks(a: Act, workspace: int, limit: int) -> str | None:
+    """The phase in which a request finds nothing left of `limit` bytes; None where all are met."""
+    replay = Replay(workspace, limit)
+    try:
+        replay.all(a)
+    except OutOfMemory:
+        return replay.phase
+    return None
+
+
+class Replay:
+    """Models on one GPU and their steps, through an allocator with `limit` bytes; raises OutOfMemory."""
+
+    def __init__(self, workspace: int, limit: int | None = None) -> None:
+        """Nothing is there yet."""
+        self.heap = Allocator(limit)
+        self.phase = "load"
+        self.workspace, self.threads = workspace, 0
+        self.gradients: list[Block] = []
+        self.adding = False  # gradients of the micro-batches before are there
+        self.apart = False  # the gradient that comes is a tied head's, which waits for the embedding's
+        self.head: Block | None = None
+        self.late: Block | None = None  # outputs that outlive their backward
+        self.stepped = False
+
+    def all(self, a: Act) -> None:
+        """The models arrive, then STEPS steps."""
+        self.load(a.model)
+        if a.inside and not a.shares:
+            self.load(a.inside)
+        for _ in range(STEPS):
+            for _ in range(a.micro_batches):
+                kept = self.forward(a.model)
+                if a.inside:
+                    self.leave(self.forward(a.inside))
+                if a.trained:
+                    self.backward(a.model, kept)
+                    self.adding = True
+                else:
+                    self.leave(kept)
+            if a.trained:
+                self.step(a.model)
+
+    def take(self, size: int) -> Block | None:
+        """A block, or nothing where there is nothing to take."""
+        return self.heap.take(size) if size else None
+
+    def give(self, *given: Block | None) -> None:
+        """Take blocks back."""
+        for block in given:
+            if block:
+                self.heap.give(block)
+
+    def load(self, m: Blocks) -> None:
+        """A model's weights arrive, and stay."""
+        for size in m.weights:
+            self.take(size)
+
+    def multiply(self, thread: int) -> None:
+        """cuBLAS takes its workspace with a thread's first product."""
+        if self.threads < thread:
+            self.threads = thread
+            self.take(self.workspace)
+
+    def play(self, script: Script, own: dict[int, Block], late: int | None = None) -> None:
+        """The steps of a piece over its blocks; the one in slot `late` is not given back yet."""
+        take, give = self.heap.take, self.heap.give
+        for slot, size in script.steps:
+            if not size:
+                block = own.pop(slot, None)
+                if block and slot == late:
+                    self.late = block
+                elif block:
+                    give(block)
+            elif slot != WEIGHT:
+                own[slot] = take(size)
+            elif self.apart:
+                self.head = take(size)
+            else:
+                self.keep(take(size))
+
+    def keep(self, block: Block | None) -> None:
+        """A weight's gradient has been made: it stays, or is added to the one that is there."""
+        if self.adding:
+            self.give(block)
+        elif block:
+            self.gradients.append(block)
+
+    def forward(self, m: Blocks) -> Kept:
+        """A forward; what its pieces keep."""
+        self.phase = "forward"
+        self.multiply(1)
+        block = self.take(m.stream)
+        kept: Kept = [{PASSING - n: self.heap.take(size) for n, size in enumerate(m.tables)}]
+        for piece in (*m.layers, m.norm, m.head):
+            own = {INPUT: block} if block else {}
+            self.play(piece.forward, own)
+            block = own.get(INPUT) if piece.forward.out == INPUT else own.pop(piece.forward.out, None)
+            kept.append(own)
+        self.give(block)
+        if m.held == "next":
+            self.drop()
+        return kept
+
+    def leave(self, kept: Kept) -> None:
+        """What a forward keeps ends."""
+        for own in kept:
+            self.give(*own.values())
+
+    def drop(self) -> None:
+        """Outputs that outlived their backward end."""
+        self.give(self.late)
+        self.late = None
+
+    def backward(self, m: Blocks, kept: Kept) -> None:
+        """The backward of a forward."""
+        self.phase = "backward"
+        self.multiply(2)
+        block: Block | None = None
+        self.apart = bool(m.tied)
+        for piece in (m.head, m.norm, *reversed(m.layers)):
+            block = self.back(piece, kept.pop(), block)
+            self.apart = False
+        self.leave(kept)
+        if m.embedding:
+            made = self.take(m.embedding)
+            self.give(self.take(m.sorting))
+            self.give(block)
+            self.keep(self.tie(m, made))
+        else:
+            self.give(block)
+
+    def back(self, piece: Piece, own: dict[int, Block], given: Block | None) -> Block | None:
+        """One piece's backward; the gradient of its input."""
+        assert piece.backward
+        if given:
+            own[GIVEN] = given
+        self.play(piece.backward, own, piece.late)
+        block = own.pop(piece.backward.out, None)
+        self.give(*own.values())
+        return block
+
+    def tie(self, m: Blocks, made: Block | None) -> Block | None:
+        """The embedding's gradient with a tied head's, added in place only into what is contiguous.
+
+        See `calc.memory.gradients.tied_embedding`.
+        """
+        if not m.tied:
+            return made
+        total = self.head
+        if m.tied == "apart":
+            total = self.take(m.embedding)
+            self.give(self.head)
+        self.give(made)
+        self.head = None
+        return total
+
+    def step(self, m: Blocks) -> None:
+        """The optimizer's step, which makes its states the first time, and the end of all gradients."""
+        self.phase = "step"
+        if not self.stepped:
+            self.stepped = True
+            for sizes in m.states:
+                for size in sizes:
+                    self.take(size)
+        if m.at_once:
+            self.give(*[self.take(size) for size in m.passing])
+        else:
+            for size in m.passing:
+                self.give(self.take(size))
+        if m.held == "step":
+            self.drop()
+        self.give(*self.gradients)
+        self.gradients, self.adding = [], False
