@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from calc.site import accuracy, answers, odds
+from calc.rules import RL
+from calc.site import answers, odds, reports
 from calc.site.tables import Cell, Column, Table, to_dict
 from calc.units import GiB
 
 
 def test_published_rl_reports_stand_beside_what_is_computed() -> None:
     records = {r["id"].removeprefix("published/"): r for r in answers.catalog().measurements}
-    table = accuracy.reports()
+    table = reports.table()
     rows = to_dict(table)["rows"]
-    assert len(rows) == accuracy.reports_count("count") > 0
+    assert len(rows) == reports.count("count") > 0
     for row in rows:
         record = records[row["report"]]
-        assert record["scenario"]["task"] in accuracy.RL
+        assert record["scenario"]["task"] in RL
         assert row["reported"] == {"fits": "fits", "oom": "out of memory"}[record["verdict"]]
         died = row["computed"].startswith("out of memory")
         assert died == (record["verdict"] == "oom") or row["agrees"] == "no"
@@ -26,14 +27,14 @@ def test_published_rl_reports_stand_beside_what_is_computed() -> None:
         else:
             assert (row["moment"], row["measured"], row["held"]) == ("—", None, None)
     agree = [row["agrees"] for row in rows].count("yes")
-    assert agree == accuracy.reports_count("agree") == len(rows) - accuracy.reports_count("disagree")
+    assert agree == reports.count("agree") == len(rows) - reports.count("disagree")
     assert f"{agree} of {len(rows)} agree" in table.note
 
 
 def test_reports_can_be_counted_and_a_count_that_is_not_there_is_named() -> None:
-    assert accuracy.reports_count("loading") < accuracy.reports_count("count")
+    assert reports.count("loading") < reports.count("count")
     with pytest.raises(ValueError, match="no 'all'; there is count, agree, disagree, loading, jobs"):
-        accuracy.reports_count("all")
+        reports.count("all")
 
 
 def test_a_table_of_verdicts_names_the_records_that_they_rest_on() -> None:
