@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from statistics import median
 
 from calc.edges import Search, search
 from calc.residuals import Allocator, Outside, Residual, Summary, outside, summary, summed
 from calc.site import accuracy, answers
 from calc.site.accuracy import ALL, ERRORS, Record, error_cells, gib, grouped, table, word_cells
 from calc.site.kept import Kept
-from calc.site.tables import Cell, Column, Table
+from calc.site.tables import NOT_PUBLISHED, Cell, Column, Table
 
 RESTS_ON = (
     "Records of measurements/ that its harness made on real GPUs. Where a larger GPU stood in for a smaller card, the "
@@ -79,25 +78,18 @@ def _asked(found: Sequence[Residual]) -> Summary:
 
 
 def rounding() -> Table:
-    """What the allocator hands out beyond what a job asks for, and the error against either."""
-    columns = (
-        Column("segments", "Segments"),
-        Column("records", "Records", kind="number"),
-        Column("beyond_median", "Beyond what was asked: median", "%", "number", 3),
-        Column("beyond_worst", "Most", "%", "number", 3),
-        *(
-            Column(f"{of}_{what}", f"Error, {of}: {what}", "%", "number", 3)
-            for of in ("allocated", "asked")
-            for what in ("median", "worst", "bias")
-        ),
-    )
+    """The error against what was allocated and against what jobs had asked for, and how far the two lie apart."""
+    columns = (Column("segments", "Segments"), Column("what", "What"), *ERRORS)
     rows = []
     for expandable, word in SEGMENTS.items():
         if members := [r for r in jobs() if _of(r).expandable is expandable]:
-            beyond = [r.measured / _of(r).requested - 1 for r in members]
-            both = [(s.median, s.worst, s.bias) for s in (summary(members), _asked(members))]
-            figures = (median(beyond), max(beyond), *both[0], *both[1])
-            rows.append((Cell(word), Cell(len(members)), *(Cell(100 * value) for value in figures)))
+            beyond = summed([r.measured / _of(r).requested - 1 for r in members])
+            compared = {
+                "estimate against allocated": summary(members),
+                "estimate against asked for": _asked(members),
+                "allocated beyond asked for": beyond,
+            }
+            rows += [(Cell(word), Cell(what), *error_cells(s)) for what, s in compared.items()]
     caption = "What PyTorch's allocator counts beyond what a job asks for"
     return table("measured-rounding", caption, columns, rows, RESTS_ON)
 
@@ -114,10 +106,10 @@ def reserved() -> Table:
         Column("sharding", "Sharding"),
         Column("checkpointing", "Checkpointing"),
         Column("records", "Records", kind="number"),
-        Column("inside", "Inside the range", kind="number"),
-        Column("above", "Reserved more", kind="number"),
-        Column("below", "Reserved less", kind="number"),
-        Column("median", "Over allocated: median", "%", "number", 1),
+        Column("inside", "Inside", kind="number"),
+        Column("above", "More", kind="number"),
+        Column("below", "Less", kind="number"),
+        Column("median", "Beyond allocated, median", "%", "number", 1),
         Column("p95", "95th percentile", "%", "number", 1),
         Column("worst", "Most", "%", "number", 1),
     )
@@ -133,7 +125,7 @@ def reserved() -> Table:
         figures = (100 * over.median, 100 * over.p95, 100 * over.worst)
         rows.append((*word_cells(key), *(Cell(value) for value in (*counts, *figures))))
     caption = "What PyTorch's allocator reserved at most, against the range and beside what was allocated"
-    note = "The range is the printed one without the context: the middle nine tenths of what a monitor may show."
+    note = "Inside, more or less than the printed range, context left out: nine tenths of what a monitor may show."
     return table("measured-reserved", caption, columns, rows, RESTS_ON, note)
 
 
@@ -166,7 +158,7 @@ def context() -> Table:
         Column("gpu", "GPU"),
         Column("kind", "Kind of job"),
         Column("records", "Records", kind="number"),
-        Column("start", "Before any kernel", "GiB", "number", 3),
+        Column("start", "At its start", "GiB", "number", 3),
         Column("measured", "Measured", "GiB", "number", 3),
         Column("estimated", "Estimated", "GiB", "number", 3),
     )
@@ -175,13 +167,14 @@ def context() -> Table:
         for o, count in sorted(Counter(outsides()).items())
     ]
     caption = "What a process took of the card beside PyTorch's memory"
-    note = "CUDA loads a kernel when it is first called. One process ran, so that none of NCCL is part of it."
+    note = (
+        "At its start no kernel has run: CUDA loads each when first called. One process ran, so NCCL has no part in it."
+    )
     return table("measured-context", caption, columns, rows, RESTS_ON, note)
 
 
-def _card(name: str, other: str = "") -> Cell:
-    shown = answers.catalog().gpu(name).name
-    return Cell(f"{shown}, on {answers.catalog().gpu(other).name}" if other not in ("", name) else shown)
+def _card(name: str) -> Cell:
+    return Cell(answers.catalog().gpu(name).name)
 
 
 # ---- the largest sizes --------------------------------------------------------------------------------------------
@@ -192,28 +185,42 @@ def edges() -> Table:
     columns = (
         Column("gpu", "Card"),
         Column("model", "Model"),
-        Column("job", "Job"),
-        Column("segments", "Segments"),
         Column("field", "Looked for"),
-        Column("found", "Largest that ran", kind="number"),
-        Column("fails_at", "Ran out of memory", kind="number"),
+        Column("found", "Ran", kind="number", hint="The largest that ran"),
+        Column("fails_at", "Ran out", kind="number", hint="The smallest that ran out of memory"),
         Column("predicted", "Estimated", kind="number", hint="The largest that is more likely to fit than not"),
         Column("error", "Off by", "%", "number", 1),
-        Column("predicted_fits", "Largest called 'fits'", kind="number"),
+        Column("predicted_fits", "Called 'fits'", kind="number", hint="The largest with that verdict"),
         Column("kept", "Did it run"),
-        Column("full_found", "Estimated need where it ran", "% of the card", "number", 1),
-        Column("full_failed", "Where it did not", "% of the card", "number", 1),
+        Column("full_found", "Need where it ran", "% of the card", "number", 1, "As estimated"),
+        Column("full_failed", "Where it ran out", "% of the card", "number", 1, "As estimated"),
+        Column("job", "Job"),
+        Column("segments", "Segments"),
+        Column("machine", "Measured on"),
     )
     rows = []
     for s in sorted(searches(), key=lambda s: (s.field, s.card, s.model, s.id)):
-        model = answers.catalog().model(s.model).name
         job = f"{s.task}, {s.method}, checkpointing {s.checkpointing}"
-        named = (_card(s.card, s.machine), Cell(model), Cell(job), Cell(SEGMENTS[s.expandable]), Cell(s.field))
         sizes = (Cell(s.found), _or_dash(s.fails_at), Cell(s.predicted), _share(s.error), Cell(s.predicted_fits))
-        full = _share(s.full_found), _share(s.full_failed)
-        rows.append((*named, *sizes, Cell("yes" if s.kept else "no"), *full))
+        rows.append(
+            (
+                _card(s.card),
+                Cell(answers.catalog().model(s.model).name),
+                Cell(s.field),
+                *sizes,
+                Cell("yes" if s.kept else "no"),
+                _share(s.full_found),
+                _share(s.full_failed),
+                Cell(job),
+                Cell(SEGMENTS[s.expandable]),
+                _card(s.machine),
+            )
+        )
     caption = "The largest micro batch or length that runs: found, and estimated"
-    note = "Estimated is the largest size more likely to fit than not; 'fits' asks for more."
+    note = (
+        "Ran: the largest that did; ran out: the smallest that did not. Estimated: the largest more likely to fit than "
+        "not; 'fits' asks for more. A need is an estimate, too."
+    )
     return table("measured-edges", caption, columns, rows, RESTS_ON, note)
 
 
@@ -232,20 +239,20 @@ def machines() -> Table:
     """What each machine ran, and with what."""
     columns = (
         Column("machine", "Machine"),
-        Column("libraries", "Libraries"),
-        Column("dates", "When"),
         Column("ran", "Jobs that ran", kind="number"),
         Column("died", "Ran out of memory", kind="number"),
         Column("failed", "Failed otherwise", kind="number"),
         Column("searches", "Searches", kind="number"),
         Column("rates", "Tables of rates", kind="number"),
+        Column("libraries", "Libraries"),
+        Column("dates", "When"),
     )
     rows = []
     for (words, libraries), members in grouped(_records(), lambda r: (r["machine"]["words"], _libraries(r))):
         found = Counter("searches" if "edge" in r else "rates" if "rates" in r else r["verdict"] for r in members)
         counts = (found["fits"], found["oom"], found["failed"], found["searches"], found["rates"])
         dates = ", ".join(sorted({r["date"] for r in members}))
-        rows.append((*word_cells((words, libraries, dates)), *(Cell(count) for count in counts)))
+        rows.append((Cell(words), *(Cell(count) for count in counts), Cell(libraries), Cell(dates)))
     return table("measured-machines", "What was measured, and where", columns, rows, RESTS_ON)
 
 
@@ -303,4 +310,4 @@ def figure(what: str) -> str:
 
 
 def _per_cent(of: Callable[[], Summary], what: str) -> str:
-    return f"{100 * getattr(of(), what):.2f} %" if jobs() else "nothing yet"
+    return f"{100 * getattr(of(), what):.2f} %" if jobs() else NOT_PUBLISHED

@@ -85,7 +85,7 @@ def comparable() -> Table:
                 Cell(len(traced)),
                 *(Cell(figure) for figure in figures),
                 Cell(len(real)),
-                *(Cell(figure) for figure in seen),
+                *(Cell(figure, "" if off else "—") for figure in seen),
                 Cell(len(others)),
                 Cell(sum(r.agrees for r in others)),
             )
