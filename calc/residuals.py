@@ -103,7 +103,7 @@ class Residual:
 
     @property
     def asked_error(self) -> float | None:
-        """The error against what a measured job had asked the allocator for; None of another."""
+        """The error against what a job had asked the allocator for; None where that is not known."""
         return self.predicted / self.allocator.requested - 1 if self.allocator else None
 
     @property
@@ -190,10 +190,10 @@ def as_run(record: Mapping[str, Any], catalog: Catalog) -> Catalog:
 
 
 def allocator(e: Estimate, record: Mapping[str, Any]) -> Allocator | None:
-    """What PyTorch's allocator said at a peak that was measured; None of any other record."""
-    if record["class"] != "measured" or record["metric"] != "allocated":
+    """What PyTorch's allocator said at a peak that was measured; None where the record does not say it."""
+    seen = record.get("observed", {})
+    if record["metric"] != "allocated" or "allocator" not in seen:
         return None
-    seen = record["observed"]
     requested, expandable = seen["allocator"]["requested_bytes"], seen["expandable_segments"]
     return Allocator(requested, seen["reserved_bytes"], *reach(e, "reserved"), expandable)
 
@@ -212,7 +212,7 @@ class Outside(NamedTuple):
 
 
 def outside(record: Mapping[str, Any], catalog: Catalog) -> Outside:
-    """The memory beside PyTorch's of a measured job that ran.
+    """The memory beside PyTorch's of a job that the harness measured.
 
     One process ran, whatever the scenario's number of GPUs, so nothing of NCCL is part of it.
     """

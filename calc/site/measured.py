@@ -23,11 +23,17 @@ FURTHEST = 10
 
 def jobs() -> list[Residual]:
     """Those that ran, with what PyTorch's allocator counted."""
-    return [r for r in accuracy.residuals() if r.kind == "measured" and r.allocator]
+    return [r for r in accuracy.residuals() if r.kind == "measured" and r.metric == "allocated"]
+
+
+def _seen() -> list[tuple[Residual, Allocator]]:
+    """Those of them whose records hold the allocator's own figures."""
+    return [(r, r.allocator) for r in jobs() if r.allocator]
 
 
 def _records() -> list[Record]:
-    return [r for r in answers.catalog().measurements if r["class"] == "measured"]
+    """Those that the harness made."""
+    return [r for r in answers.catalog().measurements if r["class"] == "measured" and "machine" in r]
 
 
 @cache
@@ -66,37 +72,31 @@ def by_kind() -> Table:
     rows = []
     for key, members in found:
         asked = _asked(members)
-        figures = Cell(100 * asked.median), Cell(100 * asked.worst)
-        rows.append((*word_cells(key), *error_cells(summary(members)), *figures))
+        figures = (asked.median, asked.worst) if asked else (None, None)
+        rows.append((*word_cells(key), *error_cells(summary(members)), *map(_share, figures)))
     caption = "Estimated against measured peaks: relative error, by kind of job"
     note = "'Asked for' leaves the allocator's own rounding out of what was measured."
     return table("measured-by-kind", caption, columns, rows, RESTS_ON, note)
 
 
-def _asked(found: Sequence[Residual]) -> Summary:
-    return summed([r.asked_error for r in found if r.asked_error is not None])
+def _asked(found: Sequence[Residual]) -> Summary | None:
+    errors = [r.asked_error for r in found if r.asked_error is not None]
+    return summed(errors) if errors else None
 
 
 def rounding() -> Table:
     """The error against what was allocated and against what jobs had asked for, and how far the two lie apart."""
     columns = (Column("segments", "Segments"), Column("what", "What"), *ERRORS)
     rows = []
-    for expandable, word in SEGMENTS.items():
-        if members := [r for r in jobs() if _of(r).expandable is expandable]:
-            beyond = summed([r.measured / _of(r).requested - 1 for r in members])
-            compared = {
-                "estimate against allocated": summary(members),
-                "estimate against asked for": _asked(members),
-                "allocated beyond asked for": beyond,
-            }
-            rows += [(Cell(word), Cell(what), *error_cells(s)) for what, s in compared.items()]
+    for (word,), members in grouped(_seen(), lambda x: (SEGMENTS[x[1].expandable],)):
+        compared = {
+            "estimate against allocated": [r.error for r, _ in members],
+            "estimate against asked for": [r.predicted / a.requested - 1 for r, a in members],
+            "allocated beyond asked for": [r.measured / a.requested - 1 for r, a in members],
+        }
+        rows += [(Cell(word), Cell(what), *error_cells(summed(errors))) for what, errors in compared.items()]
     caption = "What PyTorch's allocator counts beyond what a job asks for"
     return table("measured-rounding", caption, columns, rows, RESTS_ON)
-
-
-def _of(r: Residual) -> Allocator:
-    assert r.allocator is not None
-    return r.allocator
 
 
 def reserved() -> Table:
@@ -113,14 +113,13 @@ def reserved() -> Table:
         Column("p95", "95th percentile", "%", "number", 1),
         Column("worst", "Most", "%", "number", 1),
     )
-    found = list(grouped(jobs(), lambda r: (SEGMENTS[_of(r).expandable], r.sharding, r.checkpointing)))
+    found = list(grouped(_seen(), lambda x: (SEGMENTS[x[1].expandable], x[0].sharding, x[0].checkpointing)))
     if found:
-        found.append(((ALL, "", ""), jobs()))
+        found.append(((ALL, "", ""), _seen()))
     rows = []
     for key, members in found:
-        seen = [_of(r) for r in members]
-        inside, above = sum(a.inside for a in seen), sum(a.reserved > a.high for a in seen)
-        over = summed([_of(r).reserved / r.measured - 1 for r in members])
+        inside, above = sum(a.inside for _, a in members), sum(a.reserved > a.high for _, a in members)
+        over = summed([a.reserved / r.measured - 1 for r, a in members])
         counts = (len(members), inside, above, len(members) - inside - above)
         figures = (100 * over.median, 100 * over.p95, 100 * over.worst)
         rows.append((*word_cells(key), *(Cell(value) for value in (*counts, *figures))))
@@ -148,7 +147,7 @@ def verdicts() -> Table:
 @cache
 def outsides() -> tuple[Outside, ...]:
     """What each job that ran took of its card beside PyTorch's memory."""
-    ran = {r.id for r in jobs()}
+    ran = {r.id for r, _ in _seen()}
     return tuple(outside(r, answers.catalog()) for r in _records() if r["id"] in ran)
 
 
@@ -294,20 +293,20 @@ def figure(what: str) -> str:
     known: dict[str, Callable[[], str]] = {
         "count": lambda: str(len(jobs())),
         "machines": lambda: str(len({r["machine"]["words"] for r in _records()})),
-        "inside": lambda: str(sum(_of(r).inside for r in jobs())),
+        "inside": lambda: str(sum(a.inside for _, a in _seen())),
         "died": lambda: str(len(died)),
         "missed": lambda: str(sum(r.verdict == "fits" for r in died)),
         "scared": lambda: str(sum(r.verdict == "oom" for r in every if r.reported == "fits")),
         "searches": lambda: str(len(searches())),
         "close": lambda: str(sum(s.close for s in searches())),
         "kept": lambda: str(sum(s.kept for s in searches())),
-        **{what: partial(_per_cent, lambda: summary(jobs()), what) for what in ("median", "worst")},
-        **{f"asked_{what}": partial(_per_cent, lambda: _asked(jobs()), what) for what in ("median", "worst")},
+        **{name: partial(_per_cent, summary(jobs()) if jobs() else None, name) for name in ("median", "worst")},
+        **{f"asked_{name}": partial(_per_cent, _asked(jobs()), name) for name in ("median", "worst")},
     }
     if what not in known:
         raise ValueError(f"no {what!r}; there is {', '.join(known)}")
     return known[what]()
 
 
-def _per_cent(of: Callable[[], Summary], what: str) -> str:
-    return f"{100 * getattr(of(), what):.2f} %" if jobs() else NOT_PUBLISHED
+def _per_cent(errors: Summary | None, what: str) -> str:
+    return f"{100 * getattr(errors, what):.2f} %" if errors else NOT_PUBLISHED

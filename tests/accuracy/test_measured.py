@@ -113,8 +113,8 @@ def test_the_allocators_own_figures_come_with_the_range_of_what_it_reserves(cata
     assert found.allocator == Allocator(requested=3900, reserved=5000, low=low, high=high, expandable=False)
     assert found.error == found.predicted / 4000 - 1
     assert found.asked_error == found.predicted / 3900 - 1
-    traced = residual({**RECORD, "class": "traced", "machine": {"gpu": "rtx4090"}}, catalog)
-    assert (traced.allocator, traced.asked_error) == (None, None)
+    plain = residual({**RECORD, "observed": {}}, catalog)
+    assert (plain.error, plain.allocator, plain.asked_error) == (found.error, None, None)
 
 
 @pytest.mark.parametrize(("reserved", "inside"), [(9, False), (10, True), (20, True), (21, False)])
