@@ -1,13 +1,15 @@
 """How far estimates lie from measured memory: one residual a record of `measurements/`, and their summaries.
 
 What is compared follows from the record's metric: a number where PyTorch's allocator was asked (`allocated`, `held`), a
-range where what it holds back counts too (`reserved`, `nvidia-smi`, `unknown`), and whether it ran (`verdict`).
+range where what it holds back counts too (`reserved`, `nvidia-smi`, `unknown`), and whether it ran (`verdict`). What
+was measured on a real card has more: what the job had asked the allocator for, what that reserved, and what the process
+took beside it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -39,12 +41,33 @@ class Part(NamedTuple):
     measured: int
 
 
+class Allocator(NamedTuple):
+    """What PyTorch's allocator said of a measured job's peak, in bytes.
+
+    `requested` is what the job had asked for: a cached block is handed out whole where at most 1 MiB of it is left over
+    (c10/cuda/CUDACachingAllocator.cpp, `should_split`), unless segments are `expandable`. `low` to `high` is the range
+    estimated for what it reserves.
+    """
+
+    requested: int
+    reserved: int
+    low: int
+    high: int
+    expandable: bool
+
+    @property
+    def inside(self) -> bool:
+        """Whether the range holds what was reserved."""
+        return self.low <= self.reserved <= self.high
+
+
 @dataclass(frozen=True, slots=True)
 class Residual:
     """A record's memory in bytes as estimated and as measured, and whether the job ran.
 
     `predicted` is a peak of the allocator, `low` to `high` the range of what the metric counts. `measured` is 0 for a
-    mere verdict; `most` is the largest that the source may mean by it. `phases` and `components` are those of a trace.
+    mere verdict; `most` is the largest that the source may mean by it. `phases` and `components` are those of a trace,
+    `allocator` that of a measured job.
     """
 
     id: str
@@ -65,6 +88,8 @@ class Residual:
     explanation: str
     phases: tuple[Part, ...] = ()
     components: tuple[Part, ...] = ()
+    checkpointing: str = "none"
+    allocator: Allocator | None = None
 
     @property
     def family(self) -> str:
@@ -75,6 +100,11 @@ class Residual:
     def error(self) -> float:
         """The relative error, positive where the estimate is too high."""
         return self.predicted / self.measured - 1
+
+    @property
+    def asked_error(self) -> float | None:
+        """The error against what a job had asked the allocator for; None where that is not known."""
+        return self.predicted / self.allocator.requested - 1 if self.allocator else None
 
     @property
     def inside(self) -> bool:
@@ -113,6 +143,7 @@ def family(sharding: str) -> str:
 
 def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
     """The residual of a record; raises ScenarioError for a scenario that cannot be used."""
+    catalog = as_run(record, catalog)
     scenario = parse(record["scenario"], where=record["id"], catalog=catalog)
     e = estimate(scenario, catalog)
     metric, measured = record["metric"], record["measured_bytes"] or 0
@@ -140,7 +171,69 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
         explanation=record.get("explanation", ""),
         phases=tuple(phase_parts(e, record)),
         components=tuple(component_parts(e, record)),
+        checkpointing=scenario.checkpointing,
+        allocator=allocator(e, record),
     )
+
+
+def as_run(record: Mapping[str, Any], catalog: Catalog) -> Catalog:
+    """The catalog with the record's card as it was where the record was made.
+
+    One that another stood in for had its memory and the other's kernels, and their workspaces.
+    """
+    named = catalog.gpu(record["scenario"]["gpu"])
+    real = catalog.gpu(record.get("machine", {}).get("gpu", named.id))
+    if real.id == named.id:
+        return catalog
+    card = replace(real, id=named.id, usable_mib=named.usable_mib)
+    return replace(catalog, gpus={**catalog.gpus, named.id: card})
+
+
+def allocator(e: Estimate, record: Mapping[str, Any]) -> Allocator | None:
+    """What PyTorch's allocator said at a peak that was measured; None where the record does not say it."""
+    seen = record.get("observed", {})
+    if record["metric"] != "allocated" or "allocator" not in seen:
+        return None
+    requested, expandable = seen["allocator"]["requested_bytes"], seen["expandable_segments"]
+    return Allocator(requested, seen["reserved_bytes"], *reach(e, "reserved"), expandable)
+
+
+class Outside(NamedTuple):
+    """What a process took of its card beside PyTorch's memory, in bytes: before its first kernel, and at its end.
+
+    `predicted` is what the estimate has at its peak outside the allocator: the context, and what is paged to the host.
+    """
+
+    machine: str
+    kind: str
+    at_start: int
+    measured: int
+    predicted: int
+
+
+def outside(record: Mapping[str, Any], catalog: Catalog) -> Outside:
+    """The memory beside PyTorch's of a job that the harness measured.
+
+    One process ran, whatever the scenario's number of GPUs, so nothing of NCCL is part of it.
+    """
+    catalog = as_run(record, catalog)
+    scenario = parse(record["scenario"], where=record["id"], catalog=catalog)
+    group = max(estimate(scenario, catalog).groups, key=lambda g: g.peak.moment.device_bytes)
+    lines = [x for x in group.peak.moment.lines if not x.allocated and x.component not in ("nccl", "fragmentation")]
+    seen, machine = record["observed"], record["machine"]["gpu"]
+    start, end = seen["context_at_start_bytes"], seen["context_bytes"]
+    return Outside(machine, loads(scenario), start, end, sum(line.bytes for line in lines))
+
+
+def loads(s: Scenario) -> str:
+    """The kind of job as far as it decides which kernels CUDA loads; each takes memory when first called."""
+    if s.optimizer.startswith("adamw-paged"):
+        return "paged states"
+    if family(s.sharding) == "fsdp":
+        return "FSDP, one process"
+    if s.optimizer == "none":
+        return "nothing trained"
+    return "fp32, or eager attention" if s.precision == "fp32" or s.attention == "eager" else "other training"
 
 
 def phase_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:

@@ -14,9 +14,11 @@ from calc.site import (
     glossary,
     heat,
     languages,
+    measured,
     odds,
     peers,
     reference,
+    reports,
     scatter,
     sheets,
     speed,
@@ -132,6 +134,15 @@ class Lookups(Bound):
         """Every record as a point, with its table."""
         return self._place(scatter.records())
 
+    def measured_tables(self, *names: str) -> str:
+        """Estimates against what was measured on real GPUs: see `calc.site.measured.TABLES`."""
+        found = self._or_fault("measured_tables", lambda: [measured.shown(name) for name in names])
+        return "\n\n".join(self._place(table) for table in found)
+
+    def measured(self, what: str) -> str:
+        """A figure of the measured jobs: see `calc.site.measured.figure`."""
+        return self._say(f"measured({what})", self._or_fault("measured", lambda: measured.figure(what)))
+
     def peers_table(self) -> str:
         """Six jobs, as this guide and known calculators answer them."""
         return self._place(peers.side_by_side())
@@ -157,11 +168,11 @@ class Lookups(Bound):
 
     def reports_table(self) -> str:
         """Every published report of an RL job beside what `calc` computes for it."""
-        return self._place(accuracy.reports())
+        return self._place(reports.table())
 
     def reports(self, what: str) -> str:
         """How many published reports of RL jobs there are (`count`), of how many `jobs`, and how many `agree`."""
-        return self._say(f"reports({what})", str(self._or_fault("reports", lambda: accuracy.reports_count(what))))
+        return self._say(f"reports({what})", str(self._or_fault("reports", lambda: reports.count(what))))
 
     # --- how far off the times are
 

@@ -50,7 +50,7 @@ def rests_on(table: Table) -> list[tuple[str, str]]:
 
 
 def comparable() -> Table:
-    """The records of each class, traced and published."""
+    """The records of each class: traced, measured and published."""
     columns = (
         Column("kind", "The model lies"),
         Column("method", "Trained"),
@@ -58,6 +58,9 @@ def comparable() -> Table:
         Column("median", "Median error", "%", "number", 3),
         Column("p95", "95th percentile", "%", "number", 3),
         Column("worst", "Worst", "%", "number", 3),
+        Column("measured", "Measured", kind="number"),
+        Column("measured_median", "Median error", "%", "number", 3),
+        Column("measured_worst", "Worst", "%", "number", 3),
         Column("published", "Published", kind="number"),
         Column("agree", "Agree", kind="number"),
     )
@@ -70,14 +73,19 @@ def comparable() -> Table:
     for of, members in classes.items():
         traced = [r for r in members if r.kind == "traced" and r.metric == "allocated"]
         others = [r for r in members if r.kind == "published"]
+        real = [r for r in members if r.kind == "measured" and r.measured]
         errors = summary(traced) if traced else None
         figures = [100 * e for e in (errors.median, errors.p95, errors.worst)] if errors else [None] * 3
+        off = summary(real) if real else None
+        seen = [100 * e for e in (off.median, off.worst)] if off else [None] * 2
         rows.append(
             (
                 Cell(of[0], f'<span id="{anchor(of)}">{of[0]}</span>'),
                 Cell(of[1]),
                 Cell(len(traced)),
                 *(Cell(figure) for figure in figures),
+                Cell(len(real)),
+                *(Cell(figure, "" if off else "—") for figure in seen),
                 Cell(len(others)),
                 Cell(sum(r.agrees for r in others)),
             )

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-
-from calc.catalog import Catalog
-from calc.estimate import estimate
-from calc.scenario import Scenario
+from dataclasses import dataclass
 
 TOLERANCE = 0.02  # of the size found: closer than this the search goes no further
 
@@ -44,22 +40,3 @@ def largest(fits: Callable[[int], bool], start: int, highest: int) -> Found:
             size = (runs + fails) // 2
         stride *= 2
     return Found(runs, fails if fails <= highest else None, probes)
-
-
-def predicted(s: Scenario, field: str, step: int, highest: int, catalog: Catalog, least: float) -> int:
-    """The largest size of `field` that `calc` gives a fit probability of at least `least`, in steps; 0 if none."""
-
-    def fits(size: int) -> bool:
-        value = size * step
-        sized = (
-            replace(s, micro_batch=value, global_batch=value * s.data_parallel * s.accumulation)
-            if field == "micro_batch"
-            else replace(s, seq_len=value, expected_len=value)
-        )
-        return estimate(sized, catalog).fit_probability >= least
-
-    runs, fails = 0, highest + 1
-    while fails - runs > 1:
-        size = (runs + fails) // 2
-        runs, fails = (size, fails) if fits(size) else (runs, size)
-    return runs

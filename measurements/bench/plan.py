@@ -12,11 +12,11 @@ from typing import Any
 
 from calc.architecture import parameters
 from calc.catalog import GPU, Catalog, CatalogError
+from calc.edges import LIKELY, SIZES, predicted
 from calc.scenario import Scenario, parse
 from calc.schema import InputError, parse_mapping, read_bytes, validator
 from calc.verdict import FITS
 
-from .edge import predicted
 from .machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,6 @@ SUPPORTED: Mapping[str, tuple[Any, ...]] = {
 # the time left and `--minutes` rest on them, and both are corrected by the cases already run.
 SHARE_OF_PEAK, TFLOPS_UNKNOWN, TFLOPS_CPU = 0.35, 100.0, 0.02
 START_SECONDS, PROBES = 10.0, 4
-LIKELY = 0.5  # a fit probability: more likely than not
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +121,8 @@ def _expand(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -
     bench = dict(given.get("bench", {}))
     edge = bench.pop("edge", None)
     if edge:
-        step = edge.get("step", 1 if edge["field"] == "micro_batch" else 256)
-        edge = Edge(edge["field"], step, edge.get("highest", 1024 if edge["field"] == "micro_batch" else 131072))
+        step, highest = SIZES[edge["field"]]
+        edge = Edge(edge["field"], edge.get("step", step), edge.get("highest", highest))
     for values in itertools.product(*each.values()):
         fields = {**defaults, **own, **dict(zip(each, values, strict=True))}
         scenario = {name: value for name, value in fields.items() if value is not None}

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calc.catalog import load
-from calc.estimate import estimate
-from calc.scenario import parse
-from calc.verdict import FITS
-from measurements.bench.edge import TOLERANCE, Found, largest, predicted
+from measurements.bench.edge import TOLERANCE, Found, largest
 
 
 @given(highest=st.integers(1, 5000), share=st.floats(0, 1), start=st.integers(0, 6000))
@@ -47,18 +41,3 @@ def test_a_near_miss_costs_few(start: int, probes: int) -> None:
 def test_nothing_fits_and_everything_fits() -> None:
     assert largest(lambda size: False, 3, 100) == Found(0, 1, 3)
     assert largest(lambda size: True, 90, 100).fails is None
-
-
-@pytest.mark.parametrize("least", [0.5, FITS])
-@pytest.mark.parametrize("field", ["micro_batch", "seq_len"])
-def test_the_prediction_is_the_last_size_before_the_estimate_turns(field: str, least: float) -> None:
-    given = {"model": "llama-3.2-1b", "task": "sft", "gpu": "rtx4090", "seq_len": 1024, "checkpointing": "full"}
-    s, step = parse(given), 1 if field == "micro_batch" else 512
-    size = predicted(s, field, step, 200, load(), least)
-
-    def probability(value: int) -> float:
-        more = {"global_batch": value} if field == "micro_batch" else {"expected_len": value}
-        return estimate(replace(s, **{field: value, **more})).fit_probability
-
-    assert 0 < size < 200
-    assert probability(size * step) >= least > probability((size + 1) * step)

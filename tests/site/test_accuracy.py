@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from calc.site import accuracy, answers, odds
+from calc.rules import RL
+from calc.site import accuracy, answers, measured, odds, reports
 from calc.site.tables import Cell, Column, Table, to_dict
 from calc.units import GiB
 
 
 def test_published_rl_reports_stand_beside_what_is_computed() -> None:
     records = {r["id"].removeprefix("published/"): r for r in answers.catalog().measurements}
-    table = accuracy.reports()
+    table = reports.table()
     rows = to_dict(table)["rows"]
-    assert len(rows) == accuracy.reports_count("count") > 0
+    assert len(rows) == reports.count("count") > 0
     for row in rows:
         record = records[row["report"]]
-        assert record["scenario"]["task"] in accuracy.RL
+        assert record["scenario"]["task"] in RL
         assert row["reported"] == {"fits": "fits", "oom": "out of memory"}[record["verdict"]]
         died = row["computed"].startswith("out of memory")
         assert died == (record["verdict"] == "oom") or row["agrees"] == "no"
@@ -26,14 +30,14 @@ def test_published_rl_reports_stand_beside_what_is_computed() -> None:
         else:
             assert (row["moment"], row["measured"], row["held"]) == ("—", None, None)
     agree = [row["agrees"] for row in rows].count("yes")
-    assert agree == accuracy.reports_count("agree") == len(rows) - accuracy.reports_count("disagree")
+    assert agree == reports.count("agree") == len(rows) - reports.count("disagree")
     assert f"{agree} of {len(rows)} agree" in table.note
 
 
 def test_reports_can_be_counted_and_a_count_that_is_not_there_is_named() -> None:
-    assert accuracy.reports_count("loading") < accuracy.reports_count("count")
+    assert reports.count("loading") < reports.count("count")
     with pytest.raises(ValueError, match="no 'all'; there is count, agree, disagree, loading, jobs"):
-        accuracy.reports_count("all")
+        reports.count("all")
 
 
 def test_a_table_of_verdicts_names_the_records_that_they_rest_on() -> None:
@@ -65,3 +69,50 @@ def test_a_figure_of_the_calibration_that_is_not_there_is_named() -> None:
 def test_an_interval_is_wilsons(k: int, n: int, low: float, high: float) -> None:
     """Tables of the Wilson score interval at 95 %."""
     assert odds.wilson(k, n) == (pytest.approx(low, abs=1e-3), pytest.approx(high, abs=1e-3))
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = to_dict(measured.shown(name))["rows"]
+    return found
+
+
+def test_every_measured_record_is_counted_once_and_in_every_table_of_its_kind() -> None:
+    """Jobs that ran or died, searches, rates, and what failed otherwise."""
+    records = [r for r in answers.catalog().measurements if r["class"] == "measured"]
+    machines = rows("machines")
+    assert sum(row[of] for row in machines for of in ("ran", "died", "failed", "searches", "rates")) == len(records)
+    ran = sum(row["ran"] for row in machines)
+    assert ran == int(measured.figure("count")) == sum(row["records"] for row in rows("context")) > 0
+    for name in ("by-kind", "reserved"):
+        *parts, every = rows(name)
+        assert sum(row["records"] for row in parts) == every["records"] == ran
+    assert sum(row["records"] for row in rows("verdicts")) == ran + sum(row["died"] for row in machines)
+    assert len(rows("edges")) == sum(row["searches"] for row in machines) == int(measured.figure("searches"))
+
+
+def test_a_search_is_no_record_with_a_residual() -> None:
+    searched = {r["id"] for r in answers.catalog().measurements if "edge" in r}
+    assert searched and not searched & {r.id for r in accuracy.residuals()}
+
+
+def test_the_machines_are_named_with_driver_and_versions() -> None:
+    for row in rows("machines"):
+        assert "driver" in row["machine"] and "cuda" in row["machine"] and "torch" in row["machine"]
+        assert row["libraries"].startswith("transformers ")
+
+
+def test_figures_of_measured_jobs_are_those_of_the_tables() -> None:
+    edges = rows("edges")
+    assert sum(row["kept"] == "yes" for row in edges) == int(measured.figure("kept"))
+    assert sum(abs(row["error"]) <= 5 for row in edges) == int(measured.figure("close"))
+    assert rows("reserved")[-1]["inside"] == int(measured.figure("inside"))
+    died = [row for row in rows("verdicts") if row["reported"] == "out of memory"]
+    assert sum(row["records"] for row in died) == int(measured.figure("died"))
+    assert sum(row["fits"] for row in died) == int(measured.figure("missed"))
+    assert float(measured.figure("median").removesuffix(" %")) == round(rows("by-kind")[-1]["median"], 2)
+
+
+@pytest.mark.parametrize("ask", [measured.figure, measured.shown])
+def test_a_figure_or_table_of_measured_jobs_that_is_not_there_is_named(ask: Callable[[str], object]) -> None:
+    with pytest.raises(ValueError, match="no 'all'; there is"):
+        ask("all")

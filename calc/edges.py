@@ -1,0 +1,108 @@
+"""The largest size of a job that fits a card: as estimated, and beside it what searches on real cards found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from calc.catalog import Catalog
+from calc.estimate import estimate
+from calc.residuals import as_run
+from calc.scenario import Scenario, parse
+from calc.verdict import FITS
+
+LIKELY = 0.5  # a fit probability: more likely than not
+# The fields that are searched: among the multiples of the first number, up to the second.
+SIZES = {"micro_batch": (1, 1024), "seq_len": (256, 131072)}
+CLOSE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The largest value of `field` that ran on a card (0: none), the smallest that failed (None), and the estimates.
+
+    `predicted` is the largest more likely to fit than not, `predicted_fits` the largest with verdict `fits`, and
+    `full_found` and `full_failed` are the needs estimated at the two sizes, as shares of the card. `card` is the one
+    whose memory was given, `machine` the one that ran, `expandable` how the allocator set its segments.
+    """
+
+    id: str
+    model: str
+    task: str
+    method: str
+    checkpointing: str
+    card: str
+    machine: str
+    expandable: bool
+    field: str
+    found: int
+    fails_at: int | None
+    predicted: int
+    predicted_fits: int
+    full_found: float | None
+    full_failed: float | None
+
+    @property
+    def error(self) -> float | None:
+        """How far the predicted size lies from the largest that ran, relative; None where none ran."""
+        return self.predicted / self.found - 1 if self.found else None
+
+    @property
+    def close(self) -> bool:
+        """Whether that is 5 % at most."""
+        return self.found > 0 and abs(self.predicted - self.found) <= CLOSE * self.found
+
+    @property
+    def kept(self) -> bool:
+        """Whether the largest size called `fits` ran."""
+        return self.predicted_fits <= self.found
+
+
+def search(record: Mapping[str, Any], catalog: Catalog) -> Search:
+    """A record's search beside what is estimated for it."""
+    edge, card = record["edge"], record["scenario"]["gpu"]
+    on = as_run(record, catalog)
+    s = parse(record["scenario"], where=record["id"], catalog=on)
+    field = edge["field"]
+    step, highest = SIZES[field]
+    likely, fits = (step * predicted(s, field, step, highest // step, on, least) for least in (LIKELY, FITS))
+    return Search(
+        id=record["id"],
+        model=s.model,
+        task=s.task,
+        method=s.method,
+        checkpointing=s.checkpointing,
+        card=card,
+        machine=record["machine"]["gpu"],
+        expandable=record["id"].endswith("/expandable"),  # as its cases; of its own it has nothing observed
+        field=field,
+        found=edge["found"],
+        fails_at=edge["fails_at"],
+        predicted=likely,
+        predicted_fits=fits,
+        full_found=_full(sized(s, field, edge["found"]), on) if edge["found"] else None,
+        full_failed=_full(sized(s, field, edge["fails_at"]), on) if edge["fails_at"] else None,
+    )
+
+
+def _full(s: Scenario, catalog: Catalog) -> float:
+    return max(g.peak.moment.device_bytes / g.usable_bytes for g in estimate(s, catalog).groups)
+
+
+def sized(s: Scenario, field: str, value: int) -> Scenario:
+    """The job with `micro_batch` sequences, accumulated as often, or with sequences of `seq_len` tokens."""
+    if field == "micro_batch":
+        return replace(s, micro_batch=value, global_batch=value * s.data_parallel * s.accumulation)
+    return replace(s, seq_len=value, expected_len=value)
+
+
+def predicted(s: Scenario, field: str, step: int, highest: int, catalog: Catalog, least: float) -> int:
+    """The largest size of `field` estimated to fit with a probability of at least `least`, in steps; 0 if none."""
+
+    runs, fails = 0, highest + 1
+    while fails - runs > 1:
+        size = (runs + fails) // 2
+        fits = estimate(sized(s, field, size * step), catalog).fit_probability >= least
+        runs, fails = (size, fails) if fits else (runs, size)
+    return runs
