@@ -24,7 +24,7 @@ from calc.groups import PHASES, Shared, sets
 from calc.job import Job
 from calc.keeps import Stage
 from calc.ledger import Estimate, Group, Line, Moment
-from calc.memory.runtime import CONTEXT, HELD_BACK, MIDDLE, NCCL_BUFFERS
+from calc.memory.runtime import CONTEXT_HOPPER, HELD_BACK, MIDDLE, NCCL_BUFFERS
 from calc.scenario import Scenario, framework, parse
 from calc.units import MiB
 
@@ -33,7 +33,7 @@ ROOT, ROOT_S = 2 * VH + 4096, VH + 2 * 4096  # FSDP's root group: embedding, fin
 CACHE = 2 * 2 * 32 * 8 * 128  # bytes of a token: a key and a value, bf16, 32 layers, 8 heads of 128
 BASE = {"model": "llama-3-8b", "gpu": "h200"}
 TRAINING = ("score", "forward", "backward", "step")
-PROCESS = CONTEXT + 2 * 32 * MiB  # of one role's process on a Hopper card
+PROCESS = CONTEXT_HOPPER + 2 * 32 * MiB  # of one role's process on a Hopper card
 NCCL = 24 * 3 * NCCL_BUFFERS
 
 
@@ -89,11 +89,11 @@ def test_four_roles_of_plain_pytorch_lie_on_one_card() -> None:
     found = moments(answer())
     weights = 2 * (2 * P + 2 * P_S)
     # cuBLAS takes its workspaces at the first multiplication
-    assert found["load"].device_bytes == weights + CONTEXT
+    assert found["load"].device_bytes == weights + CONTEXT_HOPPER
     step = found["step"]
     assert step.name == "actor: optimizer step"
     tensors = weights + 4 * (P + P_S) + 2 * P + 2 * P
-    assert step.device_bytes == tensors + PROCESS + int(HELD_BACK[MIDDLE] * (tensors + PROCESS - CONTEXT))
+    assert step.device_bytes == tensors + PROCESS + int(HELD_BACK[MIDDLE] * (tensors + PROCESS - CONTEXT_HOPPER))
 
 
 def test_transformers_generates_beside_everything_that_is_resident() -> None:

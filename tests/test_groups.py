@@ -41,6 +41,7 @@ def shared(*found: Candidate, usable: int = USABLE, packing: bool = True, **fiel
         "engine": None,
         "process": [],
         "others": 0,
+        "reserved": None,
     }
     stages = object.__new__(Stages)
     vars(stages).update(moments=lambda serving: (x for x in found if (x.phase in SERVING) is serving), placed={})

@@ -56,7 +56,7 @@ def test_what_may_be_held_back_decides_between_moments_but_not_while_models_load
         vars(found)["moments"] = lambda serving, moments=moments: iter(moments)
         ((most, known),) = found.largest(serving=serving)
         assert most.at == larger
-        assert known == {"inside": (count, count, count), "outside": (1000, 0, 0)}[larger]
+        assert known[:3] == {"inside": (count, count, count), "outside": (1000, 0, 0)}[larger]
 
 
 def test_of_equal_moments_the_first_is_the_largest() -> None:

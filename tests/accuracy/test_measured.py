@@ -8,7 +8,7 @@ import pytest
 
 from calc.catalog import Catalog, load
 from calc.estimate import estimate
-from calc.memory.runtime import CONTEXT, WORKSPACE, WORKSPACE_HOPPER, WORKSPACES
+from calc.memory.runtime import CONTEXT_HOPPER, WORKSPACE, WORKSPACE_HOPPER, WORKSPACES
 from calc.residuals import Allocator, Residual, as_run, loads, outside, reach, residual, summary, summed
 from calc.scenario import parse
 
@@ -126,10 +126,10 @@ def test_beside_the_allocator_stands_the_context_alone(catalog: Catalog) -> None
     """Neither what is held back nor NCCL's buffers: one process ran, and what was reserved is taken off."""
     found = outside(RECORD, catalog)
     assert (found.machine, found.kind) == ("h200", "other training")
-    assert (found.at_start, found.measured, found.predicted) == (552402944, 804061184, CONTEXT)
+    assert (found.at_start, found.measured, found.predicted) == (552402944, 804061184, CONTEXT_HOPPER)
     sharded = {**SCENARIO, "sharding": "fsdp2", "gpus": 8}
     shared = outside({**RECORD, "scenario": sharded}, catalog)
-    assert (shared.kind, shared.predicted) == ("FSDP, one process", CONTEXT)
+    assert (shared.kind, shared.predicted) == ("FSDP, one process", CONTEXT_HOPPER)
 
 
 @pytest.mark.parametrize(

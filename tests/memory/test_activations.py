@@ -94,12 +94,12 @@ input_layernorm: mean = 6h + 4
 input_layernorm: rsqrt = 2h + 4
 input_layernorm: scale = 6h
 input_layernorm: to bf16 = 8h
-input_layernorm: weight = 4h
+input_layernorm: weight = 8h
 q_proj = 2h + 2q
 k_proj = 2h + 2q + 2kv
 v_proj = 2h + 2q + 4kv
 q: rotate = 2h + 10q + 4kv
-k: rotate = 2h + 2q + 12kv
+k: rotate = 2h + 4q + 12kv
 attention = 2h
 o_proj = 4h
 attention: add = 6h
@@ -109,7 +109,7 @@ post_attention_layernorm: mean = 6h + 4
 post_attention_layernorm: rsqrt = 2h + 4
 post_attention_layernorm: scale = 6h
 post_attention_layernorm: to bf16 = 8h
-post_attention_layernorm: weight = 4h
+post_attention_layernorm: weight = 8h
 gate_proj = 2h + 2i
 mlp: activation = 2h + 2i
 up_proj = 2h + 4i
@@ -151,6 +151,8 @@ input_layernorm: to fp32 = 8h
 
 def test_every_instant_of_a_llama_layers_forward_passes_what_lies_between_saved_tensors() -> None:
     """The residual, 2h, is there all along. In the norm x is cast (4h) and squared (4h) before x32 counts as saved.
+
+    What a norm scales in fp32, 4h, has a name until it returns, and so has q, 2q, until k is rotated, too.
 
     q, k and v pass until attention saves them; `rotate_half` has three temporaries of its input beside input and
     output: 2q + 2q + 6q. The MLP's pair is gate and act(gate), or act(gate), up and what is not saved of them yet.
