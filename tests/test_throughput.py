@@ -25,7 +25,7 @@ from calc.throughput.training import FLAT, Load, optimizer_bytes, update
 PAGE = (Path(__file__).parents[1] / "docs/method/throughput.md").read_text("utf-8")
 # q 64, k and v 32 each, o 64, gate, up and down 128 each: 576 in a layer; the head is 32 · 8
 TINY = Architecture("llama", 8, 2, 2, 1, 4, 16, 32, False, 64, dense_layers=2)
-UNIT = Rates(matrix=1.0, flash=1.0, memory=1.0, bus=1.0, network=1.0, pcie=1.0, per_node=8)
+UNIT = Rates(matrix=1.0, fp32=1.0, flash=1.0, memory=1.0, eager=1.0, bus=1.0, network=1.0, pcie=1.0, per_node=8)
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm", "seq_len": 2048, "global_batch": 64}
 ZERO3 = {**SFT, "framework": "openrlhf", "gpus": 8, "sharding": "zero3", "checkpointing": "full", "micro_batch": 1}
 PLAIN = {**ZERO3, "framework": "torch", "precision": "mixed"}

@@ -79,12 +79,14 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     c, p = work.counts(s.architecture, head), passes(s, trained)
     a = work.adapters(s.architecture, s.lora.rank, s.lora.modules) if trained and s.lora else work.NO_ADAPTERS
     n = s.tensor_parallel * s.context_parallel * s.pipeline_parallel
-    tokens = load.tokens
+    tokens, wide = load.tokens, 4 if s.lora and s.lora.dtype == "fp32" else 2
+    # without autocast fp32 is multiplied in fp32
+    narrow = r.fp32 if wide == 4 and s.precision == "bf16" else r.matrix
     products, core = spared(s, c, a, p)
     computed = [
-        work.matrix(tokens, c, a, products, n, r.matrix),
+        work.matrix(tokens, c, a, products, n, r.matrix, narrow),
         work.attention(tokens, load.length, c, core, s.attention != "eager", n, r.flash),
-        work.elementwise(tokens, c, a, p, n, r.memory, 4 if s.lora and s.lora.dtype == "fp32" else 2),
+        work.elementwise(tokens, c, a, p, n, r.eager, wide, bool(s.lora and s.lora.dropout)),
     ]
     if s.attention == "eager":
         heads = s.architecture.heads * s.architecture.layers
@@ -96,14 +98,19 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
         computed.append(work.vocabulary(tokens, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":
         computed.append(work.dequantised(c.layers / n, load.micro, p, r.memory))
+    layers = s.architecture.layers // s.pipeline_parallel
+    computed.append(work.starts(work.operations(work.KERNELS, layers, c, a, p), load.micro))
+    elements = parameters(s.architecture, head=head) + a.elements
+    changed = a.elements if s.lora else elements
+    if s.sharding == "fsdp2" and s.shards > 1:
+        computed.append(unpacked(s, r, load, elements / n, changed / n, p))
     busy = sum([t.seconds for t in computed])
+    dispatched = work.operations(work.DISPATCHED, layers, c, a, p)
     hooked = work.modules(c, a) if s.sharding == "zero3" else 0
-    computed.append(work.launched(s.architecture.layers // s.pipeline_parallel, a, load.micro, p, hooked, busy))
+    computed.append(work.launched(dispatched, load.micro, p, hooked, busy))
     busy += computed[-1].seconds
     if s.pipeline_parallel > 1:
         computed.append(traffic.bubble(s.pipeline_parallel, load.micro, busy))
-    elements = parameters(s.architecture, head=head) + a.elements
-    changed = a.elements if s.lora else elements
     moved = list(sharded(s, r, load, elements / n, changed / n, p))
     exchanged = sum([t.seconds for t in moved])
     if exchanged:
@@ -146,6 +153,21 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, 
         yield traffic.collective("all-reduce", changed, reduced, 2 * load.steps, ranks, bus)
     if s.sharding in ("zero1", "zero2"):
         yield traffic.collective("gather", changed, b, load.steps, ranks, bus)
+
+
+def unpacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Term:
+    """What FSDP2 copies beside its collectives: every gather out of its buffer, gradients into theirs.
+
+    torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: `foreach_all_gather_copy_out`, and `foreach_reduce`, which
+    also casts.
+    """
+    often = load.steps if s.pipeline_parallel > 1 else load.micro
+    b = {"qlora": 0.5}.get(s.method, 4.0 if s.precision == "autocast" else 2.0)
+    reduced = b + (4 if s.grad_dtype == "fp32" else b)
+    values = {"m": often, "n": 1 + p.inputs, "b": 2 * b, "P": elements, "g": reduced * p.inputs, "Q": changed,
+              "B": r.eager}  # fmt: skip
+    seconds = often * ((1 + p.inputs) * 2 * b * elements + reduced * p.inputs * changed) / r.eager
+    return Term("unpacking", seconds, "m·(n·b·P + g·Q)/B", values, "throughput#communication")
 
 
 def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
