@@ -6,7 +6,7 @@ reads no records; a test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import mean, median
 from typing import Any, NamedTuple
 
@@ -56,8 +56,9 @@ class Rate(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A measured step, in seconds, and the terms of its estimate by name."""
+    """A measured step, in seconds, its card, and the terms of its estimate by name."""
 
+    gpu: GPU
     seconds: float
     terms: Mapping[str, Term]
 
@@ -80,29 +81,40 @@ def ran(catalog: Catalog, name: str) -> Ran:
     s = parse(record["scenario"], where=name, catalog=catalog)
     t = throughput(s, catalog.gpu(s.gpu), None)
     own = record.get("measured_rate", {}).get("value")
-    return Ran(own or record["observed"]["step_seconds"], {term.name: term for term in t.terms})
+    return Ran(catalog.gpu(s.gpu), own or record["observed"]["step_seconds"], {term.name: term for term in t.terms})
 
 
 def matrix(catalog: Catalog) -> float:
     """`rates.MATRIX` of Hopper: the median share of the peak, over models, of all their products of `LONG` tokens."""
-    taken: dict[str, list[float]] = {}
-    for gpu, model, row in rates(catalog, "matmul"):
-        if row["tokens"] == LONG:
-            work_and_time = taken.setdefault(model, [0.0, 0.0])
-            work_and_time[0] += 2 * row["tokens"] * row["inputs"] * row["outputs"] / ((gpu.bf16_tflops or 0) * 1e12)
-            work_and_time[1] += row["seconds"]
-    return median(done / seconds for done, seconds in taken.values())
+    models: dict[str, list[Rate]] = {}
+    for rate in rates(catalog, "matmul"):
+        if rate.row["tokens"] == LONG:
+            models.setdefault(rate.model, []).append(rate)
+    return float(median(share(products) for products in models.values()))
+
+
+def share(products: Iterable[Rate]) -> float:
+    """The share of the card's peak that products reach one after the other."""
+    done = [
+        (2 * r.row["tokens"] * r.row["inputs"] * r.row["outputs"] / peak(r.gpu), r.row["seconds"]) for r in products
+    ]
+    return float(sum([least for least, _ in done]) / sum([seconds for _, seconds in done]))
 
 
 def memory(catalog: Catalog) -> float:
     """`rates.MEMORY`, by copies within a card."""
-    return median(row["gbs"] / (gpu.bandwidth_gbs or 0) for gpu, _, row in rates(catalog, "copy device to device"))
+    return float(median(r.row["gbs"] / copy_peak(r) for r in rates(catalog, "copy device to device")))
 
 
 def pcie(catalog: Catalog) -> float:
     """`rates.PCIE_COPY`, by copies from and to pinned memory."""
     found = [r for way in ("pinned host to device", "device to pinned host") for r in rates(catalog, f"copy {way}")]
-    return median(row["gbs"] / PCIE[gpu.pcie_gen or 0] for gpu, _, row in found)
+    return float(median(r.row["gbs"] / copy_peak(r) for r in found))
+
+
+def copy_peak(r: Rate) -> float:
+    """GB/s that a copy could reach: the bandwidth of the card's memory, or of its slot in one direction."""
+    return PCIE[r.gpu.pcie_gen or 4] if "host" in r.row["op"] else float(r.gpu.bandwidth_gbs or 0)
 
 
 def start(catalog: Catalog) -> float:
@@ -115,7 +127,7 @@ def start(catalog: Catalog) -> float:
         if row["batch"] == 1 and row["kv_len"] == SHORT:
             arch = catalog.model(model).architecture
             left.append((row["seconds"] - decoding(catalog, gpu, model, row)) / (arch.layers * DECODED))
-    return median(left)
+    return float(median(left))
 
 
 def decoding(catalog: Catalog, gpu: GPU, model: str, row: Mapping[str, Any], kernel: float = 0.0) -> float:
@@ -123,7 +135,7 @@ def decoding(catalog: Catalog, gpu: GPU, model: str, row: Mapping[str, Any], ker
     arch = catalog.model(model).architecture
     c = work.counts(arch, "lm")
     moved = 2 * (c.layers + c.head) + row["batch"] * row["kv_len"] * kv_cache.token_bytes(arch)
-    return moved / ((gpu.bandwidth_gbs or 0) * GIGA * MEMORY) + kernel * arch.layers * DECODED
+    return float(moved) / ((gpu.bandwidth_gbs or 0) * GIGA * MEMORY) + kernel * arch.layers * DECODED
 
 
 def flash(catalog: Catalog) -> float:
@@ -139,8 +151,8 @@ def flash(catalog: Catalog) -> float:
         fixed = short.terms["optimizer"].seconds + short.terms["kernel starts"].seconds
         once = (long.seconds - m * short.seconds + (m - 1) * fixed) / (m * m - m)
         estimated = short.terms["attention"]
-        shares.append(estimated.seconds * estimated.values["F"] / once / _peak(catalog, pair[0]))
-    return mean(shares)
+        shares.append(estimated.seconds * estimated.values["F"] / once / peak(short.gpu))
+    return float(mean(shares))
 
 
 def eager(catalog: Catalog) -> float:
@@ -150,7 +162,7 @@ def eager(catalog: Catalog) -> float:
         step = ran(catalog, name)
         known = step.terms["element-wise"]
         found.append(known.seconds * known.values["B"] / step.without("element-wise"))
-    return median(found)
+    return float(median(found))
 
 
 def launches(catalog: Catalog) -> dict[str, float]:
@@ -167,6 +179,6 @@ def launches(catalog: Catalog) -> dict[str, float]:
     return found
 
 
-def _peak(catalog: Catalog, name: str) -> float:
-    record = next(r for r in catalog.measurements if r["id"] == name)
-    return (catalog.gpu(record["scenario"]["gpu"]).bf16_tflops or 0) * 1e12
+def peak(gpu: GPU) -> float:
+    """Operations a second of a card's products in 16 bits."""
+    return (gpu.bf16_tflops or gpu.fp16_tflops or 0) * 1e12

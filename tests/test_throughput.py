@@ -140,6 +140,58 @@ def test_element_wise_bytes_of_a_tiny_layer() -> None:
     assert work.counts(TINY, "lm").elementwise == 2 * (2 * 42 * 8 + 20 * 12 + 10 * 16)
 
 
+def test_backward_moves_bytes_of_its_own_and_each_adapter_adds_to_both() -> None:
+    """Forward 2144 bytes a token as above. Backward: norms 92 and sums 15 for 2 · 8, RoPE 32 for 12, MLP 18 for 16, of
+    two layers: 4768. An adapter in bf16 from 8 to 4: 10 · 4 forward, 6 · 8 + 4 · 4 backward; in fp32 6 · 8 + 24 · 4 and
+    12 · 8 + 20 · 4; dropout 9 · 8 each way."""
+    c = work.counts(TINY, "lm")
+    assert (c.elementwise, c.backward) == (2144, 2 * (107 * 16 + 32 * 12 + 18 * 16))
+    a, p = work.Adapters(elements=0, inputs=8, outputs=4, linears=1), work.Passes(1, 1, 1, 0)
+    for b, dropout, forward, back in ((2, False, 40, 64), (4, False, 144, 176), (4, True, 144 + 72, 176 + 72)):
+        term = work.elementwise(10, c, a, p, 1, 1.0, b, dropout)
+        assert term.seconds == 10 * (2 * (c.elementwise + forward) + c.backward + back)
+
+
+def test_adapters_in_fp32_are_multiplied_at_a_rate_of_their_own() -> None:
+    """64 elements three times, at half the rate of the rest; under autocast all are 16 bits."""
+    a = work.adapters(TINY, 2, ("q_proj",))
+    made = work.matrix(10, work.counts(TINY, "lm"), a, work.Passes(1, 0, 1, 0), 1, 1.0, 0.5)
+    assert made.seconds == 2 * 10 * (2 * (1152 + 256) + 3 * 64 / 0.5)
+    job = {**SFT, "gpu": "h100-sxm", "method": "lora", "precision": "bf16"}
+    slow, fast = (answer({**job, "lora.dtype": t}) for t in ("fp32", "bf16"))
+    assert seconds(slow, "matrix work") > seconds(fast, "matrix work")
+    term = next(x for x in answer({**job, "precision": "autocast"}).terms if x.name == "matrix work")
+    assert term.values["f"] == term.values["F"]
+
+
+def test_the_host_dispatches_views_and_hooks_too() -> None:
+    """Two layers and 14 adapters, recomputed: 2 · (77 + 131 + 114 + 142) + 14 · (12 + 14 + 9 + 17)."""
+    a = work.adapters(TINY, 1, "all-linear")
+    c, p = work.counts(TINY, "lm"), work.Passes(1, 1, 1, 0)
+    assert work.operations(work.DISPATCHED, 2, c, a, p) == 2 * 464 + 14 * 52
+    normed = work.counts(replace(TINY, qk_norm="head"), "lm")
+    kernels = work.operations(work.KERNELS, 2, normed, work.NO_ADAPTERS, work.Passes(1, 0, 1, 1))
+    assert kernels == 2 * (38 + 71 + 2 * (8 + 16))
+
+
+def test_a_card_waits_only_for_what_its_work_does_not_hide() -> None:
+    """Three micro-batches of 100 operations, of which a card hides ten seconds, or all."""
+    waits = work.launched(100, 3, work.Passes(), 0, 0.0)
+    assert waits.seconds == pytest.approx(300 * work.LAUNCH)
+    assert work.launched(100, 3, work.Passes(), 0, 10.0).seconds == 0
+    assert work.starts(100, 3).seconds == pytest.approx(300 * work.START)
+
+
+def test_fsdp2_copies_gathers_out_and_gradients_in() -> None:
+    """bf16, eight ranks, one micro-batch: two gathers read and written, 8 bytes; gradients by 2 and 4."""
+    job = {**SFT, "gpus": 8, "global_batch": 8, "micro_batch": 1, "sharding": "fsdp2", "precision": "fsdp-mixed"}
+    p = parameters(load().model("llama-3-8b").architecture)
+    term = next(x for x in answer(job).terms if x.name == "unpacking")
+    assert term.seconds == pytest.approx((2 * 4 + 6) * p / term.values["B"])
+    assert not seconds(answer({**job, "sharding": "fsdp1"}), "unpacking")
+    assert not seconds(answer({**job, "sharding": "zero3", "precision": "mixed"}), "unpacking")
+
+
 def test_a_ring_brings_every_rank_what_the_others_have() -> None:
     """Six ranks, 1200 elements of 2 bytes, gathered twice: 2 · 2400 · 5/6 bytes at 10 a second."""
     assert traffic.collective("gather", 1200, 2, 2, 6, 10.0).seconds == pytest.approx(2 * 2400 * 5 / 6 / 10)
