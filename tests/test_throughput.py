@@ -174,6 +174,28 @@ def test_the_host_dispatches_views_and_hooks_too() -> None:
     assert kernels == 2 * (38 + 71 + 2 * (8 + 16))
 
 
+@pytest.mark.parametrize(("framework", "transformers", "times"), [
+    ("torch", "4.57", 77), ("torch", "5.0", 245), ("trl", "4.57", 77), ("openrlhf", "4.57", 245),
+])  # fmt: skip
+def test_checkpointing_has_hooks_unless_transformers_chose_it_before_5(
+    framework: str, transformers: str, times: int
+) -> None:
+    """A forward more of 32 layers against 131 operations and three hooks for each of 38 tensors."""
+    job = {
+        **SFT,
+        "framework": framework,
+        "versions": {"transformers": transformers},
+        "gpus": 8,
+        "sharding": "zero2",
+        "precision": "mixed",
+    }
+    none, full = (
+        next(t for t in update(scenario(**job, checkpointing=c), UNIT, Load(1, 10, 1, 1), "lm") if t.name == "launch")
+        for c in ("none", "full")
+    )
+    assert full.values["k"] - none.values["k"] == 32 * times
+
+
 def test_a_card_waits_only_for_what_its_work_does_not_hide() -> None:
     """Three micro-batches of 100 operations, of which a card hides ten seconds, or all."""
     waits = work.launched(100, 3, work.Passes(), 0, 0.0)

@@ -139,7 +139,7 @@ def constants() -> Table:
     found = list({id(c): (n, c) for n, c in reversed(found)}.values())[::-1]  # modules import from each other
     rows = [(Cell(n), Cell(c.what), Cell(f"{c:.3g}"), Cell(c.status), Cell(c.source)) for n, c in found]
     caption = "What is read off measurements or assumed: every constant of a step time"
-    note = "A calibrated constant was set by the record named, which is left out of all errors."
+    note = "A calibrated constant was set by steps of the records that calc.timing names, which no error counts."
     return Table("speed-constants", caption, columns, tuple(rows), note, versions=answers.versions())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from calc.architecture import Head, parameters
+from calc.frameworks import at_least
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
 from calc.scenario import Scenario
@@ -62,6 +63,11 @@ def passes(s: Scenario, trained: bool) -> work.Passes:
     return work.Passes(1, float(s.checkpointing != "none"), 1, 0 if s.lora else 1)
 
 
+def reentrant(s: Scenario) -> bool:
+    """Whether checkpointing is the reentrant one: where a framework leaves it to a Transformers before 5."""
+    return s.framework in ("torch", "trl") and not at_least(s.versions["transformers"], "5")
+
+
 def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tuple[work.Passes, work.Passes]:
     """The passes of matrix work and of attention, of which selective checkpointing computes a part again."""
     if s.checkpointing != "selective" or not p.again:
@@ -105,7 +111,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     if s.sharding == "fsdp2" and s.shards > 1:
         computed.append(unpacked(s, r, load, elements / n, changed / n, p))
     busy = sum([t.seconds for t in computed])
-    dispatched = work.operations(work.DISPATCHED, layers, c, a, p)
+    dispatched = work.operations(work.REENTRANT if reentrant(s) else work.DISPATCHED, layers, c, a, p)
     hooked = work.modules(c, a) if s.sharding == "zero3" else 0
     computed.append(work.launched(dispatched, load.micro, p, hooked, busy))
     busy += computed[-1].seconds

@@ -36,9 +36,11 @@ class Operations(NamedTuple):
 # 6; where a norm's output has several readers their gradients are added, as a residual's are.
 FORWARD, BACKWARD = Bytes(norm=36, residual=6, rope=20, gated=10), Bytes(norm=92, residual=15, rope=32, gated=18)
 # The same count, of kernels and of all that the host dispatches, views too: forward, again, backward. Checkpointing
-# calls a hook of Python three times for each tensor that a layer keeps, which counts as an operation each.
+# calls a hook of Python three times for each tensor that a layer keeps, which counts as an operation each. The
+# reentrant one, Transformers' own before 5 (its pull request 43203), runs a layer again without hooks.
 KERNELS = Operations(38, 8, 6), Operations(36, 8, 6), Operations(71, 16, 7)
 DISPATCHED = Operations(77, 9, 12), Operations(131 + 3 * 38, 19 + 3 * 6, 14 + 3 * 3), Operations(142, 20, 17)
+REENTRANT = DISPATCHED[0], DISPATCHED[0], DISPATCHED[2]
 # LoRA, by bytes of its type, for each element that goes in and that comes out (PEFT tuners/lora/layer.py), forward and
 # backward. In fp32 the input is cast, and the output scaled, added to the layer's own and cast back; gradients of the
 # inputs are added up. Dropout reads, writes, and keeps a mask.
@@ -48,7 +50,7 @@ DROPPED = {2: 5, 4: 9}
 SCORES = 2 + 4 + 4 + 8 + 6 + 2
 LAUNCH = Constant(
     11.6e-6, "seconds of the host for each operation that it dispatches, Python and autograd included", "calibrated",
-    "the middle of three hosts, of which the slowest takes almost three times as long as the quickest: "
+    "the middle of three hosts, of which the slowest takes almost twice as long as the quickest: "
     "calc.timing.launches",
 )  # fmt: skip
 START = Constant(

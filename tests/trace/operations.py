@@ -49,7 +49,7 @@ def counted(case, layers):
     config = AutoConfig.for_model(**case["config"], num_hidden_layers=layers, use_cache=False)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
     if case["checkpointing"]:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable({"use_reentrant": case["checkpointing"] == "reentrant"})
     model.train()
     if case["lora"]:
         from peft import LoraConfig, get_peft_model

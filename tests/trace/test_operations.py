@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from calc.throughput.work import ADAPTED, BACKWARD, DISPATCHED, FORWARD, KERNELS, Bytes
+from calc.throughput.work import ADAPTED, BACKWARD, DISPATCHED, FORWARD, KERNELS, REENTRANT, Bytes
 from tests.trace.test_trace import HERE, answers
 
 TOKENS = 128
@@ -20,7 +20,8 @@ INPUTS, OUTPUTS = 6 * H + WIDE, 2 * (H + KV + WIDE) + H
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     cases = {
-        "plain": {}, "recomputed": {"checkpointing": True}, "normed": {"family": "qwen3"},
+        "plain": {}, "recomputed": {"checkpointing": True}, "reentrant": {"checkpointing": "reentrant"},
+        "normed": {"family": "qwen3"},
         "normed, recomputed": {"family": "qwen3", "checkpointing": True},
         "bf16": {"lora": "bf16"}, "fp32": {"lora": "fp32"}, "fp32, recomputed": {"lora": "fp32", "checkpointing": True},
     }  # fmt: skip
@@ -46,6 +47,12 @@ def test_a_layer_and_a_norm_dispatch_what_is_counted(found: dict[str, Any]) -> N
         more = sum(part[what] for part in recomputed) - sum(part[what] for part in plain)
         hooks = 3 * plain[0]["kept"] * (what == "all")
         assert more + hooks == pytest.approx(again.layer, abs=2)
+
+
+def test_reentrant_checkpointing_dispatches_a_forward_more(found: dict[str, Any]) -> None:
+    plain, again = found["plain"], found["reentrant"]
+    more = sum(part["all"] for part in again) - sum(part["all"] for part in plain)
+    assert more == pytest.approx(REENTRANT[1].layer, abs=2)
 
 
 def test_an_adapter_dispatches_what_is_counted(found: dict[str, Any]) -> None:
