@@ -204,14 +204,19 @@ def test_a_card_waits_only_for_what_its_work_does_not_hide() -> None:
     assert work.starts(100, 3).seconds == pytest.approx(300 * work.START)
 
 
-def test_fsdp2_copies_gathers_out_and_gradients_in() -> None:
-    """bf16, eight ranks, one micro-batch: two gathers read and written, 8 bytes; gradients by 2 and 4."""
-    job = {**SFT, "gpus": 8, "global_batch": 8, "micro_batch": 1, "sharding": "fsdp2", "precision": "fsdp-mixed"}
+@pytest.mark.parametrize(("sharding", "precision", "each"), [
+    ("fsdp2", "fsdp-mixed", 2 * 4 + 2 + 4), ("fsdp2", "bf16", 2 * 4 + 2 + 2),
+    ("fsdp1", "bf16", 2 * 4 + 2 + 2), ("zero3", "mixed", 4), ("zero2", "mixed", 4),
+    ("ddp", "bf16", 0),
+])  # fmt: skip
+def test_what_is_copied_beside_collectives(sharding: str, precision: str, each: float) -> None:
+    """One micro-batch. FSDP: two gathers, read and written; gradients read, and written as they are reduced. DeepSpeed:
+    gradients into a bucket."""
+    job = {**SFT, "gpus": 8, "global_batch": 8, "micro_batch": 1, "sharding": sharding, "precision": precision}
     p = parameters(load().model("llama-3-8b").architecture)
-    term = next(x for x in answer(job).terms if x.name == "unpacking")
-    assert term.seconds == pytest.approx((2 * 4 + 6) * p / term.values["B"])
-    assert not seconds(answer({**job, "sharding": "fsdp1"}), "unpacking")
-    assert not seconds(answer({**job, "sharding": "zero3", "precision": "mixed"}), "unpacking")
+    t = answer(job)
+    rate = rated(load().gpu(SFT["gpu"]), None, 8, precision).eager
+    assert seconds(t, "repacking") == pytest.approx(each * p / rate)
 
 
 def test_a_ring_brings_every_rank_what_the_others_have() -> None:

@@ -108,8 +108,8 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     computed.append(work.starts(work.operations(work.KERNELS, layers, c, a, p), load.micro))
     elements = parameters(s.architecture, head=head) + a.elements
     changed = a.elements if s.lora else elements
-    if s.sharding == "fsdp2" and s.shards > 1:
-        computed.append(unpacked(s, r, load, elements / n, changed / n, p))
+    if s.shards > 1 and s.sharding != "ddp":  # whose buckets are reduced once a step
+        computed.append(repacked(s, r, load, elements / n, changed / n, p))
     busy = sum([t.seconds for t in computed])
     dispatched = work.operations(work.REENTRANT if reentrant(s) else work.DISPATCHED, layers, c, a, p)
     hooked = work.modules(c, a) if s.sharding == "zero3" else 0
@@ -161,19 +161,24 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, 
         yield traffic.collective("gather", changed, b, load.steps, ranks, bus)
 
 
-def unpacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Term:
-    """What FSDP2 copies beside its collectives: every gather out of its buffer, gradients into theirs.
+def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Term:
+    """What is copied on the GPU beside collectives, each time that they run.
 
-    torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: `foreach_all_gather_copy_out`, and `foreach_reduce`, which
-    also casts.
+    FSDP2 copies every gather out of its buffer and gradients into theirs, which casts them
+    (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). FSDP1 gathers in place, but joins gradients, casts and
+    divides them (torch/distributed/fsdp/_runtime_utils.py); it is no quicker (torchtitan, docs/fsdp.md), and counted
+    the same. DeepSpeed copies gradients into a bucket (`new_grad_tensor` in runtime/zero/stage_1_and_2.py, stage3.py).
     """
+    b = 4 if s.precision == "autocast" else 2
+    gathered, given = 0.0, 2 * b
+    if s.sharding.startswith("fsdp"):
+        gathered = 2 * (0.5 if s.method == "qlora" else b)
+        given = b + (4 if s.grad_dtype == "fp32" else b)
     often = load.steps if s.pipeline_parallel > 1 else load.micro
-    b = {"qlora": 0.5}.get(s.method, 4.0 if s.precision == "autocast" else 2.0)
-    reduced = b + (4 if s.grad_dtype == "fp32" else b)
-    values = {"m": often, "n": 1 + p.inputs, "b": 2 * b, "P": elements, "g": reduced * p.inputs, "Q": changed,
+    values = {"m": often, "n": 1 + p.inputs, "g": gathered, "P": elements, "r": given * p.inputs, "Q": changed,
               "B": r.eager}  # fmt: skip
-    seconds = often * ((1 + p.inputs) * 2 * b * elements + reduced * p.inputs * changed) / r.eager
-    return Term("unpacking", seconds, "m·(n·b·P + g·Q)/B", values, "throughput#communication")
+    seconds = often * ((1 + p.inputs) * gathered * elements + given * p.inputs * changed) / r.eager
+    return Term("repacking", seconds, "m·(n·g·P + r·Q)/B", values, "throughput#communication")
 
 
 def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
