@@ -1,4 +1,4 @@
-"""How far estimated step times lie from published ones: a residual for each record with a rate, and rank order."""
+"""How far estimated step times lie from published and from measured ones: a residual each, and rank order."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import Any
 from calc.catalog import Catalog
 from calc.scenario import Scenario, parse
 from calc.throughput import Unrated, node_of, throughput
+from calc.timing import SET
+
+COLLECTIVES = ("gather", "reduce", "all-reduce", "overlap")
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """A record's seconds for one optimizer step, as estimated and as measured, and the largest term of the estimate.
 
-    `calibrates` names the constant that was set by it, where one was; such a record judges nothing.
+    `group` is its source, or for a measured one the card and the kind of job. `calibrates` names the constant that was
+    set by it, where one was; such a record judges nothing.
     """
 
     id: str
@@ -34,6 +38,45 @@ class Pace:
 def paces(catalog: Catalog) -> list[Pace]:
     """One for each record that says how fast its job ran, where the catalog has the rates to estimate it."""
     return [found for r in catalog.measurements if "measured_rate" in r and (found := pace(r, catalog))]
+
+
+def steps(catalog: Catalog) -> list[Pace]:
+    """One for each step that this project timed on a card of its own, where the catalog has the rates to estimate it.
+
+    A card that stood in for a smaller one ran out of memory or nearly, and is left out.
+    """
+    found = [step(r, catalog) for r in catalog.measurements if r["class"] == "measured"]
+    return [p for p in found if p]
+
+
+def step(record: Mapping[str, Any], catalog: Catalog) -> Pace | None:
+    """The residual of a measured record; None where it timed no step, or the estimate lacks a rate.
+
+    The other ranks of a sharded job were not there, so that its collectives took no time: they are left out.
+    """
+    seen = record.get("observed", {})
+    if not seen.get("step_seconds") or seen.get("limit_bytes"):
+        return None
+    s = parse(record["scenario"], where=record["id"], catalog=catalog)
+    card = catalog.gpu(record["machine"]["gpu"])
+    try:
+        t = throughput(s, card, node_of(s, catalog))
+    except Unrated:
+        return None
+    ran = [term for term in t.terms if term.name.rpartition(": ")[2] not in COLLECTIVES]
+    seconds = sum([term.seconds for term in ran])
+    sets = ", ".join(name for name, ids in SET.items() if record["id"] in ids)
+    bound_by = max(ran, key=lambda term: term.seconds).name
+    return Pace(record["id"], f"{card.name}: {kind(s)}", seconds, seen["step_seconds"], bound_by, sets)
+
+
+def kind(s: Scenario) -> str:
+    """What a measured job is counted with."""
+    if s.sharding != "none":
+        return "one rank of FSDP2"
+    if s.method != "full":
+        return {"lora": "LoRA", "qlora": "QLoRA"}[s.method]
+    return "full, recomputed" if s.checkpointing != "none" else "full"
 
 
 def pace(record: Mapping[str, Any], catalog: Catalog) -> Pace | None:

@@ -25,7 +25,7 @@ from calc.throughput.training import FLAT, Load, optimizer_bytes, update
 PAGE = (Path(__file__).parents[1] / "docs/method/throughput.md").read_text("utf-8")
 # q 64, k and v 32 each, o 64, gate, up and down 128 each: 576 in a layer; the head is 32 · 8
 TINY = Architecture("llama", 8, 2, 2, 1, 4, 16, 32, False, 64, dense_layers=2)
-UNIT = Rates(matrix=1.0, flash=1.0, memory=1.0, bus=1.0, network=1.0, pcie=1.0, per_node=8)
+UNIT = Rates(matrix=1.0, fp32=1.0, flash=1.0, memory=1.0, eager=1.0, bus=1.0, network=1.0, pcie=1.0, per_node=8)
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm", "seq_len": 2048, "global_batch": 64}
 ZERO3 = {**SFT, "framework": "openrlhf", "gpus": 8, "sharding": "zero3", "checkpointing": "full", "micro_batch": 1}
 PLAIN = {**ZERO3, "framework": "torch", "precision": "mixed"}
@@ -138,6 +138,85 @@ def test_only_experts_that_a_token_is_sent_to_are_multiplied() -> None:
 def test_element_wise_bytes_of_a_tiny_layer() -> None:
     """Two norms and two residuals of 36 + 6 bytes for 8 elements, RoPE 20 for 12, MLP 10 for 16; two layers."""
     assert work.counts(TINY, "lm").elementwise == 2 * (2 * 42 * 8 + 20 * 12 + 10 * 16)
+
+
+def test_backward_moves_bytes_of_its_own_and_each_adapter_adds_to_both() -> None:
+    """Forward 2144 bytes a token as above. Backward: norms 92 and sums 15 for 2 · 8, RoPE 32 for 12, MLP 18 for 16, of
+    two layers: 4768. An adapter in bf16 from 8 to 4: 10 · 4 forward, 6 · 8 + 4 · 4 backward; in fp32 6 · 8 + 24 · 4 and
+    12 · 8 + 20 · 4; dropout 9 · 8 each way."""
+    c = work.counts(TINY, "lm")
+    assert (c.elementwise, c.backward) == (2144, 2 * (107 * 16 + 32 * 12 + 18 * 16))
+    a, p = work.Adapters(elements=0, inputs=8, outputs=4, linears=1), work.Passes(1, 1, 1, 0)
+    for b, dropout, forward, back in ((2, False, 40, 64), (4, False, 144, 176), (4, True, 144 + 72, 176 + 72)):
+        term = work.elementwise(10, c, a, p, 1, 1.0, b, dropout)
+        assert term.seconds == 10 * (2 * (c.elementwise + forward) + c.backward + back)
+
+
+def test_adapters_in_fp32_are_multiplied_at_a_rate_of_their_own() -> None:
+    """64 elements three times, at half the rate of the rest; under autocast all are 16 bits."""
+    a = work.adapters(TINY, 2, ("q_proj",))
+    made = work.matrix(10, work.counts(TINY, "lm"), a, work.Passes(1, 0, 1, 0), 1, 1.0, 0.5)
+    assert made.seconds == 2 * 10 * (2 * (1152 + 256) + 3 * 64 / 0.5)
+    job = {**SFT, "gpu": "h100-sxm", "method": "lora", "precision": "bf16"}
+    slow, fast = (answer({**job, "lora.dtype": t}) for t in ("fp32", "bf16"))
+    assert seconds(slow, "matrix work") > seconds(fast, "matrix work")
+    term = next(x for x in answer({**job, "precision": "autocast"}).terms if x.name == "matrix work")
+    assert term.values["f"] == term.values["F"]
+
+
+def test_the_host_dispatches_views_and_hooks_too() -> None:
+    """Two layers and 14 adapters, recomputed: 2 · (77 + 131 + 114 + 142) + 14 · (12 + 14 + 9 + 17)."""
+    a = work.adapters(TINY, 1, "all-linear")
+    c, p = work.counts(TINY, "lm"), work.Passes(1, 1, 1, 0)
+    assert work.operations(work.DISPATCHED, 2, c, a, p) == 2 * 464 + 14 * 52
+    normed = work.counts(replace(TINY, qk_norm="head"), "lm")
+    kernels = work.operations(work.KERNELS, 2, normed, work.NO_ADAPTERS, work.Passes(1, 0, 1, 1))
+    assert kernels == 2 * (38 + 71 + 2 * (8 + 16))
+
+
+@pytest.mark.parametrize(("framework", "transformers", "times"), [
+    ("torch", "4.57", 77), ("torch", "5.0", 245), ("trl", "4.57", 77), ("openrlhf", "4.57", 245),
+])  # fmt: skip
+def test_checkpointing_has_hooks_unless_transformers_chose_it_before_5(
+    framework: str, transformers: str, times: int
+) -> None:
+    """A forward more of 32 layers against 131 operations and three hooks for each of 38 tensors."""
+    job = {
+        **SFT,
+        "framework": framework,
+        "versions": {"transformers": transformers},
+        "gpus": 8,
+        "sharding": "zero2",
+        "precision": "mixed",
+    }
+    none, full = (
+        next(t for t in update(scenario(**job, checkpointing=c), UNIT, Load(1, 10, 1, 1), "lm") if t.name == "launch")
+        for c in ("none", "full")
+    )
+    assert full.values["k"] - none.values["k"] == 32 * times
+
+
+def test_a_card_waits_only_for_what_its_work_does_not_hide() -> None:
+    """Three micro-batches of 100 operations, of which a card hides ten seconds, or all."""
+    waits = work.launched(100, 3, work.Passes(), 0, 0.0)
+    assert waits.seconds == pytest.approx(300 * work.LAUNCH)
+    assert work.launched(100, 3, work.Passes(), 0, 10.0).seconds == 0
+    assert work.starts(100, 3).seconds == pytest.approx(300 * work.START)
+
+
+@pytest.mark.parametrize(("sharding", "precision", "each"), [
+    ("fsdp2", "fsdp-mixed", 2 * 4 + 2 + 4), ("fsdp2", "bf16", 2 * 4 + 2 + 2),
+    ("fsdp1", "bf16", 2 * 4 + 2 + 2), ("zero3", "mixed", 4), ("zero2", "mixed", 4),
+    ("ddp", "bf16", 0),
+])  # fmt: skip
+def test_what_is_copied_beside_collectives(sharding: str, precision: str, each: float) -> None:
+    """One micro-batch. FSDP: two gathers, read and written; gradients read, and written as they are reduced. DeepSpeed:
+    gradients into a bucket."""
+    job = {**SFT, "gpus": 8, "global_batch": 8, "micro_batch": 1, "sharding": sharding, "precision": precision}
+    p = parameters(load().model("llama-3-8b").architecture)
+    t = answer(job)
+    rate = rated(load().gpu(SFT["gpu"]), None, 8, precision).eager
+    assert seconds(t, "repacking") == pytest.approx(each * p / rate)
 
 
 def test_a_ring_brings_every_rank_what_the_others_have() -> None:

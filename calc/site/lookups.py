@@ -17,6 +17,7 @@ from calc.site import (
     measured,
     odds,
     peers,
+    rates,
     reference,
     reports,
     scatter,
@@ -176,11 +177,12 @@ class Lookups(Bound):
 
     # --- how far off the times are
 
-    def speed_error(self, what: str) -> str:
-        """`count`, or an error of estimated step times in per cent: `median`, `worst`."""
-        found = self._or_fault("speed_error", lambda: speed.error(what))
+    def speed_error(self, what: str, of: str = "published") -> str:
+        """Of step times that were `published` or `measured`: their `count`, or in per cent the `median` error, the
+        `worst`, and how many are `within` a fifth."""
+        found = self._or_fault("speed_error", lambda: speed.error(what, of))
         shown = tables.NOT_PUBLISHED if found is None else f"{found:.0f}" + (" %" if what != "count" else "")
-        return self._say(f"speed_error({what})", shown)
+        return self._say(f"speed_error({what}, {of})", shown)
 
     def speed_constants(self) -> str:
         """Every constant of a step time, with its source."""
@@ -189,6 +191,15 @@ class Lookups(Bound):
     def speed_tables(self) -> str:
         """Estimated step times against published ones: by source, and one by one."""
         return "\n\n".join(self._place(table) for table in (speed.by_source(), speed.each()))
+
+    def speed_measured(self) -> str:
+        """Estimated step times against measured ones: by kind of job, and those furthest off."""
+        return "\n\n".join(self._place(table) for table in (speed.by_kind(), speed.furthest()))
+
+    def speed_rates(self) -> str:
+        """What cards and hosts reached where this project measured it."""
+        made = (rates.products(), rates.copies(), rates.decoding(), rates.hosts())
+        return "\n\n".join(self._place(table) for table in made)
 
     # --- sentences about the catalog
 

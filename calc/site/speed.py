@@ -1,15 +1,15 @@
-"""How fast jobs run, as tables: a job term by term, jobs side by side, and the estimates against published rates."""
+"""How fast jobs run, as tables: a job term by term, jobs side by side, and estimates against what was timed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
 from itertools import groupby
 from statistics import mean, median
 
 from calc.estimate import speed
-from calc.pace import Pace, judging, paces, rank_correlation
+from calc.pace import COLLECTIVES, Pace, judging, paces, rank_correlation, steps
 from calc.rules import PAIRED
 from calc.site import answers, ledgers
 from calc.site.answers import Answer
@@ -18,19 +18,31 @@ from calc.site.workings import method_url
 from calc.throughput import Term, Throughput, rates, rollout, training, work
 from calc.throughput.terms import Constant
 
-TRAFFIC = ("gather", "reduce", "all-reduce")
 RESTS_ON = (
     "Records of measurements/ with a rate, each with its source and quote. A record that set a constant is left out. "
     "The job's links are those of the node of the catalog that its cards usually come in, the slower where there are "
     "two: no source names its own."
 )
+MEASURED_ON = (
+    "The median step of plain PyTorch after two to warm up, on one card: measurements/bench. Steps that "
+    "set a constant are left out, as are cards that stood in for smaller ones. Of FSDP2 one rank ran, and its "
+    "collectives moved nothing: the estimate leaves them out."
+)
 ALL = "all"
+WORST = 10
+FIFTH = 20.0
 
 
 @cache
 def residuals() -> tuple[Pace, ...]:
     """One for each published rate that judges the estimate."""
     return tuple(judging(paces(answers.catalog())))
+
+
+@cache
+def measured() -> tuple[Pace, ...]:
+    """One for each measured step that judges the estimate."""
+    return tuple(judging(steps(answers.catalog())))
 
 
 def of(answer: Answer) -> Throughput:
@@ -40,7 +52,7 @@ def of(answer: Answer) -> Throughput:
 
 def traffic(t: Throughput) -> float:
     """Seconds of a step in which data-parallel collectives run."""
-    return sum(term.seconds for term in t.terms if term.name in TRAFFIC)
+    return sum(term.seconds for term in t.terms if term.name in COLLECTIVES and term.seconds > 0)
 
 
 def seconds_each(answer: Answer) -> float:
@@ -93,7 +105,7 @@ def compare(answered: Mapping[str, Answer], table_id: str, caption: str, items: 
     rows = []
     for label, answer in answered.items():
         t = of(answer)
-        computed = sum(x.seconds for x in t.terms if x.name not in (*TRAFFIC, "overlap"))
+        computed = sum(x.seconds for x in t.terms if x.name not in COLLECTIVES)
         rows.append(
             (
                 Cell(label),
@@ -127,27 +139,37 @@ def constants() -> Table:
     found = list({id(c): (n, c) for n, c in reversed(found)}.values())[::-1]  # modules import from each other
     rows = [(Cell(n), Cell(c.what), Cell(f"{c:.3g}"), Cell(c.status), Cell(c.source)) for n, c in found]
     caption = "What is read off measurements or assumed: every constant of a step time"
-    note = "A calibrated constant was set by the record named, which is left out of all errors."
+    note = "A calibrated constant was set by steps of the records that calc.timing names, which no error counts."
     return Table("speed-constants", caption, columns, tuple(rows), note, versions=answers.versions())
 
 
 def by_source() -> Table:
     """Errors of estimated step times by source, and how well a source's jobs are put in order."""
+    caption = "Estimated against published step times: relative error, by source"
+    return _by_group(residuals(), "speed-by-source", "Source", caption, RESTS_ON)
+
+
+def by_kind() -> Table:
+    """Errors of estimated step times against measured ones, by card and kind of job."""
+    caption = "Estimated against measured step times: relative error, by card and kind of job"
+    return _by_group(measured(), "speed-by-kind", "Card and kind of job", caption, MEASURED_ON)
+
+
+def _by_group(found: Sequence[Pace], table_id: str, title: str, caption: str, rests_on: str) -> Table:
     columns = (
-        Column("source", "Source"),
+        Column("source", title),
         Column("records", "Records", kind="number"),
         Column("median", "Median error", "%", "number", 1),
         Column("worst", "Worst", "%", "number", 1),
         Column("bias", "Mean with its sign", "%", "number", 1, "Above zero: estimated too slow"),
-        Column("rank", "Rank correlation", kind="number", digits=2, hint="Spearman's, over the jobs of the source"),
+        Column("rank", "Rank correlation", kind="number", digits=2, hint="Spearman's, over the jobs of the row"),
     )
-    found = sorted(residuals(), key=lambda p: p.group)
-    groups = [(name, list(members)) for name, members in groupby(found, key=lambda p: p.group)]
+    ordered = sorted(found, key=lambda p: p.group)
+    groups = [(name, list(members)) for name, members in groupby(ordered, key=lambda p: p.group)]
     rows = [_errors(name, members, rank=True) for name, members in groups]
-    if found:
-        rows.append(_errors(ALL, found, rank=False))
-    caption = "Estimated against published step times: relative error, by source"
-    return Table("speed-by-source", caption, columns, tuple(rows), RESTS_ON, versions=answers.versions())
+    if ordered:
+        rows.append(_errors(ALL, ordered, rank=False))
+    return Table(table_id, caption, columns, tuple(rows), rests_on, versions=answers.versions())
 
 
 def _errors(name: str, members: list[Pace], *, rank: bool) -> tuple[Cell, ...]:
@@ -160,6 +182,16 @@ def _errors(name: str, members: list[Pace], *, rank: bool) -> tuple[Cell, ...]:
 
 def each() -> Table:
     """Every published rate beside the estimate."""
+    return _records(residuals(), "speed-records", "Published step times, one by one", RESTS_ON)
+
+
+def furthest() -> Table:
+    """The measured steps whose estimates are furthest off."""
+    found = sorted(measured(), key=lambda p: -abs(p.error))[:WORST]
+    return _records(found, "speed-furthest", "Measured step times whose estimates are furthest off", MEASURED_ON)
+
+
+def _records(found: Sequence[Pace], table_id: str, caption: str, rests_on: str) -> Table:
     columns = (
         Column("record", "Record"),
         Column("estimated", "Estimated step", "s", "number", 3),
@@ -168,18 +200,23 @@ def each() -> Table:
         Column("bound", "Most of the estimate"),
     )
     rows = [
-        (Cell(p.id.removeprefix("published/")), Cell(p.predicted), Cell(p.measured), Cell(100 * p.error),
-         Cell(p.bound_by))
-        for p in residuals()
-    ]  # fmt: skip
-    caption = "Published step times, one by one"
-    return Table("speed-records", caption, columns, tuple(rows), RESTS_ON, versions=answers.versions())
+        (Cell(p.id.partition("/")[2]), Cell(p.predicted), Cell(p.measured), Cell(100 * p.error), Cell(p.bound_by))
+        for p in found
+    ]
+    return Table(table_id, caption, columns, tuple(rows), rests_on, versions=answers.versions())
 
 
-def error(what: str) -> float | None:
-    """Of all errors: `count`, `median` or `worst`, the last two in per cent; None where nothing was published."""
-    sizes = [100 * abs(p.error) for p in residuals()]
-    known = {"count": len, "median": median, "worst": max}
+def error(what: str, of: str = "published") -> float | None:
+    """Of all errors against `published` or `measured` steps: `count`, `median`, `worst`, or `within` a fifth.
+
+    All but the count are in per cent; None where there are no such steps.
+    """
+    sizes = [100 * abs(p.error) for p in {"published": residuals, "measured": measured}[of]()]
+    known = {"count": len, "median": median, "worst": max, "within": _within}
     if what not in known:
         raise ValueError(f"no {what!r}; there is {', '.join(known)}")
     return float(known[what](sizes)) if sizes else None  # type: ignore[operator]
+
+
+def _within(sizes: Sequence[float]) -> float:
+    return 100 * mean(size <= FIFTH for size in sizes)

@@ -1,12 +1,14 @@
 """How fast a GPU, its node and their links are at the kinds of work that a step is made of.
 
-Catalog rates are peaks; the shares of them that kernels reach come from published measurements, named beside each.
+Catalog rates are peaks; the shares of them that kernels reach come from published measurements, named beside each, or
+from this project's own, by a function of `calc.timing`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 from calc.catalog import GPU, Node
 from calc.throughput.terms import Constant, Unrated
@@ -17,6 +19,7 @@ MLI = "https://github.com/mli/transformers-benchmarks/issues/4"
 NCCL = "https://github.com/NVIDIA/nccl/issues"
 _LARGE = "share of the peak that large multiplications reach"
 _FLASH = "share of the peak that FlashAttention-2 reaches"
+_SDPA = "share of the peak that PyTorch's attention reaches, forward and backward"
 
 PLAIN = Constant(
     215.3 / 256.4, "what a plain large multiplication reaches of the best among many shapes", "published",
@@ -24,7 +27,12 @@ PLAIN = Constant(
 )  # fmt: skip
 MATRIX = {
     "Ampere": Constant(271 / 312 * PLAIN, _LARGE, "published", f"A100 SXM 271 of 312 TFLOPS, {STAS}; times PLAIN"),
-    "Hopper": Constant(794 / 989 * PLAIN, _LARGE, "published", f"H100 SXM 794 of 989, {STAS}; times PLAIN"),
+    "Hopper": Constant(
+        0.697,
+        _LARGE,
+        "measured",
+        "H200, products of 32,768 tokens in the shapes of six models, which reach its power limit: calc.timing.matrix",
+    ),
     "Blackwell": Constant(1745 / 2250 * PLAIN, _LARGE, "published", f"B200 1745 of 2250, {STAS}; times PLAIN"),
     "Ada Lovelace": Constant(158.6 / 165.2, _LARGE, "published", f"RTX 4090, fp16, n = 8192: 158.6 of 165.2, {MLI}"),
     "CDNA 3": Constant(668 / 1300 * PLAIN, _LARGE, "published", f"MI300X 668 of 1300, {STAS}; times PLAIN"),
@@ -34,14 +42,27 @@ MATRIX_OTHER = Constant(0.65, f"{_LARGE}, other architectures", "assumed", "no s
 FLASH = {
     "Ampere": Constant(0.60, _FLASH, "published", "50 to 73 % on the A100, arXiv:2307.08691, abstract; the middle"),
     "Hopper": Constant(
-        362 / 989, _FLASH, "published", "H100, forward, 2048 tokens, heads of 128: 362 of 989, arXiv:2407.08608"
+        0.489, _SDPA, "calibrated", "two pairs of lengths, heads of 128 and of 64, on an H200: calc.timing.flash"
     ),
 }
 FLASH_OTHER = Constant(0.45, f"{_FLASH}, other architectures", "assumed", "no source")
 MEMORY = Constant(
     0.88, "share of a card's memory bandwidth that kernels reading and writing once reach", "published",
-    f"A100 1.80 of 2.04 TB/s, https://forums.developer.nvidia.com/t/339083; A800 1727 of 1935 GB/s, {MLI}",
+    f"A100 1.80 of 2.04 TB/s, https://forums.developer.nvidia.com/t/339083; A800 1727 of 1935 GB/s, {MLI}; "
+    "an H200 copies within itself at 0.875 of its own: calc.timing.memory",
 )  # fmt: skip
+EAGER = {
+    "Hopper": Constant(
+        3.13e12, "bytes a second that element-wise kernels of eager code reach, however fast the card's memory is",
+        "calibrated", "four steps of Llama 3 8B on an H200 and an H100: calc.timing.eager",
+    ),
+}  # fmt: skip
+FP32 = {
+    "Hopper": Constant(
+        67 / 989, "rate of products in fp32 by that in 16 bits", "published",
+        "67 of 989 TFLOPS, NVIDIA H100 datasheet, https://www.nvidia.com/en-us/data-center/h100/",
+    ),
+}  # fmt: skip
 BUS = Constant(
     235 / 300, "share of a link's bandwidth that a ring reaches", "published", "HGX A100, hardware/nodes/hgx-a100.yaml"
 )
@@ -52,9 +73,8 @@ THROUGH_HOST = Constant(
 )  # fmt: skip
 PCIE = {3: 16.0, 4: 32.0, 5: 64.0}  # GB/s of 16 lanes in one direction, by generation
 PCIE_COPY = Constant(
-    56 / 63, "share of PCIe that copies from and to pinned memory reach", "published",
-    "copies between cards, Gen5, voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md",
-)  # fmt: skip
+    0.866, "share of PCIe that copies from and to pinned memory reach", "measured", "H200, Gen5: calc.timing.pcie"
+)
 NETWORK_GBS = Constant(12.5, "network of a node that the catalog does not know, GB/s", "assumed", "100 Gb/s Ethernet")
 CPU_ADAM = Constant(
     28 * 10e9 / 2.57, "bytes a second that CPU Adam gets through on one node", "published",
@@ -66,14 +86,17 @@ CPU_ADAM = Constant(
 class Rates:
     """What one GPU of a job reaches, in operations and bytes a second.
 
-    `matrix` and `flash` are operations of large multiplications and of FlashAttention, `memory` bytes of the card's
-    own memory, `bus` those of a collective within a node (bus bandwidth, as NCCL's tests define it), `network` of one
-    GPU's share of the network, `pcie` of a copy from or to host memory.
+    `matrix`, `fp32` and `flash` are operations of large multiplications, in 16 bits and in 32, and of FlashAttention.
+    `memory` is bytes of the card's own memory, `eager` those that element-wise kernels of eager code get through, `bus`
+    those of a collective within a node (bus bandwidth, as NCCL's tests define it), `network` of one GPU's share of the
+    network, `pcie` of a copy from or to host memory.
     """
 
     matrix: float
+    fp32: float
     flash: float
     memory: float
+    eager: float
     bus: float
     network: float
     pcie: float
@@ -105,8 +128,10 @@ def rated(gpu: GPU, node: Node | None, per_node: int, precision: str) -> Rates:
     slot = PCIE.get(gpu.pcie_gen or 4, PCIE[4])
     return Rates(
         matrix=peak * 1e12 * MATRIX.get(gpu.architecture, MATRIX_OTHER),
+        fp32=peak * 1e12 * (FP32.get(gpu.architecture) or MATRIX.get(gpu.architecture, MATRIX_OTHER)),
         flash=peak * 1e12 * FLASH.get(gpu.architecture, FLASH_OTHER),
         memory=gpu.bandwidth_gbs * GIGA * MEMORY,
+        eager=min(gpu.bandwidth_gbs * GIGA * MEMORY, EAGER.get(gpu.architecture, inf)),
         bus=_bus(gpu, node, slot) * GIGA,
         network=(node.inter_gbs if node and node.inter_gbs else NETWORK_GBS / per_node) * GIGA,
         pcie=slot * PCIE_COPY * GIGA,

@@ -20,6 +20,7 @@ from calc.throughput.training import GATHERS
 ENGINE_STEP = Constant(
     2e-3, "seconds of one of vLLM's steps that the GPU waits for its scheduler and sampler", "assumed", "no source"
 )
+DECODED = 14  # kernels of a layer: two norms, four products, the cache's two, attention's two, MLP and residuals
 
 
 def prefill(tokens: float, length: float, c: work.Counts, shards: int, r: Rates) -> list[Term]:
@@ -28,7 +29,7 @@ def prefill(tokens: float, length: float, c: work.Counts, shards: int, r: Rates)
     return [
         work.matrix(tokens, body, work.NO_ADAPTERS, work.Passes(), shards, r.matrix),
         work.attention(tokens, length, body, work.Passes(), True, shards, r.flash),
-        work.elementwise(tokens, body, work.NO_ADAPTERS, work.Passes(), shards, r.memory),
+        work.elementwise(tokens, body, work.NO_ADAPTERS, work.Passes(), shards, r.eager),
     ]
 
 
@@ -88,7 +89,7 @@ def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]
             weights,
             kv_cache.token_bytes(arch, tp),
             r.memory,
-            ENGINE_STEP,
+            ENGINE_STEP + DECODED * arch.layers * work.START,
         )
     )
     if tp > 1:
@@ -109,7 +110,7 @@ def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]
     prompt, response = lengths(s)
     c = work.counts(arch, "lm")
     terms = [t._replace(name=f"prefill, {t.name}") for t in prefill(sequences * prompt, prompt, c, 1, r)]
-    host = work.KERNELS * arch.layers * work.LAUNCH
+    host = work.operations(work.DISPATCHED, arch.layers, c, work.NO_ADAPTERS, work.Passes()) * work.LAUNCH
     weights = 2.0 * (c.layers + c.head)
     terms.append(
         decode(

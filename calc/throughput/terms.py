@@ -13,8 +13,8 @@ class Unrated(ValueError):
 class Constant(float):
     """A number that no formula gives: what it is, and where it comes from.
 
-    `status`: `published`, read off somebody's measurement; `calibrated` on a published record, which then judges
-    nothing; or `assumed`.
+    `status`: `published`, read off somebody's measurement; `measured`, a rate that this project saw; `calibrated` on
+    steps of records, which then judge nothing; or `assumed`.
     """
 
     def __new__(cls, value: float, what: str, status: str, source: str) -> Constant:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from calc.architecture import Head, parameters
+from calc.frameworks import at_least
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
 from calc.scenario import Scenario
@@ -62,6 +63,11 @@ def passes(s: Scenario, trained: bool) -> work.Passes:
     return work.Passes(1, float(s.checkpointing != "none"), 1, 0 if s.lora else 1)
 
 
+def reentrant(s: Scenario) -> bool:
+    """Whether checkpointing is the reentrant one: where a framework leaves it to a Transformers before 5."""
+    return s.framework in ("torch", "trl") and not at_least(s.versions["transformers"], "5")
+
+
 def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tuple[work.Passes, work.Passes]:
     """The passes of matrix work and of attention, of which selective checkpointing computes a part again."""
     if s.checkpointing != "selective" or not p.again:
@@ -79,12 +85,14 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     c, p = work.counts(s.architecture, head), passes(s, trained)
     a = work.adapters(s.architecture, s.lora.rank, s.lora.modules) if trained and s.lora else work.NO_ADAPTERS
     n = s.tensor_parallel * s.context_parallel * s.pipeline_parallel
-    tokens = load.tokens
+    tokens, wide = load.tokens, 4 if s.lora and s.lora.dtype == "fp32" else 2
+    # without autocast fp32 is multiplied in fp32
+    narrow = r.fp32 if wide == 4 and s.precision == "bf16" else r.matrix
     products, core = spared(s, c, a, p)
     computed = [
-        work.matrix(tokens, c, a, products, n, r.matrix),
+        work.matrix(tokens, c, a, products, n, r.matrix, narrow),
         work.attention(tokens, load.length, c, core, s.attention != "eager", n, r.flash),
-        work.elementwise(tokens, c, a, p, n, r.memory, 4 if s.lora and s.lora.dtype == "fp32" else 2),
+        work.elementwise(tokens, c, a, p, n, r.eager, wide, bool(s.lora and s.lora.dropout)),
     ]
     if s.attention == "eager":
         heads = s.architecture.heads * s.architecture.layers
@@ -96,14 +104,19 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
         computed.append(work.vocabulary(tokens, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":
         computed.append(work.dequantised(c.layers / n, load.micro, p, r.memory))
+    layers = s.architecture.layers // s.pipeline_parallel
+    computed.append(work.starts(work.operations(work.KERNELS, layers, c, a, p), load.micro))
+    elements = parameters(s.architecture, head=head) + a.elements
+    changed = a.elements if s.lora else elements
+    if s.shards > 1 and s.sharding != "ddp":  # whose buckets are reduced once a step
+        computed.append(repacked(s, r, load, elements / n, changed / n, p))
     busy = sum([t.seconds for t in computed])
+    dispatched = work.operations(work.REENTRANT if reentrant(s) else work.DISPATCHED, layers, c, a, p)
     hooked = work.modules(c, a) if s.sharding == "zero3" else 0
-    computed.append(work.launched(s.architecture.layers // s.pipeline_parallel, a, load.micro, p, hooked, busy))
+    computed.append(work.launched(dispatched, load.micro, p, hooked, busy))
     busy += computed[-1].seconds
     if s.pipeline_parallel > 1:
         computed.append(traffic.bubble(s.pipeline_parallel, load.micro, busy))
-    elements = parameters(s.architecture, head=head) + a.elements
-    changed = a.elements if s.lora else elements
     moved = list(sharded(s, r, load, elements / n, changed / n, p))
     exchanged = sum([t.seconds for t in moved])
     if exchanged:
@@ -146,6 +159,26 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, 
         yield traffic.collective("all-reduce", changed, reduced, 2 * load.steps, ranks, bus)
     if s.sharding in ("zero1", "zero2"):
         yield traffic.collective("gather", changed, b, load.steps, ranks, bus)
+
+
+def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Term:
+    """What is copied on the GPU beside collectives, each time that they run.
+
+    FSDP2 copies every gather out of its buffer and gradients into theirs, which casts them
+    (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). FSDP1 gathers in place, but joins gradients, casts and
+    divides them (torch/distributed/fsdp/_runtime_utils.py); it is no quicker (torchtitan, docs/fsdp.md), and counted
+    the same. DeepSpeed copies gradients into a bucket (`new_grad_tensor` in runtime/zero/stage_1_and_2.py, stage3.py).
+    """
+    b = 4 if s.precision == "autocast" else 2
+    gathered, given = 0.0, 2 * b
+    if s.sharding.startswith("fsdp"):
+        gathered = 2 * (0.5 if s.method == "qlora" else b)
+        given = b + (4 if s.grad_dtype == "fp32" else b)
+    often = load.steps if s.pipeline_parallel > 1 else load.micro
+    values = {"m": often, "n": 1 + p.inputs, "g": gathered, "P": elements, "r": given * p.inputs, "Q": changed,
+              "B": r.eager}  # fmt: skip
+    seconds = often * ((1 + p.inputs) * gathered * elements + given * p.inputs * changed) / r.eager
+    return Term("repacking", seconds, "m·(n·g·P + r·Q)/B", values, "throughput#communication")
 
 
 def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:

@@ -12,23 +12,50 @@ from typing import NamedTuple
 from calc.architecture import Architecture, Head, layer_kinds, linears, tensors
 from calc.throughput.terms import Constant, Term
 
-# Bytes a token and layer that eager kernels read and write beside multiplications, in bf16: RMSNorm in fp32 takes
-# 36·h (casts 6 and 6, square 8, mean 4, product 8, weight 4), a residual 6·h, RoPE 20 for each query and key element
-# (two products, a rotated copy, a sum), SiLU 4 and its product 6 for each intermediate element.
-NORM, RESIDUAL, ROPE, GATED = 36, 6, 20, 10
-# LoRA, by bytes of its type: the input cast to it and dropped out with a mask; the output scaled and added to the
-# layer's own (PEFT tuners/lora/layer.py).
-ADAPTED_IN = {2: 5, 4: 6 + 9}
-ADAPTED_OUT = {2: 4 + 6, 4: 8 + 8}
+
+class Bytes(NamedTuple):
+    """What eager kernels read and write beside multiplications, in bf16, for each element of its kind."""
+
+    norm: int
+    residual: int
+    rope: int
+    gated: int
+
+
+class Operations(NamedTuple):
+    """How many operations a layer takes, each norm that it has beside its two, and each adapter."""
+
+    layer: int
+    norm: int
+    adapter: int
+
+
+# Counted by `TorchDispatchMode` in a layer of Llama (Transformers 5.23); tests/trace/test_operations.py counts again.
+# Forward, RMSNorm in fp32: casts 6 and 6, square 8, mean 4, product 8, weight 4. RoPE: two products, a rotated copy, a
+# sum. Backward, RMSNorm: products 4, 6, 12, 8, 8 and 12, sums 2 and 4, a mean's 4, a square's 8, a sum 12, casts 6 and
+# 6; where a norm's output has several readers their gradients are added, as a residual's are.
+FORWARD, BACKWARD = Bytes(norm=36, residual=6, rope=20, gated=10), Bytes(norm=92, residual=15, rope=32, gated=18)
+# The same count, of kernels and of all that the host dispatches, views too: forward, again, backward. Checkpointing
+# calls a hook of Python three times for each tensor that a layer keeps, which counts as an operation each. The
+# reentrant one, Transformers' own before 5 (its pull request 43203), runs a layer again without hooks.
+KERNELS = Operations(38, 8, 6), Operations(36, 8, 6), Operations(71, 16, 7)
+DISPATCHED = Operations(77, 9, 12), Operations(131 + 3 * 38, 19 + 3 * 6, 14 + 3 * 3), Operations(142, 20, 17)
+REENTRANT = DISPATCHED[0], DISPATCHED[0], DISPATCHED[2]
+# LoRA, by bytes of its type, for each element that goes in and that comes out (PEFT tuners/lora/layer.py), forward and
+# backward. In fp32 the input is cast, and the output scaled, added to the layer's own and cast back; gradients of the
+# inputs are added up. Dropout reads, writes, and keeps a mask.
+ADAPTED = {2: ((0, 10), (6, 4)), 4: ((6, 24), (12, 20))}
+DROPPED = {2: 5, 4: 9}
 # Eager attention, for each query, key and head: scores written, scaled, masked, softmax in fp32, cast, read.
 SCORES = 2 + 4 + 4 + 8 + 6 + 2
-BACKWARD = 2.0  # backward reads what forward kept and a gradient for each tensor that forward read or wrote
-# Kernels that the host launches for a layer's forward: 12 for two norms, 8 for RoPE, 14 for linears with their views,
-# 6 for the MLP, attention and residuals; 7 for each adapter.
-KERNELS, ADAPTER_KERNELS = 40, 7
 LAUNCH = Constant(
-    15e-6, "seconds of the host for each kernel, Python and autograd included", "calibrated",
-    "published/qwen1-1.8B-LoRA-256, whose time does not change with the length up to 512 tokens",
+    11.6e-6, "seconds of the host for each operation that it dispatches, Python and autograd included", "calibrated",
+    "the middle of three hosts, of which the slowest takes almost twice as long as the quickest: "
+    "calc.timing.launches",
+)  # fmt: skip
+START = Constant(
+    3.37e-6, "seconds that a kernel takes beyond its bytes", "measured",
+    "decoding steps of six models on an H200 and an H100, from CUDA graphs: calc.timing.start",
 )  # fmt: skip
 HOOK = Constant(
     (0.270 - 0.060 - 0.038) / (64 * 8), "seconds that ZeRO-3's hooks take to fetch and release a module", "published",
@@ -42,8 +69,8 @@ class Counts(NamedTuple):
 
     `layers`: elements of the matrices that a token is multiplied with in all layers; `head`: those of its output.
     `attention`: what a query and a key of all heads multiply, QKᵀ and PV together, over the layers that see all keys;
-    `windowed` over those with a sliding window of `window`. `elementwise`: bytes of the forward's other kernels.
-    `modules`: those with weights, in all layers.
+    `windowed` over those with a sliding window of `window`. `elementwise`: bytes of the forward's other kernels, and
+    `backward` of backward's. `modules`: those with weights, in all layers. `norms`: of a layer's queries and keys.
     """
 
     layers: int
@@ -52,7 +79,9 @@ class Counts(NamedTuple):
     windowed: int
     window: int
     elementwise: int
+    backward: int
     modules: int
+    norms: int
 
 
 @lru_cache(maxsize=4096)
@@ -71,15 +100,21 @@ def counts(arch: Architecture, head: Head) -> Counts:
     sparse = arch.layers - arch.dense_layers
     wide = arch.dense_layers * arch.intermediate
     wide += sparse * (arch.experts_per_token * arch.moe_intermediate + arch.shared_intermediate)
-    per_layer = (NORM + RESIDUAL) * 2 * h + ROPE * (q + kv) + (NORM * (q + kv) if arch.qk_norm else 0)
+
+    def touched(b: Bytes) -> int:
+        heads = (b.rope + b.norm * bool(arch.qk_norm)) * (q + kv)
+        return arch.layers * ((b.norm + b.residual) * 2 * h + heads) + b.gated * wide
+
     return Counts(
         layers=layers,
         head=arch.vocab * h if head == "lm" else h if head == "scalar" else 0,
         attention=(arch.layers - sliding) * (q + values),
         windowed=sliding * (q + values),
         window=arch.sliding_window or 0,
-        elementwise=arch.layers * per_layer + GATED * wide,
+        elementwise=touched(FORWARD),
+        backward=touched(BACKWARD),
         modules=modules,
+        norms=2 * bool(arch.qk_norm),
     )
 
 
@@ -136,15 +171,15 @@ class Passes(NamedTuple):
         return self.forward + self.again + 2 * self.inputs
 
 
-def matrix(tokens: float, c: Counts, a: Adapters, p: Passes, shards: int, rate: float) -> Term:
-    """Matrix multiplications: two operations for each token, element and pass."""
-    work = c.layers * p.layers + c.head * p.head + a.elements * p.adapters
+def matrix(
+    tokens: float, c: Counts, a: Adapters, p: Passes, shards: int, rate: float, adapted: float | None = None
+) -> Term:
+    """Matrix multiplications: two operations for each token, element and pass; those of adapters at their own rate."""
+    own = adapted or rate
     values = {"T": tokens, "M": c.layers, "n_M": p.layers, "H": c.head, "n_H": p.head, "A": a.elements,
-              "n_A": p.adapters, "N": shards, "F": rate}  # fmt: skip
-    return Term(
-        "matrix work", 2 * tokens * work / (shards * rate), "2·T·(M·n_M + H·n_H + A·n_A)/(N·F)", values,
-        "throughput#matrix",
-    )  # fmt: skip
+              "n_A": p.adapters, "N": shards, "F": rate, "f": own}  # fmt: skip
+    seconds = 2 * tokens * ((c.layers * p.layers + c.head * p.head) / rate + a.elements * p.adapters / own) / shards
+    return Term("matrix work", seconds, "2·T·((M·n_M + H·n_H)/F + A·n_A/f)/N", values, "throughput#matrix")
 
 
 def keys(length: float, window: float) -> float:
@@ -166,13 +201,17 @@ def attention(tokens: float, length: float, c: Counts, p: Passes, causal: bool, 
                 "throughput#attention")  # fmt: skip
 
 
-def elementwise(tokens: float, c: Counts, a: Adapters, p: Passes, shards: int, bandwidth: float, b: int = 2) -> Term:
+def elementwise(
+    tokens: float, c: Counts, a: Adapters, p: Passes, shards: int, bandwidth: float, b: int = 2, dropout: bool = False
+) -> Term:
     """Norms, RoPE, activations, residuals and what adapters of `b` bytes add: bytes through the card's memory."""
-    touched = ADAPTED_IN[b] * a.inputs + ADAPTED_OUT[b] * a.outputs
-    passes = p.forward + p.again + BACKWARD * p.inputs
-    values = {"T": tokens, "e": c.elementwise, "a": touched, "n": passes, "N": shards, "B": bandwidth}
-    seconds = tokens * (c.elementwise + touched) * passes / (shards * bandwidth)
-    return Term("element-wise", seconds, "T·(e + a)·n/(N·B)", values, "throughput#elementwise")
+    drop = DROPPED[b] * a.inputs if dropout else 0
+    forward, back = (drop + taken * a.inputs + given * a.outputs for taken, given in ADAPTED[b])
+    values = {"T": tokens, "e": c.elementwise + forward, "n": p.forward + p.again, "g": c.backward + back,
+              "n_g": p.inputs, "N": shards, "B": bandwidth}  # fmt: skip
+    touched = (c.elementwise + forward) * (p.forward + p.again) + (c.backward + back) * p.inputs
+    return Term("element-wise", tokens * touched / (shards * bandwidth), "T·(e·n + g·n_g)/(N·B)", values,
+                "throughput#elementwise")  # fmt: skip
 
 
 def vocabulary(tokens: float, vocab: int, per_logit: float, shards: int, bandwidth: float) -> Term:
@@ -190,7 +229,7 @@ def dequantised(elements: float, micro: int, p: Passes, bandwidth: float) -> Ter
 
 def scores(tokens: float, length: float, heads: int, p: Passes, shards: int, bandwidth: float) -> Term:
     """Eager attention's matrix of scores, of `heads` in all layers, through the card's memory."""
-    passes = p.forward + p.again + BACKWARD * p.inputs
+    passes = p.forward + p.again + 2 * p.inputs  # backward reads what was kept, and a gradient for each
     values = {"T": tokens, "S": length, "H": heads, "s": SCORES, "n": passes, "N": shards, "B": bandwidth}
     seconds = tokens * length * heads * SCORES * passes / (shards * bandwidth)
     return Term("scores", seconds, "T·S·H·s·n/(N·B)", values, "throughput#attention")
@@ -208,14 +247,25 @@ def cast(elements: float, micro: int, p: Passes, bandwidth: float) -> Term:
     return Term("casts", 6 * micro * elements * passes / bandwidth, "6·m·M·n/B", values, "throughput#matrix")
 
 
-def launched(layers: int, a: Adapters, micro: int, p: Passes, hooked: int, busy: float) -> Term:
-    """What the GPU waits for the host, where it is done sooner than the host can launch kernel after kernel.
+def operations(of: tuple[Operations, Operations, Operations], layers: int, c: Counts, a: Adapters, p: Passes) -> float:
+    """Operations in the layers for one micro-batch: `KERNELS`, or all that are `DISPATCHED`."""
+    times = (p.forward, p.again, p.inputs)
+    each = [o.layer * layers + o.norm * c.norms * layers + o.adapter * a.linears for o in of]
+    return sum([n * k for n, k in zip(times, each, strict=True)])
+
+
+def starts(kernels: float, micro: int) -> Term:
+    """What kernels take beyond their bytes and their arithmetic, one after the other."""
+    values = {"m": micro, "k": kernels, "t": START}
+    return Term("kernel starts", micro * kernels * START, "m·k·t", values, "throughput#launch")
+
+
+def launched(dispatched: float, micro: int, p: Passes, hooked: int, busy: float) -> Term:
+    """What the GPU waits for the host, where it is done sooner than the host can dispatch one operation after another.
 
     `hooked` modules stop for a hook in every pass, ZeRO-3's.
     """
-    passes = p.forward + p.again + 2 * p.inputs
-    kernels = KERNELS * layers + ADAPTER_KERNELS * a.linears
     stops = p.forward + p.again + p.inputs
-    values = {"m": micro, "k": kernels, "n": passes, "t": LAUNCH, "M": hooked, "s": stops, "h": HOOK, "G": busy}
-    host = micro * (kernels * passes * LAUNCH + hooked * stops * HOOK)
-    return Term("launch", max(0.0, host - busy), "max(0, m·(k·n·t + M·s·h) - G)", values, "throughput#launch")
+    values = {"m": micro, "k": dispatched, "t": LAUNCH, "M": hooked, "s": stops, "h": HOOK, "G": busy}
+    host = micro * (dispatched * LAUNCH + hooked * stops * HOOK)
+    return Term("launch", max(0.0, host - busy), "max(0, m·(k·t + M·s·h) - G)", values, "throughput#launch")

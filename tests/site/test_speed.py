@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from calc.catalog import load
-from calc.pace import judging, paces
-from calc.site import answers, speed
+from calc.pace import judging, paces, steps
+from calc.site import answers, rates, speed
 from calc.site.tables import to_dict
 from calc.throughput.work import HOOK, LAUNCH
 
@@ -49,13 +49,44 @@ def test_every_judging_record_is_counted_in_its_source_and_in_all() -> None:
     assert rows[-1]["records"] == sum(row["records"] for row in rows[:-1]) == len(everyone) == len(speed.each().rows)
     assert speed.error("count") == len(everyone)
     assert speed.error("median") == pytest.approx(rows[-1]["median"], abs=0.05)
-    with pytest.raises(ValueError, match="no 'mean'; there is count, median, worst"):
+    with pytest.raises(ValueError, match="no 'mean'; there is count, median, worst, within"):
         speed.error("mean")
+
+
+def test_every_measured_step_that_judges_is_counted_in_its_kind_and_in_all() -> None:
+    rows = to_dict(speed.by_kind())["rows"]
+    everyone = judging(steps(load()))
+    assert rows[-1]["records"] == sum(row["records"] for row in rows[:-1]) == len(everyone)
+    assert speed.error("count", "measured") == len(everyone)
+    assert speed.error("median", "measured") == pytest.approx(rows[-1]["median"], abs=0.05)
+    within = sum(abs(p.error) <= 0.2 for p in everyone) / len(everyone)
+    assert speed.error("within", "measured") == pytest.approx(100 * within)
+
+
+def test_those_furthest_off_come_first() -> None:
+    rows = to_dict(speed.furthest())["rows"]
+    sizes = [abs(row["error"]) for row in rows]
+    assert len(rows) == speed.WORST and sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == pytest.approx(speed.error("worst", "measured"), abs=0.05)
+
+
+def test_measured_rates_stand_with_their_share() -> None:
+    """The H200's own copies read and write; its memory moves 4,800 GB/s, its slot 64."""
+    shown = {row["copy"]: row for row in to_dict(rates.copies())["rows"]}
+    assert shown["device to device"]["share"] == pytest.approx(shown["device to device"]["rate"] / 48, abs=0.6)
+    assert shown["pinned host to device"]["share"] == pytest.approx(
+        shown["pinned host to device"]["rate"] / 0.64, abs=0.6
+    )
+    products = to_dict(rates.products())["rows"]
+    assert len(products) == 6 and all(60 < row["tokens_32768"] < 80 for row in products)
+    assert {row["sequences"] for row in to_dict(rates.decoding())["rows"]} == set(rates.SEQUENCES)
+    assert f"{1e6 * LAUNCH:.1f}" in {str(row["each"]) for row in to_dict(rates.hosts())["rows"]}
 
 
 def test_nothing_published_is_an_empty_table_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "residuals", tuple)
-    assert speed.by_source().rows == speed.each().rows == ()
+    monkeypatch.setattr(speed, "measured", tuple)
+    assert speed.by_source().rows == speed.each().rows == speed.by_kind().rows == speed.furthest().rows == ()
     assert speed.error("median") is None
 
 
@@ -66,6 +97,8 @@ def test_every_constant_stands_with_its_source() -> None:
     assert rows["LAUNCH"]["status"] == LAUNCH.status == "calibrated"
     assert rows["HOOK"]["value"] == f"{HOOK:.3g}"
     assert {"MATRIX, Ampere", "FLASH, Hopper", "OVERLAP, zero3", "ENGINE_STEP", "CPU_ADAM"} <= rows.keys()
-    assert all(row["source"] and row["status"] in ("published", "calibrated", "assumed") for row in rows.values())
-    rates = [r["measured_rate"] for r in load().measurements if "measured_rate" in r]
-    assert {rate.get("calibrates") for rate in rates} == {None, "LAUNCH in calc/throughput/work.py"}
+    assert all(
+        row["source"] and row["status"] in ("published", "measured", "calibrated", "assumed") for row in rows.values()
+    )
+    published = [r["measured_rate"] for r in load().measurements if "measured_rate" in r]
+    assert {rate.get("calibrates") for rate in published} == {None, "LAUNCH in calc/throughput/work.py"}

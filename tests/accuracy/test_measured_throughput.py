@@ -1,0 +1,90 @@
+"""Step times against those that this project measured on an H200 and an H100: the bars that hold."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+
+from calc.catalog import load
+from calc.estimate import estimate, speed
+from calc.pace import Pace, judging, rank_correlation, step, steps
+from calc.scenario import parse
+from calc.timing import SET
+
+HOST = "launch"
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Pace]:
+    return judging(steps(load()))
+
+
+def sizes(members: list[Pace]) -> list[float]:
+    return [abs(p.error) for p in members]
+
+
+def test_the_median_step_is_within_a_tenth_and_three_of_four_within_a_fifth(found: list[Pace]) -> None:
+    errors = sizes(found)
+    print(f"{len(errors)} steps: median {median(errors):.3f}, worst {max(errors):.3f}")
+    print(f"within a fifth: {sum(e <= 0.2 for e in errors)}")
+    assert len(errors) >= 125
+    assert median(errors) <= 0.10
+    assert sum(e <= 0.20 for e in errors) >= 0.75 * len(errors)
+    assert max(errors) <= 0.45
+
+
+def test_long_steps_are_within_a_tenth(found: list[Pace]) -> None:
+    """What takes four tenths of a second waits for no host; but for an FSDP2 of two ranks and one QLoRA that did."""
+    errors = sorted(sizes([p for p in found if p.measured >= 0.4]))
+    print(len(errors), errors[-3:])
+    assert len(errors) >= 20
+    assert errors[-3] <= 0.10
+
+
+def test_the_median_of_every_kind_is_within_a_fifth_and_in_order(found: list[Pace]) -> None:
+    for name in sorted({p.group for p in found}):
+        members = [p for p in found if p.group == name]
+        rho = rank_correlation([(p.predicted, p.measured) for p in members])
+        print(name, len(members), round(median(sizes(members)), 3), round(rho, 3))
+        assert median(sizes(members)) <= 0.20
+        assert rho >= 0.9
+
+
+def test_those_that_wait_for_the_host_are_further_off(found: list[Pace]) -> None:
+    """One host is a quarter slower than the constant, and runs differ; more shows a mechanism that is not counted."""
+    host = sizes([p for p in found if p.bound_by.endswith(HOST)])
+    card = sizes([p for p in found if not p.bound_by.endswith(HOST)])
+    print(len(host), median(host), len(card), median(card))
+    assert median(card) <= 0.07 < median(host) <= 0.25
+
+
+def test_steps_that_set_a_constant_judge_nothing(found: list[Pace]) -> None:
+    every = {p.id: p.calibrates for p in steps(load())}
+    ours = {name for ids in SET.values() for name in ids if name.startswith("measured/")}
+    assert {name for name, sets in every.items() if sets} == ours
+    assert len(found) == len(every) - len(ours)
+
+
+@pytest.mark.parametrize(("name", "value"), [("step_seconds", None), ("limit_bytes", 2**34)])
+def test_a_record_without_a_step_or_of_another_card_is_left_out(name: str, value: Any) -> None:
+    record: dict[str, Any] = next(r for r in load().measurements if r["id"] == next(iter(SET["EAGER"])))
+    assert step(record, load())
+    assert step({**record, "observed": {**record["observed"], name: value}}, load()) is None
+
+
+def test_the_fake_ranks_collectives_take_no_time() -> None:
+    """Llama 3 8B on one rank of eight: the estimate of the whole job has its gathers and its reduction beside it."""
+    catalog = load()
+    record = next(
+        r
+        for r in catalog.measurements
+        if r["id"].endswith("precision=bf16/optimizer_impl=fused/checkpointing=full/gpus=8")
+    )
+    alone = step(record, catalog)
+    assert alone and alone.group.endswith("one rank of FSDP2")
+    whole = speed(estimate(parse(record["scenario"], catalog=catalog), catalog), catalog)
+    moved = [t for t in whole.terms if t.name in ("gather", "reduce", "overlap")]
+    assert len(moved) == 3
+    assert alone.predicted == pytest.approx(whole.step_seconds - sum(t.seconds for t in moved))

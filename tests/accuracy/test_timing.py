@@ -1,0 +1,62 @@
+"""The constants of step times that rest on this project's own measurements are what the records say."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from calc import timing
+from calc.catalog import Catalog, load
+from calc.throughput.rates import EAGER, FLASH, MATRIX, MEMORY, PCIE_COPY
+from calc.throughput.work import LAUNCH, START
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return load()
+
+
+def test_the_rates_are_those_of_the_records(catalog: Catalog) -> None:
+    """Who adds a record brings the constants up to date: this prints them."""
+    found = {name: getattr(timing, name)(catalog) for name in ("matrix", "pcie", "start", "memory")}
+    print(found)
+    assert found["matrix"] == pytest.approx(MATRIX["Hopper"], abs=1e-3)
+    assert found["pcie"] == pytest.approx(PCIE_COPY, abs=1e-3)
+    assert found["start"] == pytest.approx(START, rel=5e-3)
+    assert found["memory"] == pytest.approx(MEMORY, rel=0.01)  # published, and met
+
+
+def test_what_steps_set_is_what_the_records_say(catalog: Catalog) -> None:
+    launches = timing.launches(catalog)
+    print(timing.flash(catalog), timing.eager(catalog), launches)
+    assert timing.flash(catalog) == pytest.approx(FLASH["Hopper"], abs=2e-3)
+    assert timing.eager(catalog) == pytest.approx(EAGER["Hopper"], rel=5e-3)
+    assert sorted(launches.values())[1] == pytest.approx(LAUNCH, rel=5e-3)
+    assert 1.5 < max(launches.values()) / min(launches.values()) < 2
+
+
+def test_products_share_is_their_arithmetic_over_their_time(catalog: Catalog) -> None:
+    """Two products of 2 · 10 · 5 · 1e12 operations in one second each, on a card of 989 TFLOPS."""
+    row = {"tokens": 10, "inputs": 5, "outputs": 1e12, "seconds": 1.0}
+    one = timing.Rate(catalog.gpu("h200"), "x", row)
+    assert timing.share([one, one]) == pytest.approx(100 / 989)
+
+
+def test_decoding_steps_take_what_their_bytes_and_kernels_do(catalog: Catalog) -> None:
+    """With 512 tokens in each cache. Of many sequences attention and products take more, which is not counted."""
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for r in timing.rates(catalog, "decode"):
+        if r.row["kv_len"] == timing.SHORT:
+            error = timing.decoding(catalog, r.gpu, r.model, r.row, START) / r.row["seconds"] - 1
+            errors[r.row["batch"] <= 32].append(abs(error))
+    few, many = errors[True], errors[False]
+    print(len(few), median(few), max(few), len(many), median(many), max(many))
+    assert len(few) >= 30 and median(few) <= 0.08 and max(few) <= 0.25
+    assert max(many) <= 0.40
+
+
+def test_every_record_that_sets_a_constant_is_there(catalog: Catalog) -> None:
+    known = {r["id"] for r in catalog.measurements}
+    assert all(ids <= known for ids in timing.SET.values())
+    assert timing.SET.keys() == {"FLASH", "EAGER", "LAUNCH"}
