@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
 from typing import Any, NamedTuple
 
-from calc import verdict
+from calc import replay, verdict
 from calc.catalog import Catalog
 from calc.estimate import estimate
+from calc.job import Roles
 from calc.memory import runtime
 from calc.residuals import Residual
 from calc.scenario import parse
@@ -54,6 +55,22 @@ def quantiles(shares: Iterable[float]) -> tuple[float, ...]:
 def held_back(catalog: Catalog, without: str = "") -> tuple[float, ...]:
     """`runtime.HELD_BACK`, the messages of one source left out."""
     return quantiles(share(m) for m in at_the_edge(catalog) if source(m) != without)
+
+
+def replayed(catalog: Catalog) -> tuple[float, ...]:
+    """`runtime.REPLAYED`: of measured jobs that had memory enough, with the allocator's own segments."""
+    found = []
+    for record in catalog.measurements:
+        seen = record.get("observed", {})
+        quiet = "allocator" in seen and not seen["allocator"]["retries"] and not seen["expandable_segments"]
+        if record["class"] == "measured" and record["metric"] == "allocated" and quiet:
+            own = {**record["scenario"], "gpu": record["machine"]["gpu"]}
+            s = parse(own, where=record["id"], catalog=catalog)
+            act = replay.act(Roles(s))
+            if act:
+                whole = replay.reserved(act, runtime.workspace(catalog.gpu(s.gpu).architecture))
+                found.append(seen["reserved_bytes"] / whole - 1)
+    return quantiles(found)
 
 
 def formula_spread(residuals: Iterable[Residual]) -> float:

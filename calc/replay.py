@@ -182,7 +182,7 @@ class Replay:
         for piece in (*m.layers, m.norm, m.head):
             own = {INPUT: block} if block else {}
             self.play(piece.forward, own)
-            block = own.get(INPUT) if piece.forward.out == INPUT else own.pop(piece.forward.out, None)
+            block = own.pop(piece.forward.out, None)
             kept.append(own)
         self.give(block)
         if m.held == "next":

@@ -138,6 +138,9 @@ class Writer:
         found = [g for t, g in gradient.items() if t.storage is self.input]
         return self.slots[found[0].storage] if found else PASSING
 
+    def _slot(self, t: Tensor) -> int:
+        return self.slots.setdefault(t, len(self.slots))
+
     def _bytes(self, size: Size) -> int:
         if size not in self.sizes:
             self.sizes[size] = amount(size, self.dims).bytes(*self.batch)
@@ -158,7 +161,7 @@ class Writer:
                 for t in storages:
                     if t not in self.alive:
                         self.alive[t] = None
-                        self.steps.append((self.slots.setdefault(t, len(self.slots)), self._bytes(t.size)))
+                        self.steps.append((self._slot(t), self._bytes(t.size)))
             elif isinstance(each, Size):
                 passing.append(PASSING - len(passing))
                 self.steps.append((passing[-1], self._bytes(each)))
@@ -180,4 +183,4 @@ class Writer:
         stay = set(needed)
         for t in [t for t in self.alive if t not in stay]:
             del self.alive[t]
-            self.steps.append((self.slots[t], 0))
+            self.steps.append((self._slot(t), 0))

@@ -16,6 +16,7 @@ SAVED = frozenset(
     {
         aten._scaled_dot_product_flash_attention.default,
         aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,  # SDPA's first choice on Hopper with a recent cuDNN
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
         aten.max.default,
     }

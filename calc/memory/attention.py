@@ -128,7 +128,14 @@ class Attention(Linears):
         return self.kernel(q, k, v, of(H=4) + (of(q=4) if self.c == 2 else NOTHING), mask=mask)
 
     def kernel(
-        self, q: Tensor, k: Tensor, v: Tensor, backward: Size, *, scratch: Size = NOTHING, mask: Sequence[Tensor] = (),
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        backward: Size,
+        *,
+        scratch: Size = NOTHING,
+        mask: Sequence[Tensor] = (),
         course: Course = (),
     ) -> Tensor:
         """Attention in one operation, with what it takes while it runs, forward and `backward`."""

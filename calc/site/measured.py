@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 
 from calc.edges import Search, search
+from calc.memory.runtime import MIDDLE, REPLAYED
 from calc.residuals import Allocator, Outside, Residual, Summary, outside, summary, summed
 from calc.site import accuracy, answers
 from calc.site.accuracy import ALL, ERRORS, Record, error_cells, gib, grouped, table, word_cells
@@ -286,7 +287,7 @@ def figure(what: str) -> str:
 
     `inside`: the jobs whose reserved memory lies in the range. `died`: those that ran out of memory, `missed`: of these
     those called `fits`, `scared`: of those that ran those called out of memory. `searches`, those `close` within 5 %,
-    and those where what was called fits ran (`kept`).
+    and those where what was called fits ran (`kept`). `replay_median` is the middle error of replayed allocators.
     """
     every = [r for r in accuracy.residuals() if r.kind == "measured"]
     died = [r for r in every if r.reported == "oom"]
@@ -300,6 +301,7 @@ def figure(what: str) -> str:
         "searches": lambda: str(len(searches())),
         "close": lambda: str(sum(s.close for s in searches())),
         "kept": lambda: str(sum(s.kept for s in searches())),
+        "replay_median": lambda: f"{100 * sorted(map(abs, REPLAYED))[MIDDLE]:.2f} %",
         **{name: partial(_per_cent, summary(jobs()) if jobs() else None, name) for name in ("median", "worst")},
         **{f"asked_{name}": partial(_per_cent, _asked(jobs()), name) for name in ("median", "worst")},
     }

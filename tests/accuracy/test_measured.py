@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from calc import calibration, edges
 from calc.catalog import Catalog, load
 from calc.estimate import estimate
+from calc.memory import runtime
 from calc.memory.runtime import CONTEXT_HOPPER, WORKSPACE, WORKSPACE_HOPPER, WORKSPACES
 from calc.residuals import Allocator, Residual, as_run, loads, outside, reach, residual, summary, summed
 from calc.scenario import parse
@@ -146,3 +148,19 @@ def test_beside_the_allocator_stands_the_context_alone(catalog: Catalog) -> None
 )
 def test_kinds_of_jobs_load_different_kernels(given: dict[str, Any], kind: str) -> None:
     assert loads(parse({**SCENARIO, **given})) == kind
+
+
+def test_the_allocators_replay_is_the_records(catalog: Catalog) -> None:
+    """`runtime.REPLAYED` follows from `measurements/`; half of what was reserved is met within a percent."""
+    found = calibration.replayed(catalog)
+    assert list(found) == pytest.approx(runtime.REPLAYED, abs=6e-5)
+    errors = sorted(map(abs, found))
+    assert errors[len(errors) // 2] <= 0.01
+    assert errors[-1] <= 0.08
+
+
+def test_the_largest_size_that_runs_is_predicted(catalog: Catalog) -> None:
+    """Seven of ten searches within 5 %; a size that did not run is called 'fits' in one at most."""
+    found = [edges.search(record, catalog) for record in catalog.measurements if "edge" in record]
+    assert sum(abs(e.predicted / e.found - 1) <= 0.05 for e in found) >= 0.7 * len(found)
+    assert sum(e.predicted_fits > e.found for e in found) <= 1

@@ -1,0 +1,118 @@
+"""Scripts against tapes: the same operations in order must keep, and at most take, what the tape says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tapes import BF16_LORA, FP32_LORA, arch, frozen, tape
+
+from calc.amounts import amount
+from calc.memory.run import Run, dimensions
+from calc.script import GIVEN, INPUT, WEIGHT, Script, Writer
+from calc.tape import Size, Snapshot, Tape, Tensor, of
+
+TOKENS, LENGTH = 4096, 2048
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("llama-3-8b", {}),
+    ("qwen2.5-7b", {}),
+    ("phi-3-mini", {}),
+    ("gemma-2-2b", {}),
+    ("llama-3-8b", {"precision": "autocast"}),
+    ("llama-3-8b", {"kernel": "eager"}),
+    ("llama-3-8b", frozen(BF16_LORA)),
+    ("llama-3-8b", {"first": True, **frozen(FP32_LORA)}),
+    ("mixtral-8x7b", {"moe": True}),
+    ("deepseek-v3", {"moe": True}),
+]
+
+
+class Layer:
+    """A layer on its tape, and the writer of its scripts."""
+
+    def __init__(self, model: str, *, moe: bool = False, first: bool = False, **run: Any) -> None:
+        self.tape: Tape = tape(model, moe=moe, first=first, **run)
+        adapter = run.get("adapter")
+        self.dims = dimensions(Run(arch(model), **run).arch, adapter.rank if adapter else 0)
+        self.writer = Writer(self.tape, self.dims, TOKENS, LENGTH, 2)
+        self.start = {INPUT: self.bytes(self.writer.input.size)}
+        self.given = {GIVEN: self.bytes(self.tape.final.size)}
+
+    def bytes(self, size: Size) -> int:
+        return amount(size, self.dims).bytes(TOKENS, LENGTH)
+
+    def most(self, shots: list[Snapshot]) -> int:
+        return max(self.bytes(shot.saved) + self.bytes(shot.passing) for shot in shots)
+
+
+def follow(script: Script, alive: dict[int, int]) -> tuple[int, int]:
+    """Takes and gives back in `alive`; the most there was, and what was made of gradients of weights."""
+    most, weights = sum(alive.values()), 0
+    for slot, size in script.steps:
+        if slot == WEIGHT:
+            weights += size
+        elif size:
+            assert slot not in alive
+            alive[slot] = size
+        else:
+            alive.pop(slot, None)
+        most = max(most, sum(alive.values()))
+    return most, weights
+
+
+@pytest.mark.parametrize(("model", "run"), CASES, ids=str)
+def test_a_layer_keeps_and_takes_what_its_tape_says(model: str, run: dict[str, Any]) -> None:
+    """To the rounding of a byte for each of some hundred tensors; backward leaves the gradient of the input alone."""
+    layer = Layer(model, **run)
+    alive = dict(layer.start)
+    forward, backward = layer.writer.forward(), layer.writer.backward()
+    most, _ = follow(forward, alive)
+    assert most == pytest.approx(layer.most(layer.tape.forward()), rel=1e-6)
+    assert alive.pop(forward.out) == layer.bytes(layer.tape.final.size)
+    assert sum(alive.values()) == pytest.approx(layer.bytes(layer.tape.saved()), rel=1e-6)
+    alive |= layer.given
+    most, weights = follow(backward, alive)
+    assert most == pytest.approx(layer.most(layer.tape.backward()), rel=1e-6)
+    assert weights == 2 * sum(op.weight for op in layer.tape.ops)
+    assert set(alive) <= {backward.out}
+
+
+@pytest.mark.parametrize(("model", "run"), CASES, ids=str)
+def test_a_layer_that_is_run_again_keeps_its_input_alone(model: str, run: dict[str, Any]) -> None:
+    """Beside the input, a checkpoint here, no more is taken than without one, in the first run and in the second."""
+    layer = Layer(model, **run)
+    once, again = layer.writer.once(), layer.writer.again()
+    alive = dict(layer.start)
+    most, _ = follow(once, alive)
+    assert layer.most(layer.tape.once()) <= most * (1 + 1e-6) <= layer.most(layer.tape.once()) + 2 * layer.start[INPUT]
+    assert set(alive) == {INPUT, once.out}
+    alive = {**layer.start, **layer.given}
+    most, weights = follow(again, alive)
+    known = max(layer.most(layer.tape.again()), layer.most(layer.tape.backward()))
+    assert 0.95 * known <= most <= known + layer.start[INPUT]
+    assert weights == 2 * sum(op.weight for op in layer.tape.ops)
+    assert set(alive) <= {again.out}
+
+
+def test_without_gradients_nothing_is_kept() -> None:
+    layer = Layer("llama-3-8b")
+    alive = dict(layer.start)
+    script = layer.writer.without_grad()
+    most, _ = follow(script, alive)
+    assert most == pytest.approx(layer.most(layer.tape.forward(grad=False)), rel=1e-6)
+    assert alive == {script.out: layer.bytes(layer.tape.final.size)}
+
+
+@pytest.mark.parametrize(("flat", "taken"), [(False, 2), (True, 3)])
+def test_a_second_gradient_is_added_in_place_unless_the_first_is_a_view(flat: bool, taken: int) -> None:
+    """Two operations read x: the sum of their gradients takes a third tensor where each was made as a matrix that is
+    then seen as three-dimensional, as a linear's is (torch `input_buffer.cpp`, `can_accumulate_inplace`)."""
+    made = Tape()
+    x = made.op("begin", [Tensor(of(h=1), 2)], of(h=1), 2)
+    a, b = (made.op(name, [x], of(h=1), 2, flat=flat) for name in ("left", "right"))
+    made.op("end", [a, b], of(h=1), 2, aliases=[a, b])
+    steps = Writer(made, {"h": 512}, 1024, 1024, 2).backward().steps
+    before_begin = [size for slot, size in steps if size][:taken]
+    assert before_begin == [2 * 512 * 1024] * taken
+    assert len([size for _, size in steps if size]) == taken + 1  # and the gradient of what `begin` read

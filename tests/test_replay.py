@@ -1,0 +1,184 @@
+"""Steps through the allocator: what is replayed, and a model of two layers followed block by block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc import replay
+from calc.blocks import Blocks, Piece
+from calc.catalog import load
+from calc.job import Roles
+from calc.scenario import parse
+from calc.script import GIVEN, INPUT, WEIGHT, Script
+from calc.units import MiB
+
+BASE = {"gpu": "h100-sxm", "model": "qwen2.5-0.5b", "task": "sft", "framework": "torch", "seq_len": 1024}
+ALONE = {"rollout": {"engine": "none"}, "prompt_len": 512, "response_len": 512, "seq_len": None}
+
+
+def act(**fields: Any) -> replay.Act | None:
+    given = {name: value for name, value in {**BASE, **fields}.items() if value is not None}
+    return replay.act(Roles(parse(given, where="test", catalog=load())))
+
+
+@pytest.mark.parametrize(
+    ("fields", "known"),
+    [
+        ({}, True),
+        ({"task": "rm"}, True),
+        ({"task": "dpo"}, True),
+        ({"task": "dpo", "method": "lora"}, True),
+        ({"method": "qlora"}, True),
+        ({"framework": "trl"}, True),
+        ({"task": "ppo", **ALONE, "roles": {"critic": "none", "reference": "none", "reward": "none"}}, True),
+        ({"task": "ppo", **ALONE}, False),  # several models, one after another
+        ({"gpus": 2}, False),  # DDP's buckets
+        ({"gpus": 2, "sharding": "fsdp2"}, False),
+        ({"gpus": 1, "sharding": "fsdp2"}, False),
+        ({"framework": "openrlhf"}, False),  # DeepSpeed
+        ({"task": "inference"}, False),
+    ],
+    ids=str,
+)
+def test_one_model_on_one_gpu_is_replayed(fields: dict[str, Any], known: bool) -> None:
+    assert (act(**fields) is not None) is known
+
+
+def test_a_reference_that_is_the_policy_without_its_adapter_has_no_weights_of_its_own() -> None:
+    policy, own = act(task="dpo", method="lora"), act(task="dpo")
+    assert policy and policy.inside and policy.shares
+    assert own and own.inside and not own.shares
+
+
+# -- by hand: one layer that keeps 40 MiB, a head that keeps its input, of whose logits the loss makes 80 ------------
+
+LAYER = Piece(
+    Script(((0, 40 * MiB), (1, 20 * MiB), (INPUT, 0)), 1),
+    Script(((WEIGHT, 30 * MiB), (2, 20 * MiB), (0, 0), (GIVEN, 0)), 2),
+)
+NORM = Piece(Script((), INPUT), Script((), GIVEN))
+HEAD = Piece(
+    Script(((0, 80 * MiB),), 9),  # its own output is a number
+    Script(((1, 80 * MiB), (0, 0), (WEIGHT, 50 * MiB), (2, 20 * MiB), (1, 0), (INPUT, 0)), 2),
+)
+MODEL = Blocks(
+    weights=(30 * MiB, 30 * MiB, 50 * MiB),
+    states=((60 * MiB,), (60 * MiB,), (100 * MiB,)),
+    passing=(0, 0, 0),
+    at_once=False,
+    stream=20 * MiB,
+    tables=(),
+    layers=(LAYER, LAYER),
+    norm=NORM,
+    head=HEAD,
+    embedding=0,
+    sorting=0,
+    tied="",
+    held="",
+)
+
+
+def test_a_step_is_followed_by_hand() -> None:
+    """Forward: the stream, 20, which the first layer gives back; both layers keep 40 and hand on 20; logits of 80.
+
+    110 of weights, then 110 + 2·40 + 20 + 80 = 290 at the end of forward. Backward: the loss makes 80 more, 370, gives
+    the logits back, makes the head's gradient, 50, and 20. At its end there are all gradients, 50 + 2·30 = 110.
+    """
+    r = replay.Replay(workspace=0)
+    r.load(MODEL)
+    assert r.heap.allocated == 110 * MiB
+    kept = r.forward(MODEL)
+    assert (r.heap.allocated, r.heap.most, r.phase) == (290 * MiB, 290 * MiB, "forward")
+    r.backward(MODEL, kept)
+    assert (r.heap.allocated, r.heap.most, r.phase) == (220 * MiB, 370 * MiB, "backward")
+    assert r.heap.reserved == 370 * MiB + 20 * MiB  # two of 20 at once in the first layer, of which one was free later
+    r.step(MODEL)
+    assert r.heap.allocated == 330 * MiB  # weights and states, 220
+
+
+def test_states_of_the_first_step_lie_in_the_way_of_the_second() -> None:
+    """They fit into what the first step's tensors left, so that the second step takes new segments for its own."""
+    a = replay.Act(MODEL, trained=True, micro_batches=1)
+    r = replay.Replay(workspace=0)
+    r.all(a)
+    most = 110 + 220 + 260  # weights, states, and what one step adds at its peak
+    assert r.heap.most == most * MiB
+    assert replay.reserved(a, 0) == r.heap.most_reserved > most * MiB
+
+
+def test_gradients_of_later_micro_batches_are_added_to_the_first() -> None:
+    r = replay.Replay(workspace=0)
+    r.load(MODEL)
+    for _ in range(3):
+        r.backward(MODEL, r.forward(MODEL))
+        r.adding = True
+        assert sum(block.size for block in r.gradients) == 110 * MiB
+    assert r.heap.allocated == 220 * MiB
+
+
+def test_cublas_takes_a_workspace_for_each_thread_that_multiplies() -> None:
+    r = replay.Replay(workspace=32 * MiB)
+    kept = r.forward(MODEL)
+    assert r.threads == 1
+    r.backward(MODEL, kept)
+    r.backward(MODEL, r.forward(MODEL))
+    assert r.threads == 2
+    assert r.heap.allocated == 64 * MiB + 2 * 110 * MiB  # without weights, and nothing was added
+
+
+@pytest.mark.parametrize(("tied", "there"), [("apart", 60 + 3 * 50), ("in place", 60 + 20 + 2 * 50)])
+def test_a_tied_heads_gradient_waits_for_the_embeddings(tied: str, there: int) -> None:
+    """The layers' gradients, the head's and the embedding's; then their sum where it cannot be made in place, and until
+    then the gradient of the stream, of which the embedding's is made."""
+    model = Blocks(**{**{n: getattr(MODEL, n) for n in MODEL.__slots__}, "embedding": 50 * MiB, "tied": tied})
+    r = replay.Replay(workspace=0)
+    kept = r.forward(model)
+    seen = []
+    take = r.heap.take
+
+    def watched(size: int) -> Any:
+        block = take(size)
+        seen.append((size, r.heap.allocated))
+        return block
+
+    r.heap.take = watched  # type: ignore[method-assign]
+    r.backward(model, kept)
+    assert seen[-1] == (50 * MiB, there * MiB)
+    assert r.heap.allocated == (60 + 50) * MiB
+
+
+def test_outputs_that_are_kept_end_where_the_caller_drops_them() -> None:
+    late = Piece(HEAD.forward, HEAD.backward, late=0)
+    fields = {n: getattr(MODEL, n) for n in MODEL.__slots__}
+    for held, step in (("step", 110 + 220), ("next", 110 + 220 + 80)):
+        model = Blocks(**{**fields, "head": late, "held": held})
+        r = replay.Replay(workspace=0)
+        r.load(model)
+        r.backward(model, r.forward(model))
+        assert r.heap.allocated == (220 + 80) * MiB
+        r.step(model)
+        assert r.heap.allocated == step * MiB
+        r.forward(model)
+        assert r.heap.allocated == (330 + 180) * MiB  # the outputs before are gone either way
+
+
+def test_it_breaks_below_what_it_needs_and_names_the_phase() -> None:
+    a = act(model="qwen2.5-1.5b", seq_len=4096, optimizer_impl="fused")
+    assert a
+    whole = replay.reserved(a, 32 * MiB)
+    assert replay.breaks(a, 32 * MiB, whole) is None
+    assert replay.breaks(a, 32 * MiB, 2 * 10**9) == "load"
+    assert replay.breaks(a, 32 * MiB, whole // 3) in ("forward", "backward")
+
+
+def test_what_is_enough_lies_between_the_limit_and_what_is_reserved_undisturbed() -> None:
+    a = act(model="qwen2.5-1.5b", seq_len=4096, optimizer_impl="fused")
+    assert a
+    whole = replay.reserved(a, 32 * MiB)
+    assert replay.enough(a, 32 * MiB, whole, whole + 1) == whole
+    short = int(0.7 * whole)
+    found = replay.enough(a, 32 * MiB, whole, short)
+    assert short < found <= whole
+    assert replay.breaks(a, 32 * MiB, found) is None
