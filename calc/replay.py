@@ -19,6 +19,7 @@ from calc.placement import Placed
 from calc.script import GIVEN, INPUT, PASSING, WEIGHT, Script
 
 STEPS = 2  # states are made in the first, and lie in the way of the second; later ones find what that left
+MICRO_BATCHES = 2  # gradients stay from the first, and are added to from the second on
 
 Kept = list[dict[int, Block]]  # what each piece keeps for its backward, lowest first
 
@@ -50,7 +51,7 @@ def act(roles: Roles) -> Act | None:
     return Act(
         _blocks(roles, own, scores=not trained),
         trained,
-        own.s.accumulation if trained else 1,
+        min(own.s.accumulation, MICRO_BATCHES) if trained else 1,
         _blocks(roles, inside, scores=True) if inside else None,
         inside is not None and inside.role.shares,
     )

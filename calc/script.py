@@ -16,6 +16,8 @@ from calc.tape import NOTHING, Course, Op, Size, Tape, Tensor
 # operation takes and gives back while it runs.
 INPUT, GIVEN, WEIGHT, PASSING = -1, -2, -3, -4  # and below
 
+FEW = 4  # temporaries of one operation
+
 Steps = tuple[tuple[int, int], ...]  # a slot and the bytes that it takes, or 0 where it is given back
 
 
@@ -149,11 +151,11 @@ class Writer:
     def _take(self, storages: Sequence[Tensor], scratch: Size = NOTHING, course: Course = ()) -> None:
         """What begins of these, beside what passes meanwhile: in the order of `course`, or else before them.
 
-        Without one `scratch` is taken in pieces as large as the largest of them.
+        Without one `scratch` is tensors as large as the largest of them, a few, or else a single one.
         """
         if not course and scratch:
             whole, most = self._bytes(scratch), max([self._bytes(t.size) for t in storages], default=0)
-            pieces = -(-whole // most) if most else 1
+            pieces = -(-whole // most) if whole <= FEW * most else 1
             course = (*[scratch * (1 / pieces)] * pieces, None)
         passing: list[int] = []
         for each in course or (None,):
