@@ -68,14 +68,19 @@ class Machine:
         known = catalog.gpus.values()
         spelled = re.sub(r"[^a-z0-9]", "", self.name.casefold())
         near = [g for g in known if self.total_bytes and abs(g.usable_bytes / self.total_bytes - 1) < _NEAR]
-        scores = {g.id: _score(g.id, spelled) for g in near}
-        best = max(scores.values(), default=0)
-        found = [name for name, score in scores.items() if score == best > 0]
+        # what an id leaves open its name may say: an H100 with HBM3 is not the PCIe card
+        scores = {g.id: (score, _shared(g.name, self.name)) for g in near if (score := _score(g.id, spelled))}
+        found = [name for name, score in scores.items() if score == max(scores.values())]
         if len(found) == 1:
             return catalog.gpus[found[0]]
         seen = f"{self.name!r}" + (f" with {gib(self.total_bytes)}" if self.total_bytes else ", no GPU")
         allowed = f"one of {', '.join(found)}" if found else "an id that `python -m calc gpus` lists"
         raise InputError(f"--gpu: given nothing, and the device is {seen}, allowed: {allowed}")
+
+
+def _shared(known: str, device: str) -> int:
+    """How many words of a card's name stand in a device's."""
+    return len({*known.casefold().split()} & {*device.casefold().split()})
 
 
 def _score(name: str, spelled: str) -> int:
