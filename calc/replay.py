@@ -16,7 +16,7 @@ from calc.engines.plain import Plain
 from calc.job import Roles
 from calc.keeps import Stage
 from calc.placement import Placed
-from calc.script import GIVEN, INPUT, PASSING, WEIGHT, Script
+from calc.script import GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
 
 STEPS = 2  # states are made in the first, and lie in the way of the second; later ones find what that left
 MICRO_BATCHES = 2  # gradients stay from the first, and are added to from the second on
@@ -160,6 +160,8 @@ class Replay:
                     self.late = block
                 elif block:
                     give(block)
+            elif slot == MULTIPLY:
+                self.multiply(size)
             elif slot != WEIGHT:
                 own[slot] = take(size)
             elif self.apart:
@@ -177,7 +179,6 @@ class Replay:
     def forward(self, m: Blocks) -> Kept:
         """A forward; what its pieces keep."""
         self.phase = "forward"
-        self.multiply(1)
         block = self.take(m.stream)
         kept: Kept = [{PASSING - n: self.heap.take(size) for n, size in enumerate(m.tables)}]
         for piece in (*m.layers, m.norm, m.head):
@@ -203,7 +204,6 @@ class Replay:
     def backward(self, m: Blocks, kept: Kept) -> None:
         """The backward of a forward."""
         self.phase = "backward"
-        self.multiply(2)
         block: Block | None = None
         self.apart = bool(m.tied)
         for piece in (m.head, m.norm, *reversed(m.layers)):

@@ -13,8 +13,9 @@ from calc.amounts import amount
 from calc.tape import NOTHING, Course, Op, Size, Tape, Tensor
 
 # Slots that are not a piece's own: its input, the gradient of its output, gradients of weights, which stay, and what an
-# operation takes and gives back while it runs.
-INPUT, GIVEN, WEIGHT, PASSING = -1, -2, -3, -4  # and below
+# operation takes and gives back while it runs. MULTIPLY is where cuBLAS is called first, by forward's thread, 1, or
+# autograd's, 2.
+INPUT, GIVEN, WEIGHT, MULTIPLY, PASSING = -1, -2, -3, -4, -5  # and below
 
 FEW = 4  # temporaries of one operation
 
@@ -69,6 +70,8 @@ class Writer:
         saved = set(held)
         for n, op in enumerate(ops):
             kept = [t.storage for t in stays(op)]
+            if op.flat:
+                self._multiply(1)
             self._take([t.storage for t in op.outs], op.scratch, op.course)
             self._take(kept)
             saved.update(kept)
@@ -116,6 +119,8 @@ class Writer:
             incoming = [gradient[out] for out in op.outs if out in gradient]
             if incoming:
                 made = op.gradients(incoming[0])
+                if op.flat:
+                    self._multiply(2)
                 if op.weight:
                     self.steps.append((WEIGHT, op.weight * self.grad_bytes))
                 self._take([g.storage for g in made.values()], op.backward_scratch, op.backward_course)
@@ -139,6 +144,10 @@ class Writer:
         """The slot of the input's gradient; PASSING where it needs none."""
         found = [g for t, g in gradient.items() if t.storage is self.input]
         return self.slots[found[0].storage] if found else PASSING
+
+    def _multiply(self, thread: int) -> None:
+        if (MULTIPLY, thread) not in self.steps:
+            self.steps.append((MULTIPLY, thread))
 
     def _slot(self, t: Tensor) -> int:
         return self.slots.setdefault(t, len(self.slots))

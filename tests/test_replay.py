@@ -11,7 +11,7 @@ from calc.blocks import Blocks, Piece
 from calc.catalog import load
 from calc.job import Roles
 from calc.scenario import parse
-from calc.script import GIVEN, INPUT, WEIGHT, Script
+from calc.script import GIVEN, INPUT, MULTIPLY, WEIGHT, Script
 from calc.units import MiB
 
 BASE = {"gpu": "h100-sxm", "model": "qwen2.5-0.5b", "task": "sft", "framework": "torch", "seq_len": 1024}
@@ -55,8 +55,8 @@ def test_a_reference_that_is_the_policy_without_its_adapter_has_no_weights_of_it
 # -- by hand: one layer that keeps 40 MiB, a head that keeps its input, of whose logits the loss makes 80 ------------
 
 LAYER = Piece(
-    Script(((0, 40 * MiB), (1, 20 * MiB), (INPUT, 0)), 1),
-    Script(((WEIGHT, 30 * MiB), (2, 20 * MiB), (0, 0), (GIVEN, 0)), 2),
+    Script(((MULTIPLY, 1), (0, 40 * MiB), (1, 20 * MiB), (INPUT, 0)), 1),
+    Script(((MULTIPLY, 2), (WEIGHT, 30 * MiB), (2, 20 * MiB), (0, 0), (GIVEN, 0)), 2),
 )
 NORM = Piece(Script((), INPUT), Script((), GIVEN))
 HEAD = Piece(
