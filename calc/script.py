@@ -38,7 +38,9 @@ class Writer:
     def __init__(self, tape: Tape, dims: Mapping[str, int], tokens: int, length: int, grad_bytes: int) -> None:
         self.tape, self.dims, self.batch, self.grad_bytes = tape, dims, (tokens, length), grad_bytes
         self.input = tape.ops[0].inputs[0].storage
+        self.rows = tokens // length
         self.slots: dict[Tensor, int] = {self.input: INPUT}
+        self.used = 0
         self.steps: list[tuple[int, int]] = []
         self.alive: dict[Tensor, None] = {}
         self.sizes: dict[Size, int] = {}
@@ -150,7 +152,16 @@ class Writer:
             self.steps.append((MULTIPLY, thread))
 
     def _slot(self, t: Tensor) -> int:
-        return self.slots.setdefault(t, len(self.slots))
+        """The first of a storage's slots."""
+        if t not in self.slots:
+            self.slots[t] = self.used
+            self.used += self.rows if t.apart else 1
+        return self.slots[t]
+
+    def _parts(self, t: Tensor, slot: int, step: int) -> list[tuple[int, int]]:
+        """The slots of a storage from the first on, and their bytes: one, or one of each sequence."""
+        parts = self.rows if t.apart else 1
+        return [(slot + step * n, self._bytes(t.size) // parts) for n in range(parts)]
 
     def _bytes(self, size: Size) -> int:
         if size not in self.sizes:
@@ -166,20 +177,23 @@ class Writer:
             whole, most = self._bytes(scratch), max([self._bytes(t.size) for t in storages], default=0)
             pieces = -(-whole // most) if whole <= FEW * most else 1
             course = (*[scratch * (1 / pieces)] * pieces, None)
-        passing: list[int] = []
+        passing: list[list[int]] = []  # the slots of each that was taken, none where they are given back
+        free = PASSING
         for each in course or (None,):
             if each is None:
                 for t in storages:
                     if t not in self.alive:
                         self.alive[t] = None
-                        self.steps.append((self._slot(t), self._bytes(t.size)))
-            elif isinstance(each, Size):
-                passing.append(PASSING - len(passing))
-                self.steps.append((passing[-1], self._bytes(each)))
+                        self.steps += self._parts(t, self._slot(t), 1)
+            elif isinstance(each, int):
+                self.steps += [(slot, 0) for slot in passing[each]]
+                passing[each] = []
             else:
-                self.steps.append((passing[each], 0))
-                passing[each] = 0
-        self.steps += [(slot, 0) for slot in passing if slot]
+                taken = self._parts(each, free, -1) if isinstance(each, Tensor) else [(free, self._bytes(each))]
+                passing.append([slot for slot, _ in taken])
+                self.steps += taken
+                free -= len(taken)
+        self.steps += [(slot, 0) for slots in passing for slot in slots]
 
     def _sum(self, first: Tensor, second: Tensor) -> Tensor:
         """A gradient's second part is added in place, unless the first is a view (torch `input_buffer.cpp`)."""
@@ -194,4 +208,4 @@ class Writer:
         stay = set(needed)
         for t in [t for t in self.alive if t not in stay]:
             del self.alive[t]
-            self.steps.append((self._slot(t), 0))
+            self.steps += [(slot, 0) for slot, _ in self._parts(t, self._slot(t), 1)]

@@ -60,17 +60,29 @@ def text(terms: Mapping[str, float]) -> str:
     return " + ".join(f"{c:g}" if not s else s if c == 1 else f"{c:g}·{s}" for s, c in order) or "0"
 
 
-# What an operation takes and gives back while it runs, in order: a size is taken, a number gives back the block that
+# What an operation takes and gives back while it runs, in order: a size or a tensor is taken, a number gives back what
 # was taken as that one, counted from 0, and None is where its outputs are taken. What is left then goes back.
-Course = tuple[Size | int | None, ...]
+Course = tuple["Size | Tensor | int | None", ...]
 
 
 class Tensor:
-    """`width` elements of `b` bytes each; a view shares the storage of the tensor it looks into."""
+    """`width` elements of `b` bytes each; a view shares the storage of the tensor it looks into.
 
-    __slots__ = ("b", "differentiable", "size", "storage", "width")
+    `apart`: it stands for a tensor of each sequence.
+    """
 
-    def __init__(self, width: Size, b: float, *, differentiable: bool = True, view_of: Tensor | None = None) -> None:
+    __slots__ = ("apart", "b", "differentiable", "size", "storage", "width")
+
+    def __init__(
+        self,
+        width: Size,
+        b: float,
+        *,
+        differentiable: bool = True,
+        view_of: Tensor | None = None,
+        apart: bool = False,
+    ) -> None:
+        self.apart = apart
         self.width = width
         self.b = b
         self.size = width * b

@@ -8,6 +8,8 @@ import pytest
 from tapes import BF16_LORA, FP32_LORA, arch, frozen, tape
 
 from calc.amounts import amount
+from calc.keeps import Path
+from calc.memory.loss import head_dimensions, written
 from calc.memory.run import Run, dimensions
 from calc.script import GIVEN, INPUT, MULTIPLY, WEIGHT, Script, Writer
 from calc.tape import Size, Snapshot, Tape, Tensor, of
@@ -118,3 +120,17 @@ def test_a_second_gradient_is_added_in_place_unless_the_first_is_a_view(flat: bo
     sizes = [size for slot, size in steps if size and slot != MULTIPLY]
     assert sizes[:taken] == [2 * 512 * 1024] * taken
     assert len(sizes) == taken + 1  # and the gradient of what `begin` read
+
+
+def test_what_is_computed_row_by_row_is_a_tensor_of_each_sequence() -> None:
+    """Two sequences: each row's log-softmax is kept, V·S of bf16. Backward holds, at the end, each row's gradient and
+    their stack, then the stack and the gradient of all positions (trl `trainer/utils.py`, `selective_log_softmax`)."""
+    run = Run(arch("llama-3-8b"))
+    program = written(run, Path("selective"))
+    writer = Writer(program.tape, head_dimensions(run), TOKENS, LENGTH, 2)
+    row = 2 * LENGTH * arch("llama-3-8b").vocab
+    alive: dict[int, int] = {}
+    follow(writer.forward(), alive)
+    assert sorted(size for size in alive.values() if size >= row) == [row, row]
+    most, _ = follow(writer.backward(), alive)
+    assert most - 4 * row < row // 10  # and the input of the head, h of V
