@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from calc.architecture import Architecture, Head, Tensor, layer_tensors, linears, tensors
+from calc.architecture import Architecture, Head, Tensor, layer_tensors, tensors
 from calc.engines.replica import Replica
+from calc.lora import adapter_matrices
 from calc.memory.activations import Program
 from calc.memory.loss import head_dimensions, written
 from calc.memory.optimizer import state_bytes_per_parameter
@@ -18,12 +19,13 @@ from calc.memory.run import Run, dimensions
 from calc.memory.weights import NF4_BYTES
 from calc.phases import LASTING, SORTED_TOKENS, Batch
 from calc.script import Script, Writer
+from calc.stack import SORTING
 from calc.tape import Tape
 
 # Blocks of states for each trained tensor; Adafactor's are a row and a column, and small.
 MOMENTS = {"adamw": 2, "sgd-momentum": 1, "lion": 1, "adamw-8bit": 2}
 # What the step takes for each tensor beside, in tensors: see `calc.memory.optimizer.step_scratch`.
-PASSING = {"foreach": 1, "single": 2, "fused": 0}
+TEMPORARIES = {"foreach": 1, "single": 2, "fused": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,11 @@ def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> Blocks
     optimizer, changed = r.optimizer, [*_trained(r)]
     own = [_weight(r, t) for t in _in_order(arch, r.head)]
     adapters = [t.elements * r.adapter_bytes for t in changed] if run.adapter else []
-    each = 0 if optimizer is None or optimizer.name not in ("adamw", "lion") else PASSING[optimizer.impl] * r.step_bytes
-    tied = arch.tied and r.head == "lm" and run.trained
+    each = (
+        0
+        if optimizer is None or optimizer.name not in ("adamw", "lion")
+        else TEMPORARIES[optimizer.impl] * r.step_bytes
+    )
     return Blocks(
         weights=(*own, *adapters),
         states=tuple([_states(r, t) for t in changed]),
@@ -79,9 +84,9 @@ def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> Blocks
         layers=_layers(r, batch, masked, checkpointing if optimizer else "none"),
         norm=_piece(r, batch, Program(run).final_norm()),
         head=_head(r, batch),
-        embedding=arch.vocab_part * arch.hidden * r.grad_bytes if run.trained else 0,
-        sorting=int(4.4 * arch.hidden * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
-        tied=("in place" if run.precision == "autocast" else "apart") if tied else "",
+        embedding=r.embedding * r.grad_bytes if run.trained else 0,
+        sorting=int(SORTING * arch.hidden * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
+        tied=("in place" if run.precision == "autocast" else "apart") if r.ties_gradients else "",
         held=r.path.held,
     )
 
@@ -104,10 +109,7 @@ def _trained(r: Replica) -> Iterator[Tensor]:
         return
     rank, targets = r.run.adapter.rank, r.run.adapter.targets
     for n in range(r.arch.layers):
-        for linear in linears(r.arch, n if n < r.arch.dense_layers else -1):
-            if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
-                yield Tensor(f"{linear.name}.lora_A", (rank, linear.inputs), 1, "linear", linear.kind)
-                yield Tensor(f"{linear.name}.lora_B", (linear.outputs, rank), 1, "linear", linear.kind)
+        yield from adapter_matrices(r.arch, n, rank, targets)
 
 
 def _weight(r: Replica, t: Tensor) -> int:

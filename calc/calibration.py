@@ -14,7 +14,7 @@ from calc.catalog import Catalog
 from calc.estimate import estimate
 from calc.job import Roles
 from calc.memory import runtime
-from calc.residuals import Residual
+from calc.residuals import Residual, as_run
 from calc.scenario import parse
 
 # A request of at most this share of the card, so that a message shows what is lost when memory runs out: a large one
@@ -64,11 +64,11 @@ def replayed(catalog: Catalog) -> tuple[float, ...]:
         seen = record.get("observed", {})
         quiet = "allocator" in seen and not seen["allocator"]["retries"] and not seen["expandable_segments"]
         if record["class"] == "measured" and record["metric"] == "allocated" and quiet:
-            own = {**record["scenario"], "gpu": record["machine"]["gpu"]}
-            s = parse(own, where=record["id"], catalog=catalog)
+            on = as_run(record, catalog)
+            s = parse(record["scenario"], where=record["id"], catalog=on)
             act = replay.act(Roles(s))
             if act:
-                whole = replay.reserved(act, runtime.workspace(catalog.gpu(s.gpu).architecture))
+                whole = replay.reserved(act, runtime.workspace(on.gpu(s.gpu).architecture))
                 found.append(seen["reserved_bytes"] / whole - 1)
     return quantiles(found)
 

@@ -1,12 +1,12 @@
-"""How many parameters LoRA adds beside a model's linears, as PEFT counts them."""
+"""What LoRA adds beside a model's linears, and how many parameters these are, as PEFT counts them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal
 
-from calc.architecture import Architecture, ConfigError, Linear, layer_kinds, linears
+from calc.architecture import Architecture, ConfigError, Linear, Tensor, layer_kinds, linears
 
 
 def lora_parameters(
@@ -24,6 +24,16 @@ def lora_parameters(
     if fused_experts and targets == "all-linear" and arch.family in _PEFT_FUSED:
         return rank * _fused_width(arch)
     return rank * _lora_width(arch, targets if isinstance(targets, str) else tuple(targets))
+
+
+def adapter_matrices(
+    arch: Architecture, layer: int, rank: int, targets: str | Sequence[str], count: int = 1
+) -> Iterator[Tensor]:
+    """LoRA's two matrices beside each adapted linear of layer `layer`, of which the model has `count`."""
+    for linear in linears(arch, layer):
+        if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
+            yield Tensor(f"{linear.name}.lora_A", (rank, linear.inputs), count, "linear", linear.kind)
+            yield Tensor(f"{linear.name}.lora_B", (linear.outputs, rank), count, "linear", linear.kind)
 
 
 # peft/utils/transformers_weight_conversion.py, PEFT 0.21.2

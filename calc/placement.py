@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import Architecture, Head, Tensor, layer_kinds, linears, parameters, tensors
+from calc.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors
 from calc.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.plain import Plain
@@ -17,7 +17,7 @@ from calc.engines.zero import Zero
 from calc.frameworks import SDPA_FLASH_HEAD, at_least
 from calc.keeps import Keeps, Role
 from calc.ledger import Line
-from calc.lora import lora_parameters
+from calc.lora import adapter_matrices, lora_parameters
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Run
 from calc.memory.runtime import process
@@ -56,13 +56,7 @@ def kernel(arch: Architecture, attention: str, precision: str) -> str:
 @lru_cache(maxsize=1024)
 def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> tuple[Tensor, ...]:
     """LoRA's two matrices beside each adapted linear."""
-    found = []
-    for layer, count in layer_kinds(arch):
-        for linear in linears(arch, layer):
-            if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
-                found.append(Tensor(f"{linear.name}.lora_A", (rank, linear.inputs), count, "linear", linear.kind))
-                found.append(Tensor(f"{linear.name}.lora_B", (linear.outputs, rank), count, "linear", linear.kind))
-    return tuple(found)
+    return tuple(t for layer, n in layer_kinds(arch) for t in adapter_matrices(arch, layer, rank, targets, n))
 
 
 def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:

@@ -14,6 +14,9 @@ from calc.memory.loss import head
 from calc.memory.run import Run, dimensions
 from calc.tape import NOTHING, of
 
+# Bytes that the embedding's backward takes an element of its gradient where it sorts tokens, see `SORTED_TOKENS`.
+SORTING = 4.4
+
 
 class Block(NamedTuple):
     """Layers of one kind."""
@@ -128,7 +131,7 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         inner=inner,
         residual=amount(stream, dims),
         embedding_passing=amount(stream + whole, dims),
-        embedding_scratch=amount(stream + whole + of(h=4.4), dims),
+        embedding_scratch=amount(stream + whole + of(h=SORTING), dims),
         dims=dims,
     )
 
