@@ -58,11 +58,11 @@ def held_back(catalog: Catalog, without: str = "") -> tuple[float, ...]:
 
 
 def replayed(catalog: Catalog) -> tuple[float, ...]:
-    """`runtime.REPLAYED`: of measured jobs that had memory enough, with the allocator's own segments."""
+    """`runtime.REPLAYED`: of measured jobs that had memory enough."""
     found = []
     for record in catalog.measurements:
         seen = record.get("observed", {})
-        quiet = "allocator" in seen and not seen["allocator"]["retries"] and not seen["expandable_segments"]
+        quiet = "allocator" in seen and not seen["allocator"]["retries"]
         if record["class"] == "measured" and record["metric"] == "allocated" and quiet:
             on = as_run(record, catalog)
             s = parse(record["scenario"], where=record["id"], catalog=on)

@@ -75,7 +75,7 @@ def search(record: Mapping[str, Any], catalog: Catalog) -> Search:
         checkpointing=s.checkpointing,
         card=card,
         machine=record["machine"]["gpu"],
-        expandable=record["id"].endswith("/expandable"),  # as its cases; of its own it has nothing observed
+        expandable=s.expandable_segments,
         field=field,
         found=edge["found"],
         fails_at=edge["fails_at"],

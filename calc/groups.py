@@ -70,7 +70,7 @@ class Shared:
         if self.engine or (act := memo.once("act", lambda: replay.act(self.job.roles))) is None:
             return None
         needed, most, *_ = self.resting
-        if verdict.room(Sums(needed, most, 0), usable) < 0:
+        if needed > usable:
             return None
         workspace = runtime.workspace(self.job.gpu.architecture)
         whole: int = memo.once(("reserved", workspace), lambda: replay.reserved(act, workspace))

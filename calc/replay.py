@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from calc.allocator import Allocator, Block, OutOfMemory
+from calc.allocator import Allocator, Block, Expandable, OutOfMemory
 from calc.blocks import Blocks, Piece, blocks
 from calc.engines.plain import Plain
 from calc.job import Roles
@@ -25,13 +25,17 @@ Kept = list[dict[int, Block]]  # what each piece keeps for its backward, lowest 
 
 
 class Act(NamedTuple):
-    """What is replayed: a model, whether it is trained, and one that scores inside its forward, maybe as the same."""
+    """What is replayed: a model, whether it is trained, and one that scores inside its forward, maybe as the same.
+
+    `expandable`: PyTorch's segments are.
+    """
 
     model: Blocks
     trained: bool
     micro_batches: int
     inside: Blocks | None = None
     shares: bool = False
+    expandable: bool = False
 
 
 def act(roles: Roles) -> Act | None:
@@ -54,6 +58,7 @@ def act(roles: Roles) -> Act | None:
         min(own.s.accumulation, MICRO_BATCHES) if trained else 1,
         _blocks(roles, inside, scores=True) if inside else None,
         inside is not None and inside.role.shares,
+        roles.s.expandable_segments,
     )
 
 
@@ -66,21 +71,21 @@ def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
 
 def reserved(a: Act, workspace: int) -> int:
     """The bytes that PyTorch reserves where memory is no matter; cuBLAS takes a `workspace` for each thread."""
-    replay = Replay(workspace)
+    replay = Replay(Expandable() if a.expandable else Allocator(), workspace)
     replay.all(a)
     return replay.heap.most_reserved
 
 
 def enough(a: Act, workspace: int, undisturbed: int, limit: int) -> int:
     """The bytes that must be allowed: what is reserved `undisturbed` where `limit` is as much, or the limit where it is
-    enough all the same, since freed segments go back when none is left; else more, to within a hundredth.
+    enough all the same, since freed segments go back when none is left; else more, to within a thousandth.
     """
     if undisturbed <= limit:
         return undisturbed
     low, high = limit, undisturbed
     if breaks(a, workspace, limit) is None:
         return limit
-    while high - low > undisturbed // 100:
+    while high - low > undisturbed // 1000:
         middle = (low + high) // 2
         low, high = (middle, high) if breaks(a, workspace, middle) else (low, middle)
     return high
@@ -88,7 +93,7 @@ def enough(a: Act, workspace: int, undisturbed: int, limit: int) -> int:
 
 def breaks(a: Act, workspace: int, limit: int) -> str | None:
     """The phase in which a request finds nothing left of `limit` bytes; None where all are met."""
-    replay = Replay(workspace, limit)
+    replay = Replay(Expandable(limit) if a.expandable else Allocator(limit), workspace)
     try:
         replay.all(a)
     except OutOfMemory:
@@ -97,11 +102,11 @@ def breaks(a: Act, workspace: int, limit: int) -> str | None:
 
 
 class Replay:
-    """Models on one GPU and their steps, through an allocator with `limit` bytes; raises OutOfMemory."""
+    """Models on one GPU and their steps, through an allocator; raises OutOfMemory where that does."""
 
-    def __init__(self, workspace: int, limit: int | None = None) -> None:
+    def __init__(self, heap: Allocator, workspace: int) -> None:
         """Nothing is there yet."""
-        self.heap = Allocator(limit)
+        self.heap = heap
         self.phase = "load"
         self.workspace, self.threads = workspace, 0
         self.gradients: list[Block] = []

@@ -38,6 +38,7 @@ NEUTRAL: Mapping[str, Any] = {
     "sequence_parallel": False,
     "expert_parallel": 1,
     "packing": False,
+    "expandable_segments": False,
     "placement": "colocated",
     "versions.bitsandbytes": "0.50.2",  # no framework pins it
 }
@@ -159,6 +160,7 @@ class Scenario:
     response_len: int
     expected_len: int
     packing: bool
+    expandable_segments: bool
     rollout: Rollout | None
     roles: Mapping[str, Mapping[str, Any] | str] = field(hash=False)
     versions: Mapping[str, str] = field(hash=False)

@@ -39,8 +39,15 @@ def test_a_larger_micro_batch_is_accumulated_as_often_and_a_longer_sequence_is_f
 
 
 RECORD: dict[str, Any] = {
-    "id": "measured/here/llama-3.2-1b/sft/s2048/mb-edge/gpu=rtx4090/expandable",
-    "scenario": {"model": "llama-3.2-1b", "task": "sft", "gpu": "rtx4090", "seq_len": 2048, "checkpointing": "full"},
+    "id": "measured/here/llama-3.2-1b/sft/s2048/mb-edge/gpu=rtx4090/expandable_segments=True",
+    "scenario": {
+        "model": "llama-3.2-1b",
+        "task": "sft",
+        "gpu": "rtx4090",
+        "seq_len": 2048,
+        "checkpointing": "full",
+        "expandable_segments": True,
+    },
     "machine": {"gpu": "h200"},
     "edge": {"field": "micro_batch", "found": 5, "fails_at": 6, "predicted": 1, "predicted_fits": 1, "probes": 2},
 }

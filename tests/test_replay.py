@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from calc import replay
+from calc.allocator import Allocator, Expandable
 from calc.blocks import Blocks, Piece
 from calc.catalog import load
 from calc.job import Roles
@@ -86,7 +87,7 @@ def test_a_step_is_followed_by_hand() -> None:
     110 of weights, then 110 + 2·40 + 20 + 80 = 290 at the end of forward. Backward: the loss makes 80 more, 370, gives
     the logits back, makes the head's gradient, 50, and 20. At its end there are all gradients, 50 + 2·30 = 110.
     """
-    r = replay.Replay(workspace=0)
+    r = replay.Replay(Allocator(), workspace=0)
     r.load(MODEL)
     assert r.heap.allocated == 110 * MiB
     kept = r.forward(MODEL)
@@ -101,7 +102,7 @@ def test_a_step_is_followed_by_hand() -> None:
 def test_states_of_the_first_step_lie_in_the_way_of_the_second() -> None:
     """They fit into what the first step's tensors left, so that the second step takes new segments for its own."""
     a = replay.Act(MODEL, trained=True, micro_batches=1)
-    r = replay.Replay(workspace=0)
+    r = replay.Replay(Allocator(), workspace=0)
     r.all(a)
     most = 110 + 220 + 260  # weights, states, and what one step adds at its peak
     assert r.heap.most == most * MiB
@@ -109,7 +110,7 @@ def test_states_of_the_first_step_lie_in_the_way_of_the_second() -> None:
 
 
 def test_gradients_of_later_micro_batches_are_added_to_the_first() -> None:
-    r = replay.Replay(workspace=0)
+    r = replay.Replay(Allocator(), workspace=0)
     r.load(MODEL)
     for _ in range(3):
         r.backward(MODEL, r.forward(MODEL))
@@ -119,7 +120,7 @@ def test_gradients_of_later_micro_batches_are_added_to_the_first() -> None:
 
 
 def test_cublas_takes_a_workspace_for_each_thread_that_multiplies() -> None:
-    r = replay.Replay(workspace=32 * MiB)
+    r = replay.Replay(Allocator(), workspace=32 * MiB)
     kept = r.forward(MODEL)
     assert r.threads == 1
     r.backward(MODEL, kept)
@@ -133,7 +134,7 @@ def test_a_tied_heads_gradient_waits_for_the_embeddings(tied: str, there: int) -
     """The layers' gradients, the head's and the embedding's; then their sum where it cannot be made in place, and until
     then the gradient of the stream, of which the embedding's is made."""
     model = Blocks(**{**{n: getattr(MODEL, n) for n in MODEL.__slots__}, "embedding": 50 * MiB, "tied": tied})
-    r = replay.Replay(workspace=0)
+    r = replay.Replay(Allocator(), workspace=0)
     kept = r.forward(model)
     seen = []
     take = r.heap.take
@@ -154,7 +155,7 @@ def test_outputs_that_are_kept_end_where_the_caller_drops_them() -> None:
     fields = {n: getattr(MODEL, n) for n in MODEL.__slots__}
     for held, step in (("step", 110 + 220), ("next", 110 + 220 + 80)):
         model = Blocks(**{**fields, "head": late, "held": held})
-        r = replay.Replay(workspace=0)
+        r = replay.Replay(Allocator(), workspace=0)
         r.load(model)
         r.backward(model, r.forward(model))
         assert r.heap.allocated == (220 + 80) * MiB
@@ -182,3 +183,29 @@ def test_what_is_enough_lies_between_the_limit_and_what_is_reserved_undisturbed(
     found = replay.enough(a, 32 * MiB, whole, short)
     assert short < found <= whole
     assert replay.breaks(a, 32 * MiB, found) is None
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-1.5b", "llama-3.2-3b", "gemma-2-2b", "phi-3-mini"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seq_len": 4096},
+        {"seq_len": 2048, "micro_batch": 4, "checkpointing": "full"},
+        {"task": "dpo", "checkpointing": "full"},
+        {"method": "lora", "optimizer_impl": "fused"},
+    ],
+)
+def test_a_segment_that_grows_never_needs_more_of_a_full_card(model: str, fields: dict[str, Any]) -> None:
+    """The setting is recommended without a search; what it spares is what lies in holes."""
+    fixed, growing = (act(model=model, **fields, expandable_segments=word) for word in (False, True))
+    assert fixed and growing
+    least = [replay.enough(a, 0, replay.reserved(a, 0), 2 * 10**9) for a in (fixed, growing)]
+    assert least[1] <= 1.002 * least[0]  # each is known to a thousandth
+    assert least[1] >= peak(growing)
+
+
+def peak(a: replay.Act) -> int:
+    """The most that is allocated at once."""
+    r = replay.Replay(Expandable(), 0)
+    r.all(a)
+    return r.heap.most

@@ -104,6 +104,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "rollout.tensor_parallel": min(2, gpus),  # rollout.tensor_model_parallel_size 2, which one GPU cannot do
         "rollout.gpu_memory_utilization": 0.5,
         "rollout.sleep": True,  # rollout.free_cache_engine
+        # on once vLLM has its weights (workers/fsdp_workers.py of 0.6.0, workers/engine_workers.py:805 of 0.9.0)
+        "expandable_segments": at_least(version, "0.6.0"),
         "versions.vllm": pins.vllm,
         "versions.transformers": pins.transformers,
         "versions.torch": pins.torch,
@@ -115,7 +117,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     if task == "ppo" and at_least(version, "0.7.0") and not at_least(version, "0.8.0"):
         values["roles.critic.packing"] = False  # critic/dp_critic.yaml:44 of 0.7.1, which became the actor's in 0.8.0
     if task not in TASKS:
-        values |= sft.defaults(given)
+        values |= sft.defaults(given) | {"expandable_segments": False}
     if at_least(version, "0.4.0"):
         # use_kl_loss and use_kl_in_reward are both false (main_ppo.py:130 of 0.4.0); until 0.3 main_ppo.py always maps
         # Role.RefPolicy

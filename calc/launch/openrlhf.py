@@ -25,7 +25,7 @@ DATASET = Placeholder("DATASET", "name or path of the training data")
 def launch(s: Scenario) -> Launch:
     """The command for `s`; raises LaunchError where a flag is missing that the job cannot do without."""
     command = ray(s) if s.rollout else supervised(s)
-    return Launch(command, notes=tuple(notes(s)))
+    return Launch(shell.setting(s, command), notes=tuple(notes(s)))
 
 
 def supervised(s: Scenario) -> str:

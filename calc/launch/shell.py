@@ -68,6 +68,11 @@ def command(start: str, lines: Iterable[Words]) -> str:
     return " \\\n  ".join([start, *[" ".join(line) for line in lines]])
 
 
+def setting(s: Scenario, started: str) -> str:
+    """A command with what PyTorch's allocator reads of the environment, where that is not its default."""
+    return f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {started}" if s.expandable_segments else started
+
+
 def model_name(name: str) -> str:
     """The Hugging Face name of a model of the catalog; a placeholder for one that is read from a path."""
     try:

@@ -40,6 +40,7 @@ def launch(s: Scenario) -> Launch:
     if trainer.optimizer == "none":
         raise LaunchError("optimizer: given 'none', allowed for a command of trl: an optimizer")
     command = shell.command(f"trl {COMMANDS[s.task]}", [*files_and_nodes(trainer), *flags(s, trainer)])
+    command = shell.setting(s, command)
     found = files(trainer)
     if s.rollout and s.placement == "separate":
         serves = server(s, trainer)

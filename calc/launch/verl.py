@@ -109,6 +109,6 @@ def notes(s: Scenario) -> Iterator[str]:
     yield "rewards come from the function for the data's `data_source`, or reward.custom_reward_function.path"
     if s.nodes > 1:
         yield shell.ray_on_every_node(s)
-    yield from shell.unsaid(s, *UNSAID)
+    yield from shell.unsaid(s, *UNSAID, "expandable_segments")
     yield from shell.unsaid_of_roles(s, SAYABLE)
     yield from shell.common_notes(s)

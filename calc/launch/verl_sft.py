@@ -12,7 +12,8 @@ from calc.scenario import Scenario
 
 def launch(s: Scenario) -> Launch:
     """The command for `s`."""
-    return Launch(shell.command("python3 -m verl.trainer.sft_trainer_ray", keys(s)), notes=tuple(notes(s)))
+    command = shell.command("python3 -m verl.trainer.sft_trainer_ray", keys(s))
+    return Launch(shell.setting(s, command), notes=tuple(notes(s)))
 
 
 def keys(s: Scenario) -> Iterator[Words]:

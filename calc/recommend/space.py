@@ -263,14 +263,18 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
 
 
 def _free(fields: Fields) -> dict[str, Any]:
-    """The last value of each field of `FREE` that matters to the job."""
+    """The last value of each field of `FREE` that matters to the job, and segments that grow where steps are replayed:
+    no job needs more of a full card for them.
+    """
+    alone = int(fields.get("gpus", 1)) == 1 and fields["task"] not in (*RL, "inference")
+    grows = {"expandable_segments": True} if alone else {}
     if str(fields.get("framework", "torch")).partition("==")[0] != "torch":
-        return {}
+        return grows
     matters = {"sft": "loss", "pretrain": "loss", "dpo": "logprob"} | dict.fromkeys(RL, "logprob")
     place = matters.get(fields["task"])
     loss = {place: FREE[place][-1]} if place else {}
     fused = {"optimizer_impl": FREE["optimizer_impl"][-1]} if fields.get("optimizer", "adamw") == "adamw" else {}
-    return loss | fused
+    return grows | loss | fused
 
 
 def _choices(given: Fields) -> Iterator[dict[str, Any]]:

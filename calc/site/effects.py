@@ -34,13 +34,6 @@ class Effects(Bound):
         """Every remedy that has a page."""
         return self._place(strategies.overview(strategies.remedies(), self._root))
 
-    def fragmentation_table(self) -> str:
-        """What lies unused in pieces in the jobs that the page names, each in a phase."""
-        told = self._current().meta["fragmentation"]
-        found = [(self._label(job), self._ask(job), self._phase(job, phase, None)) for job, phase in told.items()]
-        caption = "What lies unused in pieces, at most"
-        return self._place(strategies.fragmentation(found, f"{self._stem()}-summary", caption))
-
     def switch_on(self) -> str:
         """The flags that make the change, by framework."""
         lines = ["| Framework | Command | Setting |", "| --- | --- | --- |"]

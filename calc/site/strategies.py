@@ -239,23 +239,3 @@ def _note(pair: Pair) -> str:
         f"Changed: <code>{escape(changed)}</code>. Verdict: {escape(words[0])} before, {escape(words[1])} after. "
         f"Host memory of a node: {held[0]} GB before, {held[1]} GB after. Time: {took}."
     )
-
-
-def fragmentation(found: Iterable[tuple[str, Answer, Phase]], table_id: str, caption: str) -> Table:
-    """What lies unused in pieces at the largest moment of a phase, and what would be left without it."""
-    columns = (
-        Column("job", "Job"),
-        Column("phase", "Phase"),
-        Column("usable", "Usable", "GiB", "number", 2),
-        Column("total", "Needs", "GiB", "number", 2),
-        Column("pieces", "Of it fragmentation", "GiB", "number", 2, "The median of what was lost in runs that died"),
-        Column("without", "Needs without it", "GiB", "number", 2),
-    )
-    rows = []
-    for label, answer, phase in found:
-        needs, usable = phase.moment.device_bytes, answer.group.usable_bytes
-        pieces = _parts(phase).get("fragmentation", 0)
-        amounts = [(needs, "over" if needs > usable else ""), (pieces, ""), (needs - pieces, "")]
-        cells = [ledgers.in_gib(amount, answer, style) for amount, style in amounts]
-        rows.append((Cell(label), Cell(phase.name), ledgers.in_gib(usable, answer), *cells))
-    return Table(table_id, caption, columns, tuple(rows), NEEDS, versions=answers.versions())

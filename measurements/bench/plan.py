@@ -61,7 +61,6 @@ class Case:
     where: str = "case"
     kind: str = "step"
     steps: int = STEPS
-    expandable: bool = False
     edge: Edge | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # of the rates
 
@@ -80,7 +79,7 @@ class Case:
                 parts.append(f"{short}{given}")
         parts += [f"{name}={'+'.join(v) if isinstance(v, list) else v}" for name, v in flat.items()]
         parts += [self.kind] if self.kind != "step" else []
-        return "/".join([*parts, "expandable"] if self.expandable else parts)
+        return "/".join(parts)
 
     def at(self, value: int) -> Case:
         """The case with one value of the edge's field, an ordinary case of its own."""
@@ -134,7 +133,6 @@ def _expand(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -
             where,
             bench.get("kind", "step"),
             bench.get("steps", STEPS),
-            bench.get("expandable_segments", False),
             edge,
             {name: bench[name] for name in ("batches", "lengths", "tokens") if name in bench},
         )
@@ -249,7 +247,7 @@ class Plan:
 
     def environment(self, case: Case) -> dict[str, str]:
         """Environment variables of the case's process; PyTorch read the first name before 2.9."""
-        setting = f"expandable_segments:{case.expandable}"
+        setting = f"expandable_segments:{bool(case.scenario.get('expandable_segments'))}"
         return {"PYTORCH_CUDA_ALLOC_CONF": setting, "PYTORCH_ALLOC_CONF": setting}
 
     def seconds(self, case: Case) -> float:

@@ -26,7 +26,7 @@ def record(plan: Plan, case: Case, name: str, result: Mapping[str, Any]) -> dict
     failed or was not run, `failed` with its reason; rates, and anything run without a GPU, `untested`, since they say
     nothing on whether memory suffices.
     """
-    observed = {**result.get("observed", {}), "expandable_segments": case.expandable}
+    observed = {**result.get("observed", {}), "expandable_segments": bool(case.scenario.get("expandable_segments"))}
     if (limit := plan.limit(case)) is not None:
         observed["limit_bytes"] = limit
     own: dict[str, Any] = {"metric": "verdict", "measured_bytes": None, "verdict": _verdict(plan, case, result)}

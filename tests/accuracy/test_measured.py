@@ -160,7 +160,7 @@ def test_the_allocators_replay_is_the_records(catalog: Catalog) -> None:
 
 
 def test_the_largest_size_that_runs_is_predicted(catalog: Catalog) -> None:
-    """Seven of ten searches within 5 %, the others by a single step; no size that did not run is called 'fits'."""
+    """Nine of ten searches within 5 %, the others by a single step; no size that did not run is called 'fits'."""
     found = [edges.search(record, catalog) for record in catalog.measurements if "edge" in record]
-    assert sum(abs(e.predicted / e.found - 1) <= 0.05 for e in found) >= 0.7 * len(found)
+    assert sum(abs(e.predicted / e.found - 1) <= 0.05 for e in found) >= 0.9 * len(found)
     assert all(e.predicted_fits <= e.found for e in found)

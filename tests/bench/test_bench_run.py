@@ -25,7 +25,7 @@ defaults: {model: qwen2.5-0.5b, task: sft, seq_len: 1024}
 cases:
   - {micro_batch: 4}
   - {attention: eager}
-  - {optimizer: adamw-8bit, bench: {expandable_segments: true}}
+  - {optimizer: adamw-8bit, expandable_segments: true}
   - {micro_batch: 100, gpu: rtx4090}
   - {precision: fp32}
   - {framework: openrlhf, gpus: 2}
@@ -74,7 +74,7 @@ def test_every_case_has_a_record_and_the_catalog_takes_them(bench: Bench, tmp_pa
     assert {name: record["verdict"] for name, record in records.items()} == {
         "sft/s1024/mb4": "fits",
         "sft/s1024/attention=eager": "failed",
-        "sft/s1024/optimizer=adamw-8bit/expandable": "fits",
+        "sft/s1024/optimizer=adamw-8bit/expandable_segments=True": "fits",
         "sft/s1024/mb100/gpu=rtx4090": "oom",
         "sft/s1024/precision=fp32": "failed",
         "sft/s1024/gpus=2": "failed",

@@ -385,7 +385,7 @@ IN_CODE = {"optimizer_impl", "logprob", "lora.dtype", "grad_dtype", "optimizer"}
 UNTOLD = {
     "openrlhf": IN_CODE | {"offload.parameters", "loss"},
     "verl": IN_CODE
-    | {"attention", "lora.dropout", "roles.reference.offload.parameters"}
+    | {"attention", "expandable_segments", "lora.dropout", "roles.reference.offload.parameters"}
     | {"roles.reward.precision", "roles.reward.offload.parameters"},
     "trl": IN_CODE
     | {"micro_batch", "global_batch", "sharding", "offload.optimizer", "offload.parameters", "loss", "prompt_len"}

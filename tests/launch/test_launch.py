@@ -238,7 +238,7 @@ CHANGES: dict[str, Any] = {
     "seq_len": 777, "prompt_len": 777, "response_len": 777, "expected_len": 99, "packing": True,
     "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
     "rollout.sleep": "other", "rollout.batch": 128, "rollout.gpus": 6, "gpus_per_node": 4,
-    "placement": {"placement": "separate", "rollout.gpus": 4},
+    "expandable_segments": "other", "placement": {"placement": "separate", "rollout.gpus": 4},
     "context_parallel": {"context_parallel": 2, "packing": True, "attention": "flash"},
     "roles.reference": "none", "roles.reward": "none", "roles.reference.precision": "bf16",
     "roles.reference.micro_batch": 1, "roles.reference.offload.parameters": True, "roles.reward.model": "llama-3.2-1b",
@@ -249,6 +249,7 @@ CHANGES: dict[str, Any] = {
 OTHERS = {
     "sharding": ("zero1", "zero2", "zero3", "fsdp1", "fsdp2"), "checkpointing": ("none", "full"),
     "optimizer_impl": ("fused", "foreach", "single"), "lora.dtype": ("fp32", "bf16"), "rollout.sleep": (True, False),
+    "expandable_segments": (True, False),
 }  # fmt: skip
 # The machine itself, the framework, parallelism that is not modelled, and losses, in which nobody here has a choice
 NOT_CHANGED = {

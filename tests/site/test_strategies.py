@@ -61,10 +61,6 @@ def test_a_page_has_two_jobs_before_and_after_and_all_its_parts(page: Path) -> N
     assert "[[ post(" in body
     assert "](../method/" in body
     assert "](../recipes/" in body
-    if "remedy" not in meta:  # no field of a scenario says it
-        assert page.stem == "expandable-segments"
-        assert len(meta["fragmentation"]) == 2
-        return
     shown = re.findall(r'before_after\("([\w-]+)"\)', body)
     assert len(shown) >= 2
     assert len(set(shown)) == len(shown)
@@ -77,7 +73,7 @@ def test_a_page_has_two_jobs_before_and_after_and_all_its_parts(page: Path) -> N
 def test_a_pair_differs_in_the_remedy_alone(page: Path) -> None:
     """A before and an after are the same job: same model, task and cards, but for what the page is about."""
     meta, _ = front(page)
-    for pair in strategies.pairs(meta).values() if "remedy" in meta else []:
+    for pair in strategies.pairs(meta).values():
         before, after = pair.before.scenario, pair.after.scenario
         assert (before.model, before.task, before.gpu) == (after.model, after.task, after.gpu)
         if page.stem != "fewer-workers":
@@ -107,7 +103,7 @@ def test_what_components_save_in_a_phase_adds_up(macros: Macros) -> None:
 
 def test_the_overview_has_every_pair_of_every_page() -> None:
     table = strategies.overview(strategies.remedies(), "../")
-    pairs = sum(len(front(p)[0].get("remedy", {}).get("pairs", {})) for p in PAGES)
+    pairs = sum(len(front(p)[0]["remedy"]["pairs"]) for p in PAGES)
     assert len(table.rows) == pairs
     assert {row[0].value for row in table.rows} == {
         front(p)[0]["remedy"]["name"] for p in PAGES if "remedy" in front(p)[0]
