@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 
 from calc.units import MiB
 
-SMALL = 1 * MiB  # kSmallSize: the largest small block, and the most that is given away with a large one
+SMALL = MiB  # kSmallSize: the largest small block, and the most that is given away with a large one
 LARGE, BUFFER, GRAIN = 10 * MiB, 20 * MiB, 2 * MiB  # kMinLargeAlloc, kLargeBuffer, kRoundLarge (and kSmallBuffer)
 ROUND = 512  # kMinBlockSize
 ENDLESS = 1 << 62  # the address space of a segment that grows
@@ -55,7 +55,7 @@ class Allocator:
     blocks handed out, each with what came along because it was too little to be split off.
     """
 
-    LEAST = SMALL + 1  # the smallest rest that is split off
+    LEAST = SMALL + ROUND  # the smallest rest that is split off
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit

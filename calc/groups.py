@@ -87,6 +87,13 @@ class Shared:
         memo = self.job.roles if serving else self.job.roles.training
         return memo.once(("largest", *self.names, serving), lambda: self.stages.largest(serving=serving))
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether nothing trains there, as what stays of the roles alone is more than the card: `room` in no time."""
+        memo = self.job.roles.training
+        resident: int = memo.once(("resident", *self.names), self.stages.resident)
+        return resident > self.job.gpu.usable_bytes
+
     def room(self, *, serving: bool) -> int:
         """Bytes free beside the largest moment and its error, of phases in which vLLM has a part or of the others."""
         usable = self.job.gpu.usable_bytes

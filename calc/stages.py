@@ -137,6 +137,12 @@ class Stages:
             *(engine.root() if placed.role.name in self.gathered else []),
         ]
 
+    def resident(self) -> int:
+        """Bytes that are there whenever a role trains, whatever it computes."""
+        trains = [stage for stage in self.roles.keeps.stages if stage.does == "train" and stage.role in self.placed]
+        each = [[*self.beside(s, s.role), *self.placed[s.role].engine.resident()] for s in trains if not s.beside]
+        return max([sum([line.bytes for line in lines]) for lines in each], default=0)
+
     def present(self, placed: Placed) -> list[Line]:
         """What a role has on the GPU while it computes without training."""
         if placed.role.shares:

@@ -55,6 +55,11 @@ TARGETS = (
     "calc/groups.py",
     "calc/job.py",
     "calc/nodes.py",
+    "calc/verdict.py",
+    "calc/script.py",
+    "calc/blocks.py",
+    "calc/allocator.py",
+    "calc/replay.py",
 )
 BAR = 0.92
 RESULTS = ROOT / "build" / "mutation.json"

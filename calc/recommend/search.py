@@ -62,6 +62,11 @@ class Fit:
         return min([each.room(serving=False) for each in self._sets])
 
     @cached_property
+    def trains(self) -> bool:
+        """Whether that is none below 0: what stays on a GPU through training alone may be too much already."""
+        return not any([each.hopeless for each in self._sets]) and self.training >= 0
+
+    @cached_property
     def serving(self) -> int:
         """The same in those in which it has."""
         return min([each.room(serving=True) for each in self._sets])
@@ -100,12 +105,12 @@ class Fit:
     @property
     def fits(self) -> bool:
         """Whether it runs with the probability that a verdict asks, and the host has room."""
-        return self.training >= 0 and self.serving >= 0 and not self.short and not self.refused
+        return self.trains and self.serving >= 0 and not self.short and not self.refused
 
     @property
     def on_device(self) -> bool:
         """Whether nothing on the GPUs speaks against it that would speak against all hungrier ones, too."""
-        return self.training >= 0 and self.serves
+        return self.trains and self.serves
 
     @property
     def serves(self) -> bool:
@@ -205,7 +210,7 @@ class Search:
             job = self.job(b, place)
             self._fits[key] = found = Fit(job, self.host) if job else None
             if found and found.apart:
-                self._trains[self.trainer(b, place)] = found.training >= 0
+                self._trains[self.trainer(b, place)] = found.trains
                 self._serves[b, place[:-1]] = found
         return self._fits[key]
 
@@ -343,7 +348,7 @@ class Search:
         found = self.fit(b, lean)
         axis = next((i for i, axis in enumerate(branch.axes) if axis.name == SHARE), None)
         # no share makes room for those that train while vLLM is apart
-        if axis is None or not found or (found.apart and found.training < 0) or not found.too_lean:
+        if axis is None or not found or (found.apart and not found.trains) or not found.too_lean:
             return found
 
         def small(n: int) -> bool:

@@ -82,6 +82,7 @@ def test_how_a_configuration_fits_is_what_its_estimate_says(both: tuple[Search, 
             continue
         e = judged.estimate
         assert fit.slack == min(room(g, p) for g in e.groups for p in g.phases)
+        assert fit.trains is (fit.training >= 0)  # what stays is never too much where all that trains is not
         assert fit.short == max(0, hosted(e.host_phases) - search.host)
         assert (fit.refused, fit.crowded) == (any(g.refusal for g in e.groups), any(g.crowded for g in e.groups))
         if fit.slack >= 0:
