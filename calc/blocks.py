@@ -6,16 +6,16 @@ The order is that of the modules (`torch.nn.Module.parameters`), and of forward 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from calc.architecture import Architecture, Head, Tensor, layer_tensors, tensors
 from calc.engines.replica import Replica
 from calc.lora import adapter_matrices
-from calc.memory.activations import Program
+from calc.memory.activations import Program, kinds
 from calc.memory.loss import head_dimensions, written
-from calc.memory.optimizer import state_bytes_per_parameter
-from calc.memory.run import Run, dimensions
+from calc.memory.optimizer import state_bytes_per_parameter, temporaries
+from calc.memory.run import dimensions
 from calc.memory.weights import NF4_BYTES
 from calc.phases import LASTING, SORTED_TOKENS, Batch
 from calc.script import Script, Writer
@@ -24,8 +24,6 @@ from calc.tape import Tape
 
 # Blocks of states for each trained tensor; Adafactor's are a row and a column, and small.
 MOMENTS = {"adamw": 2, "sgd-momentum": 1, "lion": 1, "adamw-8bit": 2}
-# What the step takes for each tensor beside, in tensors: see `calc.memory.optimizer.step_scratch`.
-TEMPORARIES = {"foreach": 1, "single": 2, "fused": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +67,7 @@ def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> Blocks
     optimizer, changed = r.optimizer, [*_trained(r)]
     own = [_weight(r, t) for t in _in_order(arch, r.head)]
     adapters = [t.elements * r.adapter_bytes for t in changed] if run.adapter else []
-    each = (
-        0
-        if optimizer is None or optimizer.name not in ("adamw", "lion")
-        else TEMPORARIES[optimizer.impl] * r.step_bytes
-    )
+    each = temporaries(optimizer) * r.step_bytes if optimizer else 0
     return Blocks(
         weights=(*own, *adapters),
         states=tuple([_states(r, t) for t in changed]),
@@ -141,22 +135,16 @@ def _writer(r: Replica, batch: Batch, tape: Tape) -> Writer:
 
 
 def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple[Piece, ...]:
-    """The layers, each kind written once; the flags are those of `calc.stack`."""
-    arch, run = r.arch, r.run
-    kinds: dict[tuple[bool, ...], Piece] = {}
-    found = []
-    for n in range(arch.layers):
-        window = masked and n in arch.sliding_layers and not arch.attention_sinks
-        first = n == 0 and not run.trained and checkpointing == "none"
-        key = moe, _, _, rotated = n >= arch.dense_layers, window, first, n not in arch.unrotated_layers
-        if key not in kinds:
-            how: Run = replace(run, kernel="masked") if window else run
-            program = Program(
-                how, -1 if moe else 0, first=first, rotated=rotated, selective=checkpointing == "selective"
-            )
-            kinds[key] = _piece(r, batch, program.layer(moe=moe), checkpointing)
-        found.append(kinds[key])
-    return tuple(found)
+    """The layers, each kind written once."""
+    found = kinds(r.run, masked, checkpointing != "none")
+    pieces = {}
+    for kind in set(found):
+        program = Program(
+            kind.run(r.run), -1 if kind.moe else 0, first=kind.first, rotated=kind.rotated,
+            selective=checkpointing == "selective",
+        )  # fmt: skip
+        pieces[kind] = _piece(r, batch, program.layer(moe=kind.moe), checkpointing)
+    return tuple([pieces[kind] for kind in found])
 
 
 def _head(r: Replica, batch: Batch) -> Piece:

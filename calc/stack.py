@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -63,37 +62,27 @@ class Stack(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False, checkpointing: str = "none") -> Stack:
-    """The compiled model; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
+    """The compiled model; see `activations.kinds` for `masked`.
 
     Unless `checkpointing` is none, layers start from their inputs. `inner` adds the second layer and the last but one
     to the stops, where an engine overlaps neighbouring layers.
     """
     arch, recompute = run.arch, checkpointing != "none"
-    # sinks leave eager attention or flash, whatever the window
-    windowed = run if arch.attention_sinks else replace(run, kernel="masked")
-    kinds: dict[tuple[bool, ...], int] = {}
+    kinds: dict[tuple[activations.Kind, bool, bool], int] = {}
     order: list[int] = []
-    for layer in range(arch.layers):
-        lowest, highest = layer == 0, layer == arch.layers - 1
-        key = (
-            layer >= arch.dense_layers,
-            masked and layer in arch.sliding_layers,
-            lowest and not run.trained,
-            recompute or (lowest and not arch.embeds),
-            highest and not arch.ends,
-            layer not in arch.unrotated_layers,
-        )
-        order.append(kinds.setdefault(key, len(kinds)))
+    for layer, own in enumerate(activations.kinds(run, masked, recompute)):
+        counted = recompute or (layer == 0 and not arch.embeds)
+        received = layer == arch.layers - 1 and not arch.ends
+        order.append(kinds.setdefault((own, counted, received), len(kinds)))
     table = embedding_parameters(arch) if run.trained else 0
     embedding, norm = table * arch.embeds, arch.norm_elements * (run.trained and arch.ends)
     head_trained = (arch.hidden if path.kind == "scalar" else table) * arch.ends
     blocks = []
-    for (moe, window, first, counted, received, rotated), kind in kinds.items():
+    for (own, counted, received), kind in kinds.items():
         count = order.count(kind)
-        each = layer_parameters(arch, -1 if moe else 0) if run.trained else trained // arch.layers
-        how = windowed if window else run
+        each = layer_parameters(arch, -1 if own.moe else 0) if run.trained else trained // arch.layers
         segment = activations.layer(
-            how, moe=moe, first=first, counted=counted, received=received, rotated=rotated,
+            own.run(run), moe=own.moe, first=own.first, counted=counted, received=received, rotated=own.rotated,
             selective=checkpointing == "selective",
         )  # fmt: skip
         blocks.append(Block(segment, each, count))

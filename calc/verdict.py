@@ -6,6 +6,7 @@ process takes beside its tensors. Each is computed from `measurements/` by `calc
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from math import erf, sqrt
@@ -69,12 +70,8 @@ def allowed(most: int, outside: int, usable: int) -> int:
 
     That is where a replay leaves no room, and none is lacking.
     """
-    low, high = 0, usable
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = room(Sums(outside + middle, most, 0, middle), usable) >= 0
-        low, high = (middle, high) if enough else (low, middle)
-    return low
+    sizes = range(1, usable)
+    return bisect_left(sizes, True, key=lambda size: room(Sums(outside + size, most, 0, size), usable) < 0)
 
 
 @cache

@@ -209,3 +209,15 @@ def peak(a: replay.Act) -> int:
     r = replay.Replay(Expandable(), 0)
     r.all(a)
     return r.heap.most
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "adafactor", "lion", "sgd", "sgd-momentum"])
+@pytest.mark.parametrize("impl", ["fused", "foreach", "single"])
+def test_what_the_step_takes_tensor_by_tensor_is_what_its_line_has(optimizer: str, impl: str) -> None:
+    """`calc.memory.optimizer.step_scratch`: all at once, or of the largest."""
+    a = act(optimizer=optimizer, optimizer_impl=impl)
+    assert a
+    placed = Roles(parse({**BASE, "optimizer": optimizer, "optimizer_impl": impl}, catalog=load())).placed["actor"]
+    lines = [line for _, lines in placed.engine.stepping() for line in lines if line.component == "temporary"]
+    taken = sum(a.model.passing) if a.model.at_once else max(a.model.passing)
+    assert taken == max(line.bytes for line in lines)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calc import verdict
-from calc.ledger import Line, Moment
+from calc.ledger import Line, Moment, Sums
 from calc.memory import runtime
 from calc.units import GiB
 
@@ -116,3 +116,49 @@ def test_far_from_the_limit_nothing_is_computed_and_nothing_lost() -> None:
     assert verdict.fit_probability(needed, stirred, width, edge - 2) == pytest.approx(1.0, abs=1e-9)
     assert verdict.fit_probability(needed, stirred, width, needed - 6 * width - 1) == 0.0
     assert 0.0 < verdict.fit_probability(needed, stirred, width, needed - 6 * width + 1) < 1e-9
+
+
+def replayed(allocated: int, reserved: int, outside: int) -> Moment:
+    """So much of tensors and of other things, and what the allocator has reserved for them as a replay says."""
+    values = {"R": reserved, "A": allocated}
+    lost = Line("fragmentation", "process", reserved - allocated, "R - A", values, "x", False)
+    return Moment("m", (*moment(allocated, outside, 0.0).lines[:2], lost))
+
+
+def test_a_replays_own_errors_take_the_place_of_what_is_held_back() -> None:
+    """By hand for 44 GiB reserved for 40, and one beside them: the replays' 5th and 95th hundredth, from itself."""
+    m = replayed(40 * GiB, 44 * GiB, GiB)
+    low, high = (runtime.REPLAYED[i] for i in (2, 37))
+    margin = 1.645 * 0.7632
+    assert [end / GiB for end in verdict.reach(m)] == [
+        pytest.approx(45 - sqrt(margin**2 + (44 * low) ** 2), abs=1e-3),
+        pytest.approx(45 + sqrt(margin**2 + (44 * high) ** 2), abs=1e-3),
+    ]
+    expected = verdict.fit_probability(45 * GiB, 44 * GiB, verdict.deviation(40 * GiB), 46 * GiB, runtime.REPLAYED)
+    assert verdict.odds(m, 46 * GiB) == expected
+
+
+@given(st.integers(2**28, 7 * 10**10), st.integers(0, 10**10))
+def test_what_may_be_reserved_just_leaves_room(most: int, outside: int) -> None:
+    """One byte more, and a job is not called 'fits'."""
+    usable = 8 * 10**10
+    found = verdict.allowed(most, outside, usable)
+    if found:
+        assert verdict.room(Sums(outside + found, most, 0, found), usable) >= 0
+    assert verdict.room(Sums(outside + found + 1, most, 0, found + 1), usable) < 0
+
+
+@pytest.mark.parametrize("shares", [runtime.HELD_BACK, runtime.REPLAYED])
+def test_room_between_two_whole_ratios_lies_between_theirs(shares: tuple[float, ...]) -> None:
+    """Straight lines join the margins: no step where the tensors are a whole number of deviations, half way in it."""
+    most = 10**10
+    width = verdict.deviation(most)
+    replay = shares is runtime.REPLAYED
+
+    def margin(ratio: float) -> float:
+        lost = int(ratio * width)
+        sums = Sums(most, most, 0 if replay else lost, lost if replay else 0)
+        return -verdict.room(sums._replace(needed=0), 0) / width
+
+    assert margin(3 - 1e-9) == pytest.approx(margin(3 + 1e-9), abs=1e-6)
+    assert margin(3.5) == pytest.approx((margin(3) + margin(4)) / 2, abs=1e-6)

@@ -13,7 +13,9 @@ Read in transformers 5.23 `models/*/modeling_*.py` and `integrations/moe.py`, to
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from calc.amounts import Segment, amount, segment
 from calc.architecture import layer_kinds
@@ -204,6 +206,40 @@ def below_layers(run: Run, recompute: bool) -> Size:
     if recompute and run.kernel == "eager":
         kept += Size({"S": masks * run.residual})
     return kept + (of(h=run.residual) if leaf and (dropped or run.arch.embedding_scaled) else NOTHING)
+
+
+class Kind(NamedTuple):
+    """What a layer's tape follows from beside the run.
+
+    `first`: it lies above a frozen embedding, whose output needs no gradient. `rotated`: it has rotary positions.
+    """
+
+    moe: bool
+    masked: bool
+    first: bool
+    rotated: bool
+
+    def run(self, run: Run) -> Run:
+        """How such a layer of `run` is run."""
+        return replace(run, kernel="masked") if self.masked else run
+
+
+def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
+    """The kind of each layer; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
+
+    Sinks leave eager attention or flash, whatever the window. Where layers are run again, PEFT makes the embedding's
+    output want a gradient, see `below_layers`.
+    """
+    arch = run.arch
+    return [
+        Kind(
+            n >= arch.dense_layers,
+            masked and n in arch.sliding_layers and not arch.attention_sinks,
+            n == 0 and not run.trained and not recompute,
+            n not in arch.unrotated_layers,
+        )
+        for n in range(arch.layers)
+    ]
 
 
 @lru_cache(maxsize=4096)

@@ -83,27 +83,26 @@ def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Seque
     return Line("optimizer_states", role, int(per * trained / shards), "s·P_t/N", values, "optimizer#states")
 
 
-def step_scratch(optimizer: Optimizer, role: str, trained: int, largest: int, b: int, shards: int = 1) -> Line:
-    """What the step itself allocates: nothing fused, one copy of all parameters foreach, two of the largest one by one.
+def temporaries(optimizer: Optimizer) -> int:
+    """Tensors of a parameter's size that the step makes for each: of all at once foreach, else of one after another.
 
     AdamW foreach holds the list of denominators (`_foreach_sqrt`), single-tensor a denominator and a quotient of one
     parameter; Lion the updates, one by one a clone and a sum; Adafactor one by one a single estimate, which becomes the
-    update in place. SGD works in place, 8-bit optimizers inside a kernel.
+    update in place. SGD works in place, 8-bit optimizers and fused ones inside a kernel.
     """
     if optimizer.name in ("adamw-8bit", "sgd", "sgd-momentum") or optimizer.impl == "fused":
+        return 0
+    return 1 if optimizer.impl == "foreach" or optimizer.name == "adafactor" else 2
+
+
+def step_scratch(optimizer: Optimizer, role: str, trained: int, largest: int, b: int, shards: int = 1) -> Line:
+    """What the step itself allocates, see `temporaries`: foreach for all parameters, else for the largest."""
+    n = temporaries(optimizer)
+    if not n:
         return Line("temporary", role, 0, "0", {}, "optimizer#step")
-    if optimizer.name == "adafactor" and optimizer.impl == "single":
-        values = {"P_max": largest, "b": b, "N": shards}
-        return Line("temporary", role, b * largest // shards, "b·P_max/N", values, "optimizer#step")
     if optimizer.impl == "foreach":
-        return Line(
-            "temporary", role, b * trained // shards, "b·P_t/N", {"P_t": trained, "b": b, "N": shards}, "optimizer#step"
-        )
-    return Line(
-        "temporary",
-        role,
-        2 * b * largest // shards,
-        "2·b·P_max/N",
-        {"P_max": largest, "b": b, "N": shards},
-        "optimizer#step",
-    )
+        values = {"P_t": trained, "b": b, "N": shards}
+        return Line("temporary", role, b * trained // shards, "b·P_t/N", values, "optimizer#step")
+    values = {"P_max": largest, "b": b, "N": shards}
+    formula = "b·P_max/N" if n == 1 else f"{n}·b·P_max/N"
+    return Line("temporary", role, n * b * largest // shards, formula, values, "optimizer#step")
