@@ -78,7 +78,9 @@ def publish() -> None:
         commands.set_default(NEWEST, branch=BRANCH, message=f"{NEWEST} is what a reader finds")
     print(f"Version {version} is on the branch {BRANCH}: push it where the site is served from.")
     if not base:
-        print("HEADROOM_SITE_URL was not set: no citation has an address, and the version selector leads to home pages.")
+        print(
+            "HEADROOM_SITE_URL was not set: no citation has an address, and the version selector leads to home pages."
+        )
 
 
 def _git(*arguments: str) -> str:
