@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from calc.catalog import Model
+from calc.catalog import GPU, Model
 from calc.rules import flatten
 from calc.scenario import Scenario
-from calc.site import answers, charts, ledgers, topics
+from calc.site import answers, charts, fits, ledgers, topics
 from calc.site.answers import Answer
 from calc.site.plots import Band, Plot, Point, svg
 from calc.site.tables import WORDS, Cell, Column, Table
@@ -181,4 +181,16 @@ def lengths(model: Model) -> Table | None:
                 f"{model.name}, supervised fine-tuning ({trained}) on {on}: memory against the length of sequences"
             )
             return curve(found.scenario, "seq_len", f"model-{model.id}-lengths", caption)
+    return None
+
+
+def counts(card: GPU) -> Table | None:
+    """Full fine-tuning under ZeRO-3 on more and more of a card: of the largest usual size that eight of them train with
+    nothing offloaded. None where they train none."""
+    for name in reversed(topics.SIZES):
+        found = fits.best(fits.Asked(name, card.id, "sft", "full", NODE)) if name in answers.catalog().models else None
+        if found and found.verdict == "fits" and "offload.optimizer" not in found.given:
+            model = answers.catalog().model(name)
+            caption = f"{model.name}, full fine-tuning under ZeRO-3: memory against the number of {card.name}"
+            return curve({**found.given, **fits.ZERO3.fields}, "gpus", f"gpu-{card.id}-counts", caption)
     return None

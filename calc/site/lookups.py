@@ -62,6 +62,11 @@ class Lookups(Bound):
         found = self._or_fault(model, lambda: curves.lengths(answers.catalog().model(model)))
         return self._place(found) if found else f"Nothing to draw: {advised.untrained(model)}."
 
+    def counts_curve(self, gpu: str) -> str:
+        """How many of a card full fine-tuning takes."""
+        found = self._or_fault(gpu, lambda: curves.counts(answers.catalog().gpu(gpu)))
+        return self._place(found) if found else "Nothing to draw: eight of them train no usual size in full."
+
     def gpus_table(self) -> str:
         """Every GPU."""
         return self._place(sheets.gpus(self._root))

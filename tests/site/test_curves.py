@@ -8,7 +8,7 @@ import pytest
 
 from calc.estimate import estimate
 from calc.scenario import parse
-from calc.site import charts, curves, heat, plots, scatter, tables
+from calc.site import answers, charts, curves, heat, plots, scatter, tables, topics
 from calc.site.fits import Asked, best
 from calc.units import GiB
 
@@ -81,6 +81,21 @@ def test_a_curve_needs_two_points_and_a_known_axis() -> None:
         shown("batch", [1, 2])
     with pytest.raises(ValueError, match="fewer than two"):
         shown("seq_len", [2048])
+
+
+@pytest.mark.parametrize("gpu", ["rtx4090", "h100-sxm"])
+def test_a_cards_curve_is_of_the_largest_size_that_eight_of_it_train_in_full(gpu: str) -> None:
+    table = curves.counts(answers.catalog().gpu(gpu))
+    assert table is not None
+    jobs = {row[0].value: row[0].scenario for row in table.rows}
+    assert {(job["sharding"], job["gpu"], job.get("offload.optimizer")) for job in jobs.values() if job} == {
+        ("zero3", gpu, None)
+    }
+    eight = jobs[8]
+    assert eight and estimate(parse(eight)).verdict == "fits"
+    assert table.rows[0][0].value == 1 and "out of memory" in str(table.rows[0][1].value)
+    for larger in topics.SIZES[topics.SIZES.index(eight["model"]) + 1 :]:
+        assert estimate(parse({**eight, "model": larger})).verdict != "fits"
 
 
 def test_a_drawing_opens_its_table_and_has_a_name() -> None:
