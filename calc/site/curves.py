@@ -81,6 +81,8 @@ def _points(job: Job, over: str, values: Sequence[int]) -> dict[int, Answer]:
             break
     while over == "gpus" and not values and len(found) > 2 and _verdicts(found)[-3:] == ["fits"] * 3:
         found.popitem()  # more GPUs than anybody needs
+    while over == "gpus" and not values and _verdicts(found)[: BEYOND + 1] == ["oom"] * (BEYOND + 1):
+        del found[next(iter(found))]
     return found
 
 

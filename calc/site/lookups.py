@@ -39,7 +39,7 @@ class Lookups(Bound):
 
     def task_switch(self) -> str:
         """Links to what fits where, task by task."""
-        return heat.switch(self._current().url.removesuffix(".html"), self._root)
+        return self._worded(heat.switch(self._current().url.removesuffix(".html"), self._root))
 
     def fits_table(self, gpu: str, task: str) -> str:
         """All models on one kind of GPU."""

@@ -15,7 +15,12 @@ from calc.units import GiB
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BELOW = 420, 330, 40, 28, 10, 42
 FIELD, DEEP = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BELOW
 LINE = 14  # the height of a line of text
-NARROW = {"fits": 30, "tight": 32, "oom": 96}  # the room that each of these words needs
+# A verdict's words, the shorter ones where a band is narrow, each with the room that it needs.
+SAID = {
+    "fits": ((WORDS["fits"], 30),),
+    "tight": ((WORDS["tight"], 32),),
+    "oom": ((WORDS["oom"], 96), ("OOM", 34)),
+}
 
 
 class Point(NamedTuple):
@@ -91,8 +96,8 @@ def _bands(p: Plot, hatch: str) -> Iterator[str]:
         yield f'<rect class="band {band.verdict}" x="{left:.1f}" y="{TOP}" width="{room:.1f}" height="{DEEP}"/>'
         if band.verdict == "oom":
             yield f'<rect fill="url(#{hatch})" x="{left:.1f}" y="{TOP}" width="{room:.1f}" height="{DEEP}"/>'
-        if room >= NARROW[band.verdict]:
-            yield _text(middle, TOP - 10, WORDS[band.verdict], "middle", f"word {band.verdict}")
+        for word in [word for word, needed in SAID[band.verdict] if room >= needed][:1]:
+            yield _text(middle, TOP - 10, word, "middle", f"word {band.verdict}")
 
 
 def _ends(p: Plot, band: Band) -> tuple[float, float]:

@@ -93,7 +93,9 @@ def test_a_cards_curve_is_of_the_largest_size_that_eight_of_it_train_in_full(gpu
     }
     eight = jobs[8]
     assert eight and estimate(parse(eight)).verdict == "fits"
-    assert table.rows[0][0].value == 1 and "out of memory" in str(table.rows[0][1].value)
+    verdicts = [str(row[1].value).partition(" in ")[0] for row in table.rows]
+    assert verdicts[:2] == ["out of memory"] * 2  # of what is far too few, no more is drawn
+    assert verdicts[2] != "out of memory"
     for larger in topics.SIZES[topics.SIZES.index(eight["model"]) + 1 :]:
         assert estimate(parse({**eight, "model": larger})).verdict != "fits"
 
