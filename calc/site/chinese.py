@@ -96,6 +96,7 @@ WORDS = {
     "out of memory": "out of memory：显存不足",
     "the deeper the ground, the more of the card is used, or the further off it is": "底色越深，卡用得越满，或差得越远",
     "The points as a table": "各点的表格",
+    "How far off:": "误差：",
     "Download": "下载",
     "Cite": "引用",
     "Permalink to this version": "此版本的永久链接",
@@ -136,13 +137,13 @@ PHRASES = (
     (re.compile(r"(.+): ([\d.]+) usable"), r"\1：可用 \2"),
 )
 TEXT = re.compile(r"(?<=>)([^<>]+?)(?=\s*<)")
-CELLS = re.compile(r"(<tbody>.*?</tbody>)", re.S)
+LEFT = re.compile(r'(<tbody>.*?</tbody>|<span class="verdict.*?</span>)', re.S)
 
 
 def speak(html: str) -> str:
-    """The HTML with its words in Chinese; rows of tables as they are."""
-    parts = CELLS.split(html)
-    return "".join(part if part.startswith("<tbody>") else TEXT.sub(_said, part) for part in parts)
+    """The HTML with its words in Chinese; rows of tables and verdicts as they are."""
+    parts = LEFT.split(html)
+    return "".join(part if i % 2 else TEXT.sub(_said, part) for i, part in enumerate(parts))
 
 
 def _said(found: re.Match[str]) -> str:
