@@ -150,7 +150,7 @@ def _cells(a: Advice, common: list[str], place: str) -> tuple[Cell, Cell, Cell]:
     inner += "".join(
         f"<p>{escape(name)}</p>{_code(text, f'{place}-{n}')}" for n, (name, text) in enumerate(a.files.items(), 1)
     )
-    inner += "".join(f"<p>{escape(note)}</p>" for note in notes)
+    inner += "".join(f"<p>{words.code(note)}</p>" for note in notes)
     return (
         Cell((a.verdict, needed / GiB, ""), exact=needed, scenario=a.scenario, working=a.working),
         Cell(None if a.tokens is None else round(a.tokens)),
@@ -170,6 +170,6 @@ def _code(text: str, place: str) -> str:
 def _note(common: list[str], options: dict[str, object]) -> str:
     """What holds for all commands, and the call that shows alternatives."""
     call = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
-    shared = "".join(f" {escape(words.sentence(note))}" for note in common)
+    shared = "".join(f" {words.code(words.sentence(note))}" for note in common)
     code = f"<code>python -m calc recommend {escape(call)}</code>"
     return f"Alternatives, and why the next faster configuration fails: {code}.{shared}"

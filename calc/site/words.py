@@ -33,6 +33,11 @@ TASKS = {
 UNPICKED = {"pretrain": "Pre-training", "inference": "Inference"}  # tasks that no table and no form offers
 
 
+def kind(task: str, method: str, sharding: str) -> tuple[str, str, str]:
+    """Task, method and sharding of a job, each for a cell of its own."""
+    return (TASKS | UNPICKED)[task], METHODS[method], SHARDINGS[sharding]
+
+
 def machine(s: Scenario) -> str:
     """The GPUs of a job: `8 × A100-SXM4-80GB`."""
     return f"{s.gpus} × {answers.catalog().gpu(s.gpu).name}"
@@ -64,12 +69,17 @@ def describe(answer: Answer) -> str:
         *degrees(s),
         PRECISIONS.get(s.precision, s.precision),
         ATTENTION[s.attention],
-        f"{'no' if s.checkpointing == 'none' else s.checkpointing} checkpointing",
+        checkpointing(s.checkpointing),
         lengths(s),
         f"micro batch {s.micro_batch}" + (", in pairs" if s.task in ("rm", "dpo") else ""),
         *([rollout(s), roles(s, names)] if s.rollout else []),
     ]
     return " · ".join(parts) + "."
+
+
+def checkpointing(kept: str) -> str:
+    """Which activations are computed again."""
+    return f"{'no' if kept == 'none' else kept} checkpointing"
 
 
 def _method(s: Scenario) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -53,6 +54,24 @@ def test_areas_are_the_components_to_scale() -> None:
             exact = next(cell.exact for cell, column in zip(row, table.columns, strict=True) if column.key == c)
             assert high / unit == pytest.approx((exact or 0) / GiB, abs=0.2 / unit)
     assert {"weights", "activations", "checkpoints"} <= set(drawn)
+
+
+def test_a_name_stands_within_its_area() -> None:
+    drawing = shown("seq_len", [512, 1024, 2048, 4096, 8192, 32768]).legend
+    named = re.findall(r'<text class="name" x="([\d.]+)" y="([\d.]+)" text-anchor="end">([a-z ]+)</text>', drawing)
+    assert named[0][2] == "weights"
+    for right, base, name in named:
+        path = re.search(rf'<path class="c-{name}" d="M([^"]+)Z"', drawing)
+        assert path
+        edge = [tuple(map(float, pair.split())) for pair in path[1].split("L")]
+        above, below = edge[: len(edge) // 2], edge[: len(edge) // 2 - 1 : -1]
+        for x in (float(right) - plots.LETTER * len(name), float(right)):
+            highest, lowest = (
+                next(a[1] + (b[1] - a[1]) * (x - a[0]) / (b[0] - a[0]) for a, b in pairwise(side) if x <= b[0])
+                for side in (above, below)
+            )
+            assert highest <= float(base) - 9  # of a letter above its line
+            assert float(base) <= lowest
 
 
 def test_columns_stand_for_numbers_of_gpus_and_add_up() -> None:
