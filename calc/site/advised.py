@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from calc.catalog import GPU, Model
-from calc.site import advice, answers, topics, words
+from calc.site import advice, answers, tables, topics, words
 from calc.site.advice import Advice
 from calc.site.fits import by_size
 from calc.site.tables import Cell, Column, Table
@@ -154,7 +154,7 @@ def _cells(a: Advice, common: list[str], place: str) -> tuple[Cell, Cell, Cell]:
     return (
         Cell((a.verdict, needed / GiB, ""), exact=needed, scenario=a.scenario, working=a.working),
         Cell(None if a.tokens is None else round(a.tokens)),
-        Cell(run, f'<details class="run"><summary>{escape(run)}</summary>{inner}</details>'),
+        Cell(run, f'<details class="run"><summary>{tables.whole(run)}</summary>{inner}</details>'),
     )
 
 
