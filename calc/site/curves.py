@@ -13,6 +13,7 @@ from calc.site import answers, charts, fits, ledgers, topics
 from calc.site.answers import Answer
 from calc.site.plots import Band, Plot, Point, svg
 from calc.site.tables import WORDS, Cell, Column, Table
+from calc.site.workings import of_phase
 from calc.units import GiB
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
@@ -150,15 +151,15 @@ def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: 
         (
             Cell(at, scenario=answer.given),
             ledgers.verdict_cell(answer.estimate, answer),
-            ledgers.in_gib(
-                answer.device_bytes, answer, "over" if answer.device_bytes > answer.group.usable_bytes else ""
+            ledgers.held(
+                of_phase(answer.peak), answer, "over" if answer.device_bytes > answer.group.usable_bytes else ""
             ),
             Cell(answer.group.usable_bytes / GiB),
             Cell(round(100 * answer.estimate.fit_probability)),
             Cell(answer.peak.name),
-            *(ledgers.in_gib(point.parts.get(c, 0), answer) for c in components),
+            *(ledgers.held(of_phase(answer.peak).of(c), answer) for c in components),
         )
-        for (at, answer), point in zip(shown, plot.points, strict=True)
+        for at, answer in shown
     )
     return Table(
         plot.id,
