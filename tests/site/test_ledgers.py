@@ -215,3 +215,15 @@ def test_a_job_is_described_by_what_its_numbers_rest_on() -> None:
     assert "2048 tokens" not in said
     assert not re.search(r"\b(sft|rm|ppo|lora|zero\d|fsdp\d|openrlhf|flash)\b", said)  # names, as readers know them
     assert "optimizer in host memory" in words.describe(ask(VERL, offload__optimizer=True))
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        ("set DATASET: your data", "Set DATASET: your data."),
+        ("accelerate.yaml: put beside the command", "accelerate.yaml: put beside the command."),
+        ("--data.max_len bounds both", "--data.max_len bounds both."),
+    ],
+)
+def test_a_note_is_a_sentence_that_leaves_names_as_they_are_spelled(note: str, said: str) -> None:
+    assert words.sentence(note) == said
