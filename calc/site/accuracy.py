@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from html import escape
 from itertools import groupby
 from typing import Any, TypeVar
 
 from calc.residuals import ALLOWED, NUMBERS, RANGES, Part, Residual, Summary, residual, summary, summed
-from calc.site import answers
+from calc.site import answers, words
 from calc.site.kept import Kept, fingerprint, of_gpu, of_models
 from calc.site.tables import WORDS, Cell, Column, Table
 from calc.units import GiB
@@ -85,7 +87,7 @@ def by_kind() -> Table:
     columns = (Column("task", "Task"), Column("method", "Method"), Column("sharding", "Sharding"), *ERRORS)
     rows = [
         tuple(Cell(word) for word in key) + error_cells(summary(members))
-        for key, members in grouped(traced(), lambda r: (r.task, r.method, r.sharding))
+        for key, members in grouped(traced(), lambda r: words.kind(r.task, r.method, r.sharding))
     ]
     if every := overall():
         rows.append((Cell(ALL), Cell(""), Cell(""), *error_cells(every)))
@@ -169,7 +171,9 @@ def published_by_job() -> Table:
     )
     rows = []
     found = published((*NUMBERS, *RANGES, "verdict"))
-    for key, members in grouped(found, lambda r: (r.framework, r.task, r.method, r.metric)):
+    for key, members in grouped(
+        found, lambda r: (words.FRAMEWORKS[r.framework], *words.kind(r.task, r.method, r.sharding)[:2], r.metric)
+    ):
         agree = sum(r.agrees for r in members)
         rows.append((*word_cells(key), Cell(len(members)), Cell(agree), Cell(100 * agree / len(members))))
     caption = "Published records that the estimate agrees with, by framework, task, method and metric"
@@ -189,7 +193,7 @@ def published_off() -> Table:
         Column("explanation", "Why"),
     )
     rows = [
-        (Cell(r.id), Cell(r.metric), Cell(_estimated(r)), Cell(_measured(r)), Cell(r.explanation))
+        (record_cell(r), Cell(r.metric), Cell(_estimated(r)), Cell(_measured(r)), Cell(r.explanation))
         for r in published(("verdict", *NUMBERS, *RANGES))
         if not r.agrees
     ]
@@ -237,7 +241,7 @@ def furthest(id: str, caption: str, found: Iterable[Residual], count: int, rests
         Column("error", "Error", "%", "number", 3),
     )
     shown = sorted(found, key=lambda r: -abs(r.error))[:count]
-    rows = [(Cell(r.id), gib(r.predicted), gib(r.measured), Cell(100 * r.error)) for r in shown]
+    rows = [(record_cell(r), gib(r.predicted), gib(r.measured), Cell(100 * r.error)) for r in shown]
     return table(id, caption, columns, rows, rests_on)
 
 
@@ -259,6 +263,11 @@ def verdicts(id: str, caption: str, found: Iterable[Residual], kind: Kind, rests
         rows.append((*word_cells(key), *(Cell(value) for value in (len(members), *counts, share))))
     note = "A job that ran agrees with 'fits' and with 'tight', one that did not with 'out of memory' alone."
     return table(id, caption, columns, rows, rests_on, note)
+
+
+def record_cell(r: Residual) -> Cell:
+    """A record's id, which may break where a part of it ends."""
+    return Cell(r.id, re.sub("([/=])", r"\1<wbr>", escape(r.id)))
 
 
 def word_cells(key: _Key) -> tuple[Cell, ...]:

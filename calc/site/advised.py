@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from html import escape
 
 from calc.catalog import GPU, Model
-from calc.site import advice, answers, topics
+from calc.site import advice, answers, tables, topics, words
 from calc.site.advice import Advice
 from calc.site.fits import by_size
 from calc.site.tables import Cell, Column, Table
 from calc.units import GiB, gb
 
 TITLES = {"sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO"}
-FRAMEWORKS = {"openrlhf": "OpenRLHF", "trl": "TRL", "verl": "verl"}
 ANSWER = (
     Column("fits", "Fullest GPU", "GiB", "verdict", 1),
     Column("tokens", "Tokens a second", "", "number"),
@@ -23,7 +22,8 @@ ANSWER = (
 
 def heading(task: str) -> str:
     """The heading over a task's table."""
-    return f"Run {TITLES[task] if TITLES[task].isupper() else TITLES[task].lower()}"
+    name = TITLES[task] if TITLES[task].isupper() else TITLES[task].lower()
+    return f"Train a {name}" if task == "rm" else f"Run {name}"
 
 
 def about(card: GPU) -> str:
@@ -44,9 +44,9 @@ def _settings(task: str) -> str:
         "has them"
     )
     return (
-        f"{FRAMEWORKS[job['framework']]}, newest known version, {lengths}. The fastest configuration that fits with a "
-        "probability of 95 %: full fine-tuning where that fits at all, if need be with AdamW in 8 bits or offloaded to "
-        "host memory, else LoRA, else QLoRA. Tokens a second are estimated, of all GPUs together."
+        f"{words.FRAMEWORKS[job['framework']]}, newest known version, {lengths}. The fastest configuration that fits "
+        "with a probability of 95 %: full fine-tuning where that fits at all, if need be with AdamW in 8 bits or "
+        "offloaded to host memory, else LoRA, else QLoRA. Tokens a second are estimated, of all GPUs together."
     )
 
 
@@ -125,7 +125,7 @@ def for_model(model: Model, root: str) -> Table:
         "Machines stand from little usable memory in all to much, of equals the one with fewer GPUs first: the catalog "
         f"has no prices. Cards with bf16, up to {max(topics.SEVERAL_NODES)} of them. Small is slow: mind the tokens a "
         "second, and what is offloaded to host memory. "
-        + " ".join(f"{TITLES[task]}: {FRAMEWORKS[job['framework']]}." for task, job in advice.JOBS.items())
+        + " ".join(f"{TITLES[task]}: {words.FRAMEWORKS[job['framework']]}." for task, job in advice.JOBS.items())
         + " Lengths and batches are those of the GPUs' pages; adapters have rank "
         f"{advice.ADAPTERS['lora.rank']}.",
         _note(common, {"model": model.id, "task": "T", "framework": "F"}),
@@ -144,17 +144,17 @@ def _cells(a: Advice, common: list[str], place: str) -> tuple[Cell, Cell, Cell]:
     if a.scenario is None:
         return Cell((None, None, "nothing fits")), Cell(None, "—"), Cell(a.lacks or "—")
     needed = a.working.bytes
-    words = a.words + (f"; host {gb(a.host)}" if "offloaded" in a.words else "")
+    run = a.words + (f"; host {gb(a.host)}" if "offloaded" in a.words else "")
     notes = [note for note in a.notes if note not in common]
     inner = _code(a.command, place) if a.command else ""
     inner += "".join(
         f"<p>{escape(name)}</p>{_code(text, f'{place}-{n}')}" for n, (name, text) in enumerate(a.files.items(), 1)
     )
-    inner += "".join(f"<p>{escape(note)}</p>" for note in notes)
+    inner += "".join(f"<p>{words.code(note)}</p>" for note in notes)
     return (
         Cell((a.verdict, needed / GiB, ""), exact=needed, scenario=a.scenario, working=a.working),
         Cell(None if a.tokens is None else round(a.tokens)),
-        Cell(words, f'<details class="run"><summary>{escape(words)}</summary>{inner}</details>'),
+        Cell(run, f'<details class="run"><summary>{tables.whole(run)}</summary>{inner}</details>'),
     )
 
 
@@ -170,6 +170,6 @@ def _code(text: str, place: str) -> str:
 def _note(common: list[str], options: dict[str, object]) -> str:
     """What holds for all commands, and the call that shows alternatives."""
     call = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
-    shared = "".join(f" {escape(note[:1].upper() + note[1:])}." for note in common)
+    shared = "".join(f" {words.code(words.sentence(note))}" for note in common)
     code = f"<code>python -m calc recommend {escape(call)}</code>"
     return f"Alternatives, and why the next faster configuration fails: {code}.{shared}"

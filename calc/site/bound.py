@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from calc.ledger import Phase
 from calc.schema import closest
-from calc.site import answers, changelog, datasets, languages, ledgers, menus, recipes, tables
+from calc.site import answers, changelog, chinese, datasets, languages, ledgers, menus, recipes, tables
 from calc.site.answers import Answer
 from calc.site.recipes import Recipe
 from calc.site.tables import Table
@@ -152,8 +152,14 @@ class Bound:
         if not language:
             datasets.note(view.meta, table, view.url, view.root)
         place = tables.place(table)
-        view.meta.setdefault(FIGURES, {})[place] = tables.to_html(table, menus.footer(table, view.url, view.root))
+        view.meta.setdefault(FIGURES, {})[place] = self._worded(
+            tables.to_html(table, menus.footer(table, view.url, view.root))
+        )
         return place
+
+    def _worded(self, html: str) -> str:
+        """Words that are not the page's own, in the language of the page."""
+        return chinese.speak(html) if languages.split(self._current().source)[1] == "zh" else html
 
     def _released(self, release: changelog.Release) -> str:
         """A release as a section of the changelog."""

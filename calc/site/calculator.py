@@ -203,8 +203,8 @@ def _others(found: Recommendation) -> Iterator[str]:
     """The next faster configuration and what it lacks, what each setting does, and what else could be run."""
     lines = [f"Next faster: {escape(words.against(found))}."] if found.recommended else []
     lines += [f"Or, {_other(c)}." for c in found.alternatives]
-    lines += [f"{words.code(line[:1].upper() + line[1:])}." for line in found.advice] if found.recommended else []
-    lines += [f"{words.code(note[:1].upper() + note[1:])}." for note in found.notes]
+    lines += [words.code(words.sentence(line)) for line in found.advice] if found.recommended else []
+    lines += [words.code(words.sentence(note)) for note in found.notes]
     lines.append(f"{found.considered:,} configurations considered, {found.pruned:,} ruled out without.")
     items = "".join(f"<li>{line}</li>" for line in lines)
     yield f"<details><summary>What else could be run, and why not faster</summary><ul>{items}</ul></details>"

@@ -26,7 +26,8 @@ def command(recipe: Recipe) -> str:
     s = found.recommended.scenario
     body = "\n\n".join(_blocks(found.launch))
     inner = "\n".join(f"    {line}".rstrip() for line in body.splitlines())
-    return f'??? example "{recipes.title(recipe)}: {s.framework} {s.framework_version}"\n\n{inner}\n'
+    title = f"{recipes.title(recipe)}: the command, for {words.FRAMEWORKS[s.framework]} {s.framework_version}"
+    return f'??? example "{title}"\n\n{inner}\n'
 
 
 def _blocks(launch: Launch) -> Iterator[str]:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from calc.catalog import Model
+from calc.catalog import GPU, Model
 from calc.rules import flatten
 from calc.scenario import Scenario
-from calc.site import answers, charts, ledgers, topics
+from calc.site import answers, charts, fits, ledgers, topics
 from calc.site.answers import Answer
 from calc.site.plots import Band, Plot, Point, svg
 from calc.site.tables import WORDS, Cell, Column, Table
+from calc.site.workings import of_phase
 from calc.units import GiB
 
 GPUS = (1, 2, 4, 8, 16, 32, 64)
@@ -81,6 +82,8 @@ def _points(job: Job, over: str, values: Sequence[int]) -> dict[int, Answer]:
             break
     while over == "gpus" and not values and len(found) > 2 and _verdicts(found)[-3:] == ["fits"] * 3:
         found.popitem()  # more GPUs than anybody needs
+    while over == "gpus" and not values and _verdicts(found)[: BEYOND + 1] == ["oom"] * (BEYOND + 1):
+        del found[next(iter(found))]
     return found
 
 
@@ -148,15 +151,15 @@ def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: 
         (
             Cell(at, scenario=answer.given),
             ledgers.verdict_cell(answer.estimate, answer),
-            ledgers.in_gib(
-                answer.device_bytes, answer, "over" if answer.device_bytes > answer.group.usable_bytes else ""
+            ledgers.held(
+                of_phase(answer.peak), answer, "over" if answer.device_bytes > answer.group.usable_bytes else ""
             ),
             Cell(answer.group.usable_bytes / GiB),
             Cell(round(100 * answer.estimate.fit_probability)),
             Cell(answer.peak.name),
-            *(ledgers.in_gib(point.parts.get(c, 0), answer) for c in components),
+            *(ledgers.held(of_phase(answer.peak).of(c), answer) for c in components),
         )
-        for (at, answer), point in zip(shown, plot.points, strict=True)
+        for at, answer in shown
     )
     return Table(
         plot.id,
@@ -181,4 +184,16 @@ def lengths(model: Model) -> Table | None:
                 f"{model.name}, supervised fine-tuning ({trained}) on {on}: memory against the length of sequences"
             )
             return curve(found.scenario, "seq_len", f"model-{model.id}-lengths", caption)
+    return None
+
+
+def counts(card: GPU) -> Table | None:
+    """Full fine-tuning under ZeRO-3 on more and more of a card: of the largest usual size that eight of them train with
+    nothing offloaded. None where they train none."""
+    for name in reversed(topics.SIZES):
+        found = fits.best(fits.Asked(name, card.id, "sft", "full", NODE)) if name in answers.catalog().models else None
+        if found and found.verdict == "fits" and "offload.optimizer" not in found.given:
+            model = answers.catalog().model(name)
+            caption = f"{model.name}, full fine-tuning under ZeRO-3: memory against the number of {card.name}"
+            return curve({**found.given, **fits.ZERO3.fields}, "gpus", f"gpu-{card.id}-counts", caption)
     return None

@@ -47,7 +47,7 @@ class Effects(Bound):
     def post(self, key: str) -> str:
         """One of the five posts by its title, linked to the case study that computes it again."""
         title, month, page = strategies.POSTS[key]
-        return f"*{title}* ({month}, [computed again]({self._root}case-studies/{page}.md))"
+        return f'<cite lang="zh">{title}</cite> ({month}, [computed again]({self._root}case-studies/{page}.md))'
 
     # --- claims
 

@@ -10,8 +10,7 @@ import yaml
 
 from calc import report
 from calc.ledger import Estimate, Group, Line, Phase
-from calc.scenario import Scenario
-from calc.site import answers, charts
+from calc.site import answers, charts, words
 from calc.site.answers import Answer
 from calc.site.tables import Cell, Column, Table, verdict_html
 from calc.site.workings import Working, difference, method_url, of_moment, of_phase, values_text
@@ -50,31 +49,6 @@ def verdict_cell(found: Estimate | Group, answer: Answer) -> Cell:
     """A verdict in a table of numbers."""
     word = verdict_text(found)
     return Cell(word, verdict_html(found.verdict, word), scenario=answer.given)
-
-
-def describe(answer: Answer) -> str:
-    """A job in one line: what the numbers of its tables rest on."""
-    s, gpu = answer.scenario, answers.catalog().gpu(answer.scenario.gpu)
-    names = {model.id: model.name for model in answers.catalog().models.values()}
-    parts = [
-        names.get(s.model, s.model),
-        s.task if s.method == "full" else f"{s.task}, {s.method}" + (f" r={s.lora.rank}" if s.lora else ""),
-        f"{s.gpus} × {gpu.name}",
-        f"{s.framework} {s.framework_version}",
-        s.sharding + "".join(f", {what} in host memory" for what in _offloaded(s)),
-        *report.degrees(s),
-        f"precision {s.precision}",
-        f"{s.attention} attention",
-        f"checkpointing {s.checkpointing}",
-        report.lengths(s),
-        f"micro batch {s.micro_batch}" + (", in pairs" if s.task in ("rm", "dpo") else ""),
-        *([report.rollout(s), report.roles(s, names)] if s.rollout else []),
-    ]
-    return " · ".join(parts) + "."
-
-
-def _offloaded(s: Scenario) -> list[str]:
-    return ["weights"] * s.offload.parameters + ["optimizer"] * s.offload.optimizer
 
 
 def _scale(answered: Sequence[Answer]) -> int:
@@ -124,7 +98,7 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
         caption,
         columns,
         tuple(rows),
-        assumptions=describe(answer),
+        assumptions=words.describe(answer),
         note=_notes(answer),
         legend=charts.legend(components, limit),
         versions=answers.versions(),
@@ -184,7 +158,7 @@ def lines(answer: Answer, table_id: str, caption: str, shown: Phase, root: str) 
         for line in shown.moment.lines
     )
     where = f"{shown.name}, at its largest moment ({shown.moment.name}). "
-    return Table(table_id, caption, columns, rows, where + describe(answer), versions=answers.versions())
+    return Table(table_id, caption, columns, rows, where + words.describe(answer), versions=answers.versions())
 
 
 def _key(component: str) -> str:
@@ -286,7 +260,7 @@ def spelled(value: Any) -> str:
 
 def shared(answered: Sequence[Answer]) -> str:
     """What all the jobs have in common; the rows say what differs."""
-    described = [describe(a).rstrip(".").split(" · ") for a in answered]
+    described = [words.describe(a).rstrip(".").split(" · ") for a in answered]
     return " · ".join(part for part in described[0] if all(part in other for other in described)) + "."
 
 
@@ -323,7 +297,7 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
         caption,
         columns,
         tuple(rows),
-        describe(answer),
+        words.describe(answer),
         legend=charts.legend(components, f"what a process can use: {usable / GiB:.2f} GiB"),
         versions=answers.versions(),
     )

@@ -39,7 +39,7 @@ class Lookups(Bound):
 
     def task_switch(self) -> str:
         """Links to what fits where, task by task."""
-        return heat.switch(self._current().url.removesuffix(".html"), self._root)
+        return self._worded(heat.switch(self._current().url.removesuffix(".html"), self._root))
 
     def fits_table(self, gpu: str, task: str) -> str:
         """All models on one kind of GPU."""
@@ -61,6 +61,11 @@ class Lookups(Bound):
         """How long a model's sequences may be on the smallest machine that trains it."""
         found = self._or_fault(model, lambda: curves.lengths(answers.catalog().model(model)))
         return self._place(found) if found else f"Nothing to draw: {advised.untrained(model)}."
+
+    def counts_curve(self, gpu: str) -> str:
+        """How many of a card full fine-tuning takes."""
+        found = self._or_fault(gpu, lambda: curves.counts(answers.catalog().gpu(gpu)))
+        return self._place(found) if found else "Nothing to draw: eight of them train no usual size in full."
 
     def gpus_table(self) -> str:
         """Every GPU."""

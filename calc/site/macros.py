@@ -249,7 +249,7 @@ class Macros(Effects, Lookups):
 
     def calculator(self, job: str) -> str:
         """The calculator, with the answer to its first job."""
-        return picker.show(self._recipe(job), Place(self._root, self._place))
+        return self._worded(picker.show(self._recipe(job), Place(self._root, self._place)))
 
     # --- how fast it runs
 

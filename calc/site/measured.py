@@ -9,7 +9,7 @@ from functools import cache, partial
 from calc.edges import Search, search
 from calc.memory.runtime import MIDDLE, REPLAYED
 from calc.residuals import Allocator, Outside, Residual, Summary, outside, summary, summed
-from calc.site import accuracy, answers
+from calc.site import accuracy, answers, words
 from calc.site.accuracy import ALL, ERRORS, Record, error_cells, gib, grouped, table, word_cells
 from calc.site.kept import Kept
 from calc.site.tables import NOT_PUBLISHED, Cell, Column, Table
@@ -20,6 +20,7 @@ RESTS_ON = (
 )
 SEGMENTS = {False: "fixed", True: "expandable"}
 FURTHEST = 10
+LARGEST = {"micro_batch": "micro batch", "seq_len": "tokens a sequence"}
 
 
 def jobs() -> list[Residual]:
@@ -50,7 +51,7 @@ def _searches(records: Sequence[Record]) -> list[Search]:
 
 
 def _kind(r: Residual) -> tuple[str, ...]:
-    return r.task, r.method, r.sharding, r.checkpointing
+    return *words.kind(r.task, r.method, r.sharding), r.checkpointing
 
 
 KIND = tuple(Column(name.lower(), name) for name in ("Task", "Method", "Sharding", "Checkpointing"))
@@ -114,7 +115,7 @@ def reserved() -> Table:
         Column("p95", "95th percentile", "%", "number", 1),
         Column("worst", "Most", "%", "number", 1),
     )
-    found = list(grouped(_seen(), lambda x: (SEGMENTS[x[1].expandable], x[0].sharding, x[0].checkpointing)))
+    found = list(grouped(_seen(), lambda x: (SEGMENTS[x[1].expandable], *_kind(x[0])[2:])))
     if found:
         found.append(((ALL, "", ""), _seen()))
     rows = []
@@ -139,7 +140,7 @@ def verdicts() -> Table:
     """Whether jobs ran, against the estimates' verdicts."""
     found = [r for r in accuracy.residuals() if r.kind == "measured"]
     caption = "Measured jobs that ran and that ran out of memory, against the verdict"
-    return accuracy.verdicts("measured-verdicts", caption, found, ("Task", lambda r: r.task), RESTS_ON)
+    return accuracy.verdicts("measured-verdicts", caption, found, ("Task", lambda r: _kind(r)[0]), RESTS_ON)
 
 
 # ---- beside the allocator -----------------------------------------------------------------------------------------
@@ -200,13 +201,13 @@ def edges() -> Table:
     )
     rows = []
     for s in sorted(searches(), key=lambda s: (s.field, s.card, s.model, s.id)):
-        job = f"{s.task}, {s.method}, checkpointing {s.checkpointing}"
+        job = f"{words.task(s.task)}, {words.METHODS[s.method]}, {words.checkpointing(s.checkpointing)}"
         sizes = (Cell(s.found), _or_dash(s.fails_at), Cell(s.predicted), _share(s.error), Cell(s.predicted_fits))
         rows.append(
             (
                 _card(s.card),
                 Cell(answers.catalog().model(s.model).name),
-                Cell(s.field),
+                Cell(LARGEST[s.field]),
                 *sizes,
                 Cell("yes" if s.kept else "no"),
                 _share(s.full_found),
@@ -248,11 +249,11 @@ def machines() -> Table:
         Column("dates", "When"),
     )
     rows = []
-    for (words, libraries), members in grouped(_records(), lambda r: (r["machine"]["words"], _libraries(r))):
+    for (machine, libraries), members in grouped(_records(), lambda r: (r["machine"]["words"], _libraries(r))):
         found = Counter("searches" if "edge" in r else "rates" if "rates" in r else r["verdict"] for r in members)
         counts = (found["fits"], found["oom"], found["failed"], found["searches"], found["rates"])
         dates = ", ".join(sorted({r["date"] for r in members}))
-        rows.append((Cell(words), *(Cell(count) for count in counts), Cell(libraries), Cell(dates)))
+        rows.append((Cell(machine), *(Cell(count) for count in counts), Cell(libraries), Cell(dates)))
     return table("measured-machines", "What was measured, and where", columns, rows, RESTS_ON)
 
 

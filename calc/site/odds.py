@@ -12,7 +12,7 @@ from calc.memory import runtime
 from calc.residuals import Residual, family, summary
 from calc.scenario import parse
 from calc.site import accuracy, answers
-from calc.site.tables import Cell, Column, Table
+from calc.site.tables import WORDS, Cell, Column, Table
 from calc.units import GiB
 
 # How a model lies on its GPUs decides which mechanisms its peak is made of.
@@ -123,7 +123,7 @@ def outcomes() -> Table:
             (
                 Cell(FOUND[sought]),
                 Cell(f"{100 * low:g} to {100 * high:g}"),
-                Cell(verdict.word(low)),
+                Cell(WORDS[verdict.word(low)]),
                 Cell(len(found)),
                 Cell(len({o.source for o in found})),
                 Cell(ran),

@@ -66,6 +66,14 @@ def gpu(card: GPU) -> str:
 
 Another model, another number of cards? [Ask the calculator](../../index.md?gpu={card.id}#calculator).
 
+## How many of them
+
+Full fine-tuning spreads weights, gradients and optimizer states over all cards (ZeRO-3), and nothing else: activations,
+logits and buffers stay as large on each. The model is the largest of the usual sizes that eight of these cards train
+with nothing offloaded.
+
+[[ counts_curve({name}) ]]
+
 ## What fits
 
 {what_fits}

@@ -19,7 +19,6 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "reinforce++": {"framework": "openrlhf", **advice.PROMPTED},
 }
 METHODS = {"": "full if it fits, else LoRA, else QLoRA", "full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
-FRAMEWORKS = {"trl": "TRL", "openrlhf": "OpenRLHF", "verl": "verl", "torch": "plain PyTorch"}
 NUMBERS = {
     "seq_len": "Tokens a sequence",
     "global_batch": "Sequences or pairs a step",
@@ -77,7 +76,8 @@ def _form(job: Mapping[str, Any]) -> str:
         f"{_select('gpu', 'GPU', gpus, given)}{_number('gpus', 'How many', given.get('gpus', ''), 'any')}"
         f'<datalist id="calculator-counts">{counts}</datalist>'
         "<details><summary>Method, framework, lengths</summary><div>"
-        f"{_select('method', 'Method', METHODS, given)}{_select('framework', 'Framework', FRAMEWORKS, given)}{numbers}"
+        f"{_select('method', 'Method', METHODS, given)}"
+        f"{_select('framework', 'Framework', words.FRAMEWORKS, given)}{numbers}"
         "</div></details>"
         '<p class="buttons"><button type="submit" class="md-button md-button--primary">What do I run?</button> '
         '<button type="button" class="md-button copy-link">Copy link</button> '

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from math import log2
 from typing import NamedTuple
 
@@ -14,8 +15,13 @@ from calc.units import GiB
 # the drawing in its own units, small enough that a phone shows its text at a readable size
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BELOW = 420, 330, 40, 28, 10, 42
 FIELD, DEEP = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BELOW
-LINE = 14  # the height of a line of text
-NARROW = {"fits": 30, "tight": 32, "oom": 96}  # the room that each of these words needs
+LINE, LETTER = 14, 7.2  # the height of a line of text, and the width of a letter
+# A verdict's words, the shorter ones where a band is narrow, each with the room that it needs.
+SAID = {
+    "fits": ((WORDS["fits"], 30),),
+    "tight": ((WORDS["tight"], 32),),
+    "oom": ((WORDS["oom"], 96), ("OOM", 34)),
+}
 
 
 class Point(NamedTuple):
@@ -91,8 +97,8 @@ def _bands(p: Plot, hatch: str) -> Iterator[str]:
         yield f'<rect class="band {band.verdict}" x="{left:.1f}" y="{TOP}" width="{room:.1f}" height="{DEEP}"/>'
         if band.verdict == "oom":
             yield f'<rect fill="url(#{hatch})" x="{left:.1f}" y="{TOP}" width="{room:.1f}" height="{DEEP}"/>'
-        if room >= NARROW[band.verdict]:
-            yield _text(middle, TOP - 10, WORDS[band.verdict], "middle", f"word {band.verdict}")
+        for word in [word for word, needed in SAID[band.verdict] if room >= needed][:1]:
+            yield _text(middle, TOP - 10, word, "middle", f"word {band.verdict}")
 
 
 def _ends(p: Plot, band: Band) -> tuple[float, float]:
@@ -124,7 +130,7 @@ def _anchor(x: float, room: float) -> str:
 
 
 def _areas(p: Plot, components: Sequence[str]) -> Iterator[str]:
-    """An area a component, stacked; its name within, where it is thick enough at the right end."""
+    """An area a component, stacked; its name within at the right end, where the whole of it finds room."""
     below = [0] * len(p.points)
     names = []
     for c in components:
@@ -132,13 +138,23 @@ def _areas(p: Plot, components: Sequence[str]) -> Iterator[str]:
         there = [f"{p.x(q.at):.1f} {p.y(n):.1f}" for q, n in zip(p.points, above, strict=True)]
         back = [f"{p.x(q.at):.1f} {p.y(n):.1f}" for q, n in zip(p.points, below, strict=True)]
         yield f'<path class="c-{c}" d="M{"L".join([*there, *reversed(back)])}Z"/>'
-        if p.y(below[-1]) - p.y(above[-1]) >= LINE:
-            y = (p.y(below[-1]) + p.y(above[-1])) / 2 + 4
+        start = LEFT + FIELD - 6 - LETTER * len(charts.name(c))
+        top, bottom = max(_height(p, above, start), p.y(above[-1])), min(_height(p, below, start), p.y(below[-1]))
+        if bottom - top >= LINE:
+            y = (bottom + top) / 2 + 4
             names.append(
                 f'<text class="name" x="{LEFT + FIELD - 6}" y="{y:.1f}" text-anchor="end">{charts.name(c)}</text>'
             )
         below = above
     yield from names
+
+
+def _height(p: Plot, edge: Sequence[int], x: float) -> float:
+    """The height of an area's edge at a place of the drawing."""
+    for (left, low), (right, high) in pairwise([(p.x(q.at), p.y(n)) for q, n in zip(p.points, edge, strict=True)]):
+        if x <= right:
+            return low + (high - low) * (x - left) / (right - left)
+    return p.y(edge[-1])
 
 
 def _columns(p: Plot, components: Sequence[str]) -> Iterator[str]:

@@ -77,6 +77,10 @@ def publish() -> None:
     with contextlib.suppress(git_utils.GitEmptyCommit):  # it is so already
         commands.set_default(NEWEST, branch=BRANCH, message=f"{NEWEST} is what a reader finds")
     print(f"Version {version} is on the branch {BRANCH}: push it where the site is served from.")
+    if not base:
+        print(
+            "HEADROOM_SITE_URL was not set: no citation has an address, and the version selector leads to home pages."
+        )
 
 
 def _git(*arguments: str) -> str:

@@ -10,9 +10,9 @@ from calc.job import Job
 from calc.ledger import Line
 from calc.placement import Placed
 from calc.scenario import Scenario
-from calc.site import answers
+from calc.site import answers, words
 from calc.site.answers import Answer
-from calc.site.ledgers import describe, held, shared
+from calc.site.ledgers import held, shared
 from calc.site.tables import Cell, Column, Table, verdict_html
 from calc.site.workings import Working, of_phase
 
@@ -69,7 +69,7 @@ def roles(answer: Answer, table_id: str, caption: str) -> Table:
                 Cell(parameters(s.architecture)),
             )
         )
-    return Table(table_id, caption, columns, tuple(rows), describe(answer), versions=answers.versions())
+    return Table(table_id, caption, columns, tuple(rows), words.describe(answer), versions=answers.versions())
 
 
 def _lying(lines: Iterable[Line], *components: str) -> Working:
@@ -94,8 +94,8 @@ def _between(placed: Placed, weights: int, states: int) -> str:
     always = [part for part, there in parts.items() if not there]
     moved = [part for part in parts if part in placed.role.leaves and part not in always]
     stay = [part for part in parts if part not in always and part not in moved]
-    words = {"always in host memory": always, "go to host memory": moved, "stay on the GPU": stay}
-    return "; ".join(f"{' and '.join(what)} {where}" for where, what in words.items() if what)
+    places = {"always in host memory": always, "go to host memory": moved, "stay on the GPU": stay}
+    return "; ".join(f"{' and '.join(what)} {where}" for where, what in places.items() if what)
 
 
 def caches(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table:

@@ -11,7 +11,7 @@ from statistics import mean, median
 from calc.estimate import speed
 from calc.pace import COLLECTIVES, Pace, judging, paces, rank_correlation, steps
 from calc.rules import PAIRED
-from calc.site import answers, ledgers
+from calc.site import answers, words
 from calc.site.answers import Answer
 from calc.site.tables import Cell, Column, Table
 from calc.site.workings import method_url
@@ -82,7 +82,7 @@ def terms(answer: Answer, table_id: str, caption: str, root: str) -> Table:
     ]  # fmt: skip
     rows.append((Cell("one step"), Cell(t.step_seconds), Cell("sum"), Cell("")))
     note = f"{t.tokens_per_second:,.0f} tokens a second over the whole job; most of the time goes into {t.bound_by}."
-    return Table(table_id, caption, columns, tuple(rows), ledgers.describe(answer), note, versions=answers.versions())
+    return Table(table_id, caption, columns, tuple(rows), words.describe(answer), note, versions=answers.versions())
 
 
 def _values(term: Term) -> str:
@@ -117,7 +117,7 @@ def compare(answered: Mapping[str, Answer], table_id: str, caption: str, items: 
                 Cell(hours(first, items) / hours(answer, items)),
             )
         )
-    return Table(table_id, caption, columns, tuple(rows), ledgers.describe(first), versions=answers.versions())
+    return Table(table_id, caption, columns, tuple(rows), words.describe(first), versions=answers.versions())
 
 
 def constants() -> Table:

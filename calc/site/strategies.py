@@ -23,6 +23,7 @@ from calc.ledger import Phase
 from calc.site import answers, charts, ledgers, speed
 from calc.site.answers import Answer
 from calc.site.tables import Cell, Column, Table
+from calc.site.workings import difference, of_phase
 from calc.throughput import Unrated
 from calc.units import GB, GiB, MiB
 
@@ -138,22 +139,23 @@ def _row(pair: Pair) -> tuple[Cell, ...]:
     moved = abs(saved) >= SHOWN
     return (
         Cell(pair.job, style="changes"),
-        _difference(before.device_bytes - after.device_bytes, after),
+        _difference(before.peak, after.peak, after),
         Cell(longer, "" if longer else "—"),
         ledgers.verdict_cell(before.estimate, before),
         ledgers.verdict_cell(after.estimate, after),
-        ledgers.in_gib(before.device_bytes, before),
-        ledgers.in_gib(after.device_bytes, after),
-        _difference(saved if moved else 0, after),
+        ledgers.held(of_phase(before.peak), before),
+        ledgers.held(of_phase(after.peak), after),
+        _difference(phases(before)[phase], phases(after)[phase], after) if moved else Cell(0.0),
         Cell(phase if moved else "", "" if moved else "—"),
         Cell(round((host(before) - host(after)) / GB) + 0, exact=host(before) - host(after), scenario=after.given),
     )
 
 
-def _difference(n_bytes: int, answer: Answer) -> Cell:
-    """A difference in GiB, without the sign of what rounds to nothing."""
-    shown = n_bytes if abs(n_bytes) >= SHOWN else 0
-    return Cell(shown / GiB, exact=n_bytes, scenario=answer.given)
+def _difference(was: Phase, now: Phase, answer: Answer, component: str = "") -> Cell:
+    """What a phase gives back, or a component of it, in GiB, without the sign of what rounds to nothing."""
+    held = [of_phase(p).of(component) if component else of_phase(p) for p in (was, now)]
+    cell = ledgers.held(difference(*held), answer)
+    return cell if abs(cell.exact or 0) >= SHOWN else cell._replace(value=0.0)
 
 
 def summary(found: Iterable[Pair], table_id: str, caption: str) -> Table:
@@ -194,16 +196,15 @@ def by_phase(pair: Pair, table_id: str, caption: str) -> Table:
     for n in names:
         was, now = parts[n]
         there = n in before and n in after
-        saved = [_difference(was.get(c, 0) - now.get(c, 0), pair.after) for c in moved]
         rows.append(
             (
                 Cell(n),
-                _total(was, pair.before) if n in before else Cell(None, "—"),
-                _total(now, pair.after) if n in after else Cell(None, "—"),
-                _difference(sum(was.values()) - sum(now.values()), pair.after) if there else Cell(None, "—"),
+                _total(before[n], pair.before) if n in before else Cell(None, "—"),
+                _total(after[n], pair.after) if n in after else Cell(None, "—"),
+                _difference(before[n], after[n], pair.after) if there else Cell(None, "—"),
                 Cell(html=charts.bar(was, scale, limits[0])),
                 Cell(html=charts.bar(now, scale, limits[1])),
-                *(saved if there else [Cell(None, "—")] * len(moved)),
+                *(_difference(before[n], after[n], pair.after, c) if there else Cell(None, "—") for c in moved),
             )
         )
     limit = "what a process can use: " + " and ".join(f"{n / GiB:.2f} GiB" for n in dict.fromkeys(limits))
@@ -223,9 +224,9 @@ def _parts(phase: Phase | None) -> dict[str, int]:
     return ledgers.by_component(phase.moment.lines) if phase else {}
 
 
-def _total(parts: Mapping[str, int], answer: Answer) -> Cell:
-    over = "over" if sum(parts.values()) > answer.group.usable_bytes else ""
-    return ledgers.in_gib(sum(parts.values()), answer, over)
+def _total(phase: Phase, answer: Answer) -> Cell:
+    over = "over" if phase.moment.device_bytes > answer.group.usable_bytes else ""
+    return ledgers.held(of_phase(phase), answer, over)
 
 
 def _note(pair: Pair) -> str:

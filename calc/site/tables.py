@@ -157,7 +157,7 @@ def _cell_html(column: Column, cell: Cell, first: bool) -> str:
             inner = f'<span class="none">{escape(str(how or CANNOT))}</span>'
         else:
             inner = f"<b>{WORDS[str(word)]}</b> <span>{text(column, peak)}</span>"
-            inner += f" <small>{escape(str(how))}</small>" if how else ""
+            inner += f" <small>{whole(str(how))}</small>" if how else ""
         classes += ["verdict", str(word or "none")]
     else:
         shown = text(column, cell.values[0])
@@ -168,6 +168,11 @@ def _cell_html(column: Column, cell: Cell, first: bool) -> str:
         classes += ["long"] if len(shown) > LONG and not first else []
     attribute = f' class="{" ".join(classes)}"' if classes else ""
     return f'<th scope="row"{attribute}>{inner}</th>' if first else f"<td{attribute}>{inner}</td>"
+
+
+def whole(words: str) -> str:
+    """Words with each size of host memory kept on one line."""
+    return escape(words).replace(" GB", "&nbsp;GB")
 
 
 def place(table: Table) -> str:

@@ -72,8 +72,9 @@ class Tooltips(AbbrTreeprocessor):
         return text[: found[0].start()], marked
 
     def _closed(self, text: str) -> list[tuple[int, int]]:
-        """Where a text stands between tags of a link, of code or of a verdict."""
-        tags = [(match, str(self.md.htmlStash.rawHtmlBlocks[int(match[1])])) for match in KEPT_ASIDE.finditer(text)]
+        """Where a text stands between tags of a link, of code or of a verdict; entities in it are kept aside, too."""
+        aside = [(match, str(self.md.htmlStash.rawHtmlBlocks[int(match[1])])) for match in KEPT_ASIDE.finditer(text)]
+        tags = [(match, raw) for match, raw in aside if raw.startswith("<")]
         return [(tag.start(), after.start()) for (tag, raw), (after, _) in pairwise(tags) if CLOSED.match(raw)]
 
 

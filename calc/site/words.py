@@ -11,13 +11,16 @@ from html import escape
 
 from calc.recommend import Miss, Recommendation
 from calc.recommend.search import Judged
-from calc.report import degrees
+from calc.report import degrees, lengths, roles, rollout
 from calc.scenario import Scenario
 from calc.site import answers
 from calc.site.answers import Answer
 from calc.units import gb, gib
 
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
+FRAMEWORKS = {"trl": "TRL", "openrlhf": "OpenRLHF", "verl": "verl", "torch": "plain PyTorch"}
+PRECISIONS = {"mixed": "mixed precision", "fsdp-mixed": "FSDP's mixed precision", "autocast": "fp32 under autocast"}
+ATTENTION = {"flash": "FlashAttention", "sdpa": "PyTorch's attention", "eager": "eager attention"}
 SHARDINGS = {
     "none": "not sharded", "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
     "fsdp1": "FSDP1", "fsdp2": "FSDP2",
@@ -28,6 +31,11 @@ TASKS = {
 }  # fmt: skip
 
 UNPICKED = {"pretrain": "Pre-training", "inference": "Inference"}  # tasks that no table and no form offers
+
+
+def kind(task: str, method: str, sharding: str) -> tuple[str, str, str]:
+    """Task, method and sharding of a job, each for a cell of its own."""
+    return (TASKS | UNPICKED)[task], METHODS[method], SHARDINGS[sharding]
 
 
 def machine(s: Scenario) -> str:
@@ -47,11 +55,41 @@ def task(name: str) -> str:
     return words if words[1].isupper() else words.lower()
 
 
+def describe(answer: Answer) -> str:
+    """A job in one line: what the numbers of its tables rest on."""
+    s = answer.scenario
+    names = {found.id: found.name for found in answers.catalog().models.values()}
+    kept = [what for what, off in (("weights", s.offload.parameters), ("optimizer", s.offload.optimizer)) if off]
+    parts = [
+        model(s.model),
+        task(s.task) + ("" if s.method == "full" else f", {_method(s)}"),
+        machine(s),
+        f"{FRAMEWORKS[s.framework]} {s.framework_version}",
+        ", ".join([SHARDINGS[s.sharding], *(f"{what} in host memory" for what in kept)]),
+        *degrees(s),
+        PRECISIONS.get(s.precision, s.precision),
+        ATTENTION[s.attention],
+        checkpointing(s.checkpointing),
+        lengths(s),
+        f"micro batch {s.micro_batch}" + (", in pairs" if s.task in ("rm", "dpo") else ""),
+        *([rollout(s), roles(s, names)] if s.rollout else []),
+    ]
+    return " · ".join(parts) + "."
+
+
+def checkpointing(kept: str) -> str:
+    """Which activations are computed again."""
+    return f"{'no' if kept == 'none' else kept} checkpointing"
+
+
+def _method(s: Scenario) -> str:
+    return METHODS[s.method] + (f" of rank {s.lora.rank}" if s.lora else "")
+
+
 def settings(s: Scenario) -> list[str]:
     """What is to be set, one part a setting, in the order in which a reader decides."""
-    method = METHODS[s.method] + (f" of rank {s.lora.rank}" if s.lora else "")
     parts = [
-        method + (", AdamW in 8 bits" if s.optimizer == "adamw-8bit" else ""),
+        _method(s) + (", AdamW in 8 bits" if s.optimizer == "adamw-8bit" else ""),
         SHARDINGS[s.sharding] if s.gpus > 1 else "one GPU",
         *degrees(s),
         f"micro batch {s.micro_batch}",
@@ -112,6 +150,12 @@ def against(found: Recommendation) -> str:
 def answered(judged: Judged) -> Answer:
     """What `calc` says of a configuration."""
     return Answer(judged.scenario.as_dict(), judged.scenario, judged.estimate)
+
+
+def sentence(text: str) -> str:
+    """A note as a sentence; a file's name or a flag at its head stays as it is spelled."""
+    first = text.split(maxsplit=1)[0]
+    return f"{text if '.' in first or first.startswith('-') else text[:1].upper() + text[1:]}."
 
 
 def code(text: str) -> str:

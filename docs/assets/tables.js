@@ -5,6 +5,19 @@
 
   const top = new URL("..", document.currentScript.src);
   const served = location.protocol !== "file:"; // opened from a folder, a page may not read the files beside it
+  // The menu under a table speaks the page's language; the working itself is in English, as its formulas are.
+  const CHINESE = {
+    "Download or copy": "下载或复制",
+    "Copy as ": "复制为 ",
+    "Copy the line": "复制引文",
+    "Copy BibTeX": "复制 BibTeX",
+    "Copied": "已复制",
+    "Not copied": "未能复制",
+    "Not found": "未找到",
+    "Show the working": "查看计算过程",
+    "Then choose a number": "然后点一个数字",
+  };
+  const t = (words) => (document.documentElement.lang === "zh" && CHINESE[words]) || words;
   const COPIED = { md: "Markdown", csv: "CSV", tex: "LaTeX" };
   const SHOWN = 2000; // milliseconds that a button says what it did
   const TURNS = { none: "ascending", ascending: "descending", descending: "none" };
@@ -65,9 +78,9 @@
     try {
       const blob = text.then((found) => new Blob([found], { type: "text/plain" }));
       await navigator.clipboard.write([new ClipboardItem({ "text/plain": blob })]);
-      say(pressed, "Copied");
+      say(pressed, t("Copied"));
     } catch {
-      say(pressed, "Not copied");
+      say(pressed, t("Not copied"));
     }
   };
   const read = async (address) => {
@@ -81,11 +94,11 @@
       const address = files.querySelector(`a[href$=".${end}"]`).href;
       return button("copy", (pressed) => copy(pressed, read(address).then((answer) => answer.text())), name);
     });
-    files.querySelector("summary").textContent = "Download or copy";
-    files.lastElementChild.after(make("p", { "aria-live": "polite" }, "Copy as ", ...buttons));
+    files.querySelector("summary").textContent = t("Download or copy");
+    files.lastElementChild.after(make("p", { "aria-live": "polite" }, t("Copy as "), ...buttons));
     const cited = figure.querySelector("details.cite");
     const [line, bibtex] = [cited.querySelector("p"), cited.querySelector("pre")];
-    const texts = { "Copy the line": line, "Copy BibTeX": bibtex };
+    const texts = { [t("Copy the line")]: line, [t("Copy BibTeX")]: bibtex };
     cited.lastElementChild.prepend(
       ...Object.entries(texts).map(([name, place]) =>
         button("copy", (pressed) => copy(pressed, Promise.resolve(place.textContent)), name),
@@ -168,7 +181,7 @@
       data = await load(figure.querySelector('details.take a[href$=".json"]').href);
     } catch {
       pressed.setAttribute("aria-pressed", "false");
-      return say(pressed, "Not found");
+      return say(pressed, t("Not found"));
     }
     const folded = figure.querySelector("details.twin");
     if (folded) folded.open = true;
@@ -182,7 +195,7 @@
       const name = unit ? `${title} (${unit})` : title;
       const words = `${row.cells[0].textContent.trim()} · ${name}: ${there.textContent.trim()}`;
       const made = button("work", () => open(figure, data, cell, words));
-      made.title = "Show the working";
+      made.title = t("Show the working");
       made.setAttribute("aria-haspopup", "dialog");
       wrap(there, made);
     }
@@ -199,9 +212,9 @@
     if (served && navigator.clipboard) offerCopies(figure);
     const under = figure.querySelector(".provenance");
     if (served && "worked" in under.dataset) {
-      const pressed = button("show", () => show(figure, rows, pressed), "Show the working");
+      const pressed = button("show", () => show(figure, rows, pressed), t("Show the working"));
       pressed.setAttribute("aria-pressed", "false");
-      pressed.title = "Then choose a number";
+      pressed.title = t("Then choose a number");
       under.insertBefore(pressed, under.querySelector("details.take"));
     }
   }

@@ -37,6 +37,8 @@ KINDS = [
     "models/llama-3-8b.html",
     "recipes/index.html",
     "recipes/grpo.html",
+    "strategies/model-parallelism.html",
+    "what-fits/ppo.html",
     "case-studies/reward-model-6x4090.html",
     "case-studies/ppo-llama-3-8b-4xa40.html",
     "method/activations.html",
@@ -44,11 +46,14 @@ KINDS = [
     "method/weights.html",
     "reference/scenario.html",
     "reference/about.html",
+    "validation.html",
+    "mistakes.html",
     "data.html",
     "changelog.html",
     "zh/index.html",
     "case-studies/grpo-logic-rl-4xa100.html",
     "zh/case-studies/grpo-logic-rl-4xa100.html",
+    "zh/glossary.html",
 ]
 PAGES = sorted(p.relative_to(WHOLE).as_posix() for p in Path(WHOLE).rglob("*.html")) if WHOLE else KINDS
 

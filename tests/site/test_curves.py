@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 
 from calc.estimate import estimate
 from calc.scenario import parse
-from calc.site import charts, curves, heat, plots, scatter, tables
+from calc.site import answers, charts, curves, heat, plots, scatter, tables, topics
 from calc.site.fits import Asked, best
 from calc.units import GiB
 
@@ -55,6 +56,24 @@ def test_areas_are_the_components_to_scale() -> None:
     assert {"weights", "activations", "checkpoints"} <= set(drawn)
 
 
+def test_a_name_stands_within_its_area() -> None:
+    drawing = shown("seq_len", [512, 1024, 2048, 4096, 8192, 32768]).legend
+    named = re.findall(r'<text class="name" x="([\d.]+)" y="([\d.]+)" text-anchor="end">([a-z ]+)</text>', drawing)
+    assert named[0][2] == "weights"
+    for right, base, name in named:
+        path = re.search(rf'<path class="c-{name}" d="M([^"]+)Z"', drawing)
+        assert path
+        edge = [tuple(map(float, pair.split())) for pair in path[1].split("L")]
+        above, below = edge[: len(edge) // 2], edge[: len(edge) // 2 - 1 : -1]
+        for x in (float(right) - plots.LETTER * len(name), float(right)):
+            highest, lowest = (
+                next(a[1] + (b[1] - a[1]) * (x - a[0]) / (b[0] - a[0]) for a, b in pairwise(side) if x <= b[0])
+                for side in (above, below)
+            )
+            assert highest <= float(base) - 9  # of a letter above its line
+            assert float(base) <= lowest
+
+
 def test_columns_stand_for_numbers_of_gpus_and_add_up() -> None:
     table = shown("gpus", [2, 3, 6])
     assert [row[2].exact for row in table.rows] == [peak(gpus=n, gpus_per_node=n) for n in (2, 3, 6)]
@@ -81,6 +100,23 @@ def test_a_curve_needs_two_points_and_a_known_axis() -> None:
         shown("batch", [1, 2])
     with pytest.raises(ValueError, match="fewer than two"):
         shown("seq_len", [2048])
+
+
+@pytest.mark.parametrize("gpu", ["rtx4090", "h100-sxm"])
+def test_a_cards_curve_is_of_the_largest_size_that_eight_of_it_train_in_full(gpu: str) -> None:
+    table = curves.counts(answers.catalog().gpu(gpu))
+    assert table is not None
+    jobs = {row[0].value: row[0].scenario for row in table.rows}
+    assert {(job["sharding"], job["gpu"], job.get("offload.optimizer")) for job in jobs.values() if job} == {
+        ("zero3", gpu, None)
+    }
+    eight = jobs[8]
+    assert eight and estimate(parse(eight)).verdict == "fits"
+    verdicts = [str(row[1].value).partition(" in ")[0] for row in table.rows]
+    assert verdicts[:2] == ["out of memory"] * 2  # of what is far too few, no more is drawn
+    assert verdicts[2] != "out of memory"
+    for larger in topics.SIZES[topics.SIZES.index(eight["model"]) + 1 :]:
+        assert estimate(parse({**eight, "model": larger})).verdict != "fits"
 
 
 def test_a_drawing_opens_its_table_and_has_a_name() -> None:

@@ -80,7 +80,15 @@ def test_the_first_use_of_a_term_has_its_meaning() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["# Logits", "`logits`", "[logits](x.html)", "no-logits-here", "<b title='logits'></b>"]
+    "text",
+    [
+        "# Logits",
+        "`logits`",
+        "[logits](x.html)",
+        "no-logits-here",
+        "<b title='logits'></b>",
+        "<code>a &#x27;b&#x27; logits</code>",
+    ],
 )
 def test_headings_code_links_and_parts_of_words_are_left_alone(text: str) -> None:
     assert "abbr" not in html(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sites import ROOT, command, tiny
 
-from calc.site import languages
+from calc.site import charts, chinese, fullwidth, languages
 
 TRANSLATED = sorted(p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.zh.md"))
 
@@ -22,9 +22,13 @@ def test_a_translation_has_the_numbers_and_tables_of_its_original(tmp_path: Path
     assert '<html lang="en"' in (project / "site/404.html").read_text("utf-8")
     peaks = [re.search(r"([\d.]+)(?:&nbsp;|\xa0)(?:<abbr[^>]*>)?GiB", page) for page in (english, chinese)]
     assert peaks[0] and peaks[1] and peaks[0][1] == peaks[1][1]
-    cells = [re.findall(r"<td[^>]*>.*?</td>", page) for page in (english, chinese)]
-    assert cells[0] == cells[1] != []
+    rows = [re.findall(r"<tbody>.*?</tbody>", page) for page in (english, chinese)]
+    assert rows[0] == rows[1] != []
     assert "按阶段的显存" in chinese
+    heads = [re.findall(r"<th scope=\"col\"[^>]*>([^<]*?) ?<", page) for page in (english, chinese)]
+    assert heads[0][:3] == ["Phase", "Needs", "Largest moment"]
+    assert heads[1][:3] == ["阶段", "需要", "最大的时刻"]
+    assert not set(heads[0]) & set(heads[1]) - {"NCCL", "Logits"}
     assert 'href="../hardware/index.html#cards"' in chinese
     assert 'hreflang="zh"' in english
     assert 'href="zh/index.html" hreflang="zh"' in english
@@ -37,6 +41,22 @@ def test_a_translation_has_the_numbers_and_tables_of_its_original(tmp_path: Path
     failed = command(project, "write")
     assert failed.returncode == 2
     assert failed.stderr.startswith("docs/index.zh.md: table id 'its-own' does not stand on index.md")
+
+
+def test_every_component_has_a_chinese_name_and_no_word_is_translated_that_nothing_says() -> None:
+    assert set(chinese.COMPONENTS) == set(charts.COMPONENTS)
+    code = "".join(p.read_text("utf-8") for p in (ROOT / "calc").rglob("*.py") if p.stem != "chinese")
+    names = {form(c) for c in charts.COMPONENTS for form in (charts.name, charts.title)}
+    made = re.compile(r"Supervised fine-tuning, \w+, on |Tokens a ")  # of parts, as the code has them
+    told = [word for word in chinese.WORDS if word not in names and not made.match(word)]
+    assert [word for word in told if word.casefold() not in code.casefold()] == []
+
+
+def test_text_has_no_holes_beside_chinese_punctuation() -> None:
+    given = "**答案。** 在六张\n卡上，\n  [见](x.md) 第 2 页 （附录）\nGiB\n\n- 一、\n- 二"
+    assert fullwidth.close(given) == "**答案。**在六张卡上，[见](x.md) 第 2 页（附录）GiB\n\n- 一、\n- 二"
+    english = "One, two\nthree (four) — five.\n\n    code  is left"
+    assert fullwidth.close(english) == english
 
 
 @pytest.mark.parametrize("page", TRANSLATED)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from calc.report import REFUSED
-from calc.site import answers, hosts, ledgers, roles
+from calc.site import answers, hosts, ledgers, roles, words
 from calc.site.answers import Answer
 from calc.site.tables import Table, to_dict, to_html
 from calc.units import GB, GiB
@@ -208,8 +209,21 @@ def test_host_memory_breaks_a_node_at_its_first_moment_above_the_limit() -> None
 
 
 def test_a_job_is_described_by_what_its_numbers_rest_on() -> None:
-    words = ledgers.describe(ask(RAY))
-    assert "prompts of 1024 and responses of 1024 tokens" in words
-    assert "GPUs apart: actor on 2, critic on 2, reference with actor, reward with critic, vLLM on 4" in words
-    assert "2048 tokens" not in words
-    assert "optimizer in host memory" in ledgers.describe(ask(VERL, offload__optimizer=True))
+    said = words.describe(ask(RAY))
+    assert "prompts of 1024 and responses of 1024 tokens" in said
+    assert "GPUs apart: actor on 2, critic on 2, reference with actor, reward with critic, vLLM on 4" in said
+    assert "2048 tokens" not in said
+    assert not re.search(r"\b(sft|rm|ppo|lora|zero\d|fsdp\d|openrlhf|flash)\b", said)  # names, as readers know them
+    assert "optimizer in host memory" in words.describe(ask(VERL, offload__optimizer=True))
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        ("set DATASET: your data", "Set DATASET: your data."),
+        ("accelerate.yaml: put beside the command", "accelerate.yaml: put beside the command."),
+        ("--data.max_len bounds both", "--data.max_len bounds both."),
+    ],
+)
+def test_a_note_is_a_sentence_that_leaves_names_as_they_are_spelled(note: str, said: str) -> None:
+    assert words.sentence(note) == said

@@ -60,6 +60,9 @@ def test_an_old_version_keeps_its_tables_and_the_changelog_says_what_moved(
     card.write_text(card.read_text("utf-8").replace("value: 24207", "value: 20007"), "utf-8")
     assert command(repository, "publish").stderr.startswith("what is checked out is not the tag v0.9, unchanged")
     assert command(repository, "release", "0.9").stderr.startswith("VERSION: given '0.9', allowed: more than 0.9")
+    (repository / "docs/new.md").write_text("---\ndescription: A page of the second version.\n---\n# New\n", "utf-8")
+    config = repository / "mkdocs.yml"
+    config.write_text(config.read_text("utf-8").replace("nav:\n", "nav:\n  - new.md\n", 1), "utf-8")
     release(repository, "0.10")
 
     out = tmp_path / "published"
@@ -88,12 +91,22 @@ def test_an_old_version_keeps_its_tables_and_the_changelog_says_what_moved(
         page.locator(".md-version__current").focus()
         assert page.locator(".md-version__link").all_inner_texts() == ["0.10", "0.9"]
         page.locator(".md-version__link", has_text="0.9").click()
-        page.wait_for_url(f"{origin}/0.9/")
-        page.locator("article a", has_text="the cards").click()
-        page.wait_for_url(f"{origin}/0.9/hardware/index.html#cards")
+        page.wait_for_url(f"{origin}/0.9/hardware/index.html")
         assert "23.64" in page.locator("#gpus-overview tr", has_text="4090").inner_text()
         assert [r for r in requests if not r.startswith((origin, "data:", "blob:"))] == []
         assert complaints == []
+        # the same page in the other version, and where there is none, its home page
+        for start, ends in [
+            ("latest/hardware/gpus/rtx4090.html#gpu-rtx4090-sft", "0.9/hardware/gpus/rtx4090.html#gpu-rtx4090-sft"),
+            ("0.10/zh/index.html", "0.9/zh/index.html"),
+            ("0.10/index.html#job-phases", "0.9/index.html#job-phases"),
+            ("0.10/", "0.9/"),
+            ("0.10/new.html", "0.9/"),
+        ]:
+            page.goto(f"{origin}/{start}")
+            page.locator(".md-version__current").focus()
+            page.locator(".md-version__link", has_text="0.9").click()
+            page.wait_for_url(f"{origin}/{ends}")
         page.context.close()
 
 
