@@ -48,7 +48,7 @@ def _job(e: Estimate) -> Iterator[str]:
     yield (
         f"{s.model}, {s.task}, {s.method}{adapters}, {s.framework}=={s.framework_version}, {s.precision}, "
         f"{', '.join([f'sharding {s.sharding}', *degrees(s)])}, {s.gpus} x {s.gpu}, micro batch {s.micro_batch}, "
-        f"{lengths(s)}"
+        f"{', '.join([lengths(s), *segments(s)])}"
     )
     if s.rollout:
         yield f"{rollout(s)}; {roles(s, {})}"
@@ -64,6 +64,11 @@ def degrees(s: Scenario) -> list[str]:
     ]
     shared = [f"{name} {count}" for name, count in found if count > 1]
     return [*shared, "sequence parallel"] if s.sequence_parallel else shared
+
+
+def segments(s: Scenario) -> list[str]:
+    """How PyTorch cuts its memory, where a job is told so: those that roll out switch it themselves."""
+    return ["expandable segments"] if s.expandable_segments and not s.rollout else []
 
 
 def lengths(s: Scenario) -> str:

@@ -10,7 +10,7 @@ from calc.recommend.answer import Recommendation
 from calc.recommend.machines import Smallest
 from calc.recommend.problem import Configuration, Miss
 from calc.recommend.search import Judged, hosted
-from calc.report import deciding, degrees, lengths, rollout
+from calc.report import deciding, degrees, lengths, rollout, segments
 from calc.throughput import Throughput
 from calc.units import gib
 
@@ -173,6 +173,7 @@ def _settings(judged: Judged, catalog: Catalog) -> str:
         f"micro batch {s.micro_batch} of {s.global_batch}",
         f"checkpointing {s.checkpointing}",
         f"{s.optimizer}" + (f", offloaded: {' and '.join([*offloaded, *frozen])}" if offloaded or frozen else ""),
+        *segments(s),
         lengths(s),
     ]
     if s.rollout:

@@ -11,7 +11,7 @@ from html import escape
 
 from calc.recommend import Miss, Recommendation
 from calc.recommend.search import Judged
-from calc.report import degrees, lengths, roles, rollout
+from calc.report import degrees, lengths, roles, rollout, segments
 from calc.scenario import Scenario
 from calc.site import answers
 from calc.site.answers import Answer
@@ -70,6 +70,7 @@ def describe(answer: Answer) -> str:
         PRECISIONS.get(s.precision, s.precision),
         ATTENTION[s.attention],
         checkpointing(s.checkpointing),
+        *segments(s),
         lengths(s),
         f"micro batch {s.micro_batch}" + (", in pairs" if s.task in ("rm", "dpo") else ""),
         *([rollout(s), roles(s, names)] if s.rollout else []),
@@ -95,6 +96,7 @@ def settings(s: Scenario) -> list[str]:
         f"micro batch {s.micro_batch}",
         {"full": "checkpointing", "none": "no checkpointing"}.get(s.checkpointing, f"checkpointing {s.checkpointing}"),
         _offloaded(s),
+        *segments(s),
     ]
     if s.rollout and s.rollout.engine == "vllm":
         where = "on all GPUs"
