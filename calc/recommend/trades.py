@@ -172,7 +172,7 @@ def advice(search: Search, found: Found) -> Iterator[str]:
             yield f"{setting} saves {gib(saved)} in `{phase}`"
         else:
             seconds = search.clock.seconds(judged.scenario, judged.cache_tokens)
-            slower = f", for {seconds / found.seconds - 1:.0%} more time" if found.seconds else ""
+            slower = f", for {100 * (seconds / found.seconds - 1):.0f} % more time" if found.seconds else ""
             yield f"{setting} would save {gib(saved)} in `{phase}`{slower}"
 
 
