@@ -68,13 +68,16 @@ class Allocator:
         """A block of `size` bytes: the smallest free one that is large enough, cut to size."""
         size = -(-size // ROUND) * ROUND
         if size <= SMALL:
-            return self._take_small(size)
-        place = self._fit(size)
-        block = self._free.pop(place)[2] if place < len(self._free) else self._segment(size)
-        if block.size - size >= self.LEAST:
-            self._keep(block.cut(size))
-        block.free = False
-        self._count(block.size)
+            block = self._take_small(size)
+        else:
+            place = self._fit(size)
+            block = self._free.pop(place)[2] if place < len(self._free) else self._segment(size)
+            if block.size - size >= self.LEAST:
+                self._keep(block.cut(size))
+            block.free = False
+        self.allocated += block.size
+        if self.allocated > self.most:
+            self.most = self.allocated
         return block
 
     def _take_small(self, size: int) -> Block:
@@ -84,13 +87,7 @@ class Allocator:
                 self._return()
             self._reserve(GRAIN, size)
             self._small_reserved += GRAIN
-        self._count(size)
         return Block(SHARED, size)
-
-    def _count(self, size: int) -> None:
-        self.allocated += size
-        if self.allocated > self.most:
-            self.most = self.allocated
 
     def give(self, block: Block) -> None:
         """Take a block back, and join it with its free neighbours."""
@@ -163,8 +160,12 @@ class Expandable(Allocator):
 
     def _fit(self, size: int) -> int:
         """A block before unmapped pages counts as large as it can become."""
-        place = bisect_left(self._free, (size,))
-        while place + 1 < len(self._free) and _could_be(self._free[place + 1][2]) < _could_be(self._free[place][2]):
+        free = self._free
+        place, last = bisect_left(free, (size,)), len(free) - 1
+        # one that cannot grow is smaller than the next anyway
+        while place < last and _unmapped_after(here := free[place][2]):
+            if here.size + _unmapped_after(here) <= free[place + 1][0] + _unmapped_after(free[place + 1][2]):
+                break
             place += 1
         return place
 
@@ -251,6 +252,6 @@ def _pages(size: int) -> int:
     return -(-size // BUFFER) * BUFFER
 
 
-def _could_be(block: Block) -> int:
-    """The bytes that a free block has with the unmapped ones after it."""
-    return block.size + (block.after.size if block.after and not block.after.mapped else 0)
+def _unmapped_after(block: Block) -> int:
+    """The unmapped bytes into which a block can grow."""
+    return block.after.size if block.after and not block.after.mapped else 0

@@ -61,10 +61,9 @@ class Shared:
         return Sums(outside + most, most, 0)
 
     @cached_property
-    def reserved(self) -> int | None:
-        """What PyTorch must be allowed to reserve, replayed block by block where that can be done; None elsewhere.
-
-        Nor is it asked where the most tensors alone leave no room.
+    def replayable(self) -> tuple[replay.Act, int, int, int] | None:
+        """What is replayed, cuBLAS's workspace, what PyTorch reserves where memory is no matter, and what it may where
+        the job is to fit. None where blocks are not known one by one, or where tensors alone are more than the card.
         """
         memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
         if self.engine or (act := memo.once("act", lambda: replay.act(self.job.roles))) is None:
@@ -74,8 +73,12 @@ class Shared:
             return None
         workspace = runtime.workspace(self.job.gpu.architecture)
         whole: int = memo.once(("reserved", workspace), lambda: replay.reserved(act, workspace))
-        limit = verdict.allowed(most, needed - most, usable)
-        return max(most, replay.enough(act, workspace, whole, limit))
+        return act, workspace, whole, verdict.allowed(most, needed - most, usable)
+
+    @cached_property
+    def reserved(self) -> int | None:
+        """What PyTorch must be allowed to reserve, where that can be replayed."""
+        return max(self.resting.allocated, replay.enough(*self.replayable)) if self.replayable else None
 
     def replayed(self, reserved: int) -> Sums:
         """What is needed where so much is reserved."""
@@ -88,11 +91,13 @@ class Shared:
         return memo.once(("largest", *self.names, serving), lambda: self.stages.largest(serving=serving))
 
     @property
-    def hopeless(self) -> bool:
-        """Whether nothing trains there, as what stays of the roles alone is more than the card: `room` in no time."""
+    def trains(self) -> bool:
+        """Whether there is `room` while vLLM has no part, with no more work than that takes."""
         memo = self.job.roles.training
         resident: int = memo.once(("resident", *self.names), self.stages.resident)
-        return resident > self.job.gpu.usable_bytes
+        if resident > self.job.gpu.usable_bytes:
+            return False
+        return replay.suffices(*self.replayable) if self.replayable else self.room(serving=False) >= 0
 
     def room(self, *, serving: bool) -> int:
         """Bytes free beside the largest moment and its error, of phases in which vLLM has a part or of the others."""

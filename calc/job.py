@@ -11,10 +11,9 @@ from calc.architecture import Architecture
 from calc.catalog import GPU
 from calc.engines.replica import Replica
 from calc.engines.vllm import Vllm
-from calc.keeps import Keeps
 from calc.phases import Batch, Step, step
 from calc.placement import Placed
-from calc.scenario import Scenario, framework, on_card
+from calc.scenario import Scenario, on_card
 
 T = TypeVar("T")
 
@@ -44,12 +43,7 @@ class Roles(Memo):
         """The roles of `s`, whose card does not matter."""
         super().__init__()
         self.s, self.training = s, training or Memo()
-
-    @cached_property
-    def keeps(self) -> Keeps:
-        """What the framework keeps."""
-        keeps = framework(self.s.framework).keeps(self.s)
-        return keeps.without_rollout() if self.s.rollout and self.s.rollout.engine == "none" else keeps
+        self.keeps = s.keeps
 
     @cached_property
     def placed(self) -> dict[str, Placed]:

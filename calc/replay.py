@@ -76,15 +76,18 @@ def reserved(a: Act, workspace: int) -> int:
     return replay.heap.most_reserved
 
 
+def suffices(a: Act, workspace: int, undisturbed: int, limit: int) -> bool:
+    """Whether `limit` bytes are enough, where `undisturbed` is reserved with more: what is all free goes back first."""
+    return undisturbed <= limit or breaks(a, workspace, limit) is None
+
+
 def enough(a: Act, workspace: int, undisturbed: int, limit: int) -> int:
-    """The bytes that must be allowed: what is reserved `undisturbed` where `limit` is as much, or the limit where it is
-    enough all the same, since freed segments go back when none is left; else more, to within a thousandth.
+    """The bytes that must be allowed: what is reserved `undisturbed`, or the `limit` where that suffices and is less;
+    else more than that, to within a thousandth.
     """
-    if undisturbed <= limit:
-        return undisturbed
+    if suffices(a, workspace, undisturbed, limit):
+        return min(undisturbed, limit)
     low, high = limit, undisturbed
-    if breaks(a, workspace, limit) is None:
-        return limit
     while high - low > undisturbed // 1000:
         middle = (low + high) // 2
         low, high = (middle, high) if breaks(a, workspace, middle) else (low, middle)

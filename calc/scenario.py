@@ -248,6 +248,12 @@ class Scenario:
         return self._own.get(name)
 
     @cached_property
+    def keeps(self) -> Keeps:
+        """What the framework holds in memory for the job."""
+        keeps = framework(self.framework).keeps(self)
+        return keeps.without_rollout() if self.rollout and self.rollout.engine == "none" else keeps
+
+    @cached_property
     def _own(self) -> dict[str, Scenario]:
         return {name: self._differing(name, own) for name, own in self.roles.items() if not isinstance(own, str)}
 

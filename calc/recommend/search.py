@@ -63,8 +63,8 @@ class Fit:
 
     @cached_property
     def trains(self) -> bool:
-        """Whether that is none below 0: what stays on a GPU through training alone may be too much already."""
-        return not any([each.hopeless for each in self._sets]) and self.training >= 0
+        """Whether that is none below 0, which is known sooner than by how much."""
+        return all([each.trains for each in self._sets])
 
     @cached_property
     def serving(self) -> int:

@@ -6,6 +6,7 @@ between builds under those (`calc.site.kept`), and a change of one GPU asks agai
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -166,6 +167,7 @@ def _answered(topic: Topic, known: Answers, *, pending: bool = False) -> Found:
 
 def _compute(every: Sequence[Topic], kept: Sequence[Mapping[Hashable, Any]]) -> list[dict[Hashable, Any]]:
     """All answers of each topic by key, beside those `kept`."""
+    gc.freeze()  # what was computed of the models before stays, and need not be looked through again
     found = []
     for topic, known in zip(every, kept, strict=True):
         asked = Answers(answers.catalog(), known)

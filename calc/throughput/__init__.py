@@ -7,7 +7,6 @@ from typing import Any
 
 from calc.architecture import Head
 from calc.catalog import GPU, Catalog, Node
-from calc.job import Roles
 from calc.keeps import Keeps
 from calc.placement import VALUED, serving
 from calc.scenario import Offload, Scenario
@@ -81,7 +80,7 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list
     Stages follow each other. Where roles have GPUs of their own, those that score do so at once, as do those that
     train: the group that takes longest counts.
     """
-    keeps = Roles(s).keeps
+    keeps = s.keeps
     terms: list[Term] = []
     side: dict[str, dict[str, list[Term]]] = {"score": {}, "train": {}}
     synced_to = set()
