@@ -14,7 +14,7 @@ from calc.engines.replica import Replica
 from calc.lora import adapter_matrices
 from calc.memory.activations import Program, kinds
 from calc.memory.loss import head_dimensions, written
-from calc.memory.optimizer import state_bytes_per_parameter, temporaries
+from calc.memory.optimizer import SMALL, state_bytes_per_parameter, temporaries
 from calc.memory.run import dimensions
 from calc.memory.weights import NF4_BYTES
 from calc.phases import LASTING, SORTED_TOKENS, Batch
@@ -113,10 +113,12 @@ def _weight(r: Replica, t: Tensor) -> int:
 
 
 def _states(r: Replica, t: Tensor) -> tuple[int, ...]:
-    """The blocks of a trained tensor's states."""
+    """The blocks of a trained tensor's states; bitsandbytes leaves those of a small one in 32 bits."""
     assert r.optimizer
     n = 0 if r.optimizer.paged else MOMENTS.get(r.optimizer.name, 0)
-    return (int(t.elements * state_bytes_per_parameter(r.optimizer, r.step_bytes) / n),) * n if n else ()
+    whole = r.optimizer.name == "adamw-8bit" and t.elements < SMALL
+    each = 2 * 4 if whole else state_bytes_per_parameter(r.optimizer, r.step_bytes)
+    return (int(t.elements * each / n),) * n if n else ()
 
 
 def _piece(r: Replica, batch: Batch, tape: Tape, checkpointing: str = "none") -> Piece:

@@ -1,0 +1,128 @@
+"""A model as blocks: what lies there one by one adds up to the ledger's lines, and the replay's peak is the ledger's.
+
+By hand for Qwen2.5 0.5B (config.json: hidden 896, 24 layers, 14 heads of 64, vocabulary 151,936, a tied head) on 1,024
+tokens in bf16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc import replay
+from calc.allocator import Expandable
+from calc.blocks import Blocks
+from calc.catalog import load
+from calc.estimate import estimate
+from calc.job import Roles
+from calc.phases import SORTED_TOKENS
+from calc.scenario import Scenario, parse
+from calc.script import WEIGHT
+from calc.units import MiB
+
+JOB = {"gpu": "h100-sxm", "model": "qwen2.5-0.5b", "task": "sft", "framework": "torch", "seq_len": 1024}
+TABLE = 151_936 * 896
+
+
+def job(**fields: Any) -> tuple[Scenario, Blocks]:
+    s = parse({**JOB, **fields}, where="test", catalog=load())
+    act = replay.act(Roles(s))
+    assert act
+    return s, act.model
+
+
+def held(s: Scenario, component: str) -> int:
+    """Bytes of a component in the phase of the optimizer's step."""
+    (group,) = estimate(s, load()).groups
+    (step,) = [phase for phase in group.phases if phase.name == "step"]
+    return sum(line.bytes for line in step.moment.lines if line.component == component)
+
+
+def gradients(model: Blocks) -> list[int]:
+    """What stays of each piece's backward."""
+    pieces = [piece.backward for piece in (*model.layers, model.norm, model.head)]
+    return [size for script in pieces if script for slot, size in script.steps if slot == WEIGHT]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "adamw-paged-8bit", "lion", "sgd-momentum", "sgd"])
+@pytest.mark.parametrize("fields", [{}, {"precision": "autocast"}, {"method": "lora"}, {"method": "qlora"}])
+def test_weights_states_and_gradients_add_up_to_the_ledgers_lines(optimizer: str, fields: dict[str, Any]) -> None:
+    """But for managed memory, which is no block of PyTorch's; what a block is cut short of is less than a byte."""
+    s, model = job(optimizer=optimizer, **fields)
+    assert sum(model.weights) == held(s, "weights") + held(s, "adapter")
+    states = sum(map(sum, model.states))
+    expected = 0 if "paged" in optimizer else held(s, "optimizer_states")
+    assert expected - len(model.states) * 2 <= states <= expected
+    whole = sum(gradients(model)) - (TABLE * (4 if "precision" in fields else 2) if model.tied else 0)
+    assert whole + model.embedding == held(s, "gradients")
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 2), ("adamw-8bit", 2), ("lion", 1), ("sgd-momentum", 1)])
+def test_every_trained_tensor_has_its_moments(optimizer: str, moments: int) -> None:
+    """AdamW keeps two, Lion and SGD with momentum one."""
+    _, model = job(optimizer=optimizer)
+    assert {len(each) for each in model.states} == {moments}
+    assert len(model.states) == 24 * 12 + 2  # a layer has seven matrices, three biases, two norms
+    assert job(optimizer="sgd")[1].states == ((),) * 290
+
+
+def test_what_lies_below_the_layers_by_hand() -> None:
+    """The embedding's output, cosines and sines of 64 numbers a position, and the embedding's gradient."""
+    _, model = job()
+    assert model.stream == 1024 * 896 * 2
+    assert model.tables == (1024 * 64 * 2,) * 2
+    assert model.embedding == TABLE * 2
+    assert (model.sorting, model.tied) == (0, "apart")
+    _, cast = job(precision="autocast")
+    assert (cast.stream, cast.tables) == (1024 * 896 * 4, (1024 * 64 * 4,) * 2)
+    assert (cast.embedding, cast.tied) == (TABLE * 4, "in place")
+    _, frozen = job(method="lora")
+    assert (frozen.embedding, frozen.tied) == (0, "")
+
+
+def test_the_embeddings_backward_sorts_many_tokens() -> None:
+    """4.4 bytes an element of its gradient, where there are more tokens than one kernel takes."""
+    assert job(seq_len=SORTED_TOKENS)[1].sorting == 0
+    assert job(seq_len=SORTED_TOKENS + 1)[1].sorting == int(4.4 * 896 * (SORTED_TOKENS + 1))
+
+
+def test_a_step_is_one_for_all_tensors_or_one_after_another() -> None:
+    assert [job(optimizer_impl=impl)[1].at_once for impl in ("foreach", "fused", "single")] == [True, False, False]
+    _, forward = job(optimizer="none")
+    assert (forward.at_once, forward.passing, forward.states) == (False, (), ())
+
+
+def test_where_some_layers_rotate_there_are_tables() -> None:
+    """SmolLM3 leaves rotary positions out in every fourth layer; its heads have 128 numbers."""
+    assert job(model="smollm3-3b")[1].tables == (1024 * 128 * 2,) * 2
+
+
+WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"checkpointing": "full"},
+    {"checkpointing": "selective"},
+    {"method": "lora"},
+    {"method": "lora", "checkpointing": "full"},
+    {"method": "qlora"},
+    {"task": "dpo"},
+    {"task": "rm"},
+    {"precision": "autocast"},
+    {"optimizer": "lion"},
+    {"optimizer_impl": "single"},
+    {"micro_batch": 4, "seq_len": 512},
+    {"attention": "eager"},
+)
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "gemma-2-2b", "smollm3-3b", "mixtral-8x7b"])
+@pytest.mark.parametrize("fields", WAYS, ids=str)
+def test_the_replays_peak_is_the_ledgers(model: str, fields: dict[str, Any]) -> None:
+    """Two ways through the same tapes, block by block and as sums of terms, to the most that is allocated at once."""
+    s = parse({**JOB, "model": model, "expandable_segments": True, **fields}, catalog=load())
+    act = replay.act(Roles(s))
+    assert act
+    replayed = replay.Replay(Expandable(), 32 * MiB)
+    replayed.all(act)
+    (group,) = estimate(s, load()).groups
+    assert replayed.heap.most == pytest.approx(max(p.moment.allocated_bytes for p in group.phases), rel=0.0015)
