@@ -112,10 +112,13 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"optimizer_impl": "single"},
     {"micro_batch": 4, "seq_len": 512},
     {"attention": "eager"},
+    {"task": "dpo", "logprob": "selective"},
+    {"framework": "trl"},
+    {"framework": "trl", "task": "dpo"},
 )
 
 
-@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "gemma-2-2b", "smollm3-3b", "mixtral-8x7b"])
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "gemma-2-2b", "smollm3-3b", "mixtral-8x7b", "deepseek-v2-lite"])
 @pytest.mark.parametrize("fields", WAYS, ids=str)
 def test_the_replays_peak_is_the_ledgers(model: str, fields: dict[str, Any]) -> None:
     """Two ways through the same tapes, block by block and as sums of terms, to the most that is allocated at once."""
@@ -126,3 +129,17 @@ def test_the_replays_peak_is_the_ledgers(model: str, fields: dict[str, Any]) -> 
     replayed.all(act)
     (group,) = estimate(s, load()).groups
     assert replayed.heap.most == pytest.approx(max(p.moment.allocated_bytes for p in group.phases), rel=0.0015)
+
+
+def test_four_bits_are_for_linears_alone() -> None:
+    """Mixtral's routers and experts, embedding and norms stay whole."""
+    s, model = job(model="mixtral-8x7b", method="qlora")
+    assert sum(model.weights) == held(s, "weights") + held(s, "adapter")
+
+
+def test_the_first_layer_differs_above_a_frozen_embedding() -> None:
+    """Its input wants no gradient, unless checkpointing asks for one."""
+    _, plain = job(method="lora")
+    _, again = job(method="lora", checkpointing="full")
+    assert plain.layers[0] is not plain.layers[1] is plain.layers[2]
+    assert again.layers[0] is again.layers[1]

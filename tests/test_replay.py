@@ -221,3 +221,80 @@ def test_what_the_step_takes_tensor_by_tensor_is_what_its_line_has(optimizer: st
     lines = [line for _, lines in placed.engine.stepping() for line in lines if line.component == "temporary"]
     taken = sum(a.model.passing) if a.model.at_once else max(a.model.passing)
     assert taken == max(line.bytes for line in lines)
+
+
+def changed(**fields: Any) -> Blocks:
+    """MODEL with other fields."""
+    return Blocks(**{name: getattr(MODEL, name) for name in MODEL.__slots__} | fields)
+
+
+def test_a_forward_that_trains_nothing_leaves_what_it_found() -> None:
+    """Weights, and cosines and sines while it runs."""
+    model = changed(tables=(5 * MiB, 5 * MiB))
+    r = replay.Replay(Allocator(), workspace=0)
+    r.all(replay.Act(model, trained=False, micro_batches=1))
+    assert (r.heap.allocated, r.heap.most) == (110 * MiB, (290 + 10) * MiB)
+
+
+def test_more_micro_batches_than_two_need_no_more() -> None:
+    """Gradients of the second are added to the first's, which have been there since: 110 more than with one."""
+    most = []
+    for count in (1, 2, 3):
+        r = replay.Replay(Allocator(), workspace=0)
+        r.all(replay.Act(MODEL, trained=True, micro_batches=count))
+        most.append(r.heap.most // MiB)
+    assert most[1] == most[2] == most[0] + 110
+
+
+@pytest.mark.parametrize(("shares", "weights"), [(False, 2 * 110), (True, 110)])
+def test_a_model_that_scores_inside_may_be_the_trained_one(shares: bool, weights: int) -> None:
+    """Its forward runs while all that the first one's backward needs is there: 180 beside the weights, 180 again."""
+    r = replay.Replay(Allocator(), workspace=0)
+    a = replay.Act(MODEL, trained=False, micro_batches=1, inside=MODEL, shares=shares)
+    r.all(a)
+    assert (r.heap.allocated, r.heap.most) == (weights * MiB, (weights + 2 * 180) * MiB)
+
+
+@pytest.mark.parametrize(("at_once", "most"), [(True, 60 + 60 + 100), (False, 100)])
+def test_the_steps_temporaries_come_together_or_one_by_one(at_once: bool, most: int) -> None:
+    model = changed(passing=(60 * MiB, 60 * MiB, 100 * MiB), at_once=at_once)
+    r = replay.Replay(Allocator(), workspace=0)
+    r.step(model)
+    assert (r.heap.allocated, r.heap.most) == (220 * MiB, (220 + most) * MiB)
+
+
+def test_what_is_replayed_is_what_the_job_does() -> None:
+    """Two micro-batches stand for more; who scores has no backward, and nobody trains without an optimizer."""
+    one, eight, none, dpo = (
+        act(global_batch=1), act(global_batch=8), act(global_batch=8, optimizer="none"), act(task="dpo"),
+    )  # fmt: skip
+    assert one and eight and none and dpo and dpo.inside
+    assert [a.micro_batches for a in (one, eight, none)] == [1, 2, 1]
+    assert [a.trained for a in (one, eight, none)] == [True, True, False]
+    assert all(piece.backward for piece in dpo.model.layers)
+    assert not any(piece.backward for piece in (*dpo.inside.layers, dpo.inside.head))
+    assert not replay.Act(MODEL, trained=True, micro_batches=1).shares
+
+
+def test_what_is_enough_is_known_to_a_thousandth() -> None:
+    """Freed segments that go back make less than all enough; a hair less than enough breaks."""
+    a = act(model="qwen2.5-1.5b", seq_len=4096, optimizer_impl="fused")
+    assert a
+    whole = replay.reserved(a, 0)
+    found = replay.enough(a, 0, whole, whole // 2)
+    assert found < whole - whole // 200
+    assert replay.breaks(a, 0, found - whole // 900)
+    assert replay.suffices(a, 0, whole, whole)
+    assert replay.suffices(a, 0, whole, whole + 1)
+    assert replay.suffices(a, 0, whole, found)
+    assert not replay.suffices(a, 0, whole, whole // 2)
+    assert replay.enough(a, 0, whole, found) == found
+
+
+def test_a_card_on_which_only_a_segment_that_grows_is_enough() -> None:
+    fixed, growing = (act(model="llama-3.2-1b", checkpointing="full", expandable_segments=x) for x in (False, True))
+    assert fixed and growing
+    least = [replay.enough(a, 0, replay.reserved(a, 0), 2 * 10**9) for a in (fixed, growing)]
+    between = sum(least) // 2
+    assert replay.breaks(fixed, 0, between)
+    assert replay.breaks(growing, 0, between) is None
