@@ -11,7 +11,7 @@ from calc.amounts import amount
 from calc.keeps import Path
 from calc.memory.loss import head_dimensions, written
 from calc.memory.run import Run, dimensions
-from calc.script import GIVEN, INPUT, MULTIPLY, WEIGHT, Script, Writer
+from calc.script import GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script, Writer
 from calc.tape import Size, Snapshot, Tape, Tensor, of
 
 TOKENS, LENGTH = 4096, 2048
@@ -134,3 +134,71 @@ def test_what_is_computed_row_by_row_is_a_tensor_of_each_sequence() -> None:
     assert sorted(size for size in alive.values() if size >= row) == [row, row]
     most, _ = follow(writer.backward(), alive)
     assert most - 4 * row < row // 10  # and the input of the head, h of V
+
+
+# -- by hand, in bytes: hidden 100, three tokens of one sequence ------------------------------------------------------
+
+
+def by_hand(tape: Tape, tokens: int = 3, length: int = 3) -> Writer:
+    return Writer(tape, {"h": 100}, tokens, length, 2)
+
+
+def product(scratch: float) -> Tape:
+    """A matrix product of 7 weights whose input is seen as a matrix, with passing bytes a token beside its output."""
+    tape, x = Tape(), Tensor(of(h=1), 1)
+    tape.op("product", [x], of(h=1), 1, saves=[x], scratch=of(h=scratch), flat=True, weight=7)
+    return tape
+
+
+@pytest.mark.parametrize(
+    ("scratch", "pieces"), [(1, [300]), (2, [300] * 2), (4, [300] * 4), (4.5, [1350]), (5, [1500])]
+)
+def test_temporaries_are_a_few_of_an_outputs_size_or_one(scratch: float, pieces: list[int]) -> None:
+    """cuBLAS comes first, then what passes, then the output in slot 0; at last what passes goes."""
+    slots = [PASSING - n for n in range(len(pieces))]
+    taken = [*zip(slots, pieces, strict=True), (0, 300), *[(slot, 0) for slot in slots]]
+    assert by_hand(product(scratch)).forward() == Script(((MULTIPLY, 1), *taken), 0)
+
+
+def test_a_products_backward_makes_the_weights_gradient_first() -> None:
+    """Two bytes for each weight; autograd's thread has a workspace of its own."""
+    writer = by_hand(product(1))
+    writer.forward()
+    steps = ((MULTIPLY, 2), (WEIGHT, 14), (1, 300), (INPUT, 0), (GIVEN, 0))
+    assert writer.backward() == Script(steps, 1)
+
+
+def three() -> Tape:
+    """x to y, twice as wide, to z, to u; x and y are kept for backward."""
+    tape, x = Tape(), Tensor(of(h=1), 1)
+    y = tape.op("first", [x], of(h=2), 1, saves=[x])
+    z = tape.op("second", [y], of(h=1), 1, saves=[y])
+    tape.op("third", [z], of(h=1), 1)
+    return tape
+
+
+def test_operations_take_their_outputs_and_give_back_what_nobody_needs() -> None:
+    writer = by_hand(three())
+    assert writer.forward() == Script(((0, 600), (1, 300), (2, 300), (1, 0)), 2)
+    steps = ((3, 300), (GIVEN, 0), (4, 600), (0, 0), (3, 0), (5, 300), (INPUT, 0), (4, 0))
+    assert writer.backward() == Script(steps, 5)
+    assert by_hand(three()).without_grad() == Script(((0, 600), (INPUT, 0), (1, 300), (0, 0), (2, 300), (1, 0)), 2)
+
+
+def test_a_repeated_forward_stops_before_what_saves_last() -> None:
+    """The third keeps nothing: its gradient comes first; then y is made again, and z never is."""
+    writer = by_hand(three())
+    assert writer.once() == Script(((0, 600), (1, 300), (0, 0), (2, 300), (1, 0)), 2)
+    steps = ((3, 300), (GIVEN, 0), (0, 600), (4, 600), (3, 0), (0, 0), (5, 300), (4, 0), (INPUT, 0))
+    assert writer.again() == Script(steps, 5)
+
+
+def test_a_tensor_of_each_sequence_is_as_many_blocks() -> None:
+    """Six tokens of two sequences: two blocks of half the bytes each, in slots of their own."""
+    tape, x = Tape(), Tensor(of(h=1), 1)
+    rows = Tensor(of(h=1), 1, apart=True)
+    y = tape.op("rows", [x], of(h=1), 1, course=(rows, None))
+    tape.op("next", [y], of(h=1), 1)
+    steps = by_hand(tape, 6, 3).without_grad().steps
+    assert steps[:3] == ((PASSING, 300), (PASSING - 1, 300), (0, 600))
+    assert sorted(steps[3:6]) == sorted([(PASSING, 0), (PASSING - 1, 0), (INPUT, 0)])
