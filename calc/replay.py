@@ -41,11 +41,11 @@ class Act(NamedTuple):
 def act(roles: Roles) -> Act | None:
     """What the roles of a job do, if that can be replayed: one stage of plain models on one GPU."""
     stages = roles.keeps.stages
-    if len(stages) != 1 or stages[0].does not in ("train", "score") or roles.s.shards > 1:
+    if len(stages) != 1 or stages[0].does not in ("train", "score") or roles.s.gpus > 1:
         return None
     stage: Stage = stages[0]
     placed = list(roles.placed.values())
-    if stage.beside or any(not isinstance(p.engine, Plain) or p.engine.buckets for p in placed):
+    if stage.beside or any(not isinstance(p.engine, Plain) for p in placed):
         return None
     own = roles.placed[stage.role]
     trained = stage.does == "train" and own.trained

@@ -36,6 +36,9 @@ def act(**fields: Any) -> replay.Act | None:
         ({"task": "ppo", **ALONE, "roles": {"critic": "none", "reference": "none", "reward": "none"}}, True),
         ({"task": "ppo", **ALONE}, False),  # several models, one after another
         ({"gpus": 2}, False),  # DDP's buckets
+        ({"gpus": 2, "tensor_parallel": 2}, False),
+        ({"gpus": 2, "pipeline_parallel": 2, "model": "llama-3-8b"}, False),
+        ({"sharding": "ddp"}, True),  # with nobody to share with
         ({"gpus": 2, "sharding": "fsdp2"}, False),
         ({"gpus": 1, "sharding": "fsdp2"}, False),
         ({"framework": "openrlhf"}, False),  # DeepSpeed
@@ -273,6 +276,7 @@ def test_what_is_replayed_is_what_the_job_does() -> None:
     assert [a.trained for a in (one, eight, none)] == [True, True, False]
     assert all(piece.backward for piece in dpo.model.layers)
     assert not any(piece.backward for piece in (*dpo.inside.layers, dpo.inside.head))
+    assert dpo.inside.stream == dpo.model.stream == 2 * one.model.stream  # pairs
     assert not replay.Act(MODEL, trained=True, micro_batches=1).shares
 
 
@@ -292,7 +296,7 @@ def test_what_is_enough_is_known_to_a_thousandth() -> None:
 
 
 def test_a_card_on_which_only_a_segment_that_grows_is_enough() -> None:
-    fixed, growing = (act(model="llama-3.2-1b", checkpointing="full", expandable_segments=x) for x in (False, True))
+    fixed, growing = (act(checkpointing="full", seq_len=4096, expandable_segments=word) for word in (False, True))
     assert fixed and growing
     least = [replay.enough(a, 0, replay.reserved(a, 0), 2 * 10**9) for a in (fixed, growing)]
     between = sum(least) // 2
