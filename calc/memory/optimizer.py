@@ -103,6 +103,5 @@ def step_scratch(optimizer: Optimizer, role: str, trained: int, largest: int, b:
     if optimizer.impl == "foreach":
         values = {"P_t": trained, "b": b, "N": shards}
         return Line("temporary", role, b * trained // shards, "b·P_t/N", values, "optimizer#step")
-    values = {"P_max": largest, "b": b, "N": shards}
-    formula = "b·P_max/N" if n == 1 else f"{n}·b·P_max/N"
-    return Line("temporary", role, n * b * largest // shards, formula, values, "optimizer#step")
+    values = {"n": n, "P_max": largest, "b": b, "N": shards}
+    return Line("temporary", role, n * b * largest // shards, "n·b·P_max/N", values, "optimizer#step")

@@ -14,6 +14,7 @@ from calc.memory.optimizer import (
     state_bytes_per_parameter,
     states,
     step_scratch,
+    temporaries,
 )
 
 LLAMA = tensors(load().model("llama-3-8b").architecture)
@@ -134,3 +135,18 @@ def test_a_tensor_of_4095_elements_is_small_and_one_of_4096_is_not() -> None:
 def test_two_copies_of_the_largest_are_as_wide_as_its_type() -> None:
     """Root and quotient of 100 fp32 elements: 2 · 4 · 100."""
     assert step_scratch(of("adamw", "single"), "actor", 300, 100, 4).bytes == 800
+
+
+@pytest.mark.parametrize(
+    ("kind", "fused", "foreach", "single"),
+    [("adamw", 0, 1, 2), ("lion", 0, 1, 2), ("adafactor", 0, 1, 1), ("sgd-momentum", 0, 0, 0), ("adamw-8bit", 0, 0, 0)],
+)
+def test_a_step_makes_so_many_tensors_for_each_parameter(kind: str, fused: int, foreach: int, single: int) -> None:
+    """torch 2.13 `optim/adamw.py`, `_adafactor.py`, and lion-pytorch: lists of temporaries, or one after another."""
+    assert [temporaries(of(kind, impl)) for impl in ("fused", "foreach", "single")] == [fused, foreach, single]
+
+
+@pytest.mark.parametrize(("kind", "own"), [("adamw-8bit", True), ("adamw-paged-8bit", False)])
+def test_paged_states_are_managed_memory(kind: str, own: bool) -> None:
+    """bitsandbytes `get_paged`: on the card, and no block of PyTorch's allocator."""
+    assert states(of(kind, "single"), "actor", 10_000, 2, ()).allocated is own
