@@ -139,9 +139,14 @@ class Stages:
 
     def resident(self) -> int:
         """Bytes that are there whenever a role trains, whatever it computes."""
-        trains = [stage for stage in self.roles.keeps.stages if stage.does == "train" and stage.role in self.placed]
-        each = [[*self.beside(s, s.role), *self.placed[s.role].engine.resident()] for s in trains if not s.beside]
-        return max([sum([line.bytes for line in lines]) for lines in each], default=0)
+        most = 0
+        for stage in self.roles.keeps.stages:
+            if stage.does == "train" and stage.role in self.placed:
+                there = self.beside(stage, stage.role, stage.beside)
+                for name in filter(None, (stage.role, stage.beside)):
+                    there += self.placed[name].engine.resident()
+                most = max(most, sum([line.bytes for line in there]))
+        return most
 
     def present(self, placed: Placed) -> list[Line]:
         """What a role has on the GPU while it computes without training."""

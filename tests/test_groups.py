@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from jobs import SERVING
 
-from calc import verdict
+from calc import replay, verdict
+from calc.catalog import load
 from calc.engines.vllm import Cache
-from calc.groups import Shared
-from calc.job import Memo
-from calc.ledger import Line
+from calc.groups import Shared, sets
+from calc.job import Job, Memo
+from calc.ledger import Line, Sums
 from calc.memory import runtime
+from calc.scenario import parse
 from calc.stages import Candidate, Stages
 from calc.units import GiB
 
@@ -217,3 +219,67 @@ def test_the_first_phase_as_doubtful_as_the_job_is_named(
     names = {"load": 10, "forward": 20, "step": 30}
     group = shared(*[step(line("weights", count), phase=name) for name, count in names.items()]).group()
     assert (group.verdict, group.verdict_phase) == (word, phase)
+
+
+# -- what is replayed -------------------------------------------------------------------------------------------------
+
+
+def one(**fields: Any) -> Shared:
+    """The only GPU of a real job."""
+    given = {"model": "qwen2.5-0.5b", "task": "sft", "gpu": "rtx4090", "seq_len": 512, **fields}
+    s = parse(given, catalog=load())
+    (found,) = sets(Job(s, load().gpu(s.gpu)))
+    return found
+
+
+def test_what_is_there_while_steps_are_replayed() -> None:
+    """The most tensors of forward, backward and step, as the ledger has them, and beside them a context of 0.47 GiB."""
+    on = one()
+    most = max(phase.moment.allocated_bytes for phase in on.group().phases if phase.name != "load")
+    assert on.resting == Sums(most + runtime.CONTEXT, most, 0)
+    assert on.replayable
+    act, workspace, whole, limit = on.replayable
+    assert (workspace, whole) == (runtime.WORKSPACE, replay.reserved(act, runtime.WORKSPACE))
+    assert limit == verdict.allowed(most, runtime.CONTEXT, on.job.gpu.usable_bytes)
+
+
+def test_a_job_whose_tensors_are_more_than_the_card_is_not_replayed() -> None:
+    """Nor one beside an engine."""
+    usable = one().job.gpu.usable_bytes
+    for needed, asked in ((usable, True), (usable + 1, False)):
+        on = one()
+        vars(on)["resting"] = Sums(needed, usable // 2, 0)
+        assert (on.replayable is not None) is asked
+    on = one()
+    vars(on)["engine"] = SimpleNamespace()
+    assert on.replayable is None
+
+
+def test_what_is_reserved_takes_the_place_of_what_is_allocated() -> None:
+    on = one()
+    vars(on)["resting"] = Sums(100, 70, 0)
+    assert on.replayed(90) == Sums(120, 70, 0, 90)
+
+
+@pytest.mark.parametrize(("room", "trains"), [(-1, False), (0, True), (1, True)])
+def test_a_job_trains_where_it_has_room(room: int, trains: bool) -> None:
+    on = shared(replayable=None, room=lambda *, serving: 5 if serving else room)
+    vars(on.stages)["resident"] = lambda: USABLE
+    assert on.trains is trains
+    on = shared(replayable=None, room=lambda *, serving: 5)
+    vars(on.stages)["resident"] = lambda: USABLE + 1  # what stays alone is too much
+    assert on.trains is False
+
+
+@pytest.mark.parametrize(("whole", "trains"), [(10, True), (11, False)])
+def test_a_replay_says_whether_a_job_trains(whole: int, trains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "breaks", lambda *_: "backward")
+    on = shared(replayable=(None, 0, whole, 10), room=lambda *, serving: -1)
+    vars(on.stages)["resident"] = lambda: 0
+    assert on.trains is trains
+
+
+def test_a_replay_is_the_room_of_what_trains_alone() -> None:
+    on = shared(step(line("weights", 10 * GiB)), reserved=60 * GiB, resting=Sums(11 * GiB, 10 * GiB, 0))
+    assert on.room(serving=False) == verdict.room(Sums(61 * GiB, 10 * GiB, 0, 60 * GiB), USABLE)
+    assert on.room(serving=True) == USABLE

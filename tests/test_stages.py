@@ -13,10 +13,11 @@ from calc.catalog import load
 from calc.engines.replica import Where
 from calc.engines.vllm import STARTING
 from calc.groups import sets
-from calc.job import Job, Memo
+from calc.job import Job, Memo, Roles
 from calc.keeps import Stage
 from calc.ledger import Line
 from calc.memory import runtime
+from calc.scenario import parse
 from calc.stages import Candidate, Stages
 
 
@@ -234,3 +235,27 @@ def test_a_reference_runs_beside_the_last_gradients_of_an_optimizer_that_drops_t
     ((at, lines),) = [(x.at, x.lines) for x in on.moments(serving=False) if x.phase == "forward"]
     assert at.startswith("reference, ")
     assert [x.bytes for x in lines if x.component == "gradients"] == [4 * P, 2 * P]
+
+
+def test_what_stays_through_training_is_every_roles_share() -> None:
+    """PPO under ZeRO-3: weights and states of what trains, weights of what scores, whoever computes."""
+    s = parse({"model": "llama-3-8b", "task": "ppo", "framework": "openrlhf", "gpu": "h100-sxm", "gpus": 8,
+               "sharding": "zero3"}, catalog=load())  # fmt: skip
+    roles = Roles(s)
+    stages = Stages(roles, [*roles.placed])
+    assert len(roles.placed) == 4
+    assert stages.resident() == sum(line.bytes for p in roles.placed.values() for line in p.engine.resident())
+    served = parse({"model": "llama-3-8b", "task": "inference", "gpu": "h100-sxm"}, catalog=load())
+    assert Stages(Roles(served), [*Roles(served).placed]).resident() == 0
+
+
+def test_a_forward_keeps_for_a_backward_alone() -> None:
+    """Where nothing is trained, one layer's tensors pass; else all 24 layers' stay."""
+    kept = []
+    for optimizer in ("none", "sgd"):
+        given = {"model": "qwen2.5-0.5b", "task": "sft", "gpu": "h100-sxm", "optimizer": optimizer, "loss": "fused"}
+        roles = Roles(parse(given, catalog=load()))
+        moments = {found.phase: found.lines for found, _ in Stages(roles, [*roles.placed]).largest(serving=False)}
+        parts = ("activations", "checkpoints")
+        kept.append(sum(line.bytes for line in moments["forward"] if line.component in parts))
+    assert kept[1] > 10 * kept[0]
