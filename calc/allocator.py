@@ -215,10 +215,11 @@ class Expandable(Allocator):
         """Map the pages of the first `size` bytes of an unmapped block; what is left stays unmapped."""
         place = self._unmapped.index(block)
         pages = _pages(min(size, block.size))
-        rest = [block.cut(pages)] if pages < block.size else []
-        self._unmapped[place : place + 1] = rest
-        for other in rest:
-            other.mapped = False
+        if pages < block.size:
+            self._unmapped[place] = rest = block.cut(pages)
+            rest.mapped = False
+        else:
+            del self._unmapped[place]
         block.mapped = True
 
     def _return(self) -> None:

@@ -69,9 +69,13 @@ def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
     return blocks(replica, batch, roles.masked(replica, placed.s, batch), placed.s.checkpointing)
 
 
+def _heap(a: Act, limit: int | None = None) -> Allocator:
+    return Expandable(limit) if a.expandable else Allocator(limit)
+
+
 def reserved(a: Act, workspace: int) -> int:
     """The bytes that PyTorch reserves where memory is no matter; cuBLAS takes a `workspace` for each thread."""
-    replay = Replay(Expandable() if a.expandable else Allocator(), workspace)
+    replay = Replay(_heap(a), workspace)
     replay.all(a)
     return replay.heap.most_reserved
 
@@ -96,7 +100,7 @@ def enough(a: Act, workspace: int, undisturbed: int, limit: int) -> int:
 
 def breaks(a: Act, workspace: int, limit: int) -> str | None:
     """The phase in which a request finds nothing left of `limit` bytes; None where all are met."""
-    replay = Replay(Expandable(limit) if a.expandable else Allocator(limit), workspace)
+    replay = Replay(_heap(a, limit), workspace)
     try:
         replay.all(a)
     except OutOfMemory:
