@@ -174,6 +174,7 @@ class Program(Attention):
     def layer(self, *, moe: bool) -> Tape:
         """One decoder layer: two blocks, normed before or after as the family has it, added to the residual stream."""
         norms = self.arch.norms
+        self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
         n = self.norm(self.input, norms.attention)
         a = self.attention(n)
         if self.arch.parallel:
@@ -188,7 +189,7 @@ class Program(Attention):
 
     def final_norm(self) -> Tape:
         """The norm between the last layer and the head."""
-        self.norm(self.input, self.arch.names.final_norm)
+        self.norm(self.tape.hold(self.input), self.arch.names.final_norm)
         return self.tape
 
 
