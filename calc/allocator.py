@@ -8,6 +8,7 @@ followed, as if they left no gaps.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from typing import Self
 
 from calc.units import MiB
 
@@ -48,21 +49,54 @@ class Block:
             self.after.before = self
 
 
-class Allocator:
-    """Blocks within segments; `limit` bytes are all that it may reserve, None for any number.
+class Process:
+    """What the allocators of a process's streams count together; `limit` bytes are all that they may reserve, if any.
 
     `reserved` are the bytes of all segments, `most_reserved` the largest they have been; `most` is the largest sum of
     blocks handed out, each with what came along because it was too little to be split off.
     """
 
-    LEAST = SMALL + ROUND  # the smallest rest that is split off
-
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.reserved = self.most_reserved = self.allocated = self.most = 0
+        self.streams: list[Allocator] = []
+
+    def lacks(self, whole: int) -> bool:
+        """Whether the limit is in the way of `whole` bytes more."""
+        return self.limit is not None and self.reserved + whole > self.limit
+
+    def release(self) -> None:
+        """`release_cached_blocks`: all that is free in every stream, and can, goes back to the driver."""
+        for stream in self.streams:
+            stream.release()
+
+    def reserve(self, whole: int, size: int) -> None:
+        """Take `whole` bytes of the driver, for a request of `size`."""
+        if self.lacks(whole):
+            raise OutOfMemory(
+                f"tried to allocate {size}: of {self.limit} allowed {self.reserved} are reserved, "
+                f"{self.allocated} of them allocated"
+            )
+        self.reserved += whole
+        self.most_reserved = max(self.most_reserved, self.reserved)
+
+
+class Allocator:
+    """Blocks within segments that one stream takes; a block that is given back serves that stream alone."""
+
+    LEAST = SMALL + ROUND  # the smallest rest that is split off
+
+    def __init__(self, limit: int | None = None, process: Process | None = None) -> None:
+        """The first stream of a process that may reserve `limit` bytes, or another stream of `process`."""
+        self.process = process or Process(limit)
+        self.process.streams.append(self)
         self._small = self._small_reserved = 0
         self._free: list[tuple[int, int, Block]] = []  # by size, then by address
         self._end = 0  # the address at which the next segment starts
+
+    def beside(self) -> Self:
+        """The allocator of another stream of the same process."""
+        return type(self)(process=self.process)
 
     def take(self, size: int) -> Block:
         """A block of `size` bytes: the smallest free one that is large enough, cut to size."""
@@ -75,23 +109,24 @@ class Allocator:
             if block.size - size >= self.LEAST:
                 self._keep(block.cut(size))
             block.free = False
-        self.allocated += block.size
-        if self.allocated > self.most:
-            self.most = self.allocated
+        process = self.process
+        process.allocated += block.size
+        if process.allocated > process.most:
+            process.most = process.allocated
         return block
 
     def _take_small(self, size: int) -> Block:
         self._small += size
         if self._small > self._small_reserved:
-            if self._lacks(GRAIN):
-                self._return()
-            self._reserve(GRAIN, size)
+            if self.process.lacks(GRAIN):
+                self.process.release()
+            self.process.reserve(GRAIN, size)
             self._small_reserved += GRAIN
         return Block(SHARED, size)
 
     def give(self, block: Block) -> None:
         """Take a block back, and join it with its free neighbours."""
-        self.allocated -= block.size
+        self.process.allocated -= block.size
         if block.start == SHARED:
             self._small -= block.size
             return
@@ -111,30 +146,16 @@ class Allocator:
     def _segment(self, size: int) -> Block:
         """A new segment for `size` bytes."""
         whole = BUFFER if size < LARGE else -(-size // GRAIN) * GRAIN
-        if self._lacks(whole):
-            self._return()
-        self._reserve(whole, size)
+        if self.process.lacks(whole):
+            self.process.release()
+        self.process.reserve(whole, size)
         self._end += whole
         return Block(self._end - whole, whole)
 
-    def _lacks(self, whole: int) -> bool:
-        """Whether the limit is in the way of `whole` bytes more."""
-        return self.limit is not None and self.reserved + whole > self.limit
-
-    def _reserve(self, whole: int, size: int) -> None:
-        """Take `whole` bytes of the driver, for a request of `size`."""
-        if self._lacks(whole):
-            raise OutOfMemory(
-                f"tried to allocate {size}: of {self.limit} allowed {self.reserved} are reserved, "
-                f"{self.allocated} of them allocated"
-            )
-        self.reserved += whole
-        self.most_reserved = max(self.most_reserved, self.reserved)
-
-    def _return(self) -> None:
-        """`release_cached_blocks`: segments in which nothing is allocated go back to the driver."""
+    def release(self) -> None:
+        """Segments in which nothing is allocated go back to the driver."""
         whole = {start for _, start, block in self._free if block.before is None and block.after is None}
-        self.reserved -= sum([size for size, start, _ in self._free if start in whole])
+        self.process.reserved -= sum([size for size, start, _ in self._free if start in whole])
         self._free = [entry for entry in self._free if entry[1] not in whole]
 
     def _keep(self, block: Block) -> None:
@@ -153,8 +174,8 @@ class Expandable(Allocator):
 
     LEAST = ROUND
 
-    def __init__(self, limit: int | None = None) -> None:
-        super().__init__(limit)
+    def __init__(self, limit: int | None = None, process: Process | None = None) -> None:
+        super().__init__(limit, process)
         self._unmapped = [Block(0, ENDLESS)]  # by address
         self._unmapped[0].mapped = False
 
@@ -172,10 +193,10 @@ class Expandable(Allocator):
     def _segment(self, size: int) -> Block:
         """The lowest address with room for `size` bytes in free and unmapped blocks, mapped."""
         first, missing = self._place(size)
-        if self._lacks(missing):
-            self._return()
+        if self.process.lacks(missing):
+            self.process.release()
             first, missing = self._place(size)
-        self._reserve(missing, size)
+        self.process.reserve(missing, size)
         return self._map(first, size)
 
     def _place(self, size: int) -> tuple[Block, int]:
@@ -222,7 +243,7 @@ class Expandable(Allocator):
             del self._unmapped[place]
         block.mapped = True
 
-    def _return(self) -> None:
+    def release(self) -> None:
         """Whole pages in which nothing is allocated go back to the driver."""
         for _, start, block in [*self._free]:
             low, high = _pages(start), (start + block.size) // BUFFER * BUFFER
@@ -234,7 +255,7 @@ class Expandable(Allocator):
                 self._keep(head)
             if high < low + block.size:
                 self._keep(block.cut(high - low))
-            self.reserved -= block.size
+            self.process.reserved -= block.size
             self._unmap(block)
 
     def _unmap(self, block: Block) -> None:

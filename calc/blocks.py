@@ -5,9 +5,11 @@ The order is that of the modules (`torch.nn.Module.parameters`), and of forward 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import starmap
+from typing import NamedTuple
 
 from calc.architecture import Architecture, Head, Tensor, layer_tensors, tensors
 from calc.engines.replica import Replica
@@ -35,17 +37,38 @@ class Piece:
     late: int | None = None
 
 
+class Unit(NamedTuple):
+    """Parameters that FSDP 2 gathers together, a layer's or the root's, in bytes.
+
+    `whole` tensors are cut into this rank's `shards`, as they are stored. To gather them these are `cast` into one
+    tensor of the compute type, if that is another; a gather fills a `buffer`, out of which `gathered` tensors are
+    copied. Gradients are joined in `reducing`, of which this rank's part becomes `reduced`; both are 0 where nothing
+    is trained.
+    """
+
+    whole: tuple[int, ...]
+    shards: tuple[int, ...]
+    cast: int
+    buffer: int
+    gathered: tuple[int, ...]
+    reducing: int
+    reduced: int
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """A role's model on one micro-batch, all in bytes.
 
+    `weights` has every tensor that lies there whole, `units` the layers and, last, the root where FSDP 2 cuts them all.
     `states` has those of each trained tensor, `passing` what the optimizer's step takes for each, all `at_once` or one
     by one. `stream` is the embedding's output, `tables` are cosines and sines. `embedding` is the embedding's gradient,
     0 where it gets none, `sorting` what that takes beside; `tied` says how a tied head's is added to it: "in place" or
-    "apart". `held`: how long outputs stay, a word of `calc.keeps.Path`.
+    "apart". `held`: how long outputs stay, a word of `calc.keeps.Path`. `inside`: the
+    loss runs inside the model's own forward.
     """
 
     weights: tuple[int, ...]
+    units: tuple[Unit, ...]
     states: tuple[tuple[int, ...], ...]
     passing: tuple[int, ...]
     at_once: bool
@@ -58,18 +81,23 @@ class Blocks:
     sorting: int
     tied: str
     held: str
+    inside: bool
 
 
 @lru_cache(maxsize=256)
-def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> Blocks:
-    """The blocks of a replica on a micro-batch; see `calc.stack.stack` for `masked`."""
+def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str, sharded: bool = False) -> Blocks:
+    """The blocks of a replica on a micro-batch, `sharded` by FSDP 2; see `calc.stack.stack` for `masked`."""
     arch, run = r.arch, r.run
     optimizer, changed = r.optimizer, [*_trained(r)]
     own = [_weight(r, t) for t in _in_order(arch, r.head)]
     adapters = [t.elements * r.adapter_bytes for t in changed] if run.adapter else []
+    if sharded:
+        changed = [cut(t, r.ranks) for t in changed]
+        r = replace(r, grad_bytes=run.compute)  # of a whole gradient, until it is reduced
     each = temporaries(optimizer) * r.step_bytes if optimizer else 0
     return Blocks(
-        weights=(*own, *adapters),
+        weights=() if sharded else (*own, *adapters),
+        units=_units(r) if sharded else (),
         states=tuple([_states(r, t) for t in changed]),
         passing=tuple([t.elements * each for t in changed]),
         at_once=optimizer is not None and optimizer.impl == "foreach",
@@ -82,6 +110,42 @@ def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> Blocks
         sorting=int(SORTING * arch.hidden * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
         tied=("in place" if run.precision == "autocast" else "apart") if r.ties_gradients else "",
         held=r.path.held,
+        inside=r.path.inside,
+    )
+
+
+def cut(t: Tensor, ranks: int) -> Tensor:
+    """A rank's part of a tensor, cut along its first dimension; all are as large as the first.
+
+    torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_param.py`, `_init_sharded_param`.
+    """
+    return t._replace(shape=(-(-t.shape[0] // ranks), *t.shape[1:]))
+
+
+def _units(r: Replica) -> tuple[Unit, ...]:
+    """The layers, then the root with what lies outside of them."""
+    arch, own = r.arch, [*_in_order(r.arch, r.head)]
+    layers = [layer_tensors(arch, n) for n in range(arch.layers)]
+    inside = {t.name for layer in layers for t in layer}
+    adapters = [[*_adapters(r, n)] for n in range(arch.layers)]
+    root = [t for t in own if t.name not in inside]
+    return tuple(starmap(partial(_unit, r), [*zip(layers, adapters, strict=True), (root, [])]))
+
+
+def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor]) -> Unit:
+    """The unit of `own` tensors and of `adapters` beside them."""
+    ranks, compute = r.ranks, r.run.compute
+    stored = [*[(t, r.weight_bytes) for t in own], *[(t, r.adapter_bytes) for t in adapters]]
+    parts = [cut(t, ranks).elements for t, _ in stored]
+    trained = sum([cut(t, ranks).elements for t in (adapters if r.run.adapter else own)]) if r.optimizer else 0
+    return Unit(
+        whole=tuple([t.elements * b for t, b in stored]),
+        shards=tuple([part * b for part, (_, b) in zip(parts, stored, strict=True)]),
+        cast=sum(parts) * compute if r.weight_bytes != compute else 0,
+        buffer=sum(parts) * ranks * compute,
+        gathered=tuple([part * ranks * compute for part in parts]),
+        reducing=trained * ranks * r.reduce_bytes,
+        reduced=trained * r.reduce_bytes,
     )
 
 
@@ -99,11 +163,13 @@ def _trained(r: Replica) -> Iterator[Tensor]:
     """What the optimizer steps: LoRA's two matrices beside each adapted linear, or the whole model."""
     if r.optimizer and not r.run.adapter:
         yield from _in_order(r.arch, r.head)
-    if not r.optimizer or not r.run.adapter:
-        return
-    rank, targets = r.run.adapter.rank, r.run.adapter.targets
-    for n in range(r.arch.layers):
-        yield from adapter_matrices(r.arch, n, rank, targets)
+    for n in range(r.arch.layers if r.optimizer else 0):
+        yield from _adapters(r, n)
+
+
+def _adapters(r: Replica, layer: int) -> Iterator[Tensor]:
+    if r.run.adapter:
+        yield from adapter_matrices(r.arch, layer, r.run.adapter.rank, r.run.adapter.targets)
 
 
 def _weight(r: Replica, t: Tensor) -> int:

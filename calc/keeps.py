@@ -34,6 +34,11 @@ class Path:
     held: str = "forward"
     kept: float = 1.0
 
+    @property
+    def inside(self) -> bool:
+        """Whether the loss runs inside the model's own forward; a schedule that keeps outputs for a turn takes it."""
+        return self.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar") and self.held != "turn"
+
 
 @dataclass(frozen=True, slots=True)
 class DeepSpeed:

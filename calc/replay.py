@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from calc.allocator import Allocator, Block, Expandable, OutOfMemory
 from calc.blocks import Blocks, Piece, blocks
+from calc.engines.fsdp import Fsdp
 from calc.engines.plain import Plain
 from calc.job import Roles
 from calc.keeps import Stage
 from calc.placement import Placed
 from calc.script import GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
+from calc.shards import Shards
 
 STEPS = 2  # states are made in the first, and lie in the way of the second; later ones find what that left
 MICRO_BATCHES = 2  # gradients stay from the first, and are added to from the second on
@@ -39,13 +41,13 @@ class Act(NamedTuple):
 
 
 def act(roles: Roles) -> Act | None:
-    """What the roles of a job do, if that can be replayed: one stage of plain models on one GPU."""
+    """What the roles of a job do, if that can be replayed: one stage of models that are whole, or FSDP 2's shards."""
     stages = roles.keeps.stages
-    if len(stages) != 1 or stages[0].does not in ("train", "score") or roles.s.gpus > 1:
+    if len(stages) != 1 or stages[0].does not in ("train", "score"):
         return None
     stage: Stage = stages[0]
     placed = list(roles.placed.values())
-    if stage.beside or any(not isinstance(p.engine, Plain) for p in placed):
+    if stage.beside or not all(_known(p) for p in placed):
         return None
     own = roles.placed[stage.role]
     trained = stage.does == "train" and own.trained
@@ -62,11 +64,23 @@ def act(roles: Roles) -> Act | None:
     )
 
 
+def _known(placed: Placed) -> bool:
+    """Whether all blocks of a role are known: one GPU that has it whole, or plain PyTorch's shards, by FSDP 2."""
+    s, engine = placed.s, placed.engine
+    if s.tensor_parallel * s.context_parallel * s.pipeline_parallel > 1:
+        return False
+    if type(engine) is not Fsdp:
+        return isinstance(engine, Plain) and s.gpus == 1
+    whole = engine.version == 2 and not engine.offload and not engine.replica.quantised and not engine.replica.defers
+    return whole and s.framework.partition("==")[0] == "torch" and engine.replica.ranks > 1
+
+
 def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
     rows = placed.role.scoring_rows if scores else placed.role.rows
     batch = roles.batch(placed.s, rows)
     replica = placed.scorer.replica if scores else placed.engine.replica
-    return blocks(replica, batch, roles.masked(replica, placed.s, batch), placed.s.checkpointing)
+    sharded = isinstance(placed.engine, Fsdp)
+    return blocks(replica, batch, roles.masked(replica, placed.s, batch), placed.s.checkpointing, sharded)
 
 
 def _heap(a: Act, limit: int | None = None) -> Allocator:
@@ -77,7 +91,7 @@ def reserved(a: Act, workspace: int) -> int:
     """The bytes that PyTorch reserves where memory is no matter; cuBLAS takes a `workspace` for each thread."""
     replay = Replay(_heap(a), workspace)
     replay.all(a)
-    return replay.heap.most_reserved
+    return replay.heap.process.most_reserved
 
 
 def suffices(a: Act, workspace: int, undisturbed: int, limit: int) -> bool:
@@ -116,6 +130,7 @@ class Replay:
         self.heap = heap
         self.phase = "load"
         self.workspace, self.threads = workspace, 0
+        self.shards: dict[int, Shards] = {}
         self.gradients: list[Block] = []
         self.adding = False  # gradients of the micro-batches before are there
         self.apart = False  # the gradient that comes is a tied head's, which waits for the embedding's
@@ -128,6 +143,8 @@ class Replay:
         self.load(a.model)
         if a.inside and not a.shares:
             self.load(a.inside)
+        elif a.inside and a.model.units:
+            self.shards[id(a.inside)] = self.shards[id(a.model)]
         for _ in range(STEPS):
             for _ in range(a.micro_batches):
                 kept = self.forward(a.model)
@@ -152,9 +169,11 @@ class Replay:
                 self.heap.give(block)
 
     def load(self, m: Blocks) -> None:
-        """A model's weights arrive, and stay."""
+        """A model's weights arrive, and stay, whole or in shards."""
         for size in m.weights:
             self.take(size)
+        if m.units:
+            self.shards[id(m)] = Shards(m, self.heap)
 
     def multiply(self, thread: int) -> None:
         """cuBLAS takes its workspace with a thread's first product."""
@@ -183,7 +202,7 @@ class Replay:
 
     def keep(self, block: Block | None) -> None:
         """A weight's gradient has been made: it stays, or is added to the one that is there."""
-        if self.adding:
+        if self.adding and not self.shards:
             self.give(block)
         elif block:
             self.gradients.append(block)
@@ -191,13 +210,25 @@ class Replay:
     def forward(self, m: Blocks) -> Kept:
         """A forward; what its pieces keep."""
         self.phase = "forward"
+        shards = self.shards.get(id(m))
+        if shards:
+            shards.begin()
         block = self.take(m.stream)
         kept: Kept = [{PASSING - n: self.heap.take(size) for n, size in enumerate(m.tables)}]
-        for piece in (*m.layers, m.norm, m.head):
+        for n, piece in enumerate((*m.layers, m.norm, m.head)):
+            layer = shards if n < len(m.layers) else None
+            if layer:
+                layer.enter(n)
+            elif shards and piece is m.head and not m.inside:
+                shards.end()
             own = {INPUT: block} if block else {}
             self.play(piece.forward, own)
             block = own.pop(piece.forward.out, None)
             kept.append(own)
+            if layer:
+                layer.leave(n)
+        if shards and m.inside:
+            shards.end()
         self.give(block)
         if m.held == "next":
             self.drop()
@@ -218,9 +249,19 @@ class Replay:
         self.phase = "backward"
         block: Block | None = None
         self.apart = bool(m.tied)
-        for piece in (m.head, m.norm, *reversed(m.layers)):
+        shards = self.shards.get(id(m))
+        if shards:
+            shards.turn()
+        for n, piece in reversed([*enumerate((*m.layers, m.norm, m.head))]):
+            layer = shards if n < len(m.layers) else None
+            if layer:
+                layer.reenter(n)
+            before = len(self.gradients)
             block = self.back(piece, kept.pop(), block)
             self.apart = False
+            if layer:
+                own, self.gradients = self.gradients[before:], self.gradients[:before]
+                layer.reduce(n, own, adding=self.adding)
         self.leave(kept)
         if m.embedding:
             made = self.take(m.embedding)
@@ -229,6 +270,10 @@ class Replay:
             self.keep(self.tie(m, made))
         else:
             self.give(block)
+        if shards:
+            shards.reduce(-1, self.gradients, adding=self.adding)
+            shards.wait()
+            self.gradients = []
 
     def back(self, piece: Piece, own: dict[int, Block], given: Block | None) -> Block | None:
         """One piece's backward; the gradient of its input."""
@@ -271,4 +316,6 @@ class Replay:
         if m.held == "step":
             self.drop()
         self.give(*self.gradients)
+        for shards in self.shards.values():
+            shards.zero()
         self.gradients, self.adding = [], False

@@ -65,9 +65,12 @@ class Writer:
         return Script(tuple(self.steps), self.slots[out])
 
     def _run(self, end: int, stays: Callable[[Op], Iterable[Tensor]], held: set[Tensor]) -> None:
-        """The operations before `end`, after which there is what `stays` of each, and what is `held` anyway."""
+        """The operations before `end`, after which there is what `stays` of each, and what is `held` anyway.
+
+        What operations after `end` would use lives until then: variables of the layer's forward name it.
+        """
         ops = self.tape.ops[:end]
-        last = {t.storage: n for n, op in enumerate(ops) for t in (*op.inputs, *op.outs)}
+        last = {t.storage: n for n, op in enumerate(self.tape.ops) for t in (*op.inputs, *op.outs)}
         last.update((t.storage, end) for t in self.tape.held)
         saved = set(held)
         for n, op in enumerate(ops):

@@ -52,7 +52,7 @@ class Stack(NamedTuple):
     bottom: Amount  # what is kept below the first layer
     embeds: bool  # the embedding is part of it, and not of a pipeline stage before
     ends: bool  # so are final norm, head and loss
-    loss_inside: bool  # Transformers' own loss runs inside the model's forward, log-probabilities outside
+    loss_inside: bool  # see `calc.keeps.Path.inside`
     inner: bool
     residual: Amount  # one tensor of the residual stream
     embedding_passing: Amount
@@ -115,8 +115,7 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         bottom=amount(activations.below_layers(run, recompute), dims) if arch.embeds else NO_BYTES,
         embeds=arch.embeds,
         ends=arch.ends,
-        # a schedule that keeps outputs for a turn computes the loss itself
-        loss_inside=path.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar") and path.held != "turn",
+        loss_inside=path.inside,
         inner=inner,
         residual=amount(stream, dims),
         embedding_passing=amount(stream + whole, dims),

@@ -35,19 +35,19 @@ PAGE = 20 * MiB  # kLargeBuffer
 def test_a_first_block_takes_a_segment_by_its_size(size: int, segment: float, block: float) -> None:
     heap = Allocator()
     heap.take(size)
-    assert (heap.reserved / MiB, heap.allocated / MiB) == (segment, block)
+    assert (heap.process.reserved / MiB, heap.process.allocated / MiB) == (segment, block)
 
 
 def test_small_blocks_take_a_segment_when_the_last_is_full() -> None:
     heap = Allocator()
     blocks = [heap.take(MiB) for _ in range(2)]
-    assert heap.reserved == 2 * MiB
+    assert heap.process.reserved == 2 * MiB
     blocks.append(heap.take(MiB))
-    assert (heap.reserved, heap.allocated) == (4 * MiB, 3 * MiB)
+    assert (heap.process.reserved, heap.process.allocated) == (4 * MiB, 3 * MiB)
     for block in blocks:
         heap.give(block)
     heap.take(MiB)
-    assert (heap.reserved, heap.allocated, heap.most) == (4 * MiB, MiB, 3 * MiB)
+    assert (heap.process.reserved, heap.process.allocated, heap.process.most) == (4 * MiB, MiB, 3 * MiB)
 
 
 def test_the_smallest_free_block_that_is_large_enough_is_cut() -> None:
@@ -56,10 +56,10 @@ def test_the_smallest_free_block_that_is_large_enough_is_cut() -> None:
     heap.give(large)
     heap.give(middle)
     heap.take(34 * MiB)  # of the 40, of which 6 are left
-    assert heap.reserved == 130 * MiB
+    assert heap.process.reserved == 130 * MiB
     heap.take(60 * MiB)  # is still whole
     heap.take(6 * MiB)
-    assert heap.reserved == 130 * MiB and heap.allocated == 130 * MiB
+    assert heap.process.reserved == 130 * MiB and heap.process.allocated == 130 * MiB
 
 
 def test_free_neighbours_become_one_block_again() -> None:
@@ -70,7 +70,7 @@ def test_free_neighbours_become_one_block_again() -> None:
     for block in (parts[0], parts[2], parts[1]):
         heap.give(block)
     heap.take(60 * MiB)
-    assert heap.reserved == 60 * MiB
+    assert heap.process.reserved == 60 * MiB
 
 
 def test_a_block_that_lies_within_a_segment_keeps_it_from_going_back() -> None:
@@ -81,7 +81,7 @@ def test_a_block_that_lies_within_a_segment_keeps_it_from_going_back() -> None:
     heap.take(20 * MiB)
     heap.give(second)
     heap.take(38 * MiB)  # 38 of 38 that are all free, not of what is left of 62
-    assert heap.reserved == 100 * MiB
+    assert heap.process.reserved == 100 * MiB
     with pytest.raises(OutOfMemory, match=f"tried to allocate {60 * MiB}: of {100 * MiB} allowed {100 * MiB} are"):
         heap.take(60 * MiB)
 
@@ -92,9 +92,9 @@ def test_segments_that_are_all_free_go_back_before_memory_runs_out() -> None:
     for block in [heap.take(50 * MiB), heap.take(38 * MiB)]:
         heap.give(block)
     heap.take(80 * MiB)
-    assert (heap.reserved, heap.most_reserved) == (92 * MiB, 100 * MiB)
+    assert (heap.process.reserved, heap.process.most_reserved) == (92 * MiB, 100 * MiB)
     heap.take(20 * MiB)  # not of what went back
-    assert heap.reserved == 112 * MiB
+    assert heap.process.reserved == 112 * MiB
 
 
 def test_of_equals_the_lowest_address_is_taken() -> None:
@@ -110,9 +110,9 @@ def test_an_expandable_segment_maps_pages_of_20_mib_and_cuts_exactly() -> None:
     heap = Expandable()
     heap.take(35 * MiB)
     heap.take(5 * MiB - 512)  # fixed segments would have handed out 36 and 20
-    assert (heap.reserved, heap.allocated) == (40 * MiB, 40 * MiB - 512)
+    assert (heap.process.reserved, heap.process.allocated) == (40 * MiB, 40 * MiB - 512)
     heap.take(MiB + 512)  # the 512 bytes that are left are too few
-    assert heap.reserved == 60 * MiB
+    assert heap.process.reserved == 60 * MiB
 
 
 def test_the_end_of_an_expandable_segment_grows_by_what_is_missing() -> None:
@@ -120,9 +120,9 @@ def test_the_end_of_an_expandable_segment_grows_by_what_is_missing() -> None:
     heap.take(30 * MiB)
     heap.give(heap.take(30 * MiB))
     heap.take(45 * MiB)  # of the 30 that are free and 20 more
-    assert heap.reserved == 80 * MiB
+    assert heap.process.reserved == 80 * MiB
     heap.take(5 * MiB)
-    assert heap.reserved == 80 * MiB
+    assert heap.process.reserved == 80 * MiB
 
 
 def test_a_hole_before_unmapped_pages_waits_for_what_fills_it() -> None:
@@ -134,7 +134,7 @@ def test_a_hole_before_unmapped_pages_waits_for_what_fills_it() -> None:
     heap.give(last)
     assert heap.take(20 * MiB).start == hole.start
     assert heap.take(25 * MiB).start == last.start  # 20 are left of the hole, and 20 and more at the end
-    assert heap.reserved == 120 * MiB
+    assert heap.process.reserved == 120 * MiB
 
 
 def test_free_pages_of_an_expandable_segment_go_back_wherever_they_lie() -> None:
@@ -143,7 +143,7 @@ def test_free_pages_of_an_expandable_segment_go_back_wherever_they_lie() -> None
     _, middle, _ = heap.take(10 * MiB), heap.take(50 * MiB), heap.take(40 * MiB)
     heap.give(middle)
     assert heap.take(55 * MiB).start == 100 * MiB
-    assert (heap.reserved, heap.allocated) == (120 * MiB, 105 * MiB)
+    assert (heap.process.reserved, heap.process.allocated) == (120 * MiB, 105 * MiB)
     assert heap.take(8 * MiB).start == 10 * MiB  # is still mapped
     with pytest.raises(OutOfMemory, match=f"tried to allocate {40 * MiB}: of {120 * MiB} allowed {120 * MiB} are"):
         heap.take(40 * MiB)
@@ -155,10 +155,10 @@ def test_pages_that_went_back_are_mapped_again_where_they_were() -> None:
     heap.give(low)
     heap.give(high)
     heap.take(80 * MiB)  # there is no room below
-    assert (heap.reserved, heap.most_reserved) == (100 * MiB, 100 * MiB)
+    assert (heap.process.reserved, heap.process.most_reserved) == (100 * MiB, 100 * MiB)
     with pytest.raises(OutOfMemory):
         heap.take(30 * MiB)
-    heap.limit = None
+    heap.process.limit = None
     assert heap.take(30 * MiB).start == 0
 
 
@@ -175,14 +175,14 @@ def test_blocks_lie_within_segments_and_all_come_back(kind: type[Allocator], req
         assert alive[-1].size >= size
         if which < len(alive):
             heap.give(alive.pop(which))
-        assert heap.allocated == sum(block.size for block in alive) <= heap.reserved
+        assert heap.process.allocated == sum(block.size for block in alive) <= heap.process.reserved
     for block in alive:
         heap.give(block)
-    assert heap.allocated == 0
-    before = heap.reserved
-    heap._return()
+    assert heap.process.allocated == 0
+    before = heap.process.reserved
+    heap.release()
     small = heap._small_reserved
-    assert heap.reserved == small <= before  # every segment of large blocks was whole again
+    assert heap.process.reserved == small <= before  # every segment of large blocks was whole again
 
 
 class Pages:
@@ -255,7 +255,7 @@ def test_an_expandable_segment_lies_as_its_pages_say(seed: int) -> None:
         else:
             alive.append(heap.take(size))
             assert (alive[-1].start, alive[-1].size) == (expected, size)
-        assert heap.reserved == len(pages.mapped) * PAGE
+        assert heap.process.reserved == len(pages.mapped) * PAGE
         while alive and (expected is None or drawn.random() < 0.45):
             expected = 0
             given = alive.pop(drawn.randrange(len(alive)))
