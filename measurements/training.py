@@ -1,4 +1,7 @@
-"""Parts of a training step that the harness on a GPU and the tracer share: heads, losses, what recomputation keeps."""
+"""Parts of a training step that the harness on a GPU and the tracer share.
+
+Heads, losses, what recomputation keeps, and DeepSpeed's configuration.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +50,23 @@ def checkpointing(way: str, policy: Callable[[], Any] = EverySecondProduct) -> d
     if way == "selective":
         return {"use_reentrant": False, "context_fn": lambda: create_selective_checkpoint_contexts(policy())}
     return {"use_reentrant": way == "reentrant"}
+
+
+def zero_config(stage: int, micro_batch: int, accumulation: int, grad_dtype: str, clip: float = 0.0) -> dict[str, Any]:
+    """DeepSpeed's configuration of ZeRO `stage`, with its own defaults for the rest.
+
+    Its FusedAdam, a CUDA kernel over flat partitions that keeps two moments and takes nothing else, has PyTorch's fused
+    AdamW in its place, which DeepSpeed has not tested.
+    """
+    return {
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": clip,
+        "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": grad_dtype},
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+    }
 
 
 class Critic(torch.nn.Module):

@@ -49,9 +49,11 @@ def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) 
     kind: Any = AutoModel if scores(s) else AutoModelForCausalLM
     if s["task"] == "rm":
         own.num_labels, kind = 1, AutoModelForSequenceClassification
-    dtype = torch.bfloat16 if s["precision"] == "bf16" else torch.float32
-    # FSDP2 moves each unit to the GPU as it shards it, four bits each layer as it is converted: whole it is never there
-    where = torch.device("cpu") if s["sharding"] == "fsdp2" or s["method"] == "qlora" else device
+    dtype = torch.bfloat16 if s["precision"] in ("bf16", "mixed") else torch.float32
+    # FSDP2 moves each unit to the GPU as it shards it, ZeRO-3 each parameter, four bits each layer as it is converted:
+    # whole it is never there
+    parts = s["sharding"] in ("fsdp2", "zero3") or s["method"] == "qlora"
+    where = torch.device("cpu") if parts else device
     with _no_init(), where:
         model = kind.from_config(
             own, attn_implementation=attention(s["attention"])[0], **{"dtype" if MODERN else "torch_dtype": dtype}
@@ -104,6 +106,10 @@ def prepare(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) 
         model = _adapt(model, s)
     if s["sharding"] == "fsdp2":
         _shard(model, s, device)
+    if s["sharding"] == "zero3":
+        from . import zero  # which needs this module
+
+        zero.partition(model, s, device)
     fill(model)
     if s["optimizer"] == "none":
         return model.eval().requires_grad_(False)
@@ -114,10 +120,11 @@ def fill(model: torch.nn.Module) -> None:
     """Small normal weights, norms one and biases zero: values that keep every activation finite."""
     with torch.no_grad():
         for name, whole in model.named_parameters():
-            parameter = whole.to_local() if hasattr(whole, "to_local") else whole  # of a sharded one, this rank's part
+            # of a sharded one, this rank's part: FSDP2's local tensor, or what ZeRO-3 keeps beside an empty parameter
+            parameter = whole.to_local() if hasattr(whole, "to_local") else getattr(whole, "ds_tensor", whole)
             if not parameter.is_floating_point():  # four bits, which were filled before they were packed
                 continue
-            if parameter.dim() > 1:
+            if len(getattr(whole, "ds_shape", whole.shape)) > 1:
                 parameter.normal_(std=STD)
             elif "norm" in name and name.endswith("weight"):
                 parameter.fill_(1.0)
@@ -150,24 +157,28 @@ def _adapt(model: torch.nn.Module, s: Mapping[str, Any]) -> torch.nn.Module:
     return adapted
 
 
-def _shard(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) -> None:
-    """FSDP2 over the scenario's ranks, of which this process is the first and the others are not there.
+def ranks(n: int) -> None:
+    """Become the first of `n` ranks, of which the others are not there.
 
-    The collectives of a fake process group move nothing; every buffer they would fill is allocated all the same.
-    A unit for each decoder layer, the rest in the root's.
+    The collectives of a fake process group bring nothing of the others'; every buffer is allocated all the same.
     """
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    ranks = s["gpus"]
     if not dist.is_initialized():
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=n)
+
+
+def _shard(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) -> None:
+    """FSDP2 over the scenario's ranks: a unit for each decoder layer, the rest in the root's."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    ranks(s["gpus"])
     mixed = s["precision"] == "fsdp-mixed"
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options: dict[str, Any] = {
-        "mesh": init_device_mesh(device.type, (ranks,)),
+        "mesh": init_device_mesh(device.type, (s["gpus"],)),
         "mp_policy": policy if mixed else MixedPrecisionPolicy(),
     }
     for name, module in model.named_modules():

@@ -13,6 +13,7 @@ from typing import Any
 from calc.architecture import parameters
 from calc.catalog import GPU, Catalog, CatalogError
 from calc.edges import LIKELY, SIZES, predicted
+from calc.frameworks import DEEPSPEED
 from calc.scenario import Scenario, parse
 from calc.schema import InputError, parse_mapping, read_bytes, validator
 from calc.verdict import FITS
@@ -30,13 +31,18 @@ SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "method": ("full", "lora", "qlora"),
     "precision": ("bf16", "autocast", "fsdp-mixed", "fp32"),
     "optimizer": ("adamw", "adamw-8bit", "adamw-paged-8bit", "sgd", "sgd-momentum", "none"),
-    "sharding": ("none", "fsdp2"),
+    "sharding": ("none", "fsdp2", *DEEPSPEED),
     "tensor_parallel": (1,),
     "context_parallel": (1,),
     "pipeline_parallel": (1,),
     "checkpointing": ("none", "selective", "full"),
     "loss": ("full",),
     "packing": (False,),
+}
+ZERO: Mapping[str, tuple[Any, ...]] = {  # where DeepSpeed's engine runs the step
+    "method": ("full", "lora"),
+    "precision": ("mixed",),
+    "optimizer": ("adamw", "sgd"),
 }
 # Seconds: an assumed share of the card's bf16 rate, and what a process costs before its first step. Only the display of
 # the time left and `--minutes` rest on them, and both are corrected by the cases already run.
@@ -193,7 +199,8 @@ class Plan:
             return None
         s = self.scenario(case)
         scenario = s.as_dict()
-        for name, known in SUPPORTED.items():
+        supported = {**SUPPORTED, **(ZERO if s.sharding in DEEPSPEED else {})}
+        for name, known in supported.items():
             given = scenario[name].partition("==")[0] if name == "framework" else scenario[name]
             if given not in known:
                 return f"not run: {name} {given} is not built here"

@@ -11,6 +11,7 @@ import torch
 from measurements.training import logprobs, pair_loss, policy_loss, value_loss
 
 from . import model as models
+from . import zero
 from .meter import Meter
 
 WARM_UP = 2  # the first step makes the optimizer's states, the second may still load kernels
@@ -33,19 +34,24 @@ class Job:
         self.reference: torch.nn.Module | None = None
         same = s["roles"].get("reference") == {"model": s["model"]} if s["task"] == "dpo" else False
         self.adapter_off = s["method"] != "full" and same
+        self.deepspeed = s["sharding"].startswith("zero")
         with meter.of("load"):
-            self.model = models.prepare(models.load(configs["model"], s, device), s, device)
+            self.model: Any = models.prepare(models.load(configs["model"], s, device), s, device)
             if "reference" in configs and not self.adapter_off:
                 still = {**s, "optimizer": "none", "method": "full", "checkpointing": "none"}
                 self.reference = models.prepare(models.load(configs["reference"], still, device), still, device)
+                if s["sharding"] == "zero3":  # one that is not trained stays whole below
+                    self.reference = zero.engine(self.reference, None, s, device)
             self.optimizer = models.optimizer(self.model, s)
+            if self.deepspeed:
+                self.model = zero.engine(self.model, self.optimizer, s, device)
             self.batch = self._batch(configs["model"]["vocab_size"])
         self.accumulation = s["global_batch"] // (s["micro_batch"] * s["gpus"])
 
     @property
     def parameters(self) -> int:
         """Of the model as it is trained, adapters included; whole, also where it is sharded."""
-        return sum(p.numel() for p in self.model.parameters())
+        return sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())
 
     def _batch(self, vocabulary: int) -> dict[str, torch.Tensor]:
         """Random tokens: chosen rows, then as many rejected ones, where pairs are compared."""
@@ -112,12 +118,24 @@ class Job:
                 loss = self._loss()
             if self.optimizer is not None:
                 with self.meter.of("backward"):
-                    (loss / self.accumulation if self.accumulation > 1 else loss).backward()
+                    self._backward(loss)
             del loss
-        if self.optimizer is not None:
+            if self.deepspeed:  # it counts the micro-batches itself
+                with self.meter.of("step"):
+                    self.model.step()
+        if self.deepspeed:
+            if not self.model.was_step_applied():
+                raise RuntimeError("DeepSpeed skipped the step")
+        elif self.optimizer is not None:
             with self.meter.of("step"):
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        if self.deepspeed:
+            self.model.backward(loss)  # divided there
+        else:
+            (loss / self.accumulation if self.accumulation > 1 else loss).backward()
 
     def run(self, steps: int) -> list[float]:
         """The seconds of each step of up to `steps`; fewer where they are long."""

@@ -1,18 +1,18 @@
 """DeepSpeed's own engine and partitioning over ranks that are not there: one rank of a fake process group.
 
-What would ask a real card or another rank is answered here; DeepSpeed's code is as it was installed. Its FusedAdam, a
-CUDA kernel over flat partitions that keeps two moments and takes nothing else, has PyTorch's fused AdamW in its place.
+What would ask a real card or another rank is answered here; DeepSpeed's code is as it was installed.
 """
 
 import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from measurements.training import zero_config
 
 from . import fsdp
 from .case import Case
@@ -58,14 +58,6 @@ def engine(case: Case, model: torch.nn.Module, optimizer: torch.optim.Optimizer 
     if not dist.is_initialized() or (dist.get_world_size(), dist.get_rank()) != (case.ranks, case.rank):
         fsdp.ranks(case.ranks, case.rank)
         comm.cdb = groups._WORLD_GROUP = None  # of the ranks before
-    config: Mapping[str, Any] = {
-        "train_micro_batch_size_per_gpu": case.mb,
-        "gradient_accumulation_steps": case.grad_accum,
-        "gradient_clipping": 1.0 if case.clip else 0.0,
-        "bf16": {"enabled": True},
-        "data_types": {"grad_accum_dtype": case.grad_dtype},
-        "zero_optimization": {"stage": case.zero},
-        "zero_allow_untested_optimizer": True,
-    }
+    config = zero_config(case.zero, case.mb, case.grad_accum, case.grad_dtype, clip=1.0 if case.clip else 0.0)
     with contextlib.redirect_stdout(sys.stderr):  # it reports on memory
         return deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)[0]

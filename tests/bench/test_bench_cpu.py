@@ -1,6 +1,6 @@
 """The real worker on the CPU, with tiny models: every kind of step and rate runs and gives a valid record.
 
-Needs PyTorch, Transformers and PEFT: those of the Python that `TORCH_PYTHON` names, or else of this one.
+Needs PyTorch, Transformers, PEFT and DeepSpeed: those of the Python that `TORCH_PYTHON` names, or else of this one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if sys.executable == PYTHON:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
+    pytest.importorskip("deepspeed")
 TINY = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 512,
@@ -44,6 +45,8 @@ cases:
   - {{task: dpo, method: lora}}
   - {{task: dpo, roles: {{reference: none}}}}
   - {{task: sft, checkpointing: selective}}
+  - {{task: sft, gpus: 4, sharding: zero2, global_batch: 16, method: lora}}
+  - {{task: dpo, gpus: 4, sharding: zero3, model: {qwen}, checkpointing: full}}
   - task: ppo
     seq_len: null
     prompt_len: 16
@@ -68,11 +71,11 @@ def test_every_kind_of_case_runs(tmp_path: Path) -> None:
     assert main([str(suite), "--out", str(out), "--gpu", "rtx4090", "--python", PYTHON]) == 0
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert {record["id"]: record.get("failure") for record in records if record["verdict"] != "untested"} == {}
-    assert len(records) == 17
+    assert len(records) == 19
     for record in records[:-2]:
         assert set(record["observed"]["phases"]) >= {"load", "forward"}
         assert record["observed"]["step_seconds"] > 0 and record["measured_bytes"] is None
-    for place, config in ((0, QWEN), (1, TINY), (5, TINY)):  # the last is sharded, and counted whole
+    for place, config in ((0, QWEN), (1, TINY), (5, TINY), (14, QWEN)):  # the last two are sharded, and counted whole
         assert records[place]["observed"]["parameters"] == parameters(from_config(config))
     assert "flash_attn is not installed" in records[2]["note"] or "note" not in records[2]
     assert {rate["op"].split()[0] for record in records[-2:] for rate in record["rates"]} == {
@@ -130,3 +133,47 @@ def test_what_the_allocator_says_reaches_the_record() -> None:
     record |= {"verdict": "oom", "confidence": "high", "scenario": scenario}
     validator(SCHEMA)({**record, "observed": {**observed, "oom": result["oom"]}}, "record")
     assert observed["allocator"]["segments"] == 7 and observed["allocator"]["retries"] == 1
+
+
+# Rank 0 of four under each stage: the states of its quarter alone, and weights that are no numbers.
+UNDER_ZERO = """
+import json, math, sys, torch
+from measurements.bench import model, worker
+from measurements.bench.meter import Meter
+from measurements.bench.steps import Job
+sharding, grad_dtype = sys.argv[1:]
+scenario = {**worker.PROBE_SCENARIO, "gpus": 4, "global_batch": 8, "sharding": sharding, "grad_dtype": grad_dtype,
+            "precision": "mixed", "optimizer_impl": "fused", "seq_len": 16}
+cpu = torch.device("cpu")
+job = Job(scenario, {"model": worker.PROBE_CONFIG}, cpu, Meter(cpu))
+job.run(3)
+(state,) = job.optimizer.state.values()
+seen = {name: [tensor.numel(), str(tensor.dtype)] for name, tensor in state.items()}
+with torch.no_grad():
+    for parameter in job.model.parameters():
+        getattr(parameter, "ds_tensor", parameter).fill_(math.nan)
+try:
+    job.step()
+    seen["after"] = "taken"
+except RuntimeError as error:
+    seen["after"] = str(error)
+print(json.dumps({**seen, "parameters": job.parameters, "steps": state["step"].item()}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sharding", "grad_dtype", "after"),
+    [("zero1", "fp32", "DeepSpeed skipped the step"), ("zero3", "bf16", "taken")],
+)
+def test_zero_keeps_one_ranks_states_and_takes_its_steps(sharding: str, grad_dtype: str, after: str) -> None:
+    command = [PYTHON, "-c", UNDER_ZERO, sharding, grad_dtype]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(ran.stdout.splitlines()[-1])
+    for moment in ("exp_avg", "exp_avg_sq"):
+        elements, dtype = seen[moment]
+        assert dtype == "torch.float32"
+        # a quarter, padded at most to an element a rank and parameter
+        assert 0 <= elements - seen["parameters"] / 4 < 32
+    assert seen["after"] == after
+    assert seen["steps"] == (3 if after != "taken" else 4)

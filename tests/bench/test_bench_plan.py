@@ -106,7 +106,7 @@ def test_every_suite_can_be_run_here(path: Path) -> None:
 
 
 def test_the_suites_are_there() -> None:
-    assert {path.stem for path in SUITES} == {"smoke", "single-gpu", "edge", "fsdp", "decode", "matmul"}
+    assert {path.stem for path in SUITES} == {"smoke", "single-gpu", "edge", "fsdp", "zero", "decode", "matmul"}
 
 
 def test_the_single_gpu_suite_covers_what_it_is_for() -> None:
@@ -125,6 +125,21 @@ def test_the_single_gpu_suite_covers_what_it_is_for() -> None:
     for case in cases[:30]:
         ten_minutes += PLAN.seconds(case)
     assert ten_minutes < 600
+
+
+def test_the_zero_suite_covers_what_it_is_for() -> None:
+    scenarios = [PLAN.scenario(case) for case in read(next(path for path in SUITES if path.stem == "zero"))]
+    assert len(scenarios) <= 16
+    assert {s.sharding for s in scenarios} == {"zero1", "zero2", "zero3"}
+    assert {s.grad_dtype for s in scenarios} == {"bf16", "fp32"}
+    assert {s.method for s in scenarios} == {"full", "lora"}
+    assert {s.precision for s in scenarios} == {"mixed"} and {s.optimizer_impl for s in scenarios} == {"fused"}
+
+
+def test_deepspeed_is_modelled_in_the_version_that_runs() -> None:
+    machine = replace(MACHINE, versions={**MACHINE.versions, "deepspeed": "0.19.8"})
+    case = Case({"model": "qwen2.5-0.5b", "task": "sft", "sharding": "zero2", "gpus": 4})
+    assert replace(PLAN, machine=machine).scenario(case).versions["deepspeed"] == "0.19.8"
 
 
 def test_the_job_is_the_scenario_in_full_with_the_machines_versions() -> None:
@@ -147,7 +162,13 @@ def test_a_smaller_card_is_its_memory_less_a_context() -> None:
 @pytest.mark.parametrize(
     ("field", "reason"),
     [
-        ({"sharding": "zero3", "gpus": 4}, "not run: precision mixed is not built here"),
+        ({"precision": "mixed"}, "not run: precision mixed is not built here"),
+        ({"sharding": "zero2", "gpus": 4, "method": "qlora"}, "not run: method qlora is not built here"),
+        ({"sharding": "zero3", "gpus": 4, "optimizer": "none"}, "not run: optimizer none is not built here"),
+        (
+            {"sharding": "zero3", "gpus": 4, "offload": {"optimizer": True}},
+            "not run: offload is not built here",
+        ),
         ({"sharding": "ddp", "gpus": 4}, "not run: sharding ddp is not built here"),
         ({"framework": "openrlhf"}, "not run: framework openrlhf is not built here"),
         ({"task": "grpo"}, "not run: task grpo is not built here"),
