@@ -89,7 +89,7 @@ class Shards:
         self.wait()
         if unit.reducing:
             self.reducing = self.heap.take(unit.reducing)
-            # `foreach_reduce` names its last parameter's until it returns: the root's last is the head, whose came first
+            # `foreach_reduce` names its last parameter's until it returns: the root's is the head, whose came first
             last = 1 if layer < 0 else 0
             self._give(gradients[last:])
             output = self.reduces.take(unit.reduced)

@@ -52,8 +52,8 @@ def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) 
     dtype = torch.bfloat16 if s["precision"] in ("bf16", "mixed") else torch.float32
     # FSDP2 moves each unit to the GPU as it shards it, ZeRO-3 each parameter, four bits each layer as it is converted:
     # whole it is never there
-    parts = s["sharding"] in ("fsdp2", "zero3") or s["method"] == "qlora"
-    where = torch.device("cpu") if parts else device
+    in_parts = s["sharding"] in ("fsdp2", "zero3")
+    where = torch.device("cpu") if in_parts or s["method"] == "qlora" else device
     with _no_init(), where:
         model = kind.from_config(
             own, attn_implementation=attention(s["attention"])[0], **{"dtype" if MODERN else "torch_dtype": dtype}
@@ -61,7 +61,7 @@ def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) 
     if s["method"] == "qlora":
         model = _quantised(model, device)
     model.tie_weights()
-    if device.type == "cuda":
+    if device.type == "cuda" and not in_parts:
         torch.cuda.empty_cache()  # a tied head was there for a moment, as it never is where weights are loaded
     return Critic(model).to(device) if scores(s) else model
 
