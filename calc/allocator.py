@@ -16,7 +16,7 @@ SMALL = MiB  # kSmallSize: the largest small block, and the most that is given a
 LARGE, BUFFER, GRAIN = 10 * MiB, 20 * MiB, 2 * MiB  # kMinLargeAlloc, kLargeBuffer, kRoundLarge (and kSmallBuffer)
 ROUND = 512  # kMinBlockSize
 ENDLESS = 1 << 62  # the address space of a segment that grows
-SHARED = -1  # where every small block starts
+SHARED = 1  # where every small block starts
 
 
 class OutOfMemory(Exception):
@@ -149,8 +149,8 @@ class Allocator:
         if self.process.lacks(whole):
             self.process.release()
         self.process.reserve(whole, size)
-        self._end += whole
-        return Block(self._end - whole, whole)
+        self._end -= whole
+        return Block(self._end, whole)
 
     def release(self) -> None:
         """Segments in which nothing is allocated go back to the driver."""

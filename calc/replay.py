@@ -20,7 +20,7 @@ from calc.placement import Placed
 from calc.script import GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
 from calc.shards import Shards
 
-STEPS = 2  # states are made in the first, and lie in the way of the second; later ones find what that left
+STEPS = 3  # states are made in the first, and lie in the way of the second; later ones find what that left
 MICRO_BATCHES = 2  # gradients stay from the first, and are added to from the second on
 
 Kept = list[dict[int, Block]]  # what each piece keeps for its backward, lowest first

@@ -75,9 +75,9 @@ class Writer:
         saved = set(held)
         for n, op in enumerate(ops):
             kept = [t.storage for t in stays(op)]
+            self._take([t.storage for t in op.outs], op.scratch, op.course)
             if op.flat:
                 self._multiply(1)
-            self._take([t.storage for t in op.outs], op.scratch, op.course)
             self._take(kept)
             saved.update(kept)
             self._leave(t for t in self.alive if t in saved or last.get(t, -1) > n)
@@ -124,10 +124,10 @@ class Writer:
             incoming = [gradient[out] for out in op.outs if out in gradient]
             if incoming:
                 made = op.gradients(incoming[0])
-                if op.flat:
-                    self._multiply(2)
                 if op.weight:
                     self.steps.append((WEIGHT, op.weight * self.grad_bytes))
+                if op.flat:
+                    self._multiply(2)
                 self._take([g.storage for g in made.values()], op.backward_scratch, op.backward_course)
                 for out in op.outs:
                     gradient.pop(out, None)

@@ -32,6 +32,10 @@ class Attention(Linears):
                          course=course, backward_course=back)  # fmt: skip
         return self.cast(y, x.b, name) if fp32 else y
 
+    def heads(self, x: Tensor, name: str) -> Tensor:
+        """A view of each head; what rotation makes of its gradient lies head by head, and is copied to lie by token."""
+        return self.tape.op(name, [x], x.width, x.b, view=True) if self.rotated else x
+
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The projections, QK norm and rotation of plain, fused (Phi-3) and grouped-query attention."""
         tape, arch = self.tape, self.arch
@@ -43,8 +47,8 @@ class Attention(Linears):
             else:
                 q, k, v = (tape.op(f"{n}: slice", [qkv], w, qkv.b, view=True) for n, w in _named(q_width, kv_width))
         else:
-            q = self.linear("q_proj", x, q_width)
-            k = self.linear("k_proj", x, kv_width)
+            q = self.heads(self.linear("q_proj", x, q_width), "q: heads")
+            k = self.heads(self.linear("k_proj", x, kv_width), "k: heads")
             v = self.linear("v_proj", x, kv_width)
         if arch.qk_norm:
             rows = (of(H=1), of(K=1)) if arch.qk_norm == "heads" else (None, None)
