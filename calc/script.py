@@ -128,7 +128,10 @@ class Writer:
                     self.steps.append((WEIGHT, op.weight * self.grad_bytes))
                 if op.flat:
                     self._multiply(2)
-                self._take([g.storage for g in made.values()], op.backward_scratch, op.backward_course)
+                if op.rowwise:
+                    self._row_by_row([*made.values()], [t.storage for t in op.saves], op.backward_scratch)
+                else:
+                    self._take([g.storage for g in made.values()], op.backward_scratch, op.backward_course)
                 for out in op.outs:
                     gradient.pop(out, None)
             for t in op.saves:
@@ -197,6 +200,19 @@ class Writer:
                 self.steps += taken
                 free -= len(taken)
         self.steps += [(slot, 0) for slots in passing for slot in slots]
+
+    def _row_by_row(self, made: Sequence[Tensor], saved: Sequence[Tensor], scratch: Size) -> None:
+        """Of each sequence, the last first: what is passed, half of `scratch`, and what is made, then what was saved
+        goes.
+        """
+        for n in reversed(range(self.rows)):
+            passed = [(PASSING, self._bytes(scratch) // 2)]
+            taken = [self._parts(t, self._slot(t), 1)[n] for t in made]
+            given = [(self._slot(t) + n, 0) for t in saved]
+            self.steps += [*passed, *taken, (PASSING, 0), *given]
+        self.alive.update(dict.fromkeys(made))
+        for t in saved:
+            self.alive.pop(t, None)
 
     def _sum(self, first: Tensor, second: Tensor) -> Tensor:
         """A gradient's second part is added in place, unless the first is a view (torch `input_buffer.cpp`)."""

@@ -99,7 +99,8 @@ class Op:
     the order of `course` and `backward_course` where these are given, or else in pieces before its outputs;
     `weight` counts the trainable elements whose gradient its backward makes. `kept` is what selective checkpointing
     keeps of it, so that it is not run again; `product` says that it is a matrix product of two dimensions. `flat`: its
-    input is seen as a matrix, so that the input's gradient is a view.
+    input is seen as a matrix, so that the input's gradient is a view. `rowwise`: it runs once for each sequence, and
+    its backward makes the gradient of one and frees what was saved of it before it comes to the next.
     """
 
     name: str
@@ -116,13 +117,14 @@ class Op:
     flat: bool = False
     course: Course = ()
     backward_course: Course = ()
+    rowwise: bool = False
 
     def gradients(self, incoming: Tensor) -> dict[Tensor, Tensor]:
         """The gradient of each input that needs one, in storage of its own unless it shares another's."""
         return {
             t: incoming
             if t in self.aliases
-            else Tensor(t.width, t.b, view_of=t if self.overwrites and t in self.saves else None)
+            else Tensor(t.width, t.b, view_of=t if self.overwrites and t in self.saves else None, apart=self.rowwise)
             for t in self.inputs
             if t.differentiable
         }
@@ -171,6 +173,7 @@ class Tape:
         spared: Sequence[Tensor] | None = None,
         course: Course = (),
         backward_course: Course = (),
+        rowwise: bool = False,
     ) -> Tensor:
         """Record an operation and return its output; `saves_out` keeps the output for its own backward (softmax).
 
@@ -195,6 +198,7 @@ class Tape:
                 flat,
                 course,
                 backward_course,
+                rowwise,
             )
         )
         return out
@@ -319,8 +323,8 @@ class Tape:
             if incoming:
                 made = op.gradients(incoming[0])
                 done += op.weight
-                alive = (t for t in (*gradient.values(), *made.values()) if t.storage not in users)
-                passing = _total(alive) + op.backward_scratch
+                there = (*gradient.values(), *(() if op.rowwise else made.values()))
+                passing = _total(t for t in there if t.storage not in users) + op.backward_scratch
                 saved = _total((*users, *(t.storage for t in cached if users)))
                 shots.append(Snapshot(op.name, saved, passing, done, op.weight))
                 for out in op.outs:

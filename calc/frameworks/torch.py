@@ -184,7 +184,7 @@ def loss_path(s: Scenario) -> Path:
     early = not at_least(transformers, "4.46")
     if s.task == "dpo" or s.task in RL:
         kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
-        kept = s.response_len / s.seq_len if s.task in RL else 1.0
+        kept = (s.response_len if s.task in RL else s.seq_len - 1) / s.seq_len
         return Path(kind, head_fp32=early, upcast=s.logprob == "log-softmax-fp32", kept=kept)
     if s.loss != "full":
         return Path(s.loss)

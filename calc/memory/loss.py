@@ -130,14 +130,10 @@ class Head(Program):
         Backward holds a row's two gradients beside what it has not released yet, then all rows' and their stack.
         """
         tape, row = self.tape, Size({}, {"V·S": path.kept})
-        # each row's gradient, all stacked, and, in their place, that of all positions
-        course = (Tensor(x.width, x.b, apart=True), x.size, 0, None)
-        rows = tape.op("logits: rows", [x], x.width, x.b, view=True, backward_scratch=x.size, backward_course=course)
+        rows = tape.op("logits: rows", [x], x.width, x.b, view=True)
         if self.grad:
             kept = Tensor(x.width, x.b, apart=True)
-            two = (row * x.b, row * x.b, None)
-            tape.op("log-softmax", [rows], ONE, x.b, saves=[kept], aliases=[rows], backward_scratch=row * (2 * x.b),
-                    backward_course=two)  # fmt: skip
+            tape.op("log-softmax", [rows], ONE, x.b, saves=[kept], backward_scratch=row * (2 * x.b), rowwise=True)
         else:
             tape.op("log-softmax", [rows], row, x.b)
 
