@@ -73,7 +73,7 @@ def step(record: Mapping[str, Any], catalog: Catalog) -> Pace | None:
 def kind(s: Scenario) -> str:
     """What a measured job is counted with."""
     if s.sharding != "none":
-        return "one rank of FSDP2"
+        return "one rank of FSDP2" if s.sharding == "fsdp2" else "one rank of ZeRO"
     if s.method != "full":
         return {"lora": "LoRA", "qlora": "QLoRA"}[s.method]
     return "full, recomputed" if s.checkpointing != "none" else "full"

@@ -117,17 +117,18 @@ def test_at_the_end_of_forward_every_layer_the_final_norm_and_the_logits_are_ali
 
 
 def test_in_the_last_layers_forward_the_layers_below_are_alive() -> None:
-    """31 layers kept, and the 32nd so far: at its MLP's product 16h + 4q + 4kv + 6i + 4H + 8 and 2h + 2i passing."""
+    """31 layers kept, and the 32nd so far: at its end beside what it keeps its input, the attention's sum, the
+    MLP's output and their sum, 2h each."""
     found = max((i for i in made().forward if i.name.startswith("layer")), key=lambda i: i.total.tokens)
     assert found.where.layer == 31
     assert found.name == "layer: mlp: add"
-    assert found.total.tokens == 32 * LAYER + 6 * H
+    assert found.total.tokens == 32 * LAYER + 8 * H
 
 
 def test_a_forward_without_grad_keeps_nothing_of_the_layers_below() -> None:
-    """A reference's forward: its own layer's passing tensors, 6i + 4h at most, and in the head 10V and the loss."""
+    """A reference's forward: its own layer's passing tensors, 6i + 6h at most, and in the head 10V and the loss."""
     layers = [i.total.tokens for i in made().scoring if i.name.startswith("layer")]
-    assert max(layers) == 6 * 14336 + 4 * H
+    assert max(layers) == 6 * 14336 + 6 * H
     assert max(i.total.tokens for i in made().scoring) == 10 * V + 4
     assert all(p.component in ("temporary", "logits") for i in made().scoring for p in i.parts)
 
@@ -419,7 +420,7 @@ def test_every_phases_lines_add_up_and_every_formula_gives_its_bytes(s: Scenario
     """The ledger's promise: lines make the moment, formulas and the values they are shown with make the lines."""
     data = as_dict(estimate(s))
     for phase in [p for g in data["groups"] for p in g["phases"]] + data["host"]["phases"]:
-        holds(phase)
+        holds(phase, printed=5e-6)
 
 
 @settings(max_examples=100)

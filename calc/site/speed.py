@@ -25,8 +25,9 @@ RESTS_ON = (
 )
 MEASURED_ON = (
     "The median step of plain PyTorch after two to warm up, on one card: measurements/bench. Steps that "
-    "set a constant are left out, as are cards that stood in for smaller ones. Of FSDP2 one rank ran, and its "
-    "collectives moved nothing: the estimate leaves them out."
+    "set a constant are left out, as are cards that stood in for smaller ones. Of FSDP2 and ZeRO one rank ran, and its "
+    "collectives moved nothing: the estimate leaves them out. What DeepSpeed itself does on the host, hook by hook, is "
+    "not counted."
 )
 ALL = "all"
 WORST = 10

@@ -111,10 +111,11 @@ def test_the_models_own_loss_changed_with_transformers(transformers: str, path: 
 
 
 def test_other_tasks_have_their_own_paths() -> None:
-    """A reward model has no vocabulary; DPO takes log-probabilities as it is told."""
+    """A reward model has no vocabulary; DPO takes log-probabilities as it is told, of all tokens but the first."""
     assert torch.loss_path(job(task="rm")) == Path("scalar")
-    assert torch.loss_path(job(task="dpo")) == Path("log-softmax", upcast=True)
-    assert torch.loss_path(job(task="dpo", logprob="selective")) == Path("selective")
+    kept = 1023 / 1024
+    assert torch.loss_path(job(task="dpo", seq_len=1024)) == Path("log-softmax", upcast=True, kept=kept)
+    assert torch.loss_path(job(task="dpo", seq_len=1024, logprob="selective")) == Path("selective", kept=kept)
     assert torch.loss_path(job(loss="chunked")) == Path("chunked")
 
 

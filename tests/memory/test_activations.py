@@ -96,26 +96,28 @@ input_layernorm: scale = 6h
 input_layernorm: to bf16 = 8h
 input_layernorm: weight = 8h
 q_proj = 2h + 2q
+q: heads = 2h + 2q
 k_proj = 2h + 2q + 2kv
+k: heads = 2h + 2q + 2kv
 v_proj = 2h + 2q + 4kv
 q: rotate = 2h + 10q + 4kv
 k: rotate = 2h + 4q + 12kv
 attention = 2h
 o_proj = 4h
 attention: add = 6h
-post_attention_layernorm: to fp32 = 6h
-post_attention_layernorm: square = 6h
-post_attention_layernorm: mean = 6h + 4
-post_attention_layernorm: rsqrt = 2h + 4
-post_attention_layernorm: scale = 6h
-post_attention_layernorm: to bf16 = 8h
-post_attention_layernorm: weight = 8h
-gate_proj = 2h + 2i
-mlp: activation = 2h + 2i
-up_proj = 2h + 4i
-mlp: product = 2h + 2i
-down_proj = 4h
-mlp: add = 6h
+post_attention_layernorm: to fp32 = 8h
+post_attention_layernorm: square = 8h
+post_attention_layernorm: mean = 8h + 4
+post_attention_layernorm: rsqrt = 4h + 4
+post_attention_layernorm: scale = 8h
+post_attention_layernorm: to bf16 = 10h
+post_attention_layernorm: weight = 10h
+gate_proj = 4h + 2i
+mlp: activation = 4h + 2i
+up_proj = 4h + 4i
+mlp: product = 4h + 2i
+down_proj = 6h
+mlp: add = 8h
 """
 LLAMA_BACKWARD = """
 mlp: add = 2h
@@ -137,7 +139,9 @@ attention = 2h + 12q + 4kv + 4H
 k: rotate = 2h + 2q + 12kv
 q: rotate = 2h + 10q + 4kv
 v_proj = 4h + 2q + 4kv
+k: heads = 4h + 2q + 4kv
 k_proj = 6h + 2q + 2kv
+q: heads = 4h + 4q
 q_proj = 6h + 2q
 input_layernorm: weight = 8h
 input_layernorm: to bf16 = 8h
@@ -150,7 +154,8 @@ input_layernorm: to fp32 = 8h
 
 
 def test_every_instant_of_a_llama_layers_forward_passes_what_lies_between_saved_tensors() -> None:
-    """The residual, 2h, is there all along. In the norm x is cast (4h) and squared (4h) before x32 counts as saved.
+    """The residual, 2h, is there all along, and the layer's input, 2h, which the model's loop names, beside it once
+    attention is added. In the norm x is cast (4h) and squared (4h) before x32 counts as saved.
 
     What a norm scales in fp32, 4h, has a name until it returns, and so has q, 2q, until k is rotated, too.
 
@@ -168,7 +173,8 @@ def test_every_instant_of_a_llama_layers_backward_passes_its_gradients() -> None
     `product`: 2i arrives, 2i for act(gate) and 2i for up are made. `scale`: the bf16 gradient is fp32 by now, 4h, makes
     4h for x and a product of 4h on the way to the row's scale, 4. `square`: 4h of x from before, 4h arrives, 4h is
     made, and `grad·(2·x)` has two more temporaries, 8h: 2 + 20. Flash: output's gradient 2q, dq 2q, dk and dv 4kv, an
-    fp32 accumulator of dq 4q + 4H, and dk and dv for every query head before they are summed, 4q.
+    fp32 accumulator of dq 4q + 4H, and dk and dv for every query head before they are summed, 4q. `heads`: what lies
+    head by head is copied, to be seen as a matrix of tokens.
     """
     found = passing("llama-3-8b", tape("llama-3-8b").backward())
     assert list(found) == list(table(LLAMA_BACKWARD))

@@ -199,7 +199,7 @@ def test_phi_3_slices_one_product_and_joins_the_gradients_again() -> None:
         q: rotate = 2h + 10q + 4kv
         k: rotate = 2h + 4q + 12kv
         attention: contiguous = 2h + 2q
-        gate, up = 2h + 4i
+        gate, up = 4h + 4i
     """)  # fmt: skip
     check(passing("phi-3-mini", made.backward()), """
         gate, up = 2h + 8i

@@ -155,17 +155,17 @@ def product(scratch: float) -> Tape:
     ("scratch", "pieces"), [(1, [300]), (2, [300] * 2), (4, [300] * 4), (4.5, [1350]), (5, [1500])]
 )
 def test_temporaries_are_a_few_of_an_outputs_size_or_one(scratch: float, pieces: list[int]) -> None:
-    """cuBLAS comes first, then what passes, then the output in slot 0; at last what passes goes."""
+    """What passes, then the output in slot 0, then what passes goes; cuBLAS comes once there is something to fill."""
     slots = [PASSING - n for n in range(len(pieces))]
     taken = [*zip(slots, pieces, strict=True), (0, 300), *[(slot, 0) for slot in slots]]
-    assert by_hand(product(scratch)).forward() == Script(((MULTIPLY, 1), *taken), 0)
+    assert by_hand(product(scratch)).forward() == Script((*taken, (MULTIPLY, 1)), 0)
 
 
 def test_a_products_backward_makes_the_weights_gradient_first() -> None:
     """Two bytes for each weight; autograd's thread has a workspace of its own."""
     writer = by_hand(product(1))
     writer.forward()
-    steps = ((MULTIPLY, 2), (WEIGHT, 14), (1, 300), (INPUT, 0), (GIVEN, 0))
+    steps = ((WEIGHT, 14), (MULTIPLY, 2), (1, 300), (INPUT, 0), (GIVEN, 0))
     assert writer.backward() == Script(steps, 1)
 
 
