@@ -263,12 +263,13 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
 
 
 def _free(fields: Fields) -> dict[str, Any]:
-    """The last value of each field of `FREE` that matters to the job, and segments that grow where steps are replayed:
-    no job needs more of a full card for them.
+    """The last value of each field of `FREE` that matters to the job, and segments that grow where steps are replayed,
+    on one GPU or in PyTorch's own shards: no job needs more of a full card for them.
     """
-    alone = int(fields.get("gpus", 1)) == 1 and fields["task"] not in (*RL, "inference")
-    grows = {"expandable_segments": True} if alone else {}
-    if str(fields.get("framework", "torch")).partition("==")[0] != "torch":
+    plain = str(fields.get("framework", "torch")).partition("==")[0] == "torch"
+    replayed = (plain or int(fields.get("gpus", 1)) == 1) and fields["task"] not in (*RL, "inference")
+    grows = {"expandable_segments": True} if replayed else {}
+    if not plain:
         return grows
     matters = {"sft": "loss", "pretrain": "loss", "dpo": "logprob"} | dict.fromkeys(RL, "logprob")
     place = matters.get(fields["task"])

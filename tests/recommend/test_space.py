@@ -176,7 +176,7 @@ def test_inference_serves_a_models_own_weights_or_four_bits_of_each() -> None:
     assert list(space.rungs({"task": "inference"})) == list(space.SERVED)
     assert list(space.rungs({"task": "inference", "method": "qlora"})) == [space.SERVED[1]]
     assert not list(space.rungs({"task": "inference", "optimizer": "adamw"}))
-    problem = Problem({"model": "qwen2.5-32b", "task": "inference", "gpu": "rtx4090", "seq_len": 8192}, load())
+    problem = Problem({"model": "qwen2.5-32b", "task": "inference", "gpu": "rtx4090", "seq_len": 4096}, load())
     found = problem.first()
     assert found is not None
     assert found[1].chosen(found[2]).scenario.method == "qlora"  # 61 GiB in bf16 are more than the card
