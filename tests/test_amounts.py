@@ -119,6 +119,6 @@ def test_a_segment_tells_what_it_keeps_and_all_its_instants() -> None:
     assert segment.saved.tokens == 200_840
     assert max(s.saved.tokens + s.passing.tokens for s in segment.backward) == 200_840 + 4 * 14336 + 2 * 4096
     assert {s.saved.formula for s in segment.without_grad} == {"0"}
-    # without grad the largest is the MLP's product: act(gate), up and the product, 2i each, beside the layer's input, the
-    # residual and the norm's output, which callers' variables name until layer and MLP return
+    # without grad the largest is the MLP's product: act(gate), up and the product, 2i each, beside the layer's input,
+    # the residual and the norm's output, which callers' variables name until layer and MLP return
     assert max(s.passing.tokens for s in segment.without_grad) == 6 * 14336 + 6 * 4096
