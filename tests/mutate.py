@@ -58,6 +58,7 @@ TARGETS = (
     "calc/verdict.py",
     "calc/script.py",
     "calc/blocks.py",
+    "calc/shards.py",
     "calc/allocator.py",
     "calc/replay.py",
 )
