@@ -97,6 +97,18 @@ def test_segments_that_are_all_free_go_back_before_memory_runs_out() -> None:
     assert heap.process.reserved == 112 * MiB
 
 
+def test_a_small_request_that_finds_no_room_takes_what_goes_back() -> None:
+    """Small blocks have segments of 2 MiB of their own; at the limit a free segment of large ones makes room."""
+    heap = Allocator(limit=41 * MiB)
+    heap.give(heap.take(40 * MiB))
+    heap.take(MiB)
+    assert heap.process.reserved == 2 * MiB
+    heap = Allocator(limit=43 * MiB)
+    heap.give(heap.take(40 * MiB))
+    heap.take(MiB)
+    assert heap.process.reserved == 42 * MiB  # nothing goes back where there is room
+
+
 def test_of_equals_the_lowest_address_is_taken() -> None:
     heap = Allocator()
     first, second = heap.take(40 * MiB), heap.take(40 * MiB)

@@ -1,7 +1,8 @@
 """FSDP 2 around each layer, by hand: what comes and goes in which stream, in the order of its source.
 
-Sizes are MiB: a layer's part is 10 of fp32 on each of four ranks; gathered it is 20 of bf16, its gradients are joined
-to 40 of fp32. The root has twice that. Names of functions are those of torch 2.13 `distributed/fsdp/_fully_shard`.
+Sizes are MiB: the lowest layer's part is 10 of fp32 on each of four ranks; gathered it is 20 of bf16, its gradients are
+joined to 40 of fp32. The next layers' are 12 and 14, the root's is 20. Names of functions are those of torch 2.13
+`distributed/fsdp/_fully_shard`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def unit(part: int) -> Unit:
 
 
 LAYER, ROOT = unit(10), unit(20)
-SHARDED = replace(MODEL, weights=(), units=(LAYER, LAYER, ROOT))
+SHARDED = replace(MODEL, weights=(), units=(LAYER, unit(12), unit(14), ROOT))
 
 
 class Watched:
@@ -61,7 +62,8 @@ class Watched:
 @pytest.fixture
 def watched() -> Watched:
     found = Watched()
-    assert found.seen() == ["+40", "+10", "-40"] * 2 + ["+80", "+20", "-80"]  # whole on the GPU, cut, and freed
+    # whole on the GPU, cut, and freed
+    assert found.seen() == ["+40", "+10", "-40", "+48", "+12", "-48", "+56", "+14", "-56", "+80", "+20", "-80"]
     return found
 
 
@@ -74,10 +76,10 @@ def test_a_forward_frees_the_buffer_before_once_the_next_is_copied_out(watched: 
     assert watched.seen() == ["gathers +5", "gathers +20", "gathers -5", "+20", "gathers -40"]
     shards.leave(0)
     shards.enter(1)
-    assert watched.seen() == ["-20", "gathers +5", "gathers +20", "gathers -5", "+20", "gathers -20"]
+    assert watched.seen() == ["-20", "gathers +6", "gathers +24", "gathers -6", "+24", "gathers -20"]
     shards.leave(1)
     shards.end()
-    assert watched.seen() == ["-20", "gathers -20"]
+    assert watched.seen() == ["-24", "gathers -24"]
     shards.begin()  # again: the root stayed
     assert watched.seen() == []
 
@@ -85,27 +87,40 @@ def test_a_forward_frees_the_buffer_before_once_the_next_is_copied_out(watched: 
 def test_a_backward_gathers_ahead_and_keeps_a_reductions_input_until_the_next(watched: Watched) -> None:
     shards, heap = watched.shards, watched.heap
     shards.begin()
-    for layer in (0, 1):
+    for layer in (0, 1, 2):
         shards.enter(layer)
         shards.leave(layer)
     shards.end()
-    shards.turn()
     watched.seen()
+    shards.turn()
+    assert watched.seen() == ["gathers +7", "gathers +28", "gathers -7"]
+    shards.reenter(2)
+    assert watched.seen() == ["+28", "gathers -28", "gathers +6", "gathers +24", "gathers -6"]
+    shards.reduce(2, [heap.take(18 * MiB), heap.take(10 * MiB)], adding=False)
+    assert watched.seen() == ["+18", "+10", "-28", "+56", "-18", "-10", "reduces +14"]
     shards.reenter(1)
-    assert watched.seen() == ["+20", "gathers -20", "gathers +5", "gathers +20", "gathers -5"]
-    shards.reduce(1, [heap.take(20 * MiB)], adding=False)
-    assert watched.seen() == ["+20", "-20", "+40", "-20", "reduces +10"]
+    assert watched.seen() == ["+24", "gathers -24", "gathers +5", "gathers +20", "gathers -5"]
+    shards.reduce(1, [heap.take(24 * MiB)], adding=False)
+    assert watched.seen() == ["+24", "-24", "-56", "+48", "-24", "reduces +12"]
     shards.reenter(0)
     assert watched.seen() == ["+20", "gathers -20"]  # nothing lies below
     shards.reduce(0, [heap.take(20 * MiB)], adding=True)
     # what the micro-batches before left is there: this one's is added and goes
-    assert watched.seen() == ["+20", "-20", "-40", "+40", "-20", "reduces +10", "reduces -10"]
+    assert watched.seen() == ["+20", "-20", "-48", "+40", "-20", "reduces +10", "reduces -10"]
     shards.reduce(-1, [heap.take(30 * MiB), heap.take(10 * MiB)], adding=False)
     # the loop in `foreach_reduce` still names the head's gradient while the output is there
     assert watched.seen() == ["+30", "+10", "-40", "-40", "+80", "-10", "reduces +20", "-30"]
     shards.wait()
     shards.zero()
-    assert watched.seen() == ["-80", "reduces -10", "reduces -20"]
+    assert watched.seen() == ["-80", "reduces -14", "reduces -12", "reduces -20"]
+
+
+def test_the_layer_right_below_is_gathered_next(watched: Watched) -> None:
+    watched.shards.layers = tuple(unit(part) for part in (10, 12, 14, 16))
+    watched.shards.turn()
+    watched.seen()
+    watched.shards.reenter(3)
+    assert watched.seen() == ["+32", "gathers -32", "gathers +7", "gathers +28", "gathers -7"]
 
 
 def test_nothing_is_cast_and_nothing_reduced_where_there_is_no_need() -> None:
@@ -134,5 +149,5 @@ def test_a_freed_block_serves_its_own_stream_alone() -> None:
 def test_a_step_in_shards_ends_as_it_began() -> None:
     """Beside shards, 40, there are states, 220, after a step; all else was given back."""
     r = replay.Replay(Allocator(), workspace=0)
-    r.all(replay.Act(SHARDED, trained=True, micro_batches=2))
+    r.all(replay.Act(replace(SHARDED, units=(LAYER, LAYER, ROOT)), trained=True, micro_batches=2))
     assert r.heap.process.allocated == (40 + 220) * MiB
