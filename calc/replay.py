@@ -67,12 +67,12 @@ def act(roles: Roles) -> Act | None:
 def _known(placed: Placed) -> bool:
     """Whether all blocks of a role are known: one GPU that has it whole, or plain PyTorch's shards, by FSDP 2."""
     s, engine = placed.s, placed.engine
-    if s.tensor_parallel * s.context_parallel * s.pipeline_parallel > 1:
+    if isinstance(engine, Plain):
+        return s.gpus == 1
+    if not isinstance(engine, Fsdp) or engine.version == 1 or s.framework != "torch":
         return False
-    if type(engine) is not Fsdp:
-        return isinstance(engine, Plain) and s.gpus == 1
-    whole = engine.version == 2 and not engine.offload and not engine.replica.quantised and not engine.replica.defers
-    return whole and s.framework.partition("==")[0] == "torch" and engine.replica.ranks > 1
+    uncut = s.gpus == engine.replica.ranks > 1 and s.context_parallel == 1
+    return uncut and not engine.offload and not engine.replica.quantised
 
 
 def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
