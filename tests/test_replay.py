@@ -13,7 +13,7 @@ from calc.blocks import Blocks, Piece
 from calc.catalog import load
 from calc.job import Roles
 from calc.scenario import parse
-from calc.script import GIVEN, INPUT, MULTIPLY, WEIGHT, Script
+from calc.script import GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
 from calc.units import MiB
 
 BASE = {"gpu": "h100-sxm", "model": "qwen2.5-0.5b", "task": "sft", "framework": "torch", "seq_len": 1024}
@@ -167,6 +167,8 @@ def test_cublas_takes_a_workspace_for_each_thread_that_multiplies() -> None:
     r.backward(MODEL, r.forward(MODEL))
     assert r.threads == 2
     assert r.heap.process.allocated == 64 * MiB + 2 * 110 * MiB  # without weights, and nothing was added
+    r.play(Script(((PASSING, 40 * MiB), (PASSING, 0)), INPUT), {})
+    assert (r.threads, r.heap.process.allocated) == (2, 64 * MiB + 2 * 110 * MiB)  # what passes multiplies nothing
 
 
 @pytest.mark.parametrize(("tied", "there"), [("apart", 60 + 3 * 50), ("in place", 60 + 20 + 2 * 50)])

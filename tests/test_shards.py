@@ -146,6 +146,18 @@ def test_a_freed_block_serves_its_own_stream_alone() -> None:
     assert heap.process.reserved == 50 * MiB
 
 
+@pytest.mark.parametrize(("inside", "buffer"), [(True, 20), (False, 0)])
+def test_the_last_gathers_buffer_goes_with_the_models_forward(inside: bool, buffer: int) -> None:
+    """At the end of forward there are 40 of shards, the root's 40, two layers' 80, their output of 20 and logits of 80;
+    where the loss runs inside the model's forward the last buffer is still there."""
+    r = replay.Replay(Allocator(), workspace=0)
+    model = replace(SHARDED, units=(LAYER, LAYER, ROOT), inside=inside)
+    r.load(model)
+    r.heap.process.most = 0
+    r.forward(model)
+    assert r.heap.process.most == (40 + 40 + 80 + 20 + 80 + buffer) * MiB
+
+
 def test_a_step_in_shards_ends_as_it_began() -> None:
     """Beside shards, 40, there are states, 220, after a step; all else was given back."""
     r = replay.Replay(Allocator(), workspace=0)
