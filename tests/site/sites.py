@@ -14,8 +14,9 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 IGNORED = shutil.ignore_patterns(
-    ".git", ".venv", "node_modules", "site", ".site-*", "build", ".*_cache", "__pycache__", ".hypothesis"
-)
+    ".git", ".venv", "node_modules", "site", ".site-*", "build", ".*_cache", "__pycache__", ".hypothesis",
+    "pytest-cache-files-*",  # pytest's cache for a moment, where it makes its first one
+)  # fmt: skip
 NEW_GPU = "newcard"
 
 
