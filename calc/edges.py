@@ -24,7 +24,8 @@ class Search:
 
     `predicted` is the largest more likely to fit than not, `predicted_fits` the largest with verdict `fits`, and
     `full_found` and `full_failed` are the needs estimated at the two sizes, as shares of the card. `card` is the one
-    whose memory was given, `machine` the one that ran, `expandable` how the allocator set its segments.
+    whose memory was given, `machine` the one that ran, `expandable` how the allocator set its segments. Of a model that
+    was cut, one rank of `gpus` ran.
     """
 
     id: str
@@ -42,6 +43,8 @@ class Search:
     predicted_fits: int
     full_found: float | None
     full_failed: float | None
+    sharding: str = "none"
+    gpus: int = 1
 
     @property
     def error(self) -> float | None:
@@ -83,6 +86,8 @@ def search(record: Mapping[str, Any], catalog: Catalog) -> Search:
         predicted_fits=fits,
         full_found=_full(sized(s, field, edge["found"]), on) if edge["found"] else None,
         full_failed=_full(sized(s, field, edge["fails_at"]), on) if edge["fails_at"] else None,
+        sharding=s.sharding,
+        gpus=s.gpus,
     )
 
 
