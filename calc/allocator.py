@@ -1,8 +1,8 @@
 """PyTorch's caching allocator, as far as sizes go: which segments it takes from the driver, and when none is left.
 
 Read in torch 2.13 `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.h`, at their defaults and with
-`expandable_segments:True`. Blocks of up to 1 MiB live in segments of 2 MiB of their own; of these only the sum is
-followed, as if they left no gaps.
+`expandable_segments:True`. Each stream has an allocator of its own. Blocks of up to 1 MiB live in segments of 2 MiB of
+their own; of these only the sum is followed, as if they left no gaps.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Process:
             stream.release()
 
     def reserve(self, whole: int, size: int) -> None:
-        """Take `whole` bytes of the driver, for a request of `size`."""
+        """Take `whole` bytes of the driver, for a request of `size`; what is free goes back first where they lack."""
+        if self.lacks(whole):
+            self.release()
         if self.lacks(whole):
             raise OutOfMemory(
                 f"tried to allocate {size}: of {self.limit} allowed {self.reserved} are reserved, "
@@ -92,7 +94,7 @@ class Allocator:
         self.process.streams.append(self)
         self._small = self._small_reserved = 0
         self._free: list[tuple[int, int, Block]] = []  # by size, then by address
-        self._end = 0  # the address at which the next segment starts
+        self._end = 0  # the address at which the next segment ends: drivers map each below the last
 
     def beside(self) -> Self:
         """The allocator of another stream of the same process."""
@@ -118,8 +120,6 @@ class Allocator:
     def _take_small(self, size: int) -> Block:
         self._small += size
         if self._small > self._small_reserved:
-            if self.process.lacks(GRAIN):
-                self.process.release()
             self.process.reserve(GRAIN, size)
             self._small_reserved += GRAIN
         return Block(SHARED, size)
@@ -146,8 +146,6 @@ class Allocator:
     def _segment(self, size: int) -> Block:
         """A new segment for `size` bytes."""
         whole = BUFFER if size < LARGE else -(-size // GRAIN) * GRAIN
-        if self.process.lacks(whole):
-            self.process.release()
         self.process.reserve(whole, size)
         self._end -= whole
         return Block(self._end, whole)

@@ -12,6 +12,7 @@ from itertools import starmap
 from typing import NamedTuple
 
 from calc.architecture import Architecture, Head, Tensor, layer_tensors, tensors
+from calc.engines.partition import part_of
 from calc.engines.replica import Replica
 from calc.lora import adapter_matrices
 from calc.memory.activations import Program, kinds
@@ -63,8 +64,8 @@ class Blocks:
     `states` has those of each trained tensor, `passing` what the optimizer's step takes for each, all `at_once` or one
     by one. `stream` is the embedding's output, `tables` are cosines and sines. `embedding` is the embedding's gradient,
     0 where it gets none, `sorting` what that takes beside; `tied` says how a tied head's is added to it: "in place" or
-    "apart". `held`: how long outputs stay, a word of `calc.keeps.Path`. `inside`: the
-    loss runs inside the model's own forward.
+    "apart". `held`: how long outputs stay, a word of `calc.keeps.Path`. `inside`: the loss runs inside the model's own
+    forward.
     """
 
     weights: tuple[int, ...]
@@ -92,7 +93,7 @@ def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str, sharded: 
     own = [_weight(r, t) for t in _in_order(arch, r.head)]
     adapters = [t.elements * r.adapter_bytes for t in changed] if run.adapter else []
     if sharded:
-        changed = [cut(t, r.ranks) for t in changed]
+        changed = [part_of(t, r.ranks) for t in changed]
         r = replace(r, grad_bytes=run.compute)  # of a whole gradient, until it is reduced
     each = temporaries(optimizer) * r.step_bytes if optimizer else 0
     return Blocks(
@@ -114,14 +115,6 @@ def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str, sharded: 
     )
 
 
-def cut(t: Tensor, ranks: int) -> Tensor:
-    """A rank's part of a tensor, cut along its first dimension; all are as large as the first.
-
-    torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_param.py`, `_init_sharded_param`.
-    """
-    return t._replace(shape=(-(-t.shape[0] // ranks), *t.shape[1:]))
-
-
 def _units(r: Replica) -> tuple[Unit, ...]:
     """The layers, then the root with what lies outside of them."""
     arch, own = r.arch, [*_in_order(r.arch, r.head)]
@@ -136,8 +129,8 @@ def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor]) -> Unit
     """The unit of `own` tensors and of `adapters` beside them."""
     ranks, compute = r.ranks, r.run.compute
     stored = [*[(t, r.weight_bytes) for t in own], *[(t, r.adapter_bytes) for t in adapters]]
-    parts = [cut(t, ranks).elements for t, _ in stored]
-    trained = sum([cut(t, ranks).elements for t in (adapters if r.run.adapter else own)]) if r.optimizer else 0
+    parts = [part_of(t, ranks).elements for t, _ in stored]
+    trained = sum(parts[len(own) :] if r.run.adapter else parts) if r.optimizer else 0
     return Unit(
         whole=tuple([t.elements * b for t, b in stored]),
         shards=tuple([part * b for part, (_, b) in zip(parts, stored, strict=True)]),

@@ -2,8 +2,8 @@
 
 What is allocated at a peak does not decide whether a step runs: between blocks lie freed ones that are too small for
 the next request. Which these are follows from the sizes and the order of all blocks, and both follow from the model,
-the batch and the code that runs. Where one model is trained on one GPU, alone or with a frozen one beside it, they are
-all known here.
+the batch and the code that runs. Where one model is trained on one GPU, or by plain PyTorch under FSDP 2, alone or with
+a frozen one beside it, they are all known here.
 """
 
 from __future__ import annotations
@@ -123,14 +123,14 @@ def breaks(a: Act, workspace: int, limit: int) -> str | None:
 
 
 class Replay:
-    """Models on one GPU and their steps, through an allocator; raises OutOfMemory where that does."""
+    """What one GPU has of models and their steps, through an allocator; raises OutOfMemory where that does."""
 
     def __init__(self, heap: Allocator, workspace: int) -> None:
         """Nothing is there yet."""
         self.heap = heap
         self.phase = "load"
         self.workspace, self.threads = workspace, 0
-        self.shards: dict[int, Shards] = {}
+        self.shards: dict[int, Shards] = {}  # by the identity of the model's blocks
         self.gradients: list[Block] = []
         self.adding = False  # gradients of the micro-batches before are there
         self.apart = False  # the gradient that comes is a tied head's, which waits for the embedding's

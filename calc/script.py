@@ -164,10 +164,10 @@ class Writer:
             self.used += self.rows if t.apart else 1
         return self.slots[t]
 
-    def _parts(self, t: Tensor, slot: int, step: int) -> list[tuple[int, int]]:
-        """The slots of a storage from the first on, and their bytes: one, or one of each sequence."""
-        parts = self.rows if t.apart else 1
-        return [(slot + step * n, self._bytes(t.size) // parts) for n in range(parts)]
+    def _parts(self, t: Tensor) -> list[tuple[int, int]]:
+        """The slots of a storage and their bytes: one, or one of each sequence."""
+        slot, parts = self._slot(t), self.rows if t.apart else 1
+        return [(slot + n, self._bytes(t.size) // parts) for n in range(parts)]
 
     def _bytes(self, size: Size) -> int:
         if size not in self.sizes:
@@ -183,33 +183,30 @@ class Writer:
             whole, most = self._bytes(scratch), max([self._bytes(t.size) for t in storages], default=0)
             pieces = -(-whole // most) if whole <= FEW * most else 1
             course = (*[scratch * (1 / pieces)] * pieces, None)
-        passing: list[list[int]] = []  # the slots of each that was taken, none where they are given back
+        passing: dict[int, int] = {}  # the slot of each that was taken and is still there
         free = PASSING
         for each in course or (None,):
             if each is None:
                 for t in storages:
                     if t not in self.alive:
                         self.alive[t] = None
-                        self.steps += self._parts(t, self._slot(t), 1)
+                        self.steps += self._parts(t)
             elif isinstance(each, int):
-                self.steps += [(slot, 0) for slot in passing[each]]
-                passing[each] = []
+                self.steps.append((passing.pop(each), 0))
             else:
-                taken = self._parts(each, free, -1) if isinstance(each, Tensor) else [(free, self._bytes(each))]
-                passing.append([slot for slot, _ in taken])
-                self.steps += taken
-                free -= len(taken)
-        self.steps += [(slot, 0) for slots in passing for slot in slots]
+                passing[PASSING - free] = free
+                self.steps.append((free, self._bytes(each)))
+                free -= 1
+        self.steps += [(slot, 0) for slot in passing.values()]
 
     def _row_by_row(self, made: Sequence[Tensor], saved: Sequence[Tensor], scratch: Size) -> None:
         """Of each sequence, the last first: what is passed, half of `scratch`, and what is made, then what was saved
         goes.
         """
         for n in reversed(range(self.rows)):
-            passed = [(PASSING, self._bytes(scratch) // 2)]
-            taken = [self._parts(t, self._slot(t), 1)[n] for t in made]
+            taken = [self._parts(t)[n] for t in made]
             given = [(self._slot(t) + n, 0) for t in saved]
-            self.steps += [*passed, *taken, (PASSING, 0), *given]
+            self.steps += [(PASSING, self._bytes(scratch) // 2), *taken, (PASSING, 0), *given]
         self.alive.update(dict.fromkeys(made))
         for t in saved:
             self.alive.pop(t, None)
@@ -227,4 +224,4 @@ class Writer:
         stay = set(needed)
         for t in [t for t in self.alive if t not in stay]:
             del self.alive[t]
-            self.steps += [(slot, 0) for slot, _ in self._parts(t, self._slot(t), 1)]
+            self.steps += [(slot, 0) for slot, _ in self._parts(t)]

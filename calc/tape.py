@@ -60,9 +60,9 @@ def text(terms: Mapping[str, float]) -> str:
     return " + ".join(f"{c:g}" if not s else s if c == 1 else f"{c:g}·{s}" for s, c in order) or "0"
 
 
-# What an operation takes and gives back while it runs, in order: a size or a tensor is taken, a number gives back what
-# was taken as that one, counted from 0, and None is where its outputs are taken. What is left then goes back.
-Course = tuple["Size | Tensor | int | None", ...]
+# What an operation takes and gives back while it runs, in order: a size is taken, a number gives back what was taken as
+# that one, counted from 0, and None is where its outputs are taken. What is left then goes back.
+Course = tuple["Size | int | None", ...]
 
 
 class Tensor:

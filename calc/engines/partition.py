@@ -86,6 +86,14 @@ def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: in
     )
 
 
+def part_of(t: Tensor, ranks: int) -> Tensor:
+    """A rank's part of a tensor under FSDP 2, cut along its first dimension; all are as large as the first.
+
+    torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_param.py`, `_init_sharded_param`.
+    """
+    return t._replace(shape=(-(-t.shape[0] // ranks), *t.shape[1:]))
+
+
 @lru_cache(maxsize=4096)
 def padded(tensors: tuple[Tensor, ...], ranks: int) -> int:
     """Elements over all ranks where FSDP 2 cuts each tensor along its first dimension, all cuts as large as the first.
@@ -93,4 +101,4 @@ def padded(tensors: tuple[Tensor, ...], ranks: int) -> int:
     More than the tensors have where that dimension is smaller than `ranks` or no multiple of it: eight fused experts
     on 16 ranks are stored twice (torch `_fsdp_param.py`, `padded_sharded_param_size`).
     """
-    return sum(t.count * ranks * -(-t.shape[0] // ranks) * (t.elements // t.shape[0]) for t in tensors)
+    return sum(t.count * ranks * part_of(t, ranks).elements for t in tensors)
