@@ -17,7 +17,7 @@ from calc.engines.replica import Replica
 from calc.lora import adapter_matrices
 from calc.memory.activations import Program, kinds
 from calc.memory.loss import head_dimensions, written
-from calc.memory.optimizer import SMALL, state_bytes_per_parameter, temporaries
+from calc.memory.optimizer import BLOCK, in_32_bits, state_bytes_per_parameter, temporaries
 from calc.memory.run import dimensions
 from calc.memory.weights import NF4_BYTES
 from calc.phases import LASTING, SORTED_TOKENS, Batch
@@ -65,7 +65,7 @@ class Blocks:
     by one. `stream` is the embedding's output, `tables` are cosines and sines. `embedding` is the embedding's gradient,
     0 where it gets none, `sorting` what that takes beside; `tied` says how a tied head's is added to it: "in place" or
     "apart". `held`: how long outputs stay, a word of `calc.keeps.Path`. `inside`: the loss runs inside the model's own
-    forward.
+    forward. `wrapped`: an autocast begins and ends with it.
     """
 
     weights: tuple[int, ...]
@@ -83,6 +83,7 @@ class Blocks:
     tied: str
     held: str
     inside: bool
+    wrapped: bool
 
 
 @lru_cache(maxsize=256)
@@ -109,9 +110,10 @@ def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str, sharded: 
         head=_head(r, batch),
         embedding=r.embedding * r.grad_bytes if run.trained else 0,
         sorting=int(SORTING * arch.hidden * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
-        tied=("in place" if run.precision == "autocast" else "apart") if r.ties_gradients else "",
+        tied=("in place" if r.ties_in_place else "apart") if r.ties_gradients else "",
         held=r.path.held,
         inside=r.path.inside,
+        wrapped=run.wrapped,
     )
 
 
@@ -172,12 +174,17 @@ def _weight(r: Replica, t: Tensor) -> int:
 
 
 def _states(r: Replica, t: Tensor) -> tuple[int, ...]:
-    """The blocks of a trained tensor's states; bitsandbytes leaves those of a small one in 32 bits."""
+    """The blocks of a trained tensor's states; bitsandbytes leaves some in 32 bits, and has scales beside the others.
+
+    bitsandbytes 0.50 `optim/optimizer.py`, `init_state`: both moments, then both scales.
+    """
     assert r.optimizer
     n = 0 if r.optimizer.paged else MOMENTS.get(r.optimizer.name, 0)
-    whole = r.optimizer.name == "adamw-8bit" and t.elements < SMALL
-    each = 2 * 4 if whole else state_bytes_per_parameter(r.optimizer, r.step_bytes)
-    return (int(t.elements * each / n),) * n if n else ()
+    if n and r.optimizer.name == "adamw-8bit":
+        if in_32_bits(r.optimizer, t):
+            return (4 * t.elements,) * n
+        return (t.elements,) * n + (4 * -(-t.elements // BLOCK),) * n
+    return (int(t.elements * state_bytes_per_parameter(r.optimizer, r.step_bytes) / n),) * n if n else ()
 
 
 def _piece(r: Replica, batch: Batch, tape: Tape, checkpointing: str = "none") -> Piece:

@@ -20,7 +20,8 @@ class Path:
     log-probability, in a `compiled` kernel or `eager`, under autocast.
     `held`: how long the caller's variables keep the outputs: to the end of `forward`, `backward`, the `step`, the
     `next` forward, or, in a step of several micro-batches, of the `turn` after theirs. `kept` is the share of the
-    positions that enter the loss, where the others are cut off after the head, by a slice, or before it (`tiled`).
+    positions that enter the loss, where the others are cut off after the head, by a slice, or before it (`tiled`), and
+    `tile` the tokens of which `tiled` has logits at once.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Path:
     entropy: str = ""
     held: str = "forward"
     kept: float = 1.0
+    tile: int = 0
 
     @property
     def inside(self) -> bool:
@@ -67,6 +69,10 @@ class Role:
     the gradients of several micro-batches in the last one alone (`no_sync`), and each GPU keeps whole ones until then.
     `exchange`: how attention sees the positions of other context-parallel ranks, by `all-to-all` (Ulysses), by
     `all-gather` of keys and values head by head, or around PyTorch's `ring`.
+    `dropout`: it is on while the role trains.
+    `wrapped`: each forward runs under an autocast of its own, whatever the type of the weights, and of a frozen model
+    they require gradients all the same, as they were loaded.
+    `wide_embeddings`: 8-bit optimizers leave the states of embeddings in 32 bits.
     `pipeline`: which stage of how many this is, from 0, where a role is one of the model's and runs its layers alone;
     `model` then names the role whose part it is.
     Roles with the same `process` live in one process of the operating system, with one CUDA context.
@@ -83,6 +89,9 @@ class Role:
     reduce_bytes: int = 0
     defers: bool = False
     exchange: str = ""
+    dropout: bool = True
+    wrapped: bool = False
+    wide_embeddings: bool = False
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""
     process: str = "trainer"
@@ -178,11 +187,17 @@ def supervised(
     reduce_bytes: int = 0,
     defers: bool = False,
     exchange: str = "",
+    dropout: bool = True,
+    wrapped: bool = False,
+    wide_embeddings: bool = False,
     deepspeed: DeepSpeed | None = None,
     notes: tuple[str, ...] = (),
 ) -> Keeps:
     """What a job keeps that trains one model: `reference`, where there is one, is scored within its forward."""
-    trained = Role(name, path, path, rows, rows, reduce_bytes=reduce_bytes, defers=defers, exchange=exchange)
+    trained = Role(
+        name, path, path, rows, rows, reduce_bytes=reduce_bytes, defers=defers, exchange=exchange, dropout=dropout,
+        wrapped=wrapped, wide_embeddings=wide_embeddings,
+    )  # fmt: skip
     roles = (trained, *([reference] if reference else []))
     return Keeps(
         roles=roles,

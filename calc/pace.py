@@ -72,6 +72,8 @@ def step(record: Mapping[str, Any], catalog: Catalog) -> Pace | None:
 
 def kind(s: Scenario) -> str:
     """What a measured job is counted with."""
+    if s.framework == "trl":
+        return "TRL, with generation" if s.rollout else "TRL"
     if s.sharding != "none":
         return "one rank of FSDP2" if s.sharding == "fsdp2" else "one rank of ZeRO"
     if s.method != "full":

@@ -75,9 +75,10 @@ class Layout:
         kept = self.stack.bottom
         return [Part("activations", kept, "activations#embedding")] if kept.tokens or kept.pairs else []
 
-    def casts(self) -> list[Part]:
-        """Autocast's cache of bf16 weights in a forward whose layers keep none of their own."""
-        return [Part("temporary", self.stack.cached_casts, "activations#autocast")] if self.recompute else []
+    def casts(self, amount: Amount, *, grad: bool = True) -> list[Part]:
+        """Of autocast's cache of bf16 weights, in a forward whose layers keep none of their own."""
+        kept = grad and not self.recompute
+        return [Part("temporary", amount, "activations#autocast")] if amount.fixed and not kept else []
 
     def checkpoints(self, layers: int) -> list[Part]:
         """The inputs of the lowest `layers`, of which the first is a buffer where a stage before has sent it."""
@@ -100,9 +101,12 @@ class Layout:
         return self.lowest([block.number for block in self.stack.blocks], self.stack.layers)
 
     def waiting(self) -> list[Part]:
-        """Everything alive while another model's forward runs: what backward needs, and autocast's cache."""
+        """Everything alive while another model's forward runs: what backward needs, and an autocast's cache that spans
+        both.
+        """
+        cache = [] if self.stack.wrapped else self.casts(self.stack.casts)
         norm = Part("activations", self.stack.norm.saved, "activations#final-norm")
-        return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept"), *self.casts()]
+        return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept"), *cache]
 
     def place(self, shot: Shot) -> str:
         """Whether an instant is the head's own, a loss's in the model's forward, or a loss's outside of it."""
@@ -117,8 +121,9 @@ class Layout:
         stack = self.stack
         last = max(stack.stops)
         block = stack.blocks[last.kind]
-        before = [*self.over("next"), *self.casts()] if grad else []
-        below = [*self.below(last), *before] if grad else []
+        before = self.over("next") if grad else []
+        cast, cached = (self.casts(amount, grad=grad) for amount in (stack.casts_below, stack.casts))
+        below = [*(self.below(last) if grad else []), *before, *cast]
         segment = block.segment
         shots = (segment.once if self.recompute else segment.forward) if grad else segment.without_grad
         if stack.inner:
@@ -133,8 +138,8 @@ class Layout:
         for shot in stack.head.forward if grad else stack.head.without_grad:
             where = Where(self.place(shot), stack.layers, False)
             # who computes the loss after a turn has got the new outputs in place of the old ones
-            over = self.casts() if self.held == "turn" and where.segment == "outside" else before
-            everything = [*self.layers(), *over, norm] if grad else []
+            over = [] if self.held == "turn" and where.segment == "outside" else before
+            everything = [*(self.layers() if grad else []), *over, *cached, *([norm] if grad else [])]
             yield instant(f"logits: {shot.name}", where, [*everything, *alive(shot, "logits", "logits")])
 
     def backward(self) -> Iterator[Instant]:

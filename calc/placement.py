@@ -80,11 +80,15 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         changed = tensors(arch, head=head)
     if s.precision == "mixed" and s.grad_dtype == "fp32":
         grad = 4
+    precision = TAPES[s.precision]
     run = Run(
         arch=arch,
-        precision=TAPES[s.precision],
+        precision="autocast-bf16" if role.wrapped and precision == "bf16" else precision,
         trained=trained and adapter is None,
-        training=trained,
+        training=trained and role.dropout,
+        # PEFT freezes what it puts adapters beside
+        differentiable=role.wrapped and not trained and not s.lora,
+        wrapped=role.wrapped,
         adapter=adapter,
         kernel=kernel(arch, s.attention, s.precision),
         packaged=s.attention == "flash",
@@ -111,7 +115,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         grad_bytes=grad,
         master_bytes=master,
         step_bytes=stepped,
-        optimizer=Optimizer(s.optimizer, s.optimizer_impl) if trained else None,
+        optimizer=Optimizer(s.optimizer, s.optimizer_impl, role.wide_embeddings) if trained else None,
         ranks=s.shards,
         accumulates=s.accumulation > 1,
         leaves=role.leaves,
@@ -156,7 +160,9 @@ def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
     frozen = replace(
         model,
         path=role.scoring,
-        run=replace(model.run, trained=False, training=False),
+        run=replace(
+            model.run, trained=False, training=False, differentiable=model.run.trained or model.run.differentiable
+        ),
         optimizer=None,
         accumulates=False,
     )

@@ -17,7 +17,7 @@ from calc.engines.plain import Plain
 from calc.job import Roles
 from calc.keeps import Stage
 from calc.placement import Placed
-from calc.script import GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
+from calc.script import CAST, GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
 from calc.shards import Shards
 
 STEPS = 3  # states are made in the first, and lie in the way of the second; later ones find what that left
@@ -136,6 +136,7 @@ class Replay:
         self.apart = False  # the gradient that comes is a tied head's, which waits for the embedding's
         self.head: Block | None = None
         self.late: Block | None = None  # outputs that outlive their backward
+        self.casts: list[Block] = []  # autocast's cache
         self.stepped = False
 
     def all(self, a: Act) -> None:
@@ -150,6 +151,7 @@ class Replay:
                 kept = self.forward(a.model)
                 if a.inside:
                     self.leave(self.forward(a.inside))
+                self.uncache()
                 if a.trained:
                     self.backward(a.model, kept)
                     self.adding = True
@@ -193,6 +195,8 @@ class Replay:
                     give(block)
             elif slot == MULTIPLY:
                 self.multiply(size)
+            elif slot == CAST:
+                self.casts.append(take(size))
             elif slot != WEIGHT:
                 own[slot] = take(size)
             elif self.apart:
@@ -230,6 +234,8 @@ class Replay:
         if shards and m.inside:
             shards.end()
         self.give(block)
+        if m.wrapped:
+            self.uncache()
         if m.held == "next":
             self.drop()
         return kept
@@ -238,6 +244,11 @@ class Replay:
         """What a forward keeps ends."""
         for own in kept:
             self.give(*own.values())
+
+    def uncache(self) -> None:
+        """An autocast ends, and its cache with it."""
+        self.give(*self.casts)
+        self.casts = []
 
     def drop(self) -> None:
         """Outputs that outlived their backward end."""

@@ -6,7 +6,7 @@ Where `calc.tape` asks what is alive at each instant, a script has the order in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from calc.amounts import amount
@@ -14,8 +14,8 @@ from calc.tape import NOTHING, Course, Op, Size, Tape, Tensor
 
 # Slots that are not a piece's own: its input, the gradient of its output, gradients of weights, which stay, and what an
 # operation takes and gives back while it runs. MULTIPLY is where cuBLAS is called first, by forward's thread, 1, or
-# autograd's, 2.
-INPUT, GIVEN, WEIGHT, MULTIPLY, PASSING = -1, -2, -3, -4, -5  # and below
+# autograd's, 2. CAST is taken for autocast's cache, and stays until that ends.
+INPUT, GIVEN, WEIGHT, MULTIPLY, CAST, PASSING = -1, -2, -3, -4, -5, -6  # and below
 
 FEW = 4  # temporaries of one operation
 
@@ -37,7 +37,7 @@ class Writer:
 
     def __init__(self, tape: Tape, dims: Mapping[str, int], tokens: int, length: int, grad_bytes: int) -> None:
         self.tape, self.dims, self.batch, self.grad_bytes = tape, dims, (tokens, length), grad_bytes
-        self.input = tape.ops[0].inputs[0].storage
+        self.input = next(op.inputs[0].storage for op in tape.ops if op.inputs)
         self.rows = tokens // length
         self.slots: dict[Tensor, int] = {self.input: INPUT}
         self.used = 0
@@ -61,12 +61,16 @@ class Writer:
     def _whole(self, stays: Callable[[Op], Iterable[Tensor]], held: Iterable[Tensor] = ()) -> Script:
         self.alive, self.steps = {self.input: None}, []
         out = self.tape.final.storage
-        self._run(len(self.tape.ops), stays, {*held, out})
+        saved = {t.storage for op in self.tape.ops for t in stays(op)}
+        self._run(len(self.tape.ops), stays, {*held, out}, cached={*self.tape.cached} - saved)
         return Script(tuple(self.steps), self.slots[out])
 
-    def _run(self, end: int, stays: Callable[[Op], Iterable[Tensor]], held: set[Tensor]) -> None:
+    def _run(
+        self, end: int, stays: Callable[[Op], Iterable[Tensor]], held: set[Tensor], cached: Container[Tensor] = ()
+    ) -> None:
         """The operations before `end`, after which there is what `stays` of each, and what is `held` anyway.
 
+        What autocast has `cached` is not the piece's own.
         What operations after `end` would use lives until then: variables of the layer's forward name it.
         """
         ops = self.tape.ops[:end]
@@ -75,6 +79,9 @@ class Writer:
         saved = set(held)
         for n, op in enumerate(ops):
             kept = [t.storage for t in stays(op)]
+            if op.outs[:1] and op.outs[0] in cached:
+                self.steps.append((CAST, self._bytes(op.outs[0].size)))
+                continue
             self._take([t.storage for t in op.outs], op.scratch, op.course)
             if op.flat:
                 self._multiply(1)

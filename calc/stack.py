@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
 from calc.amounts import NO_BYTES, Amount, Segment, amount
-from calc.architecture import Architecture, embedding_parameters, layer_parameters, tensors
+from calc.architecture import Tensor, embedding_parameters, layer_parameters, layer_tensors
 from calc.keeps import Path
+from calc.lora import adapter_matrices
 from calc.memory import activations
 from calc.memory.loss import head
 from calc.memory.run import Run, dimensions
@@ -46,7 +48,9 @@ class Stack(NamedTuple):
     held: Amount
     layers_trained: int
     embedding_trained: int
-    cached_casts: Amount  # autocast's bf16 copies of the layers' weights, until forward ends
+    casts: Amount  # autocast's bf16 copies of the layers' weights, until its context ends
+    casts_below: Amount  # of all layers' but the last
+    wrapped: bool  # the context is the model's own forward
     embedding_own: int  # 0 where the head, whose tensor it is, has been counted already
     layers: int
     bottom: Amount  # what is kept below the first layer
@@ -109,7 +113,9 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         held=held if arch.ends else NO_BYTES,
         layers_trained=sum(block.trained * block.number for block in blocks),
         embedding_trained=embedding,
-        cached_casts=_cached_casts(arch) if run.precision == "autocast" and run.trained else NO_BYTES,
+        casts=_casts(run, range(arch.layers)),
+        casts_below=_casts(run, range(arch.layers - 1)),
+        wrapped=run.wrapped,
         embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
         layers=arch.layers,
         bottom=amount(activations.below_layers(run, recompute), dims) if arch.embeds else NO_BYTES,
@@ -124,7 +130,13 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
     )
 
 
-def _cached_casts(arch: Architecture) -> Amount:
-    """Two bytes for each weight of a linear in the layers; the head keeps its own cast for backward."""
-    elements = sum(t.elements * t.count for t in tensors(arch) if t.kind == "linear")
-    return Amount(0, 0, 2 * elements, 0, f"2·{elements}")
+def _casts(run: Run, layers: Iterable[int]) -> Amount:
+    """Two bytes for each weight that autocast has cast in `layers`; the head counts its own."""
+    adapter, found = run.adapter, list[Tensor]()
+    for n in layers:
+        if run.caches:
+            found += [t for t in layer_tensors(run.arch, n) if t.kind == "linear"]
+        if adapter and run.autocast and adapter.b == 4:
+            found += adapter_matrices(run.arch, n, adapter.rank, adapter.targets)
+    elements = sum(t.elements * t.count for t in found)
+    return Amount(0, 0, 2 * elements, 0, f"2·{elements}") if elements else NO_BYTES

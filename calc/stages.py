@@ -244,7 +244,8 @@ class Stages:
         model = replace(r, path=logits)
         made = self.roles.step(model, placed.s, prompts)
         first = self.roles.step(model, placed.s, prompts if every else last)
-        begun = kv_cache.dynamic(r.role, r.arch, prompts.tokens)
+        b = r.run.residual
+        begun = kv_cache.dynamic(r.role, r.arch, prompts.tokens, b)
         inside = peaks.peak(
             placed.scorer, made, [i for i in made.plan.scoring if i.where.segment in ("layer", "gather")]
         )
@@ -254,7 +255,7 @@ class Stages:
         total = stage.rows * s.seq_len
         token = self.roles.step(model, placed.s, last)
         at, lines = peaks.peak(placed.scorer, token, token.plan.scoring)
-        cache = [kv_cache.dynamic(r.role, r.arch, total), kv_cache.grown(r.role, r.arch, total)]
+        cache = [kv_cache.dynamic(r.role, r.arch, total, b), kv_cache.grown(r.role, r.arch, total, b)]
         yield "rollout", f"last token: {at}", [*kept, *cache, *lines]
 
     def sync(self, stage: Stage) -> Moments:

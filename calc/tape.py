@@ -149,6 +149,7 @@ class Tape:
 
     ops: list[Op] = field(default_factory=list)
     held: list[Tensor] = field(default_factory=list)
+    cached: list[Tensor] = field(default_factory=list)
     received: bool = False  # the gradient of the last output lies in a buffer that others count
     selective: bool = False  # checkpointing keeps what `keeps` says
     products: int = 0  # so far
@@ -224,6 +225,10 @@ class Tape:
         """Keep `tensor` alive to the end of forward, as a Python variable of the caller does."""
         self.held.append(tensor)
         return tensor
+
+    def cache(self, tensor: Tensor) -> None:
+        """Keep `tensor` alive to the end of forward and beyond, until that of the whole model ends."""
+        self.cached.append(self.hold(tensor))
 
     def returns(self, *variables: Tensor) -> None:
         """A function returns: what its caller's or its own variables name has lived until now."""

@@ -58,13 +58,23 @@ def test_weights_states_and_gradients_add_up_to_the_ledgers_lines(optimizer: str
     assert whole + model.embedding == held(s, "gradients")
 
 
-@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 2), ("adamw-8bit", 2), ("lion", 1), ("sgd-momentum", 1)])
+@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 2), ("lion", 1), ("sgd-momentum", 1)])
 def test_every_trained_tensor_has_its_moments(optimizer: str, moments: int) -> None:
     """AdamW keeps two, Lion and SGD with momentum one."""
     _, model = job(optimizer=optimizer)
     assert {len(each) for each in model.states} == {moments}
     assert len(model.states) == 24 * 12 + 2  # a layer has seven matrices, three biases, two norms
     assert job(optimizer="sgd")[1].states == ((),) * 290
+
+
+def test_eight_bit_moments_have_their_scales_in_blocks_of_their_own() -> None:
+    """`init_state` (bitsandbytes 0.50): a byte an element, twice, then 4 for each 256; of a norm of 896 fp32."""
+    _, model = job(optimizer="adamw-8bit")
+    table = 151_936 * 896
+    assert model.states[0] == (table, table, 4 * (table // 256), 4 * (table // 256))
+    assert (4 * 896, 4 * 896) in model.states
+    trl = job(framework="trl", optimizer="adamw-8bit")[1]
+    assert trl.states[0] == (4 * table, 4 * table)  # the Trainer leaves embeddings in 32 bits
 
 
 def test_what_lies_below_the_layers_by_hand() -> None:

@@ -19,7 +19,7 @@ from calc.ledger import Line, Phase
 from calc.lora import lora_parameters
 from calc.memory.activations import layer
 from calc.memory.run import Adapter, Run
-from calc.phases import SORTED_TOKENS, Batch, Instant, Plan, Step, plan, step
+from calc.phases import SORTED_TOKENS, Batch, Instant, Part, Plan, Step, plan, step
 from calc.scenario import Scenario, parse
 
 LOSS = Path("cross-entropy")
@@ -245,18 +245,45 @@ def test_forward_under_checkpointing_keeps_nothing_of_the_layer_that_runs() -> N
 def test_autocast_caches_casts_of_the_layers_weights_through_a_checkpointed_forward() -> None:
     """2 bytes for each element of the layers' linears; the head's cast is kept for backward by the head itself.
 
-    Without checkpointing layers keep their own. As traced for DPO: the reference's forward runs beside the cache.
+    In the last layer, of the others'. Without checkpointing layers keep their own. As traced for DPO: the reference's
+    forward runs beside the cache, unless autocast ends with the policy's (Accelerate's).
     """
     linears = 32 * (2 * H * H + 2 * H * 1024 + 3 * H * 14336)
     plan = made(checkpointing="full", precision="autocast")
-    assert [p.amount.fixed for p in plan.forward[0].parts if p.source == "activations#autocast"] == [2 * linears]
-    assert [p.amount.fixed for p in plan.layout.waiting() if p.source == "activations#autocast"] == [2 * linears]
+
+    def cached(parts: Iterable[Part]) -> list[float]:
+        return [p.amount.fixed for p in parts if p.source == "activations#autocast"]
+
+    assert cached(plan.forward[0].parts) == [2 * linears * 31 / 32]
+    assert cached(plan.forward[-1].parts) == cached(plan.layout.waiting()) == [2 * linears]
+    assert cached(made(checkpointing="full", precision="autocast", wrapped=True).layout.waiting()) == []
     for other in (
         made(precision="autocast"),
         made(checkpointing="full"),
         made(checkpointing="full", precision="autocast", trained=False),
     ):
         assert not [p for i in other.forward for p in i.parts if p.source == "activations#autocast"]
+
+
+def test_autocast_caches_the_casts_of_what_only_scores_where_it_requires_gradients() -> None:
+    """`cached_cast` asks for `requires_grad`, not for grad mode: seen in an H100's allocator for TRL's reference."""
+    linears = 32 * (2 * H * H + 2 * H * 1024 + 3 * H * 14336)
+    for checkpointing in ("none", "full"):
+        found = {}
+        for differentiable in (True, False):
+            run = {"trained": False, "differentiable": differentiable, "precision": "autocast"}
+            last = made(checkpointing=checkpointing, **run).scoring[-1]
+            found[differentiable] = [p.amount.fixed for p in last.parts if p.source == "activations#autocast"]
+        assert found == {True: [2 * linears], False: []}
+
+
+def test_autocast_caches_the_casts_of_fp32_adapters() -> None:
+    """o_proj at rank 64: two bytes for each of 64 · (4096 + 4096) in 32 layers, whatever the type of the base."""
+    adapter = Adapter(64, ("o_proj",), False, 4)
+    for precision in ("autocast", "autocast-bf16"):
+        plan = made(checkpointing="full", precision=precision, trained=False, training=True, adapter=adapter)
+        found = [p.amount.fixed for p in plan.forward[-1].parts if p.source == "activations#autocast"]
+        assert found == [2 * 32 * 64 * (H + H)]
 
 
 def test_selective_checkpointing_keeps_inputs_and_what_the_policy_keeps() -> None:

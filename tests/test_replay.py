@@ -13,7 +13,7 @@ from calc.blocks import Blocks, Piece
 from calc.catalog import load
 from calc.job import Roles
 from calc.scenario import parse
-from calc.script import GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
+from calc.script import CAST, GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
 from calc.units import MiB
 
 BASE = {"gpu": "h100-sxm", "model": "qwen2.5-0.5b", "task": "sft", "framework": "torch", "seq_len": 1024}
@@ -93,6 +93,7 @@ MODEL = Blocks(
     tied="",
     held="",
     inside=True,
+    wrapped=False,
 )
 
 
@@ -205,6 +206,24 @@ def test_outputs_that_are_kept_end_where_the_caller_drops_them() -> None:
         assert r.heap.process.allocated == step * MiB
         r.forward(model)
         assert r.heap.process.allocated == (330 + 180) * MiB  # the outputs before are gone either way
+
+
+def test_autocasts_cache_ends_with_the_model_or_with_the_loss() -> None:
+    """Two layers, of each a copy of 8 MiB beside what it keeps: wrapped, the reference finds the policy's gone."""
+    layer = Piece(Script(((CAST, 8 * MiB), *LAYER.forward.steps), LAYER.forward.out), LAYER.backward)
+    fields = {n: getattr(MODEL, n) for n in MODEL.__slots__} | {"layers": (layer, layer)}
+    for wrapped, left in ((True, 0), (False, 16)):
+        model = Blocks(**{**fields, "wrapped": wrapped})
+        r = replay.Replay(Allocator(), workspace=0)
+        kept = r.forward(model)
+        assert r.heap.process.allocated == (180 + left) * MiB  # two layers' 40, the last's 20, logits of 80
+        r.uncache()
+        r.leave(kept)
+        assert r.heap.process.allocated == 0
+    whole = Blocks(**{**fields, "wrapped": False})
+    both = replay.Act(whole, trained=True, micro_batches=1, inside=whole)
+    apart = replay.Act(Blocks(**{**fields, "wrapped": True}), trained=True, micro_batches=1, inside=whole)
+    assert replay.reserved(both, 0) >= replay.reserved(apart, 0)
 
 
 def test_it_breaks_below_what_it_needs_and_names_the_phase() -> None:

@@ -139,7 +139,7 @@ class Fsdp(Holder):
         r = self.replica
         if where.segment != "end" or not r.ties_gradients:
             return []
-        contiguous = r.run.precision == "autocast" or where.sorting
+        contiguous = r.ties_in_place or where.sorting
         return [gradients.tied_embedding(r.role, r.embedding, r.run.compute, contiguous=contiguous)]
 
     def deferred(self, where: Where) -> list[Line]:

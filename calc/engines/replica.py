@@ -55,6 +55,14 @@ class Replica:
         return self.arch.tied and self.head == "lm" and self.run.trained
 
     @property
+    def ties_in_place(self) -> bool:
+        """Whether that of the head is contiguous, so that the other is added in place.
+
+        Autocast's cast has written it anew, or the loss makes it itself; else it is a view of a transposed product.
+        """
+        return self.run.precision == "autocast" or self.path.kind in ("fused", "tiled")
+
+    @property
     def embedding(self) -> int:
         """Elements of the embedding, V·h or a tensor-parallel rank's part of it: the model's largest tensor."""
         return embedding_parameters(self.arch)

@@ -162,7 +162,8 @@ class Zero(Holder):
 
     def tied(self, where: Where) -> list[Line]:
         """A tied head's gradient, which has waited in autograd for the embedding's, as both are summed."""
-        return [gradients.tied_embedding(self.replica.role, self.replica.embedding, B, contiguous=where.sorting)]
+        r = self.replica
+        return [gradients.tied_embedding(r.role, r.embedding, B, contiguous=r.ties_in_place or where.sorting)]
 
     def live(self, where: Where) -> Line:
         """ZeRO-3's gathered parameters at a place: the window, and the module that comes last into it.

@@ -23,6 +23,8 @@ KNOWN = ("1.16.0",)
 
 TASKS = ("sft", "rm", "dpo", "grpo")
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
+PAIRED = ("rm", "dpo")  # dropout is disabled, adapters' too
+TILE = 4096  # tokens of which logits exist at once, or fewer (kernels/chunked_logprob.py)
 ONE_BY_ONE = ("adafactor", "lion")
 
 # what a sharding gathers of the weights while they are handed on, beside what is there
@@ -78,7 +80,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         values |= {
             "lora.rank": 16,  # trainer/model_config.py:107
             "lora.targets": "all-linear",  # lora_target_modules None: peft would take q_proj and v_proj of a Llama
-            "lora.dropout": 0.05,  # trainer/model_config.py:115
+            # trainer/model_config.py:115; for pairs `disable_dropout` is true (reward_config.py:128, dpo_config.py:185)
+            "lora.dropout": 0 if task in PAIRED else 0.05,
             "lora.dtype": "bf16" if bf16 else "fp32",
         }
     return values
@@ -189,22 +192,37 @@ def keeps(s: Scenario) -> Keeps:
     if s.task == "grpo":
         return grpo(s, deepspeed)
     if s.task == "rm":
-        return supervised("reward", Path("scalar"), s.rows, deepspeed=deepspeed, **fsdp(s))
-    path = Path("tiled")
+        return supervised("reward", Path("scalar"), s.rows, deepspeed=deepspeed, **trainer(s))
+    path = Path("tiled", tile=min(TILE, s.rows * (s.seq_len - 1)))
     if s.task == "dpo" and s.has("reference"):
         # a PEFT policy is its own reference unless another model is passed (trainer/dpo_trainer.py, __init__)
         other = reference_of(s, path)
-        return supervised("actor", path, s.rows, reference=other, deepspeed=deepspeed, **fsdp(s))
-    return supervised("actor", path, s.rows, deepspeed=deepspeed, **fsdp(s))
+        return supervised("actor", path, s.rows, reference=other, deepspeed=deepspeed, **trainer(s))
+    return supervised("actor", path, s.rows, deepspeed=deepspeed, **trainer(s))
 
 
-def fsdp(s: Scenario) -> dict[str, Any]:
-    """How FSDP reduces gradients: in the compute type, and once a step.
+def trainer(s: Scenario) -> dict[str, Any]:
+    """What Transformers' Trainer and Accelerate do to the model that they train.
 
-    accelerate 1.15 `utils/dataclasses.py:2137`; transformers 5.23 `trainer.py:1907` enters accelerate's `no_sync` for
-    every micro-batch but the last (`accelerator.py:1165`), whatever the sharding.
+    FSDP reduces gradients in the compute type, and once a step: accelerate 1.15 `utils/dataclasses.py:2137`;
+    transformers 5.23 `trainer.py:1907` enters accelerate's `no_sync` for every micro-batch but the last
+    (`accelerator.py:1165`), whatever the sharding. Embeddings: `trainer.py:1338`.
     """
-    return {"reduce_bytes": 2 if s.precision == "fsdp-mixed" else 0, "defers": s.sharding in FSDP}
+    return {
+        "reduce_bytes": 2 if s.precision == "fsdp-mixed" else 0,
+        "defers": s.sharding in FSDP,
+        "dropout": s.task not in PAIRED,
+        "wrapped": wrapped(s),
+        "wide_embeddings": True,
+    }
+
+
+def wrapped(s: Scenario) -> bool:
+    """Whether Accelerate puts autocast around a model's forward: with `bf16`, which is set unless all is fp32.
+
+    accelerate 1.15 `accelerator.py`, `prepare_model`; DeepSpeed's engine does without.
+    """
+    return s.precision != "fp32" and s.sharding not in DEEPSPEED
 
 
 def reference_of(s: Scenario, path: Path) -> Role:
@@ -212,7 +230,8 @@ def reference_of(s: Scenario, path: Path) -> Role:
     own = s.role("reference")
     assert own
     shares = bool(s.lora) and own.model == s.model
-    return Role("reference", path, path, s.rows, s.rows, root_stays=own.sharding == "fsdp1", shares=shares)
+    return Role("reference", path, path, s.rows, s.rows, root_stays=own.sharding == "fsdp1", shares=shares,
+                wrapped=wrapped(own))  # fmt: skip
 
 
 def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
@@ -223,14 +242,14 @@ def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
     """
     assert s.rollout
     # labels of the prompt are -100: only the completion is scored (trainer/grpo_trainer.py:1498)
-    path = Path("tiled", kept=s.response_len / s.seq_len)
+    path = Path("tiled", kept=s.response_len / s.seq_len, tile=min(TILE, s.rows * s.response_len))
     root = s.sharding == "fsdp1"
-    actor = Role("actor", path, path, s.rows, s.rows, root_stays=root, **fsdp(s))
+    actor = Role("actor", path, path, s.rows, s.rows, root_stays=root, **trainer(s))
     completions = s.rollout.batch * s.rollout.n // s.gpus_of(s.group("actor"))  # of one GPU
     others = [reference_of(s, path)] if s.has("reference") else []
     if s.has("reward"):
         # one forward over the whole generation batch (trainer/grpo_trainer.py, _calculate_rewards)
-        others.append(Role("reward", Path("scalar"), Path("scalar"), completions, completions))
+        others.append(Role("reward", Path("scalar"), Path("scalar"), completions, completions, wrapped=wrapped(s)))
     vllm = s.rollout.engine == "vllm"
     zero3 = s.sharding == "zero3"
     stages = []

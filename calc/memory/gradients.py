@@ -31,7 +31,7 @@ def tied_embedding(role: str, elements: int, b: int, *, contiguous: bool) -> Lin
     """A tied embedding's two contributions, from the head and from the input, beside their sum.
 
     Autograd adds in place only into a contiguous gradient (torch `input_buffer.cpp`): the head's is a transposed view,
-    unless autocast's cast has written it anew.
+    unless autocast's cast has written it anew, or the loss has made it (`Replica.ties_in_place`).
     """
     extra = 1 if contiguous else 2
     return Line(

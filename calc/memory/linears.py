@@ -39,7 +39,7 @@ class Linears:
         self.arch = run.arch
         self.tape = Tape(received=received, selective=selective)
         self.c = run.compute
-        self.autocast = run.precision == "autocast"
+        self.autocast = run.autocast
         self.elements = elements(run.arch, layer)
         self.biased = biased(run.arch, layer)
         self.stream = WIDTH * run.share
@@ -112,22 +112,24 @@ class Linears:
         x = self.entering(name, x)
         weight = Size({}, {f"W_{name}": 1})
         trained = elements if run.trained else 0
-        source, reads = x, [x]
-        if self.autocast:
-            source = self.cast(x, self.c, name)
-            # the weight's bf16 copy gets the bf16 gradient, which the copy's own backward casts to fp32
-            reads = [source, tape.op(f"{name}: weight to bf16", [], weight, 2, weight=trained)]
+        wide, copies = run.precision == "autocast", list[Tensor]()
+        if wide:
+            # cast before the input is, it gets the bf16 gradient, which the copy's own backward casts to fp32
+            copies = [tape.op(f"{name}: weight to bf16", [], weight, 2, weight=trained)]
+            if run.caches:
+                tape.cache(*copies)
+        source = self.cast(x, self.c, name) if self.autocast else x
         four_bits = run.quantised and name not in ("lm_head", "score")
         dequantised = weight * self.c if four_bits else NOTHING
         y = tape.op(
             name,
-            reads,
+            [*copies, source],
             out,
             self.c,
-            saves=([source] if run.trained or (four_bits and run.keeps_inputs) else []) + reads[1:],
+            saves=([source] if run.trained or (four_bits and run.keeps_inputs) else []) + copies,
             scratch=dequantised,
             backward_scratch=dequantised,
-            weight=0 if self.autocast else trained,
+            weight=0 if wide else trained,
             product=name not in self.biased,  # with a bias it is `addmm`
             flat=True,
         )
@@ -178,7 +180,6 @@ class Linears:
             mask = Tensor(x.width, 1)
             source = tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])
         b = self.c if self.autocast else adapter.b
-        source = self.cast(source, b, label)
         dims = dimensions(self.arch)
         n_in, n_out = (int(amount(t.width, dims).tokens) * adapter.rank for t in (x, y))
         down = self.through(f"{label} A", source, of(r=1), n_in)
@@ -192,10 +193,15 @@ class Linears:
 
     def through(self, name: str, x: Tensor, out: Size, weight: int) -> Tensor:
         """One of an adapter's matrices, of `weight` elements; autocast keeps a bf16 copy of one in fp32."""
-        if not self.autocast or self.run.adapter is None or self.run.adapter.b == 2:
+        adapter = self.run.adapter
+        assert adapter is not None
+        if not self.autocast or adapter.b == 2:
+            x = self.cast(x, self.c if self.autocast else adapter.b, name)
             return self.tape.op(name, [x], out, x.b, saves=[x], weight=weight, product=True, flat=True)
         copy = self.tape.op(f"{name}: weight to bf16", [], Size({}, {"": weight}), 2, weight=weight)
-        return self.tape.op(name, [x, copy], out, x.b, saves=[x, copy], product=True, flat=True)
+        self.tape.cache(copy)
+        x = self.cast(x, self.c, name)
+        return self.tape.op(name, [copy, x], out, x.b, saves=[x, copy], product=True, flat=True)
 
     def dropped_out(self, x: Tensor, name: str) -> Tensor:
         """Dropout of a model that trains: a new tensor and a mask of a byte an element."""

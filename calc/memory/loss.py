@@ -25,8 +25,8 @@ ONE = Size({"": 1})
 
 # pieces of a chunked loss (torchtune `modules/loss`, num_output_chunks)
 CHUNKS = 8
-# tokens and vocabulary entries of a tile (trl 1.16.0 `kernels/chunked_logprob.py`, `trainer/utils.py`)
-TILE_TOKENS, TILE_ENTRIES = 4096, 32_768
+# vocabulary entries of a tile (trl 1.16.0 `trainer/utils.py`)
+TILE_ENTRIES = 32_768
 
 
 class Head(Program):
@@ -199,20 +199,26 @@ class Head(Program):
         """The positions that count, picked before the head; logits a tile at a time, in backward again.
 
         Backward sums both gradients in fp32, the head's whole, and casts them to their tensors' type at the end. A tile
-        is that large however few the tokens or the entries.
+        is that wide however few the entries.
         """
         tape, b, c, one = self.tape, self.input.b, self.c, ONE * path.kept
         tape.hold(self.input)  # `backbone_outputs` of the patched forward
         index, numbers = Tensor(one, 16), Tensor(one, 16)  # row and column; target, log-sum-exp, entropy
         x = tape.op("hidden states: pick", [self.input], WIDTH * path.kept, b, saves=[index])
-        tile = Size({}, {"": TILE_TOKENS * TILE_ENTRIES * c})
+        entries, vocab = min(TILE_ENTRIES, self.arch.vocab), self.arch.vocab
+        tile = [Size({}, {"": path.tile * TILE_ENTRIES * c})]
+        again, sums = [], list[Size]()
         if c < b:
-            # autocast does not know the kernel, which casts a tile's hidden states and weights itself
-            tile += Size({}, {"h": (TILE_TOKENS + min(TILE_ENTRIES, self.arch.vocab)) * c})
-        sums = NOTHING
+            # autocast does not know the kernel, which casts a tile's hidden states and weights itself; in backward
+            # `w_chunk` names those of one tile until the next one's are there
+            weights = Size({}, {"h": entries * c})
+            tile += [Size({}, {"h": path.tile * c}), weights]
+            again = [weights] if entries < vocab else []
         if b < 4:
-            sums = x.width * 4 + (Size({}, {"W_lm_head": 4}) if self.run.trained else NOTHING)
-        tape.op("lm_head", [x], one, 4, saves=[x, numbers], scratch=tile + one * 28, backward_scratch=tile + sums,
+            sums = [x.width * 4, *([Size({}, {"W_lm_head": 4})] if self.run.trained else [])]
+        forward, backward = [one * 28, *tile], [*sums, *tile, *again]
+        tape.op("lm_head", [x], one, 4, saves=[x, numbers], scratch=sum(forward, NOTHING), course=(*forward, None),
+                backward_scratch=sum(backward, NOTHING), backward_course=(*backward, None),
                 weight=self.elements["lm_head"] if self.run.trained else 0)  # fmt: skip
         return tape
 

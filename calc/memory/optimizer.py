@@ -23,6 +23,7 @@ class Optimizer:
 
     kind: str
     impl: str
+    wide_embeddings: bool = False  # 8-bit ones leave their states in 32 bits
 
     @property
     def name(self) -> str:
@@ -54,9 +55,12 @@ def adafactor_bytes(tensors: Sequence[Tensor], b: int) -> int:
     )
 
 
-def small_elements(tensors: Sequence[Tensor]) -> int:
-    """Elements in tensors that 8-bit optimizers leave in 32 bits."""
-    return sum(t.elements * t.count for t in tensors if t.elements < SMALL)
+def in_32_bits(optimizer: Optimizer, tensor: Tensor) -> bool:
+    """Whether an 8-bit optimizer leaves the states of a tensor in 32 bits: it is small, or was named to it.
+
+    Transformers' Trainer names every embedding (5.23 `trainer.py`, `register_module_override`).
+    """
+    return tensor.elements < SMALL or (optimizer.wide_embeddings and tensor.kind == "embedding")
 
 
 def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Sequence[Tensor], shards: int = 1) -> Line:
@@ -72,12 +76,12 @@ def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Seque
         )
     per = state_bytes_per_parameter(optimizer, b)
     if optimizer.name == "adamw-8bit":
-        small = small_elements(tensors)
-        values = {"P_t": trained, "P_small": small, "N": shards, "s": per}
-        count = int((per * (trained - small) + 8 * small) / shards)
+        whole = sum(t.elements * t.count for t in tensors if in_32_bits(optimizer, t))
+        values = {"P_t": trained, "P_32": whole, "N": shards, "s": per}
+        count = int((per * (trained - whole) + 8 * whole) / shards)
         # paged states are managed memory (bitsandbytes `get_paged`): on the card, but not of PyTorch's allocator
         own = not optimizer.paged
-        formula = "(s·(P_t - P_small) + 8·P_small)/N"
+        formula = "(s·(P_t - P_32) + 8·P_32)/N"
         return Line("optimizer_states", role, count, formula, values, "optimizer#8-bit", own)
     values = {"P_t": trained, "N": shards, "s": per}
     return Line("optimizer_states", role, int(per * trained / shards), "s·P_t/N", values, "optimizer#states")

@@ -24,9 +24,12 @@ class Run:
     """How a model's layers run: number format, what is trained, and which kernel attends."""
 
     arch: Architecture
-    precision: str = "bf16"  # bf16: every tensor; autocast: fp32 weights and residual stream; fp32: every tensor
+    # bf16: every tensor; autocast: fp32 weights and residual stream; autocast-bf16: both in bf16; fp32: every tensor
+    precision: str = "bf16"
     trained: bool = True  # the model's own weights get gradients
     training: bool = False  # dropout is on
+    differentiable: bool = False  # the model's own weights require gradients, though nothing makes any
+    wrapped: bool = False  # autocast spans the model's forward alone, not all of the loss
     adapter: Adapter | None = None
     packaged: bool = False  # attention is the flash-attn package's operator, not PyTorch's
     kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager, math
@@ -44,7 +47,21 @@ class Run:
     @property
     def residual(self) -> int:
         """Bytes of an element of the residual stream."""
-        return 2 if self.precision == "bf16" else 4
+        return 2 if self.precision in ("bf16", "autocast-bf16") else 4
+
+    @property
+    def autocast(self) -> bool:
+        """Whether products run in bf16 whatever their operands are."""
+        return self.precision.startswith("autocast")
+
+    @property
+    def caches(self) -> bool:
+        """Whether autocast keeps the bf16 copies that it makes of the model's own weights until it ends.
+
+        Of fp32 tensors that require gradients, also where none are made (torch 2.13 `aten/src/ATen/autocast_mode.cpp`,
+        `cached_cast`).
+        """
+        return self.precision == "autocast" and (self.trained or self.differentiable)
 
     @property
     def whole_scores(self) -> bool:

@@ -51,10 +51,10 @@ def _searches(records: Sequence[Record]) -> list[Search]:
 
 
 def _kind(r: Residual) -> tuple[str, ...]:
-    return *words.kind(r.task, r.method, r.sharding), r.checkpointing
+    return words.FRAMEWORKS[r.framework], *words.kind(r.task, r.method, r.sharding), r.checkpointing
 
 
-KIND = tuple(Column(name.lower(), name) for name in ("Task", "Method", "Sharding", "Checkpointing"))
+KIND = tuple(Column(name.lower(), name) for name in ("Framework", "Task", "Method", "Sharding", "Checkpointing"))
 
 
 # ---- what the allocator counts ------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def by_kind() -> Table:
     )
     found: list[tuple[tuple[str, ...], list[Residual]]] = list(grouped(jobs(), _kind))
     if found:
-        found.append(((ALL, "", "", ""), jobs()))
+        found.append(((ALL, "", "", "", ""), jobs()))
     rows = []
     for key, members in found:
         asked = _asked(members)
@@ -104,6 +104,7 @@ def rounding() -> Table:
 def reserved() -> Table:
     """What the allocator reserved: against the range, and over what was allocated."""
     columns = (
+        Column("framework", "Framework"),
         Column("segments", "Segments"),
         Column("sharding", "Sharding"),
         Column("checkpointing", "Checkpointing"),
@@ -115,9 +116,9 @@ def reserved() -> Table:
         Column("p95", "95th percentile", "%", "number", 1),
         Column("worst", "Most", "%", "number", 1),
     )
-    found = list(grouped(_seen(), lambda x: (SEGMENTS[x[1].expandable], *_kind(x[0])[2:])))
+    found = list(grouped(_seen(), lambda x: (_kind(x[0])[0], SEGMENTS[x[1].expandable], *_kind(x[0])[3:])))
     if found:
-        found.append(((ALL, "", ""), _seen()))
+        found.append(((ALL, "", "", ""), _seen()))
     rows = []
     for key, members in found:
         inside, above = sum(a.inside for _, a in members), sum(a.reserved > a.high for _, a in members)
@@ -140,7 +141,7 @@ def verdicts() -> Table:
     """Whether jobs ran, against the estimates' verdicts."""
     found = [r for r in accuracy.residuals() if r.kind == "measured"]
     caption = "Measured jobs that ran and that ran out of memory, against the verdict"
-    return accuracy.verdicts("measured-verdicts", caption, found, ("Task", lambda r: _kind(r)[0]), RESTS_ON)
+    return accuracy.verdicts("measured-verdicts", caption, found, ("Task", lambda r: _kind(r)[1]), RESTS_ON)
 
 
 # ---- beside the allocator -----------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def own(job: str) -> int:
     asked = _data()["jobs"][job]
     if "cache" in asked:
         arch = answers.catalog().model(asked["cache"]["model"]).architecture
-        return kv_cache.dynamic("actor", arch, asked["cache"]["tokens"]).bytes
+        return kv_cache.dynamic("actor", arch, asked["cache"]["tokens"], b=2).bytes
     return answers.ask(asked["scenario"], f"peers.{job}").allocated_bytes
 
 

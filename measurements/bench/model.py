@@ -45,7 +45,7 @@ def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) 
     """The model of a config.json for the scenario `s` on `device`; its weights are random and of its final type."""
     given = dict(config)
     own = AutoConfig.for_model(given.pop("model_type"), **given)
-    own.use_cache, own.pad_token_id = False, 0
+    own.use_cache, own.pad_token_id = s["task"] == "grpo", 0  # which generates
     kind: Any = AutoModel if scores(s) else AutoModelForCausalLM
     if s["task"] == "rm":
         own.num_labels, kind = 1, AutoModelForSequenceClassification
@@ -64,6 +64,13 @@ def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) 
     if device.type == "cuda" and not in_parts:
         torch.cuda.empty_cache()  # a tied head was there for a moment, as it never is where weights are loaded
     return Critic(model).to(device) if scores(s) else model
+
+
+def random(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) -> torch.nn.Module:
+    """`load`, with weights that a step can be run on."""
+    model = load(config, s, device)
+    fill(model)
+    return model
 
 
 def scores(s: Mapping[str, Any]) -> bool:
@@ -132,24 +139,31 @@ def fill(model: torch.nn.Module) -> None:
                 parameter.zero_()
 
 
-def _adapt(model: torch.nn.Module, s: Mapping[str, Any]) -> torch.nn.Module:
+def adapters(model: torch.nn.Module, s: Mapping[str, Any]) -> Any:
+    """PEFT's configuration of the scenario's adapters on `model`. NotRun where PEFT is missing."""
     if not find_spec("peft"):
         raise NotRun("not run: peft missing")
-    from peft import LoraConfig, TaskType, get_peft_model
+    from peft import LoraConfig, TaskType
 
     lora = s["lora"]
     names = {
         n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n
     }
     kind = TaskType.SEQ_CLS if s["task"] == "rm" else TaskType.CAUSAL_LM
-    config = LoraConfig(
+    return LoraConfig(
         r=lora["rank"],
         lora_alpha=2 * lora["rank"],
         lora_dropout=lora["dropout"],
         target_modules=sorted(names) if lora["targets"] == "all-linear" else lora["targets"],
         task_type=TaskType.FEATURE_EXTRACTION if scores(s) else kind,
     )
-    wide = lora["dtype"] == "fp32"
+
+
+def _adapt(model: torch.nn.Module, s: Mapping[str, Any]) -> torch.nn.Module:
+    config = adapters(model, s)
+    from peft import get_peft_model
+
+    wide = s["lora"]["dtype"] == "fp32"
     if isinstance(model, Critic):  # its scalar head is trained whole
         model.backbone = get_peft_model(model.backbone, config, autocast_adapter_dtype=wide)
         return model

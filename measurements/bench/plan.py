@@ -44,10 +44,18 @@ ZERO: Mapping[str, tuple[Any, ...]] = {  # where DeepSpeed's engine runs the ste
     "precision": ("mixed",),
     "optimizer": ("adamw", "sgd"),
 }
+TRL: Mapping[str, tuple[Any, ...]] = {  # what the module `trl` can do instead
+    "task": ("sft", "rm", "dpo", "grpo"),
+    "framework": ("trl",),
+    "sharding": ("none",),
+    "optimizer": ("adamw", "adamw-8bit", "adamw-paged-8bit", "sgd"),
+    "checkpointing": ("none", "full"),
+    "loss": ("full", "fused"),
+}
 # Seconds: an assumed share of the card's bf16 rate, and what a process costs before its first step. Only the display of
 # the time left and `--minutes` rest on them, and both are corrected by the cases already run.
 SHARE_OF_PEAK, TFLOPS_UNKNOWN, TFLOPS_CPU = 0.35, 100.0, 0.02
-START_SECONDS, PROBES = 10.0, 4
+START_SECONDS, TOKEN_SECONDS, PROBES = 10.0, 0.001, 4  # of a token: for each layer, on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,8 @@ class Case:
     def name(self) -> str:
         """`model/task/s<seq_len>/mb<micro_batch>` and every other field given; one of its kind in a suite."""
         flat = _flatten(self.scenario)
-        flat.pop("framework", None)
+        if flat.get("framework") == "torch":
+            flat.pop("framework")
         model = str(flat.pop("model")).removesuffix("/config.json").rpartition("/")[2]
         parts = [model, str(flat.pop("task"))]
         for name, short in (("seq_len", "s"), ("micro_batch", "mb")):
@@ -199,7 +208,8 @@ class Plan:
             return None
         s = self.scenario(case)
         scenario = s.as_dict()
-        supported = {**SUPPORTED, **(ZERO if s.sharding in DEEPSPEED else {})}
+        trl = s.framework == "trl"
+        supported = {**SUPPORTED, **(ZERO if s.sharding in DEEPSPEED else {}), **(TRL if trl else {})}
         for name, known in supported.items():
             given = scenario[name].partition("==")[0] if name == "framework" else scenario[name]
             if given not in known:
@@ -208,11 +218,26 @@ class Plan:
             return "not run: offload is not built here"
         if s.expected_len != s.seq_len:
             return "not run: rows shorter than seq_len are not built here"
+        if trl:
+            return self._refuse_trl(s)
         if s.rollout and (s.rollout.engine != "none" or sum(s.has(name) for name in scenario["roles"]) > 1):
             return "not run: of RL one role's update or score is built here, without generation"
         for name, role in scenario["roles"].items():
             if not isinstance(role, str) and set(role) > {"model"}:
                 return f"not run: roles.{name} with fields of its own is not built here"
+        return None
+
+    def _refuse_trl(self, s: Scenario) -> str | None:
+        """Why TRL as it is installed cannot run a scenario whose fields are all built here."""
+        installed = self.machine.versions.get("trl")
+        if installed != s.framework_version:
+            return f"not run: trl {s.framework_version}, with {installed or 'none'} installed"
+        if s.lora and s.lora.dtype != ("bf16" if s.method == "qlora" else "fp32"):
+            return f"not run: adapters in {s.lora.dtype}, which the trainer would not make"
+        if s.lora and s.lora.dropout and s.task in ("rm", "dpo"):
+            return "not run: dropout of adapters, which the trainer of pairs disables"
+        if s.rollout and (s.rollout.engine != "hf" or s.has("reward")):
+            return "not run: GRPO with vLLM or a reward model is not built here"
         return None
 
     def job(self, case: Case) -> dict[str, Any]:
@@ -255,7 +280,12 @@ class Plan:
     def environment(self, case: Case) -> dict[str, str]:
         """Environment variables of the case's process; PyTorch read the first name before 2.9."""
         setting = f"expandable_segments:{bool(case.scenario.get('expandable_segments'))}"
-        return {"PYTORCH_CUDA_ALLOC_CONF": setting, "PYTORCH_ALLOC_CONF": setting}
+        trl = str(case.scenario.get("framework")).startswith("trl")
+        return {
+            "PYTORCH_CUDA_ALLOC_CONF": setting,
+            "PYTORCH_ALLOC_CONF": setting,
+            **({"BENCH_STEPS": "trl"} if trl else {}),  # the module whose `Job` the worker runs
+        }
 
     def seconds(self, case: Case) -> float:
         """About how long the case takes: 6 (8 with recomputation) operations a parameter and token, and the start."""
@@ -269,4 +299,7 @@ class Plan:
         work *= 4 / 3 if s.task == "dpo" else 1
         rate = (self.gpu.bf16_tflops or TFLOPS_UNKNOWN) * SHARE_OF_PEAK if self.machine.cuda else TFLOPS_CPU
         slower = 8 if s.precision == "fp32" else 1
-        return START_SECONDS + case.steps * slower * work / (rate * 1e12)
+        drawn = (
+            s.response_len * s.architecture.layers * TOKEN_SECONDS if s.rollout and s.rollout.engine == "hf" else 0.0
+        )
+        return START_SECONDS + case.steps * (slower * work / (rate * 1e12) + drawn)

@@ -6,6 +6,7 @@ Standard input stays open while the case runs; when it ends, so does the process
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import platform
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "flash-attn", "accelerate", "deepspeed")
+LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "flash-attn", "accelerate", "deepspeed", "trl")
 PROBE_CONFIG = {
     "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 4096, "max_position_embeddings": 2048,
@@ -65,9 +66,9 @@ def _line(error: BaseException) -> str:
 
 def _steps(job: Mapping[str, Any], device: Any, meter: Any) -> dict[str, Any]:
     from .model import attention
-    from .steps import WARM_UP, Job
+    from .steps import WARM_UP
 
-    work = Job(job["scenario"], job["configs"], device, meter)
+    work = _module().Job(job["scenario"], job["configs"], device, meter)
     seconds = work.run(job["steps"])
     note = attention(job["scenario"]["attention"])[1]
     timed = seconds[WARM_UP:]
@@ -79,6 +80,11 @@ def _steps(job: Mapping[str, Any], device: Any, meter: Any) -> dict[str, Any]:
             "step_seconds": round(statistics.median(timed), 6) if timed else None,
         },
     }
+
+
+def _module() -> Any:
+    """What runs steps in this process: `steps`, or what the environment names."""
+    return importlib.import_module(f".{os.environ.get('BENCH_STEPS', 'steps')}", __package__)
 
 
 def _decode(job: Mapping[str, Any], device: Any, meter: Any) -> dict[str, Any]:
@@ -157,7 +163,7 @@ def main() -> None:
     with contextlib.suppress(ImportError):  # what is missing is said when it is asked for
         import transformers.modeling_utils  # noqa: F401
 
-        from . import steps  # noqa: F401
+        _module()
 
     line = sys.stdin.readline()
     if line.strip():

@@ -177,3 +177,44 @@ def test_zero_keeps_one_ranks_states_and_takes_its_steps(sharding: str, grad_dty
         assert 0 <= elements - seen["parameters"] / 4 < 32
     assert seen["after"] == after
     assert seen["steps"] == (3 if after != "taken" else 4)
+
+
+# TRL's own trainers on a small model: the phases in their order, of two steps of two micro-batches.
+UNDER_TRL = """
+import contextlib, json, sys, torch
+from measurements.bench import worker
+from measurements.bench.meter import Meter
+from measurements.bench.trl import Job
+task, method = sys.argv[1:]
+scenario = {**worker.PROBE_SCENARIO, "task": task, "method": method, "micro_batch": 2, "global_batch": 4,
+            "seq_len": 32, "precision": "autocast", "checkpointing": "full",
+            "lora": {"rank": 4, "targets": "all-linear", "dropout": 0.0, "dtype": "fp32"}}
+if task == "grpo":
+    scenario |= {"prompt_len": 16, "response_len": 16, "rollout": {"n": 2, "batch": 2},
+                 "roles": {"reference": {"model": "probe"}}}
+cpu = torch.device("cpu")
+meter, phases = Meter(cpu), []
+of = meter.of
+meter.of = lambda phase: phases.append(phase) or of(phase)
+job = Job(scenario, {"model": worker.PROBE_CONFIG}, cpu, meter)
+seconds = job.run(2)
+batch = next(iter(job.trainer.get_train_dataloader()))
+length = None if task == "grpo" else batch["input_ids"].shape[1]
+trained = sum(p.numel() for p in job.trainer.model.parameters() if p.requires_grad)
+print(json.dumps({"phases": phases, "steps": len(seconds), "parameters": job.parameters, "trained": trained,
+                  "length": length}))
+"""
+
+
+@pytest.mark.parametrize(("task", "method"), [("sft", "full"), ("rm", "lora"), ("dpo", "full"), ("grpo", "lora")])
+def test_trl_trains_as_it_was_installed_and_its_phases_are_told_apart(task: str, method: str) -> None:
+    """Every row has the scenario's length, so that the trainer neither cuts nor pads it."""
+    command = [PYTHON, "-c", UNDER_TRL, task, method]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(ran.stdout.splitlines()[-1])
+    rollout = ["rollout", "score"] if task == "grpo" else []
+    assert seen["phases"] == ["load", *[*rollout, "forward", "backward", "forward", "backward", "step"] * 2]
+    assert seen["steps"] == 2
+    assert seen["length"] == (None if task == "grpo" else 32)
+    assert (seen["trained"] == seen["parameters"]) == (method == "full")

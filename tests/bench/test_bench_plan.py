@@ -15,6 +15,7 @@ from measurements.bench.plan import Case, Plan, read
 
 SUITES = sorted((Path(__file__).parents[2] / "measurements/suites").glob("*.yaml"))
 MACHINE = Machine.of(stub_worker.MACHINE)
+MACHINE = replace(MACHINE, versions={**MACHINE.versions, "trl": "1.16.0"})
 PLAN = Plan(load(), MACHINE, load().gpus["h200"])
 
 
@@ -106,7 +107,7 @@ def test_every_suite_can_be_run_here(path: Path) -> None:
 
 
 def test_the_suites_are_there() -> None:
-    assert {path.stem for path in SUITES} == {"smoke", "single-gpu", "edge", "fsdp", "zero", "decode", "matmul"}
+    assert {path.stem for path in SUITES} == {"smoke", "single-gpu", "edge", "fsdp", "zero", "trl", "decode", "matmul"}
 
 
 def test_the_single_gpu_suite_covers_what_it_is_for() -> None:
@@ -176,10 +177,39 @@ def test_a_smaller_card_is_its_memory_less_a_context() -> None:
         ({"tensor_parallel": 2, "gpus": 2}, "not run: tensor_parallel 2 is not built here"),
         ({"loss": "fused"}, "not run: loss fused is not built here"),
         ({"seq_len": 64, "expected_len": 32}, "not run: rows shorter than seq_len are not built here"),
+        ({"framework": "trl", "gpus": 2}, "not run: sharding ddp is not built here"),
+        ({"framework": "trl", "optimizer": "adafactor"}, "not run: optimizer adafactor is not built here"),
+        (
+            {"framework": "trl", "task": "grpo", "rollout": {"engine": "vllm"}},
+            "not run: GRPO with vLLM or a reward model is not built here",
+        ),
+        (
+            {"framework": "trl", "task": "dpo", "method": "lora", "lora": {"dropout": 0.1}},
+            "not run: dropout of adapters, which the trainer of pairs disables",
+        ),
+        (
+            {"framework": "trl", "method": "lora", "precision": "bf16", "lora": {"dtype": "bf16"}},
+            "not run: adapters in bf16, which the trainer would not make",
+        ),
     ],
 )
 def test_what_the_worker_cannot_do_is_a_reason_and_no_error(field: dict[str, object], reason: str) -> None:
     assert PLAN.refuse(Case({"model": "qwen2.5-0.5b", "task": "sft", **field})) == reason
+
+
+def test_trl_is_run_in_the_release_that_is_modelled_or_not_at_all() -> None:
+    case = Case({"model": "qwen2.5-0.5b", "task": "sft", "framework": "trl"})
+    assert PLAN.refuse(case) is None
+    for versions, installed in (({"trl": "1.15.0"}, "1.15.0"), ({}, "none")):
+        plan = replace(PLAN, machine=replace(MACHINE, versions=versions))
+        assert plan.refuse(case) == f"not run: trl 1.16.0, with {installed} installed"
+
+
+def test_a_framework_of_its_own_is_part_of_a_name_and_decides_what_the_worker_runs() -> None:
+    case = Case({"model": "qwen2.5-0.5b", "task": "sft", "framework": "trl"})
+    assert case.name == "qwen2.5-0.5b/sft/framework=trl"
+    assert PLAN.environment(case)["BENCH_STEPS"] == "trl"
+    assert "BENCH_STEPS" not in PLAN.environment(Case({**case.scenario, "framework": "torch"}))
 
 
 def test_longer_work_is_expected_to_take_longer() -> None:

@@ -77,12 +77,12 @@ def test_every_case_has_a_record_and_the_catalog_takes_them(bench: Bench, tmp_pa
         "sft/s1024/optimizer=adamw-8bit/expandable_segments=True": "fits",
         "sft/s1024/mb100/gpu=rtx4090": "oom",
         "sft/s1024/precision=fp32": "failed",
-        "sft/s1024/gpus=2": "failed",
+        "sft/s1024/framework=openrlhf/gpus=2": "failed",
         "inference/s1024/matmul": "untested",
     }
     assert records["sft/s1024/mb100/gpu=rtx4090"]["observed"]["oom"]["phase"] == "backward"
     assert records["sft/s1024/precision=fp32"]["failure"] == "the process ended with exit status 3: a last word"
-    assert records["sft/s1024/gpus=2"]["failure"] == "not run: framework openrlhf is not built here"
+    assert records["sft/s1024/framework=openrlhf/gpus=2"]["failure"] == "not run: framework openrlhf is not built here"
     assert records["inference/s1024/matmul"]["rates"] == [{"op": "matmul", "seconds": 0.12346, "tflops": 700}]
 
     root = tmp_path / "root"

@@ -13,8 +13,8 @@ from calc.frameworks import trl
 from calc.keeps import DeepSpeed, Path, Role, Serving, Stage
 from calc.scenario import Scenario, ScenarioError
 
-TILED = Path("tiled")
-HALF = Path("tiled", kept=0.5)  # 512 of 1024 tokens are the completion's
+TILED = Path("tiled", tile=4096)
+HALF = Path("tiled", kept=0.5, tile=4096)  # 512 of 1024 tokens are the completion's
 COLOCATED = {"rollout__engine": "vllm", "gpus": 8}
 
 
@@ -177,11 +177,40 @@ def test_what_the_release_runs_is_not_refused(fields: dict[str, Any]) -> None:
 def test_every_loss_but_the_reward_models_is_tiled() -> None:
     """`add_fused_lm_head` in sft, dpo and grpo; outputs are vectors, so nothing is held."""
     assert trl.keeps(run(task="sft")).roles[0].path == TILED
-    assert trl.keeps(run(task="rm")).roles == (Role("reward", Path("scalar"), Path("scalar"), 16, 16),)
+    scalar, trained = Path("scalar"), {"wrapped": True, "wide_embeddings": True}
+    assert trl.keeps(run(task="rm")).roles == (Role("reward", scalar, scalar, 16, 16, dropout=False, **trained),)
     assert trl.keeps(run(task="dpo")).roles == (
-        Role("actor", TILED, TILED, 16, 16), Role("reference", TILED, TILED, 16, 16),
-    )  # fmt: skip
-    assert trl.keeps(grpo()).roles == (Role("actor", HALF, HALF, 8, 8),)
+        Role("actor", TILED, TILED, 16, 16, dropout=False, **trained),
+        Role("reference", TILED, TILED, 16, 16, wrapped=True),
+    )
+    assert trl.keeps(grpo()).roles == (Role("actor", HALF, HALF, 8, 8, **trained),)
+
+
+def test_a_tile_is_no_larger_than_the_tokens_that_are_scored() -> None:
+    """Two rows of 1,024 tokens, each but its first; four completions of 128."""
+    assert trl.keeps(run(task="sft", micro_batch=2)).roles[0].path.tile == 2 * 1023
+    assert trl.keeps(grpo(micro_batch=4, response_len=128)).roles[0].path.tile == 4 * 128
+
+
+def test_accelerate_wraps_a_forward_in_autocast_unless_all_is_fp32_or_deepspeeds() -> None:
+    """`prepare_model` with bf16, whatever type the weights have."""
+    for fields, wrapped in (
+        ({}, True),
+        ({"precision": "bf16"}, True),
+        ({"precision": "fp32"}, False),
+        ({"gpus": 2, "sharding": "fsdp2"}, True),
+        ({"gpus": 2, "sharding": "zero2"}, False),
+    ):
+        assert trl.keeps(run(**fields)).roles[0].wrapped == wrapped
+
+
+def test_trainers_of_pairs_disable_dropout() -> None:
+    """`disable_dropout` is true for them (reward_config.py:128, dpo_config.py:185), false for GRPO; SFT has none."""
+    given = {"method": "lora", "model": "llama-3.2-1b"}
+    found = {task: run(task=task, **given) for task in ("sft", "rm", "dpo", "grpo")}
+    assert {task: s.lora.dropout for task, s in found.items()} == {"sft": 0.05, "rm": 0, "dpo": 0, "grpo": 0.05}
+    dropout = {task: trl.keeps(s).roles[0].dropout for task, s in found.items()}
+    assert dropout == {"sft": True, "rm": False, "dpo": False, "grpo": True}
 
 
 def test_a_peft_policy_is_its_own_reference() -> None:

@@ -145,15 +145,16 @@ def test_cuda_graphs_are_no_memory_of_the_allocators() -> None:
 
 def test_transformers_keeps_every_token_and_grows_a_layer_at_a_time() -> None:
     """Llama 3 8B, 1,000 tokens: 131,072 each; one layer's keys are 2 · 1,024."""
-    assert kv_cache.dynamic("actor", LLAMA, 1000).bytes == 131_072_000
-    assert kv_cache.grown("actor", LLAMA, 1000).bytes == 2_048_000
+    assert kv_cache.dynamic("actor", LLAMA, 1000, 2).bytes == 131_072_000
+    assert kv_cache.grown("actor", LLAMA, 1000, 2).bytes == 2_048_000
+    assert kv_cache.dynamic("actor", LLAMA, 1000, 4).bytes == 2 * 131_072_000  # of fp32 weights
 
 
 def test_transformers_keeps_latent_attentions_keys_and_values_in_full_width() -> None:
     """DeepSeek V2 Lite: 16 heads of 192 and of 128 in 27 layers, 276,480 bytes a token where vLLM needs 31,104."""
     lite = arch("deepseek-v2-lite")
-    assert kv_cache.dynamic("actor", lite, 10).bytes == 10 * 27 * 2 * 16 * (192 + 128)
-    assert kv_cache.grown("actor", lite, 10).bytes == 10 * 2 * 16 * 192
+    assert kv_cache.dynamic("actor", lite, 10, 2).bytes == 10 * 27 * 2 * 16 * (192 + 128)
+    assert kv_cache.grown("actor", lite, 10, 2).bytes == 10 * 2 * 16 * 192
 
 
 models = st.sampled_from([m.architecture for m in MODELS.values()])
@@ -167,8 +168,8 @@ def test_every_formula_gives_its_bytes(a: Architecture, n: int, tokens: int, row
         kv_cache.weights("rollout", a, ranks),
         kv_cache.profile("rollout", a, tokens, rows, 38, ranks),
         kv_cache.graphs("rollout", a),
-        kv_cache.dynamic("actor", a, n),
-        kv_cache.grown("actor", a, n),
+        kv_cache.dynamic("actor", a, n, 2),
+        kv_cache.grown("actor", a, n, 2),
     ):
         assert evaluate(line.formula, line.values) == line.bytes
 

@@ -411,6 +411,7 @@ def test_a_fused_loss_makes_the_gradients_of_input_and_head_in_forward() -> None
 
 
 TILE = 4096 * 32_768  # TRL's tokens and vocabulary entries at a time
+TILED = Path("tiled", tile=4096)
 
 
 def test_a_tiled_loss_holds_one_tile_and_sums_its_gradients_in_fp32() -> None:
@@ -419,7 +420,7 @@ def test_a_tiled_loss_holds_one_tile_and_sums_its_gradients_in_fp32() -> None:
     Forward has the backbone's output, 2h, a tile and seven numbers of 4; backward a tile, 4h and 4 bytes an element of
     the head beside 2h and the head's own gradient, then 2h of all positions beside those of the picked.
     """
-    made = tape(Path("tiled"))
+    made = tape(TILED)
     assert terms(made.saved()) == form("2h + 32")
     pick, loss = made.forward()
     assert terms(pick.passing) == form("4h")  # the copy, not yet kept, beside the output
@@ -428,7 +429,12 @@ def test_a_tiled_loss_holds_one_tile_and_sums_its_gradients_in_fp32() -> None:
     assert terms(backward["lm_head"].passing) == ({"h": 6, "": 4}, {"": 2 * TILE, "W_lm_head": 4})
     assert (backward["lm_head"].gradients, backward["lm_head"].making) == (ELEMENTS, ELEMENTS)
     assert terms(backward["hidden states: pick"].passing) == form("4h")
-    assert peaks(Path("tiled")) == (0, 0, 0, 0)
+    assert peaks(TILED) == (0, 0, 0, 0)
+
+
+def test_a_tile_has_as_many_rows_as_tokens_enter_the_loss() -> None:
+    """`mm_buf` is min(N, 4096) x 32,768: 2,047 tokens in bf16."""
+    assert tape(Path("tiled", tile=2047)).ops[-1].scratch.fixed == {"": 2 * 2047 * 32_768}
 
 
 def test_only_the_positions_that_count_are_tiled() -> None:
@@ -439,17 +445,21 @@ def test_only_the_positions_that_count_are_tiled() -> None:
 
 
 def test_a_tiled_loss_under_autocast_casts_what_a_tile_reads() -> None:
-    """fp32 gradients are the parameters' own; 4096 tokens and 32,768 rows of the head in bf16, 2h each."""
-    made = tape(Path("tiled"), precision="autocast")
+    """fp32 gradients are the parameters' own; 4096 tokens and 32,768 rows of the head in bf16, 2h each.
+
+    In backward the rows of the tile before are still named when those of the next are cast.
+    """
+    made = tape(TILED, precision="autocast")
     assert terms(made.saved()) == form("4h + 32")
     backward = made.backward()[0]
-    assert terms(backward.passing) == ({"h": 4, "": 4}, {"": 2 * TILE, "h": 2 * (4096 + 32_768)})
+    assert terms(backward.passing) == ({"h": 4, "": 4}, {"": 2 * TILE, "h": 2 * (4096 + 2 * 32_768)})
+    assert made.ops[-1].scratch.fixed == {"": 2 * TILE, "h": 2 * (4096 + 32_768)}
     assert backward.making == ELEMENTS
 
 
 def test_a_frozen_tiled_head_sums_no_gradient_of_its_own() -> None:
     """LoRA: 4h in fp32 beside 2h, and a tile."""
-    backward = tape(Path("tiled"), trained=False).backward()[0]
+    backward = tape(TILED, trained=False).backward()[0]
     assert terms(backward.passing) == ({"h": 6, "": 4}, {"": 2 * TILE})
     assert backward.gradients == 0
 
@@ -595,9 +605,12 @@ def test_a_fused_loss_in_fp32_passes_two_fp32_hidden_states() -> None:
 
 
 def test_a_tile_casts_its_tokens_and_the_vocabulary_that_there_is() -> None:
-    """Under autocast: 4,096 tokens and 30,000 entries in bf16, where the model has fewer than a tile's 32,768."""
-    small = replace(LLAMA, vocab=30_000)
-    assert ops(Path("tiled"), small, precision="autocast")["lm_head"].scratch.fixed["h"] == 2 * (4096 + 30_000)
+    """Under autocast: 4,096 tokens and 30,000 entries in bf16, where the model has fewer than a tile's 32,768.
+
+    One tile is as wide as the vocabulary, so that backward casts the head once.
+    """
+    op = ops(TILED, replace(LLAMA, vocab=30_000), precision="autocast")["lm_head"]
+    assert op.scratch.fixed["h"] == op.backward_scratch.fixed["h"] == 2 * (4096 + 30_000)
 
 
 def test_unpadding_is_no_slice_of_positions() -> None:

@@ -10,7 +10,7 @@ from calc.catalog import load
 from calc.memory.optimizer import (
     Optimizer,
     adafactor_bytes,
-    small_elements,
+    in_32_bits,
     state_bytes_per_parameter,
     states,
     step_scratch,
@@ -45,11 +45,10 @@ def test_states_take_these_bytes_a_parameter(kind: str, b: int, expected: float)
 def test_small_tensors_keep_32_bit_states() -> None:
     """Below 4,096 elements (`min_8bit_size`) 8 bytes each. Llama 3 8B's norms have 4,096: none is small; Qwen2.5 0.5B's
     49 norms of 896, and biases of 896 and 2 · 128 in 24 layers, are."""
-    assert small_elements(LLAMA) == 0
+    assert not any(in_32_bits(of("adamw-8bit"), t) for t in LLAMA)
     assert states(of("adamw-8bit"), "actor", P, 2, LLAMA).bytes == int(2.03125 * P)
     qwen = tensors(load().model("qwen2.5-0.5b").architecture)
     small = 49 * 896 + 24 * (896 + 2 * 128)
-    assert small_elements(qwen) == small
     found = states(of("adamw-8bit"), "actor", 494_032_768, 2, qwen).bytes
     assert found == int(2.03125 * (494_032_768 - small) + 8 * small)
 
@@ -129,7 +128,16 @@ def test_a_row_and_a_column_are_counted_in_whole_elements() -> None:
 
 def test_a_tensor_of_4095_elements_is_small_and_one_of_4096_is_not() -> None:
     """`min_8bit_size` is the first size that has 8-bit states."""
-    assert small_elements([Tensor("n", (4095,), 2, "norm", "norm"), Tensor("m", (4096,), 1, "norm", "norm")]) == 8190
+    sizes = [Tensor("n", (4095,), 2, "norm", "norm"), Tensor("m", (4096,), 1, "norm", "norm")]
+    assert [in_32_bits(of("adamw-8bit"), t) for t in sizes] == [True, False]
+
+
+def test_an_embedding_keeps_32_bit_states_where_the_trainer_names_it() -> None:
+    """Transformers 5.23 `trainer.py:1338`: 8 bytes for each of 10,000 entries, not 2.03125; other tensors as before."""
+    both = [Tensor("e", (100, 100), 1, "embedding", "embedding"), Tensor("w", (100, 100), 1, "linear", "mlp")]
+    named = Optimizer("adamw-8bit", "foreach", wide_embeddings=True)
+    assert states(named, "actor", 20_000, 2, both).bytes == 8 * 10_000 + int(2.03125 * 10_000)
+    assert states(of("adamw-8bit"), "actor", 20_000, 2, both).bytes == int(2.03125 * 20_000)
 
 
 def test_two_copies_of_the_largest_are_as_wide_as_its_type() -> None:

@@ -11,7 +11,7 @@ from calc.amounts import amount
 from calc.keeps import Path
 from calc.memory.loss import head_dimensions, written
 from calc.memory.run import Run, dimensions
-from calc.script import GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script, Writer
+from calc.script import CAST, GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script, Writer
 from calc.tape import Size, Snapshot, Tape, Tensor, of
 
 TOKENS, LENGTH = 4096, 2048
@@ -22,6 +22,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("phi-3-mini", {}),
     ("gemma-2-2b", {}),
     ("llama-3-8b", {"precision": "autocast"}),
+    ("llama-3-8b", {"precision": "autocast-bf16"}),
+    ("llama-3-8b", frozen(FP32_LORA, precision="autocast-bf16")),
     ("llama-3-8b", {"kernel": "eager"}),
     ("llama-3-8b", frozen(BF16_LORA)),
     ("llama-3-8b", {"first": True, **frozen(FP32_LORA)}),
@@ -56,6 +58,9 @@ def follow(script: Script, alive: dict[int, int]) -> tuple[int, int]:
             weights += size
         elif slot == MULTIPLY:
             continue
+        elif slot == CAST:
+            alive[CAST] = alive.get(CAST, 0) + size
+            most = max(most, sum(alive.values()))
         elif size:
             assert slot not in alive
             alive[slot] = size
@@ -90,6 +95,7 @@ def test_a_layer_that_is_run_again_keeps_its_input_alone(model: str, run: dict[s
     alive = dict(layer.start)
     most, _ = follow(once, alive)
     assert layer.most(layer.tape.once()) <= most * (1 + 1e-6) <= layer.most(layer.tape.once()) + 2 * layer.start[INPUT]
+    assert alive.pop(CAST, 0) == sum(layer.bytes(t.size) for t in layer.tape.cached)
     assert set(alive) == {INPUT, once.out}
     alive = {**layer.start, **layer.given}
     most, weights = follow(again, alive)

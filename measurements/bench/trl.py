@@ -1,0 +1,209 @@
+"""TRL's trainers as they were installed, on random data: what `calc` means by the framework `trl`, on one GPU.
+
+Nothing of a step is written here: the trainer makes the batches, runs the step and clips the gradients. What is ours is
+the model, which has the catalog's shape and random weights, a tokenizer of as many words, and a reward without a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from . import model as models
+from .meter import Meter
+from .steps import ENOUGH_SECONDS, WARM_UP
+
+PAD, END = "<pad>", "<end>"
+KL = 0.04  # any that is not zero makes GRPO hold a reference
+# Transformers' names (`training_args.OptimizerNames`) of an optimizer and how it steps
+OPTIMIZERS = {
+    ("adamw", "fused"): "adamw_torch_fused",
+    ("adamw", "foreach"): "adamw_torch",
+    ("adamw-8bit", "foreach"): "adamw_bnb_8bit",
+    ("adamw-paged-8bit", "foreach"): "paged_adamw_8bit",
+    ("sgd", "foreach"): "sgd",
+}
+
+
+class Job:
+    """A scenario's trainer. `s` has every default filled in; `configs` has the config.json of its model.
+
+    A phase of the meter lasts until the next one begins, so that nothing between two calls of the trainer is missed.
+    """
+
+    def __init__(
+        self, s: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], device: torch.device, meter: Meter
+    ) -> None:
+        self.s, self.meter, self.seconds = s, meter, list[float]()
+        self._phase = contextlib.ExitStack()
+        with meter.of("load"):
+            config = configs["model"]
+            model = models.random(config, s, device)
+            self.trainer = _trainer(model, config, s, device)
+        trainer, accelerator = self.trainer, self.trainer.accelerator
+        if s["task"] == "grpo":
+            trainer._generate = self._then("rollout", trainer._generate, "score")
+        trainer.compute_loss = self._then("forward", trainer.compute_loss)
+        accelerator.backward = self._then("backward", accelerator.backward)
+        accelerator.clip_grad_norm_ = self._then("step", accelerator.clip_grad_norm_)
+
+    @property
+    def parameters(self) -> int:
+        """Of the model as it is trained, adapters included."""
+        return sum(p.numel() for p in self.trainer.model.parameters())
+
+    def _begin(self, phase: str) -> None:
+        self._phase.close()
+        self._phase.enter_context(self.meter.of(phase))
+
+    def _then(self, phase: str, call: Callable[..., Any], after: str | None = None) -> Callable[..., Any]:
+        """`call`, with which a phase begins, and another after it."""
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            self._begin(phase)
+            result = call(*args, **kwargs)
+            if after:
+                self._begin(after)
+            return result
+
+        return marked
+
+    def run(self, steps: int) -> list[float]:
+        """The seconds of each step of up to `steps`; fewer where they are long."""
+        self.trainer.args.max_steps = steps
+        self.trainer.add_callback(_clock(self.seconds, self.meter.cuda))
+        with self._phase:
+            self.trainer.train()
+        return self.seconds
+
+
+def _clock(seconds: list[float], cuda: bool) -> Any:
+    """A callback that notes how long each step took, and ends training once that is enough."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):  # type: ignore[misc]  # Transformers is not there when types are checked
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.start = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - self.start)
+            if sum(seconds[WARM_UP:]) >= ENOUGH_SECONDS:
+                control.should_training_stop = True
+
+    return Clock()
+
+
+def _tokenizer(vocabulary: int) -> Any:
+    """One token for each number below `vocabulary`, but for the first two."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = {PAD: 0, END: 1, **{str(n): n for n in range(2, vocabulary)}}
+    plain = Tokenizer(WordLevel(words, unk_token=PAD))
+    plain.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=plain, pad_token=PAD, eos_token=END)
+
+
+def _data(s: Mapping[str, Any], vocabulary: int) -> Any:
+    """As many rows as a step takes, which the trainer goes through again; every row as long as the scenario says.
+
+    An answer ends with the end of text, which the trainers add. Of a pair's tokens one is the prompt's, so that the
+    loss takes the others.
+    """
+    from datasets import Dataset
+
+    draw = random.Random(0)
+
+    def words(tokens: int) -> str:
+        return " ".join(str(draw.randrange(2, vocabulary)) for _ in range(tokens))
+
+    def row() -> dict[str, str]:
+        if s["task"] == "grpo":
+            return {"prompt": words(s["prompt_len"])}
+        if s["task"] == "sft":
+            return {"text": words(s["seq_len"] - 1) + " "}
+        answers = {name: words(s["seq_len"] - 2) + " " for name in ("chosen", "rejected")}
+        return {"prompt": words(1) + " ", **answers}
+
+    rollout = s.get("rollout") or {}
+    return Dataset.from_list([row() for _ in range(rollout.get("batch", s["global_batch"]))])
+
+
+def _reward(completions: list[str], **kwargs: Any) -> list[float]:
+    """Differs within a group, or nothing would be learnt."""
+    return [float(n % 2) for n in range(len(completions))]
+
+
+def _trainer(model: Any, config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) -> Any:
+    """The trainer of the scenario's task, with the library's own defaults for whatever a scenario does not say."""
+    import trl
+
+    kinds = {
+        "sft": (trl.SFTTrainer, trl.SFTConfig),
+        "rm": (trl.RewardTrainer, trl.RewardConfig),
+        "dpo": (trl.DPOTrainer, trl.DPOConfig),
+        "grpo": (trl.GRPOTrainer, trl.GRPOConfig),
+    }
+    kind, arguments = kinds[s["task"]]
+    options: dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(),
+        "per_device_train_batch_size": s["micro_batch"],
+        "gradient_accumulation_steps": s["global_batch"] // s["micro_batch"],
+        "gradient_checkpointing": s["checkpointing"] == "full",
+        "optim": OPTIMIZERS[s["optimizer"], s["optimizer_impl"]],
+        "bf16": s["precision"] != "fp32",
+        "use_cpu": device.type == "cpu",
+        "max_steps": 1,  # until `run` says how many
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    given: dict[str, Any] = {}
+    reference = s["roles"].get("reference", "none") != "none"
+    adapted = s["method"] != "full"
+    if s["task"] == "grpo":
+        rollout = s["rollout"]
+        options |= {
+            "num_generations": rollout["n"],
+            "generation_batch_size": rollout["batch"] * rollout["n"],
+            "max_completion_length": s["response_len"],
+            "beta": KL if reference else 0.0,
+        }
+        given["reward_funcs"] = _reward
+    else:
+        options["max_length"] = s["seq_len"]
+    if adapted:
+        given["peft_config"] = models.adapters(model, s)
+    if s["task"] == "dpo" and not adapted:
+        given["ref_model"] = models.random(config, s, device)
+    with _no_download(config, s, device) if s["task"] == "grpo" else contextlib.nullcontext():
+        return kind(
+            model=model,
+            args=arguments(**options),
+            train_dataset=_data(s, config["vocab_size"]),
+            processing_class=_tokenizer(config["vocab_size"]),
+            **given,
+        )
+
+
+@contextlib.contextmanager
+def _no_download(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) -> Any:
+    """GRPO fetches its reference by the policy's name; here it is made as the policy was."""
+    from trl.trainer import grpo_trainer
+
+    fetch = grpo_trainer.create_model_from_path
+    grpo_trainer.create_model_from_path = lambda *args, **kwargs: models.random(config, s, device)
+    try:
+        yield
+    finally:
+        grpo_trainer.create_model_from_path = fetch
