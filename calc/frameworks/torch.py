@@ -175,8 +175,9 @@ def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None) -> Keeps
 def loss_path(s: Scenario) -> Path:
     """How logits become a loss: `loss_utils.py` for sft, the scenario's `logprob` for dpo and RL, a value head for rm.
 
-    Transformers cast logits to fp32 in the model up to 4.45 and in the loss since; the copy that shifts them by one
-    position went with 4.51. RL takes the log-probabilities of the response, cut off behind the head.
+    Transformers cast logits to fp32 in the model up to 4.45 (Mistral's own class up to 4.47) and in the loss since.
+    Up to 4.48 they were shifted by one position, which copies all sequences but a single one; labels are since. RL
+    takes the log-probabilities of the response, cut off behind the head.
     """
     if s.task == "rm":
         return Path("scalar")
@@ -188,4 +189,6 @@ def loss_path(s: Scenario) -> Path:
         return Path(kind, head_fp32=early, upcast=s.logprob == "log-softmax-fp32", kept=kept)
     if s.loss != "full":
         return Path(s.loss)
-    return Path("cross-entropy", head_fp32=early, shift_copy=not at_least(transformers, "4.51"))
+    early = not at_least(transformers, "4.48" if s.architecture.family == "mistral" else "4.46")
+    shifts = s.rows > 1 and not at_least(transformers, "4.49")
+    return Path("cross-entropy", head_fp32=early, shift_copy=shifts)

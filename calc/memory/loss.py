@@ -109,9 +109,13 @@ class Head(Program):
         tape.op("loss", [log_probability, *parts], ONE, 4)
 
     def cross_entropy(self, x: Tensor, path: Path) -> None:
-        """`F.cross_entropy(logits.float())`: log-softmax in fp32 is kept, its backward holds three such tensors."""
+        """`F.cross_entropy(logits.float())`: log-softmax in fp32 is kept, its backward holds three such tensors.
+
+        The cast and its shifted copy are variables of `ForCausalLMLoss`, which live until it returns.
+        """
         tape = self.tape
-        x = tape.hold(self.shifted(self.cast(x, 4, "logits"), path))
+        x = tape.hold(self.cast(x, 4, "logits"))
+        x = tape.hold(self.shifted(x, path))
         # over a part of the vocabulary step by step (torch `distributed/tensor/parallel/loss.py`)
         shifted = x.size if self.run.sequences else NOTHING
         x = tape.op("log-softmax", [x], x.width, x.b, saves_out=True, scratch=shifted)

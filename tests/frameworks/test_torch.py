@@ -97,17 +97,28 @@ def test_what_cannot_run_is_refused_in_one_line(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("transformers", "path"),
     [
-        # logits cast to fp32 in the model, then in the loss; the copy that shifts labels went with 4.51
+        # logits cast to fp32 in the model, then in the loss; 4.49 shifts the labels in their place
         ("4.44", Path("cross-entropy", head_fp32=True, shift_copy=True)),
         ("4.46", Path("cross-entropy", shift_copy=True)),
-        ("4.50", Path("cross-entropy", shift_copy=True)),
-        ("4.51", Path("cross-entropy")),
+        ("4.48.3", Path("cross-entropy", shift_copy=True)),
+        ("4.49", Path("cross-entropy")),
         ("5.23.0", Path("cross-entropy")),
     ],
 )
 def test_the_models_own_loss_changed_with_transformers(transformers: str, path: Path) -> None:
     """modeling_llama.py and loss_utils.py of each release."""
-    assert torch.loss_path(job(versions={"transformers": transformers})) == path
+    assert torch.loss_path(job(versions={"transformers": transformers}, micro_batch=2)) == path
+
+
+def test_one_sequence_is_shifted_without_a_copy() -> None:
+    """`logits[..., :-1, :].contiguous()` of one row is a view: PyTorch ignores the stride of a dimension of one."""
+    assert torch.loss_path(job(versions={"transformers": "4.48"})) == Path("cross-entropy")
+
+
+def test_mistrals_own_class_cast_its_logits_two_releases_longer() -> None:
+    """modeling_mistral.py of 4.47.1 has `logits = logits.float()` and the shift, that of 4.48.0 calls the loss."""
+    both = [job(model="mistral-7b-v0.1", versions={"transformers": v}) for v in ("4.47", "4.48")]
+    assert [torch.loss_path(s).head_fp32 for s in both] == [True, False]
 
 
 def test_other_tasks_have_their_own_paths() -> None:
