@@ -126,10 +126,10 @@ def test_in_the_last_layers_forward_the_layers_below_are_alive() -> None:
 
 
 def test_a_forward_without_grad_keeps_nothing_of_the_layers_below() -> None:
-    """A reference's forward: its own layer's passing tensors, 6i + 6h at most, and in the head 10V and the loss."""
+    """A reference's forward: its own layer's passing tensors, 6i + 6h at most; in the head its input, 10V and the loss."""
     layers = [i.total.tokens for i in made().scoring if i.name.startswith("layer")]
     assert max(layers) == 6 * 14336 + 6 * H
-    assert max(i.total.tokens for i in made().scoring) == 10 * V + 4
+    assert max(i.total.tokens for i in made().scoring) == 2 * H + 10 * V + 4
     assert all(p.component in ("temporary", "logits") for i in made().scoring for p in i.parts)
 
 

@@ -111,9 +111,12 @@ class Head(Program):
     def cross_entropy(self, x: Tensor, path: Path) -> None:
         """`F.cross_entropy(logits.float())`: log-softmax in fp32 is kept, its backward holds three such tensors.
 
-        The cast and its shifted copy are variables of `ForCausalLMLoss`, which live until it returns.
+        The cast and its shifted copy are variables of `ForCausalLMLoss`, which live until it returns. A model that
+        calls it has the head's input in `hidden_states`; outputs that a caller keeps go to a loss of its own.
         """
         tape = self.tape
+        if path.held == "forward":
+            tape.hold(self.input)
         x = tape.hold(self.cast(x, 4, "logits"))
         x = tape.hold(self.shifted(x, path))
         # over a part of the vocabulary step by step (torch `distributed/tensor/parallel/loss.py`)

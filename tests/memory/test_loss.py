@@ -355,6 +355,18 @@ def test_a_frozen_head_keeps_no_input_and_makes_no_gradient() -> None:
     assert made.backward()[-1].gradients == 0
 
 
+def test_a_frozen_heads_input_lives_as_long_as_the_models_forward() -> None:
+    """`hidden_states` of LlamaForCausalLM.forward (modeling_llama.py 5.23.0), 2h that nothing saves, gone in backward.
+
+    OpenRLHF's sft trainer computes the loss of the logits that the model has returned (`held="next"`).
+    """
+    made = tape(Path("cross-entropy"), trained=False)
+    assert {terms(s.saved + s.passing)[0]["h"] for s in made.forward()} == {2}
+    assert [terms(s.saved + s.passing)[0].get("h", 0) for s in made.backward()] == [0, 0, 0, 2]
+    outside = tape(Path("cross-entropy", held="next"), trained=False).forward()
+    assert "h" not in terms(outside[-1].saved + outside[-1].passing)[0]
+
+
 def test_under_autocast_the_head_keeps_casts_of_its_input_and_weight() -> None:
     """2h in bf16 and 2 bytes for each element of the weight, whose fp32 gradient comes of the cast's backward."""
     made = tape(Path("cross-entropy"), precision="autocast")
@@ -481,7 +493,7 @@ def test_a_heads_numbers_are_the_models_own() -> None:
     assert largest.name == "log-softmax"
     assert total(largest) == 12 * 128_256 + 2 * 4096
     assert segment.saved.tokens == 4 * 128_256 + 2 * 4096
-    assert max(segment.without_grad, key=total).passing.tokens == 10 * 128_256 + 4  # and the loss
+    assert max(segment.without_grad, key=total).passing.tokens == 10 * 128_256 + 2 * 4096 + 4  # the loss
     selective = head(Run(LLAMA), Path("selective"))[0]
     assert max(shot.passing.row for shot in selective.without_grad) == 2 * 128_256
     assert {shot.saved.formula for shot in selective.without_grad} == {"0"}
