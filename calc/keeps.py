@@ -69,7 +69,7 @@ class Role:
     the gradients of several micro-batches in the last one alone (`no_sync`), and each GPU keeps whole ones until then.
     `exchange`: how attention sees the positions of other context-parallel ranks, by `all-to-all` (Ulysses), by
     `all-gather` of keys and values head by head, or around PyTorch's `ring`.
-    `dropout`: it is on while the role trains.
+    `dropout`: it is on while the role trains. `reentrant`: checkpointing is of PyTorch's reentrant kind.
     `wrapped`: each forward runs under an autocast of its own, whatever the type of the weights, and of a frozen model
     they require gradients all the same, as they were loaded.
     `wide_embeddings`: 8-bit optimizers leave the states of embeddings in 32 bits.
@@ -90,6 +90,7 @@ class Role:
     defers: bool = False
     exchange: str = ""
     dropout: bool = True
+    reentrant: bool = False
     wrapped: bool = False
     wide_embeddings: bool = False
     pipeline: tuple[int, int] = (0, 1)
@@ -188,6 +189,7 @@ def supervised(
     defers: bool = False,
     exchange: str = "",
     dropout: bool = True,
+    reentrant: bool = False,
     wrapped: bool = False,
     wide_embeddings: bool = False,
     deepspeed: DeepSpeed | None = None,
@@ -196,7 +198,7 @@ def supervised(
     """What a job keeps that trains one model: `reference`, where there is one, is scored within its forward."""
     trained = Role(
         name, path, path, rows, rows, reduce_bytes=reduce_bytes, defers=defers, exchange=exchange, dropout=dropout,
-        wrapped=wrapped, wide_embeddings=wide_embeddings,
+        reentrant=reentrant, wrapped=wrapped, wide_embeddings=wide_embeddings,
     )  # fmt: skip
     roles = (trained, *([reference] if reference else []))
     return Keeps(

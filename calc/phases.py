@@ -96,6 +96,12 @@ class Layout:
         """What the layers below `stop` keep, and, recomputing, the input of the layer itself."""
         return self.lowest(stop.below, stop.layer + 1)
 
+    def retained(self, stop: Stop) -> list[Part]:
+        """Inputs of the layers above `stop` with their gradients, the lowest of which is what comes into the layer."""
+        above = self.stack.layers - 1 - stop.layer
+        kept = self.stack.retains and above
+        return [Part("checkpoints", self.stack.residual, "activations#checkpoints", 2 * above)] if kept else []
+
     def layers(self) -> list[Part]:
         """What all layers keep once forward has passed them."""
         return self.lowest([block.number for block in self.stack.blocks], self.stack.layers)
@@ -155,7 +161,7 @@ class Layout:
             yield instant(f"final {shot.name}", where, [*layers, held, *alive(shot)])
         for stop in stack.stops:
             segment = stack.blocks[stop.kind].segment
-            below = [*self.below(stop), held]
+            below = [*self.below(stop), *self.retained(stop), held]
             if self.recompute:
                 gradient = Part("temporary", segment.waiting, "activations#passing")
                 for shot in segment.again:

@@ -93,6 +93,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         kernel=kernel(arch, s.attention, s.precision),
         packaged=s.attention == "flash",
         sequences=s.sequence_parallel and s.tensor_parallel > 1,
+        reentrant=role.reentrant and s.sharding == "fsdp1" and s.checkpointing == "full",
         context=s.context_parallel,
         exchange=role.exchange,
         quantised=s.method == "qlora",

@@ -48,6 +48,7 @@ class Stack(NamedTuple):
     held: Amount
     layers_trained: int
     embedding_trained: int
+    retains: bool  # see `calc.memory.run.Run`
     casts: Amount  # autocast's bf16 copies of the layers' weights, until its context ends
     casts_below: Amount  # of all layers' but the last
     wrapped: bool  # the context is the model's own forward
@@ -76,7 +77,8 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
     order: list[int] = []
     for layer, own in enumerate(activations.kinds(run, masked, recompute)):
         counted = recompute or (layer == 0 and not arch.embeds)
-        received = layer == arch.layers - 1 and not arch.ends
+        last = layer == arch.layers - 1
+        received = not arch.ends if last else run.retains
         order.append(kinds.setdefault((own, counted, received), len(kinds)))
     table = embedding_parameters(arch) if run.trained else 0
     embedding, norm = table * arch.embeds, arch.norm_elements * (run.trained and arch.ends)
@@ -115,6 +117,7 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         embedding_trained=embedding,
         casts=_casts(run, range(arch.layers)),
         casts_below=_casts(run, range(arch.layers - 1)),
+        retains=run.retains,
         wrapped=run.wrapped,
         embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
         layers=arch.layers,

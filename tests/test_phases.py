@@ -126,7 +126,7 @@ def test_in_the_last_layers_forward_the_layers_below_are_alive() -> None:
 
 
 def test_a_forward_without_grad_keeps_nothing_of_the_layers_below() -> None:
-    """A reference's forward: its own layer's passing tensors, 6i + 6h at most; in the head its input, 10V and the loss."""
+    """A reference's forward: what passes in its layer, 6i + 6h at most; in the head its input, 10V and the loss."""
     layers = [i.total.tokens for i in made().scoring if i.name.startswith("layer")]
     assert max(layers) == 6 * 14336 + 6 * H
     assert max(i.total.tokens for i in made().scoring) == 2 * H + 10 * V + 4
@@ -504,3 +504,24 @@ def test_the_peak_is_a_phase_and_never_a_sum_of_maxima(s: Scenario) -> None:
     assert low <= max(device) <= high
     assert (group.verdict == "fits") == (group.fit_probability >= 0.95)
     assert (group.verdict_phase is None) == (group.verdict == "fits")
+
+
+def test_fsdp_1_keeps_what_went_into_frozen_layers_that_reentrant_checkpointing_runs_again() -> None:
+    """In the lowest of 32 layers: 32 inputs and the gradients of 31, 63 x 2h, the last of which comes into the layer.
+
+    `_register_post_backward_reshard_only_hook` (torch 2.13 `distributed/fsdp/_runtime_utils.py`) refers to the inputs
+    until `_finalize_params`. Without it: 1 x 2h, and the gradient that comes in. In the top layer nothing differs.
+    """
+    lora = Adapter(8, "all-linear", False, 2)
+    kept, usual = (
+        made(checkpointing="full", inner=True, trained=False, adapter=lora, reentrant=reentrant).backward
+        for reentrant in (True, False)
+    )
+
+    def checkpoints(instants: tuple[Instant, ...], layer: int) -> set[float]:
+        own = [i for i in instants if i.where.segment == "layer" and i.where.layer == layer]
+        return {sum(p.times * p.amount.tokens for p in i.parts if p.component == "checkpoints") for i in own}
+
+    assert checkpoints(usual, 0) == {2 * H}
+    assert checkpoints(kept, 0) == {63 * 2 * H}
+    assert checkpoints(kept, 31) == checkpoints(usual, 31) == {32 * 2 * H}

@@ -4,7 +4,9 @@ One group a decoder layer, everything else (embedding, final norm, head) in the 
 its first use to the end of backward. FSDP 2 read in torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_{param_group,
 collectives}.py`: a gather fills a buffer, which is copied out into the layer's own parameters and lives until the next
 gather; a reduction copies all gradients of a group into one input. FSDP 1 read in `distributed/fsdp/_runtime_utils.py`:
-flat parameters, at most two gathered layers in flight, each beside a 16-bit copy of its shard.
+flat parameters, at most two gathered layers in flight, beside a 16-bit copy of the shard where that is in fp32. What
+gathers the next layer in backward is a hook on the output of the first forward, which reentrant checkpointing runs
+without gradient: then there is one.
 """
 
 from __future__ import annotations
@@ -193,7 +195,8 @@ class Fsdp(Holder):
                 # the group before the first layer is the root
                 lines, copies = [self.root_gathered(2)], 2
         elif where.segment == "layer":
-            copies = 2 if where.layer > 0 or not where.backward else 1
+            ahead = where.layer > 0 and not r.run.reentrant
+            copies = 2 if ahead or not where.backward else 1
         else:
             copies = 1
         if r.ranks == 1:
@@ -205,7 +208,7 @@ class Fsdp(Holder):
             lines.append(communication.gathered(r.role, "adapters", self.adapter_layer, c, copies))
         else:
             lines.append(communication.gathered(r.role, "layers", self.layer(index), c, copies))
-        if self.version == 1:
+        if self.version == 1 and r.weight_bytes != c:
             lines.append(communication.cast_shard(r.role, self.layer(index), c, r.ranks))
         if where.segment == "layer" and where.backward and where.layer < last and r.optimizer:
             trained = self.adapter_layer or self.layer(where.layer + 1)

@@ -134,8 +134,9 @@ def keeps(s: Scenario) -> Keeps:
     """The model's own loss by Transformers' version, and nothing referenced longer than the loss needs it."""
     deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
     path = loss_path(s)
+    reentrant = not at_least(s.versions["transformers"], "5")  # modeling_utils.py, gradient_checkpointing_enable
     if s.task in RL:
-        return reinforcement(s, path, deepspeed)
+        return reinforcement(s, path, deepspeed, reentrant=reentrant)
     if s.pipeline_parallel > 1:
         return pipelined("actor", replace(path, held="turn"), s.rows, s.pipeline_parallel, notes=(RETURNED,))
     if s.task == "inference":
@@ -145,12 +146,13 @@ def keeps(s: Scenario) -> Keeps:
         # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
         reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares)
-        return supervised("actor", path, s.rows, reference=reference, deepspeed=deepspeed)
+        return supervised("actor", path, s.rows, reference=reference, reentrant=reentrant, deepspeed=deepspeed)
     exchange = "ring" if s.context_parallel > 1 else ""
-    return supervised("reward" if s.task == "rm" else "actor", path, s.rows, exchange=exchange, deepspeed=deepspeed)
+    name = "reward" if s.task == "rm" else "actor"
+    return supervised(name, path, s.rows, exchange=exchange, reentrant=reentrant, deepspeed=deepspeed)
 
 
-def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None) -> Keeps:
+def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reentrant: bool) -> Keeps:
     """All roles in one process: generation, scores, the critic's update, the actor's."""
     roles = []
     for name in ("actor", "critic", "reference", "reward"):
@@ -158,7 +160,7 @@ def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None) -> Keeps
         if own:
             way = path if name in ("actor", "reference") else Path("scalar")
             shares = name == "reference" and bool(s.lora) and s.roles[name] == {"model": s.model}
-            roles.append(Role(name, way, way, own.rows, own.rows, root_stays=True, shares=shares))
+            roles.append(Role(name, way, way, own.rows, own.rows, root_stays=True, shares=shares, reentrant=reentrant))
     names = [role.name for role in roles]
     stages = []
     if "actor" in names:

@@ -36,6 +36,7 @@ class Run:
     quantised: bool = False  # linears in four bits, dequantised for each multiplication
     keeps_inputs: bool = False  # of these, though a frozen weight needs none: bitsandbytes before 0.43.2
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
+    reentrant: bool = False  # FSDP 1 around layers that PyTorch's reentrant checkpointing runs again
     context: int = 1  # context-parallel ranks, each with some of the positions in all layers
     exchange: str = ""  # how attention sees the others' positions, a word of `calc.keeps.Role`
 
@@ -62,6 +63,15 @@ class Run:
         `cached_cast`).
         """
         return self.precision == "autocast" and (self.trained or self.differentiable)
+
+    @property
+    def retains(self) -> bool:
+        """Whether what went into a layer that runs again stays, with its gradient, until backward ends.
+
+        The hook that reshards a frozen unit refers to its inputs (torch 2.13 `distributed/fsdp/_runtime_utils.py`,
+        `_register_post_backward_reshard_only_hook`), which reentrant checkpointing makes leaves (`detach_variable`).
+        """
+        return self.reentrant and self.adapter is not None
 
     @property
     def whole_scores(self) -> bool:

@@ -195,6 +195,26 @@ def test_fsdp_1_gathers_two_layers_beside_a_cast_shard() -> None:
     assert at(e.at(GATHER), "communication#fsdp1") == 2 * LAYER // 8
 
 
+def test_fsdp_1_casts_no_shard_of_weights_in_the_compute_type() -> None:
+    """`_uses_param_mixed_precision` of `_flat_param.py`: bf16 weights computed in bf16 are gathered as they are."""
+    assert total(fsdp(sharding="fsdp1", precision="bf16").at(GATHER)) == 2 * ROOT + 2 * 2 * LAYER
+
+
+@pytest.mark.parametrize(
+    ("transformers", "checkpointing", "layers"), [("4.57", "full", 1), ("5.0", "full", 2), ("4.57", "none", 2)]
+)
+def test_reentrant_checkpointing_gathers_no_layer_ahead_in_backward(
+    transformers: str, checkpointing: str, layers: int
+) -> None:
+    """`_needs_pre_backward_unshard` is set where outputs have a gradient, which those of its first forward have not.
+
+    Transformers' `gradient_checkpointing_enable` takes `use_reentrant: True` by default up to 4.57.
+    """
+    e = fsdp(sharding="fsdp1", precision="bf16", checkpointing=checkpointing, versions={"transformers": transformers})
+    assert at(e.at(Where("layer", 30, True)), "communication#gathered") == 2 * ROOT + layers * 2 * LAYER
+    assert at(e.at(Where("layer", 30, False)), "communication#gathered") == 2 * ROOT + 2 * 2 * LAYER
+
+
 def test_one_rank_casts_weights_without_a_buffer() -> None:
     """No all-gather (_fsdp_param_group.py:437): parameters are copied into storage of their own, 2p."""
     assert total(fsdp(gpus=1).at(GATHER)) == 2 * ROOT + 2 * LAYER

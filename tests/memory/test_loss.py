@@ -51,7 +51,7 @@ def peaks(path: Path, **run: Any) -> tuple[float, float, float, float]:
     [
         # logits 2, fp32 copy 4, log-softmax 4; log-softmax 4; log-softmax, nll's and its own gradient, 4 each
         (Path("cross-entropy"), 10, 4, 12, 10),
-        # Transformers to 4.48 copies the fp32 logits once more to shift them, and its variables keep both: 2 + 4 + 4 + 4
+        # Transformers to 4.48 copies the fp32 logits once more to shift them, and names both: 2 + 4 + 4 + 4
         (Path("cross-entropy", shift_copy=True), 14, 4, 12, 14),
         # to 4.45 the model itself returned fp32 logits, which stay as its output: 4 + 4 + 4
         (Path("cross-entropy", head_fp32=True, shift_copy=True), 12, 4, 12, 12),
