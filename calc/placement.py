@@ -97,6 +97,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         context=s.context_parallel,
         exchange=role.exchange,
         quantised=s.method == "qlora",
+        linear_experts=s.method == "qlora" and not at_least(s.versions["transformers"], "5"),
         # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
     )

@@ -79,7 +79,7 @@ class Fsdp(Holder):
         if self.offload:
             return []
         own = [
-            weights.quantised(r.role, r.arch, r.head, r.weight_bytes, r.ranks)
+            weights.quantised(r.role, r.arch, r.head, r.weight_bytes, r.ranks, linear_experts=r.run.linear_experts)
             if r.quantised
             else weights.weights(
                 r.role, self.stored(tensors(r.arch, head=r.head), r.parameters), r.weight_bytes, r.ranks, "weights#fsdp"

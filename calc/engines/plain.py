@@ -20,7 +20,7 @@ class Plain(Holder):
         """The model's own weights and its adapters."""
         r = self.replica
         own = (
-            weights.quantised(r.role, r.arch, r.head, r.weight_bytes)
+            weights.quantised(r.role, r.arch, r.head, r.weight_bytes, linear_experts=r.run.linear_experts)
             if r.quantised
             else weights.weights(r.role, r.parameters, r.weight_bytes)
         )

@@ -1,7 +1,9 @@
 """Weights: what the parameters themselves take, in the format they are stored in.
 
 NF4 (bitsandbytes 0.45.5 `functional.py:quantize_4bit`): half a byte an element, one 8-bit scale for each 64, and for
-each 256 of these one fp32 scale (double quantisation). Only `nn.Linear` weights are quantised, the head is not.
+each 256 of these one fp32 scale (double quantisation). Only `nn.Linear` weights are quantised, the head is not. Before
+Transformers 5 each routed expert is three of them and the router one (`modeling_mixtral.py` of 4.48.1); since, they are
+bare parameters, as GPT-OSS's have always been.
 """
 
 from __future__ import annotations
@@ -32,14 +34,25 @@ def master(role: str, count: int, b: int, shards: int = 1) -> Line:
 
 
 @lru_cache(maxsize=1024)
-def quantised_elements(arch: Architecture) -> int:
-    """Elements that 4-bit loading quantises: every linear inside the layers, not embeddings, norms, head or experts."""
-    return sum(t.elements * t.count for t in tensors(arch) if t.kind == "linear")
+def quantised_elements(arch: Architecture, *, linear_experts: bool = False) -> int:
+    """Elements that 4-bit loading quantises: every linear inside the layers, not embeddings, norms or head.
+
+    `linear_experts`: routed experts and their router are linears, too.
+    """
+    kinds = quantised_kinds(arch, linear_experts)
+    return sum(t.elements * t.count for t in tensors(arch) if t.kind in kinds)
 
 
-def quantised(role: str, arch: Architecture, head: Head, rest_bytes: int, shards: int = 1) -> Line:
+def quantised_kinds(arch: Architecture, linear_experts: bool) -> tuple[str, ...]:
+    """The kinds of tensors that 4-bit loading quantises."""
+    return ("linear", "expert", "router") if linear_experts and not arch.experts_input_first else ("linear",)
+
+
+def quantised(
+    role: str, arch: Architecture, head: Head, rest_bytes: int, shards: int = 1, *, linear_experts: bool = False
+) -> Line:
     """A model loaded in NF4: `P_4` elements in four bits, the rest in `rest_bytes`, over `shards` GPUs."""
-    four, total = quantised_elements(arch), parameters(arch, head=head)
+    four, total = quantised_elements(arch, linear_experts=linear_experts), parameters(arch, head=head)
     values = {"P_4": four, "P": total, "b": rest_bytes, "n": NF4_BYTES, "N": shards}
     return Line(
         "weights",

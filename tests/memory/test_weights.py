@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import VH, P
+from jobs import VH, P, job, replica_of
 
 from calc.catalog import load
 from calc.memory import weights
@@ -51,6 +51,22 @@ def test_routed_experts_are_not_quantised() -> None:
     assert weights.quantised_elements(mixtral) == attention
     found = weights.quantised("actor", mixtral, "lm", 2).bytes
     assert found == int(weights.NF4_BYTES * attention + 2 * (46_702_792_704 - attention))
+
+
+def test_routed_experts_that_are_linears_are_quantised() -> None:
+    """modeling_mixtral.py of Transformers 4.48.1: w1, w2, w3 of eight experts and a router of 8 · 4096 in each layer.
+
+    What is left in bf16: V·h twice and 65 norms. GPT-OSS's experts have been bare parameters from the start.
+    """
+    mixtral, gpt_oss = (load().model(name).architecture for name in ("mixtral-8x7b", "gpt-oss-20b"))
+    rest = 2 * 32_000 * 4096 + 65 * 4096
+    assert weights.quantised_elements(mixtral, linear_experts=True) == 46_702_792_704 - rest
+    assert weights.quantised_elements(gpt_oss, linear_experts=True) == weights.quantised_elements(gpt_oss)
+    four, sixteen = (
+        replica_of(job(model="mixtral-8x7b", method="qlora", versions={"transformers": v})).run.linear_experts
+        for v in ("4.57", "5.0")
+    )
+    assert (four, sixteen) == (True, False)
 
 
 @given(st.integers(1, 10**12), st.sampled_from((2, 4)), st.integers(1, 4096))
