@@ -29,6 +29,7 @@ COMPUTED = {
     "gh-orlhf-519": ("fits", None),  # ran 55 of 64 updates, then died: fragmentation is allowed too little
     "gh-orlhf-398": ("oom", "load"),
     "gh-orlhf-858": ("oom", "load"),
+    "gh-verl-1141": ("oom", None),  # its traceback does not name the phase
     "logicrl-4a100": ("oom", "backward"),  # at a mean of 650 tokens, which its source does not state
 }
 DISAGREE = {"gh-orlhf-519", "logicrl-4a100"}
@@ -75,11 +76,11 @@ def test_the_first_model_to_load_is_known_to_the_megabyte(row: str) -> None:
     assert weights / GiB == pytest.approx(RECORDS[row]["measured_bytes"] / GiB, abs=0.002)
 
 
-def test_ten_of_twelve_agree() -> None:
+def test_all_but_two_agree() -> None:
     wrong = {
         id for id, r in RECORDS.items() if (estimate(parse(r["scenario"])).verdict == "oom") != (r["verdict"] == "oom")
     }
-    assert len(RECORDS) == 12
+    assert len(RECORDS) == 13
     assert wrong == DISAGREE
 
 

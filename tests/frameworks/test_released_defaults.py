@@ -346,7 +346,9 @@ TRL = (
     Row("precision", of(MODEL_CONFIG, "dtype"), {"float32": "autocast"}),
     Row("attention", of(MODEL_CONFIG, "attn_implementation"), {None: "sdpa"}),  # Transformers' choice
     Row("lora.rank", of(MODEL_CONFIG, "lora_r"), given=LORA),
-    Row("lora.dropout", of(MODEL_CONFIG, "lora_dropout"), given=LORA),
+    Row("lora.dropout", of(MODEL_CONFIG, "lora_dropout"), given=LORA, scripts=("sft", "grpo")),
+    Row("lora.dropout", of(REWARD, "disable_dropout"), {True: 0}, LORA, ("rm",)),
+    Row("lora.dropout", of(DPO, "disable_dropout"), {True: 0}, LORA, ("dpo",)),
     Row("lora.targets", of(MODEL_CONFIG, "lora_target_modules"), {None: "all-linear"}, LORA),
     Row("response_len", of(GRPO, "max_completion_length"), scripts=("grpo",)),
     Row("placement", of(GRPO, "vllm_mode"), {"colocate": None}, scripts=("grpo",)),  # what no framework need say
