@@ -45,6 +45,7 @@ class Search:
     full_failed: float | None
     sharding: str = "none"
     gpus: int = 1
+    framework: str = "torch"
 
     @property
     def error(self) -> float | None:
@@ -88,6 +89,7 @@ def search(record: Mapping[str, Any], catalog: Catalog) -> Search:
         full_failed=_full(sized(s, field, edge["fails_at"]), on) if edge["fails_at"] else None,
         sharding=s.sharding,
         gpus=s.gpus,
+        framework=s.framework,
     )
 
 

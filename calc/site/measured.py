@@ -204,6 +204,7 @@ def edges() -> Table:
     for s in sorted(searches(), key=lambda s: (s.field, s.card, s.model, s.id)):
         job = f"{words.task(s.task)}, {words.METHODS[s.method]}, {words.checkpointing(s.checkpointing)}"
         job += f", {words.SHARDINGS[s.sharding]} on {s.gpus} GPUs" if s.gpus > 1 else ""
+        job += f", {words.FRAMEWORKS[s.framework]}" if s.framework != "torch" else ""
         sizes = (Cell(s.found), _or_dash(s.fails_at), Cell(s.predicted), _share(s.error), Cell(s.predicted_fits))
         rows.append(
             (
