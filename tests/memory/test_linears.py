@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from formulas import form, terms
-from tapes import BF16_LORA, FP32_LORA, arch, check, frozen, passing, per_token, tape
+from tapes import BF16_LORA, FP32_LORA, arch, check, frozen, passing, per_token, small, tape
 
+from calc.architecture import Architecture
 from calc.catalog import load
 from calc.lora import lora_parameters
 from calc.memory.activations import Program
+from calc.memory.linears import Linears
 from calc.memory.run import Adapter, Run, dimensions
+from calc.parts import part
+from calc.tape import Size, Tape, Tensor
 
 
 @pytest.mark.parametrize(
@@ -249,3 +254,161 @@ def test_an_adapter_named_by_its_end_is_on_shared_experts_too() -> None:
     program = Program(Run(arch("deepseek-v2-lite"), trained=False, adapter=Adapter(8, ("down_proj",), False, 2)))
     named = ("down_proj", "shared_down_proj", "up_proj", "shared_up_proj", "lm_head")
     assert [name for name in named if program.is_adapted(name)] == ["down_proj", "shared_down_proj"]
+
+
+# --- norms, one by one ---
+
+RMS = """
+to fp32 = 6h
+square = 4h
+mean = 4h + 4
+rsqrt = 4
+scale = 4h
+to bf16 = 6h
+weight = 6h
+"""
+CENTRED = """
+to fp32 = 6h
+mean = 4h + 4
+less mean = 8h + 8
+square = 8h + 4
+variance = 8h + 8
+rsqrt = 4h + 4
+scale = 4h
+weight = 4h
+to bf16 = 6h
+"""
+CENTRED_BACKWARD = """
+weight = 12h
+scale = 12h + 4
+rsqrt = 4h + 8
+variance = 8h + 8
+square = 20h + 4
+mean = 8h + 4
+to fp32 = 6h
+"""
+
+
+def normed(a: Architecture, **run: Any) -> tuple[Tape, Tensor]:
+    """A norm by itself, a row a token, and what it gives."""
+    made = Linears(Run(a, **run))
+    out = made.norm(made.input, "input_layernorm", Size({"": 1}))
+    return made.tape, out
+
+
+def test_an_rms_norm_keeps_its_fp32_input_the_scale_and_what_its_weight_multiplies() -> None:
+    """4h, a number of 4 a row, 2h. The mean of squares, 4, passes until its root, which is kept, is taken."""
+    made, out = normed(arch("llama-3-8b"))
+    assert (terms(made.saved()), out.b) == (form("6h + 4"), 2)
+    check({s.name.partition(": ")[2]: terms(s.passing) for s in made.forward()}, RMS)
+
+
+def test_cohere_subtracts_the_mean_twice_and_keeps_both_differences() -> None:
+    """4h each, the scale of 4, and 4h that the weight multiplies in fp32.
+
+    Forward the fp32 input, 4h, and the mean, 4, are named beside each difference; the variance is another 4. Backward
+    the square's power and product, 8h, lie beside its gradient, the square's and the other difference's, 4h each.
+    """
+    made, out = normed(small("cohere"))
+    assert (terms(made.saved()), out.b) == (form("12h + 4"), 2)
+    check({s.name.partition(": ")[2]: terms(s.passing) for s in made.forward()}, CENTRED)
+    found = {s.name.partition(": ")[2]: terms(s.passing) for s in made.backward()}
+    check(found, CENTRED_BACKWARD)
+
+
+@pytest.mark.parametrize(
+    ("precision", "b", "cast"), [("bf16", 2, False), ("autocast", 4, False), ("autocast-bf16", 4, True)]
+)
+def test_a_layer_norm_runs_in_fp32_under_autocast(precision: str, b: int, cast: bool) -> None:
+    """PyTorch's kernel keeps its input and two numbers of 4 a row; a bf16 input is cast for it, 6h at once."""
+    made, out = normed(arch("starcoder2-7b"), precision=precision)
+    assert (terms(made.saved()), out.b) == (form(f"{b}h + 8"), b)
+    first = made.forward()[0]
+    assert (terms(first.passing) == form("6h")) == cast == first.name.endswith("to fp32")
+
+
+# --- what each linear is ---
+
+
+def test_linears_are_those_of_the_last_layer_alone_and_without_recomputation_unless_said() -> None:
+    """DeepSeek V2 Lite's first layer has no experts, its last one has."""
+    made = Linears(Run(arch("deepseek-v2-lite")))
+    assert "experts_down_proj" in made.elements
+    assert "experts_down_proj" not in Linears(Run(arch("deepseek-v2-lite")), 0).elements
+    assert (made.tape.received, made.tape.selective, made.rotated) == (False, False, True)
+
+
+def test_autocast_caches_what_requires_gradients_and_one_rank_sums_nothing() -> None:
+    """Seven copies of the layer's weights, those of a frozen base not; of fp32 adapters both matrices, in products."""
+    assert len(tape("llama-3-8b", precision="autocast").cached) == 7
+    assert tape("llama-3-8b", precision="autocast-bf16").cached == []
+    adapter = Adapter(64, ("o_proj",), False, 4)
+    made = tape("llama-3-8b", **frozen(adapter, precision="autocast"))
+    assert [t.size.fixed for t in made.cached] == [{"": 2 * 64 * 4096}] * 2
+    products = {op.name: (op.product, op.flat) for op in made.ops if op.name.startswith("o_proj")}
+    assert products["o_proj"] == products["o_proj: LoRA A"] == products["o_proj: LoRA B"] == (True, True)
+    plain = {op.name: op.flat for op in tape("llama-3-8b", **frozen(BF16_LORA)).ops}
+    assert plain["o_proj: LoRA A"] and plain["o_proj: LoRA B"] and not plain["o_proj: LoRA add"]
+    assert not [name for name in plain if "reduce" in name or "gather" in name]
+
+
+# --- over two ranks: sums of outputs, of inputs' gradients, and parts of the sequence ---
+
+SUMMED = """
+q_proj: all-reduce = 4h
+q_proj = 2h + 2q
+o_proj = 4h
+o_proj: all-reduce = 6h
+gate_proj: all-reduce = 6h
+down_proj = 6h
+down_proj: all-reduce = 8h
+"""
+SUMMED_BACKWARD = """
+down_proj: all-reduce = 2h
+down_proj = 2h + 2i
+up_proj = 4h + 4i
+up_proj: all-reduce = 6h + 2i
+gate_proj: all-reduce = 8h
+o_proj = 2h + 2o
+q_proj = 6h + 2q
+q_proj: all-reduce = 8h
+"""
+PIECES = """
+attention: gather sequence = 6h
+q_proj = h + 2q
+o_proj = 3h
+o_proj: reduce-scatter = 6h
+down_proj: reduce-scatter = 7h
+"""
+PIECES_BACKWARD = """
+down_proj: reduce-scatter = 5h
+down_proj = 3h + 2i
+up_proj = 3h + 4i
+mlp: gather sequence = 6h
+o_proj: reduce-scatter = 5h
+q_proj = 5h + 2q
+attention: gather sequence = 6h
+"""
+
+
+def test_ranks_sum_the_outputs_of_row_wise_linears_and_the_gradients_of_column_wise_inputs() -> None:
+    """A linear's partial output and its sum, 2h each, beside the residual stream and its input's owner.
+
+    Backward each column-wise linear makes its own part of the input's gradient, 2h, beside the sum so far.
+    """
+    model = part(arch("llama-3-8b"), 2)
+    made = Program(Run(model)).layer(moe=False)
+    check({s.name: terms(s.passing) for s in made.forward()}, SUMMED)
+    check({s.name: terms(s.passing) for s in made.backward()}, SUMMED_BACKWARD)
+    assert terms(made.saved()) == form("16h + 2q + 4kv + 4H + 2o + 8i + 8")
+
+
+def test_ranks_with_parts_of_the_sequence_gather_before_and_scatter_after_a_block() -> None:
+    """Two ranks: h a token of residual stream. A gather fills 2h and is joined by a copy of 2h; a scatter is cut by a
+    copy, and gives h. Backward the same the other way round: norms keep 4h/2 + 2h/2 less each.
+    """
+    model = part(arch("llama-3-8b"), 2)
+    made = Program(Run(model, sequences=True)).layer(moe=False)
+    check({s.name: terms(s.passing) for s in made.forward()}, PIECES)
+    check({s.name: terms(s.passing) for s in made.backward()}, PIECES_BACKWARD)
+    assert terms(made.saved()) == form("10h + 2q + 4kv + 4H + 2o + 8i + 4")

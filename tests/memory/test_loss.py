@@ -12,6 +12,7 @@ from calc.frameworks.openrlhf import loss_path
 from calc.keeps import Path
 from calc.memory.loss import Head, head, sliced
 from calc.memory.run import Run
+from calc.parts import part
 from calc.tape import Op, Snapshot, Tape
 
 LLAMA = load().model("llama-3-8b").architecture
@@ -637,3 +638,17 @@ def test_the_heads_gradient_is_vocabulary_times_hidden() -> None:
     assert max(shot.gradients for shot in segment.backward) == ELEMENTS
     frozen, _ = head(Run(LLAMA, trained=False), Path("cross-entropy"))
     assert max(shot.making for shot in frozen.backward) == 0
+
+
+def test_two_ranks_gather_their_logits_and_one_does_not() -> None:
+    """Each has half of the vocabulary; the parts of all are joined by a copy."""
+    path = Path("cross-entropy")
+    assert "logits: gather" in ops(path, part(LLAMA, 2))
+    assert "logits: gather" not in ops(path)
+
+
+def test_the_heads_input_lives_as_long_as_a_forward_that_computes_its_loss() -> None:
+    """2h named in the model's own frame; a caller that keeps the outputs computes the loss itself."""
+    for held, inside in (("forward", True), ("backward", False), ("turn", False)):
+        made = tape(Path("cross-entropy", held=held), trained=False)
+        assert (made.ops[0].inputs[0] in made.held) == inside
