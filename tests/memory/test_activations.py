@@ -434,3 +434,52 @@ def test_a_layers_input_is_its_own_unless_it_is_counted_elsewhere() -> None:
     )
     assert own == default
     assert own.saved.tokens - lent.saved.tokens == 4 * 4096
+
+
+# --- kinds of layers ---
+
+
+def test_routed_experts_begin_after_the_dense_layers() -> None:
+    """DeepSeek-V3's `first_k_dense_replace` is 3 of 61 layers; Mixtral has none, Llama nothing else."""
+
+    def moe(model: str) -> list[bool]:
+        return [kind.moe for kind in activations.kinds(Run(arch(model)), masked=False, recompute=False)]
+
+    assert moe("deepseek-v3") == [False] * 3 + [True] * 58
+    assert moe("mixtral-8x7b") == [True] * 32
+    assert moe("llama-3-8b") == [False] * 32
+
+
+def test_a_window_shorter_than_the_sequence_masks_the_layers_that_slide() -> None:
+    """Gemma 2's even layers slide; GPT-OSS's do, too, but SDPA knows no sinks. Elsewhere the kernel stays."""
+
+    def kernels(model: str, masked: bool) -> list[str]:
+        run = Run(arch(model))
+        return [kind.run(run).kernel for kind in activations.kinds(run, masked=masked, recompute=False)]
+
+    assert kernels("gemma-2-2b", True) == ["masked", "flash"] * 13
+    assert kernels("gemma-2-2b", False) == ["flash"] * 26
+    assert kernels("gpt-oss-20b", True) == ["flash"] * 24
+
+
+@pytest.mark.parametrize(("run", "recompute", "spared"), [
+    (frozen(BF16_LORA), False, True),
+    # PEFT makes the embedding's output a leaf that wants a gradient
+    (frozen(BF16_LORA), True, False),
+    ({}, False, False),
+    ({}, True, False),
+])  # fmt: skip
+def test_only_the_first_layer_lies_above_a_frozen_embedding(run: Any, recompute: bool, spared: bool) -> None:
+    """Its input needs no gradient, unless checkpoints are kept or the embedding is trained."""
+    kinds = activations.kinds(Run(arch("llama-3-8b"), **run), masked=False, recompute=recompute)
+    assert [kind.first for kind in kinds] == [spared] + [False] * 31
+
+
+def test_every_fourth_layer_of_smollm3_has_no_rotary_positions() -> None:
+    """`no_rope_layer_interval` 4: layers 3, 7, … 35 are not rotated; all of Llama's are."""
+
+    def rotated(model: str) -> list[bool]:
+        return [kind.rotated for kind in activations.kinds(Run(arch(model)), masked=False, recompute=False)]
+
+    assert rotated("smollm3-3b") == [True, True, True, False] * 9
+    assert rotated("llama-3-8b") == [True] * 32

@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 from formulas import form, terms
-from tapes import arch, check, passing, tape
+from tapes import arch, check, frozen, passing, small, tape
 
 from calc.architecture import layer_parameters
 from calc.memory import activations
+from calc.memory.activations import Program
 from calc.memory.run import Run
+from calc.script import GIVEN, INPUT, PASSING, Script, Writer
+from calc.tape import NOTHING, Op, Tape, Tensor, of
+
+
+def attends(made: Tape) -> Op:
+    """The operation that attends."""
+    return next(op for op in made.ops if op.name == "attention")
 
 
 @pytest.mark.parametrize(
@@ -90,8 +98,101 @@ def test_without_a_low_rank_for_queries_one_projection_makes_them() -> None:
 
 
 def test_flash_sums_keys_and_values_gradients_only_where_heads_share_them() -> None:
-    """Llama 2 7B: output's gradient 2q, dq 2q, dk and dv 4kv, dq's accumulator 4q + 4H."""
+    """Llama 2 7B: output's gradient 2q, dq 2q, dk and dv 4kv, dq's accumulator 4q + 4H. Llama 3 8B has four query
+    heads to a key head: dk and dv of every query head, 2q each, beside them.
+    """
     check(passing("llama-2-7b", tape("llama-2-7b").backward()), "attention = 2h + 8q + 4kv + 4H")
+    check(passing("llama-3-8b", tape("llama-3-8b").backward()), "attention = 2h + 12q + 4kv + 4H")
+
+
+# --- rotation ---
+
+
+def test_rotation_takes_and_gives_back_its_temporaries_one_after_another() -> None:
+    """`(q * cos) + (rotate_half(q) * sin)` of 100 bytes, `rotate_half` being `torch.cat((-x2, x1))`.
+
+    Forward: q·cos, half of q negated, both joined, which frees the half, the joined times sin, which frees the joined,
+    the sum. Backward, the last made first: times sin, negated half of it, zeros around that half, which goes, zeros
+    around the other, after which neither the product with sin nor the second of the two is needed, times cos.
+    """
+    program = Program(Run(small("llama")))
+    program.rotate(Tensor(of(h=1), 2), "q: rotate")
+    writer = Writer(program.tape, {"h": 50}, 1, 1, 2)
+    a, b, c, d = (PASSING - n for n in range(4))
+    forward = ((a, 100), (b, 50), (c, 100), (b, 0), (d, 100), (c, 0), (0, 100), (a, 0), (d, 0), (INPUT, 0))
+    assert writer.forward() == Script(forward, 0)
+    backward = ((a, 100), (b, 50), (c, 100), (b, 0), (d, 100), (a, 0), (d, 0), (1, 100), (c, 0), (GIVEN, 0))
+    assert writer.backward() == Script(backward, 1)
+
+
+def test_cosines_in_fp32_make_rotation_fp32_and_its_result_is_cast_back() -> None:
+    """OLMo 2, `apply_rotary_pos_emb`: `q_embed.to(q_type), k_embed.to(k_type)`; in fp32 nothing is cast."""
+
+    def rotated(precision: str) -> list[tuple[str, float]]:
+        ops = tape("olmo-2-7b", precision=precision).ops
+        return [(op.name, op.outs[0].b) for op in ops if "rotate" in op.name]
+
+    assert rotated("bf16") == [
+        ("q: rotate", 4), ("q: rotate: to bf16", 2), ("k: rotate", 4), ("k: rotate: to bf16", 2),
+    ]  # fmt: skip
+    assert rotated("fp32") == [("q: rotate", 4), ("k: rotate", 4)]
+
+
+@pytest.mark.parametrize(
+    ("family", "precision", "tables"),
+    [
+        ("helium", "bf16", "2tables·S"),
+        ("glm4", "bf16", "2tables·S"),
+        ("glm4", "autocast", "4tables·S"),
+        # `Ernie4_5RotaryEmbedding` leaves cos and sin in fp32
+        ("ernie4_5", "bf16", "4tables·S"),
+        ("llama", "bf16", "0"),
+    ],
+)
+def test_a_layer_that_repeats_cos_and_sin_keeps_them_once(family: str, precision: str, tables: str) -> None:
+    """`cos[..., : cos.shape[-1] // 2].repeat_interleave(2, dim=-1)`, in the type of the stream; q and k share them."""
+    saved = Program(Run(small(family, head_dim=16), precision=precision)).layer(moe=False).saved()
+    wanted = form(f"0 | {tables}")[1]
+    assert {symbol: c for symbol, c in saved.fixed.items() if "S" in symbol} == wanted
+
+
+def test_a_layer_without_positions_neither_rotates_nor_copies_gradients_head_by_head() -> None:
+    """SmolLM3's every fourth layer: gradients of q and k lie as flash writes them, by token, and are not copied."""
+    made = Program(Run(arch("smollm3-3b")), rotated=False).layer(moe=False)
+    names = [op.name for op in made.ops if op.name]
+    assert names[names.index("q_proj") : names.index("o_proj")] == ["q_proj", "k_proj", "v_proj", "attention"]
+    check(passing("smollm3-3b", made.backward()), """
+        v_proj = 4h + 2q + 4kv
+        k_proj = 6h + 2q + 2kv
+        q_proj = 6h + 2q
+    """)  # fmt: skip
+    rotated = tape("smollm3-3b")
+    check(passing("smollm3-3b", rotated.forward()), """
+        q: heads = 2h + 2q
+        k: heads = 2h + 2q + 2kv
+    """)  # fmt: skip
+    check(passing("smollm3-3b", rotated.backward()), """
+        k: heads = 4h + 2q + 4kv
+        q: heads = 4h + 4q
+    """)  # fmt: skip
+
+
+# --- kernels ---
+
+
+def test_sinks_are_trained_with_the_model_alone() -> None:
+    """GPT-OSS: a number for each of 64 heads, under flash as under eager attention; other models have none."""
+    assert attends(tape("gpt-oss-20b", moe=True)).weight == 64
+    assert attends(tape("gpt-oss-20b", moe=True, **frozen())).weight == 0
+    assert attends(tape("llama-3-8b")).weight == 0
+
+
+@pytest.mark.parametrize(("packaged", "closed_form"), [(False, "2q + 4H"), (True, "0")])
+def test_selective_checkpointing_keeps_what_sdpa_made_but_knows_no_package(packaged: bool, closed_form: str) -> None:
+    """torchtitan's list has `aten._scaled_dot_product_flash_attention`: output and log-sum-exp. Not flash-attn's."""
+    made = Program(Run(arch("llama-3-8b"), packaged=packaged), selective=True).layer(moe=False)
+    kept = sum((t.size for t in attends(made).kept), NOTHING)
+    assert terms(kept, arch("llama-3-8b")) == form(closed_form)
 
 
 EAGER_FORWARD = """
@@ -211,6 +312,21 @@ def test_phi_3_slices_one_product_and_joins_the_gradients_again() -> None:
     """)  # fmt: skip
 
 
+def test_gpt_neox_chunks_one_product_whose_gradient_is_joined_once() -> None:
+    """`qkv.chunk(3, dim=-1)`: three gradients, 2q + 4kv, and what they are concatenated to, 2q + 4kv."""
+    a = small("gpt_neox", num_key_value_heads=None)
+    made = Program(Run(a)).layer(moe=False)
+    forward, backward = ({s.name: terms(s.passing, a) for s in shots} for shots in (made.forward(), made.backward()))
+    check(forward, "q, k, v = 2q + 4kv")
+    check(
+        backward,
+        """
+        q, k, v = 2h + 4q + 8kv
+        query_key_value = 4h + 2q + 4kv
+    """,
+    )
+
+
 def test_latent_attention_splits_rotates_and_joins() -> None:
     """q: q_pass and q_rot are views; rotating makes 2·H·rope, with three temporaries; joining 2q.
 
@@ -259,3 +375,120 @@ def test_an_fp32_softmax_of_fp32_scores_casts_nothing() -> None:
     """`softmax(dtype=torch.float32)` of eager attention."""
     names = [{op.name for op in tape("llama-3-8b", kernel="eager", precision=p).ops} for p in ("bf16", "fp32")]
     assert ["softmax: to fp32" in found for found in names] == [True, False]
+
+
+# --- context parallelism ---
+
+
+@pytest.mark.parametrize(
+    ("ranks", "forward", "backward"),
+    [
+        (
+            2,
+            """
+            k: rotate = 2h + 4q + 12kv
+            q: all-to-all = 2h + 8q + 4kv
+            k: all-to-all = 2h + 4q + 10kv
+            v: all-to-all = 2h + 4q + 12kv
+            attention = 2h + 2q + 4kv
+            attention: all-to-all = 2h + 8q + 4kv
+            """,
+            """
+            attention: all-to-all = 2h + 8q
+            attention = 2h + 12q + 4kv + 4H
+            v: all-to-all = 2h + 2q + 10kv
+            k: all-to-all = 2h + 2q + 10kv
+            q: all-to-all = 2h + 8q + 4kv
+            k: rotate = 2h + 2q + 12kv
+            """,
+        ),
+        # two copies of each key head: 4kv bytes of keys, and as many of values; two query heads share one
+        (
+            16,
+            """
+            k: repeat = 2h + 2q + 8kv
+            v: repeat = 2h + 2q + 12kv
+            q: all-to-all = 2h + 8q + 12kv
+            k: all-to-all = 2h + 4q + 24kv
+            v: all-to-all = 2h + 4q + 24kv
+            """,
+            """
+            attention = 2h + 12q + 8kv + 4H
+            v: all-to-all = 2h + 2q + 20kv
+            k: all-to-all = 2h + 2q + 20kv
+            q: all-to-all = 2h + 8q + 8kv
+            v: repeat = 2h + 2q + 10kv
+            k: repeat = 2h + 2q + 8kv
+            """,
+        ),
+        # four copies, one for each query head, so that no head is shared
+        (32, "k: all-to-all = 2h + 4q + 44kv", "attention = 2h + 8q + 16kv + 4H"),
+    ],
+)
+def test_ulysses_sends_and_receives_pieces_of_queries_keys_values_and_output(
+    ranks: int, forward: str, backward: str
+) -> None:
+    """Llama 3 8B, 32 heads over 8: `all_to_all_tensor` has pieces 2q, received 2q, joined 2q beside its input 2q.
+
+    The layer's rotated q, k and v, 2q + 4kv, have names until the block returns; before the kernel keeps them, so do
+    those that were exchanged. Backward an exchange of gradients does the same. Only up to 8 ranks is nothing repeated.
+    """
+    made = tape("llama-3-8b", context=ranks, exchange="all-to-all")
+    check(passing("llama-3-8b", made.forward()), forward)
+    check(passing("llama-3-8b", made.backward()), backward)
+    assert ("k: repeat" in {op.name for op in made.ops}) == (ranks > 8)
+
+
+def test_ulysses_without_grouped_queries_sums_no_keys_and_values() -> None:
+    """Llama 2 7B on 4 ranks, 8 heads of each kind on one: as alone, output's gradient 2q, dq 2q, 4q + 4H."""
+    made = tape("llama-2-7b", context=4, exchange="all-to-all")
+    check(passing("llama-2-7b", made.backward()), "attention = 2h + 8q + 4kv + 4H")
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "forward", "backward"),
+    [
+        # 4 query heads to a key head: 32 + 4, then 16 + 4 of gradients, dq's accumulator 16, dk and dv 64
+        ("llama-3-8b", 4, 36, 136),
+        ("llama-3-8b", 8, 68, 68 + 36 + 16 + 128),
+        # 7 heads: dq's accumulator 28, dk and dv 2·4·7·2
+        ("qwen2.5-7b", 4, 36, 36 + 20 + 28 + 112),
+        # 2 heads
+        ("qwen3-0.6b", 4, 36, 36 + 20 + 8 + 32),
+        # none shared: no dk and dv of query heads
+        ("llama-2-7b", 4, 36, 36 + 20 + 4),
+    ],
+)
+def test_llama_3s_ring_has_buffers_of_one_key_head(model: str, ranks: int, forward: int, backward: int) -> None:
+    """`llama3_flash_attn_varlen_forward`, by D a token of one rank, in bf16: `kv_buffer` and its copy, 2·2·2 bytes a
+    rank, the slices sent, 2·2. Outputs of the key heads, 2q, lie in a list when `torch.cat` joins them.
+
+    `…_backward`: these, `dkv_buffer` of 2·2 a rank and `kv_contiguous_buffer` of 2·2; flash's fp32 dq of the head's
+    queries, 4 each, and dk and dv of all positions for each of them, 2·2 a rank.
+    """
+    made = tape(model, context=ranks, exchange="all-gather")
+    found = [terms(s.passing, arch(model))[0] for shots in (made.forward(), made.backward()) for s in shots
+             if s.name == "attention"]  # fmt: skip
+    assert [each["D"] for each in found] == [forward, backward]
+    assert found[0]["q"] == 2
+    assert (found[1]["q"], found[1]["kv"]) == (4, 4)  # gradients of output, q, k and v
+
+
+def test_pytorchs_ring_without_grouped_queries_sums_keys_and_values_once() -> None:
+    """Llama 2 7B on 4 ranks. Forward: all keys and values 4·4kv, in fp32 four outputs, 16q, and two log-sum-exps, 8H.
+
+    Backward: gradient of the output 2q, of q, k and v 2q + 4kv, all keys and values 16kv, sums 4q + 8kv and two buffers
+    16kv, what was made before 2q + 4kv and sent 4kv, the kernel's 4q + 4H, whose dk and dv are of half the positions.
+    """
+    made = tape("llama-2-7b", context=4, exchange="ring")
+    check(passing("llama-2-7b", made.forward()), """
+        attention = 2h + 16q + 16kv + 8H
+        attention: contiguous = 2h + 2q
+    """)  # fmt: skip
+    check(passing("llama-2-7b", made.backward()), """
+        attention: contiguous = 2h + 4q
+        attention = 2h + 14q + 50kv + 4H
+    """)  # fmt: skip
+    check(passing("llama-3-8b", tape("llama-3-8b", context=4, exchange="ring").backward()), """
+        attention = 2h + 16q + 50kv + 4H
+    """)  # fmt: skip
