@@ -292,6 +292,16 @@ def test_qk_norms_work_on_each_heads_rows() -> None:
     """)  # fmt: skip
 
 
+def test_olmo_2_norms_all_heads_of_a_token_as_one_row() -> None:
+    """One mean a token, 4, beside the square, 4q, and k and v, 4kv; the block's input, 2h, is kept by its linears."""
+    made = tape("olmo-2-7b")
+    check(passing("olmo-2-7b", made.forward()), """
+        q_norm: mean = 4q + 4kv + 4
+        k_norm: mean = 2q + 6kv + 4
+    """)  # fmt: skip
+    assert terms(made.saved(), arch("olmo-2-7b")) == form("20h + 12q + 12kv + 8i + 4H + 16")
+
+
 def test_phi_3_slices_one_product_and_joins_the_gradients_again() -> None:
     """Views are free forward; backward each slice writes a gradient of the whole product, 2q + 4kv, zero elsewhere."""
     made = tape("phi-3-mini")
