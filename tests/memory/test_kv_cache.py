@@ -234,3 +234,9 @@ def test_widths_that_do_not_divide_are_rounded_up() -> None:
     assert (line.bytes, type(line.bytes)) == (8192 * 2 * (2 * (3 * 4779 + 4096) + 5 * 4096), int)
     dense = kv_cache.profile("rollout", LLAMA, 8192, 8, kv_cache.SORTED, 3)
     assert (dense.bytes, type(dense.bytes)) == (8192 * 2 * (3 * 4779 + 5 * 4096), int)
+
+
+def test_a_fused_projection_is_cut_by_heads() -> None:
+    """Phi-3 mini on two ranks: 16 of 32 query heads, and as many of keys and of values, 96 wide, from 3,072."""
+    (qkv,) = [s for s in kv_cache.shares(load().model("phi-3-mini").architecture, 2) if "qkv" in s.name]
+    assert qkv.elements == 3 * 16 * 96 * 3072

@@ -138,6 +138,7 @@ def test_an_embedding_keeps_32_bit_states_where_the_trainer_names_it() -> None:
     named = Optimizer("adamw-8bit", "foreach", wide_embeddings=True)
     assert states(named, "actor", 20_000, 2, both).bytes == 8 * 10_000 + int(2.03125 * 10_000)
     assert states(of("adamw-8bit"), "actor", 20_000, 2, both).bytes == int(2.03125 * 20_000)
+    assert not in_32_bits(named, Tensor("b", (5000,), 1, "bias", "attention"))
 
 
 def test_two_copies_of_the_largest_are_as_wide_as_its_type() -> None:
