@@ -237,6 +237,9 @@ def test_widths_that_do_not_divide_are_rounded_up() -> None:
 
 
 def test_a_fused_projection_is_cut_by_heads() -> None:
-    """Phi-3 mini on two ranks: 16 of 32 query heads, and as many of keys and of values, 96 wide, from 3,072."""
-    (qkv,) = [s for s in kv_cache.shares(load().model("phi-3-mini").architecture, 2) if "qkv" in s.name]
-    assert qkv.elements == 3 * 16 * 96 * 3072
+    """Phi-3 medium on four ranks: 10 of 40 query heads, and 2 each of its 10 key and value heads, 128 wide, from 5,120.
+
+    A quarter of the whole matrix would be a head of each too much.
+    """
+    (qkv,) = [s for s in kv_cache.shares(load().model("phi-3-medium").architecture, 4) if "qkv" in s.name]
+    assert qkv.elements == (10 + 2 + 2) * 128 * 5120
