@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +186,15 @@ def supervised(
     rows: int,
     *,
     reference: Role | None = None,
-    reduce_bytes: int = 0,
-    defers: bool = False,
-    exchange: str = "",
-    dropout: bool = True,
-    reentrant: bool = False,
-    wrapped: bool = False,
-    wide_embeddings: bool = False,
     deepspeed: DeepSpeed | None = None,
     notes: tuple[str, ...] = (),
+    **how: Any,
 ) -> Keeps:
-    """What a job keeps that trains one model: `reference`, where there is one, is scored within its forward."""
-    trained = Role(
-        name, path, path, rows, rows, reduce_bytes=reduce_bytes, defers=defers, exchange=exchange, dropout=dropout,
-        reentrant=reentrant, wrapped=wrapped, wide_embeddings=wide_embeddings,
-    )  # fmt: skip
+    """What a job keeps that trains one model: `reference`, where there is one, is scored within its forward.
+
+    `how` are fields of the trained role.
+    """
+    trained = Role(name, path, path, rows, rows, **how)
     roles = (trained, *([reference] if reference else []))
     return Keeps(
         roles=roles,

@@ -128,21 +128,13 @@ class Fsdp(Holder):
             return [*lines, *self.deferred(where)]
         if not self.offload and (where.above or r.accumulates):
             lines.append(self.reduced(r.trainable if r.accumulates else where.above))
-        lines += self.tied(where)
+        lines += self.tied(where, r.run.compute)
         lines += self.whole_embedding(where, r.run.compute)
         if where.segment == "reduce":
             lines += self.reducing_root()
         elif unreduced := where.root + where.here:
             lines.append(gradients.unreduced(r.role, unreduced, r.run.compute))
         return lines
-
-    def tied(self, where: Where) -> list[Line]:
-        """The two contributions to the gradient of an embedding that is the head too."""
-        r = self.replica
-        if where.segment != "end" or not r.ties_gradients:
-            return []
-        contiguous = r.ties_in_place or where.sorting
-        return [gradients.tied_embedding(r.role, r.embedding, r.run.compute, contiguous=contiguous)]
 
     def deferred(self, where: Where) -> list[Line]:
         """Whole gradients kept since the first micro-batch; in the last one those of the layers above are reduced.
@@ -152,7 +144,7 @@ class Fsdp(Holder):
         """
         r, c = self.replica, self.replica.run.compute
         kept = r.reduce_bytes if self.version == 2 else c
-        lines = [gradients.deferred(r.role, r.trainable - where.above, kept), *self.tied(where)]
+        lines = [gradients.deferred(r.role, r.trainable - where.above, kept), *self.tied(where, r.run.compute)]
         if where.above and not self.offload:
             lines.append(self.reduced(where.above))
         if where.segment == "reduce":

@@ -54,17 +54,13 @@ class Plain(Holder):
             lines = [gradients.accumulated(r.role, r.trainable, r.grad_bytes)]
             if where.making:
                 lines.append(gradients.new(r.role, where.making, r.grad_bytes))
-            if where.backward and r.ties_gradients and where.segment in ("norm", "layer"):
-                # a tied head's waits for the embedding's, with which it is added to the ones before
-                lines.append(gradients.new(r.role, r.embedding, r.grad_bytes))
+            lines += self.waiting_head(where, r.grad_bytes)
         else:
             lines = [gradients.so_far(r.role, where.done, r.grad_bytes)] if where.done else []
         if r.accumulates and r.embedding_kept:
             lines.append(gradients.whole_embedding(r.role, r.embedding_kept, r.grad_bytes))
         lines += self.whole_embedding(where, r.grad_bytes)
-        if where.segment == "end" and r.ties_gradients:
-            contiguous = r.ties_in_place or where.sorting
-            lines.append(gradients.tied_embedding(r.role, r.embedding, r.grad_bytes, contiguous=contiguous))
+        lines += self.tied(where, r.grad_bytes)
         return lines
 
     def stepping(self) -> Moments:

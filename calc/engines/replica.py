@@ -129,6 +129,19 @@ class Holder:
         """What is alive when the gradients of all micro-batches are reduced at last; nothing where none waited."""
         return []
 
+    def waiting_head(self: Engine, where: Where, b: int) -> list[Line]:
+        """A tied head's gradient, which waits in autograd for the embedding's, beside those of micro-batches before."""
+        r = self.replica
+        waits = where.backward and r.ties_gradients and where.segment in ("norm", "layer")
+        return [gradients.new(r.role, r.embedding, b)] if waits else []
+
+    def tied(self: Engine, where: Where, b: int) -> list[Line]:
+        """The two contributions to the gradient of an embedding that is the head too, as they are summed."""
+        r = self.replica
+        if where.segment != "end" or not r.ties_gradients:
+            return []
+        return [gradients.tied_embedding(r.role, r.embedding, b, contiguous=r.ties_in_place or where.sorting)]
+
     def whole_embedding(self: Engine, where: Where, b: int) -> list[Line]:
         """The embedding's gradient as backward makes it where tensor-parallel ranks share the vocabulary: all of it.
 

@@ -147,23 +147,16 @@ class Zero(Holder):
         if self.plain_bf16:
             # BF16_Optimizer drops the bf16 gradients when the next backward starts
             done = gradients.so_far(r.role, where.done if where.backward else r.trainable, B)
-            return [done, *(self.tied(where) if where.segment == "end" and r.ties_gradients else [])]
+            return [done, *self.tied(where, B)]
         out = self.reduced(where)
         if self.stage < 3:
             lines += self.partitioning(where, out)
         leaving = self.reducing(where, out)
-        if where.backward and r.ties_gradients and where.segment in ("norm", "layer"):
-            lines.append(gradients.new(r.role, self.replica.embedding, B))
-        elif where.segment == "end" and r.ties_gradients:
+        lines += self.waiting_head(where, B)
+        if tied := self.tied(where, B):
             # both contributions are summed before anything leaves
-            summed = [*leaving[:1], *self.tied(where)]
-            return lines + max(leaving, summed, key=lambda found: sum([line.bytes for line in found]))
+            return lines + max(leaving, [*leaving[:1], *tied], key=lambda found: sum([line.bytes for line in found]))
         return lines + leaving
-
-    def tied(self, where: Where) -> list[Line]:
-        """A tied head's gradient, which has waited in autograd for the embedding's, as both are summed."""
-        r = self.replica
-        return [gradients.tied_embedding(r.role, r.embedding, B, contiguous=r.ties_in_place or where.sorting)]
 
     def live(self, where: Where) -> Line:
         """ZeRO-3's gathered parameters at a place: the window, and the module that comes last into it.

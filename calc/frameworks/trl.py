@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from calc.frameworks import DEEPSPEED, FSDP, sharding_fault, whole_layers, whole_sequences
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
-from calc.rules import RL
+from calc.rules import PAIRED, RL
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
@@ -23,7 +23,6 @@ KNOWN = ("1.16.0",)
 
 TASKS = ("sft", "rm", "dpo", "grpo")
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
-PAIRED = ("rm", "dpo")  # dropout is disabled, adapters' too
 TILE = 4096  # tokens of which logits exist at once, or fewer (kernels/chunked_logprob.py)
 ONE_BY_ONE = ("adafactor", "lion")
 
@@ -211,7 +210,7 @@ def trainer(s: Scenario) -> dict[str, Any]:
     return {
         "reduce_bytes": 2 if s.precision == "fsdp-mixed" else 0,
         "defers": s.sharding in FSDP,
-        "dropout": s.task not in PAIRED,
+        "dropout": s.task not in PAIRED,  # adapters' too
         "wrapped": wrapped(s),
         "wide_embeddings": True,
     }

@@ -12,6 +12,7 @@ from html import escape
 from calc.recommend import Miss, Recommendation
 from calc.recommend.search import Judged
 from calc.report import degrees, lengths, roles, rollout, segments
+from calc.rules import PAIRED
 from calc.scenario import Scenario
 from calc.site import answers
 from calc.site.answers import Answer
@@ -72,7 +73,7 @@ def describe(answer: Answer) -> str:
         checkpointing(s.checkpointing),
         *segments(s),
         lengths(s),
-        f"micro batch {s.micro_batch}" + (", in pairs" if s.task in ("rm", "dpo") else ""),
+        f"micro batch {s.micro_batch}" + (", in pairs" if s.task in PAIRED else ""),
         *([rollout(s), roles(s, names)] if s.rollout else []),
     ]
     return " · ".join(parts) + "."

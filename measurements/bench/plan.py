@@ -14,6 +14,7 @@ from calc.architecture import parameters
 from calc.catalog import GPU, Catalog, CatalogError
 from calc.edges import LIKELY, SIZES, predicted
 from calc.frameworks import DEEPSPEED
+from calc.rules import PAIRED
 from calc.scenario import Scenario, parse
 from calc.schema import InputError, parse_mapping, read_bytes, validator
 from calc.verdict import FITS
@@ -234,7 +235,7 @@ class Plan:
             return f"not run: trl {s.framework_version}, with {installed or 'none'} installed"
         if s.lora and s.lora.dtype != ("bf16" if s.method == "qlora" else "fp32"):
             return f"not run: adapters in {s.lora.dtype}, which the trainer would not make"
-        if s.lora and s.lora.dropout and s.task in ("rm", "dpo"):
+        if s.lora and s.lora.dropout and s.task in PAIRED:
             return "not run: dropout of adapters, which the trainer of pairs disables"
         if s.rollout and (s.rollout.engine != "hf" or s.has("reward")):
             return "not run: GRPO with vLLM or a reward model is not built here"
@@ -294,7 +295,7 @@ class Plan:
         if case.edge:
             return PROBES * self.seconds(case.at(case.edge.step * max(1, self.guesses(case)["predicted"])))
         s = self.scenario(case)
-        rows = s.micro_batch * (2 if s.task in ("rm", "dpo") else 1) * s.accumulation
+        rows = s.rows * s.accumulation
         work: float = (8 if s.checkpointing == "full" else 6) * parameters(s.architecture) * rows * s.seq_len
         work *= 4 / 3 if s.task == "dpo" else 1
         rate = (self.gpu.bf16_tflops or TFLOPS_UNKNOWN) * SHARE_OF_PEAK if self.machine.cuda else TFLOPS_CPU
