@@ -71,8 +71,8 @@ class Role:
     `exchange`: how attention sees the positions of other context-parallel ranks, by `all-to-all` (Ulysses), by
     `all-gather` of keys and values head by head, or around PyTorch's `ring`.
     `dropout`: it is on while the role trains. `reentrant`: checkpointing is of PyTorch's reentrant kind.
-    `wrapped`: each forward runs under an autocast of its own, whatever the type of the weights, and of a frozen model
-    they require gradients all the same, as they were loaded.
+    `wrapped`: each forward runs under an autocast of its own, whatever the type of the weights. `unfrozen`: those of a
+    model that is only scored require gradients all the same, as they were loaded.
     `wide_embeddings`: 8-bit optimizers leave the states of embeddings in 32 bits.
     `pipeline`: which stage of how many this is, from 0, where a role is one of the model's and runs its layers alone;
     `model` then names the role whose part it is.
@@ -93,6 +93,7 @@ class Role:
     dropout: bool = True
     reentrant: bool = False
     wrapped: bool = False
+    unfrozen: bool = False
     wide_embeddings: bool = False
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""

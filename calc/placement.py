@@ -87,7 +87,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         trained=trained and adapter is None,
         training=trained and role.dropout,
         # PEFT freezes what it puts adapters beside
-        differentiable=role.wrapped and not trained and not s.lora,
+        differentiable=role.unfrozen and not trained and not s.lora,
         wrapped=role.wrapped,
         adapter=adapter,
         kernel=kernel(arch, s.attention, s.precision),

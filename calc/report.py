@@ -47,12 +47,17 @@ def _job(e: Estimate) -> Iterator[str]:
     adapters = f" of rank {s.lora.rank}" if s.lora else ""
     yield (
         f"{s.model}, {s.task}, {s.method}{adapters}, {s.framework}=={s.framework_version}, {s.precision}, "
-        f"{', '.join([f'sharding {s.sharding}', *degrees(s)])}, {s.gpus} x {s.gpu}, micro batch {s.micro_batch}, "
-        f"{', '.join([lengths(s), *segments(s)])}"
+        f"{', '.join([*trainer(s), f'sharding {s.sharding}', *degrees(s)])}, {s.gpus} x {s.gpu}, "
+        f"micro batch {s.micro_batch}, {', '.join([lengths(s), *segments(s)])}"
     )
     if s.rollout:
         yield f"{rollout(s)}; {roles(s, {})}"
     yield ""
+
+
+def trainer(s: Scenario) -> list[str]:
+    """Whose loop trains, where the framework does not say it."""
+    return ["Transformers' Trainer"] if s.framework == "torch" and s.trainer == "transformers" else []
 
 
 def degrees(s: Scenario) -> list[str]:

@@ -30,6 +30,7 @@ SCHEMA: Mapping[str, Any] = json.loads(SCHEMA_FILE.read_text("utf-8"))
 FRAMEWORKS = ("torch", "openrlhf", "verl", "trl")
 # What no framework decides. Lengths and batches that follow from other fields are filled in by `parse`.
 NEUTRAL: Mapping[str, Any] = {
+    "trainer": "own",
     "gpus": 1,
     "method": "full",
     "tensor_parallel": 1,
@@ -133,6 +134,7 @@ class Scenario:
     task: str
     framework: str
     framework_version: str
+    trainer: str
     gpu: str
     gpus: int
     gpus_per_node: int
@@ -412,7 +414,10 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     module = framework(name)
     known = module.nearest(version) if version else module.KNOWN[-1]
     said = given | rules.flatten({"roles": own_roles})
-    values: dict[str, Any] = {**NEUTRAL, **module.defaults(task, known, said), **given}
+    usual = {**NEUTRAL, **module.defaults(task, known, said)}
+    values: dict[str, Any] = {**usual, **given}
+    if name != "torch" and values["trainer"] != usual["trainer"]:
+        raise Objection(f"trainer: given {values['trainer']!r}, allowed with {name}: {usual['trainer']}")
     model = catalog.model(given["model"])
     architecture = model.architecture
     values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id

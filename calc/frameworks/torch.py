@@ -13,7 +13,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, at_least, pipeline_fault, ring_fault, sharding_fault, tensor_fault, together
+from calc.frameworks import (
+    DEEPSPEED,
+    at_least,
+    pipeline_fault,
+    ring_fault,
+    sharding_fault,
+    tensor_fault,
+    together,
+    trainer,
+)
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, pipelined, supervised
 from calc.rules import RL
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from calc.scenario import Scenario
 
 KNOWN = ("2.13",)
+TORCH, TRANSFORMERS = "2.13.0", "5.23.0"
 
 # as torchtitan's train.py asks it; by default `PipelineScheduleSingle.step` returns them
 RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
@@ -54,9 +64,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "precision": precision,
         "sharding": sharding,
         "optimizer": optimizer,
-        # torch/optim/optimizer.py:161-186: foreach on CUDA unless fused=True, not so torch/optim/_adafactor.py and
-        # lion-pytorch; DeepSpeed has its own FusedAdam
-        "optimizer_impl": "single" if optimizer in ONE_BY_ONE else "fused" if sharding in DEEPSPEED else "foreach",
+        "optimizer_impl": stepped(given, sharding, optimizer),
         "offload.optimizer": False,
         "offload.parameters": False,
         # .grad has the parameter's type; under fsdp-mixed the reduced shard has that of the fp32 shard
@@ -68,8 +76,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "logprob": "log-softmax-fp32",  # as DPO's paper and first implementations: log_softmax(logits.float())
         "packing": False,
         "versions.deepspeed": "0.16.4",
-        "versions.torch": "2.13.0",
-        "versions.transformers": "5.23.0",
+        "versions.torch": TORCH,
+        "versions.transformers": TRANSFORMERS,
     }
     if given.get("method", "full") in WITH_ADAPTERS:
         values |= {
@@ -79,6 +87,20 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
             "lora.dtype": "bf16" if sharding in DEEPSPEED else "fp32",  # peft/mapping_func.py:36 autocast_adapter_dtype
         }
     return values
+
+
+def stepped(given: Mapping[str, Any], sharding: str, optimizer: str) -> str:
+    """How the optimizer steps where nobody says it.
+
+    torch/optim/optimizer.py:161-186: foreach on CUDA unless fused=True, not so torch/optim/_adafactor.py and
+    lion-pytorch; DeepSpeed has its own FusedAdam.
+    """
+    if optimizer in ONE_BY_ONE:
+        return "single"
+    trained = given.get("trainer") == "transformers" and optimizer == "adamw"
+    torch, transformers = given.get("versions.torch", TORCH), given.get("versions.transformers", TRANSFORMERS)
+    fused = sharding in DEEPSPEED or (trained and trainer.fuses(str(transformers), str(torch)))
+    return "fused" if fused else "foreach"
 
 
 def rollout(sequences: int) -> dict[str, Any]:
@@ -99,6 +121,8 @@ def refuse(s: Scenario) -> str | None:
     """One line on why plain PyTorch cannot run `s`; None when it can."""
     if s.rollout and s.rollout.engine == "vllm":
         return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
+    if s.trainer == "transformers" and (fault := trainer.refuse(s)):
+        return fault
     if s.task == "inference" and s.optimizer != "none":
         return f"optimizer: given {s.optimizer!r} for inference, allowed: none; nothing is trained"
     if s.task == "inference" and s.method == "lora":
@@ -137,6 +161,7 @@ def keeps(s: Scenario) -> Keeps:
     reentrant = not at_least(s.versions["transformers"], "5")  # modeling_utils.py, gradient_checkpointing_enable
     if s.task in RL:
         return reinforcement(s, path, deepspeed, reentrant=reentrant)
+    own = trainer.keeps(s) if s.trainer == "transformers" else {}
     if s.pipeline_parallel > 1:
         return pipelined("actor", replace(path, held="turn"), s.rows, s.pipeline_parallel, notes=(RETURNED,))
     if s.task == "inference":
@@ -145,11 +170,12 @@ def keeps(s: Scenario) -> Keeps:
     if s.task == "dpo" and s.has("reference"):
         # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
-        reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares)
-        return supervised("actor", path, s.rows, reference=reference, reentrant=reentrant, deepspeed=deepspeed)
+        wrapped = bool(own) and trainer.wrapped(s)
+        reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares, wrapped=wrapped)
+        return supervised("actor", path, s.rows, reference=reference, reentrant=reentrant, deepspeed=deepspeed, **own)
     exchange = "ring" if s.context_parallel > 1 else ""
     name = "reward" if s.task == "rm" else "actor"
-    return supervised(name, path, s.rows, exchange=exchange, reentrant=reentrant, deepspeed=deepspeed)
+    return supervised(name, path, s.rows, exchange=exchange, reentrant=reentrant, deepspeed=deepspeed, **own)
 
 
 def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reentrant: bool) -> Keeps:
@@ -178,8 +204,8 @@ def loss_path(s: Scenario) -> Path:
     """How logits become a loss: `loss_utils.py` for sft, the scenario's `logprob` for dpo and RL, a value head for rm.
 
     Transformers cast logits to fp32 in the model up to 4.45 (Mistral's own class up to 4.47) and in the loss since.
-    Up to 4.48 they were shifted by one position, which copies all sequences but a single one; labels are since. RL
-    takes the log-probabilities of the response, cut off behind the head.
+    Up to 4.48 they were shifted by one position, which copies all sequences but a single one; labels are since. What
+    Accelerate's autocast leaves is fp32, too. RL takes the log-probabilities of the response, cut off behind the head.
     """
     if s.task == "rm":
         return Path("scalar")
@@ -188,7 +214,8 @@ def loss_path(s: Scenario) -> Path:
     if s.task == "dpo" or s.task in RL:
         kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
         kept = (s.response_len if s.task in RL else s.seq_len - 1) / s.seq_len
-        return Path(kind, head_fp32=early, upcast=s.logprob == "log-softmax-fp32", kept=kept)
+        wide = early or (s.trainer == "transformers" and trainer.wrapped(s))
+        return Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
     if s.loss != "full":
         return Path(s.loss)
     early = not at_least(transformers, "4.48" if s.architecture.family == "mistral" else "4.46")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, FSDP, sharding_fault, whole_layers, whole_sequences
+from calc.frameworks import DEEPSPEED, FSDP, sharding_fault, trainer, whole_layers, whole_sequences
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
 from calc.rules import PAIRED, RL
@@ -48,6 +48,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     precision = "mixed" if sharding in DEEPSPEED else "fsdp-mixed" if sharding in FSDP else "autocast"
     precision = str(given.get("precision", precision))
     values: dict[str, Any] = {
+        "trainer": "transformers",
         "micro_batch": micro_batch,
         "global_batch": micro_batch * gpus,
         # max_length 1024 (trainer/sft_config.py:203, dpo_config.py:196, reward_config.py:145)
@@ -191,37 +192,18 @@ def keeps(s: Scenario) -> Keeps:
     if s.task == "grpo":
         return grpo(s, deepspeed)
     if s.task == "rm":
-        return supervised("reward", Path("scalar"), s.rows, deepspeed=deepspeed, **trainer(s))
+        return supervised("reward", Path("scalar"), s.rows, deepspeed=deepspeed, **trained(s))
     path = Path("tiled", tile=min(TILE, s.rows * (s.seq_len - 1)))
     if s.task == "dpo" and s.has("reference"):
         # a PEFT policy is its own reference unless another model is passed (trainer/dpo_trainer.py, __init__)
         other = reference_of(s, path)
-        return supervised("actor", path, s.rows, reference=other, deepspeed=deepspeed, **trainer(s))
-    return supervised("actor", path, s.rows, deepspeed=deepspeed, **trainer(s))
+        return supervised("actor", path, s.rows, reference=other, deepspeed=deepspeed, **trained(s))
+    return supervised("actor", path, s.rows, deepspeed=deepspeed, **trained(s))
 
 
-def trainer(s: Scenario) -> dict[str, Any]:
-    """What Transformers' Trainer and Accelerate do to the model that they train.
-
-    FSDP reduces gradients in the compute type, and once a step: accelerate 1.15 `utils/dataclasses.py:2137`;
-    transformers 5.23 `trainer.py:1907` enters accelerate's `no_sync` for every micro-batch but the last
-    (`accelerator.py:1165`), whatever the sharding. Embeddings: `trainer.py:1338`.
-    """
-    return {
-        "reduce_bytes": 2 if s.precision == "fsdp-mixed" else 0,
-        "defers": s.sharding in FSDP,
-        "dropout": s.task not in PAIRED,  # adapters' too
-        "wrapped": wrapped(s),
-        "wide_embeddings": True,
-    }
-
-
-def wrapped(s: Scenario) -> bool:
-    """Whether Accelerate puts autocast around a model's forward: with `bf16`, which is set unless all is fp32.
-
-    accelerate 1.15 `accelerator.py`, `prepare_model`; DeepSpeed's engine does without.
-    """
-    return s.precision != "fp32" and s.sharding not in DEEPSPEED
+def trained(s: Scenario) -> dict[str, Any]:
+    """What the model that is trained has from Transformers' Trainer; trainers of pairs switch dropout off."""
+    return trainer.keeps(s) | {"dropout": s.task not in PAIRED}  # adapters' too
 
 
 def reference_of(s: Scenario, path: Path) -> Role:
@@ -230,7 +212,7 @@ def reference_of(s: Scenario, path: Path) -> Role:
     assert own
     shares = bool(s.lora) and own.model == s.model
     return Role("reference", path, path, s.rows, s.rows, root_stays=own.sharding == "fsdp1", shares=shares,
-                wrapped=wrapped(own))  # fmt: skip
+                wrapped=trainer.wrapped(own), unfrozen=True)  # fmt: skip
 
 
 def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
@@ -243,12 +225,14 @@ def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
     # labels of the prompt are -100: only the completion is scored (trainer/grpo_trainer.py:1498)
     path = Path("tiled", kept=s.response_len / s.seq_len, tile=min(TILE, s.rows * s.response_len))
     root = s.sharding == "fsdp1"
-    actor = Role("actor", path, path, s.rows, s.rows, root_stays=root, **trainer(s))
+    actor = Role("actor", path, path, s.rows, s.rows, root_stays=root, **trained(s))
     completions = s.rollout.batch * s.rollout.n // s.gpus_of(s.group("actor"))  # of one GPU
     others = [reference_of(s, path)] if s.has("reference") else []
     if s.has("reward"):
         # one forward over the whole generation batch (trainer/grpo_trainer.py, _calculate_rewards)
-        others.append(Role("reward", Path("scalar"), Path("scalar"), completions, completions, wrapped=wrapped(s)))
+        wrapped = trainer.wrapped(s)
+        others.append(Role("reward", Path("scalar"), Path("scalar"), completions, completions,
+                           wrapped=wrapped, unfrozen=True))  # fmt: skip
     vllm = s.rollout.engine == "vllm"
     zero3 = s.sharding == "zero3"
     stages = []

@@ -176,7 +176,7 @@ class Head(Program):
         """
         if path.cut == "unpad":
             return self.tape.op("logits: unpad", [x], x.width, x.b, saves=[x])
-        copied = path.shift_copy or (path.upcast and self.c == 4)
+        copied = path.shift_copy or (path.upcast and (self.c == 4 or path.head_fp32))
         own = [x] if sliced(path) else []
         return self.tape.op("logits: shift", [x], x.width, x.b, aliases=own) if copied else x
 

@@ -11,7 +11,7 @@ from html import escape
 
 from calc.recommend import Miss, Recommendation
 from calc.recommend.search import Judged
-from calc.report import degrees, lengths, roles, rollout, segments
+from calc.report import degrees, lengths, roles, rollout, segments, trainer
 from calc.rules import PAIRED
 from calc.scenario import Scenario
 from calc.site import answers
@@ -65,7 +65,7 @@ def describe(answer: Answer) -> str:
         model(s.model),
         task(s.task) + ("" if s.method == "full" else f", {_method(s)}"),
         machine(s),
-        f"{FRAMEWORKS[s.framework]} {s.framework_version}",
+        ", ".join([f"{FRAMEWORKS[s.framework]} {s.framework_version}", *trainer(s)]),
         ", ".join([SHARDINGS[s.sharding], *(f"{what} in host memory" for what in kept)]),
         *degrees(s),
         PRECISIONS.get(s.precision, s.precision),

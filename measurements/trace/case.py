@@ -57,6 +57,7 @@ class Case:
     upcast_outputs: bool = False
     layers: int = 0  # the first so many layers alone; 0: all
     clip: bool = False
+    trainer: bool = False  # Transformers' Trainer: Accelerate's autocast, and no_sync but for the last micro-batch
     workspace: bool = True  # count the memory that kernels take while they run
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the model's config.json
 
@@ -163,6 +164,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
     if cp > 1 and flat.get("attention", "sdpa") != "sdpa":
         raise CaseError(f"attention: {flat['attention']!r} cannot be traced with context_parallel; allowed: sdpa")
     reference = "adapter" if lora else "copy"
+    trainer = flat.get("trainer") == "transformers"
     return from_record(
         {
             "model": flat["model"],
@@ -173,7 +175,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "attn": _pick(flat, "attention", _ATTENTION, "sdpa"),
             "prec": _pick(flat, "precision", _PRECISION, "mixed" if zero else "bf16"),
             "optim": _pick(flat, "optimizer", _OPTIMIZERS, "adamw"),
-            "optim_impl": flat.get("optimizer_impl", "fused" if zero else "foreach"),
+            "optim_impl": flat.get("optimizer_impl", "fused" if zero or trainer else "foreach"),
             "lora_r": int(flat.get("lora.rank", 16)) if lora else 0,
             "lora_targets": _pick(flat, "lora.targets", _TARGETS, "all-linear"),
             "lora_dropout": float(flat.get("lora.dropout", 0.0)),
@@ -187,6 +189,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "zero": zero,
             "ranks": gpus if zero else 0,
             "grad_dtype": _pick(flat, "grad_dtype", _GRADIENTS, "bf16") if zero else "bf16",
+            "trainer": trainer,
             "grad_accum": max(1, int(flat.get("global_batch", rows * pp)) // rows),
             "logprob": _pick(flat, "logprob", _LOGPROB, "log-softmax-fp32"),
             "resp": resp,

@@ -84,6 +84,8 @@ def shard(case: Case, model: torch.nn.Module) -> None:
     """Shard a model over the case's ranks: a group for each decoder layer, the rest in the root's group."""
     mesh = mesh_of(case)["fsdp"]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if case.trainer:  # as Accelerate's plugin has it
+        policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.bfloat16, output_dtype=torch.bfloat16)
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy if case.prec == "mp" else MixedPrecisionPolicy()}
     reshard = case.reshard == "yes"
     for layer in [module for name, module in model.named_modules() if re.search(r"(^|\.)layers\.\d+$", name)]:

@@ -1,8 +1,10 @@
 """The model of a case on the fake device: Transformers' own, cut, adapted and prepared as the case says."""
 
+from types import MethodType
 from typing import Any
 
 import torch
+from accelerate.utils import convert_outputs_to_fp32
 from peft import LoraConfig, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.initialization import no_init_weights
@@ -96,3 +98,11 @@ def prepare(case: Case, model: Any) -> Any:
         model.requires_grad_(False)
         model.get_output_embeddings().requires_grad_(True)
     return model.train() if case.optim != "none" else model.eval().requires_grad_(False)
+
+
+def wrapped(case: Case, model: Any) -> Any:
+    """The model with the autocast that Accelerate puts around its forward, outputs in fp32 (`prepare_model`)."""
+    if case.trainer and case.prec != "fp32" and not case.zero and not case.fsdp:
+        forward = torch.autocast("cuda", torch.bfloat16)(model.forward.__func__)
+        model.forward = MethodType(convert_outputs_to_fp32(forward), model)
+    return model

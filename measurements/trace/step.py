@@ -63,6 +63,9 @@ class Step:
             for each in (self.reference, self.model):
                 if each is not None:
                     fsdp.shard(case, each)
+        for each in (self.reference, self.model):
+            if each is not None:
+                models.wrapped(case, each)
         self.optimizer = _optimizer(case, self.model)
         self.schedule = pipeline_parallel.Schedule(case, self.model, ledger) if case.pp > 1 else None
         if case.zero:
@@ -170,7 +173,7 @@ class Step:
 
     @contextlib.contextmanager
     def _precision(self) -> Iterator[None]:
-        if self.case.prec == "autocast":
+        if self.case.prec == "autocast" and not self.case.trainer:
             with torch.autocast("cuda", torch.bfloat16):
                 yield
         else:
@@ -232,8 +235,10 @@ class Step:
 
     def _accumulate(self) -> None:
         ledger, case = self.ledger, self.case
-        for _ in range(case.grad_accum):
+        for left in reversed(range(case.grad_accum)):
             ledger.phase = "forward"
+            if case.trainer and case.fsdp:  # Accelerate's no_sync
+                self.model.set_requires_gradient_sync(left == 0)
             with self._precision():
                 loss, held = self._loss()
             ledger.phase = "backward"

@@ -391,7 +391,7 @@ UNTOLD = {
     | {"roles.reward.precision", "roles.reward.offload.parameters"},
     "trl": IN_CODE
     | {"micro_batch", "global_batch", "sharding", "offload.optimizer", "offload.parameters", "loss", "prompt_len"}
-    | {"rollout.batch", "roles.reward", "roles.reward.precision", "roles.reward.sharding"},
+    | {"trainer", "rollout.batch", "roles.reward", "roles.reward.precision", "roles.reward.sharding"},
 }
 
 

@@ -181,7 +181,7 @@ def test_every_loss_but_the_reward_models_is_tiled() -> None:
     assert trl.keeps(run(task="rm")).roles == (Role("reward", scalar, scalar, 16, 16, dropout=False, **trained),)
     assert trl.keeps(run(task="dpo")).roles == (
         Role("actor", TILED, TILED, 16, 16, dropout=False, **trained),
-        Role("reference", TILED, TILED, 16, 16, wrapped=True),
+        Role("reference", TILED, TILED, 16, 16, wrapped=True, unfrozen=True),
     )
     assert trl.keeps(grpo()).roles == (Role("actor", HALF, HALF, 8, 8, **trained),)
 
@@ -190,18 +190,6 @@ def test_a_tile_is_no_larger_than_the_tokens_that_are_scored() -> None:
     """Two rows of 1,024 tokens, each but its first; four completions of 128."""
     assert trl.keeps(run(task="sft", micro_batch=2)).roles[0].path.tile == 2 * 1023
     assert trl.keeps(grpo(micro_batch=4, response_len=128)).roles[0].path.tile == 4 * 128
-
-
-def test_accelerate_wraps_a_forward_in_autocast_unless_all_is_fp32_or_deepspeeds() -> None:
-    """`prepare_model` with bf16, whatever type the weights have."""
-    for fields, wrapped in (
-        ({}, True),
-        ({"precision": "bf16"}, True),
-        ({"precision": "fp32"}, False),
-        ({"gpus": 2, "sharding": "fsdp2"}, True),
-        ({"gpus": 2, "sharding": "zero2"}, False),
-    ):
-        assert trl.keeps(run(**fields)).roles[0].wrapped == wrapped
 
 
 def test_trainers_of_pairs_disable_dropout() -> None:

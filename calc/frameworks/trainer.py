@@ -1,0 +1,55 @@
+"""Transformers' Trainer on Accelerate: what the two do to the model that they train, whoever calls them.
+
+TRL's trainers are made of it; with plain Transformers it is the scenario's `trainer`. Read in transformers 5.23 and
+accelerate 1.15, and where a release is named in that one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from calc.frameworks import DEEPSPEED, FSDP, at_least
+
+if TYPE_CHECKING:
+    from calc.scenario import Scenario
+
+TASKS = ("pretrain", "sft", "rm", "dpo")
+
+
+def keeps(s: Scenario) -> dict[str, Any]:
+    """What a trained `calc.keeps.Role` has from the Trainer, whatever its loss.
+
+    FSDP reduces gradients in the compute type (accelerate `utils/dataclasses.py:2137`), and once a step: every
+    micro-batch but the last runs under `no_sync`, whatever the sharding (`trainer.py:1907`, accelerate
+    `accelerator.py:1165`; transformers 4.28 `trainer.py:1926`, before Accelerate was under it). Embeddings:
+    `trainer.py:1338`.
+    """
+    return {
+        "reduce_bytes": 2 if s.precision == "fsdp-mixed" else 0,
+        "defers": s.sharding in FSDP,
+        "wrapped": wrapped(s),
+        "wide_embeddings": True,
+    }
+
+
+def wrapped(s: Scenario) -> bool:
+    """Whether Accelerate puts autocast around a model's forward: with `bf16`, which is set unless all is fp32.
+
+    Floating outputs then leave it in fp32 (`accelerator.py`, `prepare_model`). DeepSpeed's engine does without, and so
+    does FSDP 2, whose policy casts instead (`_prepare_fsdp2`).
+    """
+    return s.precision != "fp32" and s.sharding not in (*DEEPSPEED, "fsdp2")
+
+
+def fuses(transformers: str, torch: str) -> bool:
+    """Whether AdamW is fused where no optimizer is named: `adamw_torch_fused`, since 4.54 (`training_args.py`)."""
+    return at_least(transformers, "4.54") and at_least(torch, "2.8")
+
+
+def refuse(s: Scenario) -> str | None:
+    """One line on why Transformers' Trainer cannot run `s`; None when it can."""
+    if s.task not in TASKS:
+        return f"trainer: given 'transformers' for {s.task}, allowed: own; the Trainer is for {', '.join(TASKS)}"
+    if s.together > 1:
+        return "trainer: given 'transformers' where GPUs share sequences, allowed: own; not modelled"
+    return None
