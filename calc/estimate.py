@@ -55,7 +55,7 @@ def speed(e: Estimate, catalog: Catalog | None = None) -> Throughput:
     refused = next((g.refusal for g in e.groups if g.refusal), None)
     if refused:
         raise Unrated(f"rollout: {refused}")
-    tokens = max((g.cache_tokens for g in e.groups), default=0)
+    tokens = max(g.cache_tokens for g in e.groups)
     return throughput(s, catalog.gpu(s.gpu), node_of(s, catalog), tokens or None)
 
 

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Literal
 
 from calc.architecture import Architecture, ConfigError, Linear, Tensor, layer_kinds, linears
 
 
-def lora_parameters(
-    arch: Architecture, rank: int, targets: Literal["all-linear"] | Sequence[str], *, fused_experts: bool = False
-) -> int:
+def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str]) -> int:
     """The adapter parameters PEFT adds: rank · (inputs + outputs) for each adapted Linear.
 
     `targets` is `all-linear` (every Linear but the head) or names matched as PEFT matches them: a module's whole name
-    or its end after a dot. `fused_experts`: count `all-linear` as PEFT 0.21's `get_peft_model` applies it to the
-    families whose experts Transformers 5 fused (see `_fused_width`), instead of to Linear modules alone.
+    or its end after a dot. Routed experts that Transformers 5 has fused are none.
     Raises ConfigError for a name that matches no Linear, and for a rank below 1.
     """
     if type(rank) is not int or rank < 1:
         raise ConfigError("lora.rank", rank, "a positive integer")
-    if fused_experts and targets == "all-linear" and arch.family in _PEFT_FUSED:
-        return rank * _fused_width(arch)
     return rank * _lora_width(arch, targets if isinstance(targets, str) else tuple(targets))
 
 
@@ -34,22 +28,6 @@ def adapter_matrices(
         if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
             yield Tensor(f"{linear.name}.lora_A", (rank, linear.inputs), count, "linear", linear.kind)
             yield Tensor(f"{linear.name}.lora_B", (linear.outputs, rank), count, "linear", linear.kind)
-
-
-# peft/utils/transformers_weight_conversion.py, PEFT 0.21.2
-_PEFT_FUSED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
-
-
-def _fused_width(arch: Architecture) -> int:
-    """Inputs plus outputs as PEFT rewrites `all-linear` for fused experts: routers and routed experts are adapted.
-
-    gate_up_proj gets twice the rank, for the two projections it fuses; Linear modules named like the experts'
-    projections (DeepSeek's shared experts and dense MLPs) are left out.
-    """
-    attention = sum(i + o for _, i, o, kind in linears(arch, 0) if kind == "attn")
-    h, i, e = arch.hidden, arch.moe_intermediate, arch.experts
-    expert = 2 * (h + 2 * i) + (i + h)
-    return arch.layers * attention + (arch.layers - arch.dense_layers) * (e * expert + (h + e))
 
 
 @lru_cache(maxsize=4096)

@@ -2,7 +2,8 @@
 
 Cosmic Ray says which faults there are: each operator replaced by each other one, each number one up and one down, each
 condition and boolean turned round. Left out are faults that are none to the interpreter (in an annotation), those that
-it refuses or warns of, and those in a decorator (here it caches, or makes a property or a data class). Cosmic Ray's own
+it refuses or warns of, those in a decorator (here it caches, or makes a property or a data class), and the numbers of a
+table of measured quantiles, which `tests/accuracy` reads off the records again. Cosmic Ray's own
 runner starts Python anew for each fault; this one imports and collects once. For each fault it forks, puts the changed
 function in place (for a fault outside of functions, runs the changed module again in place), forgets what was cached,
 and runs the tests that reach that function: the quick ones, those of its own test file first.
@@ -63,6 +64,7 @@ TARGETS = (
     "calc/replay.py",
 )
 BAR = 0.92
+TABLE = 40
 RESULTS = ROOT / "build" / "mutation.json"
 REACH = RESULTS.with_name("mutation-reach.json")
 JUDGED = ROOT / "tests" / "mutation.yaml"
@@ -154,12 +156,19 @@ def _changed(tree: Any, node: Any, operator: Any, index: int) -> str:
 
 
 def _left_out(node: Any) -> bool:
-    """Whether a node is the star before keywords, or lies in a decorator."""
+    """Whether a node is the star before keywords, or lies in a decorator or in a table of measured quantiles."""
     if node.parent and node.parent.type == "parameters":
         return True
-    while node.parent and node.type != "decorator":
+    while node.parent and node.type != "decorator" and not _table(node):
         node = node.parent
-    return bool(node.type == "decorator")
+    return bool(node.type == "decorator") or _table(node)
+
+
+def _table(node: Any) -> bool:
+    """Whether a node is what stands between the brackets of `TABLE` numbers or more, and nothing else."""
+    parts = node.children[::2] if node.type == "testlist_comp" else []
+    numbers = [part for part in parts if part.type == "number" or part.get_first_leaf().value == "-"]
+    return len(parts) == len(numbers) >= TABLE
 
 
 def _alike(a: Sequence[str], b: Sequence[str]) -> int:

@@ -7,12 +7,11 @@ lm_head and the final norm are 80 + 80 + 8 = 168 wherever the head is not tied.
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from architectures import DEEPSEEK, MLA, MODELS, TINY, architectures, published, record, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,31 +19,6 @@ from calc import architecture as A
 from calc.architecture import Architecture, ConfigError
 from calc.config import from_config
 from calc.families import FAMILIES
-from calc.lora import lora_parameters
-
-MODELS = sorted((Path(__file__).parent.parent / "models").glob("*.yaml"))
-TINY = {
-    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 12, "vocab_size": 10,
-}  # fmt: skip
-MLA = {"q_lora_rank": 6, "kv_lora_rank": 4, "qk_rope_head_dim": 2, "qk_nope_head_dim": 3, "v_head_dim": 5}
-DEEPSEEK = {
-    **MLA, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,
-    "n_shared_experts": 1, "moe_intermediate_size": 6,
-}  # fmt: skip
-
-
-def tiny(family: str, **fields: Any) -> Architecture:
-    return from_config({"model_type": family, **TINY, **fields})
-
-
-@cache
-def record(model: str) -> dict[str, Any]:
-    data: dict[str, Any] = yaml.safe_load((MODELS[0].parent / f"{model}.yaml").read_text())
-    return data
-
-
-def published(model: str) -> Architecture:
-    return from_config(record(model)["config"])
 
 
 def shapes(arch: Architecture) -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -386,66 +360,6 @@ def test_the_largest_tensor_depends_on_the_head() -> None:
     assert A.largest_tensor(tiny("llama", tie_word_embeddings=True), "scalar").elements == 96
 
 
-# --- LoRA ---
-
-
-@pytest.mark.parametrize(
-    ("model", "rank", "targets", "count"),
-    [
-        ("llama-3-8b", 64, "all-linear", 167772160), ("llama-3-8b", 16, ["q_proj", "v_proj"], 6815744),
-        ("llama-2-7b", 16, "all-linear", 39976960), ("llama-2-70b", 16, "all-linear", 207093760),
-        ("qwen2.5-7b", 16, "all-linear", 40370176), ("qwen3-8b", 16, "all-linear", 43646976),
-        ("gemma-2-9b", 16, "all-linear", 54018048), ("phi-3-mini", 16, "all-linear", 25165824),
-        ("mixtral-8x7b", 16, "all-linear", 13631488), ("gpt-oss-20b", 16, "all-linear", 7962624),
-        ("qwen1.5-moe-a2.7b", 16, "all-linear", 15925632),
-    ],
-)  # fmt: skip
-def test_adapters_have_as_many_parameters_as_peft_gives_them(model: str, rank: int, targets: Any, count: int) -> None:
-    assert lora_parameters(published(model), rank, targets) == count
-
-
-@pytest.mark.parametrize(
-    ("model", "count"), [("mixtral-8x7b", 359665664), ("qwen3-30b-a3b", 996507648), ("deepseek-v3", 7645254656)]
-)
-def test_adapters_on_fused_experts(model: str, count: int) -> None:
-    """What get_peft_model of PEFT 0.21.2 gives for all-linear at rank 16 under Transformers 5.23."""
-    assert lora_parameters(published(model), 16, "all-linear", fused_experts=True) == count
-
-
-def test_fused_experts_change_nothing_elsewhere() -> None:
-    dense, arch = published("llama-3-8b"), published("mixtral-8x7b")
-    assert lora_parameters(dense, 16, "all-linear", fused_experts=True) == lora_parameters(dense, 16, "all-linear")
-    assert lora_parameters(arch, 8, ["q_proj"], fused_experts=True) == lora_parameters(arch, 8, ["q_proj"])
-
-
-def test_lora_by_hand() -> None:
-    """Inputs + outputs: q and o 16, k and v 12, gate, up and down 20: 116 a layer; a module named twice counts once."""
-    arch = tiny("llama", num_key_value_heads=2)
-    assert lora_parameters(arch, 3, "all-linear") == 3 * 2 * 116
-    assert lora_parameters(arch, 3, ("k_proj", "self_attn.k_proj")) == 3 * 2 * 12
-    deepseek = tiny("deepseek_v3", **DEEPSEEK)  # down_proj: dense 12 + 8, and of the shared expert 6 + 8
-    assert lora_parameters(deepseek, 1, ["down_proj"]) == 20 + 14
-
-
-@pytest.mark.parametrize(
-    ("targets", "named"),
-    [
-        (["q_prj"], "did you mean 'q_proj'?"), (["proj"], "allowed: down_proj, gate_proj"),
-        ("all-linaer", "did you mean 'all-linear'?"), (["q_proj", "lm_head"], "given 'lm_head'"),
-    ],
-)  # fmt: skip
-def test_a_target_that_no_module_has(targets: Any, named: str) -> None:
-    with pytest.raises(ConfigError, match=r"^lora\.targets: given ") as caught:
-        lora_parameters(tiny("llama"), 8, targets)
-    assert named in str(caught.value)
-
-
-@pytest.mark.parametrize("rank", [0, -1, 1.5, True, None])
-def test_a_rank_that_cannot_be(rank: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^lora\.rank: .*allowed: a positive integer$"):
-        lora_parameters(tiny("llama"), rank, "all-linear")
-
-
 # --- configs that cannot be used ---
 
 
@@ -531,25 +445,6 @@ JUNK = st.one_of(
 )
 
 
-@st.composite
-def architectures(draw: st.DrawFn) -> Architecture:
-    small = st.integers(1, 6)
-    kv_heads, head_dim = draw(small), draw(small)
-    heads = kv_heads * draw(small)
-    experts = draw(small)
-    config = {
-        "model_type": draw(st.sampled_from(sorted(FAMILIES))),
-        "hidden_size": heads * head_dim, "num_hidden_layers": draw(small),
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": draw(small),
-        "intermediate_size": draw(small), "moe_intermediate_size": draw(small), "vocab_size": draw(small),
-        "tie_word_embeddings": draw(st.booleans()), "attention_bias": draw(st.booleans()),
-        "num_experts": experts, "num_local_experts": experts, "n_routed_experts": experts,
-        "num_experts_per_tok": draw(st.integers(1, experts)), "first_k_dense_replace": draw(small),
-        "decoder_sparse_step": draw(small), "n_shared_experts": draw(st.integers(0, 2)), "anything_else": None,
-    }  # fmt: skip
-    return from_config(config)
-
-
 @given(architectures())
 def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> None:
     layers = sum(A.layer_parameters(arch, i) for i in range(arch.layers))
@@ -559,15 +454,6 @@ def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> No
     head = (0 if arch.tied else A.embedding_parameters(arch)) + arch.head_bias * arch.vocab
     assert A.parameters(arch) == bare + head
     assert 0 < A.active_parameters(arch) <= A.parameters(arch)
-
-
-@given(architectures(), st.integers(1, 64))
-def test_lora_is_linear_in_the_rank_and_in_the_targets(arch: Architecture, rank: int) -> None:
-    names = {linear.name for i in range(arch.layers) for linear in A.linears(arch, i)}
-    one = lora_parameters(arch, 1, "all-linear")
-    assert lora_parameters(arch, rank, "all-linear") == rank * one
-    assert lora_parameters(arch, 1, sorted(names)) == one
-    assert sum(lora_parameters(arch, 1, [name]) for name in names) == one
 
 
 @given(st.sampled_from(sorted(FAMILIES)), st.sampled_from(MODELS), st.data())
@@ -648,27 +534,6 @@ def test_experts_are_output_first_and_shared_ones_have_their_familys_name() -> N
     assert deepseek["model.layers.*.mlp.experts.down_proj"] == (256, 7168, 2048)
     assert "model.layers.*.mlp.shared_experts.down_proj.weight" in deepseek
     assert "model.layers.*.mlp.shared_expert.down_proj.weight" in qwen
-
-
-def test_adapters_are_counted_on_every_layer_of_both_kinds() -> None:
-    """DeepSeek V2 Lite: o_proj has 16 · 128 inputs and 2,048 outputs in each of 27 layers, one of them dense."""
-    assert lora_parameters(published("deepseek-v2-lite"), 1, ["o_proj"]) == 27 * (2048 + 2048)
-
-
-def test_peft_on_fused_experts_by_hand() -> None:
-    """Two layers of 7 dimensions: q 15, k and v 11, o 15; five experts of 3, each 2 · (7 + 6) + 10; router 12."""
-    small = replace(
-        published("mixtral-8x7b"), hidden=7, layers=2, heads=2, kv_heads=1, head_dim=4, experts=5, moe_intermediate=3,
-        dense_layers=0,
-    )  # fmt: skip
-    assert lora_parameters(small, 1, "all-linear", fused_experts=True) == 2 * (52 + 5 * 36 + 12)
-
-
-@pytest.mark.parametrize("targets", ["o_proj", "Linear", "all-linears"])
-def test_a_single_name_that_is_no_list_is_refused(targets: str) -> None:
-    """Only `all-linear` is a string."""
-    with pytest.raises(ConfigError, match="all-linear or a list"):
-        lora_parameters(published("llama-3-8b"), 8, targets)  # type: ignore[arg-type]
 
 
 def test_active_parameters_are_whole() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from jobs import job
 
+import calc.estimate
 import calc.groups
-from calc.estimate import as_dict, estimate
+from calc.estimate import as_dict, estimate, speed
 from calc.ledger import Group, Line, Moment, Phase
 
 WEIGHTS = Line("weights", "actor", 1000, "b·P", {"b": 2, "P": 500}, "weights")
@@ -63,6 +64,16 @@ def test_every_refusal_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch, group("oom", "load", 0.0, "first"), group("fits", None, 1.0), group("oom", "load", 0, "b")
     )
     assert e.notes[-2:] == ("first", "b")
+
+
+def test_a_rollout_is_as_fast_as_its_cache_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest cache of any group's; a job that serves nothing has none."""
+    given: list[Any] = []
+    monkeypatch.setattr(calc.estimate, "throughput", lambda *args: given.append(args[-1]))
+    small, large = (replace(group("fits", None, 1.0), cache_tokens=n) for n in (100, 300))
+    speed(answered(monkeypatch, small, large, group("fits", None, 1.0)))
+    speed(estimate(job()))
+    assert given == [300, None]
 
 
 def test_a_probability_is_printed_with_four_digits() -> None:

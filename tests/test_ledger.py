@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from calc.ledger import Group, Line, Moment, Phase
+from calc.ledger import Group, Line, Moment, Phase, Sums
 
 WEIGHTS = Line("weights", "actor", 1000, "b·P/N", {"b": 2, "P": 500, "N": 1}, "weights")
 CONTEXT = Line("context", "process", 300, "C", {"C": 300}, "runtime#context", allocated=False)
@@ -29,6 +29,21 @@ def test_what_the_allocator_holds_back_is_its_own_sum() -> None:
     """`held_back` widens the range of an estimate: the fragmentation line alone, 50, not the context."""
     assert Moment("step", (WEIGHTS, CONTEXT, HELD_BACK)).held_back == 50
     assert Moment("step", (WEIGHTS, CONTEXT)).held_back == 0
+
+
+def test_what_decides_is_counted_without_what_nobody_knows() -> None:
+    """The median of what is held back is 50 of 1350, whose share of 1000 bytes is drawn; a replay knows what it is."""
+    assert Moment("step", (WEIGHTS, CONTEXT, HELD_BACK)).sums == Sums(1300, 1000, 1000, 0)
+    known = Line("fragmentation", "process", 75, "R - A", {"R": 1075, "A": 1000}, "runtime#replay", False)
+    assert Moment("step", (WEIGHTS, CONTEXT, known)).sums == Sums(1375, 1000, 0, 1075)
+    assert Sums(1375, 1000, 0).replayed == 0
+
+
+def test_other_lines_do_not_say_what_is_held_back() -> None:
+    """Values of the same letters stand in formulas of weights and of a KV cache, too."""
+    before = Line("activations", "actor", 1, "B", {"B": 7, "R": 7}, "x")
+    after = Line("weights", "actor", 1, "B", {"B": 7, "R": 7}, "x")
+    assert Moment("step", (before, after, HELD_BACK)).sums == Sums(2, 2, 1000, 0)
 
 
 def test_equal_lines_count_each() -> None:
@@ -70,4 +85,4 @@ def test_a_peak_is_no_sum_of_maxima() -> None:
 def test_a_group_that_serves_nothing_has_no_cache_and_no_refusal() -> None:
     """What `as_dict` leaves out, and notes are made of."""
     alone = group(phase("step", WEIGHTS))
-    assert (alone.cache_tokens, alone.cache_sequences, alone.refusal) == (0, 0, None)
+    assert (alone.cache_tokens, alone.cache_sequences, alone.refusal, alone.crowded) == (0, 0, None, False)

@@ -56,6 +56,22 @@ def test_what_is_held_back_is_a_share_of_all_that_pytorch_hands_out() -> None:
     assert not held.allocated
 
 
+def test_what_a_replay_has_reserved_beyond_the_tensors_is_held_back() -> None:
+    """10,000 bytes reserved for 3,000 that lines of PyTorch's own have: the context is none of them."""
+    lines = [Line(component, "actor", 1500, "b", {}, "x") for component in ("weights", "activations")]
+    lines.append(Line("context", "process", 10**6, "b", {}, "x", False))
+    held = runtime.replayed(lines, 10_000)
+    assert (held.component, held.bytes, held.values) == ("fragmentation", 7000, {"R": 10_000, "A": 3000})
+    assert not held.allocated
+
+
+def test_every_role_but_the_engine_is_stirred() -> None:
+    """Whatever the role's name, before or after the engine's in the alphabet, and however its text was made."""
+    lines = [Line("weights", role, 1, "b", {}, "x") for role in ("actor", "reward", "stage 2", "rollout")]
+    assert runtime.stirred(lines) == 3
+    assert runtime.stirred([Line("kv_cache", "".join(("roll", "out")), 5, "b", {}, "x")]) == 0
+
+
 def test_cached_blocks_are_a_share_of_what_differs_from_batch_to_batch() -> None:
     """Weights and gradients have one size for ever; 3.6 and 0.25 of the rest."""
     lines = [Line(c, "actor", 1000, "1000", {}, "x#y") for c in ("weights", "gradients", "logits", "activations")]

@@ -1,0 +1,57 @@
+"""Architectures for tests: of a few dimensions, as published, and drawn at random."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hypothesis import strategies as st
+
+from calc.architecture import Architecture
+from calc.config import from_config
+from calc.families import FAMILIES
+
+MODELS = sorted((Path(__file__).parent.parent / "models").glob("*.yaml"))
+TINY = {
+    "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 12, "vocab_size": 10,
+}  # fmt: skip
+MLA = {"q_lora_rank": 6, "kv_lora_rank": 4, "qk_rope_head_dim": 2, "qk_nope_head_dim": 3, "v_head_dim": 5}
+DEEPSEEK = {
+    **MLA, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "moe_intermediate_size": 6,
+}  # fmt: skip
+
+
+def tiny(family: str, **fields: Any) -> Architecture:
+    return from_config({"model_type": family, **TINY, **fields})
+
+
+@cache
+def record(model: str) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load((MODELS[0].parent / f"{model}.yaml").read_text())
+    return data
+
+
+def published(model: str) -> Architecture:
+    return from_config(record(model)["config"])
+
+
+@st.composite
+def architectures(draw: st.DrawFn) -> Architecture:
+    small = st.integers(1, 6)
+    kv_heads, head_dim = draw(small), draw(small)
+    heads = kv_heads * draw(small)
+    experts = draw(small)
+    config = {
+        "model_type": draw(st.sampled_from(sorted(FAMILIES))),
+        "hidden_size": heads * head_dim, "num_hidden_layers": draw(small),
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": draw(small),
+        "intermediate_size": draw(small), "moe_intermediate_size": draw(small), "vocab_size": draw(small),
+        "tie_word_embeddings": draw(st.booleans()), "attention_bias": draw(st.booleans()),
+        "num_experts": experts, "num_local_experts": experts, "n_routed_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, experts)), "first_k_dense_replace": draw(small),
+        "decoder_sparse_step": draw(small), "n_shared_experts": draw(st.integers(0, 2)), "anything_else": None,
+    }  # fmt: skip
+    return from_config(config)
