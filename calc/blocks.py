@@ -19,7 +19,7 @@ from calc.memory.activations import Program, kinds
 from calc.memory.loss import head_dimensions, written
 from calc.memory.optimizer import BLOCK, in_32_bits, state_bytes_per_parameter, temporaries
 from calc.memory.run import dimensions
-from calc.memory.weights import NF4_BYTES, quantised_kinds
+from calc.memory.weights import NF4, quantised_kinds
 from calc.phases import LASTING, SORTED_TOKENS, Batch
 from calc.script import Script, Writer
 from calc.stack import SORTING
@@ -170,7 +170,7 @@ def _adapters(r: Replica, layer: int) -> Iterator[Tensor]:
 def _weight(r: Replica, t: Tensor) -> int:
     """A tensor as it lies there, in four bits or whole."""
     four = r.quantised and t.kind in quantised_kinds(r.arch, r.run.linear_experts) and len(t.shape) > 1
-    return int(t.elements * (NF4_BYTES if four else r.weight_bytes))
+    return int(t.elements * (NF4[r.run.nested] if four else r.weight_bytes))
 
 
 def _states(r: Replica, t: Tensor) -> tuple[int, ...]:

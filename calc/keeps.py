@@ -73,6 +73,7 @@ class Role:
     `dropout`: it is on while the role trains. `reentrant`: checkpointing is of PyTorch's reentrant kind.
     `wrapped`: each forward runs under an autocast of its own, whatever the type of the weights. `unfrozen`: those of a
     model that is only scored require gradients all the same, as they were loaded.
+    `unpacks`: bytes that an element of a 4-bit weight takes while it multiplies, those of other products where it is 0.
     `wide_embeddings`: 8-bit optimizers leave the states of embeddings in 32 bits.
     `pipeline`: which stage of how many this is, from 0, where a role is one of the model's and runs its layers alone;
     `model` then names the role whose part it is.
@@ -94,6 +95,7 @@ class Role:
     reentrant: bool = False
     wrapped: bool = False
     unfrozen: bool = False
+    unpacks: int = 0
     wide_embeddings: bool = False
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""

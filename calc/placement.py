@@ -68,13 +68,15 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     changed: tuple[Tensor, ...] = ()
     trained = trained and s.optimizer != "none"
     if trained and s.lora:
-        adapter_bytes = 4 if s.lora.dtype == "fp32" or weight == 4 else 2
+        # beside fp32 weights they have their type, beside four bits of theirs one of their own
+        own = weight == 2 or (s.method == "qlora" and s.precision == "autocast")
+        adapter_bytes = 2 if s.lora.dtype == "bf16" and own else 4
         targets = s.lora.modules
         # FSDP's mixed precision gathers adapters, too, in the compute type
         adapter = Adapter(s.lora.rank, targets, s.lora.dropout > 0, 2 if s.precision == "fsdp-mixed" else adapter_bytes)
         elements = lora_parameters(arch, s.lora.rank, targets)
         changed = adapter_tensors(arch, s.lora.rank, targets)
-        grad, stepped = adapter_bytes, max(adapter_bytes, stepped)
+        grad, stepped = adapter_bytes, stepped if master else adapter_bytes
         master = master if adapter_bytes == 2 else 0
     elif trained:
         changed = tensors(arch, head=head)
@@ -97,6 +99,8 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         context=s.context_parallel,
         exchange=role.exchange,
         quantised=s.method == "qlora",
+        nested=s.double_quantization,
+        unpacked=role.unpacks,
         linear_experts=s.method == "qlora" and not at_least(s.versions["transformers"], "5"),
         # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),

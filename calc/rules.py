@@ -80,6 +80,8 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise Objection(f"placement: given 'separate', allowed: colocated; {task} has no role on GPUs of its own")
     if values["method"] == "full":
         no_adapters(given)
+    if values["method"] != "qlora" and not values["double_quantization"]:
+        raise Objection(f"double_quantization: given false with method {values['method']}, allowed: with qlora")
     if gpus > per_node and gpus % per_node:
         allowed = f"a multiple of gpus_per_node = {per_node}, as {near(gpus, per_node)}"
         raise Objection(f"gpus: given {gpus}, allowed: {allowed}")

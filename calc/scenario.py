@@ -33,6 +33,7 @@ NEUTRAL: Mapping[str, Any] = {
     "trainer": "own",
     "gpus": 1,
     "method": "full",
+    "double_quantization": True,
     "tensor_parallel": 1,
     "pipeline_parallel": 1,
     "context_parallel": 1,
@@ -140,6 +141,7 @@ class Scenario:
     gpus_per_node: int
     method: str
     lora: Lora | None
+    double_quantization: bool
     precision: str
     optimizer: str
     optimizer_impl: str

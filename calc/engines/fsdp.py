@@ -79,7 +79,7 @@ class Fsdp(Holder):
         if self.offload:
             return []
         own = [
-            weights.quantised(r.role, r.arch, r.head, r.weight_bytes, r.ranks, linear_experts=r.run.linear_experts)
+            r.packed(r.ranks)
             if r.quantised
             else weights.weights(
                 r.role, self.stored(tensors(r.arch, head=r.head), r.parameters), r.weight_bytes, r.ranks, "weights#fsdp"
@@ -196,7 +196,7 @@ class Fsdp(Holder):
             copies = 1
         if r.quantised:
             packed = layer_parameters(r.arch, index)
-            lines.append(communication.gathered(r.role, "4-bit layers", packed, weights.NF4_BYTES, copies))
+            lines.append(communication.gathered(r.role, "4-bit layers", packed, weights.NF4[r.run.nested], copies))
             lines.append(communication.gathered(r.role, "adapters", self.adapter_layer, c, copies))
         else:
             lines.append(communication.gathered(r.role, "layers", self.layer(index), c, copies))

@@ -19,11 +19,7 @@ class Plain(Holder):
     def weights(self) -> list[Line]:
         """The model's own weights and its adapters."""
         r = self.replica
-        own = (
-            weights.quantised(r.role, r.arch, r.head, r.weight_bytes, linear_experts=r.run.linear_experts)
-            if r.quantised
-            else weights.weights(r.role, r.parameters, r.weight_bytes)
-        )
+        own = r.packed() if r.quantised else weights.weights(r.role, r.parameters, r.weight_bytes)
         return [own, weights.adapter(r.role, r.adapter, r.adapter_bytes)] if r.adapter else [own]
 
     def loading(self) -> Moments:

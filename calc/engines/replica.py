@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from calc.architecture import Architecture, Head, Tensor, embedding_parameters
 from calc.keeps import Path
 from calc.ledger import Line
-from calc.memory import gradients
+from calc.memory import gradients, weights
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
 
@@ -48,6 +48,11 @@ class Replica:
     reduce_bytes: int = 0
     defers: bool = False
     stays: bool = False
+
+    def packed(self, shards: int = 1) -> Line:
+        """The model in four bits, over `shards` GPUs."""
+        how = {"linear_experts": self.run.linear_experts, "nested": self.run.nested}
+        return weights.quantised(self.role, self.arch, self.head, self.weight_bytes, shards, **how)
 
     @property
     def ties_gradients(self) -> bool:

@@ -83,7 +83,7 @@ class Zero(Holder):
         shards = r.ranks if self.stage == 3 else 1
         lines = []
         if r.quantised:
-            lines.append(weights.quantised(r.role, r.arch, r.head, r.weight_bytes, linear_experts=r.run.linear_experts))
+            lines.append(r.packed())
         elif not self.parameters_on_host:
             lines.append(weights.weights(r.role, r.parameters, r.weight_bytes, shards, "weights#zero"))
         if r.adapter and not self.parameters_on_host:

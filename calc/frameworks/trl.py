@@ -83,6 +83,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
             # trainer/model_config.py:115; for pairs `disable_dropout` is true (reward_config.py:128, dpo_config.py:185)
             "lora.dropout": 0 if task in PAIRED else 0.05,
             "lora.dtype": "bf16" if bf16 else "fp32",
+            "double_quantization": given["method"] != "qlora",  # use_bnb_nested_quant (trainer/model_config.py:164)
         }
     return values
 
@@ -202,8 +203,14 @@ def keeps(s: Scenario) -> Keeps:
 
 
 def trained(s: Scenario) -> dict[str, Any]:
-    """What the model that is trained has from Transformers' Trainer; trainers of pairs switch dropout off."""
-    return trainer.keeps(s) | {"dropout": s.task not in PAIRED}  # adapters' too
+    """What the model that is trained has from Transformers' Trainer; trainers of pairs switch dropout off.
+
+    Four bits that were loaded as fp32 come back as fp32 (trainer/utils.py:265), which autocast casts for the product.
+    """
+    return trainer.keeps(s) | {
+        "dropout": s.task not in PAIRED,  # adapters' too
+        "unpacks": 4 + 2 if (s.method, s.precision) == ("qlora", "autocast") else 0,
+    }
 
 
 def reference_of(s: Scenario, path: Path) -> Role:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from calc.frameworks import FSDP
 from calc.launch import shell
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
 from calc.scenario import Scenario
@@ -65,7 +66,9 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     """The training script's own; `trainer` is the job as the trained model sees it."""
     yield option("--model_name_or_path", shell.role_model(s, "actor") if s.rollout else shell.model_name(s.model))
     yield option("--dataset_name", Placeholder("DATASET", "name or path of the training data"))
-    yield option("--dtype", "bfloat16" if trainer.precision == "bf16" else "float32")
+    # DeepSpeed casts what was loaded, but four bits would be multiplied in the type of the loading
+    narrow = trainer.precision == "bf16" or (trainer.method == "qlora" and trainer.precision == "mixed")
+    yield option("--dtype", "bfloat16" if narrow else "float32")
     yield option("--bf16", mixed(trainer) == "bf16")
     yield option("--attn_implementation", ATTENTION[trainer.attention])
     yield option("--per_device_train_batch_size", trainer.micro_batch)
@@ -89,6 +92,7 @@ def adapters(s: Scenario) -> Iterator[Words]:
     """PEFT's, and the base in 4 bits."""
     yield option("--use_peft", s.lora is not None)
     yield option("--load_in_4bit", s.method == "qlora")
+    yield option("--use_bnb_nested_quant", s.method == "qlora" and s.double_quantization)
     if s.lora:
         yield option("--lora_r", s.lora.rank)
         yield option("--lora_dropout", s.lora.dropout)
@@ -167,8 +171,9 @@ def nodes(s: Scenario) -> int:
 
 
 def mixed(s: Scenario) -> str:
-    """Mixed precision as Accelerate calls it."""
-    return "no" if s.precision in ("bf16", "fp32") else "bf16"
+    """Mixed precision as Accelerate calls it; with it FSDP makes fp32 of all that is trained."""
+    pure = s.precision == "fp32" or (s.precision == "bf16" and s.sharding in FSDP)
+    return "no" if pure else "bf16"
 
 
 def files(s: Scenario) -> dict[str, str]:

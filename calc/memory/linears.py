@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from calc.amounts import amount
 from calc.memory.run import Run, biased, dimensions, elements
+from calc.memory.weights import SCALE
 from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 WIDTH = of(h=1)  # the residual stream
@@ -110,6 +111,9 @@ class Linears:
         """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
         run, tape, elements = self.run, self.tape, self.elements.get(name, 0)
         x = self.entering(name, x)
+        if run.quantised and name not in ("lm_head", "score"):
+            y = self.in_four_bits(name, x, out)
+            return self.adapted(name, x, y) if run.adapter and self.is_adapted(name) else y
         weight = Size({}, {f"W_{name}": 1})
         trained = elements if run.trained else 0
         wide, copies = run.precision == "autocast", list[Tensor]()
@@ -119,22 +123,39 @@ class Linears:
             if run.caches:
                 tape.cache(*copies)
         source = self.cast(x, self.c, name) if self.autocast else x
-        four_bits = run.quantised and name not in ("lm_head", "score")
-        dequantised = weight * self.c if four_bits else NOTHING
         y = tape.op(
             name,
             [*copies, source],
             out,
             self.c,
-            saves=([source] if run.trained or (four_bits and run.keeps_inputs) else []) + copies,
-            scratch=dequantised,
-            backward_scratch=dequantised,
+            saves=([source] if run.trained else []) + copies,
             weight=0 if wide else trained,
             product=name not in self.biased,  # with a bias it is `addmm`
             flat=True,
         )
         y = self.adapted(name, x, y) if run.adapter and self.is_adapted(name) else y
         return self.summed(name, y) if name in ROWWISE else y
+
+    def in_four_bits(self, name: str, x: Tensor, out: Size) -> Tensor:
+        """bitsandbytes' `Linear4bit`: its weight comes back for the product alone, forward with scales that were
+        quantised; the input is cast to the product's type, the output to the input's (`backends/cuda/ops.py`).
+        """
+        source, b = self.cast(x, self.c, name), self.run.unpacked or self.c
+        weight, scales = (Size({}, {f"W_{name}": each}) for each in (b, SCALE))
+        nested = self.run.nested
+        y = self.tape.op(
+            name,
+            [source],
+            out,
+            self.c,
+            saves=[source] if self.run.keeps_inputs else [],
+            scratch=weight + scales if nested else weight,
+            course=(scales, weight, None) if nested else (),
+            backward_scratch=weight,
+            product=name not in self.biased,
+            flat=True,
+        )
+        return self.cast(y, x.b, name)
 
     def entering(self, name: str, x: Tensor) -> Tensor:
         """The input of a linear whose outputs are spread over ranks: each makes a part of the input's gradient.
@@ -171,11 +192,14 @@ class Linears:
         return name not in ("lm_head", "score") and (targets == "all-linear" or name in targets or own in targets)
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:
-        """`y + lora_B(lora_A(dropout(x)))·scaling`, x cast to the adapter's type first, the sum cast back."""
+        """`y + lora_B(lora_A(dropout(x)))·scaling`, x cast to the adapter's type first, the sum cast back.
+
+        Beside four bits autocast casts what it multiplies (peft `tuners/lora/bnb.py`: `requires_conversion`).
+        """
         adapter = self.run.adapter
         assert adapter is not None
         tape, label = self.tape, f"{name}: LoRA"
-        source = read = self.cast(x, adapter.b, label)
+        source = read = x if self.run.quantised and self.autocast else self.cast(x, adapter.b, label)
         if adapter.dropout:
             mask = Tensor(x.width, 1)
             source = tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])

@@ -34,6 +34,8 @@ class Run:
     packaged: bool = False  # attention is the flash-attn package's operator, not PyTorch's
     kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager, math
     quantised: bool = False  # linears in four bits, dequantised for each multiplication
+    nested: bool = True  # their scales are quantised themselves
+    unpacked: int = 0  # bytes that an element of theirs takes then; 0: those of `compute`
     linear_experts: bool = False  # so are routed experts, each of which is three linears
     keeps_inputs: bool = False  # of these, though a frozen weight needs none: bitsandbytes before 0.43.2
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions

@@ -1,9 +1,9 @@
 """Weights: what the parameters themselves take, in the format they are stored in.
 
-NF4 (bitsandbytes 0.45.5 `functional.py:quantize_4bit`): half a byte an element, one 8-bit scale for each 64, and for
-each 256 of these one fp32 scale (double quantisation). Only `nn.Linear` weights are quantised, the head is not. Before
-Transformers 5 each routed expert is three of them and the router one (`modeling_mixtral.py` of 4.48.1); since, they are
-bare parameters, as GPT-OSS's have always been.
+NF4 (bitsandbytes 0.45.5 `functional.py:quantize_4bit`): half a byte an element and an fp32 scale for each 64, or with
+double quantisation an 8-bit one, and for each 256 of these one in fp32. Only `nn.Linear` weights are quantised, the
+head is not. Before Transformers 5 each routed expert is three of them and the router one (`modeling_mixtral.py` of
+4.48.1); since, they are bare parameters, as GPT-OSS's have always been.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from functools import lru_cache
 from calc.architecture import Architecture, Head, parameters, tensors
 from calc.ledger import Line
 
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+SCALE = 4 / 64  # bytes of an element's part of an fp32 scale
+# bytes of an element, by whether scales are quantised themselves
+NF4 = {True: 0.5 + 1 / 64 + SCALE / 256, False: 0.5 + SCALE}
 
 
 def weights(role: str, count: int, b: float, shards: int = 1, source: str = "weights") -> Line:
@@ -49,15 +51,25 @@ def quantised_kinds(arch: Architecture, linear_experts: bool) -> tuple[str, ...]
 
 
 def quantised(
-    role: str, arch: Architecture, head: Head, rest_bytes: int, shards: int = 1, *, linear_experts: bool = False
+    role: str,
+    arch: Architecture,
+    head: Head,
+    rest_bytes: int,
+    shards: int = 1,
+    *,
+    linear_experts: bool = False,
+    nested: bool = True,
 ) -> Line:
-    """A model loaded in NF4: `P_4` elements in four bits, the rest in `rest_bytes`, over `shards` GPUs."""
+    """A model loaded in NF4: `P_4` elements in four bits, the rest in `rest_bytes`, over `shards` GPUs.
+
+    `nested`: their scales are quantised, too.
+    """
     four, total = quantised_elements(arch, linear_experts=linear_experts), parameters(arch, head=head)
-    values = {"P_4": four, "P": total, "b": rest_bytes, "n": NF4_BYTES, "N": shards}
+    values = {"P_4": four, "P": total, "b": rest_bytes, "n": NF4[nested], "N": shards}
     return Line(
         "weights",
         role,
-        int((NF4_BYTES * four + rest_bytes * (total - four)) / shards),
+        int((NF4[nested] * four + rest_bytes * (total - four)) / shards),
         "(n·P_4 + b·(P - P_4))/N",
         values,
         "weights#nf4",

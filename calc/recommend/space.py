@@ -34,7 +34,7 @@ RUNGS: tuple[Fields, ...] = (
     {"method": "full", "optimizer": "adamw"},
     {"method": "full", "optimizer": "adamw-8bit"},
     {"method": "lora", "optimizer": "adamw"},
-    {"method": "qlora", "optimizer": "adamw"},
+    {"method": "qlora", "double_quantization": True, "optimizer": "adamw"},  # which costs nothing
 )
 # By which degree a framework's trainer lets GPUs share a sequence, and over how many of a node.
 SHARED: Mapping[str, str] = {"torch": "tensor_parallel", "openrlhf": "context_parallel", "verl": "context_parallel"}
@@ -193,12 +193,12 @@ def rungs(job: Fields) -> Iterator[Fields]:
         return
     adapters = any(name.startswith("lora.") for name in job)
     for rung in RUNGS:
-        method, optimizer = job.get("method", rung["method"]), job.get("optimizer", rung["optimizer"])
-        if method != rung["method"] or (adapters and method == "full"):
+        own = {name: job.get(name, value) for name, value in rung.items()}
+        if own["method"] != rung["method"] or (adapters and own["method"] == "full"):
             continue
         if "optimizer" not in job or rung["optimizer"] == "adamw":
-            yield {"method": method, "optimizer": optimizer}
-            yield from _sharing(job, {"method": method, "optimizer": optimizer})
+            yield own
+            yield from _sharing(job, own)
 
 
 def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:

@@ -98,12 +98,14 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
         heads = s.architecture.heads * s.architecture.layers
         computed.append(work.scores(tokens, load.length, heads, core, n, r.memory))
     if s.precision == "autocast":
-        computed.append(work.cast((c.layers + c.head) / n, load.micro, p, r.memory))
+        cast = c.head if s.method == "qlora" else c.layers + c.head
+        computed.append(work.cast(cast / n, load.micro, p, r.memory))
     if head == "lm":
         per_logit = PER_LOGIT[s.loss] if trained else SCORED
         computed.append(work.vocabulary(tokens, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":
-        computed.append(work.dequantised(c.layers / n, load.micro, p, r.memory))
+        in_fp32 = any(role.unpacks for role in s.keeps.roles)
+        computed.append(work.dequantised(c.layers / n, load.micro, p, r.memory, in_fp32=in_fp32))
     layers = s.architecture.layers // s.pipeline_parallel
     computed.append(work.starts(work.operations(work.KERNELS, layers, c, a, p), load.micro))
     elements = parameters(s.architecture, head=head) + a.elements

@@ -220,11 +220,14 @@ def vocabulary(tokens: float, vocab: int, per_logit: float, shards: int, bandwid
     return Term("loss", tokens * vocab * per_logit / (shards * bandwidth), "T·V·l/(N·B)", values, "throughput#loss")
 
 
-def dequantised(elements: float, micro: int, p: Passes, bandwidth: float) -> Term:
-    """4-bit weights, made bf16 for each pass of each micro-batch: half a byte read, two written."""
-    passes = p.forward + p.again + p.inputs
-    values = {"m": micro, "Q": elements, "n": passes, "B": bandwidth}
-    return Term("dequantise", 2.5 * micro * elements * passes / bandwidth, "2.5·m·Q·n/B", values, "throughput#matrix")
+def dequantised(elements: float, micro: int, p: Passes, bandwidth: float, *, in_fp32: bool = False) -> Term:
+    """4-bit weights, made bf16 for each pass of each micro-batch: half a byte read, two written.
+
+    `in_fp32`: they become fp32 first, four bytes that are written and read.
+    """
+    passes, each = p.forward + p.again + p.inputs, 10.5 if in_fp32 else 2.5
+    values = {"b": each, "m": micro, "Q": elements, "n": passes, "B": bandwidth}
+    return Term("dequantise", each * micro * elements * passes / bandwidth, "b·m·Q·n/B", values, "throughput#matrix")
 
 
 def scores(tokens: float, length: float, heads: int, p: Passes, shards: int, bandwidth: float) -> Term:

@@ -59,7 +59,9 @@ def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) 
             own, attn_implementation=attention(s["attention"])[0], **{"dtype" if MODERN else "torch_dtype": dtype}
         )
     if s["method"] == "qlora":
-        model = _quantised(model, device)
+        # TRL makes four bits of what it has loaded, others of 16 bits
+        wide = dtype if s["framework"].startswith("trl") else torch.bfloat16
+        model = _quantised(model, device, wide, nested=s["double_quantization"])
     model.tie_weights()
     if device.type == "cuda" and not in_parts:
         torch.cuda.empty_cache()  # a tied head was there for a moment, as it never is where weights are loaded
@@ -78,8 +80,10 @@ def scores(s: Mapping[str, Any]) -> bool:
     return bool(s["task"] == "ppo" and s["roles"].get("actor") == "none")
 
 
-def _quantised(model: Any, device: torch.device) -> Any:
-    """A model of the host on `device`, the linear modules of its layers in four bits: NF4, its scales quantised too."""
+def _quantised(model: Any, device: torch.device, dtype: torch.dtype, *, nested: bool) -> Any:
+    """A model of the host on `device`, the linear modules of its layers in NF4: made from weights of `dtype`, which
+    they are multiplied as, and their scales quantised too where `nested`.
+    """
     if not find_spec("bitsandbytes"):
         raise NotRun("not run: bitsandbytes missing")
     from bitsandbytes.nn import Linear4bit, Params4bit
@@ -89,16 +93,17 @@ def _quantised(model: Any, device: torch.device) -> Any:
     four_bits = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_use_double_quant=nested,
+        bnb_4bit_compute_dtype=dtype,
     )
     model = replace_with_bnb_linear(model, ["lm_head", "score"], four_bits)
     for module in model.modules():
         if isinstance(module, Linear4bit):
-            whole = torch.randn(module.weight.shape, dtype=torch.bfloat16, device=device) * STD
-            module.weight = Params4bit(whole, requires_grad=False, quant_type="nf4", module=module).to(device)
+            whole = torch.randn(module.weight.shape, dtype=dtype, device=device) * STD
+            packed = Params4bit(whole, requires_grad=False, compress_statistics=nested, quant_type="nf4", module=module)
+            module.weight = packed.to(device)
             if module.bias is not None:
-                module.bias = torch.nn.Parameter(torch.zeros(module.bias.shape, dtype=torch.bfloat16, device=device))
+                module.bias = torch.nn.Parameter(torch.zeros(module.bias.shape, dtype=dtype, device=device))
     model = model.to(device)
     model.is_loaded_in_4bit = True  # PEFT asks it
     return model

@@ -34,7 +34,8 @@ class Case:
     lora_r: int = 0
     lora_targets: str = "all"  # all, or qv
     lora_dropout: float = 0.0
-    lora_dtype: str = "same"  # same (as the base), fp32
+    lora_dtype: str = "same"  # same (as the base; beside four bits bf16), fp32
+    four_bits: bool = False  # the base's linears in NF4, made from 16-bit weights
     train: str = "full"  # full, head (lm_head alone)
     fsdp: int = 0  # ranks; 0: none
     reshard: str = "yes"  # no for stages of a pipeline
@@ -107,7 +108,7 @@ _CHECKPOINTING = {"none": "none", "full": "full", "selective": "selective"}
 _OPTIMIZERS = {"adamw": "adamw", "sgd": "sgd", "none": "none"}
 _SHARDING = {"none": 0, "fsdp2": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 _GRADIENTS = {"bf16": "bf16", "fp32": "fp32"}
-_METHODS = {"full": "full", "lora": "lora"}
+_METHODS = {"full": "full", "lora": "lora", "qlora": "qlora"}
 _TARGETS = {"all-linear": "all", "q_proj, v_proj": "qv"}
 _LOGPROB = {"log-softmax-fp32": "fp32", "selective": "trl", "logsumexp": "lse"}
 
@@ -147,7 +148,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
     for absent in ("offload.optimizer", "offload.parameters"):
         if flat.get(absent):
             raise CaseError(f"{absent}: cannot be traced")
-    lora = _pick(flat, "method", _METHODS, "full") == "lora"
+    lora = _pick(flat, "method", _METHODS, "full") != "full"
     task = flat.get("task", "sft")
     if task == "ppo":
         scored = flat.get("optimizer") == "none"
@@ -180,6 +181,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "lora_targets": _pick(flat, "lora.targets", _TARGETS, "all-linear"),
             "lora_dropout": float(flat.get("lora.dropout", 0.0)),
             "lora_dtype": "fp32" if flat.get("lora.dtype") == "fp32" else "same",
+            "four_bits": flat.get("method") == "qlora",
             "fsdp": gpus // (tp * pp) if flat.get("sharding") == "fsdp2" else 0,
             "tp": tp,
             "cp": cp,

@@ -55,12 +55,16 @@ def load(case: Case) -> Any:
             tensor_parallel.shard(case, model)
         if case.pp > 1:
             return pipeline_parallel.Part(case, model)
+        if case.four_bits:
+            from . import four_bits  # it says on import that there is no GPU
+
+            model = four_bits.quantise(model)
         return Critic(model) if case.task == "ppo-critic" else model
 
 
 def _linear_names(model: torch.nn.Module) -> list[str]:
     """The names of the linear modules inside the layers: not the heads, routers or fused experts."""
-    linear = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear))
+    linear = (name for name, module in model.named_modules() if hasattr(module, "in_features"))
     return sorted({name.rsplit(".", 1)[-1] for name in linear if ".layers." in name})
 
 
@@ -78,7 +82,12 @@ def _adapters(case: Case, model: Any) -> Any:
         if isinstance(model, Critic):  # its scalar head is trained whole
             model.backbone = get_peft_model(model.backbone, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
             return model
-        return get_peft_model(model, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
+        adapted = get_peft_model(model, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
+    if case.four_bits and case.lora_dtype == "same":  # as TRL's trainers do
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    return adapted
 
 
 def _policy() -> EverySecondProduct:

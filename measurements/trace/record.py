@@ -8,6 +8,8 @@ from importlib.metadata import version
 from operator import itemgetter
 from typing import Any
 
+import torch
+
 from . import attention, context_parallel
 from .case import Case
 from .ledger import Event, Ledger, Moment, alive, highest, walk
@@ -29,12 +31,16 @@ _FSDP_BUFFERS = ("aten.empty.memory_format", "fsdp.all_gather_copy_in.default", 
 
 def events_of(case: Case) -> tuple[list[Event], Step]:
     """Run the case's step and return everything that happened to memory in it."""
-    with fake_mode(), Ledger(case.workspace) as ledger:
-        step = Step(case, ledger)
-        step.warm_up()
-        ledger.start()
-        step.run()
-        ledger.recording = False
+    linear = torch.nn.functional.linear
+    try:
+        with fake_mode(), Ledger(case.workspace) as ledger:
+            step = Step(case, ledger)
+            step.warm_up()
+            ledger.start()
+            step.run()
+            ledger.recording = False
+    finally:
+        torch.nn.functional.linear = linear  # DeepSpeed's ZeRO 3 has put its own in place
     return ledger.events, step
 
 

@@ -54,7 +54,7 @@ def _softmax_copy(x: torch.Tensor, *_: Any) -> int:
     return 0 if x.is_contiguous() else rounded(x.numel() * x.element_size())
 
 
-_BY_OP: dict[Any, Callable[..., int]] = {
+RULES: dict[Any, Callable[..., int]] = {
     aten.embedding_dense_backward.default: _embedding_backward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
@@ -66,5 +66,5 @@ _BY_OP: dict[Any, Callable[..., int]] = {
 
 def scratch(op: Any, args: tuple[Any, ...]) -> int:
     """Bytes of scratch memory that one call of `op` takes on the device while it runs."""
-    rule = _BY_OP.get(op)
+    rule = RULES.get(op)
     return rule(*args) if rule else 0

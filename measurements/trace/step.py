@@ -118,6 +118,9 @@ class Step:
                     ledger.mark(getattr(parameter, "ds_tensor", parameter), f"{role}params")
                 for buffer in model.buffers():
                     ledger.mark(buffer, "buffers")
+                for module in model.modules():
+                    for scale in getattr(module, "scales", ()):  # of four bits
+                        ledger.mark(scale, f"{role}params")
         for tensor in self.inputs.values():
             ledger.mark(tensor, "inputs")
 

@@ -30,9 +30,12 @@ COMPUTED = {
     "gh-orlhf-398": ("oom", "load"),
     "gh-orlhf-858": ("oom", "load"),
     "gh-verl-1141": ("oom", None),  # its traceback does not name the phase
+    "gh-x-r1-14": ("fits", None),  # its message's figures were not read
+    "gh-trl-3456": ("fits", None),  # nor were this one's
+    "gh-trl-2776": ("oom", "step"),
     "logicrl-4a100": ("oom", "backward"),  # at a mean of 650 tokens, which its source does not state
 }
-DISAGREE = {"gh-orlhf-519", "logicrl-4a100"}
+DISAGREE = {"gh-orlhf-519", "gh-x-r1-14", "gh-trl-3456", "logicrl-4a100"}
 
 
 def page() -> Mapping[str, Any]:
@@ -76,11 +79,11 @@ def test_the_first_model_to_load_is_known_to_the_megabyte(row: str) -> None:
     assert weights / GiB == pytest.approx(RECORDS[row]["measured_bytes"] / GiB, abs=0.002)
 
 
-def test_all_but_two_agree() -> None:
+def test_all_but_four_agree() -> None:
     wrong = {
         id for id, r in RECORDS.items() if (estimate(parse(r["scenario"])).verdict == "oom") != (r["verdict"] == "oom")
     }
-    assert len(RECORDS) == 13
+    assert len(RECORDS) == 16
     assert wrong == DISAGREE
 
 

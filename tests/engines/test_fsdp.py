@@ -17,7 +17,7 @@ from strategies import scenarios
 from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Where
 from calc.memory import host
-from calc.memory.weights import NF4_BYTES
+from calc.memory.weights import NF4
 from calc.scenario import Scenario
 
 ROOT = 2 * VH + 4096
@@ -236,7 +236,7 @@ def test_four_bit_layers_are_sharded_and_gathered_in_four_bits() -> None:
     alone = engine(method="qlora", lora__rank=64)
     assert total(e.resident(), "weights") == total(alone.resident(), "weights") // 8
     gathered = [line for line in e.at(GATHER) if line.values.get("what") == "4-bit layers"]
-    assert total(gathered) == int(3 * NF4_BYTES * LAYER)
+    assert total(gathered) == int(3 * NF4[True] * LAYER)
 
 
 def test_a_frozen_models_root_stays_gathered() -> None:

@@ -345,6 +345,7 @@ TRL = (
     Row("precision", of(BASE, "bf16"), {None: "autocast"}),  # __post_init__: true unless fp16 is
     Row("precision", of(MODEL_CONFIG, "dtype"), {"float32": "autocast"}),
     Row("attention", of(MODEL_CONFIG, "attn_implementation"), {None: "sdpa"}),  # Transformers' choice
+    Row("double_quantization", of(MODEL_CONFIG, "use_bnb_nested_quant"), given={**LORA, "method": "qlora"}),
     Row("lora.rank", of(MODEL_CONFIG, "lora_r"), given=LORA),
     Row("lora.dropout", of(MODEL_CONFIG, "lora_dropout"), given=LORA, scripts=("sft", "grpo")),
     Row("lora.dropout", of(REWARD, "disable_dropout"), {True: 0}, LORA, ("rm",)),

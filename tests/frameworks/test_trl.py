@@ -192,6 +192,20 @@ def test_a_tile_is_no_larger_than_the_tokens_that_are_scored() -> None:
     assert trl.keeps(grpo(micro_batch=4, response_len=128)).roles[0].path.tile == 4 * 128
 
 
+def test_four_bits_come_back_in_the_type_that_was_loaded() -> None:
+    """`bnb_4bit_compute_dtype` is dtype (trainer/utils.py:265), float32 unless it is given; autocast adds its copy."""
+    for fields, unpacks in (({}, 6), ({"precision": "bf16"}, 0), ({"method": "lora"}, 0)):
+        assert trl.keeps(run(**{"method": "qlora"} | fields)).roles[0].unpacks == unpacks
+
+
+def test_adapters_beside_four_bits_and_their_states_are_bf16() -> None:
+    """`param.data.to(torch.bfloat16)` (trainer/sft_trainer.py:911): 2 bytes, and AdamW's moments 2 each."""
+    (group,) = estimate(run(method="qlora", model="llama-3-8b", lora__rank=16)).groups
+    (step,) = (phase.moment for phase in group.phases if phase.name == "step")
+    found = {line.component: line.bytes for line in step.lines}
+    assert (found["adapter"], found["optimizer_states"]) == (2 * 41_943_040, 4 * 41_943_040)
+
+
 def test_trainers_of_pairs_disable_dropout() -> None:
     """`disable_dropout` is true for them (reward_config.py:128, dpo_config.py:185), false for GRPO; SFT has none."""
     given = {"method": "lora", "model": "llama-3.2-1b"}

@@ -231,11 +231,11 @@ def test_a_message_cannot_end_its_placeholder() -> None:
 
 # What each field becomes; jobs are the first of its framework that can have it. Roles are described by the same fields.
 CHANGES: dict[str, Any] = {
-    "model": "qwen2.5-7b", "gpus": 4, "method": "lora", "lora.rank": 8, "lora.targets": ["o_proj"],
-    "lora.dropout": 0.25, "lora.dtype": "other", "precision": "bf16", "optimizer": "sgd", "optimizer_impl": "other",
-    "sharding": "other", "offload.optimizer": True, "offload.parameters": True, "grad_dtype": "fp32",
-    "checkpointing": "other", "attention": "sdpa", "logprob": "selective", "micro_batch": 4, "global_batch": 128,
-    "seq_len": 777, "prompt_len": 777, "response_len": 777, "expected_len": 99, "packing": True,
+    "model": "qwen2.5-7b", "gpus": 4, "method": "lora", "double_quantization": "other", "lora.rank": 8,
+    "lora.targets": ["o_proj"], "lora.dropout": 0.25, "lora.dtype": "other", "precision": "bf16", "optimizer": "sgd",
+    "optimizer_impl": "other", "sharding": "other", "offload.optimizer": True, "offload.parameters": True,
+    "grad_dtype": "fp32", "checkpointing": "other", "attention": "sdpa", "logprob": "selective", "micro_batch": 4,
+    "global_batch": 128, "seq_len": 777, "prompt_len": 777, "response_len": 777, "expected_len": 99, "packing": True,
     "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
     "rollout.sleep": "other", "rollout.batch": 128, "rollout.gpus": 6, "gpus_per_node": 4,
     "expandable_segments": "other", "placement": {"placement": "separate", "rollout.gpus": 4},
@@ -249,7 +249,7 @@ CHANGES: dict[str, Any] = {
 OTHERS = {
     "sharding": ("zero1", "zero2", "zero3", "fsdp1", "fsdp2"), "checkpointing": ("none", "full"),
     "optimizer_impl": ("fused", "foreach", "single"), "lora.dtype": ("fp32", "bf16"), "rollout.sleep": (True, False),
-    "expandable_segments": (True, False),
+    "expandable_segments": (True, False), "double_quantization": (True, False),
 }  # fmt: skip
 # The machine itself, the framework, parallelism that is not modelled, and losses, in which nobody here has a choice
 NOT_CHANGED = {
@@ -265,6 +265,7 @@ STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "verl", "task": "ppo", "method": "lora", **RL},
     {"framework": "trl", "task": "sft", "sharding": "zero2", "micro_batch": 2, "global_batch": 64},
     {"framework": "trl", "task": "sft", "sharding": "fsdp2", "method": "lora", "micro_batch": 2, "global_batch": 64},
+    {"framework": "trl", "task": "sft", "method": "qlora", "micro_batch": 2, "global_batch": 64},
     {"framework": "trl", "task": "dpo", "sharding": "zero3", "micro_batch": 2, "global_batch": 64},
     {"framework": "trl", "task": "grpo", "rollout__engine": "vllm", "roles__reference": {}, **RL},
 )

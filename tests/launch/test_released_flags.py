@@ -356,8 +356,11 @@ def precision(settings: Mapping[str, Any], said: Mapping[str, Any]) -> str:
         assert settings["mixed_precision"] == "no"
         return {"bfloat16": "bf16", "float32": "fp32"}[said["dtype"]]
     assert settings.get("mixed_precision", "bf16") == "bf16"
-    assert said["dtype"] == "float32"
-    return {"DEEPSPEED": "mixed", "FSDP": "fsdp-mixed"}.get(settings["distributed_type"], "autocast")
+    placed = settings["distributed_type"]
+    # four bits are multiplied in the type that was loaded, which DeepSpeed casts anyway
+    narrow = said["dtype"] == "bfloat16"
+    assert not narrow or placed in ("NO", "MULTI_GPU") or (placed == "DEEPSPEED" and said.get("load_in_4bit"))
+    return {"DEEPSPEED": "mixed", "FSDP": "fsdp-mixed"}.get(placed, "bf16" if narrow else "autocast")
 
 
 def optimizer(said: Mapping[str, Any]) -> str:

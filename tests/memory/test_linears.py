@@ -148,13 +148,27 @@ def test_a_bf16_adapter_shares_the_gradient_of_its_sum() -> None:
 
 
 def test_a_quantised_linear_is_dequantised_whole_in_forward_and_backward() -> None:
-    """NF4 weights become bf16 for each multiplication: 2 bytes an element, gone after it; the head stays bf16."""
+    """NF4 weights become bf16 for each multiplication, 2 bytes an element, beside an fp32 scale of 64 while forward."""
     made = tape("llama-3-8b", **frozen(BF16_LORA, quantised=True))
-    for shots in (made.forward(), made.backward()):
+    for shots, scale in ((made.forward(), 4 / 64), (made.backward(), 0)):
         found = passing("llama-3-8b", shots)
-        assert found["down_proj"][1] == {"W_down_proj": 2}
-        assert found["q_proj"][1] == {"W_q_proj": 2}
+        assert found["down_proj"][1] == {"W_down_proj": 2 + scale}
+        assert found["q_proj"][1] == {"W_q_proj": 2 + scale}
         assert found["mlp: product"][1] == {}
+
+
+def test_scales_that_were_not_quantised_need_not_come_back() -> None:
+    """`_dequant_linear_fallback`: an fp32 copy where `absmax_8bit` is given."""
+    made = tape("llama-3-8b", **frozen(BF16_LORA, quantised=True, nested=False))
+    assert passing("llama-3-8b", made.forward())["q_proj"][1] == {"W_q_proj": 2}
+
+
+def test_scales_come_back_in_a_block_of_their_own_before_the_weight() -> None:
+    """The order in which the allocator is asked: 4 / 64 and 2 bytes an element, then the product's output."""
+    made = tape("llama-3-8b", **frozen(BF16_LORA, quantised=True))
+    (product,) = (op for op in made.ops if op.name == "q_proj")
+    assert [size.fixed for size in product.course if isinstance(size, Size)] == [{"W_q_proj": 4 / 64}, {"W_q_proj": 2}]
+    assert (product.course[-1], product.backward_course) == (None, ())
 
 
 def test_old_bitsandbytes_keeps_the_input_of_every_four_bit_product() -> None:
@@ -168,7 +182,36 @@ def test_old_bitsandbytes_keeps_the_input_of_every_four_bit_product() -> None:
 def test_a_quantised_model_of_fp32_dequantises_to_fp32() -> None:
     """The copy has the type that the multiplication runs in."""
     found = passing("llama-3-8b", tape("llama-3-8b", **frozen(quantised=True, precision="fp32")).forward())
-    assert found["q_proj"][1] == {"W_q_proj": 4}
+    assert found["q_proj"][1] == {"W_q_proj": 4 + 4 / 64}
+
+
+@pytest.mark.parametrize(
+    ("precision", "closed_form", "llama_3_8b"),
+    [
+        # the residual stream and what norms make are bf16: adapters keep the outputs that four bits were given
+        ("autocast-bf16", "12h + 4q + 4kv + 8i + 4H + 8 + 14r", 185_352),
+        # `Linear4bit` gives back its input's type: gate, its activation and up are fp32, and every adapter's input is
+        # cast for it alone, all but that of o_proj: 8h of the norms' inputs, 2h each for q, k, v, gate, up
+        ("autocast", "18h + 4q + 4kv + 14i + 4H + 8 + 14r", 295_944),
+    ],
+)
+def test_autocast_does_not_cast_four_bits_and_adapters_beside_them_cast_no_input_to_fp32(
+    precision: str, closed_form: str, llama_3_8b: int
+) -> None:
+    """As traced with bitsandbytes 0.50.2 and peft 0.21.2 (`tuners/lora/bnb.py`), adapters of fp32 on all linears.
+
+    18·4096 + 4·4096 + 4·1024 + 14·14336 + 4·32 + 8 + 14·64; of 16-bit weights as many as without autocast, in bf16.
+    """
+    run = frozen(Adapter(64, "all-linear", False, 4), precision=precision, quantised=True)
+    assert terms(tape("llama-3-8b", **run).saved(), arch("llama-3-8b"))[0] == form(closed_form)[0]
+    assert per_token("llama-3-8b", **run) == llama_3_8b
+
+
+def test_four_bits_that_were_fp32_come_back_as_fp32_before_autocast_casts_them() -> None:
+    """TRL's own loading: 4 bytes an element, and 2 of the copy that multiplies; the head is cast as any is."""
+    made = tape("llama-3-8b", **frozen(BF16_LORA, precision="autocast", quantised=True, unpacked=6))
+    for shots, scale in ((made.forward(), 4 / 64), (made.backward(), 0)):
+        assert passing("llama-3-8b", shots)["q_proj"][1] == {"W_q_proj": 6 + scale}
 
 
 AUTOCAST_FORWARD = """

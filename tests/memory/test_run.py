@@ -17,9 +17,10 @@ ADAPTER = Adapter(8, "all-linear", False, 4)
 
 def test_a_run_is_bf16_frozen_to_nothing_and_alone_unless_it_says_otherwise() -> None:
     """The tapes of `torch`: one model, its own weights trained, PyTorch's flash kernel, no autocast, no rank beside."""
-    said = {name for name in Run.__slots__ if getattr(PLAIN, name) is True}
-    assert said == {"trained"}
-    assert (PLAIN.precision, PLAIN.kernel, PLAIN.context, PLAIN.exchange) == ("bf16", "flash", 1, "")
+    plain = Run(ARCH)
+    said = {name for name in Run.__slots__ if getattr(plain, name) is True}
+    assert said == {"trained", "nested"}
+    assert (plain.precision, plain.kernel, plain.context, plain.exchange) == ("bf16", "flash", 1, "")
 
 
 @pytest.mark.parametrize(

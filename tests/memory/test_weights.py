@@ -29,9 +29,16 @@ def test_an_adapter_and_a_master_are_lines_of_their_own() -> None:
 
 def test_nf4_takes_4_127_bits() -> None:
     """4 bits, 8 bits a block of 64, 32 bits a block of 64 · 256: 4 + 0.125 + 0.001953 (QLoRA's double quantisation)."""
-    assert 8 * weights.NF4_BYTES == 4 + 8 / 64 + 32 / (64 * 256)
-    assert f"{8 * weights.NF4_BYTES:.3f}" == "4.127"
-    assert pytest.approx(0.515869, abs=1e-6) == weights.NF4_BYTES
+    assert 8 * weights.NF4[True] == 4 + 8 / 64 + 32 / (64 * 256)
+    assert f"{8 * weights.NF4[True]:.3f}" == "4.127"
+    assert pytest.approx(0.515869, abs=1e-6) == weights.NF4[True]
+
+
+def test_scales_that_are_not_quantised_take_half_a_bit() -> None:
+    """32 bits a block of 64, bitsandbytes' own default: 4.5 bits, a tenth more."""
+    assert 8 * weights.NF4[False] == 4.5
+    line = weights.quantised("actor", LLAMA, "lm", 2, nested=False)
+    assert line.bytes == int(0.5625 * LINEAR + 2 * (P - LINEAR))
 
 
 def test_four_bits_are_for_linears_inside_the_layers_alone() -> None:
@@ -39,7 +46,7 @@ def test_four_bits_are_for_linears_inside_the_layers_alone() -> None:
     assert weights.quantised_elements(LLAMA) == LINEAR
     assert P - LINEAR == 2 * VH + 65 * 4096
     line = weights.quantised("actor", LLAMA, "lm", 2)
-    assert line.bytes == int(weights.NF4_BYTES * LINEAR + 2 * (P - LINEAR))
+    assert line.bytes == int(weights.NF4[True] * LINEAR + 2 * (P - LINEAR))
     assert weights.quantised("actor", LLAMA, "lm", 2, 8).bytes == line.bytes // 8
 
 
@@ -50,7 +57,7 @@ def test_routed_experts_are_not_quantised() -> None:
     attention = 32 * (2 * 4096**2 + 2 * 1024 * 4096)
     assert weights.quantised_elements(mixtral) == attention
     found = weights.quantised("actor", mixtral, "lm", 2).bytes
-    assert found == int(weights.NF4_BYTES * attention + 2 * (46_702_792_704 - attention))
+    assert found == int(weights.NF4[True] * attention + 2 * (46_702_792_704 - attention))
 
 
 def test_routed_experts_that_are_linears_are_quantised() -> None:
@@ -81,5 +88,5 @@ def test_a_shard_is_rounded_down_to_whole_bytes() -> None:
     assert weights.weights("actor", 7, 1.5, 4).bytes == 2
     for line in (weights.adapter("actor", 7, 2, 4), weights.master("actor", 7, 2, 4)):
         assert (line.bytes, type(line.bytes)) == (3, int)
-    whole = weights.NF4_BYTES * LINEAR + 2 * (P - LINEAR)
+    whole = weights.NF4[True] * LINEAR + 2 * (P - LINEAR)
     assert weights.quantised("actor", LLAMA, "lm", 2, 7).bytes == int(whole / 7)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 MIB = 2**20
 # One a kind: tied embeddings, a scalar head, a reference model, autocast with LoRA, FSDP 2, layers run again in part,
-# DeepSpeed, DTensor, a ring, stages.
+# DeepSpeed, DTensor, a ring, stages, Transformers' Trainer with four bits and with FSDP's no_sync.
 CASES = (
     "traced/qwen2.5-0.5b/sft/s512/mb4",
     "traced/qwen2.5-1.5b/rm/s1024/mb4",
@@ -38,6 +38,8 @@ CASES = (
     "traced/llama-3-8b/sft/s2048/mb2/attn=fa2/prec=mp/fsdp=8/tp=8/sequence_parallel=True",
     "traced/llama-3.2-1b/sft/s8192/mb1/fsdp=2/cp=2",
     "traced/tinyllama-1.1b/sft/s2048/mb1/reshard=no/pp=4/grad_accum=4",
+    "traced/llama-3.2-1b/sft/s2048/mb1/lora_r=16/lora_dropout=0.05/lora_dtype=fp32/four_bits=True/trainer=True",
+    "traced/qwen2.5-1.5b/rm/s1024/mb1/ckpt=full/prec=mp/fsdp=4/grad_accum=2/trainer=True",
 )
 
 
@@ -143,7 +145,7 @@ def test_stored_records_are_traced_again_to_the_byte() -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"method": "qlora"}, "method: 'qlora' cannot be traced; allowed: full, lora"),
+        ({"optimizer": "lion"}, "optimizer: 'lion' cannot be traced; allowed: adamw, sgd, none"),
         ({"sharding": "zero2"}, "versions.deepspeed: None cannot be traced; allowed: "),
     ],
 )
