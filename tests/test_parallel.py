@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 from formulas import form, holds, terms
 from hypothesis import given
 from hypothesis import strategies as st
@@ -336,6 +339,18 @@ def test_more_context_parallel_ranks_never_need_more_per_gpu(base: dict[str, Any
 )
 def test_what_a_trainer_cannot_cut_is_refused(base: dict[str, Any], changes: dict[str, Any], line: str) -> None:
     assert line in refused(base, **changes)
+
+
+def test_ulysses_divides_key_heads_or_repeats_them(tmp_path: pathlib.Path) -> None:
+    """verl 0.7 `models/transformers/monkey_patch.py:294`: 6 key heads over 2 ranks or 12, not over 4 of 12 heads."""
+    config = yaml.safe_load((pathlib.Path(__file__).parents[1] / "models" / "qwen2.5-7b.yaml").read_text("utf-8"))[
+        "config"
+    ]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config | {"num_attention_heads": 12, "num_key_value_heads": 6, "hidden_size": 1536}))
+    job = VERL | {"model": str(file)}
+    assert parse(job | {"context_parallel": 2}).context_parallel == 2
+    assert "allowed: a divisor or a multiple of the model's 6 key heads" in refused(job, context_parallel=4)
 
 
 # --- inference ---

@@ -203,14 +203,16 @@ def keeps(s: Scenario) -> Keeps:
 
 
 def trained(s: Scenario) -> dict[str, Any]:
-    """What the model that is trained has from Transformers' Trainer; trainers of pairs switch dropout off.
+    """What the model that is trained has from Transformers' Trainer; trainers of pairs switch dropout off."""
+    return trainer.keeps(s) | {"dropout": s.task not in PAIRED, "unpacks": unpacks(s)}  # adapters' dropout, too
 
-    Four bits that were loaded as fp32 come back as fp32 (trainer/utils.py:265), which autocast casts for the product.
+
+def unpacks(s: Scenario) -> int:
+    """Bytes of an element in four bits while it multiplies, where it is not in the type of other products.
+
+    What was loaded as fp32 comes back as fp32 (trainer/utils.py:265), which autocast casts for the product.
     """
-    return trainer.keeps(s) | {
-        "dropout": s.task not in PAIRED,  # adapters' too
-        "unpacks": 4 + 2 if (s.method, s.precision) == ("qlora", "autocast") else 0,
-    }
+    return 4 + 2 if (s.method, s.precision) == ("qlora", "autocast") else 0
 
 
 def reference_of(s: Scenario, path: Path) -> Role:
@@ -219,7 +221,7 @@ def reference_of(s: Scenario, path: Path) -> Role:
     assert own
     shares = bool(s.lora) and own.model == s.model
     return Role("reference", path, path, s.rows, s.rows, root_stays=own.sharding == "fsdp1", shares=shares,
-                wrapped=trainer.wrapped(own), unfrozen=True)  # fmt: skip
+                wrapped=trainer.wrapped(own), unfrozen=True, unpacks=unpacks(own))  # fmt: skip
 
 
 def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:

@@ -38,9 +38,12 @@ def refuse(s: Scenario) -> str | None:
     uncut = whole_layers(s, "its FSDP trainer does not cut layers, and Megatron's is not modelled")
     if reason := uncut or context_fault(s):
         return reason
-    if s.architecture.heads % s.context_parallel:
-        heads = f"a divisor of the model's {s.architecture.heads} attention heads"
-        return f"context_parallel: given {s.context_parallel}, allowed: {heads}"
+    # models/transformers/monkey_patch.py:291-294 of 0.7.0
+    degree, heads, keys = s.context_parallel, s.architecture.heads, s.architecture.kv_heads
+    if heads % degree:
+        return f"context_parallel: given {degree}, allowed: a divisor of the model's {heads} attention heads"
+    if keys % degree and degree % keys:
+        return f"context_parallel: given {degree}, allowed: a divisor or a multiple of the model's {keys} key heads"
     for place, allowed in fixed.items():
         if getattr(s, place) not in allowed:
             with_packing = " with packing" if place == "attention" and free else ""

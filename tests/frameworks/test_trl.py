@@ -196,6 +196,7 @@ def test_four_bits_come_back_in_the_type_that_was_loaded() -> None:
     """`bnb_4bit_compute_dtype` is dtype (trainer/utils.py:265), float32 unless it is given; autocast adds its copy."""
     for fields, unpacks in (({}, 6), ({"precision": "bf16"}, 0), ({"method": "lora"}, 0)):
         assert trl.keeps(run(**{"method": "qlora"} | fields)).roles[0].unpacks == unpacks
+    assert [role.unpacks for role in trl.keeps(run(method="qlora", task="dpo")).roles] == [6, 6]
 
 
 def test_adapters_beside_four_bits_and_their_states_are_bf16() -> None:
