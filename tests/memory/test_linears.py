@@ -207,6 +207,32 @@ def test_autocast_does_not_cast_four_bits_and_adapters_beside_them_cast_no_input
     assert per_token("llama-3-8b", **run) == llama_3_8b
 
 
+@pytest.mark.parametrize(
+    ("run", "closed_form", "llama_3_8b"),
+    [
+        # no autocast: as beside 16 bits each of the seven keeps an fp32 copy of its input
+        ({"precision": "bf16", "quantised": True}, "28h + 8q + 4kv + 10i + 4H + 8 + 28r", 296_840),
+        # autocast beside 16 bits: the fp32 copy is cast again, and the second copy kept, 2h or 2q or 2i each
+        ({"precision": "autocast-bf16"}, "18h + 6q + 4kv + 8i + 4H + 8 + 14r", 218_120),
+    ],
+)
+def test_fp32_adapters_cast_inputs_but_under_autocast_beside_four_bits(
+    run: dict[str, Any], closed_form: str, llama_3_8b: int
+) -> None:
+    """Traced, both: 28·4096 + 8·4096 + 4·1024 + 10·14336 + 136 + 28·64; 18·4096 + 6·4096 + 4·1024 + 8·14336 + …"""
+    fields = frozen(Adapter(64, "all-linear", False, 4), **run)
+    assert terms(tape("llama-3-8b", **fields).saved(), arch("llama-3-8b"))[0] == form(closed_form)[0]
+    assert per_token("llama-3-8b", **fields) == llama_3_8b
+
+
+def test_a_product_in_four_bits_without_an_adapter_is_that_product_alone() -> None:
+    """Adapters on o_proj; the product sees a matrix, whatever the input's shape, as any linear's does."""
+    made = tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), False, 2), quantised=True))
+    assert {op.name.partition(":")[0] for op in made.ops if ": LoRA" in op.name} == {"o_proj"}
+    (product,) = (op for op in made.ops if op.name == "q_proj")
+    assert product.flat and product.product
+
+
 def test_four_bits_that_were_fp32_come_back_as_fp32_before_autocast_casts_them() -> None:
     """TRL's own loading: 4 bytes an element, and 2 of the copy that multiplies; the head is cast as any is."""
     made = tape("llama-3-8b", **frozen(BF16_LORA, precision="autocast", quantised=True, unpacked=6))

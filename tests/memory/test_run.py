@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from jobs import job
 
-from calc.memory.run import Adapter, Run, biased, elements, short
+from calc.memory.run import Adapter, Run, biased, dimensions, elements, short
 from calc.parts import part
 
 ARCH = job().architecture
@@ -21,6 +21,7 @@ def test_a_run_is_bf16_frozen_to_nothing_and_alone_unless_it_says_otherwise() ->
     said = {name for name in Run.__slots__ if getattr(plain, name) is True}
     assert said == {"trained", "nested"}
     assert (plain.precision, plain.kernel, plain.context, plain.exchange) == ("bf16", "flash", 1, "")
+    assert (plain.unpacked, dimensions(ARCH)["r"]) == (0, 0)
 
 
 @pytest.mark.parametrize(
