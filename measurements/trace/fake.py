@@ -6,6 +6,7 @@ Import this module before `torch`: ATen asks for the device's hooks once, when i
 import ctypes
 import hashlib
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
@@ -47,7 +48,7 @@ _load_device()
 import torch  # noqa: E402
 import torch.cuda.amp.common  # noqa: E402
 from transformers import masking_utils  # noqa: E402
-from transformers.utils import logging  # noqa: E402
+from transformers.utils.logging import set_verbosity_error  # noqa: E402
 
 
 def _answer(value: object) -> object:
@@ -70,7 +71,8 @@ torch.cuda.get_device_capability = _answer((8, 0))  # type: ignore[assignment]
 torch.utils.swap_tensors = _set_data
 # Transformers cannot read fake position ids and would build a mask for packed rows: there are none.
 masking_utils.find_packed_sequence_indices = _answer(None)  # type: ignore[assignment]
-logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+set_verbosity_error()  # type: ignore[no-untyped-call]
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says what it lacks for the CPU
 
 # Operators that have a kernel of their own on CUDA and are composed of others where there is none.
 _cuda: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

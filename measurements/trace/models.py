@@ -11,7 +11,7 @@ from transformers.initialization import no_init_weights
 
 from measurements.training import SAVED, Critic, EverySecondProduct, checkpointing
 
-from . import attention, pipeline_parallel, tensor_parallel
+from . import attention, four_bits, pipeline_parallel, tensor_parallel
 from .case import Case
 
 DEVICE = torch.device("cuda")
@@ -56,8 +56,6 @@ def load(case: Case) -> Any:
         if case.pp > 1:
             return pipeline_parallel.Part(case, model)
         if case.four_bits:
-            from . import four_bits  # it says on import that there is no GPU
-
             model = four_bits.quantise(model)
         return Critic(model) if case.task == "ppo-critic" else model
 
