@@ -12,7 +12,7 @@ from calc.amounts import Amount, Shot
 from calc.engines.replica import Where
 from calc.keeps import Path
 from calc.ledger import Line
-from calc.memory.loss import OUTPUTS
+from calc.memory.linears import OUTPUTS
 from calc.memory.run import Run
 from calc.stack import Stack, Stop, stack
 

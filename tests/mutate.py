@@ -3,10 +3,10 @@
 Cosmic Ray says which faults there are: each operator replaced by each other one, each number one up and one down, each
 condition and boolean turned round. Left out are faults that are none to the interpreter (in an annotation), those that
 it refuses or warns of, those in a decorator (here it caches, or makes a property or a data class), and the numbers of a
-table of measured quantiles, which `tests/accuracy` reads off the records again. Cosmic Ray's own
-runner starts Python anew for each fault; this one imports and collects once. For each fault it forks, puts the changed
-function in place (for a fault outside of functions, runs the changed module again in place), forgets what was cached,
-and runs the tests that reach that function: the quick ones, those of its own test file first.
+table of measured quantiles, which `tests/accuracy` reads off the records again. Cosmic Ray's own runner starts Python
+anew for each fault; this one imports and collects once. For each fault it forks, puts the changed function in place
+(for a fault outside of functions, runs the changed module again in place), forgets what was cached, and runs the tests
+that reach that function: the quick ones, those of its own test file first.
 
 `tests/mutation.yaml` judges faults that no test finds, each with the reason why it changes nothing that matters. The
 run fails where one is judged in vain or has no judgement, and under `BAR`. Results lie in `build/mutation.json`: a
@@ -64,7 +64,7 @@ TARGETS = (
     "calc/replay.py",
 )
 BAR = 0.92
-TABLE = 40
+TABLE = 40  # numbers
 RESULTS = ROOT / "build" / "mutation.json"
 REACH = RESULTS.with_name("mutation-reach.json")
 JUDGED = ROOT / "tests" / "mutation.yaml"

@@ -188,7 +188,7 @@ def refuse(s: Scenario) -> str | None:
             return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {', '.join(DEEPSPEED)}"
         if s.grad_dtype != "fp32":  # deepspeed runtime/engine.py:1333-1343 of 0.16.4
             return f"grad_dtype: given {s.grad_dtype!r} with sharding {s.sharding}, allowed: fp32, DeepSpeed demands it"
-    if not s.double_quantization:  # bnb_4bit_use_double_quant=True (models/actor.py:93 of 0.3.8)
+    if not s.double_quantization:  # bnb_4bit_use_double_quant=True (models/actor.py:59 of 0.3.8)
         return "double_quantization: given false, allowed with openrlhf: true"
     if s.checkpointing == "selective":
         return "checkpointing: given 'selective', allowed with openrlhf: none, full"

@@ -170,7 +170,7 @@ def keeps(s: Scenario) -> Keeps:
     if s.task == "dpo" and s.has("reference"):
         # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
-        wrapped = bool(own) and trainer.wrapped(s)
+        wrapped = own.get("wrapped", False)
         reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares, wrapped=wrapped)
         return supervised("actor", path, s.rows, reference=reference, reentrant=reentrant, deepspeed=deepspeed, **own)
     exchange = "ring" if s.context_parallel > 1 else ""

@@ -11,6 +11,7 @@ from calc.memory.weights import SCALE
 from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 WIDTH = of(h=1)  # the residual stream
+OUTPUTS = ("lm_head", "score")  # the linears at the end of a model, whose weights an engine gathers
 # How tensor parallelism cuts linears: by outputs, or by inputs.
 COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_fc", "fc1", "lm_head"})
 ROWWISE = frozenset({"o_proj", "down_proj", "dense", "c_proj", "fc2"})
@@ -109,11 +110,15 @@ class Linears:
 
     def linear(self, name: str, x: Tensor, out: Size) -> Tensor:
         """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
-        run, tape, elements = self.run, self.tape, self.elements.get(name, 0)
         x = self.entering(name, x)
-        if run.quantised and name not in ("lm_head", "score"):
-            y = self.in_four_bits(name, x, out)
-            return self.adapted(name, x, y) if run.adapter and self.is_adapted(name) else y
+        four_bits = self.run.quantised and name not in OUTPUTS
+        y = self.in_four_bits(name, x, out) if four_bits else self.whole(name, x, out)
+        y = self.adapted(name, x, y) if self.run.adapter and self.is_adapted(name) else y
+        return self.summed(name, y) if name in ROWWISE else y
+
+    def whole(self, name: str, x: Tensor, out: Size) -> Tensor:
+        """The product with a weight of 16 or 32 bits, of which autocast makes a copy."""
+        run, tape, elements = self.run, self.tape, self.elements.get(name, 0)
         weight = Size({}, {f"W_{name}": 1})
         trained = elements if run.trained else 0
         wide, copies = run.precision == "autocast", list[Tensor]()
@@ -123,7 +128,7 @@ class Linears:
             if run.caches:
                 tape.cache(*copies)
         source = self.cast(x, self.c, name) if self.autocast else x
-        y = tape.op(
+        return tape.op(
             name,
             [*copies, source],
             out,
@@ -133,8 +138,6 @@ class Linears:
             product=name not in self.biased,  # with a bias it is `addmm`
             flat=True,
         )
-        y = self.adapted(name, x, y) if run.adapter and self.is_adapted(name) else y
-        return self.summed(name, y) if name in ROWWISE else y
 
     def in_four_bits(self, name: str, x: Tensor, out: Size) -> Tensor:
         """bitsandbytes' `Linear4bit`: its weight comes back for the product alone, forward with scales that were
@@ -189,7 +192,7 @@ class Linears:
         """Whether PEFT puts an adapter beside this linear; the head is never among `all-linear`."""
         targets = self.run.adapter.targets if self.run.adapter else ()
         own = name.removeprefix("shared_")
-        return name not in ("lm_head", "score") and (targets == "all-linear" or name in targets or own in targets)
+        return name not in OUTPUTS and (targets == "all-linear" or name in targets or own in targets)
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """`y + lora_B(lora_A(dropout(x)))·scaling`, x cast to the adapter's type first, the sum cast back.

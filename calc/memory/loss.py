@@ -14,12 +14,10 @@ from calc.amounts import NO_BYTES, Amount, Segment, amount, peaks, segment
 from calc.architecture import embedding_parameters
 from calc.keeps import Path
 from calc.memory.activations import Program
-from calc.memory.linears import WIDTH
+from calc.memory.linears import OUTPUTS, WIDTH
 from calc.memory.run import Run, dimensions
 from calc.tape import NOTHING, Size, Tape, Tensor, of
 
-# the linears at the end of a model, whose weights an engine gathers
-OUTPUTS = ("lm_head", "score")
 V = of(V=1)
 ONE = Size({"": 1})
 

@@ -149,6 +149,8 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
         if flat.get(absent):
             raise CaseError(f"{absent}: cannot be traced")
     lora = _pick(flat, "method", _METHODS, "full") != "full"
+    if not flat.get("double_quantization", True):
+        raise CaseError("double_quantization: false cannot be traced; allowed: true")
     task = flat.get("task", "sft")
     if task == "ppo":
         scored = flat.get("optimizer") == "none"

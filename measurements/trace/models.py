@@ -76,15 +76,16 @@ def _adapters(case: Case, model: Any) -> Any:
         target_modules=targets,
         task_type=kinds.get(case.task, TaskType.CAUSAL_LM),
     )
+    base = model.backbone if isinstance(model, Critic) else model  # its scalar head is trained whole
     with DEVICE:
-        if isinstance(model, Critic):  # its scalar head is trained whole
-            model.backbone = get_peft_model(model.backbone, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
-            return model
-        adapted = get_peft_model(model, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
+        adapted = get_peft_model(base, lora, autocast_adapter_dtype=case.lora_dtype == "fp32")
     if case.four_bits and case.lora_dtype == "same":  # as TRL's trainers do
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
+    if isinstance(model, Critic):
+        model.backbone = adapted
+        return model
     return adapted
 
 
@@ -107,9 +108,8 @@ def prepare(case: Case, model: Any) -> Any:
     return model.train() if case.optim != "none" else model.eval().requires_grad_(False)
 
 
-def wrapped(case: Case, model: Any) -> Any:
-    """The model with the autocast that Accelerate puts around its forward, outputs in fp32 (`prepare_model`)."""
+def wrap(case: Case, model: Any) -> None:
+    """Put the autocast around a model's forward that Accelerate puts there, outputs in fp32 (`prepare_model`)."""
     if case.trainer and case.prec != "fp32" and not case.zero and not case.fsdp:
         forward = torch.autocast("cuda", torch.bfloat16)(model.forward.__func__)
         model.forward = MethodType(convert_outputs_to_fp32(forward), model)
-    return model

@@ -23,7 +23,7 @@ _TEMPORARY = {
     "made in optim": "optim_temp",
 }
 
-# What a step runs on; DeepSpeed's version is recorded where it partitions.
+# What a step runs on; the versions of DeepSpeed and bitsandbytes are recorded where these are at work.
 PACKAGES = ("torch", "transformers", "peft", "accelerate")
 # What FSDP2 gathers into and reduces from.
 _FSDP_BUFFERS = ("aten.empty.memory_format", "fsdp.all_gather_copy_in.default", "fsdp.chunk_cat.default")
@@ -137,7 +137,9 @@ def _record(case: Case) -> dict[str, Any]:
         ),
         "sdpa": dict(attention.calls) or case.attn,
         "versions": {
-            **{name: version(name) for name in (*PACKAGES, *(["deepspeed"] if case.zero else []))},
+            **{name: version(name) for name in PACKAGES},
+            **({"deepspeed": version("deepspeed")} if case.zero else {}),
+            **({"bitsandbytes": version("bitsandbytes")} if case.four_bits else {}),
             "python": platform.python_version(),
         },
     }

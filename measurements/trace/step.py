@@ -59,13 +59,11 @@ class Step:
             self.reference = models.load(case).eval().requires_grad_(False)
             if case.ckpt != "none":
                 self.reference.gradient_checkpointing_enable({"use_reentrant": False})
-        if case.fsdp:
-            for each in (self.reference, self.model):
-                if each is not None:
-                    fsdp.shard(case, each)
         for each in (self.reference, self.model):
             if each is not None:
-                models.wrapped(case, each)
+                if case.fsdp:
+                    fsdp.shard(case, each)
+                models.wrap(case, each)
         self.optimizer = _optimizer(case, self.model)
         self.schedule = pipeline_parallel.Schedule(case, self.model, ledger) if case.pp > 1 else None
         if case.zero:

@@ -23,7 +23,7 @@ from .case import MODELS, CaseError
 ROOT = Path(__file__).parents[2]
 STORE = ROOT / "measurements" / "traced.jsonl"
 DONE = ROOT / "build" / "trace.jsonl"  # results that are not in the store yet
-PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed")
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed", "bitsandbytes")
 
 # The ledger's components that a kind of block at the peak is; what a step makes and frees is one with activations, as
 # the instant at which the one becomes the other is the tracer's to choose.

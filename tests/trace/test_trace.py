@@ -146,6 +146,10 @@ def test_stored_records_are_traced_again_to_the_byte() -> None:
     ("fields", "complaint"),
     [
         ({"optimizer": "lion"}, "optimizer: 'lion' cannot be traced; allowed: adamw, sgd, none"),
+        (
+            {"method": "qlora", "double_quantization": False},
+            "double_quantization: false cannot be traced; allowed: true",
+        ),
         ({"sharding": "zero2"}, "versions.deepspeed: None cannot be traced; allowed: "),
     ],
 )
