@@ -259,9 +259,10 @@ def spelled(value: Any) -> str:
 
 
 def shared(answered: Sequence[Answer]) -> str:
-    """What all the jobs have in common; the rows say what differs."""
+    """What all the jobs have in common, if anything; the rows say what differs."""
     described = [words.describe(a).rstrip(".").split(" · ") for a in answered]
-    return " · ".join(part for part in described[0] if all(part in other for other in described)) + "."
+    common = [part for part in described[0] if all(part in other for other in described)]
+    return " · ".join(common) + "." if common else ""
 
 
 def timeline(answer: Answer, table_id: str, caption: str) -> Table:

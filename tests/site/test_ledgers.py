@@ -43,6 +43,13 @@ def refused(given: dict[str, Any]) -> Answer:
     return found
 
 
+def test_jobs_that_have_nothing_in_common_share_no_note() -> None:
+    """A lone full stop stood below such a table; two jobs of one model say that model."""
+    other = ask({"model": "qwen3-0.6b", "task": "sft", "gpu": "h200", "micro_batch": 2, "precision": "fp32"})
+    assert ledgers.shared([ask(RAY), other]) == ""
+    assert ledgers.shared([ask(RAY), ask(VERL)]).startswith("Llama 3 8B · ")
+
+
 def test_groups_are_rows_with_their_gpus_and_a_verdict_each() -> None:
     answer = ask(RAY)
     found = rows(ledgers.phases(answer, "x", "x"))
