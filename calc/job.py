@@ -65,6 +65,7 @@ class Roles(Memo):
 
     def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:
         """The activations of a model on one micro-batch."""
+        fsdp = int(s.sharding[-1]) if s.sharding.startswith("fsdp") and not r.stays else 0
         return step(
             r.role,
             r.run,
@@ -73,7 +74,8 @@ class Roles(Memo):
             batch,
             masked=self.masked(r, s, batch),
             checkpointing=s.checkpointing if r.optimizer else "none",
-            inner=s.sharding.startswith("fsdp") and not r.stays,
+            fsdp=fsdp,
+            grouped=fsdp > 0 and not r.adds_singly,
         )
 
 

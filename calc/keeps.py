@@ -66,8 +66,7 @@ class Role:
     sequences of one such forward on one GPU. `leaves` names what moves to the host between the role's own phases:
     `weights`, `states` (of the optimizer). `root_stays`: the root group of FSDP stays gathered after a forward without
     gradient. `shares`: it is the trained model with its adapters switched off, without weights of its own.
-    `reduce_bytes` of a gradient travel between FSDP's ranks, as many as are kept where it is 0. `defers`: FSDP reduces
-    the gradients of several micro-batches in the last one alone (`no_sync`), and each GPU keeps whole ones until then.
+    `reduce_bytes` of a gradient travel between FSDP's ranks, as many as are kept where it is 0.
     `exchange`: how attention sees the positions of other context-parallel ranks, by `all-to-all` (Ulysses), by
     `all-gather` of keys and values head by head, or around PyTorch's `ring`.
     `dropout`: it is on while the role trains. `reentrant`: checkpointing is of PyTorch's reentrant kind.
@@ -89,7 +88,6 @@ class Role:
     root_stays: bool = False
     shares: bool = False
     reduce_bytes: int = 0
-    defers: bool = False
     exchange: str = ""
     dropout: bool = True
     reentrant: bool = False

@@ -132,7 +132,7 @@ class Layout:
         below = [*(self.below(last) if grad else []), *before, *cast]
         segment = block.segment
         shots = (segment.once if self.recompute else segment.forward) if grad else segment.without_grad
-        if stack.inner:
+        if stack.fsdp:
             stream = Part("temporary", stack.residual, "activations#passing")
             yield instant("first layer: gather", Where("gather", 0, False), [*before, stream])
             yield instant("layer: gather", Where("gather", last.layer, False), [*below, stream])
@@ -170,9 +170,14 @@ class Layout:
             for shot in segment.backward:
                 where = Where("layer", stop.layer, True, stack.root_trained, stop.above, shot.gradients, shot.making)
                 yield instant(f"layer: {shot.name}", where, [*below, *alive(shot)])
+            if stack.fsdp == 1:
+                trained = stack.blocks[stop.kind].trained
+                where = Where("join", stop.layer, True, stack.root_trained, stop.above, trained)
+                stream = Part("temporary", stack.residual, "activations#passing")
+                yield instant("layer: gradients joined", where, [*below, stream])
         if stack.embedding_trained:
             yield self.embedding(stack.embedding_passing, sorting=False)
-        if stack.inner:
+        if stack.fsdp:
             where = Where("reduce", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own)
             yield instant("reduction of the last gradients", where, [held])
 
@@ -206,14 +211,14 @@ CAPPED = ("logits: gather", "logits: scale", "logits: over cap", "logits: tanh",
 SORTED_TOKENS = 3072
 
 
-def uncovered(instants: Iterable[Instant], *, sharded: bool) -> Iterator[Instant]:
+def uncovered(instants: Iterable[Instant], *, grouped: bool) -> Iterator[Instant]:
     """The instants that no other one at the same layer covers, in memory and in gradients alike.
 
-    `sharded`: the engine keeps gradients until their group is reduced, and never asks which one is being made.
+    `grouped`: the engine keeps gradients until their group is reduced, and never asks which one is being made.
     """
     places: dict[Where, list[tuple[Instant, tuple[float, ...]]]] = {}
     for i in instants:
-        where = i.where._replace(making=0) if sharded else i.where
+        where = i.where._replace(making=0) if grouped else i.where
         size = (*i.total[:4], where.here, where.making)
         places.setdefault(where._replace(here=0, making=0), []).append((i._replace(where=where), size))
     for found in places.values():
@@ -235,15 +240,15 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def plan(run: Run, path: Path, trained: int, masked: bool, checkpointing: str, inner: bool) -> Plan:
-    """The instants of a model run in one way; see `stack` for `masked` and `inner`."""
-    compiled = stack(run, path, masked, trained, inner, checkpointing)
+def plan(run: Run, path: Path, trained: int, masked: bool, checkpointing: str, fsdp: int, grouped: bool) -> Plan:
+    """The instants of a model run in one way; see `stack` for `masked` and `fsdp`, `uncovered` for `grouped`."""
+    compiled = stack(run, path, masked, trained, fsdp, checkpointing)
     layout = Layout(compiled, checkpointing != "none", path.held)
     return Plan(
         layout,
         tuple(layout.forward()),
         tuple(layout.forward(grad=False)),
-        tuple(uncovered(layout.backward(), sharded=inner)),
+        tuple(uncovered(layout.backward(), grouped=grouped)),
         layout.embedding(compiled.embedding_scratch, sorting=True),
     )
 
@@ -285,8 +290,9 @@ def step(
     *,
     masked: bool,
     checkpointing: str,
-    inner: bool = False,
+    fsdp: int = 0,
+    grouped: bool = False,
 ) -> Step:
-    """The step of one role on one micro-batch; see `stack` for `masked` and `inner`."""
-    made = plan(run, path, trained, masked, checkpointing, inner)
+    """The step of one role on one micro-batch; see `stack` for `masked` and `fsdp`, `uncovered` for `grouped`."""
+    made = plan(run, path, trained, masked, checkpointing, fsdp, grouped)
     return Step(role, made, batch, {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length})

@@ -77,7 +77,7 @@ def _begun(placed: Placed, own: Step, buffers: list[Line]) -> tuple[str, list[Li
 
 def _first(engine: Engine) -> Engine:
     """The engine before any gradient is kept."""
-    return replace(engine, replica=replace(engine.replica, accumulates=False))  # type: ignore[type-var]
+    return replace(engine, replica=replace(engine.replica, micro_batches=1))  # type: ignore[type-var]
 
 
 def received(own: Step, micro: int) -> list[Part]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from calc.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors
 from calc.catalog import GPU
 from calc.engines.fsdp import Fsdp
+from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
 from calc.engines.replica import Engine, Replica
 from calc.engines.staged import Staged
@@ -72,8 +73,14 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         own = weight == 2 or (s.method == "qlora" and s.precision == "autocast")
         adapter_bytes = 2 if s.lora.dtype == "bf16" and own else 4
         targets = s.lora.modules
-        # FSDP's mixed precision gathers adapters, too, in the compute type
-        adapter = Adapter(s.lora.rank, targets, s.lora.dropout > 0, 2 if s.precision == "fsdp-mixed" else adapter_bytes)
+        # FSDP's mixed precision gathers adapters, too, in the compute type; units of FSDP 1 after PEFT has read theirs,
+        # which autocast makes good
+        gathers = s.precision == "fsdp-mixed"
+        joined = s.sharding == "fsdp1" and s.lora.units == "layer"
+        reads = 4 if gathers and s.sharding == "fsdp1" and role.wrapped and not joined else 0
+        adapter = Adapter(
+            s.lora.rank, targets, s.lora.dropout > 0, 2 if gathers else adapter_bytes, reads=reads, joined=joined
+        )
         elements = lora_parameters(arch, s.lora.rank, targets)
         changed = adapter_tensors(arch, s.lora.rank, targets)
         grad, stepped = adapter_bytes, stepped if master else adapter_bytes
@@ -123,10 +130,10 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         step_bytes=stepped,
         optimizer=Optimizer(s.optimizer, s.optimizer_impl, role.wide_embeddings) if trained else None,
         ranks=s.shards,
-        accumulates=s.accumulation > 1,
+        micro_batches=s.accumulation,
         leaves=role.leaves,
         reduce_bytes=role.reduce_bytes or grad,
-        defers=role.defers,
+        defers=s.no_sync,
         stays=role.pipeline[1] > 1,
     )
 
@@ -137,7 +144,9 @@ def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
         # a framework that moves shards between phases does without PyTorch's own offload
         asked = s.offload.parameters or (s.offload.optimizer and model.optimizer is not None)
         offload = asked and not model.leaves
-        return (Staged if model.stays else Fsdp)(model, int(s.sharding[-1]), offload)
+        if s.sharding == "fsdp1":
+            return Fsdp1(model, offload)
+        return (Staged if model.stays else Fsdp)(model, offload)
     if keeps.deepspeed:
         stage = int(s.sharding[-1]) if s.sharding.startswith("zero") else 1
         return Zero(model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters)
@@ -170,7 +179,7 @@ def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
             model.run, trained=False, training=False, differentiable=model.run.trained or model.run.differentiable
         ),
         optimizer=None,
-        accumulates=False,
+        micro_batches=1,
     )
     return Placed(role, own, engine(own, model, keeps), engine(own, frozen, keeps))
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from calc.allocator import Allocator, Block, Expandable, OutOfMemory
 from calc.blocks import Blocks, Piece, blocks
 from calc.engines.fsdp import Fsdp
+from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
 from calc.job import Roles
 from calc.keeps import Stage
@@ -69,7 +70,7 @@ def _known(placed: Placed) -> bool:
     s, engine = placed.s, placed.engine
     if isinstance(engine, Plain):
         return s.gpus == 1
-    if not isinstance(engine, Fsdp) or engine.version == 1 or s.framework != "torch":
+    if not isinstance(engine, Fsdp) or isinstance(engine, Fsdp1) or s.framework != "torch":
         return False
     uncut = s.gpus == engine.replica.ranks > 1 and s.context_parallel == 1
     return uncut and not engine.offload and not engine.replica.quantised

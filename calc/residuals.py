@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from calc.catalog import Catalog
 from calc.estimate import estimate, loading_moments
-from calc.ledger import Estimate, Line
+from calc.ledger import Estimate, Line, Phase
 from calc.scenario import Scenario, parse
 
 # a trace follows tensors; cuBLAS takes its workspaces from the allocator too, but only on a real card and in a step
@@ -150,7 +150,7 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
     if metric == "held":
         predicted = held(scenario, record["moment"], catalog)
     else:
-        predicted = peak_allocated(e, UNTRACED if record["class"] == "traced" else frozenset())
+        predicted = peak_allocated(e, traced=record["class"] == "traced")
     low, high = reach(e, metric)
     return Residual(
         id=record["id"],
@@ -254,7 +254,7 @@ def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
     seen = record.get("observed", {}).get("components", {})
     if not seen or family(e.scenario.sharding) == "zero":
         return
-    phase = max((p for g in e.groups for p in g.phases), key=lambda p: _allocated(p.moment.lines, UNTRACED))
+    phase = max(_steps(e), key=lambda p: _allocated(p.moment.lines, UNTRACED))
     totals: dict[str, list[int]] = {part: [0, 0] for part in (*PARTS.values(), MADE)}
     for line in phase.moment.lines:
         if line.allocated and line.component not in UNTRACED:
@@ -264,9 +264,16 @@ def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
     yield from (Part(name, *both) for name, both in totals.items())
 
 
-def peak_allocated(e: Estimate, left_out: frozenset[str] = frozenset()) -> int:
-    """The most that PyTorch's allocator counts at any moment, components in `left_out` aside."""
-    return max(_allocated(phase.moment.lines, left_out) for group in e.groups for phase in group.phases)
+def peak_allocated(e: Estimate, *, traced: bool = False) -> int:
+    """The most that PyTorch's allocator counts at any moment, or what a trace of a step sees of it."""
+    if traced:
+        return max(_allocated(phase.moment.lines, UNTRACED) for phase in _steps(e))
+    return max(_allocated(phase.moment.lines, frozenset()) for group in e.groups for phase in group.phases)
+
+
+def _steps(e: Estimate) -> list[Phase]:
+    """All phases but that of loading, which is over when a trace begins."""
+    return [phase for group in e.groups for phase in group.phases if phase.name != "load"]
 
 
 def held(s: Scenario, moment: str, catalog: Catalog) -> int:

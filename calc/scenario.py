@@ -34,6 +34,7 @@ NEUTRAL: Mapping[str, Any] = {
     "gpus": 1,
     "method": "full",
     "double_quantization": True,
+    "no_sync": False,
     "tensor_parallel": 1,
     "pipeline_parallel": 1,
     "context_parallel": 1,
@@ -85,12 +86,13 @@ def framework(name: str) -> Framework:
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """Adapters beside frozen weights: `rank` r, the `targets` that get one, input `dropout`, and number format."""
+    """Adapters beside frozen weights: `rank` r, the `targets` that get one, input `dropout`, format, FSDP unit."""
 
     rank: int
     targets: str | tuple[str, ...]
     dropout: float
     dtype: str
+    units: str
 
     @property
     def modules(self) -> str | tuple[str, ...]:
@@ -153,6 +155,7 @@ class Scenario:
     expert_parallel: int
     offload: Offload
     grad_dtype: str
+    no_sync: bool
     checkpointing: str
     attention: str
     loss: str
@@ -294,6 +297,7 @@ class Scenario:
             targets = self.lora.targets if isinstance(self.lora.targets, str) else list(self.lora.targets)
             data["lora"] = {
                 "rank": self.lora.rank, "targets": targets, "dropout": self.lora.dropout, "dtype": self.lora.dtype,
+                "units": self.lora.units,
             }  # fmt: skip
         data["roles"] = {name: own if isinstance(own, str) else dict(own) for name, own in self.roles.items()}
         data["versions"] = dict(self.versions)
@@ -473,4 +477,4 @@ def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:
     if values["method"] == "full":
         return None
     targets = rules.adapters(architecture, values["lora.rank"], values["lora.targets"])
-    return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), values["lora.dtype"])
+    return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), values["lora.dtype"], values["lora.units"])

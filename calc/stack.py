@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -58,7 +59,7 @@ class Stack(NamedTuple):
     embeds: bool  # the embedding is part of it, and not of a pipeline stage before
     ends: bool  # so are final norm, head and loss
     loss_inside: bool  # see `calc.keeps.Path.inside`
-    inner: bool
+    fsdp: int  # its version; 0: none
     residual: Amount  # one tensor of the residual stream
     embedding_passing: Amount
     embedding_scratch: Amount
@@ -66,13 +67,15 @@ class Stack(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False, checkpointing: str = "none") -> Stack:
+def stack(run: Run, path: Path, masked: bool, trained: int, fsdp: int = 0, checkpointing: str = "none") -> Stack:
     """The compiled model; see `activations.kinds` for `masked`.
 
-    Unless `checkpointing` is none, layers start from their inputs. `inner` adds the second layer and the last but one
-    to the stops, where an engine overlaps neighbouring layers.
+    Unless `checkpointing` is none, layers start from their inputs. Under `fsdp` the second layer and the last but one
+    are stops, too: it overlaps neighbouring layers.
     """
-    arch, recompute = run.arch, checkpointing != "none"
+    arch, recompute, adapter = run.arch, checkpointing != "none", run.adapter
+    # a flat parameter that holds adapters has all of its views require gradients
+    within = replace(run, trained=True) if adapter and adapter.joined else run
     kinds: dict[tuple[activations.Kind, bool, bool], int] = {}
     order: list[int] = []
     for layer, own in enumerate(activations.kinds(run, masked, recompute)):
@@ -86,16 +89,16 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
     blocks = []
     for (own, counted, received), kind in kinds.items():
         count = order.count(kind)
-        each = layer_parameters(arch, -1 if own.moe else 0) if run.trained else trained // arch.layers
+        each = layer_parameters(arch, -1 if own.moe else 0) * within.trained + trained // arch.layers * bool(adapter)
         segment = activations.layer(
-            own.run(run), moe=own.moe, first=own.first, counted=counted, received=received, rotated=own.rotated,
+            own.run(within), moe=own.moe, first=own.first, counted=counted, received=received, rotated=own.rotated,
             selective=checkpointing == "selective",
         )  # fmt: skip
         blocks.append(Block(segment, each, count))
     stops = []
     for kind in range(len(blocks)):
         places = [n for n, k in enumerate(order) if k == kind]
-        edges = (places[-1], places[0], *places[-2:-1], *places[1:2]) if inner else (places[-1], places[0])
+        edges = (places[-1], places[0], *places[-2:-1], *places[1:2]) if fsdp else (places[-1], places[0])
         for layer in dict.fromkeys(edges):
             below = tuple(order[:layer].count(k) for k in range(len(blocks)))
             above = sum(blocks[k].trained for k in order[layer + 1 :])
@@ -125,7 +128,7 @@ def stack(run: Run, path: Path, masked: bool, trained: int, inner: bool = False,
         embeds=arch.embeds,
         ends=arch.ends,
         loss_inside=path.inside,
-        inner=inner,
+        fsdp=fsdp,
         residual=amount(stream, dims),
         embedding_passing=amount(stream + whole, dims),
         embedding_scratch=amount(stream + whole + of(h=SORTING), dims),

@@ -48,9 +48,10 @@ def test_sdpa_gets_a_mask_where_a_sequence_reaches_the_window(
 
 
 def test_layers_are_gathered_one_by_one_under_fsdp_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`inner`: the instants of a layer's gather are looked at."""
-    assert asked(monkeypatch, sharding="fsdp2", gpus=2)["inner"] is True
-    assert asked(monkeypatch, sharding="ddp", gpus=2)["inner"] is False
+    """Its version says which instants of a layer are looked at."""
+    assert asked(monkeypatch, sharding="fsdp2", gpus=2)["fsdp"] == 2
+    assert asked(monkeypatch, sharding="fsdp1", gpus=2)["fsdp"] == 1
+    assert asked(monkeypatch, sharding="ddp", gpus=2)["fsdp"] == 0
 
 
 @pytest.mark.parametrize(("engine", "does"), [("none", set()), ("hf", {"generate"}), ("vllm", {"serve"})])

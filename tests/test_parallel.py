@@ -204,7 +204,7 @@ def test_lines_make_moments_and_formulas_their_bytes(sharding: str, changes: dic
 
 def test_ulysses_leaves_each_rank_its_share_of_the_tokens() -> None:
     e = estimate(parse(VERL | {"context_parallel": 4, "roles": {"reference": "none"}}))
-    (inputs,) = lines(e, "backward", "checkpoints")
+    (inputs,) = lines(e, "forward", "checkpoints")
     assert inputs.values["T"] == 16_384 // 4
     assert inputs.bytes in [layers * 2 * H * 16_384 // 4 for layers in range(1, LAYERS + 1)]
 

@@ -39,14 +39,14 @@ def made(
     *,
     masked: bool = False,
     checkpointing: str = "none",
-    inner: bool = False,
+    fsdp: int = 0,
     **run: Any,
 ) -> Plan:
     """The instants of `model`; `run` are fields of Run."""
     a = arch(model)
     r = Run(a, **run)
     adapters = lora_parameters(a, r.adapter.rank, r.adapter.targets) if r.adapter else 0
-    return plan(r, path, adapters or parameters(a), masked, checkpointing, inner)
+    return plan(r, path, adapters or parameters(a), masked, checkpointing, fsdp, fsdp > 0)
 
 
 def named(instants: tuple[Instant, ...], name: str) -> Instant:
@@ -355,7 +355,7 @@ def test_a_loss_outside_of_the_model_runs_after_its_forward() -> None:
 
 def test_an_engine_that_gathers_layers_sees_the_gather_and_the_last_reduction() -> None:
     """While a layer's weights come together only the residual is new, 2h; at the reduction nothing but outputs held."""
-    inner = made(inner=True)
+    inner = made(fsdp=2)
     gather = named(inner.forward, "layer: gather")
     assert gather.where.segment == "gather"
     assert gather.total.tokens == 31 * LAYER + 2 * H
@@ -376,8 +376,10 @@ def test_an_instant_that_is_left_out_is_never_the_largest_of_backward(s: Scenari
     e = engine_of(s)
     if e.replica.optimizer is None:
         return
+    version = int(s.sharding[-1]) if s.sharding.startswith("fsdp") else 0
     own = step("actor", e.replica.run, e.replica.path, e.replica.trainable, Batch(s.rows * s.seq_len, s.seq_len),
-               masked=False, checkpointing=s.checkpointing, inner=s.sharding.startswith("fsdp"))  # fmt: skip
+               masked=False, checkpointing=s.checkpointing, fsdp=version,
+               grouped=version > 0 and not e.replica.adds_singly)  # fmt: skip
 
     def largest(instants: Iterable[Instant]) -> int:
         return max(i.total.bytes(*own.batch) + sum(line.bytes for line in e.at(i.where)) for i in instants)
@@ -514,7 +516,7 @@ def test_fsdp_1_keeps_what_went_into_frozen_layers_that_reentrant_checkpointing_
     """
     lora = Adapter(8, "all-linear", False, 2)
     kept, usual = (
-        made(checkpointing="full", inner=True, trained=False, adapter=lora, reentrant=reentrant).backward
+        made(checkpointing="full", fsdp=2, trained=False, adapter=lora, reentrant=reentrant).backward
         for reentrant in (True, False)
     )
 

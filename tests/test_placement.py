@@ -8,6 +8,7 @@ from jobs import P, engine, job, replica_of
 from calc import placement
 from calc.catalog import load
 from calc.engines.fsdp import Fsdp
+from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
 from calc.engines.replica import Replica
 from calc.engines.zero import Zero
@@ -117,8 +118,8 @@ def test_a_step_of_several_micro_batches_accumulates() -> None:
         ({}, Plain, {"buckets": False}),
         ({"gpus": 2, "sharding": "ddp"}, Plain, {"buckets": True}),
         ({"gpus": 1, "sharding": "ddp"}, Plain, {"buckets": False}),
-        ({"gpus": 2, "sharding": "fsdp1"}, Fsdp, {"version": 1, "offload": False}),
-        ({"gpus": 2, "sharding": "fsdp2", "offload__parameters": True}, Fsdp, {"version": 2, "offload": True}),
+        ({"gpus": 2, "sharding": "fsdp1"}, Fsdp1, {"offload": False}),
+        ({"gpus": 2, "sharding": "fsdp2", "offload__parameters": True}, Fsdp, {"offload": True}),
         ({"gpus": 2, "sharding": "zero3"}, Zero, {"stage": 3, "offload_optimizer": False}),
         ({"framework": "openrlhf", "offload__optimizer": True}, Zero, {"stage": 2, "offload_optimizer": True}),
         # DeepSpeed at stage 0 partitions fp32 states as stage 1 does

@@ -1,12 +1,10 @@
-"""PyTorch FSDP: every rank keeps a shard of each layer and gathers whole layers while they run.
+"""PyTorch FSDP 2: every rank keeps a shard of each layer and gathers whole layers while they run.
 
 One group a decoder layer, everything else (embedding, final norm, head) in the root group, which stays gathered from
-its first use to the end of backward. FSDP 2 read in torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_{param_group,
+its first use to the end of backward. Read in torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_{param_group,
 collectives}.py`: a gather fills a buffer, which is copied out into the layer's own parameters and lives until the next
-gather; a reduction copies all gradients of a group into one input. FSDP 1 read in `distributed/fsdp/_runtime_utils.py`:
-flat parameters, at most two gathered layers in flight, beside a 16-bit copy of the shard where that is in fp32. What
-gathers the next layer in backward is a hook on the output of the first forward, which reentrant checkpointing runs
-without gradient: then there is one.
+gather; a reduction copies all gradients of a group into one input. What gathers the next layer in backward is a hook on
+the output of the first forward, which reentrant checkpointing runs without gradient: then there is one.
 """
 
 from __future__ import annotations
@@ -32,15 +30,14 @@ from calc.memory import communication, gradients, host, optimizer, weights
 
 @dataclass(frozen=True, slots=True)
 class Fsdp(Holder):
-    """`replica` under FSDP `version` 1 or 2; `offload`: shards, gradients and optimizer live on the host.
+    """`replica` under FSDP 2; `offload`: shards, gradients and optimizer live on the host.
 
     That is PyTorch's CPUOffload; where a framework itself moves shards between phases, the replica's `leaves` says so.
     """
 
     replica: Replica
-    version: int
     offload: bool = False
-    _gathered: dict[tuple[str, int, bool], list[Line]] = field(
+    _gathered: dict[tuple[str, int, bool, bool], list[Line]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -56,16 +53,21 @@ class Fsdp(Holder):
 
     @property
     def stepped(self) -> tuple[Tensor, ...]:
-        """The parameters as the optimizer sees them: none of their own in FSDP 1, which flattens them."""
-        return self.replica.trained_tensors if self.version == 2 else ()
+        """The parameters as the optimizer sees them."""
+        return self.replica.trained_tensors
 
     def stored(self, found: tuple[Tensor, ...], elements: int) -> int:
-        """Elements of all ranks' shards together, padding included; FSDP 1 cuts flat parameters evenly."""
-        return padded(found, self.replica.ranks) if self.version == 2 else elements
+        """Elements of all ranks' shards together, padding included."""
+        return padded(found, self.replica.ranks)
 
     def layer(self, index: int) -> int:
         """Elements that gathering layer `index` brings together."""
-        return _layer_elements(self.replica.arch, index, self.replica.ranks, self.version) + self.adapter_layer
+        return _layer_elements(self.replica.arch, index, self.replica.ranks) + self.adapter_layer
+
+    @property
+    def differentiated(self) -> int:
+        """Elements that have gradients."""
+        return self.replica.trainable
 
     def reduced(self, elements: int) -> Line:
         """This rank's shards of the reduced gradients of `elements` parameters."""
@@ -88,16 +90,7 @@ class Fsdp(Holder):
         return [*own, weights.adapter(r.role, r.adapter, r.adapter_bytes, r.ranks)] if r.adapter else own
 
     def loading(self) -> Moments:
-        """Groups are wrapped from the inside out; FSDP 1 flattens the root's parameters on the GPU before it cuts them.
-
-        torch 2.13 `distributed/fsdp/_flat_param.py`, `flatten_tensors_into_flat_param`: parameters and their
-        concatenation are alive together.
-        """
-        r = self.replica
-        if self.version == 1 and not r.quantised and r.ranks > 1:
-            layers = weights.weights(r.role, r.parameters - self.root_elements, r.weight_bytes, r.ranks, "weights#fsdp")
-            flat = communication.gathered(r.role, "root group", self.root_elements, r.weight_bytes, 2)
-            yield "root group flattened", [flat] if self.offload else [layers, flat]
+        """A rank has its shards from the start."""
         yield "shards on the GPU", self.weights()
 
     def root(self) -> list[Line]:
@@ -125,7 +118,8 @@ class Fsdp(Holder):
         if r.optimizer is None or not (where.backward or r.accumulates):
             return lines
         if r.defers and r.accumulates:
-            return [*lines, *self.deferred(where)]
+            return [*lines, *max(self.last(where), self.before(where), key=size)]
+        lines += self.pending(where)
         if not self.offload and (where.above or r.accumulates):
             lines.append(self.reduced(r.trainable if r.accumulates else where.above))
         lines += self.tied(where, r.run.compute)
@@ -136,24 +130,45 @@ class Fsdp(Holder):
             lines.append(gradients.unreduced(r.role, unreduced, r.run.compute))
         return lines
 
-    def deferred(self, where: Where) -> list[Line]:
-        """Whole gradients kept since the first micro-batch; in the last one those of the layers above are reduced.
+    def last(self, where: Where) -> list[Line]:
+        """Whole gradients kept since the first micro-batch, of which the last one reduces those of the layers above.
 
-        FSDP 1 keeps them in the compute type, FSDP 2 in the type they are reduced in (torch 2.13 `_fsdp_param.py`,
-        `to_accumulated_grad_if_needed`), where what this micro-batch makes lies beside it until it is added.
+        They are kept in the type they are reduced in (torch 2.13 `_fsdp_param.py`, `to_accumulated_grad_if_needed`).
         """
-        r, c = self.replica, self.replica.run.compute
-        kept = r.reduce_bytes if self.version == 2 else c
-        lines = [gradients.deferred(r.role, r.trainable - where.above, kept), *self.tied(where, r.run.compute)]
+        r = self.replica
+        lines = [gradients.deferred(r.role, r.trainable - where.above, r.reduce_bytes), *self.pending(where)]
         if where.above and not self.offload:
             lines.append(self.reduced(where.above))
         if where.segment == "reduce":
-            root = self.root_elements if r.run.trained else self.adapter_layer
-            return lines if self.version == 1 and kept == r.reduce_bytes else [*lines, self.reducing(root)]
-        if kept == c:
-            return [*lines, gradients.new(r.role, where.making, c)] if where.making else lines
-        fresh = where.root + where.here
-        return [*lines, gradients.unreduced(r.role, fresh, c)] if fresh else lines
+            return [*lines, self.reducing(self.root_elements if r.run.trained else self.adapter_layer)]
+        return [*lines, *self.fresh(where)]
+
+    def before(self, where: Where) -> list[Line]:
+        """In the micro-batch before it, which reduces nothing: with all there already, unless it is the first."""
+        r = self.replica
+        if not where.backward or where.segment == "reduce":
+            return []
+        there = r.trainable if r.micro_batches > 2 else where.above
+        return [gradients.deferred(r.role, there, r.reduce_bytes), *self.fresh(where)]
+
+    def fresh(self, where: Where) -> list[Line]:
+        """What a micro-batch makes until it is added to what is there: group by group where that has another type."""
+        r, c = self.replica, self.replica.run.compute
+        lines = self.tied(where, c)
+        if r.reduce_bytes == c:
+            return [*lines, *self.waiting_head(where, c), gradients.new(r.role, where.making, c)]
+        return [*lines, gradients.unreduced(r.role, where.root + where.here, c)]
+
+    def pending(self, where: Where) -> list[Line]:
+        """The input of the reduction that is under way, of the layer above, or of the lowest while the root's waits."""
+        last = self.replica.arch.layers - 1
+        if not self.replica.optimizer or not where.backward:
+            return []
+        if where.segment == "end":
+            return [self.reducing(self.adapter_layer or self.layer(0))]
+        if where.segment == "layer" and where.layer < last:
+            return [self.reducing(self.adapter_layer or self.layer(where.layer + 1))]
+        return []
 
     def reducing(self, elements: int) -> Line:
         """The input of a group's reduce-scatter."""
@@ -161,34 +176,33 @@ class Fsdp(Holder):
 
     def gathered(self, where: Where) -> list[Line]:
         """What is gathered at a place, computed once: many instants of a step share it."""
-        key = where.segment, where.layer, where.backward
+        key = where.segment, where.layer, where.backward, self.fetches(where)
         if key not in self._gathered:
             self._gathered[key] = self.gathering(where)
         return [*self._gathered[key]]
+
+    def fetches(self, where: Where) -> bool:
+        """Whether the next layer is gathered while another's backward runs."""
+        return where.layer > 0 and not self.replica.run.reentrant
 
     def gathering(self, where: Where) -> list[Line]:
         """Whole layers in the compute type: more copies while gathering runs ahead than anybody computes with."""
         r, c = self.replica, self.replica.run.compute
         if where.segment == "reduce":
             return []
-        last = r.arch.layers - 1
-        index = min(where.layer, last)
+        index = min(where.layer, r.arch.layers - 1)
         lines = self.root()
         if where.segment in ("end", "outside", "waiting"):
-            # the root's forward has ended, which frees the last gather's buffer; the lowest layer's reduction waits
-            # for the root's
-            lowest = self.adapter_layer or self.layer(0)
-            ends = where.segment == "end" and r.optimizer is not None
-            return [*lines, self.reducing(lowest)] if ends else lines
+            # the root's forward has ended, which frees the last gather's buffer
+            return lines
         if where.segment == "gather":
             # the buffer of the group before, the layer's own, and the parameters copied out of it
-            copies = 3 if self.version == 2 else 2
-            if self.version == 2 and r.ranks > 1 and not where.layer:
+            copies = 3
+            if r.ranks > 1 and not where.layer:
                 # the group before the first layer is the root
                 lines, copies = [self.root_gathered(2)], 2
         elif where.segment == "layer":
-            ahead = where.layer > 0 and not r.run.reentrant
-            copies = 2 if ahead or not where.backward else 1
+            copies = 2 if self.fetches(where) or not where.backward else 1
         else:
             copies = 1
         if r.ranks == 1:
@@ -200,11 +214,6 @@ class Fsdp(Holder):
             lines.append(communication.gathered(r.role, "adapters", self.adapter_layer, c, copies))
         else:
             lines.append(communication.gathered(r.role, "layers", self.layer(index), c, copies))
-        if self.version == 1 and r.weight_bytes != c:
-            lines.append(communication.cast_shard(r.role, self.layer(index), c, r.ranks))
-        if where.segment == "layer" and where.backward and where.layer < last and r.optimizer:
-            trained = self.adapter_layer or self.layer(where.layer + 1)
-            lines.append(self.reducing(trained))
         return lines
 
     def reducing_root(self) -> list[Line]:
@@ -218,9 +227,6 @@ class Fsdp(Holder):
         one = 0 if r.arch.tied or r.head != "lm" else r.embedding
         whole = self.reducing(elements)
         output = gradients.accumulated(r.role, elements, r.grad_bytes, r.ranks)
-        if self.version == 1 and r.reduce_bytes == c:
-            # the flat gradient is reduced as it is
-            return [whole, output]
         if output.bytes + c * one > c * elements:
             return [whole, output, gradients.unreduced(r.role, one, c)]
         return [whole, gradients.unreduced(r.role, elements, c)]
@@ -231,7 +237,7 @@ class Fsdp(Holder):
         if r.optimizer and self.offload:
             yield "optimizer step on the host", []
         elif r.optimizer:
-            kept = self.reduced(r.trainable)
+            kept = self.reduced(self.differentiated)
             scratch = optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.largest, r.step_bytes, r.ranks)
             yield "optimizer step", [kept, scratch]
 
@@ -285,10 +291,15 @@ class Fsdp(Holder):
 
 
 @lru_cache(maxsize=4096)
-def _layer_elements(arch: Architecture, index: int, ranks: int, version: int) -> int:
-    return padded(layer_tensors(arch, index), ranks) if version == 2 else layer_parameters(arch, index)
+def _layer_elements(arch: Architecture, index: int, ranks: int) -> int:
+    return padded(layer_tensors(arch, index), ranks)
 
 
 @lru_cache(maxsize=1024)
 def _root_elements(arch: Architecture, head: Head) -> int:
     return parameters(arch, head=head) - sum(layer_parameters(arch, i) * n for i, n in layer_kinds(arch))
+
+
+def size(lines: list[Line]) -> int:
+    """What lines add up to."""
+    return sum([line.bytes for line in lines])

@@ -20,8 +20,8 @@ class Replica:
 
     Bytes are per parameter: `weight_bytes` of the model's own weights, `adapter_bytes` of LoRA's, `grad_bytes` of what
     backward leaves behind, `master_bytes` of an fp32 copy beside 16-bit weights, `step_bytes` of what the optimizer
-    steps in. `ranks` share what is sharded; `accumulates` says that a step has several micro-batches.
-    `reduce_bytes` of a gradient travel between FSDP's ranks, with `defers` once a step. `leaves` names
+    steps in. `ranks` share what is sharded; a step has `micro_batches`. `reduce_bytes` of a gradient travel between
+    FSDP's ranks, with `defers` once a step. `leaves` names
     what moves to the host while other roles run, `weights` or the optimizer's `states`. `stays`: what FSDP gathers for
     the first micro-batch of a step stays until the last, as do whole gradients.
     """
@@ -43,11 +43,21 @@ class Replica:
     step_bytes: int
     optimizer: Optimizer | None
     ranks: int
-    accumulates: bool
+    micro_batches: int
     leaves: frozenset[str] = frozenset()
     reduce_bytes: int = 0
     defers: bool = False
     stays: bool = False
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients are added up over several micro-batches."""
+        return self.micro_batches > 1
+
+    @property
+    def adds_singly(self) -> bool:
+        """Whether FSDP 2 adds gradients that wait for the last micro-batch one by one: they have the type it keeps."""
+        return self.defers and self.accumulates and self.reduce_bytes == self.run.compute
 
     def packed(self, shards: int = 1) -> Line:
         """The model in four bits, over `shards` GPUs."""
@@ -95,9 +105,9 @@ class Replica:
 class Where(NamedTuple):
     """A place in the step, as an engine needs to know it.
 
-    `segment`: gather (a layer's weights come together), layer, norm, head, loss (in the model's own forward), outside
-    (a loss that is no part of the model), waiting (another model runs), end (the embedding's backward), reduce (the
-    last gradients leave).
+    `segment`: gather (a layer's weights come together), layer, join (FSDP 1 joins a layer's gradients), norm, head,
+    loss (in the model's own forward), outside (a loss that is no part of the model), waiting (another model runs), end
+    (the embedding's backward), reduce (the last gradients leave).
     `layer` counts from 0. In backward, `root` trained elements of head and final norm and `above` of the layers above
     have their gradient, and `here` of this layer; `making` is what the operation that runs makes. `sorting`: the
     embedding's gradient is still being made, and not added to a tied head's yet.

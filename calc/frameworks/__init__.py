@@ -158,6 +158,17 @@ def whole_layers(s: Scenario, why: str) -> str | None:
     return f"sequence_parallel: given true, allowed with {s.framework}: false; {why}" if s.sequence_parallel else None
 
 
+def cut_alike(s: Scenario) -> str | None:
+    """Why a role's layers or sequences cannot be cut as it says, in one line; None where all are as the job's."""
+    for name in s.roles:
+        role = s.role(name)
+        for degree in ("tensor_parallel", "context_parallel") if role else ():
+            if getattr(role, degree) != getattr(s, degree):
+                given, job = getattr(role, degree), getattr(s, degree)
+                return f"roles.{name}.{degree}: given {given}, allowed with {s.framework}: {job}, as in the whole job"
+    return None
+
+
 def sharding_fault(s: Scenario) -> str | None:
     """Why precision, offload and method do not go with the sharding of `s`, in one line; None where they do."""
     if s.precision == "fsdp-mixed" and s.sharding not in FSDP:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from calc.frameworks import (
     DEEPSPEED,
     at_least,
+    cut_alike,
     pipeline_fault,
     ring_fault,
     sharding_fault,
@@ -70,6 +71,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         # .grad has the parameter's type; under fsdp-mixed the reduced shard has that of the fp32 shard
         # (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:696)
         "grad_dtype": "bf16" if precision in ("bf16", "mixed") else "fp32",
+        "no_sync": given.get("trainer") == "transformers" and trainer.reduces_once(sharding),
         "checkpointing": "none",  # gradient_checkpointing_enable() is a call of its own
         "attention": "sdpa",  # transformers modeling_utils.py: sdpa where the model has it and nothing else is asked
         "loss": "full",  # transformers/loss/loss_utils.py: ForCausalLMLoss
@@ -84,6 +86,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
             "lora.rank": 8,  # peft/tuners/lora/config.py: r
             "lora.targets": "all-linear",  # peft itself would take q_proj and v_proj of a Llama
             "lora.dropout": 0,  # peft/tuners/lora/config.py: lora_dropout
+            "lora.units": "own",  # peft/utils/other.py: fsdp_auto_wrap_policy
             "lora.dtype": "bf16" if sharding in DEEPSPEED else "fp32",  # peft/mapping_func.py:36 autocast_adapter_dtype
         }
     return values
@@ -129,6 +132,8 @@ def refuse(s: Scenario) -> str | None:
         return "method: given 'lora' for inference, allowed: full, or qlora for weights in four bits"
     if s.placement != "colocated":
         return "placement: given 'separate', allowed with torch: colocated"
+    if fault := cut_alike(s):
+        return fault
     for name in s.roles:
         role = s.role(name)
         if role is None:

@@ -19,17 +19,22 @@ TASKS = ("pretrain", "sft", "rm", "dpo")
 def keeps(s: Scenario) -> dict[str, Any]:
     """What a trained `calc.keeps.Role` has from the Trainer, whatever its loss.
 
-    FSDP reduces gradients in the compute type (accelerate `utils/dataclasses.py:2137`), and once a step: every
-    micro-batch but the last runs under `no_sync`, whatever the sharding (`trainer.py:1907`, accelerate
-    `accelerator.py:1165`; transformers 4.28 `trainer.py:1926`, before Accelerate was under it). Embeddings:
-    `trainer.py:1338`.
+    FSDP reduces gradients in the compute type (accelerate `utils/dataclasses.py:2137`). Embeddings: `trainer.py:1338`.
     """
     return {
         "reduce_bytes": 2 if s.precision == "fsdp-mixed" else 0,
-        "defers": s.sharding in FSDP,
         "wrapped": wrapped(s),
         "wide_embeddings": True,
     }
+
+
+def reduces_once(sharding: str) -> bool:
+    """Whether a step's gradients are reduced once unless `sync_each_batch` is asked for.
+
+    Every micro-batch but the last runs under `no_sync`, whatever the sharding (`trainer.py:1896`, accelerate
+    `accelerator.py:1165`; transformers 4.28 `trainer.py:1926`, before Accelerate was under it).
+    """
+    return sharding in FSDP
 
 
 def wrapped(s: Scenario) -> bool:

@@ -62,6 +62,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "offload.parameters": False,
         # DeepSpeed's own choice under ZeRO; .grad has the parameter's type else, fp32 for FSDP's fp32 shard
         "grad_dtype": "bf16" if precision in ("bf16", "mixed") else "fp32",
+        "no_sync": trainer.reduces_once(sharding),
         "checkpointing": "full",  # gradient_checkpointing true (trainer/base_config.py:62)
         "attention": "sdpa",  # transformers modeling_utils.py: sdpa where nothing else is asked
         "loss": "full" if task == "rm" else "fused",  # add_fused_lm_head (trainer/utils.py:1548)
@@ -82,6 +83,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
             "lora.targets": "all-linear",  # lora_target_modules None: peft would take q_proj and v_proj of a Llama
             # trainer/model_config.py:115; for pairs `disable_dropout` is true (reward_config.py:128, dpo_config.py:185)
             "lora.dropout": 0 if task in PAIRED else 0.05,
+            "lora.units": "own",  # peft/utils/other.py: fsdp_auto_wrap_policy
             "lora.dtype": "bf16" if bf16 else "fp32",
             "double_quantization": given["method"] != "qlora",  # use_bnb_nested_quant (trainer/model_config.py:164)
         }

@@ -94,6 +94,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "offload.optimizer": False,  # fsdp_config.optimizer_offload
         "offload.parameters": False,  # fsdp_config.param_offload
         "grad_dtype": "fp32",  # the shard that reduce_dtype fp32 leaves
+        "no_sync": engine.reduces_once(version),
         "checkpointing": "none" if fork else "full",  # model.enable_gradient_checkpointing
         "attention": "flash",  # attn_implementation='flash_attention_2' (fsdp_workers.py:202 of 0.2)
         "loss": "full",  # model.use_fused_kernels: False
@@ -133,6 +134,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
             "lora.rank": 64,  # model.lora_rank 0 means none; examples set 32 to 128
             "lora.targets": "all-linear",  # model.target_modules
             "lora.dropout": 0,  # not passed to LoraConfig (engine.py:359-368 of 0.9.1)
+            "lora.units": "own",  # peft/utils/other.py: fsdp_auto_wrap_policy
             # a flat parameter has one type, the base's fp32 (engine.py:370-381 of 0.9.1)
             "lora.dtype": "fp32",
         }

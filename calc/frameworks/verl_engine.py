@@ -49,7 +49,17 @@ def refuse(s: Scenario) -> str | None:
             with_packing = " with packing" if place == "attention" and free else ""
             given = getattr(s, place)
             return f"{place}: given {given!r}, allowed with verl {version}{with_packing}: {', '.join(allowed)}"
+    if s.no_sync is not (once := reduces_once(version)):
+        return f"no_sync: given {str(s.no_sync).lower()}, allowed with verl {version}: {str(once).lower()}"
     return None
+
+
+def reduces_once(version: str) -> bool:
+    """Whether a step's gradients are reduced once, under `no_sync` but for the last micro-batch.
+
+    Always in 0.9.0 (transformer_impl.py:676); a flag in 0.9.1, which is off in its YAML.
+    """
+    return version == "0.9.0"
 
 
 def role(
@@ -72,8 +82,6 @@ def role(
         rows,
         leaves=frozenset(word for word in moved if asked[word]),
         root_stays=_root_stays(s),
-        # for every micro-batch but the last (transformer_impl.py:676 of 0.9.0); a flag in 0.9.1, off in its YAML
-        defers=s.framework_version == "0.9.0",
         shares=shares,
         exchange="all-to-all",  # Ulysses, in every release (models/transformers/monkey_patch.py)
     )

@@ -73,6 +73,8 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     yield option("--attn_implementation", ATTENTION[trainer.attention])
     yield option("--per_device_train_batch_size", trainer.micro_batch)
     yield option("--gradient_accumulation_steps", trainer.accumulation)
+    if trainer.sharding in FSDP and not trainer.no_sync:
+        yield option("--accelerator_config", json.dumps({"gradient_accumulation_kwargs": {"sync_each_batch": True}}))
     yield option("--gradient_checkpointing", trainer.checkpointing == "full")
     yield option("--optim", OPTIMIZERS.get(trainer.optimizer) or ADAMW.get(trainer.optimizer_impl, ADAMW["foreach"]))
     if trainer.optimizer == "sgd-momentum":

@@ -54,6 +54,11 @@ def unreduced(role: str, elements: int, b: int) -> Line:
     return Line("gradients", role, b * elements, "c·G_u", {"c": b, "G_u": elements}, "gradients#unreduced")
 
 
+def joined(role: str, elements: int, b: int) -> Line:
+    """FSDP 1's gradient of a flat parameter, which autograd joins from those of its parts."""
+    return Line("temporary", role, b * elements, "c·p", {"c": b, "p": elements}, "gradients#joined")
+
+
 def partition(role: str, elements: int, b: int) -> Line:
     """Gradients a rank keeps of its own partition, parameters at its borders whole."""
     return Line("gradients", role, b * elements, "g·K", {"g": b, "K": elements}, "gradients#zero")

@@ -202,7 +202,7 @@ class Linears:
         adapter = self.run.adapter
         assert adapter is not None
         tape, label = self.tape, f"{name}: LoRA"
-        source = read = x if self.run.quantised and self.autocast else self.cast(x, adapter.b, label)
+        source = read = x if self.run.quantised and self.autocast else self.cast(x, adapter.reads or adapter.b, label)
         if adapter.dropout:
             mask = Tensor(x.width, 1)
             source = tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])

@@ -11,12 +11,18 @@ from calc.architecture import Architecture, layer_tensors
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """LoRA beside the linears that `targets` names: their rank, whether inputs are dropped out, bytes of a weight."""
+    """LoRA beside the linears that `targets` names: their rank, whether inputs are dropped out, bytes of a weight.
+
+    `reads`: bytes of an element to which inputs are cast, those of a weight where it is 0. `joined`: under FSDP 1 they
+    are parts of their layer's flat parameter, so that its other weights get gradients, too.
+    """
 
     rank: int
     targets: str | tuple[str, ...]
     dropout: bool
     b: int
+    reads: int = 0
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class Case:
     mb: int = 1  # rows in a micro-batch; pairs for rm and dpo
     ckpt: str = "none"  # none, full, selective (torchtitan's policy for operators), reentrant
     attn: str = "sdpa"  # sdpa (no mask), sdpa-mask (4-D padding mask), fa2, eager
-    prec: str = "bf16"  # bf16, autocast, fp32, mp (FSDP2: fp32 shards, bf16 compute, fp32 reduce),
+    prec: str = "bf16"  # bf16, autocast, fp32, mp (FSDP: fp32 shards, bf16 compute, fp32 reduce),
     # mixed (DeepSpeed: bf16 weights, fp32 master weights and states)
     optim: str = "adamw"  # adamw, sgd, none
     optim_impl: str = "fused"  # fused, foreach, single
@@ -35,9 +35,12 @@ class Case:
     lora_targets: str = "all"  # all, or qv
     lora_dropout: float = 0.0
     lora_dtype: str = "same"  # same (as the base; beside four bits bf16), fp32
+    lora_units: str = "own"  # under FSDP 1: own (each adapter a unit, by PEFT's policy), layer (in its layer's)
     four_bits: bool = False  # the base's linears in NF4, made from 16-bit weights
     train: str = "full"  # full, head (lm_head alone)
     fsdp: int = 0  # ranks; 0: none
+    flat: bool = False  # FSDP 1, which flattens a unit's parameters
+    no_sync: bool | None = None  # FSDP's gradients stay whole but for the last micro-batch; None: as the trainer does
     reshard: str = "yes"  # no for stages of a pipeline
     tp: int = 1  # ranks that share each layer's heads and widths
     sequence_parallel: bool = False  # with norms on parts of the sequence, and logits by vocabulary
@@ -58,9 +61,14 @@ class Case:
     upcast_outputs: bool = False
     layers: int = 0  # the first so many layers alone; 0: all
     clip: bool = False
-    trainer: bool = False  # Transformers' Trainer: Accelerate's autocast, and no_sync but for the last micro-batch
+    trainer: bool = False  # Transformers' Trainer: Accelerate's autocast, and no_sync
     workspace: bool = True  # count the memory that kernels take while they run
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the model's config.json
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether gradients stay whole but for the last micro-batch."""
+        return self.fsdp > 0 and (self.trainer if self.no_sync is None else self.no_sync)
 
     @property
     def name(self) -> str:
@@ -106,7 +114,7 @@ _PRECISION = {"bf16": "bf16", "autocast": "autocast", "fp32": "fp32", "fsdp-mixe
 _ATTENTION = {"flash": "fa2", "sdpa": "sdpa", "eager": "eager", "sdpa-mask": "sdpa-mask"}
 _CHECKPOINTING = {"none": "none", "full": "full", "selective": "selective"}
 _OPTIMIZERS = {"adamw": "adamw", "sgd": "sgd", "none": "none"}
-_SHARDING = {"none": 0, "fsdp2": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+_SHARDING = {"none": 0, "fsdp1": 0, "fsdp2": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 _GRADIENTS = {"bf16": "bf16", "fp32": "fp32"}
 _METHODS = {"full": "full", "lora": "lora", "qlora": "qlora"}
 _TARGETS = {"all-linear": "all", "q_proj, v_proj": "qv"}
@@ -183,8 +191,11 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "lora_targets": _pick(flat, "lora.targets", _TARGETS, "all-linear"),
             "lora_dropout": float(flat.get("lora.dropout", 0.0)),
             "lora_dtype": "fp32" if flat.get("lora.dtype") == "fp32" else "same",
+            "lora_units": flat.get("lora.units", "own"),
             "four_bits": flat.get("method") == "qlora",
-            "fsdp": gpus // (tp * pp) if flat.get("sharding") == "fsdp2" else 0,
+            "fsdp": gpus // (tp * pp) if flat.get("sharding") in ("fsdp1", "fsdp2") else 0,
+            "flat": flat.get("sharding") == "fsdp1",
+            "no_sync": flat.get("no_sync"),
             "tp": tp,
             "cp": cp,
             "pp": pp,

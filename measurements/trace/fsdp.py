@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -80,7 +81,7 @@ def _mesh(stage: int, pp: int, fsdp: int, cp: int, tp: int, rank: int) -> Device
         return mesh
 
 
-def shard(case: Case, model: torch.nn.Module) -> None:
+def shard(case: Case, model: torch.nn.Module) -> torch.nn.Module:
     """Shard a model over the case's ranks: a group for each decoder layer, the rest in the root's group."""
     mesh = mesh_of(case)["fsdp"]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -90,4 +91,14 @@ def shard(case: Case, model: torch.nn.Module) -> None:
     reshard = case.reshard == "yes"
     for layer in [module for name, module in model.named_modules() if re.search(r"(^|\.)layers\.\d+$", name)]:
         fully_shard(layer, reshard_after_forward=reshard, **options)
-    fully_shard(model, **options)
+    return fully_shard(model, **options)
+
+
+@contextlib.contextmanager
+def no_sync(model: Any) -> Iterator[None]:
+    """Reduce no gradients, as Accelerate does it."""
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)

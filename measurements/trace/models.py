@@ -110,6 +110,6 @@ def prepare(case: Case, model: Any) -> Any:
 
 def wrap(case: Case, model: Any) -> None:
     """Put the autocast around a model's forward that Accelerate puts there, outputs in fp32 (`prepare_model`)."""
-    if case.trainer and case.prec != "fp32" and not case.zero and not case.fsdp:
+    if case.trainer and case.prec != "fp32" and not case.zero and (case.flat or not case.fsdp):
         forward = torch.autocast("cuda", torch.bfloat16)(model.forward.__func__)
         model.forward = MethodType(convert_outputs_to_fp32(forward), model)

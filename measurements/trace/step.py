@@ -11,7 +11,7 @@ from torch.nn.modules import module as hooks
 
 from measurements.training import Critic, logprobs, pair_loss, policy_loss, value_loss
 
-from . import attention, context_parallel, fsdp, models, pipeline_parallel
+from . import attention, context_parallel, fsdp, fsdp1, models, pipeline_parallel
 from .case import Case
 from .ledger import Ledger
 from .models import DEVICE
@@ -59,11 +59,9 @@ class Step:
             self.reference = models.load(case).eval().requires_grad_(False)
             if case.ckpt != "none":
                 self.reference.gradient_checkpointing_enable({"use_reentrant": False})
-        for each in (self.reference, self.model):
-            if each is not None:
-                if case.fsdp:
-                    fsdp.shard(case, each)
-                models.wrap(case, each)
+        if self.reference is not None:
+            self.reference = self._sharded(self.reference)
+        self.model = self._sharded(self.model)
         self.optimizer = _optimizer(case, self.model)
         self.schedule = pipeline_parallel.Schedule(case, self.model, ledger) if case.pp > 1 else None
         if case.zero:
@@ -71,6 +69,13 @@ class Step:
         self.inputs = self._inputs()
         self._label()
         self._watch()
+
+    def _sharded(self, model: Any) -> Any:
+        """The model in Accelerate's autocast, over the case's ranks."""
+        models.wrap(self.case, model)
+        if self.case.fsdp:
+            return fsdp1.shard(self.case, model) if self.case.flat else fsdp.shard(self.case, model)
+        return model
 
     def _partition(self) -> None:
         """Hand the models to DeepSpeed; one that is not trained stays whole below stage 3."""
@@ -234,21 +239,29 @@ class Step:
                 around.enter_context(context_parallel.sharded(self.case, self.inputs))
             self._run()
 
+    def _no_sync(self) -> contextlib.AbstractContextManager[None]:
+        around: contextlib.AbstractContextManager[None] = fsdp.no_sync(self.model)
+        if self.case.flat:
+            around = self.model.no_sync()
+        return around
+
+    def _micro_batch(self) -> None:
+        ledger, case = self.ledger, self.case
+        with self._precision():
+            loss, _held = self._loss()
+        ledger.phase = "backward"
+        ledger.note("backward")
+        if case.zero:
+            self.model.backward(loss)
+        else:
+            (loss / case.grad_accum if case.grad_accum > 1 else loss).backward()
+
     def _accumulate(self) -> None:
         ledger, case = self.ledger, self.case
         for left in reversed(range(case.grad_accum)):
             ledger.phase = "forward"
-            if case.trainer and case.fsdp:  # Accelerate's no_sync
-                self.model.set_requires_gradient_sync(left == 0)
-            with self._precision():
-                loss, held = self._loss()
-            ledger.phase = "backward"
-            ledger.note("backward")
-            if case.zero:
-                self.model.backward(loss)
-            else:
-                (loss / case.grad_accum if case.grad_accum > 1 else loss).backward()
-            del loss, held
+            with self._no_sync() if case.keeps_whole and left else contextlib.nullcontext():
+                self._micro_batch()
             if case.zero:  # its engine counts the micro-batches
                 ledger.phase = "optim"
                 ledger.note("optim")

@@ -384,15 +384,15 @@ def test_trl_states_libraries_that_it_allows(released: Released, version: str, l
 # ---------------------------------------------------------------------------------------------------- nothing is left
 
 # What no flag, key or field tells: it is in a release's code, in its examples, or in a library beneath it.
-IN_CODE = {"optimizer_impl", "logprob", "lora.dtype", "grad_dtype", "optimizer"}
+IN_CODE = {"optimizer_impl", "logprob", "lora.dtype", "lora.units", "grad_dtype", "optimizer"}
 UNTOLD = {
     "openrlhf": IN_CODE | {"offload.parameters", "loss"},
     "verl": IN_CODE
-    | {"attention", "expandable_segments", "lora.dropout", "roles.reference.offload.parameters"}
+    | {"no_sync", "attention", "expandable_segments", "lora.dropout", "roles.reference.offload.parameters"}
     | {"roles.reward.precision", "roles.reward.offload.parameters"},
     "trl": IN_CODE
     | {"micro_batch", "global_batch", "sharding", "offload.optimizer", "offload.parameters", "loss", "prompt_len"}
-    | {"trainer", "rollout.batch", "roles.reward", "roles.reward.precision", "roles.reward.sharding"},
+    | {"no_sync", "trainer", "rollout.batch", "roles.reward", "roles.reward.precision", "roles.reward.sharding"},
 }
 
 

@@ -232,9 +232,9 @@ def test_a_message_cannot_end_its_placeholder() -> None:
 # What each field becomes; jobs are the first of its framework that can have it. Roles are described by the same fields.
 CHANGES: dict[str, Any] = {
     "model": "qwen2.5-7b", "gpus": 4, "method": "lora", "double_quantization": "other", "lora.rank": 8,
-    "lora.targets": ["o_proj"], "lora.dropout": 0.25, "lora.dtype": "other", "precision": "bf16", "optimizer": "sgd",
-    "optimizer_impl": "other", "sharding": "other", "offload.optimizer": True, "offload.parameters": True,
-    "grad_dtype": "fp32", "checkpointing": "other", "attention": "sdpa", "logprob": "selective", "micro_batch": 4,
+    "no_sync": False, "lora.targets": ["o_proj"], "lora.dropout": 0.25, "lora.dtype": "other", "precision": "bf16",
+    "optimizer": "sgd", "optimizer_impl": "other", "sharding": "other", "offload.optimizer": True,
+    "offload.parameters": True, "grad_dtype": "fp32", "checkpointing": "other", "attention": "sdpa", "logprob": "selective", "micro_batch": 4,
     "global_batch": 128, "seq_len": 777, "prompt_len": 777, "response_len": 777, "expected_len": 99, "packing": True,
     "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
     "rollout.sleep": "other", "rollout.batch": 128, "rollout.gpus": 6, "gpus_per_node": 4,
@@ -254,7 +254,7 @@ OTHERS = {
 # The machine itself, the framework, parallelism that is not modelled, and losses, in which nobody here has a choice
 NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "sequence_parallel",
-    "expert_parallel", "loss",
+    "expert_parallel", "loss", "lora.units",
 }  # fmt: skip
 STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "openrlhf", "task": "sft", "micro_batch": 2, "global_batch": 64},

@@ -14,7 +14,7 @@ from calc.architecture import tensors
 from calc.config import from_config
 from calc.estimate import estimate
 from calc.families import FAMILIES
-from calc.residuals import UNTRACED, peak_allocated
+from calc.residuals import peak_allocated
 from calc.scenario import parse
 from tests.trace.test_trace import HERE, answers
 
@@ -91,5 +91,5 @@ def test_steps_take_what_their_traces_say(tmp_path: Path) -> None:
     traced = answers("-m", "measurements.trace", "--batch", "-", given=lines(scenarios))
     for scenario, record in zip(scenarios, traced, strict=True):
         assert "error" not in record, (scenario["model"], record)
-        found = peak_allocated(estimate(parse(scenario)), UNTRACED)
+        found = peak_allocated(estimate(parse(scenario)), traced=True)
         assert found == pytest.approx(record["total_peak_bytes"], rel=0.005), Path(scenario["model"]).stem

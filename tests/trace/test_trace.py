@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 MIB = 2**20
 # One a kind: tied embeddings, a scalar head, a reference model, autocast with LoRA, FSDP 2, layers run again in part,
-# DeepSpeed, DTensor, a ring, stages, Transformers' Trainer with four bits and with FSDP's no_sync.
+# DeepSpeed, DTensor, a ring, stages, Transformers' Trainer with four bits and with FSDP's no_sync, FSDP 1's adapters.
 CASES = (
     "traced/qwen2.5-0.5b/sft/s512/mb4",
     "traced/qwen2.5-1.5b/rm/s1024/mb4",
@@ -40,6 +40,8 @@ CASES = (
     "traced/tinyllama-1.1b/sft/s2048/mb1/reshard=no/pp=4/grad_accum=4",
     "traced/llama-3.2-1b/sft/s2048/mb1/lora_r=16/lora_dropout=0.05/lora_dtype=fp32/four_bits=True/trainer=True",
     "traced/qwen2.5-1.5b/rm/s1024/mb1/ckpt=full/prec=mp/fsdp=4/grad_accum=2/trainer=True",
+    "traced/qwen2.5-1.5b/sft/s1024/mb1/ckpt=full/optim_impl=foreach/lora_r=8/lora_targets=qv/lora_dropout=0.05/"
+    "lora_units=layer/fsdp=2/flat=True/no_sync=True/grad_accum=3",
 )
 
 

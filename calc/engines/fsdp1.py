@@ -1,0 +1,197 @@
+"""PyTorch FSDP 1: each decoder layer and the rest of the model are flat parameters, of which every rank has a part.
+
+Read in torch 2.13 `distributed/fsdp/_runtime_utils.py` and `_flat_param.py`, and traced. Memory is freed in the order
+in which the host asks for it, so that one layer is gathered in forward, and two in backward, where the next one is
+fetched when a layer's begins. A flat parameter has its gradient once all of its parts have theirs: autograd joins them
+in a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from calc.architecture import Architecture, Tensor, layer_parameters
+from calc.engines.fsdp import Fsdp, size
+from calc.engines.replica import Moments, Where
+from calc.ledger import Line
+from calc.memory import communication, gradients, weights
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp1(Fsdp):
+    """`replica` under FSDP 1; adapters are units of their own, or lie in their layer's flat parameter."""
+
+    @property
+    def joined(self) -> bool:
+        """Whether adapters and the frozen weights beside them are one flat parameter, with one gradient."""
+        return self.replica.run.adapter is not None and self.replica.run.adapter.joined
+
+    @property
+    def apart(self) -> bool:
+        """Whether adapters have flat parameters of their own, and layers no gradient."""
+        return self.replica.adapter > 0 and not self.joined
+
+    @property
+    def first_adapter(self) -> int:
+        """Elements of the matrix that a layer's backward comes to last."""
+        return self.replica.trained_tensors[0].elements
+
+    @property
+    def copies(self) -> bool:
+        """Whether a unit's weights are brought together at all: one rank has them, in bf16 only where they are cast."""
+        return self.replica.ranks > 1 or self.replica.weight_bytes != self.replica.run.compute
+
+    @property
+    def stepped(self) -> tuple[Tensor, ...]:
+        """No parameters of their own: the optimizer sees parts of flat ones."""
+        return ()
+
+    def stored(self, found: tuple[Tensor, ...], elements: int) -> int:
+        """Flat parameters are cut evenly."""
+        return elements
+
+    def layer(self, index: int) -> int:
+        """Elements of a layer's flat parameter."""
+        return layer_parameters(self.replica.arch, index) + self.adapter_layer * self.joined
+
+    def layers(self, first: int = 0) -> int:
+        """Elements of the flat parameters of the layers from `first` on."""
+        number = self.replica.arch.layers - first
+        return _layers(self.replica.arch, first) + number * self.adapter_layer * self.joined
+
+    def reduced(self, elements: int) -> Line:
+        """This rank's shards of the reduced gradients of `elements`, which frozen weights may be among."""
+        r = self.replica
+        return gradients.accumulated(r.role, elements, r.grad_bytes, r.ranks)
+
+    @property
+    def differentiated(self) -> int:
+        """Elements that flat gradients have."""
+        return self.layers() if self.joined else self.replica.trainable
+
+    def loading(self) -> Moments:
+        """Units are wrapped from the inside out; the root's parameters are flattened on the GPU before they are cut.
+
+        torch 2.13 `distributed/fsdp/_flat_param.py`, `flatten_tensors_into_flat_param`: parameters and their
+        concatenation are alive together.
+        """
+        r = self.replica
+        if not r.quantised and r.ranks > 1:
+            layers = weights.weights(r.role, r.parameters - self.root_elements, r.weight_bytes, r.ranks, "weights#fsdp")
+            flat = communication.gathered(r.role, "root group", self.root_elements, r.weight_bytes, 2)
+            yield "root group flattened", [flat] if self.offload else [layers, flat]
+        yield "shards on the GPU", self.weights()
+
+    def root(self) -> list[Line]:
+        """The root group, which stays gathered after a forward that no backward follows."""
+        return [self.root_gathered(1)] if self.copies else []
+
+    def at(self, where: Where) -> list[Line]:
+        """Gathered parameters, gradients not yet reduced, and reduced shards."""
+        r = self.replica
+        if r.optimizer is None or not (where.backward or r.accumulates):
+            return self.gathered(where)
+        if self.apart:
+            return [*self.gathered(where), *self.own(where)]
+        kept = self.kept(where)
+        if not where.backward:
+            return [*self.gathered(where), *kept]
+        if where.segment in ("join", "reduce"):
+            return [*kept, *self.leaving(where)]
+        fresh = [gradients.unreduced(r.role, where.root + where.here, r.run.compute)]
+        tied = [*self.tied(where, r.run.compute), *self.whole_embedding(where, r.run.compute)]
+        return [*self.gathered(where), *kept, *fresh, *tied]
+
+    def own(self, where: Where) -> list[Line]:
+        """Of adapters in units of their own: shards of those that have their gradient, or all of them whole."""
+        r = self.replica
+        if r.defers and r.accumulates:
+            return [gradients.deferred(r.role, r.trainable, r.run.compute)]
+        if self.offload:
+            return []
+        return [self.reduced(r.trainable if r.accumulates else where.above + where.here)]
+
+    def kept(self, where: Where) -> list[Line]:
+        """Gradients of units that have theirs: shards, and where they are deferred the whole ones of all others.
+
+        The last micro-batch has shards of the layers above. One before it has them whole: those of a step's second, if
+        there are as many, are all there already.
+        """
+        r, c = self.replica, self.replica.run.compute
+        first = 0 if where.segment in ("end", "reduce") else where.layer + 1
+        above = self.layers(first) if where.backward else 0
+        if not (r.defers and r.accumulates):
+            done = self.differentiated if r.accumulates else above
+            return [self.reduced(done)] if done and not self.offload else []
+        last = [gradients.deferred(r.role, self.differentiated - above, c)]
+        if above and not self.offload:
+            last.append(self.reduced(above))
+        before = [gradients.deferred(r.role, self.differentiated if r.micro_batches > 2 else above, c)]
+        return max(last, before, key=size)
+
+    def leaving(self, where: Where) -> list[Line]:
+        """A unit's gradients as they become one: joined beside all of them, or cast beside the reduction's output.
+
+        By then the unit's own weights have been left, but for the join.
+        """
+        r, c, g = self.replica, self.replica.run.compute, self.replica.reduce_bytes
+        root = where.segment == "reduce"
+        if root and self.joined:
+            return []
+        unit = self.root_elements if root else self.layer(where.layer)
+        waiting = 0 if root else where.root
+        fresh = [gradients.unreduced(r.role, waiting, c)] if waiting else []
+        flat = gradients.joined(r.role, unit, c)
+        if g > c:
+            output = [] if self.offload or r.ranks == 1 else [self.reduced(unit)]
+            reducing = [flat, communication.reducing(r.role, unit, g), *output]
+            return [*self.fetched(where, own=False), *fresh, *reducing]
+        return [*self.fetched(where, own=True), *fresh, gradients.unreduced(r.role, unit, c), flat]
+
+    def fetched(self, where: Where, *, own: bool) -> list[Line]:
+        """What is gathered as a unit's gradients leave: with the `own` weights, or without."""
+        if where.segment == "reduce":
+            return self.root() if own else []
+        layers = [where.layer] * own + [where.layer - 1] * self.fetches(where)
+        return [*self.root(), *self.units_gathered(layers)]
+
+    def gathering(self, where: Where) -> list[Line]:
+        """Whole units in the compute type."""
+        r, last = self.replica, self.replica.arch.layers - 1
+        if where.segment == "reduce" or not self.copies:
+            return []
+        lines = self.root()
+        if where.segment in ("layer", "gather", "join"):
+            lines += self.units_gathered([where.layer, *[where.layer - 1] * self.fetches(where)])
+        elif where.backward and where.segment in ("head", "loss", "norm"):
+            lines += self.units_gathered([last])
+        if where.segment == "gather" and r.weight_bytes != r.run.compute:
+            lines.append(communication.cast_shard(r.role, self.layer(where.layer), r.run.compute, r.ranks))
+        return lines
+
+    def fetches(self, where: Where) -> bool:
+        """Whether the next layer is gathered while another's backward runs.
+
+        A hook on the outputs of the first forward asks for it, which reentrant checkpointing runs without gradient.
+        Beside adapters of their own it is that of the first in the layer, which comes last in backward.
+        """
+        if not where.backward or not where.layer or self.replica.run.reentrant:
+            return False
+        return not self.apart or where.here >= self.adapter_layer - self.first_adapter
+
+    def units_gathered(self, layers: Iterable[int]) -> list[Line]:
+        """These layers whole."""
+        r, found = self.replica, [*layers]
+        if not found or not self.copies:
+            return []
+        if r.quantised:
+            packed = layer_parameters(r.arch, found[0])
+            return [communication.gathered(r.role, "4-bit layers", packed, weights.NF4[r.run.nested], len(found))]
+        return [communication.gathered(r.role, "layers", sum(map(self.layer, found)), r.run.compute)]
+
+
+@lru_cache(maxsize=4096)
+def _layers(arch: Architecture, first: int) -> int:
+    return sum([layer_parameters(arch, i) for i in range(first, arch.layers)])

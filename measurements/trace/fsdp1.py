@@ -1,0 +1,66 @@
+"""FSDP 1 over ranks that are not there: PyTorch's `FullyShardedDataParallel`, on rank 0 of a fake process group.
+
+What would ask a real card, or an address of memory, is answered here.
+"""
+
+import os
+import re
+from functools import partial
+from typing import Any
+
+import torch
+from peft.utils.other import fsdp_auto_wrap_policy
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, _flat_param
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from . import fsdp
+from .case import Case
+
+
+class Card:
+    """`torch.cuda` as FSDP 1 asks it, and a card that is there."""
+
+    def is_available(self) -> bool:
+        """Whether there is a card."""
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cuda, name)
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+# Fake tensors have no addresses: what tells storages apart, and says that one has memory, stands in for them.
+_flat_param._same_storage = _same_storage
+_flat_param._data_ptr_allocated = lambda tensor: tensor.untyped_storage().nbytes() > 0
+torch._subclasses.FakeTensor.data_ptr = lambda tensor: tensor.untyped_storage()._cdata  # type: ignore[method-assign]
+torch.Tensor.record_stream = lambda *args: None  # type: ignore[method-assign,assignment]
+
+
+def _policy(case: Case, model: torch.nn.Module) -> Any:
+    """A unit for each decoder layer; adapters in units of their own by PEFT's policy, or in their layer's."""
+    layers = {type(module) for name, module in model.named_modules() if re.search(r"(^|\.)layers\.\d+$", name)}
+    if not case.lora_r or case.lora_units == "layer":
+        return ModuleWrapPolicy(layers)
+    os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(sorted(layer.__name__ for layer in layers))
+    return fsdp_auto_wrap_policy(model)
+
+
+def shard(case: Case, model: torch.nn.Module) -> FullyShardedDataParallel:
+    """A model over the case's ranks, the rest of it in the root's unit."""
+    fsdp.ranks(case.fsdp)
+    mixed = partial(MixedPrecision, param_dtype=torch.bfloat16)
+    # Accelerate's plugin reduces in the compute type
+    policies = {"mp": mixed(reduce_dtype=torch.bfloat16 if case.trainer else torch.float32)}
+    sharded = FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=_policy(case, model),
+        mixed_precision=policies.get(case.prec),
+        use_orig_params=True,
+        device_id=0,
+    )
+    for unit in FullyShardedDataParallel.fsdp_modules(sharded):
+        unit._device_handle = Card()
+    return sharded
