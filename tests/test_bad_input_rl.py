@@ -74,12 +74,12 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "roles.reward.attention: given 'fast', allowed: flash",
     ),
     "sequences of a role": (
-        PPO,
+        PPO | {"gpus": 8},
         {"roles.critic.context_parallel": 2},
         "roles.critic.context_parallel: given 2, allowed with ",
     ),
     "layers of a role": (
-        PPO | {"framework": "torch"},
+        PPO | {"gpus": 8},
         {"roles.critic.tensor_parallel": 2},
         "roles.critic.tensor_parallel: given 2, allowed with torch: 1, as in the whole job",
     ),

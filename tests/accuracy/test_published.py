@@ -54,6 +54,14 @@ def test_unsharded_bf16_adapters_are_met_within_a_twelfth(residuals: list[Residu
     assert errors.bias < 0
 
 
+def test_adapters_in_flat_parameters_are_met_within_a_fortieth(residuals: list[Residual]) -> None:
+    """litgpt on several cards, FSDP 1: shards, and a whole gradient of every layer under Lightning's no_sync."""
+    errors = summary(r for r in of(residuals, "allocated") if "loraN" in r.id)
+    print(f"litgpt, several cards, LoRA: {errors}")
+    assert errors.count == 4
+    assert errors.worst <= 0.025
+
+
 def test_what_was_allocated_is_met_within_four_percent_in_the_median(residuals: list[Residual]) -> None:
     """As asked of high and medium confidence, without regard to explanations; a model's own code decides the rest."""
     errors = sorted(abs(r.error) for r in of(residuals, "allocated"))
@@ -91,7 +99,7 @@ def test_the_share_of_cached_blocks_is_that_of_the_records() -> None:
             allocated = max(p.moment.allocated_bytes for p in group.phases)
             varying = max(runtime.cached(p.moment.lines, lengths_vary=True) for p in group.phases) / LENGTHS_VARY
             ratios.append((record["measured_bytes"] - allocated) / varying)
-    assert len(ratios) == 38
+    assert len(ratios) == 45
     assert sorted(ratios)[int(0.95 * (len(ratios) - 1))] == pytest.approx(LENGTHS_VARY, abs=0.05)
 
 
