@@ -242,6 +242,24 @@ def test_ddp_reduces_once_a_step_and_zero2_every_micro_batch() -> None:
     assert (seconds(two, "reduce"), seconds(two, "gather")) == pytest.approx((8 * once, once))
 
 
+def test_under_no_sync_fsdp_reduces_once_a_step() -> None:
+    """Eight micro-batches gather sixteen times whatever they reduce."""
+    job = {**ZERO3, "framework": "torch", "sharding": "fsdp2", "precision": "bf16"}
+    often, once = answer(job), answer({**job, "no_sync": True})
+    assert seconds(often, "reduce") == pytest.approx(8 * seconds(once, "reduce"))
+    assert seconds(often, "gather") == seconds(once, "gather")
+
+
+def test_a_flat_parameter_with_adapters_computes_and_reduces_gradients_of_all_of_it() -> None:
+    """A third more matrix work than forward, forward again and the gradients of inputs take; whole layers travel."""
+    job = {**ZERO3, "framework": "torch", "sharding": "fsdp1", "precision": "bf16", "checkpointing": "full"}
+    adapted = {**job, "method": "lora", "lora.rank": 8, "lora.dtype": "bf16"}
+    full, own, layer = answer(job), answer(adapted), answer({**adapted, "lora.units": "layer"})
+    assert seconds(layer, "matrix work") == pytest.approx(4 / 3 * seconds(own, "matrix work"), rel=0.05)
+    assert seconds(layer, "reduce") == pytest.approx(seconds(full, "reduce"), rel=0.15)  # but for embedding and head
+    assert seconds(own, "reduce") < 0.01 * seconds(layer, "reduce")
+
+
 def test_frozen_weights_are_gathered_but_only_adapters_are_reduced() -> None:
     full, lora = answer(ZERO3), answer({**ZERO3, "method": "lora", "lora.rank": 8})
     assert seconds(lora, "gather") == pytest.approx(seconds(full, "gather"), rel=0.01)

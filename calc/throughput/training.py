@@ -57,10 +57,13 @@ class Load(NamedTuple):
 
 
 def passes(s: Scenario, trained: bool) -> work.Passes:
-    """How a step runs through the model: LoRA needs gradients of inputs, not of the frozen weights."""
+    """How a step runs through the model: LoRA needs gradients of inputs, not of the frozen weights.
+
+    Unless those are parts of a flat parameter that holds adapters, too (`lora.units: layer`).
+    """
     if not trained:
         return work.Passes()
-    return work.Passes(1, float(s.checkpointing != "none"), 1, 0 if s.lora else 1)
+    return work.Passes(1, float(s.checkpointing != "none"), 1, 0 if s.lora and s.lora.units == "own" else 1)
 
 
 def reentrant(s: Scenario) -> bool:
@@ -110,8 +113,9 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     computed.append(work.starts(work.operations(work.KERNELS, layers, c, a, p), load.micro))
     elements = parameters(s.architecture, head=head) + a.elements
     changed = a.elements if s.lora else elements
+    given = c.layers + a.elements if s.lora and s.lora.units == "layer" else changed  # what has a gradient
     if s.shards > 1 and s.sharding != "ddp":  # whose buckets are reduced once a step
-        computed.append(repacked(s, r, load, elements / n, changed / n, p))
+        computed.append(repacked(s, r, load, elements / n, given / n, p))
     busy = sum([t.seconds for t in computed])
     dispatched = work.operations(work.REENTRANT if reentrant(s) else work.DISPATCHED, layers, c, a, p)
     hooked = work.modules(c, a) if s.sharding == "zero3" else 0
@@ -119,7 +123,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     busy += computed[-1].seconds
     if s.pipeline_parallel > 1:
         computed.append(traffic.bubble(s.pipeline_parallel, load.micro, busy))
-    moved = list(sharded(s, r, load, elements / n, changed / n, p))
+    moved = list(sharded(s, r, load, elements / n, given / n, p))
     exchanged = sum([t.seconds for t in moved])
     if exchanged:
         moved.append(traffic.hidden(exchanged, OVERLAP[s.sharding], busy))
@@ -134,12 +138,12 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
         yield up._replace(name="parameters")
 
 
-def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Iterator[Term]:
+def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p: work.Passes) -> Iterator[Term]:
     """The collectives of ranks that share what is sharded, by stage: in 16 bits, in fp32 under autocast.
 
     Stage 3 and FSDP gather all weights, frozen or not, for forward and for backward of every micro-batch, whatever its
     length; a layer that is computed again for its backward stays gathered (DeepSpeed's `max_reuse_distance`). Stages of
-    a pipeline gather and reduce once a step.
+    a pipeline gather and reduce once a step; under `no_sync` FSDP reduces as often.
     """
     ranks = s.shards
     if ranks == 1:
@@ -154,13 +158,14 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, changed: float, 
         return
     reduced = 4 if s.grad_dtype == "fp32" and s.sharding.startswith("fsdp") else b
     if s.sharding in GATHERS or s.sharding == "zero2":
-        yield traffic.collective("reduce", changed, reduced, load.steps if staged else load.micro, ranks, bus)
+        often = load.steps if staged or s.no_sync else load.micro
+        yield traffic.collective("reduce", given, reduced, often, ranks, bus)
     elif s.sharding == "zero1":
-        yield traffic.collective("reduce", changed, reduced, load.steps, ranks, bus)
+        yield traffic.collective("reduce", given, reduced, load.steps, ranks, bus)
     else:
-        yield traffic.collective("all-reduce", changed, reduced, 2 * load.steps, ranks, bus)
+        yield traffic.collective("all-reduce", given, reduced, 2 * load.steps, ranks, bus)
     if s.sharding in ("zero1", "zero2"):
-        yield traffic.collective("gather", changed, b, load.steps, ranks, bus)
+        yield traffic.collective("gather", given, b, load.steps, ranks, bus)
 
 
 def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Term:
