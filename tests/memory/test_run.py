@@ -94,3 +94,8 @@ def test_a_weight_and_a_bias_of_equal_bits_are_still_added() -> None:
 )
 def test_short_names_tell_experts_from_dense_layers(name: str, expected: str) -> None:
     assert short(name) == expected
+
+
+def test_an_adapter_reads_in_the_type_of_its_weights_and_has_a_parameter_of_its_own() -> None:
+    """Unless it says otherwise: fp32 matrices see fp32 inputs, and the weights beside them get no gradient."""
+    assert (ADAPTER.reads, ADAPTER.joined) == (0, False)
