@@ -12,7 +12,7 @@ from operator import add
 from calc import placement, replay, verdict
 from calc.engines.vllm import STARTING, Cache
 from calc.job import Job
-from calc.ledger import Group, Line, Moment, Phase, Sums
+from calc.ledger import Group, Line, Moment, Phase, Sums, total
 from calc.memory import runtime
 from calc.stages import Candidate, Stages, sums
 
@@ -49,7 +49,7 @@ class Shared:
         """What else lies on the GPU when vLLM measures it, in bytes."""
         before = self.names[: self.names.index("rollout")]
         lines = [*self.processes(before), *[line for name in before for line in self.stages.arrived(name)]]
-        return sum([line.bytes for line in lines])
+        return total(lines)
 
     @cached_property
     def resting(self) -> Sums:

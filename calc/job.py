@@ -75,7 +75,7 @@ class Roles(Memo):
             masked=self.masked(r, s, batch),
             checkpointing=s.checkpointing if r.optimizer else "none",
             fsdp=fsdp,
-            grouped=fsdp > 0 and not r.adds_singly,
+            grouped=fsdp == 1 or (fsdp == 2 and not r.adds_singly),
         )
 
 

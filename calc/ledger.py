@@ -5,7 +5,7 @@ A peak is never the sum of maxima: two tensors count together only when one mome
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +41,11 @@ class Sums(NamedTuple):
     replayed: int = 0
 
 
+def total(lines: Iterable[Line]) -> int:
+    """What lines add up to."""
+    return sum([line.bytes for line in lines])
+
+
 class Moment(NamedTuple):
     """A named instant and everything alive at it."""
 
@@ -55,7 +60,7 @@ class Moment(NamedTuple):
     @property
     def device_bytes(self) -> int:
         """What the whole process takes of the card at this instant."""
-        return sum([line.bytes for line in self.lines])
+        return total(self.lines)
 
     @property
     def held_back(self) -> int:

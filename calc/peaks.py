@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from calc.engines.replica import Engine, Where
-from calc.ledger import Line
+from calc.ledger import Line, total
 from calc.phases import Instant, Step
 
 
 def largest(moments: Iterable[tuple[str, list[Line]]]) -> tuple[str, list[Line]]:
     """The moment whose lines add up to most, the first of equals."""
-    return max(moments, key=lambda moment: sum([line.bytes for line in moment[1]]))
+    return max(moments, key=lambda moment: total(moment[1]))
 
 
 def beside(lines: list[Line], moment: tuple[str, list[Line]]) -> tuple[str, list[Line]]:
@@ -31,8 +31,8 @@ def peak(engine: Engine, step: Step, instants: Iterable[Instant]) -> tuple[str, 
     best, most, found = None, -1, []
     for where, (size, i) in places.items():
         added = engine.at(where)
-        total = size + sum([line.bytes for line in added])
-        if total > most:
-            best, most, found = i, total, added
+        there = size + total(added)
+        if there > most:
+            best, most, found = i, there, added
     assert best is not None
     return best.name, [*found, *step.lines(best.parts)]

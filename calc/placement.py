@@ -17,7 +17,7 @@ from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
 from calc.frameworks import SDPA_FLASH_HEAD, at_least
 from calc.keeps import Keeps, Role
-from calc.ledger import Line
+from calc.ledger import Line, total
 from calc.lora import adapter_matrices, lora_parameters
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Run
@@ -205,7 +205,7 @@ def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> Vllm | None:
         utilization=s.rollout.gpu_memory_utilization,
         total=gpu.usable_bytes,
         card=gpu.id,
-        context=sum([line.bytes for line in lines]) - growth,
+        context=total(lines) - growth,
         growth=growth,
     )
 

@@ -89,12 +89,13 @@ def stack(run: Run, path: Path, masked: bool, trained: int, fsdp: int = 0, check
     blocks = []
     for (own, counted, received), kind in kinds.items():
         count = order.count(kind)
-        each = layer_parameters(arch, -1 if own.moe else 0) * within.trained + trained // arch.layers * bool(adapter)
+        weights = layer_parameters(arch, -1 if own.moe else 0) if within.trained else 0
+        adapters = trained // arch.layers if adapter else 0
         segment = activations.layer(
             own.run(within), moe=own.moe, first=own.first, counted=counted, received=received, rotated=own.rotated,
             selective=checkpointing == "selective",
         )  # fmt: skip
-        blocks.append(Block(segment, each, count))
+        blocks.append(Block(segment, weights + adapters, count))
     stops = []
     for kind in range(len(blocks)):
         places = [n for n, k in enumerate(order) if k == kind]

@@ -16,7 +16,7 @@ from calc.engines.replica import Where
 from calc.engines.vllm import STARTING
 from calc.job import Roles
 from calc.keeps import Path, Stage
-from calc.ledger import Line, Sums
+from calc.ledger import Line, Sums, total
 from calc.memory import kv_cache, runtime
 from calc.phases import Batch, Step
 from calc.placement import Placed
@@ -145,7 +145,7 @@ class Stages:
                 there = self.beside(stage, stage.role, stage.beside)
                 for name in filter(None, (stage.role, stage.beside)):
                     there += self.placed[name].engine.resident()
-                most = max(most, sum([line.bytes for line in there]))
+                most = max(most, total(there))
         return most
 
     def present(self, placed: Placed) -> list[Line]:
@@ -276,4 +276,4 @@ class Stages:
 def sums(lines: Sequence[Line], *, stirred: bool) -> Sums:
     """What lines add up to; `stirred`: blocks have come and gone."""
     allocated = sum([line.bytes for line in lines if line.allocated])
-    return Sums(sum([line.bytes for line in lines]), allocated, runtime.stirred(lines) if stirred else 0)
+    return Sums(total(lines), allocated, runtime.stirred(lines) if stirred else 0)

@@ -24,7 +24,7 @@ from calc.architecture import (
 )
 from calc.engines.partition import padded
 from calc.engines.replica import Holder, Moments, Replica, Where, times
-from calc.ledger import Line
+from calc.ledger import Line, total
 from calc.memory import communication, gradients, host, optimizer, weights
 
 
@@ -118,7 +118,7 @@ class Fsdp(Holder):
         if r.optimizer is None or not (where.backward or r.accumulates):
             return lines
         if r.defers and r.accumulates:
-            return [*lines, *max(self.last(where), self.before(where), key=size)]
+            return [*lines, *max(self.last(where), self.before(where), key=total)]
         lines += self.pending(where)
         if not self.offload and (where.above or r.accumulates):
             lines.append(self.reduced(r.trainable if r.accumulates else where.above))
@@ -161,12 +161,11 @@ class Fsdp(Holder):
 
     def pending(self, where: Where) -> list[Line]:
         """The input of the reduction that is under way, of the layer above, or of the lowest while the root's waits."""
-        last = self.replica.arch.layers - 1
-        if not self.replica.optimizer or not where.backward:
+        if not where.backward:
             return []
         if where.segment == "end":
             return [self.reducing(self.adapter_layer or self.layer(0))]
-        if where.segment == "layer" and where.layer < last:
+        if where.segment == "layer" and where.layer < self.replica.arch.layers - 1:
             return [self.reducing(self.adapter_layer or self.layer(where.layer + 1))]
         return []
 
@@ -298,8 +297,3 @@ def _layer_elements(arch: Architecture, index: int, ranks: int) -> int:
 @lru_cache(maxsize=1024)
 def _root_elements(arch: Architecture, head: Head) -> int:
     return parameters(arch, head=head) - sum(layer_parameters(arch, i) * n for i, n in layer_kinds(arch))
-
-
-def size(lines: list[Line]) -> int:
-    """What lines add up to."""
-    return sum([line.bytes for line in lines])

@@ -8,14 +8,14 @@ in a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from calc.architecture import Architecture, Tensor, layer_parameters
-from calc.engines.fsdp import Fsdp, size
+from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Moments, Where
-from calc.ledger import Line
+from calc.ledger import Line, total
 from calc.memory import communication, gradients, weights
 
 
@@ -61,11 +61,6 @@ class Fsdp1(Fsdp):
         number = self.replica.arch.layers - first
         return _layers(self.replica.arch, first) + number * self.adapter_layer * self.joined
 
-    def reduced(self, elements: int) -> Line:
-        """This rank's shards of the reduced gradients of `elements`, which frozen weights may be among."""
-        r = self.replica
-        return gradients.accumulated(r.role, elements, r.grad_bytes, r.ranks)
-
     @property
     def differentiated(self) -> int:
         """Elements that flat gradients have."""
@@ -90,19 +85,18 @@ class Fsdp1(Fsdp):
 
     def at(self, where: Where) -> list[Line]:
         """Gathered parameters, gradients not yet reduced, and reduced shards."""
-        r = self.replica
+        r, c, lines = self.replica, self.replica.run.compute, self.gathered(where)
         if r.optimizer is None or not (where.backward or r.accumulates):
-            return self.gathered(where)
+            return lines
         if self.apart:
-            return [*self.gathered(where), *self.own(where)]
-        kept = self.kept(where)
-        if not where.backward:
-            return [*self.gathered(where), *kept]
+            return [*lines, *self.own(where)]
+        lines += self.kept(where)
         if where.segment in ("join", "reduce"):
-            return [*kept, *self.leaving(where)]
-        fresh = [gradients.unreduced(r.role, where.root + where.here, r.run.compute)]
-        tied = [*self.tied(where, r.run.compute), *self.whole_embedding(where, r.run.compute)]
-        return [*self.gathered(where), *kept, *fresh, *tied]
+            return [*lines, *self.leaving(where)]
+        if not where.backward:
+            return lines
+        fresh = gradients.unreduced(r.role, where.root + where.here, c)
+        return [*lines, fresh, *self.tied(where, c), *self.whole_embedding(where, c)]
 
     def own(self, where: Where) -> list[Line]:
         """Of adapters in units of their own: shards of those that have their gradient, or all of them whole."""
@@ -129,44 +123,42 @@ class Fsdp1(Fsdp):
         if above and not self.offload:
             last.append(self.reduced(above))
         before = [gradients.deferred(r.role, self.differentiated if r.micro_batches > 2 else above, c)]
-        return max(last, before, key=size)
+        return max(last, before, key=total)
+
+    @property
+    def casts(self) -> bool:
+        """Whether a unit's gradient is cast before it is reduced, when the unit's own weights have been left."""
+        return self.replica.reduce_bytes > self.replica.run.compute
 
     def leaving(self, where: Where) -> list[Line]:
-        """A unit's gradients as they become one: joined beside all of them, or cast beside the reduction's output.
-
-        By then the unit's own weights have been left, but for the join.
-        """
-        r, c, g = self.replica, self.replica.run.compute, self.replica.reduce_bytes
-        root = where.segment == "reduce"
+        """A unit's gradients as they become one: joined beside all of them, or cast beside the reduction's output."""
+        r, c, root = self.replica, self.replica.run.compute, where.segment == "reduce"
         if root and self.joined:
             return []
         unit = self.root_elements if root else self.layer(where.layer)
-        waiting = 0 if root else where.root
-        fresh = [gradients.unreduced(r.role, waiting, c)] if waiting else []
-        flat = gradients.joined(r.role, unit, c)
-        if g > c:
-            output = [] if self.offload or r.ranks == 1 else [self.reduced(unit)]
-            reducing = [flat, communication.reducing(r.role, unit, g), *output]
-            return [*self.fetched(where, own=False), *fresh, *reducing]
-        return [*self.fetched(where, own=True), *fresh, gradients.unreduced(r.role, unit, c), flat]
-
-    def fetched(self, where: Where, *, own: bool) -> list[Line]:
-        """What is gathered as a unit's gradients leave: with the `own` weights, or without."""
-        if where.segment == "reduce":
-            return self.root() if own else []
-        layers = [where.layer] * own + [where.layer - 1] * self.fetches(where)
-        return [*self.root(), *self.units_gathered(layers)]
+        lines = [gradients.joined(r.role, unit, c)]
+        if not root:
+            lines.append(gradients.unreduced(r.role, where.root, c))
+        if not self.casts:
+            return [*lines, gradients.unreduced(r.role, unit, c)]
+        lines.append(communication.reducing(r.role, unit, r.reduce_bytes))
+        return lines if self.offload or r.ranks == 1 else [*lines, self.reduced(unit)]
 
     def gathering(self, where: Where) -> list[Line]:
         """Whole units in the compute type."""
-        r, last = self.replica, self.replica.arch.layers - 1
-        if where.segment == "reduce" or not self.copies:
+        r = self.replica
+        if not self.copies:
             return []
-        lines = self.root()
+        if where.segment == "reduce":
+            # a root without gradients has been left, too
+            return [] if r.adapter or self.casts else self.root()
+        layers: list[int] = []
         if where.segment in ("layer", "gather", "join"):
-            lines += self.units_gathered([where.layer, *[where.layer - 1] * self.fetches(where)])
+            left = where.segment == "join" and self.casts
+            layers = [where.layer] * (not left) + [where.layer - 1] * self.fetches(where)
         elif where.backward and where.segment in ("head", "loss", "norm"):
-            lines += self.units_gathered([last])
+            layers = [r.arch.layers - 1]
+        lines = [*self.root(), *self.units_gathered(layers)]
         if where.segment == "gather" and r.weight_bytes != r.run.compute:
             lines.append(communication.cast_shard(r.role, self.layer(where.layer), r.run.compute, r.ranks))
         return lines
@@ -181,15 +173,15 @@ class Fsdp1(Fsdp):
             return False
         return not self.apart or where.here >= self.adapter_layer - self.first_adapter
 
-    def units_gathered(self, layers: Iterable[int]) -> list[Line]:
+    def units_gathered(self, layers: Sequence[int]) -> list[Line]:
         """These layers whole."""
-        r, found = self.replica, [*layers]
-        if not found or not self.copies:
+        r = self.replica
+        if not layers:
             return []
         if r.quantised:
-            packed = layer_parameters(r.arch, found[0])
-            return [communication.gathered(r.role, "4-bit layers", packed, weights.NF4[r.run.nested], len(found))]
-        return [communication.gathered(r.role, "layers", sum(map(self.layer, found)), r.run.compute)]
+            packed = layer_parameters(r.arch, layers[0])
+            return [communication.gathered(r.role, "4-bit layers", packed, weights.NF4[r.run.nested], len(layers))]
+        return [communication.gathered(r.role, "layers", sum(map(self.layer, layers)), r.run.compute)]
 
 
 @lru_cache(maxsize=4096)

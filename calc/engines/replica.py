@@ -21,9 +21,9 @@ class Replica:
     Bytes are per parameter: `weight_bytes` of the model's own weights, `adapter_bytes` of LoRA's, `grad_bytes` of what
     backward leaves behind, `master_bytes` of an fp32 copy beside 16-bit weights, `step_bytes` of what the optimizer
     steps in. `ranks` share what is sharded; a step has `micro_batches`. `reduce_bytes` of a gradient travel between
-    FSDP's ranks, with `defers` once a step. `leaves` names
-    what moves to the host while other roles run, `weights` or the optimizer's `states`. `stays`: what FSDP gathers for
-    the first micro-batch of a step stays until the last, as do whole gradients.
+    FSDP's ranks, with `defers` once a step. `leaves` names what moves to the host while other roles run, `weights` or
+    the optimizer's `states`. `stays`: what FSDP gathers for the first micro-batch of a step stays until the last, as do
+    whole gradients.
     """
 
     role: str

@@ -14,7 +14,7 @@ from calc.architecture import largest_in_layer, tensors
 from calc.engines.partition import Cut, cut
 from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.keeps import DeepSpeed
-from calc.ledger import Line
+from calc.ledger import Line, total
 from calc.memory import communication, gradients, host, optimizer, weights
 
 LAZY_BUCKET = (0, 18, 3)  # the bucket of stages 1 and 2 is allocated at the first gradient, before at backward's start
@@ -155,7 +155,7 @@ class Zero(Holder):
         lines += self.waiting_head(where, B)
         if tied := self.tied(where, B):
             # both contributions are summed before anything leaves
-            return lines + max(leaving, [*leaving[:1], *tied], key=lambda found: sum([line.bytes for line in found]))
+            return lines + max(leaving, [*leaving[:1], *tied], key=total)
         return lines + leaving
 
     def live(self, where: Where) -> Line:

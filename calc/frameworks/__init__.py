@@ -163,8 +163,8 @@ def cut_alike(s: Scenario) -> str | None:
     for name in s.roles:
         role = s.role(name)
         for degree in ("tensor_parallel", "context_parallel") if role else ():
-            if getattr(role, degree) != getattr(s, degree):
-                given, job = getattr(role, degree), getattr(s, degree)
+            given, job = getattr(role, degree), getattr(s, degree)
+            if given != job:
                 return f"roles.{name}.{degree}: given {given}, allowed with {s.framework}: {job}, as in the whole job"
     return None
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from calc.ledger import Line, Moment, Phase
+from calc.ledger import Line, Moment, Phase, total
 
 NAMES = ("component", "role", "bytes", "formula", "values", "source")
 
@@ -25,7 +25,7 @@ class Working(NamedTuple):
     @property
     def bytes(self) -> int:
         """What the lines add up to."""
-        return sum([line.bytes for line in self.lines])
+        return total(self.lines)
 
     def allocated(self) -> Working:
         """Of these lines those that PyTorch's allocator counts."""

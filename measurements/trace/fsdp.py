@@ -57,6 +57,7 @@ def ranks(n: int, rank: int = 0) -> None:
     torch.cuda.stream = lambda *args: contextlib.nullcontext()  # type: ignore[assignment]
     torch.cuda.current_device = lambda: 0
     torch.cuda.set_device = lambda *args: None
+    torch.Tensor.record_stream = lambda *args: None  # type: ignore[method-assign,assignment]
     if dist.is_initialized():
         dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=n)
@@ -81,6 +82,11 @@ def _mesh(stage: int, pp: int, fsdp: int, cp: int, tp: int, rank: int) -> Device
         return mesh
 
 
+def layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The decoder layers of a model, whatever is around it."""
+    return [module for name, module in model.named_modules() if re.search(r"(^|\.)layers\.\d+$", name)]
+
+
 def shard(case: Case, model: torch.nn.Module) -> torch.nn.Module:
     """Shard a model over the case's ranks: a group for each decoder layer, the rest in the root's group."""
     mesh = mesh_of(case)["fsdp"]
@@ -89,7 +95,7 @@ def shard(case: Case, model: torch.nn.Module) -> torch.nn.Module:
         policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.bfloat16, output_dtype=torch.bfloat16)
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy if case.prec == "mp" else MixedPrecisionPolicy()}
     reshard = case.reshard == "yes"
-    for layer in [module for name, module in model.named_modules() if re.search(r"(^|\.)layers\.\d+$", name)]:
+    for layer in layers(model):
         fully_shard(layer, reshard_after_forward=reshard, **options)
     return fully_shard(model, **options)
 

@@ -4,8 +4,6 @@ What would ask a real card, or an address of memory, is answered here.
 """
 
 import os
-import re
-from functools import partial
 from typing import Any
 
 import torch
@@ -36,12 +34,11 @@ def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
 _flat_param._same_storage = _same_storage
 _flat_param._data_ptr_allocated = lambda tensor: tensor.untyped_storage().nbytes() > 0
 torch._subclasses.FakeTensor.data_ptr = lambda tensor: tensor.untyped_storage()._cdata  # type: ignore[method-assign]
-torch.Tensor.record_stream = lambda *args: None  # type: ignore[method-assign,assignment]
 
 
 def _policy(case: Case, model: torch.nn.Module) -> Any:
     """A unit for each decoder layer; adapters in units of their own by PEFT's policy, or in their layer's."""
-    layers = {type(module) for name, module in model.named_modules() if re.search(r"(^|\.)layers\.\d+$", name)}
+    layers = {type(layer) for layer in fsdp.layers(model)}
     if not case.lora_r or case.lora_units == "layer":
         return ModuleWrapPolicy(layers)
     os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = ",".join(sorted(layer.__name__ for layer in layers))
@@ -51,13 +48,11 @@ def _policy(case: Case, model: torch.nn.Module) -> Any:
 def shard(case: Case, model: torch.nn.Module) -> FullyShardedDataParallel:
     """A model over the case's ranks, the rest of it in the root's unit."""
     fsdp.ranks(case.fsdp)
-    mixed = partial(MixedPrecision, param_dtype=torch.bfloat16)
-    # Accelerate's plugin reduces in the compute type
-    policies = {"mp": mixed(reduce_dtype=torch.bfloat16 if case.trainer else torch.float32)}
+    reduced = torch.bfloat16 if case.trainer else torch.float32  # by Accelerate's plugin in the compute type
     sharded = FullyShardedDataParallel(
         model,
         auto_wrap_policy=_policy(case, model),
-        mixed_precision=policies.get(case.prec),
+        mixed_precision=MixedPrecision(torch.bfloat16, reduced) if case.prec == "mp" else None,
         use_orig_params=True,
         device_id=0,
     )

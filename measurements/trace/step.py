@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -239,12 +240,6 @@ class Step:
                 around.enter_context(context_parallel.sharded(self.case, self.inputs))
             self._run()
 
-    def _no_sync(self) -> contextlib.AbstractContextManager[None]:
-        around: contextlib.AbstractContextManager[None] = fsdp.no_sync(self.model)
-        if self.case.flat:
-            around = self.model.no_sync()
-        return around
-
     def _micro_batch(self) -> None:
         ledger, case = self.ledger, self.case
         with self._precision():
@@ -258,9 +253,10 @@ class Step:
 
     def _accumulate(self) -> None:
         ledger, case = self.ledger, self.case
+        no_sync = self.model.no_sync if case.flat else partial(fsdp.no_sync, self.model)
         for left in reversed(range(case.grad_accum)):
             ledger.phase = "forward"
-            with self._no_sync() if case.keeps_whole and left else contextlib.nullcontext():
+            with no_sync() if case.keeps_whole and left else contextlib.nullcontext():
                 self._micro_batch()
             if case.zero:  # its engine counts the micro-batches
                 ledger.phase = "optim"
