@@ -76,7 +76,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         # FSDP's mixed precision gathers adapters, too, in the compute type; units of FSDP 1 after PEFT has read theirs,
         # which autocast makes good
         gathers = s.precision == "fsdp-mixed"
-        joined = s.sharding == "fsdp1" and s.lora.units == "layer"
+        joined = s.lora.units == "layer"
         reads = 4 if gathers and s.sharding == "fsdp1" and role.wrapped and not joined else 0
         adapter = Adapter(
             s.lora.rank, targets, s.lora.dropout > 0, 2 if gathers else adapter_bytes, reads=reads, joined=joined

@@ -82,8 +82,6 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         no_adapters(given)
     if values["method"] != "qlora" and not values["double_quantization"]:
         raise Objection(f"double_quantization: given false with method {values['method']}, allowed: with qlora")
-    reduces_once(values)
-    shares_unit(values)
     if gpus > per_node and gpus % per_node:
         allowed = f"a multiple of gpus_per_node = {per_node}, as {near(gpus, per_node)}"
         raise Objection(f"gpus: given {gpus}, allowed: {allowed}")
@@ -91,29 +89,6 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if expected > cap:
         named = "prompt_len + response_len" if task in RL else "seq_len"
         raise Objection(f"expected_len: given {expected}, allowed: at most {named} = {cap}")
-
-
-def reduces_once(values: Mapping[str, Any]) -> None:
-    """Refuses `no_sync` where it has no meaning."""
-    if not values["no_sync"]:
-        return
-    if not values["sharding"].startswith("fsdp"):
-        raise Objection(f"no_sync: given true with sharding {values['sharding']}, allowed: with fsdp1, fsdp2")
-    if values["pipeline_parallel"] > 1:
-        raise Objection("no_sync: given true with pipeline_parallel, allowed: false; stages reduce once a step anyway")
-
-
-def shares_unit(values: Mapping[str, Any]) -> None:
-    """Refuses adapters in their layer's flat parameter where there is none, or where it would have two types."""
-    if values.get("lora.units", "own") == "own":
-        return
-    for place, allowed in {"sharding": "fsdp1", "method": "lora"}.items():
-        if values[place] != allowed:
-            raise Objection(f"lora.units: given 'layer' with {place} {values[place]}, allowed: own, or with {allowed}")
-    one = "bf16" if values["precision"] == "bf16" else "fp32"
-    if values["lora.dtype"] != one:
-        given = values["lora.dtype"]
-        raise Objection(f"lora.dtype: given {given!r} with lora.units layer, allowed: {one}, as the layer")
 
 
 def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:

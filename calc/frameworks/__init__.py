@@ -169,8 +169,37 @@ def cut_alike(s: Scenario) -> str | None:
     return None
 
 
+def fsdp_fault(s: Scenario) -> str | None:
+    """Why FSDP cannot reduce, or keep adapters, as `s` says, in one line; None where it can, or need not.
+
+    A flat parameter has one type: "Must flatten tensors with uniform dtype" (torch `distributed/fsdp/_flat_param.py`).
+    """
+    if s.no_sync and s.sharding not in FSDP:
+        return f"no_sync: given true with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
+    if s.no_sync and s.pipeline_parallel > 1:
+        return "no_sync: given true with pipeline_parallel, allowed: false; stages reduce once a step anyway"
+    if not s.lora or s.lora.units == "own":
+        return None
+    for place, given, allowed in (("sharding", s.sharding, "fsdp1"), ("method", s.method, "lora")):
+        if given != allowed:
+            return f"lora.units: given 'layer' with {place} {given}, allowed: own, or with {allowed}"
+    one = "bf16" if s.precision == "bf16" else "fp32"
+    if s.lora.dtype != one:
+        return f"lora.dtype: given {s.lora.dtype!r} with lora.units layer, allowed: {one}, as the layer"
+    return None
+
+
+def own_units(s: Scenario) -> str | None:
+    """Why adapters cannot lie in their layer's flat parameter where PEFT's policy wraps them (`utils/other.py`)."""
+    if s.lora and s.lora.units != "own":
+        return f"lora.units: given {s.lora.units!r}, allowed with {s.framework}: own, by PEFT's wrapping policy"
+    return None
+
+
 def sharding_fault(s: Scenario) -> str | None:
-    """Why precision, offload and method do not go with the sharding of `s`, in one line; None where they do."""
+    """Why precision, offload, method or FSDP's ways do not go with the sharding of `s`; None where they do."""
+    if fault := fsdp_fault(s):
+        return fault
     if s.precision == "fsdp-mixed" and s.sharding not in FSDP:
         return f"precision: given 'fsdp-mixed' with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
     if s.sharding in DEEPSPEED and s.precision != "mixed":

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calc.frameworks import DEEPSPEED, at_least, context_fault, cut_alike, whole_layers, whole_sequences
+from calc.frameworks import DEEPSPEED, at_least, context_fault, cut_alike, fsdp_fault, whole_layers, whole_sequences
 from calc.frameworks import nearest as _nearest
 from calc.frameworks import openrlhf_rl as rl
 from calc.keeps import DeepSpeed, Keeps, Path, Role, supervised
@@ -173,7 +173,7 @@ def refuse(s: Scenario) -> str | None:
     version, method = s.framework_version, s.method
     if s.task not in TASKS:
         return f"task: given {s.task!r}, allowed with openrlhf: {', '.join(TASKS)}"
-    if reason := whole_layers(s, "DeepSpeed's AutoTP is not modelled") or _ring(s) or cut_alike(s):
+    if reason := whole_layers(s, "DeepSpeed's AutoTP is not modelled") or _ring(s) or cut_alike(s) or fsdp_fault(s):
         return reason
     if s.sharding not in (*DEEPSPEED, "none", "ddp"):
         allowed = f"{', '.join(DEEPSPEED)}, or none and ddp for zero_stage 0"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, FSDP, sharding_fault, trainer, whole_layers, whole_sequences
+from calc.frameworks import DEEPSPEED, FSDP, own_units, sharding_fault, trainer, whole_layers, whole_sequences
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
 from calc.rules import PAIRED, RL
@@ -149,6 +149,8 @@ def refuse(s: Scenario) -> str | None:
         return (
             f"precision: given 'autocast' with sharding {s.sharding}, allowed: fsdp-mixed, which bf16 sets, bf16, fp32"
         )
+    if reason := own_units(s):
+        return reason
     if s.lora and "lm_head" in s.lora.targets:
         return "lora.targets: given lm_head, allowed: any but the head, whose weight the loss reads itself"
     return refuse_rollout(s) if s.rollout else None

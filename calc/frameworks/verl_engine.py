@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from calc.frameworks import FSDP, at_least, context_fault, whole_layers
+from calc.frameworks import FSDP, at_least, context_fault, own_units, whole_layers
 from calc.keeps import Path, Role, Stage
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def refuse(s: Scenario) -> str | None:
         "logprob": ("logsumexp",),
     }
     uncut = whole_layers(s, "its FSDP trainer does not cut layers, and Megatron's is not modelled")
-    if reason := uncut or context_fault(s):
+    if reason := uncut or context_fault(s) or own_units(s):
         return reason
     # models/transformers/monkey_patch.py:291-294 of 0.7.0
     degree, heads, keys = s.context_parallel, s.architecture.heads, s.architecture.kv_heads

@@ -13,7 +13,7 @@ from jobs import FORWARD, LAYER, VH, P, at, engine, moments, total
 
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.replica import Where
-from calc.scenario import ScenarioError
+from calc.scenario import ScenarioError, parse
 
 ROOT = 2 * VH + 4096
 PART = P // 8
@@ -183,6 +183,26 @@ def test_a_flat_parameter_has_one_type(fields: dict[str, object], message: str) 
     """`_validate_tensors_to_flatten`: "Must flatten tensors with uniform dtype"."""
     with pytest.raises(ScenarioError, match=message):
         lora(**{"lora": {"units": "layer"}} | fields)
+
+
+@pytest.mark.parametrize(
+    ("framework", "fields"),
+    [("trl", {"task": "sft"}), ("verl", {"task": "ppo", "prompt_len": 512, "response_len": 512})],
+)
+def test_frameworks_that_wrap_by_pefts_policy_have_units_of_their_own(
+    framework: str, fields: dict[str, object]
+) -> None:
+    """Transformers' `update_fsdp_plugin_peft`, verl's `get_fsdp_wrap_policy(is_lora=True)`."""
+    data = {"model": "llama-3-8b", "gpu": "h100-sxm", "gpus": 8, "framework": framework, "sharding": "fsdp1", **fields}
+    with pytest.raises(ScenarioError, match=f"lora.units: given 'layer', allowed with {framework}: own"):
+        parse(data | {"method": "lora", "lora": {"units": "layer", "dtype": "fp32"}, "precision": "fsdp-mixed"})
+
+
+def test_a_role_under_another_sharding_has_no_flat_parameter() -> None:
+    data = {"model": "llama-3-8b", "gpu": "h100-sxm", "gpus": 8, "task": "ppo", "prompt_len": 512, "response_len": 512}
+    critic = {"method": "lora", "lora": {"units": "layer"}, "sharding": "fsdp2"}
+    with pytest.raises(ScenarioError, match=r"roles\.critic\.lora\.units: given 'layer' with sharding fsdp2"):
+        parse(data | {"sharding": "fsdp1", "precision": "bf16", "roles": {"critic": critic}})
 
 
 def test_offload_leaves_gathered_units_and_what_is_being_reduced() -> None:
