@@ -65,6 +65,11 @@ class Fsdp(Holder):
         return _layer_elements(self.replica.arch, index, self.replica.ranks) + self.adapter_layer
 
     @property
+    def apart(self) -> bool:
+        """Whether adapters are groups of their own: they lie in their layer's."""
+        return False
+
+    @property
     def differentiated(self) -> int:
         """Elements that have gradients."""
         return self.replica.trainable
@@ -255,10 +260,18 @@ class Fsdp(Holder):
 
     @property
     def units(self) -> tuple[int, ...]:
-        """Elements of a rank's part of each group: the layers', then the root's."""
+        """Elements of a rank's part of each group: the layers', the root's, and those of adapters that have some."""
         r = self.replica
         layers = [self.layer(i) for i, n in layer_kinds(r.arch) for _ in range(n)]
-        return tuple(-(-elements // r.ranks) for elements in (*layers, self.root_elements))
+        groups = tuple(-(-elements // r.ranks) for elements in (*layers, self.root_elements))
+        return (*groups, *self.adapters) if self.apart else groups
+
+    @property
+    def adapters(self) -> tuple[int, ...]:
+        """Elements of a rank's part of each matrix of adapters, which has states of its own; none without them."""
+        r = self.replica
+        matrices = [t.elements for t in r.trained_tensors for _ in range(t.count)] if r.adapter else []
+        return tuple(-(-elements // r.ranks) for elements in matrices)
 
     def host(self, ranks: int) -> Moments:
         """What the node's ranks take: shards that PyTorch offloads, or that a framework moves between phases."""
@@ -269,7 +282,8 @@ class Fsdp(Holder):
             yield "before the first step", times(moved, ranks)
             if "states" in r.leaves and r.optimizer:
                 states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
-                moved = [*moved, host.units(r.role, "optimizer_states", self.units, 4, int(states) // 4)]
+                trained = self.adapters or self.units
+                moved = [*moved, host.units(r.role, "optimizer_states", trained, 4, int(states) // 4)]
             yield "after the first step", times(moved, ranks)
         for name, lines in self.offloaded() if self.offload else ():
             yield name, times(lines, ranks)
