@@ -50,10 +50,12 @@ test: $(VENV)/.test node_modules/.test browser
 	@$(VENV)/bin/lint-imports --no-logo
 	@$(PY) -m pytest
 
-# Opens every page of the built site in a browser, as `make test` does with one of each kind.
+# Opens every page of the built site in a browser, as `make test` does with one of each kind; then, with nothing else
+# running, asks Lighthouse how quick some are on a phone.
 look: $(VENV)/.test node_modules/.test browser
 	@test -f site/index.html || { echo "make look needs a built site: make site" >&2; exit 2; }
 	@WHOLE_SITE="$(CURDIR)/site" $(PY) -m pytest tests/site/test_browser.py -k test_page
+	@WHOLE_SITE="$(CURDIR)/site" $(PY) -m pytest tests/site/test_lighthouse.py -k performance -n 0 -rP
 
 # Tries every small fault in the formulas against the tests, and prints those that none finds and nobody has judged.
 # ONLY=runtime,loss takes files with that in their path, SAMPLE=150 draws so many faults (SEED=1), FRESH=1 forgets.
