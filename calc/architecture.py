@@ -40,6 +40,7 @@ class Names(NamedTuple):
     output: str = "o_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    layers: str = "layers"
 
 
 NAMES = Names()
@@ -90,6 +91,7 @@ class Architecture:
     norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
     norm_bias: bool = False
     parallel: bool = False  # both blocks read the layer's input
+    joined: bool = False  # and their outputs are added up before the residual stream gets them (Falcon)
     rotation: Literal["", "joined", "fp32"] = ""  # its result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
     rotary_tables: int = 0  # elements of cos and sin a position, where each layer repeats them for itself (GLM)
     embedding_scaled: bool = False  # outside of the embedding's module (Granite; Gemma's does it itself)
@@ -97,7 +99,10 @@ class Architecture:
     residual_scaled: bool = False  # a block's output is multiplied before it is added (Granite)
     residual_dropout: bool = False  # a block's output is dropped out while training (Seed-OSS)
     attention_dropout: bool = False  # probabilities are
-    fused_qkv: Literal["", "sliced", "split"] = ""
+    # expanded: in groups of queries, a key and a value, which are then written for every query (Falcon)
+    fused_qkv: Literal["", "sliced", "split", "expanded"] = ""
+    masked: bool = False  # SDPA gets a mask where it needs none
+    own_eager: bool = False  # eager attention scales in place and takes the softmax in its input's type (Falcon)
     gated: bool = True  # the MLP has a gate beside its up projection
     fused_gate_up: bool = False
     softcap_attn: bool = False
@@ -126,6 +131,7 @@ class Architecture:
     mla: Mla | None = None
     activation: str = "silu"
     names: Names = NAMES
+    modeling: Literal["", "litgpt"] = ""  # whose code runs the layers, where not Transformers'
     # what one GPU holds where several share a model, see `calc.parts`
     ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them
     embeds: bool = True  # the embedding is here, and not on another pipeline stage
@@ -185,7 +191,7 @@ def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
             yield tensor(f"{name}.bias", (size,), "norm", module)
 
     def tensor(name: str, shape: tuple[int, ...], kind: str, module: str) -> Tensor:
-        return Tensor(f"{names.model}.layers.*.{name}", shape, 1, kind, module)
+        return Tensor(f"{names.model}.{names.layers}.*.{name}", shape, 1, kind, module)
 
     def mlp(name: str, width: int, bias: bool) -> Iterable[Tensor]:
         if arch.fused_gate_up:

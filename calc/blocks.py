@@ -15,7 +15,7 @@ from calc.architecture import Architecture, Head, Tensor, layer_tensors, tensors
 from calc.engines.partition import part_of
 from calc.engines.replica import Replica
 from calc.lora import adapter_matrices
-from calc.memory.activations import Program, kinds
+from calc.memory.activations import Program, kinds, program
 from calc.memory.loss import head_dimensions, written
 from calc.memory.optimizer import BLOCK, in_32_bits, state_bytes_per_parameter, temporaries
 from calc.memory.run import dimensions
@@ -207,11 +207,11 @@ def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple
     found = kinds(r.run, masked, checkpointing != "none")
     pieces = {}
     for kind in set(found):
-        program = Program(
+        writer = program(
             kind.run(r.run), -1 if kind.moe else 0, first=kind.first, rotated=kind.rotated,
             selective=checkpointing == "selective",
         )  # fmt: skip
-        pieces[kind] = _piece(r, batch, program.layer(moe=kind.moe), checkpointing)
+        pieces[kind] = _piece(r, batch, writer.layer(moe=kind.moe), checkpointing)
     return tuple([pieces[kind] for kind in found])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calc.architecture import BEFORE, Architecture, ConfigError, Mla
+from calc.architecture import BEFORE, Architecture, ConfigError, Mla, Norms
 from calc.families import FAMILIES, NESTED, Family
 
 # fields of Architecture that a number in the config switches on
@@ -21,21 +21,25 @@ MOST = {"num_hidden_layers": 10_000}
 
 
 class _Reader:
-    """Typed access to a config under its family's defaults; every refusal is a ConfigError."""
+    """Typed access to a config under its family's defaults; every refusal is a ConfigError in the family's spelling."""
 
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        self.config, self.defaults = config, defaults
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], spelled: Mapping[str, str]) -> None:
+        self.config, self.defaults, self.spelled = config, defaults, spelled
 
     def value(self, name: str) -> Any:
+        name = self.spelled.get(name, name)
         return self.config[name] if name in self.config else self.defaults.get(name)
+
+    def error(self, name: str, given: object, allowed: str) -> ConfigError:
+        return ConfigError(self.spelled.get(name, name), given, allowed)
 
     def integer(self, name: str, least: int = 1) -> int:
         value = self.value(name)
         most = MOST.get(name, 10**9)
         if type(value) is not int or value < least:  # a bool is an int to isinstance
-            raise ConfigError(name, value, "a positive integer" if least else "an integer, 0 or more")
+            raise self.error(name, value, "a positive integer" if least else "an integer, 0 or more")
         if value > most:
-            raise ConfigError(name, value, f"at most {most}")
+            raise self.error(name, value, f"at most {most}")
         return value
 
     def optional(self, name: str) -> int | None:
@@ -46,7 +50,7 @@ class _Reader:
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise ConfigError(name, value, "true or false")
+            raise self.error(name, value, "true or false")
         return value
 
     def positive(self, name: str) -> bool:
@@ -55,8 +59,12 @@ class _Reader:
         if value is None:
             return False
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise ConfigError(name, value, "a number, 0 or more, or null")
+            raise self.error(name, value, "a number, 0 or more, or null")
         return value > 0
+
+    def on(self, name: str) -> bool:
+        """Whether a switch is true, or a number above 0."""
+        return self.positive(name) if type(self.value(name)) in (int, float) else self.boolean(name)
 
 
 def from_config(config: Mapping[str, Any]) -> Architecture:
@@ -86,11 +94,11 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         "tie_word_embeddings": False,
         "attention_dropout": 0.0,
     }
-    read = _Reader(config, {**common, **family.defaults})
+    read = _Reader(config, {**common, **family.defaults}, family.spelled)
     hidden, layers, heads = map(read.integer, ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     kv_heads = read.optional("num_key_value_heads") or heads
     if heads % kv_heads:
-        raise ConfigError("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads = {heads}")
+        raise read.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads = {heads}")
     mla = _mla(read) if family.mla else None
     head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else _head_dim(read, hidden, heads)
     qkv_bias, o_bias, mlp_bias = (bool(name) and read.boolean(name) for name in family.biases)
@@ -101,9 +109,11 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         unrotated = _no_rope(read, layers)
     elif family.unrotated and window:
         unrotated = tuple(layer for layer in range(layers) if layer not in sliding)
-    for name in family.refused:
-        if read.boolean(name):
-            raise ConfigError(name, True, f"false for the family {model_type}; not modelled")
+    for names, wanted in ((family.refused, False), (family.needed, True)):
+        for name in names:
+            if read.on(name) != wanted:
+                allowed = "true" if wanted else "false" if read.value(name) is True else "0"
+                raise ConfigError(name, read.value(name), f"{allowed} for the family {model_type}; not modelled")
     facts = {
         "qkv_bias": qkv_bias,
         "o_bias": o_bias,
@@ -122,6 +132,9 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     }
     if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):
         facts["norms"] = BEFORE
+    if "num_ln_in_parallel_attn" in family.defaults:
+        one = read.optional("num_ln_in_parallel_attn") == 1
+        facts["norms"] = Norms(mlp="") if one else Norms("ln_attn", mlp="ln_mlp")
     if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
         facts["qk_norm"] = "heads"
     if "norm_topk_prob" in family.defaults:
@@ -133,7 +146,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=read.integer("intermediate_size"),
+        intermediate=_intermediate(family, read, hidden),
         vocab=read.integer("vocab_size"),
         tied=read.boolean("tie_word_embeddings"),
         max_positions=read.integer("max_position_embeddings"),
@@ -150,6 +163,11 @@ def _head_dim(read: _Reader, hidden: int, heads: int) -> int:
     return given or hidden // heads
 
 
+def _intermediate(family: Family, read: _Reader, hidden: int) -> int:
+    given = read.optional("intermediate_size") if family.expansion else read.integer("intermediate_size")
+    return given or family.expansion * hidden
+
+
 def _rotated_share(read: _Reader) -> float:
     """The share of a head that is rotated, in one of the two places where a config says it."""
     name, inner = "partial_rotary_factor", read.value("rope_parameters")
@@ -162,10 +180,9 @@ def _rotated_share(read: _Reader) -> float:
 
 
 def _activation(read: _Reader) -> str:
-    name = "hidden_activation" if "hidden_activation" in read.defaults else "hidden_act"
-    value = read.value(name)
+    value = read.value("hidden_act")
     if not isinstance(value, str):
-        raise ConfigError(name, value, "the name of an activation, such as silu")
+        raise read.error("hidden_act", value, "the name of an activation, such as silu")
     # Gemma's first configs say gelu and mean its tanh approximation
     return "gelu_pytorch_tanh" if value == "gelu" and read.defaults["hidden_act"] != "silu" else value
 

@@ -17,7 +17,7 @@ class Family:
     where `layer_types` does not: `all` (whatever it says), `each`, `even`, `late`, `even-early`, those whose number no
     `period` divides, those `after-fourths`, or the `unrotated`; `unrotated` which have no rotary positions: those that
     do `not-slide`, or the `listed`. `experts` and `expert_size` name the fields with the number of routed experts and
-    their width.
+    their width. `spelled` has the family's own names of fields that others call alike.
     """
 
     defaults: Mapping[str, Any]
@@ -29,7 +29,10 @@ class Family:
     expert_size: str = "moe_intermediate_size"
     mla: bool = False
     interleaved: bool = False  # rotary dimensions lie in pairs: every layer repeats cos and sin
-    refused: tuple[str, ...] = ()  # config fields that must not be true: not modelled
+    refused: tuple[str, ...] = ()  # config fields that must be false, or 0: not modelled
+    needed: tuple[str, ...] = ()  # config fields that must be true: not modelled else
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    expansion: int = 0  # how many times as wide as the residual stream the MLP is where the config does not say
     dropout: str = ""  # config field with the probability that a block's output is dropped
     embedding_dropout: str = ""  # and that the embedding's is
     parallel: str = ""  # config field that says whether both blocks read the layer's input
@@ -47,6 +50,7 @@ _AFTER = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 _LATE = dict(use_sliding_window=False, sliding_window=4096, max_window_layers=28)
 _SPARSE = dict(num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=None)
 _GEMMA = dict(head_dim=256, max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False)
+_GELU = dict(hidden_act="hidden_activation")
 _MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
 FAMILIES: dict[str, Family] = {
     "llama": Family(dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False), biases=_LLAMA),
@@ -80,7 +84,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family(
         dict(num_key_value_heads=4, hidden_activation="gelu_pytorch_tanh", sliding_window=4096,
              attn_logit_softcapping=50.0, final_logit_softcapping=30.0, **_GEMMA),
-        dict(norms=_SANDWICH, norm_fp32=True), biases=_ATTENTION, window="even",
+        dict(norms=_SANDWICH, norm_fp32=True), biases=_ATTENTION, window="even", spelled=_GELU,
     ),
     "phi3": Family(
         dict(max_position_embeddings=4096),
@@ -108,7 +112,7 @@ FAMILIES: dict[str, Family] = {
         dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=262208, hidden_activation="gelu_pytorch_tanh",
              sliding_window=4096, sliding_window_pattern=6, attn_logit_softcapping=None, final_logit_softcapping=None,
              **_GEMMA | dict(max_position_embeddings=131072)),
-        dict(norms=_SANDWICH, norm_fp32=True, qk_norm="heads"), biases=_ATTENTION, window="period",
+        dict(norms=_SANDWICH, norm_fp32=True, qk_norm="heads"), biases=_ATTENTION, window="period", spelled=_GELU,
     ),
     "olmo2": Family(
         dict(max_position_embeddings=2048, attention_bias=False),
@@ -235,6 +239,17 @@ FAMILIES: dict[str, Family] = {
                          "dense_h_to_4h", "dense_4h_to_h")),
         biases=_ATTENTION, dropout="hidden_dropout", embedding_dropout="hidden_dropout",
         parallel="use_parallel_residual",
+    ),
+    "falcon": Family(
+        dict(num_kv_heads=None, ffn_hidden_size=None, activation="gelu", max_position_embeddings=2048,
+             tie_word_embeddings=True, bias=False, new_decoder_architecture=False, parallel_attn=True,
+             num_ln_in_parallel_attn=2, hidden_dropout=0.0),
+        dict(norm="layer", norm_bias=True, parallel=True, joined=True, gated=False, fused_qkv="expanded", masked=True,
+             own_eager=True, names=Names("transformer", "word_embeddings", "ln_f", "self_attention", "query_key_value",
+                                          "dense", "dense_h_to_4h", "dense_4h_to_h", "h")),
+        biases=("bias", "bias", "bias"), refused=("alibi", "hidden_dropout", "attention_dropout"),
+        needed=("new_decoder_architecture", "parallel_attn"), expansion=4,
+        spelled=dict(num_key_value_heads="num_kv_heads", intermediate_size="ffn_hidden_size", hidden_act="activation"),
     ),
     "cohere": Family(
         dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False),

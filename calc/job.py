@@ -59,13 +59,14 @@ class Roles(Memo):
         return Batch(-(-rows * length // s.context_parallel), length)
 
     def masked(self, r: Replica, s: Scenario, batch: Batch) -> bool:
-        """Whether SDPA needs a mask: the window is no longer than what a rank's model sees of a sequence."""
+        """Whether SDPA gets a mask: the window is no longer than what a rank's model sees, or the family has it so."""
         window, seen = r.arch.sliding_window, batch.length // s.context_parallel
-        return s.attention == "sdpa" and window is not None and seen >= window
+        return s.attention == "sdpa" and (r.arch.masked or (window is not None and seen >= window))
 
     def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:
         """The activations of a model on one micro-batch."""
         fsdp = int(s.sharding[-1]) if s.sharding.startswith("fsdp") and not r.stays else 0
+        fills = self.keeps.deepspeed if s.sharding in ("zero2", "zero3") else None
         return step(
             r.role,
             r.run,
@@ -76,6 +77,7 @@ class Roles(Memo):
             checkpointing=s.checkpointing if r.optimizer else "none",
             fsdp=fsdp,
             grouped=fsdp == 1 or (fsdp == 2 and not r.adds_singly),
+            bucket=fills.reduce_bucket if fills else 0,
         )
 
 

@@ -12,7 +12,7 @@ class Path:
 
     `kind`: `cross-entropy` (a model's own loss, in fp32), `log-softmax` (of all logits, then gather), `selective` (row
     by row), `logsumexp` (gather minus logsumexp, `rows` the same row by row), `flash` (a kernel that keeps its logits
-    and writes one gradient), `chunked`, `fused`, `tiled`, `scalar` (a value head, no vocabulary).
+    and writes one gradient), `chunked`, `fused`, `tiled`, `pieces` (litgpt's), `scalar` (a value head, no vocabulary).
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides them, `view`
     in place through a view, `in-place`, or `copy`. `upcast`: the loss casts them and the model's own stay referenced
     meanwhile. `cut`: a `slice`, whose backward makes a gradient of all logits, or `unpad`, a copy of the real tokens
@@ -22,7 +22,7 @@ class Path:
     `held`: how long the caller's variables keep the outputs: to the end of `forward`, `backward`, the `step`, the
     `next` forward, or, in a step of several micro-batches, of the `turn` after theirs. `kept` is the share of the
     positions that enter the loss, where the others are cut off after the head, by a slice, or before it (`tiled`), and
-    `tile` the tokens of which `tiled` has logits at once.
+    `tile` the tokens of which `tiled` has logits at once, or of which `pieces` has gradients.
     """
 
     kind: str

@@ -177,7 +177,7 @@ class Layout:
                 yield instant("layer: gradients joined", where, [*below, stream])
         if stack.embedding_trained:
             yield self.embedding(stack.embedding_passing, sorting=False)
-        if stack.fsdp:
+        if stack.fsdp or stack.bucket:
             where = Where("reduce", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own)
             yield instant("reduction of the last gradients", where, [held])
 
@@ -240,9 +240,11 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def plan(run: Run, path: Path, trained: int, masked: bool, checkpointing: str, fsdp: int, grouped: bool) -> Plan:
-    """The instants of a model run in one way; see `stack` for `masked` and `fsdp`, `uncovered` for `grouped`."""
-    compiled = stack(run, path, masked, trained, fsdp, checkpointing)
+def plan(
+    run: Run, path: Path, trained: int, masked: bool, checkpointing: str, fsdp: int, grouped: bool, bucket: int = 0
+) -> Plan:
+    """The instants of a model run in one way; see `stack` for `masked`, `fsdp`, `bucket`, `uncovered` for `grouped`."""
+    compiled = stack(run, path, masked, trained, fsdp, checkpointing, bucket)
     layout = Layout(compiled, checkpointing != "none", path.held)
     return Plan(
         layout,
@@ -292,7 +294,8 @@ def step(
     checkpointing: str,
     fsdp: int = 0,
     grouped: bool = False,
+    bucket: int = 0,
 ) -> Step:
-    """The step of one role on one micro-batch; see `stack` for `masked` and `fsdp`, `uncovered` for `grouped`."""
-    made = plan(run, path, trained, masked, checkpointing, fsdp, grouped)
+    """The step of one role on one micro-batch; see `plan`."""
+    made = plan(run, path, trained, masked, checkpointing, fsdp, grouped, bucket)
     return Step(role, made, batch, {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length})

@@ -107,7 +107,8 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         exchange=role.exchange,
         quantised=s.method == "qlora",
         nested=s.double_quantization,
-        unpacked=role.unpacks,
+        # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
+        unpacked=role.unpacks or (0 if at_least(s.versions["bitsandbytes"], "0.43") else 4),
         linear_experts=s.method == "qlora" and not at_least(s.versions["transformers"], "5"),
         # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
@@ -149,7 +150,9 @@ def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
         return (Staged if model.stays else Fsdp)(model, offload)
     if keeps.deepspeed:
         stage = int(s.sharding[-1]) if s.sharding.startswith("zero") else 1
-        return Zero(model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters)
+        again = s.checkpointing != "none"
+        stays = not (s.memory_efficient_linear or again)
+        return Zero(model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters, again, stays)
     return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1)
 
 

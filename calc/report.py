@@ -13,6 +13,7 @@ from calc.throughput import Throughput, Unrated
 from calc.units import GiB, gib
 
 VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long batch", "oom": "out of memory"}
+TRAINERS = {"transformers": "Transformers' Trainer", "litgpt": "litgpt"}
 REFUSED = "vLLM does not start"
 
 
@@ -57,7 +58,7 @@ def _job(e: Estimate) -> Iterator[str]:
 
 def trainer(s: Scenario) -> list[str]:
     """Whose loop trains, where the framework does not say it."""
-    return ["Transformers' Trainer"] if s.framework == "torch" and s.trainer == "transformers" else []
+    return [TRAINERS[s.trainer]] if s.framework == "torch" and s.trainer in TRAINERS else []
 
 
 def degrees(s: Scenario) -> list[str]:

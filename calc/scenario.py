@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from calc import rules
 from calc.architecture import Architecture, ConfigError
 from calc.catalog import Catalog, CatalogError, load
+from calc.frameworks import litgpt
 from calc.rules import PAIRED, PARTNERS, RL, Objection
 from calc.schema import InputError, closest, show, validator
 
@@ -35,6 +36,7 @@ NEUTRAL: Mapping[str, Any] = {
     "method": "full",
     "double_quantization": True,
     "no_sync": False,
+    "memory_efficient_linear": True,
     "tensor_parallel": 1,
     "pipeline_parallel": 1,
     "context_parallel": 1,
@@ -156,6 +158,7 @@ class Scenario:
     offload: Offload
     grad_dtype: str
     no_sync: bool
+    memory_efficient_linear: bool
     checkpointing: str
     attention: str
     loss: str
@@ -424,8 +427,11 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     values: dict[str, Any] = {**usual, **given}
     if name != "torch" and values["trainer"] != usual["trainer"]:
         raise Objection(f"trainer: given {values['trainer']!r}, allowed with {name}: {usual['trainer']}")
+    if not values["memory_efficient_linear"] and (name, values["sharding"]) != ("torch", "zero3"):
+        place = f"with {name} and sharding {values['sharding']}"
+        raise Objection(f"memory_efficient_linear: given false {place}, allowed: true, or false with torch and zero3")
     model = catalog.model(given["model"])
-    architecture = model.architecture
+    architecture = litgpt.modelled(model.architecture) if values["trainer"] == "litgpt" else model.architecture
     values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
     roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known))
     rules.follow(values, task)

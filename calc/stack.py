@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -60,6 +60,7 @@ class Stack(NamedTuple):
     ends: bool  # so are final norm, head and loss
     loss_inside: bool  # see `calc.keeps.Path.inside`
     fsdp: int  # its version; 0: none
+    bucket: int  # of how many elements' gradients are reduced; 0: of all at once, or of each unit
     residual: Amount  # one tensor of the residual stream
     embedding_passing: Amount
     embedding_scratch: Amount
@@ -67,11 +68,20 @@ class Stack(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def stack(run: Run, path: Path, masked: bool, trained: int, fsdp: int = 0, checkpointing: str = "none") -> Stack:
+def stack(
+    run: Run,
+    path: Path,
+    masked: bool,
+    trained: int,
+    fsdp: int = 0,
+    checkpointing: str = "none",
+    bucket: int = 0,
+) -> Stack:
     """The compiled model; see `activations.kinds` for `masked`.
 
     Unless `checkpointing` is none, layers start from their inputs. Under `fsdp` the second layer and the last but one
-    are stops, too: it overlaps neighbouring layers.
+    are stops, too: it overlaps neighbouring layers. So is the layer whose gradients fill a `bucket` of so many elements
+    first: below it there is less to keep, above it nothing leaves.
     """
     arch, recompute, adapter = run.arch, checkpointing != "none", run.adapter
     # a flat parameter that holds adapters has all of its views require gradients
@@ -97,10 +107,14 @@ def stack(run: Run, path: Path, masked: bool, trained: int, fsdp: int = 0, check
         )  # fmt: skip
         blocks.append(Block(segment, weights + adapters, count))
     stops = []
+    root = (
+        0 if arch.tied and path.kind != "scalar" else head_trained
+    )  # a tied head's gradient waits for the embedding's
+    filling = _filling([blocks[kind].trained for kind in order], root + norm, bucket)
     for kind in range(len(blocks)):
         places = [n for n, k in enumerate(order) if k == kind]
         edges = (places[-1], places[0], *places[-2:-1], *places[1:2]) if fsdp else (places[-1], places[0])
-        for layer in dict.fromkeys(edges):
+        for layer in dict.fromkeys((*edges, *[n for n in filling if n in places])):
             below = tuple(order[:layer].count(k) for k in range(len(blocks)))
             above = sum(blocks[k].trained for k in order[layer + 1 :])
             stops.append(Stop(layer, kind, below, above))
@@ -130,11 +144,21 @@ def stack(run: Run, path: Path, masked: bool, trained: int, fsdp: int = 0, check
         ends=arch.ends,
         loss_inside=path.inside,
         fsdp=fsdp,
+        bucket=bucket,
         residual=amount(stream, dims),
         embedding_passing=amount(stream + whole, dims),
         embedding_scratch=amount(stream + whole + of(h=SORTING), dims),
         dims=dims,
     )
+
+
+def _filling(trained: Sequence[int], before: int, bucket: int) -> list[int]:
+    """The layer in whose backward more elements than `bucket` have their gradient, the `trained` of each by then."""
+    for layer in reversed(range(len(trained))):
+        before += trained[layer]
+        if before > bucket > 0:
+            return [layer]
+    return []
 
 
 def _casts(run: Run, layers: Iterable[int]) -> Amount:

@@ -16,7 +16,7 @@ from calc.memory.runtime import HELD_BACK, MIDDLE, REPLAYED
 from calc.units import GiB
 
 # Root mean square of the errors of traced peaks where they are largest, under DeepSpeed.
-FORMULA_SPREAD = 0.010
+FORMULA_SPREAD = 0.012
 # Root mean square of what lies between the messages of measurements/exhausted and calc.memory.runtime in what a process
 # takes beside its tensors.
 CONTEXT_SPREAD = 0.65 * GiB

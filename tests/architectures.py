@@ -22,6 +22,7 @@ DEEPSEEK = {
     **MLA, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "n_shared_experts": 1, "moe_intermediate_size": 6,
 }  # fmt: skip
+FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 12}
 
 
 def tiny(family: str, **fields: Any) -> Architecture:
@@ -52,6 +53,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
         "tie_word_embeddings": draw(st.booleans()), "attention_bias": draw(st.booleans()),
         "num_experts": experts, "num_local_experts": experts, "n_routed_experts": experts,
         "num_experts_per_tok": draw(st.integers(1, experts)), "first_k_dense_replace": draw(small),
+        "new_decoder_architecture": True, "num_kv_heads": kv_heads,
         "decoder_sparse_step": draw(small), "n_shared_experts": draw(st.integers(0, 2)), "anything_else": None,
     }  # fmt: skip
     return from_config(config)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from architectures import DEEPSEEK, MLA, MODELS, TINY, architectures, published, record, tiny
+from architectures import DEEPSEEK, FALCON, MLA, MODELS, TINY, architectures, published, record, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -282,6 +282,10 @@ def test_the_language_model_of_one_that_reads_images() -> None:
         ("phi", {}, 400 + 24 + 20 + 0), ("cohere", {}, 488), ("cohere2", {}, 488),
         # 3 · 64 + 24 for q, k and v
         ("gpt_neox", {"num_key_value_heads": None}, 216 + 72 + 212 + 32),
+        # (4 + 2·2)·2·8 for queries and two keys and values, 64 back, and an MLP of two linears; one norm or two
+        ("falcon", {**FALCON, "num_ln_in_parallel_attn": 1}, 128 + 64 + 192 + 16),
+        ("falcon", FALCON, 128 + 64 + 192 + 32),
+        ("falcon", {**FALCON, "bias": True}, 128 + 64 + 192 + 32 + 16 + 8 + 12 + 8),
         # router 32 and four experts of 288 in place of the MLP
         ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, 192 + 12 + 32 + 1152 + 16),
         ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}, 192 + 12 + 32 + 1152 + 16),
@@ -303,6 +307,12 @@ def test_glm_4_5() -> None:
     assert [A.layer_parameters(arch, i) for i in (0, 1)] == [208 + 288 + 16, 208 + 32 + 576 + 144 + 16]
     assert arch.qk_norm == ""
     assert tiny("glm4_moe", **fields, use_qk_norm=True).qk_norm == "heads"
+
+
+def test_falcons_mlp_is_four_times_as_wide_where_nobody_says_it() -> None:
+    config = {k: v for k, v in TINY.items() if k != "intermediate_size"}
+    assert from_config({"model_type": "falcon", **config, "new_decoder_architecture": True}).intermediate == 32
+    assert "transformer.h.*.self_attention.query_key_value.weight" in shapes(tiny("falcon", **FALCON))
 
 
 def test_modules_have_their_familys_names() -> None:
@@ -400,6 +410,12 @@ def test_sizes_must_be_given(field: str) -> None:
         ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping", "a number, 0 or more, or null"),
         ("deepseek_v3", DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank", "a positive integer"),
         ("cohere", {"use_qk_norm": True}, "use_qk_norm", "false for the family cohere; not modelled"),
+        ("falcon", {}, "new_decoder_architecture", "true for the family falcon; not modelled"),
+        ("falcon", {**FALCON, "alibi": True}, "alibi", "false for the family falcon; not modelled"),
+        ("falcon", {**FALCON, "hidden_dropout": 0.1}, "hidden_dropout", "0 for the family falcon; not modelled"),
+        ("falcon", {**FALCON, "num_kv_heads": 3}, "num_kv_heads", "a divisor of num_attention_heads = 4"),
+        ("falcon", {**FALCON, "activation": 1}, "activation", "the name of an activation, such as silu"),
+        ("falcon", {**FALCON, "ffn_hidden_size": 0}, "ffn_hidden_size", "a positive integer"),
         ("glm", {"num_key_value_heads": 2, "partial_rotary_factor": 0}, "partial_rotary_factor",
          "a number above 0, at most 1"),
         ("smollm3", {"num_key_value_heads": 2, "no_rope_layers": [1]}, "no_rope_layers",

@@ -434,6 +434,9 @@ def test_activations_under_flash_grow_in_proportion_to_the_tokens(tokens: int, l
 # --- properties of whole estimates ---
 
 
+REPLAYED = 1e-3  # of what is reserved: see `docs/method/runtime.md`, where a card has no more
+
+
 def phases(s: Scenario) -> list[Phase]:
     e = estimate(s)
     return [p for g in e.groups for p in g.phases]
@@ -457,14 +460,18 @@ def test_every_phases_lines_add_up_and_every_formula_gives_its_bytes(s: Scenario
 def test_longer_sequences_and_larger_micro_batches_never_need_less(s: Scenario) -> None:
     """Twice as long, or twice as many rows at the same number of micro-batches: no less memory in any phase.
 
-    But in fp32 for a window: once sequences reach it, SDPA's masked kernel takes the place of plain mathematics.
+    But in fp32 for a window: once sequences reach it, SDPA's masked kernel takes the place of plain mathematics. And
+    where the allocator is replayed on a nearly full card: which blocks it gives back there decides over a few MiB.
     """
     assume(s.precision != "fp32" or not s.architecture.sliding_layers)
-    own = {p.name: p.moment.device_bytes for p in phases(s)}
+    own = {p.name: (p.moment.allocated_bytes, p.moment.device_bytes) for p in phases(s)}
     longer = replace(s, seq_len=2 * s.seq_len, expected_len=2 * s.expected_len)
     larger = replace(s, micro_batch=2 * s.micro_batch, global_batch=2 * s.global_batch)
     for other in (longer, larger):
-        assert all(p.moment.device_bytes >= own[p.name] for p in phases(other))
+        for phase in phases(other):
+            allocated, device = own[phase.name]
+            assert phase.moment.allocated_bytes >= allocated
+            assert phase.moment.device_bytes >= (1 - REPLAYED) * device
 
 
 @settings(max_examples=100)

@@ -124,7 +124,7 @@ def test_each_stage_is_a_group_of_gpus_and_the_fullest_decides() -> None:
     assert [(g.name, g.gpus) for g in e.groups] == [(f"stage {n}", 2) for n in (1, 2, 3, 4)]
     assert e.fit_probability == min(g.fit_probability for g in e.groups)
     assert {line.role for g in e.groups for p in g.phases for line in p.moment.lines} == {"actor", "process"}
-    uneven = of_job(gpu="a100-80-sxm", gpus=8, sharding="fsdp2", global_batch=16, seq_len=10_240)
+    uneven = of_job(gpu="a100-80-sxm", gpus=8, sharding="fsdp2", global_batch=16, seq_len=10_752)
     assert (uneven.groups[0].verdict, uneven.groups[2].verdict, uneven.verdict) == ("oom", "fits", "oom")
 
 

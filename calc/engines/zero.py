@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import largest_in_layer, tensors
+from calc.architecture import largest_in_layer, layer_parameters, layer_tensors, tensors
 from calc.engines.partition import Cut, cut
 from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.keeps import DeepSpeed
@@ -45,13 +45,19 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Zero(Holder):
-    """`replica` under ZeRO `stage`, with optimizer states or parameters in host memory."""
+    """`replica` under ZeRO `stage`, with optimizer states or parameters in host memory.
+
+    `recomputes`: its layers are run again for backward. `keeps_weights`: what stage 3 gathers for a forward stays until
+    backward, in the views that PyTorch's own linear saves, where DeepSpeed's is off (`zero/linear.py`).
+    """
 
     replica: Replica
     stage: int
     config: DeepSpeed
     offload_optimizer: bool = False
     offload_parameters: bool = False
+    recomputes: bool = False
+    keeps_weights: bool = False
     cut: Cut = field(init=False, repr=False, compare=False)  # how the trained parameters are cut
 
     def __post_init__(self) -> None:
@@ -161,15 +167,34 @@ class Zero(Holder):
     def live(self, where: Where) -> Line:
         """ZeRO-3's gathered parameters at a place: the window, and the module that comes last into it.
 
-        One rank alone has nothing to gather, unless its shards lie on the host.
+        The head comes ahead of its time, and so within the window. A tied one stays beside layers that are run again,
+        for the embedding to use it. Backward releases each layer for good: what lies above is gone. One rank alone has
+        nothing to gather, unless its shards lie on the host.
         """
         r = self.replica
-        if where.segment == "end" or (where.segment == "head" and r.head == "lm"):
-            module = self.replica.embedding
-        else:
-            module = self.layer_largest(where.layer)
-        elements = r.parameters + r.adapter if r.ranks > 1 or self.offload_parameters else 0
-        return communication.live_parameters(r.role, elements, self.config.max_live, module, B)
+        stays = self.recomputes and r.arch.tied and where.backward and where.segment == "layer"
+        module = (
+            r.embedding if where.segment == "end" or (stays and r.head == "lm") else self.layer_largest(where.layer)
+        )
+        elements = r.parameters + r.adapter
+        kept = self.kept_weights(where.layer) if self.keeps_weights and r.optimizer else 0
+        if where.backward and where.segment in ("layer", "end"):
+            below = self.below(where.layer if where.segment == "layer" else -1)
+            # backward gathers anew what forward has released: by now as much as lies above
+            elements = kept + elements - below + module if kept else r.embedding + below
+        elements *= r.ranks > 1 or self.offload_parameters
+        return communication.live_parameters(r.role, elements, self.config.max_live, module, B, kept)
+
+    def below(self, layer: int) -> int:
+        """Parameters of all layers up to this one, adapters included."""
+        r, layers = self.replica, range(layer + 1)
+        return sum(layer_parameters(r.arch, n) for n in layers) + r.adapter * len(layers) // r.arch.layers
+
+    def kept_weights(self, layer: int) -> int:
+        """Elements of the linears up to a layer: those that forward has come to, or backward has not."""
+        arch = self.replica.arch
+        layers = range(min(layer, arch.layers - 1) + 1)
+        return sum(t.elements for n in layers for t in layer_tensors(arch, n) if t.kind == "linear")
 
     def layer_largest(self, layer: int) -> int:
         """Elements of the largest tensor in a layer."""
@@ -194,10 +219,16 @@ class Zero(Holder):
         return lines
 
     def reducing(self, where: Where, out: Reduced) -> list[Line]:
-        """The gradient that is being made, and what the reduction of those before it takes beside it."""
+        """The gradient that is being made, and what the reduction of those before it takes beside it.
+
+        What is in the bucket when backward has ended leaves then.
+        """
+        r = self.replica
+        if where.segment == "reduce" and not self.whole_gradients:
+            last = min(r.trainable, self.config.reduce_bucket) if r.ranks > 1 else 0
+            return [communication.flush(r.role, last, B)]
         if not (where.backward and where.making):
             return []
-        r = self.replica
         if self.whole_gradients:
             return [gradients.new(r.role, where.making, B)] if r.accumulates else []
         lines = [gradients.new(r.role, where.making + out.waiting, B)]
@@ -209,7 +240,7 @@ class Zero(Holder):
         return [*lines, max(passing, key=_bytes)]
 
     def reduced(self, where: Where) -> Reduced:
-        """What leaves the bucket as a gradient comes in; a bucket that fills a few layers further down counts already.
+        """What leaves the bucket as a gradient comes in: once it is full, all of it.
 
         A gradient larger than the bucket is copied only by stages 1 and 2, and only where it spans partitions.
         """
@@ -223,13 +254,14 @@ class Zero(Holder):
         head = 0 if r.ties_gradients else where.root - where.making
         if where.segment == "norm" and head > bucket:
             return Reduced(head if where.making else 0, copied(head), head, True)
-        if where.segment not in ("layer", "end", "reduce") or r.trainable <= bucket:
+        there = where.above + where.here + where.making + (0 if r.ties_gradients else where.root)
+        if where.segment not in ("layer", "end", "reduce") or min(there, r.trainable) <= bucket:
             # all that exists fits the bucket
             return Reduced()
         if where.segment == "end":
             return Reduced(0, max(bucket, copied(where.making)) if r.ranks > 1 else 0, where.making, True)
         # the first bucket to leave may hold the head
-        first = where.layer == r.arch.layers - 1 and where.root <= bucket and not r.ties_gradients
+        first = there <= 2 * bucket and where.root <= bucket and not r.ties_gradients
         largest = c.largest if first or r.adapter else self.layer_largest(where.layer)
         return Reduced(0, max(bucket, where.making if self.stage < 3 else 0) if r.ranks > 1 else 0, largest, True)
 
@@ -251,10 +283,11 @@ class Zero(Holder):
         elif self.stage == 3:
             group = max(c.sub_groups)
             yield "gradient norm", [gradients.squared_norm(r.role, -(-c.largest // r.ranks))]
-            yield (
-                "optimizer step of a sub-group",
-                [gradients.flattened(r.role, group, 4 if r.grad_bytes == 4 else B + 4)],
-            )
+            flat = gradients.flattened(r.role, group, 4 if r.grad_bytes == 4 else B + 4)
+            yield "gradients of a sub-group flattened", [flat]
+            # a flat sub-group is one parameter
+            scratch = optimizer.step_scratch(r.optimizer, r.role, group, group, 4)
+            yield "optimizer step of a sub-group", [gradients.flattened(r.role, group, 4), scratch]
         else:
             if self.whole_gradients:
                 # Gradients move into the bucket, from where those of the own partition are copied to a buffer; one that

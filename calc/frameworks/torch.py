@@ -17,6 +17,7 @@ from calc.frameworks import (
     DEEPSPEED,
     at_least,
     cut_alike,
+    litgpt,
     pipeline_fault,
     ring_fault,
     sharding_fault,
@@ -37,6 +38,7 @@ TORCH, TRANSFORMERS = "2.13.0", "5.23.0"
 # as torchtitan's train.py asks it; by default `PipelineScheduleSingle.step` returns them
 RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
 
+TRAINERS: Mapping[str, Any] = {"transformers": trainer, "litgpt": litgpt}
 WITH_ADAPTERS = ("lora", "qlora")
 ONE_BY_ONE = ("adafactor", "lion")
 
@@ -89,6 +91,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
             "lora.units": "own",  # peft/utils/other.py: fsdp_auto_wrap_policy
             "lora.dtype": "bf16" if sharding in DEEPSPEED else "fp32",  # peft/mapping_func.py:36 autocast_adapter_dtype
         }
+    if given.get("trainer") == "litgpt":
+        values |= {place: value for place, value in litgpt.defaults(given).items() if place in values}
     return values
 
 
@@ -96,13 +100,14 @@ def stepped(given: Mapping[str, Any], sharding: str, optimizer: str) -> str:
     """How the optimizer steps where nobody says it.
 
     torch/optim/optimizer.py:161-186: foreach on CUDA unless fused=True, not so torch/optim/_adafactor.py and
-    lion-pytorch; DeepSpeed has its own FusedAdam.
+    lion-pytorch; DeepSpeed has its own FusedAdam, in whose place the Trainer hands it PyTorch's where its configuration
+    names none (transformers `integrations/deepspeed.py:deepspeed_optim_sched`).
     """
     if optimizer in ONE_BY_ONE:
         return "single"
     trained = given.get("trainer") == "transformers" and optimizer == "adamw"
     torch, transformers = given.get("versions.torch", TORCH), given.get("versions.transformers", TRANSFORMERS)
-    fused = sharding in DEEPSPEED or (trained and trainer.fuses(str(transformers), str(torch)))
+    fused = trainer.fuses(str(transformers), str(torch)) if trained else sharding in DEEPSPEED
     return "fused" if fused else "foreach"
 
 
@@ -124,8 +129,8 @@ def refuse(s: Scenario) -> str | None:
     """One line on why plain PyTorch cannot run `s`; None when it can."""
     if s.rollout and s.rollout.engine == "vllm":
         return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
-    if s.trainer == "transformers" and (fault := trainer.refuse(s)):
-        return fault
+    if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):
+        return str(fault)
     if s.task == "inference" and s.optimizer != "none":
         return f"optimizer: given {s.optimizer!r} for inference, allowed: none; nothing is trained"
     if s.task == "inference" and s.method == "lora":
@@ -163,14 +168,15 @@ def keeps(s: Scenario) -> Keeps:
     """The model's own loss by Transformers' version, and nothing referenced longer than the loss needs it."""
     deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
     path = loss_path(s)
-    reentrant = not at_least(s.versions["transformers"], "5")  # modeling_utils.py, gradient_checkpointing_enable
+    # modeling_utils.py, gradient_checkpointing_enable; not lightning's fabric/strategies/fsdp.py
+    reentrant = not at_least(s.versions["transformers"], "5") and s.trainer != "litgpt"
     if s.task in RL:
         return reinforcement(s, path, deepspeed, reentrant=reentrant)
-    own = trainer.keeps(s) if s.trainer == "transformers" else {}
+    own = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else {}
     if s.pipeline_parallel > 1:
         return pipelined("actor", replace(path, held="turn"), s.rows, s.pipeline_parallel, notes=(RETURNED,))
     if s.task == "inference":
-        model = Role("actor", path, path, s.rows, s.rows)
+        model = Role("actor", path, path, s.rows, s.rows, **own)
         return Keeps((model,), (Stage("generate", "actor", rows=s.rows),), ("actor",), deepspeed=deepspeed)
     if s.task == "dpo" and s.has("reference"):
         # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
@@ -221,6 +227,8 @@ def loss_path(s: Scenario) -> Path:
         kept = (s.response_len if s.task in RL else s.seq_len - 1) / s.seq_len
         wide = early or (s.trainer == "transformers" and trainer.wrapped(s))
         return Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
+    if s.trainer == "litgpt" and s.task != "inference":
+        return litgpt.path(s)
     if s.loss != "full":
         return Path(s.loss)
     early = not at_least(transformers, "4.48" if s.architecture.family == "mistral" else "4.46")

@@ -21,6 +21,7 @@ from calc.amounts import Segment, amount, segment
 from calc.architecture import layer_kinds
 from calc.memory.attention import Attention
 from calc.memory.linears import WIDTH
+from calc.memory.litgpt import LitgptAttention
 from calc.memory.run import Run, dimensions
 from calc.tape import NOTHING, Size, Tape, Tensor, of
 
@@ -176,6 +177,8 @@ class Program(Attention):
         norms = self.arch.norms
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
         n = self.norm(self.input, norms.attention)
+        if self.arch.joined:
+            return self.both_at_once(n)
         a = self.attention(n)
         if self.arch.parallel:
             f = self.feed_forward(self.norm(self.input, norms.mlp) if norms.mlp else n, moe=moe)
@@ -185,6 +188,16 @@ class Program(Attention):
         x = self.add(self.input, a, "attention: add")
         f = self.feed_forward(self.norm(x, norms.mlp), moe=moe)
         self.add(x, self.scaled(self.norm(f, norms.mlp_output), "mlp"), "mlp: add")
+        return self.tape
+
+    def both_at_once(self, n: Tensor) -> Tape:
+        """Falcon's layer: both norms before both blocks, whose outputs are added in the place of the MLP's."""
+        m = self.norm(self.input, self.arch.norms.mlp) if self.arch.norms.mlp else n
+        a = self.attention(n)
+        f = self.feed_forward(m, moe=False)
+        both = self.tape.op("mlp: add attention", [f, a], f.width, f.b, view=True, aliases=[f, a])
+        self.add(self.input, both, "mlp: add")
+        self.tape.returns(n, m, a)
         return self.tape
 
     def final_norm(self) -> Tape:
@@ -207,6 +220,15 @@ def below_layers(run: Run, recompute: bool) -> Size:
     if recompute and run.kernel == "eager":
         kept += Size({"S": masks * run.residual})
     return kept + (of(h=run.residual) if leaf and (dropped or run.arch.embedding_scaled) else NOTHING)
+
+
+class Litgpt(LitgptAttention, Program):
+    """Writes the same of a model that litgpt's code runs."""
+
+
+def program(run: Run, index: int = -1, **how: bool) -> Program:
+    """The writer of layer `index` of `run`, as the code that runs it has it; `how` as `Linears` takes it."""
+    return (Litgpt if run.arch.modeling == "litgpt" else Program)(run, index, **how)
 
 
 class Kind(NamedTuple):
@@ -235,7 +257,7 @@ def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
     return [
         Kind(
             n >= arch.dense_layers,
-            masked and n in arch.sliding_layers and not arch.attention_sinks,
+            masked and (arch.masked or n in arch.sliding_layers) and not arch.attention_sinks,
             n == 0 and not run.trained and not recompute,
             n not in arch.unrotated_layers,
         )
@@ -260,7 +282,7 @@ def layer(
     layer's input is a checkpoint, or a buffer, and not counted here; `received`: nor is the gradient of its output.
     `rotated`: the layer has rotary positions. `selective`: it is run again but for what a policy keeps.
     """
-    tape = Program(
+    tape = program(
         run, -1 if moe else 0, first=first, counted=counted, received=received, rotated=rotated, selective=selective
     ).layer(moe=moe)
     return segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
@@ -275,7 +297,7 @@ def kept_products(run: Run) -> int:
     arch, total = run.arch, 0.0
     dims = dimensions(arch, run.adapter.rank if run.adapter else 0)
     for index, layers in layer_kinds(arch):
-        ops = Program(run, index, selective=True).layer(moe=index < 0).ops
+        ops = program(run, index, selective=True).layer(moe=index < 0).ops
         sizes = [
             [amount(t.width, dims).tokens for t in (op.inputs[0], op.outs[0])] for op in ops if op.product and op.kept
         ]

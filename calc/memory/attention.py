@@ -36,13 +36,20 @@ class Attention(Linears):
         """A view of each head; what rotation makes of its gradient lies head by head, and is copied to lie by token."""
         return self.tape.op(name, [x], x.width, x.b, view=True) if self.rotated else x
 
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The projections, QK norm and rotation of plain, fused (Phi-3) and grouped-query attention."""
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The projections, QK norm and rotation of plain, fused (Phi-3) and grouped-query attention.
+
+        Behind queries, keys and values comes what else variables of the block name to its end.
+        """
         tape, arch = self.tape, self.arch
         q_width, kv_width = of(q=1), of(kv=1)
+        named = list[Tensor]()
         if arch.fused_qkv:
             qkv = self.linear(arch.names.qkv, x, of(q=1, kv=2))
-            if arch.fused_qkv == "split":
+            if arch.fused_qkv == "expanded":
+                q, k, v = self.expanded(qkv)
+                named = [qkv]
+            elif arch.fused_qkv == "split":
                 q, k, v = tape.split("q, k, v", qkv, [q_width, kv_width, kv_width])
             else:
                 q, k, v = (tape.op(f"{n}: slice", [qkv], w, qkv.b, view=True) for n, w in _named(q_width, kv_width))
@@ -57,7 +64,17 @@ class Attention(Linears):
         tables = [Tensor(Size({}, {"tables·S": 1}), b)] if arch.rotary_tables else []
         rotated = self.rotate(q, "q: rotate", tables), self.rotate(k, "k: rotate", tables)
         tape.returns(q, k)
-        return *rotated, v
+        return *rotated, v, *named
+
+    def expanded(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Falcon's `_split_heads`: groups of queries, a key and a value, both written out for every query."""
+        tape, q, kv = self.tape, of(q=1), of(kv=1)
+        sliced = tape.op("q: slice", [qkv], q, qkv.b, view=True)
+        picked = [tape.op(f"{name}: pick", [qkv], kv, qkv.b) for name in "kv"]
+        heads = tape.op("q: heads", [sliced], q, qkv.b, aliases=[sliced])
+        k, v = (tape.op(f"{name}: expand", [x], q, qkv.b) for name, x in zip("kv", picked, strict=True))
+        tape.returns(*picked)
+        return heads, k, v
 
     def latent_queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """DeepSeek's multi-head latent attention: low ranks up and down, one rotated key for all heads."""
@@ -83,18 +100,23 @@ class Attention(Linears):
     def attention(self, x: Tensor) -> Tensor:
         """The attention block from its normalised input to the output projection."""
         x = self.gathered(x, "attention")
-        q, k, v = self.latent_queries_keys_values(x) if self.arch.mla else self.queries_keys_values(x)
+        q, k, v, *named = self.latent_queries_keys_values(x) if self.arch.mla else self.queries_keys_values(x)
         attend = self.eager if self.run.whole_scores else self.fused
         y = self.block_output(self.linear(self.arch.names.output, attend(q, k, v), WIDTH), "attention")
-        self.tape.returns(x, q, k, v)
+        self.tape.returns(x, q, k, v, *named)
         return y
+
+    @property
+    def grouped(self) -> bool:
+        """Whether heads share keys and values when they come to be read."""
+        return self.arch.heads != self.arch.kv_heads and self.arch.fused_qkv != "expanded"
 
     def repeat(self, x: Tensor, width: Size, name: str) -> Tensor:
         """`repeat_kv`: a copy for every query head where heads share keys and values, a view where all share one.
 
         Eager attention's product copies such a view of several sequences itself.
         """
-        if self.arch.heads == self.arch.kv_heads:
+        if not self.grouped:
             return x
         one = self.arch.kv_heads == 1 and not self.run.whole_scores
         return self.tape.op(f"{name}: repeat", [x], width, x.b, view=one)
@@ -124,8 +146,7 @@ class Attention(Linears):
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
         joined = arch.mla is not None or (arch.rotation == "joined" and self.rotated)
         if self.run.kernel == "flash":
-            grouped = arch.heads != arch.kv_heads
-            sums = self.accumulators(grouped=grouped)
+            sums = self.accumulators(grouped=self.grouped)
             out = self.kernel(q, k, v, sums, course=(None, sums))
             return tape.op("attention: contiguous", [out], of(o=1), self.c) if joined else out
         mask = [Tensor(of(**{"S": 1}), self.c)] if self.run.kernel == "masked" else []
@@ -200,7 +221,7 @@ class Attention(Linears):
         before = of(q=self.c, kv=2 * self.c) + of(kv=2 * self.c)  # gradients, and the keys and values as they were sent
         # the kernel's own, of all queries and the first half of another's positions, whose gradients are halves too
         kernel = of(q=4, H=4) + of(kv=-self.c)
-        if self.arch.heads != self.arch.kv_heads:
+        if self.grouped:
             kernel += of(q=self.c)
         out = self.kernel(q, k, v, gathered + summed + before + kernel, scratch=gathered + merged)
         return self.tape.op("attention: contiguous", [out], of(o=1), self.c)
@@ -211,7 +232,7 @@ class Attention(Linears):
         k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
         q, k, v = self.in_compute_type(q, k, v)
         x = tape.op("scores", [q, k], scores, self.c, saves=[q, k])
-        x = tape.op("scores: scale", [x], scores, self.c)
+        x = tape.op("scores: scale", [x], scores, self.c, view=self.arch.own_eager)
         if self.arch.softcap_attn:
             x = tape.op("scores: over cap", [x], scores, self.c)
             x = tape.op("scores: tanh", [x], scores, self.c, saves_out=True)
@@ -231,8 +252,9 @@ class Attention(Linears):
             tape.returns(*named)
             named = [combined]
         else:
-            x = tape.op("softmax: to fp32", [x], scores, 4) if self.c == 2 else x
-            x = tape.op("softmax", [x], scores, 4, saves_out=True)
+            b = self.run.residual if self.arch.own_eager else 4
+            x = self.cast(x, b, "softmax")
+            x = tape.op("softmax", [x], scores, b, saves_out=True)
             x = self.cast(x, self.c, "probabilities")
         if self.arch.attention_dropout:
             x = self.dropped_out(x, "probabilities")

@@ -49,14 +49,17 @@ def offload_buffer(role: str, largest: int, b: int) -> Line:
     return Line("communication", role, b * largest, "b·P_max", {"b": b, "P_max": largest}, "communication#zero-offload")
 
 
-def live_parameters(role: str, parameters: int, window: int, module: int, b: int) -> Line:
-    """ZeRO-3's gathered parameters: prefetching fills the window and overshoots by the last module."""
-    values = {"b": b, "P": parameters, "E_live": window, "p": module}
+def live_parameters(role: str, parameters: int, window: int, module: int, b: int, kept: int = 0) -> Line:
+    """ZeRO-3's gathered parameters: prefetching fills the window and overshoots by the last module.
+
+    `kept` elements stay beside the window until backward has used them.
+    """
+    values = {"b": b, "P": parameters, "E_live": window, "p": module, **({"K": kept} if kept else {})}
     return Line(
         "communication",
         role,
-        b * min(parameters, window + module),
-        "b·min(P, E_live + p)",
+        b * min(parameters, window + module + kept),
+        "b·min(P, E_live + p + K)" if kept else "b·min(P, E_live + p)",
         values,
         "communication#zero-3",
     )

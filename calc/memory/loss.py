@@ -59,6 +59,8 @@ class Head(Program):
             return self.tape
         if path.kind in ("chunked", "fused"):
             return self.in_chunks(path)
+        if path.kind == "pieces":
+            return self.in_pieces(path)
         if path.kind == "tiled":
             return self.tiled(path)
         tape = self.tape
@@ -198,6 +200,23 @@ class Head(Program):
         else:
             made = [Tensor(WIDTH, c), Tensor(head, c)]
             tape.op("fused loss", [x], ONE, 4, saves=made, scratch=WIDTH * (2 * c))
+        return tape
+
+    def in_pieces(self, path: Path) -> Tape:
+        """litgpt's: logits of 128 positions at a time in a list, which Fabric casts to fp32, and a loss of each piece.
+
+        Every piece's log-softmax is kept, and the list lives until the next forward has made another: the 16-bit pieces
+        and both lists are there at once. Backward has one piece's gradients of the loss and of the log-softmax.
+        litgpt 0.4.0 `lora.py`, `utils.py:chunked_cross_entropy`, `finetune/lora.py`; lightning 2.6 `half.py`.
+        """
+        tape, piece = self.tape, Size({}, {"V": path.tile * 4})
+        uncast = V * self.c if self.c < 4 else NOTHING
+        x = self.linear("lm_head", self.input, WIDTH)
+        logits, softmax = Tensor(V, 4), Tensor(V, 4)
+        # the former list where the log-softmax will be
+        tape.op("loss in pieces", [x], ONE, 4, saves=[logits, softmax], scratch=uncast, backward_scratch=piece * 2)
+        self.held = logits
+        tape.ops[0].saves += (logits,)
         return tape
 
     def tiled(self, path: Path) -> Tape:

@@ -128,6 +128,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         ),
         "W_lm_head": arch.vocab_part * arch.hidden,
         "W_score": arch.hidden,
+        "W_qkv": (arch.heads + 2 * arch.kv_heads) * arch.head_dim * arch.hidden,
         **{f"W_{short(t.name)}": t.elements for i in (0, -1) for t in layer_tensors(arch, i)},
     }
 

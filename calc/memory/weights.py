@@ -39,7 +39,7 @@ def master(role: str, count: int, b: int, shards: int = 1) -> Line:
 def quantised_elements(arch: Architecture, *, linear_experts: bool = False) -> int:
     """Elements that 4-bit loading quantises: every linear inside the layers, not embeddings, norms or head.
 
-    `linear_experts`: routed experts and their router are linears, too.
+    litgpt's plugin quantises the head, too. `linear_experts`: routed experts and their router are linears, too.
     """
     kinds = quantised_kinds(arch, linear_experts)
     return sum(t.elements * t.count for t in tensors(arch) if t.kind in kinds)
@@ -47,6 +47,8 @@ def quantised_elements(arch: Architecture, *, linear_experts: bool = False) -> i
 
 def quantised_kinds(arch: Architecture, linear_experts: bool) -> tuple[str, ...]:
     """The kinds of tensors that 4-bit loading quantises."""
+    if arch.modeling == "litgpt":
+        return ("linear", "head")
     return ("linear", "expert", "router") if linear_experts and not arch.experts_input_first else ("linear",)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.falcon import modeling_falcon
 
 aten = torch.ops.aten
 calls: Counter[str] = Counter()
@@ -99,5 +100,22 @@ def flash_attention_2(
     return out.transpose(1, 2)[..., :width], None
 
 
+def _falcon_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, dropout: float, **__: Any) -> Any:
+    """`_flash_attention_forward` of shapes (batch, tokens, heads, head size); its caller casts fp32 itself."""
+    calls["fa2"] += 1
+    with _package():
+        return _flash(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), dropout, True, None).transpose(1, 2)
+
+
+def take_package(model: Any) -> None:
+    """Have a model that was made without the flash-attn package use it: Falcon has a class of its own for that."""
+    model.config._attn_implementation = "flash_attention_2"
+    for module in model.modules():
+        if type(module) is modeling_falcon.FalconAttention:
+            module.__class__ = modeling_falcon.FalconFlashAttention2
+            module._flash_attn_uses_top_left_mask = False
+
+
 torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
 ALL_ATTENTION_FUNCTIONS.register("flash_attention_2", flash_attention_2)
+modeling_falcon._flash_attention_forward = _falcon_forward

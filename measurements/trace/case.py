@@ -48,6 +48,7 @@ class Case:
     pp: int = 1  # stages, each with some of the layers, through which grad_accum micro-batches pass
     stage: int = 0  # the one whose memory is followed
     zero: int = 0  # stage of DeepSpeed's ZeRO; 0: none
+    efficient_linear: bool = True  # stage 3 puts its own linear in PyTorch's place
     ranks: int = 0  # under DeepSpeed
     rank: int = 0  # the one whose memory is followed there, or of those that share a sequence
     grad_dtype: str = "bf16"  # in which DeepSpeed accumulates: bf16, fp32
@@ -202,6 +203,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "sequence_parallel": bool(flat.get("sequence_parallel", False)),
             "reshard": "no" if pp > 1 else "yes",
             "zero": zero,
+            "efficient_linear": bool(flat.get("memory_efficient_linear", True)),
             "ranks": gpus if zero else 0,
             "grad_dtype": _pick(flat, "grad_dtype", _GRADIENTS, "bf16") if zero else "bf16",
             "trainer": trainer,

@@ -11,7 +11,7 @@ from .ledger import Block, Event, alive, highest
 from .record import backward_starts, events_of
 
 _SHORT = ("made in backward", "made in recompute", "made in optim", "workspace")
-_PART = re.compile(r"\blayers\.(\d+)\.(\w+)")
+_PART = re.compile(r"\b(?:layers|h)\.(\d+)\.(\w+)")
 
 
 def _table(title: str, blocks: Iterable[tuple[Block, str]], tokens: int) -> list[str]:

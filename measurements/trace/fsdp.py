@@ -84,7 +84,7 @@ def _mesh(stage: int, pp: int, fsdp: int, cp: int, tp: int, rank: int) -> Device
 
 def layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The decoder layers of a model, whatever is around it."""
-    return [module for name, module in model.named_modules() if re.search(r"(^|\.)layers\.\d+$", name)]
+    return [module for name, module in model.named_modules() if re.search(r"(^|\.)(layers|h)\.\d+$", name)]
 
 
 def shard(case: Case, model: torch.nn.Module) -> torch.nn.Module:

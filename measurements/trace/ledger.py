@@ -22,7 +22,7 @@ _IN_PLACE = {
     aten.index_put.default: aten.index_put_.default,
     aten.index_add.default: aten.index_add_.default,
 }
-_LAYER = re.compile(r"\blayers\.(\d+)\b")
+_LAYER = re.compile(r"\b(?:layers|h)\.(\d+)\b")
 
 
 @dataclass(slots=True, eq=False)

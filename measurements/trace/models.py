@@ -1,5 +1,6 @@
 """The model of a case on the fake device: Transformers' own, cut, adapted and prepared as the case says."""
 
+import re
 from types import MethodType
 from typing import Any
 
@@ -50,7 +51,7 @@ def load(case: Case) -> Any:
         elif case.tp == 1:
             model.tie_weights()
         if case.attn == "fa2":
-            model.config._attn_implementation = "flash_attention_2"
+            attention.take_package(model)
         if case.tp > 1:
             tensor_parallel.shard(case, model)
         if case.pp > 1:
@@ -63,7 +64,7 @@ def load(case: Case) -> Any:
 def _linear_names(model: torch.nn.Module) -> list[str]:
     """The names of the linear modules inside the layers: not the heads, routers or fused experts."""
     linear = (name for name, module in model.named_modules() if hasattr(module, "in_features"))
-    return sorted({name.rsplit(".", 1)[-1] for name in linear if ".layers." in name})
+    return sorted({name.rsplit(".", 1)[-1] for name in linear if re.search(r"\.(layers|h)\.", name)})
 
 
 def _adapters(case: Case, model: Any) -> Any:

@@ -58,5 +58,6 @@ def engine(case: Case, model: torch.nn.Module, optimizer: torch.optim.Optimizer 
         fsdp.ranks(case.ranks, case.rank)
         comm.cdb = groups._WORLD_GROUP = None  # of the ranks before
     config = zero_config(case.zero, case.mb, case.grad_accum, case.grad_dtype, clip=1.0 if case.clip else 0.0)
+    config["zero_optimization"]["memory_efficient_linear"] = case.efficient_linear
     with contextlib.redirect_stdout(sys.stderr):  # it reports on memory
         return deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)[0]

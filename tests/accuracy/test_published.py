@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from jobs import SHORTER
 
 from calc.catalog import load
 from calc.estimate import estimate
@@ -38,28 +39,44 @@ def test_what_agrees_needs_no_explanation(residuals: list[Residual]) -> None:
 
 
 def test_no_published_job_that_ran_is_called_out_of_memory(residuals: list[Residual]) -> None:
-    """A length that its source does not state is the one exception."""
+    """What ran on less than the estimate takes is known to have been shorter than the scenario says."""
     ran = [r for r in residuals if r.reported == "fits"]
     print(Counter((r.metric, r.verdict) for r in ran))
-    assert len(ran) >= 85
-    assert {r.id for r in ran if not r.same_verdict} <= {"published/logicrl-4a100"}
+    assert len(ran) >= 200
+    assert {r.id for r in ran if not r.same_verdict} <= SHORTER
 
 
-def test_unsharded_bf16_adapters_are_met_within_a_twelfth(residuals: list[Residual]) -> None:
-    """litgpt on one card: what is missing grows with the tokens, and is named in the records."""
-    errors = summary(r for r in of(residuals, "allocated") if "lora1" in r.id and r.method == "lora")
-    print(f"litgpt, one card, LoRA: {errors}")
-    assert errors.count == 3
-    assert errors.worst <= 0.085
-    assert errors.bias < 0
+@pytest.mark.parametrize(("reported", "least"), [("fits", 0.95), ("oom", 0.9)])
+def test_verdicts_agree_with_reports_that_leave_little_open(
+    residuals: list[Residual], reported: str, least: float
+) -> None:
+    """As asked of high and medium confidence, whatever the explanations."""
+    graded = {r["id"] for r in load().measurements if r["confidence"] in ("high", "medium")}
+    found = [r.same_verdict for r in residuals if r.reported == reported and r.id in graded]
+    print(f"{reported}: {sum(found)} of {len(found)}")
+    assert len(found) >= 30
+    assert sum(found) >= least * len(found)
 
 
-def test_adapters_in_flat_parameters_are_met_within_a_fortieth(residuals: list[Residual]) -> None:
-    """litgpt on several cards, FSDP 1: shards, and a whole gradient of every layer under Lightning's no_sync."""
+def test_litgpts_own_layers_are_met_within_a_hundredth(residuals: list[Residual]) -> None:
+    """On one card: LoRA, QLoRA and a few generated tokens; whose head, adapters and logits these are decides."""
+    errors = summary(r for r in of(residuals, "allocated") if "litgpt-" in r.id and r.sharding == "none")
+    print(f"litgpt, one card: {errors}")
+    assert errors.count == 18
+    assert errors.worst <= 0.01
+
+
+def test_adapters_in_flat_parameters_are_met_within_a_twentieth(residuals: list[Residual]) -> None:
+    """litgpt on several cards, FSDP 1: shards, and a whole gradient of every layer under Lightning's no_sync.
+
+    Its longest sample comes before there are gradients, so that estimates lie above, the more so the more rows.
+    """
     errors = summary(r for r in of(residuals, "allocated") if "loraN" in r.id)
     print(f"litgpt, several cards, LoRA: {errors}")
     assert errors.count == 4
-    assert errors.worst <= 0.025
+    assert errors.median <= 0.02
+    assert errors.bias > 0
+    assert errors.worst <= 0.06
 
 
 def test_what_was_allocated_is_met_within_four_percent_in_the_median(residuals: list[Residual]) -> None:

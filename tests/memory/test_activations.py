@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from architectures import FALCON
 from formulas import form, terms
 from tapes import BF16_LORA, arch, check, frozen, passing, per_token, small, table, tape
 
@@ -246,6 +247,8 @@ def test_the_highest_instants_of_backward_are_those_traced(
         ("phi", {}, "4h + 6q + 4kv + 10i + 4H + 8"),
         # both norms keep the same input; v is a view of the product of q, k and v: 2q + 4kv
         ("gpt_neox", {"num_key_value_heads": None}, "6h + 8q + 6kv + 4i + 4H + 16"),
+        # one input of both norms, their outputs, 4h; k and v written for every query: q, k, v and what comes out, 8q
+        ("falcon", FALCON, "6h + 8q + 4i + 4H + 16"),
         # the difference from the mean twice and their product, in fp32, 12h + 4; attention and MLP read one output, 2h
         ("cohere2", {}, "14h + 4q + 4kv + 8i + 4H + 4"),
         # ReLU keeps its output, and its square is what the next linear keeps

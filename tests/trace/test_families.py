@@ -47,6 +47,8 @@ OWN: dict[str, dict[str, Any]] = {
     "glm4_moe": {**ROUTED, "n_routed_experts": 8, "n_group": 1, "topk_group": 1, "use_qk_norm": True},
     "starcoder2": {"residual_dropout": 0.1, "embedding_dropout": 0.1},
     "gpt_neox": {"num_key_value_heads": None},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 4, "ffn_hidden_size": 2816,
+               **dict.fromkeys(("num_key_value_heads", "intermediate_size", "head_dim"))},
 }  # fmt: skip
 
 
@@ -62,7 +64,7 @@ def lines(items: list[dict[str, Any]]) -> str:
 def test_tensors_are_those_of_transformers_by_name_and_shape() -> None:
     found = answers(HERE / "modules.py", given=lines([config(family) for family in FAMILIES]))
     for family, theirs in zip(FAMILIES, found, strict=True):
-        named = Counter((re.sub(r"\.layers\.\d+\.", ".layers.*.", name), tuple(s)) for name, s in theirs.items())
+        named = Counter((re.sub(r"\.(layers|h)\.\d+\.", r".\1.*.", name), tuple(s)) for name, s in theirs.items())
         assert Counter({(t.name, t.shape): t.count for t in tensors(from_config(config(family)))}) == named, family
 
 
@@ -74,7 +76,7 @@ EAGER = {"attention": "eager", "method": "lora", "lora": {"rank": 16, "dtype": "
 def way(family: str, turn: int) -> dict[str, Any]:
     """One of three ways of running a family, in turn; flash where it has no other."""
     fields = (FLASH, SDPA, EAGER)[turn % 3]
-    without_q_proj = family in ("phi3", "gpt_neox") or bool(OWN.get(family, {}).get("q_lora_rank"))
+    without_q_proj = family in ("phi3", "gpt_neox", "falcon") or bool(OWN.get(family, {}).get("q_lora_rank"))
     if fields is EAGER and without_q_proj:
         return FLASH
     return FLASH if fields is SDPA and family in ("gemma2", "gpt_oss") else fields  # soft caps and sinks
