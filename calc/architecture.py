@@ -143,6 +143,14 @@ class Architecture:
         return -(-self.vocab // self.ranks)
 
     @property
+    def grouped(self) -> bool:
+        """Whether heads share keys and values when attention reads them, or a cache keeps them.
+
+        Falcon in Transformers and all models in litgpt write them out for every query before.
+        """
+        return self.heads != self.kv_heads and self.fused_qkv != "expanded" and self.modeling != "litgpt"
+
+    @property
     def norm_elements(self) -> int:
         """Elements of a norm of the residual stream."""
         return self.hidden * (2 if self.norm_bias else 1)

@@ -48,7 +48,7 @@ def kernel(arch: Architecture, attention: str, precision: str) -> str:
     if attention == "eager" or (attention == "sdpa" and arch.attention_sinks):
         return "eager"
     if attention == "sdpa" and TAPES[precision] == "fp32":
-        return "efficient" if arch.heads == arch.kv_heads else "math"
+        return "math" if arch.grouped else "efficient"
     if attention == "sdpa" and (arch.mla or arch.head_dim > SDPA_FLASH_HEAD):
         return "efficient"
     return "flash"

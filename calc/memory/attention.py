@@ -106,17 +106,12 @@ class Attention(Linears):
         self.tape.returns(x, q, k, v, *named)
         return y
 
-    @property
-    def grouped(self) -> bool:
-        """Whether heads share keys and values when they come to be read."""
-        return self.arch.heads != self.arch.kv_heads and self.arch.fused_qkv != "expanded"
-
     def repeat(self, x: Tensor, width: Size, name: str) -> Tensor:
         """`repeat_kv`: a copy for every query head where heads share keys and values, a view where all share one.
 
         Eager attention's product copies such a view of several sequences itself.
         """
-        if not self.grouped:
+        if not self.arch.grouped:
             return x
         one = self.arch.kv_heads == 1 and not self.run.whole_scores
         return self.tape.op(f"{name}: repeat", [x], width, x.b, view=one)
@@ -146,7 +141,7 @@ class Attention(Linears):
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
         joined = arch.mla is not None or (arch.rotation == "joined" and self.rotated)
         if self.run.kernel == "flash":
-            sums = self.accumulators(grouped=self.grouped)
+            sums = self.accumulators(grouped=self.arch.grouped)
             out = self.kernel(q, k, v, sums, course=(None, sums))
             return tape.op("attention: contiguous", [out], of(o=1), self.c) if joined else out
         mask = [Tensor(of(**{"S": 1}), self.c)] if self.run.kernel == "masked" else []
@@ -221,7 +216,7 @@ class Attention(Linears):
         before = of(q=self.c, kv=2 * self.c) + of(kv=2 * self.c)  # gradients, and the keys and values as they were sent
         # the kernel's own, of all queries and the first half of another's positions, whose gradients are halves too
         kernel = of(q=4, H=4) + of(kv=-self.c)
-        if self.grouped:
+        if self.arch.grouped:
             kernel += of(q=self.c)
         out = self.kernel(q, k, v, gathered + summed + before + kernel, scratch=gathered + merged)
         return self.tape.op("attention: contiguous", [out], of(o=1), self.c)

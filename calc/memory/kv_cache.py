@@ -145,19 +145,24 @@ def graphs(role: str, arch: Architecture) -> Line:
     return Line("cuda_graphs", role, arch.layers * GRAPHS, "L·g", values, "kv-cache#graphs", False)
 
 
+def cached_heads(arch: Architecture) -> int:
+    """Heads of which `DynamicCache` keeps keys: one for every query where a model has written them out before."""
+    return arch.kv_heads if arch.grouped else arch.heads
+
+
 def dynamic(role: str, arch: Architecture, tokens: int, b: int) -> Line:
     """Transformers' `DynamicCache`: keys and values of all `tokens`, with latent attention in full width.
 
     `b` bytes an element, as keys have: rotary cosines make them as wide as the residual stream, and the values, that
     join an empty tensor of the keys' type, too (transformers 5.23 `cache_utils.py`, `DynamicLayer`).
     """
-    width = arch.heads * (arch.head_dim + arch.mla.v_head_dim) if arch.mla else 2 * arch.kv_heads * arch.head_dim
+    width = arch.heads * (arch.head_dim + arch.mla.v_head_dim) if arch.mla else 2 * cached_heads(arch) * arch.head_dim
     values = {"T": tokens, "L": arch.layers, "b": b, "w": width}
     return Line("kv_cache", role, tokens * arch.layers * b * width, "T·L·b·w", values, "kv-cache#dynamic")
 
 
 def grown(role: str, arch: Architecture, tokens: int, b: int) -> Line:
     """The longer copy of one layer's keys that `torch.cat` makes beside the old one for each new token."""
-    width = (arch.heads if arch.mla else arch.kv_heads) * arch.head_dim
+    width = (arch.heads if arch.mla else cached_heads(arch)) * arch.head_dim
     values = {"T": tokens, "b": b, "w": width}
     return Line("temporary", role, tokens * b * width, "T·b·w", values, "kv-cache#dynamic")

@@ -32,11 +32,6 @@ class LitgptAttention(Attention):
             values = tape.op("v: expand", [values], q, values.b)
         return self.rotate(queries, "q: rotate"), self.rotate(keys, "k: rotate"), values, product
 
-    @property
-    def grouped(self) -> bool:
-        """Never: keys and values have been written for every query."""
-        return False
-
     def rotate(self, x: Tensor, name: str) -> Tensor:  # type: ignore[override]
         """`apply_rope` with fp32 tables, which make its products fp32, a cast back, and a concatenation.
 

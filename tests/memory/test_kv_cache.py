@@ -243,3 +243,11 @@ def test_a_fused_projection_is_cut_by_heads() -> None:
     """
     (qkv,) = [s for s in kv_cache.shares(load().model("phi-3-medium").architecture, 4) if "qkv" in s.name]
     assert qkv.elements == (10 + 2 + 2) * 128 * 5120
+
+
+def test_falcons_cache_holds_a_key_for_every_query() -> None:
+    """Falcon 40B in Transformers: 128 heads of 64, written out from 8 before `past_key_values.update`; vLLM keeps 8."""
+    a = load().model("falcon-40b").architecture
+    assert kv_cache.dynamic("actor", a, 100, 2).bytes == 2 * 100 * 60 * 2 * 128 * 64
+    assert kv_cache.grown("actor", a, 100, 2).bytes == 2 * 100 * 128 * 64
+    assert kv_cache.token_bytes(a) == 2 * 2 * 60 * 8 * 64
