@@ -371,6 +371,12 @@ def test_without_deepspeeds_linear_what_was_gathered_stays_until_backward() -> N
     linears = 202_375_168
     first = at(e.at(Where("layer", 0, False)), "communication#zero-3")
     assert first == 2 * (10**9 + 11_008 * 4096 + linears)
+    [line] = [
+        line for line in e.at(Where("layer", 0, False)) if line.source == "communication#zero-3" and line.bytes > 10**9
+    ]
+    assert (line.formula, line.values["K"]) == ("b·min(P, E_live + p + K)", linears)
+    [plain] = [line for line in zero(sharding="zero3").at(FORWARD) if line.formula.startswith("b·min")]
+    assert (plain.formula, "K" in plain.values) == ("b·min(P, E_live + p)", False)
     assert at(e.at(Where("loss", 32, False)), "communication#zero-3") == 2 * 6_738_415_616
     again = zero(**fields | {"checkpointing": "full"})
     assert at(again.at(Where("loss", 32, False)), "communication#zero-3") == 2 * (10**9 + 11_008 * 4096)

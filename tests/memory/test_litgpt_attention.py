@@ -11,6 +11,7 @@ from tapes import arch, check, passing, small
 from calc.architecture import Architecture, parameters
 from calc.estimate import estimate
 from calc.frameworks.litgpt import modelled
+from calc.lora import lora_parameters
 from calc.memory.activations import program
 from calc.memory.run import Adapter, Run
 from calc.residuals import peak_allocated
@@ -44,23 +45,42 @@ def test_keys_and_values_are_written_for_every_query_where_heads_share_them() ->
     assert terms(every, a) == form("10h + 8q + 6i + 4H + 8 + 6r")
 
 
+@pytest.mark.parametrize("targets", [("q_proj",), ("v_proj",), QV, ("q_proj", "k_proj", "v_proj")])
+def test_backward_makes_the_gradient_of_every_adapter_once(targets: tuple[str, ...]) -> None:
+    """Rank times inputs and outputs of each that is adapted, as PEFT would have them; k and v are a quarter of q."""
+    a = modelled(arch("llama-3-8b"))
+    width = {"q_proj": 4096 + 4096, "k_proj": 4096 + 1024, "v_proj": 4096 + 1024}
+    made = layer(a, Adapter(8, targets, False, 2)).backward()[-1].gradients
+    assert made == 8 * sum(width[name] for name in targets) == lora_parameters(a, 8, targets) // a.layers
+
+
 def test_adapters_elsewhere_are_as_they_are_beside_any_linear() -> None:
+    """Rank times inputs and outputs of o_proj and up_proj; nothing stands beside the product."""
     a = modelled(small("llama"))
-    shots = {s.name for s in layer(a, Adapter(8, ("o_proj",), False, 2)).forward()}
-    assert "o_proj: LoRA A" in shots
-    assert "qkv: LoRA A" not in shots
+    made = layer(a, Adapter(8, ("o_proj", "up_proj"), False, 2))
+    assert made.backward()[-1].gradients == 8 * (64 + 64 + 64 + 96)
+    assert "qkv: LoRA A" not in {s.name for s in made.forward()}
 
 
 def test_rotation_passes_through_fp32_and_is_concatenated() -> None:
     """Beside the product, 2q + 4kv, and copies of queries, keys and values, 6q: two products in fp32 and their sum,
     12q, and the joined halves, 2q; then the sum, 4q, and its cast; then that and what it is joined to.
     """
-    found = passing("llama-3-8b", layer(modelled(arch("llama-3-8b")), Adapter(8, QV, False, 2)).forward())
+    a = modelled(arch("llama-3-8b"))
+    made = layer(a, Adapter(8, QV, False, 2))
+    found = passing("llama-3-8b", made.forward())
     check(found, """
         q: rotate = 2h + 22q + 4kv
         q: rotate: to bf16 = 2h + 12q + 4kv
         q: rotate: join = 2h + 10q + 4kv
     """)  # fmt: skip
+    [op] = [op for op in made.ops if op.name == "q: rotate"]
+    half, whole, freed, cosine, sine, out = op.course
+    assert [terms(size, a)[0] for size in (half, whole, cosine, sine)] == [{"q": 1}, {"q": 2}, {"q": 4}, {"q": 4}]
+    assert (freed, out) == (0, None)
+    # beside what is there of the others: the gradient in fp32, its products with cosine and sine, halves of zeros
+    back = passing("llama-3-8b", made.backward())
+    check(back, "q: rotate = 2h + 20q")
 
 
 def test_the_head_is_its_own_and_the_parameters_are_the_same_otherwise() -> None:
