@@ -66,7 +66,7 @@ class Roles(Memo):
     def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:
         """The activations of a model on one micro-batch."""
         fsdp = int(s.sharding[-1]) if s.sharding.startswith("fsdp") and not r.stays else 0
-        fills = self.keeps.deepspeed if s.sharding in ("zero2", "zero3") else None
+        config = self.keeps.deepspeed
         return step(
             r.role,
             r.run,
@@ -77,7 +77,7 @@ class Roles(Memo):
             checkpointing=s.checkpointing if r.optimizer else "none",
             fsdp=fsdp,
             grouped=fsdp == 1 or (fsdp == 2 and not r.adds_singly),
-            bucket=fills.reduce_bucket if fills else 0,
+            bucket=config.reduce_bucket if config and s.sharding in ("zero2", "zero3") else 0,
         )
 
 

@@ -151,8 +151,10 @@ def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
     if keeps.deepspeed:
         stage = int(s.sharding[-1]) if s.sharding.startswith("zero") else 1
         again = s.checkpointing != "none"
-        stays = not (s.memory_efficient_linear or again)
-        return Zero(model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters, again, stays)
+        return Zero(
+            model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters,
+            recomputes=again, keeps_weights=not (s.memory_efficient_linear or again),
+        )  # fmt: skip
     return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1)
 
 

@@ -107,14 +107,13 @@ def stack(
         )  # fmt: skip
         blocks.append(Block(segment, weights + adapters, count))
     stops = []
-    root = (
-        0 if arch.tied and path.kind != "scalar" else head_trained
-    )  # a tied head's gradient waits for the embedding's
-    filling = _filling([blocks[kind].trained for kind in order], root + norm, bucket)
+    # a tied head's gradient waits for the embedding's
+    tied = arch.tied and path.kind != "scalar"
+    fills = _filling([blocks[kind].trained for kind in order], norm if tied else head_trained + norm, bucket)
     for kind in range(len(blocks)):
         places = [n for n, k in enumerate(order) if k == kind]
         edges = (places[-1], places[0], *places[-2:-1], *places[1:2]) if fsdp else (places[-1], places[0])
-        for layer in dict.fromkeys((*edges, *[n for n in filling if n in places])):
+        for layer in dict.fromkeys((*edges, fills) if fills in places else edges):
             below = tuple(order[:layer].count(k) for k in range(len(blocks)))
             above = sum(blocks[k].trained for k in order[layer + 1 :])
             stops.append(Stop(layer, kind, below, above))
@@ -137,7 +136,7 @@ def stack(
         casts_below=_casts(run, range(arch.layers - 1)),
         retains=run.retains,
         wrapped=run.wrapped,
-        embedding_own=0 if arch.tied and path.kind != "scalar" else embedding,
+        embedding_own=0 if tied else embedding,
         layers=arch.layers,
         bottom=amount(activations.below_layers(run, recompute), dims) if arch.embeds else NO_BYTES,
         embeds=arch.embeds,
@@ -152,13 +151,13 @@ def stack(
     )
 
 
-def _filling(trained: Sequence[int], before: int, bucket: int) -> list[int]:
+def _filling(trained: Sequence[int], before: int, bucket: int) -> int | None:
     """The layer in whose backward more elements than `bucket` have their gradient, the `trained` of each by then."""
     for layer in reversed(range(len(trained))):
         before += trained[layer]
         if before > bucket > 0:
-            return [layer]
-    return []
+            return layer
+    return None
 
 
 def _casts(run: Run, layers: Iterable[int]) -> Amount:

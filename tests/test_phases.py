@@ -471,7 +471,8 @@ def test_longer_sequences_and_larger_micro_batches_never_need_less(s: Scenario) 
         for phase in phases(other):
             allocated, device = own[phase.name]
             assert phase.moment.allocated_bytes >= allocated
-            assert phase.moment.device_bytes >= (1 - REPLAYED) * device
+            slack = REPLAYED if phase.moment.sums.replayed else 0
+            assert phase.moment.device_bytes >= (1 - slack) * device
 
 
 @settings(max_examples=100)

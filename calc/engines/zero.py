@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import largest_in_layer, layer_parameters, layer_tensors, tensors
+from calc.architecture import Architecture, largest_in_layer, layer_parameters, layer_tensors, tensors
 from calc.engines.partition import Cut, cut
 from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.keeps import DeepSpeed
@@ -41,6 +41,19 @@ class Reduced(NamedTuple):
 @lru_cache(maxsize=64)
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
+
+
+@lru_cache(maxsize=4096)
+def _parameters(arch: Architecture, layers: int) -> int:
+    """Those of so many layers from the bottom."""
+    return sum(layer_parameters(arch, n) for n in range(layers))
+
+
+@lru_cache(maxsize=4096)
+def _linears(arch: Architecture, layer: int) -> int:
+    """Elements of the linears up to a layer: those that forward has come to, or backward has not."""
+    layers = range(min(layer + 1, arch.layers))
+    return sum(t.elements for n in layers for t in layer_tensors(arch, n) if t.kind == "linear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,29 +185,18 @@ class Zero(Holder):
         nothing to gather, unless its shards lie on the host.
         """
         r = self.replica
-        stays = self.recomputes and r.arch.tied and where.backward and where.segment == "layer"
-        module = (
-            r.embedding if where.segment == "end" or (stays and r.head == "lm") else self.layer_largest(where.layer)
-        )
+        within = where.backward and where.segment == "layer"
+        stays = within and self.recomputes and r.arch.tied and r.head == "lm"
+        module = r.embedding if stays or where.segment == "end" else self.layer_largest(where.layer)
         elements = r.parameters + r.adapter
-        kept = self.kept_weights(where.layer) if self.keeps_weights and r.optimizer else 0
-        if where.backward and where.segment in ("layer", "end"):
-            below = self.below(where.layer if where.segment == "layer" else -1)
+        kept = _linears(r.arch, where.layer) if self.keeps_weights and r.optimizer else 0
+        if within or where.segment == "end":
+            begun = where.layer + 1 if within else 0  # layers whose backward is not over
+            below = _parameters(r.arch, begun) + r.adapter * begun // r.arch.layers
             # backward gathers anew what forward has released: by now as much as lies above
             elements = kept + elements - below + module if kept else r.embedding + below
         elements *= r.ranks > 1 or self.offload_parameters
         return communication.live_parameters(r.role, elements, self.config.max_live, module, B, kept)
-
-    def below(self, layer: int) -> int:
-        """Parameters of all layers up to this one, adapters included."""
-        r, layers = self.replica, range(layer + 1)
-        return sum(layer_parameters(r.arch, n) for n in layers) + r.adapter * len(layers) // r.arch.layers
-
-    def kept_weights(self, layer: int) -> int:
-        """Elements of the linears up to a layer: those that forward has come to, or backward has not."""
-        arch = self.replica.arch
-        layers = range(min(layer, arch.layers - 1) + 1)
-        return sum(t.elements for n in layers for t in layer_tensors(arch, n) if t.kind == "linear")
 
     def layer_largest(self, layer: int) -> int:
         """Elements of the largest tensor in a layer."""
@@ -254,7 +256,7 @@ class Zero(Holder):
         head = 0 if r.ties_gradients else where.root - where.making
         if where.segment == "norm" and head > bucket:
             return Reduced(head if where.making else 0, copied(head), head, True)
-        there = where.above + where.here + where.making + (0 if r.ties_gradients else where.root)
+        there = where.done + where.making - (where.root if r.ties_gradients else 0)
         if where.segment not in ("layer", "end", "reduce") or min(there, r.trainable) <= bucket:
             # all that exists fits the bucket
             return Reduced()

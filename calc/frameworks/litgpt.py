@@ -30,10 +30,10 @@ def modelled(arch: Architecture) -> Architecture:
     if arch.family not in FAMILIES:
         known = f"litgpt's code is read for {', '.join(FAMILIES)}"
         raise ConfigError("trainer", "litgpt", f"own, transformers for the family {arch.family}; {known}")
-    plain: dict[str, Any] = dict(fused_qkv="", joined=False, masked=False, own_eager=False)
     return replace(
-        arch, modeling="litgpt", tied=False, rotation="joined", sliding_window=None, sliding_layers=(), **plain
-    )
+        arch, modeling="litgpt", tied=False, rotation="joined", sliding_window=None, sliding_layers=(),
+        fused_qkv="", joined=False, masked=False, own_eager=False,
+    )  # fmt: skip
 
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:

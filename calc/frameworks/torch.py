@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from calc.frameworks import (
     DEEPSPEED,
@@ -38,7 +38,18 @@ TORCH, TRANSFORMERS = "2.13.0", "5.23.0"
 # as torchtitan's train.py asks it; by default `PipelineScheduleSingle.step` returns them
 RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
 
-TRAINERS: Mapping[str, Any] = {"transformers": trainer, "litgpt": litgpt}
+
+class Trainer(Protocol):
+    """What a module offers whose loop trains in the place of the scenario's own."""
+
+    def refuse(self, s: Scenario) -> str | None:
+        """One line on why it cannot run `s`; None when it can."""
+
+    def keeps(self, s: Scenario) -> dict[str, Any]:
+        """What a `calc.keeps.Role` has from it."""
+
+
+TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt}
 WITH_ADAPTERS = ("lora", "qlora")
 ONE_BY_ONE = ("adafactor", "lion")
 
@@ -130,7 +141,7 @@ def refuse(s: Scenario) -> str | None:
     if s.rollout and s.rollout.engine == "vllm":
         return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
     if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):
-        return str(fault)
+        return fault
     if s.task == "inference" and s.optimizer != "none":
         return f"optimizer: given {s.optimizer!r} for inference, allowed: none; nothing is trained"
     if s.task == "inference" and s.method == "lora":

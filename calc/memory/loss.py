@@ -215,8 +215,7 @@ class Head(Program):
         logits, softmax = Tensor(V, 4), Tensor(V, 4)
         # the former list where the log-softmax will be
         tape.op("loss in pieces", [x], ONE, 4, saves=[logits, softmax], scratch=uncast, backward_scratch=piece * 2)
-        self.held = logits
-        tape.ops[0].saves += (logits,)
+        self.keep(logits, path)
         return tape
 
     def tiled(self, path: Path) -> Tape:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 MODELS = Path(__file__).parents[2] / "models"
+LAYERS = "(?:layers|h)"  # what models call the list of their decoder layers, in a pattern
 TASKS = ("sft", "rm", "dpo", "ppo-actor", "ppo-critic", "logprob")
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
 
-from .case import Case
+from .case import LAYERS, Case
 from .ledger import Block, Event, alive, highest
 from .record import backward_starts, events_of
 
 _SHORT = ("made in backward", "made in recompute", "made in optim", "workspace")
-_PART = re.compile(r"\b(?:layers|h)\.(\d+)\.(\w+)")
+_PART = re.compile(rf"\b{LAYERS}\.(\d+)\.(\w+)")
 
 
 def _table(title: str, blocks: Iterable[tuple[Block, str]], tokens: int) -> list[str]:

@@ -15,7 +15,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .case import Case
+from .case import LAYERS, Case
 
 _concatenate = DeviceMesh._concatenate
 
@@ -84,7 +84,7 @@ def _mesh(stage: int, pp: int, fsdp: int, cp: int, tp: int, rank: int) -> Device
 
 def layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The decoder layers of a model, whatever is around it."""
-    return [module for name, module in model.named_modules() if re.search(r"(^|\.)(layers|h)\.\d+$", name)]
+    return [module for name, module in model.named_modules() if re.search(rf"(^|\.){LAYERS}\.\d+$", name)]
 
 
 def shard(case: Case, model: torch.nn.Module) -> torch.nn.Module:

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .case import LAYERS
 from .scratch import rounded, scratch
 
 aten = torch.ops.aten
@@ -22,7 +23,7 @@ _IN_PLACE = {
     aten.index_put.default: aten.index_put_.default,
     aten.index_add.default: aten.index_add_.default,
 }
-_LAYER = re.compile(r"\b(?:layers|h)\.(\d+)\b")
+_LAYER = re.compile(rf"\b{LAYERS}\.(\d+)\b")
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from transformers.initialization import no_init_weights
 from measurements.training import SAVED, Critic, EverySecondProduct, checkpointing
 
 from . import attention, four_bits, pipeline_parallel, tensor_parallel
-from .case import Case
+from .case import LAYERS, Case
 
 DEVICE = torch.device("cuda")
 
@@ -64,7 +64,7 @@ def load(case: Case) -> Any:
 def _linear_names(model: torch.nn.Module) -> list[str]:
     """The names of the linear modules inside the layers: not the heads, routers or fused experts."""
     linear = (name for name, module in model.named_modules() if hasattr(module, "in_features"))
-    return sorted({name.rsplit(".", 1)[-1] for name in linear if re.search(r"\.(layers|h)\.", name)})
+    return sorted({name.rsplit(".", 1)[-1] for name in linear if re.search(rf"\.{LAYERS}\.", name)})
 
 
 def _adapters(case: Case, model: Any) -> Any:

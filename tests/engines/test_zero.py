@@ -25,6 +25,7 @@ from jobs import (
     engine,
     engine_of,
     head,
+    job,
     moments,
     norm,
     places,
@@ -38,7 +39,7 @@ from calc.engines.replica import Where
 from calc.engines.zero import Zero
 from calc.ledger import Line
 from calc.memory import host
-from calc.scenario import Scenario
+from calc.scenario import Scenario, ScenarioError
 from calc.units import GiB
 
 PART = P // 8
@@ -380,6 +381,17 @@ def test_without_deepspeeds_linear_what_was_gathered_stays_until_backward() -> N
     assert at(e.at(Where("loss", 32, False)), "communication#zero-3") == 2 * 6_738_415_616
     again = zero(**fields | {"checkpointing": "full"})
     assert at(again.at(Where("loss", 32, False)), "communication#zero-3") == 2 * (10**9 + 11_008 * 4096)
+
+
+@pytest.mark.parametrize(("framework", "sharding"), [("torch", "zero2"), ("openrlhf", "zero3"), ("trl", "zero3")])
+def test_deepspeeds_linear_is_left_out_by_plain_zero_3_alone(framework: str, sharding: str) -> None:
+    """The other frameworks write DeepSpeed's configuration themselves; below stage 3 nothing is gathered."""
+    with pytest.raises(ScenarioError) as caught:
+        job(framework=framework, sharding=sharding, gpus=8, global_batch=8, memory_efficient_linear=False)
+    assert str(caught.value) == (
+        f"scenario: memory_efficient_linear: given false with {framework} and sharding {sharding}, "
+        "allowed: true, or false with torch and zero3"
+    )
 
 
 def test_the_last_gradients_leave_together_where_they_fit_a_bucket() -> None:
