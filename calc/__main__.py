@@ -7,12 +7,10 @@ output.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -20,9 +18,10 @@ from calc import report
 from calc.architecture import parameters
 from calc.catalog import load
 from calc.estimate import as_dict, estimate
+from calc.reading import decode, lines, parse_json, parse_mapping, read_input
 from calc.recommend import options, recommend, smallest, text
 from calc.scenario import parse
-from calc.schema import InputError, closest, decode, parse_json, parse_mapping, read_bytes
+from calc.schema import InputError, closest
 
 PROGRAM = "python -m calc"
 
@@ -60,8 +59,7 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _estimate(path: str, as_json: bool) -> Iterator[str]:
-    where = _name(path)
-    raw = sys.stdin.buffer.read() if path == "-" else read_bytes(Path(path), where)
+    raw, where = read_input(path)
     answer = estimate(parse(parse_mapping(raw, where), where=where))
     if as_json:
         yield json.dumps(as_dict(answer), indent=2) + "\n"
@@ -73,8 +71,8 @@ def _recommend(given: dict[str, Any], path: str | None, as_json: bool) -> Iterat
     """The configuration to run; where the number of GPUs is open, on the smallest machine."""
     where, file = "recommend", {}
     if path is not None:
-        where = _name(path)
-        file = parse_mapping(sys.stdin.buffer.read() if path == "-" else read_bytes(Path(path), where), where)
+        raw, where = read_input(path)
+        file = parse_mapping(raw, where)
     job, catalog = options.merged(file, given), load()
     tried = None
     if "gpu" in job and "gpus" in job:
@@ -108,10 +106,9 @@ class _Progress:
 
 def _batch(path: str) -> Iterator[str]:
     """A line out for each line in; blank lines are errors too, but at the end, where they are no lines of the batch."""
-    where = _name(path)
-    lines: Iterable[bytes] = sys.stdin.buffer if path == "-" else io.BytesIO(read_bytes(Path(path), where))
+    where = "standard input" if path == "-" else path
     blank: list[str] = []
-    for number, raw in enumerate(lines, 1):
+    for number, raw in enumerate(lines(path), 1):
         if raw.strip():
             yield from blank
             blank = []
@@ -168,10 +165,6 @@ def _check() -> Iterator[str]:
     counts = f"{len(c.gpus)} GPUs, {len(c.nodes)} nodes, {len(c.models)} models, {len(c.measurements)} measurements"
     counts += f", {len(c.exhausted)} out-of-memory messages"
     yield f"catalog {c.version}: {counts}, all valid\n"
-
-
-def _name(path: str) -> str:
-    return "standard input" if path == "-" else path
 
 
 class _Parser(argparse.ArgumentParser):

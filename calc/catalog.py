@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from calc.architecture import Architecture, ConfigError, parameters
 from calc.config import from_config
 from calc.exhausted import contradiction
-from calc.schema import InputError, closest, decode, parse_json, parse_mapping, read_bytes, show, validator
+from calc.reading import DOCUMENT, FILE, decode, parse_json, parse_mapping, read_bytes
+from calc.schema import InputError, closest, show, validator
 from calc.units import MiB
 
 
@@ -181,8 +182,8 @@ class _Record(NamedTuple):
     data: dict[str, Any]
 
 
-def _read(path: Path, where: str, update: Callable[[bytes], None]) -> bytes:
-    raw = read_bytes(path, where)
+def _read(path: Path, where: str, update: Callable[[bytes], None], limit: int = DOCUMENT) -> bytes:
+    raw = read_bytes(path, where, limit)
     update(f"{where}\0{len(raw)}\0".encode() + raw)
     return raw
 
@@ -412,7 +413,7 @@ def _lines(root: Path, folder: str, update: Callable[[bytes], None]) -> Iterable
     check = validator(root / folder / "schema.json")
     places: dict[str, str] = {}
     for where, path in _files(root, folder, ".jsonl"):
-        for number, line in enumerate(decode(_read(path, where, update), where).split("\n"), start=1):
+        for number, line in enumerate(decode(_read(path, where, update, FILE), where).split("\n"), start=1):
             if not line.strip():
                 continue
             place = f"{where}:{number}"

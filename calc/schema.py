@@ -1,4 +1,4 @@
-"""Reading what people write: any bad input becomes one line that names file, field, what was given, what is allowed."""
+"""What people write, held against a JSON Schema: a fault is one line with file, field, what was given and allowed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fastjsonschema
-import yaml
+
+LONGEST = 128  # characters of a name that are held against known ones
 
 
 class InputError(ValueError):
@@ -27,6 +28,7 @@ class InputError(ValueError):
 def closest(name: str, names: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` for the nearest of `names`, case aside; empty when none is near."""
     known = {n.casefold(): n for n in names}
+    name = name[:LONGEST]  # the time that difflib takes grows with the square
     near = [n for n in known if name and n.startswith(name.casefold())]
     near = near or difflib.get_close_matches(name.casefold(), known, n=1)
     return f"; did you mean {known[near[0]]!r}?" if near else ""
@@ -43,146 +45,19 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-# --- reading: YAML 1.2's scalars (1e3 is a number, `on` and dates are text), no field twice, field names are text ---
-
-# A number such as 012 is neither YAML 1.2's nor clearly decimal: it stays text, and its field refuses it.
-_SCALARS = (
-    ("null", r"~|null|Null|NULL|", "~nN"),
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
-    ("float", r"(?![-+]?0[0-9])[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
-)
-
-
-class _FieldError(yaml.MarkedYAMLError):
-    """YAML, but no mapping of fields."""
-
-
-class _Rules:
-    """What both of PyYAML's loaders are told."""
-
-    yaml_implicit_resolvers: ClassVar = {  # by a scalar's first character
-        first: [
-            (f"tag:yaml.org,2002:{tag}", re.compile(f"(?:{pattern})$")) for tag, pattern, by in _SCALARS if first in by
-        ]
-        for first in ["", *"~nNtTfF-+.0123456789"]
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:str":
-                raise _FieldError(problem="a field's name must be text", problem_mark=key.start_mark)
-            if key.value in seen:
-                raise _FieldError(problem=f"field {key.value!r} given twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)  # type: ignore[misc]
-        return mapping
-
-
-class _Loader(_Rules, yaml.SafeLoader):
-    pass
-
-
-class _FastLoader(_Rules, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    pass
-
-
-def _loader(text: str) -> type[yaml.SafeLoader]:
-    """The fast loader where the text cannot nest deeply: it is recursive C, and overflows the stack unguarded."""
-    deepest = text.count("[") + text.count("{") + 2 * max(map(len, text.splitlines()), default=0)
-    return _FastLoader if deepest < 4000 else _Loader
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise InputError(f"field {next(n for n in names if names.count(n) > 1)!r} given twice")
-    return fields
-
-
-def parse_json(text: str, where: str, line: int | None = None) -> Any:
-    """The JSON value of `text`; `InputError` (`where:line: …`) when it is not JSON or gives a field twice.
-
-    `line`: the number of the line in the file `where` that `text` is, where it is one.
-    """
-    place = f"{where}:{line}" if line else where
-    try:
-        return json.loads(text, object_pairs_hook=_pairs)
-    except json.JSONDecodeError as error:
-        at = place if line else f"{where}:{error.lineno}"
-        raise InputError(f"{at}: not JSON: {error.msg} at column {error.colno}") from None
-    except InputError as error:
-        raise InputError(f"{place}: {error}") from None
-    except RecursionError:
-        raise InputError(f"{place}: nested too deeply") from None
-    except ValueError:  # Python's limit on the digits of an integer
-        raise InputError(f"{place}: given a number of thousands of digits, allowed: a shorter one") from None
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """The one YAML document of `text` (JSON is YAML too); `InputError` (`where:line: …`) when it is not."""
-    if text.lstrip().startswith(("{", "[")):
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError):
-            pass  # flow YAML, perhaps
-        else:
-            return parse_json(text, where)
-    try:
-        return yaml.load(text, _loader(text))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{min(mark.line, text.count(chr(10))) + 1}" if mark else ""  # the end of a file is on its last line
-        problem = ", ".join(part for part in (error.context, error.problem) if part)
-        raise InputError(f"{where}{line}: {'' if isinstance(error, _FieldError) else 'not YAML: '}{problem}") from None
-    except yaml.reader.ReaderError as error:
-        line = str(text.count("\n", 0, error.position) + 1)
-        raise InputError(f"{where}:{line}: not YAML: {error.reason}") from None
-    except RecursionError:
-        raise InputError(f"{where}: nested too deeply") from None
-    except ValueError:  # Python's limit on the digits of an integer
-        raise InputError(f"{where}: given a number of thousands of digits, allowed: a shorter one") from None
-
-
-def decode(raw: bytes, where: str) -> str:
-    """UTF-8 text (a byte order mark is dropped); `InputError` names the line of the first byte that is not."""
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{where}:{line}: not UTF-8: byte 0x{raw[error.start]:02x}") from None
-
-
-def read_bytes(path: Path, where: str) -> bytes:
-    """A file's bytes; `InputError` says why it cannot be read."""
-    try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{where}: {reason[0].lower()}{reason[1:]}") from None
-
-
-def parse_mapping(raw: bytes | str, where: str) -> dict[str, Any]:
-    """A file that holds one mapping of fields: JSON if `where` ends in .json, YAML otherwise."""
-    text = raw if isinstance(raw, str) else decode(raw, where)
-    data = parse_json(text, where) if where.endswith(".json") else parse_yaml(text, where)
-    if not isinstance(data, dict):
-        raise InputError(f"{where}: given {'nothing' if data is None else show(data)}, allowed: a mapping of fields")
-    return data
-
-
-# --- validating: one validator for all, JSON Schema compiled once ---
-
-
 @functools.cache
-def validator(schema: Path) -> Callable[[Any, str], None]:
+def validator(schema: Path, required: tuple[str, ...] | None = None) -> Callable[[Any, str], None]:
     """A function `(data, where)` that raises `InputError` (one line, beginning with `where`) for the first fault.
 
-    `schema` is a JSON Schema file (draft 7). Beyond it, numbers must be finite; booleans are no numbers.
+    `schema` is a JSON Schema file (draft 7), compiled once; `required` replaces the fields that it asks for. Beyond it,
+    numbers must be finite; booleans are no numbers.
     """
-    root = json.loads(read_bytes(schema, str(schema)))
+    try:
+        root = json.loads(schema.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"{schema}: {str(error.strerror).lower()}") from None
+    if required is not None:
+        root["required"] = list(required)
     compiled = fastjsonschema.compile(root, use_default=False)
 
     def check(data: Any, where: str) -> None:

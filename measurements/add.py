@@ -17,9 +17,10 @@ from calc import report
 from calc.catalog import Catalog, check_measurement, load
 from calc.estimate import estimate
 from calc.pace import pace
+from calc.reading import parse_mapping, read_input
 from calc.residuals import RANGES, Residual, residual
 from calc.scenario import parse
-from calc.schema import InputError, parse_mapping, read_bytes, validator
+from calc.schema import InputError, validator
 from calc.units import gib
 
 ROOT = Path(__file__).parents[1]
@@ -64,9 +65,8 @@ def main() -> int:
     parser.add_argument("record", metavar="RECORD", help="the record, YAML or JSON; - for standard input")
     parser.add_argument("file", metavar="FILE.jsonl", nargs="?", type=Path, help="a file of measurements/ to append to")
     options = parser.parse_args()
-    where = "standard input" if options.record == "-" else options.record
     try:
-        raw = sys.stdin.buffer.read() if options.record == "-" else read_bytes(Path(options.record), where)
+        raw, where = read_input(options.record)
         record = parse_mapping(raw, where)
         catalog = load()
         check(record, where, catalog)

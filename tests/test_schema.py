@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from calc.schema import InputError, closest, parse_json, parse_mapping, read_bytes, show, validator
+from calc.schema import InputError, closest, show, validator
 
 SCHEMA = {
     "type": "object",
@@ -115,78 +115,6 @@ def test_a_misspelt_required_field_is_called_misspelt_not_missing(tmp_path: Path
 def test_a_name_with_a_line_break_stays_on_one_line(check: Callable[..., None]) -> None:
     assert "\\n" in line(lambda: check(**{"a\nb": 1}))
     assert "\\udc80" in line(lambda: check(**{"a\udc80": 1}))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "f.yaml: given nothing, allowed: a mapping of fields"),
-        ("- a", "f.yaml: given a list, ['a'], allowed: a mapping of fields"),
-        ("abc", "f.yaml: given 'abc', allowed: a mapping of fields"),
-        ("a: 1\nb: [1", "f.yaml:2: not YAML: "),
-        ("a:\n\tb: 1", "f.yaml:2: not YAML: "),
-        ("a: \x01", "f.yaml:1: not YAML: "),
-        ("a: 1\n---\nb: 2", "f.yaml:2: not YAML: "),
-        ("a: *b", "f.yaml:1: not YAML: "),
-        ("a: !!python/object/apply:os.system [ls]", "f.yaml:1: not YAML: "),
-        ("a: 1\nb:\n  c: 1\n  c: 2", "f.yaml:4: field 'c' given twice"),
-        ("1: a", "f.yaml:1: a field's name must be text"),
-        ("[a]: b", "f.yaml:1: a field's name must be text"),
-        ('{"a": 1, "b": {"c": 1, "c": 2}}', "f.yaml: field 'c' given twice"),
-        ("a: " + "9" * 5000, "f.yaml: given a number of thousands of digits, allowed: a shorter one"),
-    ],
-)
-def test_what_is_no_mapping_of_fields_is_refused_with_its_line(text: str, message: str) -> None:
-    got = line(lambda: parse_mapping(text, "f.yaml"))
-    assert got.startswith(message) if message.endswith(": ") else got == message
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 50_000, '{"a":' * 50_000 + "1" + "}" * 50_000])
-@pytest.mark.parametrize("name", ["f.yaml", "f.json"])
-def test_deep_nesting_neither_overflows_the_stack_nor_hangs(text: str, name: str) -> None:
-    assert line(lambda: parse_mapping(text, name)).startswith(f"{name}:")
-
-
-def test_deep_indentation_is_refused() -> None:
-    text = "\n".join(" " * depth + "a:" for depth in range(3000))
-    assert line(lambda: parse_mapping(text, "f.yaml")) == "f.yaml: nested too deeply"
-
-
-def test_aliases_that_unfold_exponentially_or_into_themselves_are_checked_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "any.json"
-    path.write_text("{}")
-    laughs = "\n".join(["a0: &a0 [1]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30))])
-    validator(path)(parse_mapping(laughs, "f.yaml"), "f.yaml")
-    validator(path)(parse_mapping("&a\nb: *a", "f.yaml"), "f.yaml")
-
-
-def test_scalars_are_those_of_yaml_1_2() -> None:
-    text = "a: 1e3\nb: on\nc: 2024-01-01\nd: 12:30\ne: 1_000\nf: .5\ng:\nh: 010\ni: -1.5E+2\nj: .nan\nk: 4.40\nl: '5'"
-    expected = [1000.0, "on", "2024-01-01", "12:30", 1000, 0.5, None, "010", -150.0, ".nan", 4.4, "5"]
-    assert parse_mapping(text, "f.yaml") == dict(zip("abcdefghijkl", expected, strict=True))
-
-
-def test_json_is_told_by_the_file_name_and_its_errors_name_the_line() -> None:
-    assert line(lambda: parse_mapping('{"a": 1,\n"b": }', "c.json")).startswith("c.json:2: not JSON: ")
-    assert line(lambda: parse_mapping("a: 1", "c.json")).startswith("c.json:1: not JSON: ")
-    assert line(lambda: parse_json("{", "c.jsonl", 7)).startswith("c.jsonl:7: not JSON: ")
-    assert line(lambda: parse_json('{"a": 1, "a": 2}', "c.jsonl", 7)) == "c.jsonl:7: field 'a' given twice"
-
-
-def test_json_with_tabs_and_escapes_and_flow_yaml_are_both_read() -> None:
-    assert parse_mapping('{\n\t"a": "\\ud83d\\ude00"}', "stdin") == {"a": "\U0001f600"}
-    assert parse_mapping("{a: 1, b: [x]}", "stdin") == {"a": 1, "b": ["x"]}
-
-
-def test_bytes_are_utf_8_with_or_without_a_mark() -> None:
-    assert parse_mapping(b"\xef\xbb\xbfa: 1", "f.yaml") == {"a": 1}
-    assert line(lambda: parse_mapping(b"a: 1\nb: \xe9", "f.yaml")) == "f.yaml:2: not UTF-8: byte 0xe9"
-
-
-def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
-    assert line(lambda: read_bytes(tmp_path / "none", "none")) == "none: no such file or directory"
-    assert line(lambda: read_bytes(tmp_path, "dir")) == "dir: is a directory"
-    assert line(lambda: read_bytes(Path("a\0b"), "odd")).startswith("odd: ")
 
 
 def test_values_are_shown_short() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from calc.reading import parse_yaml
 from calc.rules import flatten
 from calc.scenario import SCHEMA
-from calc.schema import InputError, closest, parse_yaml, show
+from calc.schema import InputError, closest, show
 
 FLAGS = ("--json", "--scenario", "--help")
 

@@ -16,11 +16,11 @@ from calc import report
 from calc.catalog import Catalog
 from calc.estimate import estimate, speed
 from calc.launch import Launch
+from calc.reading import parse_mapping
 from calc.recommend import Recommendation, Smallest, recommend, smallest
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration
 from calc.scenario import Scenario, parse
-from calc.schema import parse_mapping
 from calc.site import ledgers, words
 from calc.site.answers import Answer
 from calc.site.tables import Table, verdict_html

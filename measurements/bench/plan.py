@@ -14,9 +14,10 @@ from calc.architecture import parameters
 from calc.catalog import GPU, Catalog, CatalogError
 from calc.edges import LIKELY, SIZES, predicted
 from calc.frameworks import DEEPSPEED
+from calc.reading import parse_mapping, read_bytes
 from calc.rules import PAIRED
 from calc.scenario import Scenario, parse
-from calc.schema import InputError, parse_mapping, read_bytes, validator
+from calc.schema import InputError, validator
 from calc.verdict import FITS
 
 from .machine import Machine

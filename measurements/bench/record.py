@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from calc.schema import InputError, decode, parse_json, read_bytes, validator
+from calc.reading import FILE, decode, parse_json, read_bytes
+from calc.schema import InputError, validator
 
 from .edge import Found
 from .machine import Machine
@@ -122,7 +123,7 @@ class Results:
 
     def _read(self) -> None:
         where = str(self.path)
-        raw = read_bytes(self.path, where)
+        raw = read_bytes(self.path, where, FILE)
         whole, newline, torn = raw.rpartition(b"\n")
         if torn:
             try:
