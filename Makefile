@@ -8,7 +8,7 @@ NPM := $(VENV)/bin/npm ci --ignore-scripts --no-audit --no-fund --silent
 # The tracer's packages stand apart: PyTorch, which nothing else here needs.
 TRACE := $(VENV)/trace
 
-.PHONY: site engines release publish ids test look mutate trace trace-check serve check-catalog diff lock browser clean
+.PHONY: site engines release publish ids test fuzz look mutate trace trace-check serve check-catalog diff lock browser clean
 
 site: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site build site $(if $(ENGINE),--engine $(ENGINE))
@@ -56,6 +56,10 @@ look: $(VENV)/.test node_modules/.test browser
 	@test -f site/index.html || { echo "make look needs a built site: make site" >&2; exit 2; }
 	@WHOLE_SITE="$(CURDIR)/site" $(PY) -m pytest tests/site/test_browser.py -k test_page
 	@WHOLE_SITE="$(CURDIR)/site" $(PY) -m pytest tests/site/test_lighthouse.py -k performance -n 0 -rP
+
+# Hostile input for every door of calc: SECONDS=3600 for an hour, SEED=7 for other input, DOOR=recommend for one door.
+fuzz: $(VENV)/.test
+	@$(PY) -m tests.fuzz --seconds $(or $(SECONDS),300) --seed $(or $(SEED),1) $(if $(DOOR),--door $(DOOR))
 
 # Tries every small fault in the formulas against the tests, and prints those that none finds and nobody has judged.
 # ONLY=runtime,loss takes files with that in their path, SAMPLE=150 draws so many faults (SEED=1), FRESH=1 forgets.

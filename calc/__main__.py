@@ -20,7 +20,7 @@ from calc.catalog import load
 from calc.estimate import as_dict, estimate
 from calc.reading import decode, lines, parse_json, parse_mapping, read_input
 from calc.recommend import options, recommend, smallest, text
-from calc.scenario import parse
+from calc.scenario import given, parse
 from calc.schema import InputError, closest
 
 PROGRAM = "python -m calc"
@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130  # as shells have it
     except BrokenPipeError:
         # The reader has seen enough. Python flushes once more at exit, which must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -67,13 +69,16 @@ def _estimate(path: str, as_json: bool) -> Iterator[str]:
         yield report.text(answer, load().gpu(answer.scenario.gpu).name)
 
 
-def _recommend(given: dict[str, Any], path: str | None, as_json: bool) -> Iterator[str]:
-    """The configuration to run; where the number of GPUs is open, on the smallest machine."""
-    where, file = "recommend", {}
+def _recommend(fields: dict[str, Any], path: str | None, as_json: bool) -> Iterator[str]:
+    """The configuration to run; where the number of GPUs is open, on the smallest machine.
+
+    An option stands in place of the file's field. Each is held to the schema where it stands before both are one job.
+    """
+    catalog, where = load(), "recommend"
+    job = given(fields, where=where, needed=())
     if path is not None:
         raw, where = read_input(path)
-        file = parse_mapping(raw, where)
-    job, catalog = options.merged(file, given), load()
+        job = {**given(parse_mapping(raw, where), where=where, needed=()), **job}
     tried = None
     if "gpu" in job and "gpus" in job:
         answer = recommend(job, where=where)
@@ -118,12 +123,14 @@ def _batch(path: str) -> Iterator[str]:
 
 
 def _answer(raw: bytes, where: str, number: int) -> str:
-    """The line for one scenario of a batch: its estimate, or why there is none."""
+    """The line for one scenario of a batch: its estimate, or why there is none; whatever happens, others follow."""
     place = f"{where}:{number}"
     try:
         return json.dumps(as_dict(estimate(parse(parse_json(decode(raw, place), where, number), where=place)))) + "\n"
     except InputError as error:
         return _error(str(error))
+    except Exception as error:
+        return _error(f"{place}: a fault of calc and not of the line, please report it with the line: {error!r}")
 
 
 def _error(message: str) -> str:

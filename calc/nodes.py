@@ -24,16 +24,22 @@ class Hosts:
 
     @cached_property
     def nodes(self) -> list[dict[str, int]]:
-        """How many ranks of each role each node has: groups fill one after another, as Ray packs them."""
-        s, taken = self.job.s, 0
-        nodes: list[dict[str, int]] = [{} for _ in range(s.nodes)]
-        for names, gpus in placement.groups(s, self.job.keeps):
-            for name in names:
-                for rank in range(taken, taken + gpus):
-                    node = nodes[rank // s.gpus_per_node]
-                    node[name] = node.get(name, 0) + 1
+        """How many ranks of each role a node has, of every kind of node that there is, the first ones first.
+
+        Groups fill nodes one after another, as Ray packs them, so nodes between a group's first and last are alike.
+        """
+        per_node, taken = self.job.s.gpus_per_node, 0
+        spans: list[tuple[int, int, str]] = []  # the GPUs from one to before another have a role
+        for names, gpus in placement.groups(self.job.s, self.job.keeps):
+            spans += [(taken, taken + gpus, name) for name in names]
             taken += gpus
-        return nodes
+        ends = {at // per_node for start, end, _ in spans for at in (start, end - 1)}
+        kinds = []
+        for node in sorted({each for end in ends for each in (end, end + 1) if each <= max(ends)}):
+            low, high = node * per_node, (node + 1) * per_node
+            shares = [(name, min(high, end) - max(low, start)) for start, end, name in spans]
+            kinds.append({name: share for name, share in shares if share > 0})
+        return kinds
 
     def phases(self) -> list[Phase]:
         """The moments of the node that needs most."""

@@ -47,23 +47,25 @@ class Objection(ValueError):
 
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys for nested ones, without nulls; 8.0 is the integer 8."""
+    """Dotted keys for nested ones, without nulls; 8.0 is the integer 8. `{}` stays: a role that differs in nothing."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             flat.update({f"{name}.{inner}": item for inner, item in flatten(value).items()})
         elif value is not None:
             flat[name] = int(value) if isinstance(value, float) and value.is_integer() else value
     return flat
 
 
-def follow(values: dict[str, Any], task: str) -> None:
+def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
     """Fills in what follows from other fields where it is not given."""
     values.setdefault("gpus_per_node", min(values["gpus"], 8))
     if task in RL:
         if "seq_len" in values:
             raise Objection(f"seq_len: given for {task}, allowed: prompt_len and response_len")
         values["seq_len"] = values["prompt_len"] + values["response_len"]
+        if values["rollout.engine"] != "vllm" and "rollout.sleep" not in given:
+            values["rollout.sleep"] = False
     else:
         values["prompt_len"] = values["response_len"] = 0
     values.setdefault("expected_len", values["seq_len"])
@@ -282,6 +284,12 @@ def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) ->
             f"{place}: given {total} GPUs for {parts}{asked}, allowed: GPUs of roles and rollout that add up to "
             f"gpus = {total}"
         )
+    for name, role in roles.items():
+        if not isinstance(role, str) and not own.keys() & {name, *PARTNERS.get(name, ())}:
+            raise Objection(
+                f"roles.{name}.gpus: given none with placement 'separate', allowed: GPUs of its own, as no role runs "
+                "whose GPUs it could share"
+            )
     values["rollout.gpus"] = own.get("rollout")
     return {
         name: role if isinstance(role, str) or name not in own else {**role, "gpus": own[name]}

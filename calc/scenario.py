@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from importlib import import_module
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA_FILE = Path(__file__).with_name("scenario.schema.json")
 SCHEMA: Mapping[str, Any] = json.loads(SCHEMA_FILE.read_text("utf-8"))
+NEEDED = tuple(SCHEMA["required"])
 
 FRAMEWORKS = ("torch", "openrlhf", "verl", "trl")
 # What no framework decides. Lengths and batches that follow from other fields are filled in by `parse`.
@@ -178,6 +180,7 @@ class Scenario:
     architecture: Architecture = field(repr=False, compare=False)
     architectures: Mapping[str, Architecture] = field(default_factory=dict, repr=False, compare=False)
     warnings: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    framework_asked: str = field(default="", repr=False, compare=False)  # with the version that was named, if one was
 
     @property
     def data_parallel(self) -> int:
@@ -294,7 +297,7 @@ class Scenario:
             data["rollout"] = {f.name: getattr(self.rollout, f.name) for f in fields(Rollout)}
         else:
             data["prompt_len"] = data["response_len"] = None
-        data["framework"] = f"{self.framework}=={self.framework_version}"
+        data["framework"] = self.framework_asked
         data["offload"] = {"optimizer": self.offload.optimizer, "parameters": self.offload.parameters}
         if self.lora:
             targets = self.lora.targets if isinstance(self.lora.targets, str) else list(self.lora.targets)
@@ -337,19 +340,47 @@ def parse(data: Any, *, where: str = "scenario", catalog: Catalog | None = None)
     a field that the schema lets be null counts as not given when it is. Raises ScenarioError, one line that starts
     with `where`, for anything that cannot be used.
     """
+    with _at(where):
+        return _fill(_valid(data, where, NEEDED), catalog or load())
+
+
+def given(
+    data: Any, *, where: str, catalog: Catalog | None = None, needed: tuple[str, ...] = ("model", "task")
+) -> dict[str, Any]:
+    """The fields that `data` gives, by dotted key, where others are left open: each is one that `parse` can use alone.
+
+    Model and GPU are in the catalog. Raises ScenarioError as `parse` does, also where one of `needed` is missing.
+    """
     catalog = catalog or load()
+    with _at(where):
+        fields = rules.flatten(_valid(data, where, needed))
+        if "model" in fields:
+            catalog.model(fields["model"])
+        if "gpu" in fields:
+            catalog.gpu(fields["gpu"])
+        return fields
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Puts `where` in front of what is wrong with a scenario."""
     try:
-        if not isinstance(data, Mapping):
-            raise Objection(f"given {show(data)}, allowed: a mapping of fields")
-        nested: dict[str, Any] = {}
-        for key, value in data.items():
-            _put(nested, key, value, "")
-        validator(SCHEMA_FILE)(nested, where)
-        return _fill(nested, catalog)
+        yield
     except (Objection, ConfigError, CatalogError) as error:
         raise ScenarioError(f"{where}: {error}") from None
     except InputError as error:
         raise ScenarioError(str(error)) from None
+
+
+def _valid(data: Any, where: str, needed: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of `data`, nested, as the schema allows them."""
+    if not isinstance(data, Mapping):
+        raise Objection(f"given {show(data)}, allowed: a mapping of fields")
+    nested: dict[str, Any] = {}
+    for key, value in data.items():
+        _put(nested, key, value, "")
+    validator(SCHEMA_FILE, needed)(nested, where)
+    return nested
 
 
 # Fields on which no default depends, so that they can be changed alone: see `vary`.
@@ -434,13 +465,14 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     architecture = litgpt.modelled(model.architecture) if values["trainer"] == "litgpt" else model.architecture
     values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
     roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known))
-    rules.follow(values, task)
+    rules.follow(values, given, task)
     rules.check(values, given)
     roles = rules.placed(values, roles)
     scenario = Scenario(
         **{place: values[place] for place in _PLAIN},
         framework=name,
         framework_version=known,
+        framework_asked=f"{name}=={version or known}",
         lora=_lora(values, architecture),
         offload=Offload(values["offload.optimizer"], values["offload.parameters"]),
         rollout=_rollout(values) if task in RL else None,

@@ -448,3 +448,4 @@ def test_whatever_an_rl_job_says_is_an_estimate_or_one_line(data: dict[str, Any]
     assert isinstance(s, Scenario)
     assert estimate(s).groups
     assert parse(s.as_dict()) == s
+    assert parse(s.as_dict()).warnings == s.warnings

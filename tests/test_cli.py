@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from commands import Run
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from calc.architecture import parameters
 from calc.catalog import load
 from calc.estimate import as_dict, estimate
-from calc.scenario import parse
+from calc.scenario import Scenario, parse
 
 ROOT = Path(__file__).parent.parent
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm"}
@@ -211,6 +211,29 @@ def test_a_batch_comes_from_standard_input_too(run: Callable[..., Run]) -> None:
     bad, good = map(json.loads, done.out.splitlines())
     assert "UTF-8" in bad["error"]
     assert good["scenario"]["model"] == "llama-3-8b"
+
+
+STRANDED = {"model": "qwen3-0.6b", "task": "ppo", "gpu": "rtx4090", "framework": "verl==0.4", "placement": "separate"}
+
+
+def test_a_critic_without_gpus_or_partner_is_that_lines_answer(run: Callable[..., Run]) -> None:
+    """It ended the whole batch with a traceback."""
+    lines = [json.dumps(STRANDED | {"roles": {"actor": "none"}}), json.dumps(SFT)]
+    bad, good = map(json.loads, run("estimate", "--batch", "-", stdin="\n".join(lines)).out.splitlines())
+    assert "roles.critic.gpus: given none with placement 'separate'" in bad["error"]
+    assert good["scenario"]["model"] == SFT["model"]
+
+
+def test_a_fault_of_calc_is_its_lines_answer_and_no_more(run: Callable[..., Run], monkeypatch: Any) -> None:
+    def stumble(s: Scenario) -> NoReturn:
+        raise ZeroDivisionError("of calc" if s.gpus == 1 else "")
+
+    monkeypatch.setattr("calc.__main__.estimate", stumble)
+    done = run("estimate", "--batch", "-", stdin=f"{json.dumps(SFT)}\n{{}}\n")
+    assert (done.status, done.err) == (0, "")
+    fault, bad = [json.loads(line)["error"] for line in done.out.splitlines()]
+    assert fault.startswith("standard input:1: a fault of calc and not of the line")
+    assert bad == "standard input:2: missing field 'model'"
 
 
 def test_an_empty_batch_has_no_answers(run: Callable[..., Run]) -> None:

@@ -518,6 +518,7 @@ def test_every_version_of_a_framework_answers_every_task_that_it_has(name: str) 
                 assert "allowed" in str(error) and str(error).isprintable()
                 continue
             assert parse(s.as_dict()) == s
+            assert parse(s.as_dict()).warnings == s.warnings
             assert estimate(s).groups
             answers += 1
         assert answers > 0

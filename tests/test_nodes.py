@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from calc.catalog import load
+from calc.job import Job
 from calc.keeps import Stage
 from calc.ledger import Line
 from calc.nodes import Hosts
+from calc.placement import groups
+from calc.scenario import parse
 
 A_LINE = Line("weights", "actor", 0, "0", {}, "host#loading")
 
@@ -126,3 +131,17 @@ def test_the_node_that_needs_most_is_shown() -> None:
     nodes = [{"actor": 1}, {"actor": 2, "critic": 1}, {}]
     shown = hosts(nodes, actor=role(loading=10), critic=role(optimizer_built=15)).phases()
     assert {phase.name: phase.moment.device_bytes for phase in shown} == {"loading": 20, "optimizer built": 15}
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 4, 8])
+def test_every_kind_of_node_is_there_once_counted_gpu_by_gpu(per_node: int) -> None:
+    """Roles on GPUs of their own fill nodes one after another; a million GPUs have as few kinds of node as 64."""
+    apart = {"task": "ppo", "framework": "openrlhf", "placement": "separate", "roles.critic.gpus": 8}
+    job = {"model": "qwen3-0.6b", "gpu": "a40", "gpus": 64, "gpus_per_node": per_node, "rollout.gpus": 16, **apart}
+    s = parse(job | {"roles.reference.gpus": 4, "roles.reward.gpus": 4, "roles.actor.gpus": 32})
+    found = Hosts(Job(s, load().gpu("a40")))
+    gpus = [name for names, count in groups(s, s.keeps) for name in ["+".join(names)] * count]
+    assert len(gpus) == 64
+    each = [Counter(gpus[at : at + per_node]) for at in range(0, 64, per_node)]
+    wanted = {tuple((n, c) for name, c in node.items() for n in name.split("+")) for node in each}
+    assert {tuple(node.items()) for node in found.nodes} == wanted

@@ -336,8 +336,29 @@ def test_an_unknown_version_is_computed_as_the_nearest_and_said() -> None:
 def test_a_scenario_written_out_in_full_is_the_same_scenario(s: Scenario) -> None:
     data = s.as_dict()
     assert parse(data) == s
+    assert parse(data).as_dict() == data
+    assert parse(data).warnings == s.warnings
     assert json.loads(json.dumps(data)) == data
     assert hash(parse(data)) == hash(s)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"task": "grpo", "framework": "verl", "rollout.engine": "none"},
+        {"task": "ppo", "framework": "verl==0.4.9"},
+        {"task": "rm", "framework": "trl==1.5.3"},
+        {"framework": "openrlhf==999.9"},
+    ],
+)
+def test_a_rollout_that_is_not_there_and_a_version_in_between_come_back_as_they_were(given: dict[str, Any]) -> None:
+    """The first was refused, as its default had the engine sleep; the others came back without their note."""
+    s = parse(SFT | {"gpus": 8} | given)
+    assert parse(s.as_dict()) == s
+    assert parse(s.as_dict()).warnings == s.warnings
+    assert s.as_dict()["framework"] == (
+        given["framework"] if "==" in given["framework"] else f"verl=={s.framework_version}"
+    )
 
 
 @given(fields())
@@ -394,6 +415,7 @@ def test_every_field_is_described_and_bounded() -> None:
 def test_the_object_has_the_fields_of_the_schema() -> None:
     own = {f.name for f in dataclasses.fields(Scenario)} - {
         "framework_version",
+        "framework_asked",
         "architecture",
         "architectures",
         "warnings",

@@ -55,17 +55,18 @@ def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: in
     sizes = list(in_order(tensors))
     partition = -(-sum(sizes) // ranks)
     largest_slice = start = 0
-    held: list[list[int]] = [[] for _ in range(ranks)]
+    # by rank; of those that hold a piece of one parameter and nothing else the first stands for all
+    held: dict[int, list[int]] = {}
     for size in sizes:
         first, last = start // partition, (start + size - 1) // partition
-        for rank in range(first, last + 1):
-            held[rank].append(size)
+        for rank in sorted({first, min(first + 1, last), last}):
+            held.setdefault(rank, []).append(size)
             inside = min(start + size, (rank + 1) * partition) - max(start, rank * partition)
             largest_slice = max(largest_slice, inside)
         start += size
-    touched = tuple(max(held, key=sum))
+    touched = tuple(max(held.values(), key=sum))
     # the embedding stands first on every rank that holds a part of it
-    inside = max(sum(found) - (sizes[0] if rank * partition < sizes[0] else 0) for rank, found in enumerate(held))
+    inside = max(sum(found) - (sizes[0] if rank * partition < sizes[0] else 0) for rank, found in held.items())
     parts = [-(-size // ranks) for size in sizes]
     groups, running = [], 0
     for part in parts:

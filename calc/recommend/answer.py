@@ -12,7 +12,7 @@ from calc.recommend.failing import changes, closest, next_faster
 from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
 from calc.recommend.trades import advice, methods, trades
-from calc.scenario import Scenario
+from calc.scenario import Scenario, given
 from calc.units import gib
 
 
@@ -38,7 +38,8 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
 
     Raises ScenarioError, one line, for fields that cannot be used. Nothing feasible is an answer.
     """
-    problem = Problem(job, catalog or load(), where)
+    catalog = catalog or load()
+    problem = Problem(given(job, where=where, catalog=catalog), catalog, where)
     first = problem.first()
     if first is None:
         return _nothing(problem)

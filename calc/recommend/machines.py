@@ -13,7 +13,7 @@ from calc.architecture import parameters
 from calc.catalog import GPU, Catalog, load
 from calc.recommend.answer import Recommendation, recommend
 from calc.recommend.problem import COUNTS, Problem
-from calc.scenario import ScenarioError
+from calc.scenario import ScenarioError, given
 from calc.schema import InputError
 
 
@@ -75,7 +75,8 @@ def smallest(
     can run the job.
     """
     catalog = catalog or load()
-    given, job = job, job if any(name.startswith("lora.") for name in job) else {"method": "full", **job}
+    asked = given(job, where=where, catalog=catalog)
+    job = asked if any(name.startswith("lora.") for name in asked) else {"method": "full", **asked}
     tried, error, largest = 0, None, None
     for machine in machines(catalog, job.get("gpu"), job.get("gpus")):
         progress(f"{tried} machines too small, now {machine.gpus} x {machine.gpu.name}")
@@ -86,13 +87,13 @@ def smallest(
             continue
         tried, largest = tried + 1, machine
         if _fits(problem, machine):
-            answer = recommend({**given, **machine.fields}, catalog, where=where)
+            answer = recommend({**asked, **machine.fields}, catalog, where=where)
             return Smallest(machine, answer, tried - 1)
     if largest is None:
         raise error or ScenarioError(
             f"{where}: gpus: given {job.get('gpus')}, allowed: a number that fills whole nodes"
         )
-    return Smallest(None, recommend({**given, **largest.fields}, catalog, where=where), tried)
+    return Smallest(None, recommend({**asked, **largest.fields}, catalog, where=where), tried)
 
 
 def _fits(problem: Problem, machine: Machine) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from calc.reading import parse_yaml
-from calc.rules import flatten
 from calc.scenario import SCHEMA
 from calc.schema import InputError, closest, show
 
@@ -46,10 +45,6 @@ def read(words: Sequence[str], program: str) -> dict[str, Any]:
             value = left.pop(0)
         if name in fields:
             raise InputError(f"{program}: {option}: given twice, allowed: once")
-        fields[name] = value if kind == "string" and not value.startswith("[") else parse_yaml(value, option)
+        text = kind == "string" and not value.startswith(("[", "{"))
+        fields[name] = value if text else parse_yaml(value, option)
     return fields
-
-
-def merged(file: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a file with those of the command line in their place, all by dotted keys."""
-    return {**flatten(file), **options}

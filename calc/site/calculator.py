@@ -20,7 +20,7 @@ from calc.reading import parse_mapping
 from calc.recommend import Recommendation, Smallest, recommend, smallest
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration
-from calc.scenario import Scenario, parse
+from calc.scenario import Scenario, given, parse
 from calc.site import ledgers, words
 from calc.site.answers import Answer
 from calc.site.tables import Table, verdict_html
@@ -53,11 +53,14 @@ class Shown(NamedTuple):
 # ---- asking --------------------------------------------------------------------------------------------------------
 
 
-def question(given: Job, catalog: Catalog) -> dict[str, Any]:
-    """The fields of a job as pages ask: GPUs stand in nodes of the size in which they are sold."""
-    gpu, gpus = catalog.gpus.get(str(given.get("gpu")).casefold()), given.get("gpus")
-    found = machines(catalog, gpu.id, gpus) if gpu and isinstance(gpus, int) and gpus > 0 else []
-    return {**given, **(found[0].fields if found else {})}
+def question(job: Job, catalog: Catalog) -> dict[str, Any]:
+    """The fields of a job as pages ask: GPUs stand in nodes of the size in which they are sold.
+
+    InputError, one line, for a bad job.
+    """
+    asked = given(job, where="recommend", catalog=catalog)
+    found = machines(catalog, asked["gpu"], asked["gpus"]) if "gpu" in asked and "gpus" in asked else []
+    return {**asked, **(found[0].fields if found else {})}
 
 
 def call(asked: Job) -> str:
@@ -66,9 +69,9 @@ def call(asked: Job) -> str:
     return f"python -m calc recommend {options}"
 
 
-def find(given: Job, catalog: Catalog, place: Place, progress: Callable[[str], None] = lambda line: None) -> Shown:
+def find(job: Job, catalog: Catalog, place: Place, progress: Callable[[str], None] = lambda line: None) -> Shown:
     """What to run for a job; where its machine is open, on the smallest. InputError, one line, for a bad job."""
-    asked = question(given, catalog)
+    asked = question(job, catalog)
     if "gpu" in asked and "gpus" in asked:
         return recommended(asked, recommend(asked, catalog, where="recommend"), place)
     tried = smallest(asked, catalog, where="recommend", progress=progress)

@@ -120,6 +120,13 @@ def test_nothing_feasible_is_an_answer(run: Callable[..., Run]) -> None:
         ((*EIGHT, "--lora.rank", "8"), ["lora.rank", "method full"]),
         ((*EIGHT, "--lora.rank", "["), ["--lora.rank", "YAML"]),
         ((*EIGHT, "--offload.optimizer", "maybe"), ["offload.optimizer", "maybe", "true or false"]),
+        ((*JOB, "--gpu", "a40", "--gpus", "abc"), ["recommend: gpus: given 'abc'", "an integer"]),
+        ((*JOB, "--gpus", "abc"), ["recommend: gpus: given 'abc'", "an integer"]),
+        ((*JOB, "--gpu", "a40", "--gpus", "[1]"), ["recommend: gpus: given a list, [1]", "an integer"]),
+        ((*JOB, "--gpu", "[a]"), ["recommend: gpu: given a list, ['a']", "text"]),
+        ((*JOB, "--gpu", "5", "--gpus", "1"), ["recommend: gpu: given '5'", "a40"]),
+        ((*JOB, "--gpus-per-node", "[1]"), ["recommend: gpus_per_node: given a list, [1]", "an integer"]),
+        ((*EIGHT, "--roles.reference", "{a: 1}"), ["roles.reference.a"]),
         ((*EIGHT, "job.yaml"), ["job.yaml", "an option"]),
         ((*EIGHT, "--scenario", "no/such.yaml"), ["no/such.yaml"]),
     ],
@@ -164,3 +171,37 @@ def test_the_largest_machine_is_named_where_none_suffices(run: Callable[..., Run
     answer = asked(run, "--model", "deepseek-v3", *JOB[2:], "--gpu", "l4", "--gpus", "2")
     assert answer["recommended"] is None
     assert answer["fails"]["scenario"]["gpu"] in load().gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gpus: x", "gpus: given 'x', allowed: an integer"),
+        ("gpu: 5", "gpu: given 5, allowed: text"),
+        ("gpu: true", "gpu: given true, allowed: text"),
+        ("gpus_per_node: [1]", "gpus_per_node: given a list, [1], allowed: an integer"),
+        ("gpus: !!bool maybe", "given the tag '!!bool'"),
+        ("gpu: h100", "gpu: given 'h100', allowed: "),
+    ],
+)
+def test_a_fault_of_the_file_is_the_files_and_one_of_an_option_the_options(
+    run: Callable[..., Run], tmp_path: Path, text: str, told: str
+) -> None:
+    """Each is held to the schema where it stands, before a field of it is used."""
+    path = tmp_path / "job.yaml"
+    path.write_text(f"model: qwen3-0.6b\ntask: sft\n{text}\n")
+    line = run("recommend", "--scenario", str(path), "--seq-len", "512").refused()
+    assert line.startswith(str(path))
+    assert told in line
+    path.write_text("model: qwen3-0.6b\ntask: sft\n")
+    assert (
+        run("recommend", "--scenario", str(path), "--gpus", "abc").refused().startswith("recommend: gpus: given 'abc'")
+    )
+
+
+def test_a_reference_that_differs_in_nothing_can_be_asked_for(run: Callable[..., Run]) -> None:
+    """`{}`: GRPO's KL reference as the actor has it."""
+    job = ("--model", "qwen3-0.6b", "--task", "grpo", "--framework", "verl", "--gpu", "a100-80-sxm", "--gpus", "8")
+    roles = asked(run, *job, "--roles.reference", "{}")["recommended"]["scenario"]["roles"]
+    assert roles["reference"]["model"] == "qwen3-0.6b"
+    assert asked(run, *job)["recommended"]["scenario"]["roles"]["reference"] == "none"

@@ -1,0 +1,138 @@
+"""The doors of `calc`, each as a function of what somebody gives: it answers, or refuses in one line.
+
+A door returns True for an answer and False for a refusal; whatever else it raises is a fault.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, NamedTuple
+
+from fuzz import inputs
+from hypothesis import strategies as st
+
+from calc.__main__ import main
+from calc.catalog import load
+from calc.schema import InputError
+from calc.site import calculator, tables
+from calc.site.calculator import Place
+
+SCRATCH = Path(mkdtemp(prefix="headroom-fuzz-"))
+
+
+class Door(NamedTuple):
+    """How input for a door is made, and what takes it."""
+
+    inputs: st.SearchStrategy[Any]
+    enter: Callable[[Any], bool]
+
+
+def command(argv: list[str], raw: bytes = b"") -> bool:
+    """`python -m calc` in this process, held to what the command line promises."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.stdin
+    sys.stdin = io.TextIOWrapper(io.BytesIO(raw))
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            status = main(argv)
+    except SystemExit as stopped:  # --help
+        status = stopped.code
+    finally:
+        sys.stdin = before
+    told = [line for line in err.getvalue().split("\n") if "machines too small" not in line and line]
+    if status == 2:
+        assert out.getvalue() == "", f"an answer beside a refusal: {out.getvalue()[:200]!r}"
+        assert len(told) == 1, told
+        assert told[0].isprintable(), told
+        return False
+    assert status == 0, f"status {status}"
+    assert told == [], told
+    assert "a fault of calc" not in out.getvalue(), out.getvalue()
+    return True
+
+
+def estimate(raw: bytes) -> bool:
+    """A scenario file, as JSON and as text."""
+    return command(["estimate", "-", "--json"], raw) and command(["estimate", "-"], raw)
+
+
+def batch(raw: bytes) -> bool:
+    """A batch: a line out for a line in."""
+    return command(["estimate", "--batch", "-"], raw)
+
+
+def recommend(words: list[str]) -> bool:
+    """A question for a configuration."""
+    return command(["recommend", *words])
+
+
+def config(raw: bytes) -> bool:
+    """A model that a path to its config.json names."""
+    path = SCRATCH / "config.json"
+    path.write_bytes(raw)
+    job = {"model": str(path), "task": "sft", "gpu": "h100-sxm", "gpus": 8, "sharding": "zero3", "seq_len": 512}
+    return command(["estimate", "-", "--json"], json.dumps(job).encode())
+
+
+def catalog(changed: tuple[str, bytes]) -> bool:
+    """A data file of a small catalog."""
+    root = SCRATCH / "catalog"
+    if not root.exists():
+        for place, text in inputs.data_files().items():
+            (root / place).parent.mkdir(parents=True, exist_ok=True)
+            (root / place).write_text(text, "utf-8")
+        for place in ("hardware/schema", "measurements/exhausted"):
+            shutil.copytree(inputs.ROOT / place, root / place)
+        for place in ("models/schema.json", "measurements/schema.json"):
+            shutil.copy(inputs.ROOT / place, root / place)
+        (root / "measurements/exhausted/messages.jsonl").write_text("", "utf-8")
+    place, raw = changed
+    try:
+        (root / place).write_bytes(raw)
+        load.__wrapped__(root)
+    except InputError as error:
+        assert str(error).isprintable()
+        assert place in str(error) or "hardware/" in str(error) or "models/" in str(error), error
+        return False
+    finally:
+        (root / place).write_text(inputs.data_files()[place], "utf-8")
+    return True
+
+
+def address(asked: dict[str, Any]) -> bool:
+    """An address of the calculator."""
+    try:
+        shown = calculator.find(asked, load(), Place("", tables.to_html))
+    except InputError as error:
+        assert str(error).isprintable()
+        return False
+    json.dumps(shown._asdict())
+    return True
+
+
+def pasted(raw: bytes) -> bool:
+    """A scenario that is pasted into the calculator."""
+    try:
+        shown = calculator.check(raw.decode("utf-8", "replace"), load(), Place("", tables.to_html))
+    except InputError as error:
+        assert str(error).isprintable()
+        return False
+    json.dumps(shown._asdict())
+    return True
+
+
+DOORS = {
+    "estimate": Door(inputs.files(), estimate),
+    "batch": Door(inputs.lines(), batch),
+    "recommend": Door(inputs.commands(), recommend),
+    "config": Door(inputs.configs(), config),
+    "catalog": Door(inputs.catalogs(), catalog),
+    "address": Door(inputs.addresses(), address),
+    "pasted": Door(inputs.files(), pasted),
+}
