@@ -1,6 +1,7 @@
 """Reading what people write, YAML and JSON: bounded in size, and any fault is one line that names file and line.
 
-YAML has version 1.2's scalars (1e3 is a number, `on` and dates are text), no explicit tags, and no field twice.
+YAML has version 1.2's scalars (1e3 is a number, `on` and dates are text), version 1.1's merge key, no explicit tags, and
+no field twice.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ FILE = 256 * MiB  # bytes of a file of many lines, each a document
 VALUES = 20_000  # of one document, aliases written out
 DEEPEST = 32  # levels of one document
 DIGITS = 30  # of an integer; a float has no more
+MERGE = "<<"  # YAML 1.1's key, which everybody's front matter uses
 
 # ---- files ---------------------------------------------------------------------------------------------------------
 
@@ -260,6 +262,8 @@ class _Document:
                     raise InputError(_deep(self.where))
             case yaml.CollectionEndEvent():
                 done = self.open.pop()
+                if isinstance(done.made, dict) and MERGE in done.made:
+                    self.merge(event, done.made)
                 if done.anchor:
                     self.anchors[done.anchor] = done.made, self.values - done.before
 
@@ -285,6 +289,16 @@ class _Document:
             raise self.refused(event, f"field {found!r} given twice")
         else:
             inside.field = found
+
+    def merge(self, event: Any, made: dict[str, Any]) -> None:
+        """Fills in the fields of the mappings that stand under the merge key, the first of them first."""
+        found = made.pop(MERGE)
+        for other in found if isinstance(found, list) else [found]:
+            if not isinstance(other, dict):
+                raise self.refused(
+                    event, f"{MERGE}: given {show(other)}, allowed: a mapping of fields, or a list of them"
+                )
+            made.update({name: value for name, value in other.items() if name not in made})
 
     def at(self, event: Any) -> str:
         """The line of an event."""

@@ -101,6 +101,14 @@ def test_aliases_within_bounds_are_the_value_that_they_name() -> None:
     }  # fmt: skip
 
 
+def test_a_merge_key_fills_in_what_is_not_given() -> None:
+    text = "a: &x {p: 1, q: 1}\nb: &y {q: 2, r: 2}\nc: {<<: [*x, *y], p: 3}\nd: {<<: *x}"
+    read = parse_mapping(text, "f.yaml")
+    assert (read["c"], read["d"]) == ({"p": 3, "q": 1, "r": 2}, {"p": 1, "q": 1})
+    told = "f.yaml:2: <<: given 5, allowed: a mapping of fields, or a list of them"
+    assert line(lambda: parse_mapping("a: 1\nb: {<<: 5}", "f.yaml")) == told
+
+
 def test_scalars_are_those_of_yaml_1_2() -> None:
     text = "a: 1e3\nb: on\nc: 2024-01-01\nd: 12:30\ne: 1_000\nf: .5\ng:\nh: 010\ni: -1.5E+2\nj: .nan\nk: 4.40\nl: '5'"
     expected = [1000.0, "on", "2024-01-01", "12:30", 1000, 0.5, None, "010", -150.0, ".nan", 4.4, "5"]
