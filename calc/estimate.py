@@ -6,15 +6,17 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from calc import __version__
+from calc import __version__, verdict
 from calc.catalog import Catalog, load
 from calc.groups import PHASES, sets
+from calc.host_memory import host_memory
 from calc.job import Job
-from calc.ledger import Estimate, Group, Line, Moment, Phase
-from calc.nodes import Hosts
+from calc.ledger import Estimate, Group, Line, Moment, Phase, most
+from calc.nodes import DURING, Hosts
 from calc.rules import card_warnings
 from calc.scenario import Scenario
 from calc.throughput import Throughput, Unrated, node_of, throughput
+from calc.units import gb
 
 
 def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
@@ -25,19 +27,41 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
     catalog = catalog or load()
     job = Job(s, catalog.gpu(s.gpu))
     groups = tuple(on.group() for on in sets(job))
-    worst = min(groups, key=lambda g: g.fit_probability)
-    failing = [g.verdict_phase for g in groups if g.verdict == worst.verdict and g.verdict_phase]
+    host = host_memory(s, job.gpu, node_of(s, catalog))
+    hosted = tuple(Hosts(job).phases())
+    needed = most(hosted)
+    lacking = [DURING[p.name] for p in hosted if host.lacks(p.moment.device_bytes)]
+    probability = 0.0 if lacking else min(g.fit_probability for g in groups)
+    found = verdict.word(probability)
+    failing = [(PHASES.index(g.verdict_phase), False) for g in groups if g.verdict == found and g.verdict_phase]
+    failing += [(PHASES.index(phase), True) for phase in lacking]
+    first, on_host = min(failing, default=(None, False))
     return Estimate(
         scenario=s,
         groups=groups,
-        host_phases=tuple(Hosts(job).phases()),
-        verdict=worst.verdict,
-        verdict_phase=min(failing, key=PHASES.index) if failing else None,
-        fit_probability=worst.fit_probability,
-        notes=(*s.warnings, *card_warnings(s, job.gpu), *job.keeps.notes, *[g.refusal for g in groups if g.refusal]),
+        host_phases=hosted,
+        host_memory=host,
+        verdict=found,
+        verdict_phase=None if first is None else PHASES[first],
+        on_host=on_host,
+        fit_probability=probability,
+        notes=(
+            *s.warnings,
+            *card_warnings(s, job.gpu),
+            *job.keeps.notes,
+            *[g.refusal for g in groups if g.refusal],
+            *([f"host memory: {gb(needed)} needed, held against {host}"] if needed > host.bytes else []),
+        ),
         catalog_version=catalog.version,
         calc_version=__version__,
     )
+
+
+def host_verdict(e: Estimate) -> str:
+    """`fits`, `oom`, or `tight` where a node needs more than is merely assumed that it has."""
+    if e.host_peak <= e.host_memory.bytes:
+        return "fits"
+    return "oom" if e.host_memory.lacks(e.host_peak) else "tight"
 
 
 def loading_moments(s: Scenario, catalog: Catalog | None = None) -> list[tuple[str, Moment]]:
@@ -151,7 +175,12 @@ def as_dict(e: Estimate, catalog: Catalog | None = None) -> dict[str, Any]:
         ],
         "host": {
             "phases": [_phase(p) for p in e.host_phases],
-            "peak_bytes_per_node": max([p.moment.device_bytes for p in e.host_phases], default=0),
+            "peak_bytes_per_node": e.host_peak,
+            "memory_gb": e.host_memory.gigabytes,
+            "memory_source": e.host_memory.source,
+            "memory_basis": e.host_memory.basis,
+            "usable_bytes": e.host_memory.bytes,
+            "verdict": host_verdict(e),
         },
         "throughput": rate,
         "verdict": e.verdict,

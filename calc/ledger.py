@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from calc.host_memory import HostMemory
     from calc.scenario import Scenario
 
 
@@ -82,6 +83,11 @@ class Phase(NamedTuple):
     moment: Moment
 
 
+def most(phases: Iterable[Phase]) -> int:
+    """What the largest of phases takes, in bytes; 0 where there is none."""
+    return max([p.moment.device_bytes for p in phases], default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """A set of GPUs that hold the same roles, seen from the one that needs most.
@@ -113,14 +119,24 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The answer to one scenario; `calc.estimate.as_dict` spells it as the contract does."""
+    """The answer to one scenario; `calc.estimate.as_dict` spells it as the contract does.
+
+    `on_host`: what fails first is a node's host, and not a GPU.
+    """
 
     scenario: Scenario
     groups: tuple[Group, ...]
     host_phases: tuple[Phase, ...]
+    host_memory: HostMemory
     verdict: str
     verdict_phase: str | None
+    on_host: bool
     fit_probability: float
     notes: tuple[str, ...]
     catalog_version: str
     calc_version: str
+
+    @property
+    def host_peak(self) -> int:
+        """The most host memory that a node needs at any moment, in bytes."""
+        return most(self.host_phases)

@@ -12,7 +12,16 @@ from calc.keeps import Stage
 from calc.ledger import Line, Moment, Phase
 from calc.memory import host
 
-HOST = ("loading", "weights flattened", "optimizer built", "before the first step", "after the first step")
+# the moments of a node, and the phase of the job during which each comes
+DURING = {
+    "loading": "load",
+    "weights flattened": "load",
+    "optimizer built": "load",
+    "before the first step": "backward",
+    "after the first step": "step",
+    "save": "save",
+}
+HOST = tuple(at for at in DURING if at != "save")
 
 
 class Hosts:

@@ -1,7 +1,7 @@
 """Reading what people write, YAML and JSON: bounded in size, and any fault is one line that names file and line.
 
-YAML has version 1.2's scalars (1e3 is a number, `on` and dates are text), version 1.1's merge key, no explicit tags, and
-no field twice.
+YAML has version 1.2's scalars (1e3 is a number, `on` and dates are text) and version 1.1's merge key, no explicit tags,
+and no field twice.
 """
 
 from __future__ import annotations

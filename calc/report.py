@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from calc.estimate import shown_values, speed
+from calc.estimate import host_verdict, shown_values, speed
 from calc.ledger import Estimate, Group, Line, Phase
 from calc.rules import PAIRED
 from calc.scenario import Scenario
 from calc.throughput import Throughput, Unrated
-from calc.units import GiB, gib
+from calc.units import GiB, gb, gib
 
 VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long batch", "oom": "out of memory"}
 TRAINERS = {"transformers": "Transformers' Trainer", "litgpt": "litgpt"}
@@ -35,6 +35,11 @@ def verdict(e: Estimate, gpu_name: str) -> str:
     if group.refusal:
         return f"{REFUSED}: {group.refusal}"
     first = f" in {e.verdict_phase}" if e.verdict_phase else ""
+    if e.on_host:
+        return (
+            f"out of host memory{first}: {gb(e.host_peak)} needed of {e.host_memory}; each {gpu_name} needs "
+            f"{gib(group.peak.moment.device_bytes)} of {gib(group.usable_bytes)} usable"
+        )
     peak, low, high = group.peak, *group.device_range
     return (
         f"{VERDICTS[e.verdict]}{first}: peak {gib(peak.moment.device_bytes)} ({gib(low)} to {gib(high)}) of "
@@ -138,7 +143,7 @@ def _cache(group: Group) -> str:
 
 def _host(e: Estimate) -> Iterator[str]:
     if e.host_phases:
-        yield "host memory, per node"
+        yield f"host memory, per node: {host_verdict(e)}, {gb(e.host_peak)} needed of {e.host_memory}"
         rows = [(p.name, p.moment.name, _number(p.moment.device_bytes)) for p in e.host_phases]
         yield from table(("phase", "moment", "GiB"), rows, right=(2,))
         yield ""

@@ -145,6 +145,7 @@ class Scenario:
     gpu: str
     gpus: int
     gpus_per_node: int
+    host_memory: float | None
     method: str
     lora: Lora | None
     double_quantization: bool
@@ -471,6 +472,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     scenario = Scenario(
         **{place: values[place] for place in _PLAIN},
         framework=name,
+        host_memory=values.get("host_memory"),
         framework_version=known,
         framework_asked=f"{name}=={version or known}",
         lora=_lora(values, architecture),

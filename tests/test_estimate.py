@@ -100,4 +100,5 @@ def test_only_what_pytorch_does_not_allocate_says_so() -> None:
 
 def test_a_node_that_keeps_nothing_takes_nothing() -> None:
     """The host of a job whose models are loaded elsewhere."""
-    assert as_dict(replace(estimate(job()), host_phases=()))["host"] == {"phases": [], "peak_bytes_per_node": 0}
+    host = as_dict(replace(estimate(job()), host_phases=()))["host"]
+    assert (host["phases"], host["peak_bytes_per_node"], host["verdict"]) == ([], 0, "fits")

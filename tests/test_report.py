@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from calc.host_memory import HostMemory
 from calc.ledger import Estimate, Group, Line, Moment, Phase
 from calc.report import deciding, lengths, roles, rollout, table, text, verdict
 from calc.scenario import parse
@@ -34,8 +35,10 @@ FITS = Estimate(
     scenario=SCENARIO,
     groups=(Group("actor", 6, (LOAD, BACKWARD), 24 * GiB, (6 * GiB, 8 * GiB), 0.97, "fits", None),),
     host_phases=(HOST,),
+    host_memory=HostMemory(2048, "catalog", "taken from the catalog: the 2,048 GB of the DGX"),
     verdict="fits",
     verdict_phase=None,
+    on_host=False,
     fit_probability=0.97,
     notes=("seq_len 9000 is beyond the 8192 positions of llama-3-8b",),
     catalog_version="0123456789ab",
@@ -54,6 +57,15 @@ def test_an_out_of_memory_verdict_names_the_phase_it_happens_in_first() -> None:
     # The case of OpenRLHF issue 858: it dies while loading, although a later moment would need more.
     died = replace(FITS, verdict="oom", verdict_phase="load", fit_probability=0.0)
     assert verdict(died, "A40").startswith("out of memory in load: peak 7.0 GiB")
+
+
+def test_a_host_that_lacks_memory_is_named_and_not_the_gpu() -> None:
+    died = replace(FITS, host_memory=HostMemory(1500, "given", "as given"), verdict="oom", verdict_phase="step")
+    assert verdict(replace(died, on_host=True), "A800") == (
+        "out of host memory in step: 1,670 GB needed of 1,500 GB a node, as given; each A800 needs 7.0 GiB of 24.0 GiB "
+        "usable"
+    )
+    assert "host memory, per node: oom, 1,670 GB needed" in text(died, "A800")
 
 
 def test_the_verdict_is_about_the_group_with_least_room() -> None:
@@ -83,6 +95,9 @@ def test_host_memory_and_notes_follow() -> None:
         report.index("actor at its peak") < report.index("host memory, per node") < report.index("note: seq_len 9000")
     )
     assert "1,555.31" in report
+    assert (
+        "per node: fits, 1,670 GB needed of 2,048 GB a node, taken from the catalog: the 2,048 GB of the DGX" in report
+    )
     assert "host memory" not in text(replace(FITS, host_phases=()), "x")
     assert report.endswith("llama-3-8b\n")
 

@@ -13,7 +13,7 @@ from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
 from calc.recommend.trades import advice, methods, trades
 from calc.scenario import Scenario, given
-from calc.units import gib
+from calc.units import gb
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,11 @@ def _nothing(problem: Problem) -> Recommendation:
         advice=tuple(changes(problem)),
         considered=problem.considered,
         pruned=problem.size - problem.considered,
-        notes=() if nearest else ("the framework can run no configuration of this job on this machine",),
+        notes=(
+            (f"host memory: held against {problem.misses[0].host}",)
+            if nearest
+            else ("the framework can run no configuration of this job on this machine",)
+        ),
     )
 
 
@@ -85,11 +89,7 @@ def _notes(search: Search, best: Configuration) -> Iterator[str]:
     s = best.scenario
     if reason := search.clock.unrated(s):
         yield f"{reason}: configurations are ranked by the room that they leave"
-    if not (search.clock.node and search.clock.node.host_ram_gb) and (s.offload.optimizer or s.offload.parameters):
-        yield (
-            "the catalog does not know how much memory these nodes have: what offloading asks of them was held against "
-            f"{gib(search.host)}"
-        )
+    yield f"host memory: {gb(best.judged.estimate.host_peak)} needed of {search.host}"
     try:
         launch(s)
     except LaunchError as error:

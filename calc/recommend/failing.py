@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from math import inf
+from math import ceil, inf
 
 from calc.catalog import Catalog
+from calc.host_memory import SHARE
 from calc.recommend.problem import COUNTS, Miss, Problem, fits
 from calc.recommend.search import Found, Judged, Place, Search, room
 from calc.recommend.space import Fields
+from calc.units import GB
 
 SHORTEST = 128  # tokens; nobody wants less
 
@@ -72,6 +74,9 @@ def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], boo
 def changes(problem: Problem) -> Iterator[str]:
     """Of each thing that could be changed, the least change with which something fits."""
     rung = problem.rungs[0] if problem.rungs else None
+    if (enough := _hosting(problem)) is not None:
+        host = problem.misses[0].host
+        yield f"host_memory {enough} (GB a node) fits on this machine, instead of {host}"
     given = int(problem.fields.get("gpus", 1))
     for count in (n for n in COUNTS if given < n <= 16 * given):
         if _fits(problem.job, problem.catalog, {"gpus": count}):
@@ -89,6 +94,18 @@ def changes(problem: Problem) -> Iterator[str]:
         if _fits(problem.job, problem.catalog, {name: length}):
             yield f"{name} {length} fits on this machine"
             break
+
+
+def _hosting(problem: Problem) -> int | None:
+    """GB of host memory a node with which a configuration fits that lacks nothing else; None where there is none."""
+    found = [
+        search.host.bytes + fit.short
+        for search in problem.misses
+        for _, _, fit in search.looked()
+        if fit.short and fit.on_device and not fit.refused
+    ]
+    least = min(found, default=0)
+    return ceil(least / (SHARE * GB)) if least else None
 
 
 def _fits(job: Fields, catalog: Catalog, changes: Fields) -> bool:

@@ -5,19 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from calc.catalog import Catalog
+from calc.host_memory import host_memory
 from calc.recommend.clock import Clock
 from calc.recommend.search import Found, Judged, Search
 from calc.recommend.space import Fields, branches, rungs, seed
 from calc.scenario import Scenario, on_card
 from calc.schema import InputError
 from calc.throughput import Throughput, node_of
-from calc.units import GB
 
-# Ray ends workers when a node's memory is so full (RAY_memory_usage_threshold); elsewhere the rest is the system's.
-HOST_SHARE = 0.95
-# Host memory for each byte of GPU memory, where the catalog does not know it: assumed, as in the known node that has
-# least of it (hardware/nodes/hgx-b200.yaml, 2,048 GB beside 1,440).
-HOST_FOR_GPU = 1.4
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -69,9 +64,7 @@ class Problem:
         gpu = self.catalog.gpu(fields["gpu"])
         base = on_card(found[0].base, gpu.id)
         node = node_of(base, self.catalog)
-        known = node.host_ram_gb if node else None
-        ram = known or HOST_FOR_GPU * gpu.memory_gb * min(base.gpus, base.gpus_per_node)
-        made = Search(found, self.catalog, Clock(gpu, node), int(HOST_SHARE * ram * GB))
+        made = Search(found, self.catalog, Clock(gpu, node), host_memory(base, gpu, node))
         self.searches.append(made)
         return made
 

@@ -31,8 +31,9 @@ from calc.catalog import Catalog
 from calc.engines.vllm import Cache
 from calc.estimate import estimate
 from calc.groups import Shared, sets
+from calc.host_memory import HostMemory
 from calc.job import Job
-from calc.ledger import Estimate, Group, Phase
+from calc.ledger import Estimate, Group, Phase, most
 from calc.nodes import Hosts
 from calc.recommend.clock import Clock
 from calc.recommend.space import SHARE, Branch
@@ -74,7 +75,7 @@ class Fit:
     @cached_property
     def short(self) -> int:
         """Bytes that the host lacks."""
-        return max(0, hosted(Hosts(self._job).phases()) - self._host)
+        return max(0, most(Hosts(self._job).phases()) - self._host)
 
     @cached_property
     def refused(self) -> bool:
@@ -156,19 +157,14 @@ def room(group: Group, phase: Phase) -> int:
     return verdict.room(phase.moment.sums, group.usable_bytes)
 
 
-def hosted(phases: Iterable[Phase]) -> int:
-    """The most host memory that a node needs at any moment, in bytes."""
-    return max([p.moment.device_bytes for p in phases], default=0)
-
-
 @dataclass(repr=False)
 class Search:
-    """One search over `branches`; `host` is what a node has for the job, in bytes."""
+    """One search over `branches`, on nodes whose hosts have so much memory for the job."""
 
     branches: Sequence[Branch]
     catalog: Catalog
     clock: Clock
-    host: int
+    host: HostMemory
     _fits: dict[tuple[int, Place], Fit | None] = field(default_factory=dict)
     _judged: dict[tuple[int, Place], Judged | None] = field(default_factory=dict)
     _found: dict[tuple[int, Place], Found | None] = field(default_factory=dict)
@@ -208,7 +204,7 @@ class Search:
         key = b, place
         if key not in self._fits:
             job = self.job(b, place)
-            self._fits[key] = found = Fit(job, self.host) if job else None
+            self._fits[key] = found = Fit(job, self.host.bytes) if job else None
             if found and found.apart:
                 self._trains[self.trainer(b, place)] = found.trains
                 self._serves[b, place[:-1]] = found
@@ -415,7 +411,7 @@ class Search:
             roles = [s, *filter(None, [s.role(name) for name in s.roles])] if s else []
             offloads = any(role.offload.optimizer or role.offload.parameters for role in roles)
             job = self.job(b, first) if offloads else None
-            lacks = hosted(Hosts(job).phases()) - self.host if job else 0
+            lacks = most(Hosts(job).phases()) - self.host.bytes if job else 0
             self._hostless[b, first] = lacks > 0
             if 0 < lacks <= self._least:
                 # those that lack least are looked at, one of them to be named where nothing fits

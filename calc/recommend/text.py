@@ -9,7 +9,7 @@ from calc.catalog import Catalog
 from calc.recommend.answer import Recommendation
 from calc.recommend.machines import Smallest
 from calc.recommend.problem import Configuration, Miss
-from calc.recommend.search import Judged, hosted
+from calc.recommend.search import Judged
 from calc.report import deciding, degrees, lengths, rollout, segments
 from calc.throughput import Throughput
 from calc.units import gib
@@ -135,7 +135,7 @@ def _shown(title: str, c: Configuration, catalog: Catalog) -> Iterator[str]:
 
 
 def _host(judged: Judged) -> int:
-    return hosted(judged.estimate.host_phases)
+    return judged.estimate.host_peak
 
 
 def _failing(m: Miss, catalog: Catalog, title: str) -> Iterator[str]:

@@ -98,7 +98,7 @@ def _advice(best: Configuration) -> Advice:
         scenario=s.as_dict(),
         verdict=e.verdict,
         working=of_phase(max((g.peak for g in e.groups), key=lambda phase: phase.moment.device_bytes)),
-        host=max([p.moment.device_bytes for p in e.host_phases], default=0),
+        host=e.host_peak,
         tokens=best.throughput.tokens_per_second if best.throughput else None,
         words=words(best),
         command=made.command,

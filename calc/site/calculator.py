@@ -150,8 +150,8 @@ def _estimated(
         f"{gib(answer.device_bytes)} ({gib(low)} to {gib(high)}) of {gib(group.usable_bytes)} usable on each card, in "
         f"{escape(answer.peak.name)}; fits with a probability of {_likely(answer.estimate.fit_probability)}",
     )
-    if host := max([p.moment.device_bytes for p in answer.estimate.host_phases], default=0):
-        yield _pair("Host memory", f"{gb(host)} of each node, at the most")
+    if host := answer.estimate.host_peak:
+        yield _pair("Host memory", f"{gb(host)} at the most, of {escape(str(answer.estimate.host_memory))}")
     if rate:
         yield _pair("Speed", escape(_pace(rate)) + (", if it fitted" if answer.estimate.verdict == "oom" else ""))
     yield _pair("More", _links(s, place.root))

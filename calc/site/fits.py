@@ -195,7 +195,7 @@ def _name(rung: Rung, answer: answers.Answer) -> str:
     """The rung in words, with what offloading asks of a node's own memory."""
     if not answer.scenario.offload.optimizer:
         return rung.name
-    return f"{rung.name}, host {gb(max([p.moment.device_bytes for p in answer.estimate.host_phases], default=0))}"
+    return f"{rung.name}, host {gb(answer.estimate.host_peak)}"
 
 
 def _cells(model: str) -> list[Asked]:

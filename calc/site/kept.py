@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from calc.site import answers
+from calc.site.closure import closure
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 CALC = Path(__file__).parents[1]
 FOLDER = CALC.parent / "build" / "kept"
-# What of the site decides an answer, too.
-ASKING = ("advice.py", "fits.py", "kept.py", "searched.py", "topics.py", "workings.py")
+ASKING = ("advice", "fits", "searched", "topics", "workings")  # modules of calc.site that ask
 
 
 def fingerprint(data: Any) -> str:
@@ -54,10 +54,11 @@ def of_models() -> str:
 
 @cache
 def source(root: Path = CALC) -> str:
-    """A hash of calc, of its site what asks, and of Python: what decides an answer beside its data."""
+    """A hash of calc, of what asks in its site with all that this imports, and of Python: what decides an answer."""
     code = [path for path in root.rglob("*") if path.suffix in (".py", ".json")]
-    asking = [p for p in code if p.relative_to(root).parts[0] != "site" or p.name in ASKING]
-    return fingerprint([sys.version, of_files(root, asking)])
+    asking = closure(*ASKING, site=root / "site")
+    deciding = [p for p in code if p.relative_to(root).parts[0] != "site" or p.stem in asking]
+    return fingerprint([sys.version, of_files(root, deciding)])
 
 
 def of_files(root: Path, paths: Iterable[Path]) -> str:

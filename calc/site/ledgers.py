@@ -41,7 +41,8 @@ def verdict_text(found: Estimate | Group) -> str:
     if refusal:
         return report.REFUSED
     if found.verdict == "oom":
-        return f"out of memory in {found.verdict_phase}"
+        memory = "host memory" if isinstance(found, Estimate) and found.on_host else "memory"
+        return f"out of {memory} in {found.verdict_phase}"
     return found.verdict
 
 

@@ -136,7 +136,7 @@ def _cells(row: Row, scale: int) -> Iterator[Cell]:
     yield Cell(speed.bound_by) if speed else none
     yield from row.extra
     yield Cell(answer.peak.name)
-    yield Cell(max([p.moment.device_bytes for p in answer.estimate.host_phases], default=0) / GB)
+    yield Cell(answer.estimate.host_peak / GB)
     yield Cell(html=charts.bar(ledgers.by_component(answer.peak.moment.lines), scale, group.usable_bytes))
 
 

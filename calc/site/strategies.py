@@ -93,7 +93,7 @@ def phases(answer: Answer) -> dict[str, Phase]:
 
 def host(answer: Answer) -> int:
     """The most that one node's host memory holds, in bytes."""
-    return max([p.moment.device_bytes for p in answer.estimate.host_phases], default=0)
+    return answer.estimate.host_peak
 
 
 def times(pair: Pair) -> float | None:

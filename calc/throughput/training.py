@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from calc.architecture import Head, parameters
-from calc.frameworks import at_least
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
 from calc.scenario import Scenario
@@ -67,8 +66,8 @@ def passes(s: Scenario, trained: bool) -> work.Passes:
 
 
 def reentrant(s: Scenario) -> bool:
-    """Whether checkpointing is the reentrant one: where a framework leaves it to a Transformers before 5."""
-    return s.framework in ("torch", "trl") and not at_least(s.versions["transformers"], "5")
+    """True where checkpointing is PyTorch's reentrant kind, as the framework keeps it."""
+    return any(role.reentrant for role in s.keeps.roles)
 
 
 def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tuple[work.Passes, work.Passes]:

@@ -181,7 +181,7 @@ def test_where_nobody_knows_a_nodes_memory_offload_is_held_against_that_of_its_g
         SFT | {"model": "qwen2.5-1.5b", "gpus": 1, "gpu": "l4", "method": "full", "offload.optimizer": True}
     )
     assert small.recommended
-    assert any("was held against" in note for note in small.notes)
+    assert any("needed of 48 GB a node, assumed: 2 times the memory" in note for note in small.notes)
 
 
 def test_a_command_stands_beside_a_framework_that_has_one() -> None:

@@ -13,9 +13,10 @@ from problems import searches
 
 from calc.catalog import load
 from calc.estimate import estimate
+from calc.ledger import most
 from calc.recommend.clock import digits
 from calc.recommend.problem import Problem
-from calc.recommend.search import Search, hosted, room
+from calc.recommend.search import Search, room
 from calc.recommend.space import SHARE
 from calc.scenario import on_card
 from calc.verdict import FITS
@@ -83,7 +84,7 @@ def test_how_a_configuration_fits_is_what_its_estimate_says(both: tuple[Search, 
         e = judged.estimate
         assert fit.slack == min(room(g, p) for g in e.groups for p in g.phases)
         assert fit.trains is (fit.training >= 0)  # what stays is never too much where all that trains is not
-        assert fit.short == max(0, hosted(e.host_phases) - search.host)
+        assert fit.short == max(0, e.host_peak - search.host.bytes)
         assert (fit.refused, fit.crowded) == (any(g.refusal for g in e.groups), any(g.crowded for g in e.groups))
         if fit.slack >= 0:
             assert (e.fit_probability >= FITS) is not fit.refused
@@ -175,4 +176,4 @@ def test_along_the_lean_axes_the_host_never_needs_less(both: tuple[Search, Searc
     first = (*place[: branch.turns], *[0] * (len(place) - branch.turns))
     one, other = search.judged(b, first), search.judged(b, place)
     if one and other:
-        assert hosted(one.estimate.host_phases) <= hosted(other.estimate.host_phases)
+        assert most(one.estimate.host_phases) <= most(other.estimate.host_phases)
