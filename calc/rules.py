@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 UNBUILT_DEGREES = ("expert_parallel",)
 UNBUILT_FOR_ROLES = (*UNBUILT_DEGREES, "pipeline_parallel")
 RL = ("ppo", "grpo", "reinforce++")
+NODE = 8  # GPUs of a node where nobody says how many
 PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
 # The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's
@@ -59,7 +60,9 @@ def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
 
 def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
     """Fills in what follows from other fields where it is not given."""
-    values.setdefault("gpus_per_node", min(values["gpus"], 8))
+    gpus = values["gpus"]
+    # whole nodes, as large as they come: twelve GPUs are two nodes of six
+    values.setdefault("gpus_per_node", next(n for n in range(min(gpus, NODE), 0, -1) if gpus % n == 0))
     if task in RL:
         if "seq_len" in values:
             raise Objection(f"seq_len: given for {task}, allowed: prompt_len and response_len")

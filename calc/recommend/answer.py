@@ -55,7 +55,7 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
         advice=said,
         considered=problem.considered,
         pruned=problem.size - problem.considered,
-        notes=tuple(_notes(search, best)),
+        notes=(*problem.notes, *_notes(search, best)),
         launch=_launch(best.scenario),
     )
 
@@ -71,9 +71,10 @@ def _nothing(problem: Problem) -> Recommendation:
         considered=problem.considered,
         pruned=problem.size - problem.considered,
         notes=(
-            (f"host memory: held against {problem.misses[0].host}",)
+            *problem.notes,
+            f"host memory: held against {problem.misses[0].host}"
             if nearest
-            else ("the framework can run no configuration of this job on this machine",)
+            else "the framework can run no configuration of this job on this machine",
         ),
     )
 

@@ -8,7 +8,7 @@ from calc.catalog import Catalog
 from calc.host_memory import host_memory
 from calc.recommend.clock import Clock
 from calc.recommend.search import Found, Judged, Search
-from calc.recommend.space import Fields, branches, rungs, seed
+from calc.recommend.space import Fields, branches, rungs, seed, whole_rollout
 from calc.scenario import Scenario, on_card
 from calc.schema import InputError
 from calc.throughput import Throughput, node_of
@@ -52,6 +52,10 @@ class Problem:
         self.job = job
         self.fields = seed(job, catalog, where)
         self.rungs = list(rungs(self.fields))
+        self.notes: list[str] = []
+        if (prompts := whole_rollout(job)) is not None:
+            gpus = self.fields.get("gpus", 1)
+            self.notes.append(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")
         self.searches: list[Search] = []
         self.misses: list[Search] = []
 

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from calc.architecture import Architecture
@@ -26,7 +26,7 @@ from calc.catalog import Catalog
 from calc.frameworks import FSDP, TOGETHER
 from calc.job import Memo, Roles
 from calc.rules import RL, SHARDINGS, flatten
-from calc.scenario import Scenario, ScenarioError, on_card, parse, vary
+from calc.scenario import Scenario, ScenarioError, framework, on_card, parse, vary
 
 Fields = Mapping[str, Any]
 
@@ -156,6 +156,8 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     if "attention" not in fields and "gpu" in fields:
         old = catalog.gpu(fields["gpu"]).lacks_bf16
         fields["attention"] = "sdpa" if old else "flash"
+    if (prompts := whole_rollout(fields)) is not None:
+        fields["rollout.batch"] = prompts
     try:
         first = _parsed(fields, catalog, where)
     except ScenarioError as error:
@@ -177,13 +179,33 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
 
 def _parsed(fields: Fields, catalog: Catalog, where: str) -> Scenario:
     """The job with the framework's defaults, the micro batch among them unless it is more than a given batch."""
-    fields = {**next(rungs(fields), {}), **fields}
+    fields = {**_one_rank(fields), **next(rungs(fields), {}), **fields}
     try:
         return parse(fields, where=where, catalog=catalog)
     except ScenarioError:
         if "micro_batch" in fields:
             raise
         return parse(fields | {"micro_batch": 1}, where=where, catalog=catalog)
+
+
+def _one_rank(fields: Fields) -> dict[str, Any]:
+    """Engines of vLLM on one GPU each, which any number of GPUs can have; `_by_ranks` tries the others."""
+    return {"rollout.tensor_parallel": 1} if fields.get("task") in RL else {}
+
+
+def whole_rollout(fields: Fields) -> int | None:
+    """Prompts of a rollout that all GPUs share evenly, as near to the framework's own number as can be.
+
+    None where they are given, or where the framework's own number is such a one.
+    """
+    if fields.get("task") not in RL or "rollout.batch" in fields or fields.get("placement") == "separate":
+        return None
+    name, _, version = str(fields.get("framework", "torch")).partition("==")
+    module = framework(name)
+    usual = module.defaults(fields["task"], module.nearest(version) if version else module.KNOWN[-1], fields)
+    batch, n, gpus = usual["rollout.batch"], fields.get("rollout.n", usual["rollout.n"]), int(fields.get("gpus", 1))
+    unit = gpus // gcd(gpus, int(n))
+    return None if batch % unit == 0 else max(batch // unit, 1) * unit
 
 
 def rungs(job: Fields) -> Iterator[Fields]:
@@ -244,7 +266,7 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
             continue
         given = {**_free(fields), **fields, **rung, **choice}
         try:
-            base = on_card(parse({"micro_batch": 1, **given}, catalog=catalog), "")
+            base = on_card(parse({"micro_batch": 1, **_one_rank(given), **given}, catalog=catalog), "")
         except ScenarioError as error:
             # who generates decides on sharding, too; else a framework that refuses a value refuses it everywhere
             place = str(error).split(": ")[1]

@@ -255,7 +255,7 @@ OTHERS = {
 # The machine itself, the framework, parallelism that is not modelled, and losses, in which nobody here has a choice
 NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "sequence_parallel",
-    "expert_parallel", "loss", "lora.units", "memory_efficient_linear",
+    "expert_parallel", "host_memory", "loss", "lora.units", "memory_efficient_linear",
 }  # fmt: skip
 STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "openrlhf", "task": "sft", "micro_batch": 2, "global_batch": 64},

@@ -11,6 +11,7 @@ from calc.catalog import load
 from calc.estimate import estimate
 from calc.recommend import space
 from calc.recommend.problem import Problem
+from calc.recommend.space import whole_rollout
 from calc.scenario import ScenarioError, parse, vary
 from calc.throughput import node_of, throughput
 
@@ -180,3 +181,38 @@ def test_inference_serves_a_models_own_weights_or_four_bits_of_each() -> None:
     found = problem.first()
     assert found is not None
     assert found[1].chosen(found[2]).scenario.method == "qlora"  # 61 GiB in bf16 are more than the card
+
+
+TASKS = {
+    "torch": ("pretrain", "sft", "rm", "dpo", "ppo", "grpo", "reinforce++", "inference"),
+    "openrlhf": ("pretrain", "sft", "rm", "dpo", "ppo", "grpo", "reinforce++"),
+    "verl": ("sft", "ppo", "grpo", "reinforce++"),
+    "trl": ("sft", "rm", "dpo", "grpo"),
+}
+
+
+@pytest.mark.parametrize("framework", TASKS)
+def test_any_number_of_gpus_has_configurations_where_the_framework_has_the_task(framework: str) -> None:
+    """Two ranks an engine and 1,024 prompts, as verl has it, refused 3, 5, 6 and 7 GPUs, nodes of eight refused 12."""
+    for task in TASKS[framework]:
+        for gpus in range(1, 17):
+            job = {"model": "qwen2.5-1.5b", "task": task, "framework": framework, "gpu": "h100-sxm", "gpus": gpus}
+            problem = Problem(job, load())
+            assert any(problem.search(rung) for rung in problem.rungs), job
+
+
+def test_prompts_that_nobody_gave_are_shared_evenly_and_the_answer_says_so() -> None:
+    job = {"model": "qwen2.5-1.5b", "task": "grpo", "framework": "verl", "gpu": "h100-sxm"}
+    assert [whole_rollout(job | {"gpus": n}) for n in (1, 4, 5, 6, 7)] == [None, None, None, 1020, 1022]
+    assert whole_rollout(job | {"gpus": 6, "rollout.n": 6}) is None
+    assert whole_rollout(job | {"gpus": 6, "rollout.batch": 512}) is None
+    problem = Problem(job | {"gpus": 6}, load())
+    assert problem.fields["rollout.batch"] == 1020
+    assert problem.notes == ["rollout.batch 1020: the framework's own number cannot be shared by 6 GPUs"]
+
+
+def test_twelve_gpus_are_whole_nodes_unless_somebody_says_which() -> None:
+    job = {"model": "qwen2.5-1.5b", "task": "sft", "gpu": "h100-sxm", "sharding": "zero3"}
+    assert [parse(job | {"gpus": n}).gpus_per_node for n in (4, 8, 12, 14, 16, 24)] == [4, 8, 6, 7, 8, 8]
+    with pytest.raises(ScenarioError, match="gpus: given 12, allowed: a multiple of gpus_per_node = 8, as 8 or 16"):
+        parse(job | {"gpus": 12, "gpus_per_node": 8})
