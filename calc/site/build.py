@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from calc.schema import InputError
-from calc.site import answers, cards, checks, exports, fits, ids, pages, rendered, searched, topics
+from calc.site import answers, cards, checks, exports, fits, ids, pages, policy, rendered, searched, topics
 from calc.site import engine as calculator
 from calc.site.guide import Guide
 from calc.site.rendered import BuildError, Pages
@@ -73,7 +73,7 @@ def build(out: Path, engine: str = ENGINES[0]) -> None:
             cards.write(fresh)
         shutil.copytree(exports.FOLDER, fresh / "data")
         found = checks.read(fresh)
-        if faults := [*checks.faults(fresh, found), *ids.lost(fresh)]:
+        if faults := [*checks.faults(fresh, found), *policy.faults(fresh), *ids.lost(fresh)]:
             raise BuildError("\n".join(faults))
         (fresh / EXTERNAL).write_text(json.dumps(checks.external(found), indent=1) + "\n", "utf-8")
         if out.exists():

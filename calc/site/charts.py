@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import accumulate
 
 from calc.units import GiB
 
@@ -46,22 +47,32 @@ def title(component: str) -> str:
     return shown.capitalize() if shown.islower() and shown.split()[0].isalpha() else shown
 
 
+def place(share: float) -> str:
+    """A share of the width as classes, a digit each, in thousandths: a page's policy lets no style stand in it."""
+    thousandths = round(1000 * share)
+    digits = (thousandths // 100 * 100, thousandths // 10 % 10 * 10, thousandths % 10)
+    return " ".join(f"p{digit}" for digit in digits if digit)
+
+
 def bar(parts: Mapping[str, int], scale: int, limit: int | None) -> str:
     """One stacked bar with its sum at the end; `scale` bytes are the full width, `limit` is what must not be crossed.
 
     What lies beyond the limit is hatched, and said in words.
     """
+    stacked = [(component, parts[component]) for component in ordered([c for c, n in parts.items() if n > 0])]
+    ends = [round(1000 * n / scale) for n in accumulate(n for _, n in stacked)]
     spans = "".join(
-        f'<span class="c-{component}" style="width:{100 * parts[component] / scale:.2f}%"></span>'
-        for component in ordered([c for c, n in parts.items() if n > 0])
+        f'<span class="c-{component} {place((end - start) / 1000)}"></span>'
+        for (component, _), start, end in zip(stacked, [0, *ends], ends, strict=False)
     )
     total = sum(parts.values())
     beyond = total - limit if limit is not None else 0
-    line = f'<i style="left:{100 * limit / scale:.2f}%"></i>' if limit is not None else ""
-    if beyond > 0:
-        line += f'<s style="left:{100 * (total - beyond) / scale:.2f}%;width:{100 * beyond / scale:.2f}%"></s>'
+    line = f'<i class="{place(limit / scale)}"></i>' if limit is not None else ""
+    if limit is not None and beyond > 0:
+        hatched = f'<span class="{place(beyond / (scale - limit))}"></span>'  # of what is left of the width
+        line += f'<s class="{place(limit / scale)}">{hatched}</s>'
     words = f"{total / GiB:,.1f}" + (f", {beyond / GiB:,.1f} over" if beyond > 0 else "")
-    sum_of = f'<em style="left:{100 * total / scale:.2f}%">{words}</em>'
+    sum_of = f'<em class="{place(total / scale)}">{words}</em>'
     return f'<span class="stack{" over" if beyond > 0 else ""}">{spans}{line}{sum_of}</span>'
 
 

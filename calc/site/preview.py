@@ -34,6 +34,7 @@ from mkdocs.structure.pages import Page
 
 from calc.catalog import load
 from calc.site.languages import LANGUAGES, front
+from calc.site.policy import reloading
 from calc.site.rendered import BuildError
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +121,10 @@ class Preview(LiveReloadServer):
                 self._make(normpath(path + "index.html" if path.endswith("/") else path).lstrip("/"))
         found: Iterable[bytes] = super().serve_request(environ, start_response)
         return found
+
+    def _inject_js_into_html(self, content: bytes, epoch: float) -> bytes:
+        """The page with the script that reloads it, which its policy must allow."""
+        return reloading(super()._inject_js_into_html(content, epoch))  # type: ignore[no-untyped-call]
 
     def _catch_up(self) -> None:
         """Has other processes answer the cells that pages have left out; then those pages are made again."""

@@ -8,11 +8,12 @@ import http.server
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from playwright.sync_api import Browser, Page
 
@@ -93,7 +94,9 @@ def served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def opened(browser: Browser, address: str, **context: Any) -> tuple[Page, list[str], list[str]]:
+def opened(
+    browser: Browser, address: str, wait: Literal["load", "networkidle"] = "networkidle", **context: Any
+) -> tuple[Page, list[str], list[str]]:
     """A page, every request it made, and every complaint of its console."""
     page = browser.new_context(**context).new_page()
     requests: list[str] = []
@@ -103,5 +106,13 @@ def opened(browser: Browser, address: str, **context: Any) -> tuple[Page, list[s
     page.on("pageerror", lambda e: complaints.append(str(e)))
     page.on("response", lambda r: complaints.append(f"{r.status} {r.url}") if r.status >= 400 else None)
     page.goto(address)
-    page.wait_for_load_state("networkidle")
+    page.wait_for_load_state(wait)
     return page, requests, complaints
+
+
+def until(page: Page, expression: str, arg: Any = None, seconds: float = 30) -> None:
+    """Waits for something to be so on a page. Playwright's own way evaluates in the page, which its policy forbids."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression, arg):
+        assert time.monotonic() < end, f"never so: {expression}"
+        page.wait_for_timeout(50)

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browsing import opened
+from browsing import opened, until
 from playwright.sync_api import Browser, Page
 from sites import ROOT
 
@@ -58,7 +58,7 @@ def asked_of(project: Path, *words: str, file: str = "") -> Any:
 
 def settle(page: Page) -> str:
     """What the picker says once it has an answer."""
-    page.wait_for_function("document.querySelector('#calculator .stop').hidden", timeout=120_000)
+    until(page, "document.querySelector('#calculator .stop').hidden", seconds=120)
     return page.locator("#calculator .state").inner_text()
 
 
@@ -141,7 +141,7 @@ def test_an_address_is_a_question_which_the_keyboard_can_ask_too(browser: Browse
     page.keyboard.press("Enter")
     assert "on 2 × H100" in settle(page)
     page.locator("#calculator .copy-link").click()
-    page.wait_for_function("document.querySelector('.copy-link').textContent == 'Copied'")
+    until(page, "document.querySelector('.copy-link').textContent == 'Copied'")
     link = page.evaluate("navigator.clipboard.readText()")
     assert link == page.url
     query = {name: value for name, (value,) in parse_qs(urlsplit(link).query).items()}

@@ -127,7 +127,7 @@ def test_a_drawing_opens_its_table_and_has_a_name() -> None:
 
 def test_what_lies_beyond_the_limit_is_hatched_and_said() -> None:
     html = charts.bar({"weights": 30 * GiB, "logits": 50 * GiB}, scale=100 * GiB, limit=60 * GiB)
-    assert '<s style="left:60.00%;width:20.00%"></s>' in html
+    assert '<s class="p600"><span class="p500"></span></s>' in html
     assert ">80.0, 20.0 over</em>" in html
     below = charts.bar({"weights": 30 * GiB}, scale=100 * GiB, limit=60 * GiB)
     assert "<s " not in below

@@ -141,8 +141,11 @@ def test_a_workbook_has_numbers_as_numbers_the_same_bytes_each_time_and_says_wha
 
 def test_bar_widths_add_up_to_the_share_of_the_scale() -> None:
     html = charts.bar({"weights": 30, "logits": 50, "gradients": 0}, scale=100, limit=60)
-    assert [float(w) for w in re.findall(r'<span class="c-\w+" style="width:([\d.]+)%', html)] == [30, 50]
-    assert "left:60.00%" in html
+    assert re.findall(r'<span class="c-\w+ ([^"]+)"', html) == ["p300", "p500"]
+    assert '<i class="p600">' in html
+    thirds = charts.bar({"weights": 1, "logits": 1, "context": 1}, scale=3, limit=3)
+    assert re.findall(r'<span class="c-\w+ ([^"]+)"', thirds) == ["p300 p30 p3", "p300 p30 p4", "p300 p30 p3"]
+    assert "style" not in html + thirds
     assert 'class="stack over"' in html
     assert 'class="stack"' in charts.bar({"weights": 30}, scale=100, limit=60)
 

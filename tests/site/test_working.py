@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import opened
+from browsing import opened, until
 from playwright.sync_api import Browser, Locator, Page
 from sites import ROOT
 
@@ -154,7 +154,7 @@ def test_a_table_is_copied_as_its_files_are_and_its_citation(browser: Browser, o
     def copies(name: str, text: str) -> None:
         button = figure.get_by_role("button", name=name, exact=True).element_handle()
         button.click()
-        page.wait_for_function("b => b.textContent === 'Copied'", arg=button)
+        until(page, "b => b.textContent === 'Copied'", button)
         assert page.evaluate("navigator.clipboard.readText()") == text
 
     for name, end in (("Markdown", "md"), ("CSV", "csv"), ("LaTeX", "tex")):
