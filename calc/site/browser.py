@@ -40,7 +40,8 @@ def start(text: str) -> None:
 def answer(text: str, progress: Callable[[str], None]) -> str:
     """The answer to `{"root": …, "job": {field: value}}` or, of a scenario file, `{"root": …, "file": text}`.
 
-    `{"line", "html", "file"}`, or `{"error"}`, calc's one line.
+    `{"line", "html", "file"}`, or `{"error"}`, calc's one line. Any other exception is a fault of calc, and the worker
+    says so.
     """
     # calc binds `load` where it is imported, so only now
     from calc.site import calculator, tables

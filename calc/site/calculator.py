@@ -21,7 +21,7 @@ from calc.recommend import Recommendation, Smallest, recommend, smallest
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration
 from calc.scenario import Scenario, given, parse
-from calc.site import ledgers, words
+from calc.site import answers, ledgers, words
 from calc.site.answers import Answer
 from calc.site.tables import Table, verdict_html
 from calc.throughput import Throughput, Unrated
@@ -178,13 +178,12 @@ def _pace(rate: Throughput) -> str:
 
 
 def _links(s: Scenario, root: str) -> str:
-    pages = {
-        f"hardware/gpus/{s.gpu}.html": words.machine(s).partition(" × ")[2],
-        f"models/{s.model}.html": words.model(s.model),
-    }
+    pages = {f"hardware/gpus/{s.gpu}.html": words.machine(s).partition(" × ")[2]}
+    if s.model in answers.catalog().models:  # a file of the reader's own has no page
+        pages[f"models/{s.model}.html"] = words.model(s.model)
     if s.task in RECIPES:
         pages[f"recipes/{RECIPES[s.task]}.html"] = f"{words.TASKS[s.task]} recipes"
-    return " · ".join(f'<a href="{root}{page}">{escape(name)}</a>' for page, name in pages.items())
+    return " · ".join(f'<a href="{root}{escape(page)}">{escape(name)}</a>' for page, name in pages.items())
 
 
 def _command(found: Launch) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the calculator loads in a reader's browser: Python as WebAssembly, and calc itself in an archive.
+"""What the calculator loads in a reader's browser: Python as WebAssembly, and calc itself in one file.
 
 All of it comes from packages and from this folder when the site is built; the same sources give the same bytes.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import io
+import json
 import shutil
-import zipfile
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PYODIDE = ROOT / "node_modules" / "pyodide"
 CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-ARCHIVE = "calc.zip"
+ARCHIVE = "calc.json"  # hosts compress it on the way, all modules in one: no zip is as small, or the same everywhere
 ENTRY = "browser"  # the module of calc.site that the browser calls
 PACKAGES = ("yaml", "fastjsonschema")  # all that calc needs: plain Python both, whatever else they may have compiled
 
@@ -30,12 +29,9 @@ def files() -> dict[str, bytes]:
 
 
 def archive() -> bytes:
-    """Calc with what it needs, and of its site what shows an answer; no file has a date."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as into:
-        for name, path in sorted(_sources()):
-            into.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
-    return made.getvalue()
+    """Calc with what it needs, and of its site what shows an answer: the text of each module by its path."""
+    texts = {name: path.read_text("utf-8") for name, path in sorted(_sources())}
+    return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 @cache

@@ -100,5 +100,5 @@ def _options(options: Iterable[tuple[str, str]], chosen: str) -> Iterable[str]:
 def _number(name: str, title: str, value: Any, empty: str = "") -> str:
     more = ' list="calculator-counts"' if name == "gpus" else ""
     more += f' placeholder="{empty}"' if empty else ""
-    field = f'<input type="number" name="{name}" min="1" step="1" value="{value}"{more}>'
+    field = f'<input type="number" name="{name}" min="1" step="1" value="{escape(str(value))}"{more}>'
     return f'<label class="{name}">{title} {field}</label>'

@@ -1,7 +1,13 @@
 // Runs calc in Python, in a thread of its own, so that the page never waits.
-let python;
+let loading, browser;
 
 const say = (words) => postMessage({ words });
+const failed = (error) => {
+  console.error(error); // the page tells the reader in words
+  postMessage({ failed: browser ? "answering" : "loading" });
+};
+// What a file that never comes makes of Pyodide's loader, which waits for it.
+addEventListener("unhandledrejection", ({ reason }) => failed(reason));
 
 async function fetched(address) {
   const response = await fetch(address);
@@ -13,12 +19,15 @@ async function start({ engine, catalog }) {
   say("Loading the calculator: Python and the formulas, 7 MB, once …");
   const [{ loadPyodide }, archive, data] = await Promise.all([
     import(`${engine}pyodide.mjs`),
-    fetched(`${engine}calc.zip`).then((r) => r.arrayBuffer()),
+    fetched(`${engine}calc.json`).then((r) => r.json()),
     fetched(catalog).then((r) => r.text()),
   ]);
   const py = await loadPyodide({ indexURL: engine });
   say("Reading the formulas …");
-  py.unpackArchive(archive, "zip", { extractDir: "/engine" });
+  for (const [name, text] of Object.entries(archive)) {
+    py.FS.mkdirTree(`/engine/${name.slice(0, name.lastIndexOf("/"))}`);
+    py.FS.writeFile(`/engine/${name}`, text);
+  }
   py.runPython("import sys; sys.path.insert(0, '/engine')");
   const browser = py.pyimport("calc.site.browser");
   browser.start(data);
@@ -27,12 +36,11 @@ async function start({ engine, catalog }) {
 
 onmessage = async ({ data }) => {
   try {
-    python ??= start(data.site);
-    const browser = await python;
+    browser ??= await (loading ??= start(data.site));
     if (!data.question) return postMessage({ ready: true });
     say("Computing …");
     postMessage({ answer: JSON.parse(browser.answer(JSON.stringify(data.question), say)) });
   } catch (error) {
-    postMessage({ broken: String(error.message ?? error).trim().split("\n").pop() });
+    failed(error);
   }
 };

@@ -13,7 +13,8 @@
 
   // ---- the picker and the address
 
-  const lengths = () => site.defaults[form.task.value] ?? site.defaults.sft;
+  const whole = (text) => /^\d{1,15}$/.test(text); // what a number keeps exactly
+  const lengths = () => site.defaults[Object.hasOwn(site.defaults, form.task.value) ? form.task.value : "sft"];
 
   function fill() {
     for (const field of fields) {
@@ -33,7 +34,7 @@
     if (field.options && ![...field.options].some((option) => option.value === value)) {
       field.add(new Option(value, value)); // calc says what is wrong with it
     }
-    if (field.type === "number" && !/^\d+$/.test(value)) field.type = "text";
+    if (field.type === "number" && !whole(value)) field.type = "text";
     field.value = value;
   }
 
@@ -41,7 +42,7 @@
     const asked = {};
     for (const { name, value } of fields) {
       if (value.trim() === "" || form[name].closest("label").hidden) continue;
-      asked[name] = site.numbers.includes(name) && /^\d+$/.test(value) ? Number(value) : value;
+      asked[name] = site.numbers.includes(name) && whole(value) ? Number(value) : value;
     }
     return asked;
   }
@@ -51,7 +52,7 @@
     for (const [name, value] of Object.entries(job())) {
       if (FIXED.includes(name) || String(lengths()[name] ?? "") !== String(value)) query.set(name, value);
     }
-    return `${location.pathname}?${query}#calculator`;
+    return `?${query}#calculator`;
   }
 
   function restore() {
@@ -70,6 +71,12 @@
   // ---- the worker: one question at a time; of those that come meanwhile only the last is asked
 
   let worker, busy = false, next = null;
+  const FAILED = {
+    loading: "The calculator could not be loaded: check the connection and ask again. The tables below need nothing.",
+    answering:
+      "The calculator failed at this question, by a fault of its own: change a field and ask again, or ask " +
+      "python -m calc. The browser's console says what happened, for whoever mends it.",
+  };
 
   function running() {
     if (worker) return worker;
@@ -77,6 +84,8 @@
     worker.onmessage = ({ data }) => {
       if (data.words) return tell(data.words, "working");
       if (data.ready) return busy || tell("");
+      if (data.failed) worker = worker.terminate(); // nobody knows what it still can do: another one starts
+      const asked = busy;
       busy = false;
       if (next) {
         const question = next;
@@ -84,14 +93,14 @@
         return ask(question);
       }
       done();
-      if (data.broken) return tell(`The calculator stopped: ${data.broken}`, "error");
+      if (data.failed) return asked ? refused(FAILED[data.failed]) : tell(FAILED[data.failed], "error");
       if (data.answer.error) return refused(data.answer.error);
       shown.innerHTML = data.answer.html;
       shown.hidden = false;
       file.value = data.answer.file;
       tell(data.answer.line);
     };
-    worker.onerror = () => halt("The calculator could not be loaded; the tables below need nothing.", "error");
+    worker.onerror = () => halt(FAILED.loading, "error");
     return worker;
   }
 

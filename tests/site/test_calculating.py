@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 from browsing import opened, until
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 from sites import ROOT
 
 from calc.catalog import load
@@ -146,6 +146,63 @@ def test_an_address_is_a_question_which_the_keyboard_can_ask_too(browser: Browse
     assert link == page.url
     query = {name: value for name, (value,) in parse_qs(urlsplit(link).query).items()}
     assert query == {"model": "qwen2.5-7b", "task": "dpo", "gpu": "h100-sxm", "gpus": "2", "method": "lora"}
+    assert complaints == []
+    page.context.close()
+
+
+EVIL = "<img src=x onerror='document.title = 1'>\"&amp;"
+
+
+def test_an_address_with_markup_in_every_field_is_one_line(browser: Browser, origin: str) -> None:
+    page, requests, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
+    title, images = page.title(), page.locator("img").count()
+    fields = [field.get_attribute("name") for field in page.locator("#calculator [name]").all()]
+    assert {"model", "task", "gpu", "gpus", "framework", "seq_len"} <= {*fields}
+    every = {name: EVIL for name in [*fields, "no-such-field", "__proto__"]}
+    page.goto(f"{origin}/index.html?{urlencode(every | {'task': '__proto__', 'seq_len': '9' * 400})}")
+    assert ", allowed: " in settle(page)
+    assert not page.locator("#calculator .answer").is_visible()
+    assert page.locator("#calculator [name=model]").input_value() == EVIL
+    assert (page.title(), page.locator("img").count()) == (title, images)
+    assert [r for r in requests if not r.startswith((origin, "data:", "blob:"))] == []
+    assert complaints == []
+    page.context.close()
+
+
+def test_a_fault_of_calc_is_told_in_words_and_the_next_question_is_answered(browser: Browser, origin: str) -> None:
+    page, _, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
+
+    def broken(route: Route) -> None:
+        texts = route.fetch().json()
+        texts["calc/site/calculator.py"] += "\ndef find(*_):\n    return {}['maybe']\n"
+        route.fulfill(json=texts)
+
+    page.route("**/calc.json", broken)
+    page.locator("#calculator [type=submit]").click()
+    said = settle(page)
+    assert said.startswith("The calculator failed at this question, by a fault of its own")
+    assert "Error" not in said and "maybe" not in said
+    assert not page.locator("#calculator .answer").is_visible()
+    assert any("KeyError: 'maybe'" in line for line in complaints)
+    page.unroute("**/calc.json")
+    page.route("**/pyodide.asm.wasm", lambda route: route.abort())
+    page.locator("#calculator [type=submit]").click()
+    assert settle(page).startswith("The calculator could not be loaded")
+    page.unroute("**/pyodide.asm.wasm")
+    page.locator("#calculator [type=submit]").click()
+    assert settle(page).startswith("fits: ")
+    assert page.locator("#calculator .answer").is_visible()
+    page.context.close()
+
+
+def test_a_question_that_takes_long_can_be_stopped(browser: Browser, origin: str) -> None:
+    page, _, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
+    endless = "onmessage = () => { postMessage({ words: 'Computing …' }); for (;;); }"
+    page.route("**/calculator-worker.js", lambda route: route.fulfill(body=endless, content_type="text/javascript"))
+    page.locator("#calculator [type=submit]").click()
+    until(page, "document.querySelector('#calculator .state').textContent == 'Computing …'")
+    page.locator("#calculator .stop").click()
+    assert settle(page) == "Stopped."
     assert complaints == []
     page.context.close()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from html import escape
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -36,15 +38,15 @@ def test_the_catalog_in_the_browser_is_the_catalog() -> None:
     assert there.version == here.version
 
 
-def test_the_archive_is_calc_as_it_stands_and_the_same_every_time() -> None:
+def test_the_archive_is_calc_as_it_stands_and_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = engine.archive()
+    monkeypatch.setattr(zlib, "compressobj", lambda *a, **k: pytest.fail("another zlib writes other bytes"))
     assert raw == engine.archive()
-    held = zipfile.ZipFile(io.BytesIO(raw))
-    names = set(held.namelist())
+    names = set(held := json.loads(raw))
     for path in (ROOT / "calc").rglob("*.py"):
         place = path.relative_to(ROOT).as_posix()
         if "/site/" not in place:
-            assert held.read(place) == path.read_bytes()
+            assert held[place] == path.read_text("utf-8")
     assert {"calc/scenario.schema.json", "calc/site/browser.py", "calc/site/charts.py"} <= names
     assert "calc/site/build.py" not in names
     assert {name.split("/")[0] for name in names} == {"calc", "yaml", "fastjsonschema"}
@@ -127,6 +129,48 @@ def test_every_model_task_and_gpu_can_be_picked_and_what_a_reader_types_stays_te
         calculator.find({**JOB, "model": "<img src=x>"}, load(), PLACE)
     assert "<img" in str(refused.value)  # shown as text, never as HTML
     assert "&lt;img" in calculator._code("<img>", "x")
+
+
+EVIL = "\"'><img src=x onerror=run()>&lt;b"
+OWN = {"model": f"{EVIL}/config.json", "task": "sft", "gpu": "rtx4090", "gpus": 1}
+HOSTILE: Mapping[str, Job] = {
+    "a model's path": OWN,
+    "a role's model": {**OWN, "model": "qwen2.5-0.5b", "task": "ppo", "roles": {"critic": {"model": OWN["model"]}}},
+    "names of the catalog": {**OWN, "model": "qwen2.5-0.5b", "framework": "trl==99.1"},
+    "a version": {**OWN, "framework": f"trl=={EVIL}"},
+    "a role": {**OWN, "roles": {EVIL: "none"}},
+    "a target": {**OWN, "method": "lora", "lora": {"rank": 8, "targets": [EVIL]}},
+    "a field": {**OWN, EVIL: 1},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_markup_in_a_job_is_shown_as_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = load()
+    model, gpu = known.model("qwen2.5-0.5b"), known.gpu("rtx4090")
+    catalog = replace(
+        known,
+        models=known.models | {model.id: replace(model, name=EVIL)},
+        gpus=known.gpus | {gpu.id: replace(gpu, name=EVIL)},
+    )
+    monkeypatch.setattr(answers, "catalog", lambda: catalog)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / EVIL).mkdir()
+    (tmp_path / EVIL / "config.json").write_text(json.dumps(dict(model.config)), "utf-8")
+    try:
+        shown = calculator.check(yaml.safe_dump(dict(HOSTILE[name])), catalog, PLACE).html
+        if {*HOSTILE[name]} <= {*JOB}:
+            shown += calculator.find(HOSTILE[name], catalog, PLACE).html
+    except InputError as error:
+        assert "<img" in str(error) and "\n" not in str(error)  # calc's line, which the page shows as text
+        return
+    assert escape(EVIL) in shown
+    tags: list[tuple[str, list[tuple[str, str | None]]]] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: tags.append((tag, attrs))  # type: ignore[method-assign]
+    parser.feed(shown)
+    assert "img" not in {tag for tag, _ in tags}
+    assert [name for _, attrs in tags for name, _ in attrs if name.startswith("on")] == []
 
 
 def test_the_first_answer_is_what_the_picker_asks_first() -> None:
