@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from calc.schema import InputError
-from calc.site import answers, cards, checks, exports, fits, ids, pages, policy, rendered, searched, topics
+from calc.site import answers, cards, checks, exports, fits, ids, notices, pages, policy, rendered, searched, topics
 from calc.site import engine as calculator
 from calc.site.guide import Guide
 from calc.site.rendered import BuildError, Pages
@@ -34,8 +34,8 @@ def writing(docs: Path = DOCS) -> Iterator[None]:
 
     The data is there at the end: the files of tables are written beside what is done meanwhile.
     """
-    pages.write(docs)
     try:
+        pages.write(docs)
         calculator.write(docs / "assets" / "calculator")
     except FileNotFoundError as error:
         raise BuildError(
@@ -73,7 +73,7 @@ def build(out: Path, engine: str = ENGINES[0]) -> None:
             cards.write(fresh)
         shutil.copytree(exports.FOLDER, fresh / "data")
         found = checks.read(fresh)
-        if faults := [*checks.faults(fresh, found), *policy.faults(fresh), *ids.lost(fresh)]:
+        if faults := [*checks.faults(fresh, found), *policy.faults(fresh), *notices.faults(fresh), *ids.lost(fresh)]:
             raise BuildError("\n".join(faults))
         (fresh / EXTERNAL).write_text(json.dumps(checks.external(found), indent=1) + "\n", "utf-8")
         if out.exists():

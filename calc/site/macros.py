@@ -34,6 +34,7 @@ from calc.site import (
     languages,
     ledgers,
     minimal,
+    notices,
     picker,
     published,
     recipes,
@@ -327,6 +328,10 @@ class Macros(Effects, Lookups):
     def changelog(self) -> str:
         """What each release changed, the newest first."""
         return "\n\n".join(self._released(release) for release in changelog.releases()) or changelog.NONE
+
+    def third_parties(self) -> str:
+        """What the site holds that others wrote."""
+        return notices.table()
 
     def versions(self) -> str:
         """What this build rests on."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from calc.catalog import GPU, Model
-from calc.site import advised, answers, fits, topics
+from calc.site import advised, answers, fits, notices, topics
 from calc.site.exports import add, prune
 
 GPU_DIR, MODEL_DIR = "hardware/gpus", "models"
@@ -26,7 +26,8 @@ LENGTHS = """
 
 
 def write(docs: Path) -> None:
-    """Writes the pages under `docs`, and removes those whose GPU or model is gone."""
+    """Writes the pages under `docs`, with the notices, and removes those whose GPU or model is gone."""
+    notices.write(docs)
     found = answers.catalog()
     gpus = {f"{g.id}.md": gpu(g) for g in found.gpus.values()}
     models = {f"{m.id}.md": model(m) for m in found.models.values()}
