@@ -2,13 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes
-UV := 0.13.8
+INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
+PIP := $(PY) $(INSTALL)
 NPM := $(VENV)/bin/npm ci --ignore-scripts --no-audit --no-fund --silent
 # The tracer's packages stand apart: PyTorch, which nothing else here needs.
 TRACE := $(VENV)/trace
 
-.PHONY: site engines release publish ids test fuzz look mutate trace trace-check serve check-catalog diff lock browser clean
+.PHONY: site engines release publish ids test fuzz look mutate trace trace-check serve check-catalog diff lock audit browser clean
 
 site: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site build site $(if $(ENGINE),--engine $(ENGINE))
@@ -81,12 +81,15 @@ browser: $(VENV)/.test
 	@.ci/chromium $(PY) >/dev/null
 
 # Pins every package by version and hash, from the .in files and package.json; no address of any index goes in.
-lock: $(VENV)/.site
-	@$(PY) -m venv $(VENV)/lock && $(VENV)/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+lock: $(VENV)/.site $(VENV)/lock/.ready
 	@export UV_FIND_LINKS="$${PIP_FIND_LINKS-$$($(PY) -m pip config get global.find-links 2>/dev/null)}"; \
-	for name in site test trace mutate; do $(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	for name in site test trace mutate audit lock; do $(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links requirements/$$name.in --output-file requirements/$$name.txt; done
 	@$(VENV)/bin/npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --silent
+
+# What is known against the packages that are pinned, where a database of vulnerabilities is reached.
+audit: $(VENV)/.site $(VENV)/audit/.ready
+	@$(PY) .ci/audit.py $(VENV)/audit/bin/pip-audit $(VENV)/bin/npm
 
 clean:
 	@rm -rf $(VENV) node_modules site build docs/assets/calculator docs/hardware/gpus; find docs/models -name "*.md" ! -name index.md -delete
@@ -110,6 +113,11 @@ node_modules/.site: package-lock.json | $(VENV)/.site
 node_modules/.test: package-lock.json | $(VENV)/.site
 	@$(NPM)
 	@touch node_modules/.site $@
+
+# Tools that stand apart, so that what they need changes nothing else.
+$(VENV)/lock/.ready $(VENV)/audit/.ready: $(VENV)/%/.ready: requirements/%.txt | $(PY)
+	@$(PY) -m venv --clear $(@D) && $(@D)/bin/python $(INSTALL) -r $<
+	@touch $@
 
 $(VENV)/.mutate: requirements/mutate.txt $(VENV)/.test | $(PY)
 	@$(PIP) -r requirements/mutate.txt

@@ -32,6 +32,6 @@ def test_lock_files_pin_by_hash_and_name_no_address() -> None:
     for path in (ROOT / "requirements").glob("*.txt"):
         text = path.read_text("utf-8")
         pins = [line for line in text.splitlines() if "==" in line]
-        assert len(pins) > 10
+        assert pins
         assert "://" not in text and "index-url" not in text
         assert all(line.rstrip().endswith("\\") for line in pins)
