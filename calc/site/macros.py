@@ -330,7 +330,7 @@ class Macros(Effects, Lookups):
         return "\n\n".join(self._released(release) for release in changelog.releases()) or changelog.NONE
 
     def third_parties(self) -> str:
-        """What the site holds that others wrote."""
+        """The third-party software that the site redistributes."""
         return notices.table()
 
     def versions(self) -> str:

@@ -1,4 +1,4 @@
-"""What the site holds that others wrote: the notices that go along with it, and whose each of its files is.
+"""Third-party software that the site redistributes: its notices, and the owner of each file.
 
 third-party/parts.yaml names the parts. Versions and licences come from the installed packages; a text that no package
 brings along stands in third-party/texts/.
@@ -34,7 +34,7 @@ class Part:
     name: str
     licence: str
     home: str
-    does: str
+    use: str
     files: Sequence[str]
     holds: Sequence[str] = ()
     package: dict[str, str] = field(default_factory=dict)
@@ -88,24 +88,22 @@ def _version(package: dict[str, str]) -> str:
 # ---- the notices ---------------------------------------------------------------------------------------------------
 
 
-def write(docs: Path) -> None:
-    """Writes the file of all notices among the pages' sources."""
-    (docs / FILE).write_text(text(), "utf-8")
-
-
 def text() -> str:
     """What each part is, then each licence once."""
     numbers: dict[tuple[str, str], int] = {}
     notes = [_note(part, numbers) for part in parts()]
     texts = [f"{RULE}\n[{n}] {where}\n{RULE}\n\n{body.strip()}\n" for (where, body), n in numbers.items()]
-    return "\n".join([f"What this site holds that others wrote: {len(notes)} parts.\n", *notes, *texts])
+    return "\n".join(
+        ["Third-party software that this site redistributes, and its licences in full below.\n", *notes, *texts]
+    )
 
 
 def _note(part: Part, numbers: dict[tuple[str, str], int]) -> str:
     seen = [numbers.setdefault(found, len(numbers) + 1) for found in part.legal_texts()]
     lines = [
         f"{part.title} ({part.licence})",
-        f"It {part.does}. Its home, and its source: {part.home}",
+        f"Used for: {part.use}",
+        f"Home and source: {part.home}",
         f"In: {', '.join(part.files)}",
         *part.copyright,
         *([f"Licence: {', '.join(f'[{n}]' for n in seen)}"] if seen else []),
@@ -115,8 +113,8 @@ def _note(part: Part, numbers: dict[tuple[str, str], int]) -> str:
 
 def table() -> str:
     """The parts as a table in Markdown."""
-    rows = [f"| [{part.title}]({part.home}) | {part.does} | {part.licence} |" for part in parts()]
-    return "\n".join(["| Part | What it does here | Licence |", "| --- | --- | --- |", *rows]).replace("*", "\\*")
+    rows = [f"| [{part.title}]({part.home}) | {part.use} | {part.licence} |" for part in parts()]
+    return "\n".join(["| Software | Used for | Licence |", "| --- | --- | --- |", *rows]).replace("*", "\\*")
 
 
 # ---- whose each file is --------------------------------------------------------------------------------------------

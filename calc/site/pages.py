@@ -27,7 +27,7 @@ LENGTHS = """
 
 def write(docs: Path) -> None:
     """Writes the pages under `docs`, with the notices, and removes those whose GPU or model is gone."""
-    notices.write(docs)
+    add(docs, {notices.FILE: notices.text()})
     found = answers.catalog()
     gpus = {f"{g.id}.md": gpu(g) for g in found.gpus.values()}
     models = {f"{m.id}.md": model(m) for m in found.models.values()}
