@@ -7,6 +7,7 @@ interrupted; whatever was measured is in the file, and the same command goes on 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 from calc.catalog import load
 from calc.schema import InputError
 from calc.units import GiB, gib
+from measurements.commands import Parser
 
 from .edge import largest
 from .machine import Machine
@@ -143,7 +145,10 @@ def probe(pool: Pool, python: str) -> Machine:
     except TimedOut as error:
         raise InputError(f"--python: the probe of this machine gave {error}") from None
     if result["outcome"] != "ran":
-        raise InputError(f"--python: {result.get('reason') or result['oom']['message']}")
+        said = str(result.get("reason") or result["oom"]["message"])
+        if lacking := re.search(r"No module named '(torch|transformers)'", said):
+            raise InputError(f"--python: given {python!r}, which has no {lacking[1]}, allowed: a Python that has it")
+        raise InputError(f"--python: {said}")
     return Machine.of(result["machine"])
 
 
@@ -192,7 +197,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m measurements.bench", description=__doc__)
+    parser = Parser(prog="python -m measurements.bench", description=__doc__)
     parser.add_argument("suite", type=Path, metavar="SUITE.yaml", help="a suite, or a single scenario")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="records are added to this file")
     parser.add_argument("--gpu", metavar="ID", help="catalog id of the GPU at hand, where its name leaves it open")

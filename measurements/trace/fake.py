@@ -23,7 +23,7 @@ def _load_device() -> None:
         raise ImportError("measurements.trace.fake must be imported before torch")
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise ImportError("torch is not installed: run make trace")
+        raise ImportError("torch is not installed here: make trace sets it up")
     torch_dir = Path(spec.origin).parent
     version = (torch_dir / "version.py").read_bytes()
     key = hashlib.sha256(SOURCE.read_bytes() + version + str(torch_dir).encode()).hexdigest()[:16]

@@ -3,7 +3,6 @@
 Every result is on the disk before the next begins, so that the same command goes on after a stop.
 """
 
-import argparse
 import fnmatch
 import hashlib
 import json
@@ -12,11 +11,13 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from measurements.commands import Parser
 
 from .case import MODELS, CaseError
 
@@ -91,7 +92,10 @@ def new(scenario: Record, found: Record) -> Record:
 def tracer() -> str:
     """What every result depends on: this package's files, and the versions of what it runs."""
     sources = sorted(p for p in Path(__file__).parent.iterdir() if p.suffix in (".py", ".cpp"))
-    installed = "".join(f"{name} {version(name)}\n" for name in PACKAGES)
+    try:
+        installed = "".join(f"{name} {version(name)}\n" for name in PACKAGES)
+    except PackageNotFoundError as error:
+        raise CaseError(f"{error.name} is not installed here: make trace sets it up") from None
     return hashlib.sha256(b"".join(p.read_bytes() for p in sources) + installed.encode()).hexdigest()
 
 
@@ -167,15 +171,19 @@ def run(records: list[Record], scenarios: list[Record], jobs: int) -> int:
 
 def main() -> int:
     """Run the command line; 0 when all was traced, 2 for input that cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m measurements.trace.stored", description=__doc__)
+    parser = Parser(prog="python -m measurements.trace.stored", description=__doc__)
     parser.add_argument("--only", default="*", metavar="PATTERN", help="records whose id has this in it (* and ? too)")
     parser.add_argument("--add", metavar="FILE", help="scenarios to trace and append, as YAML documents or JSON lines")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2; 2 to 6 GiB each)")
     options = parser.parse_args()
-    records = read(STORE)
+    if options.jobs < 1:
+        parser.error(f"--jobs: given {options.jobs}, allowed: 1 or more")
     try:
+        records = read(STORE)
         if options.add:
             scenarios = list(yaml.safe_load_all(_documents(Path(options.add).read_text("utf-8"))))
+            if not all(isinstance(scenario, dict) and "model" in scenario for scenario in scenarios):
+                raise CaseError(f"{options.add}: given what is no scenario, allowed: mappings with a model")
             stored = [record["scenario"] for record in records]
             scenarios = [scenario for scenario in scenarios if scenario not in stored]
         else:
@@ -187,8 +195,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"\nstopped; the same command goes on from {DONE.relative_to(ROOT)}", file=sys.stderr)
         return 130
-    except (CaseError, OSError, yaml.YAMLError) as error:
-        print(str(error).splitlines()[0], file=sys.stderr)
+    except (ValueError, OSError, yaml.YAMLError) as error:  # ValueError: a CaseError, or a file that is no text
+        print(str(error).partition("\n")[0], file=sys.stderr)
         return 2
 
 

@@ -208,6 +208,14 @@ def test_bad_input_is_one_line(
     assert printed.out == "" and printed.err.startswith(message) and printed.err.count("\n") == 1
 
 
+def test_a_python_without_pytorch_is_named(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n")
+    assert bench.run() == 2
+    assert capsys.readouterr().err == (
+        f"--python: given '{bench.python}', which has no torch, allowed: a Python that has it\n"
+    )
+
+
 def test_progress_is_plain_lines_where_there_is_no_terminal(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     bench.run()
     lines = capsys.readouterr().err.splitlines()
