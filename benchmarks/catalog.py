@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from calc.catalog import load
+from calc.check import check
 
 ROOT = Path(__file__).parent.parent
 MANY = 1000
@@ -27,6 +28,8 @@ def grow(root: Path) -> None:
             text = files[number % len(files)].read_text("utf-8")
             text = re.sub(r"^id: .*$", f"id: copy-{number}", text, flags=re.M)
             text = re.sub(r"^hf: .*$", f"hf: copy/{number}", text, flags=re.M)
+            text = re.sub(r"^name: .*$", f"name: Copy {number}", text, flags=re.M)
+            text = re.sub(r"^source: .*$", f"source: https://huggingface.co/copy/{number}", text, flags=re.M)
             text = re.sub(r"^aliases:\n(  - .*\n)+", "aliases: []\n", text, flags=re.M)
             (root / folder / f"copy-{number}.yaml").write_text(text, "utf-8")
 
@@ -37,8 +40,9 @@ def main() -> None:
         grow(root)
         for name, where in (("this catalog", ROOT), (f"{MANY} GPUs, {MANY} models", root)):
             began = time.perf_counter()
-            catalog = load(where)
+            check(where)
             seconds = time.perf_counter() - began
+            catalog = load(where)
             print(f"{name}: {len(catalog.gpus)} GPUs, {len(catalog.models)} models in {seconds:.2f} s")
 
 

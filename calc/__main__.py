@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from calc import report
 from calc.architecture import parameters
 from calc.catalog import load
+from calc.check import check
 from calc.estimate import as_dict, estimate
 from calc.reading import decode, lines, parse_json, parse_mapping, read_input
 from calc.recommend import options, recommend, smallest, text
@@ -168,6 +169,7 @@ def _list(records: list[dict[str, Any]], as_json: bool) -> Iterator[str]:
 
 
 def _check() -> Iterator[str]:
+    check()
     c = load()
     counts = f"{len(c.gpus)} GPUs, {len(c.nodes)} nodes, {len(c.models)} models, {len(c.measurements)} measurements"
     counts += f", {len(c.exhausted)} out-of-memory messages"

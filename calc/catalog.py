@@ -1,4 +1,8 @@
-"""The catalog: every file of hardware/, models/ and measurements/, read, checked and turned into frozen objects."""
+"""The catalog: every file of hardware/, models/ and measurements/, read and turned into frozen objects.
+
+Each file is held against its schema, and what it names must be there. What cannot be although it has the right shape,
+`calc.check` refuses.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ from typing import Any, NamedTuple
 
 from calc.architecture import Architecture, ConfigError, parameters
 from calc.config import from_config
-from calc.exhausted import contradiction
 from calc.reading import DOCUMENT, FILE, decode, parse_json, parse_mapping, read_bytes
 from calc.schema import InputError, closest, show, validator
 from calc.units import MiB
@@ -22,6 +25,7 @@ class CatalogError(InputError):
     """A data file, or a name looked up in the catalog, that cannot be used; its text is the one line to print."""
 
 
+ROOT = Path(__file__).resolve().parent.parent
 BEFORE_AMPERE = ("Pascal", "Volta", "Turing")
 
 
@@ -29,9 +33,10 @@ BEFORE_AMPERE = ("Pascal", "Volta", "Turing")
 class GPU:
     """One device as PyTorch sees it (of an MI250X, one of its two dies).
 
-    `usable_mib` is the total that cudaMemGetInfo gives a process; `usable_derived` where it was not seen on this very
-    card. Rates are dense and accumulate in fp32; `nvlink_gbs` adds both directions. None: no source gives it. `linked`:
-    there are nodes that join more than two of it by NVLink or the like; a bridge between two is extra.
+    `smi_mib` is the total that the driver's tool shows, `usable_mib` the one that cudaMemGetInfo gives a process;
+    `usable_derived` where that was not seen on this very card. Rates are dense and accumulate in fp32; `nvlink_gbs`
+    adds both directions. None: no source gives it. `linked`: there are nodes that join more than two of it by NVLink or
+    the like; a bridge between two is extra.
     `sources` maps a value's field in the file (`memory.usable_mib`) to where it is read.
     """
 
@@ -40,6 +45,7 @@ class GPU:
     name: str
     architecture: str
     memory_gb: float
+    smi_mib: int | None
     usable_mib: int
     usable_derived: bool
     bandwidth_gbs: float | None
@@ -109,7 +115,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All data files, each mapping sorted by id. `version`: 12 hex digits that change when any of the files does."""
+    """All data files, each mapping sorted by id. `version`: 12 hex digits that change when any of the files does.
+
+    `names` gives a model's id by it, its Hugging Face name and its aliases, casefolded; `places` the file and line of a
+    record by its id.
+    """
 
     gpus: Mapping[str, GPU]
     nodes: Mapping[str, Node]
@@ -117,7 +127,8 @@ class Catalog:
     measurements: tuple[Mapping[str, Any], ...]
     exhausted: tuple[Mapping[str, Any], ...]  # what PyTorch said when memory ran out
     version: str
-    names: Mapping[str, str] = field(repr=False)  # a model's id, Hugging Face name or alias, casefolded, to its id
+    names: Mapping[str, str] = field(repr=False)
+    places: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def gpu(self, name: str) -> GPU:
         """The GPU with this id, case aside; CatalogError `gpu: …` otherwise."""
@@ -154,10 +165,11 @@ def _some(ids: Iterable[str], command: str) -> str:
 def load(root: Path | None = None) -> Catalog:
     """The catalog of the project at `root` (this one by default), read once; `load.cache_clear()` forgets it.
 
-    Every file is checked before anything is returned: CatalogError for the first fault, one line that names the file
-    and the field (or the line), what was given and what is allowed.
+    Every file is read before anything is returned: CatalogError for the first that has not the shape of its schema or
+    names what is not there, one line that names the file and the field (or the line), what was given and what is
+    allowed.
     """
-    root = root or Path(__file__).resolve().parent.parent
+    root = root or ROOT
     digest = hashlib.sha256()
     try:
         gpu_files = _records(root, "hardware/gpus", "hardware/schema/gpu.schema.json", digest.update)
@@ -168,12 +180,13 @@ def load(root: Path | None = None) -> Catalog:
         nodes = {record.id: _node(record, gpus) for record in node_files}
         gpus = {name: replace(gpu, linked=_linked(gpu, nodes.values())) for name, gpu in gpus.items()}
         models = {record.id: _model(record) for record in model_files}
-        names = _names(model_files)
-        measurements = tuple(_measurements(root, gpus, names, digest.update))
-        exhausted = tuple(_exhausted(root, gpus, digest.update))
+        names = _names(model_files, root)
+        places: dict[str, str] = {}
+        measurements = tuple(_measurements(root, gpus, names, places, digest.update))
+        exhausted = tuple(_exhausted(root, gpus, places, digest.update))
     except InputError as error:
         raise CatalogError(str(error)) from None
-    return Catalog(gpus, nodes, models, measurements, exhausted, digest.hexdigest()[:12], names)
+    return Catalog(gpus, nodes, models, measurements, exhausted, digest.hexdigest()[:12], names, places)
 
 
 class _Record(NamedTuple):
@@ -189,38 +202,37 @@ def _read(path: Path, where: str, update: Callable[[bytes], None], limit: int = 
 
 
 def _files(root: Path, folder: str, suffix: str) -> list[tuple[str, Path]]:
-    """The folder's data files, sorted; a file with a like ending is refused, lest it be left out unseen."""
+    """The folder's data files, sorted; what else lies there is not read."""
     try:
         names = sorted(os.listdir(root / folder))
     except OSError:
         raise InputError(f"{folder}: given no such folder, allowed: a folder of {suffix} files") from None
-    files = [name for name in names if name.endswith((".yaml", ".yml", ".json", ".jsonl")) and name[0] != "."]
-    for name in files:
-        if not name.endswith(suffix) and name != "schema.json":
-            raise InputError(f"{folder}/{name}: given a file of this name, allowed: names that end in {suffix}")
-    return [(f"{folder}/{name}", root / folder / name) for name in files if name.endswith(suffix)]
+    return [(f"{folder}/{name}", root / folder / name) for name in names if name.endswith(suffix) and name[0] != "."]
 
 
 def _records(root: Path, folder: str, schema: str, update: Callable[[bytes], None]) -> list[_Record]:
     """The folder's YAML files by id, each valid; the id is the file's name, and where the file says it, the same."""
     check = validator(root / schema)
     records = []
-    for where, path in _files(root, folder, ".yaml"):
+    places = _files(root, folder, ".yaml")
+    for where, path in places:
         data = parse_mapping(_read(path, where, update), where)
         check(data, where)
-        records.append(_Record(data.get("id", path.stem), where, data))
-    owners: dict[str, str] = {}
-    for record in records:
-        owner = owners.setdefault(record.id, record.where)
-        if owner != record.where:
-            raise InputError(
-                f"{record.where}: id: given {record.id!r}, already the id of {owner}, allowed: an id of its own"
-            )
-    for record in records:
-        stem = Path(record.where).stem
-        if record.id != stem:
-            raise InputError(f"{record.where}: id: given {record.id!r}, allowed: {stem!r}, as the file is named")
+        if (given := data.get("id", path.stem)) != path.stem:
+            owner = f"{folder}/{given}.yaml"
+            taken = f", already the id of {owner}" if owner in dict(places) else ""
+            raise InputError(f"{where}: id: given {given!r}{taken}, allowed: {path.stem!r}, as the file is named")
+        records.append(_Record(path.stem, where, data))
     return sorted(records)
+
+
+def newer_first(root: Path, first: str, second: str) -> tuple[str, str]:
+    """Two places (`file` or `file:line`) that claim the same, the one to blame first: whose file was changed last.
+
+    Where no file was, that is the second.
+    """
+    changed = [os.stat(root / place.partition(":")[0]).st_mtime_ns for place in (first, second)]
+    return (first, second) if changed[0] > changed[1] else (second, first)
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -288,12 +300,6 @@ def _derive(smi: int, seen: Iterable[tuple[int, int]]) -> tuple[int, str] | None
 def _gpu(record: _Record, seen: Iterable[tuple[int, int]]) -> GPU:
     """A GPU from its file; `seen` as `_seen` gives it."""
     smi, usable = _memory(record)
-    marketing = float(record.data["memory"]["marketing_gb"]["value"])
-    where = f"{record.where}: memory"
-    if smi is not None and smi > marketing * 1024:  # a slip of units: a card sold as 24 GB has at most 24 GiB
-        raise InputError(f"{where}.smi_mib: given {smi}, allowed: at most marketing_gb = {marketing:g} times 1024")
-    if usable is not None and usable > (limit := smi or int(marketing * 1024)):
-        raise InputError(f"{where}.usable_mib: given {usable}, allowed: at most {limit}, the card's whole memory")
     of = _Values(record.data)
     derived = not record.data["memory"].get("usable_mib", {}).get("observed", False)
     if usable is None:
@@ -308,7 +314,8 @@ def _gpu(record: _Record, seen: Iterable[tuple[int, int]]) -> GPU:
         vendor=record.data["vendor"],
         name=record.data["name"],
         architecture=of.values["architecture"],
-        memory_gb=marketing,
+        memory_gb=float(of.values["memory.marketing_gb"]),
+        smi_mib=smi,
         usable_mib=usable,
         usable_derived=derived,
         bandwidth_gbs=of.number("bandwidth_gbs"),
@@ -364,7 +371,7 @@ def _architecture(config: Any, where: str) -> Architecture:
 
 def _model(record: _Record) -> Model:
     data = record.data
-    model = Model(
+    return Model(
         id=record.id,
         name=data["name"],
         hf=data["hf"],
@@ -376,12 +383,6 @@ def _model(record: _Record) -> Model:
         architecture=_architecture(data["config"], f"{record.where}: config."),
         config=data["config"],
     )
-    if model.published_parameters not in (None, model.parameters):
-        allowed = f"{model.parameters}, as its config counts, or none where nobody states it exactly"
-        raise InputError(
-            f"{record.where}: published_parameters: given {model.published_parameters}, allowed: {allowed}"
-        )
-    return model
 
 
 def _model_of_config(path: str) -> Model:
@@ -394,24 +395,29 @@ def _model_of_config(path: str) -> Model:
     return Model(path, path, "", (), path, None, "counted from the config", "", architecture, config)
 
 
-def _names(records: Iterable[_Record]) -> dict[str, str]:
+def _names(records: Iterable[_Record], root: Path) -> dict[str, str]:
     """Every name of every model, casefolded, to the model's id; no two models may share one."""
     names: dict[str, str] = {}
+    claimed: dict[str, str] = {}  # by the same name, where it stands
     for record in records:
         claims = [("id", record.id), ("hf", record.data["hf"])]
         claims += [(f"aliases[{index}]", alias) for index, alias in enumerate(record.data["aliases"])]
         for place, name in claims:
             owner = names.setdefault(name.casefold(), record.id)
             if owner != record.id:
-                taken = f"given {name!r}, already a name of models/{owner}.yaml, allowed: a name of its own"
-                raise InputError(f"{record.where}: {place}: {taken}")
+                ours, theirs = f"{record.where}: {place}", claimed[name.casefold()]
+                blamed, other = newer_first(root, theirs, ours)
+                taken = f"given {name!r}, already a name of {other.partition(':')[0]}, allowed: a name of its own"
+                raise InputError(f"{blamed}: {taken}")
+            claimed.setdefault(name.casefold(), f"{record.where}: {place}")
     return names
 
 
-def _lines(root: Path, folder: str, update: Callable[[bytes], None]) -> Iterable[tuple[str, dict[str, Any]]]:
+def _lines(
+    root: Path, folder: str, places: dict[str, str], update: Callable[[bytes], None]
+) -> Iterable[tuple[str, dict[str, Any]]]:
     """The records of the folder's .jsonl files, one a line, each valid, with its place; each id stands once."""
     check = validator(root / folder / "schema.json")
-    places: dict[str, str] = {}
     for where, path in _files(root, folder, ".jsonl"):
         for number, line in enumerate(decode(_read(path, where, update, FILE), where).split("\n"), start=1):
             if not line.strip():
@@ -419,43 +425,38 @@ def _lines(root: Path, folder: str, update: Callable[[bytes], None]) -> Iterable
             place = f"{where}:{number}"
             record = parse_json(line, where, number)
             check(record, place)
-            owner = places.setdefault(record["id"], place)
-            if owner != place:
-                raise InputError(
-                    f"{place}: id: given {record['id']!r}, already the id of {owner}, allowed: an id of its own"
-                )
+            if (owner := places.setdefault(record["id"], place)) != place:
+                blamed, other = newer_first(root, owner, place)
+                taken = f"given {record['id']!r}, already the id of {other}, allowed: an id of its own"
+                raise InputError(f"{blamed}: id: {taken}")
             yield place, record
 
 
 def _measurements(
-    root: Path, gpus: Mapping[str, GPU], names: Mapping[str, str], update: Callable[[bytes], None]
+    root: Path,
+    gpus: Mapping[str, GPU],
+    names: Mapping[str, str],
+    places: dict[str, str],
+    update: Callable[[bytes], None],
 ) -> Iterable[Mapping[str, Any]]:
     """The records of measurements/*.jsonl; each model and GPU is in the catalog."""
-    for place, record in _lines(root, "measurements", update):
-        check_measurement(record, place, gpus, names)
+    for place, record in _lines(root, "measurements", places, update):
+        check_names(record, place, gpus, names)
         yield record
 
 
-def _exhausted(root: Path, gpus: Mapping[str, GPU], update: Callable[[bytes], None]) -> Iterable[Mapping[str, Any]]:
-    """The records of measurements/exhausted/*.jsonl; each GPU is in the catalog, each figure the quote's."""
-    for place, record in _lines(root, "measurements/exhausted", update):
+def _exhausted(
+    root: Path, gpus: Mapping[str, GPU], places: dict[str, str], update: Callable[[bytes], None]
+) -> Iterable[Mapping[str, Any]]:
+    """The records of measurements/exhausted/*.jsonl; each GPU is in the catalog."""
+    for place, record in _lines(root, "measurements/exhausted", places, update):
         if record["gpu"] is not None:
             _known(record["gpu"], gpus, f"{place}: gpu", "gpus")
-        fault = contradiction(record)
-        if fault:
-            raise InputError(f"{place}: {fault}")
         yield record
 
 
-def check_measurement(record: Mapping[str, Any], place: str, gpus: Mapping[str, GPU], names: Mapping[str, str]) -> None:
-    """Refuses a record whose fields contradict each other, or whose model or GPU the catalog does not have."""
-    if (record["measured_bytes"] is None) != (record["metric"] == "verdict"):
-        raise InputError(
-            f"{place}: measured_bytes: given {show(record['measured_bytes'])} with metric {record['metric']}, "
-            "allowed: bytes, or null with metric verdict"
-        )
-    if record["metric"] == "verdict" and record["verdict"] is None:
-        raise InputError(f"{place}: verdict: given null with metric verdict, allowed: fits, oom")
+def check_names(record: Mapping[str, Any], place: str, gpus: Mapping[str, GPU], names: Mapping[str, str]) -> None:
+    """Refuses a measurement whose model or GPU the catalog does not have."""
     scenario = record["scenario"]
     for name, known, command in (("gpu", gpus, "gpus"), ("model", names, "models")):
         given = scenario[name]
@@ -465,3 +466,5 @@ def check_measurement(record: Mapping[str, Any], place: str, gpus: Mapping[str, 
             near = closest(given, known)
             allowed = _some(known, command)
             raise InputError(f"{place}: scenario.{name}: given {show(given)}, allowed: {allowed}{near}")
+    if "machine" in record:
+        _known(record["machine"]["gpu"], gpus, f"{place}: machine.gpu", "gpus")

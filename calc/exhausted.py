@@ -70,6 +70,11 @@ def _fields(
     }
 
 
+def newer(message: str) -> bool:
+    """True for the form of torch 2.1 and later."""
+    return _NEWER.fullmatch(message) is not None
+
+
 def sharers(message: str) -> int:
     """How many processes the message lists on the card, those of 0 bytes aside; 0 in the older form."""
     return len([text for text in _OWN.findall(message) + _PROCESS.findall(message) if size(text)])

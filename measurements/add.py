@@ -1,38 +1,34 @@
 """Adds a record to the measurements: `python -m measurements.add RECORD.yaml FILE.jsonl`.
 
-It checks the record as `make check-catalog` would, prints what `calc` says of its scenario beside what was measured,
-and appends it to the file. `-` reads the record from standard input; without FILE nothing is written.
+It checks the record with all that is there as `make check-catalog` would, prints what `calc` says of its scenario
+beside what was measured, and appends it to the file. `-` reads the record from standard input; without FILE nothing is
+written.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from calc import report
-from calc.catalog import Catalog, check_measurement, load
+from calc.catalog import ROOT, Catalog, load
+from calc.check import check, check_record, folders
 from calc.estimate import estimate
 from calc.pace import pace
 from calc.reading import parse_mapping, read_input
 from calc.residuals import RANGES, Residual, residual
 from calc.scenario import parse
-from calc.schema import InputError, validator
+from calc.schema import InputError
 from calc.units import gib
 
-ROOT = Path(__file__).parents[1]
-SCHEMA = Path(__file__).with_name("schema.json")
+from .commands import Parser
+from .files import replace
 
-
-def check(record: Mapping[str, Any], where: str, catalog: Catalog) -> None:
-    """Raises InputError, one line, for a record that the folder could not take."""
-    validator(SCHEMA)(record, where)
-    if any(other["id"] == record["id"] for other in catalog.measurements):
-        raise InputError(f"{where}: id: given {record['id']!r}, which a record has already, allowed: one of its own")
-    check_measurement(record, where, catalog.gpus, catalog.names)
+FOLDER = ROOT / "measurements"
 
 
 def beside(record: Mapping[str, Any], where: str, catalog: Catalog) -> str:
@@ -61,18 +57,21 @@ def _seen(r: Residual) -> str:
 
 def main() -> int:
     """Runs the command and returns its exit status: 0, or 2 for a record that cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m measurements.add", description=__doc__)
+    parser = Parser(prog="python -m measurements.add", description=__doc__)
     parser.add_argument("record", metavar="RECORD", help="the record, YAML or JSON; - for standard input")
-    parser.add_argument("file", metavar="FILE.jsonl", nargs="?", type=Path, help="a file of measurements/ to append to")
+    parser.add_argument("file", metavar="FILE.jsonl", nargs="?", help="a file of measurements/ to append to")
     options = parser.parse_args()
     try:
+        file = None if options.file is None else _file(options.file)
         raw, where = read_input(options.record)
         record = parse_mapping(raw, where)
+        check()
         catalog = load()
-        check(record, where, catalog)
+        check_record(record, where, catalog)
+        line = _line(record, where)
         compared = beside(record, where, catalog)
-        if options.file:
-            _append(record, options.file)
+        if file:
+            append(line, file)
         print(compared, end="")
     except InputError as error:
         print(error, file=sys.stderr)
@@ -80,12 +79,36 @@ def main() -> int:
     return 0
 
 
-def _append(record: Mapping[str, Any], path: Path) -> None:
-    """Adds the record as the last line of `path`, which must be one that the catalog reads."""
-    if path.suffix != ".jsonl" or path.resolve().parent != ROOT / "measurements":
-        raise InputError(f"FILE: given {str(path)!r}, allowed: a .jsonl file in measurements/")
-    with path.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(record, ensure_ascii=False) + "\n")
+def _file(given: str) -> Path:
+    """The file of measurements/ that is meant, there already or not."""
+    path = Path(given)
+    wrong = folders.misnamed(path.name, ".jsonl")
+    if wrong or Path(os.path.realpath(path.parent)) != FOLDER or path.is_dir():
+        raise InputError(f"FILE: given {given!r}, allowed: a .jsonl file in measurements/, its name in lower case")
+    return FOLDER / path.name
+
+
+def _line(record: Mapping[str, Any], where: str) -> bytes:
+    """The record as a line of a file."""
+    text = json.dumps(record, ensure_ascii=False) + "\n"
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: given half of a surrogate pair, allowed: text that UTF-8 can hold") from None
+    for wrong in folders.unreadable(raw, where):
+        raise InputError(wrong)
+    return raw
+
+
+def append(line: bytes, path: Path) -> None:
+    """Adds a line to the end of a file, all of it or nothing: a reader finds the file as it was, or as it is to be."""
+    try:
+        before = path.read_bytes() if path.exists() else b""
+        if before and not before.endswith(b"\n"):
+            before += b"\n"
+        replace(path, before + line)
+    except OSError as error:
+        raise InputError(f"{path}: {str(error.strerror).lower()}; nothing was added") from None
 
 
 if __name__ == "__main__":

@@ -146,18 +146,8 @@ def test_derived_totals_of_the_catalog_by_hand() -> None:
     assert catalog.gpu("l40s").usable_mib == 45404
 
 
-def test_memory_that_cannot_be_is_refused(root: Path) -> None:
+def test_a_card_needs_a_total_to_derive_its_memory_from(root: Path) -> None:
     path = root / "hardware/gpus/odd.yaml"
-    path.write_text(gpu_file("odd", 24_564, 24_565, gb=24))
-    assert refused(root) == (
-        "hardware/gpus/odd.yaml: memory.usable_mib: given 24565, allowed: at most 24564, the card's whole memory"
-    )
-    load.cache_clear()
-    path.write_text(gpu_file("odd", 24_577, gb=24))
-    assert refused(root) == (
-        "hardware/gpus/odd.yaml: memory.smi_mib: given 24577, allowed: at most marketing_gb = 24 times 1024"
-    )
-    load.cache_clear()
     path.write_text(re.sub(r"  smi_mib:\n.*\n.*\n", "", gpu_file("odd", 1)))
     assert refused(root) == (
         "hardware/gpus/odd.yaml: missing field 'memory.usable_mib', or 'memory.smi_mib' to derive it from"
@@ -248,13 +238,7 @@ L4, H100, LLAMA = "hardware/gpus/l4.yaml", "hardware/nodes/hgx-h100.yaml", "mode
         (LLAMA, "model_type: llama", "model_type: lama", "config.model_type: given 'lama', allowed: "),
         (LLAMA, "  vocab_size: 128256\n", "", "missing field 'config.vocab_size'"),
         (LLAMA, "hf: ", "huggingface: ", "unknown field 'huggingface', allowed: "),
-        (
-            LLAMA,
-            "published_parameters: 8030261248",
-            "published_parameters: 8030261249",
-            "published_parameters: given 8030261249, allowed: 8030261248, as its config counts, or none where nobody "
-            "states it exactly",
-        ),
+        (LLAMA, "published_parameters: 8030261248\n", "", "missing field 'published_parameters'"),
         (
             LLAMA,
             "hf: meta-llama/Meta-Llama-3-8B",
@@ -283,10 +267,11 @@ def test_a_misspelt_gpu_of_a_node_is_corrected(root: Path, edit: Edit) -> None:
     assert refused(root).endswith("; did you mean 'h100-sxm'?")
 
 
-def test_two_files_with_one_id_are_both_named(root: Path) -> None:
+def test_of_two_files_with_one_id_the_one_not_named_after_it_is_blamed(root: Path) -> None:
     shutil.copy(root / "hardware/gpus/l4.yaml", root / "hardware/gpus/copy.yaml")
     assert refused(root) == (
-        "hardware/gpus/l4.yaml: id: given 'l4', already the id of hardware/gpus/copy.yaml, allowed: an id of its own"
+        "hardware/gpus/copy.yaml: id: given 'l4', already the id of hardware/gpus/l4.yaml, allowed: 'copy', as the "
+        "file is named"
     )
 
 
@@ -300,17 +285,6 @@ def test_two_files_with_one_id_are_both_named(root: Path) -> None:
             "hardware/gpus/x.yaml: given a list, ['a', 'b'], allowed: a mapping of fields",
         ),
         ("models/x.yaml", b"name: \xff", "models/x.yaml:1: not UTF-8: byte 0xff"),
-        (
-            "hardware/nodes/x.yml",
-            b"id: x",
-            "hardware/nodes/x.yml: given a file of this name, allowed: names that end in .yaml",
-        ),
-        ("models/x.json", b"{}", "models/x.json: given a file of this name, allowed: names that end in .yaml"),
-        (
-            "measurements/x.json",
-            b"{}",
-            "measurements/x.json: given a file of this name, allowed: names that end in .jsonl",
-        ),
     ],
 )
 def test_a_file_that_is_no_record_is_refused(root: Path, name: str, raw: bytes, message: str) -> None:
@@ -337,8 +311,6 @@ RECORD = {
     "confidence": "high",
     "scenario": SCENARIO,
 }
-MERE = {"metric": "verdict", "measured_bytes": None}
-BYTES = "allowed: bytes, or null with metric verdict"
 
 
 def test_measurements_are_read_in_the_order_of_files_and_lines(root: Path) -> None:
@@ -357,9 +329,6 @@ def test_measurements_are_read_in_the_order_of_files_and_lines(root: Path) -> No
         ),
         ({"measured": 1}, "unknown field 'measured'"),
         ({"measured_bytes": True}, "measured_bytes: given true, allowed: an integer of at least 1 or null"),
-        ({"measured_bytes": None}, f"measured_bytes: given null with metric allocated, {BYTES}"),
-        ({"metric": "verdict"}, f"measured_bytes: given 1073741824 with metric verdict, {BYTES}"),
-        ({**MERE, "verdict": None}, "verdict: given null with metric verdict, allowed: fits, oom"),
         ({"scenario": {**SCENARIO, "gpu": "l5"}}, "scenario.gpu: given 'l5', allowed: "),
         ({"scenario": {**SCENARIO, "model": "lama-3-8b"}}, "scenario.model: given 'lama-3-8b', allowed: "),
         ({"scenario": {**SCENARIO, "model": 1}}, "scenario.model: given 1, allowed: text"),

@@ -154,9 +154,6 @@ def test_a_good_record_loads_and_has_nothing_against_it(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"free_bytes": 1}, f"free_bytes: given 1, allowed: {14 * MiB}, as the quote says"),
-        ({"in_use_bytes": None}, f"in_use_bytes: given null, allowed: {round(39.36 * GiB)}, as the quote says"),
-        ({"quote": "out of memory"}, "quote: given 'out of memory', allowed: PyTorch's out-of-memory message"),
         ({"gpu": "h1000"}, "gpu: given 'h1000', allowed: "),
         ({"id": "two"}, "id: given 'two', allowed: "),
         ({"gpus": 0}, "gpus: given 0, allowed: "),
@@ -171,6 +168,18 @@ def test_a_fault_is_one_line_that_names_file_and_field(root: Path, change: dict[
         load(root)
     assert str(caught.value).startswith(f"measurements/exhausted/a.jsonl:2: {message}")
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"free_bytes": 1}, f"free_bytes: given 1, allowed: {14 * MiB}, as the quote says"),
+        ({"in_use_bytes": None}, f"in_use_bytes: given null, allowed: {round(39.36 * GiB)}, as the quote says"),
+        ({"quote": "out of memory"}, "quote: given 'out of memory', allowed: PyTorch's out-of-memory message"),
+    ],
+)
+def test_a_figure_is_the_quotes(change: dict[str, Any], message: str) -> None:
+    assert contradiction({**RECORD, **change}).startswith(message)
 
 
 def test_more_in_use_than_the_card_has_is_refused() -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from calc.check import check
 from calc.schema import InputError
 from calc.site import answers, cards, checks, exports, fits, ids, notices, pages, policy, rendered, searched, topics
 from calc.site import engine as calculator
@@ -63,8 +64,9 @@ def _rendering(found: Pages) -> Iterator[None]:
 
 
 def build(out: Path, engine: str = ENGINES[0]) -> None:
-    """Builds the site into `out`; on any fault `out` stays as it was, and BuildError says why."""
+    """Builds the site into `out`; on any fault `out` stays as it was, and BuildError or InputError says why."""
     started = time.perf_counter()
+    check()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
         fresh = Path(scratch, "site")

@@ -16,7 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from calc.schema import InputError, parse_mapping
+from calc.reading import parse_mapping
+from calc.schema import InputError
 from calc.site import engine
 
 ROOT = Path(__file__).parents[2]

@@ -65,7 +65,7 @@ def table() -> Table:
             (
                 Cell(name, f'<a href="{escape(record["url"])}">{escape(name)}</a>'),
                 Cell(f"{job}, {record['scenario'].get('framework', s.framework)}"),
-                Cell(word := WORDS[str(r.reported)], verdict_html(str(r.reported), word)),
+                _reported(r),
                 ledgers.verdict_cell(answer.estimate, answer),
                 Cell("yes" if r.agrees else "no"),
                 ledgers.held(of_phase(answer.peak), answer),
@@ -75,7 +75,7 @@ def table() -> Table:
                 gib(r.predicted) if exact else Cell(None, "—"),
                 Cell(100 * r.error) if exact else Cell(None, "—"),
                 Cell(record["quote"], f"<q>{escape(record['quote'])}</q>"),
-                Cell(" ".join([record["note"], *(f"{warning}." for warning in s.warnings)])),
+                Cell(" ".join([record.get("note", ""), *(f"{warning}." for warning in s.warnings)]).strip()),
             )
         )
     caption = "Published reports of RL jobs, and what the guide computes for them"
@@ -85,6 +85,12 @@ def table() -> Table:
     )
     rests_on = "Records of measurements/published_rl.jsonl, each with its source, its words and its scenario."
     return Table("rl-reports-records", caption, columns, tuple(rows), rests_on, note, versions=answers.versions())
+
+
+def _reported(r: Residual) -> Cell:
+    """What became of the job, where the source says it."""
+    word = WORDS.get(str(r.reported))
+    return Cell(word, verdict_html(str(r.reported), word)) if word else Cell("—")
 
 
 def _record(r: Residual) -> Mapping[str, Any]:

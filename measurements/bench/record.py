@@ -11,6 +11,7 @@ from typing import Any
 
 from calc.reading import FILE, decode, parse_json, read_bytes
 from calc.schema import InputError, validator
+from measurements.files import replace
 
 from .edge import Found
 from .machine import Machine
@@ -132,7 +133,7 @@ class Results:
                 raw = whole + newline
             else:
                 raw += b"\n"
-            _replace(self.path, raw)
+            replace(self.path, raw)
         for number, line in enumerate(decode(raw, where).split("\n"), start=1):
             if line.strip():
                 record = parse_json(line, where, number)
@@ -157,15 +158,8 @@ class Results:
         kept = {name: record for name, record in self.records.items() if record["verdict"] != "failed"}
         if len(kept) < len(self.records):
             lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in kept.values()]
-            _replace(self.path, "".join(lines).encode())
+            replace(self.path, "".join(lines).encode())
             self.records = kept
-
-
-def _replace(path: Path, raw: bytes) -> None:
-    """Put new content in a file's place at once."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_bytes(raw)
-    os.replace(beside, path)
 
 
 def writable(path: Path, cuda: bool) -> None:

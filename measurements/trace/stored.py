@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from measurements.commands import Parser
+from measurements.files import replace
 
 from .case import MODELS, CaseError
 
@@ -135,9 +136,7 @@ def _traced(pair: tuple[str, Record]) -> tuple[str, Record, Record]:
 
 def store(records: list[Record]) -> None:
     """Write the store anew, whole or not at all."""
-    unfinished = STORE.with_suffix(".unfinished")
-    unfinished.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
-    unfinished.replace(STORE)
+    replace(STORE, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode())
     DONE.unlink(missing_ok=True)
 
 

@@ -1,0 +1,86 @@
+"""What cannot be is refused: rules on each card, node, model and record, and on all of them together.
+
+Each rule is a function of its own, with the bounds and their sources beside it, and a test. `python -m calc check`, the
+site's build and `python -m measurements.add` go through all of them; an estimate reads the catalog without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from calc import catalog as files
+from calc.catalog import GPU, Catalog, CatalogError, Model, Node, check_names
+from calc.check import folders, gpus, messages, models, nodes, records, texts
+from calc.check.faults import Rule
+from calc.schema import validator
+
+GPUS: tuple[Rule[GPU], ...] = (
+    texts.sources, texts.finished, gpus.vendor, gpus.memory, gpus.usable, gpus.usable_as_printed, gpus.correction,
+    gpus.memory_in_name, gpus.formats, gpus.bandwidth, gpus.rates, gpus.formats_agree, gpus.power, gpus.slot, gpus.link,
+)  # fmt: skip
+NODES: tuple[Rule[Node], ...] = (
+    texts.sources, texts.finished, nodes.cards, nodes.link, nodes.bridges, nodes.peers, nodes.speeds_as_printed,
+    nodes.link_speed, nodes.measured, nodes.network, nodes.host_memory,
+)  # fmt: skip
+MODELS: tuple[Rule[Model], ...] = (
+    models.config_fields, models.named_class, models.layer_types, models.published_count, models.size_in_name,
+    models.names, texts.model_sources, texts.finished,
+)  # fmt: skip
+RECORDS: tuple[Rule[Mapping[str, Any]], ...] = (
+    texts.record_sources, texts.record_finished, texts.dates, records.metric, records.origin, records.quoted,
+    records.quoted_rate, records.size, records.parts, records.allocator, records.outcome, records.machine,
+    records.rates, records.scenario,
+)  # fmt: skip
+MESSAGES: tuple[Rule[Mapping[str, Any]], ...] = (
+    texts.record_sources, texts.record_finished, messages.figures, messages.card, messages.processes, messages.release,
+)  # fmt: skip
+# Across all files; these say themselves which place is to blame.
+ALL: tuple[Callable[[Catalog, Path], Iterator[str]], ...] = (texts.own_names, texts.own_records)
+
+
+def check(root: Path | None = None) -> None:
+    """Reads the catalog of the project at `root` (this one by default), and goes through every rule.
+
+    CatalogError for the first fault, one line that names the file and the field (or the line), what was given and what
+    is allowed.
+    """
+    where = root or files.ROOT
+    for line in folders.faults(where):
+        raise CatalogError(line)
+    for line in faults(files.load(root) if root else files.load(), where):
+        raise CatalogError(line)
+
+
+def faults(catalog: Catalog, root: Path) -> Iterator[str]:
+    """Every fault of the catalog at `root`, a line each."""
+    for gpu in catalog.gpus.values():
+        yield from _judged(GPUS, gpu, f"hardware/gpus/{gpu.id}.yaml", catalog)
+    for node in catalog.nodes.values():
+        yield from _judged(NODES, node, f"hardware/nodes/{node.id}.yaml", catalog)
+    for model in catalog.models.values():
+        yield from _judged(MODELS, model, f"models/{model.id}.yaml", catalog)
+    for record in catalog.measurements:
+        yield from _judged(RECORDS, record, catalog.places[record["id"]], catalog)
+    for message in catalog.exhausted:
+        yield from _judged(MESSAGES, message, catalog.places[message["id"]], catalog)
+    for rule in ALL:
+        yield from rule(catalog, root)
+
+
+def _judged(rules: tuple[Rule[Any], ...], thing: Any, place: str, catalog: Catalog) -> Iterator[str]:
+    for rule in rules:
+        for line in rule(thing, catalog):
+            yield f"{place}: {line}"
+
+
+def check_record(record: Any, where: str, catalog: Catalog) -> None:
+    """Refuses what measurements/ could not take as one more record; `where` is what messages call it."""
+    validator(files.ROOT / "measurements" / "schema.json")(record, where)
+    if owner := catalog.places.get(record["id"]):
+        given = f"given {record['id']!r}, which a record has already, {owner}, allowed: one of its own"
+        raise CatalogError(f"{where}: id: {given}")
+    check_names(record, where, catalog.gpus, catalog.names)
+    for line in _judged(RECORDS, record, where, catalog):
+        raise CatalogError(line)

@@ -1,0 +1,102 @@
+"""The fields that a family's `config.json` files have: those that `calc.config` reads, and those that change no tensor.
+
+The second kind is read in the configuration classes of Transformers 5.23 (`configuration_*.py`, with what they pop from
+older files) and, where those no longer know a field, in the files that the models' publishers put on the Hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from calc.families import FAMILIES, NESTED
+
+# PreTrainedConfig's own, and what nearly all families share.
+COMMON = frozenset({
+    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id",
+    "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label", "initializer_range", "is_decoder",
+    "is_encoder_decoder", "label2id", "model_type", "output_attentions", "output_hidden_states", "pad_token_id",
+    "problem_type", "quantization_config", "return_dict", "rope_parameters", "rope_scaling", "rope_theta",
+    "tie_word_embeddings", "torch_dtype", "transformers_version", "unsloth_version", "use_cache",
+})  # fmt: skip
+# What `calc.config` reads of every family, unless the family spells it otherwise.
+_READ = frozenset({
+    "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
+    "num_hidden_layers", "num_key_value_heads", "vocab_size",
+})  # fmt: skip
+_ROUTER = ("norm_topk_prob", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+_GROUPS = ("n_group", "topk_group", "routed_scaling_factor", "num_nextn_predict_layers", "num_mtp_layers")
+_DEEPSEEK = (
+    *_ROUTER, *_GROUPS, "aux_loss_alpha", "ep_size", "moe_layer_freq", "pretraining_tp", "rope_interleave",
+    "scoring_func", "seq_aux", "topk_method",
+)  # fmt: skip
+_GRANITE = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
+_GEMMA = ("cache_implementation", "query_pre_attn_scalar", "use_bidirectional_attention")
+_QWEN = ("dual_chunk_attention_config", "use_mrope")
+_LAYER_NORM = ("layer_norm_eps", "partial_rotary_factor", "rotary_pct")
+_RMS = ("rms_norm_eps",)
+_IMAGES = ("image_token_index", "image_token_id", "text_config", "vision_config")
+CARRIED: Mapping[str, tuple[str, ...]] = {
+    "llama": ("pretraining_tp",),
+    "mixtral": _ROUTER,
+    "qwen2": _QWEN,
+    "qwen2_moe": (*_ROUTER, *_QWEN),
+    "qwen3_moe": _ROUTER,
+    "gemma": (*_GEMMA, "hidden_activation"),
+    "gemma2": (*_GEMMA, "hidden_act"),
+    "gemma3_text": (*_GEMMA, "hidden_act", "rope_local_base_freq", "_sliding_window_pattern"),
+    "phi3": (
+        "attention_bias", "embd_pdrop", "original_max_position_embeddings", "partial_rotary_factor", "resid_pdrop",
+    ),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "gpt_oss": (*_ROUTER, "experts_per_token", "initial_context_length", "swiglu_alpha", "swiglu_limit"),
+    "granite": _GRANITE,
+    "granitemoe": (*_GRANITE, *_ROUTER),
+    "hyperclovax": _GRANITE,
+    "smollm3": ("max_window_layers", "pretraining_tp"),
+    "seed_oss": ("pretraining_tp",),
+    "cwm": ("pretraining_tp",),
+    "glm4_moe": (*_ROUTER, *_GROUPS, "partial_rotary_factor"),
+    "olmoe": (*_ROUTER, "clip_qkv"),
+    "flex_olmo": _ROUTER,
+    "starcoder2": (
+        "activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon", "mlp_type", "norm_epsilon",
+        "norm_type", "scale_attention_softmax_in_fp32", "scale_attn_weights",
+    ),
+    "stablelm": (*_LAYER_NORM, "hidden_dropout", "rope_pct"),
+    "phi": _LAYER_NORM,
+    "gpt_neox": (*_LAYER_NORM, "classifier_dropout", "rotary_emb_base"),
+    "falcon": ("apply_residual_connection_post_layernorm", "layer_norm_epsilon", "multi_query"),
+    "cohere": (*_LAYER_NORM, "logit_scale"),
+    "cohere2": (
+        *_LAYER_NORM, "cache_implementation", "layer_switch", "logit_scale", "order_of_interleaved_layers",
+        "position_embedding_type", "use_embedding_sharing", "use_gated_activation", "use_parallel_block",
+        "use_parallel_embedding",
+    ),
+    "gemma3": (*_IMAGES, "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "mm_tokens_per_image"),
+    "mistral3": (
+        *_IMAGES, "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer",
+    ),
+}  # fmt: skip
+
+
+@cache
+def known(family: str) -> frozenset[str]:
+    """The fields of a family of language models."""
+    f = FAMILIES[family]
+    read = {*_READ, *f.defaults, *f.biases, *f.refused, *f.needed, f.dropout, f.embedding_dropout, f.parallel}
+    if f.window:
+        read |= {"layer_types", "sliding_window"}
+    if f.experts:
+        read |= {f.experts, f.expert_size, "num_experts_per_tok", "num_local_experts"}
+    if f.interleaved:
+        read |= {"partial_rotary_factor"}
+    read = (read - f.spelled.keys()) | set(f.spelled.values())
+    norm = () if "layer" in str(f.fixed.get("norm", "")) or f.fixed.get("norm") == "centred" else _RMS
+    return COMMON | (read - {""}) | {*norm, *CARRIED.get(family, ())}
+
+
+def known_around(family: str) -> frozenset[str]:
+    """The fields of a config of this `model_type`: of a model with a part for images, those beside `text_config`."""
+    return COMMON | {*CARRIED[family]} if family in NESTED else known(family)

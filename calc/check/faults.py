@@ -1,0 +1,18 @@
+"""A rule of the catalog, and the line that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from calc.catalog import Catalog
+from calc.schema import show
+
+Thing = TypeVar("Thing")
+# What is wrong with one thing of the catalog, a line each; the place, file or file and line, is put before it.
+Rule = Callable[[Thing, Catalog], Iterator[str]]
+
+
+def fault(field: str, given: Any, allowed: str) -> str:
+    """The line: the field, what was given, what is allowed."""
+    return f"{field}: given {f'{given:g}' if isinstance(given, float) else show(given)}, allowed: {allowed}"

@@ -1,0 +1,51 @@
+"""What cannot be of an out-of-memory message: figures unlike its quote, a card of another size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from calc.catalog import Catalog
+from calc.check.faults import fault
+from calc.exhausted import contradiction, newer, sharers
+from calc.units import GiB
+
+Message = Mapping[str, Any]
+# The total that a message prints against what is sold: 0.92 with error correction inline.
+TOTAL = (0.9, 1)
+RENAMED = (2, 1)  # the release of torch that words the message anew
+
+
+def figures(message: Message, _: Catalog) -> Iterator[str]:
+    """Each figure is the quote's, and they do not contradict each other."""
+    if wrong := contradiction(message):
+        yield wrong
+
+
+def card(message: Message, catalog: Catalog) -> Iterator[str]:
+    """The total is that of the card that is named."""
+    if message["gpu"] is None:
+        return
+    low, high = (int(bound * catalog.gpu(message["gpu"]).memory_gb * GiB) for bound in TOTAL)
+    if not low <= message["total_bytes"] <= high:
+        yield fault("gpu", message["gpu"], f"a card of {message['total_bytes'] / GiB:.2f} GiB, which quote says")
+
+
+def processes(message: Message, _: Catalog) -> Iterator[str]:
+    """As many share the card as the message lists."""
+    listed = sharers(message["quote"])
+    if listed and message["processes"] != listed:
+        yield fault("processes", message["processes"], f"{listed}, which quote lists")
+
+
+def release(message: Message, _: Catalog) -> Iterator[str]:
+    """The message is worded as that release of torch words it."""
+    if message["torch"] is None:
+        return
+    if not re.fullmatch(r"[0-9]+(?:\.[0-9]+){1,2}\S*", message["torch"]):
+        yield fault("torch", message["torch"], "a version such as 2.1.0")
+        return
+    numbers = tuple(int(part) for part in re.findall(r"[0-9]+", message["torch"])[:2])
+    if (numbers >= RENAMED) != newer(message["quote"]):
+        yield fault("torch", message["torch"], "2.1 or later" if newer(message["quote"]) else "a release before 2.1")

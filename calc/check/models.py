@@ -1,0 +1,88 @@
+"""What cannot be of a model: a field that no config.json of its family has, a count that its tensors do not give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from calc.catalog import Catalog, Model
+from calc.check.config_keys import known, known_around
+from calc.check.faults import fault
+from calc.families import NESTED
+from calc.schema import closest
+
+# A name says a model's size in round numbers: 1.31 of Gemma 2 2B, which leaves its embedding out, 0.80 of Mixtral
+# 8x22B, whose experts share their attention.
+SIZE = (0.75, 1.35)
+# What Transformers calls a layer's attention in `layer_types`.
+LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+
+
+def config_fields(model: Model, _: Catalog) -> Iterator[str]:
+    """Each field of the config is one that its family's config.json files have."""
+    yield from _unknown(model.config, known_around(model.config["model_type"]), "config")
+    if (inner := _inner(model)) is not model.config:
+        yield from _unknown(inner, known(model.architecture.family), "config.text_config")
+
+
+def _inner(model: Model) -> Mapping[str, Any]:
+    """The fields of the language model."""
+    return model.config["text_config"] if model.config["model_type"] in NESTED else model.config
+
+
+def _unknown(fields: Mapping[str, Any], allowed: frozenset[str], where: str) -> Iterator[str]:
+    for name in fields:
+        if name not in allowed:
+            near = closest(name, allowed - fields.keys())
+            near = near.replace("did you mean '", f"did you mean '{where}.")
+            yield f"unknown field '{where}.{name}'" + (near or f", allowed: {', '.join(sorted(allowed))}")
+
+
+def named_class(model: Model, _: Catalog) -> Iterator[str]:
+    """The class that the config names is of the family that it names."""
+    given = model.config.get("architectures")
+    family = model.config["model_type"]
+    stem = family.replace("_", "").removesuffix("text") + "for"
+    if given and not given[0].replace("_", "").casefold().startswith(stem):
+        yield fault("config.architectures", given, f"a class of the family {family}, as model_type says")
+
+
+def layer_types(model: Model, _: Catalog) -> Iterator[str]:
+    """A layer's attention is of a kind that Transformers knows."""
+    for index, word in enumerate(_inner(model).get("layer_types") or ()):
+        if word not in LAYERS:
+            near = closest(word, LAYERS) if isinstance(word, str) else ""
+            yield fault(f"config.layer_types[{index}]", word, ", ".join(LAYERS) + near)
+
+
+def published_count(model: Model, _: Catalog) -> Iterator[str]:
+    """The parameters that somebody published are those that the config's tensors have."""
+    if model.published_parameters not in (None, model.parameters):
+        allowed = f"{model.parameters}, as its config counts, or null where nobody states it exactly"
+        yield fault("published_parameters", model.published_parameters, allowed)
+
+
+def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
+    """A name that says how many parameters a model has says about as many as are counted."""
+    said = re.search(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", model.hf)
+    if said is None:
+        return
+    named = prod(float(part) for part in (said[1].rstrip("x") or "1", said[2]))
+    low, high = (bound * named * 1e9 for bound in SIZE)
+    if not low <= model.parameters <= high:
+        yield f"config: given {model.parameters:,} parameters, allowed: {low:,.0f} to {high:,.0f}, as hf says {said[0]}"
+
+
+def names(model: Model, _: Catalog) -> Iterator[str]:
+    """A model has each of its names once, a reader's name is no Hugging Face name, and its config.json is of one."""
+    own = [name.casefold() for name in (model.id, model.hf, *model.aliases)]
+    for index, name in enumerate(own[2:]):
+        if name in own[: index + 2]:
+            yield fault(f"aliases[{index}]", model.aliases[index], "a name that the model does not have yet")
+    if "/" in model.name:
+        yield fault("name", model.name, "the name that readers write, such as Llama 3 8B")
+    found = re.match(r"https://huggingface\.co/([^/]+/[^/]+)", model.source)
+    if found and found[1].casefold() not in own:
+        yield fault("source", model.source, f"a file of {model.hf} or of one of aliases")

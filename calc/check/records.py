@@ -1,0 +1,235 @@
+"""What cannot be of a measurement: figures unlike their quote, parts unlike their sum, a job that is no scenario."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from calc.catalog import Catalog
+from calc.check.faults import fault
+from calc.check.printed import Printed, printed
+from calc.estimate import loading_moments
+from calc.scenario import parse
+from calc.schema import InputError, closest, show
+from calc.units import GiB, MiB
+
+Record = Mapping[str, Any]
+
+# What a unit's word may stand for in a quote: bytes of a figure with that word beside it, or with none.
+_DECIMAL = {"GB": 10**9, "G": 10**9, "MB": 10**6, "M": 10**6}
+_BINARY = {"GiB": GiB, "MiB": MiB, "GB": GiB, "G": GiB, "MB": MiB, "M": MiB}
+UNITS: Mapping[str, Mapping[str, int]] = {
+    "bytes": {"bytes": 1},
+    "GB": _DECIMAL,
+    "GiB": _BINARY,
+    "GB or GiB": _DECIMAL,
+}
+# What a rate of the harness says, by the beginning of its name: all that the pages on speed read.
+RATES: Mapping[str, tuple[str, ...]] = {
+    "matmul": ("tokens", "inputs", "outputs", "seconds", "tflops"),
+    "decode": ("batch", "kv_len", "seconds", "eager_seconds", "tokens_per_second"),
+    "copy": ("bytes", "seconds", "gbs"),
+}
+LEAST = MiB  # a peak of less is a figure in another unit
+SAME_CARD = 0.02  # two totals of the same kind of card differ by less, with the driver
+
+
+def scenario(record: Record, catalog: Catalog) -> Iterator[str]:
+    """The job is one that can be estimated; a moment of loading is one that its estimate has."""
+    try:
+        job = parse(record["scenario"], where="scenario", catalog=catalog)
+        if record["metric"] == "held" and "moment" in record:
+            known = {moment.name for _, moment in loading_moments(job, catalog)}
+            if record["moment"] not in known:
+                near = closest(record["moment"], known)
+                yield fault("moment", record["moment"], ", ".join(sorted(known)) + near)
+    except InputError as error:
+        yield str(error)
+
+
+def metric(record: Record, _: Catalog) -> Iterator[str]:
+    """A metric, its figure, its moment and its verdict go together."""
+    of, measured, verdict = record["metric"], record["measured_bytes"], record["verdict"]
+    if (measured is None) != (of == "verdict"):
+        given = f"given {show(measured)} with metric {of}"
+        yield f"measured_bytes: {given}, allowed: bytes, or null with metric verdict"
+    if of == "verdict" and verdict is None:
+        yield "verdict: given null with metric verdict, allowed: fits, oom, failed, untested"
+    if of == "held" and "moment" not in record:
+        yield "missing field 'moment': the moment of loading at which metric held is meant"
+    if of != "held" and "moment" in record:
+        yield fault("moment", record["moment"], f"none, as metric is {of} and not held")
+    if (verdict == "failed") != ("failure" in record):
+        yield fault("verdict", verdict, "failed with a failure that says why, and only then")
+
+
+def origin(record: Record, _: Catalog) -> Iterator[str]:
+    """What others published has an address and their words; what the harness measured, its machine and its day."""
+    if record["class"] == "published":
+        if record["url"] is None:
+            yield fault("url", None, "an address, as class is published")
+        if "quote" not in record:
+            yield "missing field 'quote': the source's own words, as class is published"
+    if record["class"] == "traced" and record["metric"] != "allocated":
+        yield fault("metric", record["metric"], "allocated, as class is traced")
+    for part in ("edge", "rates"):
+        if part in record and "machine" not in record:
+            yield f"missing field 'machine': where {part} was measured"
+    if record["class"] == "measured" and "observed" in record and "machine" not in record:
+        yield "missing field 'machine': where it was observed"
+    if "machine" in record:
+        for name in ("date", "versions"):
+            if name not in record:
+                yield f"missing field {name!r}, which a record with a machine has"
+
+
+def quoted(record: Record, _: Catalog) -> Iterator[str]:
+    """The figure is one that the quote prints, in the unit that the record names, to the digits printed."""
+    measured, unit, quote = record["measured_bytes"], record.get("unit"), record.get("quote")
+    if unit is not None and measured is None:
+        yield fault("unit", unit, "none, as there is no figure")
+    if measured is None or quote is None:
+        return
+    figures = list(printed(quote))
+    if unit is not None and (said := [figure for figure in figures if _says(figure, measured, unit)]):
+        words = {figure.unit for figure in said}
+        if unit == "GiB" and words <= _DECIMAL.keys() and "GiB" not in record.get("note", ""):
+            yield fault("unit", unit, f"GB or GiB, as quote says {said[0].text}, or a note that says why it is GiB")
+        return
+    fits = [name for name in UNITS if any(_says(figure, measured, name) for figure in figures)]
+    if unit is None and fits:
+        return
+    if fits:
+        yield fault("unit", unit, f"{' or '.join(fits)}, in which measured_bytes = {measured} is a figure of quote")
+        return
+    if not figures:
+        yield fault("quote", quote, f"words that print the figure, as measured_bytes is {measured}")
+        return
+    near = min(
+        (figure.value * scale for figure in figures for scale in _scales(figure, unit or "GiB")),
+        key=lambda value: abs(value - measured),
+        default=None,
+    )
+    nearest = "" if near is None else f"; the nearest is {float(near):.0f}"
+    yield fault("measured_bytes", measured, f"a figure that quote prints, in {unit or 'any unit'}{nearest}")
+
+
+def _scales(figure: Printed, unit: str) -> set[int]:
+    """The bytes that one of the figure may be in `unit`; none where another stands beside it."""
+    if not figure.unit:
+        return set(UNITS[unit].values())
+    return {UNITS[unit][figure.unit]} if figure.unit in UNITS[unit] else set()
+
+
+def _says(figure: Printed, measured: int, unit: str) -> bool:
+    return any(figure.means(measured, scale, 1) for scale in _scales(figure, unit))
+
+
+def quoted_rate(record: Record, _: Catalog) -> Iterator[str]:
+    """A rate is one that its quote prints, unless a note says how it was read; seconds an iteration are a step's."""
+    if (rate := record.get("measured_rate")) is None:
+        return
+    quote = rate.get("quote", record.get("quote", ""))
+    said = [figure for figure in printed(quote) if figure.means(rate["value"], 1, 1e-9)]
+    if quote and not said and "note" not in rate:
+        yield fault("measured_rate.value", rate["value"], "a figure that its quote prints, or a note that says how")
+    for figure in said:
+        if re.search(rf"{re.escape(figure.text)} ?s/it\b", quote) and rate["unit"] != "step_seconds":
+            yield fault("measured_rate.unit", rate["unit"], f"step_seconds, as quote says {figure.text}s/it")
+
+
+def size(record: Record, catalog: Catalog) -> Iterator[str]:
+    """A peak is some of the card's memory; a trace, which needs no card, may be larger."""
+    measured = record["measured_bytes"]
+    if measured is None:
+        return
+    name = record["scenario"]["gpu"]
+    whole = int(catalog.gpu(name).memory_gb * GiB)
+    if measured < LEAST:
+        yield fault("measured_bytes", measured, f"bytes, at least {LEAST}")
+    elif measured > whole and record["class"] != "traced":
+        yield fault("measured_bytes", measured, f"at most {whole}, the memory of {name}")
+
+
+def parts(record: Record, _: Catalog) -> Iterator[str]:
+    """What was observed adds up to what was measured."""
+    seen, measured = record.get("observed", {}), record["measured_bytes"]
+    if measured is None:
+        return
+    if seen.get("allocated_bytes") not in (None, measured):
+        yield fault("observed.allocated_bytes", seen["allocated_bytes"], f"{measured}, as measured_bytes")
+    components, phases = seen.get("components"), seen.get("phases", {})
+    if components and None not in components.values() and sum(components.values()) != measured:
+        given = sum(components.values())
+        yield fault("observed.components", given, f"parts that add up to {measured}, as measured_bytes")
+    if record["class"] != "traced":
+        return
+    if bare := [name for name, phase in phases.items() if not phase.get("allocated_bytes")]:
+        yield f"missing field 'observed.phases.{bare[0]}.allocated_bytes', or 0"
+    elif phases and max(phase["allocated_bytes"] for phase in phases.values()) != measured:
+        yield fault("measured_bytes", measured, "that of the largest phase of observed.phases")
+
+
+def allocator(record: Record, _: Catalog) -> Iterator[str]:
+    """What PyTorch reserved holds what it allocated; a record with its statistics has those that pages read."""
+    seen = record.get("observed", {})
+    allocated, reserved = seen.get("allocated_bytes"), seen.get("reserved_bytes")
+    if allocated is not None and reserved is not None and allocated > reserved:
+        yield fault("observed.reserved_bytes", reserved, f"at least allocated_bytes = {allocated}")
+    if "allocator" not in seen or record["metric"] != "allocated":
+        return
+    for name in ("requested_bytes", "retries"):
+        if name not in seen["allocator"]:
+            yield f"missing field 'observed.allocator.{name}'"
+    for name in ("reserved_bytes", "expandable_segments", "context_bytes", "context_at_start_bytes"):
+        if seen.get(name) is None:
+            yield f"missing field 'observed.{name}', which goes with observed.allocator"
+    if seen["allocator"].get("requested_bytes") == 0:
+        yield fault("observed.allocator.requested_bytes", 0, "at least 1")
+
+
+def machine(record: Record, catalog: Catalog) -> Iterator[str]:
+    """The machine has the card that it names, and as much memory as the one it stands in for."""
+    if (given := record.get("machine")) is None:
+        return
+    real, named = catalog.gpu(given["gpu"]), catalog.gpu(record["scenario"]["gpu"])
+    total = given.get("total_bytes")
+    if total is not None and abs(total / real.usable_bytes - 1) > SAME_CARD:
+        yield fault("machine.total_bytes", total, f"about {real.usable_bytes}, the usable memory of {real.id}")
+    if real.usable_mib < named.usable_mib:
+        larger = f"a card with the memory of {named.id}, which scenario.gpu names"
+        yield fault("machine.gpu", real.id, larger)
+
+
+def outcome(record: Record, _: Catalog) -> Iterator[str]:
+    """How a run ended is the verdict; a search's sizes are in order, and its scenario is that of the one found."""
+    if ("oom" in record.get("observed", {})) and record["verdict"] != "oom":
+        yield fault("verdict", record["verdict"], "oom, as observed.oom says")
+    if (edge := record.get("edge")) is None:
+        return
+    if edge["fails_at"] is not None and edge["fails_at"] <= edge["found"]:
+        yield fault("edge.fails_at", edge["fails_at"], f"above edge.found = {edge['found']}")
+    if edge["predicted_fits"] > edge["predicted"]:
+        yield fault("edge.predicted_fits", edge["predicted_fits"], f"at most edge.predicted = {edge['predicted']}")
+    if edge["found"] and record["scenario"].get(edge["field"], edge["found"]) != edge["found"]:
+        field = f"scenario.{edge['field']}"
+        yield fault(field, record["scenario"][edge["field"]], f"{edge['found']}, the largest found")
+
+
+def rates(record: Record, catalog: Catalog) -> Iterator[str]:
+    """A rate is of a known kind, with all that this kind has, on a card whose peaks are known."""
+    if "rates" not in record:
+        return
+    for index, rate in enumerate(record["rates"]):
+        kind = rate["op"].partition(" ")[0]
+        if kind not in RATES:
+            yield fault(f"rates[{index}].op", rate["op"], ", ".join(RATES) + closest(kind, RATES))
+            continue
+        for name in RATES[kind]:
+            if not rate.get(name):
+                yield f"missing field 'rates[{index}].{name}', or 0"
+    if "machine" in record:
+        card = catalog.gpu(record["machine"]["gpu"])
+        if not card.bandwidth_gbs or not (card.bf16_tflops or card.fp16_tflops):
+            yield fault("machine.gpu", card.id, "a card of which the catalog has bandwidth and rates")

@@ -1,0 +1,143 @@
+"""Texts of every kind of file: sources that lead somewhere, addresses, dates, names that nobody else has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from datetime import UTC, date, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from calc.catalog import GPU, Catalog, Model, Node, newer_first
+from calc.check.faults import fault
+
+_ADDRESS = re.compile(r"https?://(?:[a-z0-9-]+\.)+[a-z]{2,}(?::[0-9]+)?(?:[/?#]\S*)?", re.IGNORECASE)
+_NOWHERE = re.compile(r"https?://(?:[a-z0-9-]+\.)*example\.[a-z]+\b", re.IGNORECASE)
+_LETTER = re.compile(r"[^\W\d_]")
+# What stands where somebody meant to write a source later, or has none.
+_PLACEHOLDER = re.compile(
+    r"\b(?:to ?do|tbd|tba|fix ?me|xxx+|lorem ipsum|placeholder|change ?me|trust me|ask me|i (?:think|guess))\b|\?\?"
+    r"|^(?:no source|not? known|from memory|common knowledge|the (?:internet|web)|some \w+|some(?:one|where|body)\b.*"
+    r"|(?:see|as|same as) above|my (?:own )?(?:guess|estimate|head))$",
+    re.IGNORECASE,
+)
+_LATER = re.compile(r"\b(?:TODO|todo|TBD|tbd|FIXME|fixme|XXX|lorem ipsum)\b")
+FIRST = date(2016, 9, 1)  # PyTorch's first release
+A_SUITE = timedelta(days=31)  # between the day that a file is named after and its last record
+SOURCE = "an http(s) address, or the title of a document or what was seen where, in words"
+ADDRESS = "an http(s) address such as https://arxiv.org/abs/2407.21783"
+
+
+@cache
+def leads_somewhere(text: str) -> bool:
+    """True if `text` is an address or the title of something: two words at least, and no placeholder."""
+    found = [word.strip("(<\"'") for word in text.split() if "://" in word]
+    if not all(address(word.rstrip(").,;>\"'")) for word in found):
+        return False
+    words = [word for word in text.split() if _LETTER.search(word)]
+    return bool(found) or (len(words) >= 2 and not _PLACEHOLDER.search(text.strip()))
+
+
+@cache
+def address(text: str) -> bool:
+    """True if `text` is an http(s) address of a host that may exist."""
+    return bool(_ADDRESS.fullmatch(text)) and not _NOWHERE.match(text)
+
+
+def sources(thing: GPU | Node, _: Catalog) -> Iterator[str]:
+    """Each value of a card or node says where it is read."""
+    for name, source in thing.sources.items():
+        if not leads_somewhere(source):
+            yield fault(f"{name}.source", source, SOURCE)
+
+
+def model_sources(model: Model, _: Catalog) -> Iterator[str]:
+    """A model's figures lead to an address and to what was counted."""
+    if not address(model.source):
+        yield fault("source", model.source, ADDRESS)
+    if not leads_somewhere(model.parameters_source):
+        yield fault("parameters_source", model.parameters_source, SOURCE)
+
+
+def record_sources(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
+    """A record says who saw it, and an address is one."""
+    if not leads_somewhere(record["source"]):
+        yield fault("source", record["source"], SOURCE)
+    if record["url"] is not None and not address(record["url"]):
+        yield fault("url", record["url"], ADDRESS)
+
+
+def finished(thing: GPU | Node | Model, _: Catalog) -> Iterator[str]:
+    """No text is one that somebody meant to write later."""
+    written = {"name": thing.name}
+    if isinstance(thing, Model):
+        written["licence"] = thing.licence
+    else:
+        written |= {f"{name}.note": note for name, note in thing.notes.items()}
+    yield from _unfinished(written)
+
+
+def record_finished(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
+    """No text of a record is one that somebody meant to write later."""
+    yield from _unfinished({name: record.get(name) for name in ("note", "group", "explanation", "failure")})
+
+
+def _unfinished(written: Mapping[str, str | None]) -> Iterator[str]:
+    for name, text in written.items():
+        if text and (found := _LATER.search(text)):
+            yield fault(name, text, f"a text without {found[0]}")
+
+
+def dates(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
+    """A day that was, and not far from the one that the id names, where it names one: a suite goes on the next day.
+
+    What passes once passes for good, as today is in the past from tomorrow on.
+    """
+    if (given := record.get("date")) is None:
+        return
+    today = (datetime.now(UTC) + timedelta(hours=14)).date()  # wherever it is latest
+    try:
+        day = date.fromisoformat(given)
+    except ValueError:
+        yield fault("date", given, "a day of the calendar, such as 2026-11-22")
+        return
+    if not FIRST <= day <= today:
+        yield fault("date", given, f"{FIRST} to {today}, today")
+    named = re.search(r"(?<![0-9])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])", record["id"])
+    if named and abs(day - date.fromisoformat(named[0])) > A_SUITE:
+        yield fault("date", given, f"within {A_SUITE.days} days of {named[0]}, which id says")
+
+
+def own_names(catalog: Catalog, root: Path) -> Iterator[str]:
+    """No two cards, nodes or models have one name: a copied file has been changed throughout."""
+    kinds: Mapping[str, Mapping[str, GPU | Node | Model]] = {
+        "hardware/gpus": catalog.gpus, "hardware/nodes": catalog.nodes, "models": catalog.models,
+    }  # fmt: skip
+    for folder, things in kinds.items():
+        named = {f"{folder}/{thing.id}.yaml": thing.name for thing in things.values()}
+        for blamed, other in _repeated(((name.casefold(), place) for place, name in named.items()), root):
+            yield f"{blamed}: {fault('name', named[blamed], f'a name of its own, as this is that of {other}')}"
+
+
+def own_records(catalog: Catalog, root: Path) -> Iterator[str]:
+    """No record stands twice, under two ids."""
+    messages = [((record["url"], record["quote"]), record) for record in catalog.exhausted]
+    alike: dict[Hashable, list[Mapping[str, Any]]] = {}
+    for record in catalog.measurements:
+        alike.setdefault(tuple(map(record.get, ("metric", "measured_bytes", "source", "quote"))), []).append(record)
+    jobs = [
+        (str({**record, "id": None}), record) for records in alike.values() if len(records) > 1 for record in records
+    ]
+    for found in (messages, jobs):
+        ids = {catalog.places[record["id"]]: record["id"] for _, record in found}
+        for blamed, other in _repeated([(key, catalog.places[record["id"]]) for key, record in found], root):
+            yield f"{blamed}: {fault('id', ids[blamed], f'a record of its own, as this is that of {other}')}"
+
+
+def _repeated(claims: Iterable[tuple[Hashable, str]], root: Path) -> Iterator[tuple[str, str]]:
+    """The places that claim what another does, the one to blame first."""
+    owners: dict[Hashable, str] = {}
+    for key, place in claims:
+        if (owner := owners.setdefault(key, place)) != place:
+            yield newer_first(root, owner, place)

@@ -1,0 +1,176 @@
+"""Rules on models, and the fields that each family's config may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from calc.catalog import load
+from calc.check import models
+from calc.check.config_keys import CARRIED, COMMON, known, known_around
+from calc.check.faults import Rule
+from calc.config import from_config
+from calc.families import FAMILIES, NESTED
+
+
+def said(rule: Rule[Any], id: str, change: Mapping[str, Any] | None = None, **fields: Any) -> list[str]:
+    """What the rule says of a model with these fields, and with `change` in its config."""
+    catalog = load()
+    model = catalog.models[id]
+    return list(rule(replace(model, config={**model.config, **(change or {})}, **fields), catalog))
+
+
+# --- fields of a config ---
+
+
+@pytest.mark.parametrize(
+    ("field", "line"),
+    [
+        ("num_key_value_head", "unknown field 'config.num_key_value_head'; did you mean 'config.num_key_value_heads'?"),
+        ("rms_norm_epsilon", "unknown field 'config.rms_norm_epsilon'; did you mean 'config.rms_norm_eps'?"),
+        ("qk_rope_head_dim", "unknown field 'config.qk_rope_head_dim'"),  # of another family
+    ],
+)
+def test_a_field_that_the_family_does_not_have_is_refused(field: str, line: str) -> None:
+    config = {name: value for name, value in load().models["llama-3-8b"].config.items() if name not in line}
+    model = replace(load().models["llama-3-8b"], config={**config, field: 1})
+    found = list(models.config_fields(model, load()))
+    assert len(found) == 1 and found[0].startswith(line)
+
+
+def test_a_whole_config_json_can_be_pasted() -> None:
+    """Those of the Hub have fields that say nothing on sizes."""
+    published = {"bos_token_id": 128000, "use_cache": True, "transformers_version": "4.40.0.dev0", "pretraining_tp": 1}
+    assert said(models.config_fields, "llama-3-8b", published) == []
+
+
+def test_fields_beside_and_inside_a_text_config() -> None:
+    catalog = load()
+    inner = {"model_type": "gemma3_text", **catalog.models["gemma-3-4b"].config}
+    outer = {"model_type": "gemma3", "text_config": inner, "image_token_index": 262144}
+    model = replace(catalog.models["gemma-3-4b"], config=outer)
+    assert list(models.config_fields(model, catalog)) == []
+    odd = replace(model, config={**outer, "hidden_size": 1, "text_config": {**inner, "hiden_size": 1}})
+    first, second = models.config_fields(odd, catalog)
+    assert first.startswith("unknown field 'config.hidden_size', allowed: ")
+    assert second.startswith("unknown field 'config.text_config.hiden_size'")
+
+
+class Reads(dict[str, Any]):
+    """A config that remembers what it was asked for."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.asked: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+
+def configs(family: str) -> Iterator[dict[str, Any]]:
+    """Configs of a family that take the reader through its branches."""
+    sizes = {
+        "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 128,
+        "num_key_value_heads": 2, "num_kv_heads": 2, "num_experts_per_tok": 1, "model_type": family, "head_dim": 16,
+        "kv_lora_rank": 8, "no_rope_layer_interval": 2,
+    }  # fmt: skip
+    needed = {name: True for name in FAMILIES[family].needed}
+    for slides in (False, True):
+        yield {**sizes, **needed, "sliding_window": 16 if slides else None, "use_sliding_window": slides}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_read_of_a_family_is_known(family: str) -> None:
+    """A field that calc.config reads is one that a file may have."""
+    for config in configs(family):
+        asked = Reads(config)
+        from_config(asked)
+        assert asked.asked - known(family) == set()
+
+
+def test_each_row_is_of_a_family() -> None:
+    """And repeats nothing that all have."""
+    assert set(CARRIED) <= {*FAMILIES, *NESTED}
+    for family, fields in CARRIED.items():
+        assert len(set(fields)) == len(fields)
+        assert not COMMON & set(fields), family
+    assert known_around("gemma3") != known("gemma3_text")
+
+
+# --- the rest ---
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "within", "beyond", "line"),
+    [
+        (
+            models.named_class,
+            "llama-3-8b",
+            {"change": {"architectures": ["LlamaForSequenceClassification"]}},
+            {"change": {"architectures": ["MistralForCausalLM"]}},
+            "config.architectures: given a list, ['MistralForCausalLM'], allowed: a class of the family llama, as "
+            "model_type says",
+        ),
+        (
+            models.layer_types,
+            "qwen3-4b",
+            {"change": {"layer_types": ["full_attention", "sliding_attention"]}},
+            {"change": {"layer_types": ["full_attention", "full_atention"]}},
+            "config.layer_types[1]: given 'full_atention', allowed: full_attention, sliding_attention, "
+            "chunked_attention, linear_attention; did you mean 'full_attention'?",
+        ),
+        (
+            models.published_count,
+            "llama-3-8b",
+            {"published_parameters": None},
+            {"published_parameters": 8_030_261_249},
+            "published_parameters: given 8030261249, allowed: 8030261248, as its config counts, or null where nobody "
+            "states it exactly",
+        ),
+        (
+            models.size_in_name,
+            "mixtral-8x7b",
+            {},
+            {"hf": "mistralai/Mixtral-8x22B"},
+            "config: given 46,702,792,704 parameters, allowed: 132,000,000,000 to 237,600,000,000, as hf says 8x22B",
+        ),
+        (
+            models.size_in_name,
+            "qwen3-30b-a3b",
+            {"hf": "Qwen/Qwen3-A3B"},  # the experts that are active
+            {"hf": "Qwen/Qwen3-3B"},
+            "config: given 30,532,122,624 parameters, allowed: 2,250,000,000 to 4,050,000,000, as hf says 3B",
+        ),
+        (
+            models.names,
+            "llama-3-8b",
+            {"aliases": ("a/b", "a/c")},
+            {"aliases": ("a/b", "A/B")},
+            "aliases[1]: given 'A/B', allowed: a name that the model does not have yet",
+        ),
+        (
+            models.names,
+            "llama-3-8b",
+            {},
+            {"name": "meta-llama/Meta-Llama-3-8B"},
+            "name: given 'meta-llama/Meta-Llama-3-8B', allowed: the name that readers write, such as Llama 3 8B",
+        ),
+        (
+            models.names,
+            "llama-3-8b",
+            {"source": "https://github.com/a/b/blob/main/config.json"},
+            {"source": "https://huggingface.co/Qwen/Qwen3-8B/blob/main/config.json"},
+            "source: given 'https://huggingface.co/Qwen/Qwen3-8B/blob/main/config.json', allowed: a file of "
+            "meta-llama/Meta-Llama-3-8B or of one of aliases",
+        ),
+    ],
+)
+def test_a_rule_refuses_what_it_is_for(
+    rule: Rule[Any], name: str, within: dict[str, Any], beyond: dict[str, Any], line: str
+) -> None:
+    assert said(rule, name, **within) == []
+    assert said(rule, name, **beyond) == [line]

@@ -1,0 +1,228 @@
+"""Rules on measurements and out-of-memory messages, each alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from planted import RECORDS
+
+from calc.catalog import load
+from calc.check import messages, records
+from calc.check.faults import Rule
+from calc.units import GiB
+
+
+def changed(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of the catalog with other values; None takes a field out, and dots lead inside."""
+    catalog = load()
+    every = (*catalog.measurements, *catalog.exhausted)
+    record = copy.deepcopy(dict(next(r for r in every if r["id"] == RECORDS[name])))
+    for field, value in changes.items():
+        *above, last = field.split(".")
+        into = record
+        for part in above:
+            into = into[part]
+        if value is None:
+            del into[last]
+        else:
+            into[last] = value
+    return record
+
+
+def said(rule: Rule[Any], name: str, **changes: Any) -> list[str]:
+    return list(rule(changed(name, changes), load()))
+
+
+CASES: list[tuple[Rule[Any], str, dict[str, Any], dict[str, Any], str]] = [
+    (
+        records.scenario,
+        "gib",
+        {},
+        {"scenario.optimizer": "adam"},
+        "scenario: optimizer: given 'adam', allowed: adamw, ",
+    ),
+    (
+        records.scenario,
+        "held",
+        {},
+        {"moment": "actor: shard on the GPU"},
+        "moment: given 'actor: shard on the GPU', allowed: ",
+    ),
+    (records.metric, "held", {}, {"moment": None}, "missing field 'moment': the moment of loading"),
+    (records.metric, "gib", {}, {"moment": "x"}, "moment: given 'x', allowed: none, as metric is unknown and not held"),
+    (
+        records.metric,
+        "gib",
+        {},
+        {"metric": "verdict"},
+        "measured_bytes: given 17394617549 with metric verdict, allowed: bytes, or null with metric verdict",
+    ),
+    (
+        records.metric,
+        "edge",
+        {"verdict": "untested"},
+        {"verdict": "failed"},
+        "verdict: given 'failed', allowed: failed",
+    ),
+    (records.origin, "gib", {}, {"quote": None}, "missing field 'quote': the source's own words"),
+    (records.origin, "traced", {}, {"metric": "reserved"}, "metric: given 'reserved', allowed: allocated, as class is"),
+    (records.origin, "edge", {}, {"machine": None}, "missing field 'machine': where edge was measured"),
+    (records.origin, "matmul", {}, {"machine": None, "observed": None}, "missing field 'machine': where rates was"),
+    (records.origin, "measured", {}, {"date": None}, "missing field 'date', which a record with a machine has"),
+    (
+        records.quoted,
+        "gib",
+        {"measured_bytes": 17448304640},  # 16.25 GiB, which 16.2 may round
+        {"measured_bytes": 17448304642 + 1},
+        "measured_bytes: given 17448304643, allowed: a figure that quote prints, in GiB; the nearest is 17394617549",
+    ),
+    (
+        records.quoted,
+        "gib",
+        {"unit": None},  # a record need not name it
+        {"unit": "GB or GiB"},
+        "unit: given 'GB or GiB', allowed: GiB, in which measured_bytes = 17394617549 is a figure of quote",
+    ),
+    (
+        records.quoted,
+        "gb",
+        {"unit": "GiB", "measured_bytes": round(21.3 * GiB), "note": "It counts in GiB."},
+        {"unit": "GiB", "measured_bytes": round(21.3 * GiB)},
+        "unit: given 'GiB', allowed: GB or GiB, as quote says 21.3 GB, or a note that says why it is GiB",
+    ),
+    (records.quoted, "gib", {}, {"quote": "it fits"}, "quote: given 'it fits', allowed: words that print the figure"),
+    (
+        records.quoted_rate,
+        "gb or gib",
+        {"measured_rate": {"unit": "step_seconds", "value": 10.0, "note": "Read off a chart."}},
+        {"measured_rate.value": 10.0},
+        "measured_rate.value: given 10, allowed: a figure that its quote prints, or a note that says how",
+    ),
+    (
+        records.quoted_rate,
+        "gb or gib",
+        {},
+        {"measured_rate.unit": "sequences_per_second"},
+        "measured_rate.unit: given 'sequences_per_second', allowed: step_seconds, as quote says 1.0s/it",
+    ),
+    (
+        records.size,
+        "measured",
+        {"measured_bytes": 80 * GiB},
+        {"measured_bytes": 80 * GiB + 1},
+        "measured_bytes: given 85899345921, allowed: at most 85899345920, the memory of h100-sxm",
+    ),
+    (
+        records.size,
+        "traced",
+        {"measured_bytes": 2**50},
+        {"measured_bytes": 16},
+        "measured_bytes: given 16, allowed: bytes",
+    ),
+    (records.parts, "measured", {}, {"observed.allocated_bytes": 1}, "observed.allocated_bytes: given 1, allowed: "),
+    (records.parts, "traced", {}, {"observed.components.gradients": 1}, "observed.components: given "),
+    (records.parts, "traced", {}, {"observed.phases.step.allocated_bytes": 2**50}, "measured_bytes: given "),
+    (
+        records.parts,
+        "traced",
+        {},
+        {"observed.phases.step.allocated_bytes": None},
+        "missing field 'observed.phases.step.allocated_bytes', or 0",
+    ),
+    (
+        records.allocator,
+        "measured",
+        {},
+        {"observed.reserved_bytes": 1},
+        "observed.reserved_bytes: given 1, allowed: at",
+    ),
+    (
+        records.allocator,
+        "measured",
+        {},
+        {"observed.allocator.requested_bytes": None},
+        "missing field 'observed.allocator.requested_bytes'",
+    ),
+    (
+        records.allocator,
+        "measured",
+        {},
+        {"observed.context_bytes": None},
+        "missing field 'observed.context_bytes', which goes with observed.allocator",
+    ),
+    (records.outcome, "died", {}, {"verdict": "fits"}, "verdict: given 'fits', allowed: oom, as observed.oom says"),
+    (records.outcome, "edge", {}, {"edge.fails_at": 20}, "edge.fails_at: given 20, allowed: above edge.found = 20"),
+    (records.outcome, "edge", {}, {"edge.predicted_fits": 500}, "edge.predicted_fits: given 500, allowed: at most "),
+    (
+        records.outcome,
+        "edge",
+        {},
+        {"scenario.micro_batch": 3},
+        "scenario.micro_batch: given 3, allowed: 20, the largest",
+    ),
+    (
+        records.machine,
+        "measured",
+        {"machine.total_bytes": 85_000_000_000},
+        {"machine.total_bytes": 150_000_000_000},
+        "machine.total_bytes: given 150000000000, allowed: about 84944093184, the usable memory of h100-sxm",
+    ),
+    (
+        records.machine,
+        "measured",
+        {"scenario.gpu": "rtx4090"},  # which it can stand in for
+        {"scenario.gpu": "h200"},
+        "machine.gpu: given 'h100-sxm', allowed: a card with the memory of h200, which scenario.gpu names",
+    ),
+    (
+        records.rates,
+        "matmul",
+        {},
+        {"rates": [{"op": "matmull", "seconds": 1}]},
+        "rates[0].op: given 'matmull', allowed: matmul, decode, copy; did you mean 'matmul'?",
+    ),
+    (
+        records.rates,
+        "matmul",
+        {"rates": [{"op": "copy device to device", "bytes": 1, "seconds": 1, "gbs": 1}]},
+        {"rates": [{"op": "copy device to device", "bytes": 1, "seconds": 1}]},
+        "missing field 'rates[0].gbs', or 0",
+    ),
+    (
+        records.rates,
+        "matmul",
+        {},
+        {"machine.gpu": "ascend910b"},
+        "machine.gpu: given 'ascend910b', allowed: a card of which the catalog has bandwidth and rates",
+    ),
+    (messages.figures, "message", {}, {"free_bytes": 1}, "free_bytes: given 1, allowed: "),
+    (messages.card, "message", {"gpu": "rtx3090"}, {"gpu": "h200"}, "gpu: given 'h200', allowed: a card of 23.64 GiB"),
+    (messages.processes, "message", {}, {"processes": 2}, "processes: given 2, allowed: 1, which quote lists"),
+    (
+        messages.release,
+        "older message",
+        {"torch": "1.13.1+cu117"},
+        {"torch": "2.1.0"},
+        "torch: given '2.1.0', allowed: a",
+    ),
+    (
+        messages.release,
+        "message",
+        {"torch": "2.1.0"},
+        {"torch": "2.0.1"},
+        "torch: given '2.0.1', allowed: 2.1 or later",
+    ),
+    (messages.release, "message", {}, {"torch": "latest"}, "torch: given 'latest', allowed: a version such as 2.1.0"),
+]
+
+
+@pytest.mark.parametrize(("rule", "name", "within", "beyond", "line"), CASES)
+def test_a_rule_refuses_what_it_is_for(
+    rule: Rule[Any], name: str, within: dict[str, Any], beyond: dict[str, Any], line: str
+) -> None:
+    assert said(rule, name, **within) == []
+    found = said(rule, name, **beyond)
+    assert len(found) == 1 and found[0].startswith(line), found
