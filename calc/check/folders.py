@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from calc.reading import decode, parse_json, read_bytes
+from calc.reading import FILE, decode, parse_json, read_bytes
 from calc.schema import InputError, show
 
 
@@ -76,7 +76,7 @@ def _file(path: Path, where: str, kind: Folder) -> Iterator[str]:
     elif not path.is_file():
         yield f"{where}: given what is no file, allowed: {_allowed(kind.suffix)}"
     else:
-        yield from unreadable(read_bytes(path, where), where)
+        yield from unreadable(read_bytes(path, where, FILE), where)
 
 
 def misnamed(name: str, suffix: str) -> str:
