@@ -5,7 +5,6 @@ All of it comes from packages and from this folder when the site is built; the s
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import shutil
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+
+from calc.site.closure import closure
 
 ROOT = Path(__file__).parents[2]
 PYODIDE = ROOT / "node_modules" / "pyodide"
@@ -46,24 +47,13 @@ def _sources() -> Iterator[tuple[str, Path]]:
         place = path.relative_to(calc)
         if path.suffix in (".py", ".json") and place.parts[0] != "site":
             yield f"calc/{place.as_posix()}", path
-    for name in {"__init__", *_shown(ENTRY)}:
+    for name in {"__init__", *closure(ENTRY)}:
         yield f"calc/site/{name}.py", calc / "site" / f"{name}.py"
     for package in PACKAGES:
         spec = find_spec(package)
         assert spec and spec.origin
         for path in Path(spec.origin).parent.glob("*.py"):
             yield f"{package}/{path.name}", path
-
-
-def _shown(name: str, seen: frozenset[str] = frozenset()) -> frozenset[str]:
-    """A module of calc.site and all others of it that it imports."""
-    found = seen | {name}
-    for node in ast.walk(ast.parse((ROOT / "calc" / "site" / f"{name}.py").read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("calc.site"):
-            inner = node.module.removeprefix("calc.site").strip(".")
-            for other in [inner] if inner else [alias.name for alias in node.names]:
-                found = found if other in found else _shown(other, found)
-    return found
 
 
 def write(folder: Path) -> None:

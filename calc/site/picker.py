@@ -55,7 +55,7 @@ def _data(root: str) -> str:
     """What the script has to know, as JSON that no tag can end."""
     data = {
         "defaults": DEFAULTS,
-        "numbers": [*NUMBERS, "gpus"],
+        "numbers": [*NUMBERS, "gpus", "host_memory"],
         "root": root,
         "engine": f"{root}assets/calculator/{engine.version()}/",
         "catalog": f"{root}data/catalog.json?v={answers.versions()['catalog']}",
@@ -75,9 +75,10 @@ def _form(job: Mapping[str, Any]) -> str:
         f"{_select('model', 'Model', models, given)}{_select('task', 'Task', words.TASKS, given)}"
         f"{_select('gpu', 'GPU', gpus, given)}{_number('gpus', 'How many', given.get('gpus', ''), 'any')}"
         f'<datalist id="calculator-counts">{counts}</datalist>'
-        "<details><summary>Method, framework, lengths</summary><div>"
+        "<details><summary>Method, framework, lengths, host memory</summary><div>"
         f"{_select('method', 'Method', METHODS, given)}"
         f"{_select('framework', 'Framework', words.FRAMEWORKS, given)}{numbers}"
+        f"{_number('host_memory', 'Host memory, GB a node', given.get('host_memory', ''), 'its share')}"
         "</div></details>"
         '<p class="buttons"><button type="submit" class="md-button md-button--primary">What do I run?</button> '
         '<button type="button" class="md-button copy-link">Copy link</button> '

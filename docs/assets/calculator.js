@@ -7,7 +7,7 @@
   const shown = box.querySelector(".answer");
   const file = box.querySelector("textarea");
   const stop = form.querySelector(".stop");
-  const FIXED = ["model", "task", "gpu", "gpus"];
+  const FIXED = ["model", "task", "gpu", "gpus", "host_memory"]; // whatever the task
   const fields = [...form.elements].filter((field) => field.name);
   const script = new URL("calculator-worker.js", document.currentScript.src).href;
 
@@ -26,7 +26,7 @@
 
   function relevant() {
     for (const name of site.numbers) {
-      if (name !== "gpus") form[name].closest("label").hidden = !(name in lengths());
+      if (!FIXED.includes(name)) form[name].closest("label").hidden = !(name in lengths());
     }
   }
 
@@ -64,7 +64,7 @@
     for (const name of ["gpu", "gpus"]) if (!query.has(name)) form[name].value = "";
     for (const field of known) set(field, query.get(field.name));
     relevant();
-    box.querySelector(".picker details").open = known.some((field) => !FIXED.includes(field.name));
+    box.querySelector(".picker details").open = known.some((field) => field.closest("details"));
     ask({ job: job() });
   }
 

@@ -25,7 +25,15 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 WIDE = {"width": 1280, "height": 900}
 LENGTHS = {"prompt_len": 512, "response_len": 1024}
 JOBS: Mapping[str, Mapping[str, Any]] = {
-    "sft": {"model": "llama-3.1-8b", "task": "sft", "gpu": "rtx4090", "gpus": 2, "framework": "trl", "seq_len": 3000},
+    "sft": {
+        "model": "llama-3.1-8b",
+        "task": "sft",
+        "gpu": "rtx4090",
+        "gpus": 2,
+        "framework": "trl",
+        "seq_len": 3000,
+        "host_memory": 256,
+    },
     "ppo": {
         "model": "qwen2.5-1.5b",
         "task": "ppo",
