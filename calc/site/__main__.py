@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
 from pathlib import Path
-
-from calc.site import build, diff, engines, exports, ids, release
-from calc.site.rendered import BuildError
 
 
 def main() -> None:
     """Runs one command; a fault in data or pages is one line and exit status 2."""
+    # until all is imported, which takes a second; from then on faults.py answers Ctrl-C
+    signal.signal(signal.SIGINT, lambda *_: (print("interrupted", file=sys.stderr), os._exit(130)))
+    from calc.site.faults import one_line
+
+    with one_line():
+        _run()
+
+
+def _run() -> None:
+    from calc.site import build, diff, engines, exports, faults, ids, release, strict
+
     parser = argparse.ArgumentParser(prog="python -m calc.site", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("write", help="write the generated pages, and the data under build/")
     making = commands.add_parser("build", help="build the site")
     making.add_argument("dir", type=Path)
-    making.add_argument("--engine", choices=build.ENGINES, default=build.ENGINES[0])
+    making.add_argument("--engine", choices=strict.ENGINES, default=strict.ENGINES[0])
     same = commands.add_parser("same", help="whether two engines built the same site")
     same.add_argument("one", type=Path)
     same.add_argument("other", type=Path)
@@ -27,28 +38,26 @@ def main() -> None:
     commands.add_parser("release", help="write a new version into the tree").add_argument("version")
     commands.add_parser("publish", help="put the tagged version on the branch gh-pages")
     arguments = parser.parse_args()
-    with build.one_line():
-        match arguments.command:
-            case "write":
-                with build.writing():
-                    pass
-            case "build":
-                build.build(arguments.dir.resolve(), arguments.engine)
-            case "same":
-                if found := list(engines.differences(arguments.one, arguments.other)):
-                    raise BuildError("\n".join(found))
-            case "serve":
-                from calc.site import preview  # with all of mkdocs, in whose place another engine's build would step
+    match arguments.command:
+        case "write":
+            build.write()
+        case "build":
+            build.build(arguments.dir.resolve(), arguments.engine)
+        case "same":
+            if found := list(engines.differences(arguments.one, arguments.other)):
+                raise faults.BuildError("\n".join(found))
+        case "serve":
+            from calc.site import preview  # with all of mkdocs, in whose place another engine's build would step
 
-                preview.serve(arguments.address)
-            case "diff":
-                diff.report(arguments.rev)
-            case "ids":
-                print(f"{ids.add(exports.FOLDER)} new ids of tables in {ids.FILE.name}.")
-            case "release":
-                release.make(arguments.version)
-            case "publish":
-                release.publish()
+            preview.serve(arguments.address)
+        case "diff":
+            diff.report(arguments.rev)
+        case "ids":
+            print(f"{ids.add(exports.FOLDER)} new ids of tables in {ids.FILE.name}.")
+        case "release":
+            release.make(arguments.version)
+        case "publish":
+            release.publish()
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from multiprocessing import get_context
 from typing import Any, NamedTuple, TypeVar
 
 from calc import __version__
@@ -19,6 +17,7 @@ from calc.job import Job
 from calc.ledger import Estimate, Group, Moment, Phase
 from calc.report import deciding
 from calc.scenario import Scenario, ScenarioError, parse
+from calc.site.processes import Pool
 
 T = TypeVar("T")
 
@@ -129,7 +128,7 @@ def _answer(given: Mapping[str, Any], where: str) -> Answer:
 
 def spread(work: Callable[..., T], *columns: Sequence[Any]) -> Iterator[T]:
     """`map` over all cores."""
-    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_collect_rarely) as pool:
+    with Pool(initializer=_collect_rarely) as pool:
         yield from pool.map(work, *columns)
 
 

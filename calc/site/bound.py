@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ from calc.site.recipes import Recipe
 from calc.site.tables import Table
 
 T = TypeVar("T")
+ID = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of a table: part of addresses, of names of files, and of HTML
 FIGURES = "figures"  # in a page's metadata: its tables by their places, which overrides/main.html fills
 
 
@@ -55,6 +57,8 @@ class Record:
         """Notes a table; one id on two pages, or twice on one, is an error."""
         if self.whole:
             return
+        if not ID.fullmatch(table.id):
+            raise PageError(f"table id {table.id!r}, allowed: lower-case letters, digits, dots and dashes")
         if table.id in self.tables:
             raise PageError(f"table id {table.id!r} stands on {self.tables[table.id][1]} already")
         self.tables[table.id] = (table, page)
@@ -96,13 +100,17 @@ class Bound:
     def _ask(self, job: str) -> Answer:
         named = self._scenarios
         if job not in named:
-            raise PageError(f"no scenario {job!r} in the front matter; it has {', '.join(named)}{closest(job, named)}")
+            raise PageError(
+                f"no scenario {job!r} in the front matter; it has {', '.join(named) or 'none'}{closest(job, named)}"
+            )
         return answers.ask(named[job], f"scenarios.{job}")
 
     def _recipe(self, job: str) -> Recipe:
         named = self._current().meta.get("recipes") or {}
         if job not in named:
-            raise PageError(f"no recipe {job!r} in the front matter; it has {', '.join(named)}{closest(job, named)}")
+            raise PageError(
+                f"no recipe {job!r} in the front matter; it has {', '.join(named) or 'none'}{closest(job, named)}"
+            )
         return recipes.recommended(named[job], f"recipes.{job}")
 
     def _phase(self, job: str, phase: str | None, group: str | None) -> Phase:

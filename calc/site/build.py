@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
-import logging
 import os
 import shutil
-import sys
-import tempfile
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from calc.check import check
-from calc.schema import InputError
-from calc.site import answers, cards, checks, exports, fits, ids, notices, pages, policy, rendered, searched, topics
+from calc.site import (
+    answers,
+    cards,
+    checks,
+    exports,
+    fits,
+    ids,
+    notices,
+    pages,
+    policy,
+    rendered,
+    searched,
+    strict,
+    swap,
+    topics,
+)
 from calc.site import engine as calculator
+from calc.site.faults import BuildError
 from calc.site.guide import Guide
-from calc.site.rendered import BuildError, Pages
+from calc.site.rendered import Pages
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-# Two engines read one mkdocs.yml: the second outlives the first.
-ENGINES = ("mkdocs", "properdocs")
+SOURCES = ("benchmarks", "calc", "docs", "hardware", "measurements", "models", "overrides", "requirements", "tests")
 EXTERNAL = "external-links.json"
-QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
+UNDATED = "0"  # overrides/sitemap.xml leaves this date out
+
+
+def write() -> None:
+    """Writes what is generated, and nothing else."""
+    with swap.alone(ROOT), writing():
+        pass
 
 
 @contextlib.contextmanager
@@ -54,6 +71,7 @@ def writing(docs: Path = DOCS) -> Iterator[None]:
 @contextlib.contextmanager
 def _rendering(found: Pages) -> Iterator[None]:
     """Runs the macros of all pages, and writes the data meanwhile."""
+    found.check()  # what is computed next takes minutes
     fits.fill()
     topics.fill()
     searched.fill(found.docs)
@@ -63,24 +81,19 @@ def _rendering(found: Pages) -> Iterator[None]:
         tables.finish(found.record)
 
 
-def build(out: Path, engine: str = ENGINES[0]) -> None:
+def build(out: Path, engine: str = strict.ENGINES[0]) -> None:
     """Builds the site into `out`; on any fault `out` stays as it was, and BuildError or InputError says why."""
     started = time.perf_counter()
+    _refuse(out)
     check()
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as scratch:
-        fresh = Path(scratch, "site")
-        with writing():
-            _mkdocs(["build", "--strict", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(fresh)], engine)
-            cards.write(fresh)
-        shutil.copytree(exports.FOLDER, fresh / "data")
-        found = checks.read(fresh)
-        if faults := [*checks.faults(fresh, found), *policy.faults(fresh), *notices.faults(fresh), *ids.lost(fresh)]:
-            raise BuildError("\n".join(faults))
-        (fresh / EXTERNAL).write_text(json.dumps(checks.external(found), indent=1) + "\n", "utf-8")
-        if out.exists():
-            out.rename(Path(scratch, "old"))
-        fresh.rename(out)
+    with swap.alone(ROOT, out.parent) as alone:
+        if alone:
+            swap.sweep(out.parent)
+        with swap.scratch(out) as scratch:
+            fresh = scratch / "fresh"
+            _into(fresh, engine)
+            swap.place(fresh, out)
     seconds = time.perf_counter() - started
     share = 100 * answers.Clock.seconds / seconds
     print(
@@ -89,25 +102,34 @@ def build(out: Path, engine: str = ENGINES[0]) -> None:
     )
 
 
-def _mkdocs(arguments: list[str], engine: str = ENGINES[0]) -> None:
-    """Runs the engine in this process, so that its macros find every scenario answered already."""
-    os.environ.update(QUIET)
-    # Only its INFO lines: a warning must still be heard, and counted by --strict.
-    logging.getLogger("mkdocs.plugins.mkdocs_macros.util").setLevel(logging.WARNING)
-    try:
-        importlib.import_module(f"{engine}.__main__").cli.main(arguments, standalone_mode=False)
-    except SystemExit as stopped:
-        if stopped.code:
-            raise BuildError(f"{engine} stopped; its messages above say why") from None
-    except Exception as error:
-        raise BuildError(f"{engine}: {error}") from error
+def _refuse(out: Path) -> None:
+    """What stands where a site is built goes: that must be none of what it is built from."""
+    lost = ROOT.is_relative_to(out) or any(out.is_relative_to(ROOT / name) for name in SOURCES)
+    if lost or out.is_file():
+        raise BuildError(f"dir: given {str(out)!r}, allowed: a folder of its own, as in site")
 
 
-@contextlib.contextmanager
-def one_line() -> Iterator[None]:
-    """Turns what a writer of data or pages can get wrong into its line, and exit status 2."""
+def _into(fresh: Path, engine: str) -> None:
+    """Builds and checks the site in a folder that nobody reads yet."""
+    os.environ.setdefault("SOURCE_DATE_EPOCH", _committed() or UNDATED)
+    made = strict.Strict(engine, ROOT / "mkdocs.yml", fresh)  # its faults are told before anything is computed
+    with writing():
+        made.build()
+        cards.write(fresh)
+    shutil.copytree(exports.FOLDER, fresh / "data")
+    found = checks.read(fresh)
+    if faults := [*checks.faults(fresh, found, ROOT), *policy.faults(fresh), *notices.faults(fresh), *ids.lost(fresh)]:
+        raise BuildError("\n".join(faults))
+    (fresh / EXTERNAL).write_text(json.dumps(checks.external(found), indent=1) + "\n", "utf-8")
+
+
+def _committed() -> str:
+    """When what is checked out was committed, in seconds since 1970; empty where that is not known.
+
+    No clock has part in a site: the same sources give the same bytes on another day.
+    """
     try:
-        yield
-    except (InputError, BuildError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+        found = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return ""
+    return found.stdout.strip()

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calc.site import answers
+from calc.site import answers, sources
 from calc.site.tables import Cell, Column, Table
 
 FOLDER = Path(__file__).parents[2] / "docs" / "changelog"  # so each file is a download of the site, too
@@ -36,7 +36,7 @@ def order(version: str) -> tuple[int, ...]:
 @cache
 def releases() -> tuple[Release, ...]:
     """All releases, the newest first."""
-    found = [json.loads(path.read_text("utf-8")) for path in FOLDER.glob("*.json")]
+    found = [sources.data(path, "release") for path in FOLDER.glob("*.json")]
     made = [Release(f["version"], f["date"], f["since"], tuple(map(tuple, f["changes"]))) for f in found]
     return tuple(sorted(made, key=lambda release: order(release.version), reverse=True))
 
@@ -75,7 +75,7 @@ def _rows(release: Release, root: str) -> Iterator[tuple[Cell, ...]]:
         kind, _, name = place.partition(" ")
         _, what, before, after = (changed or changes)[0]
         yield (
-            Cell(place, f'<a href="{root}{name}">{escape(place)}</a>' if kind == "page" else ""),
+            Cell(place, f'<a href="{escape(root + name)}">{escape(place)}</a>' if kind == "page" else ""),
             Cell(len(changed)),
             Cell(sum("verdict" in c[1] for c in changed)),
             Cell(sum(c[2] is None for c in changes)),

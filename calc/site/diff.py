@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from calc.site import exports
 from calc.site.build import ROOT
+from calc.site.faults import BuildError
 from calc.site.kept import FOLDER
-from calc.site.rendered import BuildError
 
 DATA = exports.FOLDER.relative_to(ROOT)
 

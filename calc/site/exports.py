@@ -6,14 +6,14 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from calc.architecture import parameters
 from calc.site import answers, cite, tables, typeset, workbook
 from calc.site.bound import Record
+from calc.site.processes import Pool
 from calc.site.published import ALTERNATES, KINDS
 from calc.site.tables import Table
 
@@ -26,7 +26,7 @@ class Tables:
     def __init__(self, root: Path) -> None:
         """Nothing is written yet."""
         self._root = root
-        self._pool = ProcessPoolExecutor(max(1, (os.cpu_count() or 1) - 1), mp_context=get_context("spawn"))
+        self._pool = Pool(max(1, (os.cpu_count() or 1) - 1))
         self._written: list[Future[list[dict[str, Any]]]] = []
 
     def __enter__(self) -> Tables:

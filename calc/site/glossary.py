@@ -9,7 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from calc.schema import InputError
+from calc.site import sources
 
 FILE = Path(__file__).parents[2] / "docs" / "glossary.yaml"
 
@@ -28,7 +29,7 @@ class Term(NamedTuple):
         return "".join(c if c.isalnum() else "-" for c in self.name.replace("+", "p").casefold())
 
 
-class GlossaryError(ValueError):
+class GlossaryError(InputError):
     """A term that cannot be used; one line."""
 
 
@@ -39,7 +40,7 @@ def _term(told: dict[str, Any]) -> Term:
 @cache
 def terms(file: Path = FILE) -> tuple[Term, ...]:
     """All terms by name; raises GlossaryError where two have a spelling in common."""
-    found = sorted(map(_term, yaml.safe_load(file.read_text("utf-8"))), key=lambda t: t.name.casefold())
+    found = sorted(map(_term, sources.data(file, "term")), key=lambda t: t.name.casefold())
     owner: dict[str, str] = {}
     for term in found:
         for form in {term.name, *term.forms}:
@@ -65,7 +66,7 @@ def said(language: str = "", file: Path = FILE) -> dict[str, Said]:
     if not language:
         return {term.name: Said(term.name, term.tip) for term in terms(file)}
     there = file.with_suffix(f".{language}.yaml")
-    found = {told["term"]: Said(told["name"], told["tip"]) for told in yaml.safe_load(there.read_text("utf-8"))}
+    found = {told["term"]: Said(told["name"], told["tip"]) for told in sources.data(there, "translated-term")}
     if off := {term.name for term in terms(file)} ^ found.keys():
         raise GlossaryError(f"{there.name}: not the terms of {file.name}: {', '.join(sorted(off))}")
     return found
@@ -93,5 +94,5 @@ def _entry(term: Term, root: str, language: str) -> str:
     there, (word, words) = said(language)[term.name], MORE[language]
     name = term.name if there.name == term.name else f"{term.name}：{there.name}"
     elsewhere = ' hreflang="en"' if language else ""
-    more = f'<a href="{address}" aria-label="{words} {escape(term.name)}"{elsewhere}>{word}</a>'
+    more = f'<a href="{escape(address)}" aria-label="{words} {escape(term.name)}"{elsewhere}>{word}</a>'
     return f'<dt id="{term.id}">{escape(name)}</dt><dd>{escape(there.tip)} {more}</dd>'

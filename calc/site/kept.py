@@ -105,8 +105,11 @@ class Kept:
         text = pickle.dumps(dict(found), pickle.HIGHEST_PROTOCOL)
         # builds may run side by side: a reader finds the old file or the new one, whole
         fresh = self.folder / f".{topic}.{os.getpid()}"
-        fresh.write_bytes(sealed(text))
-        fresh.replace(self.folder / topic)
+        try:
+            fresh.write_bytes(sealed(text))
+            fresh.replace(self.folder / topic)
+        finally:
+            fresh.unlink(missing_ok=True)  # a part, where the disk is full
 
     def complete(
         self, asked: Mapping[str, Mapping[Hashable, Q]], compute: Callable[[Sequence[Q]], Sequence[A]]

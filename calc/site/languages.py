@@ -6,32 +6,17 @@ number cannot differ between languages; a table keeps its id, and only the origi
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from functools import cache
+import re
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from calc.site.sources import JOBS, SPEAK, Source, front
 
 LANGUAGES = ("zh",)
-# Of the front matter: a translation cannot have its own jobs, and need not have its own words for them.
-JOBS, WORDS = ("scenarios", "recipes"), ("labels", "said")
-
-
-def front(path: Path) -> tuple[dict[str, Any], str]:
-    """A page's front matter and its Markdown."""
-    found, body = _front(path, path.stat().st_mtime_ns)
-    return dict(found), body
-
-
-@cache
-def _front(path: Path, changed: int) -> tuple[dict[str, Any], str]:
-    # each number of a translation asks for its original's jobs
-    source = path.read_text("utf-8")
-    if not source.startswith("---\n"):
-        return {}, source
-    found, _, body = source[4:].partition("\n---")
-    return yaml.safe_load(found) or {}, body.lstrip("-")
+CALL = re.compile(r"\[\[ (\w+)\((.*?)\) \]\]", re.S)
+NAMED = re.compile(r'"([a-z0-9][\w.:#/+-]*)"')  # a job, a table, a GPU; captions are the language's own
+OWN = "english"  # the macro that a translation alone has
 
 
 def split(source: str) -> tuple[str, str]:
@@ -54,7 +39,39 @@ def meta(source: str, own: MutableMapping[str, Any], docs: Path) -> MutableMappi
         return own
     shared, _ = front(docs / original)
     return (
-        {name: shared[name] for name in WORDS if name in shared}
+        {name: shared[name] for name in SPEAK if name in shared}
         | dict(own)
         | {name: shared[name] for name in JOBS if name in shared}
     )
+
+
+Call = tuple[str, tuple[str, ...]]  # a macro, and what it is asked about
+
+
+def calls(page: Source) -> dict[Call, int]:
+    """The macros that a page asks, each with the line on which it does first."""
+    found: dict[Call, int] = {}
+    for call in CALL.finditer(page.text):
+        if call[1] != OWN:
+            asked = call[1], tuple(NAMED.findall(call[2]))
+            found.setdefault(asked, page.line + page.text.count("\n", 0, call.start()))
+    return found
+
+
+def strays(original: Source, translation: Source) -> Iterator[tuple[int, str]]:
+    """What a page lacks of the one that it translates, or has besides: a line of it, and which macro."""
+    there, here = calls(original), calls(translation)
+    for call, line in there.items():
+        if call not in here:
+            yield translation.line, f"lacks {_spelled(call)}, which line {line} of the page that it translates has"
+    for call, line in here.items():
+        if call not in there:
+            yield line, f"has {_spelled(call)}, which the page that it translates lacks"
+
+
+def _spelled(call: Call) -> str:
+    name, asked = call
+    return f"[[ {name}({', '.join(asked)}) ]]"
+
+
+__all__ = ["LANGUAGES", "front", "meta", "split", "strays", "url"]

@@ -8,9 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from calc.memory import kv_cache
+from calc.schema import parse_mapping, read_bytes
 from calc.site import answers
 from calc.site.tables import Cell, Column, Table
 from calc.units import GiB
@@ -24,7 +23,7 @@ NOTE = (
 
 @cache
 def _data() -> dict[str, Any]:
-    return dict(yaml.safe_load(FILE.read_text("utf-8")))
+    return parse_mapping(read_bytes(FILE, FILE.name), FILE.name)
 
 
 def own(job: str) -> int:

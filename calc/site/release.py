@@ -20,7 +20,7 @@ from pathlib import Path
 from calc.site import build, changelog, diff, exports, ids
 from calc.site.build import ROOT
 from calc.site.changelog import Release
-from calc.site.rendered import BuildError
+from calc.site.faults import BuildError
 
 BRANCH, NEWEST = "gh-pages", "latest"
 

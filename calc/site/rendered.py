@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
-import yaml
 
 from calc.schema import InputError
-from calc.site import datasets, languages
+from calc.site import datasets, glossary, languages, sources
 from calc.site.bound import FIGURES, PageError, Record, View
+from calc.site.faults import BuildError, line_of
 from calc.site.macros import Macros
+from calc.site.prose import typed
+from calc.site.sources import Source
 from calc.site.tables import Table
 
+TYPED = " typed in, allowed: a macro that computes it, or a mark that somebody is quoted: >, <q> or `"
 NOTED = (FIGURES, datasets.KEY)  # of a page's metadata what its macros add for the theme
-
-
-class BuildError(Exception):
-    """A site that cannot be built; the text is what to print."""
 
 
 class Rendered(NamedTuple):
@@ -67,9 +66,17 @@ class Pages:
         if source not in self.found:
             original, language = languages.split(source)
             if language:
+                self._read(source)
                 self.page(original)  # whose tables a translation shows
             self.found[source] = self._render(source)
         return self.found[source]
+
+    def check(self) -> None:
+        """Reads every page and the glossary; BuildError or InputError for a fault that shows before macros run."""
+        for path in sorted(self.docs.rglob("*.md")):
+            self._read(path.relative_to(self.docs).as_posix())
+        for language in ("", *languages.LANGUAGES):
+            glossary.said(language)
 
     def all(self, made: Callable[[Sequence[tuple[Table, str]]], object] = len) -> dict[str, Rendered]:
         """Every page by its file, and of each its tables to `made`; those that speak of all tables come last."""
@@ -83,14 +90,42 @@ class Pages:
         return self.found
 
     def _render(self, source: str) -> Rendered:
-        path = self.docs / source
+        page = self._read(source)
         try:
-            own, body = languages.front(path)
-            self._view = View(source, languages.url(source), languages.meta(source, own, self.docs))
-            text = self._environment.from_string(body).render(page=self._view)
-        except (InputError, PageError, jinja2.TemplateError, yaml.YAMLError) as error:
-            raise BuildError(f"docs/{source}: {' '.join(str(error).split())}") from error
+            self._view = View(source, languages.url(source), languages.meta(source, dict(page.meta), self.docs))
+            text = self._environment.from_string(page.text).render(page=self._view)
+        except OSError:
+            raise
+        except Exception as error:
+            raise BuildError(f"docs/{source}{_line(error, page)}: {_told(error)}") from error
         return Rendered(text, {name: self._view.meta[name] for name in NOTED if name in self._view.meta})
+
+    def _read(self, source: str) -> Source:
+        """A page's file, with what no macro finds: figures that are typed in, a translation that lacks something."""
+        page = sources.read(self.docs / source)
+        original, language = languages.split(source)
+        if language and not (self.docs / original).is_file():
+            raise BuildError(f"docs/{source}: a translation of docs/{original}, which is not there")
+        found = [] if page.meta.get("generated") else [(line, f"given {what!r}{TYPED}") for line, what in typed(page)]
+        found += languages.strays(sources.read(self.docs / original), page) if language else []
+        if found:
+            raise BuildError("\n".join(f"docs/{source}:{line}: {words}" for line, words in found))
+        return page
+
+
+def _line(error: Exception, page: Source) -> str:
+    """The line of a page at which its macros stopped."""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f":{page.line + error.lineno - 1}"
+    place = line_of(error)
+    return f":{page.line + place[1] - 1}" if place else ""
+
+
+def _told(error: Exception) -> str:
+    """An error on one line; of one that no macro foresees its kind, too: arguments that do not go together."""
+    text = " ".join(str(error).split())
+    foreseen = isinstance(error, InputError | PageError | jinja2.TemplateError)
+    return text if foreseen else f"{type(error).__name__}: {text}"
 
 
 @cache

@@ -8,13 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mkdocs.utils.meta import get_data
-
 from calc.recommend import Recommendation, recommend
 from calc.rules import flatten
 from calc.scenario import ScenarioError
 from calc.site import answers
 from calc.site.kept import Kept, fingerprint, of_gpu, of_models
+from calc.site.sources import front
 
 
 @cache
@@ -41,9 +40,7 @@ def recommendation(job: Mapping[str, Any], where: str) -> Recommendation:
 def fill(docs: Path) -> None:
     """Computes what the front matter under `docs` asks for and nothing has kept; faults are left to the page."""
     asked = [
-        flatten(job)
-        for page in sorted(docs.rglob("*.md"))
-        for job in (get_data(page.read_text("utf-8"))[1].get("recipes") or {}).values()
+        flatten(job) for page in sorted(docs.rglob("*.md")) for job in (front(page)[0].get("recipes", {})).values()
     ]
     store, key = Kept(), catalog()
     if missing := [job for job in asked if key not in store.read(_topic(job))]:

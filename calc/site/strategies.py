@@ -17,11 +17,10 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mkdocs.utils.meta import get_data
-
 from calc.ledger import Phase
 from calc.site import answers, charts, ledgers, speed
 from calc.site.answers import Answer
+from calc.site.sources import front
 from calc.site.tables import Cell, Column, Table
 from calc.site.workings import difference, of_phase
 from calc.throughput import Unrated
@@ -72,7 +71,7 @@ def remedies(folder: Path = FOLDER) -> list[Remedy]:
     """Every remedy that has a page, by name."""
     found = []
     for path in sorted(folder.glob("*.md")):
-        meta = get_data(path.read_text("utf-8"))[1]
+        meta, _ = front(path)
         if "remedy" in meta:
             found.append(Remedy(str(meta["remedy"]["name"]), path.stem, pairs(meta)))
     return sorted(found, key=lambda r: r.name.casefold())

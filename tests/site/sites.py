@@ -130,7 +130,7 @@ description: 一个任务、一个数字和一张表，都在构建网站时由�
 ---
 # 任务
 
-需要 [[ peak("job") ]]。见 [[ english("hardware/index.md#cards", "显卡") ]]。
+需要 [[ peak("job") ]]：[[ verdict("job") ]]。见 [[ english("hardware/index.md#cards", "显卡") ]]。
 
 [[ phases_table("job", id="job-phases", caption="按阶段的显存") ]]
 """,

@@ -122,58 +122,56 @@ def test_every_line_of_an_rl_job_leads_to_an_anchor_and_has_a_colour(site: Path,
     assert {component for _, component in named} <= charts.COMPONENTS.keys()
 
 
-PLANTED = {
-    '<p>[[ peak("x") ]]</p>': "template code leaked",
-    "<p>{{ x }}</p>": "template code leaked",
-    '<a href="nowhere.html">x</a>': "which is not there",
-    '<a href="#nothing">x</a>': "no such anchor",
-    '<script src="https://example.org/x.js"></script>': "from elsewhere",
-    '<img src="missing.png">': "which is not there",
-    '<p id="a"></p><p id="a"></p>': "given twice",
+# By what finds them: each is one line, and nothing else is said.
+DATA = {("hardware/gpus/rtx4090.yaml", "marketing_gb", "marketting_gb"): "hardware/gpus/rtx4090.yaml: unknown field"}
+MACRO = {("docs/index.md", "It needs", "[[ no_such_macro ]]"): "docs/index.md:8: 'no_such_macro' is undefined"}
+LINKS = {
+    ("docs/index.md", "\nIt needs", "\n[a](nowhere.md)\n\nIt needs"): "'index.md' contains a link 'nowhere.md', but",
+    ("docs/index.md", "\nIt needs", "\n![a](gone.png)\n\nIt needs"): "'index.md' contains a link 'gone.png', but",
+    ("docs/index.md", "\nIt needs", "\n[a](#gone)\n\nIt needs"): "'index.md' contains a link '#gone', but there is no",
+    ("docs/index.md", "index.md#cards", "index.md#gone"): "'index.md' contains a link 'hardware/index.md#gone', but",
+    ("docs/models/index.md", "# Models", "# Models\n\n[a](/x.md)"): "'models/index.md' contains an absolute link",
+    ("docs/models/index.md", "# Models", "# Models\n\n[a](b)"): "'models/index.md' contains an unrecognized relative",
+    ("mkdocs.yml", "nav:\n", "nav:\n  - left.md\n"): "'left.md' is included in the 'nav' configuration, which is not",
+    ("mkdocs.yml", "redirect_maps: {}", "redirect_maps: {old.md: new.md}"): "Redirect target 'new.md' does not exist",
+    ("docs/omitted.md", "", "---\ndescription: In no menu.\n---\n# Omitted\n"): "omitted.md",
+}
+PARTS = {
+    (
+        "docs/index.md",
+        "\nIt needs",
+        "\n<a href='javascript:x'>x</a>\n\nIt needs",
+    ): "docs/index.md:8: links to javascript",
+    ("docs/index.md", "\nIt needs", "\n<img src='gone.png'>\n\nIt needs"): "docs/index.md:10: loads gone.png, which is",
+    ("docs/index.md", "\nIt needs", "\n<p style='mask:url(//x.org/y)'></p>\n\nIt needs"): "docs/index.md:12: loads //x",
+    ("docs/assets/extra.css", "", "@import 'https://x.org/y.css';\n"): "docs/assets/extra.css:",
+    ("mkdocs.yml", "assets/scroll.js", "assets/scrol.js"): "loads assets/scrol.js, which is not there (8",
+    ("overrides/main.html", "{{ super() }}", "{{ super() }}<base href='x/'>"): "has a <base>, which moves",
 }
 
 
-@pytest.mark.parametrize("html", PLANTED)
-def test_the_checker_finds_planted_faults(tmp_path: Path, html: str) -> None:
-    (tmp_path / "page.html").write_text(f"<html><body>{html}</body></html>", "utf-8")
-    (found,) = checks.faults(tmp_path)
-    assert PLANTED[html] in found
-
-
-def test_a_fault_in_data_or_a_page_is_one_line_and_leaves_the_old_site(tmp_path: Path) -> None:
+def test_a_fault_is_one_line_and_leaves_the_old_site(tmp_path: Path) -> None:
     project = tiny(tmp_path / "project")
     assert command(project, "build", "site").returncode == 0
+    assert "lastmod" not in (project / "site/sitemap.xml").read_text("utf-8")  # no commit, no date: not the clock's
     before = digest(project / "site")
-    gpu, page = project / "hardware/gpus/rtx4090.yaml", project / "docs/index.md"
-    faults = [
-        (gpu, gpu.read_text("utf-8").replace("marketing_gb", "marketting_gb"), "hardware/gpus/rtx4090.yaml"),
-        (page, page.read_text("utf-8") + "\n[[ no_such_macro ]]\n", "docs/index.md: 'no_such_macro' is undefined"),
-        (page, page.read_text("utf-8") + '\n[[ peak("no-such-job") ]]\n', "docs/index.md: no scenario 'no-such-job'"),
-        (page, page.read_text("utf-8") + '\n[[ formula("calc.units:nothing") ]]\n', "docs/index.md: formula"),
-        (page, page.read_text("utf-8") + "\n[[ unclosed\n", "docs/index.md"),
-    ]
-    for path, text, expected in faults:
-        original = path.read_text("utf-8")
-        path.write_text(text, "utf-8")
+    for faults in (DATA, MACRO, LINKS, PARTS):
+        originals: dict[Path, str] = {}
+        for name, old, new in faults:
+            path = project / name
+            text = path.read_text("utf-8") if path.exists() else ""
+            originals.setdefault(path, text)
+            assert old in text
+            path.write_text(text.replace(old, new, 1) if old else text + new, "utf-8")
         run = command(project, "build", "site")
-        path.write_text(original, "utf-8")
+        for path, text in originals.items():
+            path.write_text(text, "utf-8") if text else path.unlink()
         assert (run.returncode, run.stdout) == (2, "")
-        assert len(run.stderr.splitlines()) == 1
-        assert expected in run.stderr
+        lines = run.stderr.splitlines()
+        assert [expected for expected in faults.values() if sum(expected in line for line in lines) != 1] == [], lines
+        assert len(lines) == len(faults), lines
         assert digest(project / "site") == before
-
-
-def test_a_broken_link_fails_the_build_and_leaves_the_old_site(tmp_path: Path) -> None:
-    project = tiny(tmp_path / "project")
-    (project / "site").mkdir()
-    (project / "site" / "kept").write_text("as it was", "utf-8")
-    page = project / "docs/index.md"
-    page.write_text(page.read_text("utf-8") + "\n[a link](nowhere.md)\n", "utf-8")
-    run = command(project, "build", "site")
-    assert run.returncode == 2
-    assert "nowhere.md" in run.stderr
-    assert [p.name for p in (project / "site").iterdir()] == ["kept"]
-    assert not list(project.glob(".site-*"))
+        assert not list(project.glob(".site-*"))
 
 
 def test_a_table_that_was_published_and_is_gone_fails_the_build(tmp_path: Path) -> None:

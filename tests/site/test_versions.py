@@ -55,6 +55,7 @@ def test_an_old_version_keeps_its_tables_and_the_changelog_says_what_moved(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
 ) -> None:
     monkeypatch.setenv("HEADROOM_SITE_URL", "https://example.org/")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2020-02-02T23:59:59Z")
     release(repository, "0.9")
     card = repository / "hardware/gpus/rtx4090.yaml"
     card.write_text(card.read_text("utf-8").replace("value: 24207", "value: 20007"), "utf-8")
@@ -73,6 +74,8 @@ def test_an_old_version_keeps_its_tables_and_the_changelog_says_what_moved(
     assert "latest" in (out / "index.html").read_text("utf-8")
     for version in ("0.9", "0.10"):
         assert list(checks.faults(out / version)) == []
+        dates = re.findall("<lastmod>(.*?)</lastmod>", (out / version / "sitemap.xml").read_text("utf-8"))
+        assert {*dates} == {"2020-02-02"}  # of the commit, whatever the clock says
         page = (out / version / "index.html").read_text("utf-8")
         assert "job-phases" in checks.Page(page).ids
         assert '<link rel="canonical" href="https://example.org/latest/index.html"' in page

@@ -1,0 +1,78 @@
+"""What stops a command of the site is one line and exit status 2: a fault of data or pages, the disk, Ctrl-C (130)."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from calc.schema import InputError
+
+ROOT = Path(__file__).parents[2]
+TEMPLATES = ("<template>", "<unknown>", ".html", ".xml")  # how the names of Jinja's templates end
+
+
+class BuildError(Exception):
+    """A site that cannot be built; the text is what to print."""
+
+
+class Interrupted(SystemExit):
+    """Ctrl-C. Where a KeyboardInterrupt passes through `exec`, Python ends by the signal though it is caught."""
+
+
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
+    """Turns what can stop a command into its line and exit status."""
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    except (InputError, BuildError) as error:
+        _end(str(error), 2)
+    except OSError as error:
+        _end(of_files(error), 2)
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    """Ctrl-C: processes beside this one would work to the end of what they were given."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is to be tidied up takes no second
+    for child in multiprocessing.active_children():
+        child.terminate()
+    print("interrupted", file=sys.stderr)
+    raise Interrupted(130)
+
+
+def _end(line: str, status: int) -> NoReturn:
+    print(line, file=sys.stderr)
+    sys.exit(status)
+
+
+def of_files(error: OSError) -> str:
+    """What the operating system refuses, in one line: a full disk, a folder that is read-only."""
+    if isinstance(error, shutil.Error):  # of many files; the first says enough
+        _, place, reason = error.args[0][0]
+    else:
+        place, reason = error.filename, error.strerror or str(error)
+    reason = f"{reason[:1].lower()}{reason[1:]}"
+    return f"{short(Path(place))}: {reason}" if isinstance(place, str | Path) else reason
+
+
+def short(path: Path) -> str:
+    """A path as a message names it: from the project's root where it lies there."""
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+
+
+def line_of(error: BaseException) -> tuple[str, int] | None:
+    """The template and the line in it at which an error arose; None where no template has part in it."""
+    found, trace = None, error.__traceback__
+    while trace:
+        name = trace.tb_frame.f_code.co_filename
+        if name.endswith(TEMPLATES):
+            found = name, trace.tb_lineno
+        trace = trace.tb_next
+    return found

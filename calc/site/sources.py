@@ -1,0 +1,98 @@
+"""A page's file: its front matter, checked, and its Markdown; and the data under docs/ that pages are made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calc.schema import InputError, closest, decode, parse_json, parse_yaml, read_bytes, show, validator
+from calc.site.faults import short
+
+SCHEMAS = Path(__file__).parent / "schema"
+FRONT = re.compile(r"---\n(.*?^)---[ \t]*(?:\n|\Z)", re.M | re.S)
+JOBS = ("scenarios", "recipes")
+SPEAK = ("labels", "said")  # of jobs, by their names
+
+
+class Source(NamedTuple):
+    """A page's front matter, its Markdown, and the line of the file on which that begins."""
+
+    meta: Mapping[str, Any]
+    text: str
+    line: int
+
+
+def front(path: Path) -> tuple[dict[str, Any], str]:
+    """A page's front matter and its Markdown."""
+    found = read(path)
+    return dict(found.meta), found.text
+
+
+def read(path: Path) -> Source:
+    """A page's file; InputError, one line, for one that cannot be used."""
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except OSError:
+        raise InputError(f"{short(path)}: no such page") from None
+
+
+@cache
+def _read(path: Path, changed: int) -> Source:
+    # each number of a translation asks for its original's jobs
+    where = short(path)
+    source = decode(read_bytes(path, where), where).replace("\r\n", "\n")
+    found = FRONT.match(source)
+    if not found:
+        allowed = "front matter between two lines of ---, with a description"
+        raise InputError(f"{where}:1: given {show(source.partition(chr(10))[0])}, allowed: {allowed}")
+    meta = _merged(parse_yaml(f"\n{found[1]}", where) or {}, {})  # the line of --- counts
+    validator(SCHEMAS / "page.json")(meta, where)
+    text = source[found.end() :]
+    _named(meta, text, where)
+    return Source(meta, text, 1 + found[0].count("\n"))
+
+
+def _merged(value: Any, known: dict[int, Any]) -> Any:
+    """YAML's merge keys: `{<<: *other, field: …}` has what the other has, too. What is `known` is walked once."""
+    if id(value) in known:
+        return known[id(value)]
+    if isinstance(value, list):
+        items = known[id(value)] = []
+        items += [_merged(item, known) for item in value]
+        return items
+    if not isinstance(value, dict):
+        return value
+    fields: dict[str, Any] = {}
+    known[id(value)] = fields
+    others = value.get("<<", [])
+    for other in reversed(others) if isinstance(others, list) else [others]:
+        fields |= _merged(other, known) if isinstance(other, dict) else {"<<": other}
+    fields |= {name: _merged(item, known) for name, item in value.items() if name != "<<"}
+    return fields
+
+
+def _named(meta: Mapping[str, Any], text: str, where: str) -> None:
+    """Refuses jobs that nothing on a page asks about, and words about jobs that it does not have."""
+    jobs = {name: kind for kind in JOBS for name in meta.get(kind, ())}
+    told = f"{meta.get('remedy')}{meta.get('reported')}"
+    for name, kind in jobs.items():
+        if f'"{name}"' not in text and f"'{name}'" not in text + told:
+            raise InputError(
+                f"{where}: {kind}.{name}: given a job that no macro of the page names, allowed: one that is"
+            )
+    for field in SPEAK if jobs else ():  # a translation has the jobs of its original
+        for name in meta.get(field, ()):
+            if name not in jobs:
+                raise InputError(f"{where}: {field}.{name}: allowed: {', '.join(jobs)}{closest(name, jobs)}")
+
+
+def data(path: Path, schema: str) -> Any:
+    """A YAML or JSON file that pages are made of, checked; InputError, one line, for one that cannot be used."""
+    where = short(path)
+    text = decode(read_bytes(path, where), where)
+    found = parse_json(text, where) if path.suffix == ".json" else parse_yaml(text, where)
+    validator(SCHEMAS / f"{schema}.json")(found, where)
+    return found
