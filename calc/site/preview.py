@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -20,7 +21,6 @@ from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from posixpath import normpath
 from types import ModuleType
 from typing import Any
 
@@ -33,9 +33,11 @@ from mkdocs.structure.nav import get_navigation
 from mkdocs.structure.pages import Page
 
 from calc.catalog import load
+from calc.site import asked
+from calc.site.faults import BuildError
 from calc.site.languages import LANGUAGES, front
 from calc.site.policy import reloading
-from calc.site.rendered import BuildError
+from calc.site.processes import unheard
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -88,9 +90,11 @@ class Preview(LiveReloadServer):
     def __init__(self, host: str, port: int, out: Path) -> None:
         """Serves from the folder `out`, which fills as pages are asked for."""
         super().__init__(self.forget, host, port, str(out))
+        self.RequestHandlerClass = asked.Handler
         self.out = out
+        self._bound = host
         self._lock = threading.Lock()
-        self._made: set[str] = set()
+        self._made: dict[str, bytes] = {}  # for each path that was asked for, the fault that stands there instead
         self._editions: dict[str, Edition] = {}
         self._compiled = jinja2.FileSystemBytecodeCache(tempfile.mkdtemp(dir=out.parent))
         self._seen = _state()
@@ -115,12 +119,24 @@ class Preview(LiveReloadServer):
 
     def serve_request(self, environ: Any, start_response: Any) -> Iterable[bytes]:
         """Answers a request, for a file that is as its sources are now."""
-        path = str(environ["PATH_INFO"]).encode("latin-1").decode("utf-8", "ignore")
-        if not path.startswith("/livereload/"):
+        try:
+            path = asked.place(environ, self._bound)
             with self._lock:
-                self._make(normpath(path + "index.html" if path.endswith("/") else path).lstrip("/"))
-        found: Iterable[bytes] = super().serve_request(environ, start_response)
-        return found
+                fault = self._make(path) if path else b""
+        except asked.Refused as refused:
+            start_response(str(refused), [("Content-Type", "text/plain"), ("Allow", ", ".join(asked.METHODS))])
+            return [str(refused).encode()]
+        if fault:
+            start_response("200 OK", [("Content-Type", "text/html; charset=utf-8")])
+            found: Iterable[bytes] = [self._inject_js_into_html(fault, self._visible_epoch)]  # type: ignore[no-untyped-call]
+        else:
+            found = super().serve_request(environ, start_response)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else found
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader that goes away in the middle of an answer is nobody's fault."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def _inject_js_into_html(self, content: bytes, epoch: float) -> bytes:
         """The page with the script that reloads it, which its policy must allow."""
@@ -132,8 +148,9 @@ class Preview(LiveReloadServer):
         files = [self.out.parent / f"share-{n}" for n in range(count)]
         spawn = get_context("spawn")
         helpers = [spawn.Process(target=fits.share, args=(n, count, file), daemon=True) for n, file in enumerate(files)]
-        for helper in helpers:
-            helper.start()
+        with unheard():
+            for helper in helpers:
+                helper.start()
         self._helpers = helpers
 
         def take() -> None:
@@ -153,22 +170,27 @@ class Preview(LiveReloadServer):
 
         threading.Thread(target=take, daemon=True).start()
 
-    def _make(self, path: str) -> None:
+    def _make(self, path: str) -> bytes:
+        """Makes the file at `path` where the site has one; gives the page that stands there where it cannot be made."""
+        target = os.path.realpath(self.out / path)
+        if not target.startswith(f"{os.path.realpath(self.out)}/"):
+            raise asked.Refused("404 Not Found")
         if path in self._made:
-            return
-        target = self.out / path
-        if target.is_file():
-            target.unlink()  # its source may be gone
+            return self._made[path]
+        if os.path.isfile(target):
+            os.unlink(target)  # its source may be gone
+        fault = b""
         try:
             self._write(path)
         except Exception as error:
             # a file that somebody is about to mend: its message stands where its page would
             log.error(str(error), exc_info=None if _known(error) else error)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(FAULT.format(escape(str(error) or repr(error))), "utf-8")
-        self._made.add(path)
+            fault = FAULT.format(escape(str(error) or repr(error))).encode()
+        if fault or os.path.isfile(target):
+            self._made[path] = fault
         if (answers := sys.modules.get("calc.site.answers")) and answers.Preview.behind and not self._helpers:
             self._catch_up()
+        return fault
 
     def _edition(self, path: str) -> Edition:
         language = next((name for name in LANGUAGES if path.startswith(f"{name}/")), "")
@@ -235,6 +257,9 @@ def _state() -> int:
 
 def serve(address: str) -> None:
     """Serves at `address` until it is stopped; a fault in the data at the start is raised."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise BuildError(f"--address: given {address!r}, allowed: host:port, as in 127.0.0.1:8000")
     load()
     _site("pages").write(DOCS)  # before anybody watches
     # calc/ is watched: its compiled files go elsewhere, and the next change of it compiles one file alone
@@ -242,13 +267,12 @@ def serve(address: str) -> None:
     logging.basicConfig(format="%(levelname)-7s -  %(message)s")
     logging.getLogger("mkdocs").setLevel(logging.INFO)
     logging.getLogger("mkdocs.plugins").setLevel(logging.WARNING)
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        raise BuildError(f"--address: given {address!r}, allowed: host:port, as in 127.0.0.1:8000")
     with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
         out = Path(scratch, "site")
         out.mkdir()
-        server = Preview(host, int(port), out)
+        server = Preview(host.strip("[]"), int(port), out)
+        for end in (signal.SIGINT, signal.SIGTERM):  # which is how a preview ends
+            signal.signal(end, signal.default_int_handler)
         try:
             server.serve()  # type: ignore[no-untyped-call]
         except KeyboardInterrupt:

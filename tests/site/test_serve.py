@@ -1,4 +1,7 @@
-"""`make serve`: a saved change in data, code or prose is on the page that shows it; no other page is made again."""
+"""`make serve`: a saved change in data, code or prose is on the page that shows it; no other page is made again.
+
+And it answers for its own pages alone: whatever it is sent, it reads and writes nothing elsewhere, and goes on.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,9 @@ import pytest
 from browsing import opened
 from playwright.sync_api import Browser
 from sites import command, tiny
+
+from calc.site import preview
+from calc.site.faults import BuildError
 
 PATIENCE = 15  # seconds; a quiet machine needs two
 RELOADS = re.compile(rb"<script>\nvar livereload.*?</script>", re.S)
@@ -55,6 +61,14 @@ class Served:
         assert old in text
         path.write_text(text.replace(old, new), "utf-8")
 
+    def send(self, request: bytes) -> tuple[int, bytes]:
+        """The status and the body that bytes get which no browser would send."""
+        host, _, port = self.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+            connection.sendall(request)
+            head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+        return int(head.split()[1]), body
+
     def log(self) -> str:
         return (self.project / "serve.log").read_text("utf-8")
 
@@ -77,6 +91,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            env=os.environ | {"TMPDIR": str(tmp_path)},
         )
         try:
             yield Served(project, address)
@@ -86,6 +101,56 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 CARD = "hardware/gpus/rtx4090"
+HOST = b"Host: localhost\r\n\r\n"
+HOSTILE = {
+    # out of the folder, as a path and as bytes
+    b"GET ../../../kept HTTP/1.0\r\n\r\n": 400,
+    b"GET ../kept HTTP/1.1\r\n" + HOST: 400,
+    b"GET http://localhost/index.html HTTP/1.1\r\n" + HOST: 400,
+    b"GET /../../../kept HTTP/1.0\r\n\r\n": 404,
+    b"GET /%2e%2e/%2e%2e/kept HTTP/1.1\r\n" + HOST: 404,
+    b"GET /..%2f..%2f..%2fkept HTTP/1.1\r\n" + HOST: 404,
+    b"GET /data/tables/../../../../kept HTTP/1.1\r\n" + HOST: 404,
+    b"GET //etc/passwd HTTP/1.1\r\n" + HOST: 404,
+    b"GET /linked/kept HTTP/1.1\r\n" + HOST: 404,
+    b"GET /linked HTTP/1.1\r\n" + HOST: 404,
+    # no names of files
+    b"GET /a%00b HTTP/1.1\r\n" + HOST: 400,
+    b"GET /a\x00b HTTP/1.1\r\n" + HOST: 400,
+    b"GET /%zz HTTP/1.1\r\n" + HOST: 400,
+    b"GET /% HTTP/1.1\r\n" + HOST: 400,
+    b"GET /%ff%fe HTTP/1.1\r\n" + HOST: 400,
+    b"GET /\xff HTTP/1.1\r\n" + HOST: 400,
+    b"GET /%s.html HTTP/1.1\r\n" % (b"a" * 300) + HOST: 404,
+    b"GET /%s HTTP/1.1\r\n" % (b"a/" * 3000) + HOST: 404,
+    b"GET /%s HTTP/1.1\r\n" % (b"a" * 70000) + HOST: 414,
+    # names that no page has, and folders
+    b"GET /nope.html HTTP/1.1\r\n" + HOST: 404,
+    b"GET /nope/nope.html HTTP/1.1\r\n" + HOST: 404,
+    b"GET /index.html/nope HTTP/1.1\r\n" + HOST: 404,
+    b"GET /hardware HTTP/1.1\r\n" + HOST: 302,  # with its slash
+    b"GET /assets/ HTTP/1.1\r\n" + HOST: 404,
+    b"GET /data/tables/nope.csv HTTP/1.1\r\n" + HOST: 404,
+    # another site's name that leads here
+    b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n": 403,
+    b"GET / HTTP/1.1\r\nHost: 127.0.0.1.example.org:80\r\n\r\n": 403,
+    b"GET / HTTP/1.1\r\nHost: localhost@example.org\r\n\r\n": 403,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: example.org\r\n\r\n": 403,
+    b"GET / HTTP/1.1\r\nHost:\r\n\r\n": 403,
+    # no readers
+    b"POST /index.html HTTP/1.1\r\n" + HOST: 405,
+    b"DELETE /index.html HTTP/1.1\r\n" + HOST: 405,
+    b"OPTIONS * HTTP/1.1\r\n" + HOST: 405,
+    b"GET /livereload/x/1 HTTP/1.1\r\n" + HOST: 400,
+    b"GET /livereload/-1/1 HTTP/1.1\r\n" + HOST: 400,
+    b"GET /livereload/%s/1 HTTP/1.1\r\n" % (b"9" * 5000) + HOST: 400,
+    # and readers
+    b"GET /index.html HTTP/1.0\r\n\r\n": 200,
+    b"GET /./index.html?%zz HTTP/1.1\r\n" + HOST: 200,
+    b"GET / HTTP/1.1\r\nHost: [::1]:8000\r\n\r\n": 200,
+    b"HEAD / HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n\r\n": 200,
+    b"GET /livereload/0/1 HTTP/1.1\r\n" + HOST: 200,
+}
 
 
 def test_changes_of_data_code_and_prose_reach_every_page_that_shows_them(served: Served) -> None:
@@ -152,7 +217,12 @@ def test_a_changed_formula_is_on_the_page_and_what_takes_longer_follows_or_says_
 
 FAULTS = {
     "a catalog": (f"{CARD}.yaml", "marketing_gb", "marketting_gb", "hardware/gpus/rtx4090.yaml"),
-    "a macro": ("docs/hardware/index.md", "gpus_table()", "no_such_table()", "docs/hardware/index.md: 'no_such_table'"),
+    "a macro": (
+        "docs/hardware/index.md",
+        "gpus_table()",
+        "no_such_table()",
+        "docs/hardware/index.md:6: 'no_such_table'",
+    ),
     "code": ("calc/site/sheets.py", "def gpus(", "def def gpus(", "invalid syntax"),
 }
 
@@ -167,6 +237,34 @@ def test_a_fault_is_told_on_the_page_and_gone_when_it_is_mended(served: Served) 
         assert told in served.log()
         served.edit(name, new, old)
         served.wait("hardware/index.html", "23.64")
+
+
+def test_whatever_it_is_sent_it_touches_nothing_elsewhere_and_goes_on(served: Served, tmp_path: Path) -> None:
+    served.wait("index.html", "A job")
+    (folder,) = tmp_path.glob("headroom-*/site")
+    for place in (tmp_path, folder.parent, served.project):
+        (place / "kept").write_text("kept", "utf-8")
+    (folder / "linked").symlink_to(tmp_path)
+    served.get("hardware/index.html")
+    before = {path for path in tmp_path.rglob("*") if path.suffix != ".pyc"}
+    answers = {request: served.send(request) for request in HOSTILE}
+    assert {request[:80]: status for request, (status, _) in answers.items()} == {r[:80]: s for r, s in HOSTILE.items()}
+    assert [r for r, (status, body) in answers.items() if b"kept" in body or (r.startswith(b"HEAD") and body)] == []
+    after = {path for path in tmp_path.rglob("*") if path.suffix != ".pyc"}
+    assert after == before
+    assert all((place / "kept").read_text("utf-8") == "kept" for place in (tmp_path, folder.parent, served.project))
+    assert "Traceback" not in served.log()
+    served.edit(f"{CARD}.yaml", "marketing_gb", "marketting_gb")  # what cannot be made leaves no file, either
+    served.wait("nope.html", "This page cannot be made")
+    served.edit(f"{CARD}.yaml", "marketting_gb", "marketing_gb")
+    served.wait("index.html", "A job")
+    assert not (folder / "nope.html").exists()
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:x", "127.0.0.1:65536", ":8000"])
+def test_an_address_that_cannot_be_is_one_line(address: str) -> None:
+    with pytest.raises(BuildError, match=f"^--address: given '{address}', allowed: host:port"):
+        preview.serve(address)
 
 
 def test_a_catalog_that_is_broken_at_the_start_is_one_line(tmp_path: Path) -> None:
