@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from calc.launch import Launch
 from calc.site import ledgers, recipes, words
+from calc.site.inline import coded, inline
 from calc.site.recipes import Recipe
 from calc.site.tables import Table
 
@@ -19,22 +20,22 @@ def command(recipe: Recipe) -> str:
     """Markdown: the command that starts the recommended configuration and its files, closed; or why there is none."""
     found = recipe.answer
     if found.recommended is None:
-        return f"{escape(recipes.title(recipe))}: nothing fits, so there is no command."
+        return f"{inline(recipes.title(recipe))}: nothing fits, so there is no command."
     if found.launch is None:
         why = next((note for note in found.notes if note.startswith("no command")), "no command")
-        return f"{escape(recipes.title(recipe))}: {escape(why)}."
+        return f"{inline(recipes.title(recipe))}: {coded(why)}."
     s = found.recommended.scenario
     body = "\n\n".join(_blocks(found.launch))
     inner = "\n".join(f"    {line}".rstrip() for line in body.splitlines())
     title = f"{recipes.title(recipe)}: the command, for {words.FRAMEWORKS[s.framework]} {s.framework_version}"
-    return f'??? example "{title}"\n\n{inner}\n'
+    return f'??? example "{inline(title)}"\n\n{inner}\n'
 
 
 def _blocks(launch: Launch) -> Iterator[str]:
     yield _fenced("bash", "command", launch.command)
     for name, content in launch.files.items():
         yield _fenced(LANGUAGES.get(PurePosixPath(name).suffix, "text"), name, content)
-    yield f"<ul>{''.join(f'<li>{words.code(note)}</li>' for note in launch.notes)}</ul>"
+    yield f"<ul>{''.join(f'<li>{coded(note)}</li>' for note in launch.notes)}</ul>"
 
 
 def _fenced(kind: str, name: str, content: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from calc.site import (
     accuracy,
@@ -26,6 +25,7 @@ from calc.site import (
     tables,
 )
 from calc.site.bound import Bound
+from calc.site.inline import inline
 
 
 class Lookups(Bound):
@@ -60,7 +60,7 @@ class Lookups(Bound):
     def lengths_curve(self, model: str) -> str:
         """How long a model's sequences may be on the smallest machine that trains it."""
         found = self._or_fault(model, lambda: curves.lengths(answers.catalog().model(model)))
-        return self._place(found) if found else f"Nothing to draw: {advised.untrained(model)}."
+        return self._place(found) if found else f"Nothing to draw: {inline(advised.untrained(model))}."
 
     def counts_curve(self, gpu: str) -> str:
         """How many of a card full fine-tuning takes."""
@@ -88,7 +88,7 @@ class Lookups(Bound):
             found, table_id = sheets.nodes_of(card), f"gpu-{gpu}-nodes"
             caption = f"The nodes that the {card.name} comes in"
             if not found:
-                return f"The catalog knows no node with the {escape(card.name)}: its links are not published."
+                return f"The catalog knows no node with the {inline(card.name)}: its links are not published."
         return self._place(sheets.nodes(found, table_id, caption, self._root))
 
     def node_sources_table(self) -> str:

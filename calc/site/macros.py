@@ -12,7 +12,6 @@ configuration to run, stand under `recipes:`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import yaml
@@ -47,6 +46,7 @@ from calc.site import (
 from calc.site.bound import PageError, Record, Spoken, View
 from calc.site.calculator import Place
 from calc.site.effects import Effects
+from calc.site.inline import inline
 from calc.site.lookups import Lookups
 from calc.throughput.work import Passes
 from calc.units import GiB, gb, gib
@@ -133,7 +133,7 @@ class Macros(Effects, Lookups):
     def gpu_name(self, gpu: str) -> str:
         """A card's name, linked to its page."""
         card = answers.catalog().gpu(gpu)
-        return f'<a href="{self._root}hardware/gpus/{card.id}.html">{escape(card.name)}</a>'
+        return f'<a href="{self._root}hardware/gpus/{card.id}.html">{inline(card.name)}</a>'
 
     def count(self, model: str, head: Head = "lm") -> str:
         """A model's parameters, counted tensor by tensor."""
@@ -215,7 +215,7 @@ class Macros(Effects, Lookups):
 
     def commands(self, jobs: Sequence[str]) -> str:
         """Of each of these jobs behind a click the complete command, with the files that it reads, and the phases."""
-        page = self._current().source.removesuffix(".md").replace("/", "-")
+        page = languages.split(self._current().source)[0].removesuffix(".md").replace("/", "-")
         tables = [commands.phases(self._recipe(job), f"{page}-{job}-phases") for job in jobs]
         pictures = [commands.folded(table.caption, self._place(table)) if table else "" for table in tables]
         shown = [commands.command(self._recipe(job)) for job in jobs]
@@ -245,7 +245,7 @@ class Macros(Effects, Lookups):
         except ScenarioError as error:
             reason = str(error).partition(": ")[2]
             self._say(f"refused({job})", reason)
-            return f"<code>{escape(reason)}</code>"
+            return f"<code>{inline(reason)}</code>"
         raise PageError(f"{job} is not refused: the sentence around it is wrong")
 
     def calculator(self, job: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from calc.catalog import GPU, Model
 from calc.site import advised, answers, fits, notices, topics
 from calc.site.exports import add, prune
+from calc.site.inline import coded, inline
 
 GPU_DIR, MODEL_DIR = "hardware/gpus", "models"
 
@@ -37,8 +38,8 @@ def write(docs: Path) -> None:
 
 
 def _front(title: str, description: str) -> str:
-    # JSON strings are YAML strings, whatever a name has in it.
-    title, description = json.dumps(title), json.dumps(description)
+    # JSON strings are YAML strings; the theme takes both for HTML
+    title, description = json.dumps(inline(title)), json.dumps(inline(description))
     about = "hide: [navigation]\nsearch: {boost: 2}\ngenerated: true"
     return f"---\ntitle: {title}\ndescription: {description}\n{about}\n---\n"
 
@@ -52,18 +53,19 @@ def gpu(card: GPU) -> str:
     what_to_run = "\n\n".join(
         f"### {advised.heading(t)}\n\n[[ advice_table({name}, {json.dumps(t)}) ]]" for t in advised.TITLES
     )
+    name_of = inline(card.name)
     about = f"What fits on the {card.name}: usable memory, bandwidth, links, and verdicts by model, task and method."
     return f"""{_front(card.name, about)}
-[Hardware](../index.md) › {card.name}
+[Hardware](../index.md) › {name_of}
 {{ .breadcrumb }}
 
-# {card.name}
+# {name_of}
 
 [[ gpu_summary({name}) ]]
 {BEFORE_AMPERE if card.lacks_bf16 else ""}
 ## What to run
 
-{advised.about(card) if card.lacks_bf16 else what_to_run}
+{inline(advised.about(card)) if card.lacks_bf16 else what_to_run}
 
 Another model, another number of cards? [Ask the calculator](../../index.md?gpu={card.id}#calculator).
 
@@ -94,18 +96,19 @@ with nothing offloaded.
 def model(found: Model) -> str:
     """A model's page."""
     name = json.dumps(found.id)
+    name_of = inline(found.name)
     about = f"{found.name}: parameters counted tensor by tensor, and the smallest GPU on which it trains."
     return f"""{_front(found.name, about)}
-[Models](index.md) › {found.name}
+[Models](index.md) › {name_of}
 {{ .breadcrumb }}
 
-# {found.name}
+# {name_of}
 
 [[ model_summary({name}) ]]
 
 ## What to run, and on what
 
-{f"[[ machines_table({name}) ]]" if topics.searched(found) else advised.unsearched(found)}
+{f"[[ machines_table({name}) ]]" if topics.searched(found) else coded(advised.unsearched(found))}
 
 Another machine, another length? [Ask the calculator](../index.md?model={found.id}#calculator).
 {LENGTHS.format(name=name) if topics.searched(found) else ""}

@@ -9,6 +9,7 @@ from typing import Any
 from calc.catalog import GPU, Model
 from calc.scenario import SCHEMA, parse
 from calc.site import answers, fits, sheets, strategies
+from calc.site.inline import inline, within
 from calc.site.tables import Cell, Column, Table
 from calc.units import gib
 
@@ -27,7 +28,7 @@ def gpu_summary(card: GPU) -> str:
     """The first paragraph of a GPU's page: the answer before the numbers."""
     how = "derived from comparable cards, not observed" if card.usable_derived else "as PyTorch reports it"
     lines = [
-        f"A process can use **{gib(card.usable_bytes, 2)}** of the {card.memory_gb:g} GB that the {escape(card.name)} "
+        f"A process can use **{gib(card.usable_bytes, 2)}** of the {card.memory_gb:g} GB that the {inline(card.name)} "
         f"is sold with ({how}). The largest models of the catalog that fit, for supervised fine-tuning:\n"
     ]
     for n in fits.COUNTS:
@@ -44,8 +45,8 @@ def _largest(card: GPU, method: str, gpus: int) -> str:
         if found is fits.PENDING:
             return found.rung
         if found is not None and found.verdict == "fits":
-            how = f" ({escape(found.rung)})" if found.rung else ""
-            return f"{escape(model.name)}{how}"
+            how = f" ({inline(found.rung)})" if found.rung else ""
+            return f"{inline(model.name)}{how}"
     return "none"
 
 
@@ -82,10 +83,10 @@ def model_summary(model: Model) -> str:
     experts = f" Each token uses {a.experts_per_token} of {a.experts} experts." if a.experts else ""
     heads = f"{a.heads} heads over {a.kv_heads} key-value heads" if a.heads != a.kv_heads else f"{a.heads} heads"
     return (
-        f"{escape(model.name)} has <strong>{model.parameters:,} parameters</strong>, {exactly}: "
+        f"{inline(model.name)} has <strong>{model.parameters:,} parameters</strong>, {exactly}: "
         f"{a.layers} layers of width {a.hidden:,}, {heads}, and a vocabulary of {a.vocab:,}"
         f"{', whose embedding is also the output head' if a.tied else ''}.{experts} "
-        f"Configuration: {sheets.linked(model.source)}. Hugging Face name: <code>{escape(model.hf)}</code>."
+        f"Configuration: {within(sheets.linked(model.source))}. Hugging Face name: <code>{inline(model.hf)}</code>."
     )
 
 

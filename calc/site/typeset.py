@@ -15,8 +15,8 @@ MARKS = re.compile(r"([\\`*_\[\]<>|~])")
 
 
 def markdown(text: str) -> str:
-    """Text of which no Markdown takes a character for its own."""
-    return MARKS.sub(r"\\\1", text)
+    """Text on one line, of which no Markdown takes a character for its own."""
+    return MARKS.sub(r"\\\1", " ".join(text.splitlines()))
 
 
 @cache
