@@ -40,6 +40,11 @@ def test_what_is_right_comes_through_its_door(name: str) -> None:
     assert DOORS[name].enter(GOOD[name])
 
 
+@pytest.mark.parametrize("place", inputs.pages())
+def test_the_guides_own_pages_come_through(place: str) -> None:
+    assert DOORS["front"].enter(inputs.pages()[place].encode())
+
+
 @pytest.mark.parametrize("place", inputs.data_files())
 def test_the_small_catalog_is_valid_before_it_is_changed(place: str) -> None:
     assert DOORS["catalog"].enter((place, inputs.data_files()[place].encode()))

@@ -35,7 +35,18 @@ from calc.site.rendered import Pages
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-SOURCES = ("benchmarks", "calc", "docs", "hardware", "measurements", "models", "overrides", "requirements", "tests")
+SOURCES = (
+    "benchmarks",
+    "calc",
+    "docs",
+    "hardware",
+    "measurements",
+    "models",
+    "overrides",
+    "requirements",
+    "tests",
+    "third-party",
+)
 EXTERNAL = "external-links.json"
 UNDATED = "0"  # overrides/sitemap.xml leaves this date out
 

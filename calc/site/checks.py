@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from calc.schema import decode
+from calc.reading import decode
 from calc.site import styles
 from calc.site.faults import short
 

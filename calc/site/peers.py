@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from calc.memory import kv_cache
-from calc.schema import parse_mapping, read_bytes
+from calc.reading import parse_mapping, read_bytes
 from calc.site import answers
 from calc.site.tables import Cell, Column, Table
 from calc.units import GiB

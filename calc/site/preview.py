@@ -128,7 +128,7 @@ class Preview(LiveReloadServer):
             return [str(refused).encode()]
         if fault:
             start_response("200 OK", [("Content-Type", "text/html; charset=utf-8")])
-            found: Iterable[bytes] = [self._inject_js_into_html(fault, self._visible_epoch)]  # type: ignore[no-untyped-call]
+            found: Iterable[bytes] = [self._inject_js_into_html(fault, self._visible_epoch)]
         else:
             found = super().serve_request(environ, start_response)
         return [] if environ["REQUEST_METHOD"] == "HEAD" else found

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calc.schema import InputError, closest, decode, parse_json, parse_yaml, read_bytes, show, validator
+from calc.reading import decode, parse_json, parse_yaml, read_bytes
+from calc.schema import InputError, closest, show, validator
 from calc.site.faults import short
 
 SCHEMAS = Path(__file__).parent / "schema"
@@ -48,30 +49,11 @@ def _read(path: Path, changed: int) -> Source:
     if not found:
         allowed = "front matter between two lines of ---, with a description"
         raise InputError(f"{where}:1: given {show(source.partition(chr(10))[0])}, allowed: {allowed}")
-    meta = _merged(parse_yaml(f"\n{found[1]}", where) or {}, {})  # the line of --- counts
+    meta = parse_yaml(f"\n{found[1]}", where) or {}  # the line of --- counts
     validator(SCHEMAS / "page.json")(meta, where)
     text = source[found.end() :]
     _named(meta, text, where)
     return Source(meta, text, 1 + found[0].count("\n"))
-
-
-def _merged(value: Any, known: dict[int, Any]) -> Any:
-    """YAML's merge keys: `{<<: *other, field: …}` has what the other has, too. What is `known` is walked once."""
-    if id(value) in known:
-        return known[id(value)]
-    if isinstance(value, list):
-        items = known[id(value)] = []
-        items += [_merged(item, known) for item in value]
-        return items
-    if not isinstance(value, dict):
-        return value
-    fields: dict[str, Any] = {}
-    known[id(value)] = fields
-    others = value.get("<<", [])
-    for other in reversed(others) if isinstance(others, list) else [others]:
-        fields |= _merged(other, known) if isinstance(other, dict) else {"<<": other}
-    fields |= {name: _merged(item, known) for name, item in value.items() if name != "<<"}
-    return fields
 
 
 def _named(meta: Mapping[str, Any], text: str, where: str) -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from calc.__main__ import main
 from calc.catalog import load
 from calc.schema import InputError
-from calc.site import calculator, tables
+from calc.site import calculator, sources, tables
 from calc.site.calculator import Place
 
 SCRATCH = Path(mkdtemp(prefix="headroom-fuzz-"))
@@ -127,6 +127,19 @@ def pasted(raw: bytes) -> bool:
     return True
 
 
+def front(raw: bytes) -> bool:
+    """A page with its front matter."""
+    path = SCRATCH / "page.md"
+    path.write_bytes(raw)
+    try:
+        sources._read.__wrapped__(path, 0)
+    except InputError as error:
+        assert str(error).isprintable()
+        assert "page.md" in str(error), error
+        return False
+    return True
+
+
 DOORS = {
     "estimate": Door(inputs.files(), estimate),
     "batch": Door(inputs.lines(), batch),
@@ -135,4 +148,5 @@ DOORS = {
     "catalog": Door(inputs.catalogs(), catalog),
     "address": Door(inputs.addresses(), address),
     "pasted": Door(inputs.files(), pasted),
+    "front": Door(inputs.fronts(), front),
 }

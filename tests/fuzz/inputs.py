@@ -213,6 +213,22 @@ def configs(draw: st.DrawFn) -> bytes:
     return draw(torn(text)) if draw(st.integers(0, 3)) == 0 else text.encode()
 
 
+@cache
+def pages() -> dict[str, str]:
+    """Pages whose front matter has jobs, by their place."""
+    found = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.stat().st_size < 20_000]
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in found}
+    return {place: text for place, text in texts.items() if "scenarios:" in text or "recipes:" in text}
+
+
+@st.composite
+def fronts(draw: st.DrawFn) -> bytes:
+    """A page whose front matter is torn."""
+    text = pages()[draw(st.sampled_from(sorted(pages())))]
+    end = text.index("\n---", 4)
+    return draw(torn(text[:end])) + text[end:].encode()
+
+
 CONFIG_FIELDS = sorted({name for model in load().models.values() for name in model.config})
 
 
