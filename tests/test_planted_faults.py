@@ -615,6 +615,10 @@ RECORD_FAULTS = [
         f":1: id: given '{RECORDS['gib']}', already the id of measurements/published.jsonl:1",
     ),
     Fault(
+        "address of another repository", "gib", record("gib", url="https://github.com/pytorch/torchtitan"),
+        ": url: given 'https://github.com/pytorch/torchtitan', allowed: an address of pytorch/torchtune",
+    ),
+    Fault(
         "id with a space", "gib", record("gib", id="published/my record"), ": id: given 'published/my record', allowed",
     ),
     Fault(

@@ -29,9 +29,9 @@ MODELS: tuple[Rule[Model], ...] = (
     models.names, texts.model_sources, texts.finished,
 )  # fmt: skip
 RECORDS: tuple[Rule[Mapping[str, Any]], ...] = (
-    texts.record_sources, texts.record_finished, texts.dates, records.metric, records.origin, records.quoted,
-    records.quoted_rate, records.size, records.parts, records.allocator, records.outcome, records.machine,
-    records.rates, records.scenario,
+    texts.record_sources, texts.thread, texts.record_finished, texts.dates, records.metric, records.origin,
+    records.quoted, records.quoted_rate, records.size, records.parts, records.allocator, records.outcome,
+    records.machine, records.rates, records.scenario,
 )  # fmt: skip
 MESSAGES: tuple[Rule[Mapping[str, Any]], ...] = (
     texts.record_sources, texts.record_finished, messages.figures, messages.card, messages.processes, messages.release,

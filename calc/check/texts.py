@@ -17,11 +17,12 @@ _NOWHERE = re.compile(r"https?://(?:[a-z0-9-]+\.)*example\.[a-z]+\b", re.IGNOREC
 _LETTER = re.compile(r"[^\W\d_]")
 # What stands where somebody meant to write a source later, or has none.
 _PLACEHOLDER = re.compile(
-    r"\b(?:to ?do|tbd|tba|fix ?me|xxx+|lorem ipsum|placeholder|change ?me|trust me|ask me|i (?:think|guess))\b|\?\?"
+    r"\b(?:to ?do|tbd|tba|fix ?me|xxx+|lorem ipsum|placeholder|change ?me|trust me|chat ?gpt|i (?:think|guess))\b|\?\?"
     r"|^(?:no source|not? known|from memory|common knowledge|the (?:internet|web)|some \w+|some(?:one|where|body)\b.*"
     r"|(?:see|as|same as) above|my (?:own )?(?:guess|estimate|head))$",
     re.IGNORECASE,
 )
+_THREAD = re.compile(r"([\w.-]+/[\w.-]+)(?: (?:issue|pull request) #?([0-9]+))?(?=[ @]|$)")
 _LATER = re.compile(r"\b(?:TODO|todo|TBD|tbd|FIXME|fixme|XXX|lorem ipsum)\b")
 FIRST = date(2016, 9, 1)  # PyTorch's first release
 A_SUITE = timedelta(days=31)  # between the day that a file is named after and its last record
@@ -66,6 +67,19 @@ def record_sources(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
         yield fault("source", record["source"], SOURCE)
     if record["url"] is not None and not address(record["url"]):
         yield fault("url", record["url"], ADDRESS)
+
+
+def thread(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
+    """A source that names a repository on GitHub, or an issue of it, has the address of that."""
+    said = _THREAD.match(record["source"])
+    if not said or not record["url"] or not record["url"].startswith("https://github.com/"):
+        return
+    repository, number = said.groups()
+    given = record["url"].casefold()
+    if f"github.com/{repository.casefold()}" not in given:
+        yield fault("url", record["url"], f"an address of {repository}, which source names")
+    elif number and not re.search(rf"/(?:issues|pull|discussions)/{number}\b", given):
+        yield fault("url", record["url"], f"that of number {number}, which source names")
 
 
 def finished(thing: GPU | Node | Model, _: Catalog) -> Iterator[str]:

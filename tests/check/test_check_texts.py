@@ -130,6 +130,23 @@ def test_sources_of_each_kind_are_looked_at() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("source", "url", "line"),
+    [
+        ("a/b issue #858", "https://github.com/A/B/issues/858#issuecomment-1", ""),
+        ("a/b issue #858", "https://github.com/a/b/issues/8580", "that of number 858, which source names"),
+        ("a/b pull request 7", "https://github.com/c/d/pull/7", "an address of a/b, which source names"),
+        ("a/b README 'Memory'", "https://github.com/a/b#memory", ""),
+        ("a/b README 'Memory'", "https://github.com/a/c#memory", "an address of a/b, which source names"),
+        ("QwenLM/Qwen README", "https://qwen.readthedocs.io/en/latest", ""),
+        ("a blog on A/B tests", "https://github.com/a/b", ""),
+    ],
+)  # fmt: skip
+def test_an_address_is_that_of_the_thread_that_is_named(source: str, url: str, line: str) -> None:
+    found = list(texts.thread({"source": source, "url": url}, load()))
+    assert found == [] if not line else found[0].startswith(f"url: given {url!r}, allowed: {line}")
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return planted.copy(tmp_path)

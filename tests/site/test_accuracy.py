@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,16 @@ def test_published_rl_reports_stand_beside_what_is_computed() -> None:
     agree = [row["agrees"] for row in rows].count("yes")
     assert agree == reports.count("agree") == len(rows) - reports.count("disagree")
     assert f"{agree} of {len(rows)} agree" in table.note
+
+
+def test_a_report_without_a_note_or_a_verdict_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both may be left out of a record."""
+    one, record = reports.found()[0], reports._record
+    monkeypatch.setattr(reports, "found", lambda: [replace(one, reported=None)])
+    monkeypatch.setattr(reports, "_record", lambda r: {k: v for k, v in record(r).items() if k != "note"})
+    (row,) = reports.table().rows
+    shown = dict(zip([column.key for column in reports.table().columns], row, strict=True))
+    assert shown["reported"].value == "—"
 
 
 def test_reports_can_be_counted_and_a_count_that_is_not_there_is_named() -> None:
