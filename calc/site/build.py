@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from calc.check import check
+from calc.reading import decode
 from calc.site import (
     answers,
     cards,
@@ -29,7 +30,7 @@ from calc.site import (
     topics,
 )
 from calc.site import engine as calculator
-from calc.site.faults import BuildError
+from calc.site.faults import BuildError, short
 from calc.site.guide import Guide
 from calc.site.rendered import Pages
 
@@ -123,6 +124,8 @@ def _refuse(out: Path) -> None:
 def _into(fresh: Path, engine: str) -> None:
     """Builds and checks the site in a folder that nobody reads yet."""
     os.environ.setdefault("SOURCE_DATE_EPOCH", _committed() or UNDATED)
+    for template in sorted((ROOT / "overrides").rglob("*.html")):
+        decode(template.read_bytes(), short(template))
     made = strict.Strict(engine, ROOT / "mkdocs.yml", fresh)  # its faults are told before anything is computed
     with writing():
         made.build()

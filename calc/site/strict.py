@@ -53,12 +53,12 @@ class Strict:
             logger.addHandler(said)
         try:
             yield
+        except jinja2.TemplateError as error:  # what is logged names the page that it was for, which is of no help
+            raise BuildError(_line(error)) from error
         except (InputError, BuildError, OSError, Interrupted):
             raise
         except (Exception, SystemExit) as error:  # the engine's way to stop is a SystemExit
-            # of a template the engine logs which page it was for, which is of no help
-            told = [] if isinstance(error, jinja2.TemplateError) else [*said.lines]
-            raise BuildError("\n".join(f"{place}{line}" for line in told or [_line(error)])) from error
+            raise BuildError("\n".join(f"{place}{line}" for line in said.lines or [_line(error)])) from error
         finally:
             for logger in loggers:
                 logger.removeHandler(said)

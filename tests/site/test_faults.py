@@ -86,3 +86,23 @@ def test_what_stops_a_build_leaves_the_old_site_and_nothing_else(tmp_path: Path)
     assert build.returncode == 130
     assert old.read_text("utf-8") == "old"
     assert list(project.glob(".site-*")) == []
+
+
+POOL = """import os, time
+from calc.site.processes import Pool
+if __name__ == "__main__":
+    pool = Pool(1)
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_processes_end_with_the_one_that_started_them_however_it_ends(tmp_path: Path) -> None:
+    """A killed build would leave some hundred megabytes of them for good."""
+    (tmp_path / "pool.py").write_text(POOL, "utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    starter = subprocess.Popen([sys.executable, "pool.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+    assert starter.stdout
+    assert int(starter.stdout.readline()) != starter.pid
+    starter.kill()
+    assert starter.communicate(timeout=30) == (b"", None)  # nobody holds the pipe any more
