@@ -20,11 +20,11 @@ RUNS = 3
 PASTE = """
 import sys
 from pathlib import Path
-from calc.site import languages, rendered
+from calc.site import rendered, sources
 docs = Path(sys.argv[1])
 for source, page in rendered.pages(docs).all().items():
     whole = (docs / source).read_text("utf-8")
-    _, body = languages.front(docs / source)
+    _, body = sources.front(docs / source)
     (docs / source).write_text(whole.removesuffix(body) + page.whole, "utf-8")
 """
 

@@ -72,6 +72,3 @@ def strays(original: Source, translation: Source) -> Iterator[tuple[int, str]]:
 def _spelled(call: Call) -> str:
     name, asked = call
     return f"[[ {name}({', '.join(asked)}) ]]"
-
-
-__all__ = ["LANGUAGES", "front", "meta", "split", "strays", "url"]

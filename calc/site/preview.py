@@ -35,9 +35,10 @@ from mkdocs.structure.pages import Page
 from calc.catalog import load
 from calc.site import asked
 from calc.site.faults import BuildError
-from calc.site.languages import LANGUAGES, front
+from calc.site.languages import LANGUAGES
 from calc.site.policy import reloading
 from calc.site.processes import unheard
+from calc.site.sources import front
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

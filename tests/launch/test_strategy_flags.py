@@ -11,7 +11,7 @@ import pytest
 from packages import Packages
 
 from calc.site import strategies
-from calc.site.languages import front
+from calc.site.sources import front
 
 ROWS = [
     pytest.param(row, id=f"{page.stem}-{row['framework']}-{row['flag']}")

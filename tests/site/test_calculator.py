@@ -22,7 +22,7 @@ from calc.scenario import parse
 from calc.schema import InputError
 from calc.site import answers, browser, calculator, engine, exports, picker, recipes, tables
 from calc.site.calculator import Job, Place
-from calc.site.languages import front
+from calc.site.sources import front
 from calc.units import gib
 
 JOB = {"model": "llama-3.1-8b", "task": "sft", "framework": "trl", "gpu": "rtx4090", "gpus": 2, "seq_len": 2048}

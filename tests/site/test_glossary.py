@@ -10,7 +10,7 @@ import pytest
 from sites import ROOT
 
 from calc.site import glossary
-from calc.site.languages import front
+from calc.site.sources import front
 from calc.site.tooltips import TooltipExtension
 
 DOCS = ROOT / "docs"

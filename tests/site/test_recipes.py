@@ -18,7 +18,7 @@ from calc.recommend import Recommendation, recommend
 from calc.recommend.problem import Miss
 from calc.rules import flatten
 from calc.scenario import parse
-from calc.site import answers, commands, languages, minimal, recipes, rendered, tables, words
+from calc.site import answers, commands, minimal, recipes, rendered, sources, tables, words
 from calc.site.macros import Macros, PageError, Record, View
 from calc.units import GB, GiB
 from calc.verdict import FITS
@@ -38,12 +38,12 @@ def record() -> Record:
 
 @cache
 def front(page: str) -> Mapping[str, Any]:
-    return languages.front(DOCS / f"{page}.md")[0]
+    return sources.front(DOCS / f"{page}.md")[0]
 
 
 def named(page: str, macro: str) -> list[tuple[list[str], str]]:
     """The calls of a macro over a list of jobs on a page: the jobs, and the table's id."""
-    body = languages.front(DOCS / f"{page}.md")[1]
+    body = sources.front(DOCS / f"{page}.md")[1]
     calls = re.findall(rf"\[\[ {macro}\(\[(.*?)\](.*?)\) \]\]", body, re.S)
     return [(re.findall(r'"([^"]+)"', jobs), "".join(re.findall(r'id="([^"]+)"', rest))) for jobs, rest in calls]
 
@@ -111,7 +111,7 @@ def test_each_job_of_each_tier_has_its_command_or_the_reason_why_not(page: str) 
 def test_each_tier_has_the_posted_claim_with_a_computed_verdict_beside_it(page: str) -> None:
     meta = front(page)
     shown = {job: table_id for group, table_id in named(page, "compare") for job in group}
-    body = languages.front(DOCS / f"{page}.md")[1]
+    body = sources.front(DOCS / f"{page}.md")[1]
     for tier, (gpu, _) in TIERS.items():
         claims = [job for job, quote in meta["said"].items() if job.startswith(f"posted-{tier}") and quote]
         assert len(claims) == 1

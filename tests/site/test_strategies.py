@@ -10,8 +10,8 @@ import pytest
 from sites import ROOT
 
 from calc.site import languages, strategies
-from calc.site.languages import front
 from calc.site.macros import Macros, PageError, Record, View
+from calc.site.sources import front
 from calc.units import GiB
 
 FOLDER = ROOT / "docs" / "strategies"
