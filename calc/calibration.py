@@ -68,7 +68,7 @@ def replayed(catalog: Catalog) -> tuple[float, ...]:
             s = parse(record["scenario"], where=record["id"], catalog=on)
             act = replay.act(Roles(s))
             if act:
-                whole = replay.reserved(act, runtime.workspace(on.gpu(s.gpu).architecture))
+                whole = replay.Reserve(act, runtime.workspace(on.gpu(s.gpu).architecture)).undisturbed
                 found.append(seen["reserved_bytes"] / whole - 1)
     return quantiles(found)
 

@@ -52,38 +52,55 @@ class Shared:
         return total(lines)
 
     @cached_property
-    def resting(self) -> Sums:
-        """What is on the GPU in all phases that train or score: the most tensors there are, and all beside tensors."""
-        found = [known for _, known in self.largest(serving=False)]
+    def training(self) -> list[Sums]:
+        """What is on the GPU in each phase that trains or scores, without what the allocator holds back."""
         beside = sums(self.card_lines(loading=False, engine=""), stirred=False)
-        most = max([known.allocated for known in found]) + beside.allocated
-        outside = max([known.needed - known.allocated for known in found]) + beside.needed - beside.allocated
+        return [Sums(*map(add, known, beside)) for _, known in self.largest(serving=False)]
+
+    @cached_property
+    def resting(self) -> Sums:
+        """What is on the GPU in all of them: the most tensors there are, and all beside tensors."""
+        most = max([known.allocated for known in self.training])
+        outside = max([known.needed - known.allocated for known in self.training])
         return Sums(outside + most, most, 0)
 
     @cached_property
-    def replayable(self) -> tuple[replay.Act, int, int, int] | None:
-        """What is replayed, cuBLAS's workspace, what PyTorch reserves where memory is no matter, and what it may where
-        the job is to fit. None where blocks are not known one by one, or where tensors alone are more than the card.
-        """
+    def act(self) -> replay.Act | None:
+        """What is replayed; None where blocks are not known one by one, or no replay could tell of a chance to fit."""
         memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
         if self.engine or (act := memo.once("act", lambda: replay.act(self.job.roles))) is None:
             return None
-        needed, most, *_ = self.resting
-        if needed > usable:
-            return None
-        workspace = runtime.workspace(self.job.gpu.architecture)
-        whole: int = memo.once(("reserved", workspace), lambda: replay.reserved(act, workspace))
-        return act, workspace, whole, verdict.allowed(most, needed - most, usable)
+        return None if any(verdict.hopeless(known, usable) for known in self.training) else act
 
     @cached_property
-    def reserved(self) -> int | None:
-        """What PyTorch must be allowed to reserve, where that can be replayed."""
-        return max(self.resting.allocated, replay.enough(*self.replayable)) if self.replayable else None
+    def reserve(self) -> replay.Reserve:
+        """What PyTorch reserves for what is replayed, on every card whose cuBLAS takes as much."""
+        assert self.act
+        act, workspace = self.act, runtime.workspace(self.job.gpu.architecture)
+        return self.job.roles.training.once(("reserve", workspace), lambda: replay.Reserve(act, workspace))
+
+    @cached_property
+    def reserved(self) -> tuple[int, int] | None:
+        """What PyTorch reserves here, and what it must be allowed to; None where that is not replayed.
+
+        It reserves what it would undisturbed where the job fits with that, else only what it must.
+        """
+        if not self.act:
+            return None
+        undisturbed = self.replayed(self.reserve.undisturbed)
+        if verdict.certain(undisturbed, self.job.gpu.usable_bytes):
+            return undisturbed.replayed, undisturbed.replayed
+        least = self.replayed(self.reserve.least).replayed
+        return (undisturbed.replayed if self._leaves_room(undisturbed) else least), least
 
     def replayed(self, reserved: int) -> Sums:
-        """What is needed where so much is reserved."""
+        """What is needed where so much is reserved, or as much as tensors take."""
         needed, most, *_ = self.resting
+        reserved = max(most, reserved)
         return Sums(needed - most + reserved, most, 0, reserved)
+
+    def _leaves_room(self, moment: Sums) -> bool:
+        return verdict.room(moment, self.job.gpu.usable_bytes) >= 0
 
     def largest(self, *, serving: bool) -> list[tuple[Candidate, Sums]]:
         """The largest moments of the roles, see `Stages.largest`, whatever the card."""
@@ -97,16 +114,23 @@ class Shared:
         resident: int = memo.once(("resident", *self.names), self.stages.resident)
         if resident > self.job.gpu.usable_bytes:
             return False
-        return replay.suffices(*self.replayable) if self.replayable else self.room(serving=False) >= 0
+        if not self.act:
+            return self.room(serving=False) >= 0
+
+        def enough(reserved: int) -> bool:
+            return self._leaves_room(self.replayed(reserved))
+
+        # where tensors alone leave no room, nothing has to be replayed
+        return enough(0) and self.reserve.meets(enough)
 
     def room(self, *, serving: bool) -> int:
         """Bytes free beside the largest moment and its error, of phases in which vLLM has a part or of the others."""
         usable = self.job.gpu.usable_bytes
         beside: dict[tuple[bool, str], Sums] = {}
         rooms = [usable]
-        if not serving and self.reserved is not None:
+        if not serving and self.reserved:
             # PyTorch gives nothing back: it is the same in all phases once the first step is over
-            return verdict.room(self.replayed(self.reserved), usable)
+            return verdict.room(self.replayed(self.reserved[0]), usable)
         for found, known in self.largest(serving=serving):
             loading, engine = at = found.phase == "load", found.engine
             if at not in beside:
@@ -134,8 +158,7 @@ class Shared:
         # nothing has been freed while models load
         if loading:
             return Moment(found.at, tuple(every))
-        known = self.reserved
-        lost = runtime.fragmentation(every) if known is None else runtime.replayed(every, known)
+        lost = runtime.replayed(every, *self.reserved) if self.reserved else runtime.fragmentation(every)
         return Moment(found.at, (*every, lost))
 
     def card_lines(self, loading: bool, engine: str) -> list[Line]:
@@ -180,14 +203,15 @@ class Shared:
         word = verdict.word(probability)
         first = _first_to_break(phases, word, usable)
         low, high = verdict.reach(peak)
+        most = max([phase.moment.allocated_bytes for phase in phases])
         kept = max(runtime.cached(p.moment.lines, lengths_vary=not self.job.s.packing) for p in phases)
         return Group(
             name="+".join(self.names),
             gpus=self.gpus,
             phases=phases,
             usable_bytes=usable,
-            # cached blocks fill at most what the card has
-            device_range=(low, max(high, min(high + kept, usable))),
+            # no less than tensors take, and cached blocks fill at most what the card has
+            device_range=(max(low, most), max(high, min(high + kept, usable))),
             fit_probability=probability,
             verdict=word,
             verdict_phase="load" if refusal else first,

@@ -33,7 +33,8 @@ class Line(NamedTuple):
 
 class Sums(NamedTuple):
     """What lines add up to: all that is `needed` of the card, of it what PyTorch's allocator counts, and of that the
-    `stirred` bytes, of which a share that nobody knows is held back beside; none where the allocator was `replayed`.
+    `stirred` bytes, of which a share that nobody knows is held back beside; none where a replay knows what must be
+    reserved, `replayed`.
     """
 
     needed: int
@@ -72,8 +73,9 @@ class Moment(NamedTuple):
     def sums(self) -> Sums:
         """What decides whether it fits."""
         lost = [line for line in self.lines if line.component == "fragmentation"]
-        stirred, replayed = (sum([line.values.get(name, 0) for line in lost]) for name in ("B", "R"))
-        return Sums(self.device_bytes - (self.held_back if stirred else 0), self.allocated_bytes, stirred, replayed)
+        stirred, replayed, reserved = (sum([x.values.get(name, 0) for x in lost]) for name in ("B", "least", "R"))
+        spare = self.held_back if stirred else reserved - replayed
+        return Sums(self.device_bytes - spare, self.allocated_bytes, stirred, replayed)
 
 
 class Phase(NamedTuple):

@@ -8,6 +8,7 @@ a frozen one beside it, they are all known here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from calc.allocator import Allocator, Block, Expandable, OutOfMemory
@@ -88,29 +89,47 @@ def _heap(a: Act, limit: int | None = None) -> Allocator:
     return Expandable(limit) if a.expandable else Allocator(limit)
 
 
-def reserved(a: Act, workspace: int) -> int:
-    """The bytes that PyTorch reserves where memory is no matter; cuBLAS takes a `workspace` for each thread."""
-    replay = Replay(_heap(a), workspace)
-    replay.all(a)
-    return replay.heap.process.most_reserved
+class Reserve:
+    """What PyTorch reserves for what is replayed: undisturbed, and the least that it must be allowed.
 
-
-def suffices(a: Act, workspace: int, undisturbed: int, limit: int) -> bool:
-    """Whether `limit` bytes are enough, where `undisturbed` is reserved with more: what is all free goes back first."""
-    return undisturbed <= limit or breaks(a, workspace, limit) is None
-
-
-def enough(a: Act, workspace: int, undisturbed: int, limit: int) -> int:
-    """The bytes that must be allowed: what is reserved `undisturbed`, or the `limit` where that suffices and is less;
-    else more than that, to within a thousandth.
+    Neither depends on a card. The least is sought between the most that is allocated and what is reserved undisturbed,
+    to within a thousandth, as far as somebody asks, and always in the same halves: a limit may suffice where a higher
+    one does not, so that a search from a card's own limit would find something else for each card.
     """
-    if suffices(a, workspace, undisturbed, limit):
-        return min(undisturbed, limit)
-    low, high = limit, undisturbed
-    while high - low > undisturbed // 1000:
-        middle = (low + high) // 2
-        low, high = (middle, high) if breaks(a, workspace, middle) else (low, middle)
-    return high
+
+    def __init__(self, a: Act, workspace: int) -> None:
+        """Of `a`, where cuBLAS takes a `workspace` for each thread."""
+        self.act, self.workspace = a, workspace
+        replay = Replay(_heap(a), workspace)
+        replay.all(a)
+        process = replay.heap.process
+        self.undisturbed = process.most_reserved
+        self._low, self._high = process.most, self.undisturbed
+
+    @property
+    def least(self) -> int:
+        """The bytes that must be allowed, where segments that are all free go back before a request fails."""
+        while self._narrow():
+            pass
+        return self._high
+
+    def meets(self, asked: Callable[[int], bool]) -> bool:
+        """True if the least is as small as is `asked`, which holds of all sizes up to some size."""
+        while not asked(self._high):
+            if not asked(self._low) or not self._narrow():
+                return False
+        return True
+
+    def _narrow(self) -> bool:
+        """Halve what lies between the bounds of the least; False if they are close enough."""
+        if self._high - self._low <= self.undisturbed // 1000:
+            return False
+        middle = (self._low + self._high) // 2
+        if breaks(self.act, self.workspace, middle):
+            self._low = middle
+        else:
+            self._high = middle
+        return True
 
 
 def breaks(a: Act, workspace: int, limit: int) -> str | None:

@@ -6,7 +6,6 @@ process takes beside its tensors. Each is computed from `measurements/` by `calc
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from math import erf, sqrt
@@ -65,13 +64,16 @@ def room(moment: Sums, usable: int) -> int:
     return int(usable - needed - width * (low + part * (high - low)))
 
 
-def allowed(most: int, outside: int, usable: int) -> int:
-    """The most that PyTorch may need to reserve for `most` bytes of tensors, beside what it does not count.
+def hopeless(moment: Sums, usable: int) -> bool:
+    """True if a moment never fits, even with nothing held back and a replay as far too high as one has been seen."""
+    needed, allocated, *_ = moment
+    return fit_probability(needed, allocated, deviation(allocated), usable, REPLAYED) == 0.0
 
-    That is where a replay leaves no room, and none is lacking.
-    """
-    sizes = range(1, usable)
-    return bisect_left(sizes, True, key=lambda size: room(Sums(outside + size, most, 0, size), usable) < 0)
+
+def certain(moment: Sums, usable: int) -> bool:
+    """True if a replayed moment always fits."""
+    needed, allocated, _, replayed = moment
+    return fit_probability(needed, replayed, deviation(allocated), usable, REPLAYED) == 1.0
 
 
 @cache
@@ -88,7 +90,7 @@ def _margin(ratio: int, shares: Sequence[float]) -> float:
 def reach(m: Moment) -> tuple[int, int]:
     """The middle nine tenths of what a moment takes: both kinds of error add in squares, each to its side."""
     _, allocated, stirred, replayed = m.sums
-    shares, lost = (REPLAYED, replayed) if replayed else (HELD_BACK, stirred)
+    shares, lost = (REPLAYED, allocated + m.held_back) if replayed else (HELD_BACK, stirred)
     # a replay is in the middle itself, and what is held back otherwise has its median there
     margin, share = RANGE * deviation(allocated), 0.0 if replayed else shares[MIDDLE]
     below, above = (share - shares[TAIL]) * lost, (shares[-1 - TAIL] - share) * lost

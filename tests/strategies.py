@@ -1,13 +1,20 @@
-"""Random scenarios for property tests: `scenarios()` draws valid ones, `fields()` the mappings they are parsed from."""
+"""Random scenarios for property tests: `scenarios()` draws valid ones, `fields()` the mappings they are parsed from.
+
+`valid()` draws from the whole language, whatever the schema says; the others what their tests are about.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from calc.catalog import load
-from calc.scenario import Scenario, ScenarioError, parse
+from calc.rules import FROZEN_ROLE_FIELDS, RL_FIELDS, ROLES, TRAINED_ROLES
+from calc.rules import RL as TASKS_OF_RL
+from calc.scenario import SCHEMA, Scenario, ScenarioError, parse
 from calc.scenario import framework as module
 
 TASKS = ("pretrain", "sft", "rm", "dpo")
@@ -182,3 +189,142 @@ def _parsed(data: dict[str, Any]) -> Scenario | None:
 def scenarios(tasks: tuple[str, ...] = TASKS) -> st.SearchStrategy[Scenario]:
     """Scenarios that a framework accepts."""
     return fields(tasks).map(_parsed).filter(lambda scenario: scenario is not None)  # type: ignore[return-value]
+
+
+# ---- the whole language ---------------------------------------------------------------------------------------------
+
+# What the schema leaves open. Beside these a leaf has its words, or numbers from its least up.
+LENGTHS = st.one_of(
+    st.sampled_from((128, 512, 1024, 2048, 4096, 8192)), st.integers(1, 16_384), st.integers(1, 10_000_000)
+)
+NAMED: dict[str, st.SearchStrategy[Any]] = {
+    "host_memory": st.sampled_from((64, 256, 512.5, 2048)),
+    "gpus": st.sampled_from((1, 2, 4, 6, 8, 16, 64)),
+    "gpus_per_node": st.sampled_from((1, 2, 4, 8, 16, 72)),
+    "seq_len": LENGTHS,
+    "prompt_len": LENGTHS,
+    "response_len": LENGTHS,
+    "expected_len": LENGTHS,
+    "micro_batch": st.one_of(st.integers(1, 4), st.integers(1, 64), st.integers(1, 1_000_000)),
+    "rank": st.sampled_from((1, 8, 16, 64, 256)),
+    "targets": st.one_of(
+        st.just("all-linear"),
+        st.lists(
+            st.sampled_from(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")),
+            min_size=1,
+            unique=True,
+        ),
+    ),
+    "dropout": st.sampled_from((0, 0.05, 0.5)),
+    "gpu_memory_utilization": st.floats(0.05, 1),
+}
+VERSIONS = {
+    "torch": ("1.13", "2.0", "2.1", "2.4", "2.5", "2.6", "2.8"),
+    "transformers": ("4.31", "4.38", "4.44", "4.45", "4.47", "4.48", "4.51", "4.57", "5.0"),
+    "deepspeed": ("0.9", "0.12", "0.15", "0.16.4", "0.18"),
+    "bitsandbytes": ("0.41", "0.43", "0.43.2", "0.46"),
+    "vllm": ("0.4.2", "0.6.3", "0.7", "0.8.5", "0.10", "0.12"),
+}  # fmt: skip
+BATCHES = ("global_batch", "batch")  # whole steps of what the other fields say
+
+
+def leaves(properties: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every field of the schema that has a value of its own, by dotted key; a role is one, too."""
+    for name, node in properties.items():
+        node = SCHEMA["properties"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+        place = f"{under}{name}"
+        if "properties" not in node or "string" in node["type"]:
+            yield place, node
+        if "properties" in node:
+            yield from leaves(node["properties"], f"{place}.")
+
+
+LEAVES = {place: node for place, node in leaves(SCHEMA["properties"]) if place not in SCHEMA["required"]}
+# What decides most of what else may be said comes first, and often.
+FIRST = ("method", "sharding", "precision", "trainer", "optimizer", "tensor_parallel", "context_parallel")
+
+
+def applies(place: str, s: Scenario) -> bool:
+    """Whether a job may have a field at all, however the others stand."""
+    branch, _, name = place.removeprefix("roles.").partition(".")
+    if place.startswith("roles."):
+        trained = branch in TRAINED_ROLES and s.task in TASKS_OF_RL
+        return branch in ROLES.get(s.task, ()) and (
+            not name or (s.has(branch) and (trained or name in FROZEN_ROLE_FIELDS))
+        )
+    if branch in RL_FIELDS or place == "placement":
+        return s.rollout is not None
+    return not (branch == "lora" and s.lora is None) and not (place == "seq_len" and s.rollout)
+
+
+def value(place: str, node: Mapping[str, Any], sofar: Scenario) -> st.SearchStrategy[Any]:
+    """What a field may be given beside what has been said so far."""
+    branch, _, name = place.rpartition(".")
+    if name == "model":
+        return st.sampled_from((sofar.model, *sorted(load().models)))
+    if branch == "versions":
+        return st.sampled_from(VERSIONS.get(name, ("1.0",)))
+    if name == "framework":
+        return st.sampled_from((sofar.framework, *(f"{sofar.framework}=={v}" for v in module(sofar.framework).KNOWN)))
+    if branch == "roles":
+        return st.sampled_from(("none", {}))
+    if name in BATCHES:
+        step = sofar.micro_batch * sofar.gpus
+        return st.sampled_from((1, 2, 3, 8, 64)).map(lambda times: times * step)
+    if name in NAMED:
+        return NAMED[name]
+    if "enum" in node:
+        return st.sampled_from(node["enum"])
+    if node["type"] == "boolean":
+        return st.booleans()
+    if "minimum" in node:
+        return st.sampled_from([node["minimum"] * 2**n for n in range(5)])
+    return st.sampled_from(node["examples"])
+
+
+@st.composite
+def valid(draw: st.DrawFn) -> dict[str, Any]:
+    """A job as a user writes it, over the whole language: fields one by one, each kept where the job remains valid."""
+    catalog = load()
+    name = draw(st.sampled_from(sorted(RL)))
+    data: dict[str, Any] = {
+        "model": draw(st.sampled_from(sorted(catalog.models))),
+        "task": draw(st.sampled_from(SCHEMA["properties"]["task"]["enum"])),
+        "gpu": draw(st.sampled_from(sorted(catalog.gpus))),
+        "framework": name,
+        "gpus": draw(NAMED["gpus"]),
+    }
+    if draw(st.booleans()):
+        data |= _apart(draw, data)
+    found = _parsed(data)
+    assume(found)
+    asked = draw(st.lists(st.sampled_from(FIRST), max_size=3, unique=True))
+    for n in range(draw(st.integers(0, 16))):
+        place = asked[n] if n < len(asked) else draw(st.sampled_from([x for x in LEAVES if applies(x, found)]))
+        wider = data | {place: draw(value(place, LEAVES[place], found))}
+        known = _parsed(wider)
+        data, found = (wider, known) if known else (data, found)
+    return data
+
+
+def _apart(draw: st.DrawFn, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that only go together: GPUs of their own for the roles of an RL job, or GPUs that share sequences."""
+    if data["task"] in RL["torch"]:
+        own = {
+            f"roles.{role}.gpus": draw(st.sampled_from((1, 2, 4)))
+            for role in draw(
+                st.sampled_from(
+                    (
+                        ("actor",),
+                        ("actor", "critic"),
+                        ("actor", "reference"),
+                        ("actor", "critic", "reference", "reward"),
+                    )
+                )
+            )
+        }
+        own["rollout.gpus"] = draw(st.sampled_from((1, 2, 4)))
+        total = sum(own.values())
+        return own | {"placement": "separate", "rollout.engine": "vllm", "gpus": total, "gpus_per_node": total}
+    degree = draw(st.sampled_from(("tensor_parallel", "pipeline_parallel", "context_parallel")))
+    return {degree: draw(st.sampled_from((2, 4)))} if data["gpus"] % 4 == 0 else {}

@@ -34,8 +34,11 @@ def test_what_the_allocator_holds_back_is_its_own_sum() -> None:
 def test_what_decides_is_counted_without_what_nobody_knows() -> None:
     """The median of what is held back is 50 of 1350, whose share of 1000 bytes is drawn; a replay knows what it is."""
     assert Moment("step", (WEIGHTS, CONTEXT, HELD_BACK)).sums == Sums(1300, 1000, 1000, 0)
-    known = Line("fragmentation", "process", 75, "R - A", {"R": 1075, "A": 1000}, "runtime#replay", False)
+    values = {"R": 1075, "A": 1000, "least": 1075}
+    known = Line("fragmentation", "process", 75, "R - A", values, "runtime#replay", False)
     assert Moment("step", (WEIGHTS, CONTEXT, known)).sums == Sums(1375, 1000, 0, 1075)
+    roomy = known._replace(values=values | {"least": 1040})  # it reserves 35 more than it must
+    assert Moment("step", (WEIGHTS, CONTEXT, roomy)).sums == Sums(1340, 1000, 0, 1040)
     assert Sums(1375, 1000, 0).replayed == 0
 
 

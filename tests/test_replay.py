@@ -123,7 +123,7 @@ def test_states_of_the_first_step_lie_in_the_way_of_the_second() -> None:
     r.all(a)
     most = 110 + 220 + 260  # weights, states, and what one step adds at its peak
     assert r.heap.process.most == most * MiB
-    assert replay.reserved(a, 0) == r.heap.process.most_reserved > most * MiB
+    assert replay.Reserve(a, 0).undisturbed == r.heap.process.most_reserved > most * MiB
 
 
 def test_a_third_step_meets_what_the_second_left() -> None:
@@ -147,7 +147,7 @@ def test_a_third_step_meets_what_the_second_left() -> None:
         r.step(model)
         reserved.append(r.heap.process.reserved // MiB)
     assert reserved == [590, 770, 880, 880, 880]
-    assert replay.reserved(replay.Act(model, trained=True, micro_batches=1), 0) == 880 * MiB
+    assert replay.Reserve(replay.Act(model, trained=True, micro_batches=1), 0).undisturbed == 880 * MiB
 
 
 def test_gradients_of_later_micro_batches_are_added_to_the_first() -> None:
@@ -223,27 +223,58 @@ def test_autocasts_cache_ends_with_the_model_or_with_the_loss() -> None:
     whole = Blocks(**{**fields, "wrapped": False})
     both = replay.Act(whole, trained=True, micro_batches=1, inside=whole)
     apart = replay.Act(Blocks(**{**fields, "wrapped": True}), trained=True, micro_batches=1, inside=whole)
-    assert replay.reserved(both, 0) >= replay.reserved(apart, 0)
+    assert replay.Reserve(both, 0).undisturbed >= replay.Reserve(apart, 0).undisturbed
 
 
 def test_it_breaks_below_what_it_needs_and_names_the_phase() -> None:
     a = act(model="qwen2.5-1.5b", seq_len=4096, optimizer_impl="fused")
     assert a
-    whole = replay.reserved(a, 32 * MiB)
+    whole = replay.Reserve(a, 32 * MiB).undisturbed
     assert replay.breaks(a, 32 * MiB, whole) is None
     assert replay.breaks(a, 32 * MiB, 2 * 10**9) == "load"
     assert replay.breaks(a, 32 * MiB, whole // 3) in ("forward", "backward")
 
 
-def test_what_is_enough_lies_between_the_limit_and_what_is_reserved_undisturbed() -> None:
+def test_the_least_lies_between_what_is_allocated_and_what_is_reserved_undisturbed() -> None:
     a = act(model="qwen2.5-1.5b", seq_len=4096, optimizer_impl="fused")
     assert a
-    whole = replay.reserved(a, 32 * MiB)
-    assert replay.enough(a, 32 * MiB, whole, whole + 1) == whole
-    short = int(0.7 * whole)
-    found = replay.enough(a, 32 * MiB, whole, short)
-    assert short < found <= whole
-    assert replay.breaks(a, 32 * MiB, found) is None
+    found = replay.Reserve(a, 32 * MiB)
+    r = replay.Replay(Allocator(), 32 * MiB)
+    r.all(a)
+    assert r.heap.process.most < found.least < found.undisturbed == r.heap.process.most_reserved
+    assert replay.breaks(a, 32 * MiB, found.least) is None
+
+
+def test_the_least_does_not_depend_on_what_was_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards ask one after another, each about its own limit. Here limits that suffice lie beside others that do not, so
+    that a search of a card's own would end wherever it began; and nothing is tried twice."""
+    a = replay.Act(MODEL, trained=True, micro_batches=1)
+    tried: list[int] = []
+
+    def breaks(a: replay.Act, workspace: int, limit: int) -> str | None:
+        tried.append(limit)
+        return "backward" if limit // (7 * MiB) % 3 else None
+
+    monkeypatch.setattr(replay, "breaks", breaks)
+    known = replay.Reserve(a, 0).least
+    for limits in (range(500, 1000, 10), range(1000, 500, -10)):
+        tried.clear()
+        found = replay.Reserve(a, 0)
+        said = {limit: found.meets(lambda size, most=limit * MiB: size <= most) for limit in limits}
+        assert said == {limit: known <= limit * MiB for limit in limits}
+        assert found.least == known
+        assert len(tried) == len(set(tried)) <= 10
+
+
+def test_a_question_is_answered_as_soon_as_its_answer_is_known() -> None:
+    """What is reserved undisturbed, or the most that is allocated, says it alone; else a few halves do."""
+    a = replay.Act(replace(MODEL, stream=30 * MiB), trained=True, micro_batches=1)
+    found = replay.Reserve(a, 0)
+    asked: list[int] = []
+    assert found.meets(lambda size: bool(asked.append(size)) or size <= 640 * MiB)  # type: ignore[func-returns-value]
+    assert asked == [640 * MiB]
+    assert not found.meets(lambda size: size < 500 * MiB)
+    assert found.meets(lambda size: True) and not found.meets(lambda size: False)
 
 
 @pytest.mark.parametrize("model", ["qwen2.5-1.5b", "llama-3.2-3b", "gemma-2-2b", "phi-3-mini"])
@@ -260,7 +291,7 @@ def test_a_segment_that_grows_never_needs_more_of_a_full_card(model: str, fields
     """The setting is recommended without a search; what it spares is what lies in holes."""
     fixed, growing = (act(model=model, **fields, expandable_segments=word) for word in (False, True))
     assert fixed and growing
-    least = [replay.enough(a, 0, replay.reserved(a, 0), 2 * 10**9) for a in (fixed, growing)]
+    least = [replay.Reserve(a, 0).least for a in (fixed, growing)]
     assert least[1] <= 1.002 * least[0]  # each is known to a thousandth
     assert least[1] >= peak(growing)
 
@@ -338,26 +369,21 @@ def test_what_is_replayed_is_what_the_job_does() -> None:
     assert not replay.Act(MODEL, trained=True, micro_batches=1).shares
 
 
-def test_what_is_enough_is_known_to_a_thousandth() -> None:
-    """Freed segments that go back make less than all enough, 610 of 640; a hair less than enough breaks."""
+def test_the_least_is_known_to_a_thousandth() -> None:
+    """Freed segments that go back make less than all enough, 610 of 640; a hair less breaks."""
     a = replay.Act(replace(MODEL, stream=30 * MiB), trained=True, micro_batches=1)
-    whole = replay.reserved(a, 0)
-    assert whole == 640 * MiB
-    found = replay.enough(a, 0, whole, whole // 2)
-    assert 610 * MiB <= found <= 610 * MiB + whole // 1000
-    assert replay.enough(a, 0, whole, 620 * MiB) == 620 * MiB
-    assert replay.breaks(a, 0, found - whole // 900)
-    assert replay.suffices(a, 0, whole, whole)
-    assert replay.suffices(a, 0, whole, whole + 1)
-    assert replay.suffices(a, 0, whole, found)
-    assert not replay.suffices(a, 0, whole, whole // 2)
-    assert replay.enough(a, 0, whole, found) == found
+    found = replay.Reserve(a, 0)
+    assert found.undisturbed == 640 * MiB
+    assert 610 * MiB <= found.least <= 610 * MiB + 640 * MiB // 1000
+    assert replay.breaks(a, 0, found.least - 640 * MiB // 900)
+    for limit, enough in ((640, True), (641, True), (611, True), (609, False), (320, False)):
+        assert found.meets(lambda size, most=limit * MiB: size <= most) is enough
 
 
 def test_a_card_on_which_only_a_segment_that_grows_is_enough() -> None:
     fixed, growing = (act(checkpointing="full", seq_len=4096, expandable_segments=word) for word in (False, True))
     assert fixed and growing
-    least = [replay.enough(a, 0, replay.reserved(a, 0), 2 * 10**9) for a in (fixed, growing)]
+    least = [replay.Reserve(a, 0).least for a in (fixed, growing)]
     between = sum(least) // 2
     assert replay.breaks(fixed, 0, between)
     assert replay.breaks(growing, 0, between) is None

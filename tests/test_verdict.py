@@ -118,9 +118,9 @@ def test_far_from_the_limit_nothing_is_computed_and_nothing_lost() -> None:
     assert 0.0 < verdict.fit_probability(needed, stirred, width, needed - 6 * width + 1) < 1e-9
 
 
-def replayed(allocated: int, reserved: int, outside: int) -> Moment:
-    """So much of tensors and of other things, and what the allocator has reserved for them as a replay says."""
-    values = {"R": reserved, "A": allocated}
+def replayed(allocated: int, reserved: int, outside: int, least: int = 0) -> Moment:
+    """So much of tensors and of other things, and what a replay says that is reserved for them, or must be."""
+    values = {"R": reserved, "A": allocated, "least": least or reserved}
     lost = Line("fragmentation", "process", reserved - allocated, "R - A", values, "x", False)
     return Moment("m", (*moment(allocated, outside, 0.0).lines[:2], lost))
 
@@ -138,14 +138,22 @@ def test_a_replays_own_errors_take_the_place_of_what_is_held_back() -> None:
     assert verdict.odds(m, 46 * GiB) == expected
 
 
-@given(st.integers(2**28, 7 * 10**10), st.integers(0, 10**10))
-def test_what_may_be_reserved_just_leaves_room(most: int, outside: int) -> None:
-    """One byte more, and a job is not called 'fits'."""
-    usable = 8 * 10**10
-    found = verdict.allowed(most, outside, usable)
-    if found:
-        assert verdict.room(Sums(outside + found, most, 0, found), usable) >= 0
-    assert verdict.room(Sums(outside + found + 1, most, 0, found + 1), usable) < 0
+def test_what_must_be_reserved_decides_and_what_is_is_shown() -> None:
+    """Undisturbed 44 GiB of which 42 must be allowed: the odds are those of 42, the range lies around 44."""
+    roomy, tight = (replayed(40 * GiB, reserved * GiB, GiB, 42 * GiB) for reserved in (44, 42))
+    assert verdict.odds(roomy, 45 * GiB) == verdict.odds(tight, 45 * GiB)
+    assert verdict.reach(roomy) == verdict.reach(replayed(40 * GiB, 44 * GiB, GiB))
+
+
+@given(st.integers(2**28, 10**11), st.integers(0, 10**10), st.integers(0, 10**10), st.integers(2**28, 2 * 10**11))
+def test_a_hopeless_job_never_fits_however_it_is_counted(most: int, more: int, outside: int, usable: int) -> None:
+    """By a replay that finds nothing held back or much, or by the shares of others; a certain one always does."""
+    found = [replayed(most, most, outside), replayed(most, most + more, outside), moment(most, outside, 0.0)]
+    odds = [verdict.odds(m, usable) for m in found]
+    assert verdict.hopeless(Sums(most + outside, most, 0), usable) is (odds[0] == 0.0)
+    if odds[0] == 0.0:
+        assert odds == [0.0, 0.0, 0.0]
+    assert [verdict.certain(m.sums, usable) for m in found[:2]] == [p == 1.0 for p in odds[:2]]
 
 
 @pytest.mark.parametrize("shares", [runtime.HELD_BACK, runtime.REPLAYED])

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, FSDP, own_units, sharding_fault, trainer, whole_layers, whole_sequences
+from calc.frameworks import (
+    DEEPSPEED,
+    FSDP,
+    cut_alike,
+    own_units,
+    sharding_fault,
+    trainer,
+    whole_layers,
+    whole_sequences,
+)
 from calc.frameworks import nearest as _nearest
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
 from calc.rules import PAIRED, RL
@@ -140,7 +149,7 @@ def refuse(s: Scenario) -> str | None:
         return "checkpointing: given 'selective', allowed with trl: none, full"
     if s.packing and s.task != "sft":
         return f"packing: given true for {s.task}, allowed with trl: false; SFTTrainer alone packs"
-    uncut = whole_layers(s, "its losses read the whole head")
+    uncut = whole_layers(s, "its losses read the whole head") or cut_alike(s)
     if reason := sharding_fault(s) or uncut or whole_sequences(s, "accelerate's ring attention is not modelled"):
         return reason
     if s.precision == "mixed" and s.sharding not in DEEPSPEED:

@@ -91,9 +91,12 @@ def fragmentation(lines: list[Line]) -> Line:
     return Line("fragmentation", "process", count, "f·B", values, "runtime#fragmentation", False)
 
 
-def replayed(lines: list[Line], reserved: int) -> Line:
-    """What the allocator has reserved beside the lines of a moment, where `calc.replay` followed every block."""
-    values = {"R": reserved, "A": sum([line.bytes for line in lines if line.allocated])}
+def replayed(lines: list[Line], reserved: int, least: int) -> Line:
+    """What the allocator has reserved beside the lines of a moment, where `calc.replay` followed every block.
+
+    It must be allowed to reserve the `least`, which decides whether the job fits.
+    """
+    values = {"R": reserved, "A": sum([line.bytes for line in lines if line.allocated]), "least": least}
     count = values["R"] - values["A"]
     return Line("fragmentation", "process", count, "R - A", values, "runtime#replay", False)
 
