@@ -48,10 +48,10 @@ class Objection(ValueError):
 
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys for nested ones, without nulls; 8.0 is the integer 8. `{}` stays: a role that differs in nothing."""
+    """Dotted keys for nested ones, without nulls; 8.0 is the integer 8."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             flat.update({f"{name}.{inner}": item for inner, item in flatten(value).items()})
         elif value is not None:
             flat[name] = int(value) if isinstance(value, float) and value.is_integer() else value

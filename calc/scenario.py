@@ -354,7 +354,9 @@ def given(
     """
     catalog = catalog or load()
     with _at(where):
-        fields = rules.flatten(_valid(data, where, needed))
+        nested = _valid(data, where, needed)
+        alike = {f"roles.{name}": own for name, own in nested.get("roles", {}).items() if own == {}}
+        fields = rules.flatten(nested) | alike  # a role that runs, and differs in nothing
         if "model" in fields:
             catalog.model(fields["model"])
         if "gpu" in fields:

@@ -449,3 +449,8 @@ def test_whatever_an_rl_job_says_is_an_estimate_or_one_line(data: dict[str, Any]
     assert estimate(s).groups
     assert parse(s.as_dict()) == s
     assert parse(s.as_dict()).warnings == s.warnings
+
+
+def test_an_empty_mapping_within_a_role_says_nothing() -> None:
+    job = {"model": "qwen2.5-0.5b", "gpu": "a40", "task": "ppo", "framework": "torch"}
+    assert parse(job | {"roles.critic.lora": {}, "roles.reference": {"offload": {}}}) == parse(job)
