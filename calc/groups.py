@@ -130,7 +130,7 @@ class Shared:
         rooms = [usable]
         if not serving and self.reserved:
             # PyTorch gives nothing back: it is the same in all phases once the first step is over
-            return verdict.room(self.replayed(self.reserved[0]), usable)
+            return verdict.room(self.replayed(self.reserved[1]), usable)
         for found, known in self.largest(serving=serving):
             loading, engine = at = found.phase == "load", found.engine
             if at not in beside:
