@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from refused import line
 
 from calc.reading import DOCUMENT, lines, parse_json, parse_mapping, read_bytes
-from calc.schema import InputError
-
-
-def line(call: Callable[[], Any]) -> str:
-    """The one line that a call is refused with."""
-    with pytest.raises(InputError) as caught:
-        call()
-    text = str(caught.value)
-    assert text.isprintable()
-    return text
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refused import line
 
-from calc.schema import InputError, closest, show, validator
+from calc.schema import closest, show, validator
 
 SCHEMA = {
     "type": "object",
@@ -45,15 +46,6 @@ def check(tmp_path: Path) -> Callable[..., None]:
     path = tmp_path / "schema.json"
     path.write_text(json.dumps(SCHEMA))
     return lambda **fields: validator(path)({**GOOD, **fields}, "f.yaml")
-
-
-def line(call: Callable[[], Any]) -> str:
-    """The one line that a call is refused with."""
-    with pytest.raises(InputError) as caught:
-        call()
-    text = str(caught.value)
-    assert text.isprintable()
-    return text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,19 @@
+"""What a call is refused with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from calc.schema import InputError
+
+
+def line(call: Callable[[], Any]) -> str:
+    """The one line that a call is refused with."""
+    with pytest.raises(InputError) as caught:
+        call()
+    text = str(caught.value)
+    assert text.isprintable()
+    return text
