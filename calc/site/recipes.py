@@ -17,7 +17,7 @@ from calc.site.searched import recommendation
 from calc.site.tables import Cell, Column, Table, verdict_html
 from calc.site.workings import of_phase
 from calc.throughput import Throughput
-from calc.units import GB, GiB, gib
+from calc.units import GB, GiB, gb, gib
 
 NEXT, CLOSEST = "Next faster, which does not fit", "Closest miss"
 
@@ -65,7 +65,8 @@ def said(recipe: Recipe, what: str) -> str:
         known = counts | {"verdict": "nothing fits"}
     else:
         parts, peak = words.settings(best.scenario), words.answered(best.judged).device_bytes
-        known = counts | {"verdict": "fits", "method": parts[0], "sharding": parts[1], "peak": gib(peak)}
+        host = f"{gb(best.judged.estimate.host_peak)} of {best.judged.estimate.host_memory}"
+        known = counts | {"verdict": "fits", "method": parts[0], "sharding": parts[1], "peak": gib(peak), "host": host}
     if what not in known:
         raise ValueError(f"no {what!r} of this recommendation; it has {', '.join(known)}")
     return known[what]

@@ -208,7 +208,7 @@ def test_a_command_keeps_its_text_whatever_is_in_it() -> None:
     assert "    ````bash" in shown
     assert "      --a='<b> & ```'" in shown
     assert '    {"a": "<i>"}' in shown
-    assert "<li>a <code>b</code> &lt;c&gt;</li>" in shown
+    assert "<li>a <code>b</code> &#60;c&#62;</li>" in shown
 
 
 def test_lacking_is_said_of_what_lacks() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,7 @@ def test_yaml_that_leads_back_to_itself_is_one_line(docs: Path) -> None:
     assert told(docs, INDEX).startswith(":")
     bombs = "".join(f"  b{n}: &b{n} {{x: *b{n - 1}, y: *b{n - 1}}}\n" for n in range(1, 60))
     path.write_text(text.replace("scenarios:\n", f"labels:\n  b0: &b0 {{x: y}}\n{bombs}scenarios:\n"), "utf-8")
-    assert re.match(r": labels\.b\d+: given a mapping of fields, allowed: text", told(docs, INDEX))
+    assert told(docs, INDEX) == ": given more than 20,000 values, allowed: no more"
 
 
 TERM = "- {term: one, tip: A thing., see: index.md}\n"
