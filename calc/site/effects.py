@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from calc.site import strategies
-from calc.site.answers import Answer
 from calc.site.bound import Bound, PageError
 from calc.site.strategies import SHOWN, Pair
 from calc.units import gb, gib
@@ -65,9 +64,14 @@ class Effects(Bound):
             raise PageError(f"adds({before}, {after}): it does not, the difference is {gib(added, 2)}")
         return self._say(f"adds({before}, {after}, {phase})", gib(added, digits))
 
-    def unchanged(self, before: str, after: str, phase: str | None = None, digits: int = 1) -> str:
-        """What a GPU needs before and after a change that makes no difference; an error where it makes one."""
-        held = self._bytes(before, phase), self._bytes(after, phase)
+    def unchanged(
+        self, before: str, after: str, phase: str | None = None, digits: int = 1, what: str = "device"
+    ) -> str:
+        """What a GPU needs before and after a change that makes no difference; an error where it makes one.
+
+        `what`: `device`, context and all, or `allocated`, what PyTorch's allocator counts.
+        """
+        held = self._bytes(before, phase, what), self._bytes(after, phase, what)
         if abs(held[0] - held[1]) >= SHOWN:
             raise PageError(f"unchanged({before}, {after}): {gib(held[0], 2)} before and {gib(held[1], 2)} after")
         return self._say(f"unchanged({before}, {after}, {phase})", gib(held[1], digits))
@@ -111,9 +115,9 @@ class Effects(Bound):
             raise PageError(f"{call}: it does not, the difference is {gb(n_bytes, 2)}")
         return self._say(call, shown)
 
-    def _bytes(self, job: str, phase: str | None) -> int:
-        answer: Answer = self._ask(job)
-        return self._phase(job, phase, None).moment.device_bytes if phase else answer.device_bytes
+    def _bytes(self, job: str, phase: str | None, what: str = "device") -> int:
+        moment = self._phase(job, phase, None).moment
+        return moment.device_bytes if what == "device" else moment.allocated_bytes
 
     def _times(self, before: str, after: str) -> float:
         times = strategies.times(Pair("", self._ask(before), self._ask(after)))
