@@ -78,6 +78,9 @@ class Framework(Protocol):
     def refuse(self, s: Scenario) -> str | None:
         """One line on why the framework cannot run `s`; None when it can."""
 
+    def one_thread(self, s: Scenario) -> bool:
+        """True where its launcher leaves each rank of `s` one thread of the processor: for Adam on the host, too."""
+
     def keeps(self, s: Scenario) -> Keeps:
         """What the framework holds in memory for `s`."""
 

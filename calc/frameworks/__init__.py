@@ -209,6 +209,11 @@ def sharding_fault(s: Scenario) -> str | None:
     if s.offload.optimizer and s.sharding not in (*DEEPSPEED, *FSDP):
         allowed = ", ".join((*DEEPSPEED, *FSDP))
         return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {allowed}"
+    along = s.offload.parameters and s.sharding in FSDP and s.framework != "verl"  # the step is where the weights are
+    if (s.offload.optimizer or along) and s.optimizer.endswith("8bit"):
+        allowed = "adamw; bitsandbytes steps on a GPU, and Accelerate makes it DeepSpeedCPUAdam, with fp32 states"
+        moved = "offload.optimizer" if s.offload.optimizer else "offload.parameters"
+        return f"optimizer: given {s.optimizer!r} with {moved}, allowed: {allowed}"
     if s.method == "qlora" and s.sharding == "zero3":
         return "sharding: given 'zero3' with method qlora, allowed: none, ddp, zero1, zero2, fsdp1, fsdp2"
     return None

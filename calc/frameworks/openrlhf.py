@@ -219,6 +219,11 @@ def _ring(s: Scenario) -> str | None:
     return context_fault(s)
 
 
+def one_thread(s: Scenario) -> bool:
+    """Under Ray (`ray/_private/utils.py:set_omp_num_threads_if_unset`); DeepSpeed's launcher leaves threads alone."""
+    return s.task in rl.TASKS
+
+
 def keeps(s: Scenario) -> Keeps:
     """What the trainers of this release keep: roles with their loss paths, DeepSpeed's buffers, for RL a step's course.
 

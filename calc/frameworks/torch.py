@@ -175,6 +175,15 @@ def checkpointing_fault(s: Scenario) -> str | None:
     return None
 
 
+def one_thread(s: Scenario) -> bool:
+    """Of several ranks, which torchrun starts so (torch/distributed/run.py:872), beside DeepSpeed.
+
+    Loops under FSDP count as those that set threads themselves, as torchtune's do, whose step is the only one published
+    (`torchtune/training/_distributed.py:set_torch_num_threads`).
+    """
+    return s.gpus > 1 and s.sharding in DEEPSPEED
+
+
 def keeps(s: Scenario) -> Keeps:
     """The model's own loss by Transformers' version, and nothing referenced longer than the loss needs it."""
     deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None

@@ -197,6 +197,11 @@ def refuse_rollout(s: Scenario) -> str | None:
     return None
 
 
+def one_thread(s: Scenario) -> bool:
+    """`accelerate launch` says so for one rank, too (commands/launch.py:1365 of 1.15.0, utils/launch.py:195)."""
+    return True
+
+
 def keeps(s: Scenario) -> Keeps:
     """No logits and no outputs worth counting; what is left is how the trainers load, generate and hand weights on."""
     # `accelerate_configs/zero*.yaml` name the stage and offload alone. Accelerate and Transformers fill in bucket sizes

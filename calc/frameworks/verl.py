@@ -174,6 +174,11 @@ def refuse(s: Scenario) -> str | None:
     return None
 
 
+def one_thread(s: Scenario) -> bool:
+    """No: what verl offloads comes back to the card for its step."""
+    return False
+
+
 def keeps(s: Scenario) -> Keeps:
     """What verl's workers keep: roles in turn on the same GPUs, and vLLM, which sleeps while they work."""
     if s.task in sft.TASKS:

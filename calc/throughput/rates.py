@@ -80,6 +80,10 @@ CPU_ADAM = Constant(
     28 * 10e9 / 2.57, "bytes a second that CPU Adam gets through on one node", "published",
     "10 billion parameters in 2.57 s, ZeRO-Offload, arXiv:2101.06840, table 4, at 28 bytes each",
 )  # fmt: skip
+CPU_CORES = Constant(
+    48, "cores of that node, of which a launcher leaves one to each rank", "published",
+    "two Xeon Platinum 8168, same paper, section 6; torchrun sets OMP_NUM_THREADS=1 (torch/distributed/run.py:872)",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

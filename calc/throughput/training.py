@@ -8,9 +8,9 @@ from typing import NamedTuple
 from calc.architecture import Head, parameters
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
-from calc.scenario import Scenario
+from calc.scenario import Scenario, framework
 from calc.throughput import traffic, work
-from calc.throughput.rates import CPU_ADAM, Rates
+from calc.throughput.rates import CPU_ADAM, CPU_CORES, Rates
 from calc.throughput.terms import Constant, Term
 
 # Bytes that a logit is read and written with, forward and backward, counted in the code of each path: a copy to fp32
@@ -70,6 +70,11 @@ def reentrant(s: Scenario) -> bool:
     return any(role.reentrant for role in s.keeps.roles)
 
 
+def wrapped(s: Scenario) -> bool:
+    """True where each forward runs under an autocast of its own, whatever the type of the weights."""
+    return any(role.wrapped for role in s.keeps.roles)
+
+
 def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tuple[work.Passes, work.Passes]:
     """The passes of matrix work and of attention, of which selective checkpointing computes a part again."""
     if s.checkpointing != "selective" or not p.again:
@@ -89,7 +94,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     n = s.tensor_parallel * s.context_parallel * s.pipeline_parallel
     tokens, wide = load.tokens, 4 if s.lora and s.lora.dtype == "fp32" else 2
     # without autocast fp32 is multiplied in fp32
-    narrow = r.fp32 if wide == 4 and s.precision == "bf16" else r.matrix
+    narrow = r.fp32 if wide == 4 and s.precision == "bf16" and not wrapped(s) else r.matrix
     products, core = spared(s, c, a, p)
     computed = [
         work.matrix(tokens, c, a, products, n, r.matrix, narrow),
@@ -207,7 +212,8 @@ def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term
     if s.offload.optimizer:
         on_node = min(s.gpus_per_node, s.shards)
         wide = 2 if s.precision == "bf16" and not s.sharding.startswith("zero") else 4
-        yield traffic.stepped_on_host(changed * load.steps, FUSED["adamw"] * wide, ranks, on_node, CPU_ADAM)
+        rate = CPU_ADAM * min(1, on_node / CPU_CORES) if framework(s.framework).one_thread(s) else CPU_ADAM
+        yield traffic.stepped_on_host(changed * load.steps, FUSED["adamw"] * wide, ranks, on_node, rate)
         # gradients of every micro-batch come down, new weights go up
         yield traffic.copied(changed, 2 * load.micro + 2 * load.steps, ranks, r.pcie)
     else:
