@@ -70,6 +70,11 @@ class GPU:
         """Whether the card is older than Ampere, which brought bf16 and what FlashAttention-2 needs."""
         return self.architecture in BEFORE_AMPERE
 
+    @property
+    def lacks_cuda(self) -> bool:
+        """Whether kernels that are written for CUDA, or for AMD's answer to it, do not run on the card."""
+        return self.vendor not in ("NVIDIA", "AMD")
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

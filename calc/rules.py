@@ -318,5 +318,18 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     """What a reader should know of `s` on this card."""
     if gpu.lacks_bf16 and s.precision != "fp32":
         yield f"the {gpu.name} has no bf16: a job would run in fp16, with the same memory"
-    if gpu.lacks_bf16 and s.attention == "flash":
+    if s.attention == "flash" and (gpu.lacks_bf16 or gpu.lacks_cuda):
         yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
+    if reason := lacks_kernels(s, gpu):
+        yield reason
+
+
+def lacks_kernels(s: Scenario, gpu: GPU) -> str | None:
+    """Why no setting beside the method and the optimizer makes `s` start on this card; None where that is not so.
+
+    bitsandbytes is built for CUDA, ROCm and XPU (README of 0.50).
+    """
+    needed = "4-bit weights" if s.method == "qlora" else "states of 8 bits" if s.optimizer.endswith("8bit") else ""
+    return (
+        f"bitsandbytes, which {needed} need, has no kernels for the {gpu.name}" if needed and gpu.lacks_cuda else None
+    )

@@ -8,11 +8,12 @@ from typing import Any
 
 from calc.catalog import Catalog, load
 from calc.launch import Launch, LaunchError, launch
-from calc.recommend.failing import changes, closest, next_faster
+from calc.recommend.failing import changes, closest, next_faster, tight
 from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
-from calc.recommend.trades import advice, methods, trades
-from calc.scenario import Scenario, given
+from calc.recommend.trades import advice, lighter, methods, trades
+from calc.rules import card_warnings
+from calc.scenario import Scenario, framework, given
 from calc.units import gb
 
 
@@ -20,7 +21,8 @@ from calc.units import gb
 class Recommendation:
     """The answer. `recommended` is None where nothing fits; `fails` is then the closest miss, else the next faster one.
 
-    `considered` configurations had their memory computed, `pruned` ones were ruled out without.
+    Where nothing is safer `recommended` is tight; `fails` is then what it lacks itself. `considered` configurations had
+    their memory computed, `pruned` ones were ruled out without.
     """
 
     recommended: Configuration | None
@@ -31,6 +33,13 @@ class Recommendation:
     pruned: int
     notes: tuple[str, ...] = ()
     launch: Launch | None = None
+
+    @property
+    def verdict(self) -> str:
+        """`fits`, `tight`, `vLLM does not start`, or `nothing fits`."""
+        if self.recommended:
+            return self.recommended.judged.estimate.verdict
+        return "vLLM does not start" if self.fails and self.fails.where == "vllm" else "nothing fits"
 
 
 def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: str = "scenario") -> Recommendation:
@@ -47,7 +56,11 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
     best = configured(search, search.chosen(found))
     fails = next_faster(search, found)
     said = tuple(advice(search, found))
-    others = (*methods(problem, rung), *trades(problem, rung, search, found))
+    others = (
+        *lighter(problem, rung, search, found),
+        *methods(problem, rung),
+        *trades(problem, rung, search, found),
+    )
     return Recommendation(
         recommended=best,
         alternatives=others,
@@ -56,15 +69,16 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
         considered=problem.considered,
         pruned=problem.size - problem.considered,
         notes=(*problem.notes, *_notes(search, best)),
-        launch=_launch(best.scenario),
+        launch=_launch(best.scenario, catalog),
     )
 
 
 def _nothing(problem: Problem) -> Recommendation:
-    """Nothing fits: the closest miss, and what would have to change."""
+    """Nothing fits: the closest miss, which is what to run if that is tight, and what would have to change."""
     nearest = closest(problem)
+    best = tight(nearest)
     return Recommendation(
-        recommended=None,
+        recommended=best,
         alternatives=(),
         fails=nearest,
         advice=tuple(changes(problem)),
@@ -76,10 +90,13 @@ def _nothing(problem: Problem) -> Recommendation:
             if nearest
             else "the framework can run no configuration of this job on this machine",
         ),
+        launch=_launch(best.scenario, problem.catalog) if best else None,
     )
 
 
-def _launch(s: Scenario) -> Launch | None:
+def _launch(s: Scenario, catalog: Catalog) -> Launch | None:
+    if list(card_warnings(s, catalog.gpu(s.gpu))):
+        return None
     try:
         return launch(s)
     except LaunchError:
@@ -88,9 +105,15 @@ def _launch(s: Scenario) -> Launch | None:
 
 def _notes(search: Search, best: Configuration) -> Iterator[str]:
     s = best.scenario
+    yield from best.judged.estimate.notes
     if reason := search.clock.unrated(s):
-        yield f"{reason}: configurations are ranked by the room that they leave"
+        yield f"{reason}: configurations are ranked by how simple they are"
     yield f"host memory: {gb(best.judged.estimate.host_peak)} needed of {search.host}"
+    if s.offload.optimizer and framework(s.framework).one_thread(s):
+        yield "offload.optimizer: the launcher leaves Adam one thread a rank; a larger OMP_NUM_THREADS is quicker"
+    if list(card_warnings(s, search.clock.gpu)):
+        yield "no command: as computed the job does not start on this card"
+        return
     try:
         launch(s)
     except LaunchError as error:

@@ -13,6 +13,9 @@ from calc.throughput import Throughput, Unrated, throughput
 from calc.throughput.rates import rated
 
 ROLLOUT = "rollout: "
+# By how much two times must differ before an estimate tells which configuration is faster: as much as it is off in the
+# median of published step times, which tests/accuracy reads off the records.
+TOLERANCE = 0.12
 
 
 class Split(NamedTuple):
@@ -47,6 +50,11 @@ class Clock:
         except Unrated as reason:
             return str(reason)
         return None
+
+    @property
+    def slow_links(self) -> bool:
+        """True where GPUs exchange data over PCIe alone."""
+        return self.node.link.startswith("PCIe") if self.node else not self.gpu.nvlink_gbs
 
     def full(self, s: Scenario, cache_tokens: int | None) -> Throughput | None:
         """The throughput with the KV cache that an estimate found; None where no rate is known."""

@@ -7,7 +7,7 @@ from math import ceil, inf
 
 from calc.catalog import Catalog
 from calc.host_memory import SHARE
-from calc.recommend.problem import COUNTS, Miss, Problem, fits
+from calc.recommend.problem import COUNTS, Configuration, Miss, Problem, fits
 from calc.recommend.search import Found, Judged, Place, Search, room
 from calc.recommend.space import Fields
 from calc.units import GB
@@ -69,6 +69,13 @@ def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], boo
     judged = search.judged(b, place)
     assert judged
     return miss(search, judged)
+
+
+def tight(nearest: Miss | None) -> Configuration | None:
+    """The closest miss where it may run all the same: nothing that was found is safer."""
+    if nearest is None or nearest.judged.estimate.verdict != "tight":
+        return None
+    return Configuration(nearest.judged, nearest.throughput)
 
 
 def changes(problem: Problem) -> Iterator[str]:

@@ -8,11 +8,16 @@ from calc.catalog import Catalog
 from calc.host_memory import host_memory
 from calc.recommend.clock import Clock
 from calc.recommend.search import Found, Judged, Search
-from calc.recommend.space import Fields, branches, rungs, seed, whole_rollout
+from calc.recommend.space import Fields, branches, own, rungs, seed, whole_rollout
+from calc.rules import RL, lacks_kernels
 from calc.scenario import Scenario, on_card
 from calc.schema import InputError
 from calc.throughput import Throughput, node_of
 
+# Frameworks for RL where none is named, and a group's least and usual number of responses (verl's and TRL's own are 5
+# and 8: examples/grpo_trainer/run_qwen2-7b.sh, trl/trainer/grpo_config.py).
+SERVING = ("verl", "openrlhf", "trl")
+GROUP = (4, 8)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -49,15 +54,38 @@ class Problem:
     def __init__(self, job: Fields, catalog: Catalog, where: str = "scenario") -> None:
         """Raises ScenarioError where no configuration of the job can be run."""
         self.catalog = catalog
-        self.job = job
+        self.notes: list[str] = []
+        self.job = job = self._grouped(self._framed(job, catalog, where))
         self.fields = seed(job, catalog, where)
         self.rungs = list(rungs(self.fields))
-        self.notes: list[str] = []
         if (prompts := whole_rollout(job)) is not None:
             gpus = self.fields.get("gpus", 1)
             self.notes.append(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")
         self.searches: list[Search] = []
         self.misses: list[Search] = []
+
+    def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
+        """The job in a framework that can do it well, where it names none: RL by vLLM, if one takes it so."""
+        if "framework" in job or job.get("task") not in RL:
+            return job
+        for name in SERVING:
+            try:
+                seed({**job, "framework": name}, catalog, where)
+            except InputError:
+                continue
+            self.notes.append(f"framework {name}: none was asked for; plain PyTorch would generate without vLLM")
+            return {**job, "framework": name}
+        return job
+
+    def _grouped(self, job: Fields) -> Fields:
+        """The job with groups that GRPO can compare, where nobody gave their size and the framework has no such."""
+        if job.get("task") != "grpo" or "rollout.n" in job or (usual := own(job)["rollout.n"]) >= GROUP[0]:
+            return job
+        told = (
+            f"rollout.n {GROUP[1]}: GRPO compares the responses of a group, and the framework's own number is {usual}"
+        )
+        self.notes.append(told)
+        return {**job, "rollout.n": GROUP[1]}
 
     def search(self, rung: Fields, changes: Fields | None = None) -> Search | None:
         """A search of one rung, with some fields of the job changed; None where the framework refuses all of it."""
@@ -67,6 +95,9 @@ class Problem:
             return None
         gpu = self.catalog.gpu(fields["gpu"])
         base = on_card(found[0].base, gpu.id)
+        if reason := lacks_kernels(base, gpu):
+            self.notes += [] if reason in self.notes else [reason]
+            return None
         node = node_of(base, self.catalog)
         made = Search(found, self.catalog, Clock(gpu, node), host_memory(base, gpu, node))
         self.searches.append(made)

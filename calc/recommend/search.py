@@ -12,8 +12,11 @@ Four properties let configurations be passed over, and tests hold each:
 - Sleep, shares and micro batches never lower what the host needs. So where it lacks memory for what is offloaded with
   the lean axes at their first values, it does with any.
 
-Host memory grows where device memory falls: of what is left it is asked place by place. Times count to three
-digits, as no estimate of them is better; among equals the one with more room on the GPU wins.
+Host memory grows where device memory falls: of what is left it is asked place by place.
+
+Then the fastest gives way to the simplest that takes no longer within the error of times (`calc/recommend/simplicity`):
+what an estimate cannot tell apart, somebody has to run. Among equally simple ones the faster wins, to three digits, and
+among those the one with more room on the GPU.
 """
 
 from __future__ import annotations
@@ -35,11 +38,13 @@ from calc.host_memory import HostMemory
 from calc.job import Job
 from calc.ledger import Estimate, Group, Phase, most
 from calc.nodes import Hosts
-from calc.recommend.clock import Clock
+from calc.recommend.clock import TOLERANCE, Clock
+from calc.recommend.simplicity import Effort, efforts
 from calc.recommend.space import SHARE, Branch
 from calc.scenario import Scenario, on_card
 
 Place = tuple[int, ...]
+Groups = dict[Effort, list[tuple[int, Place]]]
 
 
 class Fit:
@@ -174,6 +179,11 @@ class Search:
     _hostless: dict[tuple[int, Place], bool] = field(default_factory=dict)
     _least: float = inf
 
+    @cached_property
+    def rated(self) -> bool:
+        """True where the rates are known from which times follow."""
+        return not self.branches or self.clock.unrated(self.branches[0].base) is None
+
     @property
     def size(self) -> int:
         """How many configurations there are."""
@@ -234,7 +244,8 @@ class Search:
         if key not in self._found:
             s, known = self.scenario(b, place), self.fit(b, place)
             if s and known and known.fits:
-                self._found[key] = Found(b, place, self.clock.seconds(s, known.cache_tokens), known.slack)
+                seconds = self.clock.seconds(s, known.cache_tokens) if self.rated else self.bound(b, place)
+                self._found[key] = Found(b, place, seconds, known.slack)
             else:
                 self._found[key] = None
         return self._found[key]
@@ -250,13 +261,18 @@ class Search:
         return branch.kin, one_rank, place[: branch.turns], branch.micro(place)
 
     def bound(self, b: int, place: Place) -> float:
-        """No more than the step time of a place and of all behind it; 0 where the framework refuses it."""
+        """No more than the step time of a place and of all behind it; 0 where the framework refuses it.
+
+        Where no rate is known a step along an axis stands for time.
+        """
         key = b, place
         if key not in self._bounds:
             self._bounds[key] = self._bound(b, place)
         return self._bounds[key]
 
     def _bound(self, b: int, place: Place) -> float:
+        if not self.rated:
+            return float(sum(place)) if self.scenario(b, place) else 0.0
         branch = self.branches[b]
         rollout = branch.base.rollout
         if rollout is None or rollout.engine != "vllm":
@@ -272,9 +288,60 @@ class Search:
     # ---- the pruned search ----
 
     def best(self) -> Found | None:
-        """The configuration that fits and comes first by rank; None where none fits."""
+        """The simplest configuration that fits and is as fast as any within the error of times; None where none fits.
+
+        Where GPUs are joined by PCIe alone, an engine of vLLM spans several only if one each would not do.
+        """
         if self.leanest() is False:
             return None
+        groups = self.groups()
+        found = self.simplest(self.groups(moving=False)) or self.simplest(groups)
+        while found and self.clock.slow_links and (one := self.one_rank(found)) and one in groups:
+            if not self.fastest(groups[one], inf):
+                break
+            groups = {each: at for each, at in groups.items() if each.ranks == 1 or each._replace(ranks=1) != one}
+            found = self.simplest(groups)
+        return found
+
+    def one_rank(self, found: Found) -> Effort | None:
+        """The effort of what was found with engines of one GPU each; None where they have."""
+        branch = self.branches[found.branch]
+        asked = next(effort for effort, turn in efforts(branch) if turn == found.place[: branch.turns])
+        return asked._replace(ranks=1) if asked.ranks > 1 else None
+
+    def groups(self, *, moving: bool = True) -> Groups:
+        """The first places of all lean lattices by the effort that they ask for, the simplest first.
+
+        Not `moving`: without the branches that are there for what they move to the host.
+        """
+        found: Groups = {}
+        for b, branch in [(b, branch) for b, branch in enumerate(self.branches) if moving or not branch.moves]:
+            for effort, turn in efforts(branch):
+                found.setdefault(effort, []).append((b, (*turn, *[0] * (len(branch.axes) - branch.turns))))
+        return dict(sorted(found.items()))
+
+    def simplest(self, groups: Groups) -> Found | None:
+        """Of the groups' configurations the first that takes no longer than the fastest within the error of times."""
+        starts = [at for group in groups.values() for at in group]
+        fastest = self.fastest([at for at in starts if not any(at[1])], inf, turning=True)
+        if fastest is None:
+            return None
+        limit = self.limit(fastest)
+        for group in groups.values():
+            within = [at for at in group if self.bound(*at) <= limit]
+            if within and (found := self.fastest(within, limit)):
+                return found
+        return fastest
+
+    def limit(self, fastest: Found) -> float:
+        """The seconds that nobody can tell from those of the fastest; where no rate is known, any."""
+        return fastest.seconds * (1 + TOLERANCE) if self.rated else inf
+
+    def fastest(self, starts: Iterable[tuple[int, Place]], limit: float, *, turning: bool = False) -> Found | None:
+        """What comes first by rank in the lean lattices of `starts`; in what is behind, too, where that is `turning`.
+
+        Takes no more seconds than `limit`.
+        """
         found: Found | None = None
         ticket = count()
         # a bound, a place, and of how many of the last axes it is known where they begin to fit
@@ -286,33 +353,39 @@ class Search:
                 seen.add((b, place, cut))
                 heapq.heappush(heap, (self.bound(b, place), next(ticket), b, place, cut))
 
-        for b, branch in enumerate(self.branches):
-            push(b, (0,) * len(branch.axes), 0)
-        while heap and heap[0][0] < inf and (found is None or heap[0][0] <= found.seconds):
+        for b, place in starts:
+            push(b, place, 0)
+        while heap and heap[0][0] < inf and heap[0][0] <= limit:
             _, _, b, place, cut = heapq.heappop(heap)
             turns, axes = self.branches[b].turns, len(place)
             if cut == 0:
-                for following in self.behind(b, place, range(turns)):
+                for following in self.behind(b, place, range(turns)) if turning else ():
                     push(b, following, 0)
                 if self.too_much_for_the_host(b, place):
                     continue
             if turns + cut < axes:
                 # until something is found, down to the end: what is found early spares looking at what is slower
                 for n in range(cut, axes - turns if found is None else cut + 1):
-                    cutting = self.cut(b, place, axes - 1 - n, found.seconds if found else inf)
+                    cutting = self.cut(b, place, axes - 1 - n, limit)
                     if cutting is None:
                         break
                     place = cutting
                 else:
                     push(b, place, axes - turns if found is None else cut + 1)
-                    found = found or self.settled(b, place)
+                    if found is None:
+                        found, limit = self.sooner(self.settled(b, place), None, limit)
                 continue
-            here = self.settled(b, place)
-            if here and (found is None or here.rank < found.rank):
-                found = here
+            found, limit = self.sooner(self.settled(b, place), found, limit)
             for following in self.behind(b, place, range(turns, axes)):
                 push(b, following, cut)
         return found
+
+    @staticmethod
+    def sooner(here: Found | None, found: Found | None, limit: float) -> tuple[Found | None, float]:
+        """Which of both comes first by rank, with the seconds that the next may take."""
+        if here and here.seconds <= limit and (found is None or here.rank < found.rank):
+            found = here
+        return found, found.seconds if found else limit
 
     def any(self) -> bool:
         """Whether anything fits."""
@@ -445,7 +518,7 @@ class Search:
     # ---- what it must agree with ----
 
     def every(self) -> Iterator[Found]:
-        """Every configuration that fits; `best` is the least of them by rank."""
+        """Every configuration that fits; `best` is one of them."""
         for b, branch in enumerate(self.branches):
             for place in branch.places():
                 if found := self.found(b, place):

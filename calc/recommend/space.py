@@ -1,8 +1,8 @@
 """The configurations of a job that a framework may run: what a user left open, spelled out.
 
 What changes what the model learns is no axis but a rung: full fine-tuning with AdamW, the same with states of 8 bits,
-LoRA, QLoRA. Time decides within a rung, never between two. Below each rung stand those on which GPUs share a sequence:
-they exchange what one computes alone, and are asked only where nothing fits without.
+with weights of 16 bits alone, LoRA, QLoRA. Time decides within a rung, never between two. Below each rung stand those
+on which GPUs share a sequence: they exchange what one computes alone, and are asked only where nothing fits without.
 
 Within a rung a *branch* holds everything on which other defaults depend, sharding, placement and who generates, with
 one tensor parallelism of vLLM, and with or without accumulation of gradients. A branch is a lattice of *axes*. Along
@@ -23,7 +23,7 @@ from typing import Any
 
 from calc.architecture import Architecture
 from calc.catalog import Catalog
-from calc.frameworks import FSDP, TOGETHER
+from calc.frameworks import DEEPSPEED, FSDP, TOGETHER
 from calc.job import Memo, Roles
 from calc.rules import RL, SHARDINGS, flatten
 from calc.scenario import Scenario, ScenarioError, framework, on_card, parse, vary
@@ -33,6 +33,7 @@ Fields = Mapping[str, Any]
 RUNGS: tuple[Fields, ...] = (
     {"method": "full", "optimizer": "adamw"},
     {"method": "full", "optimizer": "adamw-8bit"},
+    {"method": "full", "optimizer": "adamw", "precision": "bf16"},  # where that is not what is meant anyway
     {"method": "lora", "optimizer": "adamw"},
     {"method": "qlora", "double_quantization": True, "optimizer": "adamw"},  # which costs nothing
 )
@@ -90,6 +91,7 @@ class Branch:
 
     Branches of the same `kin` differ in vLLM's tensor parallelism alone. `base` has no card: a search on another one
     finds what was made for the first. `training` is what trainers of one kin need, by turns, micro batch and sleep.
+    With `moves` it is there for what it moves to the host: one GPU shares shards with nobody.
     """
 
     base: Scenario
@@ -97,6 +99,7 @@ class Branch:
     turns: int
     kin: int
     training: dict[Hashable, Memo] = field(repr=False, compare=False)
+    moves: bool = False
     _made: dict[tuple[int, ...], Roles | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -133,6 +136,8 @@ class Branch:
         changes: dict[str, Any] = {}
         for axis, index in zip(self.axes, place, strict=True):
             changes |= axis.values[index]
+        if self.moves and not any(value for name, value in changes.items() if name.endswith(OFFLOADS)):
+            return None
         try:
             s = vary(self.base, changes)
         except ScenarioError:
@@ -154,7 +159,8 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     fields = {name: value for name, value in job.items() if value is not None}
     old = False
     if "attention" not in fields and "gpu" in fields:
-        old = catalog.gpu(fields["gpu"]).lacks_bf16
+        card = catalog.gpu(fields["gpu"])
+        old = card.lacks_bf16 or card.lacks_cuda
         fields["attention"] = "sdpa" if old else "flash"
     if (prompts := whole_rollout(fields)) is not None:
         fields["rollout.batch"] = prompts
@@ -200,12 +206,17 @@ def whole_rollout(fields: Fields) -> int | None:
     """
     if fields.get("task") not in RL or "rollout.batch" in fields or fields.get("placement") == "separate":
         return None
-    name, _, version = str(fields.get("framework", "torch")).partition("==")
-    module = framework(name)
-    usual = module.defaults(fields["task"], module.nearest(version) if version else module.KNOWN[-1], fields)
+    usual = own(fields)
     batch, n, gpus = usual["rollout.batch"], fields.get("rollout.n", usual["rollout.n"]), int(fields.get("gpus", 1))
     unit = gpus // gcd(gpus, int(n))
     return None if batch % unit == 0 else max(batch // unit, 1) * unit
+
+
+def own(fields: Fields) -> Fields:
+    """What the framework of a job would do by itself."""
+    name, _, version = str(fields.get("framework", "torch")).partition("==")
+    module = framework(name)
+    return module.defaults(fields["task"], module.nearest(version) if version else module.KNOWN[-1], fields)
 
 
 def rungs(job: Fields) -> Iterator[Fields]:
@@ -218,6 +229,8 @@ def rungs(job: Fields) -> Iterator[Fields]:
         own = {name: job.get(name, value) for name, value in rung.items()}
         if own["method"] != rung["method"] or (adapters and own["method"] == "full"):
             continue
+        if "precision" in rung and (_framework(job) != "trl" or "precision" in job):
+            continue
         if "optimizer" not in job or rung["optimizer"] == "adamw":
             yield own
             yield from _sharing(job, own)
@@ -225,7 +238,7 @@ def rungs(job: Fields) -> Iterator[Fields]:
 
 def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
     """`rung` with sequences over 2, 4, 8 GPUs, one at a time: more of them would fit one GPU each."""
-    name = str(job.get("framework", "torch")).partition("==")[0]
+    name = _framework(job)
     place, gpus = SHARED.get(name), int(job.get("gpus", 1))
     cut = rung["method"] == "full" if name == "torch" else name == "verl" or bool(job.get("packing"))
     if place is None or not cut or job.get("micro_batch", 1) != 1 or any(f in job for f in TOGETHER):
@@ -264,7 +277,7 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
     for kin, choice in enumerate(_choices({**fields, **rung})):
         if any(barred.items() <= choice.items() for barred in refused):
             continue
-        given = {**_free(fields), **fields, **rung, **choice}
+        given = {**_free(fields), **_as_published({**fields, **rung, **choice}), **fields, **rung, **choice}
         try:
             base = on_card(parse({"micro_batch": 1, **_one_rank(given), **given}, catalog=catalog), "")
         except ScenarioError as error:
@@ -279,8 +292,9 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
         turns, leans = axes[kind]
         turned = list(_by_ranks(base, given))
         training: dict[Hashable, Memo] = {}
+        moves = base.gpus == 1 and "sharding" in choice and any(each.base.sharding == "none" for each in found)
         for micro in _micro_batches(base, given):
-            found += [Branch(each, (*turns, *leans, micro), len(turns), kin, training) for each in turned]
+            found += [Branch(each, (*turns, *leans, micro), len(turns), kin, training, moves) for each in turned]
     return tuple(found)
 
 
@@ -288,7 +302,7 @@ def _free(fields: Fields) -> dict[str, Any]:
     """The last value of each field of `FREE` that matters to the job, and segments that grow where steps are replayed,
     on one GPU or in PyTorch's own shards: no job needs more of a full card for them.
     """
-    plain = str(fields.get("framework", "torch")).partition("==")[0] == "torch"
+    plain = _framework(fields) == "torch"
     replayed = (plain or int(fields.get("gpus", 1)) == 1) and fields["task"] not in (*RL, "inference")
     grows = {"expandable_segments": True} if replayed else {}
     if not plain:
@@ -300,6 +314,18 @@ def _free(fields: Fields) -> dict[str, Any]:
     return grows | loss | fused
 
 
+def _framework(job: Fields) -> str:
+    return str(job.get("framework", "torch")).partition("==")[0]
+
+
+def _as_published(given: Fields) -> dict[str, Any]:
+    """Weights that stay frozen in the 16 bits in which they were published, where TRL would make them 32."""
+    frozen = given["method"] in ("lora", "qlora") and given.get("optimizer") != "none"
+    if _framework(given) != "trl" or not frozen or given.get("sharding") in DEEPSPEED:
+        return {}
+    return {"precision": "bf16"}
+
+
 def _choices(given: Fields) -> Iterator[dict[str, Any]]:
     """Every combination of what the branches of a job differ in, but for vLLM's tensor parallelism."""
     gpus = int(given.get("gpus", 1))
@@ -307,13 +333,8 @@ def _choices(given: Fields) -> Iterator[dict[str, Any]]:
     if given["task"] in RL:
         options["rollout.engine"] = ("vllm", "hf")
     free = {name: values for name, values in options.items() if name not in given}
-    # one GPU shares shards with nobody: there FSDP is for what it moves to the host, but for verl, which has no other
-    alone = gpus == 1 and str(given.get("framework", "torch")).partition("==")[0] != "verl"
-    moved = dict.fromkeys(OFFLOADS, True) if alone and not set(OFFLOADS) & set(given) else {}
     for values in product(*free.values()):
         chosen = dict(zip(free, values, strict=True))
-        if chosen.get("sharding") in FSDP:
-            chosen |= moved
         if given["task"] not in RL:
             yield chosen
             continue

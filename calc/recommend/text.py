@@ -92,13 +92,16 @@ def _lines(r: Recommendation, catalog: Catalog, tried: Smallest | None) -> Itera
     if r.recommended:
         yield from _shown("recommended", r.recommended, catalog)
     else:
-        yield "nothing fits"
-    if r.fails:
+        yield r.verdict
+    fits = r.verdict == "fits"
+    if r.recommended and r.fails and not fits:
+        yield f"  tight, and nothing safer was found: {_lacking(r.fails)}"
+    elif r.fails:
         yield ""
         yield from _failing(r.fails, catalog, "next faster" if r.recommended else "closest miss")
     if r.advice:
         yield ""
-        yield "what settings do" if r.recommended else "what would have to change"
+        yield "what settings do" if fits else "what would have to change"
         yield from (f"  {line}" for line in r.advice)
     for n, other in enumerate(r.alternatives, 1):
         yield ""
@@ -141,13 +144,16 @@ def _host(judged: Judged) -> int:
 def _failing(m: Miss, catalog: Catalog, title: str) -> Iterator[str]:
     yield f"{title}, which does not fit"
     yield f"  {_settings(m.judged, catalog)}"
-    if m.where == "vllm":
-        yield f"  vLLM does not start: {m.reason}"
-    else:
-        whose = "host memory" if m.where == "host" else "GPU memory"
-        assert m.shortfall is not None
-        yield f"  lacks {gib(m.shortfall)} of {whose} in {m.phase}, the estimate's error included"
+    yield f"  {_lacking(m)}"
     yield from _pace(m.throughput)
+
+
+def _lacking(m: Miss) -> str:
+    if m.where == "vllm":
+        return f"vLLM does not start: {m.reason}"
+    whose = "host memory" if m.where == "host" else "GPU memory"
+    assert m.shortfall is not None
+    return f"lacks {gib(m.shortfall)} of {whose} in {m.phase}, the estimate's error included"
 
 
 def _pace(t: Throughput | None) -> Iterator[str]:

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from calc.ledger import Phase
+from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import Configuration, Problem, configured
 from calc.recommend.search import Found, Judged, Search
-from calc.recommend.space import Branch, Fields
+from calc.recommend.space import OFFLOADS, Branch, Fields
 from calc.scenario import Scenario
 from calc.units import gib
 
 # More margin is at least this share of the card, beside the peak and its error.
 MARGIN = 0.10
+# A smaller machine is sensible while the job takes no more than so many times the GPU hours on it.
+SENSIBLE = 1.5
 LONGER = (8, 4, 2)  # times the sequences that were asked for
 STEPS = 8  # towards more margin
 
@@ -36,16 +39,37 @@ def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
             yield configured(search, best, trains if best.scenario.optimizer != "none" else base)
 
 
-def trades(problem: Problem, rung: Fields, search: Search, found: Found) -> Iterator[Configuration]:
-    """Up to two configurations that trade something: fewer GPUs or a smaller card, longer sequences, more margin.
+def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> Iterator[Configuration]:
+    """Where the optimizer is offloaded: the same method with an optimizer that is small enough to stay, if faster."""
+    best = configured(search, search.chosen(found))
+    for rung in problem.rungs[problem.rungs.index(chosen) + 1 :] if best.scenario.offload.optimizer else ():
+        if rung["method"] != chosen["method"] or (rung["optimizer"], rung.get("precision")) == (
+            chosen["optimizer"],
+            chosen.get("precision"),
+        ):
+            continue
+        other = problem.search(rung, dict.fromkeys(OFFLOADS, False))
+        at = other.best() if other else None
+        if other and at and at.seconds * (1 + TOLERANCE) < found.seconds:
+            kept = "weights of 16 bits alone" if "precision" in rung else "states of 8 bits"
+            yield configured(other, other.chosen(at), f"{kept}, which stay on the card")
+            return
 
-    They keep what the recommended one shards and places, so that they differ in little.
+
+def trades(problem: Problem, rung: Fields, search: Search, found: Found) -> Iterator[Configuration]:
+    """Configurations that trade something: fewer GPUs or a smaller card, longer sequences, more margin.
+
+    They keep what the recommended one shards and places, so that they differ in little. The fewest GPUs of all stand
+    last, where they take too long to be sensible.
     """
-    given = 0
-    for find in (_cheaper, _longer, _roomier):
-        if given < 2 and (other := find(problem, rung, search, found)):
-            given += 1
-            yield other
+    fewer, least = _fewer(problem, rung, search, found)
+    cheaper = fewer or (None if least else _smaller(problem, rung, search, found))
+    others = [other for other in (cheaper, _longer(problem, rung, search, found)) if other]
+    if len(others) < 2 and (roomier := _roomier(search, found)):
+        others.append(roomier)
+    yield from others
+    if least:
+        yield least
 
 
 def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
@@ -58,11 +82,6 @@ def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
         if s.rollout.sleep:
             kept["rollout.sleep"] = True
     return {name: value for name, value in kept.items() if name not in problem.fields}
-
-
-def _cheaper(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
-    """The same job on fewer GPUs; where no fewer suffice, on as many of a smaller card."""
-    return _fewer(problem, rung, search, found) or _smaller(problem, rung, search, found)
 
 
 def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
@@ -87,21 +106,46 @@ def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
     return None
 
 
-def _fewer(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
-    """The same job on the fewest GPUs, halving their number."""
+def _fewer(
+    problem: Problem, rung: Fields, search: Search, found: Found
+) -> tuple[Configuration | None, Configuration | None]:
+    """The same job on the fewest GPUs that are sensible, halving their number; and on fewer still, if some hold it."""
     s = search.chosen(found).scenario
     if s.placement == "separate" or any(name.endswith(".gpus") for name in problem.job):
-        return None
-    counts = [s.gpus >> n for n in range(s.gpus.bit_length(), 0, -1) if s.gpus % (1 << n) == 0]
-    for gpus in counts:
-        changes = _kept(problem, s) | {"gpus": gpus, "gpus_per_node": min(gpus, s.gpus_per_node)}
-        if gpus == 1 and changes.get("sharding") == "ddp":
-            changes["sharding"] = "none"
-        if s.rollout and "rollout.tensor_parallel" in changes:
-            changes["rollout.tensor_parallel"] = min(gpus, s.rollout.tensor_parallel)
-        if fitting := _leanly(problem, rung, changes):
-            return configured(*fitting, f"{gpus} GPU{'s' if gpus > 1 else ''} instead of {s.gpus}")
-    return None
+        return None, None
+    fewest: Configuration | None = None
+    for gpus in [s.gpus >> n for n in range(s.gpus.bit_length(), 0, -1) if s.gpus % (1 << n) == 0]:
+        kept = _kept(problem, s)
+        if gpus == 1:
+            kept.pop("sharding", None)
+        fitting = _leanly(problem, rung, kept | _counted(problem, s, gpus))
+        if fitting is None:
+            continue
+        words = f"{gpus} GPU{'s' if gpus > 1 else ''} instead of {s.gpus}"
+        other = configured(*fitting)
+        hours = _hours(other) / _hours(configured(search, search.chosen(found)))
+        if hours <= SENSIBLE:
+            more = f", {100 * (hours - 1):.0f} % more GPU hours" if hours >= 1.005 else ""
+            return other._replace(trades=words + more), fewest
+        fewest = fewest or other._replace(
+            trades=f"{words}, the fewest that hold it: {hours:.1f} times the GPU hours of what is recommended"
+        )
+    return None, fewest
+
+
+def _hours(c: Configuration) -> float:
+    """GPU seconds of a step; 1 where no rate is known."""
+    return c.scenario.gpus * c.throughput.step_seconds if c.throughput else 1.0
+
+
+def _counted(problem: Problem, s: Scenario, gpus: int) -> dict[str, Any]:
+    """What changes with the number of GPUs: one shards with nobody, an engine spans no more than there are."""
+    changes: dict[str, Any] = {"gpus": gpus, "gpus_per_node": min(gpus, s.gpus_per_node)}
+    if gpus == 1 and problem.fields.get("sharding") == "ddp":
+        changes["sharding"] = "none"
+    if s.rollout and s.rollout.engine == "vllm" and "rollout.tensor_parallel" not in problem.fields:
+        changes["rollout.tensor_parallel"] = min(gpus, s.rollout.tensor_parallel)
+    return changes
 
 
 def _longer(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
@@ -127,7 +171,7 @@ def _leanly(problem: Problem, rung: Fields, changes: Fields) -> tuple[Search, Ju
     return (search, search.chosen(found)) if found else None
 
 
-def _roomier(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
+def _roomier(search: Search, found: Found) -> Configuration | None:
     """The fastest leaner place of the same branch that leaves a tenth of the card free."""
     usable = search.clock.gpu.usable_bytes
     wanted = MARGIN * usable
@@ -172,7 +216,7 @@ def advice(search: Search, found: Found) -> Iterator[str]:
             yield f"{setting} saves {gib(saved)} in `{phase}`"
         else:
             seconds = search.clock.seconds(judged.scenario, judged.cache_tokens)
-            slower = f", for {100 * (seconds / found.seconds - 1):.0f} % more time" if found.seconds else ""
+            slower = f", for {100 * (seconds / found.seconds - 1):.0f} % more time" if search.rated else ""
             yield f"{setting} would save {gib(saved)} in `{phase}`{slower}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,12 +11,13 @@ from typing import Any, NamedTuple
 
 from calc.catalog import GPU, Catalog
 from calc.launch import Launch, LaunchError, launch
-from calc.recommend.failing import closest
+from calc.recommend.failing import closest, tight
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration, Miss, Problem, configured, fits
 from calc.report import degrees, segments
 from calc.schema import InputError
 from calc.site import answers
+from calc.site.tables import CANNOT
 from calc.site.workings import Working, of_phase
 from calc.units import GiB, MiB, gb, gib
 
@@ -60,6 +62,7 @@ class Advice(NamedTuple):
 
 
 Job = Mapping[str, Any]
+REFUSED = re.compile(r"(?P<field>[\w.]+): given (?P<value>.*?), allowed")
 
 
 def job(task: str, model: str, machine: Machine, more: Job | None = None) -> dict[str, Any]:
@@ -80,10 +83,14 @@ def advise(given: Job, catalog: Catalog) -> Advice:
         problem = Problem(given, catalog)
         first = problem.first()
     except InputError as error:
-        return nothing(str(error).removeprefix("scenario: "))
+        return refused(str(error))
     if first is None:
         nearest = closest(problem)
-        return nothing(_lacks(nearest) if nearest else "the framework can run no configuration of it here")
+        if best := tight(nearest):
+            return _advice(best)
+        if nearest is None:
+            return nothing("the framework takes no configuration of it here")._replace(verdict=CANNOT)
+        return nothing(_lacks(nearest))
     _, search, found = first
     return _advice(configured(search, search.chosen(found)))
 
@@ -110,7 +117,14 @@ def _advice(best: Configuration) -> Advice:
 
 def nothing(why: str) -> Advice:
     """The answer where nothing fits."""
-    return Advice(None, "oom", Working("", ()), 0, None, "", "", {}, (), why)
+    return Advice(None, "nothing fits", Working("", ()), 0, None, "", "", {}, (), why)
+
+
+def refused(message: str) -> Advice:
+    """The answer where the framework cannot run the job at all: what it refuses, out of a message of the parser."""
+    given = REFUSED.search(message)
+    why = f"the framework does not take {given['field']} {given['value']}" if given else "the framework cannot run it"
+    return nothing(why)._replace(verdict=CANNOT)
 
 
 def _lacks(m: Miss) -> str:

@@ -11,6 +11,7 @@ from calc.site.advice import Advice
 from calc.site.fits import by_size
 from calc.site.tables import Cell, Column, Table
 from calc.units import GiB, gb
+from calc.verdict import FITS
 
 TITLES = {"sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO"}
 ANSWER = (
@@ -44,9 +45,10 @@ def _settings(task: str) -> str:
         "has them"
     )
     return (
-        f"{words.FRAMEWORKS[job['framework']]}, newest known version, {lengths}. The fastest configuration that fits "
-        "with a probability of 95 %: full fine-tuning where that fits at all, if need be with AdamW in 8 bits or "
-        "offloaded to host memory, else LoRA, else QLoRA. Tokens a second are estimated, of all GPUs together."
+        f"{words.FRAMEWORKS[job['framework']]}, newest known version, {lengths}. The simplest configuration that fits "
+        f"with a probability of {100 * FITS:.0f} % and is as fast as any: full fine-tuning where that fits at all, if "
+        "need be with AdamW in 8 bits or offloaded to host memory, else LoRA, else QLoRA; a tight one where nothing is "
+        "safer. Tokens a second are estimated, of all GPUs together."
     )
 
 
@@ -142,7 +144,7 @@ def _common(found: Iterable[Advice]) -> list[str]:
 def _cells(a: Advice, common: list[str], place: str) -> tuple[Cell, Cell, Cell]:
     """The verdict, the configuration with its command behind it, and its speed; `place` begins the ids in them."""
     if a.scenario is None:
-        return Cell((None, None, "nothing fits")), Cell(None, "—"), Cell(a.lacks or "—")
+        return Cell((None, None, a.verdict)), Cell(None, "—"), Cell(a.lacks or "—")
     needed = a.working.bytes
     run = a.words + (f"; host {gb(a.host)}" if "offloaded" in a.words else "")
     notes = [note for note in a.notes if note not in common]

@@ -116,7 +116,7 @@ def file(s: Scenario) -> str:
 
 def _said(answer: Answer, found: Recommendation | None = None) -> str:
     """The answer in a line, for the ear."""
-    verdict = "nothing fits" if found and not found.recommended else ledgers.verdict_text(answer.estimate)
+    verdict = found.verdict if found else ledgers.verdict_text(answer.estimate)
     group = answer.group
     return f"{verdict}: {_title(answer.scenario)}, peak {gib(answer.device_bytes)} of {gib(group.usable_bytes)} usable"
 
@@ -134,14 +134,15 @@ def _estimated(
 ) -> Iterator[str]:
     """Verdict, configuration, links, and the peak phase by phase."""
     s, group = answer.scenario, answer.group
-    miss = found.fails if found and not found.recommended else None
-    word = "nothing fits" if miss else ledgers.verdict_text(answer.estimate)
+    miss = found.fails if found and found.verdict != "fits" else None
+    word = found.verdict if found else ledgers.verdict_text(answer.estimate)
     yield f'<p class="headline">{verdict_html(answer.estimate.verdict, word)} <b>{escape(_title(s))}</b></p>'
     if tried and tried.machine:
         yield f"<p>The smallest machine that runs it: {tried.smaller} of the catalog are too small.</p>"
     low, high = group.device_range
     yield "<dl>"
-    yield _pair("The closest" if miss else "Run" if found else "Settings", escape(", ".join(words.settings(s))))
+    run = "Run" if found and found.recommended else "The closest" if found else "Settings"
+    yield _pair(run, escape(", ".join(words.settings(s))))
     if miss:
         yield _pair("It", escape(words.lacks(miss)))
         yield _pair("What would have to change", "; ".join(map(words.code, found.advice)) if found else "")
@@ -203,9 +204,10 @@ def _code(text: str, name: str) -> str:
 
 def _others(found: Recommendation) -> Iterator[str]:
     """The next faster configuration and what it lacks, what each setting does, and what else could be run."""
-    lines = [f"Next faster: {escape(words.against(found))}."] if found.recommended else []
+    fits = found.verdict == "fits"
+    lines = [f"Next faster: {escape(words.against(found))}."] if fits else []
     lines += [f"Or, {_other(c)}." for c in found.alternatives]
-    lines += [words.code(words.sentence(line)) for line in found.advice] if found.recommended else []
+    lines += [words.code(words.sentence(line)) for line in found.advice] if fits else []
     lines += [words.code(words.sentence(note)) for note in found.notes]
     lines.append(f"{found.considered:,} configurations considered, {found.pruned:,} ruled out without.")
     items = "".join(f"<li>{line}</li>" for line in lines)

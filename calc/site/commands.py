@@ -20,7 +20,7 @@ def command(recipe: Recipe) -> str:
     """Markdown: the command that starts the recommended configuration and its files, closed; or why there is none."""
     found = recipe.answer
     if found.recommended is None:
-        return f"{inline(recipes.title(recipe))}: nothing fits, so there is no command."
+        return f"{inline(recipes.title(recipe))}: {found.verdict}, so there is no command."
     if found.launch is None:
         why = next((note for note in found.notes if note.startswith("no command")), "no command")
         return f"{inline(recipes.title(recipe))}: {coded(why)}."

@@ -20,6 +20,8 @@ from calc.architecture import Architecture, Head, parameters
 from calc.families import FAMILIES, NESTED
 from calc.lora import lora_parameters
 from calc.memory.optimizer import Optimizer
+from calc.recommend.clock import TOLERANCE
+from calc.recommend.trades import SENSIBLE
 from calc.scenario import ScenarioError
 from calc.schema import closest
 from calc.site import (
@@ -233,6 +235,14 @@ class Macros(Effects, Lookups):
     def wanted(self) -> str:
         """The probability of fitting that a recommendation asks for, in per cent."""
         return self._say("wanted()", f"{100 * FITS:.0f} %")
+
+    def tolerance(self) -> str:
+        """By how much times may differ before one is called quicker, in per cent."""
+        return self._say("tolerance()", f"{100 * TOLERANCE:.0f} %")
+
+    def sensible(self) -> str:
+        """How many times the GPU hours a smaller machine may take."""
+        return self._say("sensible()", f"{SENSIBLE:g}")
 
     def published_minimum(self) -> str:
         """verl's published minimal configurations beside ours."""

@@ -14,7 +14,7 @@ from calc.rules import flatten
 from calc.scenario import Scenario, parse
 from calc.site import answers, charts, ledgers, words
 from calc.site.searched import recommendation
-from calc.site.tables import Cell, Column, Table, verdict_html
+from calc.site.tables import WORDS, Cell, Column, Table, verdict_html
 from calc.site.workings import of_phase
 from calc.throughput import Throughput
 from calc.units import GB, GiB, gb, gib
@@ -62,11 +62,17 @@ def said(recipe: Recipe, what: str) -> str:
     found, best = recipe.answer, recipe.answer.recommended
     counts = {"considered": f"{found.considered:,}", "pruned": f"{found.pruned:,}"}
     if best is None:
-        known = counts | {"verdict": "nothing fits"}
+        known = counts | {"verdict": found.verdict}
     else:
         parts, peak = words.settings(best.scenario), words.answered(best.judged).device_bytes
         host = f"{gb(best.judged.estimate.host_peak)} of {best.judged.estimate.host_memory}"
-        known = counts | {"verdict": "fits", "method": parts[0], "sharding": parts[1], "peak": gib(peak), "host": host}
+        known = counts | {
+            "verdict": found.verdict,
+            "method": parts[0],
+            "sharding": parts[1],
+            "peak": gib(peak),
+            "host": host,
+        }
     if what not in known:
         raise ValueError(f"no {what!r} of this recommendation; it has {', '.join(known)}")
     return known[what]
@@ -121,7 +127,7 @@ def _table(rows: Sequence[Row], id: str, caption: str, first: str, extra: tuple[
 def _cells(row: Row, scale: int) -> Iterator[Cell]:
     """A configuration's cells; dashes where there is none."""
     none, speed = Cell(None, "—"), row.throughput
-    verdict = Cell(row.verdict, verdict_html("fits" if row.verdict == "fits" else "oom", row.verdict))
+    verdict = Cell(row.verdict, verdict_html(row.verdict if row.verdict in WORDS else "oom", row.verdict))
     if row.judged is None:
         yield from [none, verdict, *[none] * 6, *row.extra, none, none, Cell(html="")]
         return
@@ -144,8 +150,8 @@ def _cells(row: Row, scale: int) -> Iterator[Cell]:
 def _best(label: str, found: Recommendation, *extra: Cell) -> Row:
     """The recommended configuration; where nothing fits, what would have to change."""
     if found.recommended:
-        return Row(label, "fits", found.recommended.judged, found.recommended.throughput, extra)
-    return Row(label, "nothing fits", None, None, extra)
+        return Row(label, found.verdict, found.recommended.judged, found.recommended.throughput, extra)
+    return Row(label, found.verdict, None, None, extra)
 
 
 def overview(found: Sequence[Recipe], id: str, caption: str) -> Table:
@@ -172,7 +178,7 @@ def whole(recipe: Recipe, id: str, caption: str) -> Table:
     """One row a configuration: to run, instead of it, and faster but too large; with what each setting does."""
     found = recipe.answer
     rows = [_best("Run this", found)] if found.recommended else []
-    if found.fails:
+    if found.fails and found.verdict != "tight":
         rows.append(
             Row(NEXT if rows else CLOSEST, words.lacks(found.fails), found.fails.judged, found.fails.throughput)
         )
@@ -203,7 +209,7 @@ def matrix(rows: Sequence[Sequence[Recipe]], id: str, caption: str) -> Table:
 def _verdict(recipe: Recipe) -> Cell:
     best = recipe.answer.recommended
     if best is None:
-        return Cell((None, None, "; ".join(["nothing fits", *recipe.answer.advice[:1]])))
+        return Cell((None, None, "; ".join([recipe.answer.verdict, *recipe.answer.advice[:1]])))
     answer = words.answered(best.judged)
     how = ", ".join(words.settings(best.scenario)[:2])
     peak = answer.device_bytes

@@ -140,8 +140,12 @@ def lacks(miss: Miss) -> str:
 def against(found: Recommendation) -> str:
     """What the next faster configuration sets otherwise, and what it lacks; or what would have to change."""
     best, miss = found.recommended, found.fails
-    if best is None:
-        closest = f"the closest {lacks(miss)}" if miss else "the framework can run no configuration of this job"
+    if best is None or found.verdict != "fits":
+        closest = (
+            f"the {'safest' if best else 'closest'} {lacks(miss)}"
+            if miss
+            else "the framework can run no configuration of this job"
+        )
         return "; ".join([*found.advice, closest])
     if miss is None:
         return "nothing faster was found"

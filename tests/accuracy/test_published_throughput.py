@@ -9,13 +9,14 @@ import pytest
 from calc.catalog import load
 from calc.memory.kv_cache import token_bytes
 from calc.pace import Pace, judging, pace, paces, rank_correlation, step_seconds
+from calc.recommend.clock import TOLERANCE
 from calc.scenario import parse
 from calc.throughput import node_of, throughput
 from calc.throughput.rates import rated
 from calc.throughput.rollout import ENGINE_STEP, decode, read
 
 # DeepSpeed's CPU Adam took several times the published rate there: out of order with the jobs that step on the card
-OUT_OF_ORDER = "llama7b-8a800"
+OFFLOADED = "llama7b-8a800"
 
 
 @pytest.fixture(scope="module")
@@ -40,26 +41,29 @@ def test_the_median_error_of_every_source(found: list[Pace]) -> None:
     medians = {name: median(abs(p.error) for p in found if p.group == name) for name in sources}
     print({name: round(value, 3) for name, value in sorted(medians.items())})
     within = {"qwen1-readme": 0.20, "qwen1-readme-full": 0.20, "torchtune-readme": 0.20}
-    assert medians.keys() == within.keys() | {"peft-metamath", OUT_OF_ORDER}
+    assert medians.keys() == within.keys() | {"peft-metamath", OFFLOADED}
     assert all(medians[name] <= bar for name, bar in within.items())
     assert max(medians.values()) <= 0.25
 
 
+def test_what_two_times_must_differ_by_is_the_median_error(found: list[Pace]) -> None:
+    """A recommendation calls no configuration faster than another by less."""
+    assert round(median(abs(p.error) for p in found), 2) == TOLERANCE
+
+
 def test_jobs_of_one_table_stand_in_the_order_that_was_measured(found: list[Pace]) -> None:
-    for name in {p.group for p in found} - {OUT_OF_ORDER}:
+    for name in {p.group for p in found}:
         rho = rank_correlation(pairs([p for p in found if p.group == name]))
         print(name, round(rho, 3))
         assert rho >= 0.9
 
 
-def test_one_table_misses_the_bar_and_only_by_its_offloaded_optimizers(found: list[Pace]) -> None:
-    """Known and shown on the validation page: without these jobs every error is below three tenths."""
-    members = [p for p in found if p.group == OUT_OF_ORDER]
-    assert 0.8 <= rank_correlation(pairs(members)) < 0.9
-    on_card = [p for p in members if "-oo0-" in p.id]
-    assert len(on_card) == 7
-    assert max(abs(p.error) for p in on_card) < 0.3
-    assert all(p.error < -0.5 for p in members if "-oo1-" in p.id)
+def test_adam_on_the_host_takes_most_of_the_time_that_was_measured(found: list[Pace]) -> None:
+    """Eight A800 whose launcher left each rank one thread: of 16 to 20 s more a step 10 are counted."""
+    members = [p for p in found if p.group == OFFLOADED]
+    assert len(members) == 10
+    assert max(abs(p.error) for p in members) < 0.3
+    assert all(p.error < -0.2 for p in members if "-oo1-" in p.id)
 
 
 def test_a_token_of_a_72b_on_two_h100_takes_what_was_published() -> None:

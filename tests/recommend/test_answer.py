@@ -198,7 +198,7 @@ def test_a_card_without_a_known_rate_is_ranked_by_room() -> None:
     ]
     for gpu in unrated:
         r = recommend(SFT | {"gpu": gpu.id, "framework": "torch"})
-        assert any("ranked by the room" in note for note in r.notes)
+        assert any("ranked by how simple they are" in note for note in r.notes)
 
 
 @pytest.mark.parametrize(

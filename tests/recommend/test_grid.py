@@ -1,0 +1,158 @@
+"""What must hold of every answer, whatever the question: held against a grid of over two thousand.
+
+A few of them, spread over the grid, are asked by `make test`; `GRID=1` asks all, `GRID=10` every tenth.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+from typing import Any
+
+import pytest
+
+from calc.architecture import parameters
+from calc.catalog import load
+from calc.frameworks import DEEPSPEED, FSDP
+from calc.launch import LaunchError, launch
+from calc.recommend import Recommendation, recommend
+from calc.recommend.clock import TOLERANCE
+from calc.recommend.problem import Configuration, Problem
+from calc.recommend.trades import SENSIBLE
+from calc.rules import RL, card_warnings
+from calc.scenario import ScenarioError
+
+MODELS = ("qwen2.5-0.5b", "llama-3.2-3b", "qwen2.5-7b", "llama-3.1-8b", "phi-4", "qwen2.5-32b", "llama-3.1-70b",
+          "mixtral-8x7b", "qwen3-30b-a3b")  # fmt: skip
+MACHINES = (("rtx4090", 1), ("rtx4090", 8), ("a10g", 4), ("l40s", 4), ("a100-40-sxm", 8), ("a100-80-sxm", 1),
+            ("a100-80-sxm", 8), ("h100-sxm", 8), ("h100-sxm", 32), ("h20", 8), ("rtx6000ada", 2))  # fmt: skip
+ASKED: dict[str, tuple[dict[str, Any], ...]] = {
+    "trl": ({"task": "sft"}, {"task": "dpo"}, {"task": "grpo"}),
+    "openrlhf": ({"task": "sft"}, {"task": "rm"}, {"task": "dpo"}, {"task": "ppo"}),
+    "verl": ({"task": "grpo"}, {"task": "ppo"}),
+    "torch": ({"task": "sft"}, {"task": "dpo"}),
+}
+METHODS: tuple[dict[str, Any], ...] = ({}, {"method": "lora"})
+GRID = [
+    {"model": model, "framework": name, "gpu": gpu, "gpus": gpus, **task, **method,
+     **({} if task["task"] in RL else {"seq_len": 2048})}
+    for (name, tasks), model, (gpu, gpus), method in product(ASKED.items(), MODELS, MACHINES, METHODS)
+    for task in tasks
+]  # fmt: skip
+STEP = int(os.environ.get("GRID", "211"))
+KEPT = ("method", "optimizer", "sharding", "precision", "checkpointing")
+
+
+def named(job: dict[str, Any]) -> str:
+    return " ".join(map(str, job.values()))
+
+
+def test_the_grid_is_large() -> None:
+    assert len(GRID) >= 2000
+
+
+@pytest.mark.parametrize("job", GRID[::STEP], ids=named)
+def test_an_expert_would_sign_it(job: dict[str, Any]) -> None:
+    try:
+        r = recommend(job)
+    except ScenarioError as refused:
+        assert "allowed" in str(refused)  # a named limit of the framework
+        return
+    best = r.recommended
+    if best is None or r.verdict != "fits":
+        return
+    its_notes_and_command_are_there(best, r)
+    nothing_is_offloaded_or_recomputed_for_nothing(job, best)
+    no_engine_spans_pcie_for_nothing(job, best)
+    it_is_as_quick_as_hardware_can_be(best)
+    for other in r.alternatives:
+        it_is_not_better_in_all(best, other)
+
+
+def seconds(c: Configuration) -> float:
+    assert c.throughput
+    return c.throughput.step_seconds
+
+
+def its_notes_and_command_are_there(best: Configuration, r: Recommendation) -> None:
+    assert set(best.judged.estimate.notes) <= set(r.notes)
+    try:
+        launch(best.scenario)
+    except LaunchError:
+        assert r.launch is None
+    else:
+        assert (r.launch is None) == bool(list(card_warnings(best.scenario, load().gpu(best.scenario.gpu))))
+    assert r.launch or any(note.startswith("no command") for note in r.notes)
+
+
+def quickest(job: dict[str, Any], best: Configuration, changes: dict[str, Any]) -> float | None:
+    """The seconds of the quickest configuration like `best` but for `changes`, its micro batch open."""
+    s = best.scenario
+    same: dict[str, Any] = {name: getattr(s, name) for name in KEPT}
+    same |= {"offload.optimizer": s.offload.optimizer, "offload.parameters": s.offload.parameters}
+    for name in ("tensor_parallel", "context_parallel"):
+        if getattr(s, name) > 1:
+            same[name] = getattr(s, name)
+    if s.rollout:
+        same |= {"placement": s.placement, "rollout.engine": s.rollout.engine, "rollout.n": s.rollout.n}
+        if s.rollout.engine == "vllm":
+            same["rollout.tensor_parallel"] = s.rollout.tensor_parallel
+    try:
+        first = Problem({**same, **job, **changes}, load()).first()
+    except ScenarioError:
+        return None
+    return first[2].seconds if first else None
+
+
+def nothing_is_offloaded_or_recomputed_for_nothing(job: dict[str, Any], best: Configuration) -> None:
+    s = best.scenario
+    if s.placement == "separate":  # whose GPUs the search divides
+        return
+    simpler: list[dict[str, Any]] = []
+    if s.offload.optimizer or s.offload.parameters:
+        simpler.append({"offload.optimizer": False, "offload.parameters": False})
+    if s.checkpointing == "full":
+        simpler.append({"checkpointing": "none"})
+    for changes in simpler:
+        without = quickest(job, best, changes)
+        assert without is None or without > seconds(best) * (1 + TOLERANCE) * 0.999, changes
+    if s.gpus == 1 and s.framework in ("torch", "trl") and s.sharding in (*DEEPSPEED, *FSDP):
+        assert s.offload.optimizer or s.offload.parameters or any(
+            own.offload.parameters for name in s.roles if (own := s.role(name))
+        )  # fmt: skip
+
+
+def no_engine_spans_pcie_for_nothing(job: dict[str, Any], best: Configuration) -> None:
+    s = best.scenario
+    gpu = load().gpu(s.gpu)
+    if s.rollout and s.rollout.engine == "vllm" and s.rollout.tensor_parallel > 1 and not gpu.linked:
+        assert quickest(job, best, {"rollout.tensor_parallel": 1}) is None
+
+
+def it_is_as_quick_as_hardware_can_be(best: Configuration) -> None:
+    """MFU: six operations a parameter and token, four where weights are frozen, of the card's dense peak."""
+    s = best.scenario
+    gpu = load().gpu(s.gpu)
+    if s.rollout or not best.throughput or not gpu.bf16_tflops:
+        return
+    arch = s.architecture
+    active = parameters(arch)
+    if arch.experts:
+        routed = 3 * arch.hidden * arch.moe_intermediate * arch.experts * (arch.layers - arch.dense_layers)
+        active -= routed * (1 - arch.experts_per_token / arch.experts)
+    rate = best.throughput.tokens_per_second / s.gpus * (4 if s.lora else 6) * active
+    mfu = rate / (gpu.bf16_tflops * 1e12)
+    assert mfu <= 0.62
+    moved = s.offload.optimizer or s.offload.parameters
+    if not moved and parameters(arch) > 1e9:
+        assert mfu >= 0.03
+
+
+def it_is_not_better_in_all(best: Configuration, other: Configuration) -> None:
+    """An alternative trades something: what is on the same card with less is no quicker, what is cheaper says so."""
+    if " free beside the peak" in other.trades or "times as long" in other.trades:
+        assert seconds(other) >= seconds(best) * 0.999
+    if " instead of " in other.trades and "GPU" in other.trades.split(" instead of ")[0]:
+        hours = seconds(other) * other.scenario.gpus / (seconds(best) * best.scenario.gpus)
+        assert (hours <= SENSIBLE) is ("the fewest that hold it" not in other.trades)
+        assert seconds(other) >= seconds(best) / (1 + TOLERANCE)
