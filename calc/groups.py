@@ -76,8 +76,7 @@ class Shared:
     def reserve(self) -> replay.Reserve:
         """What PyTorch reserves for what is replayed, on every card whose cuBLAS takes as much."""
         assert self.act
-        act, workspace = self.act, runtime.workspace(self.job.gpu.architecture)
-        return self.job.roles.training.once(("reserve", workspace), lambda: replay.Reserve(act, workspace))
+        return replay.reserve(self.act, runtime.workspace(self.job.gpu.architecture))
 
     @cached_property
     def reserved(self) -> tuple[int, int] | None:
