@@ -68,9 +68,12 @@ class Shared:
     def act(self) -> replay.Act | None:
         """What is replayed; None where blocks are not known one by one, or no replay could tell of a chance to fit."""
         memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
-        if self.engine or (act := memo.once("act", lambda: replay.act(self.job.roles))) is None:
+        if self.engine or not replay.known(self.job.roles):
             return None
-        return None if any(verdict.hopeless(known, usable) for known in self.training) else act
+        # the blocks of most jobs need not be worked out
+        if any(verdict.hopeless(known, usable) for known in self.training):
+            return None
+        return memo.once("act", lambda: replay.act(self.job.roles))
 
     @cached_property
     def reserve(self) -> replay.Reserve:

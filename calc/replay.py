@@ -44,20 +44,22 @@ class Act(NamedTuple):
     expandable: bool = False
 
 
-def act(roles: Roles) -> Act | None:
-    """What the roles of a job do, if that can be replayed: one stage of models that are whole, or FSDP 2's shards."""
-    stages = roles.keeps.stages
+def known(roles: Roles) -> bool:
+    """True if what the roles of a job do can be replayed: one stage of models that are whole, or FSDP 2's shards."""
+    stages, placed = roles.keeps.stages, [*roles.placed.values()]
     if len(stages) != 1 or stages[0].does not in ("train", "score"):
+        return False
+    return not stages[0].beside and all(map(_known, placed)) and len(placed) == 1 + bool(stages[0].inside)
+
+
+def act(roles: Roles) -> Act | None:
+    """What the roles of a job do, if that is known."""
+    if not known(roles):
         return None
-    stage: Stage = stages[0]
-    placed = list(roles.placed.values())
-    if stage.beside or not all(_known(p) for p in placed):
-        return None
+    stage: Stage = roles.keeps.stages[0]
     own = roles.placed[stage.role]
     trained = stage.does == "train" and own.trained
     inside = roles.placed[stage.inside] if stage.inside else None
-    if len(placed) != 1 + (inside is not None):
-        return None
     return Act(
         _blocks(roles, own, scores=not trained),
         trained,
