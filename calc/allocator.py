@@ -17,48 +17,28 @@ LARGE, BUFFER, GRAIN = 10 * MiB, 20 * MiB, 2 * MiB  # kMinLargeAlloc, kLargeBuff
 ROUND = 512  # kMinBlockSize
 ENDLESS = 1 << 62  # the address space of a segment that grows
 SHARED = 1  # where every small block starts
+WIDTH = 63  # bits of an address
+ADDRESS = (1 << WIDTH) - 1
+
+Block = tuple[int, int]  # the address where it starts, and its bytes
+State = tuple[int, tuple[int, ...], tuple[Block, ...], int, tuple[Block, ...]]
 
 
 class OutOfMemory(Exception):
     """No segment of the size asked for is left; the message is PyTorch's, in bytes."""
 
 
-class Block:
-    """A piece of a segment from address `start`, between its neighbours; `free` to be handed out, if it is `mapped`."""
-
-    __slots__ = ("after", "before", "free", "mapped", "size", "start")
-
-    def __init__(self, start: int, size: int, before: Block | None = None, after: Block | None = None) -> None:
-        self.start, self.size, self.before, self.after = start, size, before, after
-        self.free, self.mapped = False, True
-
-    def cut(self, size: int) -> Block:
-        """The first `size` bytes stay; the rest comes back as a block of its own."""
-        rest = Block(self.start + size, self.size - size, self, self.after)
-        if self.after:
-            self.after.before = rest
-        self.after, self.size = rest, size
-        return rest
-
-    def join(self) -> None:
-        """The next block becomes part of this one."""
-        assert self.after
-        self.size += self.after.size
-        self.after = self.after.after
-        if self.after:
-            self.after.before = self
-
-
 class Process:
     """What the allocators of a process's streams count together; `limit` bytes are all that they may reserve, if any.
 
     `reserved` are the bytes of all segments, `most_reserved` the largest they have been; `most` is the largest sum of
-    blocks handed out, each with what came along because it was too little to be split off.
+    blocks handed out, each with what came along because it was too little to be split off. `released` counts how often
+    the limit was in the way.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self.reserved = self.most_reserved = self.allocated = self.most = 0
+        self.reserved = self.most_reserved = self.allocated = self.most = self.released = 0
         self.streams: list[Allocator] = []
 
     def lacks(self, whole: int) -> bool:
@@ -67,6 +47,7 @@ class Process:
 
     def release(self) -> None:
         """`release_cached_blocks`: all that is free in every stream, and can, goes back to the driver."""
+        self.released += 1
         for stream in self.streams:
             stream.release()
 
@@ -79,12 +60,21 @@ class Process:
                 f"tried to allocate {size}: of {self.limit} allowed {self.reserved} are reserved, "
                 f"{self.allocated} of them allocated"
             )
-        self.reserved += whole
+        self.add(whole)
+
+    def add(self, reserved: int, allocated: int = 0, peak: int = 0) -> None:
+        """So much more is reserved, and allocated, of which there was a `peak` before."""
+        self.most = max(self.most, self.allocated + peak)
+        self.allocated += allocated
+        self.reserved += reserved
         self.most_reserved = max(self.most_reserved, self.reserved)
 
 
 class Allocator:
-    """Blocks within segments that one stream takes; a block that is given back serves that stream alone."""
+    """Blocks within segments that one stream takes; a block that is given back serves that stream alone.
+
+    Free blocks are known by their start and by their end, so that a neighbour finds them.
+    """
 
     LEAST = SMALL + ROUND  # the smallest rest that is split off
 
@@ -92,76 +82,117 @@ class Allocator:
         """The first stream of a process that may reserve `limit` bytes, or another stream of `process`."""
         self.process = process or Process(limit)
         self.process.streams.append(self)
-        self._small = self._small_reserved = 0
-        self._free: list[tuple[int, int, Block]] = []  # by size, then by address
-        self._end = 0  # the address at which the next segment ends: drivers map each below the last
+        self._spare = 0  # what is left of segments of small blocks
+        self._free: list[int] = []  # by size, then by address, both in one number
+        self._sizes: dict[int, int] = {}  # of free blocks, by their start
+        self._starts: dict[int, int] = {}  # of free blocks, by their end
+        self._segments: tuple[Block, ...] = ()  # where each starts, and its bytes
+        self._unmapped: dict[int, int] = {}  # the bytes of each stretch of pages in a segment that grows, by its start
+        self._end = ENDLESS  # the address below which the next segment ends: drivers map each below the last
 
     def beside(self) -> Self:
         """The allocator of another stream of the same process."""
         return type(self)(process=self.process)
 
+    @property
+    def state(self) -> State:
+        """All that decides what comes of requests, as long as no limit is in the way; segments only then."""
+        return self._spare, tuple(self._free), tuple(sorted(self._unmapped.items())), self._end, self._segments
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._spare, free, unmapped, self._end, self._segments = state
+        self._free, self._unmapped = [*free], dict(unmapped)
+        blocks = [(found & ADDRESS, found >> WIDTH) for found in free]
+        self._sizes = dict(blocks)
+        self._starts = {start + size: start for start, size in blocks}
+
     def take(self, size: int) -> Block:
         """A block of `size` bytes: the smallest free one that is large enough, cut to size."""
         size = -(-size // ROUND) * ROUND
         if size <= SMALL:
-            block = self._take_small(size)
+            self._take_small(size)
+            start = SHARED
         else:
+            free = self._free
             place = self._fit(size)
-            block = self._free.pop(place)[2] if place < len(self._free) else self._segment(size)
-            if block.size - size >= self.LEAST:
-                self._keep(block.cut(size))
-            block.free = False
+            if place < len(free):
+                found = free.pop(place)
+                start, have = found & ADDRESS, found >> WIDTH
+                del self._sizes[start]
+            else:
+                start, have = self._segment(size)
+            if have - size >= self.LEAST:
+                rest, end = have - size, start + size
+                self._sizes[end], self._starts[start + have] = rest, end
+                insort(free, rest << WIDTH | end)
+            else:
+                size = have
+                self._starts.pop(start + have, None)
         process = self.process
-        process.allocated += block.size
+        process.allocated += size
         if process.allocated > process.most:
             process.most = process.allocated
-        return block
+        return start, size
 
-    def _take_small(self, size: int) -> Block:
-        self._small += size
-        if self._small > self._small_reserved:
+    def _take_small(self, size: int) -> None:
+        self._spare -= size
+        if self._spare < 0:
             self.process.reserve(GRAIN, size)
-            self._small_reserved += GRAIN
-        return Block(SHARED, size)
+            self._spare += GRAIN
 
     def give(self, block: Block) -> None:
         """Take a block back, and join it with its free neighbours."""
-        self.process.allocated -= block.size
-        if block.start == SHARED:
-            self._small -= block.size
+        start, size = block
+        self.process.allocated -= size
+        if start == SHARED:
+            self._spare += size
             return
-        if block.after and block.after.free:
-            self._drop(block.after)
-            block.join()
-        if block.before and block.before.free:
-            block = block.before
-            self._drop(block)
-            block.join()
-        self._keep(block)
+        sizes, starts, free = self._sizes, self._starts, self._free
+        end = start + size
+        # as `_drop` and `_keep` do, of which a step has tens of thousands
+        if after := sizes.pop(end, 0):
+            del free[bisect_left(free, after << WIDTH | end)]
+            end += after
+        if start in starts:
+            before = starts.pop(start)
+            del free[bisect_left(free, sizes[before] << WIDTH | before)]
+            start = before
+        sizes[start] = size = end - start
+        starts[end] = start
+        insort(free, size << WIDTH | start)
 
     def _fit(self, size: int) -> int:
         """Where among the free blocks one of `size` bytes is to be looked for."""
-        return bisect_left(self._free, (size,))
+        return bisect_left(self._free, size << WIDTH)
 
     def _segment(self, size: int) -> Block:
-        """A new segment for `size` bytes."""
+        """A new segment for `size` bytes; between two lies a gap, so that blocks of both are no neighbours."""
         whole = BUFFER if size < LARGE else -(-size // GRAIN) * GRAIN
         self.process.reserve(whole, size)
-        self._end -= whole
-        return Block(self._end, whole)
+        self._end -= whole + GRAIN
+        self._segments += ((self._end, whole),)
+        return self._end, whole
 
     def release(self) -> None:
         """Segments in which nothing is allocated go back to the driver."""
-        whole = {start for _, start, block in self._free if block.before is None and block.after is None}
-        self.process.reserved -= sum([size for size, start, _ in self._free if start in whole])
-        self._free = [entry for entry in self._free if entry[1] not in whole]
+        whole = [(start, size) for start, size in self._segments if self._sizes.get(start) == size]
+        for start, _ in whole:
+            self.process.reserved -= self._drop(start)
+        self._segments = tuple([segment for segment in self._segments if segment not in whole])
 
-    def _keep(self, block: Block) -> None:
-        block.free = True
-        insort(self._free, (block.size, block.start, block))
+    def _keep(self, start: int, size: int) -> None:
+        """A block is free."""
+        self._sizes[start] = size
+        self._starts[start + size] = start
+        insort(self._free, size << WIDTH | start)
 
-    def _drop(self, block: Block) -> None:
-        del self._free[bisect_left(self._free, (block.size, block.start))]
+    def _drop(self, start: int) -> int:
+        """The free block at `start` is none any more; its bytes."""
+        size = self._sizes.pop(start)
+        del self._starts[start + size]
+        del self._free[bisect_left(self._free, size << WIDTH | start)]
+        return size
 
 
 class Expandable(Allocator):
@@ -174,104 +205,84 @@ class Expandable(Allocator):
 
     def __init__(self, limit: int | None = None, process: Process | None = None) -> None:
         super().__init__(limit, process)
-        self._unmapped = [Block(0, ENDLESS)]  # by address
-        self._unmapped[0].mapped = False
+        self._unmapped[0] = ENDLESS
 
     def _fit(self, size: int) -> int:
         """A block before unmapped pages counts as large as it can become."""
-        free = self._free
-        place, last = bisect_left(free, (size,)), len(free) - 1
+        free, unmapped = self._free, self._unmapped
+        place, last = bisect_left(free, size << WIDTH), len(free) - 1
         # one that cannot grow is smaller than the next anyway
-        while place < last and _unmapped_after(here := free[place][2]):
-            if here.size + _unmapped_after(here) <= free[place + 1][0] + _unmapped_after(free[place + 1][2]):
+        while place < last and (free[place] & ADDRESS) + (free[place] >> WIDTH) in unmapped:
+            if self._room(place) <= self._room(place + 1):
                 break
             place += 1
         return place
 
+    def _room(self, place: int) -> int:
+        """As many bytes as the block at a place among the free can become."""
+        size, start = self._free[place] >> WIDTH, self._free[place] & ADDRESS
+        return size + self._unmapped.get(start + size, 0)
+
     def _segment(self, size: int) -> Block:
         """The lowest address with room for `size` bytes in free and unmapped blocks, mapped."""
-        first, missing = self._place(size)
+        start, missing = self._place(size)
         if self.process.lacks(missing):
             self.process.release()
-            first, missing = self._place(size)
+            start, missing = self._place(size)
         self.process.reserve(missing, size)
-        return self._map(first, size)
+        return start, self._map(start, size)
 
-    def _place(self, size: int) -> tuple[Block, int]:
-        """The first of the blocks that have room together, and the bytes to be mapped there."""
-        for block in self._unmapped:
-            first = block.before if block.before and block.before.free else block
-            here: Block | None = first
-            have = missing = 0
-            while here and have < size and (here.free or not here.mapped):
-                if not here.mapped:
-                    missing += _pages(min(size - have, here.size))
-                have += here.size
-                here = here.after
-            if have >= size:
-                return first, missing
+    def _place(self, size: int) -> tuple[int, int]:
+        """Where so much is free or unmapped, and the bytes to be mapped there."""
+        for unmapped in sorted(self._unmapped):
+            start = end = self._starts.get(unmapped, unmapped)
+            missing = 0
+            while end - start < size and (have := self._sizes.get(end) or self._unmapped.get(end)):
+                if end not in self._sizes:
+                    missing += _pages(min(size - (end - start), have))
+                end += have
+            if end - start >= size:
+                return start, missing
         raise AssertionError("the last block has no end")
 
-    def _map(self, block: Block, size: int) -> Block:
-        """One block of `size` bytes or more, of `block` and those after it."""
-        if block.mapped:
-            self._drop(block)
-        else:
-            self._map_pages(block, size)
-        while block.size < size:
-            assert block.after
-            if block.after.mapped:
-                self._drop(block.after)
-            else:
-                self._map_pages(block.after, size - block.size)
-            block.join()
-        if block.after and block.after.free:
-            self._drop(block.after)
-            block.join()
-        return block
+    def _map(self, start: int, size: int) -> int:
+        """One block of `size` bytes or more, of what is free and unmapped from `start` on; its bytes."""
+        end = start
+        while end - start < size:
+            end += self._drop(end) if end in self._sizes else self._map_pages(end, size - (end - start))
+        if end in self._sizes:
+            end += self._drop(end)
+        return end - start
 
-    def _map_pages(self, block: Block, size: int) -> None:
-        """Map the pages of the first `size` bytes of an unmapped block; what is left stays unmapped."""
-        place = self._unmapped.index(block)
-        pages = _pages(min(size, block.size))
-        if pages < block.size:
-            self._unmapped[place] = rest = block.cut(pages)
-            rest.mapped = False
-        else:
-            del self._unmapped[place]
-        block.mapped = True
+    def _map_pages(self, start: int, size: int) -> int:
+        """Map the pages of the first `size` bytes of an unmapped stretch; what is left stays unmapped."""
+        have = self._unmapped.pop(start)
+        pages = min(_pages(size), have)
+        if pages < have:
+            self._unmapped[start + pages] = have - pages
+        return pages
 
     def release(self) -> None:
         """Whole pages in which nothing is allocated go back to the driver."""
-        for _, start, block in [*self._free]:
-            low, high = _pages(start), (start + block.size) // BUFFER * BUFFER
+        for start, size in [*self._sizes.items()]:
+            low, high = _pages(start), (start + size) // BUFFER * BUFFER
             if low >= high:
                 continue
-            self._drop(block)
+            self._drop(start)
             if low > start:
-                head, block = block, block.cut(low - start)
-                self._keep(head)
-            if high < low + block.size:
-                self._keep(block.cut(high - low))
-            self.process.reserved -= block.size
-            self._unmap(block)
+                self._keep(start, low - start)
+            if high < start + size:
+                self._keep(high, start + size - high)
+            self.process.reserved -= high - low
+            self._unmap(low, high)
 
-    def _unmap(self, block: Block) -> None:
-        block.free = block.mapped = False
-        if block.after and not block.after.mapped:
-            self._unmapped.remove(block.after)
-            block.join()
-        if block.before and not block.before.mapped:
-            block.before.join()
-        else:
-            insort(self._unmapped, block, key=lambda b: b.start)
+    def _unmap(self, low: int, high: int) -> None:
+        """Unmapped are the pages from `low` to `high`, and the stretches beside them, as one."""
+        high += self._unmapped.pop(high, 0)
+        before = next((start for start, size in self._unmapped.items() if start + size == low), low)
+        self._unmapped[before] = high - before
 
 
 def _pages(size: int) -> int:
     """The bytes of the pages that hold `size` bytes."""
     return -(-size // BUFFER) * BUFFER
-
-
-def _unmapped_after(block: Block) -> int:
-    """The unmapped bytes into which a block can grow."""
-    return block.after.size if block.after and not block.after.mapped else 0

@@ -6,7 +6,8 @@ are dropped, so that an estimate evaluates a handful of sums.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
+from functools import cached_property
 from operator import add, le
 from typing import NamedTuple
 
@@ -69,41 +70,76 @@ def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Container[s
     Operations named in `apart` run where an engine has something else in memory: they cover each other alone.
     """
     keys = [(*map(add, _figures(s.saved, dims), _figures(s.passing, dims)), s.gradients, s.making) for s in snapshots]
-    kept = [
-        s
-        for n, (s, key) in enumerate(zip(snapshots, keys, strict=True))
-        if not any(
-            all(map(le, key, other)) and (key != other or m < n)
-            for m, other in enumerate(keys)
-            if m != n and (snapshots[m].name in apart) == (s.name in apart)
-        )
-    ]
-    return tuple([Shot(s.name, amount(s.saved, dims), amount(s.passing, dims), s.gradients, s.making) for s in kept])
-
-
-class Segment(NamedTuple):
-    """A piece of the model as estimates use it: what it keeps, its instants, and how many parameters it trains."""
-
-    saved: Amount
-    forward: tuple[Shot, ...]
-    backward: tuple[Shot, ...]
-    without_grad: tuple[Shot, ...]
-    once: tuple[Shot, ...]  # of a forward that checkpointing will repeat,
-    again: tuple[Shot, ...]  # of the repetition, and
-    waiting: Amount  # the gradients that exist meanwhile
-    kept: Amount  # beside its input, by selective checkpointing
-
-
-def segment(tape: Tape, dims: Mapping[str, int], apart: Container[str] = ()) -> Segment:
-    """The answers of one tape in a model's numbers; see `peaks` for `apart`."""
-    without_grad = peaks(tape.forward(grad=False), dims, apart)
-    return Segment(
-        amount(tape.saved(), dims),
-        peaks(tape.forward(), dims, apart),
-        peaks(tape.backward(), dims, apart),
-        without_grad,
-        peaks(tape.once(), dims, apart) if tape.selective else without_grad,
-        peaks(tape.again(), dims, apart),
-        amount(tape.waiting(), dims),
-        amount(tape.kept(), dims),
+    inside = [n for n, s in enumerate(snapshots) if s.name in apart]
+    others = [n for n, s in enumerate(snapshots) if s.name not in apart]
+    kept = [among[n] for among in (inside, others) for n in maxima([keys[n] for n in among])]
+    return tuple(
+        [
+            Shot(s.name, amount(s.saved, dims), amount(s.passing, dims), s.gradients, s.making)
+            for s in [snapshots[n] for n in sorted(kept)]
+        ]
     )
+
+
+def maxima(sizes: Sequence[tuple[float, ...]]) -> list[int]:
+    """The places of those that no other one equals or exceeds in all figures; of equals the first."""
+    found: list[int] = []
+    # whatever covers a size stands before it in this order, and is found or covered by one that is
+    for n in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        own = sizes[n]
+        if not any([all(map(le, own, sizes[m])) for m in found]):
+            found.append(n)
+    return sorted(found)
+
+
+class Segment:
+    """A piece of the model as estimates use it: what it keeps and its instants, each when it is first asked for."""
+
+    def __init__(
+        self, tape: Tape, dims: Mapping[str, int], apart: Container[str] = (), scoring: Tape | None = None
+    ) -> None:
+        """Of a tape in a model's numbers; see `peaks` for `apart`. `scoring` keeps nothing, if that is another."""
+        self._tape, self._scoring, self._dims, self._apart = tape, scoring or tape, dims, apart
+
+    def _peaks(self, snapshots: list[Snapshot]) -> tuple[Shot, ...]:
+        return peaks(snapshots, self._dims, self._apart)
+
+    @cached_property
+    def saved(self) -> Amount:
+        """What stays for backward."""
+        return amount(self._tape.saved(), self._dims)
+
+    @cached_property
+    def forward(self) -> tuple[Shot, ...]:
+        """The instants of a forward that is followed by a backward."""
+        return self._peaks(self._tape.forward())
+
+    @cached_property
+    def backward(self) -> tuple[Shot, ...]:
+        """The instants of backward."""
+        return self._peaks(self._tape.backward())
+
+    @cached_property
+    def without_grad(self) -> tuple[Shot, ...]:
+        """The instants of a forward that keeps nothing."""
+        return self._peaks(self._scoring.forward(grad=False))
+
+    @cached_property
+    def once(self) -> tuple[Shot, ...]:
+        """The instants of a forward that checkpointing will repeat."""
+        return self._peaks(self._tape.once()) if self._tape.selective else self.without_grad
+
+    @cached_property
+    def again(self) -> tuple[Shot, ...]:
+        """The instants of the repetition."""
+        return self._peaks(self._tape.again())
+
+    @cached_property
+    def waiting(self) -> Amount:
+        """The gradients that exist meanwhile."""
+        return amount(self._tape.waiting(), self._dims)
+
+    @cached_property
+    def kept(self) -> Amount:
+        """What selective checkpointing keeps beside the input."""
+        return amount(self._tape.kept(), self._dims)

@@ -56,9 +56,9 @@ class Unit(NamedTuple):
     reduced: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """A role's model on one micro-batch, all in bytes.
+    """A role's model on one micro-batch, all in bytes; equal to none but itself, as `blocks` makes each but once.
 
     `weights` has every tensor that lies there whole, `units` the layers and, last, the root where FSDP 2 cuts them all.
     `states` has those of each trained tensor, `passing` what the optimizer's step takes for each, all `at_once` or one

@@ -68,16 +68,18 @@ class Shared:
     def act(self) -> replay.Act | None:
         """What is replayed; None where blocks are not known one by one, or no replay could tell of a chance to fit."""
         memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
-        if self.engine or (act := memo.once("act", lambda: replay.act(self.job.roles))) is None:
+        if self.engine or not replay.known(self.job.roles):
             return None
-        return None if any(verdict.hopeless(known, usable) for known in self.training) else act
+        # the blocks of most jobs need not be worked out
+        if any(verdict.hopeless(known, usable) for known in self.training):
+            return None
+        return memo.once("act", lambda: replay.act(self.job.roles))
 
     @cached_property
     def reserve(self) -> replay.Reserve:
         """What PyTorch reserves for what is replayed, on every card whose cuBLAS takes as much."""
         assert self.act
-        act, workspace = self.act, runtime.workspace(self.job.gpu.architecture)
-        return self.job.roles.training.once(("reserve", workspace), lambda: replay.Reserve(act, workspace))
+        return replay.reserve(self.act, runtime.workspace(self.job.gpu.architecture))
 
     @cached_property
     def reserved(self) -> tuple[int, int] | None:

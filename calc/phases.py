@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from operator import le
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from calc.amounts import Amount, Shot
+from calc.amounts import Amount, Shot, maxima
 from calc.engines.replica import Where
 from calc.keeps import Path
 from calc.ledger import Line
@@ -222,21 +221,35 @@ def uncovered(instants: Iterable[Instant], *, grouped: bool) -> Iterator[Instant
         size = (*i.total[:4], where.here, where.making)
         places.setdefault(where._replace(here=0, making=0), []).append((i._replace(where=where), size))
     for found in places.values():
-        sizes = [size for _, size in found]
-        for n, (i, own) in enumerate(found):
-            others = ((m, other) for m, other in enumerate(sizes) if m != n)
-            if not any(all(map(le, own, other)) and (own != other or m < n) for m, other in others):
-                yield i
+        yield from [found[n][0] for n in maxima([size for _, size in found])]
 
 
-class Plan(NamedTuple):
-    """A layout's instants: `scoring` is a forward that keeps nothing, `crowded` the end of backward of many tokens."""
+class Plan:
+    """A layout's instants, worked out when they are first asked for."""
 
-    layout: Layout
-    forward: tuple[Instant, ...]
-    scoring: tuple[Instant, ...]
-    backward: tuple[Instant, ...]
-    crowded: Instant
+    def __init__(self, layout: Layout, grouped: bool) -> None:
+        """See `uncovered` for `grouped`."""
+        self.layout, self._grouped = layout, grouped
+
+    @cached_property
+    def forward(self) -> tuple[Instant, ...]:
+        """Of a forward that is followed by a backward."""
+        return tuple(self.layout.forward())
+
+    @cached_property
+    def scoring(self) -> tuple[Instant, ...]:
+        """Of a forward that keeps nothing."""
+        return tuple(self.layout.forward(grad=False))
+
+    @cached_property
+    def backward(self) -> tuple[Instant, ...]:
+        """Of backward."""
+        return tuple(uncovered(self.layout.backward(), grouped=self._grouped))
+
+    @cached_property
+    def crowded(self) -> Instant:
+        """The end of a backward of many tokens."""
+        return self.layout.embedding(self.layout.stack.embedding_scratch, sorting=True)
 
 
 @lru_cache(maxsize=4096)
@@ -245,14 +258,7 @@ def plan(
 ) -> Plan:
     """The instants of a model run in one way; see `stack` for `masked`, `fsdp`, `bucket`, `uncovered` for `grouped`."""
     compiled = stack(run, path, masked, trained, fsdp, checkpointing, bucket)
-    layout = Layout(compiled, checkpointing != "none", path.held)
-    return Plan(
-        layout,
-        tuple(layout.forward()),
-        tuple(layout.forward(grad=False)),
-        tuple(uncovered(layout.backward(), grouped=grouped)),
-        layout.embedding(compiled.embedding_scratch, sorting=True),
-    )
+    return Plan(Layout(compiled, checkpointing != "none", path.held), grouped)
 
 
 class Step(NamedTuple):

@@ -8,10 +8,11 @@ a frozen one beside it, they are all known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import NamedTuple
 
-from calc.allocator import Allocator, Block, Expandable, OutOfMemory
+from calc.allocator import Allocator, Block, Expandable, OutOfMemory, State
 from calc.blocks import Blocks, Piece, blocks
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
@@ -25,7 +26,8 @@ from calc.shards import Shards
 STEPS = 3  # states are made in the first, and lie in the way of the second; later ones find what that left
 MICRO_BATCHES = 2  # gradients stay from the first, and are added to from the second on
 
-Kept = list[dict[int, Block]]  # what each piece keeps for its backward, lowest first
+Own = dict[int, Block]  # a piece's blocks by their slots
+Kept = list[Own]  # what each piece keeps for its backward, lowest first
 
 
 class Act(NamedTuple):
@@ -42,20 +44,22 @@ class Act(NamedTuple):
     expandable: bool = False
 
 
-def act(roles: Roles) -> Act | None:
-    """What the roles of a job do, if that can be replayed: one stage of models that are whole, or FSDP 2's shards."""
-    stages = roles.keeps.stages
+def known(roles: Roles) -> bool:
+    """True if what the roles of a job do can be replayed: one stage of models that are whole, or FSDP 2's shards."""
+    stages, placed = roles.keeps.stages, [*roles.placed.values()]
     if len(stages) != 1 or stages[0].does not in ("train", "score"):
+        return False
+    return not stages[0].beside and all(map(_known, placed)) and len(placed) == 1 + bool(stages[0].inside)
+
+
+def act(roles: Roles) -> Act | None:
+    """What the roles of a job do, if that is known."""
+    if not known(roles):
         return None
-    stage: Stage = stages[0]
-    placed = list(roles.placed.values())
-    if stage.beside or not all(_known(p) for p in placed):
-        return None
+    stage: Stage = roles.keeps.stages[0]
     own = roles.placed[stage.role]
     trained = stage.does == "train" and own.trained
     inside = roles.placed[stage.inside] if stage.inside else None
-    if len(placed) != 1 + (inside is not None):
-        return None
     return Act(
         _blocks(roles, own, scores=not trained),
         trained,
@@ -85,10 +89,6 @@ def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
     return blocks(replica, batch, roles.masked(replica, placed.s, batch), placed.s.checkpointing, sharded)
 
 
-def _heap(a: Act, limit: int | None = None) -> Allocator:
-    return Expandable(limit) if a.expandable else Allocator(limit)
-
-
 class Reserve:
     """What PyTorch reserves for what is replayed: undisturbed, and the least that it must be allowed.
 
@@ -100,11 +100,23 @@ class Reserve:
     def __init__(self, a: Act, workspace: int) -> None:
         """Of `a`, where cuBLAS takes a `workspace` for each thread."""
         self.act, self.workspace = a, workspace
-        replay = Replay(_heap(a), workspace)
-        replay.all(a)
-        process = replay.heap.process
+        process = self._replay().heap.process
         self.undisturbed = process.most_reserved
         self._low, self._high = process.most, self.undisturbed
+
+    def _replay(self, limit: int | None = None) -> Replay:
+        heap = Expandable(limit) if self.act.expandable else Allocator(limit)
+        replay = Replay(heap, self.workspace, _outcomes(self.act, self.workspace))
+        replay.all(self.act)
+        return replay
+
+    def breaks(self, limit: int) -> bool:
+        """True if a request finds nothing left of `limit` bytes."""
+        try:
+            self._replay(limit)
+        except OutOfMemory:
+            return True
+        return False
 
     @property
     def least(self) -> int:
@@ -125,29 +137,64 @@ class Reserve:
         if self._high - self._low <= self.undisturbed // 1000:
             return False
         middle = (self._low + self._high) // 2
-        if breaks(self.act, self.workspace, middle):
+        if self.breaks(middle):
             self._low = middle
         else:
             self._high = middle
         return True
 
 
-def breaks(a: Act, workspace: int, limit: int) -> str | None:
-    """The phase in which a request finds nothing left of `limit` bytes; None where all are met."""
-    replay = Replay(_heap(a, limit), workspace)
-    try:
-        replay.all(a)
-    except OutOfMemory:
-        return replay.phase
-    return None
+@lru_cache(maxsize=1024)
+def reserve(a: Act, workspace: int) -> Reserve:
+    """What PyTorch reserves for `a`, which a search and the estimates after it ask for one after another."""
+    return Reserve(a, workspace)
+
+
+class Left(NamedTuple):
+    """What a piece leaves: its `own` blocks, and those that outlive it; `threads` have called cuBLAS."""
+
+    own: Own
+    gradients: list[Block]
+    casts: list[Block]
+    late: Block | None
+    head: Block | None
+    threads: int
+
+
+class Outcome(NamedTuple):
+    """What comes of a `script` that no limit is in the way of: what is left, of the allocator too, and added to sums.
+
+    `peak` is the most that is allocated more meanwhile.
+    """
+
+    script: Script
+    left: Left
+    state: State
+    reserved: int
+    allocated: int
+    peak: int
+
+
+Known = dict[Hashable, Outcome]  # by the identity of the script and all that it finds
+
+
+@lru_cache(maxsize=4)
+def _outcomes(a: Act, workspace: int) -> Known:
+    """What has come of pieces in the replays of `a` so far, under whatever limit."""
+    return {}
 
 
 class Replay:
-    """What one GPU has of models and their steps, through an allocator; raises OutOfMemory where that does."""
+    """What one GPU has of models and their steps, through an allocator; raises OutOfMemory where that does.
 
-    def __init__(self, heap: Allocator, workspace: int) -> None:
+    Layer after layer and step after step find the same free blocks, and so do replays under one limit after another:
+    what comes of a piece is `known` then.
+    """
+
+    def __init__(self, heap: Allocator, workspace: int, known: Known | None = None) -> None:
         """Nothing is there yet."""
         self.heap = heap
+        self.known = {} if known is None else known
         self.phase = "load"
         self.workspace, self.threads = workspace, 0
         self.shards: dict[int, Shards] = {}  # by the identity of the model's blocks
@@ -197,32 +244,61 @@ class Replay:
         if m.units:
             self.shards[id(m)] = Shards(m, self.heap)
 
-    def multiply(self, thread: int) -> None:
-        """cuBLAS takes its workspace with a thread's first product."""
-        if self.threads < thread:
-            self.threads = thread
-            self.take(self.workspace)
-
-    def play(self, script: Script, own: dict[int, Block], late: int | None = None) -> None:
+    def play(self, script: Script, own: Own, late: int | None = None) -> None:
         """The steps of a piece over its blocks; the one in slot `late` is not given back yet."""
+        heap, process = self.heap, self.heap.process
+        *found, _ = heap.state
+        key = id(script), late, self.adding, self.apart, self.threads, *found, *own.items()
+        known = self.known.get(key)
+        if known and not process.lacks(known.reserved):
+            heap.state, left = known.state, known.left
+            process.add(known.reserved, known.allocated, known.peak)
+        else:
+            reserved, allocated, most, released = process.reserved, process.allocated, process.most, process.released
+            process.most = allocated
+            left = self._played(script, {**own}, late)
+            if process.released == released:
+                added = process.reserved - reserved, process.allocated - allocated, process.most - allocated
+                self.known[key] = Outcome(script, left, heap.state, *added)
+            process.most = max(most, process.most)
+        self.gradients += left.gradients
+        self.casts += left.casts
+        self.late, self.head, self.threads = left.late or self.late, left.head or self.head, left.threads
+        own.clear()
+        own.update(left.own)
+
+    def _played(self, script: Script, own: Own, late: int | None) -> Left:
+        """What the steps of a piece leave, one after another."""
         take, give = self.heap.take, self.heap.give
+        adds = self.adding and not self.shards
+        gradients: list[Block] = []
+        casts: list[Block] = []
+        outlives: Block | None = None
+        head: Block | None = None
+        threads = self.threads
         for slot, size in script.steps:
             if not size:
                 block = own.pop(slot, None)
                 if block and slot == late:
-                    self.late = block
+                    outlives = block
                 elif block:
                     give(block)
             elif slot == MULTIPLY:
-                self.multiply(size)
+                # cuBLAS takes its workspace with a thread's first product
+                if threads < size:
+                    threads = size
+                    self.take(self.workspace)
             elif slot == CAST:
-                self.casts.append(take(size))
+                casts.append(take(size))
             elif slot != WEIGHT:
                 own[slot] = take(size)
             elif self.apart:
-                self.head = take(size)
+                head = take(size)
+            elif adds:
+                give(take(size))
             else:
-                self.keep(take(size))
+                gradients.append(take(size))
+        return Left(own, gradients, casts, outlives, head, threads)
 
     def keep(self, block: Block | None) -> None:
         """A weight's gradient has been made: it stays, or is added to the one that is there."""
@@ -306,7 +382,7 @@ class Replay:
             shards.wait()
             self.gradients = []
 
-    def back(self, piece: Piece, own: dict[int, Block], given: Block | None) -> Block | None:
+    def back(self, piece: Piece, own: Own, given: Block | None) -> Block | None:
         """One piece's backward; the gradient of its input."""
         assert piece.backward
         if given:

@@ -14,6 +14,7 @@ from typing import Any
 
 import fastjsonschema
 
+FINITE = (str, int, type(None))  # what most fields hold
 LONGEST = 128  # characters of a name that are held against known ones
 
 
@@ -79,8 +80,9 @@ def _not_finite(value: Any, field: str, seen: set[int]) -> str | None:
         return None
     seen.add(id(value))
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    within = (_not_finite(item, f"{field}.{name}" if field else str(name), seen) for name, item in items)
-    return next((found for found in within if found is not None), None)
+    within = [(name, item) for name, item in items if not isinstance(item, FINITE)]
+    faults = (_not_finite(item, f"{field}.{name}" if field else str(name), seen) for name, item in within)
+    return next((found for found in faults if found is not None), None)
 
 
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -13,7 +13,7 @@ from formulas import form, holds, terms
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calc.amounts import segment
+from calc.amounts import Segment
 from calc.architecture import Architecture, ConfigError, parameters, tensors
 from calc.catalog import load
 from calc.estimate import as_dict, estimate, speed
@@ -128,14 +128,14 @@ def test_the_group_counts_as_one_worker_on_the_data() -> None:
 def test_a_layer_keeps_the_residual_streams_tensors_whole_and_the_rest_by_the_rank() -> None:
     """16h of the norms, from which q, k, v, heads and MLP (of this rank) differ: facts/tracing.md's form of Llama."""
     cut = part(arch(), 4)
-    kept = segment(Program(Run(cut)).layer(moe=False), dimensions(cut)).saved.tokens
+    kept = Segment(Program(Run(cut)).layer(moe=False), dimensions(cut)).saved.tokens
     assert kept == 16 * H + (4 * H + 4 * 1024 + 8 * 14_336 + 4 * 32) // 4 + 8
 
 
 def test_with_sequence_parallel_ranks_share_the_stream_and_keep_whole_inputs_of_their_linears() -> None:
     """Norms keep 6 of their 8 bytes on a part of the positions; their outputs are gathered, 2 bytes for each block."""
     cut = part(arch(), 4)
-    kept = segment(Program(Run(cut, sequences=True)).layer(moe=False), dimensions(cut)).saved.tokens
+    kept = Segment(Program(Run(cut, sequences=True)).layer(moe=False), dimensions(cut)).saved.tokens
     assert kept == 12 * H // 4 + 8 // 4 + 4 * H + (4 * H + 4 * 1024 + 8 * 14_336 + 4 * 32) // 4
 
 

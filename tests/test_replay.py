@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calc import replay
-from calc.allocator import Allocator, Expandable
+from calc.allocator import Allocator, Expandable, OutOfMemory
 from calc.blocks import Blocks, Piece
 from calc.catalog import load
 from calc.job import Roles
@@ -156,7 +156,7 @@ def test_gradients_of_later_micro_batches_are_added_to_the_first() -> None:
     for _ in range(3):
         r.backward(MODEL, r.forward(MODEL))
         r.adding = True
-        assert sum(block.size for block in r.gradients) == 110 * MiB
+        assert sum(size for _, size in r.gradients) == 110 * MiB
     assert r.heap.process.allocated == 220 * MiB
 
 
@@ -229,10 +229,14 @@ def test_autocasts_cache_ends_with_the_model_or_with_the_loss() -> None:
 def test_it_breaks_below_what_it_needs_and_names_the_phase() -> None:
     a = act(model="qwen2.5-1.5b", seq_len=4096, optimizer_impl="fused")
     assert a
-    whole = replay.Reserve(a, 32 * MiB).undisturbed
-    assert replay.breaks(a, 32 * MiB, whole) is None
-    assert replay.breaks(a, 32 * MiB, 2 * 10**9) == "load"
-    assert replay.breaks(a, 32 * MiB, whole // 3) in ("forward", "backward")
+    found = replay.Reserve(a, 32 * MiB)
+    assert not found.breaks(found.undisturbed)
+    for limit, phases in ((2 * 10**9, ("load",)), (found.undisturbed // 3, ("forward", "backward"))):
+        assert found.breaks(limit)
+        r = replay.Replay(Allocator(limit), 32 * MiB)
+        with pytest.raises(OutOfMemory):
+            r.all(a)
+        assert r.phase in phases
 
 
 def test_the_least_lies_between_what_is_allocated_and_what_is_reserved_undisturbed() -> None:
@@ -242,7 +246,7 @@ def test_the_least_lies_between_what_is_allocated_and_what_is_reserved_undisturb
     r = replay.Replay(Allocator(), 32 * MiB)
     r.all(a)
     assert r.heap.process.most < found.least < found.undisturbed == r.heap.process.most_reserved
-    assert replay.breaks(a, 32 * MiB, found.least) is None
+    assert not found.breaks(found.least)
 
 
 def test_the_least_does_not_depend_on_what_was_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,11 +255,11 @@ def test_the_least_does_not_depend_on_what_was_asked_before(monkeypatch: pytest.
     a = replay.Act(MODEL, trained=True, micro_batches=1)
     tried: list[int] = []
 
-    def breaks(a: replay.Act, workspace: int, limit: int) -> str | None:
+    def breaks(self: replay.Reserve, limit: int) -> bool:
         tried.append(limit)
-        return "backward" if limit // (7 * MiB) % 3 else None
+        return limit // (7 * MiB) % 3 != 0
 
-    monkeypatch.setattr(replay, "breaks", breaks)
+    monkeypatch.setattr(replay.Reserve, "breaks", breaks)
     known = replay.Reserve(a, 0).least
     for limits in (range(500, 1000, 10), range(1000, 500, -10)):
         tried.clear()
@@ -375,7 +379,7 @@ def test_the_least_is_known_to_a_thousandth() -> None:
     found = replay.Reserve(a, 0)
     assert found.undisturbed == 640 * MiB
     assert 610 * MiB <= found.least <= 610 * MiB + 640 * MiB // 1000
-    assert replay.breaks(a, 0, found.least - 640 * MiB // 900)
+    assert found.breaks(found.least - 640 * MiB // 900)
     for limit, enough in ((640, True), (641, True), (611, True), (609, False), (320, False)):
         assert found.meets(lambda size, most=limit * MiB: size <= most) is enough
 
@@ -383,7 +387,60 @@ def test_the_least_is_known_to_a_thousandth() -> None:
 def test_a_card_on_which_only_a_segment_that_grows_is_enough() -> None:
     fixed, growing = (act(checkpointing="full", seq_len=4096, expandable_segments=word) for word in (False, True))
     assert fixed and growing
-    least = [replay.Reserve(a, 0).least for a in (fixed, growing)]
-    between = sum(least) // 2
-    assert replay.breaks(fixed, 0, between)
-    assert replay.breaks(growing, 0, between) is None
+    found = [replay.Reserve(a, 0) for a in (fixed, growing)]
+    between = sum([reserve.least for reserve in found]) // 2
+    assert [reserve.breaks(between) for reserve in found] == [True, False]
+
+
+class Forgetful(dict[Any, Any]):
+    """Keeps nothing, so that every piece is played."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"task": "dpo", "checkpointing": "full", "global_batch": 8},
+        {"method": "lora", "seq_len": 4096, "global_batch": 8},
+        {"gpus": 2, "sharding": "fsdp2", "global_batch": 16, "checkpointing": "full"},
+    ],
+    ids=str,
+)
+def test_what_is_known_of_pieces_changes_nothing(fields: dict[str, Any], expandable: bool) -> None:
+    """Undisturbed, under a limit that is in the way, and under one that is too little."""
+    a = act(**fields, expandable_segments=expandable)
+    assert a
+    found, known = replay.Reserve(a, 32 * MiB), dict[Any, Any]()
+    for limit in (None, found.undisturbed, found.least, found.least * 2 // 3):
+        seen = []
+        for outcomes in (Forgetful(), known):
+            heap = (Expandable if expandable else Allocator)(limit)
+            r = replay.Replay(heap, 32 * MiB, outcomes)
+            try:
+                r.all(a)
+            except OutOfMemory as error:
+                seen.append(str(error))
+            process = heap.process
+            seen.append((heap.state, process.reserved, process.most_reserved, process.allocated, process.most, r.phase))
+        assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
+    assert known
+
+
+def test_a_piece_that_finds_what_it_found_before_is_not_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that is never in the way asks the allocator for nothing new but weights, states and what lies between."""
+    a = act(task="dpo", checkpointing="full", expandable_segments=True)
+    assert a
+    asked, take = [0], Expandable.take
+
+    def counted(heap: Expandable, size: int) -> Any:
+        asked[-1] += 1
+        return take(heap, size)
+
+    monkeypatch.setattr(Expandable, "take", counted)
+    found = replay.Reserve(a, 32 * MiB)
+    asked.append(0)
+    assert not found.breaks(found.undisturbed)
+    assert asked[1] < asked[0] / 4

@@ -47,7 +47,7 @@ class Watched:
             return take(size)
 
         def given(block: Block) -> None:
-            self.log.append(f"{stream}-{block.size // MiB}")
+            self.log.append(f"{stream}-{block[1] // MiB}")
             give(block)
 
         heap.take, heap.give = taken, given  # type: ignore[method-assign]

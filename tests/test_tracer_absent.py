@@ -1,16 +1,21 @@
-"""The tracer's and the harness's commands without PyTorch: help is shown, and why nothing runs is one line."""
+"""The tracer's and the harness's commands without PyTorch: help is shown, and why nothing runs is one line.
+
+So is what is wrong with a file that they are given.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
 from measurements.bench import __main__ as bench
 from measurements.trace import __main__ as trace
 from measurements.trace import stored
+from measurements.trace.case import MODELS, CaseError, from_scenario, model_config
 
 COMMANDS = (trace, stored, bench)
 
@@ -41,7 +46,7 @@ def test_help_is_shown(command: object, monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.parametrize(
     ("command", "arguments", "line"),
     [
-        (trace, ["job.yaml"], "torch is not installed here: make trace sets it up"),
+        (trace, [str(MODELS / "qwen2.5-0.5b.yaml")], "torch is not installed here: make trace sets it up"),
         (trace, ["--batch", "-"], "torch is not installed here: make trace sets it up"),
         (stored, ["--only", "qwen2.5-0.5b/sft/s512"], "torch is not installed here: make trace sets it up"),
     ],
@@ -81,3 +86,46 @@ def test_arguments_that_cannot_be_used_are_one_line(
     assert ended.value.code == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(line) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("model: qwen2.5-0.5b\npacking: !!bool maybe\n", ":2: given a tag, allowed: plain values"),
+        ("seq_len: !!int ''\n", ":1: given a tag, allowed: plain values"),
+        ("model: x\nseq_len: [1\n", ":3: expected ',' or ']', but got '<stream end>'"),
+        ("model: 2001-99-99\n", ": not YAML: month must be in 1..12"),
+        ("[" * 2000, ": nested too deep"),
+        ("model: \0", ": not YAML: unacceptable character #x0000: special characters are not allowed"),
+        ("- 1\n", ": given [1], allowed: a mapping of fields"),
+        ("", ": given 0 documents, allowed: a mapping of fields"),
+        ("model: x\n---\nmodel: y\n", ": given 2 documents, allowed: a mapping of fields"),
+        ("model: \xe9", ": not UTF-8: unexpected end of data"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(
+    text: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    monkeypatch.setattr("sys.argv", ["command", str(path)])
+    assert trace.main() == 2
+    assert capsys.readouterr() == ("", f"{path}{line}\n")
+
+
+def test_scenarios_to_add_and_a_models_file_are_read_as_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, config = tmp_path / "jobs.yaml", tmp_path / "config.json"
+    path.write_text("model: x\n---\nmodel: !!bool maybe\n", "utf-8")
+    monkeypatch.setattr("sys.argv", ["command", "--add", str(path)])
+    assert stored.main() == 2
+    assert capsys.readouterr() == ("", f"{path}:3: given a tag, allowed: plain values\n")
+    config.write_text("{", "utf-8")
+    with pytest.raises(CaseError, match=f"{config}: not JSON: Expecting property name"):
+        model_config(str(config))
+
+
+def test_a_setting_of_another_kind_is_refused_by_name() -> None:
+    with pytest.raises(CaseError, match=r"precision: \['bf16'\] cannot be traced; allowed: bf16"):
+        from_scenario({"model": "qwen2.5-0.5b", "precision": ["bf16"]})

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.amounts import Segment, amount, segment
+from calc.amounts import Segment, amount
 from calc.architecture import layer_kinds
 from calc.memory.attention import Attention
 from calc.memory.linears import WIDTH
@@ -285,7 +285,7 @@ def layer(
     tape = program(
         run, -1 if moe else 0, first=first, counted=counted, received=received, rotated=rotated, selective=selective
     ).layer(moe=moe)
-    return segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
+    return Segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
 
 
 @lru_cache(maxsize=4096)
@@ -308,4 +308,4 @@ def kept_products(run: Run) -> int:
 @lru_cache(maxsize=4096)
 def final_norm(run: Run) -> Segment:
     """The norm after the last layer."""
-    return segment(Program(run).final_norm(), dimensions(run.arch))
+    return Segment(Program(run).final_norm(), dimensions(run.arch))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from calc.amounts import NO_BYTES, Amount, Segment, amount, peaks, segment
+from calc.amounts import NO_BYTES, Amount, Segment, amount
 from calc.architecture import embedding_parameters
 from calc.keeps import Path
 from calc.memory.activations import Program
@@ -266,10 +266,8 @@ def head(run: Run, path: Path) -> tuple[Segment, Amount]:
     """The head of `run` with the loss of `path`, and what of it outlives the head's own backward."""
     program = written(run, path)
     dims = head_dimensions(run)
-    compiled = segment(program.tape, dims, OUTPUTS)
-    if path.kind == "selective":
-        alone = written(run, path, grad=False).tape.forward(grad=False)
-        compiled = compiled._replace(without_grad=peaks(alone, dims, OUTPUTS))
+    alone = written(run, path, grad=False).tape if path.kind == "selective" else None
+    compiled = Segment(program.tape, dims, OUTPUTS, alone)
     return compiled, amount(program.held.size, dims) if program.held else NO_BYTES
 
 

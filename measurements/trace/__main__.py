@@ -6,16 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-import yaml
-
 from measurements.commands import Parser
 
-from .case import Case, CaseError, from_record, from_scenario
+from .case import Case, from_record, from_scenario
+from .reading import documents, mapping, only
 
 
-def _case(data: Any) -> Case:
-    if not isinstance(data, dict):
-        raise CaseError(f"given {data!r:.60}, allowed: a mapping of a scenario's fields")
+def _case(data: dict[str, Any]) -> Case:
     return from_record(data) if "mb" in data or "seq" in data else from_scenario(data)
 
 
@@ -25,7 +22,7 @@ def _batch(lines: TextIO) -> None:
     for line in lines:
         if line.strip():
             try:
-                answer = record(_case(json.loads(line)))
+                answer = record(_case(only([json.loads(line)], "line")))
             except ValueError as error:  # a CaseError, or what the model's own code refuses
                 answer = {"error": str(error)}
             print(json.dumps(answer), flush=True)
@@ -41,15 +38,18 @@ def main() -> int:
     if not options.batch and not options.scenario:
         parser.error("a scenario file or --batch is needed")
     try:
+        if options.scenario == "-":
+            given = only(documents(sys.stdin.read(), "standard input"), "standard input")
+        else:
+            given = {} if options.batch else mapping(Path(options.scenario))
         from . import fake  # noqa: F401  (before anything imports torch)
 
         if options.batch:
             with sys.stdin if options.batch == "-" else Path(options.batch).open() as lines:
                 _batch(lines)
         else:
-            text = sys.stdin.read() if options.scenario == "-" else Path(options.scenario).read_text()
-            print(_traced(_case(yaml.safe_load(text)), options.detail))
-    except (ImportError, ValueError, OSError, yaml.YAMLError, subprocess.CalledProcessError) as error:
+            print(_traced(_case(given), options.detail))
+    except (ImportError, ValueError, OSError, subprocess.CalledProcessError) as error:
         print(str(error).partition("\n")[0], file=sys.stderr)
         return 2
     return 0

@@ -1,21 +1,16 @@
 """What is traced: one training step's set-up, read from a scenario."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import yaml
+from .reading import CaseError, mapping
 
 MODELS = Path(__file__).parents[2] / "models"
 LAYERS = "(?:layers|h)"  # what models call the list of their decoder layers, in a pattern
 TASKS = ("sft", "rm", "dpo", "ppo-actor", "ppo-critic", "logprob")
-
-
-class CaseError(ValueError):
-    """What is given cannot be traced; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +88,9 @@ def model_config(model: str) -> dict[str, Any]:
     """The config.json of a model in the catalog, or of a path."""
     catalog, path = MODELS / f"{model}.yaml", Path(model)
     if catalog.exists():
-        return dict(yaml.safe_load(catalog.read_text())["config"])
+        return dict(mapping(catalog)["config"])
     if path.is_file():
-        # YAML takes the 1e-05 of a config.json for a word
-        data = (json.loads if path.suffix == ".json" else yaml.safe_load)(path.read_text("utf-8"))
+        data = mapping(path)
         return dict(data.get("config", data))
     raise CaseError(f"model: {model!r} is neither in {MODELS.name}/ nor a file")
 
@@ -125,7 +119,7 @@ _LOGPROB = {"log-softmax-fp32": "fp32", "selective": "trl", "logsumexp": "lse"}
 
 def _pick(scenario: Mapping[str, Any], name: str, table: Mapping[str, Any], default: str) -> Any:
     value = scenario.get(name, default)
-    if value not in table:
+    if not isinstance(value, str) or value not in table:
         raise CaseError(f"{name}: {value!r} cannot be traced; allowed: {', '.join(table)}")
     return table[value]
 

@@ -15,12 +15,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from measurements.commands import Parser
 from measurements.files import replace
 
-from .case import MODELS, CaseError
+from .case import MODELS
+from .reading import CaseError, documents, read_text
 
 ROOT = Path(__file__).parents[2]
 STORE = ROOT / "measurements" / "traced.jsonl"
@@ -180,7 +179,7 @@ def main() -> int:
     try:
         records = read(STORE)
         if options.add:
-            scenarios = list(yaml.safe_load_all(_documents(Path(options.add).read_text("utf-8"))))
+            scenarios = documents(_documents(read_text(Path(options.add))), options.add)
             if not all(isinstance(scenario, dict) and "model" in scenario for scenario in scenarios):
                 raise CaseError(f"{options.add}: given what is no scenario, allowed: mappings with a model")
             stored = [record["scenario"] for record in records]
@@ -194,7 +193,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print(f"\nstopped; the same command goes on from {DONE.relative_to(ROOT)}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, yaml.YAMLError) as error:  # ValueError: a CaseError, or a file that is no text
+    except (ValueError, OSError) as error:  # ValueError: a CaseError, or a file that is no text
         print(str(error).partition("\n")[0], file=sys.stderr)
         return 2
 

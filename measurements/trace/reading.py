@@ -1,0 +1,63 @@
+"""Files as the tracer reads them: JSON and plain YAML, of which any fault is one line that names the file.
+
+`calc.reading` says more, with packages that the tracer's environment lacks.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class CaseError(ValueError):
+    """What is given cannot be traced; the message is one line."""
+
+
+def mapping(path: Path) -> dict[str, Any]:
+    """The fields of a file, JSON if its name ends in .json."""
+    text = read_text(path)
+    # YAML takes the 1e-05 of a config.json for a word
+    found = [_json(text, str(path))] if path.suffix == ".json" else documents(text, str(path))
+    return only(found, str(path))
+
+
+def only(found: list[Any], where: str) -> dict[str, Any]:
+    """The one document that was found, which holds fields."""
+    if len(found) != 1 or not isinstance(found[0], dict):
+        given = f"{found[0]!r:.60}" if len(found) == 1 else f"{len(found)} documents"
+        raise CaseError(f"{where}: given {given}, allowed: a mapping of fields")
+    return found[0]
+
+
+def read_text(path: Path) -> str:
+    """The text of a file."""
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise CaseError(f"{path}: not UTF-8: {error.reason}") from None
+
+
+def documents(text: str, where: str) -> list[Any]:
+    """The documents of a YAML text."""
+    try:
+        # on what an explicit tag does not fit PyYAML falls in ways of its own
+        if tag := next((t for t in yaml.scan(text, yaml.SafeLoader) if isinstance(t, yaml.TagToken)), None):
+            raise yaml.MarkedYAMLError(problem="given a tag, allowed: plain values", problem_mark=tag.start_mark)
+        return list(yaml.safe_load_all(text))
+    except yaml.MarkedYAMLError as error:
+        place = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
+        raise CaseError(f"{place}: {' '.join(str(error.problem).split())}") from None
+    except RecursionError:
+        raise CaseError(f"{where}: nested too deep") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+        raise CaseError(f"{where}: not YAML: {str(error).partition(chr(10))[0]}") from None
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise CaseError(f"{where}: nested too deep") from None
+    except ValueError as error:
+        raise CaseError(f"{where}: not JSON: {error}") from None
