@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from calc.throughput.training import FLAT, Load, optimizer_bytes, update
 PAGE = (Path(__file__).parents[1] / "docs/method/throughput.md").read_text("utf-8")
 # q 64, k and v 32 each, o 64, gate, up and down 128 each: 576 in a layer; the head is 32 · 8
 TINY = Architecture("llama", 8, 2, 2, 1, 4, 16, 32, False, 64, dense_layers=2)
-UNIT = Rates(matrix=1.0, fp32=1.0, flash=1.0, memory=1.0, eager=1.0, bus=1.0, network=1.0, pcie=1.0, per_node=8)
+UNIT = Rates(
+    matrix=1.0, grouped=1.0, fp32=1.0, flash=1.0, memory=1.0, eager=1.0, bus=1.0, network=1.0, pcie=1.0, per_node=8
+)
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm", "seq_len": 2048, "global_batch": 64}
 ZERO3 = {**SFT, "framework": "openrlhf", "gpus": 8, "sharding": "zero3", "checkpointing": "full", "micro_batch": 1}
 PLAIN = {**ZERO3, "framework": "torch", "precision": "mixed"}
@@ -133,6 +136,33 @@ def test_only_experts_that_a_token_is_sent_to_are_multiplied() -> None:
     h, layers = arch.hidden, arch.layers
     attention = 2 * h * h + 2 * h * arch.kv_heads * arch.head_dim
     assert work.counts(arch, "lm").layers == layers * (attention + 8 * h + 2 * 3 * h * arch.moe_intermediate)
+
+
+def test_experts_are_multiplied_apart_from_all_else() -> None:
+    """Mixtral: two of eight experts of three matrices a layer; each row is read and written by two products."""
+    arch = load().model("mixtral-8x7b").architecture
+    c, expert = work.counts(arch, "lm"), 3 * arch.hidden * arch.moe_intermediate * arch.layers
+    assert (c.routed, c.experts) == (2 * expert, 8 * expert)
+    assert c.grouped == 2 * arch.layers * (4 * arch.hidden + 6 * arch.moe_intermediate)
+    one = work.experts(10, 1, c, work.Passes(1, 0, 1, 1), 2, 1.0, inf)
+    assert one.seconds == 3 * 2 * 10 * c.routed / 2
+    moved = work.experts(10, 3, c, work.Passes(), 1, inf, 1.0)
+    assert moved.seconds == 10 * c.grouped + 3 * 2 * c.experts
+    dense = work.counts(load().model("llama-3-8b").architecture, "lm")
+    assert work.experts(10, 1, dense, work.Passes(), 1, 1.0, 1.0).seconds == 0
+    plain = work.matrix(10, c, work.NO_ADAPTERS, work.Passes(), 1, 1.0)
+    assert plain.seconds == 2 * 10 * (c.layers - c.routed + c.head)
+
+
+def test_a_layer_of_experts_takes_what_was_published() -> None:
+    """32,768 tokens through the experts of a layer of Qwen3 30B-A3B by torch._grouped_mm on an H100, sorted and added
+    up: 10.218 ms (ByteDance-Seed/VeOmni, pull request 460). No constant was set by it."""
+    arch, tokens = load().model("qwen3-30b-a3b").architecture, 32_768
+    r = rated(load().gpu("h100-sxm"), None, 8, "bf16")
+    products = work.experts(tokens, 1, work.counts(arch, "lm"), work.Passes(), 1, r.grouped, r.memory).seconds
+    moved = work.FORWARD.routed * arch.hidden + work.FORWARD.gated * arch.moe_intermediate
+    seconds = products / arch.layers + tokens * arch.experts_per_token * moved / r.eager
+    assert seconds == pytest.approx(10.218e-3, rel=0.10)
 
 
 def test_element_wise_bytes_of_a_tiny_layer() -> None:

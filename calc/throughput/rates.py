@@ -38,6 +38,12 @@ MATRIX = {
     "CDNA 3": Constant(668 / 1300 * PLAIN, _LARGE, "published", f"MI300X 668 of 1300, {STAS}; times PLAIN"),
     "CDNA 2": Constant(147 / 191.5 * PLAIN, _LARGE, "published", f"MI250X 147 of 191.5, {STAS}; times PLAIN"),
 }
+GROUPED = Constant(
+    2 * 8192 * 5120 * 8192 / 1.31e-3 / 989e12 / MATRIX["Hopper"],
+    "share of the rate of large multiplications that one reaches whose rows are grouped by expert", "published",
+    "torch._grouped_mm of 8,192 rows, 16 experts of 5120 x 8192, takes 1.31 ms on an H100: "
+    "https://github.com/pytorch/ao/pull/2490; other cards taken alike",
+)  # fmt: skip
 MATRIX_OTHER = Constant(0.65, f"{_LARGE}, other architectures", "assumed", "no source")
 FLASH = {
     "Ampere": Constant(0.60, _FLASH, "published", "50 to 73 % on the A100, arXiv:2307.08691, abstract; the middle"),
@@ -90,13 +96,15 @@ CPU_CORES = Constant(
 class Rates:
     """What one GPU of a job reaches, in operations and bytes a second.
 
-    `matrix`, `fp32` and `flash` are operations of large multiplications, in 16 bits and in 32, and of FlashAttention.
-    `memory` is bytes of the card's own memory, `eager` those that element-wise kernels of eager code get through, `bus`
-    those of a collective within a node (bus bandwidth, as NCCL's tests define it), `network` of one GPU's share of the
-    network, `pcie` of a copy from or to host memory.
+    `matrix`, `fp32` and `flash` are operations of large multiplications, in 16 bits and in 32, and of FlashAttention,
+    `grouped` those of multiplications whose rows are grouped by expert. `memory` is bytes of the card's own memory,
+    `eager` those that element-wise kernels of eager code get through, `bus` those of a collective within a node (bus
+    bandwidth, as NCCL's tests define it), `network` of one GPU's share of the network, `pcie` of a copy from or to
+    host memory.
     """
 
     matrix: float
+    grouped: float
     fp32: float
     flash: float
     memory: float
@@ -130,8 +138,10 @@ def rated(gpu: GPU, node: Node | None, per_node: int, precision: str) -> Rates:
             "precision: given 'fp32', whose matrix rate the catalog does not have, so nothing is said of speed"
         )
     slot = PCIE.get(gpu.pcie_gen or 4, PCIE[4])
+    large = peak * 1e12 * MATRIX.get(gpu.architecture, MATRIX_OTHER)
     return Rates(
-        matrix=peak * 1e12 * MATRIX.get(gpu.architecture, MATRIX_OTHER),
+        matrix=large,
+        grouped=large * GROUPED,
         fp32=peak * 1e12 * (FP32.get(gpu.architecture) or MATRIX.get(gpu.architecture, MATRIX_OTHER)),
         flash=peak * 1e12 * FLASH.get(gpu.architecture, FLASH_OTHER),
         memory=gpu.bandwidth_gbs * GIGA * MEMORY,

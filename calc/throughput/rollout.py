@@ -28,6 +28,7 @@ def prefill(tokens: float, length: float, c: work.Counts, shards: int, r: Rates)
     body = c._replace(head=0)
     return [
         work.matrix(tokens, body, work.NO_ADAPTERS, work.Passes(), shards, r.matrix),
+        work.experts(tokens, 1, body, work.Passes(), shards, r.grouped, r.memory),
         work.attention(tokens, length, body, work.Passes(), True, shards, r.flash),
         work.elementwise(tokens, body, work.NO_ADAPTERS, work.Passes(), shards, r.eager),
     ]

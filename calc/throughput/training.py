@@ -98,6 +98,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     products, core = spared(s, c, a, p)
     computed = [
         work.matrix(tokens, c, a, products, n, r.matrix, narrow),
+        work.experts(tokens, load.micro, c, products, n, r.grouped, r.memory),
         work.attention(tokens, load.length, c, core, s.attention != "eager", n, r.flash),
         work.elementwise(tokens, c, a, p, n, r.eager, wide, bool(s.lora and s.lora.dropout)),
     ]

@@ -20,6 +20,8 @@ class Bytes(NamedTuple):
     residual: int
     rope: int
     gated: int
+    routed: int
+    joined: int
 
 
 class Operations(NamedTuple):
@@ -34,7 +36,11 @@ class Operations(NamedTuple):
 # Forward, RMSNorm in fp32: casts 6 and 6, square 8, mean 4, product 8, weight 4. RoPE: two products, a rotated copy, a
 # sum. Backward, RMSNorm: products 4, 6, 12, 8, 8 and 12, sums 2 and 4, a mean's 4, a square's 8, a sum 12, casts 6 and
 # 6; where a norm's output has several readers their gradients are added, as a residual's are.
-FORWARD, BACKWARD = Bytes(norm=36, residual=6, rope=20, gated=10), Bytes(norm=92, residual=15, rope=32, gated=18)
+# Tokens for experts, a copy for each, every element of which counts (integrations/moe.py): gathered in the experts'
+# order 4, weighted 4, put back 4, added up 2; backward spreads 2, scatters into zeros 12, multiplies by weights and by
+# outputs 10, adds up 2, scatters again 2. Gradients of gate and up, which are one product, are joined 8.
+FORWARD = Bytes(norm=36, residual=6, rope=20, gated=10, routed=14, joined=0)
+BACKWARD = Bytes(norm=92, residual=15, rope=32, gated=18, routed=28, joined=8)
 # The same count, of kernels and of all that the host dispatches, views too: forward, again, backward. Checkpointing
 # calls a hook of Python three times for each tensor that a layer keeps, which counts as an operation each. The
 # reentrant one, Transformers' own before 5 (its pull request 43203), runs a layer again without hooks.
@@ -67,13 +73,18 @@ HOOK = Constant(
 class Counts(NamedTuple):
     """Sizes of a model that decide its arithmetic, of one token.
 
-    `layers`: elements of the matrices that a token is multiplied with in all layers; `head`: those of its output.
+    `layers`: elements of the matrices that a token is multiplied with in all layers, `routed` those of them that are an
+    expert's; `experts`: those of all experts; `grouped`: bytes that a token's products with its experts read and write.
+    `head`: elements of its output.
     `attention`: what a query and a key of all heads multiply, QKᵀ and PV together, over the layers that see all keys;
     `windowed` over those with a sliding window of `window`. `elementwise`: bytes of the forward's other kernels, and
     `backward` of backward's. `modules`: those with weights, in all layers. `norms`: of a layer's queries and keys.
     """
 
     layers: int
+    routed: int
+    experts: int
+    grouped: int
     head: int
     attention: int
     windowed: int
@@ -87,13 +98,16 @@ class Counts(NamedTuple):
 @lru_cache(maxsize=4096)
 def counts(arch: Architecture, head: Head) -> Counts:
     """The counts of a model. An embedding is looked up, never multiplied; a tied head is multiplied all the same."""
-    layers = modules = 0
+    layers = routed = experts = modules = 0
     for t in tensors(arch, head="none"):
         modules += t.count * t.name.endswith("weight")
         if len(t.shape) == 1 or t.kind == "embedding" or t.name.endswith("_bias"):
             continue
         used = arch.experts_per_token / arch.experts if t.kind == "expert" else 1
         layers += int(t.elements * t.count * used)
+        if t.kind == "expert":
+            experts += t.elements * t.count
+            routed += int(t.elements * t.count * used)
     h, q, kv = arch.hidden, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     values = arch.heads * arch.mla.v_head_dim if arch.mla else q
     sliding = len(arch.sliding_layers)
@@ -101,12 +115,18 @@ def counts(arch: Architecture, head: Head) -> Counts:
     wide = arch.dense_layers * arch.intermediate
     wide += sparse * (arch.experts_per_token * arch.moe_intermediate + arch.shared_intermediate)
 
+    copies = sparse * arch.experts_per_token
+
     def touched(b: Bytes) -> int:
         heads = (b.rope + b.norm * bool(arch.qk_norm)) * (q + kv)
-        return arch.layers * ((b.norm + b.residual) * 2 * h + heads) + b.gated * wide
+        sent = copies * (b.routed * h + b.joined * arch.moe_intermediate)
+        return arch.layers * ((b.norm + b.residual) * 2 * h + heads) + b.gated * wide + sent
 
     return Counts(
         layers=layers,
+        routed=routed,
+        experts=experts,
+        grouped=copies * (4 * h + 6 * arch.moe_intermediate),  # rows in and out of both products, in bf16
         head=arch.vocab * h if head == "lm" else h if head == "scalar" else 0,
         attention=(arch.layers - sliding) * (q + values),
         windowed=sliding * (q + values),
@@ -176,10 +196,20 @@ def matrix(
 ) -> Term:
     """Matrix multiplications: two operations for each token, element and pass; those of adapters at their own rate."""
     own = adapted or rate
-    values = {"T": tokens, "M": c.layers, "n_M": p.layers, "H": c.head, "n_H": p.head, "A": a.elements,
+    values = {"T": tokens, "M": c.layers - c.routed, "n_M": p.layers, "H": c.head, "n_H": p.head, "A": a.elements,
               "n_A": p.adapters, "N": shards, "F": rate, "f": own}  # fmt: skip
-    seconds = 2 * tokens * ((c.layers * p.layers + c.head * p.head) / rate + a.elements * p.adapters / own) / shards
+    plain = (c.layers - c.routed) * p.layers + c.head * p.head
+    seconds = 2 * tokens * (plain / rate + a.elements * p.adapters / own) / shards
     return Term("matrix work", seconds, "2·T·((M·n_M + H·n_H)/F + A·n_A/f)/N", values, "throughput#matrix")
+
+
+def experts(tokens: float, micro: int, c: Counts, p: Passes, shards: int, rate: float, bandwidth: float) -> Term:
+    """The products of routed experts: grouped ones, which wait for their rows and for the weights of all experts."""
+    values = {"T": tokens, "E": c.routed, "F": rate, "o": c.grouped, "m": micro, "W": 2 * c.experts, "n": p.layers,
+              "N": shards, "B": bandwidth}  # fmt: skip
+    moved = tokens * c.grouped + micro * 2 * c.experts
+    seconds = p.layers * (2 * tokens * c.routed / rate + moved / bandwidth) / shards
+    return Term("experts", seconds, "n·(2·T·E/F + (T·o + m·W)/B)/N", values, "throughput#experts")
 
 
 def keys(length: float, window: float) -> float:

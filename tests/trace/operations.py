@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 TOKENS = 128
 VIEWS = {"_unsafe_view", "empty_like", "new_empty_strided"}
-PRODUCTS = ("mm", "addmm", "bmm", "_scaled_dot_product")
+PRODUCTS = ("mm", "addmm", "bmm", "_grouped_mm", "_scaled_dot_product")
 
 
 class Count(TorchDispatchMode):

@@ -14,20 +14,22 @@ TOKENS = 128
 H, Q, KV, WIDE, LINEARS = 256, 256, 64, 1024, 7
 SIZES = {"hidden_size": H, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
          "intermediate_size": WIDE, "vocab_size": 512}  # fmt: skip
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 512}
 INPUTS, OUTPUTS = 6 * H + WIDE, 2 * (H + KV + WIDE) + H
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "plain": {}, "recomputed": {"checkpointing": True}, "reentrant": {"checkpointing": "reentrant"},
         "normed": {"family": "qwen3"},
         "normed, recomputed": {"family": "qwen3", "checkpointing": True},
+        "experts": {"family": "qwen3_moe", "sizes": SIZES | EXPERTS},
         "bf16": {"lora": "bf16"}, "fp32": {"lora": "fp32"}, "fp32, recomputed": {"lora": "fp32", "checkpointing": True},
     }  # fmt: skip
     lines = [
-        json.dumps({"config": {"model_type": case.get("family", "llama"), **SIZES}, "lora": case.get("lora"),
-                    "checkpointing": case.get("checkpointing", False)}) + "\n"
+        json.dumps({"config": {"model_type": case.get("family", "llama"), **case.get("sizes", SIZES)},
+                    "lora": case.get("lora"), "checkpointing": case.get("checkpointing", False)}) + "\n"
         for case in cases.values()
     ]  # fmt: skip
     return dict(zip(cases, answers(HERE / "operations.py", given="".join(lines)), strict=True))
@@ -72,6 +74,15 @@ def bytes_of(b: Bytes) -> int:
 def test_a_layer_moves_the_bytes_that_are_counted(found: dict[str, Any]) -> None:
     for part, counted in ((0, FORWARD), (1, BACKWARD)):
         assert found["plain"][part]["bytes"] / TOKENS == pytest.approx(bytes_of(counted), rel=0.02)
+
+
+def test_experts_move_the_bytes_that_are_counted(found: dict[str, Any]) -> None:
+    """What routes tokens beside, of the number of experts, is left out: some per cent of so small a layer."""
+    copies, wide = EXPERTS["num_experts_per_tok"], EXPERTS["moe_intermediate_size"]
+    for part, b in ((0, FORWARD), (1, BACKWARD)):
+        more = found["experts"][part]["bytes"] - found["normed"][part]["bytes"]
+        counted = copies * (b.routed * H + (b.gated + b.joined) * wide) - b.gated * WIDE
+        assert more / TOKENS == pytest.approx(counted, rel=0.12)
 
 
 @pytest.mark.parametrize(("dtype", "b"), [("bf16", 2), ("fp32", 4)])
