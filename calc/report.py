@@ -11,6 +11,7 @@ from calc.rules import PAIRED
 from calc.scenario import Scenario
 from calc.throughput import Throughput, Unrated
 from calc.units import GiB, gb, gib
+from calc.verdict import room
 
 VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long batch", "oom": "out of memory"}
 TRAINERS = {"transformers": "Transformers' Trainer", "litgpt": "litgpt"}
@@ -40,12 +41,24 @@ def verdict(e: Estimate, gpu_name: str) -> str:
             f"out of host memory{first}: {gb(e.host_peak)} needed of {e.host_memory}; each {gpu_name} needs "
             f"{gib(group.peak.moment.device_bytes)} of {gib(group.usable_bytes)} usable"
         )
-    peak, low, high = group.peak, *group.device_range
     return (
-        f"{VERDICTS[e.verdict]}{first}: peak {gib(peak.moment.device_bytes)} ({gib(low)} to {gib(high)}) of "
-        f"{gib(group.usable_bytes)} usable on each {gpu_name}, in {_instant(peak)}; "
-        f"fits with probability {e.fit_probability:.2f}"
+        f"{VERDICTS[e.verdict]}{first}: {span(group)} of {gib(group.usable_bytes)} usable on each {gpu_name}, in "
+        f"{_instant(group.peak)}; fits with probability {e.fit_probability:.2f}"
     )
+
+
+def span(group: Group) -> str:
+    """What decides of a peak: what tensors take of it, and what a card needs so that it fits as a verdict asks.
+
+    What PyTorch keeps cached beside, up to all of a card, decides nothing.
+    """
+    moment = group.peak.moment
+    return f"peak {gib(moment.device_bytes)} ({gib(moment.allocated_bytes)} allocated; needs {gib(needed(group))})"
+
+
+def needed(group: Group) -> int:
+    """Bytes that a process must be allowed so that its fullest phase fits with the probability that a verdict asks."""
+    return group.usable_bytes - min([room(phase.moment.sums, group.usable_bytes) for phase in group.phases])
 
 
 def _job(e: Estimate) -> Iterator[str]:

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from calc.host_memory import HostMemory
 from calc.ledger import Estimate, Group, Line, Moment, Phase
-from calc.report import deciding, lengths, roles, rollout, table, text, verdict
+from calc.report import deciding, lengths, needed, roles, rollout, table, text, verdict
 from calc.scenario import parse
 from calc.units import GiB
+from calc.verdict import odds
 
 SCENARIO = parse(
     {
@@ -48,9 +51,15 @@ FITS = Estimate(
 
 def test_the_verdict_names_peak_range_room_card_and_moment() -> None:
     assert verdict(FITS, "GeForce RTX 4090") == (
-        "fits: peak 7.0 GiB (6.0 GiB to 8.0 GiB) of 24.0 GiB usable on each GeForce RTX 4090, "
-        "in backward (layer MLP); fits with probability 0.97"
+        f"fits: peak 7.0 GiB (6.0 GiB allocated; needs {needed(FITS.groups[0]) / GiB:.1f} GiB) of 24.0 GiB usable on "
+        "each GeForce RTX 4090, in backward (layer MLP); fits with probability 0.97"
     )
+
+
+def test_what_a_card_needs_fits_on_it_just_so() -> None:
+    group = FITS.groups[0]
+    assert odds(group.peak.moment, needed(group)) == pytest.approx(0.95, abs=0.005)
+    assert needed(group) > group.peak.moment.allocated_bytes
 
 
 def test_an_out_of_memory_verdict_names_the_phase_it_happens_in_first() -> None:

@@ -10,7 +10,7 @@ from calc.recommend.answer import Recommendation
 from calc.recommend.machines import Smallest
 from calc.recommend.problem import Configuration, Miss
 from calc.recommend.search import Judged
-from calc.report import deciding, degrees, lengths, rollout, segments
+from calc.report import deciding, degrees, lengths, rollout, segments, span
 from calc.throughput import Throughput
 from calc.units import gib
 
@@ -126,10 +126,9 @@ def _shown(title: str, c: Configuration, catalog: Catalog) -> Iterator[str]:
     group = deciding(c.judged.estimate)
     yield title
     yield f"  {_settings(c.judged, catalog)}"
-    low, high = group.device_range
     yield (
-        f"  peak {gib(group.peak.moment.device_bytes)} ({gib(low)} to {gib(high)}) of {gib(group.usable_bytes)} in "
-        f"{group.peak.name}; fits with probability {c.judged.estimate.fit_probability:.2f}"
+        f"  {span(group)} of {gib(group.usable_bytes)} in {group.peak.name}; fits with probability "
+        f"{c.judged.estimate.fit_probability:.2f}"
     )
     offload = c.scenario.offload
     if (offload.optimizer or offload.parameters) and (host := _host(c.judged)):

@@ -26,6 +26,7 @@ from calc.site.answers import Answer
 from calc.site.tables import Table, verdict_html
 from calc.throughput import Throughput, Unrated
 from calc.units import gb, gib
+from calc.verdict import FITS
 
 # The page of each task's recipes.
 RECIPES = {
@@ -139,7 +140,6 @@ def _estimated(
     yield f'<p class="headline">{verdict_html(answer.estimate.verdict, word)} <b>{escape(_title(s))}</b></p>'
     if tried and tried.machine:
         yield f"<p>The smallest machine that runs it: {tried.smaller} of the catalog are too small.</p>"
-    low, high = group.device_range
     yield "<dl>"
     run = "Run" if found and found.recommended else "The closest" if found else "Settings"
     yield _pair(run, escape(", ".join(words.settings(s))))
@@ -148,8 +148,10 @@ def _estimated(
         yield _pair("What would have to change", "; ".join(map(words.code, found.advice)) if found else "")
     yield _pair(
         "Peak",
-        f"{gib(answer.device_bytes)} ({gib(low)} to {gib(high)}) of {gib(group.usable_bytes)} usable on each card, in "
-        f"{escape(answer.peak.name)}; fits with a probability of {_likely(answer.estimate.fit_probability)}",
+        f"{gib(answer.device_bytes)} of {gib(group.usable_bytes)} usable on each card, in {escape(answer.peak.name)}; "
+        f"{gib(answer.peak.moment.allocated_bytes)} of it tensors. It fits with a probability of "
+        f"{_likely(answer.estimate.fit_probability)}, and where {gib(report.needed(group))} are usable with one of "
+        f"{100 * FITS:.0f} %",
     )
     if host := answer.estimate.host_peak:
         yield _pair("Host memory", f"{gb(host)} at the most, of {escape(str(answer.estimate.host_memory))}")
