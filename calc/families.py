@@ -38,6 +38,8 @@ class Family:
     parallel: str = ""  # config field that says whether both blocks read the layer's input
 
 
+# whose checkpoints are published in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
+MXFP4 = ("gpt_oss",)
 # models with a part for images, whose `text_config` is the language model, by the family this is if it does not say
 NESTED = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 _ATTENTION = ("attention_bias", "attention_bias", "")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from calc.architecture import Architecture, ConfigError
 from calc.catalog import GPU, Catalog, CatalogError
+from calc.families import MXFP4
 from calc.frameworks import DEEPSPEED, FSDP, TOGETHER
 from calc.lora import lora_parameters
 from calc.parts import part, stage
@@ -306,6 +307,8 @@ def warnings_of(
     """What a reader should know of a scenario that nothing forbids, whatever the card."""
     if values["seq_len"] > architecture.max_positions:
         yield f"seq_len {values['seq_len']} is beyond the {architecture.max_positions} positions of {values['model']}"
+    if architecture.family in MXFP4 and values["task"] != "inference":
+        yield "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16"
     if architecture.experts and values["method"] == "qlora":
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
     if architecture.experts and values["method"] != "full" and values["lora.targets"] == "all-linear":

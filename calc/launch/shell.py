@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calc.catalog import load
+from calc.families import MXFP4
 from calc.rules import PARTNERS, flatten
 from calc.scenario import Scenario, framework
 from calc.schema import InputError
@@ -74,11 +75,14 @@ def setting(s: Scenario, started: str) -> str:
 
 
 def model_name(name: str) -> str:
-    """The Hugging Face name of a model of the catalog; a placeholder for one that is read from a path."""
+    """The Hugging Face name of a model of the catalog; a placeholder for one from a path, or in MXFP4."""
     try:
-        return load().models[name].hf
+        model = load().models[name]
     except KeyError:
         return Placeholder("MODEL", f"the model whose config.json is {name}")
+    if model.architecture.family in MXFP4:
+        return Placeholder("MODEL", f"{model.hf} in bf16, as saved after Mxfp4Config(dequantize=True)")
+    return model.hf
 
 
 def own(s: Scenario, name: str) -> Scenario:

@@ -11,6 +11,7 @@ import grid
 import pytest
 import yaml
 
+from calc.estimate import estimate
 from calc.launch import LaunchError, launch
 from calc.launch.shell import Launch, Placeholder, nodes_of
 from calc.rules import flatten
@@ -401,3 +402,12 @@ def test_a_model_of_a_config_file_is_a_placeholder(tmp_path: Any) -> None:
     path.write_text(json.dumps(dict(load().models["llama-3-8b"].config)), "utf-8")
     found = command(framework="openrlhf", task="sft", model=str(path)).command
     assert f'--model.model_name_or_path "${{MODEL:?the model whose config.json is {path}}}"' in found
+
+
+def test_a_checkpoint_in_mxfp4_is_named_as_one_that_trains() -> None:
+    """Transformers refuses to train what it loads of gpt-oss as published (quantizers/quantizer_mxfp4.py:209)."""
+    s = parse({"model": "gpt-oss-20b", "task": "sft", "gpu": "h100-sxm", "gpus": 8, "framework": "trl"})
+    made = launch(s)
+    assert "${MODEL:?openai/gpt-oss-20b in bf16" in made.command
+    assert "--model_name_or_path openai/gpt-oss-20b" not in made.command
+    assert any("MXFP4" in note for note in estimate(s).notes)
