@@ -12,7 +12,7 @@ from calc.recommend.failing import changes, closest, next_faster, tight
 from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
 from calc.recommend.trades import advice, lighter, methods, trades
-from calc.rules import card_warnings
+from calc.rules import RL, card_warnings
 from calc.scenario import Scenario, framework, given
 from calc.units import gb
 
@@ -109,6 +109,8 @@ def _notes(search: Search, best: Configuration) -> Iterator[str]:
     if reason := search.clock.unrated(s):
         yield f"{reason}: configurations are ranked by how simple they are"
     yield f"host memory: {gb(best.judged.estimate.host_peak)} needed of {search.host}"
+    if s.task in RL and not s.has("reference"):
+        yield "no reference model runs, as the framework has it; `--roles.reference {}` adds the one of a KL term"
     if s.offload.optimizer and framework(s.framework).one_thread(s):
         yield "offload.optimizer: the launcher leaves Adam one thread a rank; a larger OMP_NUM_THREADS is quicker"
     if list(card_warnings(s, search.clock.gpu)):

@@ -123,6 +123,7 @@ def test_a_task_is_answered_in_a_framework_that_can_do_it_well() -> None:
     assert s.rollout.n >= 4
     assert r.launch
     assert any(note.startswith("framework verl: none was asked for") for note in r.notes)
+    assert any("--roles.reference {}" in note for note in r.notes)
     s = run("--model qwen2.5-7b --task grpo --gpu a100-80-sxm --gpus 8 --framework openrlhf")
     assert s.rollout
     assert s.rollout.n >= 4
