@@ -112,10 +112,11 @@ class Shared:
     @property
     def trains(self) -> bool:
         """Whether there is `room` while vLLM has no part, with no more work than that takes."""
-        memo = self.job.roles.training
-        resident: int = memo.once(("resident", *self.names), self.stages.resident)
-        if resident > self.job.gpu.usable_bytes:
-            return False
+        memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
+        # bounds from below, which most of what never fits exceeds
+        for name, least in (("resident", self.stages.resident), ("working", self.stages.working)):
+            if memo.once((name, *self.names), least) > usable:
+                return False
         if not self.act:
             return self.room(serving=False) >= 0
 

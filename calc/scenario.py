@@ -353,7 +353,8 @@ def given(
 ) -> dict[str, Any]:
     """The fields that `data` gives, by dotted key, where others are left open: each is one that `parse` can use alone.
 
-    Model and GPU are in the catalog. Raises ScenarioError as `parse` does, also where one of `needed` is missing.
+    Model and GPU are in the catalog, the framework is known. Raises ScenarioError as `parse` does, also where one of
+    `needed` is missing.
     """
     catalog = catalog or load()
     with _at(where):
@@ -364,6 +365,8 @@ def given(
             catalog.model(fields["model"])
         if "gpu" in fields:
             catalog.gpu(fields["gpu"])
+        if "framework" in fields:
+            _framework(fields["framework"])
         return fields
 
 

@@ -148,6 +148,18 @@ class Stages:
                 most = max(most, total(there))
         return most
 
+    def working(self) -> int:
+        """Bytes that a role's activations take at some instant of its training, beside all that its engine has."""
+        most = 0
+        for stage in self.roles.keeps.stages:
+            if stage.does == "train" and stage.role in self.placed:
+                placed = self.placed[stage.role]
+                if placed.trained and not placed.engine.replica.stays:
+                    own = self._step(placed)
+                    # bytes of its lines are rounded down, each by less than one
+                    most = max(most, *[i.total.bytes(*own.batch) - len(i.parts) for i in own.backward()])
+        return most
+
     def present(self, placed: Placed) -> list[Line]:
         """What a role has on the GPU while it computes without training."""
         if placed.role.shares:
@@ -190,8 +202,7 @@ class Stages:
         return self.roles.training.once(what, lambda: [*self._training(placed, stage)])
 
     def _training(self, placed: Placed, stage: Stage) -> Moments:
-        engine = placed.engine
-        own = self.roles.step(engine.replica, placed.s, self.roles.batch(placed.s, placed.role.rows))
+        engine, own = placed.engine, self._step(placed)
         if engine.replica.stays:
             yield from pipelined.training(placed, own)
             return
@@ -207,6 +218,10 @@ class Stages:
             yield "backward", *peaks.beside(waiting, peaks.peak(engine, own, own.backward()))
             over = own.lines(own.plan.layout.over("step"))
             yield "step", *peaks.beside([*waiting, *over], peaks.largest(engine.stepping()))
+
+    def _step(self, placed: Placed) -> Step:
+        """The step of a role that trains."""
+        return self.roles.step(placed.engine.replica, placed.s, self.roles.batch(placed.s, placed.role.rows))
 
     def within(self, placed: Placed, own: Step, scored: Placed) -> tuple[str, list[Line]]:
         """Another role's forward, while everything that this one keeps for backward is alive."""

@@ -107,12 +107,16 @@ def test_the_range_holds_the_peak_which_is_that_of_a_phase() -> None:
 
 
 def test_a_verdict_is_its_probability_and_names_a_phase_unless_the_job_fits() -> None:
-    """That of the group of GPUs which is least likely to fit. vLLM that does not start is out of memory."""
+    """That of the group of GPUs which is least likely to fit, or none where the host lacks memory. vLLM that does not
+    start is out of memory."""
 
     def judged(job: Drawn) -> Iterator[str]:
         e = job.estimate
-        if e.fit_probability != min(g.fit_probability for g in e.groups):
+        lacks = any([e.host_memory.lacks(p.moment.device_bytes) for p in e.host_phases])
+        if e.fit_probability != (0.0 if lacks else min(g.fit_probability for g in e.groups)):
             yield f"{e.fit_probability} of {[g.fit_probability for g in e.groups]}"
+        if e.on_host and not lacks:
+            yield "the host, which lacks nothing"
         for judged in (e, *e.groups):
             if judged.verdict != verdict.word(judged.fit_probability) or not 0 <= judged.fit_probability <= 1:
                 yield f"{judged.verdict} with {judged.fit_probability}"

@@ -282,7 +282,7 @@ def known(undisturbed: int, least: int, usable: int = USABLE) -> Shared:
     """GPUs whose role has 60 GiB of tensors, for which so many GiB are reserved undisturbed and at least."""
     reserve = SimpleNamespace(undisturbed=undisturbed * GiB, least=least * GiB, meets=lambda asked: asked(least * GiB))
     on = shared(step(line("weights", 60 * GiB)), act=object(), reserve=reserve, usable=usable)
-    vars(on.stages)["resident"] = lambda: 0
+    vars(on.stages).update({"resident": lambda: 0, "working": lambda: 0})
     return on
 
 
@@ -335,10 +335,15 @@ def test_what_is_reserved_takes_the_place_of_what_is_allocated() -> None:
 @pytest.mark.parametrize(("room", "trains"), [(-1, False), (0, True), (1, True)])
 def test_a_job_trains_where_it_has_room(room: int, trains: bool) -> None:
     on = shared(room=lambda *, serving: 5 if serving else room)
-    vars(on.stages)["resident"] = lambda: USABLE
+    vars(on.stages).update({"resident": lambda: USABLE, "working": lambda: USABLE})
     assert on.trains is trains
+
+
+@pytest.mark.parametrize("much", ["resident", "working"])
+def test_what_stays_or_what_passes_may_be_too_much_alone(much: str) -> None:
+    """Then no moment is worked out."""
     on = shared(room=lambda *, serving: 5)
-    vars(on.stages)["resident"] = lambda: USABLE + 1  # what stays alone is too much
+    vars(on.stages).update({"resident": lambda: 0, "working": lambda: 0, much: lambda: USABLE + 1})
     assert on.trains is False
 
 

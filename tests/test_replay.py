@@ -410,11 +410,11 @@ class Forgetful(dict[Any, Any]):
     ids=str,
 )
 def test_what_is_known_of_pieces_changes_nothing(fields: dict[str, Any], expandable: bool) -> None:
-    """Undisturbed, under a limit that is in the way, and under one that is too little."""
+    """Under a limit that is in the way, undisturbed after that, and under one that is too little."""
     a = act(**fields, expandable_segments=expandable)
     assert a
     found, known = replay.Reserve(a, 32 * MiB), dict[Any, Any]()
-    for limit in (None, found.undisturbed, found.least, found.least * 2 // 3):
+    for limit in (found.least, None, found.undisturbed, found.least, found.least * 2 // 3):
         seen = []
         for outcomes in (Forgetful(), known):
             heap = (Expandable if expandable else Allocator)(limit)
@@ -444,3 +444,27 @@ def test_a_piece_that_finds_what_it_found_before_is_not_played_again(monkeypatch
     asked.append(0)
     assert not found.breaks(found.undisturbed)
     assert asked[1] < asked[0] / 4
+
+
+def test_where_the_gradient_of_a_weight_goes_is_no_matter_of_what_is_free() -> None:
+    """It stays, is added to the one that is there, or waits for the embedding's; the same memory is free each time."""
+    script, seen = Script(((WEIGHT, 30 * MiB),), INPUT), []
+    r = replay.Replay(Allocator(), workspace=0)
+    for adding, apart in ((False, False), (True, False), (False, True)) * 2:
+        r.adding, r.apart = adding, apart
+        r.play(script, {})
+        seen.append((len(r.gradients), r.head is not None, r.heap.process.allocated // MiB))
+        r.give(*r.gradients, r.head)
+        r.gradients, r.head = [], None
+    assert seen == [(1, False, 30), (0, False, 0), (0, True, 30)] * 2
+
+
+def test_what_came_of_a_piece_when_a_limit_was_in_the_way_comes_of_it_then_alone() -> None:
+    """70 MiB are free, of which 40 go back for 60 where 100 are allowed."""
+    script, known = Script(((0, 60 * MiB),), 0), dict[Any, Any]()
+    for limit, reserved in ((100, 90), (None, 130), (100, 90), (130, 130)):
+        r = replay.Replay(Allocator(limit and limit * MiB), 0, known)
+        r.give(r.take(40 * MiB), r.take(30 * MiB))
+        held = r.take(30 * MiB)
+        r.play(script, {})
+        assert held and r.heap.process.reserved == reserved * MiB

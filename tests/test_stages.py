@@ -249,6 +249,26 @@ def test_what_stays_through_training_is_every_roles_share() -> None:
     assert Stages(Roles(served), [*Roles(served).placed]).resident() == 0
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"task": "dpo", "checkpointing": "full", "seq_len": 8192},
+        {"gpus": 8, "sharding": "zero3", "framework": "openrlhf", "method": "lora", "micro_batch": 8},
+        {"gpus": 8, "sharding": "fsdp2", "checkpointing": "selective"},
+        {"gpus": 2, "tensor_parallel": 2, "packing": True},
+    ],
+)
+def test_activations_are_a_bound_from_below_and_no_loose_one(fields: dict[str, Any]) -> None:
+    """Of what is there at some moment of backward beside weights, gradients and states."""
+    stages = real(**fields)
+    found = [x.lines for x in stages.moments(serving=False) if x.phase == "backward"]
+    parts = ("activations", "checkpoints", "logits", "temporary")
+    most = max(sum([x.bytes for x in lines if x.component in parts]) for lines in found)
+    assert stages.working() <= max(sum([x.bytes for x in lines]) for lines in found)
+    assert stages.working() > 0.8 * most
+
+
 def test_a_forward_keeps_for_a_backward_alone() -> None:
     """Where nothing is trained, one layer's tensors pass; else all 24 layers' stay."""
     kept = []

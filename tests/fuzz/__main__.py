@@ -80,12 +80,10 @@ def main() -> int:
                 if isinstance(fault, KeyboardInterrupt):
                     end = 0
                     break
-                faults += 1
-                print(
-                    f"{name}, seed {number}: {type(fault).__name__}: {fault}",
-                    *getattr(fault, "__notes__", []),
-                    sep="\n",
-                )
+                for each in fault.exceptions if isinstance(fault, ExceptionGroup) else (fault,):
+                    faults += 1
+                    said = f"{name}, seed {number}: {type(each).__name__}: {each}"
+                    print(said, *getattr(each, "__notes__", []), sep="\n")
         number += 1
     for name, counted in met.items():
         print(f"{name}: {counted.total():,} inputs, {counted['answered']:,} answered, {counted['refused']:,} refused")

@@ -16,6 +16,7 @@ from calc.catalog import load
 from calc.recommend import options, recommend
 from calc.scenario import SCHEMA, parse
 
+RL = ("--model", "llama-3-8b", "--task", "ppo", "--gpu", "a40", "--gpus", "2")
 JOB = ("--model", "llama-3-8b", "--task", "sft", "--framework", "openrlhf", "--method", "full")
 EIGHT = (*JOB, "--gpu", "a100-80-sxm", "--gpus", "8")
 CONFIGURATION = {
@@ -122,6 +123,8 @@ def test_nothing_feasible_is_an_answer(run: Callable[..., Run]) -> None:
         ((*EIGHT, "--offload.optimizer", "maybe"), ["offload.optimizer", "maybe", "true or false"]),
         ((*JOB, "--gpu", "a40", "--gpus", "abc"), ["recommend: gpus: given 'abc'", "an integer"]),
         ((*JOB, "--gpus", "abc"), ["recommend: gpus: given 'abc'", "an integer"]),
+        ((*RL, "--framework", "oenrlhf"), ["recommend: framework: given 'oenrlhf'", "did you mean 'openrlhf'"]),
+        ((*RL, "--framework", "verl==x"), ["recommend: framework: given 'verl==x'", "verl==1.0"]),
         ((*JOB, "--gpu", "a40", "--gpus", "[1]"), ["recommend: gpus: given a list, [1]", "an integer"]),
         ((*JOB, "--gpu", "[a]"), ["recommend: gpu: given a list, ['a']", "text"]),
         ((*JOB, "--gpu", "5", "--gpus", "1"), ["recommend: gpu: given '5'", "a40"]),
