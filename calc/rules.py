@@ -14,6 +14,7 @@ from calc.catalog import GPU, Catalog, CatalogError
 from calc.frameworks import DEEPSPEED, FSDP, TOGETHER
 from calc.lora import lora_parameters
 from calc.parts import part, stage
+from calc.schema import show
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
@@ -24,6 +25,8 @@ RL = ("ppo", "grpo", "reinforce++")
 NODE = 8  # GPUs of a node where nobody says how many
 PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
+# Settings that a release has or has not, and what its jobs do without: it has those among its defaults.
+ABSENT: Mapping[str, Any] = {"rollout.layered_summon": False}
 # The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's
 # own fields, which every role takes over where its own say nothing else.
 ROLES: Mapping[str, tuple[str, ...]] = {
@@ -72,6 +75,14 @@ def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
     else:
         values["prompt_len"] = values["response_len"] = 0
     values.setdefault("expected_len", values["seq_len"])
+
+
+def had(values: Mapping[str, Any], defaults: Mapping[str, Any], release: str) -> None:
+    """Refuses settings of `ABSENT` that a release, whose `defaults` these are, does not have."""
+    for place, without in ABSENT.items():
+        if place not in defaults and values[place] != without:
+            allowed = f"allowed with {release}: {show(without)}; it has no such setting"
+            raise Objection(f"{place}: given {show(values[place])}, {allowed}")
 
 
 def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:

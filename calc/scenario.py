@@ -47,6 +47,7 @@ NEUTRAL: Mapping[str, Any] = {
     "packing": False,
     "expandable_segments": False,
     "placement": "colocated",
+    **rules.ABSENT,
     "versions.bitsandbytes": "0.50.2",  # no framework pins it
 }
 
@@ -116,13 +117,17 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How responses are generated: by `engine`, `n` for each of `batch` prompts, vLLM on `gpus` of the job's GPUs."""
+    """How responses are generated: by `engine`, `n` for each of `batch` prompts, vLLM on `gpus` of the job's GPUs.
+
+    `layered_summon`: adapters are gathered for the engine a layer at a time.
+    """
 
     engine: str
     tensor_parallel: int
     gpu_memory_utilization: float
     n: int
     sleep: bool
+    layered_summon: bool
     batch: int
     gpus: int
 
@@ -457,8 +462,10 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     module = framework(name)
     known = module.nearest(version) if version else module.KNOWN[-1]
     said = given | rules.flatten({"roles": own_roles})
-    usual = {**NEUTRAL, **module.defaults(task, known, said)}
+    own = module.defaults(task, known, said)
+    usual = {**NEUTRAL, **own}
     values: dict[str, Any] = {**usual, **given}
+    rules.had(values, own, f"{name} {known}")
     if name != "torch" and values["trainer"] != usual["trainer"]:
         raise Objection(f"trainer: given {values['trainer']!r}, allowed with {name}: {usual['trainer']}")
     if not values["memory_efficient_linear"] and (name, values["sharding"]) != ("torch", "zero3"):

@@ -120,6 +120,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     if task not in TASKS:
         values |= sft.defaults(given) | {"expandable_segments": False}
     if at_least(version, "0.4.0"):
+        values["rollout.layered_summon"] = False  # ppo_trainer.yaml:115 of 0.4.0, rollout/rollout.yaml:103 of 0.9.1
         # use_kl_loss and use_kl_in_reward are both false (main_ppo.py:130 of 0.4.0); until 0.3 main_ppo.py always maps
         # Role.RefPolicy
         values["roles.reference"] = "none"
@@ -158,6 +159,8 @@ def refuse(s: Scenario) -> str | None:
         role = s.role(name)
         if role and (reason := engine.refuse(role)):
             return place + reason
+    if s.rollout.layered_summon and not s.lora:
+        return "rollout.layered_summon: given true with method full, allowed: with lora, whose adapters it gathers"
     sequences = s.rollout.batch * s.rollout.n
     if sequences % s.data_parallel:  # utils/config.py:124 of 0.9.1; before, DataProto.chunk
         allowed = f"with rollout.n = {s.rollout.n} a multiple of {s.data_parallel}"
@@ -215,14 +218,17 @@ def keeps(s: Scenario) -> Keeps:
 def _sleep_level(s: Scenario) -> int:
     """1 until 0.5 (sharding_manager/fsdp_vllm.py:240 of 0.5.0), and again for adapters from 0.7.1 on; else 2.
 
-    third_party/vllm/__init__.py:49 of 0.6.0; vllm_async_server.py:636-639 of 0.7.1: adapters leave the base in vLLM.
+    third_party/vllm/__init__.py:49 of 0.6.0; vllm_async_server.py:636-639 of 0.7.1: adapters leave the base in vLLM, as
+    they do before with layered_summon (vllm_rollout_spmd.py:105 of 0.6.0, vllm_rollout.py:131 of 0.7.0).
     """
+    assert s.rollout
     version = s.framework_version
     if not at_least(s.versions["vllm"], "0.7"):
         return (
             2  # pages never touched: `torch.empty_like(param, device="cpu")`, third_party/vllm/vllm_v_0_6_3/worker.py
         )
-    return 1 if not at_least(version, "0.6.0") or (s.lora and at_least(version, "0.7.1")) else 2
+    keeps_base = s.lora and (s.rollout.layered_summon or at_least(version, "0.7.1"))
+    return 1 if not at_least(version, "0.6.0") or keeps_base else 2
 
 
 def _roles(s: Scenario) -> Iterator[Role]:
@@ -278,13 +284,19 @@ def _syncs(s: Scenario) -> Iterator[Stage]:
     engine.py:977-1036 and engine_workers.py:772-805 of 0.9.1: vLLM's weights are there first; until 0.7 only then
     (fsdp_workers.py:740-822 of 0.7.1, sharding_manager/fsdp_vllm.py:156-200 of 0.4.1). FSDP 1's state dict is a copy of
     the shards, FSDP 2's refers to them. With adapters only these are sent, for which FSDP 1 gathers the whole model
-    (`summon_full_params`, utils/fsdp_utils.py:629 of 0.6.0).
+    (`summon_full_params`, utils/fsdp_utils.py:629 of 0.6.0), or with layered_summon a layer at a time
+    (`layered_summon_lora_params`, :464 of 0.4.0), from 0.9.0 on a unit that has adapters (:645 of 0.9.1), while FSDP 2
+    gathers each adapter anyway.
     """
+    assert s.rollout
     version = s.framework_version
+    summoned = "whole"
+    if s.rollout.layered_summon:
+        summoned = "adapter" if at_least(version, "0.9.0") else "layer"
     bucket = ("bucket",) if at_least(version, "0.7.1") else ()  # bucketed_weight_transfer.py:165 of 0.7.1
     before = "weights" if at_least(version, "0.8.0") else "asleep"
     if s.sharding == "fsdp2":
         yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("parameter", *bucket))
         return
-    yield Stage("sync", "actor", engine=before, holds=("whole",) if s.lora else ("units", "copies"))
+    yield Stage("sync", "actor", engine=before, holds=(summoned,) if s.lora else ("units", "copies"))
     yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("copies", "parameter", *bucket))

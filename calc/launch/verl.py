@@ -101,6 +101,7 @@ def rollout(s: Scenario) -> Iterator[Words]:
     yield key(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", own(s, "actor").micro_batch)
     if s.lora:
         yield key(f"{ROLLOUT}.load_format", "safetensors")  # the base from its checkpoint: adapters alone are sent
+        yield key(f"{ROLLOUT}.layered_summon", s.rollout.layered_summon)
 
 
 def notes(s: Scenario) -> Iterator[str]:

@@ -251,6 +251,7 @@ VERL = (
     Row("rollout.tensor_parallel", {"0.2": f"{ROLLOUT}.tensor_model_parallel_size"}, given=EIGHT),
     Row("rollout.gpu_memory_utilization", {"0.2": f"{ROLLOUT}.gpu_memory_utilization"}),
     Row("rollout.sleep", {"0.2": f"{ROLLOUT}.free_cache_engine"}),
+    Row("rollout.layered_summon", {"0.4.0": f"{ROLLOUT}.layered_summon"}),
     Row("roles.critic", {"0.2": "algorithm.adv_estimator"}, {"gae": None}),
     Row("roles.reference", {"0.4.0": f"{ACTOR}.use_kl_loss"}, {False: "none"}),
     Row("roles.reference", {"0.4.0": "algorithm.use_kl_in_reward"}, {False: "none"}),

@@ -217,6 +217,28 @@ def test_fsdp2_hands_on_its_own_shards_and_adapters_go_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "sharding", "summoned", "level"),
+    [
+        ("0.4.0", "fsdp1", ("layer",), 1),  # layered_summon_lora_params, utils/fsdp_utils.py:464
+        ("0.6.0", "fsdp1", ("layer",), 1),  # its vLLM then keeps the base: vllm_rollout_spmd.py:105
+        ("0.8.0", "fsdp1", ("layer",), 1),
+        ("0.9.0", "fsdp1", ("adapter",), 1),  # unit by unit, nested ones left out: utils/fsdp_utils.py:645 of 0.9.1
+        ("0.6.0", "fsdp2", (), 1),
+        ("0.9.1", "fsdp2", ("bucket",), 1),  # summon_full_params finds no unit of FSDP 1
+    ],
+)
+def test_layered_summon_gathers_a_layer_or_an_adapter_at_a_time(
+    version: str, sharding: str, summoned: tuple[str, ...], level: int
+) -> None:
+    """Without it FSDP 1 summons all; whatever it is, adapters leave the base in a vLLM that sleeps at level 1."""
+    k = kept(version, sharding=sharding, method="lora", rollout={"layered_summon": True})
+    assert syncs(k)[0][1] == summoned
+    assert k.serving
+    assert k.serving.sleep_level == level
+    assert not run(version, method="lora").rollout.layered_summon  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
     ("version", "sharding", "holds", "host"),
     [
         (FORK, "fsdp1", ("units",), "first"),  # FullStateDictConfig(rank0_only=True)
@@ -437,6 +459,8 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "other log-probabilities": ("0.9.1", {"logprob": "selective"}, "logprob"),
     "a critic's precision": ("0.9.1", {"task": "ppo", "roles": {"critic": {"precision": "bf16"}}}, "roles.critic.pre"),
     "a rollout in halves": ("0.9.1", {"rollout": {"batch": 5, "n": 2}, "global_batch": 8}, "rollout.batch"),
+    "layers of a model without adapters": ("0.9.1", {"rollout": {"layered_summon": True}}, "rollout.layered_summon"),
+    "layers before 0.4": ("0.3.0", {"rollout": {"layered_summon": True}}, "rollout.layered_summon"),
     "more than a rollout": ("0.9.1", {"rollout": {"batch": 8, "n": 2}, "global_batch": 32}, "global_batch"),
     "a reward server": ("0.7.1", {"roles": {"reward": {"model": "qwen2.5-7b"}}}, "roles.reward"),
     "a reference on the GPU": ("0.2", {"roles": {"reference": {"offload.parameters": False}}}, "roles.reference.off"),

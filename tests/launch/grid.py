@@ -99,7 +99,8 @@ def verl() -> Iterator[dict[str, Any]]:
         held = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, ATTENTIONS, steps, BATCHES, LENGTHS)
         roles = (*ROLES[:3], ROLES[-1], *(critics[1:] if task == "ppo" else ()))
         yield from joined(VERL, task, *held, ROLLOUTS, roles, ({"rollout.n": 4},), MACHINES[1:])
-        few = (METHODS[:2], SWITCHES[:1], SHARED, BATCHES, LENGTHS, ROLLOUTS[:1])
+        layered = {**ROLLOUTS[0], "rollout.layered_summon": True}
+        few = (METHODS[:2], SWITCHES[:1], SHARED, BATCHES, LENGTHS, (ROLLOUTS[0], layered))
         yield from joined(VERL, task, *few, roles, ({"rollout.n": 4},), MACHINES[1:])
 
 

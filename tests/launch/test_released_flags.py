@@ -218,6 +218,7 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
         "rollout.tensor_parallel": said[f"{rollout}.tensor_model_parallel_size"],
         "rollout.gpu_memory_utilization": said[f"{rollout}.gpu_memory_utilization"],
         "rollout.sleep": said[f"{rollout}.free_cache_engine"],
+        "rollout.layered_summon": said.get(f"{rollout}.layered_summon", False),
         "roles.actor.micro_batch": said[f"{rollout}.log_prob_micro_batch_size_per_gpu"],
     }
     fields |= trained(s, "actor", said, model, actor, "fsdp_config")
