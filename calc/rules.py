@@ -26,7 +26,7 @@ NODE = 8  # GPUs of a node where nobody says how many
 PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
 # Settings that a release has or has not, and what its jobs do without: it has those among its defaults.
-ABSENT: Mapping[str, Any] = {"rollout.layered_summon": False}
+ABSENT: Mapping[str, Any] = {"rollout.micro_batch": None, "rollout.layered_summon": False}
 # The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's
 # own fields, which every role takes over where its own say nothing else.
 ROLES: Mapping[str, tuple[str, ...]] = {

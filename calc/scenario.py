@@ -119,6 +119,7 @@ class Offload:
 class Rollout:
     """How responses are generated: by `engine`, `n` for each of `batch` prompts, vLLM on `gpus` of the job's GPUs.
 
+    `micro_batch` sequences are scored at once, as many as the actor trains at once where it is None.
     `layered_summon`: adapters are gathered for the engine a layer at a time.
     """
 
@@ -126,6 +127,7 @@ class Rollout:
     tensor_parallel: int
     gpu_memory_utilization: float
     n: int
+    micro_batch: int | None
     sleep: bool
     layered_summon: bool
     batch: int
@@ -213,15 +215,31 @@ class Scenario:
     def rows(self) -> int:
         """Sequences of one forward on one GPU: the micro batch, both halves of its pairs, or what a framework makes of
         it."""
+        return self._forward(self.micro_batch)
+
+    @property
+    def scoring_rows(self) -> int:
+        """Sequences of one forward on one GPU that scores responses: no more than it has of a rollout."""
+        if not self.rollout or self.rollout.micro_batch is None:
+            return self.rows
+        share = max(1, self.rollout.batch * self.rollout.n // self.data_parallel)
+        return min(self._forward(self.rollout.micro_batch), share)
+
+    def scored_by(self, name: str) -> int:
+        """The same of the role `name`, of which a frozen one may have a micro batch of its own."""
+        own = self._own[name]
+        return own.rows if name not in rules.TRAINED_ROLES and "micro_batch" in self.roles[name] else own.scoring_rows
+
+    def _forward(self, micro_batch: int) -> int:
         count = getattr(framework(self.framework), "rows", None)
         if count is not None and self.rollout:
-            return int(count(self.task, self.framework_version, self._batches()))
-        return self.micro_batch * (2 if self.task in PAIRED else 1)
+            return int(count(self.task, self.framework_version, self._batches(micro_batch)))
+        return micro_batch * (2 if self.task in PAIRED else 1)
 
-    def _batches(self) -> dict[str, int]:
+    def _batches(self, micro_batch: int) -> dict[str, int]:
         assert self.rollout
         return {
-            "micro_batch": self.micro_batch,
+            "micro_batch": micro_batch,
             "gpus": self.gpus,
             "rollout.n": self.rollout.n,
             "rollout.batch": self.rollout.batch,

@@ -51,6 +51,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "rollout.gpu_memory_utilization": share,
         # n_samples_per_prompt is 1, which ray.py refuses for group_norm; examples/scripts/train_grpo_ray_*.sh have 8
         "rollout.n": 8 if task == "grpo" else 1,
+        # micro_rollout_batch_size, of every role: ppo.py:280 (0.3.8), ray.py:369 (0.10.0)
+        "rollout.micro_batch": 1 if at_least(version, "0.10.0") else 8,
         "rollout.sleep": False,  # vllm_enable_sleep
         # rollout_batch_size: 512 in ppo.py, and in ray.py until 0.3.5
         "rollout.batch": 1024 if at_least(version, "0.3.6") and not (shared and engine == "hf") else 512,
@@ -95,10 +97,12 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
         """
         own = s.role(name)
         assert own
-        logits = path(own.rows) if name in ("actor", "reference") else Path("scalar", held="step")
+        language = name in ("actor", "reference")
+        scored = s.scored_by(name)
+        logits, scores = [path(rows) if language else Path("scalar", held="step") for rows in (own.rows, scored)]
         # reloaded for its own update alone: trainer/ray/ppo_actor.py:130-156 of 0.6.1; asleep from loading on, :383
         leaves = frozenset({"states"}) if sleeping and name in TRAINED else frozenset[str]()
-        return Role(name, logits, logits, own.rows, own.rows, leaves, process="trainer" if alone else name)
+        return Role(name, logits, scores, own.rows, scored, leaves, process="trainer" if alone else name)
 
     # strategy.prepare: ppo.py:189 of 0.3.8. Ray starts actor, reference and reward model together and the critic after
     # them, ray.py:128-155 of 0.3.8.
@@ -121,7 +125,7 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
             max_num_seqs=128 if by_scheduler else None,
             max_num_batched_tokens=2048 if by_scheduler else None,
         )
-    notes = ["micro_batch stands for OpenRLHF's micro_rollout_batch_size, too, by which it scores and generates"]
+    notes = []
     if sleeping:
         notes.append("rollout.sleep stands for ds.enable_sleep, too, as in OpenRLHF's template: states of the "
                      "optimizers are in host memory outside their own updates")  # fmt: skip
@@ -149,7 +153,7 @@ def stages(s: Scenario) -> Iterator[Stage]:
         # trainer/ppo_utils/experience_maker.py:254 of 0.5.8: micro batch by micro batch; Transformers keeps the last
         # position of the prompts alone since 4.45 (num_logits_to_keep)
         every = () if at_least(s.versions["transformers"], "4.45") else ("prompt-logits",)
-        yield Stage("generate", "actor", holds=every, rows=actor.rows)
+        yield Stage("generate", "actor", holds=every, rows=actor.scoring_rows)
     for name in scoring(s):
         if s.has(name):
             yield Stage("score", name)

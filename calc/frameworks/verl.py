@@ -104,6 +104,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "rollout.engine": "vllm",  # rollout.name; 0.9 wants it given
         "rollout.tensor_parallel": min(2, gpus),  # rollout.tensor_model_parallel_size 2, which one GPU cannot do
         "rollout.gpu_memory_utilization": 0.5,
+        # rollout.log_prob_micro_batch_size_per_gpu has no default and must be given, in the fork it is 128 for all GPUs
+        "rollout.micro_batch": max(1, 128 // gpus) if fork else None,
         "rollout.sleep": True,  # rollout.free_cache_engine
         # on once vLLM has its weights (workers/fsdp_workers.py of 0.6.0, workers/engine_workers.py:805 of 0.9.0)
         "expandable_segments": at_least(version, "0.6.0"),
@@ -130,6 +132,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         # by ref.fsdp_config.param_offload, False, in the fork (fsdp_workers.py:342); later CPUOffload whatever the flag
         # says (fsdp_workers.py:248 of 0.2, engine.py:433 of 0.9.1)
         values["roles.reference.offload.parameters"] = not fork
+    if fork:
+        values["roles.reference.micro_batch"] = max(1, 128 // gpus)  # ref.log_prob_micro_batch_size
     if adapters:
         values |= {
             "lora.rank": 64,  # model.lora_rank 0 means none; examples set 32 to 128
@@ -242,6 +246,7 @@ def _roles(s: Scenario) -> Iterator[Role]:
             continue
         # critic and reward model keep their micro-batches as they are in the fork, too (fsdp_workers.py:535-537)
         count = role.rows if name in ("actor", "reference") else min(role.micro_batch, whole)
+        scored = role.scoring_rows if name == "actor" else count
         # verl itself moves what is trained; what is only scored lies on the host with PyTorch's CPUOffload, but the
         # fork's reference, which it moves by hand (fsdp_workers.py:342 of the fork)
         by_hand = {"actor": engine.MOVED, "critic": engine.MOVED, "reference": ("weights",) if version == FORK else ()}
@@ -249,11 +254,12 @@ def _roles(s: Scenario) -> Iterator[Role]:
         yield engine.role(
             name,
             role,
-            engine.loss_path(role, entropy=False) if language else scalar,
+            engine.loss_path(role, count, entropy=False) if language else scalar,
             # old log-probabilities come with the entropy in every release (fsdp_workers.py:706 of 0.4.1,
             # v1/trainer_base.py:1653 of 0.9.1), the reference's without
-            engine.loss_path(role, entropy=name == "actor") if language else scalar,
+            engine.loss_path(role, scored, entropy=name == "actor") if language else scalar,
             count,
+            scored,
             moved=by_hand.get(name, ()),
             shares=bool(name == "reference" and s.lora),  # ref_in_actor (ray_trainer.py:393 of 0.4.0)
         )

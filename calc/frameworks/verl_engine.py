@@ -68,18 +68,22 @@ def role(
     path: Path,
     scoring: Path,
     rows: int,
+    scoring_rows: int,
     *,
     moved: tuple[str, ...] = MOVED,
     shares: bool = False,
 ) -> Role:
-    """A model on the engine, `rows` sequences a forward; `moved`: what verl may take to the host by itself."""
+    """A model on the engine, `rows` sequences a forward, `scoring_rows` of one without gradient.
+
+    `moved`: what verl may take to the host by itself.
+    """
     asked = {"weights": s.offload.parameters, "states": s.offload.optimizer}
     return Role(
         name,
         path,
         scoring,
         rows,
-        rows,
+        scoring_rows,
         leaves=frozenset(word for word in moved if asked[word]),
         root_stays=_root_stays(s),
         shares=shares,
@@ -99,8 +103,10 @@ def _root_stays(s: Scenario) -> bool:
     return version == FORK or at_least(version, "0.8.0")
 
 
-def loss_path(s: Scenario, *, entropy: bool) -> Path:
-    """From logits to log-probabilities; `entropy`: asked for beside them, which until 0.3 it always is.
+def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
+    """From the logits of `rows` sequences to log-probabilities.
+
+    `entropy`: asked for beside them, which until 0.3 it always is.
 
     workers/actor/dp_actor.py `_forward_micro_batch` until 0.7, engine.py `prepare_model_outputs` since. Until 0.8 the
     temperature divides in place, 0.9.0 makes a copy (engine.py:1352), 0.9.1 leaves a temperature of 1 alone (:95-103).
@@ -117,7 +123,7 @@ def loss_path(s: Scenario, *, entropy: bool) -> Path:
         head_fp32=not at_least(s.versions["transformers"], "4.46"),
         scaled="" if at_least(version, "0.9.1") else divided,
         cut=("unpad" if later else "slice") if padded else "",
-        shift_copy=padded and not later and s.rows > 1,
+        shift_copy=padded and not later and rows > 1,
         # inplace_backward, unless the entropy needs the logits as they were (dp_actor.py:158-165 of 0.4.0)
         in_place=not early and not entropy,
         entropy=("eager" if padded else "compiled") if early or entropy else "",

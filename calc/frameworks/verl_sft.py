@@ -43,6 +43,6 @@ def refuse(s: Scenario) -> str | None:
 
 def keeps(s: Scenario) -> Keeps:
     """One model, trained by the log-probabilities of an actor, and a checkpoint."""
-    path = engine.loss_path(s, entropy=False)
+    path = engine.loss_path(s, s.rows, entropy=False)
     stages = (Stage("train", "actor"), engine.saving(s, "actor"))
-    return Keeps((engine.role("actor", s, path, path, s.rows),), stages, ("actor",))
+    return Keeps((engine.role("actor", s, path, path, s.rows, s.rows),), stages, ("actor",))

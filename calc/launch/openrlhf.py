@@ -78,11 +78,12 @@ def ray(s: Scenario) -> str:
     if s.rollout.engine != "vllm":
         raise LaunchError(f"rollout.engine: given {s.rollout.engine!r}, allowed for a command of openrlhf: vllm")
     actor = own(s, "actor")
-    if s.rollout.batch * s.rollout.n // s.micro_batch < s.gpus_of("actor"):  # asserted by train_ppo_ray.py
-        least = -(-s.gpus_of("actor") * s.micro_batch // s.rollout.n)
+    scored = s.rollout.micro_batch or s.micro_batch
+    if s.rollout.batch * s.rollout.n // scored < s.gpus_of("actor"):  # asserted by train_ppo_ray.py
+        least = -(-s.gpus_of("actor") * scored // s.rollout.n)
         raise LaunchError(
             f"rollout.batch: given {s.rollout.batch}, allowed with openrlhf: at least {least}, "
-            f"a micro batch of {s.micro_batch} for each of the actor's {s.gpus_of('actor')} GPUs"
+            f"a micro batch of {scored} for each of the actor's {s.gpus_of('actor')} GPUs"
         )
     return shell.command(
         "python3",
@@ -96,7 +97,7 @@ def ray(s: Scenario) -> str:
             option("--rollout.max_new_tokens", s.response_len),
             option("--rollout.batch_size", s.rollout.batch),
             option("--rollout.n_samples_per_prompt", s.rollout.n),
-            option("--rollout.micro_batch_size", s.micro_batch),
+            option("--rollout.micro_batch_size", scored),
             option("--algo.advantage.estimator", ESTIMATORS[s.task]),
             *shared(actor),
             *switch("--actor.gradient_checkpointing_enable", actor.checkpointing == "full"),

@@ -98,7 +98,7 @@ def rollout(s: Scenario) -> Iterator[Words]:
     yield key(f"{ROLLOUT}.gpu_memory_utilization", s.rollout.gpu_memory_utilization)
     yield key(f"{ROLLOUT}.n", s.rollout.n)
     yield key(f"{ROLLOUT}.free_cache_engine", s.rollout.sleep)
-    yield key(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", own(s, "actor").micro_batch)
+    yield key(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", s.rollout.micro_batch or own(s, "actor").micro_batch)
     if s.lora:
         yield key(f"{ROLLOUT}.load_format", "safetensors")  # the base from its checkpoint: adapters alone are sent
         yield key(f"{ROLLOUT}.layered_summon", s.rollout.layered_summon)

@@ -148,6 +148,7 @@ OPENRLHF = (
     Row("response_len", {"0.3.6": "generate_max_len", "0.9.8": ""}, scripts=RL),
     Row("prompt_len+response_len", {"0.9.8": "max_len", "0.10.2": "data.max_len"}, scripts=RL),
     Row("rollout.batch", dotted("rollout_batch_size", "rollout.batch_size"), scripts=RL),
+    Row("rollout.micro_batch", dotted("micro_rollout_batch_size", "rollout.micro_batch_size"), scripts=RL),
     Row("rollout.n", dotted("n_samples_per_prompt", "rollout.n_samples_per_prompt"), scripts=RL),
     Row("rollout.tensor_parallel", dotted("vllm_tensor_parallel_size", "vllm.tensor_parallel_size"), scripts=RAY),
     Row(
@@ -251,6 +252,7 @@ VERL = (
     Row("rollout.tensor_parallel", {"0.2": f"{ROLLOUT}.tensor_model_parallel_size"}, given=EIGHT),
     Row("rollout.gpu_memory_utilization", {"0.2": f"{ROLLOUT}.gpu_memory_utilization"}),
     Row("rollout.sleep", {"0.2": f"{ROLLOUT}.free_cache_engine"}),
+    Row("rollout.micro_batch", {"0.2": f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"}),  # must be given
     Row("rollout.layered_summon", {"0.4.0": f"{ROLLOUT}.layered_summon"}),
     Row("roles.critic", {"0.2": "algorithm.adv_estimator"}, {"gae": None}),
     Row("roles.reference", {"0.4.0": f"{ACTOR}.use_kl_loss"}, {False: "none"}),
@@ -390,7 +392,7 @@ UNTOLD = {
     "openrlhf": IN_CODE | {"offload.parameters", "loss"},
     "verl": IN_CODE
     | {"no_sync", "attention", "expandable_segments", "lora.dropout", "roles.reference.offload.parameters"}
-    | {"roles.reward.precision", "roles.reward.offload.parameters"},
+    | {"roles.reference.micro_batch", "roles.reward.precision", "roles.reward.offload.parameters"},
     "trl": IN_CODE
     | {"micro_batch", "global_batch", "sharding", "offload.optimizer", "offload.parameters", "loss", "prompt_len"}
     | {"no_sync", "trainer", "rollout.batch", "roles.reward", "roles.reward.precision", "roles.reward.sharding"},

@@ -440,6 +440,20 @@ def test_with_adapters_the_reference_is_the_actor_without_them() -> None:
     assert not with_reference("0.4.0").role("reference").shares
 
 
+def test_the_actor_alone_is_scored_by_the_rollouts_micro_batch() -> None:
+    """rollout.log_prob_micro_batch_size_per_gpu; ref and critic have keys of their own, the critic's its update's."""
+    roles = {"reference": {"micro_batch": 3}}
+    k = kept(task="ppo", micro_batch=2, rollout={"micro_batch": 8}, roles=roles)
+    assert {r.name: (r.rows, r.scoring_rows) for r in k.roles} == {
+        "actor": (2, 8), "critic": (2, 2), "reference": (3, 3),
+    }  # fmt: skip
+    assert kept(micro_batch=2).role("actor").scoring_rows == 2
+    few = kept(micro_batch=2, rollout={"micro_batch": 8, "batch": 4, "n": 4}, global_batch=16)
+    assert few.role("actor").scoring_rows == 4  # 16 responses on 4 GPUs
+    fork = kept(FORK, micro_batch=1, rollout={"n": 2, "batch": 64}).role("actor")
+    assert (fork.rows, fork.scoring_rows) == (2, 32)  # 128 // 4 GPUs x n are 64, of which a GPU has 32
+
+
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "a task": ("0.9.1", {"task": "rm"}, "task"),
     "GPUs of their own": ("0.9.1", {"placement": "separate", "rollout__gpus": 2, "rollout__sleep": False}, "placement"),

@@ -82,7 +82,7 @@ def openrlhf() -> Iterator[dict[str, Any]]:
     usual = (METHODS, ZERO, SWITCHES, ATTENTIONS, GRADIENTS, MACHINES)
     yield from supervised(OPENRLHF, ("pretrain", "sft", "rm", "dpo"), *usual)
     yield from supervised(OPENRLHF, ("sft", "rm", "dpo"), METHODS[:2], ZERO[2:], SWITCHES[:2], SHARED, MACHINES[1:])
-    n = ({"rollout.n": 4},)
+    n = ({"rollout.n": 4, "rollout.micro_batch": 4},)
     for task in ("ppo", "grpo", "reinforce++"):
         held = (ZERO[1:], SWITCHES[:2], ATTENTIONS[:3], GRADIENTS, BATCHES, LENGTHS)
         yield from joined(OPENRLHF, task, *held, ROLLOUTS, ROLES, n, MACHINES[1:])
@@ -99,7 +99,7 @@ def verl() -> Iterator[dict[str, Any]]:
         held = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, ATTENTIONS, steps, BATCHES, LENGTHS)
         roles = (*ROLES[:3], ROLES[-1], *(critics[1:] if task == "ppo" else ()))
         yield from joined(VERL, task, *held, ROLLOUTS, roles, ({"rollout.n": 4},), MACHINES[1:])
-        layered = {**ROLLOUTS[0], "rollout.layered_summon": True}
+        layered = {**ROLLOUTS[0], "rollout.layered_summon": True, "rollout.micro_batch": 4}
         few = (METHODS[:2], SWITCHES[:1], SHARED, BATCHES, LENGTHS, (ROLLOUTS[0], layered))
         yield from joined(VERL, task, *few, roles, ({"rollout.n": 4},), MACHINES[1:])
 

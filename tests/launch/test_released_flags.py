@@ -167,7 +167,7 @@ def ray(s: Scenario, said: Mapping[str, Any]) -> dict[str, Any]:
         "rollout.sleep": said["vllm.enable_sleep"],
         "rollout.gpus": said["vllm.num_engines"] * said["vllm.tensor_parallel_size"],
     }
-    assert said["rollout.micro_batch_size"] == s.micro_batch
+    assert said["rollout.micro_batch_size"] == s.rollout.micro_batch
     for name, flag in (("reference", "ref"), ("reward", "reward")):
         if s.has(name):
             fields[f"roles.{name}.offload.parameters"] = said[f"{flag}.offload"]
@@ -219,9 +219,11 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
         "rollout.gpu_memory_utilization": said[f"{rollout}.gpu_memory_utilization"],
         "rollout.sleep": said[f"{rollout}.free_cache_engine"],
         "rollout.layered_summon": said.get(f"{rollout}.layered_summon", False),
-        "roles.actor.micro_batch": said[f"{rollout}.log_prob_micro_batch_size_per_gpu"],
     }
+    assert s.rollout
+    scored = "roles.actor.micro_batch" if s.rollout.micro_batch is None else "rollout.micro_batch"
     fields |= trained(s, "actor", said, model, actor, "fsdp_config")
+    fields[scored] = said[f"{rollout}.log_prob_micro_batch_size_per_gpu"]
     if s.has("critic"):
         fields |= trained(s, "critic", said, "critic.model", "critic", "fsdp")
     if s.has("reference"):
