@@ -119,7 +119,8 @@ class Offload:
 class Rollout:
     """How responses are generated: by `engine`, `n` for each of `batch` prompts, vLLM on `gpus` of the job's GPUs.
 
-    `micro_batch` sequences are scored at once, as many as the actor trains at once where it is None.
+    `micro_batch` sequences are scored at once, as many as the actor trains at once where it is None; where
+    batches are dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's.
     `layered_summon`: adapters are gathered for the engine a layer at a time.
     """
 
@@ -128,6 +129,7 @@ class Rollout:
     gpu_memory_utilization: float
     n: int
     micro_batch: int | None
+    max_tokens_per_gpu: int | None
     sleep: bool
     layered_summon: bool
     batch: int
@@ -174,6 +176,7 @@ class Scenario:
     loss: str
     logprob: str
     micro_batch: int
+    max_tokens_per_gpu: int | None
     global_batch: int
     seq_len: int
     prompt_len: int
@@ -215,15 +218,26 @@ class Scenario:
     def rows(self) -> int:
         """Sequences of one forward on one GPU: the micro batch, both halves of its pairs, or what a framework makes of
         it."""
+        if self.max_tokens_per_gpu:
+            return self.filled(self.max_tokens_per_gpu, self.sequences)
         return self._forward(self.micro_batch)
+
+    def filled(self, tokens: int, sequences: int) -> int:
+        """Sequences of a dynamic batch of `tokens` a GPU: one at least, its share of all `sequences` at most."""
+        held = tokens * self.context_parallel // self.expected_len
+        return max(1, min(held, -(-sequences // self.data_parallel)))
 
     @property
     def scoring_rows(self) -> int:
         """Sequences of one forward on one GPU that scores responses: no more than it has of a rollout."""
-        if not self.rollout or self.rollout.micro_batch is None:
+        if not self.rollout:
             return self.rows
-        share = max(1, self.rollout.batch * self.rollout.n // self.data_parallel)
-        return min(self._forward(self.rollout.micro_batch), share)
+        responses = self.rollout.batch * self.rollout.n
+        if self.max_tokens_per_gpu:
+            return self.filled(self.rollout.max_tokens_per_gpu or self.max_tokens_per_gpu, responses)
+        if self.rollout.micro_batch is None:
+            return self.rows
+        return min(self._forward(self.rollout.micro_batch), max(1, responses // self.data_parallel))
 
     def scored_by(self, name: str) -> int:
         """The same of the role `name`, of which a frozen one may have a micro batch of its own."""
@@ -252,7 +266,9 @@ class Scenario:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of one GPU in an optimizer step."""
+        """Micro-batches of one GPU in an optimizer step, of which a dynamic one may be left less full."""
+        if self.max_tokens_per_gpu:
+            return -(-self.sequences // (self.rows * self.data_parallel))
         return max(1, self.sequences // (self.rows * self.data_parallel))
 
     @property
@@ -301,6 +317,8 @@ class Scenario:
         for place, value in own.items():
             branch, _, leaf = place.partition(".")
             {"lora": lora, "offload": offload}.get(branch, differs)[leaf or branch] = value
+        if "micro_batch" in own:
+            differs.setdefault("max_tokens_per_gpu", None)
         if differs.get("method") == "full":
             differs["lora"] = None
         elif lora:
@@ -321,6 +339,8 @@ class Scenario:
             data["rollout"] = {f.name: getattr(self.rollout, f.name) for f in fields(Rollout)}
         else:
             data["prompt_len"] = data["response_len"] = None
+        if self.max_tokens_per_gpu:
+            data["micro_batch"] = None
         data["framework"] = self.framework_asked
         data["offload"] = {"optimizer": self.offload.optimizer, "parameters": self.offload.parameters}
         if self.lora:
@@ -441,6 +461,8 @@ def vary(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
             own[place] = value
     offload = replace(s.offload, **branches["offload"]) if branches["offload"] else s.offload
     rollout = replace(s.rollout, **branches["rollout"]) if s.rollout and branches["rollout"] else s.rollout
+    if s.max_tokens_per_gpu:
+        own.pop("micro_batch", None)  # which is not read
     varied = _with(s, {**own, "offload": offload, "rollout": rollout, "roles": roles})
     given = {**changes, "global_batch": s.global_batch}
     try:
@@ -483,7 +505,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     own = module.defaults(task, known, said)
     usual = {**NEUTRAL, **own}
     values: dict[str, Any] = {**usual, **given}
-    rules.had(values, own, f"{name} {known}")
+    rules.had(values | said, own, f"{name} {known}")
     if name != "torch" and values["trainer"] != usual["trainer"]:
         raise Objection(f"trainer: given {values['trainer']!r}, allowed with {name}: {usual['trainer']}")
     if not values["memory_efficient_linear"] and (name, values["sharding"]) != ("torch", "zero3"):
@@ -500,6 +522,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         **{place: values[place] for place in _PLAIN},
         framework=name,
         host_memory=values.get("host_memory"),
+        max_tokens_per_gpu=values["max_tokens_per_gpu"],
         framework_version=known,
         framework_asked=f"{name}=={version or known}",
         lora=_lora(values, architecture),
@@ -515,6 +538,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     )
     rules.cut(scenario)
     scenario = rules.batched(scenario, given)
+    if scenario.max_tokens_per_gpu:
+        scenario = replace(scenario, micro_batch=scenario.rows)  # what else reads it is told what runs
     if (reason := rules.serving_fault(scenario, given) or module.refuse(scenario)) is not None:
         raise Objection(reason)
     return scenario

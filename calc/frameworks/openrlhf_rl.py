@@ -27,7 +27,7 @@ SHARED = (
     "method", "lora", "precision", "optimizer", "optimizer_impl", "sharding", "grad_dtype", "checkpointing",
     "attention", "loss", "logprob", "packing",
 )  # fmt: skip
-SHARED_BY_TRAINED = ("micro_batch", "offload.optimizer", "offload.parameters")
+SHARED_BY_TRAINED = ("micro_batch", "max_tokens_per_gpu", "offload.optimizer", "offload.parameters")
 SET = {place: attrgetter(place) for place in (*SHARED, *SHARED_BY_TRAINED)}
 
 
@@ -57,6 +57,12 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         # rollout_batch_size: 512 in ppo.py, and in ray.py until 0.3.5
         "rollout.batch": 1024 if at_least(version, "0.3.6") and not (shared and engine == "hf") else 512,
     }
+    if at_least(version, "0.8.6"):
+        # use_dynamic_batch is off; train_max_tokens_per_gpu counts with it, and for scoring, too, where
+        # rollout_max_tokens_per_gpu is None; it turns packing_samples on (ray.py:304-307, :509-515 of 0.9.0)
+        values |= {"max_tokens_per_gpu": None, "rollout.max_tokens_per_gpu": None}
+        if "max_tokens_per_gpu" in given:
+            values |= {"packing": True, "attention": "flash", "rollout.micro_batch": None}
     if task == "ppo" and "roles.reward.model" in given:
         # critic_pretrain = reward_pretrain.split(",")[0], or pretrain for a remote reward model: ray.py:417-423 (0.6.1)
         values["roles.critic.model"] = given["roles.reward.model"]
@@ -98,7 +104,7 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
         own = s.role(name)
         assert own
         language = name in ("actor", "reference")
-        scored = s.scored_by(name)
+        scored = dynamic(s) if s.max_tokens_per_gpu else s.scored_by(name)
         logits, scores = [path(rows) if language else Path("scalar", held="step") for rows in (own.rows, scored)]
         # reloaded for its own update alone: trainer/ray/ppo_actor.py:130-156 of 0.6.1; asleep from loading on, :383
         leaves = frozenset({"states"}) if sleeping and name in TRAINED else frozenset[str]()
@@ -139,6 +145,20 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
         deepspeed=deepspeed,
         notes=tuple(notes),
     )
+
+
+def dynamic(s: Scenario) -> int:
+    """Sequences that a GPU scores at once where batches are dynamic, the same for every role.
+
+    `split_rollout_samples` rounds the number of batches down to one that the actor's ranks share evenly, so that they
+    may hold more tokens than rollout_max_tokens_per_gpu (trainer/ppo_utils/experience_maker.py:467-475 of 0.9.0).
+    """
+    assert s.rollout and s.max_tokens_per_gpu
+    actor = s.role("actor") or s
+    tokens, responses = s.rollout.max_tokens_per_gpu or s.max_tokens_per_gpu, s.rollout.batch * s.rollout.n
+    held = max(1, tokens * s.context_parallel // s.expected_len)
+    batches = max(1, -(-responses // held) // actor.data_parallel) * actor.data_parallel
+    return -(-responses // batches)
 
 
 def stages(s: Scenario) -> Iterator[Stage]:
@@ -262,6 +282,8 @@ def _rollout(s: Scenario) -> Iterator[str]:
         if s.sharding == "zero3" and engine == "hf" and not one_group(s):  # asserted: ray.py:32 of 0.6.1
             yield "sharding: given 'zero3' under Ray with rollout.engine 'hf', allowed: zero1, zero2, or vllm"
         return
+    if s.max_tokens_per_gpu and not s.packing:
+        yield "packing: given false with max_tokens_per_gpu, allowed with openrlhf: true, which it then turns on"
     if s.packing and not at_least(version, "0.4.4"):
         yield f"packing: given true, allowed with openrlhf {version}: false; RL got it with 0.4.4"
     if s.method != "full":

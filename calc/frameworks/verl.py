@@ -75,7 +75,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     # the flag's default is 1, with which a group has no advantage: examples/grpo_trainer and
     # examples/reinforce_plus_plus_trainer set 5
     n = int(given.get("rollout.n", 1 if task == "ppo" else 5))
-    adapters = given.get("method", "full") != "full"
+    adapters, dynamic = given.get("method", "full") != "full", "max_tokens_per_gpu" in given
     values: dict[str, Any] = {
         # data.max_prompt_length, max_response_length, train_batch_size: the same in every release
         "prompt_len": 512,
@@ -105,7 +105,10 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "rollout.tensor_parallel": min(2, gpus),  # rollout.tensor_model_parallel_size 2, which one GPU cannot do
         "rollout.gpu_memory_utilization": 0.5,
         # rollout.log_prob_micro_batch_size_per_gpu has no default and must be given, in the fork it is 128 for all GPUs
-        "rollout.micro_batch": max(1, 128 // gpus) if fork else None,
+        "rollout.micro_batch": max(1, 128 // gpus) if fork and not dynamic else None,
+        # actor.use_dynamic_bsz is false; log_prob_max_token_len_per_gpu is the actor's ppo_max_token_len_per_gpu
+        "max_tokens_per_gpu": None,
+        "rollout.max_tokens_per_gpu": None,
         "rollout.sleep": True,  # rollout.free_cache_engine
         # on once vLLM has its weights (workers/fsdp_workers.py of 0.6.0, workers/engine_workers.py:805 of 0.9.0)
         "expandable_segments": at_least(version, "0.6.0"),
@@ -119,6 +122,10 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     }
     if task == "ppo" and at_least(version, "0.7.0") and not at_least(version, "0.8.0"):
         values["roles.critic.packing"] = False  # critic/dp_critic.yaml:44 of 0.7.1, which became the actor's in 0.8.0
+    if dynamic and task in TASKS:
+        # critic.ppo_max_token_len_per_gpu, by which reward models score, too (ppo_trainer.yaml:120 and :145 of 0.2)
+        own = [name for name in ("critic", "reward") if f"roles.{name}.micro_batch" not in given]
+        values |= {f"roles.{name}.max_tokens_per_gpu": 32768 for name in own}
     if task not in TASKS:
         values |= sft.defaults(given) | {"expandable_segments": False}
     if at_least(version, "0.4.0"):
@@ -132,7 +139,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         # by ref.fsdp_config.param_offload, False, in the fork (fsdp_workers.py:342); later CPUOffload whatever the flag
         # says (fsdp_workers.py:248 of 0.2, engine.py:433 of 0.9.1)
         values["roles.reference.offload.parameters"] = not fork
-    if fork:
+    if fork and not dynamic:
         values["roles.reference.micro_batch"] = max(1, 128 // gpus)  # ref.log_prob_micro_batch_size
     if adapters:
         values |= {
@@ -173,7 +180,11 @@ def refuse(s: Scenario) -> str | None:
         return f"global_batch: given {s.global_batch}, allowed: at most rollout.batch x rollout.n = {sequences}"
     if s.has("reward") and at_least(version, "0.7.1"):
         return f"roles.reward: given a model, allowed with verl {version}: none; its server is not modelled yet"
+    if (tokens := s.rollout.max_tokens_per_gpu) and (fault := engine.full_length(tokens, s)):
+        return f"rollout.{fault}"
     reference = s.role("reference")
+    if reference and (tokens := reference.max_tokens_per_gpu) and (fault := engine.full_length(tokens, s)):
+        return f"roles.reference.{fault}"
     if reference and s.lora and s.roles["reference"] != {"model": s.model}:
         return "roles.reference: given with method lora, allowed: none, or {} for the actor without its adapters"
     if reference and not s.lora and version != FORK and not reference.offload.parameters:
@@ -247,6 +258,10 @@ def _roles(s: Scenario) -> Iterator[Role]:
         # critic and reward model keep their micro-batches as they are in the fork, too (fsdp_workers.py:535-537)
         count = role.rows if name in ("actor", "reference") else min(role.micro_batch, whole)
         scored = role.scoring_rows if name == "actor" else count
+        if role.max_tokens_per_gpu:
+            count = role.rows
+            if name != "actor":
+                scored = role.filled(role.max_tokens_per_gpu, s.rollout.batch * s.rollout.n)
         # verl itself moves what is trained; what is only scored lies on the host with PyTorch's CPUOffload, but the
         # fork's reference, which it moves by hand (fsdp_workers.py:342 of the fork)
         by_hand = {"actor": engine.MOVED, "critic": engine.MOVED, "reference": ("weights",) if version == FORK else ()}

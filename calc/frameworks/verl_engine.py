@@ -44,6 +44,8 @@ def refuse(s: Scenario) -> str | None:
         return f"context_parallel: given {degree}, allowed: a divisor of the model's {heads} attention heads"
     if keys % degree and degree % keys:
         return f"context_parallel: given {degree}, allowed: a divisor or a multiple of the model's {keys} key heads"
+    if s.max_tokens_per_gpu and (fault := full_length(s.max_tokens_per_gpu, s)):
+        return fault
     for place, allowed in fixed.items():
         if getattr(s, place) not in allowed:
             with_packing = " with packing" if place == "attention" and free else ""
@@ -52,6 +54,15 @@ def refuse(s: Scenario) -> str | None:
     if s.no_sync is not (once := reduces_once(version)):
         return f"no_sync: given {str(s.no_sync).lower()}, allowed with verl {version}: {str(once).lower()}"
     return None
+
+
+def full_length(tokens: int, s: Scenario) -> str | None:
+    """Why a dynamic batch of so many `tokens` a GPU cannot be made, in one line; None where a whole sequence fits.
+
+    "max_token_len must be greater than the sequence length" (utils/seqlen_balancing.py:248 of 0.4.0).
+    """
+    least = -(-s.seq_len // s.context_parallel)
+    return None if tokens >= least else f"max_tokens_per_gpu: given {tokens}, allowed with verl: at least {least}"
 
 
 def reduces_once(version: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ from jobs import job
 
 from calc.frameworks import numbers, openrlhf
 from calc.keeps import Path
-from calc.scenario import Scenario, ScenarioError
+from calc.scenario import Scenario, ScenarioError, parse
 
 
 def run(version: str = "0.6.1", **fields: Any) -> Scenario:
@@ -442,6 +443,46 @@ def test_all_roles_are_scored_by_micro_rollout_batch_size_unless_a_frozen_one_sa
     actor = keeps.role("actor")
     reference = keeps.role("reference")
     assert (actor.path.kind, actor.scoring.kind, reference.scoring.kind) == ("logsumexp", "rows", "logsumexp")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "scored"),
+    [
+        (4096, 2, 2),
+        (20_480, 10, 11),  # 103 batches of 10 become 96, of which 8 GPUs have 12 each
+        (18_432, 9, 10),  # 114 become 112
+        (143_360, 16, 128),  # 15 batches of 70 become 8
+        (10**9, 16, 128),
+    ],
+)
+def test_dynamic_batches_that_are_scored_may_hold_more_than_their_tokens(tokens: int, rows: int, scored: int) -> None:
+    """experience_maker.py:467-475 of 0.9.0: as many as the actor's GPUs share, rounded down; 1,024 responses of 2,048.
+
+    The update's are first fits of 16 sequences a GPU (utils/seqlen_balancing.py, `get_minimum_num_micro_batch_size`).
+    """
+    s = rl("0.9.1", max_tokens_per_gpu=tokens, rollout__engine="vllm", rollout__sleep=True)
+    assert (s.packing, s.attention, s.rollout and s.rollout.micro_batch) == (True, "flash", None)
+    keeps = openrlhf.keeps(s)
+    assert {(role.rows, role.scoring_rows) for role in keeps.roles} == {(rows, scored)}
+    assert parse(s.as_dict()) == s
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "line"),
+    [
+        ("0.8.5", {}, "max_tokens_per_gpu: given 8192, allowed with openrlhf 0.8.5: null; it has no such setting"),
+        ("0.11.2", {"task": "sft"}, "max_tokens_per_gpu: given 8192, allowed with openrlhf 0.11.2: null; it has no"),
+        (
+            "0.11.2",
+            {"packing": False, "rollout__engine": "vllm"},
+            "packing: given false with max_tokens_per_gpu, allowed with openrlhf: true",
+        ),
+    ],
+)
+def test_dynamic_batches_are_refused_where_there_are_none(version: str, fields: dict[str, Any], line: str) -> None:
+    """ray.py has use_dynamic_batch since 0.8.6; no other script does."""
+    with pytest.raises(ScenarioError, match=re.escape(line)):
+        rl(version, **{"max_tokens_per_gpu": 8192} | fields)
 
 
 @pytest.mark.parametrize(("version", "rows"), [("0.3.8", 8), ("0.9.10", 8), ("0.10.0", 1)])

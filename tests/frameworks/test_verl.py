@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from calc.estimate import estimate
 from calc.frameworks import verl
 from calc.keeps import Keeps, Path
 from calc.scenario import Scenario, ScenarioError, parse
@@ -454,6 +455,53 @@ def test_the_actor_alone_is_scored_by_the_rollouts_micro_batch() -> None:
     assert (fork.rows, fork.scoring_rows) == (2, 32)  # 128 // 4 GPUs x n are 64, of which a GPU has 32
 
 
+DYNAMIC: dict[str, Any] = {"packing": True, "expected_len": 500, "global_batch": 512, "rollout": {"batch": 512, "n": 4}}
+
+
+def test_a_dynamic_batch_holds_as_many_sequences_as_its_tokens() -> None:
+    """16,384 tokens hold 32 sequences of 500 in the update, 8,192 hold 16 in scoring; the critic's key has 32,768.
+
+    `rearrange_micro_batches` (utils/seqlen_balancing.py:230 of 0.4.0); ref takes the actor's, critic.forward its own.
+    """
+    k = with_reference("0.9.1", task="ppo", max_tokens_per_gpu=16_384, **DYNAMIC)
+    assert {r.name: (r.rows, r.scoring_rows) for r in k.roles} == {
+        "actor": (32, 32), "critic": (65, 65), "reference": (32, 32),
+    }  # fmt: skip
+    fewer = run(max_tokens_per_gpu=16_384, **{**DYNAMIC, "rollout": {**DYNAMIC["rollout"], "max_tokens_per_gpu": 8192}})
+    assert verl.keeps(fewer).role("actor").scoring_rows == 16
+    assert (fewer.micro_batch, fewer.accumulation, fewer.as_dict()["micro_batch"]) == (32, 4, None)
+    assert parse(fewer.as_dict()) == fewer
+    # a GPU has 128 sequences of a step and 512 of a rollout; Ulysses puts the tokens of two GPUs together
+    all_of_them = kept(max_tokens_per_gpu=10**6, **DYNAMIC).role("actor")
+    assert (all_of_them.rows, all_of_them.scoring_rows) == (128, 512)
+    assert run(max_tokens_per_gpu=16_384, context_parallel=2, **DYNAMIC).rows == 65
+    # with padding they are as long as the longest, though counted by their own length
+    assert run(max_tokens_per_gpu=16_384, **{**DYNAMIC, "packing": False}).rows == 32
+
+
+def test_sft_fills_batches_by_default_and_a_micro_batch_takes_their_place() -> None:
+    """data.use_dynamic_bsz true, data.max_token_len_per_gpu 8192: eight sequences of 1,024, or sixteen half as long."""
+    usual = run(task="sft")
+    assert (usual.max_tokens_per_gpu, usual.rows, run(task="sft", expected_len=512).rows) == (8192, 8, 16)
+    assert run(task="sft", seq_len=32_768).max_tokens_per_gpu == 32_768
+    fixed = run(task="sft", micro_batch=2)
+    assert (fixed.max_tokens_per_gpu, fixed.rows) == (None, 2)
+    assert parse(fixed.as_dict()) == fixed
+    assert parse(usual.as_dict()) == usual
+
+
+@pytest.mark.parametrize("framework", ["verl", "openrlhf"])
+def test_more_tokens_a_gpu_never_need_less(framework: str) -> None:
+    """As long as gradients are accumulated: they are kept meanwhile."""
+    job = {"model": "qwen2.5-7b", "task": "grpo", "gpu": "h100-sxm", "gpus": 4, "framework": framework, **DYNAMIC}
+    before: dict[str, int] = {}
+    for tokens in (1024, 2048, 5000, 8192, 16_384, 30_000):
+        e = estimate(parse({**job, "rollout.engine": "vllm", "max_tokens_per_gpu": tokens}))
+        now = {p.name: p.moment.allocated_bytes for p in e.groups[0].phases}
+        assert all(now[name] >= size for name, size in before.items()), tokens
+        before = now
+
+
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "a task": ("0.9.1", {"task": "rm"}, "task"),
     "GPUs of their own": ("0.9.1", {"placement": "separate", "rollout__gpus": 2, "rollout__sleep": False}, "placement"),
@@ -474,6 +522,18 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "a critic's precision": ("0.9.1", {"task": "ppo", "roles": {"critic": {"precision": "bf16"}}}, "roles.critic.pre"),
     "a rollout in halves": ("0.9.1", {"rollout": {"batch": 5, "n": 2}, "global_batch": 8}, "rollout.batch"),
     "layers of a model without adapters": ("0.9.1", {"rollout": {"layered_summon": True}}, "rollout.layered_summon"),
+    "batches shorter than a sequence": ("0.9.1", {"max_tokens_per_gpu": 1000}, "max_tokens_per_gpu"),
+    "scored ones shorter than a sequence": (
+        "0.9.1",
+        {"max_tokens_per_gpu": 2048, "rollout": {"max_tokens_per_gpu": 512}},
+        "rollout.max_tokens_per_gpu",
+    ),
+    "dynamic batches in scoring alone": ("0.9.1", {"rollout": {"max_tokens_per_gpu": 4096}}, "rollout.max_tokens"),
+    "a scoring micro batch beside dynamic ones": (
+        "0.9.1",
+        {"max_tokens_per_gpu": 4096, "rollout": {"micro_batch": 4}},
+        "rollout.micro_batch",
+    ),
     "layers before 0.4": ("0.3.0", {"rollout": {"layered_summon": True}}, "rollout.layered_summon"),
     "more than a rollout": ("0.9.1", {"rollout": {"batch": 8, "n": 2}, "global_batch": 32}, "global_batch"),
     "a reward server": ("0.7.1", {"roles": {"reward": {"model": "qwen2.5-7b"}}}, "roles.reward"),
