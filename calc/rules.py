@@ -27,9 +27,12 @@ PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
 # Settings that a release has or has not, and what its jobs do without: it has those among its defaults.
 ABSENT: Mapping[str, Any] = {
+    "entropy_coeff": 0,
     "max_tokens_per_gpu": None,
     "rollout.micro_batch": None,
     "rollout.max_tokens_per_gpu": None,
+    "rollout.max_num_seqs": None,
+    "rollout.max_num_batched_tokens": None,
     "rollout.layered_summon": False,
 }
 # The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's

@@ -119,8 +119,9 @@ class Offload:
 class Rollout:
     """How responses are generated: by `engine`, `n` for each of `batch` prompts, vLLM on `gpus` of the job's GPUs.
 
-    `micro_batch` sequences are scored at once, as many as the actor trains at once where it is None; where
-    batches are dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's.
+    `micro_batch` sequences are scored at once, as many as the actor trains at once where it is None; where batches are
+    dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's.
+    `max_num_seqs` and `max_num_batched_tokens` are None where vLLM decides.
     `layered_summon`: adapters are gathered for the engine a layer at a time.
     """
 
@@ -131,6 +132,8 @@ class Rollout:
     micro_batch: int | None
     max_tokens_per_gpu: int | None
     sleep: bool
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
     layered_summon: bool
     batch: int
     gpus: int
@@ -175,6 +178,7 @@ class Scenario:
     attention: str
     loss: str
     logprob: str
+    entropy_coeff: float
     micro_batch: int
     max_tokens_per_gpu: int | None
     global_batch: int
@@ -522,6 +526,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         **{place: values[place] for place in _PLAIN},
         framework=name,
         host_memory=values.get("host_memory"),
+        entropy_coeff=float(values["entropy_coeff"]),
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
         framework_version=known,
         framework_asked=f"{name}=={version or known}",

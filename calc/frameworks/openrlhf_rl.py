@@ -10,6 +10,7 @@ in `openrlhf/`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         # rollout_batch_size: 512 in ppo.py, and in ray.py until 0.3.5
         "rollout.batch": 1024 if at_least(version, "0.3.6") and not (shared and engine == "hf") else 512,
     }
+    if at_least(version, "0.8.0"):
+        values["entropy_coeff"] = 0  # entropy_loss_coef: 0, later None (ray.py:352 of 0.8.0, :374 of 0.9.0)
     if at_least(version, "0.8.6"):
         # use_dynamic_batch is off; train_max_tokens_per_gpu counts with it, and for scoring, too, where
         # rollout_max_tokens_per_gpu is None; it turns packing_samples on (ray.py:304-307, :509-515 of 0.9.0)
@@ -106,6 +109,8 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
         language = name in ("actor", "reference")
         scored = dynamic(s) if s.max_tokens_per_gpu else s.scored_by(name)
         logits, scores = [path(rows) if language else Path("scalar", held="step") for rows in (own.rows, scored)]
+        if name == "actor" and s.entropy_coeff:
+            logits = replace(logits, entropy="compiled")  # models/actor.py:14 and :167 of 0.8.0
         # reloaded for its own update alone: trainer/ray/ppo_actor.py:130-156 of 0.6.1; asleep from loading on, :383
         leaves = frozenset({"states"}) if sleeping and name in TRAINED else frozenset[str]()
         return Role(name, logits, scores, own.rows, scored, leaves, process="trainer" if alone else name)

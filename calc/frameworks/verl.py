@@ -122,6 +122,14 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     }
     if task == "ppo" and at_least(version, "0.7.0") and not at_least(version, "0.8.0"):
         values["roles.critic.packing"] = False  # critic/dp_critic.yaml:44 of 0.7.1, which became the actor's in 0.8.0
+    if task in TASKS:
+        # actor.entropy_coeff, ppo_trainer.yaml:31 of 0.2, :56 of 0.4.0
+        values["entropy_coeff"] = 0 if at_least(version, "0.4.0") else 0.001
+    if not fork:
+        values["rollout.max_num_batched_tokens"] = 8192  # passed since 0.2 (vllm_rollout.py:104)
+    if at_least(version, "0.6.0"):
+        # passed since then (vllm_rollout_spmd.py:203); rollout.yaml:84 of 0.9.0
+        values["rollout.max_num_seqs"] = 256 if at_least(version, "0.9.0") else 1024
     if dynamic and task in TASKS:
         # critic.ppo_max_token_len_per_gpu, by which reward models score, too (ppo_trainer.yaml:120 and :145 of 0.2)
         own = [name for name in ("critic", "reward") if f"roles.{name}.micro_batch" not in given]
@@ -216,9 +224,8 @@ def keeps(s: Scenario) -> Keeps:
         serving=Serving(
             version=vllm,
             max_model_len=s.seq_len,
-            # passed since 0.6.0 (vllm_rollout_spmd.py:203): 1024, in rollout.yaml:84 of 0.9.0 256
-            max_num_seqs=(256 if at_least(version, "0.9.0") else 1024) if at_least(version, "0.6.0") else None,
-            max_num_batched_tokens=None if version == FORK else 8192,  # passed since 0.2 (vllm_rollout.py:104)
+            max_num_seqs=s.rollout.max_num_seqs,
+            max_num_batched_tokens=s.rollout.max_num_batched_tokens,
             graphs=at_least(version, "0.6.0"),  # enforce_eager: True in rollout.yaml:35 of 0.5.0, False in :38 of 0.6.0
             # third_party/vllm/vllm_v_0_6_3/worker.py:210 of the fork; vLLM's own worker from 0.7 on
             share_of_free=not at_least(vllm, "0.7"),
@@ -250,6 +257,7 @@ def _roles(s: Scenario) -> Iterator[Role]:
     """The models of the job, in the order in which they load."""
     assert s.rollout
     version, scalar = s.framework_version, Path("scalar")
+    learns = s.entropy_coeff != 0  # calculate_entropy, dp_actor.py:386 of 0.4.0, :580 of 0.7.1
     whole = max(1, s.rollout.batch * s.rollout.n // s.data_parallel)
     for name in ("critic", "reference", "reward", "actor"):
         role = s.role(name)
@@ -269,7 +277,7 @@ def _roles(s: Scenario) -> Iterator[Role]:
         yield engine.role(
             name,
             role,
-            engine.loss_path(role, count, entropy=False) if language else scalar,
+            engine.loss_path(role, count, entropy=learns and name == "actor") if language else scalar,
             # old log-probabilities come with the entropy in every release (fsdp_workers.py:706 of 0.4.1,
             # v1/trainer_base.py:1653 of 0.9.1), the reference's without
             engine.loss_path(role, scored, entropy=name == "actor") if language else scalar,

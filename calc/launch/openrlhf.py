@@ -106,6 +106,7 @@ def ray(s: Scenario) -> str:
             *shared(actor),
             *switch("--actor.gradient_checkpointing_enable", actor.checkpointing == "full"),
             option("--actor.optim", "adam"),
+            *([option("--actor.entropy_coef", f"{s.entropy_coeff:g}")] if s.entropy_coeff else []),
             *([option("--critic.optim", "adam")] if s.has("critic") else []),
             option("--vllm.num_engines", s.rollout.gpus // s.rollout.tensor_parallel),
             option("--vllm.tensor_parallel_size", s.rollout.tensor_parallel),

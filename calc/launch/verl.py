@@ -58,6 +58,7 @@ def keys(s: Scenario) -> Iterator[Words]:
     yield key(f"{MODEL}.use_fused_kernels", False)
     yield from trained(ACTOR, "fsdp_config", actor)
     yield key(f"{ACTOR}.ppo_mini_batch_size", prompts(actor, "global_batch"))
+    yield key(f"{ACTOR}.entropy_coeff", f"{s.entropy_coeff:g}")
     yield from reference(s)
     yield from rollout(s)
     if s.has("critic"):
@@ -101,6 +102,8 @@ def rollout(s: Scenario) -> Iterator[Words]:
     yield key(f"{ROLLOUT}.gpu_memory_utilization", s.rollout.gpu_memory_utilization)
     yield key(f"{ROLLOUT}.n", s.rollout.n)
     yield key(f"{ROLLOUT}.free_cache_engine", s.rollout.sleep)
+    yield key(f"{ROLLOUT}.max_num_seqs", s.rollout.max_num_seqs)
+    yield key(f"{ROLLOUT}.max_num_batched_tokens", s.rollout.max_num_batched_tokens)
     actor = own(s, "actor")
     tokens = actor.max_tokens_per_gpu and (s.rollout.max_tokens_per_gpu or actor.max_tokens_per_gpu)
     yield from scored(ROLLOUT, tokens, s.rollout.micro_batch or actor.micro_batch)

@@ -467,6 +467,16 @@ def test_dynamic_batches_that_are_scored_may_hold_more_than_their_tokens(tokens:
     assert parse(s.as_dict()) == s
 
 
+def test_the_entropy_is_compiled_beside_the_actors_log_probability() -> None:
+    """--entropy_loss_coef since 0.8.0 (trainer/ray/ppo_actor.py:214), in the update alone."""
+    vllm = {"rollout__engine": "vllm", "rollout__sleep": True}
+    actor = openrlhf.keeps(rl("0.8.0", entropy_coeff=0.01, **vllm)).role("actor")
+    assert (actor.path.entropy, actor.scoring.entropy) == ("compiled", "")
+    assert openrlhf.keeps(rl("0.8.0", **vllm)).role("actor").path.entropy == ""
+    with pytest.raises(ScenarioError, match=r"entropy_coeff: given 0\.01, allowed with openrlhf 0\.7\.5: 0; it has no"):
+        rl("0.7.5", entropy_coeff=0.01, **vllm)
+
+
 @pytest.mark.parametrize(
     ("version", "fields", "line"),
     [

@@ -151,6 +151,7 @@ OPENRLHF = (
     Row("response_len", {"0.3.6": "generate_max_len", "0.9.8": ""}, scripts=RL),
     Row("prompt_len+response_len", {"0.9.8": "max_len", "0.10.2": "data.max_len"}, scripts=RL),
     Row("rollout.batch", dotted("rollout_batch_size", "rollout.batch_size"), scripts=RL),
+    Row("entropy_coeff", dotted("entropy_loss_coef", "actor.entropy_coef", "0.8.0"), {None: 0}, scripts=RAY),
     Row("max_tokens_per_gpu", dotted("use_dynamic_batch", "train.dynamic_batch_enable", "0.8.6"), NEVER, scripts=RAY),
     Row(
         "rollout.max_tokens_per_gpu",
@@ -261,6 +262,9 @@ VERL = (
     Row("rollout.tensor_parallel", {"0.2": f"{ROLLOUT}.tensor_model_parallel_size"}, given=EIGHT),
     Row("rollout.gpu_memory_utilization", {"0.2": f"{ROLLOUT}.gpu_memory_utilization"}),
     Row("rollout.sleep", {"0.2": f"{ROLLOUT}.free_cache_engine"}),
+    Row("entropy_coeff", {"0.2": f"{ACTOR}.entropy_coeff"}),
+    Row("rollout.max_num_seqs", {"0.6.0": f"{ROLLOUT}.max_num_seqs"}),  # until then not passed
+    Row("rollout.max_num_batched_tokens", {"0.2": f"{ROLLOUT}.max_num_batched_tokens"}),
     Row("max_tokens_per_gpu", {"0.2": f"{ACTOR}.use_dynamic_bsz"}, NEVER),
     Row(
         "roles.critic.max_tokens_per_gpu",

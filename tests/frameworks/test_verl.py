@@ -455,6 +455,39 @@ def test_the_actor_alone_is_scored_by_the_rollouts_micro_batch() -> None:
     assert (fork.rows, fork.scoring_rows) == (2, 32)  # 128 // 4 GPUs x n are 64, of which a GPU has 32
 
 
+@pytest.mark.parametrize(
+    ("version", "coefficient", "entropy", "in_place"),
+    [
+        ("0.3.0", 0, "compiled", False),  # always computed beside the log-probability
+        ("0.4.0", 0, "", True),
+        ("0.4.0", 0.001, "compiled", False),  # calculate_entropy, inplace_backward = False (dp_actor.py:158 and :386)
+        ("0.9.1", 0.001, "compiled", False),
+    ],
+)
+def test_the_entropy_enters_the_actors_loss_by_its_coefficient(
+    version: str, coefficient: float, entropy: str, in_place: bool
+) -> None:
+    """actor.entropy_coeff, 0.001 until 0.3, then 0; the critic and the reference have none."""
+    k = kept(version, task="ppo", packing=True, entropy_coeff=coefficient)
+    assert (k.role("actor").path.entropy, k.role("actor").path.in_place) == (entropy, in_place)
+    assert k.role("critic").path == Path("scalar")
+    assert {v: run(v).entropy_coeff for v in (FORK, "0.3.0", "0.4.0")} == {FORK: 0.001, "0.3.0": 0.001, "0.4.0": 0}
+
+
+def test_vllm_takes_what_the_scenario_says_of_its_batches() -> None:
+    """The reserve of a step: 40 B of each of 512 sequences' logits and less, or an MLP on 1,536 tokens."""
+    said = {"max_num_seqs": 512, "max_num_batched_tokens": 1536}
+    serving = kept("0.6.0", rollout=said).serving
+    assert serving
+    assert (serving.max_num_seqs, serving.max_num_batched_tokens) == (512, 1536)
+    profiled = []
+    for rollout in ({}, said):
+        e = estimate(run("0.6.0", rollout=rollout))
+        lines = next(p.moment.lines for p in e.groups[0].phases if p.name == "rollout")
+        profiled.append(sum(x.bytes for x in lines if x.source == "kv-cache#profile"))
+    assert profiled[1] < profiled[0]
+
+
 DYNAMIC: dict[str, Any] = {"packing": True, "expected_len": 500, "global_batch": 512, "rollout": {"batch": 512, "n": 4}}
 
 
@@ -533,6 +566,11 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
         "0.9.1",
         {"max_tokens_per_gpu": 4096, "rollout": {"micro_batch": 4}},
         "rollout.micro_batch",
+    ),
+    "sequences that the release does not pass on": (
+        "0.4.0",
+        {"rollout": {"max_num_seqs": 64}},
+        "rollout.max_num_seqs",
     ),
     "layers before 0.4": ("0.3.0", {"rollout": {"layered_summon": True}}, "rollout.layered_summon"),
     "more than a rollout": ("0.9.1", {"rollout": {"batch": 8, "n": 2}, "global_batch": 32}, "global_batch"),

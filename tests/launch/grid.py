@@ -28,7 +28,8 @@ SWITCHES: tuple[dict[str, Any], ...] = (
 SHARED = ({"attention": "flash", "packing": True, "context_parallel": 4},)
 BATCHES = ({"micro_batch": 2, "global_batch": 64},)
 DYNAMIC: tuple[dict[str, Any], ...] = (
-    {"max_tokens_per_gpu": 16_384}, {"max_tokens_per_gpu": 8192, "rollout.max_tokens_per_gpu": 32_768},
+    {"max_tokens_per_gpu": 16_384},
+    {"max_tokens_per_gpu": 8192, "entropy_coeff": 0.001, "rollout.max_tokens_per_gpu": 32_768},
 )  # fmt: skip
 OTHER = {"model": "llama-3.2-1b"}
 

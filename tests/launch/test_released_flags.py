@@ -170,6 +170,7 @@ def ray(s: Scenario, said: Mapping[str, Any]) -> dict[str, Any]:
         "rollout.sleep": said["vllm.enable_sleep"],
         "rollout.gpus": said["vllm.num_engines"] * said["vllm.tensor_parallel_size"],
     }
+    assert (said["actor.entropy_coef"] or 0) == s.entropy_coeff
     if s.max_tokens_per_gpu:
         assert said["rollout.max_tokens_per_gpu"] == (s.rollout.max_tokens_per_gpu or s.max_tokens_per_gpu)
     else:
@@ -224,6 +225,9 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
         "rollout.tensor_parallel": said[f"{rollout}.tensor_model_parallel_size"],
         "rollout.gpu_memory_utilization": said[f"{rollout}.gpu_memory_utilization"],
         "rollout.sleep": said[f"{rollout}.free_cache_engine"],
+        "entropy_coeff": said[f"{actor}.entropy_coeff"],
+        "rollout.max_num_seqs": said[f"{rollout}.max_num_seqs"],
+        "rollout.max_num_batched_tokens": said[f"{rollout}.max_num_batched_tokens"],
         "rollout.layered_summon": said.get(f"{rollout}.layered_summon", False),
     }
     assert s.rollout
