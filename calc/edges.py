@@ -100,7 +100,9 @@ def _full(s: Scenario, catalog: Catalog) -> float:
 def sized(s: Scenario, field: str, value: int) -> Scenario:
     """The job with `micro_batch` sequences, accumulated as often, or with sequences of `seq_len` tokens."""
     if field == "micro_batch":
-        return replace(s, micro_batch=value, global_batch=value * s.data_parallel * s.accumulation)
+        return replace(
+            s, micro_batch=value, max_tokens_per_gpu=None, global_batch=value * s.data_parallel * s.accumulation
+        )
     return replace(s, seq_len=value, expected_len=value)
 
 

@@ -134,7 +134,8 @@ class Stage:
     generated. For `generate`, `sync` and `save` it says what the moment takes beside what is resident: `parameter` (the
     largest one gathered), `clone` (a copy of it), `units` (FSDP's groups gathered in the type they are stored in, the
     root while the layers go by), `root` (that group alone), `copies` (of this rank's shards), `bucket` (of 2 GiB),
-    `whole` (all parameters gathered), `prompt-logits` (of every position of the prompts). `rows` is the sequences of
+    `whole` (all parameters gathered), `layer` (those of one layer, with a copy of this rank's shards of it), `adapter`
+    (one matrix of an adapter gathered), `prompt-logits` (of every position of the prompts). `rows` is the sequences of
     one generation on one GPU.
     For `save`, `host` says which ranks hold a copy in host memory, of `host_bytes` a parameter: `first`, `every`, or
     `shards` (each rank its own).

@@ -67,11 +67,17 @@ def _job(e: Estimate) -> Iterator[str]:
     yield (
         f"{s.model}, {s.task}, {s.method}{adapters}, {s.framework}=={s.framework_version}, {s.precision}, "
         f"{', '.join([*trainer(s), f'sharding {s.sharding}', *degrees(s)])}, {s.gpus} x {s.gpu}, "
-        f"micro batch {s.micro_batch}, {', '.join([lengths(s), *segments(s)])}"
+        f"{batched(s)}, {', '.join([lengths(s), *segments(s)])}"
     )
     if s.rollout:
         yield f"{rollout(s)}; {roles(s, {})}"
     yield ""
+
+
+def batched(s: Scenario) -> str:
+    """What one forward takes."""
+    tokens = f" of up to {s.max_tokens_per_gpu} tokens" if s.max_tokens_per_gpu else ""
+    return f"micro batch {s.micro_batch}{tokens}"
 
 
 def trainer(s: Scenario) -> list[str]:

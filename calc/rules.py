@@ -15,6 +15,7 @@ from calc.families import MXFP4
 from calc.frameworks import DEEPSPEED, FSDP, TOGETHER
 from calc.lora import lora_parameters
 from calc.parts import part, stage
+from calc.schema import show
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
@@ -25,6 +26,16 @@ RL = ("ppo", "grpo", "reinforce++")
 NODE = 8  # GPUs of a node where nobody says how many
 PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
+# Settings that a release has or has not, and what its jobs do without: it has those among its defaults.
+ABSENT: Mapping[str, Any] = {
+    "entropy_coeff": 0,
+    "max_tokens_per_gpu": None,
+    "rollout.micro_batch": None,
+    "rollout.max_tokens_per_gpu": None,
+    "rollout.max_num_seqs": None,
+    "rollout.max_num_batched_tokens": None,
+    "rollout.layered_summon": False,
+}
 # The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's
 # own fields, which every role takes over where its own say nothing else.
 ROLES: Mapping[str, tuple[str, ...]] = {
@@ -34,7 +45,16 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "reinforce++": ("actor", "reference", "reward"),
 }
 TRAINED_ROLES = ("actor", "critic")
-FROZEN_ROLE_FIELDS = ("model", "gpus", "precision", "sharding", "offload.parameters", "attention", "micro_batch")
+FROZEN_ROLE_FIELDS = (
+    "model",
+    "gpus",
+    "precision",
+    "sharding",
+    "offload.parameters",
+    "attention",
+    "micro_batch",
+    "max_tokens_per_gpu",
+)
 # With `separate`, a role without GPUs of its own shares those of the first of these that runs.
 PARTNERS: Mapping[str, tuple[str, ...]] = {
     "reference": ("actor", "critic"),
@@ -73,6 +93,15 @@ def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
     else:
         values["prompt_len"] = values["response_len"] = 0
     values.setdefault("expected_len", values["seq_len"])
+
+
+def had(values: Mapping[str, Any], defaults: Mapping[str, Any], release: str) -> None:
+    """Refuses settings of `ABSENT` that a release, whose `defaults` these are, does not have."""
+    for place, value in values.items():
+        field = place.split(".", 2)[2] if place.startswith("roles.") and place.count(".") > 1 else place
+        if field in ABSENT and field not in defaults and value != ABSENT[field]:
+            allowed = f"allowed with {release}: {show(ABSENT[field])}; it has no such setting"
+            raise Objection(f"{place}: given {show(value)}, {allowed}")
 
 
 def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -119,7 +148,9 @@ def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
 
 
 def whole_step(s: Scenario) -> int:
-    """The least global batch: one forward on every data-parallel GPU."""
+    """The least global batch: one forward on every data-parallel GPU, or one sequence of a dynamic batch."""
+    if s.max_tokens_per_gpu:
+        return s.data_parallel
     return s.rows // (2 if s.task in PAIRED else 1) * s.data_parallel
 
 
@@ -133,6 +164,16 @@ def serving_fault(s: Scenario, given: Mapping[str, Any]) -> str | None:
     """One line on why the rollout cannot run where it is; None when it can."""
     if not s.rollout:
         return None
+    if s.rollout.max_tokens_per_gpu and not (s.role("actor") or s).max_tokens_per_gpu:
+        given_tokens = s.rollout.max_tokens_per_gpu
+        return (
+            f"rollout.max_tokens_per_gpu: given {given_tokens}, allowed: with max_tokens_per_gpu, for dynamic batches"
+        )
+    if s.max_tokens_per_gpu and "rollout.micro_batch" in given:
+        return (
+            f"rollout.micro_batch: given {given['rollout.micro_batch']} with max_tokens_per_gpu, allowed: "
+            "rollout.max_tokens_per_gpu, as batches that are scored are dynamic, too"
+        )
     tp, heads = s.rollout.tensor_parallel, s.architecture.heads
     if s.rollout.engine != "vllm":
         if s.rollout.sleep and "rollout.sleep" in given:

@@ -47,6 +47,7 @@ NEUTRAL: Mapping[str, Any] = {
     "packing": False,
     "expandable_segments": False,
     "placement": "colocated",
+    **rules.ABSENT,
     "versions.bitsandbytes": "0.50.2",  # no framework pins it
 }
 
@@ -119,13 +120,24 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How responses are generated: by `engine`, `n` for each of `batch` prompts, vLLM on `gpus` of the job's GPUs."""
+    """How responses are generated: by `engine`, `n` for each of `batch` prompts, vLLM on `gpus` of the job's GPUs.
+
+    `micro_batch` sequences are scored at once, as many as the actor trains at once where it is None; where batches are
+    dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's.
+    `max_num_seqs` and `max_num_batched_tokens` are None where vLLM decides.
+    `layered_summon`: adapters are gathered for the engine a layer at a time.
+    """
 
     engine: str
     tensor_parallel: int
     gpu_memory_utilization: float
     n: int
+    micro_batch: int | None
+    max_tokens_per_gpu: int | None
     sleep: bool
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    layered_summon: bool
     batch: int
     gpus: int
 
@@ -169,7 +181,9 @@ class Scenario:
     attention: str
     loss: str
     logprob: str
+    entropy_coeff: float
     micro_batch: int
+    max_tokens_per_gpu: int | None
     global_batch: int
     seq_len: int
     prompt_len: int
@@ -211,15 +225,42 @@ class Scenario:
     def rows(self) -> int:
         """Sequences of one forward on one GPU: the micro batch, both halves of its pairs, or what a framework makes of
         it."""
+        if self.max_tokens_per_gpu:
+            return self.filled(self.max_tokens_per_gpu, self.sequences)
+        return self._forward(self.micro_batch)
+
+    def filled(self, tokens: int, sequences: int) -> int:
+        """Sequences of a dynamic batch of `tokens` a GPU: one at least, its share of all `sequences` at most."""
+        held = tokens * self.context_parallel // self.expected_len
+        return max(1, min(held, -(-sequences // self.data_parallel)))
+
+    @property
+    def scoring_rows(self) -> int:
+        """Sequences of one forward on one GPU that scores responses: no more than it has of a rollout."""
+        if not self.rollout:
+            return self.rows
+        responses = self.rollout.batch * self.rollout.n
+        if self.max_tokens_per_gpu:
+            return self.filled(self.rollout.max_tokens_per_gpu or self.max_tokens_per_gpu, responses)
+        if self.rollout.micro_batch is None:
+            return self.rows
+        return min(self._forward(self.rollout.micro_batch), max(1, responses // self.data_parallel))
+
+    def scored_by(self, name: str) -> int:
+        """The same of the role `name`, of which a frozen one may have a micro batch of its own."""
+        own = self._own[name]
+        return own.rows if name not in rules.TRAINED_ROLES and "micro_batch" in self.roles[name] else own.scoring_rows
+
+    def _forward(self, micro_batch: int) -> int:
         count = getattr(framework(self.framework), "rows", None)
         if count is not None and self.rollout:
-            return int(count(self.task, self.framework_version, self._batches()))
-        return self.micro_batch * (2 if self.task in PAIRED else 1)
+            return int(count(self.task, self.framework_version, self._batches(micro_batch)))
+        return micro_batch * (2 if self.task in PAIRED else 1)
 
-    def _batches(self) -> dict[str, int]:
+    def _batches(self, micro_batch: int) -> dict[str, int]:
         assert self.rollout
         return {
-            "micro_batch": self.micro_batch,
+            "micro_batch": micro_batch,
             "gpus": self.gpus,
             "rollout.n": self.rollout.n,
             "rollout.batch": self.rollout.batch,
@@ -232,7 +273,9 @@ class Scenario:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of one GPU in an optimizer step."""
+        """Micro-batches of one GPU in an optimizer step, of which a dynamic one may be left less full."""
+        if self.max_tokens_per_gpu:
+            return -(-self.sequences // (self.rows * self.data_parallel))
         return max(1, self.sequences // (self.rows * self.data_parallel))
 
     @property
@@ -281,6 +324,8 @@ class Scenario:
         for place, value in own.items():
             branch, _, leaf = place.partition(".")
             {"lora": lora, "offload": offload}.get(branch, differs)[leaf or branch] = value
+        if "micro_batch" in own:
+            differs.setdefault("max_tokens_per_gpu", None)
         if differs.get("method") == "full":
             differs["lora"] = None
         elif lora:
@@ -301,6 +346,8 @@ class Scenario:
             data["rollout"] = {f.name: getattr(self.rollout, f.name) for f in fields(Rollout)}
         else:
             data["prompt_len"] = data["response_len"] = None
+        if self.max_tokens_per_gpu:
+            data["micro_batch"] = None
         data["framework"] = self.framework_asked
         data["offload"] = {"optimizer": self.offload.optimizer, "parameters": self.offload.parameters}
         if self.lora:
@@ -424,6 +471,8 @@ def vary(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
             own[place] = value
     offload = replace(s.offload, **branches["offload"]) if branches["offload"] else s.offload
     rollout = replace(s.rollout, **branches["rollout"]) if s.rollout and branches["rollout"] else s.rollout
+    if s.max_tokens_per_gpu:
+        own.pop("micro_batch", None)  # which is not read
     varied = _with(s, {**own, "offload": offload, "rollout": rollout, "roles": roles})
     given = {**changes, "global_batch": s.global_batch}
     try:
@@ -463,8 +512,10 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     module = framework(name)
     known = module.nearest(version) if version else module.KNOWN[-1]
     said = given | rules.flatten({"roles": own_roles})
-    usual = {**NEUTRAL, **module.defaults(task, known, said)}
+    own = module.defaults(task, known, said)
+    usual = {**NEUTRAL, **own}
     values: dict[str, Any] = {**usual, **given}
+    rules.had(values | said, own, f"{name} {known}")
     if name != "torch" and values["trainer"] != usual["trainer"]:
         raise Objection(f"trainer: given {values['trainer']!r}, allowed with {name}: {usual['trainer']}")
     if not values["memory_efficient_linear"] and (name, values["sharding"]) != ("torch", "zero3"):
@@ -481,6 +532,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         **{place: values[place] for place in _PLAIN},
         framework=name,
         host_memory=values.get("host_memory"),
+        entropy_coeff=float(values["entropy_coeff"]),
+        max_tokens_per_gpu=values["max_tokens_per_gpu"],
         framework_version=known,
         framework_asked=f"{name}=={version or known}",
         lora=_lora(values, architecture),
@@ -496,6 +549,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     )
     rules.cut(scenario)
     scenario = rules.batched(scenario, given)
+    if scenario.max_tokens_per_gpu:
+        scenario = replace(scenario, micro_batch=scenario.rows)  # what else reads it is told what runs
     if (reason := rules.serving_fault(scenario, given) or module.refuse(scenario)) is not None:
         raise Objection(reason)
     return scenario

@@ -284,7 +284,7 @@ class Stages:
     def handing(self, stage: Stage) -> list[Line]:
         """What is there while a role's weights are handed on."""
         placed = self.placed[stage.role]
-        held = [placed.engine.handing(word) for word in stage.holds]
+        held = [line for word in stage.holds if (line := placed.engine.handing(word)).bytes]
         return [*self.beside(stage, stage.role), *self.present(placed), *held]
 
 

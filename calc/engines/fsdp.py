@@ -246,15 +246,23 @@ class Fsdp(Holder):
             yield "optimizer step", [kept, scratch]
 
     def handing(self, word: str) -> Line:
-        """A state dict unshards group by group in the stored type, the root while the layers go by."""
+        """A state dict unshards group by group in the stored type, the root while the layers go by.
+
+        What FSDP 1 summons (`whole`, a `layer`, an `adapter`) one rank has as it is: NO_SHARD never unshards (torch 2.7
+        `distributed/fsdp/_flat_param.py:1346`). A layer's state dict, of shards, copies them (`_chunk_dtensor`).
+        """
         r = self.replica
         layer = max(self.layer(0), self.layer(-1))
+        summoned = layer + self.adapter_layer * self.apart
+        adapter = max([t.elements for t in r.trained_tensors], default=0)
         elements = {
             "parameter": r.embedding,
             "root": self.root_elements,
             "units": self.root_elements + max(layer, r.embedding),
             "copies": -(-r.parameters // r.ranks),
-            "whole": r.parameters,
+            "whole": r.parameters * (r.ranks > 1),
+            "layer": (summoned + -(-summoned // r.ranks)) * (r.ranks > 1),
+            "adapter": adapter * (r.ranks > 1),
         }
         return communication.handed(r.role, word, elements.get(word, 0), r.weight_bytes)
 

@@ -10,6 +10,7 @@ in `openrlhf/`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ SHARED = (
     "method", "lora", "precision", "optimizer", "optimizer_impl", "sharding", "grad_dtype", "checkpointing",
     "attention", "loss", "logprob", "packing",
 )  # fmt: skip
-SHARED_BY_TRAINED = ("micro_batch", "offload.optimizer", "offload.parameters")
+SHARED_BY_TRAINED = ("micro_batch", "max_tokens_per_gpu", "offload.optimizer", "offload.parameters")
 SET = {place: attrgetter(place) for place in (*SHARED, *SHARED_BY_TRAINED)}
 
 
@@ -51,10 +52,20 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "rollout.gpu_memory_utilization": share,
         # n_samples_per_prompt is 1, which ray.py refuses for group_norm; examples/scripts/train_grpo_ray_*.sh have 8
         "rollout.n": 8 if task == "grpo" else 1,
+        # micro_rollout_batch_size, of every role: ppo.py:280 (0.3.8), ray.py:369 (0.10.0)
+        "rollout.micro_batch": 1 if at_least(version, "0.10.0") else 8,
         "rollout.sleep": False,  # vllm_enable_sleep
         # rollout_batch_size: 512 in ppo.py, and in ray.py until 0.3.5
         "rollout.batch": 1024 if at_least(version, "0.3.6") and not (shared and engine == "hf") else 512,
     }
+    if at_least(version, "0.8.0"):
+        values["entropy_coeff"] = 0  # entropy_loss_coef: 0, later None (ray.py:352 of 0.8.0, :374 of 0.9.0)
+    if at_least(version, "0.8.6"):
+        # use_dynamic_batch is off; train_max_tokens_per_gpu counts with it, and for scoring, too, where
+        # rollout_max_tokens_per_gpu is None; it turns packing_samples on (ray.py:304-307, :509-515 of 0.9.0)
+        values |= {"max_tokens_per_gpu": None, "rollout.max_tokens_per_gpu": None}
+        if "max_tokens_per_gpu" in given:
+            values |= {"packing": True, "attention": "flash", "rollout.micro_batch": None}
     if task == "ppo" and "roles.reward.model" in given:
         # critic_pretrain = reward_pretrain.split(",")[0], or pretrain for a remote reward model: ray.py:417-423 (0.6.1)
         values["roles.critic.model"] = given["roles.reward.model"]
@@ -95,10 +106,14 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
         """
         own = s.role(name)
         assert own
-        logits = path(own.rows) if name in ("actor", "reference") else Path("scalar", held="step")
+        language = name in ("actor", "reference")
+        scored = dynamic(s) if s.max_tokens_per_gpu else s.scored_by(name)
+        logits, scores = [path(rows) if language else Path("scalar", held="step") for rows in (own.rows, scored)]
+        if name == "actor" and s.entropy_coeff:
+            logits = replace(logits, entropy="compiled")  # models/actor.py:14 and :167 of 0.8.0
         # reloaded for its own update alone: trainer/ray/ppo_actor.py:130-156 of 0.6.1; asleep from loading on, :383
         leaves = frozenset({"states"}) if sleeping and name in TRAINED else frozenset[str]()
-        return Role(name, logits, logits, own.rows, own.rows, leaves, process="trainer" if alone else name)
+        return Role(name, logits, scores, own.rows, scored, leaves, process="trainer" if alone else name)
 
     # strategy.prepare: ppo.py:189 of 0.3.8. Ray starts actor, reference and reward model together and the critic after
     # them, ray.py:128-155 of 0.3.8.
@@ -121,7 +136,7 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
             max_num_seqs=128 if by_scheduler else None,
             max_num_batched_tokens=2048 if by_scheduler else None,
         )
-    notes = ["micro_batch stands for OpenRLHF's micro_rollout_batch_size, too, by which it scores and generates"]
+    notes = []
     if sleeping:
         notes.append("rollout.sleep stands for ds.enable_sleep, too, as in OpenRLHF's template: states of the "
                      "optimizers are in host memory outside their own updates")  # fmt: skip
@@ -137,6 +152,20 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
     )
 
 
+def dynamic(s: Scenario) -> int:
+    """Sequences that a GPU scores at once where batches are dynamic, the same for every role.
+
+    `split_rollout_samples` rounds the number of batches down to one that the actor's ranks share evenly, so that they
+    may hold more tokens than rollout_max_tokens_per_gpu (trainer/ppo_utils/experience_maker.py:467-475 of 0.9.0).
+    """
+    assert s.rollout and s.max_tokens_per_gpu
+    actor = s.role("actor") or s
+    tokens, responses = s.rollout.max_tokens_per_gpu or s.max_tokens_per_gpu, s.rollout.batch * s.rollout.n
+    held = max(1, tokens * s.context_parallel // s.expected_len)
+    batches = max(1, -(-responses // held) // actor.data_parallel) * actor.data_parallel
+    return -(-responses // batches)
+
+
 def stages(s: Scenario) -> Iterator[Stage]:
     """One step in its order."""
     assert s.rollout
@@ -149,7 +178,7 @@ def stages(s: Scenario) -> Iterator[Stage]:
         # trainer/ppo_utils/experience_maker.py:254 of 0.5.8: micro batch by micro batch; Transformers keeps the last
         # position of the prompts alone since 4.45 (num_logits_to_keep)
         every = () if at_least(s.versions["transformers"], "4.45") else ("prompt-logits",)
-        yield Stage("generate", "actor", holds=every, rows=actor.rows)
+        yield Stage("generate", "actor", holds=every, rows=actor.scoring_rows)
     for name in scoring(s):
         if s.has(name):
             yield Stage("score", name)
@@ -258,6 +287,8 @@ def _rollout(s: Scenario) -> Iterator[str]:
         if s.sharding == "zero3" and engine == "hf" and not one_group(s):  # asserted: ray.py:32 of 0.6.1
             yield "sharding: given 'zero3' under Ray with rollout.engine 'hf', allowed: zero1, zero2, or vllm"
         return
+    if s.max_tokens_per_gpu and not s.packing:
+        yield "packing: given false with max_tokens_per_gpu, allowed with openrlhf: true, which it then turns on"
     if s.packing and not at_least(version, "0.4.4"):
         yield f"packing: given true, allowed with openrlhf {version}: false; RL got it with 0.4.4"
     if s.method != "full":

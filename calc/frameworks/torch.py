@@ -131,6 +131,7 @@ def rollout(sequences: int) -> dict[str, Any]:
         "rollout.tensor_parallel": 1,
         "rollout.gpu_memory_utilization": 0.9,
         "rollout.n": 1,
+        "rollout.micro_batch": None,
         "rollout.sleep": False,
         "rollout.batch": sequences,
     }
@@ -217,11 +218,12 @@ def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reent
         if own:
             way = path if name in ("actor", "reference") else Path("scalar")
             shares = name == "reference" and bool(s.lora) and s.roles[name] == {"model": s.model}
-            roles.append(Role(name, way, way, own.rows, own.rows, root_stays=True, shares=shares, reentrant=reentrant))
+            rows, scored = own.rows, s.scored_by(name)
+            roles.append(Role(name, way, way, rows, scored, root_stays=True, shares=shares, reentrant=reentrant))
     names = [role.name for role in roles]
     stages = []
     if "actor" in names:
-        stages.append(Stage("generate", "actor", rows=roles[0].rows))
+        stages.append(Stage("generate", "actor", rows=roles[0].scoring_rows))
     if len(names) > 1:
         # a job of one role is that role's update alone
         stages += [Stage("score", name) for name in names]

@@ -75,7 +75,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     # the flag's default is 1, with which a group has no advantage: examples/grpo_trainer and
     # examples/reinforce_plus_plus_trainer set 5
     n = int(given.get("rollout.n", 1 if task == "ppo" else 5))
-    adapters = given.get("method", "full") != "full"
+    adapters, dynamic = given.get("method", "full") != "full", "max_tokens_per_gpu" in given
     values: dict[str, Any] = {
         # data.max_prompt_length, max_response_length, train_batch_size: the same in every release
         "prompt_len": 512,
@@ -104,6 +104,11 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "rollout.engine": "vllm",  # rollout.name; 0.9 wants it given
         "rollout.tensor_parallel": min(2, gpus),  # rollout.tensor_model_parallel_size 2, which one GPU cannot do
         "rollout.gpu_memory_utilization": 0.5,
+        # rollout.log_prob_micro_batch_size_per_gpu has no default and must be given, in the fork it is 128 for all GPUs
+        "rollout.micro_batch": max(1, 128 // gpus) if fork and not dynamic else None,
+        # actor.use_dynamic_bsz is false; log_prob_max_token_len_per_gpu is the actor's ppo_max_token_len_per_gpu
+        "max_tokens_per_gpu": None,
+        "rollout.max_tokens_per_gpu": None,
         "rollout.sleep": True,  # rollout.free_cache_engine
         # on once vLLM has its weights (workers/fsdp_workers.py of 0.6.0, workers/engine_workers.py:805 of 0.9.0)
         "expandable_segments": at_least(version, "0.6.0"),
@@ -117,9 +122,22 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     }
     if task == "ppo" and at_least(version, "0.7.0") and not at_least(version, "0.8.0"):
         values["roles.critic.packing"] = False  # critic/dp_critic.yaml:44 of 0.7.1, which became the actor's in 0.8.0
+    if task in TASKS:
+        # actor.entropy_coeff, ppo_trainer.yaml:31 of 0.2, :56 of 0.4.0
+        values["entropy_coeff"] = 0 if at_least(version, "0.4.0") else 0.001
+    if not fork:
+        values["rollout.max_num_batched_tokens"] = 8192  # passed since 0.2 (vllm_rollout.py:104)
+    if at_least(version, "0.6.0"):
+        # passed since then (vllm_rollout_spmd.py:203); rollout.yaml:84 of 0.9.0
+        values["rollout.max_num_seqs"] = 256 if at_least(version, "0.9.0") else 1024
+    if dynamic and task in TASKS:
+        # critic.ppo_max_token_len_per_gpu, by which reward models score, too (ppo_trainer.yaml:120 and :145 of 0.2)
+        own = [name for name in ("critic", "reward") if f"roles.{name}.micro_batch" not in given]
+        values |= {f"roles.{name}.max_tokens_per_gpu": 32768 for name in own}
     if task not in TASKS:
         values |= sft.defaults(given) | {"expandable_segments": False}
     if at_least(version, "0.4.0"):
+        values["rollout.layered_summon"] = False  # ppo_trainer.yaml:115 of 0.4.0, rollout/rollout.yaml:103 of 0.9.1
         # use_kl_loss and use_kl_in_reward are both false (main_ppo.py:130 of 0.4.0); until 0.3 main_ppo.py always maps
         # Role.RefPolicy
         values["roles.reference"] = "none"
@@ -129,6 +147,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         # by ref.fsdp_config.param_offload, False, in the fork (fsdp_workers.py:342); later CPUOffload whatever the flag
         # says (fsdp_workers.py:248 of 0.2, engine.py:433 of 0.9.1)
         values["roles.reference.offload.parameters"] = not fork
+    if fork and not dynamic:
+        values["roles.reference.micro_batch"] = max(1, 128 // gpus)  # ref.log_prob_micro_batch_size
     if adapters:
         values |= {
             "lora.rank": 64,  # model.lora_rank 0 means none; examples set 32 to 128
@@ -158,6 +178,8 @@ def refuse(s: Scenario) -> str | None:
         role = s.role(name)
         if role and (reason := engine.refuse(role)):
             return place + reason
+    if s.rollout.layered_summon and not s.lora:
+        return "rollout.layered_summon: given true with method full, allowed: with lora, whose adapters it gathers"
     sequences = s.rollout.batch * s.rollout.n
     if sequences % s.data_parallel:  # utils/config.py:124 of 0.9.1; before, DataProto.chunk
         allowed = f"with rollout.n = {s.rollout.n} a multiple of {s.data_parallel}"
@@ -166,7 +188,11 @@ def refuse(s: Scenario) -> str | None:
         return f"global_batch: given {s.global_batch}, allowed: at most rollout.batch x rollout.n = {sequences}"
     if s.has("reward") and at_least(version, "0.7.1"):
         return f"roles.reward: given a model, allowed with verl {version}: none; its server is not modelled yet"
+    if (tokens := s.rollout.max_tokens_per_gpu) and (fault := engine.full_length(tokens, s)):
+        return f"rollout.{fault}"
     reference = s.role("reference")
+    if reference and (tokens := reference.max_tokens_per_gpu) and (fault := engine.full_length(tokens, s)):
+        return f"roles.reference.{fault}"
     if reference and s.lora and s.roles["reference"] != {"model": s.model}:
         return "roles.reference: given with method lora, allowed: none, or {} for the actor without its adapters"
     if reference and not s.lora and version != FORK and not reference.offload.parameters:
@@ -203,9 +229,8 @@ def keeps(s: Scenario) -> Keeps:
         serving=Serving(
             version=vllm,
             max_model_len=s.seq_len,
-            # passed since 0.6.0 (vllm_rollout_spmd.py:203): 1024, in rollout.yaml:84 of 0.9.0 256
-            max_num_seqs=(256 if at_least(version, "0.9.0") else 1024) if at_least(version, "0.6.0") else None,
-            max_num_batched_tokens=None if version == FORK else 8192,  # passed since 0.2 (vllm_rollout.py:104)
+            max_num_seqs=s.rollout.max_num_seqs,
+            max_num_batched_tokens=s.rollout.max_num_batched_tokens,
             graphs=at_least(version, "0.6.0"),  # enforce_eager: True in rollout.yaml:35 of 0.5.0, False in :38 of 0.6.0
             # third_party/vllm/vllm_v_0_6_3/worker.py:210 of the fork; vLLM's own worker from 0.7 on
             share_of_free=not at_least(vllm, "0.7"),
@@ -220,20 +245,24 @@ def keeps(s: Scenario) -> Keeps:
 def _sleep_level(s: Scenario) -> int:
     """1 until 0.5 (sharding_manager/fsdp_vllm.py:240 of 0.5.0), and again for adapters from 0.7.1 on; else 2.
 
-    third_party/vllm/__init__.py:49 of 0.6.0; vllm_async_server.py:636-639 of 0.7.1: adapters leave the base in vLLM.
+    third_party/vllm/__init__.py:49 of 0.6.0; vllm_async_server.py:636-639 of 0.7.1: adapters leave the base in vLLM, as
+    they do before with layered_summon (vllm_rollout_spmd.py:105 of 0.6.0, vllm_rollout.py:131 of 0.7.0).
     """
+    assert s.rollout
     version = s.framework_version
     if not at_least(s.versions["vllm"], "0.7"):
         return (
             2  # pages never touched: `torch.empty_like(param, device="cpu")`, third_party/vllm/vllm_v_0_6_3/worker.py
         )
-    return 1 if not at_least(version, "0.6.0") or (s.lora and at_least(version, "0.7.1")) else 2
+    keeps_base = s.lora and (s.rollout.layered_summon or at_least(version, "0.7.1"))
+    return 1 if not at_least(version, "0.6.0") or keeps_base else 2
 
 
 def _roles(s: Scenario) -> Iterator[Role]:
     """The models of the job, in the order in which they load."""
     assert s.rollout
     version, scalar = s.framework_version, Path("scalar")
+    learns = s.entropy_coeff != 0  # calculate_entropy, dp_actor.py:386 of 0.4.0, :580 of 0.7.1
     whole = max(1, s.rollout.batch * s.rollout.n // s.data_parallel)
     for name in ("critic", "reference", "reward", "actor"):
         role = s.role(name)
@@ -241,6 +270,11 @@ def _roles(s: Scenario) -> Iterator[Role]:
             continue
         # critic and reward model keep their micro-batches as they are in the fork, too (fsdp_workers.py:535-537)
         count = role.rows if name in ("actor", "reference") else min(role.micro_batch, whole)
+        scored = role.scoring_rows if name == "actor" else count
+        if role.max_tokens_per_gpu:
+            count = role.rows
+            if name != "actor":
+                scored = role.filled(role.max_tokens_per_gpu, s.rollout.batch * s.rollout.n)
         # verl itself moves what is trained; what is only scored lies on the host with PyTorch's CPUOffload, but the
         # fork's reference, which it moves by hand (fsdp_workers.py:342 of the fork)
         by_hand = {"actor": engine.MOVED, "critic": engine.MOVED, "reference": ("weights",) if version == FORK else ()}
@@ -248,11 +282,12 @@ def _roles(s: Scenario) -> Iterator[Role]:
         yield engine.role(
             name,
             role,
-            engine.loss_path(role, entropy=False) if language else scalar,
+            engine.loss_path(role, count, entropy=learns and name == "actor") if language else scalar,
             # old log-probabilities come with the entropy in every release (fsdp_workers.py:706 of 0.4.1,
             # v1/trainer_base.py:1653 of 0.9.1), the reference's without
-            engine.loss_path(role, entropy=name == "actor") if language else scalar,
+            engine.loss_path(role, scored, entropy=name == "actor") if language else scalar,
             count,
+            scored,
             moved=by_hand.get(name, ()),
             shares=bool(name == "reference" and s.lora),  # ref_in_actor (ray_trainer.py:393 of 0.4.0)
         )
@@ -283,13 +318,19 @@ def _syncs(s: Scenario) -> Iterator[Stage]:
     engine.py:977-1036 and engine_workers.py:772-805 of 0.9.1: vLLM's weights are there first; until 0.7 only then
     (fsdp_workers.py:740-822 of 0.7.1, sharding_manager/fsdp_vllm.py:156-200 of 0.4.1). FSDP 1's state dict is a copy of
     the shards, FSDP 2's refers to them. With adapters only these are sent, for which FSDP 1 gathers the whole model
-    (`summon_full_params`, utils/fsdp_utils.py:629 of 0.6.0).
+    (`summon_full_params`, utils/fsdp_utils.py:629 of 0.6.0), or with layered_summon a layer at a time
+    (`layered_summon_lora_params`, :464 of 0.4.0), from 0.9.0 on a unit that has adapters (:645 of 0.9.1), while FSDP 2
+    gathers each adapter anyway.
     """
+    assert s.rollout
     version = s.framework_version
+    summoned = "whole"
+    if s.rollout.layered_summon:
+        summoned = "adapter" if at_least(version, "0.9.0") else "layer"
     bucket = ("bucket",) if at_least(version, "0.7.1") else ()  # bucketed_weight_transfer.py:165 of 0.7.1
     before = "weights" if at_least(version, "0.8.0") else "asleep"
     if s.sharding == "fsdp2":
         yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("parameter", *bucket))
         return
-    yield Stage("sync", "actor", engine=before, holds=("whole",) if s.lora else ("units", "copies"))
+    yield Stage("sync", "actor", engine=before, holds=(summoned,) if s.lora else ("units", "copies"))
     yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("copies", "parameter", *bucket))

@@ -44,6 +44,8 @@ def refuse(s: Scenario) -> str | None:
         return f"context_parallel: given {degree}, allowed: a divisor of the model's {heads} attention heads"
     if keys % degree and degree % keys:
         return f"context_parallel: given {degree}, allowed: a divisor or a multiple of the model's {keys} key heads"
+    if s.max_tokens_per_gpu and (fault := full_length(s.max_tokens_per_gpu, s)):
+        return fault
     for place, allowed in fixed.items():
         if getattr(s, place) not in allowed:
             with_packing = " with packing" if place == "attention" and free else ""
@@ -52,6 +54,15 @@ def refuse(s: Scenario) -> str | None:
     if s.no_sync is not (once := reduces_once(version)):
         return f"no_sync: given {str(s.no_sync).lower()}, allowed with verl {version}: {str(once).lower()}"
     return None
+
+
+def full_length(tokens: int, s: Scenario) -> str | None:
+    """Why a dynamic batch of so many `tokens` a GPU cannot be made, in one line; None where a whole sequence fits.
+
+    "max_token_len must be greater than the sequence length" (utils/seqlen_balancing.py:248 of 0.4.0).
+    """
+    least = -(-s.seq_len // s.context_parallel)
+    return None if tokens >= least else f"max_tokens_per_gpu: given {tokens}, allowed with verl: at least {least}"
 
 
 def reduces_once(version: str) -> bool:
@@ -68,18 +79,22 @@ def role(
     path: Path,
     scoring: Path,
     rows: int,
+    scoring_rows: int,
     *,
     moved: tuple[str, ...] = MOVED,
     shares: bool = False,
 ) -> Role:
-    """A model on the engine, `rows` sequences a forward; `moved`: what verl may take to the host by itself."""
+    """A model on the engine, `rows` sequences a forward, `scoring_rows` of one without gradient.
+
+    `moved`: what verl may take to the host by itself.
+    """
     asked = {"weights": s.offload.parameters, "states": s.offload.optimizer}
     return Role(
         name,
         path,
         scoring,
         rows,
-        rows,
+        scoring_rows,
         leaves=frozenset(word for word in moved if asked[word]),
         root_stays=_root_stays(s),
         shares=shares,
@@ -99,8 +114,10 @@ def _root_stays(s: Scenario) -> bool:
     return version == FORK or at_least(version, "0.8.0")
 
 
-def loss_path(s: Scenario, *, entropy: bool) -> Path:
-    """From logits to log-probabilities; `entropy`: asked for beside them, which until 0.3 it always is.
+def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
+    """From the logits of `rows` sequences to log-probabilities.
+
+    `entropy`: asked for beside them, which until 0.3 it always is.
 
     workers/actor/dp_actor.py `_forward_micro_batch` until 0.7, engine.py `prepare_model_outputs` since. Until 0.8 the
     temperature divides in place, 0.9.0 makes a copy (engine.py:1352), 0.9.1 leaves a temperature of 1 alone (:95-103).
@@ -117,7 +134,7 @@ def loss_path(s: Scenario, *, entropy: bool) -> Path:
         head_fp32=not at_least(s.versions["transformers"], "4.46"),
         scaled="" if at_least(version, "0.9.1") else divided,
         cut=("unpad" if later else "slice") if padded else "",
-        shift_copy=padded and not later and s.rows > 1,
+        shift_copy=padded and not later and rows > 1,
         # inplace_backward, unless the entropy needs the logits as they were (dp_actor.py:158-165 of 0.4.0)
         in_place=not early and not entropy,
         entropy=("eager" if padded else "compiled") if early or entropy else "",

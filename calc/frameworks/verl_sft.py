@@ -24,11 +24,11 @@ TOKENS = 8192  # data.max_token_len_per_gpu: batches are filled up to it (use_dy
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """`trainer/config/sft_trainer_engine.yaml`, by dotted key, where it differs from the actor's; `given` by the user.
 
-    A dynamic batch is computed as the sequences of full length that it holds.
+    Batches are dynamic unless a micro batch is given; one has room for a sequence at least.
     """
-    length = int(given.get("seq_len", LENGTH))
-    share = TOKENS * int(given.get("context_parallel", 1)) // length
-    return {"seq_len": LENGTH, "micro_batch": max(1, share), "global_batch": 256}  # data.train_batch_size
+    least = -(-int(given.get("seq_len", LENGTH)) // int(given.get("context_parallel", 1)))
+    tokens = None if "micro_batch" in given else max(TOKENS, least)
+    return {"seq_len": LENGTH, "micro_batch": 1, "max_tokens_per_gpu": tokens, "global_batch": 256}  # train_batch_size
 
 
 def refuse(s: Scenario) -> str | None:
@@ -43,6 +43,6 @@ def refuse(s: Scenario) -> str | None:
 
 def keeps(s: Scenario) -> Keeps:
     """One model, trained by the log-probabilities of an actor, and a checkpoint."""
-    path = engine.loss_path(s, entropy=False)
+    path = engine.loss_path(s, s.rows, entropy=False)
     stages = (Stage("train", "actor"), engine.saving(s, "actor"))
-    return Keeps((engine.role("actor", s, path, path, s.rows),), stages, ("actor",))
+    return Keeps((engine.role("actor", s, path, path, s.rows, s.rows),), stages, ("actor",))

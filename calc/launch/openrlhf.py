@@ -54,7 +54,11 @@ def supervised(s: Scenario) -> str:
 
 def shared(s: Scenario) -> Iterator[Words]:
     """What every script has: batches, DeepSpeed, adapters."""
-    yield option("--train.micro_batch_size", s.micro_batch)
+    if s.max_tokens_per_gpu:
+        yield ("--train.dynamic_batch_enable",)
+        yield option("--train.max_tokens_per_gpu", s.max_tokens_per_gpu)
+    else:
+        yield option("--train.micro_batch_size", s.micro_batch)
     yield option("--train.batch_size", s.global_batch)
     yield option("--ds.zero_stage", int(s.sharding[-1]) if s.sharding.startswith("zero") else 0)
     yield option("--ds.param_dtype", "bf16")
@@ -78,11 +82,12 @@ def ray(s: Scenario) -> str:
     if s.rollout.engine != "vllm":
         raise LaunchError(f"rollout.engine: given {s.rollout.engine!r}, allowed for a command of openrlhf: vllm")
     actor = own(s, "actor")
-    if s.rollout.batch * s.rollout.n // s.micro_batch < s.gpus_of("actor"):  # asserted by train_ppo_ray.py
-        least = -(-s.gpus_of("actor") * s.micro_batch // s.rollout.n)
+    scored = 1 if s.max_tokens_per_gpu else s.rollout.micro_batch or s.micro_batch
+    if s.rollout.batch * s.rollout.n // scored < s.gpus_of("actor"):  # asserted by train_ppo_ray.py
+        least = -(-s.gpus_of("actor") * scored // s.rollout.n)
         raise LaunchError(
             f"rollout.batch: given {s.rollout.batch}, allowed with openrlhf: at least {least}, "
-            f"a micro batch of {s.micro_batch} for each of the actor's {s.gpus_of('actor')} GPUs"
+            f"a micro batch of {scored} for each of the actor's {s.gpus_of('actor')} GPUs"
         )
     return shell.command(
         "python3",
@@ -96,11 +101,12 @@ def ray(s: Scenario) -> str:
             option("--rollout.max_new_tokens", s.response_len),
             option("--rollout.batch_size", s.rollout.batch),
             option("--rollout.n_samples_per_prompt", s.rollout.n),
-            option("--rollout.micro_batch_size", s.micro_batch),
+            tokens_scored(s) if s.max_tokens_per_gpu else option("--rollout.micro_batch_size", scored),
             option("--algo.advantage.estimator", ESTIMATORS[s.task]),
             *shared(actor),
             *switch("--actor.gradient_checkpointing_enable", actor.checkpointing == "full"),
             option("--actor.optim", "adam"),
+            *([option("--actor.entropy_coef", f"{s.entropy_coeff:g}")] if s.entropy_coeff else []),
             *([option("--critic.optim", "adam")] if s.has("critic") else []),
             option("--vllm.num_engines", s.rollout.gpus // s.rollout.tensor_parallel),
             option("--vllm.tensor_parallel_size", s.rollout.tensor_parallel),
@@ -109,6 +115,12 @@ def ray(s: Scenario) -> str:
             *switch("--ds.enable_sleep", rl.states_sleep(s)),
         ],
     )
+
+
+def tokens_scored(s: Scenario) -> Words:
+    """The tokens of a dynamic batch that is scored."""
+    assert s.rollout
+    return option("--rollout.max_tokens_per_gpu", s.rollout.max_tokens_per_gpu or s.max_tokens_per_gpu)
 
 
 def others(s: Scenario) -> Iterator[Words]:

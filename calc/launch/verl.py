@@ -58,6 +58,7 @@ def keys(s: Scenario) -> Iterator[Words]:
     yield key(f"{MODEL}.use_fused_kernels", False)
     yield from trained(ACTOR, "fsdp_config", actor)
     yield key(f"{ACTOR}.ppo_mini_batch_size", prompts(actor, "global_batch"))
+    yield key(f"{ACTOR}.entropy_coeff", f"{s.entropy_coeff:g}")
     yield from reference(s)
     yield from rollout(s)
     if s.has("critic"):
@@ -71,8 +72,11 @@ def trained(where: str, config: str, s: Scenario) -> Iterator[Words]:
     """How a trained model lies on its GPUs, and its micro batch."""
     yield key(f"{where}.strategy", STRATEGIES[s.sharding])
     yield from engine(f"{where}.{config}", f"{where}.optim", s)
-    yield key(f"{where}.use_dynamic_bsz", False)
-    yield key(f"{where}.ppo_micro_batch_size_per_gpu", s.micro_batch)
+    yield key(f"{where}.use_dynamic_bsz", s.max_tokens_per_gpu is not None)
+    if s.max_tokens_per_gpu:
+        yield key(f"{where}.ppo_max_token_len_per_gpu", s.max_tokens_per_gpu)
+    else:
+        yield key(f"{where}.ppo_micro_batch_size_per_gpu", s.micro_batch)
     if s.context_parallel > 1:
         yield key(f"{where}.ulysses_sequence_parallel_size", s.context_parallel)
 
@@ -84,7 +88,7 @@ def reference(s: Scenario) -> Iterator[Words]:
     yield key("algorithm.use_kl_in_reward", s.has("reference") and not loss)
     if s.has("reference"):
         role = own(s, "reference")
-        yield key(f"{REF}.log_prob_micro_batch_size_per_gpu", role.micro_batch)
+        yield from scored(REF, role.max_tokens_per_gpu, role.micro_batch)
         if not s.lora:  # else the actor without its adapters
             yield key(f"{REF}.strategy", STRATEGIES.get(role.sharding, STRATEGIES[own(s, "actor").sharding]))
             yield key(f"{REF}.fsdp_config.model_dtype", DTYPES.get(role.precision, "fp32"))
@@ -98,9 +102,23 @@ def rollout(s: Scenario) -> Iterator[Words]:
     yield key(f"{ROLLOUT}.gpu_memory_utilization", s.rollout.gpu_memory_utilization)
     yield key(f"{ROLLOUT}.n", s.rollout.n)
     yield key(f"{ROLLOUT}.free_cache_engine", s.rollout.sleep)
-    yield key(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", own(s, "actor").micro_batch)
+    yield key(f"{ROLLOUT}.max_num_seqs", s.rollout.max_num_seqs)
+    yield key(f"{ROLLOUT}.max_num_batched_tokens", s.rollout.max_num_batched_tokens)
+    actor = own(s, "actor")
+    tokens = actor.max_tokens_per_gpu and (s.rollout.max_tokens_per_gpu or actor.max_tokens_per_gpu)
+    yield from scored(ROLLOUT, tokens, s.rollout.micro_batch or actor.micro_batch)
     if s.lora:
         yield key(f"{ROLLOUT}.load_format", "safetensors")  # the base from its checkpoint: adapters alone are sent
+        yield key(f"{ROLLOUT}.layered_summon", s.rollout.layered_summon)
+
+
+def scored(where: str, tokens: int | None, micro_batch: int) -> Iterator[Words]:
+    """What is scored at once: a dynamic batch of so many tokens, or a micro batch."""
+    yield key(f"{where}.log_prob_use_dynamic_bsz", tokens is not None)
+    if tokens:
+        yield key(f"{where}.log_prob_max_token_len_per_gpu", tokens)
+    else:
+        yield key(f"{where}.log_prob_micro_batch_size_per_gpu", micro_batch)
 
 
 def notes(s: Scenario) -> Iterator[str]:

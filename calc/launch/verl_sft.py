@@ -24,8 +24,11 @@ def keys(s: Scenario) -> Iterator[Words]:
     yield key("data.train_files", Placeholder("TRAIN_FILES", "parquet file of the conversations"))
     yield key("data.max_length", s.seq_len)
     yield key("data.train_batch_size", s.global_batch)
-    yield key("data.use_dynamic_bsz", False)
-    yield key("data.micro_batch_size_per_gpu", s.micro_batch)
+    yield key("data.use_dynamic_bsz", s.max_tokens_per_gpu is not None)
+    if s.max_tokens_per_gpu:
+        yield key("data.max_token_len_per_gpu", s.max_tokens_per_gpu)
+    else:
+        yield key("data.micro_batch_size_per_gpu", s.micro_batch)
     yield from model("model", s, shell.model_name(s.model))
     yield key("model.use_fused_kernels", False)
     yield key("engine.strategy", STRATEGIES[s.sharding])

@@ -14,7 +14,7 @@ from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import closest, tight
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration, Miss, Problem, configured, fits
-from calc.report import degrees, segments
+from calc.report import batched, degrees, segments
 from calc.schema import InputError
 from calc.site import answers
 from calc.site.tables import CANNOT
@@ -154,7 +154,7 @@ def words(best: Configuration) -> str:
         f"{' and '.join([*moved, *frozen])} offloaded" if moved or frozen else "",
         {"full": "checkpointing", "selective": "selective checkpointing"}.get(s.checkpointing, ""),
         *segments(s),
-        f"micro batch {s.micro_batch}",
+        batched(s),
     ]
     if s.rollout and s.rollout.engine == "vllm":
         apart = f" on {s.rollout.gpus} GPUs of its own" if s.placement == "separate" else ""

@@ -11,7 +11,7 @@ from html import escape
 
 from calc.recommend import Miss, Recommendation
 from calc.recommend.search import Judged
-from calc.report import degrees, lengths, roles, rollout, segments, trainer
+from calc.report import batched, degrees, lengths, roles, rollout, segments, trainer
 from calc.rules import PAIRED
 from calc.scenario import Scenario
 from calc.site import answers
@@ -73,7 +73,7 @@ def describe(answer: Answer) -> str:
         checkpointing(s.checkpointing),
         *segments(s),
         lengths(s),
-        f"micro batch {s.micro_batch}" + (", in pairs" if s.task in PAIRED else ""),
+        batched(s) + (", in pairs" if s.task in PAIRED else ""),
         *([rollout(s), roles(s, names)] if s.rollout else []),
     ]
     return " · ".join(parts) + "."
@@ -94,7 +94,7 @@ def settings(s: Scenario) -> list[str]:
         _method(s) + (", AdamW in 8 bits" if s.optimizer == "adamw-8bit" else ""),
         SHARDINGS[s.sharding] if s.gpus > 1 else "one GPU",
         *degrees(s),
-        f"micro batch {s.micro_batch}",
+        batched(s),
         {"full": "checkpointing", "none": "no checkpointing"}.get(s.checkpointing, f"checkpointing {s.checkpointing}"),
         _offloaded(s),
         *segments(s),

@@ -66,7 +66,10 @@ def throughput(s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | Non
 
 def supervised(s: Scenario, r: Rates) -> list[Term]:
     """The terms of a task that trains one model on given sequences; dpo's reference scores them within its forward."""
-    load = Load(s.rows, s.expected_len, s.accumulation, 1)
+    rows = s.rows
+    if s.max_tokens_per_gpu:  # dynamic batches are balanced
+        rows = -(-s.sequences // (s.data_parallel * s.accumulation))
+    load = Load(rows, s.expected_len, s.accumulation, 1)
     head: Head = "scalar" if s.task == "rm" else "lm"
     terms = list(update(s, r, load, head))
     if reference := s.role("reference"):
@@ -112,6 +115,8 @@ def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> li
     rows = known.rows if trained else known.scoring_rows
     mine = max(1, _responses(s) // own.data_parallel)
     rows = min(rows, mine)
+    if own.max_tokens_per_gpu:  # dynamic batches are balanced
+        rows = -(-mine // -(-mine // rows))
     load = Load(rows, s.expected_len, -(-mine // rows), max(1, _responses(s) // s.global_batch))
     return list(update(own, r, load, "scalar" if name in VALUED else "lm", trained=trained))
 

@@ -81,7 +81,7 @@ SCRIPT = {
     "prompt_len": 1024,
     "response_len": 1024,
     "placement": "separate",
-    "rollout": {"engine": "vllm", "gpus": 4, "tensor_parallel": 2, "n": 1, "batch": 1024},
+    "rollout": {"engine": "vllm", "gpus": 4, "tensor_parallel": 2, "n": 1, "batch": 1024, "micro_batch": 2},
     "roles": {"actor": {"gpus": 4}, "critic": {"gpus": 4}, "reference": {"gpus": 2}, "reward": {"gpus": 2}},
 }
 STARTED, STEPPED = "before the first step", "after the first step"

@@ -30,7 +30,7 @@ JOB = {
     "micro_batch": 1,
     "prompt_len": 1024,
     "response_len": 1024,
-    "rollout": {"engine": "hf"},
+    "rollout": {"engine": "hf", "micro_batch": 1},
     "roles": {"critic": {"model": SMALL}, "reward": {"model": SMALL}},
 }
 OFFLOAD = {"offload.optimizer": True}
@@ -138,11 +138,16 @@ def test_zero3_with_offload_fits_at_one_sequence_a_gpu() -> None:
     assert part(e, "backward", "logits") == pytest.approx(16 * 2048 * 151_936 / GiB, abs=0.1)
 
 
-def test_the_default_micro_batch_does_not_fit() -> None:
-    default = {k: v for k, v in JOB.items() if k != "micro_batch"} | {"sharding": "zero3"} | OFFLOAD
-    s = parse(default)
-    assert s.micro_batch == 4
-    assert estimate(s).verdict == "oom"
+def test_the_default_micro_batches_die_in_scoring() -> None:
+    """micro_train_batch_size 4 and micro_rollout_batch_size 8: cli/train_ppo.py:280-294 of 0.4.0."""
+    default = {k: v for k, v in JOB.items() if k != "micro_batch"} | {"sharding": "zero3", "rollout": {"engine": "hf"}}
+    s = parse(default | OFFLOAD)
+    assert s.rollout
+    assert (s.micro_batch, s.rollout.micro_batch) == (4, 8)
+    e = estimate(s)
+    assert (e.verdict, e.verdict_phase) == ("oom", "score")
+    shorter = default | OFFLOAD | {"rollout": {"engine": "hf", "micro_batch": 1}}
+    assert estimate(parse(shorter)).verdict_phase == "forward"
     assert answer(sharding="zero3", **OFFLOAD, micro_batch=2).verdict == "fits"
 
 
@@ -156,7 +161,13 @@ def test_the_node_keeps_196_9_gb_after_the_first_step() -> None:
 
 def test_vllm_with_roles_apart_and_zero3_fits() -> None:
     roles = APART["roles"] | {"critic": {"gpus": 1, "model": SMALL}}  # type: ignore[operator]
-    e = answer(sharding="zero3", **OFFLOAD, placement="separate", roles=roles, rollout={"engine": "vllm", "gpus": 1})
+    e = answer(
+        sharding="zero3",
+        **OFFLOAD,
+        placement="separate",
+        roles=roles,
+        rollout={"engine": "vllm", "gpus": 1, "micro_batch": 1},
+    )
     assert e.verdict == "fits"
 
 

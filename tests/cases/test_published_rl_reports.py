@@ -33,7 +33,7 @@ COMPUTED = {
     "gh-x-r1-14": ("fits", None),  # its message's figures were not read
     "gh-trl-3456": ("fits", None),  # nor were this one's
     "gh-trl-2776": ("oom", "step"),
-    "logicrl-4a100": ("oom", "backward"),  # at a mean of 650 tokens, which its source does not state
+    "logicrl-4a100": ("oom", "score"),  # at a mean of 650 tokens, which its source does not state
 }
 DISAGREE = {"gh-orlhf-519", "gh-x-r1-14", "gh-trl-3456", "logicrl-4a100"}
 
@@ -89,8 +89,9 @@ def test_all_but_four_agree() -> None:
 
 def test_the_logic_rl_script_runs_with_shorter_answers() -> None:
     row = RECORDS["logicrl-4a100"]["scenario"]
-    assert parse(row).rows == 64
-    assert estimate(parse({**row, "expected_len": 400})).verdict == "fits"
+    s = parse(row)
+    assert (s.rows, s.scoring_rows) == (64, 256)
+    assert estimate(parse({**row, "expected_len": 250})).verdict == "fits"
 
 
 def test_the_page_runs_these_scenarios() -> None:

@@ -158,6 +158,19 @@ def test_beside_adapters_of_their_own_the_next_layer_comes_with_the_first_of_the
     assert at(e.at(after), "communication#gathered") == 2 * ROOT + 2 * 2 * LAYER
 
 
+def test_what_is_summoned_is_whole_in_the_stored_type_and_one_rank_has_it() -> None:
+    """verl reads adapters from the whole model, a layer or an adapter: fp32, the layer's shards copied beside it.
+
+    q_proj's adapter has matrices of 8·4096 elements. A single rank keeps NO_SHARD, which never unshards.
+    """
+    words = ("whole", "layer", "adapter")
+    given: dict[str, object] = {"precision": "fsdp-mixed", "lora": {"dtype": "fp32"}}
+    layer = LAYER + QV
+    expected = [4 * P, 4 * (layer + layer // 8), 4 * 8 * 4096]
+    assert [lora(**given).handing(word).bytes for word in words] == expected
+    assert [lora(gpus=1, **given).handing(word).bytes for word in words] == [0, 0, 0]
+
+
 def test_adapters_in_their_layers_flat_parameter_give_all_of_it_a_gradient() -> None:
     """`_validate_frozen_params` of torch 2.13's `wrap.py` warns of it: as many as the layer has, p + 106,496."""
     e = lora(lora={"units": "layer"})

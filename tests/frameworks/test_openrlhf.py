@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ from jobs import job
 
 from calc.frameworks import numbers, openrlhf
 from calc.keeps import Path
-from calc.scenario import Scenario, ScenarioError
+from calc.scenario import Scenario, ScenarioError, parse
 
 
 def run(version: str = "0.6.1", **fields: Any) -> Scenario:
@@ -253,7 +254,7 @@ def test_ppo_has_four_roles_and_the_others_no_critic() -> None:
 
 def test_train_ppo_holds_every_role_in_one_process_and_takes_turns() -> None:
     """cli/train_ppo.py: strategy.prepare(actor, critic, reward, reference); training_step at each micro-batch."""
-    s = rl(micro_batch=2)
+    s = rl(micro_batch=2, rollout__micro_batch=3)
     keeps = openrlhf.keeps(s)
     assert keeps.loading == ("actor", "critic", "reward", "reference")
     assert {role.process for role in keeps.roles} == {"trainer"}
@@ -263,7 +264,7 @@ def test_train_ppo_holds_every_role_in_one_process_and_takes_turns() -> None:
         "train critic", "save actor",
     ]  # fmt: skip
     assert [stage.alternating for stage in keeps.stages if stage.does == "train"] == [True, True]
-    assert keeps.stages[0].rows == 2
+    assert keeps.stages[0].rows == 3
     [update] = [stage for stage in openrlhf.keeps(rl(task="grpo")).stages if stage.does == "train"]
     assert not update.alternating  # nobody to take turns with
 
@@ -413,7 +414,7 @@ def test_every_rank_copies_what_is_saved_since_0_7_5(
 )
 def test_rl_keeps_its_outputs_through_the_step(version: str, rows: int, path: Path) -> None:
     """`output` is a local of training_step, gone with the next call: the actor's logits, the critic's hidden states."""
-    keeps = openrlhf.keeps(rl(version, micro_batch=rows))
+    keeps = openrlhf.keeps(rl(version, micro_batch=rows, rollout__micro_batch=rows))
     assert keeps.role("actor").path == keeps.role("actor").scoring == keeps.role("reference").scoring == path
     assert keeps.role("critic").path == keeps.role("reward").path == Path("scalar", held="step")
     assert {(role.rows, role.scoring_rows) for role in keeps.roles} == {(rows, rows)}
@@ -433,11 +434,77 @@ def test_host_memory_for_a_frozen_model_is_said_to_be_in_vain_below_zero3(shardi
     assert openrlhf.keeps(run("0.11.2", task="dpo", sharding=sharding)).notes == ()
 
 
-def test_a_scored_role_may_run_other_rows() -> None:
-    """micro_rollout_batch_size, as far as the fields can say it."""
-    keeps = openrlhf.keeps(rl(micro_batch=2, roles__reference__micro_batch=1))
-    assert (keeps.role("actor").path.kind, keeps.role("reference").path.kind) == ("rows", "logsumexp")
-    assert keeps.role("reference").scoring_rows == 1
+def test_all_roles_are_scored_by_micro_rollout_batch_size_unless_a_frozen_one_says_its_own() -> None:
+    """trainer/ppo_utils/experience_maker.py splits samples by it, whatever the update takes at once."""
+    keeps = openrlhf.keeps(rl(micro_batch=1, rollout__micro_batch=2, roles__reference__micro_batch=1))
+    assert {role.name: (role.rows, role.scoring_rows) for role in keeps.roles} == {
+        "actor": (1, 2), "critic": (1, 2), "reward": (1, 2), "reference": (1, 1),
+    }  # fmt: skip
+    actor = keeps.role("actor")
+    reference = keeps.role("reference")
+    assert (actor.path.kind, actor.scoring.kind, reference.scoring.kind) == ("logsumexp", "rows", "logsumexp")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "scored"),
+    [
+        (4096, 2, 2),
+        (20_480, 10, 11),  # 103 batches of 10 become 96, of which 8 GPUs have 12 each
+        (18_432, 9, 10),  # 114 become 112
+        (143_360, 16, 128),  # 15 batches of 70 become 8
+        (10**9, 16, 128),
+    ],
+)
+def test_dynamic_batches_that_are_scored_may_hold_more_than_their_tokens(tokens: int, rows: int, scored: int) -> None:
+    """experience_maker.py:467-475 of 0.9.0: as many as the actor's GPUs share, rounded down; 1,024 responses of 2,048.
+
+    The update's are first fits of 16 sequences a GPU (utils/seqlen_balancing.py, `get_minimum_num_micro_batch_size`).
+    """
+    s = rl("0.9.1", max_tokens_per_gpu=tokens, rollout__engine="vllm", rollout__sleep=True)
+    assert (s.packing, s.attention, s.rollout and s.rollout.micro_batch) == (True, "flash", None)
+    keeps = openrlhf.keeps(s)
+    assert {(role.rows, role.scoring_rows) for role in keeps.roles} == {(rows, scored)}
+    assert parse(s.as_dict()) == s
+
+
+def test_the_entropy_is_compiled_beside_the_actors_log_probability() -> None:
+    """--entropy_loss_coef since 0.8.0 (trainer/ray/ppo_actor.py:214), in the update alone."""
+    vllm = {"rollout__engine": "vllm", "rollout__sleep": True}
+    actor = openrlhf.keeps(rl("0.8.0", entropy_coeff=0.01, **vllm)).role("actor")
+    assert (actor.path.entropy, actor.scoring.entropy) == ("compiled", "")
+    assert openrlhf.keeps(rl("0.8.0", **vllm)).role("actor").path.entropy == ""
+    with pytest.raises(ScenarioError, match=r"entropy_coeff: given 0\.01, allowed with openrlhf 0\.7\.5: 0; it has no"):
+        rl("0.7.5", entropy_coeff=0.01, **vllm)
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "line"),
+    [
+        ("0.8.5", {}, "max_tokens_per_gpu: given 8192, allowed with openrlhf 0.8.5: null; it has no such setting"),
+        ("0.11.2", {"task": "sft"}, "max_tokens_per_gpu: given 8192, allowed with openrlhf 0.11.2: null; it has no"),
+        (
+            "0.11.2",
+            {"packing": False, "rollout__engine": "vllm"},
+            "packing: given false with max_tokens_per_gpu, allowed with openrlhf: true",
+        ),
+    ],
+)
+def test_dynamic_batches_are_refused_where_there_are_none(version: str, fields: dict[str, Any], line: str) -> None:
+    """ray.py has use_dynamic_batch since 0.8.6; no other script does."""
+    with pytest.raises(ScenarioError, match=re.escape(line)):
+        rl(version, **{"max_tokens_per_gpu": 8192} | fields)
+
+
+@pytest.mark.parametrize(("version", "rows"), [("0.3.8", 8), ("0.9.10", 8), ("0.10.0", 1)])
+def test_a_gpu_scores_no_more_at_once_than_it_has_of_the_rollout(version: str, rows: int) -> None:
+    """The default is 8, since 0.10.0 it is 1; four prompts on a GPU are four at most."""
+    vllm = {"placement": "separate", **SEPARATE}
+
+    def scored(batch: int) -> int:
+        rollout = {**SEPARATE["rollout"], "batch": batch}
+        return openrlhf.keeps(rl(version, **{**vllm, "rollout": rollout})).role("actor").scoring_rows
+
+    assert (scored(1024), scored(8)) == (rows, min(rows, 4))
 
 
 def test_the_log_probability_that_is_asked_for_is_kept_as_long() -> None:

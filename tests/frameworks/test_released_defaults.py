@@ -102,6 +102,9 @@ LORA = {"method": "lora"}
 SAID = {"ppo_ray": {"placement": "separate"}}  # what makes a job that of the script
 
 
+NEVER = {False: None}  # a switch that is off
+
+
 def dotted(old: str, new: str, since: str = "0.3.6") -> dict[str, str]:
     """A flag that exists since a release, and got a dotted name with 0.10.2."""
     return {since: old, "0.10.2": new}
@@ -148,6 +151,14 @@ OPENRLHF = (
     Row("response_len", {"0.3.6": "generate_max_len", "0.9.8": ""}, scripts=RL),
     Row("prompt_len+response_len", {"0.9.8": "max_len", "0.10.2": "data.max_len"}, scripts=RL),
     Row("rollout.batch", dotted("rollout_batch_size", "rollout.batch_size"), scripts=RL),
+    Row("entropy_coeff", dotted("entropy_loss_coef", "actor.entropy_coef", "0.8.0"), {None: 0}, scripts=RAY),
+    Row("max_tokens_per_gpu", dotted("use_dynamic_batch", "train.dynamic_batch_enable", "0.8.6"), NEVER, scripts=RAY),
+    Row(
+        "rollout.max_tokens_per_gpu",
+        dotted("rollout_max_tokens_per_gpu", "rollout.max_tokens_per_gpu", "0.8.6"),
+        scripts=RAY,
+    ),
+    Row("rollout.micro_batch", dotted("micro_rollout_batch_size", "rollout.micro_batch_size"), scripts=RL),
     Row("rollout.n", dotted("n_samples_per_prompt", "rollout.n_samples_per_prompt"), scripts=RL),
     Row("rollout.tensor_parallel", dotted("vllm_tensor_parallel_size", "vllm.tensor_parallel_size"), scripts=RAY),
     Row(
@@ -251,6 +262,17 @@ VERL = (
     Row("rollout.tensor_parallel", {"0.2": f"{ROLLOUT}.tensor_model_parallel_size"}, given=EIGHT),
     Row("rollout.gpu_memory_utilization", {"0.2": f"{ROLLOUT}.gpu_memory_utilization"}),
     Row("rollout.sleep", {"0.2": f"{ROLLOUT}.free_cache_engine"}),
+    Row("entropy_coeff", {"0.2": f"{ACTOR}.entropy_coeff"}),
+    Row("rollout.max_num_seqs", {"0.6.0": f"{ROLLOUT}.max_num_seqs"}),  # until then not passed
+    Row("rollout.max_num_batched_tokens", {"0.2": f"{ROLLOUT}.max_num_batched_tokens"}),
+    Row("max_tokens_per_gpu", {"0.2": f"{ACTOR}.use_dynamic_bsz"}, NEVER),
+    Row(
+        "roles.critic.max_tokens_per_gpu",
+        {"0.2": "critic.ppo_max_token_len_per_gpu"},
+        given={"max_tokens_per_gpu": 16_384},
+    ),
+    Row("rollout.micro_batch", {"0.2": f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"}),  # must be given
+    Row("rollout.layered_summon", {"0.4.0": f"{ROLLOUT}.layered_summon"}),
     Row("roles.critic", {"0.2": "algorithm.adv_estimator"}, {"gae": None}),
     Row("roles.reference", {"0.4.0": f"{ACTOR}.use_kl_loss"}, {False: "none"}),
     Row("roles.reference", {"0.4.0": "algorithm.use_kl_in_reward"}, {False: "none"}),
@@ -272,12 +294,10 @@ def test_verl_states_its_configuration(released: Released, version: str, script:
 
 
 VERL_SFT_FILE = "verl/trainer/config/sft_trainer_engine.yaml"
-# A dynamic batch of 8,192 tokens holds eight sequences of 1,024.
-SEQUENCES = {8192: 8}
 VERL_SFT = (
     Row("seq_len", {"0.7.1": "data.max_length"}),
     Row("global_batch", {"0.7.1": "data.train_batch_size"}),
-    Row("micro_batch", {"0.7.1": "data.max_token_len_per_gpu"}, SEQUENCES),
+    Row("max_tokens_per_gpu", {"0.7.1": "data.max_token_len_per_gpu"}),  # of which use_dynamic_bsz makes use
     Row("sharding", {"0.7.1": "engine.strategy"}, {"fsdp": "fsdp1"}),
     Row("offload.optimizer", {"0.7.1": "engine.optimizer_offload"}),
     Row("offload.parameters", {"0.7.1": "engine.param_offload"}),
@@ -389,7 +409,8 @@ UNTOLD = {
     "openrlhf": IN_CODE | {"offload.parameters", "loss"},
     "verl": IN_CODE
     | {"no_sync", "attention", "expandable_segments", "lora.dropout", "roles.reference.offload.parameters"}
-    | {"roles.reward.precision", "roles.reward.offload.parameters"},
+    | {"rollout.max_tokens_per_gpu"}  # a reference to the actor's
+    | {"roles.reference.micro_batch", "roles.reward.precision", "roles.reward.offload.parameters"},
     "trl": IN_CODE
     | {"micro_batch", "global_batch", "sharding", "offload.optimizer", "offload.parameters", "loss", "prompt_len"}
     | {"no_sync", "trainer", "rollout.batch", "roles.reward", "roles.reward.precision", "roles.reward.sharding"},

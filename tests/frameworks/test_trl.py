@@ -317,3 +317,9 @@ def test_transformers_trainer_reduces_fsdps_gradients_once_a_step(sharding: str,
     """transformers 5.23 trainer.py:1896: `accelerator.no_sync` for all micro-batches but the last, DeepSpeed apart."""
     for task in ("sft", "rm", "dpo", "grpo"):
         assert job(task=task, framework="trl", gpus=8, sharding=sharding).no_sync is once
+
+
+def test_a_scoring_micro_batch_of_its_own_is_refused() -> None:
+    """grpo_trainer.py scores by per_device_train_batch_size."""
+    with pytest.raises(ScenarioError, match=r"rollout\.micro_batch: given 4, allowed with trl 1\.16\.0: null"):
+        job(task="grpo", framework="trl", gpus=8, rollout={"micro_batch": 4})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from calc.estimate import estimate
 from calc.frameworks import verl
 from calc.keeps import Keeps, Path
 from calc.scenario import Scenario, ScenarioError, parse
@@ -217,6 +218,28 @@ def test_fsdp2_hands_on_its_own_shards_and_adapters_go_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "sharding", "summoned", "level"),
+    [
+        ("0.4.0", "fsdp1", ("layer",), 1),  # layered_summon_lora_params, utils/fsdp_utils.py:464
+        ("0.6.0", "fsdp1", ("layer",), 1),  # its vLLM then keeps the base: vllm_rollout_spmd.py:105
+        ("0.8.0", "fsdp1", ("layer",), 1),
+        ("0.9.0", "fsdp1", ("adapter",), 1),  # unit by unit, nested ones left out: utils/fsdp_utils.py:645 of 0.9.1
+        ("0.6.0", "fsdp2", (), 1),
+        ("0.9.1", "fsdp2", ("bucket",), 1),  # summon_full_params finds no unit of FSDP 1
+    ],
+)
+def test_layered_summon_gathers_a_layer_or_an_adapter_at_a_time(
+    version: str, sharding: str, summoned: tuple[str, ...], level: int
+) -> None:
+    """Without it FSDP 1 summons all; whatever it is, adapters leave the base in a vLLM that sleeps at level 1."""
+    k = kept(version, sharding=sharding, method="lora", rollout={"layered_summon": True})
+    assert syncs(k)[0][1] == summoned
+    assert k.serving
+    assert k.serving.sleep_level == level
+    assert not run(version, method="lora").rollout.layered_summon  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
     ("version", "sharding", "holds", "host"),
     [
         (FORK, "fsdp1", ("units",), "first"),  # FullStateDictConfig(rank0_only=True)
@@ -418,6 +441,100 @@ def test_with_adapters_the_reference_is_the_actor_without_them() -> None:
     assert not with_reference("0.4.0").role("reference").shares
 
 
+def test_the_actor_alone_is_scored_by_the_rollouts_micro_batch() -> None:
+    """rollout.log_prob_micro_batch_size_per_gpu; ref and critic have keys of their own, the critic's its update's."""
+    roles = {"reference": {"micro_batch": 3}}
+    k = kept(task="ppo", micro_batch=2, rollout={"micro_batch": 8}, roles=roles)
+    assert {r.name: (r.rows, r.scoring_rows) for r in k.roles} == {
+        "actor": (2, 8), "critic": (2, 2), "reference": (3, 3),
+    }  # fmt: skip
+    assert kept(micro_batch=2).role("actor").scoring_rows == 2
+    few = kept(micro_batch=2, rollout={"micro_batch": 8, "batch": 4, "n": 4}, global_batch=16)
+    assert few.role("actor").scoring_rows == 4  # 16 responses on 4 GPUs
+    fork = kept(FORK, micro_batch=1, rollout={"n": 2, "batch": 64}).role("actor")
+    assert (fork.rows, fork.scoring_rows) == (2, 32)  # 128 // 4 GPUs x n are 64, of which a GPU has 32
+
+
+@pytest.mark.parametrize(
+    ("version", "coefficient", "entropy", "in_place"),
+    [
+        ("0.3.0", 0, "compiled", False),  # always computed beside the log-probability
+        ("0.4.0", 0, "", True),
+        ("0.4.0", 0.001, "compiled", False),  # calculate_entropy, inplace_backward = False (dp_actor.py:158 and :386)
+        ("0.9.1", 0.001, "compiled", False),
+    ],
+)
+def test_the_entropy_enters_the_actors_loss_by_its_coefficient(
+    version: str, coefficient: float, entropy: str, in_place: bool
+) -> None:
+    """actor.entropy_coeff, 0.001 until 0.3, then 0; the critic and the reference have none."""
+    k = kept(version, task="ppo", packing=True, entropy_coeff=coefficient)
+    assert (k.role("actor").path.entropy, k.role("actor").path.in_place) == (entropy, in_place)
+    assert k.role("critic").path == Path("scalar")
+    assert {v: run(v).entropy_coeff for v in (FORK, "0.3.0", "0.4.0")} == {FORK: 0.001, "0.3.0": 0.001, "0.4.0": 0}
+
+
+def test_vllm_takes_what_the_scenario_says_of_its_batches() -> None:
+    """The reserve of a step: 40 B of each of 512 sequences' logits and less, or an MLP on 1,536 tokens."""
+    said = {"max_num_seqs": 512, "max_num_batched_tokens": 1536}
+    serving = kept("0.6.0", rollout=said).serving
+    assert serving
+    assert (serving.max_num_seqs, serving.max_num_batched_tokens) == (512, 1536)
+    profiled = []
+    for rollout in ({}, said):
+        e = estimate(run("0.6.0", rollout=rollout))
+        lines = next(p.moment.lines for p in e.groups[0].phases if p.name == "rollout")
+        profiled.append(sum(x.bytes for x in lines if x.source == "kv-cache#profile"))
+    assert profiled[1] < profiled[0]
+
+
+DYNAMIC: dict[str, Any] = {"packing": True, "expected_len": 500, "global_batch": 512, "rollout": {"batch": 512, "n": 4}}
+
+
+def test_a_dynamic_batch_holds_as_many_sequences_as_its_tokens() -> None:
+    """16,384 tokens hold 32 sequences of 500 in the update, 8,192 hold 16 in scoring; the critic's key has 32,768.
+
+    `rearrange_micro_batches` (utils/seqlen_balancing.py:230 of 0.4.0); ref takes the actor's, critic.forward its own.
+    """
+    k = with_reference("0.9.1", task="ppo", max_tokens_per_gpu=16_384, **DYNAMIC)
+    assert {r.name: (r.rows, r.scoring_rows) for r in k.roles} == {
+        "actor": (32, 32), "critic": (65, 65), "reference": (32, 32),
+    }  # fmt: skip
+    fewer = run(max_tokens_per_gpu=16_384, **{**DYNAMIC, "rollout": {**DYNAMIC["rollout"], "max_tokens_per_gpu": 8192}})
+    assert verl.keeps(fewer).role("actor").scoring_rows == 16
+    assert (fewer.micro_batch, fewer.accumulation, fewer.as_dict()["micro_batch"]) == (32, 4, None)
+    assert parse(fewer.as_dict()) == fewer
+    # a GPU has 128 sequences of a step and 512 of a rollout; Ulysses puts the tokens of two GPUs together
+    all_of_them = kept(max_tokens_per_gpu=10**6, **DYNAMIC).role("actor")
+    assert (all_of_them.rows, all_of_them.scoring_rows) == (128, 512)
+    assert run(max_tokens_per_gpu=16_384, context_parallel=2, **DYNAMIC).rows == 65
+    # with padding they are as long as the longest, though counted by their own length
+    assert run(max_tokens_per_gpu=16_384, **{**DYNAMIC, "packing": False}).rows == 32
+
+
+def test_sft_fills_batches_by_default_and_a_micro_batch_takes_their_place() -> None:
+    """data.use_dynamic_bsz true, data.max_token_len_per_gpu 8192: eight sequences of 1,024, or sixteen half as long."""
+    usual = run(task="sft")
+    assert (usual.max_tokens_per_gpu, usual.rows, run(task="sft", expected_len=512).rows) == (8192, 8, 16)
+    assert run(task="sft", seq_len=32_768).max_tokens_per_gpu == 32_768
+    fixed = run(task="sft", micro_batch=2)
+    assert (fixed.max_tokens_per_gpu, fixed.rows) == (None, 2)
+    assert parse(fixed.as_dict()) == fixed
+    assert parse(usual.as_dict()) == usual
+
+
+@pytest.mark.parametrize("framework", ["verl", "openrlhf"])
+def test_more_tokens_a_gpu_never_need_less(framework: str) -> None:
+    """As long as gradients are accumulated: they are kept meanwhile."""
+    job = {"model": "qwen2.5-7b", "task": "grpo", "gpu": "h100-sxm", "gpus": 4, "framework": framework, **DYNAMIC}
+    before: dict[str, int] = {}
+    for tokens in (1024, 2048, 5000, 8192, 16_384, 30_000):
+        e = estimate(parse({**job, "rollout.engine": "vllm", "max_tokens_per_gpu": tokens}))
+        now = {p.name: p.moment.allocated_bytes for p in e.groups[0].phases}
+        assert all(now[name] >= size for name, size in before.items()), tokens
+        before = now
+
+
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "a task": ("0.9.1", {"task": "rm"}, "task"),
     "GPUs of their own": ("0.9.1", {"placement": "separate", "rollout__gpus": 2, "rollout__sleep": False}, "placement"),
@@ -437,6 +554,25 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "other log-probabilities": ("0.9.1", {"logprob": "selective"}, "logprob"),
     "a critic's precision": ("0.9.1", {"task": "ppo", "roles": {"critic": {"precision": "bf16"}}}, "roles.critic.pre"),
     "a rollout in halves": ("0.9.1", {"rollout": {"batch": 5, "n": 2}, "global_batch": 8}, "rollout.batch"),
+    "layers of a model without adapters": ("0.9.1", {"rollout": {"layered_summon": True}}, "rollout.layered_summon"),
+    "batches shorter than a sequence": ("0.9.1", {"max_tokens_per_gpu": 1000}, "max_tokens_per_gpu"),
+    "scored ones shorter than a sequence": (
+        "0.9.1",
+        {"max_tokens_per_gpu": 2048, "rollout": {"max_tokens_per_gpu": 512}},
+        "rollout.max_tokens_per_gpu",
+    ),
+    "dynamic batches in scoring alone": ("0.9.1", {"rollout": {"max_tokens_per_gpu": 4096}}, "rollout.max_tokens"),
+    "a scoring micro batch beside dynamic ones": (
+        "0.9.1",
+        {"max_tokens_per_gpu": 4096, "rollout": {"micro_batch": 4}},
+        "rollout.micro_batch",
+    ),
+    "sequences that the release does not pass on": (
+        "0.4.0",
+        {"rollout": {"max_num_seqs": 64}},
+        "rollout.max_num_seqs",
+    ),
+    "layers before 0.4": ("0.3.0", {"rollout": {"layered_summon": True}}, "rollout.layered_summon"),
     "more than a rollout": ("0.9.1", {"rollout": {"batch": 8, "n": 2}, "global_batch": 32}, "global_batch"),
     "a reward server": ("0.7.1", {"roles": {"reward": {"model": "qwen2.5-7b"}}}, "roles.reward"),
     "a reference on the GPU": ("0.2", {"roles": {"reference": {"offload.parameters": False}}}, "roles.reference.off"),

@@ -27,6 +27,10 @@ SWITCHES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 SHARED = ({"attention": "flash", "packing": True, "context_parallel": 4},)
 BATCHES = ({"micro_batch": 2, "global_batch": 64},)
+DYNAMIC: tuple[dict[str, Any], ...] = (
+    {"max_tokens_per_gpu": 16_384},
+    {"max_tokens_per_gpu": 8192, "entropy_coeff": 0.001, "rollout.max_tokens_per_gpu": 32_768},
+)  # fmt: skip
 OTHER = {"model": "llama-3.2-1b"}
 
 
@@ -82,10 +86,11 @@ def openrlhf() -> Iterator[dict[str, Any]]:
     usual = (METHODS, ZERO, SWITCHES, ATTENTIONS, GRADIENTS, MACHINES)
     yield from supervised(OPENRLHF, ("pretrain", "sft", "rm", "dpo"), *usual)
     yield from supervised(OPENRLHF, ("sft", "rm", "dpo"), METHODS[:2], ZERO[2:], SWITCHES[:2], SHARED, MACHINES[1:])
-    n = ({"rollout.n": 4},)
+    n = ({"rollout.n": 4, "rollout.micro_batch": 4},)
     for task in ("ppo", "grpo", "reinforce++"):
         held = (ZERO[1:], SWITCHES[:2], ATTENTIONS[:3], GRADIENTS, BATCHES, LENGTHS)
         yield from joined(OPENRLHF, task, *held, ROLLOUTS, ROLES, n, MACHINES[1:])
+        yield from joined(OPENRLHF, task, ZERO[3:], BATCHES[:1], LENGTHS, ROLLOUTS, DYNAMIC, MACHINES[1:])
         yield from joined(OPENRLHF, task, *held, ROLLOUTS[2:], APART, n, ({"placement": "separate"},))
 
 
@@ -95,11 +100,14 @@ def verl() -> Iterator[dict[str, Any]]:
     steps = ({}, {"optimizer_impl": "fused"}, {"optimizer_impl": "single"})
     usual = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, (ATTENTIONS[1], *SHARED), steps, MACHINES)
     yield from supervised(VERL, ("sft",), *usual)
+    yield from supervised(VERL, ("sft",), METHODS[:2], DYNAMIC[:1], MACHINES)
     for task in ("ppo", "grpo", "reinforce++"):
         held = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, ATTENTIONS, steps, BATCHES, LENGTHS)
         roles = (*ROLES[:3], ROLES[-1], *(critics[1:] if task == "ppo" else ()))
         yield from joined(VERL, task, *held, ROLLOUTS, roles, ({"rollout.n": 4},), MACHINES[1:])
-        few = (METHODS[:2], SWITCHES[:1], SHARED, BATCHES, LENGTHS, ROLLOUTS[:1])
+        layered = {**ROLLOUTS[0], "rollout.layered_summon": True, "rollout.micro_batch": 4}
+        yield from joined(VERL, task, METHODS[:2], BATCHES, LENGTHS, ROLLOUTS, roles, DYNAMIC, MACHINES[1:])
+        few = (METHODS[:2], SWITCHES[:1], SHARED, BATCHES, LENGTHS, (ROLLOUTS[0], layered))
         yield from joined(VERL, task, *few, roles, ({"rollout.n": 4},), MACHINES[1:])
 
 

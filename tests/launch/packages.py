@@ -157,6 +157,7 @@ class Hydra:
         pointed = isinstance(default, str) and default.startswith("${")
         if default is not None and not pointed and type(value) is not type(default):
             numbers = isinstance(default, float) and isinstance(value, int)
+            numbers |= isinstance(value, float) and name.endswith("entropy_coeff")  # 0, and a float in config/actor.py
             lists = isinstance(value, list) and name.endswith("target_modules")  # a name, or several
             assert numbers or lists, f"{name}: {value!r} is no {type(default).__name__}, as {default!r}"
         return name, value

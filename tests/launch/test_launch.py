@@ -239,7 +239,11 @@ CHANGES: dict[str, Any] = {
     "checkpointing": "other", "attention": "sdpa", "logprob": "selective", "micro_batch": 4,
     "global_batch": 128, "seq_len": 777, "prompt_len": 777, "response_len": 777, "expected_len": 99, "packing": True,
     "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
-    "rollout.sleep": "other", "rollout.batch": 128, "rollout.gpus": 6, "gpus_per_node": 4,
+    "rollout.sleep": "other", "rollout.layered_summon": True, "rollout.micro_batch": 8, "rollout.batch": 128,
+    "max_tokens_per_gpu": 16_384, "entropy_coeff": 0.01,
+    "rollout.max_num_seqs": 512, "rollout.max_num_batched_tokens": 4096,
+    "rollout.max_tokens_per_gpu": {"max_tokens_per_gpu": 16_384, "rollout.max_tokens_per_gpu": 32_768},
+    "rollout.gpus": 6, "gpus_per_node": 4,
     "expandable_segments": "other", "placement": {"placement": "separate", "rollout.gpus": 4},
     "context_parallel": {"context_parallel": 2, "packing": True, "attention": "flash"},
     "roles.reference": "none", "roles.reward": "none", "roles.reference.precision": "bf16",
@@ -373,7 +377,7 @@ def test_what_no_flag_says_is_noted() -> None:
             "roles.reference: given 'none' for dpo, allowed: a reference, which train_dpo always loads",
         ),
         (
-            {"framework": "openrlhf", "task": "ppo", "micro_batch": 4, "global_batch": 32, "rollout__batch": 16},
+            {"framework": "openrlhf", "task": "ppo", "rollout__micro_batch": 4, "rollout__batch": 16},
             "rollout.batch: given 16, allowed with openrlhf: at least 32, a micro batch of 4 for each of the actor's 8 "
             "GPUs",
         ),

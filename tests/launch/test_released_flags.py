@@ -89,8 +89,9 @@ def check_openrlhf(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
     assert said["data.prompt_dataset" if s.rollout else "data.dataset"] == "${DATASET}"
     assert said["ds.grad_accum_dtype"] in grad_dtypes(packages)
     assert said["ds.lora.target_modules"] == "all-linear" or (s.lora and s.lora.targets != "all-linear")
+    dynamic = said.get("train.dynamic_batch_enable", False)
     fields = {
-        "micro_batch": said["train.micro_batch_size"],
+        "max_tokens_per_gpu": said["train.max_tokens_per_gpu"] if dynamic else None,
         "global_batch": said["train.batch_size"],
         "offload.optimizer": said["ds.adam_offload"],
         "grad_dtype": said["ds.grad_accum_dtype"],
@@ -101,6 +102,8 @@ def check_openrlhf(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
         "precision": {"bf16": "mixed"}[said["ds.param_dtype"]],
         "method": "qlora" if said["ds.load_in_4bit"] else "lora" if said["ds.lora.rank"] else "full",
     }
+    if not dynamic:
+        fields["micro_batch"] = said["train.micro_batch_size"]
     stage = said["ds.zero_stage"]
     assert f"zero{stage}" == s.sharding or (stage == 0 and s.sharding in ("none", "ddp"))
     if s.lora:
@@ -138,7 +141,7 @@ def ray(s: Scenario, said: Mapping[str, Any]) -> dict[str, Any]:
     assert (said["reward.model_name_or_path"] is not None) == s.has("reward") != (said["reward.remote_url"] is not None)
     assert (said["critic.model_name_or_path"] is not None) == s.has("critic")
     assert (said["algo.kl.init_coef"] > 0) == s.has("reference")
-    assert not said["train.dynamic_batch_enable"]
+    assert said["train.dynamic_batch_enable"] == (s.max_tokens_per_gpu is not None)
     for name in ("actor", "critic", "reference", "reward"):
         if s.has(name):
             flag = "ref" if name == "reference" else name
@@ -167,7 +170,11 @@ def ray(s: Scenario, said: Mapping[str, Any]) -> dict[str, Any]:
         "rollout.sleep": said["vllm.enable_sleep"],
         "rollout.gpus": said["vllm.num_engines"] * said["vllm.tensor_parallel_size"],
     }
-    assert said["rollout.micro_batch_size"] == s.micro_batch
+    assert (said["actor.entropy_coef"] or 0) == s.entropy_coeff
+    if s.max_tokens_per_gpu:
+        assert said["rollout.max_tokens_per_gpu"] == (s.rollout.max_tokens_per_gpu or s.max_tokens_per_gpu)
+    else:
+        assert said["rollout.micro_batch_size"] == s.rollout.micro_batch
     for name, flag in (("reference", "ref"), ("reward", "reward")):
         if s.has(name):
             fields[f"roles.{name}.offload.parameters"] = said[f"{flag}.offload"]
@@ -218,18 +225,32 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
         "rollout.tensor_parallel": said[f"{rollout}.tensor_model_parallel_size"],
         "rollout.gpu_memory_utilization": said[f"{rollout}.gpu_memory_utilization"],
         "rollout.sleep": said[f"{rollout}.free_cache_engine"],
-        "roles.actor.micro_batch": said[f"{rollout}.log_prob_micro_batch_size_per_gpu"],
+        "entropy_coeff": said[f"{actor}.entropy_coeff"],
+        "rollout.max_num_seqs": said[f"{rollout}.max_num_seqs"],
+        "rollout.max_num_batched_tokens": said[f"{rollout}.max_num_batched_tokens"],
+        "rollout.layered_summon": said.get(f"{rollout}.layered_summon", False),
     }
+    assert s.rollout
     fields |= trained(s, "actor", said, model, actor, "fsdp_config")
+    fields |= scored(
+        said, rollout, "rollout" if s.rollout.micro_batch or s.rollout.max_tokens_per_gpu else "roles.actor"
+    )
     if s.has("critic"):
         fields |= trained(s, "critic", said, "critic.model", "critic", "fsdp")
     if s.has("reference"):
-        fields["roles.reference.micro_batch"] = said["actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"]
+        fields |= scored(said, "actor_rollout_ref.ref", "roles.reference")
         if not s.lora:
             dtype = said["actor_rollout_ref.ref.fsdp_config.model_dtype"]
             fields["roles.reference.precision"] = {"fp32": "fsdp-mixed", "bf16": "bf16"}[dtype]
             fields["roles.reference.sharding"] = SHARDING[said["actor_rollout_ref.ref.strategy"]]
     return fields
+
+
+def scored(said: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
+    """What verl is told of the batches that a role scores."""
+    if said[f"{where}.log_prob_use_dynamic_bsz"]:
+        return {f"{place}.max_tokens_per_gpu": said[f"{where}.log_prob_max_token_len_per_gpu"]}
+    return {f"{place}.micro_batch": said[f"{where}.log_prob_micro_batch_size_per_gpu"]}
 
 
 def check_verl_sft(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
@@ -245,14 +266,17 @@ def check_verl_sft(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
     assert said["trainer.nnodes"] * said["trainer.n_gpus_per_node"] == s.gpus
     assert said["model.path"] == hf(s)
     assert said["data.train_files"] == "${TRAIN_FILES}"
-    assert said["data.use_dynamic_bsz"] is said["model.use_fused_kernels"] is False
+    assert said["model.use_fused_kernels"] is False
+    dynamic = said["data.use_dynamic_bsz"]
     fields = {
         "seq_len": said["data.max_length"],
         "global_batch": said["data.train_batch_size"],
-        "micro_batch": said["data.micro_batch_size_per_gpu"],
+        "max_tokens_per_gpu": said["data.max_token_len_per_gpu"] if dynamic else None,
         "context_parallel": said["engine.ulysses_sequence_parallel_size"],
         "packing": said["model.use_remove_padding"],
     }
+    if not dynamic:
+        fields["micro_batch"] = said["data.micro_batch_size_per_gpu"]
     return fields | engine(s, said, "model", "engine", "optim")
 
 
@@ -266,13 +290,15 @@ def trained(s: Scenario, name: str, said: Mapping[str, Any], model: str, where: 
     role = s.role(name)
     assert role
     assert said[f"{model}.path"] == hf(s, name)
-    assert not said[f"{where}.use_dynamic_bsz"]
+    dynamic = said[f"{where}.use_dynamic_bsz"]
     fields = engine(role, said, model, f"{where}.{config}", f"{where}.optim", f"{where}.strategy") | {
-        "micro_batch": said[f"{where}.ppo_micro_batch_size_per_gpu"],
+        "max_tokens_per_gpu": said[f"{where}.ppo_max_token_len_per_gpu"] if dynamic else None,
         "global_batch": said[f"{where}.ppo_mini_batch_size"] * s.rollout.n,
         "packing": said[f"{model}.use_remove_padding"],
         "context_parallel": said.get(f"{where}.ulysses_sequence_parallel_size", 1),
     }
+    if not dynamic:
+        fields["micro_batch"] = said[f"{where}.ppo_micro_batch_size_per_gpu"]
     return {f"roles.{name}.{place}": value for place, value in fields.items()}
 
 
