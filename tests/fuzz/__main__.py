@@ -80,7 +80,8 @@ def main() -> int:
                 if isinstance(fault, KeyboardInterrupt):
                     end = 0
                     break
-                for each in fault.exceptions if isinstance(fault, ExceptionGroup) else (fault,):
+                # of several faults each; a subclass is one that did not come a second time
+                for each in fault.exceptions if type(fault) is ExceptionGroup else (fault,):
                     faults += 1
                     said = f"{name}, seed {number}: {type(each).__name__}: {each}"
                     print(said, *getattr(each, "__notes__", []), sep="\n")
