@@ -65,6 +65,6 @@ def searches(draw: st.DrawFn, most: int) -> tuple[Search, Search]:
         rung = draw(st.sampled_from(problem.rungs)) if problem.rungs else None
         if rung and 0 < sum(branch.size for branch in branches(problem.fields, rung, catalog)) <= most:
             one, other = problem.search(rung), problem.search(rung)
-            assert one and other
-            return one, other
+            if one and other:  # a card may lack kernels for the whole rung
+                return one, other
     raise AssertionError("no small problem in fifty")
