@@ -71,7 +71,10 @@ def command(start: str, lines: Iterable[Words]) -> str:
 
 def setting(s: Scenario, started: str) -> str:
     """A command with what PyTorch's allocator reads of the environment, where that is not its default."""
-    return f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {started}" if s.expandable_segments else started
+    if not s.expandable_segments:
+        return started
+    device = "NPU" if load().gpu(s.gpu).lacks_cuda else "CUDA"  # torch_npu/csrc/core/npu/NPUAllocatorConfig
+    return f"PYTORCH_{device}_ALLOC_CONF=expandable_segments:True {started}"
 
 
 def model_name(name: str) -> str:

@@ -22,7 +22,7 @@ among those the one with more room on the GPU.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, product
@@ -263,7 +263,7 @@ class Search:
     def bound(self, b: int, place: Place) -> float:
         """No more than the step time of a place and of all behind it; 0 where the framework refuses it.
 
-        Where no rate is known a step along an axis stands for time.
+        Where no rate is known a step along a lean axis stands for time.
         """
         key = b, place
         if key not in self._bounds:
@@ -272,7 +272,7 @@ class Search:
 
     def _bound(self, b: int, place: Place) -> float:
         if not self.rated:
-            return float(sum(place)) if self.scenario(b, place) else 0.0
+            return float(sum(place[self.branches[b].turns :]))
         branch = self.branches[b]
         rollout = branch.base.rollout
         if rollout is None or rollout.engine != "vllm":
@@ -321,10 +321,14 @@ class Search:
         return dict(sorted(found.items()))
 
     def simplest(self, groups: Groups) -> Found | None:
-        """Of the groups' configurations the first that takes no longer than the fastest within the error of times."""
-        starts = [at for group in groups.values() for at in group]
-        fastest = self.fastest([at for at in starts if not any(at[1])], inf, turning=True)
-        if fastest is None:
+        """Of the groups' configurations the first that takes no longer than the fastest within the error of times.
+
+        Where no rate is known, the first of all.
+        """
+        asked = dict.fromkeys(at for group in groups.values() for at in group)
+        first = dict.fromkeys((b, (0,) * len(place)) for b, place in asked)
+        fastest = self.fastest(first, inf, asked.keys()) if self.rated else None
+        if self.rated and fastest is None:
             return None
         limit = self.limit(fastest)
         for group in groups.values():
@@ -333,14 +337,16 @@ class Search:
                 return found
         return fastest
 
-    def limit(self, fastest: Found) -> float:
-        """The seconds that nobody can tell from those of the fastest; where no rate is known, any."""
-        return fastest.seconds * (1 + TOLERANCE) if self.rated else inf
+    def limit(self, fastest: Found | None) -> float:
+        """The seconds that nobody can tell from those of the fastest; any, where there are none."""
+        return fastest.seconds * (1 + TOLERANCE) if fastest and self.rated else inf
 
-    def fastest(self, starts: Iterable[tuple[int, Place]], limit: float, *, turning: bool = False) -> Found | None:
-        """What comes first by rank in the lean lattices of `starts`; in what is behind, too, where that is `turning`.
+    def fastest(
+        self, starts: Iterable[tuple[int, Place]], limit: float, asked: Set[tuple[int, Place]] | None = None
+    ) -> Found | None:
+        """What comes first by rank in the lean lattices of `starts`, and takes no more seconds than `limit`.
 
-        Takes no more seconds than `limit`.
+        With `asked`, in those of its places that are behind `starts`.
         """
         found: Found | None = None
         ticket = count()
@@ -359,9 +365,9 @@ class Search:
             _, _, b, place, cut = heapq.heappop(heap)
             turns, axes = self.branches[b].turns, len(place)
             if cut == 0:
-                for following in self.behind(b, place, range(turns)) if turning else ():
+                for following in self.behind(b, place, range(turns)) if asked is not None else ():
                     push(b, following, 0)
-                if self.too_much_for_the_host(b, place):
+                if (asked is not None and (b, place) not in asked) or self.too_much_for_the_host(b, place):
                     continue
             if turns + cut < axes:
                 # until something is found, down to the end: what is found early spares looking at what is slower

@@ -159,8 +159,7 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     fields = {name: value for name, value in job.items() if value is not None}
     old = False
     if "attention" not in fields and "gpu" in fields:
-        card = catalog.gpu(fields["gpu"])
-        old = card.lacks_bf16 or card.lacks_cuda
+        old = catalog.gpu(fields["gpu"]).lacks_bf16
         fields["attention"] = "sdpa" if old else "flash"
     if (prompts := whole_rollout(fields)) is not None:
         fields["rollout.batch"] = prompts

@@ -74,6 +74,15 @@ def test_engines_span_gpus_over_pcie_only_where_one_would_not_do() -> None:
     s = run(words)
     assert s.rollout
     assert s.rollout.tensor_parallel == 1
+    slower = "--model gemma-7b --task grpo --gpu a40 --gpus 4 --framework verl --method full --prompt-len 512 "
+    several = run(slower + "--response-len 1536")  # its search once went on for ever
+    assert several.rollout
+    alone = ask(
+        f"{slower} --response-len 1536 --rollout.tensor-parallel 1 --checkpointing {several.checkpointing} "
+        f"--offload.optimizer {str(several.offload.optimizer).lower()} "
+        f"--offload.parameters {str(several.offload.parameters).lower()} --sharding {several.sharding}"
+    )
+    assert (several.rollout.tensor_parallel > 1) is (alone.recommended is None)
     s = run("--model llama-3-8b --task ppo --gpu a40 --gpus 4 --framework openrlhf")  # once refused altogether
     assert s.rollout
     assert (s.offload.optimizer, s.rollout.tensor_parallel, s.placement) == (True, 2, "colocated")
@@ -159,11 +168,18 @@ def test_what_does_not_start_on_a_card_has_no_command_and_says_why() -> None:
     assert any(note.startswith("no command") for note in r.notes)
     r = ask("--model qwen2.5-7b --task sft --gpu ascend910b --gpus 8 --framework trl --seq-len 2048")
     assert r.recommended
-    assert r.recommended.scenario.attention == "sdpa"
     assert {c.scenario.method for c in (r.recommended, *r.alternatives)} == {"full", "lora"}
     nothing = ask("--model qwen2.5-7b --task sft --gpu ascend910b --gpus 8 --framework trl --method qlora")
     assert nothing.recommended is None
     assert any("bitsandbytes" in note for note in nothing.notes)
+
+
+def test_a_setting_of_the_allocator_is_spelled_for_the_card() -> None:
+    words = "--model qwen2.5-3b --task sft --gpus 1 --framework trl --seq-len 2048 --gpu "
+    for gpu, device in (("ascend910b", "NPU"), ("h100-sxm", "CUDA")):
+        made = ask(words + gpu).launch
+        assert made
+        assert f"PYTORCH_{device}_ALLOC_CONF=expandable_segments:True " in made.command
 
 
 def test_every_known_rate_is_known() -> None:
