@@ -18,7 +18,7 @@ from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Where
 from calc.memory import host
 from calc.memory.weights import NF4
-from calc.scenario import Scenario
+from calc.scenario import Scenario, ScenarioError
 
 ROOT = 2 * VH + 4096
 PART = P // 8
@@ -243,10 +243,17 @@ def test_offloaded_adapters_have_gradients_and_states_of_adapters_alone() -> Non
     assert total(lines, "gradients") < 8 * 167_772_160 // 8
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lion", "sgd", "sgd-momentum", "adamw-8bit"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lion", "sgd", "sgd-momentum"])
 def test_every_optimizer_has_an_answer_under_offload(optimizer: str) -> None:
     """Adafactor's states depend on shapes; that must not end in an error."""
     assert "after the first step" in moments(fsdp(offload__optimizer=True, optimizer=optimizer), "host")
+
+
+@pytest.mark.parametrize("moved", ["offload__optimizer", "offload__parameters"])
+def test_what_bitsandbytes_steps_stays_on_the_card(moved: str) -> None:
+    """Its kernels are the card's; FSDP's weights in host memory would be stepped there."""
+    with pytest.raises(ScenarioError, match="optimizer: given 'adamw-8bit' with offload"):
+        fsdp(optimizer="adamw-8bit", **{moved: True})
 
 
 def test_fsdp_1_leaves_adafactor_no_rows() -> None:
