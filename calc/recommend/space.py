@@ -183,14 +183,16 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
 
 
 def _parsed(fields: Fields, catalog: Catalog, where: str) -> Scenario:
-    """The job with the framework's defaults, the micro batch among them unless it is more than a given batch."""
+    """The job with the framework's defaults, but for a sharding or a micro batch that cannot go with the rest."""
     fields = {**_one_rank(fields), **next(rungs(fields), {}), **fields}
-    try:
-        return parse(fields, where=where, catalog=catalog)
-    except ScenarioError:
-        if "micro_batch" in fields:
-            raise
-        return parse(fields | {"micro_batch": 1}, where=where, catalog=catalog)
+    shardings: list[Fields] = [{"sharding": name} for name in SHARDINGS if "sharding" not in fields]
+    micro: list[Fields] = [{"micro_batch": 1}] if "micro_batch" not in fields else []
+    for one, other in product(({}, *micro), ({}, *shardings)):
+        try:
+            return parse({**fields, **one, **other}, where=where, catalog=catalog)
+        except ScenarioError:
+            continue
+    return parse(fields, where=where, catalog=catalog)  # which says what is wrong
 
 
 def _one_rank(fields: Fields) -> dict[str, Any]:

@@ -99,6 +99,13 @@ def test_offloading_the_optimizer_costs_what_was_measured() -> None:
     assert seconds(lighter) * (1 + TOLERANCE) < seconds(r.recommended)
 
 
+def test_what_is_given_opens_what_was_left_open() -> None:
+    """The framework's own sharding, DDP, offloads nothing; nobody gave it."""
+    s = run("--model llama-3.1-8b --task sft --gpu h100-sxm --gpus 8 --framework trl --offload.optimizer true")
+    assert s.offload.optimizer
+    assert s.sharding in ("zero1", "zero2", "zero3", "fsdp1", "fsdp2")
+
+
 def test_what_bitsandbytes_cannot_step_is_not_offloaded() -> None:
     s = run("--model qwen2.5-3b --task dpo --gpu rtx4090 --gpus 1 --seq-len 2048 --framework trl")
     assert not (s.offload.optimizer and "8bit" in s.optimizer)
