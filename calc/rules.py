@@ -362,9 +362,8 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     """What a reader should know of `s` on this card."""
     if gpu.lacks_bf16 and s.precision != "fp32":
         yield f"the {gpu.name} has no bf16: a job would run in fp16, with the same memory"
-    if (
-        s.attention == "flash" and gpu.lacks_bf16
-    ):  # Ascend has its own (transformers/integrations/npu_flash_attention.py)
+    # Ascend has an attention of that name, its own (transformers/integrations/npu_flash_attention.py)
+    if s.attention == "flash" and gpu.lacks_bf16:
         yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
     if reason := lacks_kernels(s, gpu):
         yield reason

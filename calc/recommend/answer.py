@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from calc.catalog import Catalog, load
+from calc.catalog import GPU, Catalog, load
 from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import changes, closest, next_faster, tight
 from calc.recommend.problem import Configuration, Miss, Problem, configured
@@ -61,6 +61,7 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
         *methods(problem, rung),
         *trades(problem, rung, search, found),
     )
+    command, why = _launch(best.scenario, search.clock.gpu)
     return Recommendation(
         recommended=best,
         alternatives=others,
@@ -68,8 +69,8 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
         advice=said,
         considered=problem.considered,
         pruned=problem.size - problem.considered,
-        notes=(*problem.notes, *_notes(search, best)),
-        launch=_launch(best.scenario, catalog),
+        notes=(*problem.notes, *_notes(search, best), *why),
+        launch=command,
     )
 
 
@@ -77,6 +78,13 @@ def _nothing(problem: Problem) -> Recommendation:
     """Nothing fits: the closest miss, which is what to run if that is tight, and what would have to change."""
     nearest = closest(problem)
     best = tight(nearest)
+    notes: tuple[str, ...]
+    command, notes = None, ("the framework can run no configuration of this job on this machine",)
+    if best:
+        command, why = _launch(best.scenario, problem.misses[0].clock.gpu)
+        notes = (*_notes(problem.misses[0], best), *why)
+    elif nearest:
+        notes = (f"host memory: held against {problem.misses[0].host}",)
     return Recommendation(
         recommended=best,
         alternatives=(),
@@ -84,23 +92,19 @@ def _nothing(problem: Problem) -> Recommendation:
         advice=tuple(changes(problem)),
         considered=problem.considered,
         pruned=problem.size - problem.considered,
-        notes=(
-            *problem.notes,
-            f"host memory: held against {problem.misses[0].host}"
-            if nearest
-            else "the framework can run no configuration of this job on this machine",
-        ),
-        launch=_launch(best.scenario, problem.catalog) if best else None,
+        notes=(*problem.notes, *notes),
+        launch=command,
     )
 
 
-def _launch(s: Scenario, catalog: Catalog) -> Launch | None:
-    if list(card_warnings(s, catalog.gpu(s.gpu))):
-        return None
+def _launch(s: Scenario, gpu: GPU) -> tuple[Launch | None, tuple[str, ...]]:
+    """The command, or a note on why there is none."""
+    if list(card_warnings(s, gpu)):
+        return None, ("no command: as computed the job does not start on this card",)
     try:
-        return launch(s)
-    except LaunchError:
-        return None
+        return launch(s), ()
+    except LaunchError as error:
+        return None, (f"no command: {error}",)
 
 
 def _notes(search: Search, best: Configuration) -> Iterator[str]:
@@ -113,10 +117,3 @@ def _notes(search: Search, best: Configuration) -> Iterator[str]:
         yield "no reference model runs, as the framework has it; `--roles.reference {}` adds the one of a KL term"
     if s.offload.optimizer and framework(s.framework).one_thread(s):
         yield "offload.optimizer: the launcher leaves Adam one thread a rank; a larger OMP_NUM_THREADS is quicker"
-    if list(card_warnings(s, search.clock.gpu)):
-        yield "no command: as computed the job does not start on this card"
-        return
-    try:
-        launch(s)
-    except LaunchError as error:
-        yield f"no command: {error}"

@@ -160,6 +160,9 @@ def test_a_tight_configuration_is_an_answer_where_nothing_is_safer() -> None:
     assert tight.fails.judged.scenario == tight.recommended.scenario
     assert tight.fails.shortfall
     assert tight.fails.shortfall > 0
+    assert set(tight.recommended.judged.estimate.notes) <= set(tight.notes)
+    assert any("needed of" in note for note in tight.notes)
+    assert any(note.startswith("no command") for note in tight.notes)
 
 
 def test_an_engine_that_does_not_start_is_told_apart_from_memory_that_lacks() -> None:
