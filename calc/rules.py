@@ -187,9 +187,6 @@ def serving_fault(s: Scenario, given: Mapping[str, Any]) -> str | None:
         return (
             "rollout.sleep: given true with placement 'separate', allowed: with colocated, where others need the GPUs"
         )
-    # vllm/device_allocator/cumem.py asserts it; verl switches segments while its vLLM has the card
-    if s.rollout.sleep and s.expandable_segments and s.framework != "verl":
-        return "expandable_segments: given true with rollout.sleep, allowed: false, as vLLM that sleeps refuses them"
     return None
 
 

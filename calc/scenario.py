@@ -20,6 +20,7 @@ from calc import rules
 from calc.architecture import Architecture, ConfigError
 from calc.catalog import Catalog, CatalogError, load
 from calc.frameworks import litgpt
+from calc.frameworks.choices import Choices
 from calc.rules import PAIRED, PARTNERS, RL, Objection
 from calc.schema import InputError, closest, show, validator
 
@@ -63,6 +64,7 @@ class Framework(Protocol):
     """What a module of `calc.frameworks` offers: what one framework keeps in memory, by version."""
 
     KNOWN: tuple[str, ...]
+    CHOICES: Choices
 
     def nearest(self, version: str) -> str:
         """The known version whose memory behaviour `version` shares."""

@@ -169,6 +169,16 @@ def cut_alike(s: Scenario) -> str | None:
     return None
 
 
+def segments_fault(s: Scenario) -> str | None:
+    """Why segments that grow do not go with a vLLM that sleeps, in one line; None where they do, or need not.
+
+    vllm/device_allocator/cumem.py asserts it; verl switches them off while its vLLM has the card.
+    """
+    if not (s.rollout and s.rollout.sleep and s.expandable_segments):
+        return None
+    return "expandable_segments: given true with rollout.sleep, allowed: false, as vLLM that sleeps refuses them"
+
+
 def fsdp_fault(s: Scenario) -> str | None:
     """Why FSDP cannot reduce, or keep adapters, as `s` says, in one line; None where it can, or need not.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from calc.frameworks import DEEPSPEED, at_least, context_fault, cut_alike, fsdp_fault, whole_layers, whole_sequences
 from calc.frameworks import nearest as _nearest
 from calc.frameworks import openrlhf_rl as rl
+from calc.frameworks.choices import Choices
 from calc.keeps import DeepSpeed, Keeps, Path, Role, supervised
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ RELEASES: Mapping[str, Pins] = {
     "0.11.2": Pins("0.19.6", "5.15.0", "2.8.3", "0.29.0"),
 }
 KNOWN = tuple(RELEASES)
+# it cuts packed sequences alone
+CHOICES = Choices(shared="context_parallel", cuts=lambda job, rung: bool(job.get("packing")))
 
 # --ring_attn_size of each script: ring_flash_attn's llama3 way (utils/deepspeed/deepspeed.py, substitute_hf_flash_attn)
 RINGS = {"dpo": "0.4.3", "rm": "0.4.4", "sft": "0.5.4", "pretrain": "0.5.4"}

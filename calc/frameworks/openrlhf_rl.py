@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, at_least
+from calc.frameworks import DEEPSPEED, at_least, segments_fault
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def refuse(s: Scenario) -> str | None:
     if not at_least(s.framework_version, first):
         allowed = ", ".join(task for task, since in TASKS.items() if at_least(s.framework_version, since))
         return f"task: given {s.task!r}, allowed with openrlhf {s.framework_version}: {allowed}"
-    return next((line for rule in (_roles, _rollout, _gpus) for line in rule(s)), None)
+    return segments_fault(s) or next((line for rule in (_roles, _rollout, _gpus) for line in rule(s)), None)
 
 
 def _roles(s: Scenario) -> Iterator[str]:

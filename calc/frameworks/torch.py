@@ -26,6 +26,7 @@ from calc.frameworks import (
     trainer,
 )
 from calc.frameworks import nearest as _nearest
+from calc.frameworks.choices import Choices
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, pipelined, supervised
 from calc.rules import RL
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from calc.scenario import Scenario
 
 KNOWN = ("2.13",)
+CHOICES = Choices(own_loop=True, shared="tensor_parallel", cuts=lambda job, rung: rung["method"] == "full")
 TORCH, TRANSFORMERS = "2.13.0", "5.23.0"
 
 # as torchtitan's train.py asks it; by default `PipelineScheduleSingle.step` returns them

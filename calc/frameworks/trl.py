@@ -16,12 +16,14 @@ from calc.frameworks import (
     FSDP,
     cut_alike,
     own_units,
+    segments_fault,
     sharding_fault,
     trainer,
     whole_layers,
     whole_sequences,
 )
 from calc.frameworks import nearest as _nearest
+from calc.frameworks.choices import Choices
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
 from calc.rules import PAIRED, RL
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from calc.scenario import Scenario
 
 KNOWN = ("1.16.0",)
+CHOICES = Choices(precision="bf16")  # model_init_kwargs
 
 TASKS = ("sft", "rm", "dpo", "grpo")
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
@@ -175,6 +178,8 @@ def refuse_rollout(s: Scenario) -> str | None:
         return "rollout.engine: given 'none', allowed with trl: hf, vllm"
     if n < 2:  # trainer/grpo_config.py: "GRPO requires at least 2 generations per prompt"
         return f"rollout.n: given {n}, allowed with trl: at least 2"
+    if fault := segments_fault(s):
+        return fault
     step = s.micro_batch * s.gpus_of(s.group("actor"))
     if s.rollout.batch * n % step:  # trainer/grpo_config.py:1103
         return (

@@ -15,6 +15,7 @@ from calc.frameworks import at_least
 from calc.frameworks import nearest as _nearest
 from calc.frameworks import verl_engine as engine
 from calc.frameworks import verl_sft as sft
+from calc.frameworks.choices import Choices
 from calc.frameworks.verl_engine import FORK
 from calc.keeps import Keeps, Path, Role, Serving, Stage
 
@@ -45,6 +46,7 @@ RELEASES: Mapping[str, Pins] = {
     "0.9.1": Pins("0.24.0", "5.9.0", "2.11.0"),  # logits are not divided by a temperature of 1
 }
 KNOWN = tuple(RELEASES)
+CHOICES = Choices(offloads_apart=True, shared="context_parallel")
 
 TASKS = ("ppo", "grpo", "reinforce++")
 

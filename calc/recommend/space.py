@@ -24,6 +24,7 @@ from typing import Any
 from calc.architecture import Architecture
 from calc.catalog import Catalog
 from calc.frameworks import DEEPSPEED, FSDP, TOGETHER
+from calc.frameworks.choices import Choices
 from calc.job import Memo, Roles
 from calc.rules import RL, SHARDINGS, flatten
 from calc.scenario import Scenario, ScenarioError, framework, on_card, parse, vary
@@ -37,9 +38,7 @@ RUNGS: tuple[Fields, ...] = (
     {"method": "lora", "optimizer": "adamw"},
     {"method": "qlora", "double_quantization": True, "optimizer": "adamw"},  # which costs nothing
 )
-# By which degree a framework's trainer lets GPUs share a sequence, and over how many of a node.
-SHARED: Mapping[str, str] = {"torch": "tensor_parallel", "openrlhf": "context_parallel", "verl": "context_parallel"}
-DEGREES = (2, 4, 8)
+DEGREES = (2, 4, 8)  # over how many GPUs of a node a sequence is shared
 # What serves a model that nobody trains: its own weights, then four bits of each.
 SERVED: tuple[Fields, ...] = ({"method": "full", "optimizer": "none"}, {"method": "qlora", "optimizer": "none"})
 ALONE = ("none", "zero2", "zero3", "fsdp1", "fsdp2")  # what differs on one GPU
@@ -171,7 +170,7 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
         reason = f"gpu: given {fields['gpu']!r}, on which FlashAttention-2 does not run"
         raise ScenarioError(str(error).replace("attention: ", f"{reason}; attention: ", 1)) from None
     batch = first.global_batch
-    if "global_batch" not in fields and first.framework == "torch":
+    if "global_batch" not in fields and _choices_of(fields).own_loop:
         step = first.data_parallel * first.micro_batch
         batch = max(1, GLOBAL_BATCH // step) * step
         if first.rollout and "rollout.batch" not in fields:
@@ -230,7 +229,7 @@ def rungs(job: Fields) -> Iterator[Fields]:
         own = {name: job.get(name, value) for name, value in rung.items()}
         if own["method"] != rung["method"] or (adapters and own["method"] == "full"):
             continue
-        if "precision" in rung and (_framework(job) != "trl" or "precision" in job):
+        if "precision" in rung and (rung["precision"] != _choices_of(job).precision or "precision" in job):
             continue
         if "optimizer" not in job or rung["optimizer"] == "adamw":
             yield own
@@ -239,14 +238,13 @@ def rungs(job: Fields) -> Iterator[Fields]:
 
 def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
     """`rung` with sequences over 2, 4, 8 GPUs, one at a time: more of them would fit one GPU each."""
-    name = _framework(job)
-    place, gpus = SHARED.get(name), int(job.get("gpus", 1))
-    cut = rung["method"] == "full" if name == "torch" else name == "verl" or bool(job.get("packing"))
-    if place is None or not cut or job.get("micro_batch", 1) != 1 or any(f in job for f in TOGETHER):
+    own, gpus = _choices_of(job), int(job.get("gpus", 1))
+    cut = own.shared and own.cuts(job, rung)
+    if not cut or job.get("micro_batch", 1) != 1 or any(f in job for f in TOGETHER):
         return
     for degree in DEGREES:
         if degree <= int(job.get("gpus_per_node", 8)) and gpus % degree == 0:
-            yield {**rung, place: degree, "micro_batch": 1}
+            yield {**rung, own.shared: degree, "micro_batch": 1}
 
 
 @dataclass(frozen=True)
@@ -303,7 +301,7 @@ def _free(fields: Fields) -> dict[str, Any]:
     """The last value of each field of `FREE` that matters to the job, and segments that grow where steps are replayed,
     on one GPU or in PyTorch's own shards: no job needs more of a full card for them.
     """
-    plain = _framework(fields) == "torch"
+    plain = _choices_of(fields).own_loop
     replayed = (plain or int(fields.get("gpus", 1)) == 1) and fields["task"] not in (*RL, "inference")
     grows = {"expandable_segments": True} if replayed else {}
     if not plain:
@@ -315,16 +313,16 @@ def _free(fields: Fields) -> dict[str, Any]:
     return grows | loss | fused
 
 
-def _framework(job: Fields) -> str:
-    return str(job.get("framework", "torch")).partition("==")[0]
+def _choices_of(job: Fields) -> Choices:
+    return framework(str(job.get("framework", "torch")).partition("==")[0]).CHOICES
 
 
 def _as_published(given: Fields) -> dict[str, Any]:
-    """Weights that stay frozen in the 16 bits in which they were published, where TRL would make them 32."""
-    frozen = given["method"] in ("lora", "qlora") and given.get("optimizer") != "none"
-    if _framework(given) != "trl" or not frozen or given.get("sharding") in DEEPSPEED:
+    """Weights that stay frozen in the 16 bits in which they were published, where the framework would make them 32."""
+    frozen, own = given["method"] in ("lora", "qlora") and given.get("optimizer") != "none", _choices_of(given)
+    if not own.precision or not frozen or given.get("sharding") in DEEPSPEED:
         return {}
-    return {"precision": "bf16"}
+    return {"precision": own.precision}
 
 
 def _choices(given: Fields) -> Iterator[dict[str, Any]]:
@@ -375,7 +373,11 @@ def _by_ranks(base: Scenario, given: Fields) -> Iterator[Scenario]:
 def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
     """Settings that may cost memory: of each that is open the values that the framework accepts."""
     # PyTorch's CPU offload of FSDP takes weights, gradients and states along; verl moves each by itself
-    together = base.sharding in FSDP and base.framework != "verl" and not set(OFFLOADS) & set(given)
+    together = (
+        base.sharding in FSDP
+        and not framework(base.framework).CHOICES.offloads_apart
+        and not set(OFFLOADS) & set(given)
+    )
     for name, values in TURNS.items():
         if name not in given and not (together and name in OFFLOADS):
             yield from _accepted(base, name, [{name: value} for value in values])
