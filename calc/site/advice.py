@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from calc.report import batched, degrees, segments
 from calc.schema import InputError
 from calc.site import answers
 from calc.site.tables import CANNOT
+from calc.site.words import refusal
 from calc.site.workings import Working, of_phase
 from calc.units import GiB, MiB, gb, gib
 
@@ -62,7 +62,6 @@ class Advice(NamedTuple):
 
 
 Job = Mapping[str, Any]
-REFUSED = re.compile(r"(?P<field>[\w.]+): given (?P<value>.*?), allowed")
 
 
 def job(task: str, model: str, machine: Machine, more: Job | None = None) -> dict[str, Any]:
@@ -122,8 +121,8 @@ def nothing(why: str) -> Advice:
 
 def refused(message: str) -> Advice:
     """The answer where the framework cannot run the job at all: what it refuses, out of a message of the parser."""
-    given = REFUSED.search(message)
-    why = f"the framework does not take {given['field']} {given['value']}" if given else "the framework cannot run it"
+    given = refusal(message)
+    why = f"the framework does not take {given}" if given else "the framework cannot run it"
     return nothing(why)._replace(verdict=CANNOT)
 
 

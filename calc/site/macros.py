@@ -50,6 +50,7 @@ from calc.site.calculator import Place
 from calc.site.effects import Effects
 from calc.site.inline import inline
 from calc.site.lookups import Lookups
+from calc.site.words import refusal
 from calc.throughput.work import Passes
 from calc.units import GiB, gb, gib
 from calc.verdict import FITS
@@ -249,11 +250,11 @@ class Macros(Effects, Lookups):
         return self._place(minimal.table())
 
     def refused(self, job: str) -> str:
-        """Why a framework cannot run a job: the line that calc answers."""
+        """What of a job its framework does not take."""
         try:
             self._ask(job)
         except ScenarioError as error:
-            reason = str(error).partition(": ")[2]
+            reason = refusal(str(error))
             self._say(f"refused({job})", reason)
             return f"<code>{inline(reason)}</code>"
         raise PageError(f"{job} is not refused: the sentence around it is wrong")

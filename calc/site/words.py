@@ -34,6 +34,15 @@ TASKS = {
 UNPICKED = {"pretrain": "Pre-training", "inference": "Inference"}  # tasks that no table and no form offers
 
 
+_REFUSED = re.compile(r"(?P<field>[\w.]+): given (?P<value>.*?), allowed")
+
+
+def refusal(message: str) -> str:
+    """What a framework does not take of a job, out of a message of the parser; "" where that names no field."""
+    given = _REFUSED.search(message)
+    return f"{given['field']} {given['value'].replace(chr(39), '')}" if given else ""
+
+
 def kind(task: str, method: str, sharding: str) -> tuple[str, str, str]:
     """Task, method and sharding of a job, each for a cell of its own."""
     return (TASKS | UNPICKED)[task], METHODS[method], SHARDINGS[sharding]
