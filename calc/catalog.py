@@ -26,7 +26,8 @@ class CatalogError(InputError):
 
 
 ROOT = Path(__file__).resolve().parent.parent
-BEFORE_AMPERE = ("Pascal", "Volta", "Turing")
+BEFORE_TURING = ("Pascal", "Volta")
+BEFORE_AMPERE = (*BEFORE_TURING, "Turing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,11 @@ class GPU:
     def lacks_bf16(self) -> bool:
         """Whether the card is older than Ampere, which brought bf16 and what FlashAttention-2 needs."""
         return self.architecture in BEFORE_AMPERE
+
+    @property
+    def before_turing(self) -> bool:
+        """True for a card that CUDA 13, and with it today's wheels, has no kernels for."""
+        return self.architecture in BEFORE_TURING
 
     @property
     def lacks_cuda(self) -> bool:

@@ -13,7 +13,7 @@ from calc.host_memory import host_memory
 from calc.job import Job
 from calc.ledger import Estimate, Group, Line, Moment, Phase, most
 from calc.nodes import DURING, Hosts
-from calc.rules import card_warnings
+from calc.rules import card_notes, card_warnings
 from calc.scenario import Scenario
 from calc.throughput import Throughput, Unrated, node_of, throughput
 from calc.units import gb
@@ -48,6 +48,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
         notes=(
             *s.warnings,
             *card_warnings(s, job.gpu),
+            *card_notes(s, job.gpu),
             *job.keeps.notes,
             *[g.refusal for g in groups if g.refusal],
             *([f"host memory: {gb(needed)} needed, held against {host}"] if needed > host.bytes else []),

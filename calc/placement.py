@@ -64,13 +64,13 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
     arch = part(stage(s.architecture, *role.pipeline), s.tensor_parallel)
     head: Head = "scalar" if role.name in VALUED else "lm"
-    weight, grad, master, stepped = FORMATS[s.precision]
+    weight, grad, master, stepped = FORMATS[s.layout]
     count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
     changed: tuple[Tensor, ...] = ()
     trained = trained and s.optimizer != "none"
     if trained and s.lora:
         # beside fp32 weights they have their type, beside four bits of theirs one of their own
-        own = weight == 2 or (s.method == "qlora" and s.precision == "autocast")
+        own = weight == 2 or (s.method == "qlora" and s.layout == "autocast")
         adapter_bytes = 2 if s.lora.dtype == "bf16" and own else 4
         targets = s.lora.modules
         # FSDP's mixed precision gathers adapters, too, in the compute type; units of FSDP 1 after PEFT has read theirs,
@@ -87,9 +87,9 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         master = master if adapter_bytes == 2 else 0
     elif trained:
         changed = tensors(arch, head=head)
-    if s.precision == "mixed" and s.grad_dtype == "fp32":
+    if s.layout == "mixed" and s.grad_dtype == "fp32":
         grad = 4
-    precision = TAPES[s.precision]
+    precision = TAPES[s.layout]
     run = Run(
         arch=arch,
         precision="autocast-bf16" if role.wrapped and precision == "bf16" else precision,
@@ -99,7 +99,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         differentiable=role.unfrozen and not trained and not s.lora,
         wrapped=role.wrapped,
         adapter=adapter,
-        kernel=kernel(arch, s.attention, s.precision),
+        kernel=kernel(arch, s.attention, s.layout),
         packaged=s.attention == "flash",
         sequences=s.sequence_parallel and s.tensor_parallel > 1,
         reentrant=role.reentrant and s.sharding == "fsdp1" and s.checkpointing == "full",
@@ -153,7 +153,7 @@ def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
         again = s.checkpointing != "none"
         return Zero(
             model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters,
-            recomputes=again, keeps_weights=not (s.memory_efficient_linear or again),
+            recomputes=again, keeps_weights=not (s.memory_efficient_linear or again), scaled=s.precision == "fp16",
         )  # fmt: skip
     return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1)
 

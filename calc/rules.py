@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from calc.architecture import Architecture, ConfigError
 from calc.catalog import GPU, Catalog, CatalogError
 from calc.families import MXFP4
-from calc.frameworks import DEEPSPEED, FSDP, TOGETHER
+from calc.frameworks import DEEPSPEED, FSDP, TOGETHER, at_least
 from calc.lora import lora_parameters
 from calc.parts import part, stage
 from calc.schema import show
@@ -357,13 +357,23 @@ def warnings_of(
 
 def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     """What a reader should know of `s` on this card."""
-    if gpu.lacks_bf16 and s.precision != "fp32":
-        yield f"the {gpu.name} has no bf16: a job would run in fp16, with the same memory"
+    if gpu.lacks_bf16 and s.precision not in ("fp16", "fp32"):
+        yield f"the {gpu.name} has no bf16: take precision fp16, with torch or trl"
     # Ascend has an attention of that name, its own (transformers/integrations/npu_flash_attention.py)
     if s.attention == "flash" and gpu.lacks_bf16:
         yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
+    # vllm-project/vllm issue 42756: wheels for CUDA 12.9 and 13 alone
+    if gpu.before_turing and s.rollout and s.rollout.engine == "vllm" and at_least(s.versions.get("vllm", "0"), "0.21"):
+        yield f"vLLM's wheels from 0.21 on have no kernels for the {gpu.name}: generate with rollout.engine hf"
     if reason := lacks_kernels(s, gpu):
         yield reason
+
+
+def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
+    """What has to be installed otherwise for `s` to start on this card."""
+    # dev-discuss.pytorch.org/t/3290: Volta is dropped from CUDA 12.8 builds for 2.11
+    if gpu.before_turing and at_least(s.versions.get("torch", "0"), "2.11"):
+        yield f"PyTorch from 2.11 on has kernels for the {gpu.name} in its builds for CUDA 12.6 alone"
 
 
 def lacks_kernels(s: Scenario, gpu: GPU) -> str | None:

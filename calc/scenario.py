@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from calc import rules
 from calc.architecture import Architecture, ConfigError
 from calc.catalog import Catalog, CatalogError, load
-from calc.frameworks import litgpt
+from calc.frameworks import DEEPSPEED, litgpt
 from calc.frameworks.choices import Choices
 from calc.rules import PAIRED, PARTNERS, RL, Objection
 from calc.schema import InputError, closest, show, validator
@@ -201,6 +201,13 @@ class Scenario:
     architectures: Mapping[str, Architecture] = field(default_factory=dict, repr=False, compare=False)
     warnings: tuple[str, ...] = field(default=(), repr=False, compare=False)
     framework_asked: str = field(default="", repr=False, compare=False)  # with the version that was named, if one was
+
+    @property
+    def layout(self) -> str:
+        """`precision` without the 16-bit type: fp16 is laid out as bf16 is, by DeepSpeed or by autocast."""
+        if self.precision != "fp16":
+            return self.precision
+        return "mixed" if self.sharding in DEEPSPEED else "autocast"
 
     @property
     def data_parallel(self) -> int:

@@ -22,6 +22,9 @@ GPU_STEP_COPY = ((0, 14, 1), (0, 17, 0))  # ZeRO-Offload copies the fp32 partiti
 CPU_ADAM_LEAN = (0, 14, 3)  # DeepSpeedCPUAdam without buffers of its own
 FLATTENS_ON_GPU = (0, 19, 0)  # stages 1 and 2 flatten where there is room for it; before, always on the host
 NORM_CHUNK = 250_000_000  # elements that ZeRO-3's offload squares at once (`_constant_buffered_norm2`)
+# Looking for overflow in a gradient copies it to fp32 and makes masks (`_has_inf_or_nan`), until 0.19.6 reduces it
+# first (`runtime/utils.py:has_inf_or_nan`); stage 3 takes absolute values and a mask of all at once (`has_overflow`).
+REDUCES, COPIED, MASKED = (0, 19, 6), 11, 3
 B = 2  # DeepSpeed's bf16 engine: every parameter, bucket and gathered weight
 
 
@@ -61,7 +64,8 @@ class Zero(Holder):
     """`replica` under ZeRO `stage`, with optimizer states or parameters in host memory.
 
     `recomputes`: its layers are run again for backward. `keeps_weights`: what stage 3 gathers for a forward stays until
-    backward, in the views that PyTorch's own linear saves, where DeepSpeed's is off (`zero/linear.py`).
+    backward, in the views that PyTorch's own linear saves, where DeepSpeed's is off (`zero/linear.py`). `scaled`:
+    fp16's loss is, so that each step looks for overflow first.
     """
 
     replica: Replica
@@ -71,6 +75,7 @@ class Zero(Holder):
     offload_parameters: bool = False
     recomputes: bool = False
     keeps_weights: bool = False
+    scaled: bool = False
     cut: Cut = field(init=False, repr=False, compare=False)  # how the trained parameters are cut
 
     def __post_init__(self) -> None:
@@ -238,8 +243,13 @@ class Zero(Holder):
         if self.offload_optimizer and self.stage == 3:
             passing.append(gradients.squared_norm(r.role, min(out.largest // r.ranks, NORM_CHUNK)))
         elif self.offload_optimizer:
-            passing.append(gradients.checked(r.role, out.largest))
+            passing.append(gradients.checked(r.role, out.largest, self.checks))
         return [*lines, max(passing, key=_bytes)]
+
+    @property
+    def checks(self) -> int:
+        """Bytes an element that looking for overflow in one gradient takes: its fp32 copy and masks, or reductions."""
+        return 0 if self.version >= REDUCES else COPIED
 
     def reduced(self, where: Where) -> Reduced:
         """What leaves the bucket as a gradient comes in: once it is full, all of it.
@@ -284,6 +294,8 @@ class Zero(Holder):
             )
         elif self.stage == 3:
             group = max(c.sub_groups)
+            if self.scaled:
+                yield "overflow check", [gradients.checked(r.role, c.rank_elements, MASKED)]
             yield "gradient norm", [gradients.squared_norm(r.role, -(-c.largest // r.ranks))]
             flat = gradients.flattened(r.role, group, 4 if r.grad_bytes == 4 else B + 4)
             yield "gradients of a sub-group flattened", [flat]
@@ -300,6 +312,8 @@ class Zero(Holder):
                 past = [own, bucket] if c.largest > self.config.reduce_bucket else [max(own, bucket, key=_bytes)]
                 yield "reduction of all gradients", [whole, *past]
             kept = gradients.partition(r.role, c.kept, B)
+            if self.scaled:
+                yield "overflow check", [kept, gradients.checked(r.role, c.slice, self.checks)]
             yield "gradient norm", [kept, gradients.squared_norm(r.role, c.slice)]
             yield "gradients flattened", [kept, gradients.flattened(r.role, c.share, B + 4)]
             # a flat partition is one parameter

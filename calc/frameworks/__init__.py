@@ -38,6 +38,13 @@ def nearest(version: str, known: tuple[str, ...]) -> str:
     return series[-1] if series else next((k for k in reversed(known) if numbers(k) <= numbers(version)), known[0])
 
 
+def accumulated(precision: str, sharding: str) -> str:
+    """The type of gradients where nobody says it: that of weights, which DeepSpeed and pure bf16 have in 16 bits."""
+    if precision == "fp16":
+        return "fp16" if sharding in DEEPSPEED else "fp32"
+    return "bf16" if precision in ("bf16", "mixed") else "fp32"
+
+
 def together(fields: Mapping[str, Any]) -> int:
     """GPUs that work on the same sequences, by the degrees among `fields`."""
     return prod(int(fields.get(place, 1)) for place in TOGETHER)
@@ -212,8 +219,13 @@ def sharding_fault(s: Scenario) -> str | None:
         return fault
     if s.precision == "fsdp-mixed" and s.sharding not in FSDP:
         return f"precision: given 'fsdp-mixed' with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
-    if s.sharding in DEEPSPEED and s.precision != "mixed":
-        return f"precision: given {s.precision!r} with sharding {s.sharding}, allowed: mixed, as DeepSpeed keeps it"
+    if s.sharding in DEEPSPEED and s.layout != "mixed":
+        return f"precision: given {s.precision!r} with sharding {s.sharding}, allowed: mixed, fp16; DeepSpeed has both"
+    if s.precision == "fp16" and s.sharding in FSDP:
+        return f"sharding: given {s.sharding!r} with precision fp16, allowed: none, ddp, {', '.join(DEEPSPEED)}"
+    if (s.grad_dtype == "fp16") is not (s.precision == "fp16" and s.sharding in DEEPSPEED and s.grad_dtype != "fp32"):
+        allowed = "fp16, fp32" if s.precision == "fp16" and s.sharding in DEEPSPEED else "bf16, fp32"
+        return f"grad_dtype: given {s.grad_dtype!r} with precision {s.precision}, allowed: {allowed}"
     if s.offload.parameters and s.sharding not in ("zero3", *FSDP):  # zero/config.py of deepspeed 0.16.4: stage 3 alone
         return f"offload.parameters: given true with sharding {s.sharding}, allowed: with zero3, {', '.join(FSDP)}"
     if s.offload.optimizer and s.sharding not in (*DEEPSPEED, *FSDP):

@@ -12,6 +12,7 @@ class Choices(NamedTuple):
     """What a framework leaves to whoever runs it.
 
     `own_loop`: its user writes the loop, and with it the global batch, the loss and how the optimizer steps.
+    `fp16`: it computes in fp16 where a card has no bf16.
     `precision`: to what weights are cut in place of fp32, where no DeepSpeed keeps a master; "" where it offers none.
     `offloads_apart`: under FSDP weights and optimizer states move to the host each by itself.
     `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` says of a job's fields and
@@ -19,6 +20,7 @@ class Choices(NamedTuple):
     """
 
     own_loop: bool = False
+    fp16: bool = False
     precision: str = ""
     offloads_apart: bool = False
     shared: str = ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from calc.frameworks import (
     DEEPSPEED,
+    accumulated,
     at_least,
     cut_alike,
     litgpt,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from calc.scenario import Scenario
 
 KNOWN = ("2.13",)
-CHOICES = Choices(own_loop=True, shared="tensor_parallel", cuts=lambda job, rung: rung["method"] == "full")
+CHOICES = Choices(own_loop=True, fp16=True, shared="tensor_parallel", cuts=lambda job, rung: rung["method"] == "full")
 TORCH, TRANSFORMERS = "2.13.0", "5.23.0"
 
 # as torchtitan's train.py asks it; by default `PipelineScheduleSingle.step` returns them
@@ -85,7 +86,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "offload.parameters": False,
         # .grad has the parameter's type; under fsdp-mixed the reduced shard has that of the fp32 shard
         # (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:696)
-        "grad_dtype": "bf16" if precision in ("bf16", "mixed") else "fp32",
+        "grad_dtype": accumulated(precision, sharding),
         "no_sync": given.get("trainer") == "transformers" and trainer.reduces_once(sharding),
         "checkpointing": "none",  # gradient_checkpointing_enable() is a call of its own
         "attention": "sdpa",  # transformers modeling_utils.py: sdpa where the model has it and nothing else is asked

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from calc.frameworks import (
     DEEPSPEED,
     FSDP,
+    accumulated,
     cut_alike,
     own_units,
     segments_fault,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from calc.scenario import Scenario
 
 KNOWN = ("1.16.0",)
-CHOICES = Choices(precision="bf16")  # model_init_kwargs
+CHOICES = Choices(fp16=True, precision="bf16")  # model_init_kwargs
 
 TASKS = ("sft", "rm", "dpo", "grpo")
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
@@ -73,7 +74,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "offload.optimizer": False,
         "offload.parameters": False,
         # DeepSpeed's own choice under ZeRO; .grad has the parameter's type else, fp32 for FSDP's fp32 shard
-        "grad_dtype": "bf16" if precision in ("bf16", "mixed") else "fp32",
+        "grad_dtype": accumulated(precision, sharding),
         "no_sync": trainer.reduces_once(sharding),
         "checkpointing": "full",  # gradient_checkpointing true (trainer/base_config.py:62)
         "attention": "sdpa",  # transformers modeling_utils.py: sdpa where nothing else is asked
@@ -235,7 +236,7 @@ def unpacks(s: Scenario) -> int:
 
     What was loaded as fp32 comes back as fp32 (trainer/utils.py:265), which autocast casts for the product.
     """
-    return 4 + 2 if (s.method, s.precision) == ("qlora", "autocast") else 0
+    return 4 + 2 if (s.method, s.layout) == ("qlora", "autocast") else 0
 
 
 def reference_of(s: Scenario, path: Path) -> Role:
@@ -290,7 +291,7 @@ def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
     stages += [
         Stage("train", "actor"),
         Stage("save", "actor", holds=HANDED.get(s.sharding, ()), host="every" if every else "first",
-              host_bytes=2 if s.precision in ("mixed", "bf16") else 4),
+              host_bytes=2 if s.layout in ("mixed", "bf16") else 4),
     ]  # fmt: skip
     return Keeps(
         roles=(actor, *others),

@@ -67,9 +67,11 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     yield option("--model_name_or_path", shell.role_model(s, "actor") if s.rollout else shell.model_name(s.model))
     yield option("--dataset_name", Placeholder("DATASET", "name or path of the training data"))
     # DeepSpeed casts what was loaded, but four bits would be multiplied in the type of the loading
-    narrow = trainer.precision == "bf16" or (trainer.method == "qlora" and trainer.precision == "mixed")
-    yield option("--dtype", "bfloat16" if narrow else "float32")
+    narrow = trainer.precision == "bf16" or (trainer.method == "qlora" and trainer.layout == "mixed")
+    yield option("--dtype", {"fp16": "float16"}.get(trainer.precision, "bfloat16") if narrow else "float32")
     yield option("--bf16", mixed(trainer) == "bf16")
+    if mixed(trainer) == "fp16":
+        yield option("--fp16", True)
     yield option("--attn_implementation", ATTENTION[trainer.attention])
     yield option("--per_device_train_batch_size", trainer.micro_batch)
     yield option("--gradient_accumulation_steps", trainer.accumulation)
@@ -175,7 +177,7 @@ def nodes(s: Scenario) -> int:
 def mixed(s: Scenario) -> str:
     """Mixed precision as Accelerate calls it; with it FSDP makes fp32 of all that is trained."""
     pure = s.precision == "fp32" or (s.precision == "bf16" and s.sharding in FSDP)
-    return "no" if pure else "bf16"
+    return "no" if pure else "fp16" if s.precision == "fp16" else "bf16"
 
 
 def files(s: Scenario) -> dict[str, str]:
@@ -231,7 +233,7 @@ def deepspeed(s: Scenario) -> dict[str, Any]:
             "offload_param": {"device": device(s.offload.parameters)},
             **({"stage3_gather_16bit_weights_on_model_save": True} if s.sharding == "zero3" else {}),
         },
-        "bf16": {"enabled": True},
+        mixed(s): {"enabled": True},
         "data_types": {"grad_accum_dtype": s.grad_dtype},
         "train_micro_batch_size_per_gpu": s.micro_batch,
         "gradient_accumulation_steps": s.accumulation,

@@ -156,10 +156,12 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     ScenarioError where the job cannot be run at all.
     """
     fields = {name: value for name, value in job.items() if value is not None}
-    old = False
-    if "attention" not in fields and "gpu" in fields:
-        old = catalog.gpu(fields["gpu"]).lacks_bf16
-        fields["attention"] = "sdpa" if old else "flash"
+    old = "gpu" in fields and catalog.gpu(fields["gpu"]).lacks_bf16
+    if old and _choices_of(fields).fp16 and fields.get("task") != "inference":
+        fields.setdefault("precision", "fp16")
+    if "gpu" in fields:
+        old = old and "attention" not in fields
+        fields.setdefault("attention", "sdpa" if old else "flash")
     if (prompts := whole_rollout(fields)) is not None:
         fields["rollout.batch"] = prompts
     try:

@@ -172,6 +172,7 @@ def _settings(judged: Judged, catalog: Catalog) -> str:
     parts = [
         f"{s.model}, {s.task}, {s.method}" + (f" of rank {s.lora.rank}" if s.lora else ""),
         f"{s.framework}=={s.framework_version}",
+        s.precision,
         f"{s.gpus} x {catalog.gpu(s.gpu).name}",
         f"sharding {s.sharding}",
         *degrees(s),

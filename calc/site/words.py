@@ -20,7 +20,12 @@ from calc.units import gb, gib
 
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 FRAMEWORKS = {"trl": "TRL", "openrlhf": "OpenRLHF", "verl": "verl", "torch": "plain PyTorch"}
-PRECISIONS = {"mixed": "mixed precision", "fsdp-mixed": "FSDP's mixed precision", "autocast": "fp32 under autocast"}
+PRECISIONS = {
+    "fp16": "fp16 with a loss scaler",
+    "mixed": "mixed precision",
+    "fsdp-mixed": "FSDP's mixed precision",
+    "autocast": "fp32 under autocast",
+}
 ATTENTION = {"flash": "FlashAttention", "sdpa": "PyTorch's attention", "eager": "eager attention"}
 SHARDINGS = {
     "none": "not sharded", "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3",

@@ -162,7 +162,7 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
     for role in keeps.roles:
         own = s.role(role.name) or s
         count, ranks = parameters(own.architecture), own.shards
-        weight = FORMATS[own.precision][0]
+        weight = FORMATS[own.layout][0]
         per = (weight if "weights" in role.leaves else 0) + (2 * 4 if "states" in role.leaves else 0)
         if per:
             yield traffic.copied(count, 2 * per, ranks, r.pcie)._replace(name=f"{role.name}: swap")

@@ -105,7 +105,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     if s.attention == "eager":
         heads = s.architecture.heads * s.architecture.layers
         computed.append(work.scores(tokens, load.length, heads, core, n, r.memory))
-    if s.precision == "autocast":
+    if s.layout == "autocast":
         cast = c.head if s.method == "qlora" else c.layers + c.head
         computed.append(work.cast(cast / n, load.micro, p, r.memory))
     if head == "lm":
@@ -153,7 +153,7 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
     ranks = s.shards
     if ranks == 1:
         return
-    bus, b = r.link(s.gpus), 4 if s.precision == "autocast" else 2
+    bus, b = r.link(s.gpus), 4 if s.layout == "autocast" else 2
     staged = s.pipeline_parallel > 1
     if s.sharding in GATHERS:
         gathered = 0.5 if s.method == "qlora" else b
@@ -181,7 +181,7 @@ def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float,
     divides them (torch/distributed/fsdp/_runtime_utils.py); it is no quicker (torchtitan, docs/fsdp.md), and counted
     the same. DeepSpeed copies gradients into a bucket (`new_grad_tensor` in runtime/zero/stage_1_and_2.py, stage3.py).
     """
-    b = 4 if s.precision == "autocast" else 2
+    b = 4 if s.layout == "autocast" else 2
     gathered, given = 0.0, 2 * b
     if s.sharding.startswith("fsdp"):
         gathered = 2 * (0.5 if s.method == "qlora" else b)

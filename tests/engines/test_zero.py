@@ -639,3 +639,28 @@ def test_the_parts_of_a_reward_model_with_lora_on_six_gpus() -> None:
     assert total(lines, "adapter") == 2 * 167_772_160
     assert total(lines, "master_weights", "optimizer_states") == 12 * 167_772_160 // 6 - 1  # rounded down twice
     assert f"{at(e.at(Where('layer', 0, True)), 'communication#zero-bucket') / GiB:.2f}" == "0.93"
+
+
+@pytest.mark.parametrize(
+    ("sharding", "version", "looked"),
+    [("zero2", "0.16.4", 11 * VH), ("zero2", "0.19.5", 11 * VH), ("zero2", "0.19.6", 0), ("zero3", "0.19.8", 3 * PART)],
+)
+def test_a_scaled_loss_has_each_step_look_for_overflow(sharding: str, version: str, looked: int) -> None:
+    """Stage 2 in the gradients that it keeps, one by one, the embedding's the largest; stage 3 in all of its share.
+
+    0.16.4 stage_1_and_2.py:2031: fp32 copy 4, `isnan` 1, `isinf` 4 + 1, `logical_or` 1. 0.19.6 utils.py:205: `amax`,
+    `amin`. stage3.py:3013 of 0.19.8: `isinf` of fp16, 2 for absolute values and 1 for the mask.
+    """
+    own = {"framework": "torch", "sharding": sharding, "versions.deepspeed": version}
+    e = zero(precision="fp16", **own)
+    found = dict(e.stepping())["overflow check"]
+    assert at(found, "gradients#zero-offload") == looked
+    plain = zero(precision="mixed", **own)
+    assert [line.bytes for line in e.weights()] == [line.bytes for line in plain.weights()]
+    assert "overflow check" not in dict(plain.stepping())
+
+
+@pytest.mark.parametrize(("version", "looked"), [("0.19.5", 11 * VH), ("0.19.6", 0)])
+def test_offload_looks_for_overflow_without_a_copy_since_it_reduces_first(version: str, looked: int) -> None:
+    e = zero(sharding="zero2", **{"offload.optimizer": True, "versions.deepspeed": version})
+    assert at(e.at(norm()), "gradients#zero-offload") == looked

@@ -40,7 +40,7 @@ def shardings(*names: str) -> tuple[dict[str, Any], ...]:
 
 
 ZERO = shardings("none", "ddp", "zero1", "zero2", "zero3")
-GRADIENTS: tuple[dict[str, Any], ...] = ({}, {"grad_dtype": "fp32"})
+GRADIENTS: tuple[dict[str, Any], ...] = ({}, {"grad_dtype": "fp32"}, {"precision": "fp16"})
 
 
 def supervised(framework: str, tasks: tuple[str, ...], *more: tuple[dict[str, Any], ...]) -> Iterator[dict[str, Any]]:

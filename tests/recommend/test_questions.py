@@ -176,12 +176,27 @@ def test_what_does_not_start_on_a_card_has_no_command_and_says_why() -> None:
     assert r.launch is None
     assert any("has no bf16" in note for note in r.notes)
     assert any(note.startswith("no command") for note in r.notes)
+    r = ask("--model qwen2.5-1.5b --task grpo --gpu v100-32 --gpus 8 --framework trl")
+    assert r.launch is None
+    assert any("vLLM's wheels" in note for note in r.notes)
     r = ask("--model qwen2.5-7b --task sft --gpu ascend910b --gpus 8 --framework trl --seq-len 2048")
     assert r.recommended
     assert {c.scenario.method for c in (r.recommended, *r.alternatives)} == {"full", "lora"}
     nothing = ask("--model qwen2.5-7b --task sft --gpu ascend910b --gpus 8 --framework trl --method qlora")
     assert nothing.recommended is None
     assert any("bitsandbytes" in note for note in nothing.notes)
+
+
+@pytest.mark.parametrize(("gpus", "layout"), [(1, "autocast"), (8, "mixed")])
+def test_a_card_without_bf16_computes_in_fp16_where_the_framework_can(gpus: int, layout: str) -> None:
+    """A V100 once had answers in bf16, and no command."""
+    r = ask(f"--model qwen2.5-{'1.5b' if gpus == 1 else '7b'} --task sft --gpu v100-32 --gpus {gpus} --framework trl")
+    assert r.recommended
+    s = r.recommended.scenario
+    assert (s.precision, s.layout) == ("fp16", layout)
+    assert r.launch
+    assert "--fp16 True" in r.launch.command
+    assert any("CUDA 12.6" in note for note in r.notes)
 
 
 def test_a_setting_of_the_allocator_is_spelled_for_the_card() -> None:
