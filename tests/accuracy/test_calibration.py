@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from jobs import SHORTER
+from jobs import SHORTER, UNMODELLED
 
 from calc import calibration, verdict
 from calc.catalog import Catalog, load
@@ -59,7 +59,7 @@ def test_of_published_jobs_that_fit_at_least_95_percent_ran(catalog: Catalog) ->
     print(f"died: {sum(o in oom for o in died)} of {len(died)} called out of memory")
     assert len(fit) >= 80
     assert sum(o.ran for o in fit) >= 0.95 * len(fit)
-    assert {o.id for o in oom if o.ran} <= SHORTER
+    assert {o.id for o in oom if o.ran} <= SHORTER | UNMODELLED
     assert sum(o in oom for o in died) >= 0.7 * len(died)
 
 

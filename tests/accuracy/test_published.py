@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from jobs import SHORTER
+from jobs import SHORTER, UNMODELLED
 
 from calc.catalog import load
 from calc.estimate import estimate
@@ -30,7 +30,8 @@ def of(residuals: list[Residual], *metrics: str) -> list[Residual]:
 
 def test_every_disagreement_is_explained_by_name(residuals: list[Residual]) -> None:
     """A miss without a reason is a bug that nobody has looked for yet; tests/cases holds the reports on RL."""
-    assert [r.id for r in residuals if r.task not in RL and not r.agrees and not r.explanation] == []
+    wrong = [r for r in residuals if not r.agrees and not r.explanation]
+    assert [r.id for r in wrong if r.task not in RL or r.id in UNMODELLED] == []
 
 
 def test_what_agrees_needs_no_explanation(residuals: list[Residual]) -> None:
@@ -43,7 +44,7 @@ def test_no_published_job_that_ran_is_called_out_of_memory(residuals: list[Resid
     ran = [r for r in residuals if r.reported == "fits"]
     print(Counter((r.metric, r.verdict) for r in ran))
     assert len(ran) >= 200
-    assert {r.id for r in ran if not r.same_verdict} <= SHORTER
+    assert {r.id for r in ran if not r.same_verdict} <= SHORTER | UNMODELLED
 
 
 @pytest.mark.parametrize(("reported", "least"), [("fits", 0.95), ("oom", 0.9)])
