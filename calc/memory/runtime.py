@@ -26,6 +26,9 @@ HOPPER_OR_LATER = ("Hopper", "Blackwell")
 NCCL_BUFFERS = 4 * MiB + 640 * 120 * 8 * 8 + 512 * 8 * 8 * 16
 NCCL_CONNECTIONS = 3
 NCCL_CHANNELS = {False: 2, True: 24}
+# RCCL was measured on MI250X: 1 GiB for a process's first communicator, and 0.65 GiB, what the channels above come
+# to, for each further one (github.com/Lumi-supercomputer/LUMI-AI-Guide, issue 111).
+RCCL_START = int(0.35 * GiB)
 # What lay in pieces too small, reserved or free, when a training run died of a small request, as a share of what it had
 # asked for in all: the middles of forty equal parts of the messages in measurements/exhausted, smallest first.
 HELD_BACK = (
@@ -81,6 +84,9 @@ def process(
         values = {"channels": channels, "connections": NCCL_CONNECTIONS, "b": NCCL_BUFFERS}
         count = channels * NCCL_CONNECTIONS * NCCL_BUFFERS
         lines.append(Line("nccl", role, count, "channels·connections·b", values, "runtime#nccl", False))
+    if communicators and architecture.startswith("CDNA"):
+        values = {"m": processes, "C": RCCL_START}
+        lines.append(Line("nccl", role, processes * RCCL_START, "m·C", values, "runtime#nccl", False))
     return lines
 
 

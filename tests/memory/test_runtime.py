@@ -78,3 +78,14 @@ def test_cached_blocks_are_a_share_of_what_differs_from_batch_to_batch() -> None
     lines = [Line(c, "actor", 1000, "1000", {}, "x#y") for c in ("weights", "gradients", "logits", "activations")]
     assert runtime.cached(lines, lengths_vary=True) == 7600
     assert runtime.cached(lines, lengths_vary=False) == 500
+
+
+def test_rccl_takes_more_for_a_process_s_first_communicator() -> None:
+    """LUMI-AI-Guide issue 111, measured on MI250X: about 1 GiB, and 0.65 GiB for each one more."""
+
+    def taken(communicators: int) -> int:
+        return sum(x.bytes for x in runtime.process("CDNA 2", communicators, nvlink=True) if x.component == "nccl")
+
+    assert taken(0) == 0
+    assert taken(1) == pytest.approx(GiB, rel=0.01)
+    assert taken(3) - taken(1) == pytest.approx(1.3 * GiB, rel=0.01)
