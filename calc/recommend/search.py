@@ -295,7 +295,7 @@ class Search:
         if self.leanest() is False:
             return None
         groups = self.groups()
-        found = self.simplest(self.groups(moving=False)) or self.simplest(groups)
+        found = self.simplest(self.groups(sharing=False)) or self.simplest(groups)
         while found and self.clock.slow_links and (one := self.one_rank(found)) and one in groups:
             if not self.fastest(groups[one], inf):
                 break
@@ -309,13 +309,13 @@ class Search:
         asked = next(effort for effort, turn in efforts(branch) if turn == found.place[: branch.turns])
         return asked._replace(ranks=1) if asked.ranks > 1 else None
 
-    def groups(self, *, moving: bool = True) -> Groups:
+    def groups(self, *, sharing: bool = True) -> Groups:
         """The first places of all lean lattices by the effort that they ask for, the simplest first.
 
-        Not `moving`: without the branches that are there for what they move to the host.
+        Not `sharing`: without the branches that shard on one GPU, which shares with nobody.
         """
         found: Groups = {}
-        for b, branch in [(b, branch) for b, branch in enumerate(self.branches) if moving or not branch.moves]:
+        for b, branch in [(b, branch) for b, branch in enumerate(self.branches) if sharing or not branch.alone]:
             for effort, turn in efforts(branch):
                 found.setdefault(effort, []).append((b, (*turn, *[0] * (len(branch.axes) - branch.turns))))
         return dict(sorted(found.items()))
@@ -325,9 +325,7 @@ class Search:
 
         Where no rate is known, the first of all.
         """
-        asked = dict.fromkeys(at for group in groups.values() for at in group)
-        first = dict.fromkeys((b, (0,) * len(place)) for b, place in asked)
-        fastest = self.fastest(first, inf, asked.keys()) if self.rated else None
+        fastest = self.quickest(groups)
         if self.rated and fastest is None:
             return None
         limit = self.limit(fastest)
@@ -336,6 +334,12 @@ class Search:
             if within and (found := self.fastest(within, limit)):
                 return found
         return fastest
+
+    def quickest(self, groups: Groups) -> Found | None:
+        """The fastest of the groups' configurations; None where none fits, or no rate is known."""
+        asked = dict.fromkeys(at for group in groups.values() for at in group)
+        first = dict.fromkeys((b, (0,) * len(place)) for b, place in asked)
+        return self.fastest(first, inf, asked.keys()) if self.rated else None
 
     def limit(self, fastest: Found | None) -> float:
         """The seconds that nobody can tell from those of the fastest; any, where there are none."""

@@ -90,7 +90,7 @@ class Branch:
 
     Branches of the same `kin` differ in vLLM's tensor parallelism alone. `base` has no card: a search on another one
     finds what was made for the first. `training` is what trainers of one kin need, by turns, micro batch and sleep.
-    With `moves` it is there for what it moves to the host: one GPU shares shards with nobody.
+    With `alone` it shards on one GPU, which shares with nobody: for what it can move to the host, or keeps in 16 bits.
     """
 
     base: Scenario
@@ -98,7 +98,7 @@ class Branch:
     turns: int
     kin: int
     training: dict[Hashable, Memo] = field(repr=False, compare=False)
-    moves: bool = False
+    alone: bool = False
     _made: dict[tuple[int, ...], Roles | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -135,8 +135,6 @@ class Branch:
         changes: dict[str, Any] = {}
         for axis, index in zip(self.axes, place, strict=True):
             changes |= axis.values[index]
-        if self.moves and not any(value for name, value in changes.items() if name.endswith(OFFLOADS)):
-            return None
         try:
             s = vary(self.base, changes)
         except ScenarioError:
@@ -293,9 +291,9 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
         turns, leans = axes[kind]
         turned = list(_by_ranks(base, given))
         training: dict[Hashable, Memo] = {}
-        moves = base.gpus == 1 and "sharding" in choice and any(each.base.sharding == "none" for each in found)
+        alone = base.gpus == 1 and "sharding" in choice and any(each.base.sharding == "none" for each in found)
         for micro in _micro_batches(base, given):
-            found += [Branch(each, (*turns, *leans, micro), len(turns), kin, training, moves) for each in turned]
+            found += [Branch(each, (*turns, *leans, micro), len(turns), kin, training, alone) for each in turned]
     return tuple(found)
 
 

@@ -90,9 +90,10 @@ def quickest(job: dict[str, Any], best: Configuration, changes: dict[str, Any]) 
     s = best.scenario
     same: dict[str, Any] = {name: getattr(s, name) for name in KEPT}
     same |= {"offload.optimizer": s.offload.optimizer, "offload.parameters": s.offload.parameters}
-    for name in ("tensor_parallel", "context_parallel"):
-        if getattr(s, name) > 1:
-            same[name] = getattr(s, name)
+    same |= {name: getattr(s, name) for name in ("tensor_parallel", "context_parallel")}
+    for name in ("reference", "reward"):
+        if own := s.role(name):
+            same[f"roles.{name}.offload.parameters"] = own.offload.parameters
     if s.rollout:
         same |= {"placement": s.placement, "rollout.engine": s.rollout.engine, "rollout.n": s.rollout.n}
         if s.rollout.engine == "vllm":
@@ -108,6 +109,7 @@ def nothing_is_offloaded_or_recomputed_for_nothing(job: dict[str, Any], best: Co
     s = best.scenario
     if s.placement == "separate":  # whose GPUs the search divides
         return
+    limit = tolerated(job)
     simpler: list[dict[str, Any]] = []
     if s.offload.optimizer or s.offload.parameters:
         simpler.append({"offload.optimizer": False, "offload.parameters": False})
@@ -115,11 +117,19 @@ def nothing_is_offloaded_or_recomputed_for_nothing(job: dict[str, Any], best: Co
         simpler.append({"checkpointing": "none"})
     for changes in simpler:
         without = quickest(job, best, changes)
-        assert without is None or without > seconds(best) * (1 + TOLERANCE) * 0.999, changes
+        assert without is None or without > limit * 0.999, changes
     if s.gpus == 1 and s.framework in ("torch", "trl") and s.sharding in (*DEEPSPEED, *FSDP):
-        assert s.offload.optimizer or s.offload.parameters or any(
-            own.offload.parameters for name in s.roles if (own := s.role(name))
-        )  # fmt: skip
+        assert (
+            Problem({**job, "sharding": "none", "method": s.method, "optimizer": s.optimizer}, load()).first() is None
+        )
+
+
+def tolerated(job: dict[str, Any]) -> float:
+    """The seconds that nobody can tell from those of the fastest configuration."""
+    first = Problem(job, load()).first()
+    assert first
+    search = first[1]
+    return search.limit(search.quickest(search.groups(sharing=False)) or search.quickest(search.groups()))
 
 
 def no_engine_spans_pcie_for_nothing(job: dict[str, Any], best: Configuration) -> None:
@@ -130,22 +140,26 @@ def no_engine_spans_pcie_for_nothing(job: dict[str, Any], best: Configuration) -
 
 
 def it_is_as_quick_as_hardware_can_be(best: Configuration) -> None:
-    """MFU: six operations a parameter and token, four where weights are frozen, of the card's dense peak."""
+    """MFU: six operations a multiplied parameter and token, four where weights are frozen, of the card's dense peak."""
     s = best.scenario
     gpu = load().gpu(s.gpu)
     if s.rollout or not best.throughput or not gpu.bf16_tflops:
         return
     arch = s.architecture
-    active = parameters(arch)
+    active = parameters(arch, head="scalar" if s.task == "rm" else "lm")
+    if s.task == "rm" or not arch.tied:  # a look-up multiplies nothing; a tied head does
+        active -= arch.vocab * arch.hidden
     if arch.experts:
         routed = 3 * arch.hidden * arch.moe_intermediate * arch.experts * (arch.layers - arch.dense_layers)
         active -= routed * (1 - arch.experts_per_token / arch.experts)
     rate = best.throughput.tokens_per_second / s.gpus * (4 if s.lora else 6) * active
     mfu = rate / (gpu.bf16_tflops * 1e12)
-    assert mfu <= 0.62
+    # an H20 has a Hopper's bandwidth for a seventh of its arithmetic
+    assert mfu <= (0.64 if s.gpu == "h20" else 0.62), mfu
     moved = s.offload.optimizer or s.offload.parameters
-    if not moved and parameters(arch) > 1e9:
-        assert mfu >= 0.03
+    gathered = arch.experts and not gpu.linked and s.sharding not in ("none", "ddp")  # all of them, for few that work
+    if not moved and not gathered and parameters(arch) > 1e9:
+        assert mfu >= 0.03, mfu
 
 
 def it_is_not_better_in_all(best: Configuration, other: Configuration) -> None:

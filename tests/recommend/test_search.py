@@ -40,7 +40,7 @@ def effort_of(search: Search, found: Found) -> Effort:
 def simplest(search: Search) -> Found | None:
     """What the search is to find, by trying everything."""
     every = {found: effort_of(search, found) for found in search.every()}
-    every = {f: e for f, e in every.items() if not search.branches[f.branch].moves} or every
+    every = {f: e for f, e in every.items() if not search.branches[f.branch].alone} or every
     while every:
         limit = search.limit(min(every, key=lambda f: f.seconds))
         best = min([f for f in every if f.seconds <= limit], key=lambda f: (every[f], f.rank))
