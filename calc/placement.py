@@ -212,6 +212,7 @@ def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> Vllm | None:
         card=gpu.id,
         context=total(lines) - growth,
         growth=growth,
+        v0=s.rollout.v0,
     )
 
 

@@ -174,6 +174,10 @@ def serving_fault(s: Scenario, given: Mapping[str, Any]) -> str | None:
             f"rollout.micro_batch: given {given['rollout.micro_batch']} with max_tokens_per_gpu, allowed: "
             "rollout.max_tokens_per_gpu, as batches that are scored are dynamic, too"
         )
+    if s.rollout.v0:
+        version = s.versions.get("vllm", "none") if s.rollout.engine == "vllm" else "none"
+        if version == "none" or not at_least(version, "0.8") or at_least(version, "0.11"):
+            return f"rollout.v0: given true with vllm {version}, allowed: with vllm 0.8 to 0.10, which have two engines"
     tp, heads = s.rollout.tensor_parallel, s.architecture.heads
     if s.rollout.engine != "vllm":
         if s.rollout.sleep and "rollout.sleep" in given:

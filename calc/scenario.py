@@ -48,6 +48,7 @@ NEUTRAL: Mapping[str, Any] = {
     "packing": False,
     "expandable_segments": False,
     "placement": "colocated",
+    "rollout.v0": False,
     **rules.ABSENT,
     "versions.bitsandbytes": "0.50.2",  # no framework pins it
 }
@@ -126,7 +127,8 @@ class Rollout:
 
     `micro_batch` sequences are scored at once, as many as the actor trains at once where it is None; where batches are
     dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's.
-    `max_num_seqs` and `max_num_batched_tokens` are None where vLLM decides.
+    `v0`: by vLLM's first engine, where a release has two. `max_num_seqs` and `max_num_batched_tokens` are None where
+    vLLM decides.
     `layered_summon`: adapters are gathered for the engine a layer at a time.
     """
 
@@ -137,6 +139,7 @@ class Rollout:
     micro_batch: int | None
     max_tokens_per_gpu: int | None
     sleep: bool
+    v0: bool
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     layered_summon: bool

@@ -18,10 +18,7 @@ OPENRLHF = {"framework": "openrlhf==0.6.1", "gpus": 8, "micro_batch": 1, "global
 # Published jobs that ran: of a length that the source does not state, and with caps that their notes show not reached.
 SHORTER = {"published/logicrl-4a100", *(f"published/caikit-llama2-7b-len{cap}-mb6" for cap in (512, 1024, 4096))}
 # Published as running, and called impossible for want of a mechanism that each record's explanation names.
-UNMODELLED = {
-    *(f"published/verl-lora-{job}" for job in ("1.5b-1h100", "3b-1h100", "7b-1h100", "14b-2h100")),
-    "published/tune-l8-full-single",
-}
+UNMODELLED = {"published/verl-lora-14b-2h100", "published/tune-l8-full-single"}
 
 # Llama 3 8B by hand: V·h = 128,256 · 4,096; a layer: 2·4096² (q, o) + 2·1024·4096 (k, v) + 3·14336·4096 + 2·4096
 P = 8_030_261_248

@@ -3,8 +3,8 @@
 A card's pool is a share of its memory, `gpu_memory_utilization`. What is taken off before the rest becomes KV cache,
 and whether other processes count, differs:
 
-- to 0.7: weights, the profile run's peak, and what the process grew by outside PyTorch; others do not count
-  (worker/worker.py:205-271)
+- to 0.7, and by the first of the two engines of 0.8 to 0.10: weights, the profile run's peak, and what the process grew
+  by outside PyTorch; others do not count (worker/worker.py:205-271)
 - 0.8: everything on the card that this process's PyTorch has not allocated counts too, whoever holds it
   (v1/worker/gpu_worker.py:165-212)
 - from 0.9: as to 0.7, but the engine does not start where less is free than its pool (gpu_worker.py:143, later
@@ -51,7 +51,8 @@ class Vllm:
     """One rank of a vLLM engine on a card of `total` bytes, called `card`.
 
     `context` is what its process takes of the card before vLLM first looks, `growth` what it takes later beside weights
-    and activations: NCCL's buffers. Both are 0 for an engine that lives in the trainer's process.
+    and activations: NCCL's buffers. Both are 0 for an engine that lives in the trainer's process. `v0`: the first of
+    a release's two engines runs.
     """
 
     arch: Architecture
@@ -62,6 +63,12 @@ class Vllm:
     card: str = ""
     context: int = 0
     growth: int = 0
+    v0: bool = False
+
+    @property
+    def first(self) -> bool:
+        """True for vLLM's first engine: the only one to 0.7, and `v0` asks for it after."""
+        return self.v0 or self.release < (0, 8)
 
     @property
     def release(self) -> tuple[int, int]:
@@ -91,12 +98,12 @@ class Vllm:
     def _large(self) -> bool:
         """Whether vLLM takes larger batches on this card: from 70 GiB, from 0.9 unless it is an A100."""
         a100 = self.release >= (0, 9) and "a100" in self.card.casefold()
-        return self.release >= (0, 8) and self.total >= 70 * GiB and not a100
+        return not self.first and self.total >= 70 * GiB and not a100
 
     @property
     def _tokens(self) -> int:
-        """Tokens of one step by default: up to 0.7 a prompt is not cut into chunks, so the longest has to fit."""
-        if self.release < (0, 8):
+        """Tokens of one step by default: the first engine does not cut a prompt, so that the longest has to fit."""
+        if self.first:
             return max(self._length, 2048)
         return 16384 if self._large else 8192
 
@@ -137,7 +144,7 @@ class Vllm:
 
     def host(self, level: int) -> list[Line]:
         """Host memory of this rank: V0's swap space, and at sleep `level` 1 the weights; 0 where it never sleeps."""
-        swap = [kv_cache.swap(ROLE, self.arch, self.tensor_parallel)] if self.release < (0, 8) else []
+        swap = [kv_cache.swap(ROLE, self.arch, self.tensor_parallel)] if self.first else []
         return [*swap, *([kv_cache.backup(ROLE, self.arch, self.tensor_parallel)] if level == 1 else [])]
 
     def cache(self, others: int) -> Cache:
@@ -163,7 +170,7 @@ class Vllm:
         around = others + self.context + self.growth
         if self.serving.share_of_free:
             return int(self.utilization * (self.total - around - used))
-        if (0, 8) <= self.release < (0, 9):
+        if (0, 8) <= self.release < (0, 9) and not self.first:
             used += around
         elif self.release < (0, 11):
             used += self.growth
@@ -190,7 +197,7 @@ class Vllm:
     def _crowded(self, others: int) -> str | None:
         """Why the engine refuses the room that others leave it, before it loads anything; None when it starts."""
         free = self.total - others - self.context - (self.growth if self.release >= (0, 11) else 0)
-        if self.release >= (0, 9) and free < self._pool:
+        if self.release >= (0, 9) and not self.first and free < self._pool:
             return (
                 f"{self._given}, allowed: less; vLLM finds {gib(free, 2)} free on startup, less than the"
                 f" {gib(self._pool, 2)} it is to use"

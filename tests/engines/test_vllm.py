@@ -248,3 +248,13 @@ def test_an_engine_that_starts_can_serve_a_sequence(version: str, share: float, 
     assert (cache.refusal is None) == (cache.sequences > 0)
     assert cache.bytes >= 0
     assert "\n" not in (cache.refusal or "")
+
+
+def test_the_first_engine_of_a_release_with_two_counts_as_up_to_0_7() -> None:
+    """vLLM 0.8.5 with VLLM_USE_V1=0: worker/worker.py, and `_set_default_args_v0`: 256 sequences on any card."""
+    first, second = engine("0.8.5", v0=True), engine("0.8.5")
+    assert first.room(0) == first.room(10 * GiB) > second.room(10 * GiB)
+    own = {"serving__max_num_seqs": None}
+    assert engine("0.8.5", v0=True, **own).max_num_seqs == 256
+    assert [line.formula for line in first.host(2)] == [line.formula for line in engine("0.7.2").host(2)] != []
+    assert second.host(2) == []

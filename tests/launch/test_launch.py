@@ -257,10 +257,12 @@ OTHERS = {
     "optimizer_impl": ("fused", "foreach", "single"), "lora.dtype": ("fp32", "bf16"), "rollout.sleep": (True, False),
     "expandable_segments": (True, False), "double_quantization": (True, False),
 }  # fmt: skip
-# The machine itself, the framework, parallelism that is not modelled, and losses, in which nobody here has a choice
+# The machine itself, the framework, parallelism that is not modelled, losses, in which nobody here has a choice, and an
+# engine that the vLLM of these releases has not
 NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "sequence_parallel",
     "expert_parallel", "host_memory", "loss", "lora.units", "memory_efficient_linear",
+    "rollout.v0",
 }  # fmt: skip
 STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "openrlhf", "task": "sft", "micro_batch": 2, "global_batch": 64},
