@@ -191,10 +191,12 @@ class Allocator:
                     spare += GRAIN << WIDTH
             else:
                 place = bisect_left(free, size)
-                if unmapped:
-                    place = self._fit(place)
                 if place < len(free):
-                    found = free.pop(place)
+                    found = free[place]
+                    if unmapped and (found & ADDRESS) + (found >> WIDTH) in unmapped:
+                        place = self._fit(place)
+                        found = free[place]
+                    del free[place]
                     start = found & ADDRESS
                     del starts[start]
                 else:
@@ -218,7 +220,20 @@ class Allocator:
         self._spare, process.allocated, process.most = spare >> WIDTH, allocated >> WIDTH, most >> WIDTH
 
     def _fit(self, place: int) -> int:
-        """Where the free block is that is taken, the first that is large enough being at `place`."""
+        """Where the free block is that is taken, of which the first that is large enough lies before unmapped pages.
+
+        Such a block counts as large as it can become: a larger one that cannot grow may come before it.
+        """
+        free, unmapped, last = self._free, self._unmapped, len(self._free) - 1
+        while place < last:
+            block, following = free[place], free[place + 1]
+            more = unmapped.get((block & ADDRESS) + (block >> WIDTH), 0)
+            # one that cannot grow is smaller than the next anyway
+            if not more or (block >> WIDTH) + more <= (following >> WIDTH) + unmapped.get(
+                (following & ADDRESS) + (following >> WIDTH), 0
+            ):
+                break
+            place += 1
         return place
 
     def _segment(self, size: int) -> Block:
@@ -262,22 +277,6 @@ class Expandable(Allocator):
     def __init__(self, limit: int | None = None, process: Process | None = None) -> None:
         super().__init__(limit, process)
         self._unmapped[0] = ENDLESS
-
-    def _fit(self, place: int) -> int:
-        """A block before unmapped pages counts as large as it can become."""
-        free, unmapped = self._free, self._unmapped
-        last = len(free) - 1
-        # one that cannot grow is smaller than the next anyway
-        while place < last and (free[place] & ADDRESS) + (free[place] >> WIDTH) in unmapped:
-            if self._room(place) <= self._room(place + 1):
-                break
-            place += 1
-        return place
-
-    def _room(self, place: int) -> int:
-        """As many bytes as the block at a place among the free can become."""
-        block = self._free[place]
-        return length(block) + self._unmapped.get(address(block) + length(block), 0)
 
     def _segment(self, size: int) -> Block:
         """The lowest address with room for `size` bytes in free and unmapped blocks, mapped."""
