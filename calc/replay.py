@@ -106,17 +106,14 @@ class Reserve:
     to within a thousandth, as far as somebody asks, and always in the same halves: a limit may suffice where a higher
     one does not, so that a search from a card's own limit would find something else for each card.
 
-    Until a limit is in the way nothing differs from the undisturbed replay, of which `_marks` are kept to go on from.
+    Until a limit is in the way nothing differs from the undisturbed replay, so that one goes on from there.
     """
 
     def __init__(self, a: Act, workspace: int) -> None:
         """Of `a`, where cuBLAS takes a `workspace` for each thread."""
         self.act, self.workspace = a, workspace
-        self._marks: list[Replay] = []
-        self._tried: list[Tried] = []
-        replay = Replay((Expandable if a.expandable else Allocator)(), workspace)
-        replay.all(a, self._marks)
-        process = replay.heap.process
+        process = _undisturbed(a, workspace)[-1].heap.process
+        self._tried = [Tried(process.most_reserved, process.refused, broke=False)]
         self.undisturbed = process.most_reserved
         self._low, self._high = process.most, self.undisturbed
 
@@ -129,8 +126,9 @@ class Reserve:
 
     def _try(self, limit: int) -> bool:
         """Replay from the last mark before which the limit cannot have been in the way."""
-        mark = [mark for mark in self._marks if mark.heap.process.most_reserved <= limit][-1]
-        replay, broke = mark.copy(limit), False
+        marks = _undisturbed(self.act, self.workspace)
+        replay = [mark for mark in marks if mark.heap.process.most_reserved <= limit][-1].copy(limit)
+        broke = False
         try:
             replay.all(self.act)
         except OutOfMemory:
@@ -169,6 +167,16 @@ class Reserve:
 def reserve(a: Act, workspace: int) -> Reserve:
     """What PyTorch reserves for `a`, which a search and the estimates after it ask for one after another."""
     return Reserve(a, workspace)
+
+
+# A few, as those of a large model take megabytes.
+@lru_cache(maxsize=4)
+def _undisturbed(a: Act, workspace: int) -> list[Replay]:
+    """The replay of `a` that no limit is in the way of, as it stands before each of its parts, and at its end."""
+    marks: list[Replay] = []
+    replay = Replay((Expandable if a.expandable else Allocator)(), workspace)
+    replay.all(a, marks)
+    return [*marks, replay]
 
 
 class Course(NamedTuple):
