@@ -69,12 +69,17 @@ class Fit:
 
     @cached_property
     def trains(self) -> bool:
-        """Whether that is none below 0, which is known sooner than by how much."""
+        """True if that is none below 0; known sooner than by how much."""
         return all([each.trains for each in self._sets])
 
     @cached_property
+    def training_at_most(self) -> int:
+        """A bound of `training` that is known sooner."""
+        return min([each.free_at_most for each in self._sets])
+
+    @cached_property
     def serving(self) -> int:
-        """The same in those in which it has."""
+        """As `training`, in the phases in which vLLM has a part."""
         return min([each.room(serving=True) for each in self._sets])
 
     @cached_property
