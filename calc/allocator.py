@@ -3,25 +3,46 @@
 Read in torch 2.13 `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.h`, at their defaults and with
 `expandable_segments:True`. Each stream has an allocator of its own. Blocks of up to 1 MiB live in segments of 2 MiB of
 their own; of these only the sum is followed, as if they left no gaps.
+
+An estimate takes and gives back tens of thousands of blocks. So a block is one number, its bytes above the WIDTH bits
+of its address: sorted, the smallest comes first, and of equals the lowest; what is left of a block that is cut is a
+difference. A small one has no address and stands below 0, and 0 is none.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Self
 
 from calc.units import MiB
 
-SMALL = MiB  # kSmallSize: the largest small block, and the most that is given away with a large one
 LARGE, BUFFER, GRAIN = 10 * MiB, 20 * MiB, 2 * MiB  # kMinLargeAlloc, kLargeBuffer, kRoundLarge (and kSmallBuffer)
 ROUND = 512  # kMinBlockSize
 ENDLESS = 1 << 62  # the address space of a segment that grows
-SHARED = 1  # where every small block starts
 WIDTH = 63  # bits of an address
 ADDRESS = (1 << WIDTH) - 1
+SMALL = MiB << WIDTH  # kSmallSize: the largest small block, and the most that is given away with a large one
 
-Block = tuple[int, int]  # the address where it starts, and its bytes
-State = tuple[int, tuple[int, ...], tuple[Block, ...], int, tuple[Block, ...]]
+Block = int
+Steps = Sequence[tuple[int, int]]  # a slot and the block of address 0 that it asks for, or 0 where its own comes back
+State = tuple[int, list[Block], dict[int, int], int, tuple[Block, ...]]
+
+
+def address(block: Block) -> int:
+    """The address where a large block starts."""
+    return block & ADDRESS
+
+
+def length(block: Block) -> int:
+    """The bytes of a block."""
+    return abs(block) >> WIDTH
+
+
+def asked(size: int) -> Block:
+    """A block of `size` bytes as a request names it."""
+    return -(-size // ROUND) * ROUND << WIDTH
 
 
 class OutOfMemory(Exception):
@@ -33,17 +54,31 @@ class Process:
 
     `reserved` are the bytes of all segments, `most_reserved` the largest they have been; `most` is the largest sum of
     blocks handed out, each with what came along because it was too little to be split off. `released` counts how often
-    the limit was in the way.
+    the limit was in the way, and `refused` is the least that it kept from being reserved: under any limit from
+    `most_reserved` to below that all would have gone the same way.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.reserved = self.most_reserved = self.allocated = self.most = self.released = 0
+        self.refused = ENDLESS
         self.streams: list[Allocator] = []
+
+    def copy(self, limit: int | None) -> Process:
+        """The same under another limit, which has not been in the way so far."""
+        other = copy(self)
+        other.limit = limit
+        other.streams = []
+        for stream in self.streams:
+            stream.copy(other)
+        return other
 
     def lacks(self, whole: int) -> bool:
         """Whether the limit is in the way of `whole` bytes more."""
-        return self.limit is not None and self.reserved + whole > self.limit
+        if self.limit is None or self.reserved + whole <= self.limit:
+            return False
+        self.refused = min(self.refused, self.reserved + whole)
+        return True
 
     def release(self) -> None:
         """`release_cached_blocks`: all that is free in every stream, and can, goes back to the driver."""
@@ -60,13 +95,7 @@ class Process:
                 f"tried to allocate {size}: of {self.limit} allowed {self.reserved} are reserved, "
                 f"{self.allocated} of them allocated"
             )
-        self.add(whole)
-
-    def add(self, reserved: int, allocated: int = 0, peak: int = 0) -> None:
-        """So much more is reserved, and allocated, of which there was a `peak` before."""
-        self.most = max(self.most, self.allocated + peak)
-        self.allocated += allocated
-        self.reserved += reserved
+        self.reserved += whole
         self.most_reserved = max(self.most_reserved, self.reserved)
 
 
@@ -76,17 +105,17 @@ class Allocator:
     Free blocks are known by their start and by their end, so that a neighbour finds them.
     """
 
-    LEAST = SMALL + ROUND  # the smallest rest that is split off
+    LEAST = SMALL + (ROUND << WIDTH)  # the smallest rest that is split off
 
     def __init__(self, limit: int | None = None, process: Process | None = None) -> None:
         """The first stream of a process that may reserve `limit` bytes, or another stream of `process`."""
         self.process = process or Process(limit)
         self.process.streams.append(self)
         self._spare = 0  # what is left of segments of small blocks
-        self._free: list[int] = []  # by size, then by address, both in one number
-        self._sizes: dict[int, int] = {}  # of free blocks, by their start
-        self._starts: dict[int, int] = {}  # of free blocks, by their end
-        self._segments: tuple[Block, ...] = ()  # where each starts, and its bytes
+        self._free: list[Block] = []  # the smallest first
+        self._starts: dict[int, Block] = {}  # free blocks by their start
+        self._ends: dict[int, Block] = {}  # free blocks by their end
+        self._segments: tuple[Block, ...] = ()
         self._unmapped: dict[int, int] = {}  # the bytes of each stretch of pages in a segment that grows, by its start
         self._end = ENDLESS  # the address below which the next segment ends: drivers map each below the last
 
@@ -94,105 +123,147 @@ class Allocator:
         """The allocator of another stream of the same process."""
         return type(self)(process=self.process)
 
+    def copy(self, process: Process) -> Self:
+        """The same stream in the copy of its process."""
+        other = type(self)(process=process)
+        other._spare, other._end, other._segments = self._spare, self._end, self._segments
+        other._free, other._starts = self._free.copy(), self._starts.copy()
+        other._ends, other._unmapped = self._ends.copy(), self._unmapped.copy()
+        return other
+
     @property
     def state(self) -> State:
-        """All that decides what comes of requests, as long as no limit is in the way; segments only then."""
-        return self._spare, tuple(self._free), tuple(sorted(self._unmapped.items())), self._end, self._segments
-
-    @state.setter
-    def state(self, state: State) -> None:
-        self._spare, free, unmapped, self._end, self._segments = state
-        self._free, self._unmapped = [*free], dict(unmapped)
-        blocks = [(found & ADDRESS, found >> WIDTH) for found in free]
-        self._sizes = dict(blocks)
-        self._starts = {start + size: start for start, size in blocks}
+        """All that decides what comes of requests for large blocks, and for small ones what is left of segments."""
+        return self._spare, self._free.copy(), self._unmapped.copy(), self._end, self._segments
 
     def take(self, size: int) -> Block:
         """A block of `size` bytes: the smallest free one that is large enough, cut to size."""
-        size = -(-size // ROUND) * ROUND
-        if size <= SMALL:
-            self._take_small(size)
-            start = SHARED
-        else:
-            free = self._free
-            place = self._fit(size)
-            if place < len(free):
-                found = free.pop(place)
-                start, have = found & ADDRESS, found >> WIDTH
-                del self._sizes[start]
-            else:
-                start, have = self._segment(size)
-            if have - size >= self.LEAST:
-                rest, end = have - size, start + size
-                self._sizes[end], self._starts[start + have] = rest, end
-                insort(free, rest << WIDTH | end)
-            else:
-                size = have
-                self._starts.pop(start + have, None)
-        process = self.process
-        process.allocated += size
-        if process.allocated > process.most:
-            process.most = process.allocated
-        return start, size
+        return self.take_all((size,))[0]
 
-    def _take_small(self, size: int) -> None:
-        self._spare -= size
-        if self._spare < 0:
-            self.process.reserve(GRAIN, size)
-            self._spare += GRAIN
+    def take_all(self, sizes: Iterable[int]) -> list[Block]:
+        """Blocks of these sizes, one after another."""
+        own: dict[int, Block] = {}
+        self.play([(slot, asked(size)) for slot, size in enumerate(sizes)], own)
+        return [*own.values()]
 
     def give(self, block: Block) -> None:
         """Take a block back, and join it with its free neighbours."""
-        start, size = block
-        self.process.allocated -= size
-        if start == SHARED:
-            self._spare += size
-            return
-        sizes, starts, free = self._sizes, self._starts, self._free
-        end = start + size
-        # as `_drop` and `_keep` do, of which a step has tens of thousands
-        if after := sizes.pop(end, 0):
-            del free[bisect_left(free, after << WIDTH | end)]
-            end += after
-        if start in starts:
-            before = starts.pop(start)
-            del free[bisect_left(free, sizes[before] << WIDTH | before)]
-            start = before
-        sizes[start] = size = end - start
-        starts[end] = start
-        insort(free, size << WIDTH | start)
+        self.give_all((block,))
 
-    def _fit(self, size: int) -> int:
-        """Where among the free blocks one of `size` bytes is to be looked for."""
-        return bisect_left(self._free, size << WIDTH)
+    def give_all(self, blocks: Iterable[Block]) -> None:
+        """Take blocks back, one after another."""
+        own = dict(enumerate(blocks))
+        self.play([(slot, 0) for slot in own], own)
+
+    def play(self, steps: Steps, own: dict[int, Block]) -> None:
+        """Take and give back what `steps` say, one after another; `own` has the blocks by their slots."""
+        # one loop, as an estimate goes through it tens of thousands of times
+        free, starts, ends, unmapped, process = self._free, self._starts, self._ends, self._unmapped, self.process
+        spare, allocated, most = self._spare << WIDTH, process.allocated << WIDTH, process.most << WIDTH
+        least = self.LEAST
+        for slot, size in steps:
+            if not size:
+                block = own.pop(slot, 0)
+                if block <= 0:
+                    spare -= block
+                    allocated += block
+                    continue
+                start = block & ADDRESS
+                end = start + (block >> WIDTH)
+                allocated -= block - start
+                if after := starts.pop(end, 0):
+                    del free[bisect_left(free, after)]
+                    block += after - end
+                    end += after >> WIDTH
+                if before := ends.pop(start, 0):
+                    del free[bisect_left(free, before)]
+                    block += before - start
+                    start = before & ADDRESS
+                starts[start] = ends[end] = block
+                insort(free, block)
+                continue
+            if size <= SMALL:
+                own[slot] = -size
+                spare -= size
+                if spare < 0:
+                    process.allocated = allocated >> WIDTH
+                    process.reserve(GRAIN, size >> WIDTH)
+                    spare += GRAIN << WIDTH
+            else:
+                place = bisect_left(free, size)
+                if place < len(free):
+                    found = free[place]
+                    if unmapped and (found & ADDRESS) + (found >> WIDTH) in unmapped:
+                        place = self._fit(place)
+                        found = free[place]
+                    del free[place]
+                    start = found & ADDRESS
+                    del starts[start]
+                else:
+                    process.allocated = allocated >> WIDTH
+                    found = self._segment(size >> WIDTH)
+                    start = found & ADDRESS
+                rest = found - size
+                if rest >= least:
+                    own[slot] = size + start
+                    end = start + (size >> WIDTH)
+                    rest += end - start
+                    starts[end] = ends[start + (found >> WIDTH)] = rest
+                    insort(free, rest)
+                else:
+                    own[slot] = found
+                    ends.pop(start + (found >> WIDTH), 0)
+                    size = found - start
+            allocated += size
+            if allocated > most:
+                most = allocated
+        self._spare, process.allocated, process.most = spare >> WIDTH, allocated >> WIDTH, most >> WIDTH
+
+    def _fit(self, place: int) -> int:
+        """Where the free block is that is taken, of which the first that is large enough lies before unmapped pages.
+
+        Such a block counts as large as it can become: a larger one that cannot grow may come before it.
+        """
+        free, unmapped, last = self._free, self._unmapped, len(self._free) - 1
+        while place < last:
+            block, following = free[place], free[place + 1]
+            more = unmapped.get((block & ADDRESS) + (block >> WIDTH), 0)
+            # one that cannot grow is smaller than the next anyway
+            if not more or (block >> WIDTH) + more <= (following >> WIDTH) + unmapped.get(
+                (following & ADDRESS) + (following >> WIDTH), 0
+            ):
+                break
+            place += 1
+        return place
 
     def _segment(self, size: int) -> Block:
         """A new segment for `size` bytes; between two lies a gap, so that blocks of both are no neighbours."""
         whole = BUFFER if size < LARGE else -(-size // GRAIN) * GRAIN
         self.process.reserve(whole, size)
         self._end -= whole + GRAIN
-        self._segments += ((self._end, whole),)
-        return self._end, whole
+        segment = whole << WIDTH | self._end
+        self._segments += (segment,)
+        return segment
 
     def release(self) -> None:
         """Segments in which nothing is allocated go back to the driver."""
-        whole = [(start, size) for start, size in self._segments if self._sizes.get(start) == size]
-        for start, _ in whole:
-            self.process.reserved -= self._drop(start)
+        whole = [segment for segment in self._segments if self._starts.get(address(segment)) == segment]
+        for segment in whole:
+            self._drop(segment)
+            self.process.reserved -= length(segment)
         self._segments = tuple([segment for segment in self._segments if segment not in whole])
 
     def _keep(self, start: int, size: int) -> None:
         """A block is free."""
-        self._sizes[start] = size
-        self._starts[start + size] = start
-        insort(self._free, size << WIDTH | start)
+        block = size << WIDTH | start
+        self._starts[start] = self._ends[start + size] = block
+        insort(self._free, block)
 
-    def _drop(self, start: int) -> int:
-        """The free block at `start` is none any more; its bytes."""
-        size = self._sizes.pop(start)
-        del self._starts[start + size]
-        del self._free[bisect_left(self._free, size << WIDTH | start)]
-        return size
+    def _drop(self, block: Block) -> None:
+        """A free block is none any more."""
+        del self._starts[address(block)]
+        del self._ends[address(block) + length(block)]
+        del self._free[bisect_left(self._free, block)]
 
 
 class Expandable(Allocator):
@@ -201,27 +272,11 @@ class Expandable(Allocator):
     See `find_expandable_block`, `map_block` and `unmap_block`.
     """
 
-    LEAST = ROUND
+    LEAST = ROUND << WIDTH
 
     def __init__(self, limit: int | None = None, process: Process | None = None) -> None:
         super().__init__(limit, process)
         self._unmapped[0] = ENDLESS
-
-    def _fit(self, size: int) -> int:
-        """A block before unmapped pages counts as large as it can become."""
-        free, unmapped = self._free, self._unmapped
-        place, last = bisect_left(free, size << WIDTH), len(free) - 1
-        # one that cannot grow is smaller than the next anyway
-        while place < last and (free[place] & ADDRESS) + (free[place] >> WIDTH) in unmapped:
-            if self._room(place) <= self._room(place + 1):
-                break
-            place += 1
-        return place
-
-    def _room(self, place: int) -> int:
-        """As many bytes as the block at a place among the free can become."""
-        size, start = self._free[place] >> WIDTH, self._free[place] & ADDRESS
-        return size + self._unmapped.get(start + size, 0)
 
     def _segment(self, size: int) -> Block:
         """The lowest address with room for `size` bytes in free and unmapped blocks, mapped."""
@@ -230,29 +285,40 @@ class Expandable(Allocator):
             self.process.release()
             start, missing = self._place(size)
         self.process.reserve(missing, size)
-        return start, self._map(start, size)
+        return self._map(start, size) << WIDTH | start
 
     def _place(self, size: int) -> tuple[int, int]:
         """Where so much is free or unmapped, and the bytes to be mapped there."""
         for unmapped in sorted(self._unmapped):
-            start = end = self._starts.get(unmapped, unmapped)
+            begin = end = address(self._ends.get(unmapped, unmapped))
             missing = 0
-            while end - start < size and (have := self._sizes.get(end) or self._unmapped.get(end)):
-                if end not in self._sizes:
-                    missing += _pages(min(size - (end - start), have))
+            while end - begin < size and (have := self._after(end)):
+                if end not in self._starts:
+                    missing += _pages(min(size - (end - begin), have))
                 end += have
-            if end - start >= size:
-                return start, missing
+            if end - begin >= size:
+                return begin, missing
         raise AssertionError("the last block has no end")
 
-    def _map(self, start: int, size: int) -> int:
-        """One block of `size` bytes or more, of what is free and unmapped from `start` on; its bytes."""
-        end = start
-        while end - start < size:
-            end += self._drop(end) if end in self._sizes else self._map_pages(end, size - (end - start))
-        if end in self._sizes:
-            end += self._drop(end)
-        return end - start
+    def _after(self, end: int) -> int:
+        """The bytes of the free or unmapped block that starts at `end`."""
+        return length(self._starts.get(end, 0)) or self._unmapped.get(end, 0)
+
+    def _map(self, begin: int, wanted: int) -> int:
+        """One block of so many bytes or more, of what is free and unmapped from `begin` on; its bytes."""
+        end = begin
+        while end - begin < wanted:
+            if not (free := self._joined(end)):
+                free = self._map_pages(end, wanted - (end - begin))
+            end += free
+        return end + self._joined(end) - begin
+
+    def _joined(self, end: int) -> int:
+        """The bytes of the free block that starts at `end`, which is none any more; 0 if there is none."""
+        block = self._starts.get(end, 0)
+        if block:
+            self._drop(block)
+        return length(block)
 
     def _map_pages(self, start: int, size: int) -> int:
         """Map the pages of the first `size` bytes of an unmapped stretch; what is left stays unmapped."""
@@ -264,15 +330,16 @@ class Expandable(Allocator):
 
     def release(self) -> None:
         """Whole pages in which nothing is allocated go back to the driver."""
-        for start, size in [*self._sizes.items()]:
-            low, high = _pages(start), (start + size) // BUFFER * BUFFER
+        for block in [*self._starts.values()]:
+            begin, end = address(block), address(block) + length(block)
+            low, high = _pages(begin), end // BUFFER * BUFFER
             if low >= high:
                 continue
-            self._drop(start)
-            if low > start:
-                self._keep(start, low - start)
-            if high < start + size:
-                self._keep(high, start + size - high)
+            self._drop(block)
+            if low > begin:
+                self._keep(begin, low - begin)
+            if high < end:
+                self._keep(high, end - high)
             self.process.reserved -= high - low
             self._unmap(low, high)
 

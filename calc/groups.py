@@ -109,14 +109,18 @@ class Shared:
         memo = self.job.roles if serving else self.job.roles.training
         return memo.once(("largest", *self.names, serving), lambda: self.stages.largest(serving=serving))
 
+    @cached_property
+    def free_at_most(self) -> int:
+        """A bound of `room` while vLLM has no part, below 0 for most of what never fits."""
+        memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
+        free = usable - memo.once(("resident", *self.names), self.stages.resident)
+        return free if free < 0 else min(free, usable - memo.once(("working", *self.names), self.stages.working))
+
     @property
     def trains(self) -> bool:
         """Whether there is `room` while vLLM has no part, with no more work than that takes."""
-        memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
-        # bounds from below, which most of what never fits exceeds
-        for name, least in (("resident", self.stages.resident), ("working", self.stages.working)):
-            if memo.once((name, *self.names), least) > usable:
-                return False
+        if self.free_at_most < 0:
+            return False
         if not self.act:
             return self.room(serving=False) >= 0
 

@@ -8,11 +8,12 @@ a frozen one beside it, they are all known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.allocator import Allocator, Block, Expandable, OutOfMemory, State
+from calc.allocator import Allocator, Block, Expandable, OutOfMemory, Steps, asked
 from calc.blocks import Blocks, Piece, blocks
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
@@ -28,6 +29,7 @@ MICRO_BATCHES = 2  # gradients stay from the first, and are added to from the se
 
 Own = dict[int, Block]  # a piece's blocks by their slots
 Kept = list[Own]  # what each piece keeps for its backward, lowest first
+OUTLIVING = 1 << 30  # the first slot of blocks that outlive their piece
 
 
 class Act(NamedTuple):
@@ -89,34 +91,51 @@ def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
     return blocks(replica, batch, roles.masked(replica, placed.s, batch), placed.s.checkpointing, sharded)
 
 
+class Tried(NamedTuple):
+    """Whether a replay under a limit `broke`, as it would have under any from `low` to below `high`."""
+
+    low: int
+    high: int
+    broke: bool
+
+
 class Reserve:
     """What PyTorch reserves for what is replayed: undisturbed, and the least that it must be allowed.
 
     Neither depends on a card. The least is sought between the most that is allocated and what is reserved undisturbed,
     to within a thousandth, as far as somebody asks, and always in the same halves: a limit may suffice where a higher
     one does not, so that a search from a card's own limit would find something else for each card.
+
+    Until a limit is in the way nothing differs from the undisturbed replay, so that one goes on from there.
     """
 
     def __init__(self, a: Act, workspace: int) -> None:
         """Of `a`, where cuBLAS takes a `workspace` for each thread."""
         self.act, self.workspace = a, workspace
-        process = self._replay().heap.process
+        process = _undisturbed(a, workspace)[-1].heap.process
+        self._tried = [Tried(process.most_reserved, process.refused, broke=False)]
         self.undisturbed = process.most_reserved
         self._low, self._high = process.most, self.undisturbed
 
-    def _replay(self, limit: int | None = None) -> Replay:
-        heap = Expandable(limit) if self.act.expandable else Allocator(limit)
-        replay = Replay(heap, self.workspace, _outcomes(self.act, self.workspace))
-        replay.all(self.act)
-        return replay
-
     def breaks(self, limit: int) -> bool:
         """True if a request finds nothing left of `limit` bytes."""
+        for tried in self._tried:
+            if tried.low <= limit < tried.high:
+                return tried.broke
+        return self._try(limit)
+
+    def _try(self, limit: int) -> bool:
+        """Replay from the last mark before which the limit cannot have been in the way."""
+        marks = _undisturbed(self.act, self.workspace)
+        replay = [mark for mark in marks if mark.heap.process.most_reserved <= limit][-1].copy(limit)
+        broke = False
         try:
-            self._replay(limit)
+            replay.all(self.act)
         except OutOfMemory:
-            return True
-        return False
+            broke = True
+        process = replay.heap.process
+        self._tried.append(Tried(process.most_reserved, process.refused, broke))
+        return broke
 
     @property
     def least(self) -> int:
@@ -150,157 +169,199 @@ def reserve(a: Act, workspace: int) -> Reserve:
     return Reserve(a, workspace)
 
 
-class Left(NamedTuple):
-    """What a piece leaves: its `own` blocks, and those that outlive it; `threads` have called cuBLAS."""
+# A few, as those of a large model take megabytes.
+@lru_cache(maxsize=4)
+def _undisturbed(a: Act, workspace: int) -> list[Replay]:
+    """The replay of `a` that no limit is in the way of, as it stands before each of its parts, and at its end."""
+    marks: list[Replay] = []
+    replay = Replay((Expandable if a.expandable else Allocator)(), workspace)
+    replay.all(a, marks)
+    return [*marks, replay]
 
-    own: Own
-    gradients: list[Block]
-    casts: list[Block]
-    late: Block | None
-    head: Block | None
+
+class Course(NamedTuple):
+    """What a script does on one occasion: the `steps`, and the slots of what outlives the piece.
+
+    `threads` have called cuBLAS then.
+    """
+
+    steps: Steps
+    workspaces: list[int]
+    gradients: list[int]
+    casts: list[int]
+    late: list[int]
     threads: int
 
 
-class Outcome(NamedTuple):
-    """What comes of a `script` that no limit is in the way of: what is left, of the allocator too, and added to sums.
+class State(NamedTuple):
+    """All that decides how a replay goes on: what it has `found`, and what only a limit or small blocks ask for."""
 
-    `peak` is the most that is allocated more meanwhile.
-    """
-
-    script: Script
-    left: Left
-    state: State
+    found: tuple[object, ...]
+    spare: tuple[int, ...]
     reserved: int
-    allocated: int
-    peak: int
+    released: int
 
+    def repeats(self, before: State | None) -> bool:
+        """True if what follows takes the course that it took a step `before`.
 
-Known = dict[Hashable, Outcome]  # by the identity of the script and all that it finds
-
-
-@lru_cache(maxsize=4)
-def _outcomes(a: Act, workspace: int) -> Known:
-    """What has come of pieces in the replays of `a` so far, under whatever limit."""
-    return {}
+        Of all that a step takes only what was `found` is left. So where nothing went back to the driver, small blocks
+        find at least as much as they did.
+        """
+        if before is None or self.found != before.found:
+            return False
+        return self.released == before.released or self[1:3] == before[1:3]
 
 
 class Replay:
-    """What one GPU has of models and their steps, through an allocator; raises OutOfMemory where that does.
+    """What one GPU has of models and their steps, through an allocator; raises OutOfMemory where that does."""
 
-    Layer after layer and step after step find the same free blocks, and so do replays under one limit after another:
-    what comes of a piece is `known` then.
-    """
-
-    def __init__(self, heap: Allocator, workspace: int, known: Known | None = None) -> None:
+    def __init__(self, heap: Allocator, workspace: int) -> None:
         """Nothing is there yet."""
         self.heap = heap
-        self.known = {} if known is None else known
         self.phase = "load"
         self.workspace, self.threads = workspace, 0
+        self.courses: dict[tuple[object, ...], Course] = {}
         self.shards: dict[int, Shards] = {}  # by the identity of the model's blocks
+        self.kept: Kept = []
         self.gradients: list[Block] = []
         self.adding = False  # gradients of the micro-batches before are there
         self.apart = False  # the gradient that comes is a tied head's, which waits for the embedding's
-        self.head: Block | None = None
-        self.late: Block | None = None  # outputs that outlive their backward
+        self.head: Block = 0
+        self.late: Block = 0  # outputs that outlive their backward
         self.casts: list[Block] = []  # autocast's cache
         self.stepped = False
+        self.done = 0  # parts of what is replayed
+        self.before: dict[int, State] = {}  # what each part of the last step found
 
-    def all(self, a: Act) -> None:
-        """The models arrive, then STEPS steps."""
+    def copy(self, limit: int | None) -> Replay:
+        """The same under another limit."""
+        other, process = copy(self), self.heap.process.copy(limit)
+        other.heap = process.streams[0]
+        shards = {id(own): own.copy(process) for own in self.shards.values()}
+        other.shards = {model: shards[id(own)] for model, own in self.shards.items()}
+        other.kept = [own.copy() for own in self.kept]
+        other.gradients, other.casts, other.before = self.gradients.copy(), self.casts.copy(), self.before.copy()
+        return other
+
+    def all(self, a: Act, marks: list[Replay] | None = None) -> None:
+        """The models arrive, then STEPS steps, as far as they are not done; `marks` are made before each part."""
+        step = [Replay.run_forward, Replay.run_backward] * a.micro_batches + [Replay.run_step]
+        for n, part in [*enumerate([Replay.run_load, *step * STEPS])][self.done :]:
+            self.done = n
+            if marks is not None:
+                marks.append(self.copy(None))
+            if self.repeats(n % len(step)):
+                return
+            part(self, a)
+
+    def repeats(self, part: int) -> bool:
+        """True if a part of a step finds what it found in the one before, so that nothing new follows."""
+        before, self.before[part] = self.before.get(part), self.state
+        return self.before[part].repeats(before)
+
+    @property
+    def state(self) -> State:
+        """What is found here."""
+        process = self.heap.process
+        spare, *found = zip(*[stream.state for stream in process.streams], strict=True)
+        ours = process.allocated, self.threads, self.stepped, self.adding, self.late, self.head
+        blocks = *self.gradients, *self.casts, *[(*own.items(),) for own in self.kept]
+        shards = [own.state for own in self.shards.values()]
+        return State((*found, *ours, blocks, shards), spare, process.reserved, process.released)
+
+    def run_load(self, a: Act) -> None:
+        """The models arrive."""
         self.load(a.model)
         if a.inside and not a.shares:
             self.load(a.inside)
         elif a.inside and a.model.units:
             self.shards[id(a.inside)] = self.shards[id(a.model)]
-        for _ in range(STEPS):
-            for _ in range(a.micro_batches):
-                kept = self.forward(a.model)
-                if a.inside:
-                    self.leave(self.forward(a.inside))
-                self.uncache()
-                if a.trained:
-                    self.backward(a.model, kept)
-                    self.adding = True
-                else:
-                    self.leave(kept)
-            if a.trained:
-                self.step(a.model)
 
-    def take(self, size: int) -> Block | None:
+    def run_forward(self, a: Act) -> None:
+        """The forward of a micro-batch, with that of what scores inside."""
+        self.kept = self.forward(a.model)
+        if a.inside:
+            self.leave(self.forward(a.inside))
+        self.uncache()
+
+    def run_backward(self, a: Act) -> None:
+        """Its backward, or the end of what a forward keeps where nothing is trained."""
+        if a.trained:
+            self.backward(a.model, self.kept)
+            self.adding = True
+        else:
+            self.leave(self.kept)
+        self.kept = []
+
+    def run_step(self, a: Act) -> None:
+        """The optimizer's step."""
+        if a.trained:
+            self.step(a.model)
+
+    def take(self, size: int) -> Block:
         """A block, or nothing where there is nothing to take."""
-        return self.heap.take(size) if size else None
+        return self.heap.take(size) if size else 0
 
-    def give(self, *given: Block | None) -> None:
+    def give(self, *given: Block) -> None:
         """Take blocks back."""
-        for block in given:
-            if block:
-                self.heap.give(block)
+        self.heap.give_all(given)
 
     def load(self, m: Blocks) -> None:
         """A model's weights arrive, and stay, whole or in shards."""
-        for size in m.weights:
-            self.take(size)
+        self.heap.take_all(m.weights)
         if m.units:
             self.shards[id(m)] = Shards(m, self.heap)
 
     def play(self, script: Script, own: Own, late: int | None = None) -> None:
         """The steps of a piece over its blocks; the one in slot `late` is not given back yet."""
-        heap, process = self.heap, self.heap.process
-        *found, _ = heap.state
-        key = id(script), late, self.adding, self.apart, self.threads, *found, *own.items()
-        known = self.known.get(key)
-        if known and not process.lacks(known.reserved):
-            heap.state, left = known.state, known.left
-            process.add(known.reserved, known.allocated, known.peak)
+        course = self.course(script, late)
+        self.heap.play(course.steps, own)
+        for slot in course.workspaces:
+            del own[slot]
+        made = [own.pop(slot) for slot in course.gradients]
+        if self.apart:
+            self.head = made[-1] if made else self.head
         else:
-            reserved, allocated, most, released = process.reserved, process.allocated, process.most, process.released
-            process.most = allocated
-            left = self._played(script, {**own}, late)
-            if process.released == released:
-                added = process.reserved - reserved, process.allocated - allocated, process.most - allocated
-                self.known[key] = Outcome(script, left, heap.state, *added)
-            process.most = max(most, process.most)
-        self.gradients += left.gradients
-        self.casts += left.casts
-        self.late, self.head, self.threads = left.late or self.late, left.head or self.head, left.threads
-        own.clear()
-        own.update(left.own)
+            self.gradients += made
+        self.casts += [own.pop(slot) for slot in course.casts]
+        for slot in course.late:
+            self.late = own.pop(slot, 0) or self.late
+        self.threads = course.threads
 
-    def _played(self, script: Script, own: Own, late: int | None) -> Left:
-        """What the steps of a piece leave, one after another."""
-        take, give = self.heap.take, self.heap.give
+    def course(self, script: Script, late: int | None) -> Course:
+        """What a script does here."""
         adds = self.adding and not self.shards
-        gradients: list[Block] = []
-        casts: list[Block] = []
-        outlives: Block | None = None
-        head: Block | None = None
-        threads = self.threads
-        for slot, size in script.steps:
-            if not size:
-                block = own.pop(slot, None)
-                if block and slot == late:
-                    outlives = block
-                elif block:
-                    give(block)
-            elif slot == MULTIPLY:
-                # cuBLAS takes its workspace with a thread's first product
-                if threads < size:
-                    threads = size
-                    self.take(self.workspace)
-            elif slot == CAST:
-                casts.append(take(size))
-            elif slot != WEIGHT:
-                own[slot] = take(size)
-            elif self.apart:
-                head = take(size)
-            elif adds:
-                give(take(size))
-            else:
-                gradients.append(take(size))
-        return Left(own, gradients, casts, outlives, head, threads)
+        key = id(script), late, adds, self.apart, self.threads
+        if key not in self.courses:
+            self.courses[key] = self._course(script, late, adds=adds and not self.apart)
+        return self.courses[key]
 
-    def keep(self, block: Block | None) -> None:
+    def _course(self, script: Script, late: int | None, *, adds: bool) -> Course:
+        steps: list[tuple[int, int]] = []
+        course = Course(
+            steps, [], [], [], [], max([self.threads, *[n for slot, n in script.steps if slot == MULTIPLY]])
+        )
+        outlives = {WEIGHT: course.gradients, CAST: course.casts, MULTIPLY: course.workspaces}
+        threads = self.threads
+        for n, (slot, size) in enumerate(script.steps, OUTLIVING):
+            if slot == MULTIPLY:
+                # cuBLAS takes its workspace with a thread's first product
+                size, threads = self.workspace if threads < size else 0, max(threads, size)
+                if not size:
+                    continue
+            if size and slot in outlives:
+                steps.append((n, asked(size)))
+                if slot == WEIGHT and adds:
+                    steps.append((n, 0))
+                else:
+                    outlives[slot].append(n)
+            elif not size and slot == late:
+                course.late.append(slot)
+            else:
+                steps.append((slot, asked(size)))
+        return course
+
+    def keep(self, block: Block) -> None:
         """A weight's gradient has been made: it stays, or is added to the one that is there."""
         if self.adding and not self.shards:
             self.give(block)
@@ -314,7 +375,7 @@ class Replay:
         if shards:
             shards.begin()
         block = self.take(m.stream)
-        kept: Kept = [{PASSING - n: self.heap.take(size) for n, size in enumerate(m.tables)}]
+        kept: Kept = [{PASSING - n: block for n, block in enumerate(self.heap.take_all(m.tables))}]
         for n, piece in enumerate((*m.layers, m.norm, m.head)):
             layer = shards if n < len(m.layers) else None
             if layer:
@@ -323,7 +384,7 @@ class Replay:
                 shards.end()
             own = {INPUT: block} if block else {}
             self.play(piece.forward, own)
-            block = own.pop(piece.forward.out, None)
+            block = own.pop(piece.forward.out, 0)
             kept.append(own)
             if layer:
                 layer.leave(n)
@@ -349,12 +410,12 @@ class Replay:
     def drop(self) -> None:
         """Outputs that outlived their backward end."""
         self.give(self.late)
-        self.late = None
+        self.late = 0
 
     def backward(self, m: Blocks, kept: Kept) -> None:
         """The backward of a forward."""
         self.phase = "backward"
-        block: Block | None = None
+        block: Block = 0
         self.apart = bool(m.tied)
         shards = self.shards.get(id(m))
         if shards:
@@ -382,17 +443,17 @@ class Replay:
             shards.wait()
             self.gradients = []
 
-    def back(self, piece: Piece, own: Own, given: Block | None) -> Block | None:
+    def back(self, piece: Piece, own: Own, given: Block) -> Block:
         """One piece's backward; the gradient of its input."""
         assert piece.backward
         if given:
             own[GIVEN] = given
         self.play(piece.backward, own, piece.late)
-        block = own.pop(piece.backward.out, None)
+        block = own.pop(piece.backward.out, 0)
         self.give(*own.values())
         return block
 
-    def tie(self, m: Blocks, made: Block | None) -> Block | None:
+    def tie(self, m: Blocks, made: Block) -> Block:
         """The embedding's gradient with a tied head's, added in place only into what is contiguous.
 
         See `calc.memory.gradients.tied_embedding`.
@@ -404,7 +465,7 @@ class Replay:
             total = self.take(m.embedding)
             self.give(self.head)
         self.give(made)
-        self.head = None
+        self.head = 0
         return total
 
     def step(self, m: Blocks) -> None:
@@ -412,11 +473,9 @@ class Replay:
         self.phase = "step"
         if not self.stepped:
             self.stepped = True
-            for sizes in m.states:
-                for size in sizes:
-                    self.take(size)
+            self.heap.take_all([size for sizes in m.states for size in sizes])
         if m.at_once:
-            self.give(*[self.take(size) for size in m.passing])
+            self.give(*self.heap.take_all(m.passing))
         else:
             for size in m.passing:
                 self.give(self.take(size))

@@ -7,7 +7,9 @@ to be reduced, is of the stream that computes. PyTorch's allocator lends a strea
 
 from __future__ import annotations
 
-from calc.allocator import Allocator, Block
+from copy import copy
+
+from calc.allocator import Allocator, Block, Process
 from calc.blocks import Blocks, Unit
 
 Taken = list[Block]
@@ -20,25 +22,32 @@ class Shards:
         """The units arrive one after another, each whole before it is cut."""
         self.layers, self.root = m.units[:-1], m.units[-1]
         self.heap, self.gathers, self.reduces = heap, heap.beside(), heap.beside()
-        self.buffers: list[Block] = []  # of gathers, the oldest first
+        self.buffers: Taken = []  # of gathers, the oldest first
         self.copied: dict[int, Taken] = {}  # what is gathered, by layer; -1 is the root
-        self.reducing: Block | None = None  # the input of the last reduction
+        self.reducing: Block = 0  # the input of the last reduction
         self.reduced: Taken = []  # this rank's gradients
         for unit in m.units:
-            whole = self._all(unit.whole)
-            self._all(unit.shards)
-            self._give(whole)
+            whole = heap.take_all(unit.whole)
+            heap.take_all(unit.shards)
+            heap.give_all(whole)
 
-    def _all(self, sizes: tuple[int, ...]) -> Taken:
-        return [self.heap.take(size) for size in sizes]
+    def copy(self, process: Process) -> Shards:
+        """The same in the copy of a process."""
+        other, streams = copy(self), self.heap.process.streams
+        other.heap, other.gathers, other.reduces = (
+            process.streams[streams.index(stream)] for stream in (self.heap, self.gathers, self.reduces)
+        )
+        other.buffers, other.copied, other.reduced = self.buffers.copy(), self.copied.copy(), self.reduced.copy()
+        return other
 
-    def _give(self, blocks: Taken) -> None:
-        for block in blocks:
-            self.heap.give(block)
+    @property
+    def state(self) -> tuple[object, ...]:
+        """The blocks that there are."""
+        return self.buffers.copy(), self.copied.copy(), self.reducing, self.reduced.copy()
 
     def _gather(self, unit: Unit) -> None:
         """A gather fills a buffer; its input is given back at once."""
-        cast = self.gathers.take(unit.cast) if unit.cast else None
+        cast = self.gathers.take(unit.cast) if unit.cast else 0
         self.buffers.append(self.gathers.take(unit.buffer))
         if cast:
             self.gathers.give(cast)
@@ -51,18 +60,18 @@ class Shards:
         """The model's forward begins: the root is gathered, unless it has stayed."""
         if -1 not in self.copied:
             self._gather(self.root)
-            self.copied[-1] = self._all(self.root.gathered)
+            self.copied[-1] = self.heap.take_all(self.root.gathered)
 
     def enter(self, layer: int) -> None:
         """A layer's forward begins; the buffer of the gather before goes once this one is copied out."""
         self._gather(self.layers[layer])
-        self.copied[layer] = self._all(self.layers[layer].gathered)
+        self.copied[layer] = self.heap.take_all(self.layers[layer].gathered)
         if len(self.buffers) > 1:
             self._drop()
 
     def leave(self, layer: int) -> None:
         """A layer has run, forward or backward: its whole parameters end."""
-        self._give(self.copied.pop(layer))
+        self.heap.give_all(self.copied.pop(layer))
 
     def end(self) -> None:
         """The model's forward has ended; the root stays."""
@@ -74,7 +83,7 @@ class Shards:
 
     def reenter(self, layer: int) -> None:
         """A layer's backward begins: its gather is copied out, and the next one is under way."""
-        self.copied[layer] = self._all(self.layers[layer].gathered)
+        self.copied[layer] = self.heap.take_all(self.layers[layer].gathered)
         self._drop()
         if layer:
             self._gather(self.layers[layer - 1])
@@ -91,9 +100,9 @@ class Shards:
             self.reducing = self.heap.take(unit.reducing)
             # `foreach_reduce` names its last parameter's until it returns: the root's is the head, whose came first
             last = 1 if layer < 0 else 0
-            self._give(gradients[last:])
+            self.heap.give_all(gradients[last:])
             output = self.reduces.take(unit.reduced)
-            self._give(gradients[:last])
+            self.heap.give_all(gradients[:last])
             if adding:
                 self.reduces.give(output)
             else:
@@ -103,10 +112,9 @@ class Shards:
         """The last reduction has ended, and its input goes."""
         if self.reducing:
             self.heap.give(self.reducing)
-            self.reducing = None
+            self.reducing = 0
 
     def zero(self) -> None:
         """The gradients end."""
-        for block in self.reduced:
-            self.reduces.give(block)
+        self.reduces.give_all(self.reduced)
         self.reduced = []

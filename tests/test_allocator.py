@@ -8,20 +8,16 @@ By hand after c10/cuda/CUDACachingAllocator.cpp of torch 2.13: `get_allocation_s
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calc.allocator import Allocator, Block, Expandable, OutOfMemory
+from calc.allocator import Allocator, Block, Expandable, OutOfMemory, address, length
 from calc.units import MiB
 
 PAGE = 20 * MiB  # kLargeBuffer
-
-
-def start(block: Block) -> int:
-    """The address of a block."""
-    return block[0]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +113,7 @@ def test_a_small_request_that_finds_no_room_takes_what_goes_back() -> None:
 def test_of_equals_the_lowest_address_is_taken() -> None:
     heap = Allocator()
     first, second = heap.take(40 * MiB), heap.take(40 * MiB)
-    assert second < first  # as drivers map: each segment below the last
+    assert address(second) < address(first)  # as drivers map: each segment below the last
     heap.give(first)
     heap.give(second)
     assert heap.take(40 * MiB) == second
@@ -158,8 +154,8 @@ def test_a_hole_before_unmapped_pages_waits_for_what_fills_it() -> None:
     hole, _, last = heap.take(40 * MiB), heap.take(20 * MiB), heap.take(20 * MiB)
     heap.give(hole)
     heap.give(last)
-    assert start(heap.take(20 * MiB)) == start(hole)
-    assert start(heap.take(25 * MiB)) == start(last)  # 20 are left of the hole, and 20 and more at the end
+    assert address(heap.take(20 * MiB)) == address(hole)
+    assert address(heap.take(25 * MiB)) == address(last)  # 20 are left of the hole, and 20 and more at the end
     assert heap.process.reserved == 120 * MiB
 
 
@@ -168,9 +164,9 @@ def test_free_pages_of_an_expandable_segment_go_back_wherever_they_lie() -> None
     heap = Expandable(limit=120 * MiB)
     _, middle, _ = heap.take(10 * MiB), heap.take(50 * MiB), heap.take(40 * MiB)
     heap.give(middle)
-    assert start(heap.take(55 * MiB)) == 100 * MiB
+    assert address(heap.take(55 * MiB)) == 100 * MiB
     assert (heap.process.reserved, heap.process.allocated) == (120 * MiB, 105 * MiB)
-    assert start(heap.take(8 * MiB)) == 10 * MiB  # is still mapped
+    assert address(heap.take(8 * MiB)) == 10 * MiB  # is still mapped
     with pytest.raises(OutOfMemory, match=f"tried to allocate {40 * MiB}: of {120 * MiB} allowed {120 * MiB} are"):
         heap.take(40 * MiB)
 
@@ -185,7 +181,7 @@ def test_pages_that_went_back_are_mapped_again_where_they_were() -> None:
     with pytest.raises(OutOfMemory):
         heap.take(30 * MiB)
     heap.process.limit = None
-    assert start(heap.take(30 * MiB)) == 0
+    assert address(heap.take(30 * MiB)) == 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -196,12 +192,12 @@ def test_pages_that_went_back_are_mapped_again_where_they_were() -> None:
 def test_blocks_lie_within_segments_and_all_come_back(kind: type[Allocator], requests: list[tuple[int, int]]) -> None:
     """Whatever is taken and given back: no more is handed out than is reserved, and at the end all is free in one."""
     heap, alive = kind(), []
-    for size, which in requests:
-        alive.append(heap.take(size))
-        assert alive[-1][1] >= size
+    for wanted, which in requests:
+        alive.append(heap.take(wanted))
+        assert length(alive[-1]) >= wanted
         if which < len(alive):
             heap.give(alive.pop(which))
-        assert heap.process.allocated == sum(size for _, size in alive) <= heap.process.reserved
+        assert heap.process.allocated == sum(map(length, alive)) <= heap.process.reserved
     for block in alive:
         heap.give(block)
     assert heap.process.allocated == 0
@@ -272,42 +268,65 @@ def test_an_expandable_segment_lies_as_its_pages_say(seed: int) -> None:
     drawn = random.Random(seed)
     heap, pages, alive, refused = Expandable(limit=400 * MiB), Pages(400 * MiB), list[Block](), 0
     for _ in range(800):
-        size = drawn.choice((2, 5, 20, 30, 40, 60, 75, 90)) * MiB + drawn.choice((0, 512, MiB))
-        expected = pages.take(size)
+        wanted = drawn.choice((2, 5, 20, 30, 40, 60, 75, 90)) * MiB + drawn.choice((0, 512, MiB))
+        expected = pages.take(wanted)
         if expected is None:
             refused += 1
             with pytest.raises(OutOfMemory):
-                heap.take(size)
+                heap.take(wanted)
         else:
-            alive.append(heap.take(size))
-            assert alive[-1] == (expected, size)
+            alive.append(heap.take(wanted))
+            assert (address(alive[-1]), length(alive[-1])) == (expected, wanted)
         assert heap.process.reserved == len(pages.mapped) * PAGE
         while alive and (expected is None or drawn.random() < 0.45):
             expected = 0
             given = alive.pop(drawn.randrange(len(alive)))
             heap.give(given)
-            del pages.blocks[start(given)]
+            del pages.blocks[address(given)]
     assert 30 < refused < 400
 
 
 @pytest.mark.parametrize("kind", [Allocator, Expandable])
-def test_an_allocator_in_the_state_of_another_does_as_that_does(kind: type[Allocator]) -> None:
-    """Before each of hundreds of requests, with a card that is full again and again."""
+def test_a_copy_of_an_allocator_does_as_that_does(kind: type[Allocator]) -> None:
+    """Before each of hundreds of requests, with a card that is full again and again; and neither changes the other."""
     drawn = random.Random(7)
-    heap, other, alive, refused = kind(limit=800 * MiB), kind(limit=800 * MiB), list[Block](), 0
+    heap, alive, refused = kind(limit=800 * MiB), list[Block](), 0
     for _ in range(600):
         while alive and drawn.random() < 0.45:
             heap.give(alive.pop(drawn.randrange(len(alive))))
-        size = drawn.choice((1, 5, 30, 75)) * MiB - drawn.choice((0, 512, MiB // 2))
-        other.state, other.process.reserved = heap.state, heap.process.reserved
+        wanted = drawn.choice((1, 5, 30, 75)) * MiB - drawn.choice((0, 512, MiB // 2))
+        process = heap.process.copy(800 * MiB)
+        (other,), before = process.streams, heap.state
         try:
-            alive.append(heap.take(size))
+            block = other.take(wanted)
         except OutOfMemory:
             refused += 1
             with pytest.raises(OutOfMemory):
-                other.take(size)
+                heap.take(wanted)
             heap.give(alive.pop())
         else:
-            assert alive[-1] == other.take(size)
-            assert (other.state, other.process.reserved) == (heap.state, heap.process.reserved)
+            assert heap.state == before
+            alive.append(heap.take(wanted))
+            assert alive[-1] == block
+            assert (other.state, process.reserved) == (heap.state, heap.process.reserved)
+            other.give(block)
     assert 10 < refused < 300
+
+
+@pytest.mark.parametrize("kind", [Allocator, Expandable])
+def test_any_limit_between_what_was_reserved_and_what_was_refused_goes_the_same_way(kind: type[Allocator]) -> None:
+    def course(limit: int) -> Allocator:
+        drawn, heap, alive = random.Random(3), kind(limit=limit), list[Block]()
+        with suppress(OutOfMemory):
+            for _ in range(120):
+                while alive and drawn.random() < 0.45:
+                    heap.give(alive.pop(drawn.randrange(len(alive))))
+                alive.append(heap.take(drawn.choice((1, 5, 30, 75)) * MiB))
+        return heap
+
+    heap = course(400 * MiB)
+    low, high = heap.process.most_reserved, heap.process.refused
+    assert heap.process.released and low < 400 * MiB < high
+    for limit in (low, high - 1):
+        assert course(limit).state == heap.state
+    assert course(high).process.refused > high

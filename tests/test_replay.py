@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calc import replay
-from calc.allocator import Allocator, Expandable, OutOfMemory
+from calc.allocator import Allocator, Expandable, OutOfMemory, length
 from calc.blocks import Blocks, Piece
 from calc.catalog import load
 from calc.job import Roles
@@ -156,7 +156,7 @@ def test_gradients_of_later_micro_batches_are_added_to_the_first() -> None:
     for _ in range(3):
         r.backward(MODEL, r.forward(MODEL))
         r.adding = True
-        assert sum(size for _, size in r.gradients) == 110 * MiB
+        assert sum(map(length, r.gradients)) == 110 * MiB
     assert r.heap.process.allocated == 220 * MiB
 
 
@@ -392,58 +392,84 @@ def test_a_card_on_which_only_a_segment_that_grows_is_enough() -> None:
     assert [reserve.breaks(between) for reserve in found] == [True, False]
 
 
-class Forgetful(dict[Any, Any]):
-    """Keeps nothing, so that every piece is played."""
+def outright(a: replay.Act, limit: int | None, workspace: int = 32 * MiB) -> replay.Replay:
+    """All steps under a limit, from the start and to the end."""
+    r = replay.Replay((Expandable if a.expandable else Allocator)(limit), workspace)
+    r.run_load(a)
+    for _ in range(replay.STEPS):
+        for _ in range(a.micro_batches):
+            r.run_forward(a)
+            r.run_backward(a)
+        r.run_step(a)
+    return r
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
+
+def outright_breaks(a: replay.Act, limit: int) -> bool:
+    try:
+        outright(a, limit)
+    except OutOfMemory:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("expandable", [False, True])
 @pytest.mark.parametrize(
     "fields",
     [
-        {"task": "dpo", "checkpointing": "full", "global_batch": 8},
-        {"method": "lora", "seq_len": 4096, "global_batch": 8},
-        {"gpus": 2, "sharding": "fsdp2", "global_batch": 16, "checkpointing": "full"},
+        {"global_batch": 2},
+        {"task": "dpo", "checkpointing": "full", "global_batch": 2},
+        {"method": "lora", "seq_len": 4096},
+        {"task": "rm", "optimizer": "none"},
+        {"gpus": 2, "sharding": "fsdp2", "global_batch": 4, "checkpointing": "full"},
     ],
     ids=str,
 )
-def test_what_is_known_of_pieces_changes_nothing(fields: dict[str, Any], expandable: bool) -> None:
-    """Under a limit that is in the way, undisturbed after that, and under one that is too little."""
+def test_a_replay_that_goes_on_from_a_mark_or_ends_early_is_the_whole_one(
+    fields: dict[str, Any], expandable: bool
+) -> None:
+    """What is reserved and allocated at most, undisturbed, and whether it breaks under limits to the least and below,
+    which are asked in the order of a search and one by one."""
     a = act(**fields, expandable_segments=expandable)
     assert a
-    found, known = replay.Reserve(a, 32 * MiB), dict[Any, Any]()
-    for limit in (found.least, None, found.undisturbed, found.least, found.least * 2 // 3):
-        seen = []
-        for outcomes in (Forgetful(), known):
-            heap = (Expandable if expandable else Allocator)(limit)
-            r = replay.Replay(heap, 32 * MiB, outcomes)
-            try:
-                r.all(a)
-            except OutOfMemory as error:
-                seen.append(str(error))
-            process = heap.process
-            seen.append((heap.state, process.reserved, process.most_reserved, process.allocated, process.most, r.phase))
-        assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
-    assert known
+    found, process = replay.Reserve(a, 32 * MiB), outright(a, None).heap.process
+    assert (found.undisturbed, found._low) == (process.most_reserved, process.most)
+    low, high = process.most, process.most_reserved
+    while high - low > found.undisturbed // 1000:
+        middle = (low + high) // 2
+        low, high = (middle, high) if outright_breaks(a, middle) else (low, middle)
+    assert found.least == high
+    for limit in (process.most * 2 // 3, process.most - 1, high, process.most_reserved - 1):
+        assert replay.Reserve(a, 32 * MiB).breaks(limit) is found.breaks(limit) is outright_breaks(a, limit)
 
 
-def test_a_piece_that_finds_what_it_found_before_is_not_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit that is never in the way asks the allocator for nothing new but weights, states and what lies between."""
-    a = act(task="dpo", checkpointing="full", expandable_segments=True)
-    assert a
-    asked, take = [0], Expandable.take
+def test_a_limit_that_would_have_gone_the_same_way_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the most that was reserved under one that is tried to below the least that it refused."""
+    tried, go = list[int](), replay.Replay.all
 
-    def counted(heap: Expandable, size: int) -> Any:
-        asked[-1] += 1
-        return take(heap, size)
+    def counted(self: replay.Replay, *given: Any) -> None:
+        tried.append(self.done)
+        go(self, *given)
 
-    monkeypatch.setattr(Expandable, "take", counted)
-    found = replay.Reserve(a, 32 * MiB)
-    asked.append(0)
-    assert not found.breaks(found.undisturbed)
-    assert asked[1] < asked[0] / 4
+    monkeypatch.setattr(replay.Replay, "all", counted)
+    a = replay.Act(replace(MODEL, stream=30 * MiB), trained=True, micro_batches=1)
+    found = replay.Reserve(a, 0)
+    assert found.undisturbed == 640 * MiB
+    # under 630 a free segment goes back and all that is reserved are 610
+    assert [found.breaks(limit * MiB) for limit in (630, 629, 610, 639, 609)] == [False, False, False, False, True]
+    assert len(tried) == 3 and tried[0] == 0 < tried[1]
+
+
+def test_a_part_that_finds_what_it_found_a_step_before_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is trained the third step finds what the second did."""
+    seen, forward = list[int](), replay.Replay.run_forward
+
+    def counted(self: replay.Replay, a: replay.Act) -> None:
+        seen.append(self.heap.process.reserved)
+        forward(self, a)
+
+    monkeypatch.setattr(replay.Replay, "run_forward", counted)
+    replay.Reserve(replay.Act(MODEL, trained=False, micro_batches=1), 32 * MiB)
+    assert len(seen) == 2 < replay.STEPS
 
 
 def test_where_the_gradient_of_a_weight_goes_is_no_matter_of_what_is_free() -> None:
@@ -453,18 +479,7 @@ def test_where_the_gradient_of_a_weight_goes_is_no_matter_of_what_is_free() -> N
     for adding, apart in ((False, False), (True, False), (False, True)) * 2:
         r.adding, r.apart = adding, apart
         r.play(script, {})
-        seen.append((len(r.gradients), r.head is not None, r.heap.process.allocated // MiB))
+        seen.append((len(r.gradients), r.head > 0, r.heap.process.allocated // MiB))
         r.give(*r.gradients, r.head)
-        r.gradients, r.head = [], None
+        r.gradients, r.head = [], 0
     assert seen == [(1, False, 30), (0, False, 0), (0, True, 30)] * 2
-
-
-def test_what_came_of_a_piece_when_a_limit_was_in_the_way_comes_of_it_then_alone() -> None:
-    """70 MiB are free, of which 40 go back for 60 where 100 are allowed."""
-    script, known = Script(((0, 60 * MiB),), 0), dict[Any, Any]()
-    for limit, reserved in ((100, 90), (None, 130), (100, 90), (130, 130)):
-        r = replay.Replay(Allocator(limit and limit * MiB), 0, known)
-        r.give(r.take(40 * MiB), r.take(30 * MiB))
-        held = r.take(30 * MiB)
-        r.play(script, {})
-        assert held and r.heap.process.reserved == reserved * MiB

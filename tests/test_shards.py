@@ -7,13 +7,14 @@ joined to 40 of fp32. The next layers' are 12 and 14, the root's is 20. Names of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from test_replay import MODEL
+from test_replay import MODEL, outright
 
 from calc import replay
-from calc.allocator import Allocator, Block
+from calc.allocator import Allocator, Block, length
 from calc.blocks import Unit
 from calc.shards import Shards
 from calc.units import MiB
@@ -40,17 +41,17 @@ class Watched:
         self.watch(self.shards.reduces, "reduces ")
 
     def watch(self, heap: Allocator, stream: str) -> Allocator:
-        take, give = heap.take, heap.give
+        take, give = heap.take_all, heap.give_all
 
-        def taken(size: int) -> Block:
-            self.log.append(f"{stream}+{size // MiB}")
-            return take(size)
+        def taken(sizes: Iterable[int]) -> list[Block]:
+            self.log += [f"{stream}+{each // MiB}" for each in sizes]
+            return take(sizes)
 
-        def given(block: Block) -> None:
-            self.log.append(f"{stream}-{block[1] // MiB}")
-            give(block)
+        def given(blocks: Iterable[Block]) -> None:
+            self.log += [f"{stream}-{length(each) // MiB}" for each in blocks]
+            give(blocks)
 
-        heap.take, heap.give = taken, given  # type: ignore[method-assign]
+        heap.take_all, heap.give_all = taken, given  # type: ignore[method-assign]
         return heap
 
     def seen(self) -> list[str]:
@@ -160,6 +161,5 @@ def test_the_last_gathers_buffer_goes_with_the_models_forward(inside: bool, buff
 
 def test_a_step_in_shards_ends_as_it_began() -> None:
     """Beside shards, 40, there are states, 220, after a step; all else was given back."""
-    r = replay.Replay(Allocator(), workspace=0)
-    r.all(replay.Act(replace(SHARDED, units=(LAYER, LAYER, ROOT)), trained=True, micro_batches=2))
+    r = outright(replay.Act(replace(SHARDED, units=(LAYER, LAYER, ROOT)), trained=True, micro_batches=2), None, 0)
     assert r.heap.process.allocated == (40 + 220) * MiB

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil, inf
 
 from calc.catalog import Catalog
@@ -58,8 +59,8 @@ def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], boo
     lacks = -inf
     for search in searches:
         for b, place, fit in search.looked():
-            # what trains alone says of most that they lack more
-            if fit.training <= lacks or fit.fits or not asked(search, b, place):
+            # what trains alone, or a bound of that, says of most that they lack more
+            if fit.training_at_most <= lacks or fit.training <= lacks or fit.fits or not asked(search, b, place):
                 continue
             if fit.slack - fit.short > lacks:
                 least, lacks = (search, b, place), fit.slack - fit.short
@@ -97,10 +98,16 @@ def changes(problem: Problem) -> Iterator[str]:
     s = problem.misses[0].branches[0].base if problem.misses else None
     name = "response_len" if s and s.rollout else "seq_len"
     length = (s.response_len if s.rollout else s.seq_len) if s else 0
-    while s and (length := length // 2) >= SHORTEST:
-        if _fits(problem.job, problem.catalog, {name: length}):
-            yield f"{name} {length} fits on this machine"
-            break
+    lengths = [half for n in range(1, length.bit_length()) if (half := length >> n) >= SHORTEST]
+    if shorter := _longest(lengths, lambda length: _fits(problem.job, problem.catalog, {name: length})):
+        yield f"{name} {shorter} fits on this machine"
+
+
+def _longest(lengths: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+    """The first of falling `lengths` that fits, given that what does not fit fits no longer; None where none does."""
+    if not lengths or not fits(lengths[-1]):
+        return None
+    return lengths[bisect_left(lengths, True, hi=len(lengths) - 1, key=fits)]
 
 
 def _hosting(problem: Problem) -> int | None:

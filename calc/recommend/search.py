@@ -69,12 +69,17 @@ class Fit:
 
     @cached_property
     def trains(self) -> bool:
-        """Whether that is none below 0, which is known sooner than by how much."""
+        """True if that is none below 0; known sooner than by how much."""
         return all([each.trains for each in self._sets])
 
     @cached_property
+    def training_at_most(self) -> int:
+        """A bound of `training` that is known sooner."""
+        return min([each.free_at_most for each in self._sets])
+
+    @cached_property
     def serving(self) -> int:
-        """The same in those in which it has."""
+        """As `training`, in the phases in which vLLM has a part."""
         return min([each.room(serving=True) for each in self._sets])
 
     @cached_property
@@ -149,12 +154,23 @@ class Found(NamedTuple):
     branch: int
     place: Place
     seconds: float
-    slack: int
+    fit: Fit
+
+    @property
+    def slack(self) -> int:
+        """As in `Fit`."""
+        return self.fit.slack
 
     @property
     def rank(self) -> tuple[float, int]:
         """By time, then by room."""
         return self.seconds, -self.slack
+
+    def before(self, other: Found | None) -> bool:
+        """True if it comes first by rank; room is asked for only where times are equal."""
+        if other is None or self.seconds != other.seconds:
+            return other is None or self.seconds < other.seconds
+        return self is not other and self.slack > other.slack
 
 
 def room(group: Group, phase: Phase) -> int:
@@ -245,7 +261,7 @@ class Search:
             s, known = self.scenario(b, place), self.fit(b, place)
             if s and known and known.fits:
                 seconds = self.clock.seconds(s, known.cache_tokens) if self.rated else self.bound(b, place)
-                self._found[key] = Found(b, place, seconds, known.slack)
+                self._found[key] = Found(b, place, seconds, known)
             else:
                 self._found[key] = None
         return self._found[key]
@@ -393,7 +409,7 @@ class Search:
     @staticmethod
     def sooner(here: Found | None, found: Found | None, limit: float) -> tuple[Found | None, float]:
         """Which of both comes first by rank, with the seconds that the next may take."""
-        if here and here.seconds <= limit and (found is None or here.rank < found.rank):
+        if here and here.seconds <= limit and here.before(found):
             found = here
         return found, found.seconds if found else limit
 
@@ -516,14 +532,14 @@ class Search:
                 lean = leaner
         if not self.possible(b, lean):
             return None
-        found = []
+        found: Found | None = None
         for at in dict.fromkeys((lean, place)):
             here = self.found(b, at) if self.possible(b, at) else None
-            if here:
-                found.append(here)
-                if here.seconds == bound:  # no hungrier place is faster
-                    break
-        return min(found, key=lambda f: f.rank, default=None)
+            if here and here.before(found):
+                found = here
+            if here and here.seconds == bound:  # no hungrier place is faster
+                break
+        return found
 
     # ---- what it must agree with ----
 

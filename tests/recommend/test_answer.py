@@ -8,6 +8,7 @@ from calc import verdict
 from calc.catalog import load
 from calc.estimate import estimate
 from calc.recommend import Recommendation, recommend
+from calc.recommend.failing import _longest
 from calc.recommend.problem import Problem
 from calc.recommend.search import room
 from calc.recommend.trades import MARGIN
@@ -214,3 +215,19 @@ def test_a_card_without_a_known_rate_is_ranked_by_room() -> None:
 def test_a_job_that_cannot_be_run_at_all_is_an_error(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ScenarioError, match=f"^job: {told}"):
         recommend(SFT | change, where="job")
+
+
+@pytest.mark.parametrize("longest", [None, 128, 512, 1024, 4096, 8192])
+def test_the_longest_sequences_that_fit_are_found_by_the_shortest_and_halves(longest: int | None) -> None:
+    asked: list[int] = []
+
+    def fits(length: int) -> bool:
+        asked.append(length)
+        return longest is not None and length <= longest
+
+    assert _longest([8192 >> n for n in range(7)], fits) == longest
+    assert len(asked) <= (1 if longest is None else 4)
+
+
+def test_of_no_length_none_fits() -> None:
+    assert _longest([], lambda length: True) is None

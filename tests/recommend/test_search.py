@@ -105,6 +105,7 @@ def test_how_a_configuration_fits_is_what_its_estimate_says(both: tuple[Search, 
         if judged is None or fit is None:
             continue
         e = judged.estimate
+        assert fit.training <= fit.training_at_most
         assert fit.slack == min(room(g, p) for g in e.groups for p in g.phases)
         assert fit.trains is (fit.training >= 0)  # what stays is never too much where all that trains is not
         assert fit.short == max(0, e.host_peak - search.host.bytes)
