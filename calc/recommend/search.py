@@ -78,6 +78,11 @@ class Fit:
         return min([each.free_at_most for each in self._sets])
 
     @cached_property
+    def tensors(self) -> int:
+        """The most bytes of tensors on a GPU in those phases, which it has on any card."""
+        return max([each.resting.allocated for each in self._sets])
+
+    @cached_property
     def serving(self) -> int:
         """As `training`, in the phases in which vLLM has a part."""
         return min([each.room(serving=True) for each in self._sets])

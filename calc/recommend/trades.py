@@ -92,8 +92,8 @@ def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
     """
     s, catalog = search.chosen(found).scenario, problem.catalog
     card = catalog.gpu(s.gpu)
-    lean = search.judged(found.branch, search.branches[found.branch].leanest)
-    least = 0 if s.rollout or lean is None else lean.estimate.groups[0].peak.moment.allocated_bytes
+    lean = search.fit(found.branch, search.branches[found.branch].leanest)
+    least = 0 if s.rollout or lean is None else lean.tensors
     smaller = [
         gpu
         for gpu in catalog.gpus.values()
