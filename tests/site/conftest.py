@@ -16,7 +16,7 @@ FIRST, LAST = "test_no_leak_no_broken_link_no_request_elsewhere", "test_lighthou
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The site is built at once, beside other tests; Lighthouse comes last, when little else keeps the machine busy."""
+    """The site is built at once, beside other tests; Lighthouse comes last, when little is left to do."""
     items.sort(
         key=lambda item: (getattr(item, "originalname", "") == LAST) - (getattr(item, "originalname", "") == FIRST)
     )
