@@ -1,4 +1,5 @@
-"""How property tests draw. Lies here so that tests of every folder can import this one's helpers, too."""
+"""How property tests draw, and what tests of several folders ask for; lies here so that they can import this
+one's helpers, too."""
 
 from __future__ import annotations
 
@@ -10,8 +11,13 @@ from collections.abc import Callable
 import pytest
 from commands import Run
 from hypothesis import HealthCheck, settings
+from sharing import once
 
+from calc import calibration, edges
 from calc.__main__ import main
+from calc.catalog import load
+from calc.residuals import Residual, residual
+from calc.site import accuracy
 
 # A busy machine is no failure: what is drawn is judged, not how long it takes.
 # The same examples every time, so that a run tells something about the change alone; HYPOTHESIS_PROFILE=explore draws
@@ -34,3 +40,25 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Run(status, captured.out, captured.err)
 
     return command
+
+
+@pytest.fixture(scope="session")
+def residuals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Residual, ...]:
+    """How far the estimate of each record that can be compared lies off."""
+    catalog = load()
+    return once(
+        tmp_path_factory, "residuals", lambda: tuple(residual(r, catalog) for r in accuracy.comparable(catalog))
+    )
+
+
+@pytest.fixture(scope="session")
+def searches(tmp_path_factory: pytest.TempPathFactory) -> tuple[edges.Search, ...]:
+    """Each measured search of the largest size, beside what is predicted."""
+    records = [r for r in load().measurements if "edge" in r]
+    return once(tmp_path_factory, "searches", lambda: tuple(edges.search(record, load()) for record in records))
+
+
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[calibration.Outcome, ...]:
+    """Each published job that ran or died, and the probability that it would."""
+    return once(tmp_path_factory, "outcomes", lambda: tuple(calibration.outcomes(load())))

@@ -67,6 +67,7 @@ BAR = 0.92
 TABLE = 40  # numbers
 RESULTS = ROOT / "build" / "mutation.json"
 REACH = RESULTS.with_name("mutation-reach.json")
+LOG = RESULTS.with_name("mutation.log")  # what pytest says
 JUDGED = ROOT / "tests" / "mutation.yaml"
 # Not the pages, the tools and the residuals, which rest on the formulas but do not say them.
 TESTS = [f"tests/{name}" for name in ("memory", "engines", "cases", "frameworks")]
@@ -250,9 +251,10 @@ class Session:
         self.faults, self.out = faults, out
         self.items: dict[str, pytest.Item] = {}
 
-    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> None:
-        """The first failure decides."""
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        """The first failure decides; who has put no fault in reads of it in the log."""
         if call.excinfo and not call.excinfo.errisinstance(pytest.skip.Exception):
+            print(f"\n{item.nodeid}, {call.when}: {call.excinfo.exconly()}", file=sys.__stdout__, flush=True)
             os._exit(1)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -300,7 +302,7 @@ class Session:
                     file = known[i.split("::")[0]]
                     file[1] = {**(file[1] or {}), i: [seconds, names]}
             if os.waitpid(child, 0)[1]:
-                raise SystemExit("A test fails without any fault: run make test.")
+                pytest.exit("A test fails without any fault.", returncode=1)
             REACH.write_text(json.dumps(known), "utf-8")
         return {i: found for _, tests in known.values() for i, found in tests.items()}
 
@@ -407,14 +409,15 @@ def run(faults: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool, float]]:
     child = os.fork()
     if not child:
         os.close(read)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        LOG.parent.mkdir(exist_ok=True)
+        os.dup2(os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
         os._exit(_pytest([*TESTS, *sorted(str(p) for p in Path("tests").glob("test_*.py"))], Session(faults, write)))
     os.close(write)
     with os.fdopen(read) as lines:
         for nth, survived, seconds in map(json.loads, lines):
             yield faults[nth], survived, seconds
     if os.waitpid(child, 0)[1]:
-        raise SystemExit("The tests could not be run.")
+        raise SystemExit(f"The tests could not be run: {LOG.relative_to(ROOT)} says why.")
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from html import escape
 from itertools import groupby
 from typing import Any, TypeVar
 
+from calc.catalog import Catalog
 from calc.residuals import ALLOWED, NUMBERS, RANGES, Part, Residual, Summary, residual, summary, summed
 from calc.site import answers, words
 from calc.site.kept import Kept, fingerprint, of_gpu, of_models
@@ -39,18 +40,23 @@ Record = Mapping[str, Any]
 
 @cache
 def residuals() -> tuple[Residual, ...]:
-    """One for each record that can be compared: with a number, or of a job that ran or died for want of memory.
-
-    A search for the largest size is no job; those that it ran have records of their own.
-    """
-    records = [r for r in answers.catalog().measurements if "edge" not in r]
-    comparable = {record_key(r): r for r in records if r["measured_bytes"] or r["verdict"] in ("fits", "oom")}
+    """One for each record that can be compared."""
+    records = {record_key(record): record for record in comparable(answers.catalog())}
     asked: dict[str, dict[Hashable, Record]] = {}
-    for key, record in comparable.items():
+    for key, record in records.items():
         # what calc compiles of a model serves all its records
         asked.setdefault(f"residuals-{record['scenario']['model']}", {})[key] = record
     found = {key: one for kept in Kept().complete(asked, _residuals).values() for key, one in kept.items()}
-    return tuple(found[key] for key in comparable)
+    return tuple(found[key] for key in records)
+
+
+def comparable(catalog: Catalog) -> list[Record]:
+    """The records with a number, or of a job that ran or died for want of memory.
+
+    A search for the largest size is no job; those that it ran have records of their own.
+    """
+    records = [r for r in catalog.measurements if "edge" not in r]
+    return [r for r in records if r["measured_bytes"] or r["verdict"] in ("fits", "oom")]
 
 
 def record_key(record: Record) -> Hashable:

@@ -8,7 +8,7 @@ from jobs import SHORTER, UNMODELLED
 from calc import calibration, verdict
 from calc.catalog import Catalog, load
 from calc.memory import runtime
-from calc.residuals import residual
+from calc.residuals import Residual
 from calc.units import GiB
 
 
@@ -25,9 +25,8 @@ def test_what_is_held_back_is_what_the_messages_say(catalog: Catalog) -> None:
     assert len(calibration.at_the_edge(catalog)) >= 40
 
 
-def test_the_formulas_spread_is_that_of_the_traces_furthest_off(catalog: Catalog) -> None:
-    residuals = [residual(r, catalog) for r in catalog.measurements if r["class"] == "traced"]
-    found = calibration.formula_spread(residuals)
+def test_the_formulas_spread_is_that_of_the_traces_furthest_off(residuals: tuple[Residual, ...]) -> None:
+    found = calibration.formula_spread(r for r in residuals if r.kind == "traced")
     print(f"largest root mean square of any sharding: {found:.4f}")
     assert found == pytest.approx(verdict.FORMULA_SPREAD, abs=1e-3)
 
@@ -48,13 +47,12 @@ def test_messages_of_sources_left_out_lose_what_the_others_say(catalog: Catalog)
         assert below == pytest.approx(quantile, abs=0.1)
 
 
-def test_of_published_jobs_that_fit_at_least_95_percent_ran(catalog: Catalog) -> None:
+def test_of_published_jobs_that_fit_at_least_95_percent_ran(outcomes: tuple[calibration.Outcome, ...]) -> None:
     """In tables and logs, each probability without the job's own source. Threads were searched for runs that died: of
     their jobs those called out of memory are counted, and no job that ran is among them but of unknown length."""
-    found = calibration.outcomes(catalog)
-    fit = [o for o in found if o.probability >= verdict.FITS and not o.sought]
-    oom = [o for o in found if o.probability < verdict.TIGHT]
-    died = [o for o in found if not o.ran]
+    fit = [o for o in outcomes if o.probability >= verdict.FITS and not o.sought]
+    oom = [o for o in outcomes if o.probability < verdict.TIGHT]
+    died = [o for o in outcomes if not o.ran]
     print(f"fits: {sum(o.ran for o in fit)} of {len(fit)} ran; oom: {sum(o.ran for o in oom)} of {len(oom)} ran")
     print(f"died: {sum(o in oom for o in died)} of {len(died)} called out of memory")
     assert len(fit) >= 80

@@ -8,14 +8,15 @@ import pytest
 
 from calc.catalog import load
 from calc.estimate import estimate
-from calc.residuals import Residual, peak_allocated, residual, summary, summed
+from calc.residuals import Residual, peak_allocated, summary, summed
 from calc.scenario import parse
 
 
 @pytest.fixture(scope="module")
-def residuals() -> list[Residual]:
-    catalog = load()
-    return [residual(r, catalog) for r in catalog.measurements if r["class"] == "traced" and r["metric"] == "allocated"]
+def residuals(residuals: tuple[Residual, ...]) -> list[Residual]:
+    found = [r for r in residuals if r.kind == "traced"]
+    assert len(found) == sum(r["class"] == "traced" for r in load().measurements)
+    return [r for r in found if r.metric == "allocated"]
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp2"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +9,14 @@ from pathlib import Path
 import pytest
 from browsing import ARGUMENTS, CHROMIUM, WHOLE, served
 from playwright.sync_api import Browser, sync_playwright
+from sharing import alone
 from sites import add_gpu, command, sample
 
 FIRST, LAST = "test_no_leak_no_broken_link_no_request_elsewhere", "test_lighthouse_marks"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The site is built at once, beside other tests; Lighthouse comes last, when little else keeps the machine busy."""
+    """The site is built at once, beside other tests; Lighthouse comes last, when little is left to do."""
     items.sort(
         key=lambda item: (getattr(item, "originalname", "") == LAST) - (getattr(item, "originalname", "") == FIRST)
     )
@@ -26,12 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project with one GPU more than its sample, and its built site in `site/`; workers of one run share it."""
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent
-    made = root / "project"
-    with (root / "project.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(tmp_path_factory, "project") as root:
+        made = root / "project"
         if not (made / "site").exists():
             shutil.rmtree(made, ignore_errors=True)
             add_gpu(sample(made))

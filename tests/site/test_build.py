@@ -177,9 +177,17 @@ def test_a_fault_is_one_line_and_leaves_the_old_site(tmp_path: Path) -> None:
         assert not list(project.glob(".site-*"))
 
 
-def test_a_table_that_was_published_and_is_gone_fails_the_build(tmp_path: Path) -> None:
+def test_a_gpu_that_is_gone_loses_its_page_and_a_published_table_that_is_gone_fails_the_build(tmp_path: Path) -> None:
     project = tiny(tmp_path / "project")
+    add_gpu(project)
     assert command(project, "write").returncode == 0
+    assert (project / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
+    assert (project / f"build/data/tables/gpu-{NEW_GPU}.csv").exists()
+    (project / f"hardware/gpus/{NEW_GPU}.yaml").unlink()
+    run = command(project, "write")
+    assert run.returncode == 0, run.stderr
+    assert not (project / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
+    assert not (project / f"build/data/tables/gpu-{NEW_GPU}.csv").exists()
     assert command(project, "ids").returncode == 0
     listed = project / "calc/site/ids.txt"
     assert "job-phases" in listed.read_text("utf-8").split()
@@ -190,15 +198,3 @@ def test_a_table_that_was_published_and_is_gone_fails_the_build(tmp_path: Path) 
     run = command(project, "build", "site")
     assert (run.returncode, not (project / "site").exists()) == (2, True)
     assert "ids.txt: table 'job-phases' was published and is gone: an id never changes" in run.stderr
-
-
-def test_a_gpu_that_is_gone_loses_its_page(tmp_path: Path) -> None:
-    project = tiny(tmp_path / "project")
-    add_gpu(project)
-    assert command(project, "write").returncode == 0
-    assert (project / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
-    (project / f"hardware/gpus/{NEW_GPU}.yaml").unlink()
-    run = command(project, "write")
-    assert run.returncode == 0, run.stderr
-    assert not (project / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
-    assert not (project / f"build/data/tables/gpu-{NEW_GPU}.csv").exists()
