@@ -80,7 +80,7 @@ class Fit:
     @cached_property
     def tensors(self) -> int:
         """The most bytes of tensors on a GPU in those phases, which it has on any card."""
-        return max([each.resting.allocated for each in self._sets])
+        return max([known.allocated for each in self._sets for known in each.training], default=0)
 
     @cached_property
     def serving(self) -> int:
