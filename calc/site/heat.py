@@ -1,6 +1,6 @@
-"""What fits where, as a heatmap: models against GPUs, a word and a number in each cell, its ground as deep as the card.
+"""What-fits heatmaps: models against GPUs, a word and a number in each cell, its colour as deep as the card is full.
 
-It is a real table: the colour says nothing that a word or a number does not.
+Each is a real table: the colour says nothing that a word or a number does not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from calc.site.tables import WORDS, Cell, Column, Table
 from calc.units import GiB
 
 STEPS = 10
-# The page of each task; the home page has two tables of the first.
+# The page of each task; the home page has both tables of the first.
 PAGES = {"sft": "index", "rm": "what-fits/reward-model", "dpo": "what-fits/dpo", "ppo": "what-fits/ppo",
          "grpo": "what-fits/grpo"}  # fmt: skip
 MORE = {"what-fits/sft": "Supervised fine-tuning, other methods"}
@@ -63,7 +63,7 @@ LEGEND = (
 
 
 def heated(asked: Asked, card: GPU) -> Cell:
-    """A verdict's cell with its depth as a class: tenths of the card used; what is out of memory, how many cards."""
+    """A verdict cell with its depth as a class: tenths of the card used, or, out of memory, the number of cards."""
     found = best(asked)
     if found is None or found is PENDING:
         return cell(asked)
@@ -73,7 +73,7 @@ def heated(asked: Asked, card: GPU) -> Cell:
 
 
 def switch(current: str, root: str) -> str:
-    """Links to the heatmap of each task; `current` is the page that shows them, without its ending."""
+    """Links to the heatmap of each task; `current` is the page that shows them, without its extension."""
     shown = {page: TASKS[task].title for task, page in PAGES.items()} | MORE
     links = (
         f"<b>{escape(title)}</b>" if page == current else f'<a href="{root}{page}.html#what-fits">{escape(title)}</a>'
