@@ -239,7 +239,7 @@ def with_all(found: list[Residual]) -> Iterator[tuple[_Key, list[Residual]]]:
 
 
 def furthest(id: str, caption: str, found: Iterable[Residual], count: int, rests_on: str) -> Table:
-    """The records whose estimates are furthest off, one a row."""
+    """The records whose estimates are furthest off, one per row."""
     columns = (
         Column("record", "Record"),
         Column("estimated", "Estimated", "GiB", "number", 2),

@@ -32,7 +32,7 @@ class View(NamedTuple):
 
     @property
     def root(self) -> str:
-        """The way up from the page to the top of the site."""
+        """The relative path from the page to the top of the site."""
         return "../" * self.url.count("/")
 
 

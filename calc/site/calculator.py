@@ -71,7 +71,7 @@ def call(asked: Job) -> str:
 
 
 def find(job: Job, catalog: Catalog, place: Place, progress: Callable[[str], None] = lambda line: None) -> Shown:
-    """The recommendation for a job, on the smallest machine if it names none. InputError, one line, for a bad job."""
+    """The recommendation for a job; if its machine is open, on the smallest. InputError, one line, for a bad job."""
     asked = question(job, catalog)
     if "gpu" in asked and "gpus" in asked:
         return recommended(asked, recommend(asked, catalog, where="recommend"), place)

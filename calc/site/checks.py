@@ -17,7 +17,7 @@ from calc.site.faults import short
 
 LEAK = re.compile(r"Macro (?:Rendering|Syntax) Error|\{\{|\{%|\[\[ |no such element")
 CELLS = ("td", "th")
-# Attributes that a browser loads on any element; those that only lead somewhere, when on a link, are no load.
+# Attributes that a browser loads on any element; attributes that only lead somewhere belong to links.
 SOURCES = ("src", "poster", "background", "data", "manifest", "action", "formaction", "ping", "xlink:href")
 SETS = ("srcset", "imagesrcset")
 LINKS = ("a", "area")
@@ -61,7 +61,7 @@ class Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Notes ids, links and loads."""
+        """Records ids, links and loads."""
         given = {k: v or "" for k, v in reversed(attrs)}  # the first of two attributes of one name counts
         if "id" in given:
             self.ids.append(given["id"])
@@ -193,7 +193,7 @@ class _Checked:
         self.target = cache(self._target)  # cached: every page has the same navigation
 
     def all(self) -> Iterator[Fault]:
-        """Page by page, then the drawings and the styles beside them."""
+        """The faults of all pages, then of the drawings and the styles beside them."""
         for path, page in self.pages.items():
             yield from self._page(path, page)
         for name, text in _texts(self.top, "svg"):

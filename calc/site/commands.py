@@ -39,7 +39,7 @@ def _blocks(launch: Launch) -> Iterator[str]:
 
 
 def _fenced(kind: str, name: str, content: str) -> str:
-    """A block of code, its fence longer than any in it."""
+    """A fenced block of code, with a fence longer than any inside it."""
     fence = "`" * max([3, *[len(ticks) + 1 for ticks in re.findall("`+", content)]])
     return f'{fence}{kind} title="{name}"\n{content.rstrip()}\n{fence}'
 

@@ -19,7 +19,7 @@ TEMPLATES = ("<template>", "<unknown>", ".html", ".xml")  # endings of the names
 
 
 class BuildError(Exception):
-    """A site that cannot be built; the text is what to print."""
+    """A site that cannot be built; the text is the message to print."""
 
 
 class Interrupted(SystemExit):

@@ -144,7 +144,7 @@ def verdicts() -> Table:
     return accuracy.verdicts("measured-verdicts", caption, found, ("Task", lambda r: _kind(r)[1]), RESTS_ON)
 
 
-# ---- beside the allocator -----------------------------------------------------------------------------------------
+# ---- outside the allocator ----------------------------------------------------------------------------------------
 
 
 @cache

@@ -118,7 +118,7 @@ def table() -> str:
     return "\n".join(["| Software | Used for | Licence |", "| --- | --- | --- |", *rows]).replace("*", "\\*")
 
 
-# ---- the owner of each file ------------------------------------------------------------------------------------------
+# ---- the owner of each file ----------------------------------------------------------------------------------------
 
 
 def faults(site: Path) -> Iterator[str]:

@@ -16,7 +16,7 @@ RESTS_ON = "The rates of measurements/, by measurements/bench on rented cards: e
 
 
 def products() -> Table:
-    """The share of the peak that the products of a model's shapes reach, by tokens."""
+    """The share of the peak that matrix products in a model's shapes reach, by number of tokens."""
     found = sorted(timing.rates(answers.catalog(), "matmul"), key=lambda r: (r.gpu.id, r.model))
     tokens = sorted({r.row["tokens"] for r in found})
     columns = (

@@ -49,7 +49,7 @@ def _read(path: Path, changed: int) -> Source:
     if not found:
         allowed = "front matter between two lines of ---, with a description"
         raise InputError(f"{where}:1: given {show(source.partition(chr(10))[0])}, allowed: {allowed}")
-    meta = parse_yaml(f"\n{found[1]}", where) or {}  # the leading line break counts the line of ---
+    meta = parse_yaml(f"\n{found[1]}", where) or {}  # the leading line break stands for the line of ---
     validator(SCHEMAS / "page.json")(meta, where)
     text = source[found.end() :]
     _named(meta, text, where)

@@ -72,7 +72,7 @@ class Tooltips(AbbrTreeprocessor):
         return text[: found[0].start()], marked
 
     def _closed(self, text: str) -> list[tuple[int, int]]:
-        """The spans of a text between the tags of a link, of code or of a verdict; entities are set aside too."""
+        """The spans of a text between the tags of a link, code or a verdict; entities, also set aside, are no tags."""
         aside = [(match, str(self.md.htmlStash.rawHtmlBlocks[int(match[1])])) for match in KEPT_ASIDE.finditer(text)]
         tags = [(match, raw) for match, raw in aside if raw.startswith("<")]
         return [(tag.start(), after.start()) for (tag, raw), (after, _) in pairwise(tags) if CLOSED.match(raw)]

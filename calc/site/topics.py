@@ -50,7 +50,7 @@ class Smallest(NamedTuple):
 
 
 class Missing(Exception):
-    """An answer that has to be computed first."""
+    """Raised for an answer that has to be computed first."""
 
 
 class Answers:
