@@ -14,7 +14,7 @@ from calc.site.tables import WORDS, Cell, Column, Table
 from calc.units import GiB
 
 STEPS = 10
-# The page of each task; the home page has both tables of the first.
+# The page of each task; the home page has two tables of the first.
 PAGES = {"sft": "index", "rm": "what-fits/reward-model", "dpo": "what-fits/dpo", "ppo": "what-fits/ppo",
          "grpo": "what-fits/grpo"}  # fmt: skip
 MORE = {"what-fits/sft": "Supervised fine-tuning, other methods"}
