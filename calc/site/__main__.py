@@ -11,7 +11,7 @@ from pathlib import Path
 
 def main() -> None:
     """Runs one command; a fault in data or pages is one line and exit status 2."""
-    # until all is imported, which takes a second; from then on faults.py answers Ctrl-C
+    # until everything is imported, which takes a second; after that faults.py handles Ctrl-C
     signal.signal(signal.SIGINT, lambda *_: (print("interrupted", file=sys.stderr), os._exit(130)))
     from calc.site.faults import one_line
 
@@ -47,7 +47,7 @@ def _run() -> None:
             if found := list(engines.differences(arguments.one, arguments.other)):
                 raise faults.BuildError("\n".join(found))
         case "serve":
-            from calc.site import preview  # with all of mkdocs, in whose place another engine's build would step
+            from calc.site import preview  # imports all of mkdocs, which would displace another site engine
 
             preview.serve(arguments.address)
         case "diff":

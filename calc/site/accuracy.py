@@ -1,4 +1,4 @@
-"""How far estimates lie from measured memory, as tables: traced steps by kind of job, published reports by metric."""
+"""Tables of how far estimates lie from measured memory: traced steps by kind of job, published reports by metric."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ Record = Mapping[str, Any]
 
 @cache
 def residuals() -> tuple[Residual, ...]:
-    """One for each record that can be compared."""
+    """The residuals, one for each record that can be compared."""
     records = {record_key(record): record for record in comparable(answers.catalog())}
     asked: dict[str, dict[Hashable, Record]] = {}
     for key, record in records.items():
-        # what calc compiles of a model serves all its records
+        # grouped by model, because all records of a model share what calc compiles of it
         asked.setdefault(f"residuals-{record['scenario']['model']}", {})[key] = record
     found = {key: one for kept in Kept().complete(asked, _residuals).values() for key, one in kept.items()}
     return tuple(found[key] for key in records)
 
 
 def comparable(catalog: Catalog) -> list[Record]:
-    """The records with a number, or of a job that ran or died for want of memory.
+    """The records that give a number, or a job that ran or died out of memory.
 
-    A search for the largest size is no job; those that it ran have records of their own.
+    A search for the largest size is not a job; the jobs that it ran have records of their own.
     """
     records = [r for r in catalog.measurements if "edge" not in r]
     return [r for r in records if r["measured_bytes"] or r["verdict"] in ("fits", "oom")]
 
 
 def record_key(record: Record) -> Hashable:
-    """All that a residual depends on beside calc itself."""
+    """A key of everything that a residual depends on apart from calc itself."""
     card = record["scenario"]["gpu"]
     return fingerprint(record), of_gpu(card), of_gpu(record.get("machine", {}).get("gpu", card)), of_models()
 
@@ -70,18 +70,18 @@ def _residuals(records: Sequence[Record]) -> list[Residual]:
 
 
 def traced() -> list[Residual]:
-    """Those of the real implementation, followed without a GPU."""
+    """The residuals of steps of the real implementation, traced without a GPU."""
     return [r for r in residuals() if r.kind == "traced" and r.metric == "allocated"]
 
 
 def published(metrics: Iterable[str]) -> list[Residual]:
-    """Those that others reported with one of `metrics`."""
+    """The residuals of records that others published with one of `metrics`."""
     wanted = set(metrics)
     return [r for r in residuals() if r.kind == "published" and r.metric in wanted]
 
 
 def overall() -> Summary | None:
-    """The errors of all traced ones; None where nothing has been traced."""
+    """The errors of all traced steps; None if nothing has been traced."""
     return summary(traced()) if traced() else None
 
 
@@ -108,7 +108,7 @@ def worst(count: int) -> Table:
 
 
 def by_part() -> Table:
-    """Errors of each phase's own peak, and of the parts that the largest is made of."""
+    """Errors of each phase's own peak, and of the components of the overall peak."""
     columns = (Column("part", "Part"), Column("of", "Of"), *ERRORS)
     found = traced()
     parts: list[tuple[str, Part, int]] = [("phase", part, part.measured) for r in found for part in r.phases]
@@ -128,7 +128,7 @@ def by_part() -> Table:
 
 
 def published_numbers() -> Table:
-    """Errors of what others saw PyTorch's allocator count, by source."""
+    """Errors against published figures of PyTorch's allocated memory, by source."""
     columns = (Column("metric", "Metric"), Column("source", "Source"), *ERRORS)
     rows = [(*word_cells(key), *error_cells(summary(members))) for key, members in with_all(published(NUMBERS))]
     caption = "Estimated against published allocations: relative error, by source"
@@ -136,7 +136,7 @@ def published_numbers() -> Table:
 
 
 def published_ranges() -> Table:
-    """How many published values that count what the allocator holds back lie inside the range, by source."""
+    """Published values that include fragmentation: the number inside the estimated range, by source."""
     columns = (
         Column("metric", "Metric"),
         Column("source", "Source"),
@@ -158,14 +158,14 @@ def published_ranges() -> Table:
 
 
 def published_verdicts() -> Table:
-    """Whether jobs ran, against the estimates' verdicts; those with a figure apart from mere verdicts."""
+    """Published jobs that ran or did not, against the estimated verdicts; records with a figure have their own rows."""
     caption = "Published jobs that ran and that did not, against the verdict"
     kind = ("The source gives", lambda r: "a verdict" if r.metric == "verdict" else "a figure")
     return verdicts("published-verdicts", caption, published(("verdict", *NUMBERS, *RANGES)), kind, PUBLISHED)
 
 
 def published_by_job() -> Table:
-    """How many published records agree, by framework, task, method and metric."""
+    """The number of published records that agree with the estimate, by framework, task, method and metric."""
     columns = (
         Column("framework", "Framework"),
         Column("task", "Task"),
@@ -190,7 +190,7 @@ def published_by_job() -> Table:
 
 
 def published_off() -> Table:
-    """Every published record that the estimate disagrees with, by name, and why."""
+    """Every published record that the estimate disagrees with, by id, and the reason."""
     columns = (
         Column("record", "Record"),
         Column("metric", "Metric"),
@@ -221,25 +221,25 @@ def _measured(r: Residual) -> str:
 # ---- all ----------------------------------------------------------------------------------------------------------
 
 _Key = tuple[str, ...]
-Kind = tuple[str, Callable[[Residual], str]]  # a column's title, and what it says of a record
+Kind = tuple[str, Callable[[Residual], str]]  # a column's title, and the function that gives its word for a record
 _T = TypeVar("_T")
 
 
 def grouped(found: Iterable[_T], key: Callable[[_T], _Key]) -> Iterator[tuple[_Key, list[_T]]]:
-    """What has each key, in the keys' order."""
+    """Each key with its items, in the order of the keys."""
     for name, members in groupby(sorted(found, key=key), key):
         yield name, list(members)
 
 
 def with_all(found: list[Residual]) -> Iterator[tuple[_Key, list[Residual]]]:
-    """Those of each metric and source, and behind a metric's sources all of it."""
+    """The residuals of each metric and source; after a metric's sources, all of the metric together."""
     for (metric,), members in grouped(found, lambda r: (r.metric,)):
         yield from grouped(members, lambda r: (r.metric, r.group))
         yield (metric, ALL), members
 
 
 def furthest(id: str, caption: str, found: Iterable[Residual], count: int, rests_on: str) -> Table:
-    """The records whose estimates are furthest off, one a row."""
+    """The records whose estimates are furthest off, one per row."""
     columns = (
         Column("record", "Record"),
         Column("estimated", "Estimated", "GiB", "number", 2),
@@ -252,7 +252,7 @@ def furthest(id: str, caption: str, found: Iterable[Residual], count: int, rests
 
 
 def verdicts(id: str, caption: str, found: Iterable[Residual], kind: Kind, rests_on: str) -> Table:
-    """Whether jobs ran, against the estimates' verdicts, by what `kind` says a job is."""
+    """Jobs that ran or did not, against the estimated verdicts, by the kind of job that `kind` gives."""
     title, of = kind
     columns = (
         Column("source", title),
@@ -272,12 +272,12 @@ def verdicts(id: str, caption: str, found: Iterable[Residual], kind: Kind, rests
 
 
 def record_cell(r: Residual) -> Cell:
-    """A record's id, which may break where a part of it ends."""
+    """A record's id, which may wrap after `/` and `=`."""
     return Cell(r.id, re.sub("([/=])", r"\1<wbr>", escape(r.id)))
 
 
 def word_cells(key: _Key) -> tuple[Cell, ...]:
-    """A cell for each word."""
+    """A cell for each word of a key."""
     return tuple(Cell(word) for word in key)
 
 
@@ -294,5 +294,5 @@ def gib(amount: int) -> Cell:
 def table(
     id: str, caption: str, columns: tuple[Column, ...], rows: Iterable[tuple[Cell, ...]], rests_on: str, note: str = ""
 ) -> Table:
-    """One of the tables of accuracy, whose ids all begin alike."""
+    """A table of the accuracy pages; its id begins with `accuracy-`."""
     return Table(f"accuracy-{id}", caption, columns, tuple(rows), rests_on, note, versions=answers.versions())

@@ -1,4 +1,4 @@
-"""What to run: the recommended configuration for one task and model on one machine, as pages show it."""
+"""The recommended configuration for one task and model on one machine, as pages show it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JOBS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"framework": "verl", **PROMPTED},
 }
 ADAPTERS: Mapping[str, Any] = {"lora.rank": 16}
-# What a model page asks of each task, by name: full fine-tuning, and adapters on frozen weights.
+# The variants of each task on a model's page, by name: full fine-tuning, and adapters on frozen weights.
 TRAINED: Mapping[str, Mapping[str, Any]] = {"full": {"method": "full"}, "LoRA or QLoRA": ADAPTERS}
 
 
@@ -46,7 +46,7 @@ class Advice(NamedTuple):
     """The configuration to run and its command, or what the closest one lacks.
 
     `scenario` is the configuration with every field, `working` the ledger of its fullest GPU's peak, `host` the bytes
-    of a node's own memory. Where nothing fits `scenario` is None, and `lacks` says why.
+    of host memory on a node. If nothing fits, `scenario` is None and `lacks` gives the reason.
     """
 
     scenario: Mapping[str, Any] | None
@@ -65,7 +65,7 @@ Job = Mapping[str, Any]
 
 
 def job(task: str, model: str, machine: Machine, more: Job | None = None) -> dict[str, Any]:
-    """The fields that a cell asks about; the search finds all others."""
+    """The fields that a cell fixes; the search chooses all others."""
     return {"model": model, "task": task, **JOBS[task], **(more or {}), **fields_of(machine)}
 
 
@@ -77,7 +77,7 @@ def fields_of(machine: Machine) -> dict[str, Any]:
 
 
 def advise(given: Job, catalog: Catalog) -> Advice:
-    """What to run, as `calc.recommend` answers it, without what else could be."""
+    """The configuration that `calc.recommend` recommends, without its alternatives."""
     try:
         problem = Problem(given, catalog)
         first = problem.first()
@@ -115,19 +115,19 @@ def _advice(best: Configuration) -> Advice:
 
 
 def nothing(why: str) -> Advice:
-    """The answer where nothing fits."""
+    """The answer if nothing fits."""
     return Advice(None, "nothing fits", Working("", ()), 0, None, "", "", {}, (), why)
 
 
 def refused(message: str) -> Advice:
-    """The answer where the framework cannot run the job at all: what it refuses, out of a message of the parser."""
+    """The answer if the framework cannot run the job at all; the refused fields come from the parser's `message`."""
     given = refusal(message)
     why = f"the framework does not take {given}" if given else "the framework cannot run it"
     return nothing(why)._replace(verdict=CANNOT)
 
 
 def _lacks(m: Miss) -> str:
-    """What the closest configuration lacks, in a few words."""
+    """The shortfall of the closest configuration, in a few words."""
     if m.where == "vllm":
         return "vLLM does not start"
     assert m.shortfall is not None
@@ -141,7 +141,7 @@ METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 
 
 def words(best: Configuration) -> str:
-    """A configuration in short words: what is trained, how it is spread, what gives room, how responses are made."""
+    """A configuration in a few words: method, sharding, degrees, memory savings, batches and response generation."""
     s = best.scenario
     sharding = SHARDINGS.get(s.sharding, s.sharding.replace("zero", "ZeRO-"))
     moved = [word for word, on in (("optimizer", s.offload.optimizer), ("weights", s.offload.parameters)) if on]
@@ -167,24 +167,24 @@ MARGIN = 3 * GiB
 
 
 def largest(catalog: Catalog) -> GPU:
-    """The card that imagined ones are like but for their memory."""
+    """The real card from which imagined ones take everything but their memory."""
     rated = [g for g in catalog.gpus.values() if not g.lacks_bf16 and g.bandwidth_gbs and g.bf16_tflops]
     return max(rated, key=lambda g: (g.vendor == "NVIDIA", g.usable_bytes, g.id))
 
 
 def limit(given: Job, gpus: int, catalog: Catalog, most: int) -> int:
-    """The size in bytes of the largest imagined card on which nothing fits with `gpus` of them; 0: it does on all.
+    """The largest imagined card, in bytes, on which nothing fits with `gpus` of them; 0 if something fits on every one.
 
-    Cards larger than `most` bytes are not tried, on which fewer GPUs suffice.
+    Cards larger than `most` bytes are not tried: fewer GPUs suffice on them.
 
-    An imagined card has host memory without end, and more of its own than a real one of its size by so much that what
-    differs between cards beside tensors (context, NCCL's buffers, vLLM's larger batches) cannot decide: what does not
-    fit there fits on no real card of that size.
+    An imagined card has unlimited host memory, and exceeds a real card of its size by a margin that covers every
+    difference between cards other than tensors (context, NCCL's buffers, vLLM's larger batches). A job that does not
+    fit there therefore fits on no real card of that size.
     """
     known = largest(catalog)
 
     def runs(size: int) -> bool:
-        # vLLM takes no larger batches on what it knows as an A100
+        # the name says A100: vLLM uses no larger batches on a card that it knows as one
         card = replace(known, id="imagined-a100", usable_mib=(size * GiB + MARGIN) // MiB, memory_gb=1e6)
         cards = replace(catalog, gpus={**catalog.gpus, card.id: card})
         return fits({**given, "gpu": card.id, "gpus": gpus, "gpus_per_node": gpus}, cards)

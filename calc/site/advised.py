@@ -1,4 +1,4 @@
-"""What to run, as tables: on a GPU's page by model and number of GPUs, on a model's page the smallest machines."""
+"""Tables of recommendations: on a GPU's page by model and number of GPUs, on a model's page the smallest machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def heading(task: str) -> str:
 
 
 def about(card: GPU) -> str:
-    """Why a card has no recommendation."""
+    """The reason why a card has no recommendation."""
     return (
         f"Nothing is recommended for the {card.name}. It has no bf16 and FlashAttention-2 does not run on it, and the "
         "commands that this guide writes use both. What would fit in fp16 stands below."
@@ -36,7 +36,7 @@ def about(card: GPU) -> str:
 
 
 def _settings(task: str) -> str:
-    """What a table's jobs share."""
+    """The assumptions that all jobs of a task's table share."""
     job = advice.JOBS[task]
     lengths = (
         f"sequences of {job['seq_len']} tokens, {job['global_batch']} {_counted(task)} a step"
@@ -57,7 +57,7 @@ def _counted(task: str) -> str:
 
 
 def on_gpu(card: GPU, task: str, root: str) -> Table:
-    """What to run on one kind of GPU for one task: models by size, each on more and more GPUs."""
+    """Recommendations for one task on one kind of GPU: models by size, each on increasing numbers of GPUs."""
     catalog = answers.catalog()
     rows, all_advice = [], []
     for model in by_size(m for m in catalog.models.values() if topics.asked(card, m, task, catalog)):
@@ -84,7 +84,7 @@ def on_gpu(card: GPU, task: str, root: str) -> Table:
 
 
 def unsearched(model: Model) -> str:
-    """Why a model's page has no machines."""
+    """The reason why a model's page lists no machines."""
     return (
         f"The search for machines of a model as large as {model.name} takes too long for a page. "
         f"`python -m calc recommend --model {model.id} --task sft` makes it, and shows how far it is."
@@ -92,7 +92,7 @@ def unsearched(model: Model) -> str:
 
 
 def untrained(model: str) -> str:
-    """Why there is no machine to fine-tune a model on."""
+    """The reason why there is no machine to fine-tune a model on."""
     _, machines = topics.found(model, "sft")
     pending = any(s.advice == advice.PENDING for s in machines.values())
     return advice.PENDING.lacks if pending else "no machine of the catalog trains it"
@@ -142,7 +142,7 @@ def _common(found: Iterable[Advice]) -> list[str]:
 
 
 def _cells(a: Advice, common: list[str], place: str) -> tuple[Cell, Cell, Cell]:
-    """The verdict, the configuration with its command behind it, and its speed; `place` begins the ids in them."""
+    """The verdict, the speed, and the configuration with its command behind a click; `place` begins the ids in them."""
     if a.scenario is None:
         return Cell((None, None, a.verdict)), Cell(None, "—"), Cell(a.lacks or "—")
     needed = a.working.bytes
@@ -161,7 +161,7 @@ def _cells(a: Advice, common: list[str], place: str) -> tuple[Cell, Cell, Cell]:
 
 
 def _code(text: str, place: str) -> str:
-    """A block to copy. No `<code>` in it: the theme would measure each, closed ones too, before a reader can scroll."""
+    """A block to copy. It has no `<code>`: the theme would measure each, even if closed, before a reader can scroll."""
     code = escape(text.rstrip("\n")).replace("\n", "&#10;")
     button = (
         f'<button class="md-code__button" data-md-type="copy" data-clipboard-target="#{place}" title="Copy"></button>'
@@ -170,7 +170,7 @@ def _code(text: str, place: str) -> str:
 
 
 def _note(common: list[str], options: dict[str, object]) -> str:
-    """What holds for all commands, and the call that shows alternatives."""
+    """The notes that apply to all commands, and the call that shows alternatives."""
     call = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
     shared = "".join(f" {words.code(words.sentence(note))}" for note in common)
     code = f"<code>python -m calc recommend {escape(call)}</code>"

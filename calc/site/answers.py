@@ -1,4 +1,4 @@
-"""The one door to `calc`: pages ask it, and the time spent inside is measured."""
+"""The only way into `calc`: pages ask here, and the time spent inside is measured."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Seconds and questions that went into `calc` since the start of the build."""
+    """The seconds spent in `calc`, and the number of scenarios asked, since the start of the build."""
 
     seconds = 0.0
     asked = 0
 
 
 class Preview:
-    """What the live preview leaves out, because its page would wait: answers that nothing has kept.
+    """The state of the live preview, which leaves out answers that are not kept, because its page would wait for them.
 
     `behind`: a page has left out some that take seconds, and is to be made again with them.
     """
@@ -40,7 +40,7 @@ class Preview:
 
 
 class Answer(NamedTuple):
-    """A scenario as it was given, as it was understood, and what `calc` says about it."""
+    """A scenario as given, as parsed, and its estimate."""
 
     given: Mapping[str, Any]
     scenario: Scenario
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
 
     @property
     def group(self) -> Group:
-        """The group of GPUs that decides."""
+        """The GPU group that decides the verdict."""
         return deciding(self.estimate)
 
     def group_of(self, name: str) -> Group:
@@ -60,7 +60,7 @@ class Answer(NamedTuple):
 
     @property
     def serving(self) -> tuple[Group, ...]:
-        """The group on which vLLM serves; none where nothing does."""
+        """The GPU group on which vLLM serves; empty if there is none."""
         return tuple(g for g in self.estimate.groups if "rollout" in g.name.split("+"))
 
     @property
@@ -74,17 +74,17 @@ class Answer(NamedTuple):
 
     @property
     def peak(self) -> Phase:
-        """The phase with that group's largest moment."""
+        """The phase in which the deciding group peaks."""
         return self.group.peak
 
     @property
     def device_bytes(self) -> int:
-        """What the fullest GPU needs, context and all."""
+        """The bytes that the fullest GPU needs at its peak, context and all."""
         return self.peak.moment.device_bytes
 
     @property
     def allocated_bytes(self) -> int:
-        """What PyTorch's allocator holds at that moment."""
+        """The bytes that PyTorch's allocator counts at that peak."""
         return self.peak.moment.allocated_bytes
 
 
@@ -94,17 +94,17 @@ def catalog() -> Catalog:
 
 
 def versions() -> dict[str, str]:
-    """What every published number rests on."""
+    """The versions of catalog and calc, on which every published number rests."""
     return {"catalog": load().version, "calc": __version__}
 
 
 def ask(given: Mapping[str, Any], where: str = "scenario") -> Answer:
-    """The answer to one scenario, kept; raises ScenarioError, one line, for one that cannot be used."""
+    """The answer to one scenario, cached; raises ScenarioError, one line, for one that cannot be used."""
     return _kept(json.dumps(given, sort_keys=True), where)
 
 
 def attempt(given: Mapping[str, Any]) -> Answer | None:
-    """The answer, or None where the framework refuses the combination. Not kept: look-up tables ask for thousands."""
+    """The answer, or None if the framework refuses the scenario. Not cached: look-up tables ask for thousands."""
     try:
         return _answer(given, "scenario")
     except ScenarioError:
@@ -133,7 +133,7 @@ def spread(work: Callable[..., T], *columns: Sequence[Any]) -> Iterator[T]:
 
 
 def _collect_rarely() -> None:
-    """Most of what a search makes stays until its end: to look through it again and again took a third of its time."""
+    """Makes garbage collection rare: most of a search's objects stay to its end, and scans took a third of its time."""
     gc.set_threshold(200_000, 20, 100)
 
 

@@ -1,4 +1,4 @@
-"""What a preview is asked for, and which requests it refuses: it writes files, and any page of any site may ask it."""
+"""Requests to the preview, and the reasons for refusing them: it writes files, and any page of any site may ask it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ RELOAD = re.compile(r"/livereload/[0-9]{1,18}/[0-9]{1,18}")
 
 
 class Refused(Exception):
-    """A request that gets no page; the text is the status that it gets."""
+    """A request that gets no page; the text is the HTTP status in reply."""
 
 
 class Handler(_Handler):
-    """A request as it came in, and the address that it came to."""
+    """A request as it came in, and the local address that received it."""
 
     def get_environ(self) -> dict[str, Any]:
-        """For the application."""
+        """The WSGI environment, with the raw path, the local address and a printable referrer."""
         environ: dict[str, Any] = super().get_environ()
         return environ | {
             "REQUEST_URI": self.path,
@@ -33,7 +33,7 @@ class Handler(_Handler):
         }
 
     def log_request(self, code: Any = "-", size: Any = "-") -> None:
-        """Into a terminal, which must take none of it for a command."""
+        """Logs to a terminal, with control characters spelled out so that the terminal obeys none of them."""
         self.requestline = _printable(self.requestline)
         super().log_request(code, size)  # type: ignore[no-untyped-call]
 
@@ -43,9 +43,10 @@ def _printable(text: str) -> str:
 
 
 def place(environ: Mapping[str, Any], bound: str) -> str:
-    """The file that is asked for, from the top of the site; empty for the script that waits for changes.
+    """The requested file, relative to the top of the site; empty for the script that waits for changes.
 
-    Refused where it is none of the site's. `bound` is the name or address that the preview was told to listen on.
+    Raises Refused for a request that is not for the site. `bound` is the name or address that the preview was told to
+    listen on.
     """
     if environ["REQUEST_METHOD"] not in METHODS:
         raise Refused("405 Method Not Allowed")
@@ -60,9 +61,9 @@ def place(environ: Mapping[str, Any], bound: str) -> str:
 
 
 def _known(host: str | None, names: Collection[str]) -> bool:
-    """Whether a request is for this machine: a foreign name that leads here is how another site would read pages.
+    """True if a request names this machine: another site would read pages through a foreign name that leads here.
 
-    A browser always says which host it means.
+    A browser always sends its host, so a request without one is accepted.
     """
     if host is None:
         return True

@@ -1,4 +1,4 @@
-"""What a macro knows of its page: the address, the front matter, and the record of what the page publishes."""
+"""The state that a macro has: its page's address and front matter, and the record of what pages publish."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from calc.site.recipes import Recipe
 from calc.site.tables import Table
 
 T = TypeVar("T")
-ID = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of a table: part of addresses, of names of files, and of HTML
+ID = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of a table: part of addresses, file names and HTML
 FIGURES = "figures"  # in a page's metadata: its tables by their places, which overrides/main.html fills
 
 
 class PageError(ValueError):
-    """A page that asks for something that is not there; one line."""
+    """A page that asks for something that does not exist; one line."""
 
 
 class View(NamedTuple):
@@ -32,7 +32,7 @@ class View(NamedTuple):
 
     @property
     def root(self) -> str:
-        """The way up from the page to the top of the site."""
+        """The relative path from the page to the top of the site."""
         return "../" * self.url.count("/")
 
 
@@ -46,15 +46,15 @@ class Spoken(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """What the pages published: tables by id with the page they stand on, and the numbers in their sentences."""
+    """The record of what pages publish: tables by id with their page, and the numbers in sentences."""
 
     tables: dict[str, tuple[Table, str]] = field(default_factory=dict)
     spoken: list[Spoken] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)  # pages that speak of all tables, to be rendered again
-    whole: bool = False  # every page has been rendered: from now on nothing is noted
+    waiting: list[str] = field(default_factory=list)  # pages that list all tables, to be rendered again
+    whole: bool = False  # every page has been rendered: from now on nothing is recorded
 
     def table(self, table: Table, page: str) -> None:
-        """Notes a table; one id on two pages, or twice on one, is an error."""
+        """Records a table; one id on two pages, or twice on one, is an error."""
         if self.whole:
             return
         if not ID.fullmatch(table.id):
@@ -64,17 +64,17 @@ class Record:
         self.tables[table.id] = (table, page)
 
     def again(self, table: Table, original: str) -> None:
-        """Notes nothing: a translation shows the tables of its original, and no other."""
+        """Records nothing: a translation shows the tables of its original, and no other."""
         if table.id not in self.tables or self.tables[table.id][1] != languages.url(original):
             raise PageError(f"table id {table.id!r} does not stand on {original}, which this page translates")
 
     def say(self, spoken: Spoken) -> None:
-        """Notes a number in a sentence."""
+        """Records a number in a sentence."""
         if not self.whole:
             self.spoken.append(spoken)
 
     def every(self, page: str) -> Mapping[str, tuple[Table, str]] | None:
-        """All tables; None while pages may still add to them, and `page` has to be rendered again."""
+        """All tables; None while pages may still add to them, in which case `page` is to be rendered again."""
         if not self.whole:
             self.waiting.append(page)
             return None
@@ -85,7 +85,7 @@ class Bound:
     """Macros bound to the page that is being rendered: where they find its jobs, and where their results go."""
 
     def __init__(self, current: Callable[[], View], record: Record | None = None) -> None:
-        """`current` gives the page; `record`, where one is kept, collects what the pages publish."""
+        """`current` gives the page; `record`, if given, collects what the pages publish."""
         self._current = current
         self._record = record
 
@@ -118,7 +118,7 @@ class Bound:
         return self._or_fault(job, lambda: ledgers.find_phase(answer, phase, group))
 
     def _or_fault(self, about: str, found: Callable[[], T]) -> T:
-        """What `found` gives; what it cannot find is a fault of the page."""
+        """The result of `found`; its ValueError is raised as a fault of the page."""
         try:
             return found()
         except ValueError as error:
@@ -141,7 +141,7 @@ class Bound:
 
     @property
     def _every(self) -> Mapping[str, tuple[Table, str]] | None:
-        """All tables of the guide; None where they are not known yet."""
+        """All tables of the guide; None while they are not known."""
         return self._record.every(self._current().source) if self._record else None
 
     def _say(self, call: str, text: str) -> str:
@@ -150,7 +150,7 @@ class Bound:
         return text.replace(" ", "&nbsp;")
 
     def _place(self, table: Table) -> str:
-        """The place of a table: neither Markdown nor the search has to read through it, and the theme puts it there."""
+        """A placeholder, which the theme fills: neither Markdown nor the search index has to read the table's HTML."""
         view = self._current()
         original, language = languages.split(view.source)
         if self._record is not None and language:
@@ -166,7 +166,7 @@ class Bound:
         return place
 
     def _worded(self, html: str) -> str:
-        """Words that are not the page's own, in the language of the page."""
+        """HTML generated outside the page, with its words in the page's language."""
         return chinese.speak(html) if languages.split(self._current().source)[1] == "zh" else html
 
     def _released(self, release: changelog.Release) -> str:

@@ -1,6 +1,7 @@
 """The calculator's entry in a reader's browser: one question in, one answer out, both as JSON.
 
-There are no files there: the catalog comes from the site's `data/catalog.json`, which the build wrote of the same.
+There are no files there: the catalog comes from the site's `data/catalog.json`, which the build wrote from the same
+data.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ def catalog(data: Mapping[str, Any]) -> Catalog:
 
 
 def _made(kind: Any, record: Mapping[str, Any]) -> Any:
-    """A record of the catalog; JSON's lists are tuples there."""
+    """A record of the catalog, JSON's lists made tuples."""
     given = {f.name: record[f.name] for f in fields(kind)}
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 def start(text: str) -> None:
-    """Reads the catalog's JSON; from then on it stands where calc would read files."""
+    """Reads the catalog's JSON and uses it wherever calc would read files."""
     found = catalog(json.loads(text))
     files.load = lambda root=None: found  # type: ignore[assignment]
 
@@ -43,7 +44,7 @@ def answer(text: str, progress: Callable[[str], None]) -> str:
     `{"line", "html", "file"}`, or `{"error"}`, calc's one line. Any other exception is a fault of calc, and the worker
     says so.
     """
-    # calc binds `load` where it is imported, so only now
+    # imported here, because calc binds `load` at import
     from calc.site import calculator, tables
 
     asked = json.loads(text)

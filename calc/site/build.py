@@ -53,16 +53,16 @@ UNDATED = "0"  # overrides/sitemap.xml leaves this date out
 
 
 def write() -> None:
-    """Writes what is generated, and nothing else."""
+    """Writes the generated files, and nothing else."""
     with swap.alone(ROOT), writing():
         pass
 
 
 @contextlib.contextmanager
 def writing(docs: Path = DOCS) -> Iterator[None]:
-    """Writes what is generated, all of it in places that git ignores: pages, the calculator's engine, data.
+    """Writes the generated files, all in places that git ignores: pages, the calculator's engine, data.
 
-    The data is there at the end: the files of tables are written beside what is done meanwhile.
+    The data is complete only when the context ends: the files of tables are written while the caller works.
     """
     try:
         pages.write(docs)
@@ -83,7 +83,7 @@ def writing(docs: Path = DOCS) -> Iterator[None]:
 @contextlib.contextmanager
 def _rendering(found: Pages) -> Iterator[None]:
     """Runs the macros of all pages, and writes the data meanwhile."""
-    found.check()  # what is computed next takes minutes
+    found.check()  # first, because what follows takes minutes
     fits.fill()
     topics.fill()
     searched.fill(found.docs)
@@ -115,7 +115,7 @@ def build(out: Path, engine: str = strict.ENGINES[0]) -> None:
 
 
 def _refuse(out: Path) -> None:
-    """What stands where a site is built goes: that must be none of what it is built from."""
+    """Refuses an `out` that holds the sources or lies among them: the build replaces what is there."""
     lost = ROOT.is_relative_to(out) or any(out.is_relative_to(ROOT / name) for name in SOURCES)
     if lost or out.is_file():
         raise BuildError(f"dir: given {str(out)!r}, allowed: a folder of its own, as in site")
@@ -126,7 +126,7 @@ def _into(fresh: Path, engine: str) -> None:
     os.environ.setdefault("SOURCE_DATE_EPOCH", _committed() or UNDATED)
     for template in sorted((ROOT / "overrides").rglob("*.html")):
         decode(template.read_bytes(), short(template))
-    made = strict.Strict(engine, ROOT / "mkdocs.yml", fresh)  # its faults are told before anything is computed
+    made = strict.Strict(engine, ROOT / "mkdocs.yml", fresh)  # so that its faults are reported before the computing
     with writing():
         made.build()
         cards.write(fresh)
@@ -138,9 +138,9 @@ def _into(fresh: Path, engine: str) -> None:
 
 
 def _committed() -> str:
-    """When what is checked out was committed, in seconds since 1970; empty where that is not known.
+    """The time of the checked-out commit, in seconds since 1970; empty if it is not known.
 
-    No clock has part in a site: the same sources give the same bytes on another day.
+    The clock is not used: the same sources give the same bytes on another day.
     """
     try:
         found = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True)

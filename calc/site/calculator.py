@@ -1,6 +1,6 @@
 """The calculator's answers as HTML: the build writes the first one, the reader's browser all others.
 
-Both are those of `python -m calc recommend` and `python -m calc estimate`: the same functions give them.
+Both come from the functions behind `python -m calc recommend` and `python -m calc estimate`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Job = Mapping[str, Any]
 
 
 class Place(NamedTuple):
-    """The page that shows an answer: the way to the top of the site, and how it shows a table."""
+    """The page that shows an answer: the relative path to the top of the site, and the function that shows a table."""
 
     root: str
     table: Callable[[Table], str]
@@ -55,7 +55,7 @@ class Shown(NamedTuple):
 
 
 def question(job: Job, catalog: Catalog) -> dict[str, Any]:
-    """The fields of a job as pages ask: GPUs stand in nodes of the size in which they are sold.
+    """The fields of a job as pages ask it: with nodes of the size in which the GPU is sold.
 
     InputError, one line, for a bad job.
     """
@@ -65,13 +65,13 @@ def question(job: Job, catalog: Catalog) -> dict[str, Any]:
 
 
 def call(asked: Job) -> str:
-    """The same question on the command line."""
+    """The command line that asks the same question."""
     options = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in asked.items())
     return f"python -m calc recommend {options}"
 
 
 def find(job: Job, catalog: Catalog, place: Place, progress: Callable[[str], None] = lambda line: None) -> Shown:
-    """What to run for a job; where its machine is open, on the smallest. InputError, one line, for a bad job."""
+    """The recommendation for a job; if its machine is open, on the smallest. InputError, one line, for a bad job."""
     asked = question(job, catalog)
     if "gpu" in asked and "gpus" in asked:
         return recommended(asked, recommend(asked, catalog, where="recommend"), place)
@@ -95,7 +95,7 @@ def check(text: str, catalog: Catalog, place: Place) -> Shown:
 
 
 def recommended(asked: Job, found: Recommendation, place: Place, tried: Smallest | None = None) -> Shown:
-    """A recommendation; where nothing fits, the configuration that comes closest."""
+    """A recommendation; if nothing fits, the configuration that comes closest."""
     first = found.recommended or found.fails
     if first is None:
         line = f"nothing can be run: {'; '.join(found.notes)}"
@@ -110,13 +110,13 @@ def recommended(asked: Job, found: Recommendation, place: Place, tried: Smallest
 
 
 def file(s: Scenario) -> str:
-    """A scenario as a file for `python -m calc estimate`, what is null left out."""
+    """A scenario as a file for `python -m calc estimate`, null fields left out."""
     fields = {name: value for name, value in s.as_dict().items() if value is not None}
     return yaml.safe_dump(fields, sort_keys=False, default_flow_style=False)
 
 
 def _said(answer: Answer, found: Recommendation | None = None) -> str:
-    """The answer in a line, for the ear."""
+    """The answer in one line, for screen readers."""
     verdict = found.verdict if found else ledgers.verdict_text(answer.estimate)
     group = answer.group
     return f"{verdict}: {_title(answer.scenario)}, peak {gib(answer.device_bytes)} of {gib(group.usable_bytes)} usable"
@@ -167,7 +167,7 @@ def _pair(name: str, html: str) -> str:
 
 
 def _likely(probability: float) -> str:
-    """A probability in per cent, none of them certain."""
+    """A probability in per cent, never shown as certain."""
     if probability > 0.99:
         return "more than 99 %"
     return "less than 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
@@ -182,7 +182,7 @@ def _pace(rate: Throughput) -> str:
 
 def _links(s: Scenario, root: str) -> str:
     pages = {f"hardware/gpus/{s.gpu}.html": words.machine(s).partition(" × ")[2]}
-    if s.model in answers.catalog().models:  # a file of the reader's own has no page
+    if s.model in answers.catalog().models:  # a model file of the reader's own has no page
         pages[f"models/{s.model}.html"] = words.model(s.model)
     if s.task in RECIPES:
         pages[f"recipes/{RECIPES[s.task]}.html"] = f"{words.TASKS[s.task]} recipes"
@@ -190,7 +190,7 @@ def _links(s: Scenario, root: str) -> str:
 
 
 def _command(found: Launch) -> Iterator[str]:
-    """The command, and what it reads behind a click."""
+    """The command, with the files that it reads behind a click."""
     button = '<button type="button" class="md-button copy-command">Copy the command</button>'
     yield f'{_code(found.command, "command")}<p class="buttons">{button}</p>'
     for name, content in found.files.items():
@@ -205,7 +205,7 @@ def _code(text: str, name: str) -> str:
 
 
 def _others(found: Recommendation) -> Iterator[str]:
-    """The next faster configuration and what it lacks, what each setting does, and what else could be run."""
+    """The next faster configuration and what it lacks, the effect of each setting, and the alternatives."""
     fits = found.verdict == "fits"
     lines = [f"Next faster: {escape(words.against(found))}."] if fits else []
     lines += [f"Or, {_other(c)}." for c in found.alternatives]

@@ -1,6 +1,6 @@
-"""The picture of each page, 1200 × 630 pixels, that others show beside a link to it: its title and what it says.
+"""The preview picture of each page, 1200 × 630 pixels, that other sites show with a link: its title and description.
 
-A translation has that of its original, whose letters the font has.
+A translation has the card of its original, whose letters the font has.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def write(site: Path) -> None:
 
 
 def drawn(title: str, about: str) -> Image.Image:
-    """One card."""
+    """The card of one page."""
     image = Image.new("L", SIZE, GROUND)
     draw = ImageDraw.Draw(image)
     draw.rectangle((0, 0, SIZE[0], 16), fill=BAND)

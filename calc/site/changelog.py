@@ -1,4 +1,4 @@
-"""What each release changed in the published numbers: a file a release, written by `make release`, shown as tables."""
+"""The changes of each release in the published numbers: one file per release, written by `make release`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from calc.site import answers, sources
 from calc.site.tables import Cell, Column, Table
 
-FOLDER = Path(__file__).parents[2] / "docs" / "changelog"  # so each file is a download of the site, too
+FOLDER = Path(__file__).parents[2] / "docs" / "changelog"  # so each file is also a download of the site
 NONE = "No version has been released yet, so there is nothing to compare."
 FIRST = "The first release: there is nothing to compare it with."
 SAME = "No published number or verdict changed."
@@ -29,7 +29,7 @@ class Release(NamedTuple):
 
 
 def order(version: str) -> tuple[int, ...]:
-    """The key that sorts versions."""
+    """The sort key of a version."""
     return tuple(int(part) for part in version.split("."))
 
 
@@ -42,7 +42,7 @@ def releases() -> tuple[Release, ...]:
 
 
 def save(release: Release) -> Path:
-    """Writes a release's file, a change a line."""
+    """Writes a release's file, one change per line."""
     FOLDER.mkdir(exist_ok=True)
     lines = ",\n".join(json.dumps(change, ensure_ascii=False) for change in release.changes)
     head = json.dumps({"version": release.version, "date": release.date, "since": release.since})
@@ -53,7 +53,7 @@ def save(release: Release) -> Path:
 
 
 def table(release: Release, root: str) -> Table | None:
-    """One row a table or page in which a value changed; None where none did."""
+    """One row per table or page in which a value changed; None if none did."""
     rows = tuple(_rows(release, root))
     columns = (
         Column("place", "Table or page"),

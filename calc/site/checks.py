@@ -1,4 +1,4 @@
-"""What a built site must never contain: leaked template code, broken links, links that run, requests to others."""
+"""Checks of a built site: leaked template code, broken links, links that run, requests to other sites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from calc.site.faults import short
 
 LEAK = re.compile(r"Macro (?:Rendering|Syntax) Error|\{\{|\{%|\[\[ |no such element")
 CELLS = ("td", "th")
-# Attributes that a browser loads on whatever element they stand; those that only lead somewhere stand on a link.
+# Attributes that a browser loads on any element; attributes that only lead somewhere belong to links.
 SOURCES = ("src", "poster", "background", "data", "manifest", "action", "formaction", "ping", "xlink:href")
 SETS = ("srcset", "imagesrcset")
 LINKS = ("a", "area")
@@ -34,20 +34,20 @@ STYLED = (
     "marker-mid",
     "marker-end",
 )
-# A <link> of these kinds alone is an address, not a request.
+# A <link> whose kinds are all among these is an address, not a request.
 NO_REQUEST = {"canonical", "alternate", "prev", "next", "author", "license"}
-SCHEMES = ("https", "http", "mailto")  # of links
-RUN = ("script", "iframe", "object", "embed")  # what is in these runs: no page may bring it along as `data:`
+SCHEMES = ("https", "http", "mailto")  # allowed in links
+RUN = ("script", "iframe", "object", "embed")  # these run what they load: no page may give them `data:`
 WATCHED = {"href", "srcdoc", "http-equiv", *SOURCES, *SETS, *STYLED}
 REFRESH = re.compile(r"^[\s\d.]*[;,]?\s*(?:url\s*=\s*)?[\"']?([^\"']*)", re.I)
-UNSEEN = re.compile(r"^[\x00-\x20]+|[\x00-\x20]+$|[\t\r\n]+")  # what browsers take out of an address
+UNSEEN = re.compile(r"^[\x00-\x20]+|[\x00-\x20]+$|[\t\r\n]+")  # characters that browsers strip from an address
 
 
 class Page(HTMLParser):
-    """The ids, links, loaded files, table cells and text of one page, and what it has that no page may have."""
+    """The ids, links, loaded files, table cells and text of one page, and its content that no page may have."""
 
     def __init__(self, html: str) -> None:
-        """Parses at once."""
+        """Parses the page at once."""
         super().__init__(convert_charrefs=True)
         self.ids: list[str] = []
         self.links: list[str] = []
@@ -61,8 +61,8 @@ class Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Notes ids, links and loads."""
-        given = {k: v or "" for k, v in reversed(attrs)}  # of two of a name the first counts
+        """Records ids, links and loads."""
+        given = {k: v or "" for k, v in reversed(attrs)}  # the first of two attributes of one name counts
         if "id" in given:
             self.ids.append(given["id"])
         if tag == "base":
@@ -76,7 +76,7 @@ class Page(HTMLParser):
             self._raw = tag
 
     def _note(self, tag: str, given: Mapping[str, str]) -> None:
-        """Notes where an element leads, and what it loads."""
+        """Records the addresses that an element links to or loads."""
         leads = tag in LINKS
         loads = [given[name] for name in SOURCES if name in given and not (leads and name == "xlink:href")]
         loads += [address for name in SETS if name in given for address in CANDIDATE.findall(given[name])]
@@ -97,14 +97,14 @@ class Page(HTMLParser):
             self.refused += inner.refused
 
     def handle_endtag(self, tag: str) -> None:
-        """Leaves a cell, a script or a style."""
+        """Ends a cell, a script or a style."""
         if tag in CELLS:
             self._in_cell = False
         if tag == self._raw:
             self._raw = ""
 
     def handle_data(self, data: str) -> None:
-        """Notes the text that a reader sees, and what a style loads."""
+        """Records the text that a reader sees, and the addresses that a style loads."""
         if self._raw == "style":
             self.loads += styles.loaded(data)
         if not self._raw:
@@ -137,7 +137,7 @@ def _texts(site: Path, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def external(pages: Mapping[str, Page]) -> dict[str, list[str]]:
-    """The pages that link to each address elsewhere: nothing follows them at build, so that they can be looked at."""
+    """The pages that link to each external address: the build follows none, so the list is for looking at."""
     found: dict[str, list[str]] = {}
     for path, page in pages.items():
         for link in dict.fromkeys(page.links):
@@ -147,7 +147,7 @@ def external(pages: Mapping[str, Page]) -> dict[str, list[str]]:
 
 
 class Fault(NamedTuple):
-    """What is wrong with a page: in words, what of it stands in the page so, and what tells it from other faults."""
+    """A fault of a page: the message, the offending text as the page has it, and the key that tells it from others."""
 
     path: str
     words: str
@@ -156,9 +156,9 @@ class Fault(NamedTuple):
 
 
 def faults(site: Path, pages: Mapping[str, Page] | None = None, root: Path | None = None) -> Iterator[str]:
-    """One line for each fault of the built site at `site`; where it is on many pages, the first is named.
+    """One line for each fault of the built site at `site`; a fault on many pages names the first.
 
-    With the project's `root` a line names the source and its line, where that has what is wrong in so many words.
+    With the project's `root` a line names the source file and line, if the offending text occurs there literally.
     """
     found: dict[object, list[Fault]] = {}
     for fault in _Checked(site, pages or read(site)).all():
@@ -169,7 +169,7 @@ def faults(site: Path, pages: Mapping[str, Page] | None = None, root: Path | Non
 
 
 def _place(fault: Fault, root: Path | None) -> str:
-    """The source with its line that says what is wrong; else the page."""
+    """The source file and line with the offending text; else the page."""
     for path in _sources(fault.path, root) if root and fault.given else ():
         for number, line in enumerate(path.read_text("utf-8").splitlines() if path.is_file() else (), 1):
             if fault.given in line:
@@ -178,22 +178,22 @@ def _place(fault: Fault, root: Path | None) -> str:
 
 
 def _sources(path: str, root: Path) -> list[Path]:
-    """The files that a part of the site may have a fault from: its page or style, and what all pages share."""
+    """The files in which a fault of a page or style may arise: its own sources, and those that all pages share."""
     page, (language, _, rest) = path.removesuffix(".html"), path.removesuffix(".html").partition("/")
     own = [root / "docs" / name for name in (path, f"{page}.md", f"{rest}.{language}.md")]
     return [*own, root / "mkdocs.yml", *sorted((root / "overrides").rglob("*.html"))]
 
 
 class _Checked:
-    """The faults of one site."""
+    """All checks of one site."""
 
     def __init__(self, site: Path, pages: Mapping[str, Page]) -> None:
         self.site, self.top, self.pages = site, site.resolve(), pages
         self.ids = {path: set(page.ids) for path, page in pages.items()}
-        self.target = cache(self._target)  # every page has the same navigation
+        self.target = cache(self._target)  # cached: every page has the same navigation
 
     def all(self) -> Iterator[Fault]:
-        """Page by page, then the drawings and the styles beside them."""
+        """The faults of all pages, then of the drawings and the styles beside them."""
         for path, page in self.pages.items():
             yield from self._page(path, page)
         for name, text in _texts(self.top, "svg"):
@@ -214,7 +214,7 @@ class _Checked:
             yield from self._link(path, link)
 
     def _loads(self, path: str, loads: list[str]) -> Iterator[Fault]:
-        """What a page, a style or a drawing asks others for, or what is not there."""
+        """The loads of a page, a style or a drawing that go to another site, or to a file that does not exist."""
         for load in loads:
             address = bare(load)
             parts = _split(address)
@@ -233,7 +233,7 @@ class _Checked:
             yield Fault(path, f"links to {link[:80]}, {allowed}", link, ("scheme", address))
         elif (
             not parts.scheme and not parts.netloc and path != "404.html"
-        ):  # served from anywhere: its links are absolute
+        ):  # 404.html is served from any address, so its links are absolute
             leads, there = self.target((self.top / path).parent, parts.path) if parts.path else (path, True)
             if not there:
                 yield Fault(path, f"links to {link}, which is not there", link, ("link", leads))
@@ -241,12 +241,12 @@ class _Checked:
                 yield Fault(path, f"links to {link}, which has no such anchor", link, (leads, parts.fragment))
 
     def _target(self, folder: Path, address: str) -> tuple[str, bool]:
-        """What an address leads to from a folder, from the site's top, and whether it is there."""
+        """The path, relative to the site's top, that an address in a folder leads to, and True if it exists."""
         found = Path(os.path.normpath(folder / unquote(address)))
         if not found.is_relative_to(self.top):
             return str(found), False
         try:
             found = found / "index.html" if found.is_dir() else found
             return found.relative_to(self.top).as_posix(), found.exists()
-        except (OSError, ValueError):  # no name of a file
+        except (OSError, ValueError):  # not a valid file name
             return str(found), False

@@ -1,4 +1,4 @@
-"""How a reader cites a table: by id, versions and address."""
+"""Citations of a table: by id, versions and address."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ LICENCE = "CC BY 4.0"
 
 
 def site() -> str:
-    """Where this build will be found: HEADROOM_SITE_URL, and in it the version HEADROOM_VERSION, where they are set."""
+    """The address of this build: HEADROOM_SITE_URL with the version HEADROOM_VERSION appended, if they are set."""
     base, version = os.environ.get("HEADROOM_SITE_URL", ""), os.environ.get("HEADROOM_VERSION", "")
     base += "/" if base and not base.endswith("/") else ""
     return f"{base}{version}/" if version else base
 
 
 def permalink(table: Table, page: str) -> str:
-    """The address of a table in this very version; relative to the site's top where no address is known."""
+    """The address of a table in this very version; relative to the site's top if the site's address is not known."""
     return f"{site()}{page}#{table.id}"
 
 
 def edition(table: Table) -> str:
-    """What the numbers rest on, with the guide's own version where it has one."""
+    """The versions that the numbers rest on, with the guide's own if it has one."""
     version = os.environ.get("HEADROOM_VERSION", "")
     guide = f"guide {version}, " if version else ""
     return f"{guide}catalog {table.versions['catalog']}, calc {table.versions['calc']}"
 
 
 def line(table: Table, address: str) -> str:
-    """One line for a reference list, as the APA's manual has a data set."""
+    """One line for a reference list, in the APA manual's form for a data set."""
     about = f"table {table.id}, {edition(table)}; {LICENCE}"
     return f"{AUTHORS}. ({YEAR}). {table.caption} ({about}) [Data set]. Headroom. {address}"
 
 
 def bibtex(table: Table, address: str) -> str:
-    """The same as BibTeX; braces inside the quotes keep the caption's capitals."""
+    """The citation as BibTeX; braces inside the quotes keep the caption's capitals."""
     fields = {
         "author": f"{{{AUTHORS}}}",
         "title": f"{{{tex(table.caption)}}}",

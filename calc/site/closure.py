@@ -1,4 +1,4 @@
-"""What a module of calc.site imports of calc.site, and so on: what travels with it, and what decides its answers."""
+"""The modules of calc.site that a module imports, directly or not: they travel with it and decide its answers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ LANGUAGES = {".yaml": "yaml", ".json": "json", ".py": "python"}
 
 
 def command(recipe: Recipe) -> str:
-    """Markdown: the command that starts the recommended configuration and its files, closed; or why there is none."""
+    """Markdown: the command that starts the recommended configuration and its files, folded; or why there is none."""
     found = recipe.answer
     if found.recommended is None:
         return f"{inline(recipes.title(recipe))}: {found.verdict}, so there is no command."
@@ -39,13 +39,13 @@ def _blocks(launch: Launch) -> Iterator[str]:
 
 
 def _fenced(kind: str, name: str, content: str) -> str:
-    """A block of code, its fence longer than any in it."""
+    """A fenced block of code, with a fence longer than any inside it."""
     fence = "`" * max([3, *[len(ticks) + 1 for ticks in re.findall("`+", content)]])
     return f'{fence}{kind} title="{name}"\n{content.rstrip()}\n{fence}'
 
 
 def phases(recipe: Recipe, id: str) -> Table | None:
-    """The recommended configuration phase by phase; None where nothing fits."""
+    """The recommended configuration phase by phase; None if nothing fits."""
     best = recipe.answer.recommended
     caption = f"{recipes.title(recipe)}: memory by phase"
     return ledgers.phases(words.answered(best.judged), id, caption) if best else None

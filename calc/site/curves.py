@@ -32,8 +32,8 @@ Job = Mapping[str, Any]
 def curve(job: Job, over: str, id: str, caption: str, values: Sequence[int] = ()) -> Table:
     """The table of a job at several lengths (`seq_len`, `response_len`, `expected_len`) or `gpus`, with its drawing.
 
-    `values` are those to ask; else lengths double up to the model's positions, and GPUs are those of `GPUS`, what is
-    far out of memory left out. Raises ValueError where the framework can run fewer than two of them.
+    `values` are the points to ask; by default lengths double up to the model's positions, and GPUs are those of `GPUS`,
+    points far out of memory left out. Raises ValueError if the framework can run fewer than two of them.
     """
     if over not in AXES:
         raise ValueError(f"over: given {over!r}, allowed: {', '.join(AXES)}")
@@ -56,19 +56,19 @@ def curve(job: Job, over: str, id: str, caption: str, values: Sequence[int] = ()
 
 
 def at(job: Job, over: str, value: int) -> Answer | None:
-    """The job with another length, or on other GPUs; None where the framework refuses it."""
+    """The job with another length, or on another number of GPUs; None if the framework refuses it."""
     given = {**flatten(job), over: value}
     if over == "gpus":
         sizes = (int(given.get("gpus_per_node", NODE)), NODE, 1)
         given["gpus_per_node"] = next(min(value, n) for n in sizes if value % min(value, n) == 0)
-        given.pop("global_batch", None)  # it would have to be a multiple
+        given.pop("global_batch", None)  # it would have to be a multiple of micro_batch x data-parallel GPUs
     elif given.get("expected_len", 0) > value:
         del given["expected_len"]
     return answers.attempt(given)
 
 
 def _points(job: Job, over: str, values: Sequence[int]) -> dict[int, Answer]:
-    """The answers by place."""
+    """The answers by place on the axis."""
     doubled = GPUS if over == "gpus" else [SHORTEST << n for n in range(12)]
     found: dict[int, Answer] = {}
     for value in values or doubled:
@@ -96,7 +96,7 @@ def _verdicts(found: Mapping[int, Answer]) -> list[str]:
 
 
 def _bands(job: Job, over: str, found: Mapping[int, Answer]) -> list[Band]:
-    """The verdict along the axis: of lengths to the token, of GPUs halfway between two numbers."""
+    """The verdict along the axis: exact to the token for lengths, halfway between two points for GPUs."""
     places = list(found)
     bands = [Band(found[places[0]].estimate.verdict, places[0], places[0])]
     for low, high in pairwise(places):
@@ -111,7 +111,7 @@ Place = tuple[int, Answer]
 
 
 def _changes(job: Job, over: str, low: Place, high: Place) -> list[tuple[float, str]]:
-    """Where the verdict changes between two places, and to what."""
+    """The places between two points at which the verdict changes, each with the new verdict."""
     before, after = low[1].estimate.verdict, high[1].estimate.verdict
     if before == after:
         return []
@@ -127,7 +127,7 @@ def _changes(job: Job, over: str, low: Place, high: Place) -> list[tuple[float, 
 
 
 def _words(over: str, bands: Sequence[Band], found: Mapping[int, Answer]) -> str:
-    """Where the verdict changes, in words."""
+    """The verdicts along the axis, in words."""
     if over == "gpus":
         return "; ".join(f"{n} GPU{'s' * (n > 1)}: {ledgers.verdict_text(a.estimate)}" for n, a in found.items())
     if len(bands) == 1:
@@ -175,7 +175,7 @@ def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: 
 
 
 def lengths(model: Model) -> Table | None:
-    """Fine-tuning of a model on the smallest machine that does it in full, else with adapters; None where none does."""
+    """A model's fine-tuning on the smallest machine that trains it in full, else with adapters; None if none does."""
     _, machines = topics.found(model.id, "sft")
     for trained, (machine, found) in machines.items():
         if machine and found.scenario:
@@ -188,8 +188,10 @@ def lengths(model: Model) -> Table | None:
 
 
 def counts(card: GPU) -> Table | None:
-    """Full fine-tuning under ZeRO-3 on more and more of a card: of the largest usual size that eight of them train with
-    nothing offloaded. None where they train none."""
+    """Full fine-tuning under ZeRO-3 on increasing numbers of a card; None if eight of them train no usual size.
+
+    The model is the largest usual size that eight of the cards train with nothing offloaded.
+    """
     for name in reversed(topics.SIZES):
         found = fits.best(fits.Asked(name, card.id, "sft", "full", NODE)) if name in answers.catalog().models else None
         if found and found.verdict == "fits" and "offload.optimizer" not in found.given:

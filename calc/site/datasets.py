@@ -1,4 +1,4 @@
-"""The tables of a page as schema.org data sets, which search engines read; the theme puts them into the page's head."""
+"""The tables of a page as schema.org data sets, for search engines; the theme puts them into the page's head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def note(meta: MutableMapping[str, Any], table: Table, page: str, root: str) -> 
 
 
 def described(table: Table, page: str, root: str) -> dict[str, Any]:
-    """A table as a Dataset; the authors are named once a page."""
+    """A table as a Dataset; the authors are named once per page."""
     top = cite.site() if "://" in cite.site() else root
     address = cite.permalink(table, page)
     rests_on = table.assumptions.partition(". ")[0].rstrip(".")

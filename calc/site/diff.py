@@ -1,6 +1,6 @@
-"""Which published numbers and verdicts change between a revision and the working tree, or from release to release.
+"""Changes of published numbers and verdicts between a revision and the working tree, or from release to release.
 
-Both sides are published by their own code, so that a change of formula shows as well as a change of data.
+Each side is published by its own code, so that a change of formula shows as well as a change of data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DATA = exports.FOLDER.relative_to(ROOT)
 
 
 class Change(NamedTuple):
-    """A value that is different, new (nothing before) or gone (nothing after); without a name, the whole place."""
+    """A changed value, new (before is None) or gone (after is None); without a name, a whole table or page."""
 
     place: str
     name: str
@@ -34,7 +34,7 @@ class Change(NamedTuple):
     after: Any
 
     def __str__(self) -> str:
-        """One line."""
+        """The change in one line."""
         where = " · ".join(filter(None, (self.place, self.name)))
         if self.after is None:
             return f"{where}: {self.before} → gone" if self.name else f"{where}: gone"
@@ -44,7 +44,7 @@ class Change(NamedTuple):
 
 
 def report(revision: str) -> None:
-    """Prints one line a change; the last line counts them."""
+    """Prints one line per change, and their count on the last line."""
     changes, places = since(revision)
     print("".join(f"{change}\n" for change in changes), end="")
     print(f"{len(changes)} changes in {places} tables and pages since {revision}.")
@@ -59,7 +59,7 @@ def since(revision: str) -> tuple[list[Change], int]:
 
 
 def _at(revision: str, tree: Path) -> Path:
-    """The project as it was at `revision`."""
+    """The project as it was at `revision`, extracted into `tree`."""
     found = subprocess.run(["git", "archive", "--format=tar", revision], cwd=ROOT, capture_output=True)
     if found.returncode:
         raise BuildError(f"REV: given {revision!r}, allowed: a revision of this repository")
@@ -71,7 +71,7 @@ def _at(revision: str, tree: Path) -> Path:
 
 
 def _copy(tree: Path) -> Path:
-    """The working tree as git sees it: tracked and new files, ignored ones left out."""
+    """A copy of the working tree as git sees it: tracked and new files, without ignored ones."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -86,8 +86,8 @@ def _copy(tree: Path) -> Path:
 
 
 def published(tree: Path) -> dict[str, dict[str, Any]]:
-    """What the project in `tree` publishes: for each table and page, its values by name."""
-    if FOLDER.is_dir():  # a copy: each calc throws away what is not its own
+    """The values that the project in `tree` publishes, by table or page, then by name."""
+    if FOLDER.is_dir():  # a copy, because each calc deletes answers that are not its own
         shutil.copytree(FOLDER, tree / FOLDER.relative_to(ROOT), dirs_exist_ok=True)
     (tree / "node_modules").symlink_to(ROOT / "node_modules")
     run = subprocess.run(
@@ -100,7 +100,7 @@ def published(tree: Path) -> dict[str, dict[str, Any]]:
     if run.returncode:
         raise BuildError(f"{tree.name} cannot be published: {run.stderr.strip().splitlines()[-1]}")
     found: dict[str, dict[str, Any]] = {}
-    # up to 0.1 the data stood under docs/
+    # up to 0.1 the data was under docs/
     data = next(place for place in (tree / DATA, tree / "docs" / "data") if place.is_dir())
     for path in sorted((data / "tables").glob("*.json")):
         table = json.loads(path.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""The macros of the pages about remedies: each says what a change does, and fails where the sentence would be wrong."""
+"""Macros of the pages about remedies: each states the effect of a change, and fails if the sentence would be wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from calc.site.bound import Bound, PageError
 from calc.site.strategies import SHOWN, Pair
 from calc.units import gb, gib
 
-SAME_PACE = 0.02  # a share: pages that say "as fast" mean it
+SAME_PACE = 0.02  # the share within which pages may say "as fast"
 
 
 class Effects(Bound):
@@ -16,7 +16,7 @@ class Effects(Bound):
     # --- tables
 
     def remedy_table(self) -> str:
-        """What the page's remedy does to each of its pairs of jobs."""
+        """The effect of the page's remedy on each of its pairs of jobs."""
         name = self._current().meta["remedy"]["name"]
         caption = f"{name}: before and after"
         return self._place(strategies.summary(self._pairs().values(), f"{self._stem()}-summary", caption))
@@ -34,7 +34,7 @@ class Effects(Bound):
         return self._place(strategies.overview(strategies.remedies(), self._root))
 
     def switch_on(self) -> str:
-        """The flags that make the change, by framework."""
+        """The settings that make the change, by framework."""
         lines = ["| Framework | Command | Setting |", "| --- | --- | --- |"]
         for row in self._current().meta["switch"]:
             framework = strategies.FRAMEWORKS[row["framework"]]
@@ -44,21 +44,21 @@ class Effects(Bound):
         return "\n".join(['<div class="switch" markdown>', "", *lines, "", "</div>"])
 
     def post(self, key: str) -> str:
-        """One of the five posts by its title, linked to the case study that computes it again."""
+        """One of the five posts by its title, linked to the case study that recomputes it."""
         title, month, page = strategies.POSTS[key]
         return f'<cite lang="zh">{title}</cite> ({month}, [computed again]({self._root}case-studies/{page}.md))'
 
     # --- claims
 
     def saves(self, before: str, after: str, phase: str | None = None, digits: int = 1) -> str:
-        """How much less a GPU needs after a change: at the peak, or in a phase; an error where it saves nothing."""
+        """The GPU memory that a change saves, at the peak or in a phase; an error if it saves nothing."""
         saved = self._bytes(before, phase) - self._bytes(after, phase)
         if saved < SHOWN:
             raise PageError(f"saves({before}, {after}): it does not, the difference is {gib(saved, 2)}")
         return self._say(f"saves({before}, {after}, {phase})", gib(saved, digits))
 
     def adds(self, before: str, after: str, phase: str | None = None, digits: int = 1) -> str:
-        """How much more a GPU needs after a change; an error where it does not need more."""
+        """The GPU memory that a change adds, at the peak or in a phase; an error if it adds nothing."""
         added = self._bytes(after, phase) - self._bytes(before, phase)
         if added < SHOWN:
             raise PageError(f"adds({before}, {after}): it does not, the difference is {gib(added, 2)}")
@@ -67,7 +67,7 @@ class Effects(Bound):
     def unchanged(
         self, before: str, after: str, phase: str | None = None, digits: int = 1, what: str = "device"
     ) -> str:
-        """What a GPU needs before and after a change that makes no difference; an error where it makes one.
+        """The GPU memory needed before and after a change that makes no difference; an error if it makes one.
 
         `what`: `device`, context and all, or `allocated`, what PyTorch's allocator counts.
         """
@@ -77,31 +77,31 @@ class Effects(Bound):
         return self._say(f"unchanged({before}, {after}, {phase})", gib(held[1], digits))
 
     def saves_host(self, before: str, after: str, digits: int = 0) -> str:
-        """How much less host memory the node that needs most holds; an error where it saves nothing."""
+        """The host memory that a change saves on the node that needs most; an error if it saves nothing."""
         saved = strategies.host(self._ask(before)) - strategies.host(self._ask(after))
         return self._moved(f"saves_host({before}, {after})", saved, digits)
 
     def adds_host(self, before: str, after: str, digits: int = 0) -> str:
-        """How much more host memory the node that needs most holds; an error where it needs no more."""
+        """The host memory that a change adds on the node that needs most; an error if it adds nothing."""
         added = strategies.host(self._ask(after)) - strategies.host(self._ask(before))
         return self._moved(f"adds_host({before}, {after})", added, digits)
 
     def longer(self, before: str, after: str, digits: int = 2) -> str:
-        """How many times as long a sequence takes after a change; an error where it takes no longer."""
+        """The factor by which a change lengthens a sequence's time; an error if it does not."""
         times = self._times(before, after)
         if times < 1 + SAME_PACE:
             raise PageError(f"longer({before}, {after}): it is not slower, {times:.3f} times as long")
         return self._say(f"longer({before}, {after})", f"{times:.{digits}f}")
 
     def faster(self, before: str, after: str, digits: int = 2) -> str:
-        """How many times as fast a sequence is after a change; an error where it is no faster."""
+        """The factor by which a change speeds up a sequence; an error if it does not."""
         times = 1 / self._times(before, after)
         if times < 1 + SAME_PACE:
             raise PageError(f"faster({before}, {after}): it is not, {times:.3f} times as fast")
         return self._say(f"faster({before}, {after})", f"{times:.{digits}f}")
 
     def as_fast(self, before: str, after: str) -> str:
-        """The words `as long`, for a change that does not move the time of a sequence; an error where it does."""
+        """The words `as long`, for a change that leaves the time of a sequence as it is; an error if it does not."""
         times = self._times(before, after)
         if abs(times - 1) > SAME_PACE:
             raise PageError(f"as_fast({before}, {after}): {times:.3f} times as long")

@@ -1,6 +1,6 @@
-"""What the calculator loads in a reader's browser: Python as WebAssembly, and calc itself in one file.
+"""The calculator's files for a reader's browser: Python as WebAssembly, and calc itself in one file.
 
-All of it comes from packages and from this folder when the site is built; the same sources give the same bytes.
+All of them come from packages and from this folder when the site is built; the same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from calc.site.closure import closure
 ROOT = Path(__file__).parents[2]
 PYODIDE = ROOT / "node_modules" / "pyodide"
 CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
-ARCHIVE = "calc.json"  # hosts compress it on the way, all modules in one: no zip is as small, or the same everywhere
+ARCHIVE = "calc.json"  # all modules in one, compressed by hosts in transit; no zip is as small or the same everywhere
 ENTRY = "browser"  # the module of calc.site that the browser calls
-PACKAGES = ("yaml", "fastjsonschema")  # all that calc needs: plain Python both, whatever else they may have compiled
+PACKAGES = ("yaml", "fastjsonschema")  # all that calc needs: both run as plain Python, compiled parts or not
 
 
 def files() -> dict[str, bytes]:
-    """Every file of the engine by its path; FileNotFoundError where the package is not installed."""
+    """Every file of the engine by its path; FileNotFoundError if the package is not installed."""
     made = {ARCHIVE: archive()} | {name: (PYODIDE / name).read_bytes() for name in CORE}
     return {f"{version()}/{name}": raw for name, raw in made.items()}
 
 
 def archive() -> bytes:
-    """Calc with what it needs, and of its site what shows an answer: the text of each module by its path."""
+    """A JSON archive of calc, its dependencies, and the modules of calc.site that show an answer: sources by path."""
     texts = {name: path.read_text("utf-8") for name, path in sorted(_sources())}
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 @cache
 def version() -> str:
-    """The engine's folder: another one for other contents, so that no browser mixes old parts with new ones."""
+    """The engine's folder name, a hash of its contents: no browser mixes old parts with new ones."""
     return hashlib.sha256(archive() + (PYODIDE / "package.json").read_bytes()).hexdigest()[:12]
 
 
@@ -57,7 +57,7 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 
 def write(folder: Path) -> None:
-    """Makes `folder` hold the engine; a file that is right already is left alone."""
+    """Makes `folder` hold the engine and nothing else; files that are already right are left alone."""
     wanted = files()
     (folder / version()).mkdir(parents=True, exist_ok=True)
     for name, raw in wanted.items():

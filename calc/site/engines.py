@@ -1,4 +1,4 @@
-"""Whether two engines built the same site: every page, every table cell, every id and every link."""
+"""The comparison of two site engines' builds: every page, every table cell, every id and every link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data beside the pages: each table as files of several kinds, the catalog, and a data package of it all."""
+"""The data beside the pages: each table in several formats, the catalog, and a data package of it all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tables:
     """The files of tables under `root`, written in other processes while further pages are being rendered."""
 
     def __init__(self, root: Path) -> None:
-        """Nothing is written yet."""
+        """Starts the processes; nothing is written yet."""
         self._root = root
         self._pool = Pool(max(1, (os.cpu_count() or 1) - 1))
         self._written: list[Future[list[dict[str, Any]]]] = []
@@ -36,12 +36,12 @@ class Tables:
         self._pool.shutdown(cancel_futures=True)
 
     def write(self, tables: Sequence[tuple[Table, str]]) -> None:
-        """Writes the files of these tables, each with the page that it stands on, some time before `finish`."""
+        """Writes the files of these tables, each with its page, in the background; `finish` waits for them."""
         if tables:
             self._written.append(self._pool.submit(_write, self._root, tables))
 
     def finish(self, record: Record) -> None:
-        """Waits for all of them, writes what speaks of all pages, and removes every other file."""
+        """Waits for all tables, writes the files about all pages, and removes every other file."""
         described = [resource for written in self._written for resource in written.result()]
         whole = about(record, sorted(described, key=lambda r: str(r["name"])))
         add(self._root, whole)
@@ -59,7 +59,7 @@ def _write(root: Path, tables: Sequence[tuple[Table, str]]) -> list[dict[str, An
 
 
 def about(record: Record, described: Sequence[dict[str, Any]]) -> dict[str, str | bytes]:
-    """The files under data/ that are of no one table: the catalog, the numbers in sentences, the data package."""
+    """The files under data/ that belong to no single table: the catalog, the numbers in sentences, the data package."""
     everything = as_json(catalog())
     package = {
         "$schema": "https://datapackage.org/profiles/2.0/datapackage.json",
@@ -79,7 +79,7 @@ def about(record: Record, described: Sequence[dict[str, Any]]) -> dict[str, str 
 
 
 def twins(table: Table, page: str) -> dict[str, str | bytes]:
-    """Files with the same values as the page, by the ends of their names."""
+    """A table's files, with the same values as on the page, by extension."""
     source = cite.line(table, cite.permalink(table, page))
     return {
         "csv": tables.to_csv(table),
@@ -91,7 +91,7 @@ def twins(table: Table, page: str) -> dict[str, str | bytes]:
 
 
 def _described(table: Table, page: str, content: str | bytes) -> dict[str, Any]:
-    """A table's resource: the CSV with its schema. The standard has one file a resource, so the others stand apart."""
+    """A table's resource: the CSV with its schema. The standard has one file per resource; others are `alternates`."""
     fields = [
         {"name": tables.field_name(name, unit), "type": kind} | ({"unit": unit} if unit else {})
         for name, kind, unit in table.fields
@@ -144,7 +144,7 @@ def _raw(content: str | bytes) -> bytes:
 
 
 def add(root: Path, wanted: Mapping[str, str | bytes]) -> None:
-    """Writes the `wanted` files under `root`; one that is right already is left alone."""
+    """Writes the `wanted` files under `root`; files that are already right are left alone."""
     for path, content in wanted.items():
         target, raw = root / path, _raw(content)
         if not target.is_file() or target.read_bytes() != raw:
@@ -153,7 +153,7 @@ def add(root: Path, wanted: Mapping[str, str | bytes]) -> None:
 
 
 def prune(root: Path, wanted: Collection[str]) -> None:
-    """Removes every file under `root` but those `wanted`."""
+    """Removes every file under `root` except those `wanted`."""
     for stale in root.rglob("*"):
         if stale.is_file() and stale.relative_to(root).as_posix() not in wanted:
             stale.unlink()

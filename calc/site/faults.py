@@ -1,4 +1,4 @@
-"""What stops a command of the site is one line and exit status 2: a fault of data or pages, the disk, Ctrl-C (130)."""
+"""Errors that end a command of the site with one line and exit status 2: data, pages, the disk; Ctrl-C gives 130."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import NoReturn
 from calc.schema import InputError
 
 ROOT = Path(__file__).parents[2]
-TEMPLATES = ("<template>", "<unknown>", ".html", ".xml")  # how the names of Jinja's templates end
+TEMPLATES = ("<template>", "<unknown>", ".html", ".xml")  # endings of the names of Jinja's templates
 
 
 class BuildError(Exception):
-    """A site that cannot be built; the text is what to print."""
+    """A site that cannot be built; the text is the message to print."""
 
 
 class Interrupted(SystemExit):
-    """Ctrl-C. Where a KeyboardInterrupt passes through `exec`, Python ends by the signal though it is caught."""
+    """Ctrl-C. After a KeyboardInterrupt has passed through `exec`, Python exits by the signal although it is caught."""
 
 
 @contextlib.contextmanager
 def one_line() -> Iterator[None]:
-    """Turns what can stop a command into its line and exit status."""
+    """Turns the errors that can stop a command into their line and exit status."""
     signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
@@ -39,8 +39,8 @@ def one_line() -> Iterator[None]:
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:
-    """Ctrl-C: processes beside this one would work to the end of what they were given."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is to be tidied up takes no second
+    """Handles Ctrl-C: ends child processes, which would otherwise work to the end of what they were given."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignored from now on: tidying up takes less than a second
     for child in multiprocessing.active_children():
         child.terminate()
     print("interrupted", file=sys.stderr)
@@ -53,8 +53,8 @@ def _end(line: str, status: int) -> NoReturn:
 
 
 def of_files(error: OSError) -> str:
-    """What the operating system refuses, in one line: a full disk, a folder that is read-only."""
-    if isinstance(error, shutil.Error):  # of many files; the first says enough
+    """An error of the operating system in one line: a full disk, a read-only folder."""
+    if isinstance(error, shutil.Error):  # an error of many files; the first is enough
         _, place, reason = error.args[0][0]
     else:
         place, reason = error.filename, error.strerror or str(error)
@@ -63,12 +63,12 @@ def of_files(error: OSError) -> str:
 
 
 def short(path: Path) -> str:
-    """A path as a message names it: from the project's root where it lies there."""
+    """A path as a message names it: relative to the project's root if it lies there."""
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
 def line_of(error: BaseException) -> tuple[str, int] | None:
-    """The template and the line in it at which an error arose; None where no template has part in it."""
+    """The template, and its line, in which an error arose; None if no template is involved."""
     found, trace = None, error.__traceback__
     while trace:
         name = trace.tb_frame.f_code.co_filename

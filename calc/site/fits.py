@@ -1,7 +1,7 @@
-"""What fits where: the look-up tables over the catalog, for a job that is spelled out once, here.
+"""The look-up tables of what fits where, over the catalog, for jobs that are spelled out once, here.
 
-A cell tries the few configurations of its ladder, the fastest first, and shows the first that fits; where none does,
-the first that is tight; else the one that comes closest, with what it needs.
+A cell tries the few configurations of its ladder, the fastest first, and shows the first that fits; if none does, the
+first that is tight; else the one that comes closest, with what it needs.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Rung(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A job of the look-up tables: `ladders` has, by method and number of GPUs, what to try, the fastest first.
+    """A job of the look-up tables: `ladders` has the rungs to try, the fastest first, by method and number of GPUs.
 
-    All that `job` does not say is the default of the framework's newest known version.
+    Fields that `job` does not set take the default of the framework's newest known version.
     """
 
     title: str
@@ -126,7 +126,7 @@ TASKS = {
 
 
 class Best(NamedTuple):
-    """What a cell shows: the verdict, what the fullest GPU needs line by line, and the configuration that was asked."""
+    """The content of a cell: the verdict, the fullest GPU's need line by line, and the configuration that was asked."""
 
     verdict: str
     working: Working
@@ -139,11 +139,11 @@ class Best(NamedTuple):
         return self.working.bytes
 
 
-PENDING = Best("", Working("", ()), "in a moment", {})  # in the preview, while it is being answered
+PENDING = Best("", Working("", ()), "in a moment", {})  # in the preview, while the answer is being computed
 
 
 class Asked(NamedTuple):
-    """What a cell of the look-up tables asks."""
+    """The question of one cell of the look-up tables."""
 
     model: str
     gpu: str
@@ -156,7 +156,7 @@ _FOUND: dict[Asked, Best | None] = {}
 
 
 def best(asked: Asked) -> Best | None:
-    """The best configuration of the ladder; None where the framework refuses all of them."""
+    """The best configuration of the ladder; None if the framework refuses all of them."""
     if asked not in _FOUND:
         kept, key = _kept(asked.model), _key(asked)
         if key not in kept and Preview.on:
@@ -168,7 +168,7 @@ def best(asked: Asked) -> Best | None:
 
 @cache
 def _kept(model: str) -> Mapping[Hashable, Best | None]:
-    """What an earlier build has kept of a model's cells."""
+    """The cells of a model that an earlier build has kept."""
     return Kept().read(_topic(model))
 
 
@@ -192,7 +192,7 @@ def _search(asked: Asked) -> Best | None:
 
 
 def _name(rung: Rung, answer: answers.Answer) -> str:
-    """The rung in words, with what offloading asks of a node's own memory."""
+    """The rung in words, with the host memory that offloading needs on a node."""
     if not answer.scenario.offload.optimizer:
         return rung.name
     return f"{rung.name}, host {gb(answer.estimate.host_peak)}"
@@ -209,20 +209,20 @@ def _cells(model: str) -> list[Asked]:
 
 
 def _key(asked: Asked) -> Hashable:
-    """All that a cell depends on beside calc itself."""
+    """A key of everything that a cell depends on apart from calc itself."""
     return asked, of_gpu(asked.gpu), of_model(asked.model)
 
 
 def _search_all(cells: Sequence[Asked]) -> list[Best | None]:
-    """What each of these cells shows."""
+    """The content of each of these cells."""
     shared = Shared()
     return [best and best._replace(working=shared(best.working)) for best in map(_search, cells)]
 
 
 def fill() -> None:
-    """Answers every cell of the look-up tables at once, over all cores, but for what an earlier build has kept.
+    """Answers every cell of the look-up tables, over all cores, except those that an earlier build has kept.
 
-    A model at a time, because what `calc` compiles of a model serves all its scenarios.
+    Cells are grouped by model, because all scenarios of a model share what `calc` compiles of it.
     """
     start = time.perf_counter()
     asked = {_topic(model): {_key(cell): cell for cell in _cells(model)} for model in answers.catalog().models}
@@ -232,7 +232,7 @@ def fill() -> None:
 
 
 def share(place: int, of: int, into: Path) -> None:
-    """In one of so many processes: answers its share of the cells that nothing has kept, and writes them to a file."""
+    """Answers the share of one of `of` processes of the cells that are not kept, and writes them to a file."""
     found: dict[Asked, Best | None] = {}
     for model in [*answers.catalog().models][place::of]:
         missing = [asked for asked in _cells(model) if _key(asked) not in _kept(model)]
@@ -241,7 +241,7 @@ def share(place: int, of: int, into: Path) -> None:
 
 
 def take(files: Iterable[Path]) -> None:
-    """Takes over what those processes have found."""
+    """Takes over the answers that those processes have written."""
     for file in files:
         _FOUND.update(pickle.loads(file.read_bytes()))
     Preview.behind = False
@@ -267,7 +267,7 @@ def by_memory(gpus: Iterable[GPU]) -> list[GPU]:
 
 
 def on_gpu(gpu: GPU, task: str, root: str) -> Table:
-    """All models on one kind of GPU, for one task: each method that it is asked with, on one GPU and on eight."""
+    """All models on one kind of GPU, for one task: each of its methods, on one GPU and on eight."""
     cases = sorted(TASKS[task].ladders, key=lambda case: (case[1], list(METHODS).index(case[0])))
     columns = (
         Column("model", "Model"),
@@ -286,9 +286,9 @@ def on_gpu(gpu: GPU, task: str, root: str) -> Table:
 
 
 def smallest(model: Model, root: str) -> Table:
-    """For each task and method, the card with the least usable memory on which the model fits: alone, and by eight.
+    """For each task and method, the card with the least usable memory on which the model fits: one of it, and eight.
 
-    Cards without bf16 are passed over: they cannot run the job as it is spelled out.
+    Cards without bf16 are skipped: they cannot run the job as it is spelled out.
     """
     columns = (
         Column("job", "Job"),

@@ -1,6 +1,6 @@
-"""Shows a function of `calc` as it is: what it says of itself, its source, and an example worked by calling it.
+"""A function of `calc` as pages show it: its docstring, its source, and an example worked by calling it.
 
-What a method page publishes is therefore what the tests exercise; nothing is typed twice.
+A method page therefore publishes exactly what the tests exercise; nothing is typed twice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def show(name: str, example: Mapping[str, Any] | None = None, bytes_: bool = Tru
 
 
 def without_docstring(source: str) -> str:
-    """A function's source without the docstring, which the page shows as text."""
+    """A function's source without its docstring, which the page shows as text."""
     function = ast.parse(source).body[0]
     assert isinstance(function, ast.FunctionDef | ast.ClassDef)
     first = function.body[0]
@@ -57,7 +57,7 @@ def without_docstring(source: str) -> str:
 
 
 def worked(function: Callable[..., Any], example: Mapping[str, Any], bytes_: bool, label: str) -> str:
-    """One line: the call, and what it gives."""
+    """One line: the call and its result."""
     arguments = ", ".join(f"{k}={_argument(v)}" for k, v in example.items())
     result = function(**example)
     call = f"<code>{escape(function.__name__)}({escape(arguments)})</code>"

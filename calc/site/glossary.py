@@ -1,4 +1,4 @@
-"""The glossary: one file of terms, from which come its page and the tooltips of all pages."""
+"""The glossary: one file of terms, the source of the glossary page and of the tooltips on all pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE = Path(__file__).parents[2] / "docs" / "glossary.yaml"
 
 
 class Term(NamedTuple):
-    """A term, the spellings that stand for it in texts, what it means, and the page that says more."""
+    """A term, its spellings in texts, its meaning, and the page that says more."""
 
     name: str
     forms: tuple[str, ...]
@@ -25,7 +25,7 @@ class Term(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Its anchor on the glossary's page."""
+        """The term's anchor on the glossary page."""
         return "".join(c if c.isalnum() else "-" for c in self.name.replace("+", "p").casefold())
 
 
@@ -39,7 +39,7 @@ def _term(told: dict[str, Any]) -> Term:
 
 @cache
 def terms(file: Path = FILE) -> tuple[Term, ...]:
-    """All terms by name; raises GlossaryError where two have a spelling in common."""
+    """All terms by name; raises GlossaryError if two have a spelling in common."""
     found = sorted(map(_term, sources.data(file, "term")), key=lambda t: t.name.casefold())
     owner: dict[str, str] = {}
     for term in found:
@@ -51,7 +51,7 @@ def terms(file: Path = FILE) -> tuple[Term, ...]:
 
 
 class Said(NamedTuple):
-    """A term in some language: its name there, and what it means."""
+    """A term in one language: its name there, and its meaning."""
 
     name: str
     tip: str
@@ -62,7 +62,7 @@ MORE = {"": ("More", "More on"), "zh": ("详见", "详见")}
 
 @cache
 def said(language: str = "", file: Path = FILE) -> dict[str, Said]:
-    """Every term in a language, English where none is named; GlossaryError where a translation has other terms."""
+    """Every term in a language, English if none is named; GlossaryError if a translation has other terms."""
     if not language:
         return {term.name: Said(term.name, term.tip) for term in terms(file)}
     there = file.with_suffix(f".{language}.yaml")
@@ -73,12 +73,12 @@ def said(language: str = "", file: Path = FILE) -> dict[str, Said]:
 
 
 def tips(language: str = "") -> dict[str, str]:
-    """What each spelling means, in a language."""
+    """The meaning of each spelling, in a language."""
     return {form: said(language)[term.name].tip for term in terms() for form in term.forms}
 
 
 def page(root: str, language: str = "") -> str:
-    """Every term with its meaning, letter by letter; `root` is the way to the top of the site."""
+    """Every term with its meaning, letter by letter; `root` is the relative path to the top of the site."""
     return "\n".join(_letters(root, language))
 
 

@@ -1,6 +1,6 @@
-"""The guide as its macros gave it, kept with the data beside it under all that they follow from.
+"""The rendered guide, kept between builds with a hash of the data beside it, under a hash of its inputs.
 
-A build that changes none of it runs no macro. What has been damaged since is made anew.
+A build that changes none of the inputs runs no macro. If the data has been damaged since, all is made anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from calc.site.rendered import Pages
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "build" / "guide"
-# What macros read: code and data, prose, and the versions of the packages that write.
+# The inputs of macros: code and data, prose, and the versions of the packages that write.
 FOLDERS = ("calc", "docs", "hardware", "models", "measurements", "requirements")
 KINDS = (".json", ".jsonl", ".md", ".py", ".txt", ".yaml")
 FILES = ("mkdocs.yml", "package-lock.json", "pyproject.toml")
@@ -23,14 +23,14 @@ SETTINGS = "HEADROOM_"  # environment variables with the guide's address and ver
 
 
 class Guide:
-    """What the last build rendered, and whether it is what this one would render."""
+    """The pages that the last build rendered, and the check that this build would render the same."""
 
     def __init__(self, pages: Pages, data: Path) -> None:
-        """Reads what decides the pages, before they are rendered: a file may change meanwhile."""
+        """Reads the inputs before pages are rendered: a file may change meanwhile."""
         self._pages, self._data, self._inputs = pages, data, _inputs()
 
     def recall(self) -> bool:
-        """Whether pages and data are those of the last build; then the pages are rendered."""
+        """True if inputs and data are those of the last build; its pages then count as rendered."""
         try:
             text = checked(FILE.read_bytes())
         except OSError:
@@ -42,7 +42,7 @@ class Guide:
         return True
 
     def keep(self) -> None:
-        """Keeps all pages as they were rendered, with a hash of the data that was written beside them."""
+        """Keeps all rendered pages, with a hash of the data that was written beside them."""
         kept = (self._inputs, self._contents(), self._pages.found)
         FILE.write_bytes(sealed(pickle.dumps(kept, pickle.HIGHEST_PROTOCOL)))
 
@@ -51,7 +51,7 @@ class Guide:
 
 
 def _inputs() -> str:
-    """A hash of all that pages and data follow from."""
+    """A hash of all inputs of pages and data."""
     read = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in KINDS]
     said = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
     files = of_files(ROOT, [*read, *(ROOT / name for name in FILES)])

@@ -1,6 +1,6 @@
-"""What fits where, as a heatmap: models against GPUs, a word and a number in each cell, its ground as deep as the card.
+"""What-fits heatmaps: models against GPUs, a word and a number in each cell, its colour as deep as the card is full.
 
-It is a real table: the colour says nothing that a word or a number does not.
+Each is a real table: the colour says nothing that a word or a number does not.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LEGEND = (
 
 
 def heated(asked: Asked, card: GPU) -> Cell:
-    """A verdict's cell with its depth as a class: tenths of the card used; what is out of memory, how many cards."""
+    """A verdict cell with its depth as a class: tenths of the card used, or, out of memory, the number of cards."""
     found = best(asked)
     if found is None or found is PENDING:
         return cell(asked)
@@ -73,7 +73,7 @@ def heated(asked: Asked, card: GPU) -> Cell:
 
 
 def switch(current: str, root: str) -> str:
-    """Links to the heatmap of each task; `current` is the page that shows them, without its ending."""
+    """Links to the heatmap of each task; `current` is the page that shows them, without its extension."""
     shown = {page: TASKS[task].title for task, page in PAGES.items()} | MORE
     links = (
         f"<b>{escape(title)}</b>" if page == current else f'<a href="{root}{page}.html#what-fits">{escape(title)}</a>'

@@ -1,4 +1,4 @@
-"""Host memory as a table: what jobs keep on a node, moment by moment, against what the node has."""
+"""Host memory as a table: the bytes that jobs keep on a node at each moment, against the node's memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from calc.units import GB
 
 
 class Node(NamedTuple):
-    """A node's memory as its owner states it, and the share of it at which jobs on it are killed."""
+    """A node's memory as its owner states it, and the share in use at which jobs on it are killed."""
 
     gb: int
     killed_at: float = 1.0
@@ -27,7 +27,7 @@ class Node(NamedTuple):
 
     @property
     def note(self) -> str:
-        """What the column about this node rests on."""
+        """The assumptions behind the column about this node."""
         killing = f" on which jobs are killed from {100 * self.killed_at:.0f} % on, that is {self.limit / GB:,.0f} GB"
         return (
             f"Against a node of {self.gb:,} GB{killing if self.killed_at < 1 else ''}. "
@@ -38,9 +38,9 @@ class Node(NamedTuple):
 def host(
     answered: Mapping[str, Answer], table_id: str, caption: str, said: Mapping[str, str], node: Node | None = None
 ) -> Table:
-    """Host memory of a node, moment by moment, for jobs that keep something there; a dash where a job has no such one.
+    """Host memory of a node, moment by moment, for jobs that keep something there; a dash for a moment a job lacks.
 
-    With `node` each row says at which moment that node's memory runs out first.
+    With `node` each row gives the first moment at which that node runs out of memory.
     """
     quoted = any(said.get(name) for name in answered)
     names = list(dict.fromkeys(p.name for a in answered.values() for p in a.estimate.host_phases))

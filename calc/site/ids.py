@@ -1,6 +1,6 @@
-"""The ids of all tables that were ever published, in ids.txt: one never changes, so a build that lacks one fails.
+"""The ids of all tables that were ever published, in ids.txt: ids never change, so a build that lacks one fails.
 
-`make ids` adds those of the last build, as `make release` does, and removes none.
+`make ids` adds the ids of the last build, as `make release` does, and removes none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ FILE = Path(__file__).with_suffix(".txt")
 
 
 def known() -> set[str]:
-    """Every id that is listed."""
+    """Every listed id."""
     return set(FILE.read_text("utf-8").split()) if FILE.exists() else set()
 
 
@@ -28,7 +28,7 @@ def lost(site: Path) -> Iterator[str]:
 
 
 def add(data: Path) -> int:
-    """Lists those of the last build; gives how many are new."""
+    """Adds the ids of the last build to the list; returns the number of new ones."""
     before = known()
     every = before | published(data)
     FILE.write_text("".join(f"{name}\n" for name in sorted(every)), "utf-8")

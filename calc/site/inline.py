@@ -1,26 +1,27 @@
-"""Words from data within a page's Markdown: whatever is in a name, it stays text, for Markdown, HTML and the macros."""
+"""Words from data within a page's Markdown: plain text to Markdown, HTML and the macros, whatever is in them."""
 
 from __future__ import annotations
 
 import re
 
-# Written as HTML's character references, of which none of the three takes anything for its own.
+# Characters special to Markdown, HTML or the macros; written as HTML character references they are plain text to all
+# three.
 OWN = re.compile(r"[&<>\"'`*_\[\]{}|\\#!]")
 OWN_BESIDE_HTML = re.compile(r"[`*_\[\]{}|\\]")
 
 
 def inline(words: str) -> str:
-    """Words on one line, of which no character is Markdown or HTML; for a front matter and for attributes, too."""
+    """Words on one line, with nothing that Markdown or HTML would interpret; also for front matter and attributes."""
     return OWN.sub(_reference, " ".join(words.split()))
 
 
 def within(html: str) -> str:
-    """HTML of which Markdown leaves what is text alone."""
+    """HTML whose text Markdown leaves alone."""
     return OWN_BESIDE_HTML.sub(_reference, html)
 
 
 def coded(words: str) -> str:
-    """Words with what stands between `backticks` as code."""
+    """Words with text between `backticks` as code."""
     return re.sub("&#96;(.*?)&#96;", r"<code>\1</code>", inline(words))
 
 

@@ -1,6 +1,6 @@
-"""Answers kept between builds, each under all that it depends on: a stale one is never found again.
+"""Answers kept between builds, each under everything it depends on, so that a stale one is never found again.
 
-A file holds the answers on one topic, behind a checksum. One that is damaged is as good as none.
+A file holds the answers on one topic, behind a checksum. A damaged file counts as missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 CALC = Path(__file__).parents[1]
 FOLDER = CALC.parent / "build" / "kept"
-ASKING = ("advice", "fits", "searched", "topics", "workings")  # modules of calc.site that ask
+ASKING = ("advice", "fits", "searched", "topics", "workings")  # modules of calc.site that ask for answers
 
 
 def fingerprint(data: Any) -> str:
@@ -33,7 +33,7 @@ def fingerprint(data: Any) -> str:
 
 @cache
 def of_gpu(name: str) -> str:
-    """A hash of what the catalog knows of a GPU and of its nodes, but for where it is read."""
+    """A hash of the catalog's data on a GPU and its nodes, without sources and notes."""
     catalog = answers.catalog()
     found = [catalog.gpu(name), *[node for node in catalog.nodes.values() if name in node.gpu_ids]]
     plain = [answers.plain(record) for record in found]
@@ -42,19 +42,19 @@ def of_gpu(name: str) -> str:
 
 @cache
 def of_model(name: str) -> str:
-    """A hash of what the catalog knows of a model."""
+    """A hash of the catalog's data on a model."""
     return fingerprint(answers.plain(answers.catalog().model(name)))
 
 
 @cache
 def of_models() -> str:
-    """A hash of what the catalog knows of all models."""
+    """A hash of the catalog's data on all models."""
     return fingerprint([of_model(name) for name in answers.catalog().models])
 
 
 @cache
 def source(root: Path = CALC) -> str:
-    """A hash of calc, of what asks in its site with all that this imports, and of Python: what decides an answer."""
+    """A hash of the code that decides an answer: calc, the asking modules of its site and their imports, Python."""
     code = [path for path in root.rglob("*") if path.suffix in (".py", ".json")]
     asking = closure(*ASKING, site=root / "site")
     deciding = [p for p in code if p.relative_to(root).parts[0] != "site" or p.stem in asking]
@@ -62,7 +62,7 @@ def source(root: Path = CALC) -> str:
 
 
 def of_files(root: Path, paths: Iterable[Path]) -> str:
-    """A hash of files and their places under `root`; folders among `paths` count for nothing."""
+    """A hash of files and their paths under `root`; folders among `paths` are ignored."""
     whole = hashlib.sha256()
     for path in sorted(p for p in paths if p.is_file()):
         raw = path.read_bytes()
@@ -71,52 +71,53 @@ def of_files(root: Path, paths: Iterable[Path]) -> str:
 
 
 def sealed(raw: bytes) -> bytes:
-    """What is kept, behind its checksum."""
+    """The bytes to keep, behind their checksum."""
     return hashlib.sha256(raw).digest() + raw
 
 
 def checked(raw: bytes) -> bytes:
-    """What stands behind its checksum; nothing where it is damaged."""
+    """The bytes behind their checksum; empty if they are damaged."""
     check, text = raw[:32], raw[32:]
     return text if hashlib.sha256(text).digest() == check else b""
 
 
 class Kept:
-    """Answers in `folder`, in files by topic; those of an earlier calc are thrown away."""
+    """Answers in `folder`, one file per topic; answers of an earlier calc are deleted."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
-        """Answers of this calc alone."""
+        """Uses the subfolder of this very version of calc."""
         self.folder = folder / source()[:16]
 
     def read(self, topic: str) -> dict[Hashable, Any]:
-        """The answers on a topic by their keys; none where the file is damaged."""
+        """The answers on a topic by key; none if the file is missing or damaged."""
         try:
             raw = (self.folder / topic).read_bytes()
         except OSError:
             return {}
         text = checked(raw)
-        return pickle.loads(text) if text else {}  # our own file, of this very calc
+        return pickle.loads(text) if text else {}  # our own file, written by this very calc
 
     def write(self, topic: str, found: Mapping[Hashable, Any]) -> None:
-        """Keeps the answers on a topic, in place of those that were kept; under the preview files may change: none."""
+        """Keeps the answers on a topic, replacing earlier ones; nothing under the preview, where files may change."""
         if answers.Preview.on:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         text = pickle.dumps(dict(found), pickle.HIGHEST_PROTOCOL)
-        # builds may run side by side: a reader finds the old file or the new one, whole
+        # builds may run side by side: a reader finds either the old file or the new one, complete
         fresh = self.folder / f".{topic}.{os.getpid()}"
         try:
             fresh.write_bytes(sealed(text))
             fresh.replace(self.folder / topic)
         finally:
-            fresh.unlink(missing_ok=True)  # a part, where the disk is full
+            fresh.unlink(missing_ok=True)  # a partial file, if the disk is full
 
     def complete(
         self, asked: Mapping[str, Mapping[Hashable, Q]], compute: Callable[[Sequence[Q]], Sequence[A]]
     ) -> dict[str, dict[Hashable, A]]:
-        """The answers to questions by topic and key: those that are kept, and of a topic's others what `compute` gives.
+        """The answers to questions by topic and key: kept ones, and for a topic's others those that `compute` gives.
 
-        Topics are computed over all cores. What others have asked stays: builds of other catalogs share the folder.
+        Topics are computed over all cores. Other answers in a topic's file stay: builds of other catalogs share the
+        folder.
         """
         known: dict[str, dict[Hashable, A]] = {}
         missing: dict[str, dict[Hashable, Q]] = {}
@@ -133,7 +134,7 @@ class Kept:
         return known
 
     def forget(self) -> None:
-        """Removes what an earlier calc has left."""
+        """Removes the answers of earlier versions of calc."""
         for other in self.folder.parent.glob("*"):
             if other != self.folder and other.is_dir():
                 shutil.rmtree(other, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Pages in other languages: `index.zh.md` stands beside `index.md`, and takes its jobs and tables from it.
+"""Pages in other languages: `index.zh.md` is a translation of `index.md`, and takes its jobs and tables from it.
 
 A translation has its own title, description, labels and prose. Jobs are read from the page that it translates, so a
 number cannot differ between languages; a table keeps its id, and only the original is exported.
@@ -15,8 +15,8 @@ from calc.site.sources import JOBS, SPEAK, Source, front
 
 LANGUAGES = ("zh",)
 CALL = re.compile(r"\[\[ (\w+)\((.*?)\) \]\]", re.S)
-NAMED = re.compile(r'"([a-z0-9][\w.:#/+-]*)"')  # a job, a table, a GPU; captions are the language's own
-OWN = "english"  # the macro that a translation alone has
+NAMED = re.compile(r'"([a-z0-9][\w.:#/+-]*)"')  # a job, a table, a GPU; captions are translated
+OWN = "english"  # the one macro that only a translation has
 
 
 def split(source: str) -> tuple[str, str]:
@@ -26,7 +26,7 @@ def split(source: str) -> tuple[str, str]:
 
 
 def url(source: str) -> str:
-    """Where a page stands in the site."""
+    """The address of a page within the site."""
     original, language = split(source)
     address = original.removesuffix(".md") + ".html"
     return f"{language}/{address}" if language else address
@@ -45,11 +45,11 @@ def meta(source: str, own: MutableMapping[str, Any], docs: Path) -> MutableMappi
     )
 
 
-Call = tuple[str, tuple[str, ...]]  # a macro, and what it is asked about
+Call = tuple[str, tuple[str, ...]]  # a macro, and the names among its arguments
 
 
 def calls(page: Source) -> dict[Call, int]:
-    """The macros that a page asks, each with the line on which it does first."""
+    """The macro calls of a page, each with the line of its first occurrence."""
     found: dict[Call, int] = {}
     for call in CALL.finditer(page.text):
         if call[1] != OWN:
@@ -59,7 +59,7 @@ def calls(page: Source) -> dict[Call, int]:
 
 
 def strays(original: Source, translation: Source) -> Iterator[tuple[int, str]]:
-    """What a page lacks of the one that it translates, or has besides: a line of it, and which macro."""
+    """The macro calls in which a translation differs from its original: a line of it, and the call lacking or added."""
     there, here = calls(original), calls(translation)
     for call, line in there.items():
         if call not in here:

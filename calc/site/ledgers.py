@@ -1,4 +1,4 @@
-"""Views of the ledger: a job phase by phase, the lines of one moment, roles, loading, and several jobs side by side."""
+"""Views of the ledger: a job phase by phase, the lines of one moment, loading, and several jobs side by side."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def in_gib(n_bytes: int, answer: Answer | None = None, style: str = "") -> Cell:
 
 
 def held(working: Working, answer: Answer, style: str = "") -> Cell:
-    """What lines of the ledger add up to, with the lines."""
+    """The sum of some lines of the ledger, with the lines."""
     return in_gib(working.bytes, answer, style)._replace(working=working)
 
 
 def by_component(lines: Iterable[Line]) -> dict[str, int]:
-    """Bytes of each component, over the roles."""
+    """Bytes of each component, summed over roles."""
     total: dict[str, int] = {}
     for line in lines:
         total[line.component] = total.get(line.component, 0) + line.bytes
@@ -36,7 +36,7 @@ def by_component(lines: Iterable[Line]) -> dict[str, int]:
 
 
 def verdict_text(found: Estimate | Group) -> str:
-    """A verdict in words: the first phase that does not fit is named, and an engine that does not start."""
+    """A verdict in words, with the first phase that does not fit, or an engine that does not start."""
     refusal = report.deciding(found).refusal if isinstance(found, Estimate) else found.refusal
     if refusal:
         return report.REFUSED
@@ -47,13 +47,13 @@ def verdict_text(found: Estimate | Group) -> str:
 
 
 def verdict_cell(found: Estimate | Group, answer: Answer) -> Cell:
-    """A verdict in a table of numbers."""
+    """A verdict as a cell of a table of numbers."""
     word = verdict_text(found)
     return Cell(word, verdict_html(found.verdict, word), scenario=answer.given)
 
 
 def _scale(answered: Sequence[Answer]) -> int:
-    """The bytes that fill a bar: the largest moment or the largest limit, and a little air."""
+    """The bytes that fill a bar: the largest peak or the largest limit, plus 4 %."""
     moments = [p.moment.device_bytes for a in answered for g in a.estimate.groups for p in g.phases]
     return round(1.04 * max(moments + [a.group.usable_bytes for a in answered]))
 
@@ -63,7 +63,7 @@ def _component_columns(components: Sequence[str]) -> list[Column]:
 
 
 def phases(answer: Answer, table_id: str, caption: str) -> Table:
-    """One row a phase, at its largest moment, stacked by component against what the card lets a process use."""
+    """One row per phase at its peak, stacked by component against the memory that the card lets a process use."""
     groups = answer.estimate.groups
     scale = _scale([answer])
     apart = len(groups) > 1
@@ -107,7 +107,7 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
 
 
 def _notes(answer: Answer) -> str:
-    """What the KV cache holds, then the estimate's own notes, a line each."""
+    """The KV cache's capacity, then the estimate's own notes, one per line."""
     serving = answer.placed.keeps.serving
     holds = [
         f"KV cache of each engine: {g.cache_tokens:,} tokens, {g.cache_sequences:,} sequences of full length "
@@ -121,7 +121,7 @@ def _notes(answer: Answer) -> str:
 
 
 def find_phase(answer: Answer, name: str | None, group: str | None = None) -> Phase:
-    """The phase called `name` of the group that decides, or of another that has it, or of `group`; else the peak's."""
+    """The phase called `name`, in `group` or else in any, the deciding group first; without `name`, the peak phase."""
     groups = [answer.group_of(group)] if group else [answer.group, *answer.estimate.groups]
     if name is None:
         return groups[0].peak
@@ -132,7 +132,7 @@ def find_phase(answer: Answer, name: str | None, group: str | None = None) -> Ph
 
 
 def lines(answer: Answer, table_id: str, caption: str, shown: Phase, root: str) -> Table:
-    """Every line of a phase's largest moment: formula, the values put in, and the method page that derives it.
+    """Every line of a phase's peak: formula, values put in, and the method page that derives it.
 
     `root` is the relative address of the site's top from the page that shows the table.
     """
@@ -170,10 +170,10 @@ def _key(component: str) -> str:
 def compare(
     answered: Mapping[str, Answer], table_id: str, caption: str, said: Mapping[str, str], base: Answer | None = None
 ) -> Table:
-    """One row a job: its largest moment stacked by component, the total, and the verdict.
+    """One row per job: its peak stacked by component, the total, and the verdict.
 
-    `said` holds, for some of the jobs, what a source reports about them: it is shown as a quotation. With `base` a row
-    also says what is changed against that job, and how much that saves.
+    `said` holds reports of a source about some of the jobs, shown as quotations. With `base` a row also gives the
+    changes against that job, and the memory that they save.
     """
     everyone = list(answered.values())
     scale = _scale(everyone)
@@ -241,7 +241,7 @@ def _changes(base: Answer, answer: Answer) -> Cell:
 
 
 def _runs(key: str, value: Any, other: Mapping[str, Any]) -> bool:
-    """Whether a field only says that a role runs, and `other` says so by the role's fields."""
+    """True if the field says only that a role runs, and `other` says the same through the role's fields."""
     return value == {} and any(k.startswith(f"{key}.") for k in other)
 
 
@@ -249,7 +249,7 @@ def flattened(given: Mapping[str, Any], head: str = "") -> dict[str, Any]:
     """A scenario's fields by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in given.items():
-        inner = isinstance(value, Mapping) and value  # an empty one says that a role runs
+        inner = isinstance(value, Mapping) and value  # an empty mapping only says that a role runs
         flat |= flattened(value, f"{head}{key}.") if inner else {f"{head}{key}": value}
     return flat
 
@@ -260,14 +260,14 @@ def spelled(value: Any) -> str:
 
 
 def shared(answered: Sequence[Answer]) -> str:
-    """What all the jobs have in common, if anything; the rows say what differs."""
+    """The settings that all the jobs share, if any; the rows give those that differ."""
     described = [words.describe(a).rstrip(".").split(" · ") for a in answered]
     common = [part for part in described[0] if all(part in other for other in described)]
     return " · ".join(common) + "." if common else ""
 
 
 def timeline(answer: Answer, table_id: str, caption: str) -> Table:
-    """Loading, moment by moment: what has arrived on the GPU so far, against what the card lets a process use."""
+    """Loading, moment by moment: the memory in use on the GPU so far, against what the card lets a process use."""
     groups = answer.estimate.groups
     usable = answer.group.usable_bytes
     every = answer.loading()
@@ -306,7 +306,7 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
 
 
 def loaded(answer: Answer, moment: int | str, what: str = "device") -> int:
-    """What a GPU holds at a moment of loading: by its place in the order, or by how its name begins, the largest.
+    """The bytes on a GPU at a moment of loading, given by index or by the start of its name (then the largest match).
 
     `what`: `device`, everything the processes take of the card, or `allocated`, what PyTorch's allocator counts.
     """

@@ -1,4 +1,4 @@
-"""The macros that ask nothing of their page: tables of the catalog, of what is published, and of how wrong it is."""
+"""The macros that use nothing of their page: tables of the catalog, of what is published, and of the errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lookups(Bound):
         return self._place(heat.matrix(task, method, gpus, self._root))
 
     def task_switch(self) -> str:
-        """Links to what fits where, task by task."""
+        """Links to the what-fits heatmaps, task by task."""
         return self._worded(heat.switch(self._current().url.removesuffix(".html"), self._root))
 
     def fits_table(self, gpu: str, task: str) -> str:
@@ -50,20 +50,20 @@ class Lookups(Bound):
         return self._place(fits.smallest(answers.catalog().model(model), self._root))
 
     def advice_table(self, gpu: str, task: str) -> str:
-        """What to run on one kind of GPU, for one task."""
+        """Recommendations for one kind of GPU and one task."""
         return self._place(advised.on_gpu(answers.catalog().gpu(gpu), task, self._root))
 
     def machines_table(self, model: str) -> str:
-        """The smallest machine for each task, and what to run there."""
+        """The smallest machine for each task, and the configuration to run there."""
         return self._place(advised.for_model(answers.catalog().model(model), self._root))
 
     def lengths_curve(self, model: str) -> str:
-        """How long a model's sequences may be on the smallest machine that trains it."""
+        """The sequence lengths of a model that fit on the smallest machine that trains it."""
         found = self._or_fault(model, lambda: curves.lengths(answers.catalog().model(model)))
         return self._place(found) if found else f"Nothing to draw: {inline(advised.untrained(model))}."
 
     def counts_curve(self, gpu: str) -> str:
-        """How many of a card full fine-tuning takes."""
+        """The number of GPUs of one kind that full fine-tuning takes."""
         found = self._or_fault(gpu, lambda: curves.counts(answers.catalog().gpu(gpu)))
         return self._place(found) if found else "Nothing to draw: eight of them train no usual size in full."
 
@@ -72,7 +72,7 @@ class Lookups(Bound):
         return self._place(sheets.gpus(self._root))
 
     def units_table(self, gpus: Sequence[str], id: str, caption: str) -> str:
-        """What the names of cards say, and what a process gets of them."""
+        """The memory that cards are named after, and the part of it that a process gets."""
         return self._place(sheets.units([answers.catalog().gpu(gpu) for gpu in gpus], id, caption))
 
     def gpu_table(self, gpu: str) -> str:
@@ -80,7 +80,7 @@ class Lookups(Bound):
         return self._place(sheets.gpu(answers.catalog().gpu(gpu)))
 
     def nodes_table(self, gpu: str | None = None) -> str:
-        """How GPUs are joined: all nodes, or those that one GPU comes in."""
+        """Links between GPUs: of all nodes, or of the nodes that one GPU comes in."""
         if gpu is None:
             found, table_id, caption = answers.catalog().nodes, "nodes-overview", "How GPUs are joined"
         else:
@@ -92,7 +92,7 @@ class Lookups(Bound):
         return self._place(sheets.nodes(found, table_id, caption, self._root))
 
     def node_sources_table(self) -> str:
-        """Where each value of each node is read."""
+        """The source of each value of each node."""
         return self._place(sheets.node_sources())
 
     def models_table(self) -> str:
@@ -114,7 +114,7 @@ class Lookups(Bound):
     # --- how wrong it all is
 
     def accuracy(self, what: str) -> str:
-        """`count`, or an error in per cent: `median`, `mean`, `p95`, `worst`."""
+        """An accuracy figure: `count`, or an error in per cent: `median`, `mean`, `p95`, `worst`."""
         every = accuracy.overall()
         value = getattr(every, what) if every else 0
         shown = str(value) if what == "count" else f"{100 * value:.3f} %" if every else tables.NOT_PUBLISHED
@@ -125,7 +125,7 @@ class Lookups(Bound):
         return "\n\n".join(self._place(table) for table in (accuracy.by_kind(), accuracy.by_part()))
 
     def odds_tables(self) -> str:
-        """What verdicts rest on: how often 'fits' did fit, what is lost when memory runs out, comparable records."""
+        """The evidence behind verdicts: how often 'fits' did fit, memory lost to fragmentation, comparable records."""
         return "\n\n".join(self._place(table) for table in (odds.outcomes(), odds.held_back(), odds.comparable()))
 
     def odds(self, what: str) -> str:
@@ -133,7 +133,7 @@ class Lookups(Bound):
         return self._say(f"odds({what})", self._or_fault("odds", lambda: odds.figure(what)))
 
     def worst_table(self, count: int) -> str:
-        """The records furthest off."""
+        """The traced steps whose estimates are furthest off."""
         return self._place(accuracy.worst(count))
 
     def accuracy_chart(self) -> str:
@@ -154,11 +154,11 @@ class Lookups(Bound):
         return self._place(peers.side_by_side())
 
     def peers_reasons(self) -> str:
-        """Why known calculators answer otherwise."""
+        """The reasons why known calculators give other answers."""
         return self._place(peers.reasons())
 
     def peers_range(self, what: str) -> str:
-        """How far answers to the six jobs lie from the reference: see `calc.site.peers.spread`."""
+        """The range of answers to the six jobs, as shares of the reference: see `calc.site.peers.spread`."""
         return self._say(f"peers_range({what})", f"{self._or_fault('peers', lambda: peers.spread(what)):.2f}")
 
     def published_tables(self) -> str:
@@ -177,14 +177,16 @@ class Lookups(Bound):
         return self._place(reports.table())
 
     def reports(self, what: str) -> str:
-        """How many published reports of RL jobs there are (`count`), of how many `jobs`, and how many `agree`."""
+        """A figure of the published RL reports, such as `count`, `jobs` or `agree`: see `calc.site.reports.count`."""
         return self._say(f"reports({what})", str(self._or_fault("reports", lambda: reports.count(what))))
 
     # --- how far off the times are
 
     def speed_error(self, what: str, of: str = "published") -> str:
-        """Of step times that were `published` or `measured`: their `count`, or in per cent the `median` error, the
-        `worst`, and how many are `within` a fifth."""
+        """An error of step times against `published` or `measured` ones.
+
+        `what`: their `count`, or in per cent the `median` error, the `worst`, or the share `within` a fifth.
+        """
         found = self._or_fault("speed_error", lambda: speed.error(what, of))
         shown = tables.NOT_PUBLISHED if found is None else f"{found:.0f}" + (" %" if what != "count" else "")
         return self._say(f"speed_error({what}, {of})", shown)
@@ -202,20 +204,20 @@ class Lookups(Bound):
         return "\n\n".join(self._place(table) for table in (speed.by_kind(), speed.furthest()))
 
     def speed_rates(self) -> str:
-        """What cards and hosts reached where this project measured it."""
+        """The rates that cards and hosts reached in this project's measurements."""
         made = (rates.products(), rates.copies(), rates.decoding(), rates.hosts())
         return "\n\n".join(self._place(table) for table in made)
 
     # --- sentences about the catalog
 
     def gpu_summary(self, gpu: str) -> str:
-        """What a card is, and the largest model each method fits on it."""
+        """A card in one paragraph, with the largest model that each method fits on it."""
         return reference.gpu_summary(answers.catalog().gpu(gpu))
 
     def gpu_links(self, gpu: str) -> str:
-        """What a card's links mean for a job."""
+        """The effect of a card's links on a job."""
         return reference.gpu_links(answers.catalog().gpu(gpu))
 
     def model_summary(self, model: str) -> str:
-        """What a model is, and how its count compares with the published one."""
+        """A model in one paragraph, with its parameter count against the published one."""
         return reference.model_summary(answers.catalog().model(model))

@@ -5,8 +5,8 @@ A page names its jobs in its front matter, with the fields of a scenario file:
     scenarios:
       zero3-8192: {model: llama-3-8b, task: rm, gpu: rtx4090, gpus: 6, sharding: zero3, seq_len: 8192}
 
-and writes `[[ peak("zero3-8192") ]]` where the number stands. Jobs of which it leaves settings open, to ask which
-configuration to run, stand under `recipes:`.
+and writes `[[ peak("zero3-8192") ]]` where the number goes. Jobs that leave settings open, to ask for the configuration
+to run, are listed under `recipes:`.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ class Macros(Effects, Lookups):
     # --- one number in a sentence
 
     def peak(self, job: str, digits: int = 1, group: str | None = None) -> str:
-        """What the job's fullest GPU needs, context and all; or the fullest of a group."""
+        """The peak of the job's most loaded GPU, or of a group's, context and all."""
         moment = self._phase(job, None, group).moment
         return self._say(f"peak({_call(job, group=group)})", gib(moment.device_bytes, digits))
 
     def allocated(self, job: str, digits: int = 1, group: str | None = None) -> str:
-        """What PyTorch's allocator holds at the peak."""
+        """The bytes that PyTorch's allocator counts at the peak."""
         moment = self._phase(job, None, group).moment
         return self._say(f"allocated({_call(job, group=group)})", gib(moment.allocated_bytes, digits))
 
     def gib(self, job: str, what: str, phase: str | None = None, digits: int = 2, group: str | None = None) -> str:
-        """Memory of a job at a phase's largest moment: `peak`, `allocated`, `usable`, or a component."""
+        """Memory of a job at a phase's peak: `peak`, `allocated`, `usable`, or a component."""
         moment = self._phase(job, phase, group).moment
         parts = ledgers.by_component(moment.lines)
         usable = self._ask(job).group.usable_bytes
@@ -88,7 +88,7 @@ class Macros(Effects, Lookups):
         return self._say(call, gib(known.get(what, parts.get(what, 0)), digits))
 
     def host(self, job: str, phase: str | None = None, digits: int = 0) -> str:
-        """Host memory of one node, in GB as machines are sold: at a phase, or the most."""
+        """Host memory of one node, in GB as machines are sold: in a phase, or the maximum."""
         held = {p.name: p.moment.device_bytes for p in self._ask(job).estimate.host_phases}
         if not held or (phase is not None and phase not in held):
             raise PageError(f"{job} has no host memory in {phase or 'any phase'}; it has {', '.join(held) or 'none'}")
@@ -103,7 +103,7 @@ class Macros(Effects, Lookups):
         return tables.verdict_html(found.verdict, word)
 
     def kv(self, job: str, what: str = "tokens", digits: int = 1) -> str:
-        """What a job's KV cache holds: `tokens`, `sequences` of full length at once; or its `gib` on each GPU."""
+        """The capacity of a job's KV cache: `tokens`, or `sequences` of full length at once; or `gib` on each GPU."""
         serving = self._ask(job).serving
         if not serving or what not in ("tokens", "sequences", "gib"):
             raise PageError(f"kv({job}, {what!r}): vLLM serves in that job: {bool(serving)}; tokens, sequences or gib")
@@ -113,7 +113,7 @@ class Macros(Effects, Lookups):
         return self._say(f"kv({job}, {what})", f"{count:,}")
 
     def loaded(self, job: str, moment: int | str, digits: int = 1, what: str = "device") -> str:
-        """What a GPU holds at a moment of loading: by its place in the order, or by how its name begins.
+        """The memory in use on a GPU at a moment of loading, given by index or by the start of its name.
 
         `what`: `device`, context and all, or `allocated`, what PyTorch's allocator counts.
         """
@@ -122,11 +122,11 @@ class Macros(Effects, Lookups):
         return self._say(call, gib(held, digits))
 
     def held(self, job: str, moment: int | str) -> float:
-        """The GiB allocated at a moment of loading, to hold a source's figure against."""
+        """The GiB allocated at a moment of loading, for comparison with a source's figure."""
         return self._or_fault(job, lambda: ledgers.loaded(self._ask(job), moment, "allocated")) / GiB
 
     def usable(self, gpu: str, digits: int = 2) -> str:
-        """What a process can use of a card."""
+        """The memory of a card that a process can use."""
         return self._say(f"usable({gpu})", gib(answers.catalog().gpu(gpu).usable_bytes, digits))
 
     def sold(self, gpu: str) -> str:
@@ -143,19 +143,19 @@ class Macros(Effects, Lookups):
         return self._say(f"count({model}, {head})", f"{self.parameters(model, head):,}")
 
     def how_many(self, what: str) -> str:
-        """How many `gpus`, `nodes`, `models`, `records` or `messages` the catalog has, or the site `tables`."""
+        """The number of `gpus`, `nodes`, `models`, `records`, `messages` or `remedies`, or of the site's `tables`."""
         if what != "tables":
             return f"{reference.how_many(what):,}"
         return published.UNKNOWN if self._every is None else f"{len(self._every):,}"
 
     def families(self) -> str:
-        """The families whose `config.json` works as a model, by the word that it has for `model_type`."""
+        """The families whose `config.json` works as a model, by their `model_type`."""
         return ", ".join(f"`{name}`" for name in sorted((*FAMILIES, *NESTED)))
 
     # --- tables of jobs
 
     def phases_table(self, job: str, id: str, caption: str = "") -> str:
-        """A job phase by phase."""
+        """A job's memory, phase by phase."""
         return self._place(ledgers.phases(self._ask(job), id, caption or f"{self._label(job)}: memory by phase"))
 
     def curve(self, job: str, id: str, caption: str, over: str = "seq_len", values: Sequence[int] = ()) -> str:
@@ -166,36 +166,36 @@ class Macros(Effects, Lookups):
     def lines_table(
         self, job: str, id: str, caption: str = "", phase: str | None = None, group: str | None = None
     ) -> str:
-        """Every line of a job's largest moment."""
+        """Every line of the ledger at a job's peak."""
         caption = caption or f"{self._label(job)}: every line of the ledger"
         shown = self._phase(job, phase, group)
         return self._place(ledgers.lines(self._ask(job), id, caption, shown, self._root))
 
     def roles_table(self, job: str, id: str, caption: str = "") -> str:
-        """The roles of a job, and what of each lies where."""
+        """The roles of a job, and the place of their weights and states."""
         return self._place(roles.roles(self._ask(job), id, caption or f"{self._label(job)}: its roles"))
 
     def timeline(self, job: str, id: str, caption: str = "") -> str:
-        """Loading, moment by moment."""
+        """Memory during loading, moment by moment."""
         return self._place(ledgers.timeline(self._ask(job), id, caption or f"{self._label(job)}: loading"))
 
     def kv_table(self, jobs: Sequence[str], id: str, caption: str) -> str:
-        """What the KV cache of each job holds."""
+        """The capacity of each job's KV cache."""
         asked = {self._label(job): self._ask(job) for job in jobs}
         return self._place(self._or_fault(id, lambda: roles.caches(asked, id, caption)))
 
     def compare(self, jobs: Sequence[str], id: str, caption: str) -> str:
-        """Jobs side by side, with what a source reports about them where the page says so."""
+        """Jobs side by side, with a source's reports about them if the page quotes any."""
         return self._place(ledgers.compare(*self._labelled(jobs, id, caption)))
 
     def remedies(self, base: str, jobs: Sequence[str], id: str, caption: str) -> str:
-        """What each change to `base` brings, one row a job."""
+        """The effect of each change to `base`, one row per job."""
         return self._place(ledgers.compare(*self._labelled([base, *jobs], id, caption), base=self._ask(base)))
 
     def host_table(
         self, jobs: Sequence[str], id: str, caption: str, node_gb: int | None = None, killed_at: float = 1.0
     ) -> str:
-        """Host memory of jobs side by side; against a node's memory and the share at which it kills, where given."""
+        """Host memory of jobs side by side; with `node_gb` against a node that kills jobs at the share `killed_at`."""
         node = None if node_gb is None else hosts.Node(node_gb, killed_at)
         return self._place(hosts.host(*self._labelled(jobs, id, caption), node))
 
@@ -208,16 +208,16 @@ class Macros(Effects, Lookups):
     # --- what to run
 
     def recipes_table(self, jobs: Sequence[str], id: str, caption: str) -> str:
-        """What to run for each of these jobs, and what the next faster configuration lacks."""
+        """The recommendation for each of these jobs, and what the next faster configuration lacks."""
         return self._place(recipes.overview([self._recipe(job) for job in jobs], id, caption))
 
     def recipe_table(self, job: str, id: str, caption: str = "") -> str:
-        """What to run for a job, what else could be, the next faster configuration, and what each setting does."""
+        """The recommendation for a job, its alternatives, the next faster configuration, and each setting's effect."""
         found = self._recipe(job)
         return self._place(recipes.whole(found, id, caption or f"{recipes.title(found)}: what to run, and what else"))
 
     def commands(self, jobs: Sequence[str]) -> str:
-        """Of each of these jobs behind a click the complete command, with the files that it reads, and the phases."""
+        """For each of these jobs, behind a click: the complete command with the files that it reads, and the phases."""
         page = languages.split(self._current().source)[0].removesuffix(".md").replace("/", "-")
         tables = [commands.phases(self._recipe(job), f"{page}-{job}-phases") for job in jobs]
         pictures = [commands.folded(table.caption, self._place(table)) if table else "" for table in tables]
@@ -225,11 +225,11 @@ class Macros(Effects, Lookups):
         return "\n\n".join(part for both in zip(shown, pictures, strict=True) for part in both)
 
     def recipes_matrix(self, jobs: Sequence[Sequence[str]], id: str, caption: str) -> str:
-        """A row of jobs a task, a column a machine."""
+        """Recommendations, one row of jobs per task, one column per machine."""
         return self._place(recipes.matrix([[self._recipe(job) for job in row] for row in jobs], id, caption))
 
     def recipe(self, job: str, what: str) -> str:
-        """Of what to run: `verdict`, `method`, `sharding`, `peak`; or configurations `considered` and `pruned`."""
+        """A figure of a recommendation, such as `verdict`, `peak` or `considered`: see `calc.site.recipes.said`."""
         found = self._recipe(job)
         return self._say(f"recipe({job}, {what})", self._or_fault(job, lambda: recipes.said(found, what)))
 
@@ -238,11 +238,11 @@ class Macros(Effects, Lookups):
         return self._say("wanted()", f"{100 * FITS:.0f} %")
 
     def tolerance(self) -> str:
-        """By how much times may differ before one is called quicker, in per cent."""
+        """The difference between times, in per cent, up to which neither counts as quicker."""
         return self._say("tolerance()", f"{100 * TOLERANCE:.0f} %")
 
     def sensible(self) -> str:
-        """How many times the GPU hours a smaller machine may take."""
+        """The factor by which a smaller machine may take more GPU hours."""
         return self._say("sensible()", f"{SENSIBLE:g}")
 
     def published_minimum(self) -> str:
@@ -250,7 +250,7 @@ class Macros(Effects, Lookups):
         return self._place(minimal.table())
 
     def refused(self, job: str) -> str:
-        """What of a job its framework does not take."""
+        """The field and value of a job that its framework refuses."""
         try:
             self._ask(job)
         except ScenarioError as error:
@@ -276,7 +276,7 @@ class Macros(Effects, Lookups):
         return self._place(self._or_fault(id, lambda: speed.compare(asked, id, caption, items)))
 
     def quicker(self, job: str, base: str, digits: int = 1) -> str:
-        """How many times as fast as `base` a job goes through the same sequences."""
+        """The speed-up of a job over `base` on the same sequences, as a factor."""
         times = self._or_fault(job, lambda: speed.hours(self._ask(base), 1) / speed.hours(self._ask(job), 1))
         return self._say(f"quicker({job}, {base})", f"{times:.{digits}f}")
 
@@ -288,7 +288,7 @@ class Macros(Effects, Lookups):
     # --- formulas and versions
 
     def formula(self, name: str, example: Mapping[str, Any] | None = None, size: bool = True, label: str = "") -> str:
-        """A function of `calc`, as tested, with a worked example; `size` says that its result is bytes."""
+        """A function of `calc`, as tested, with a worked example; `size` says that its result is in bytes."""
         try:
             return formulas.show(name, example, size, label)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -315,15 +315,15 @@ class Macros(Effects, Lookups):
         return Passes()
 
     def saved_table(self) -> str:
-        """What a decoder layer of every model keeps for backward."""
+        """The bytes that a decoder layer of every model keeps for backward."""
         return self._place(sheets.saved(self._root))
 
     def operations_table(self, model: str) -> str:
-        """What each operation of a decoder layer keeps for backward."""
+        """The bytes that each operation of a decoder layer keeps for backward."""
         return self._place(sheets.operations(answers.catalog().model(model)))
 
     def components(self) -> str:
-        """The key to the colours."""
+        """The key to the components' colours."""
         return charts.legend(list(charts.COMPONENTS), "what a process can use")
 
     def published_data(self) -> str:
@@ -331,13 +331,13 @@ class Macros(Effects, Lookups):
         return published.UNKNOWN if self._every is None else published.listed(self._every, self._root)
 
     def english(self, page: str, words: str) -> str:
-        """From a translation, a link to a page that has none: `hardware/index.md#cards`."""
+        """From a translation, a link to a page that has no translation: `hardware/index.md#cards`."""
         path, _, anchor = page.partition("#")
         address = languages.url(path) + (f"#{anchor}" if anchor else "")
         return f'<a href="{self._root}{address}" hreflang="en">{words}</a>'
 
     def changelog(self) -> str:
-        """What each release changed, the newest first."""
+        """The changes of each release, the newest first."""
         return "\n\n".join(self._released(release) for release in changelog.releases()) or changelog.NONE
 
     def third_parties(self) -> str:
@@ -345,13 +345,13 @@ class Macros(Effects, Lookups):
         return notices.table()
 
     def versions(self) -> str:
-        """What this build rests on."""
+        """The versions of catalog and calc behind this build."""
         v = answers.versions()
         return f"catalog <code>{v['catalog']}</code>, calc <code>{v['calc']}</code>"
 
 
 def _call(*arguments: str, group: str | None) -> str:
-    """The arguments of a macro as the record of spoken numbers has them."""
+    """The arguments of a macro, as the record of spoken numbers writes them."""
     return ", ".join([*arguments, *([group] if group else [])])
 
 

@@ -1,4 +1,4 @@
-"""Estimates against what this project measured on real GPUs, as tables: memory, context, and the largest sizes."""
+"""Estimates against this project's measurements on real GPUs, as tables: memory, context, and the largest sizes."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ LARGEST = {"micro_batch": "micro batch", "seq_len": "tokens a sequence"}
 
 
 def jobs() -> list[Residual]:
-    """Those that ran, with what PyTorch's allocator counted."""
+    """The residuals of measured jobs that ran, against PyTorch's allocated memory."""
     return [r for r in accuracy.residuals() if r.kind == "measured" and r.metric == "allocated"]
 
 
 def _seen() -> list[tuple[Residual, Allocator]]:
-    """Those of them whose records hold the allocator's own figures."""
+    """The measured jobs whose records hold the allocator's own figures, with those figures."""
     return [(r, r.allocator) for r in jobs() if r.allocator]
 
 
 def _records() -> list[Record]:
-    """Those that the harness made."""
+    """The records that the harness made."""
     return [r for r in answers.catalog().measurements if r["class"] == "measured" and "machine" in r]
 
 
 @cache
 def searches() -> tuple[Search, ...]:
-    """One for each search of the largest size."""
+    """The searches for the largest size, one for each record of one."""
     asked = {accuracy.record_key(r): r for r in _records() if "edge" in r}
     found = Kept().complete({"searches": asked}, _searches)["searches"]
     return tuple(found[key] for key in asked)
@@ -61,7 +61,7 @@ KIND = tuple(Column(name.lower(), name) for name in ("Framework", "Task", "Metho
 
 
 def by_kind() -> Table:
-    """Errors by kind of job: against what was allocated, and against what the job had asked for."""
+    """Errors by kind of job: against the allocated memory, and against the memory that the job had asked for."""
     columns = (
         *KIND,
         *ERRORS,
@@ -87,7 +87,7 @@ def _asked(found: Sequence[Residual]) -> Summary | None:
 
 
 def rounding() -> Table:
-    """The error against what was allocated and against what jobs had asked for, and how far the two lie apart."""
+    """Errors against allocated and against requested memory, and the difference between those two."""
     columns = (Column("segments", "Segments"), Column("what", "What"), *ERRORS)
     rows = []
     for (word,), members in grouped(_seen(), lambda x: (SEGMENTS[x[1].expandable],)):
@@ -102,7 +102,7 @@ def rounding() -> Table:
 
 
 def reserved() -> Table:
-    """What the allocator reserved: against the range, and over what was allocated."""
+    """Reserved memory: against the estimated range, and in excess of allocated memory."""
     columns = (
         Column("framework", "Framework"),
         Column("segments", "Segments"),
@@ -138,24 +138,24 @@ def worst() -> Table:
 
 
 def verdicts() -> Table:
-    """Whether jobs ran, against the estimates' verdicts."""
+    """Measured jobs that ran or ran out of memory, against the estimated verdicts."""
     found = [r for r in accuracy.residuals() if r.kind == "measured"]
     caption = "Measured jobs that ran and that ran out of memory, against the verdict"
     return accuracy.verdicts("measured-verdicts", caption, found, ("Task", lambda r: _kind(r)[1]), RESTS_ON)
 
 
-# ---- beside the allocator -----------------------------------------------------------------------------------------
+# ---- outside the allocator ----------------------------------------------------------------------------------------
 
 
 @cache
 def outsides() -> tuple[Outside, ...]:
-    """What each job that ran took of its card beside PyTorch's memory."""
+    """The memory that each job that ran took of its card outside PyTorch's allocator."""
     ran = {r.id for r, _ in _seen()}
     return tuple(outside(r, answers.catalog()) for r in _records() if r["id"] in ran)
 
 
 def context() -> Table:
-    """What processes took beside PyTorch's memory, and what is estimated for it."""
+    """The memory that processes took outside PyTorch's allocator, and its estimate."""
     columns = (
         Column("gpu", "GPU"),
         Column("kind", "Kind of job"),
@@ -183,7 +183,7 @@ def _card(name: str) -> Cell:
 
 
 def edges() -> Table:
-    """Each search for the largest size that runs, beside what is estimated."""
+    """Each search for the largest size that runs, beside the estimated one."""
     columns = (
         Column("gpu", "Card"),
         Column("model", "Model"),
@@ -240,7 +240,7 @@ def _or_dash(value: float | None) -> Cell:
 
 
 def machines() -> Table:
-    """What each machine ran, and with what."""
+    """The jobs and libraries of each machine."""
     columns = (
         Column("machine", "Machine"),
         Column("ran", "Jobs that ran", kind="number"),
@@ -261,7 +261,7 @@ def machines() -> Table:
 
 
 def _libraries(record: Record) -> str:
-    """What the line on the machine leaves open."""
+    """The versions of libraries that the machine's description leaves out."""
     names = ("transformers", "peft", "bitsandbytes")
     return ", ".join(f"{name} {record['versions'][name]}" for name in names if name in record["versions"])
 
@@ -286,12 +286,15 @@ def shown(name: str) -> Table:
 
 
 def figure(what: str) -> str:
-    """A figure: the `count` of jobs that ran and were measured, the `machines`, and of the errors of allocated memory
-    the `median` and `worst`, of those against what was asked for the `asked_median` and `asked_worst`.
+    """A figure of the measured jobs, by name.
 
-    `inside`: the jobs whose reserved memory lies in the range. `died`: those that ran out of memory, `missed`: of these
-    those called `fits`, `scared`: of those that ran those called out of memory. `searches`, those `close` within 5 %,
-    and those where what was called fits ran (`kept`). `replay_median` is the middle error of replayed allocators.
+    `count`: jobs that ran and were measured. `machines`: the machines. `median` and `worst`: errors of allocated
+    memory. `asked_median` and `asked_worst`: errors against the memory that jobs asked for.
+
+    `inside`: jobs whose reserved memory lies in the range. `died`: jobs that ran out of memory; `missed`: those of them
+    called `fits`. `scared`: jobs that ran but were called out of memory. `searches`: searches for the largest size;
+    `close`: those within 5 %; `kept`: those in which the size called fits did run. `replay_median`: the median error of
+    replayed allocators.
     """
     every = [r for r in accuracy.residuals() if r.kind == "measured"]
     died = [r for r in every if r.reported == "oom"]

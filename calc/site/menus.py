@@ -1,4 +1,4 @@
-"""What stands under a computed table: its versions, how far off it may be, and what a reader can take with them."""
+"""The line under a computed table: its versions, how far off it may be, and its downloads and citation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from html import escape
 from calc.site import cite, odds
 from calc.site.tables import Table
 
-# The ends of the files' names, and what a reader calls them.
+# File extensions, with the names that a reader knows.
 FILES = {"csv": "CSV", "json": "JSON", "xlsx": "XLSX", "md": "Markdown", "tex": "LaTeX"}
 
 
 def footer(table: Table, page: str, root: str) -> str:
     """Versions, links to the records that verdicts rest on, downloads and citation, for a table on `page`.
 
-    `root` is the relative address of the site's top from there. What needs a script `docs/assets/tables.js` adds.
+    `root` is the relative address of the site's top from there. Functions that need a script are added by
+    `docs/assets/tables.js`.
     """
     v = table.versions
     worked = " data-worked" if table.worked else ""

@@ -15,7 +15,7 @@ from calc.site.workings import of_phase
 
 @cache
 def table() -> Table:
-    """verl's minimal configurations: how many GPUs theirs and ours have, and what ours sets otherwise."""
+    """verl's minimal configurations beside ours: the number of GPUs of each, and the settings that ours changes."""
     columns = (
         Column("job", "Job"),
         Column("gpu", "GPU"),
@@ -50,7 +50,7 @@ def table() -> Table:
 
 
 def _compared() -> list[Comparison]:
-    """Each of theirs beside ours, kept between builds."""
+    """Each published configuration beside ours, kept between builds."""
     asked: dict[Hashable, Published] = {(place, searched.catalog()): row for place, row in enumerate(VERL)}
     found = Kept().complete({"minimum": asked}, _compare)["minimum"]
     return [found[key] for key in asked]

@@ -1,7 +1,7 @@
 """Third-party software that the site redistributes: its notices, and the owner of each file.
 
-third-party/parts.yaml names the parts. Versions and licences come from the installed packages; a text that no package
-brings along stands in third-party/texts/.
+third-party/parts.yaml names the parts. Versions and licences come from the installed packages; texts that no package
+includes are in third-party/texts/.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RULE = "=" * 100
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that others wrote, as third-party/parts.yaml has it."""
+    """A piece of third-party software, as third-party/parts.yaml lists it."""
 
     name: str
     licence: str
@@ -45,11 +45,11 @@ class Part:
 
     @property
     def title(self) -> str:
-        """The name, with the version of the package that is the part."""
+        """The name, with the version if the part is itself a package."""
         return f"{self.name} {_version(self.package)}" if self.package and self.legal == LEGAL else self.name
 
     def legal_texts(self) -> Iterator[tuple[str, str]]:
-        """Each of its licences: where it is from, and the text."""
+        """Each of the part's licences: its origin, and the text."""
         if name := self.package.get("python"):
             for path in metadata.distribution(name).files or ():
                 if path.match(self.legal):
@@ -66,7 +66,7 @@ def _listed() -> dict[str, Any]:
 
 @cache
 def parts() -> tuple[Part, ...]:
-    """All of them. InputError, one line, for a part that has no text, or a text that nobody has."""
+    """All parts. InputError, one line, for a part that has no text, or a text that no part has."""
     found = tuple(Part(**given) for given in _listed()["parts"])
     kept = {path.name for path in (FOLDER / "texts").iterdir()}
     named = {name for part in found for name in part.texts}
@@ -90,7 +90,7 @@ def _version(package: dict[str, str]) -> str:
 
 
 def text() -> str:
-    """What each part is, then each licence once."""
+    """The notices: each part, then each licence text once."""
     numbers: dict[tuple[str, str], int] = {}
     notes = [_note(part, numbers) for part in parts()]
     texts = [f"{RULE}\n[{n}] {where}\n{RULE}\n\n{body.strip()}\n" for (where, body), n in numbers.items()]
@@ -118,11 +118,11 @@ def table() -> str:
     return "\n".join(["| Software | Used for | Licence |", "| --- | --- | --- |", *rows]).replace("*", "\\*")
 
 
-# ---- whose each file is --------------------------------------------------------------------------------------------
+# ---- the owner of each file ----------------------------------------------------------------------------------------
 
 
 def faults(site: Path) -> Iterator[str]:
-    """One line for each file of a built site, or package in one, that is nobody's; and for each part without a file."""
+    """One line for each file of a built site, or package in one, without an owner; and for each part without a file."""
     files = [path.relative_to(site).as_posix() for path in sorted(site.rglob("*")) if path.is_file()]
     known = [*_listed()["ours"], *(pattern for part in parts() for pattern in part.files)]
     for name in files:
@@ -139,7 +139,7 @@ def faults(site: Path) -> Iterator[str]:
 
 
 def _inside(site: Path) -> Iterator[tuple[str, str]]:
-    """The packages that files say they were made of."""
+    """The packages that files name as their sources, each with the file."""
     for path in sorted(site.rglob("*.map")):
         sources = json.loads(path.read_bytes())["sources"]
         for package in dict.fromkeys(found[1] for found in map(NODE.match, sources) if found):

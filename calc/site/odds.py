@@ -1,4 +1,4 @@
-"""What a verdict rests on: comparable records, what is lost when memory runs out, and how often 'fits' did fit."""
+"""The evidence behind verdicts: comparable records, memory lost when it runs out, and how often 'fits' did fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from calc.site import accuracy, answers
 from calc.site.tables import WORDS, Cell, Column, Table
 from calc.units import GiB
 
-# How a model lies on its GPUs decides which mechanisms its peak is made of.
+# The way a model is spread over its GPUs decides which mechanisms make up its peak.
 KINDS = {"none": "whole", "ddp": "whole", "fsdp": "FSDP", "zero": "ZeRO"}
 FULL, ADAPTERS = "full", "adapters"
 FIELD, LEFT = 240, 52  # of the drawing, in its own units
@@ -24,7 +24,7 @@ BINS = (0.0, verdict.TIGHT, 0.5, 0.8, verdict.FITS, 0.99, 1.0)
 
 
 def kind(sharding: str, method: str) -> tuple[str, str]:
-    """The class of comparable cases: how the model lies on its GPUs, and whether all of it is trained."""
+    """The class of comparable cases: how the model is spread over its GPUs, and full training or adapters."""
     return KINDS[family(sharding)], FULL if method == "full" else ADAPTERS
 
 
@@ -33,7 +33,7 @@ def anchor(of: tuple[str, str]) -> str:
     return f"rows-{of[0].lower()}-{of[1]}"
 
 
-_CLASSES: dict[Hashable, tuple[str, str]] = {}  # by what of a job decides its class
+_CLASSES: dict[Hashable, tuple[str, str]] = {}  # by the fields of a job that decide its class
 
 
 def rests_on(table: Table) -> list[tuple[str, str]]:
@@ -105,7 +105,7 @@ def _outcomes() -> tuple[calibration.Outcome, ...]:
 
 
 def outcomes() -> Table:
-    """How often a job did run that was said to fit with so much probability."""
+    """The share of jobs that ran, by the probability of fitting that was estimated for them."""
     columns = (
         Column("found", "Found in"),
         Column("said", "Probability said", "%"),
@@ -147,7 +147,7 @@ def outcomes() -> Table:
 
 
 def curve() -> str:
-    """The calibration curve: the share that ran over what was said, with its 95 % interval."""
+    """The calibration curve: the share that ran over the estimated probability, with its 95 % interval."""
     dots = ""
     for sought, _, _, found in _binned():
         if not sought:
@@ -190,7 +190,7 @@ def _binned() -> Iterator[tuple[bool, float, float, list[calibration.Outcome]]]:
 
 
 def held_back() -> Table:
-    """What is lost when memory runs out, by quantile, and how many messages of other sources lose less."""
+    """Memory lost to fragmentation when it runs out, by quantile, and how many messages of other sources lose less."""
     columns = (
         Column("quantile", "Of all messages", "%", "number"),
         Column("share", "Lost at most", "%", "number", 2),
@@ -211,10 +211,11 @@ def held_back() -> Table:
 
 
 def figure(what: str) -> str:
-    """A figure: `jobs` of tables and logs, those of them said to fit (`fitted`), and of these those that `ran`.
+    """A figure of the calibration, by name.
 
-    Of all jobs those that `died`, and of these those called out of memory (`foreseen`); `messages`, the spreads of
-    `formula` and `context`.
+    `jobs`: jobs of tables and logs; `fitted`: those said to fit; `ran`: those of these that ran. `died`: all jobs that
+    died; `foreseen`: those of them called out of memory. `messages`: out-of-memory messages. `formula` and `context`:
+    the spreads of both.
 
     `24` and `80`: the share of a card of so many GiB that tensors may fill with the verdict still `fits`.
     """
@@ -243,7 +244,7 @@ def figure(what: str) -> str:
 
 
 def _largest(card: int) -> float:
-    """The largest share of a lone card of so many GiB that tensors may fill and still fit, to a thousandth."""
+    """The largest share of a lone card of `card` GiB that tensors may fill and still fit, to a thousandth."""
     usable = card * GiB
     outside = sum(line.bytes for line in runtime.process("", 0, nvlink=False))
     for thousandths in range(1000, 0, -1):

@@ -1,4 +1,4 @@
-"""The generated pages: one a GPU, one a model. Each is a few lines of Markdown around macros."""
+"""The generated pages, one per GPU and one per model. Each is a few lines of Markdown around macros."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LENGTHS = """
 
 
 def write(docs: Path) -> None:
-    """Writes the pages under `docs`, with the notices, and removes those whose GPU or model is gone."""
+    """Writes the pages and the notices under `docs`, and removes the pages of GPUs and models that are gone."""
     add(docs, {notices.FILE: notices.text()})
     found = answers.catalog()
     gpus = {f"{g.id}.md": gpu(g) for g in found.gpus.values()}
@@ -38,7 +38,7 @@ def write(docs: Path) -> None:
 
 
 def _front(title: str, description: str) -> str:
-    # JSON strings are YAML strings; the theme takes both for HTML
+    # JSON strings are valid YAML strings; the theme takes both for HTML
     title, description = json.dumps(inline(title)), json.dumps(inline(description))
     about = "hide: [navigation]\nsearch: {boost: 2}\ngenerated: true"
     return f"---\ntitle: {title}\ndescription: {description}\n{about}\n---\n"

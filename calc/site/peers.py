@@ -36,7 +36,7 @@ def own(job: str) -> int:
 
 
 def side_by_side() -> Table:
-    """One row a calculator, one column a job."""
+    """One row per calculator, one column per job."""
     data = _data()
     columns = (
         Column("calculator", "Calculator"),
@@ -55,13 +55,13 @@ def side_by_side() -> Table:
 
 
 def ratios(name: str) -> dict[str, float]:
-    """A calculator's answers as shares of the reference, job by job."""
+    """A calculator's answers as ratios to the reference, job by job."""
     data = _data()
     return {job: told / data["jobs"][job]["reference"] for job, told in data["peers"][name].items()}
 
 
 def spread(what: str) -> float:
-    """`least` and `most` of all calculators' answers as shares of the reference, `own_least` and `own_most` of ours."""
+    """The `least` or `most` ratio of calculators' answers to the reference; of ours `own_least`, `own_most`."""
     data = _data()
     ours: list[float] = [own(job) / GiB / asked["reference"] for job, asked in data["jobs"].items()]
     theirs = [ratio for name in data["peers"] for ratio in ratios(name).values()]
@@ -72,7 +72,7 @@ def spread(what: str) -> float:
 
 
 def reasons() -> Table:
-    """One row a calculator: how far its answers lie from the reference, and why."""
+    """One row per calculator: the range of its ratios to the reference, and the reason."""
     columns = (
         Column("calculator", "Calculator"),
         Column("answers", "Jobs it answers", "", "number"),
@@ -98,7 +98,7 @@ def _reasons() -> Iterator[tuple[Cell, ...]]:
 
 
 def _linked(name: str) -> str:
-    """A calculator's name, linked where it begins with a repository's."""
+    """A calculator's name, linked if it begins with a GitHub repository."""
     repository, _, rest = name.partition(" ")
     if "/" not in repository:
         return escape(name)

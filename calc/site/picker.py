@@ -13,7 +13,7 @@ from calc.site.fits import by_memory, by_size
 from calc.site.recipes import Recipe
 
 COUNTS = (1, 2, 4, 6, 8, 16, 32, 64)
-# Where a reader says nothing: the jobs of the GPUs' pages.
+# Values that a form field has until the reader sets it: the jobs of the GPUs' pages.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **advice.JOBS,
     "reinforce++": {"framework": "openrlhf", **advice.PROMPTED},
@@ -28,7 +28,7 @@ NUMBERS = {
 
 
 def show(first: Recipe, place: Place) -> str:
-    """The calculator, on one line, so that no Markdown rule can touch it."""
+    """The calculator's HTML, on one line, so that no Markdown rule can touch it."""
     shown = calculator.recommended(calculator.question(first.job, answers.catalog()), first.answer, place)
     return (
         f'<div id="calculator" class="calculator">{_form(first.job)}'
@@ -52,7 +52,7 @@ def _file(text: str) -> str:
 
 
 def _data(root: str) -> str:
-    """What the script has to know, as JSON that no tag can end."""
+    """The script's data as JSON that cannot close its tag."""
     data = {
         "defaults": DEFAULTS,
         "numbers": [*NUMBERS, "gpus", "host_memory"],

@@ -16,7 +16,7 @@ from calc.units import GiB
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BELOW = 420, 330, 40, 28, 10, 42
 FIELD, DEEP = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BELOW
 LINE, LETTER = 14, 7.2  # the height of a line of text, and the width of a letter
-# A verdict's words, the shorter ones where a band is narrow, each with the room that it needs.
+# The words for a verdict, longest first, each with the width that it needs: narrow bands get the shorter ones.
 SAID = {
     "fits": ((WORDS["fits"], 30),),
     "tight": ((WORDS["tight"], 32),),
@@ -25,7 +25,7 @@ SAID = {
 
 
 class Point(NamedTuple):
-    """What one GPU needs at one place of the axis: bytes by component, and the verdict."""
+    """A point on the axis: the bytes that one GPU needs there, by component, and the verdict."""
 
     at: int
     parts: Mapping[str, int]
@@ -33,12 +33,12 @@ class Point(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """All components."""
+        """The sum of all components."""
         return sum(self.parts.values())
 
 
 class Band(NamedTuple):
-    """A verdict from one place of the axis to another."""
+    """A stretch of the axis with one verdict."""
 
     verdict: str
     start: float
@@ -48,7 +48,7 @@ class Band(NamedTuple):
 class Plot(NamedTuple):
     """Points from left to right on a logarithmic axis called `axis`, the card's limit in bytes, and the bands.
 
-    `steps`: the places between the points do not exist, so that each is a column of its own.
+    `steps`: the places between the points do not exist, so that each point is drawn as a column of its own.
     """
 
     id: str
@@ -61,22 +61,22 @@ class Plot(NamedTuple):
 
     @property
     def top(self) -> float:
-        """The GiB at the upper end of the field."""
+        """The GiB at the upper edge of the drawing's field."""
         return 1.12 * max(self.limit, *(p.bytes for p in self.points)) / GiB
 
     def y(self, n_bytes: float) -> float:
-        """The height of so many bytes in the drawing."""
+        """The vertical coordinate of so many bytes."""
         return TOP + DEEP * (1 - n_bytes / GiB / self.top)
 
     def x(self, at: float) -> float:
-        """A place of the axis; columns keep half a step free at both ends."""
+        """The horizontal coordinate of a place on the axis; columns leave half a step free at both ends."""
         first, last = self.points[0].at, self.points[-1].at
         free = 0.5 * FIELD / len(self.points) if self.steps else 0.0
         return LEFT + free + (FIELD - 2 * free) * log2(at / first) / max(log2(last / first), 1e-9)
 
 
 def svg(p: Plot) -> str:
-    """The drawing."""
+    """The plot as SVG."""
     components = charts.ordered([c for point in p.points for c, n in point.parts.items() if n])
     shapes = _columns(p, components) if p.steps else _areas(p, components)
     hatch = f"{p.id}-hatch"
@@ -90,7 +90,7 @@ def svg(p: Plot) -> str:
 
 
 def _bands(p: Plot, hatch: str) -> Iterator[str]:
-    """Behind everything a band a verdict, with its word on top; what is out of memory is hatched, too."""
+    """One band per verdict behind everything, with its word on top; bands out of memory are also hatched."""
     for band in p.bands:
         left, right = _ends(p, band)
         room, middle = right - left, (left + right) / 2
@@ -102,7 +102,7 @@ def _bands(p: Plot, hatch: str) -> Iterator[str]:
 
 
 def _ends(p: Plot, band: Band) -> tuple[float, float]:
-    """Where a band is drawn; at both ends of the axis up to the edge."""
+    """The left and right edge of a band; at the ends of the axis it extends to the field's edge."""
     left = LEFT if band.start <= p.points[0].at else p.x(band.start)
     right = LEFT + FIELD if band.end >= p.points[-1].at else p.x(band.end)
     return left, right
@@ -120,17 +120,17 @@ def _grid(p: Plot) -> Iterator[str]:
 
 
 def _short(n: int) -> str:
-    """512, 1k, 32k."""
+    """A number in short: 512, 1k, 32k."""
     return f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else f"{n:,}"
 
 
 def _anchor(x: float, room: float) -> str:
-    """Middle, but within the drawing at its right edge."""
+    """The text anchor: middle, but at the right edge the end, so that text stays within the drawing."""
     return "end" if x > LEFT + FIELD - room else "middle"
 
 
 def _areas(p: Plot, components: Sequence[str]) -> Iterator[str]:
-    """An area a component, stacked; its name within at the right end, where the whole of it finds room."""
+    """One stacked area per component; its name inside at the right end, if the whole of it finds room there."""
     below = [0] * len(p.points)
     names = []
     for c in components:
@@ -150,7 +150,7 @@ def _areas(p: Plot, components: Sequence[str]) -> Iterator[str]:
 
 
 def _height(p: Plot, edge: Sequence[int], x: float) -> float:
-    """The height of an area's edge at a place of the drawing."""
+    """The height of an area's edge at a horizontal coordinate, interpolated between points."""
     for (left, low), (right, high) in pairwise([(p.x(q.at), p.y(n)) for q, n in zip(p.points, edge, strict=True)]):
         if x <= right:
             return low + (high - low) * (x - left) / (right - left)
@@ -158,7 +158,7 @@ def _height(p: Plot, edge: Sequence[int], x: float) -> float:
 
 
 def _columns(p: Plot, components: Sequence[str]) -> Iterator[str]:
-    """A column a point, stacked."""
+    """One stacked column per point."""
     wide = min(44.0, 0.7 * FIELD / len(p.points))
     for point in p.points:
         base = 0
@@ -171,7 +171,7 @@ def _columns(p: Plot, components: Sequence[str]) -> Iterator[str]:
 
 
 def _limit(p: Plot) -> str:
-    """The card's limit; its number stands where there is most room: curves rise to the right, columns to the left."""
+    """The card's limit; its number is where there is most room: curves rise to the right, columns to the left."""
     y = p.y(p.limit)
     x, anchor = (LEFT + FIELD - 5, "end") if p.steps else (LEFT + 5, "start")
     words = _text(x, y - 4, f"{p.limit / GiB:.1f} usable", anchor, "name")
@@ -179,7 +179,7 @@ def _limit(p: Plot) -> str:
 
 
 def _numbers(p: Plot) -> Iterator[str]:
-    """What each point needs in all, above it."""
+    """The total of each point, above it."""
     for point in p.points:
         x, y = p.x(point.at), p.y(point.bytes)
         if not p.steps:

@@ -1,7 +1,7 @@
-"""What a page may do in a reader's browser: the policy of overrides/partials/policy.html, for which this is a hook.
+"""The content security policy of pages: hooks for overrides/partials/policy.html, and a check of the built site.
 
 The theme writes a few scripts into a page. Each is allowed by its hash, made of the templates alone: a script that came
-in by a page's text or by data has none, and does not run.
+in through a page's text or through data has none, and does not run.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def hashes(html: str) -> str:
 
 
 def reloading(html: bytes) -> bytes:
-    """A page to whose end the preview has written the script that reloads it: its policy allows that one, too."""
+    """A page with the preview's reload script at its end, its policy extended to allow that script."""
     text = html.decode()
     last = text[text.rindex("<script>") :]
     return text.replace(OWN, f"{OWN} {hashes(last)}", 1).encode()
 
 
 def faults(site: Path) -> Iterator[str]:
-    """One line for each page of a built site that has no policy, or what its policy forbids."""
+    """One line for each page of a built site that has no policy, or has something that its policy forbids."""
     for path in sorted(site.rglob("*.html")):
         name, html = path.relative_to(site).as_posix(), path.read_text("utf-8")
         policy = POLICY.search(html)
@@ -45,16 +45,16 @@ def faults(site: Path) -> Iterator[str]:
             yield f"{name}: has a style or a handler in {found.group()!r}, which its policy forbids"
 
 
-# ---- what the engine calls -----------------------------------------------------------------------------------------
+# ---- hooks that the site engine calls ------------------------------------------------------------------------------
 
 
 def on_env(env: Any, **others: Any) -> None:
-    """Gives templates the filter."""
+    """Gives templates the filter `hashes`."""
     env.filters["hashes"] = hashes
 
 
 def on_post_build(config: Any) -> None:
-    """Gives the pages of moved pages, which no template makes, a policy: they do nothing but lead on."""
+    """Gives a policy to the redirects of moved pages, which no template makes and which do nothing but lead on."""
     for path in Path(config.site_dir).rglob("*.html"):
         html = path.read_text("utf-8")
         if HEAD in html and not POLICY.search(html):

@@ -1,8 +1,8 @@
 """Live preview: each page is made when a browser asks for it, from the files as they are at that moment.
 
-A change forgets what was made and tells the browsers, which ask for the page that they show: that one alone is made
-anew, so it is there within seconds however large the guide is. What a page shows is what `make site` publishes, but for
-answers that take minutes: where nothing has kept them, the page says so. Search finds what the last `make site` wrote.
+A change discards the pages made so far and tells the browsers, which ask for the page that they show: only that page is
+made anew, so it is there within seconds however large the guide is. A page shows what `make site` publishes, except for
+answers that take minutes: if none are kept, the page says so. Search finds what the last `make site` wrote.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from calc.site.sources import front
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-CODE = ("calc", "hardware", "models", "measurements")  # what numbers come from
+CODE = ("calc", "hardware", "models", "measurements")  # sources of the numbers
 CALCULATOR, DATA, SEARCH = "assets/calculator/", "data/", "search/search_index.json"
 TITLE = re.compile(r"^# +(.*?)(?: +\{.*\})?$", re.M)
 log = logging.getLogger("mkdocs.preview")
 
 
 class Edition:
-    """The guide in one language, as the engine sees it before any page is rendered."""
+    """The guide in one language, as the site engine sees it before any page is rendered."""
 
     def __init__(self, language: str, out: Path, compiled: jinja2.BytecodeCache) -> None:
-        """Reads mkdocs.yml and the names of all files; the steps are those of mkdocs' own build."""
+        """Reads mkdocs.yml and the names of all files, in the same steps as mkdocs' own build."""
         config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(out), strict=False)
         plugins = config.plugins
         plugins.on_startup(command="serve", dirty=False)
@@ -67,14 +67,14 @@ class Edition:
         self.nav = plugins.on_nav(get_navigation(self.files, config), config=config, files=self.files)
         self.env = plugins.on_env(env, config=config, files=self.files)
         for page in self.nav.pages:
-            if page.title is None:  # the engine knows it once the page is rendered; others name it in their menus
+            if page.title is None:  # the engine sets it only on rendering, but other pages' menus name it
                 own, text = front(DOCS / page.file.src_uri)
                 found = TITLE.search(text)
                 page.title = own.get("title") or (found[1] if found else None)
         self.places = {file.dest_uri: file for file in self.files}
 
     def make(self, file: File) -> None:
-        """Writes a page, or copies another file."""
+        """Writes a page, or copies any other file."""
         if not file.is_documentation_page():
             file.copy_file()
             return
@@ -86,16 +86,16 @@ class Edition:
 
 
 class Preview(LiveReloadServer):
-    """A server that makes what it is asked for."""
+    """A server that makes pages as they are requested."""
 
     def __init__(self, host: str, port: int, out: Path) -> None:
-        """Serves from the folder `out`, which fills as pages are asked for."""
+        """Serves from the folder `out`, which fills as pages are requested."""
         super().__init__(self.forget, host, port, str(out))
         self.RequestHandlerClass = asked.Handler
         self.out = out
         self._bound = host
         self._lock = threading.Lock()
-        self._made: dict[str, bytes] = {}  # for each path that was asked for, the fault that stands there instead
+        self._made: dict[str, bytes] = {}  # for each requested path, the fault page to show instead, if any
         self._editions: dict[str, Edition] = {}
         self._compiled = jinja2.FileSystemBytecodeCache(tempfile.mkdtemp(dir=out.parent))
         self._seen = _state()
@@ -104,7 +104,7 @@ class Preview(LiveReloadServer):
             self.watch(str(path))
 
     def forget(self) -> None:
-        """What was made is made again when it is asked for; so is all that calc knows, where its files have changed."""
+        """Discards what was made, so that it is made again on request; and calc's modules if code or data changed."""
         with self._lock:
             self._made.clear()
             self._editions.clear()
@@ -119,7 +119,7 @@ class Preview(LiveReloadServer):
                 rendered.pages.cache_clear()
 
     def serve_request(self, environ: Any, start_response: Any) -> Iterable[bytes]:
-        """Answers a request, for a file that is as its sources are now."""
+        """Answers a request, with the file made from its sources as they are now."""
         try:
             path = asked.place(environ, self._bound)
             with self._lock:
@@ -135,16 +135,16 @@ class Preview(LiveReloadServer):
         return [] if environ["REQUEST_METHOD"] == "HEAD" else found
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that goes away in the middle of an answer is nobody's fault."""
+        """Ignores a reader that goes away in the middle of an answer, which is nobody's fault."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     def _inject_js_into_html(self, content: bytes, epoch: float) -> bytes:
-        """The page with the script that reloads it, which its policy must allow."""
+        """The page with the script that reloads it, and a policy that allows that script."""
         return reloading(super()._inject_js_into_html(content, epoch))  # type: ignore[no-untyped-call]
 
     def _catch_up(self) -> None:
-        """Has other processes answer the cells that pages have left out; then those pages are made again."""
+        """Has other processes answer the cells that pages have left out; then browsers reload those pages."""
         fits, count = _site("fits"), os.cpu_count() or 1
         files = [self.out.parent / f"share-{n}" for n in range(count)]
         spawn = get_context("spawn")
@@ -159,7 +159,7 @@ class Preview(LiveReloadServer):
                 helper.join()
             with self._lock:
                 if self._helpers is not helpers or _state() != self._seen:
-                    return  # what they found is of files that have changed since
+                    return  # their answers are from files that have changed since
                 self._helpers = []
                 if any(helper.exitcode for helper in helpers):
                     log.error("What fits where could not be computed: the messages above say why.")
@@ -172,7 +172,7 @@ class Preview(LiveReloadServer):
         threading.Thread(target=take, daemon=True).start()
 
     def _make(self, path: str) -> bytes:
-        """Makes the file at `path` where the site has one; gives the page that stands there where it cannot be made."""
+        """Makes the file at `path` if the site has one; returns the page to show instead if that fails."""
         target = os.path.realpath(self.out / path)
         if not target.startswith(f"{os.path.realpath(self.out)}/"):
             raise asked.Refused("404 Not Found")
@@ -184,7 +184,7 @@ class Preview(LiveReloadServer):
         try:
             self._write(path)
         except Exception as error:
-            # a file that somebody is about to mend: its message stands where its page would
+            # somebody is about to mend this file: its message is shown in place of its page
             log.error(str(error), exc_info=None if _known(error) else error)
             fault = FAULT.format(escape(str(error) or repr(error))).encode()
         if fault or os.path.isfile(target):
@@ -214,7 +214,7 @@ class Preview(LiveReloadServer):
                 edition.make(found)
 
     def _export(self, path: str) -> None:
-        """The file of a table, or of the catalog; what speaks of all tables is left out."""
+        """Writes the files of a table, or the catalog; files about all tables are left out."""
         exports, pages, name = _site("exports"), _site("rendered").pages(DOCS), Path(path)
         made: dict[str, str | bytes] = {}
         if path == "catalog.json":
@@ -240,30 +240,30 @@ FAULT = "<!doctype html><html lang=en><title>Fault</title><body><h1>This page ca
 
 
 def _known(error: Exception) -> bool:
-    """Whether an error, of whichever import, is a fault of data or pages, which is told in one line."""
+    """True for a fault of data or pages, reported in one line; matched by name, as its class may be reimported."""
     return any(kind.__name__ in ("InputError", "BuildError", "CatalogError") for kind in type(error).__mro__)
 
 
 def _site(name: str) -> ModuleType:
-    """A module of calc.site as its file is now."""
+    """A module of calc.site, freshly imported after a change."""
     return import_module(f"calc.site.{name}")
 
 
 def _state() -> int:
-    """Changes with any file that numbers or words come from, but for pages: edited, added or removed."""
+    """A hash that changes when a file behind numbers or words, other than a page, is edited, added or removed."""
     found = [path for name in CODE for path in (ROOT / name).rglob("*.*") if path.suffix != ".pyc"]
     found += [path for path in DOCS.iterdir() if path.suffix == ".yaml"]
     return hash(tuple(sorted((str(path), path.stat().st_mtime_ns) for path in found)))
 
 
 def serve(address: str) -> None:
-    """Serves at `address` until it is stopped; a fault in the data at the start is raised."""
+    """Serves at `address` until it is stopped; raises a fault that the data has at the start."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise BuildError(f"--address: given {address!r}, allowed: host:port, as in 127.0.0.1:8000")
     load()
-    _site("pages").write(DOCS)  # before anybody watches
-    # calc/ is watched: its compiled files go elsewhere, and the next change of it compiles one file alone
+    _site("pages").write(DOCS)  # before the watch starts
+    # compiled files go elsewhere because calc/ is watched; the next change of it then compiles one file alone
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / "build" / "compiled")
     logging.basicConfig(format="%(levelname)-7s -  %(message)s")
     logging.getLogger("mkdocs").setLevel(logging.INFO)
@@ -272,7 +272,7 @@ def serve(address: str) -> None:
         out = Path(scratch, "site")
         out.mkdir()
         server = Preview(host.strip("[]"), int(port), out)
-        for end in (signal.SIGINT, signal.SIGTERM):  # which is how a preview ends
+        for end in (signal.SIGINT, signal.SIGTERM):  # the two ways in which a preview ends
             signal.signal(end, signal.default_int_handler)
         try:
             server.serve()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Processes beside this one, for what takes long."""
+"""Child processes, for long computations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """Processes that start meanwhile leave Ctrl-C to this one: what is blocked here is blocked in them for good."""
+    """Child processes that start in this context leave Ctrl-C to this one: they inherit the blocked signal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -24,20 +24,20 @@ def unheard() -> Iterator[None]:
 
 
 class Pool(ProcessPoolExecutor):
-    """Processes that leave Ctrl-C to the one that has started them, and end with it, however it ends."""
+    """Processes that leave Ctrl-C to their parent, and end with it, however it ends."""
 
     def __init__(self, count: int | None = None, initializer: Callable[[], None] | None = None) -> None:
-        """As many as there are cores, or `count`."""
+        """With as many processes as there are cores, or `count`."""
         super().__init__(count, mp_context=get_context("spawn"), initializer=partial(_begin, initializer))
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Starts a process, too, as long as more are needed."""
+        """Also starts a process, as long as more are needed."""
         with unheard():
             return super().submit(work, *args, **kwargs)
 
 
 def _begin(initializer: Callable[[], None] | None) -> None:
-    """In a new process; without the watch it would wait for ever for what a killed one wanted next."""
+    """Begins a new process by watching its parent: otherwise it would wait for ever for work from a killed one."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if initializer:
         initializer()

@@ -1,4 +1,4 @@
-"""No memory figure is typed into the guide: what no macro computes must be marked as somebody's quotation."""
+"""A check that no memory figure is typed into the guide: if no macro computes it, it must be marked as a quotation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKED = [
 
 
 def typed(page: Source) -> Iterator[tuple[int, str]]:
-    """The memory figures of a page that nothing marks, each with its line."""
+    """The memory figures of a page that are not marked as quotations, each with its line."""
     text = page.text
     for marked in MARKED:
         text = marked.sub(lambda found: "\n" * found[0].count("\n"), text)

@@ -10,20 +10,20 @@ from typing import NamedTuple
 from calc.site import answers
 from calc.site.tables import Table
 
-Tables = Mapping[str, tuple[Table, str]]  # by id, with the page that each stands on
+Tables = Mapping[str, tuple[Table, str]]  # by id, with the address of the page that each is on
 ALTERNATES = ("json", "md", "tex", "xlsx")
-KINDS = ("csv", *ALTERNATES)  # of files that there are of each table
-UNKNOWN = "(counted by make site)"  # while pages may still add tables; the preview renders none but those asked for
+KINDS = ("csv", *ALTERNATES)  # the kinds of file of each table
+UNKNOWN = "(counted by make site)"  # while pages may still add tables; the preview renders only requested pages
 
 
 class Home(NamedTuple):
-    """Where a table stands."""
+    """A table with its address."""
 
     address: str
     table: Table
 
 
-# The part of the guide that a table stands in, by how its page's address begins; the rest is home.
+# The part of the guide that a table is in, by the start of its page's address; the rest is home.
 PARTS = {
     "hardware/gpus/": "Pages of GPUs",
     "hardware/": "Hardware",
@@ -38,7 +38,7 @@ PARTS = {
 
 
 def listed(tables: Tables, root: str) -> str:
-    """All `tables` by the part of the guide that they stand in; `root` is the way to the top of the site."""
+    """All `tables` by their part of the guide; `root` is the relative path to the top of the site."""
     found = sorted((Home(f"{page}#{table.id}", table) for table, page in tables.values()), key=_place)
     whole = f"<p>{len(found)} tables, catalog <code>{escape(answers.versions()['catalog'])}</code>.</p>"
     return whole + "".join(_group(part, list(homes), root) for part, homes in groupby(found, key=_part))

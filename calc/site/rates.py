@@ -1,4 +1,4 @@
-"""What cards reached of their peaks, as tables: matrix products, copies, decoding steps, and how fast hosts launch."""
+"""Rates that cards reached against their peaks, as tables: matrix products, copies, decoding steps, host dispatch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESTS_ON = "The rates of measurements/, by measurements/bench on rented cards: e
 
 
 def products() -> Table:
-    """The share of the peak that the products of a model's shapes reach, by tokens."""
+    """The share of the peak that matrix products in a model's shapes reach, by number of tokens."""
     found = sorted(timing.rates(answers.catalog(), "matmul"), key=lambda r: (r.gpu.id, r.model))
     tokens = sorted({r.row["tokens"] for r in found})
     columns = (
@@ -35,7 +35,7 @@ def products() -> Table:
 
 
 def copies() -> Table:
-    """Bytes a second of copies within a card and to its host, and the share of the peak."""
+    """Bytes per second of copies within a card and to its host, and the share of the peak."""
     columns = (
         Column("card", "Card"),
         Column("copy", "Copy"),
@@ -53,7 +53,7 @@ def copies() -> Table:
 
 
 def decoding() -> Table:
-    """Decoding steps beside their estimate, by sequences: the median over lengths of the cache."""
+    """Decoding steps beside their estimates, with short caches, by number of sequences."""
     columns = (
         Column("card", "Card"),
         Column("model", "Model"),
@@ -81,7 +81,7 @@ def decoding() -> Table:
 
 
 def hosts() -> Table:
-    """How long hosts take to dispatch an operation."""
+    """The time that hosts take to dispatch an operation."""
     columns = (
         Column("host", "Host"),
         Column("each", "One operation", "µs", "number", 1),

@@ -1,4 +1,4 @@
-"""Recommended configurations on a page: what to run, what else could be, and what the next faster lacks."""
+"""Recommended configurations on a page: what to run, the alternatives, and what the next faster one lacks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Recipe(NamedTuple):
 
 
 def recommended(job: Mapping[str, Any], where: str = "scenario") -> Recipe:
-    """The recommendation for a job, kept; raises ScenarioError, one line, for one that cannot be used."""
+    """The recommendation for a job, cached; raises ScenarioError, one line, for one that cannot be used."""
     return _kept(json.dumps(flatten(job), sort_keys=True), where)
 
 
@@ -58,7 +58,11 @@ def title(recipe: Recipe) -> str:
 
 
 def said(recipe: Recipe, what: str) -> str:
-    """A figure of a recommendation, for a sentence; ValueError for one that it has not."""
+    """A figure of a recommendation, for a sentence; ValueError if the recommendation lacks it.
+
+    `considered` and `pruned` configurations and the `verdict`; of a recommended one also `method`, `sharding`, `peak`,
+    `host`.
+    """
     found, best = recipe.answer, recipe.answer.recommended
     counts = {"considered": f"{found.considered:,}", "pruned": f"{found.pruned:,}"}
     if best is None:
@@ -82,7 +86,7 @@ def said(recipe: Recipe, what: str) -> str:
 
 
 class Row(NamedTuple):
-    """A configuration in a table, under its label, with its verdict in words."""
+    """A row of a table: a configuration under its label, with its verdict in words."""
 
     label: str
     verdict: str
@@ -125,7 +129,7 @@ def _table(rows: Sequence[Row], id: str, caption: str, first: str, extra: tuple[
 
 
 def _cells(row: Row, scale: int) -> Iterator[Cell]:
-    """A configuration's cells; dashes where there is none."""
+    """A configuration's cells; dashes if there is none."""
     none, speed = Cell(None, "—"), row.throughput
     verdict = Cell(row.verdict, verdict_html(row.verdict if row.verdict in WORDS else "oom", row.verdict))
     if row.judged is None:
@@ -148,14 +152,14 @@ def _cells(row: Row, scale: int) -> Iterator[Cell]:
 
 
 def _best(label: str, found: Recommendation, *extra: Cell) -> Row:
-    """The recommended configuration; where nothing fits, what would have to change."""
+    """The row of the recommended configuration; if nothing fits, a row with only the verdict and `extra`."""
     if found.recommended:
         return Row(label, found.verdict, found.recommended.judged, found.recommended.throughput, extra)
     return Row(label, found.verdict, None, None, extra)
 
 
 def overview(found: Sequence[Recipe], id: str, caption: str) -> Table:
-    """One row a job: the configuration to run, and what the next faster one lacks."""
+    """One row per job: the configuration to run, and what the next faster one lacks."""
     rows = []
     for recipe in found:
         faster = Cell(words.against(recipe.answer), style="settings")
@@ -165,7 +169,7 @@ def overview(found: Sequence[Recipe], id: str, caption: str) -> Table:
 
 
 def _label(recipe: Recipe, among: Sequence[Recipe]) -> str:
-    """The model, and what else tells a job from the others of a table."""
+    """The model, with the GPUs and lengths that tell the job from others in its table."""
     s = recipe.asked
     counts, lengths = {r.asked.gpus for r in among}, {r.asked.seq_len or r.asked.response_len for r in among}
     parts = [words.model(s.model)]
@@ -175,7 +179,7 @@ def _label(recipe: Recipe, among: Sequence[Recipe]) -> str:
 
 
 def whole(recipe: Recipe, id: str, caption: str) -> Table:
-    """One row a configuration: to run, instead of it, and faster but too large; with what each setting does."""
+    """One row per configuration: to run, alternatives, and faster but too large; with the effect of each setting."""
     found = recipe.answer
     rows = [_best("Run this", found)] if found.recommended else []
     if found.fails and found.verdict != "tight":
@@ -194,7 +198,7 @@ def _notes(lines: Iterable[str]) -> str:
 
 
 def matrix(rows: Sequence[Sequence[Recipe]], id: str, caption: str) -> Table:
-    """A row a task, a column a machine: whether something fits there, the peak, and how."""
+    """One row per task, one column per machine: the verdict there, the peak, and the configuration."""
     machines = {(r.asked.gpu, r.asked.gpus): words.machine(r.asked) for row in rows for r in row}
     names = {at: f"{at[0]}_{at[1]}" for at in machines}
     columns = (

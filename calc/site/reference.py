@@ -1,4 +1,4 @@
-"""Sentences about the catalog, and the reference of a scenario's fields, written from the data itself."""
+"""Sentences about the catalog, and the reference of scenario fields, both generated from the data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEARNING = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 
 
 def how_many(what: str) -> int:
-    """How many of something there are."""
+    """The number of `remedies`, `records`, `messages`, or of another collection of the catalog."""
     found = answers.catalog()
     if what == "remedies":
         return len([p for p in strategies.FOLDER.glob("*.md") if p.stem != "index"])
@@ -51,7 +51,7 @@ def _largest(card: GPU, method: str, gpus: int) -> str:
 
 
 def gpu_links(card: GPU) -> str:
-    """What the links of a card mean for a job that uses several."""
+    """The effect of a card's links on a job that uses several."""
     nodes = sheets.nodes_of(card)
     direct = {n.p2p for n in nodes.values()}
     if card.nvlink_gbs:
@@ -93,7 +93,7 @@ def model_summary(model: Model) -> str:
 def _leaves(schema: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, entry in schema.get("properties", {}).items():
         yield f"{prefix}{name}", entry
-        if name != "roles":  # a role takes the same fields again
+        if name != "roles":  # a role takes the same fields, listed already
             yield from _leaves(entry, f"{prefix}{name}.")
 
 

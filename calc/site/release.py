@@ -1,7 +1,7 @@
 """Making a version, and publishing it beside the others.
 
-`make release VERSION=1.2` compares the working tree with the tag of the last version, and writes the version where it
-stands: pyproject.toml, CITATION.cff, docs/changelog/1.2.json. The maintainer looks, commits and tags. `make publish`
+`make release VERSION=1.2` compares the working tree with the tag of the last version, and writes the new version into
+its files: pyproject.toml, CITATION.cff, docs/changelog/1.2.json. The maintainer looks, commits and tags. `make publish`
 then builds the tagged version and puts it on the branch gh-pages as 1.2/, with `latest` for the newest; it pushes
 nothing.
 """
@@ -57,7 +57,7 @@ def _write(name: str, pattern: str, text: str) -> None:
 
 
 def publish() -> None:
-    """Builds the tagged version that is checked out, and commits it to the branch."""
+    """Builds the tagged version that is checked out, and commits it to the branch gh-pages."""
     from mike import commands, git_utils
 
     version = current()
@@ -65,7 +65,7 @@ def publish() -> None:
         raise BuildError(f"what is checked out is not the tag v{version}, unchanged: make publish takes nothing else")
     base = os.environ.get("HEADROOM_SITE_URL", "")
     os.environ |= {"HEADROOM_VERSION": version, "HEADROOM_VERSION_PROVIDER": "mike"}
-    if base:  # search engines are to find the newest version of a page
+    if base:  # search engines should find the newest version of a page
         os.environ["HEADROOM_CANONICAL_URL"] = f"{base}{NEWEST}/"
     with tempfile.TemporaryDirectory(prefix="headroom-") as scratch:
         site = Path(scratch, "site")
@@ -74,7 +74,7 @@ def publish() -> None:
             done, version, aliases=[NEWEST], update_aliases=True, branch=BRANCH, message=f"Version {version}"
         ):
             build.build(site)
-    with contextlib.suppress(git_utils.GitEmptyCommit):  # it is so already
+    with contextlib.suppress(git_utils.GitEmptyCommit):  # it is the default already
         commands.set_default(NEWEST, branch=BRANCH, message=f"{NEWEST} is what a reader finds")
     print(f"Version {version} is on the branch {BRANCH}: push it where the site is served from.")
     if not base:

@@ -1,6 +1,6 @@
-"""Pages as their macros give them: Markdown with a place for each table, and the tables, which the theme puts there.
+"""Pages as rendered by their macros: Markdown with a placeholder for each table, which the theme fills.
 
-Macros run here alone, once a page: the exports, the engine's plugin and the preview take what they gave.
+Macros run only here, once per page: the exports, the engine's plugin and the preview use the results.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from calc.site.sources import Source
 from calc.site.tables import Table
 
 TYPED = " typed in, allowed: a macro that computes it, or a mark that somebody is quoted: >, <q> or `"
-NOTED = (FIGURES, datasets.KEY)  # of a page's metadata what its macros add for the theme
+NOTED = (FIGURES, datasets.KEY)  # the page metadata that macros add for the theme
 
 
 class Rendered(NamedTuple):
-    """A page's Markdown, and what the theme needs beside it."""
+    """A page's Markdown, and the metadata that the theme needs with it."""
 
     text: str
     noted: Mapping[str, Any]
@@ -44,7 +44,7 @@ class Pages:
     """The pages under `docs`, each rendered when it is first asked for."""
 
     def __init__(self, docs: Path) -> None:
-        """None is rendered yet."""
+        """Sets up the macros; nothing is rendered yet."""
         self.docs = docs
         self.record = Record()
         self._view = View("", "", {})
@@ -62,12 +62,12 @@ class Pages:
         self._environment.globals.update(Macros(lambda: self._view, self.record).all())
 
     def page(self, source: str) -> Rendered:
-        """A page by its file; BuildError, one line, where its macros find a fault."""
+        """The rendered page of a file; BuildError, one line, if its macros find a fault."""
         if source not in self.found:
             original, language = languages.split(source)
             if language:
                 self._read(source)
-                self.page(original)  # whose tables a translation shows
+                self.page(original)  # a translation shows the tables of its original
             self.found[source] = self._render(source)
         return self.found[source]
 
@@ -79,7 +79,7 @@ class Pages:
             glossary.said(language)
 
     def all(self, made: Callable[[Sequence[tuple[Table, str]]], object] = len) -> dict[str, Rendered]:
-        """Every page by its file, and of each its tables to `made`; those that speak of all tables come last."""
+        """Every page by its file; `made` receives each page's tables. Pages that list all tables are rendered last."""
         for path in sorted(self.docs.rglob("*.md")):
             known = len(self.record.tables)
             self.page(path.relative_to(self.docs).as_posix())
@@ -101,7 +101,7 @@ class Pages:
         return Rendered(text, {name: self._view.meta[name] for name in NOTED if name in self._view.meta})
 
     def _read(self, source: str) -> Source:
-        """A page's file, with what no macro finds: figures that are typed in, a translation that lacks something."""
+        """A page's file, checked for faults that no macro finds: typed-in figures, an incomplete translation."""
         page = sources.read(self.docs / source)
         original, language = languages.split(source)
         if language and not (self.docs / original).is_file():
@@ -114,7 +114,7 @@ class Pages:
 
 
 def _line(error: Exception, page: Source) -> str:
-    """The line of a page at which its macros stopped."""
+    """The line of a page at which its macros stopped, as `:12`; empty if it is not known."""
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f":{page.line + error.lineno - 1}"
     place = line_of(error)
@@ -122,7 +122,7 @@ def _line(error: Exception, page: Source) -> str:
 
 
 def _told(error: Exception) -> str:
-    """An error on one line; of one that no macro foresees its kind, too: arguments that do not go together."""
+    """An error on one line; with its type if no macro foresees it, as for arguments that do not go together."""
     text = " ".join(str(error).split())
     foreseen = isinstance(error, InputError | PageError | jinja2.TemplateError)
     return text if foreseen else f"{type(error).__name__}: {text}"
@@ -130,12 +130,12 @@ def _told(error: Exception) -> str:
 
 @cache
 def pages(docs: Path) -> Pages:
-    """The pages under `docs`, the same for all who ask."""
+    """The pages under `docs`, one shared object."""
     return Pages(docs)
 
 
 def give(env: Any) -> None:
-    """Before mkdocs-macros renders a page: gives it what the macros gave, so that it has nothing to do."""
+    """Hook before mkdocs-macros renders a page: hands it the rendered Markdown, so that it has nothing to do."""
     found = pages(Path(env.conf["docs_dir"])).page(env.page.file.src_uri)
     env.markdown = found.text
     env.page.meta.update(found.noted, render_macros=False)

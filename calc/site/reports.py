@@ -1,4 +1,4 @@
-"""Published RL reports beside what is computed for them, one by one."""
+"""Published reports of RL jobs beside the results computed for them, one by one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from calc.site.workings import of_phase
 
 
 def found() -> list[Residual]:
-    """Those that others published of RL jobs."""
+    """The residuals of published RL jobs."""
     return [r for r in accuracy.residuals() if r.kind == "published" and r.task in RL]
 
 
 def count(what: str) -> int:
-    """Of the published RL reports: their `count`, those that `agree` or `disagree`, those of `loading`, the `jobs`."""
+    """A count of published RL reports: `count`, those that `agree` or `disagree`, those of `loading`, the `jobs`."""
     every = found()
     agree = sum(r.agrees for r in every)
     counts = {
@@ -36,7 +36,7 @@ def count(what: str) -> int:
 
 
 def table() -> Table:
-    """Published RL reports beside what is computed: whether the job runs, and what is held at a moment of loading."""
+    """Published RL reports beside computed results: whether the job runs, and memory at a moment of loading."""
     columns = (
         Column("report", "Report"),
         Column("job", "Job"),
@@ -88,7 +88,7 @@ def table() -> Table:
 
 
 def _reported(r: Residual) -> Cell:
-    """What became of the job, where the source says it."""
+    """The outcome of the job, if the source says it."""
     word = WORDS.get(str(r.reported))
     return Cell(word, verdict_html(str(r.reported), word)) if word else Cell("—")
 

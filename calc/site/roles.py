@@ -1,4 +1,4 @@
-"""Who lies where: the roles of a job, and what the KV cache of its vLLM holds."""
+"""The roles of a job with the place of their weights and states, and the capacity of vLLM's KV cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOES = {"train": "trained", "score": "scores", "generate": "generates"}
 
 
 def roles(answer: Answer, table_id: str, caption: str) -> Table:
-    """One row a role that runs: its model, what it does, and what of it lies where."""
+    """One row per running role: its model, its work, and the place of its weights and states."""
     job, s = answer.placed, answer.scenario
     columns = (
         Column("role", "Role"),
@@ -82,14 +82,14 @@ def _model(s: Scenario) -> Cell:
 
 
 def _does(job: Job, name: str) -> str:
-    """What a role does in a step: `scores, trained`."""
+    """A role's work in a step: `scores, trained`."""
     done = [DOES[stage.does] for stage in job.keeps.stages if name in (stage.role, stage.beside) and stage.does in DOES]
     done += ["scores" for stage in job.keeps.stages if stage.inside == name]
     return ", ".join(dict.fromkeys(done)) or "nothing on the GPU"
 
 
 def _between(placed: Placed, weights: int, states: int) -> str:
-    """Where a role's weights and states are while other roles work."""
+    """The place of a role's weights and states while other roles work."""
     parts = {"weights": weights} | ({"states": states} if placed.trained else {})
     always = [part for part, there in parts.items() if not there]
     moved = [part for part in parts if part in placed.role.leaves and part not in always]
@@ -99,7 +99,7 @@ def _between(placed: Placed, weights: int, states: int) -> str:
 
 
 def caches(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table:
-    """What vLLM's KV cache holds, job by job, or why vLLM does not start."""
+    """The capacity of vLLM's KV cache, job by job, or the reason why vLLM does not start."""
     columns = (
         Column("job", "Job"),
         Column("vllm", "vLLM"),

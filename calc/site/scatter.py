@@ -10,13 +10,13 @@ from calc.site import accuracy, answers
 from calc.site.tables import Cell, Column, Table
 from calc.units import GiB
 
-# the drawing in its own units: a square field within margins for the labels
+# the drawing in its own units: a square field with margins for the labels
 FIELD, LEFT, BELOW = 400, 52, 40
 LOW, HIGH = 0.5, 400.0  # GiB at the ends of both axes
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200)
-# what a point is, in the order in which they are drawn, and the class that gives it its colour
+# the kinds of points in drawing order, each with the class that sets its colour
 KINDS = {"traced": "c-weights", "published": "c-logits", "measured": "c-optimizer_states"}
-# and its shape, around a place, for whom colours look alike
+# the shape of each kind around its place, for readers to whom the colours look alike
 SHAPES = {
     "traced": ("dots", "m-2.4 0a2.4 2.4 0 1 0 4.8 0a2.4 2.4 0 1 0-4.8 0"),
     "published": ("diamonds", "m0-3.3l3.3 3.3-3.3 3.3-3.3-3.3z"),
@@ -25,12 +25,12 @@ SHAPES = {
 
 
 def _at(gib: float) -> float:
-    """The place of so many GiB on an axis."""
+    """The place of `gib` on an axis."""
     return FIELD * log(min(max(gib, LOW), HIGH) / LOW) / log(HIGH / LOW)
 
 
 def svg(points: Sequence[Residual]) -> str:
-    """The chart: measured to the right, estimated upwards, both on logarithmic axes; the diagonal is no error."""
+    """The chart: measured to the right, estimated upwards, both axes logarithmic; the diagonal means no error."""
     grid = "".join(
         f'<path class="grid" d="M{LEFT + _at(t):.1f} 0V{FIELD}M{LEFT} {FIELD - _at(t):.1f}h{FIELD}"/>'
         f'<text x="{LEFT + _at(t):.1f}" y="{FIELD + 16}" text-anchor="middle">{t}</text>'
@@ -63,7 +63,7 @@ def _legend(points: Sequence[Residual]) -> str:
 
 
 def records() -> Table:
-    """Every record with a figure, one a row, furthest off first."""
+    """Every record with a figure, one per row, furthest off first."""
     points = sorted((r for r in accuracy.residuals() if r.measured), key=lambda r: -abs(r.error))
     columns = (
         Column("record", "Record"),

@@ -1,4 +1,4 @@
-"""Recommendations that pages ask for by name, kept between builds, and computed over all cores where they are not."""
+"""Recommendations that pages ask for by name, kept between builds; missing ones are computed over all cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from calc.site.sources import front
 
 @cache
 def catalog() -> str:
-    """A hash of all GPUs, nodes and models: an alternative may be any of them."""
+    """A hash of all GPUs, nodes and models, any of which may be an alternative."""
     return fingerprint([*map(of_gpu, answers.catalog().gpus), of_models()])
 
 
@@ -38,7 +38,7 @@ def recommendation(job: Mapping[str, Any], where: str) -> Recommendation:
 
 
 def fill(docs: Path) -> None:
-    """Computes what the front matter under `docs` asks for and nothing has kept; faults are left to the page."""
+    """Computes missing recommendations that front matter under `docs` asks for; faults are left to the page."""
     asked = [
         flatten(job) for page in sorted(docs.rglob("*.md")) for job in (front(page)[0].get("recipes", {})).values()
     ]

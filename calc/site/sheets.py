@@ -1,4 +1,4 @@
-"""Tables of the catalogs themselves: GPUs, how they are joined, models, and a model tensor by tensor."""
+"""Tables of the catalogs themselves: GPUs, the links between them, models, and a model tensor by tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from calc.site.tables import Cell, Column, Table
 from calc.tape import Tensor, of, text
 from calc.units import GB, GiB, gib
 
-# What the catalog says of a GPU: (attribute, the file's field, title, unit).
+# The catalog's data on a GPU: (attribute, the file's field, title, unit).
 GPU_FACTS = (
     ("memory_gb", "memory.marketing_gb", "Memory, as sold", "GB"),
     ("usable_mib", "memory.usable_mib", "Memory a process can use", "MiB"),
@@ -75,7 +75,7 @@ def gpus(root: str) -> Table:
 
 
 def units(cards: Sequence[GPU], table_id: str, caption: str) -> Table:
-    """What the name of a card says in decimal and in binary units, and what a process gets."""
+    """The memory in a card's name, read in decimal and in binary units, and the memory that a process gets."""
     columns = (
         Column("gpu", "Card"),
         Column("sold", "Sold with", "GB", "number"),
@@ -126,7 +126,7 @@ def gpu(card: GPU) -> Table:
 
 
 def linked(source: str) -> str:
-    """A source's text with each address in it made a link."""
+    """A source's text with its addresses as links."""
     words = []
     for word in source.split(" "):
         bare = word.rstrip(".,;:)")
@@ -140,7 +140,7 @@ def linked(source: str) -> str:
 
 
 def nodes(found: Mapping[str, Node], table_id: str, caption: str, root: str) -> Table:
-    """How GPUs are joined: what a link carries, and whether cards reach each other directly."""
+    """Links between GPUs: their bandwidths, and whether cards reach each other directly."""
     columns = (
         Column("node", "Node"),
         Column("gpus", "GPUs", "", "number"),
@@ -175,7 +175,7 @@ def nodes(found: Mapping[str, Node], table_id: str, caption: str, root: str) -> 
 
 
 def node_sources() -> Table:
-    """Where each value of each node is read."""
+    """The source of each value of each node."""
     columns = (Column("node", "Node"), Column("field", "Value"), Column("source", "Source"), Column("note", "Note"))
     rows = tuple(
         (Cell(n.name), Cell(field), Cell(source, linked(source)), Cell(note := n.notes.get(field, ""), linked(note)))
@@ -234,7 +234,7 @@ def models(root: str) -> Table:
 
 
 def model_tensors(model: Model) -> Table:
-    """A model tensor by tensor: shape, how many such, and what they hold together."""
+    """A model tensor by tensor: shape, count, and parameters of each and in all."""
     total = parameters(model.architecture)
     columns = (
         Column("tensor", "Tensor"),
@@ -275,7 +275,7 @@ def model_tensors(model: Model) -> Table:
 
 
 def saved(root: str) -> Table:
-    """What one decoder layer of each model keeps for backward, per token, with the closed form."""
+    """The bytes that one decoder layer of each model keeps for backward, per token, with the closed form."""
     columns = (
         Column("model", "Model"),
         Column("bytes", "Full", "bytes per token", "number"),

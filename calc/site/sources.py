@@ -1,4 +1,4 @@
-"""A page's file: its front matter, checked, and its Markdown; and the data under docs/ that pages are made of."""
+"""A page's file, read and checked: its front matter and Markdown; and the data under docs/ that pages are made of."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from calc.site.faults import short
 SCHEMAS = Path(__file__).parent / "schema"
 FRONT = re.compile(r"---\n(.*?^)---[ \t]*(?:\n|\Z)", re.M | re.S)
 JOBS = ("scenarios", "recipes")
-SPEAK = ("labels", "said")  # of jobs, by their names
+SPEAK = ("labels", "said")  # sentences and labels about jobs, keyed by the jobs' names
 
 
 class Source(NamedTuple):
-    """A page's front matter, its Markdown, and the line of the file on which that begins."""
+    """A page's front matter, its Markdown, and the line of the file on which the Markdown begins."""
 
     meta: Mapping[str, Any]
     text: str
@@ -33,7 +33,7 @@ def front(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def read(path: Path) -> Source:
-    """A page's file; InputError, one line, for one that cannot be used."""
+    """A page's file; InputError, one line, for a file that cannot be used."""
     try:
         return _read(path, path.stat().st_mtime_ns)
     except OSError:
@@ -42,14 +42,14 @@ def read(path: Path) -> Source:
 
 @cache
 def _read(path: Path, changed: int) -> Source:
-    # each number of a translation asks for its original's jobs
+    # cached: each number of a translation asks for its original's jobs
     where = short(path)
     source = decode(read_bytes(path, where), where).replace("\r\n", "\n")
     found = FRONT.match(source)
     if not found:
         allowed = "front matter between two lines of ---, with a description"
         raise InputError(f"{where}:1: given {show(source.partition(chr(10))[0])}, allowed: {allowed}")
-    meta = parse_yaml(f"\n{found[1]}", where) or {}  # the line of --- counts
+    meta = parse_yaml(f"\n{found[1]}", where) or {}  # the leading line break stands for the line of ---
     validator(SCHEMAS / "page.json")(meta, where)
     text = source[found.end() :]
     _named(meta, text, where)
@@ -57,7 +57,7 @@ def _read(path: Path, changed: int) -> Source:
 
 
 def _named(meta: Mapping[str, Any], text: str, where: str) -> None:
-    """Refuses jobs that nothing on a page asks about, and words about jobs that it does not have."""
+    """Refuses jobs that no macro of the page names, and labels for jobs that the page lacks."""
     jobs = {name: kind for kind in JOBS for name in meta.get(kind, ())}
     told = f"{meta.get('remedy')}{meta.get('reported')}"
     for name, kind in jobs.items():
@@ -65,14 +65,14 @@ def _named(meta: Mapping[str, Any], text: str, where: str) -> None:
             raise InputError(
                 f"{where}: {kind}.{name}: given a job that no macro of the page names, allowed: one that is"
             )
-    for field in SPEAK if jobs else ():  # a translation has the jobs of its original
+    for field in SPEAK if jobs else ():  # a translation's labels belong to jobs of its original
         for name in meta.get(field, ()):
             if name not in jobs:
                 raise InputError(f"{where}: {field}.{name}: allowed: {', '.join(jobs)}{closest(name, jobs)}")
 
 
 def data(path: Path, schema: str) -> Any:
-    """A YAML or JSON file that pages are made of, checked; InputError, one line, for one that cannot be used."""
+    """A YAML or JSON file that pages are made of, checked; InputError, one line, for a file that cannot be used."""
     where = short(path)
     text = decode(read_bytes(path, where), where)
     found = parse_json(text, where) if path.suffix == ".json" else parse_yaml(text, where)

@@ -1,4 +1,4 @@
-"""How fast jobs run, as tables: a job term by term, jobs side by side, and estimates against what was timed."""
+"""Step times, as tables: a job term by term, jobs side by side, and estimates against timed runs."""
 
 from __future__ import annotations
 
@@ -36,39 +36,39 @@ FIFTH = 20.0
 
 @cache
 def residuals() -> tuple[Pace, ...]:
-    """One for each published rate that judges the estimate."""
+    """The step-time errors of published rates that may judge the estimate."""
     return tuple(judging(paces(answers.catalog())))
 
 
 @cache
 def measured() -> tuple[Pace, ...]:
-    """One for each measured step that judges the estimate."""
+    """The step-time errors of measured steps that may judge the estimate."""
     return tuple(judging(steps(answers.catalog())))
 
 
 def of(answer: Answer) -> Throughput:
-    """The speed of a job; raises Unrated where no rate is known."""
+    """The speed of a job; raises Unrated if a rate is not known."""
     return speed(answer.estimate, answers.catalog())
 
 
 def traffic(t: Throughput) -> float:
-    """Seconds of a step in which data-parallel collectives run."""
+    """The seconds of a step in data-parallel collectives."""
     return sum(term.seconds for term in t.terms if term.name in COLLECTIVES and term.seconds > 0)
 
 
 def seconds_each(answer: Answer) -> float:
-    """Seconds for one sequence of a step, or pair where the task has pairs; for RL one response of an iteration."""
+    """Seconds per sequence of a step, per pair if the task has pairs, or, for RL, per response of an iteration."""
     s = answer.scenario
     return of(answer).step_seconds / (s.rollout.batch * s.rollout.n if s.rollout else s.global_batch)
 
 
 def hours(answer: Answer, items: int) -> float:
-    """Hours for `items` sequences, pairs where the task has pairs, or responses for RL."""
+    """Hours for `items` sequences, pairs if the task has pairs, or responses for RL."""
     return seconds_each(answer) * items / 3600
 
 
 def terms(answer: Answer, table_id: str, caption: str, root: str) -> Table:
-    """One row a term, with its formula and the values that were put in."""
+    """One row per term, with its formula and the values put in."""
     columns = (
         Column("term", "Term"),
         Column("seconds", "Seconds", "s", "number", 3),
@@ -91,7 +91,7 @@ def _values(term: Term) -> str:
 
 
 def compare(answered: Mapping[str, Answer], table_id: str, caption: str, items: int) -> Table:
-    """Jobs side by side: a step, its arithmetic and its collectives, and the hours that `items` take."""
+    """Jobs side by side: a step, its share without collectives, its collectives, and the hours that `items` take."""
     first = next(iter(answered.values()))
     named = "pairs" if first.scenario.task in PAIRED else "sequences"
     columns = (
@@ -122,7 +122,7 @@ def compare(answered: Mapping[str, Answer], table_id: str, caption: str, items: 
 
 
 def constants() -> Table:
-    """Every number of the step time that no formula gives, with its source."""
+    """Every constant of the step time that no formula gives, with its source."""
     columns = (
         Column("name", "Name"),
         Column("what", "What it is"),
@@ -137,7 +137,7 @@ def constants() -> Table:
                 found.append((name, value))
             elif isinstance(value, dict):
                 found += [(f"{name}, {key}", one) for key, one in value.items() if isinstance(one, Constant)]
-    found = list({id(c): (n, c) for n, c in reversed(found)}.values())[::-1]  # modules import from each other
+    found = list({id(c): (n, c) for n, c in reversed(found)}.values())[::-1]  # modules import constants from each other
     rows = [(Cell(n), Cell(c.what), Cell(f"{c:.3g}"), Cell(c.status), Cell(c.source)) for n, c in found]
     caption = "What is read off measurements or assumed: every constant of a step time"
     note = "A calibrated constant was set by steps of the records that calc.timing names, which no error counts."
@@ -145,7 +145,7 @@ def constants() -> Table:
 
 
 def by_source() -> Table:
-    """Errors of estimated step times by source, and how well a source's jobs are put in order."""
+    """Errors of estimated step times by source, with the rank correlation over each source's jobs."""
     caption = "Estimated against published step times: relative error, by source"
     return _by_group(residuals(), "speed-by-source", "Source", caption, RESTS_ON)
 
@@ -208,9 +208,9 @@ def _records(found: Sequence[Pace], table_id: str, caption: str, rests_on: str) 
 
 
 def error(what: str, of: str = "published") -> float | None:
-    """Of all errors against `published` or `measured` steps: `count`, `median`, `worst`, or `within` a fifth.
+    """An error against `published` or `measured` steps: `count`, `median`, `worst`, or the share `within` a fifth.
 
-    All but the count are in per cent; None where there are no such steps.
+    All but the count are in per cent; None if there are no such steps.
     """
     sizes = [100 * abs(p.error) for p in {"published": residuals, "measured": measured}[of]()]
     known = {"count": len, "median": median, "worst": max, "within": _within}

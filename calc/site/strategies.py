@@ -1,4 +1,4 @@
-"""Remedies: a job before and after a change, by phase, what that saves and what it costs in time; one page a remedy.
+"""Remedies: a job before and after a change, by phase, with the memory it saves and the time it costs; one page each.
 
 A page under docs/strategies names its pairs of jobs, and the flags that make the change:
 
@@ -28,7 +28,7 @@ from calc.units import GB, GiB, MiB
 
 FOLDER = Path(__file__).parents[2] / "docs" / "strategies"
 FRAMEWORKS = {"openrlhf": "OpenRLHF 0.11", "verl": "verl 0.9", "trl": "TRL 1", "torch": "PyTorch"}
-# The five posts that the guide computes again: title, month, and the case study that does so.
+# The five posts that the guide recomputes: title, month, and the case study that does so.
 POSTS = {
     "sizes": ("OpenRLHF项目中模型参数量与显存占用的关系分析", "June 2025", "ppo-qwen1.5-8x4090"),
     "rm": ("OpenRLHF项目中的RM模型训练硬件配置优化实践", "June 2025", "reward-model-6x4090"),
@@ -36,12 +36,12 @@ POSTS = {
     "ppo": ("OpenRLHF项目中的PPO训练内存优化实践与解决方案", "June 2025", "ppo-llama-3-8b-4xa40"),
     "logic": ("Logic-RL项目中的显存优化实践与经验分享", "July 2025", "grpo-logic-rl-4xa100"),
 }
-# What a page shows with one or two digits: less is no difference.
+# The smallest difference that a page shows, with one or two digits; anything less is no difference.
 SHOWN = 0.05 * GiB
 
 
 class Pair(NamedTuple):
-    """A job in words, before a change and after it."""
+    """A job, described in words, before a change and after it."""
 
     job: str
     before: Answer
@@ -57,7 +57,7 @@ class Remedy(NamedTuple):
 
 
 def pairs(meta: Mapping[str, Any]) -> dict[str, Pair]:
-    """The pairs of jobs that a page's front matter names; KeyError where it names none, or a scenario it lacks."""
+    """The pairs of jobs that a page's front matter names; KeyError if it names none, or a scenario that it lacks."""
     jobs = meta["scenarios"]
     return {
         str(key): Pair(
@@ -81,7 +81,7 @@ def remedies(folder: Path = FOLDER) -> list[Remedy]:
 
 
 def phases(answer: Answer) -> dict[str, Phase]:
-    """The phases of a job by name; of several groups of GPUs that go through one, that of the fullest."""
+    """The phases of a job by name; of a phase that several GPU groups go through, the fullest group's."""
     found: dict[str, Phase] = {}
     for phase in (p for g in answer.estimate.groups for p in g.phases):
         fullest = found.get(phase.name)
@@ -91,12 +91,12 @@ def phases(answer: Answer) -> dict[str, Phase]:
 
 
 def host(answer: Answer) -> int:
-    """The most that one node's host memory holds, in bytes."""
+    """The peak of host memory on the node that needs most, in bytes."""
     return answer.estimate.host_peak
 
 
 def times(pair: Pair) -> float | None:
-    """How many times as long a sequence takes after the change; None where a rate is not known."""
+    """The factor by which the change lengthens a sequence's time; None if a rate is not known."""
     try:
         return speed.seconds_each(pair.after) / speed.seconds_each(pair.before)
     except Unrated:
@@ -104,7 +104,7 @@ def times(pair: Pair) -> float | None:
 
 
 def most(pair: Pair) -> tuple[str, int]:
-    """The phase in which the change saves most, or else costs most, and the bytes that it saves there."""
+    """The phase in which the change saves most or, if it saves in none, costs most, and the bytes saved there."""
     before, after = phases(pair.before), phases(pair.after)
     saved = {n: p.moment.device_bytes - after[n].moment.device_bytes for n, p in before.items() if n in after}
     if not saved:
@@ -151,19 +151,19 @@ def _row(pair: Pair) -> tuple[Cell, ...]:
 
 
 def _difference(was: Phase, now: Phase, answer: Answer, component: str = "") -> Cell:
-    """What a phase gives back, or a component of it, in GiB, without the sign of what rounds to nothing."""
+    """The GiB that a phase, or a component of it, gives back; without a sign if that rounds to nothing."""
     held = [of_phase(p).of(component) if component else of_phase(p) for p in (was, now)]
     cell = ledgers.held(difference(*held), answer)
     return cell if abs(cell.exact or 0) >= SHOWN else cell._replace(value=0.0)
 
 
 def summary(found: Iterable[Pair], table_id: str, caption: str) -> Table:
-    """One row a pair."""
+    """One row per pair."""
     return Table(table_id, caption, COLUMNS, tuple(_row(p) for p in found), RESTS_ON, versions=answers.versions())
 
 
 def overview(found: Sequence[Remedy], root: str) -> Table:
-    """One row a pair, of all remedies."""
+    """One row per pair, of all remedies."""
     link = '<a href="{}strategies/{}.html">{}</a>'
     rows = [
         (Cell(r.name, link.format(root, r.page, escape(r.name))), *_row(p)) for r in found for p in r.pairs.values()
@@ -174,7 +174,7 @@ def overview(found: Sequence[Remedy], root: str) -> Table:
 
 
 def by_phase(pair: Pair, table_id: str, caption: str) -> Table:
-    """One row a phase: its largest moment before and after, stacked by component, and what each of them gives back."""
+    """One row per phase: its peak before and after, stacked by component, and the bytes that each gives back."""
     before, after = phases(pair.before), phases(pair.after)
     names = list(dict.fromkeys([*before, *after]))
     parts = {n: tuple(_parts(side.get(n)) for side in (before, after)) for n in names}
@@ -229,7 +229,7 @@ def _total(phase: Phase, answer: Answer) -> Cell:
 
 
 def _note(pair: Pair) -> str:
-    """What changes, the verdicts, host memory and time, in a line."""
+    """The changed fields, verdicts, host memory and time, in one line."""
     changed = ledgers.changes(pair.before, pair.after)
     words = [ledgers.verdict_text(a.estimate) for a in (pair.before, pair.after)]
     held = [f"{host(a) / GB:,.0f}" for a in (pair.before, pair.after)]

@@ -1,6 +1,6 @@
-"""The engine that makes pages of Markdown, run strictly: whatever it warns of stops the build, in one line.
+"""The site engine, which turns Markdown into pages, run strictly: any warning stops the build, in one line.
 
-In this process, so that its macros find every scenario answered already.
+It runs in this process, so that its macros find every scenario answered already.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jinja2
 from calc.schema import InputError
 from calc.site.faults import BuildError, Interrupted, line_of, short
 
-# Two engines read one mkdocs.yml: the second outlives the first.
+# Both engines read one mkdocs.yml: the second outlives the first.
 ENGINES = ("mkdocs", "properdocs")
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 
@@ -27,7 +27,7 @@ class Strict:
     """One build of a site."""
 
     def __init__(self, engine: str, config: Path, out: Path) -> None:
-        """Reads `config`, to build into `out`; BuildError for whatever is wrong with it."""
+        """Reads `config`, to build into `out`; BuildError for any fault in it."""
         os.environ.update(QUIET)
         self.engine = engine
         with self._lines(f"{config.name}: "):
@@ -36,7 +36,7 @@ class Strict:
             self._config = load(str(config), site_dir=str(out), strict=True)
 
     def build(self) -> None:
-        """Builds it; BuildError with a line for each warning."""
+        """Builds the site; BuildError with a line for each warning."""
         with self._lines():
             self._config.plugins.on_startup(command="build", dirty=False)
             try:
@@ -46,18 +46,18 @@ class Strict:
 
     @contextlib.contextmanager
     def _lines(self, place: str = "") -> Iterator[None]:
-        """Gathers what is logged, and stops for it; `place` begins each line."""
+        """Collects what is logged, and raises BuildError for it; `place` begins each line."""
         said = _Said()
         loggers = [logging.getLogger(name) for name in {self.engine, "mkdocs"}]
         for logger in loggers:
             logger.addHandler(said)
         try:
             yield
-        except jinja2.TemplateError as error:  # what is logged names the page that it was for, which is of no help
+        except jinja2.TemplateError as error:  # the logged text names the page being made, which does not help
             raise BuildError(_line(error)) from error
         except (InputError, BuildError, OSError, Interrupted):
             raise
-        except (Exception, SystemExit) as error:  # the engine's way to stop is a SystemExit
+        except (Exception, SystemExit) as error:  # the engine stops with a SystemExit
             raise BuildError("\n".join(f"{place}{line}" for line in said.lines or [_line(error)])) from error
         finally:
             for logger in loggers:
@@ -79,7 +79,7 @@ class _Said(logging.Handler):
 
 
 def _line(error: Any) -> str:
-    """An exception on one line; of a template with its name and line."""
+    """An exception on one line; for a template with its name and line."""
     text = " ".join(str(error).split())
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"{short(Path(error.filename or ''))}:{error.lineno}: {error.message}"

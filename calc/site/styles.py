@@ -1,4 +1,4 @@
-"""What a style loads: every address in CSS, of a file, of a `<style>` or of an attribute."""
+"""The addresses that a style loads: all those in CSS, whether of a file, a `<style>` or an attribute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SETS, TEXTS = re.compile(r"image-set\(([^;}]*)", re.I), re.compile(TEXT)
 
 
 def loaded(css: str) -> list[str]:
-    """The addresses that CSS names, as they are written there."""
+    """The addresses that CSS names, as written there."""
     if not re.search(r"url|src|@|image-set|\\", css, re.I):
         return []
     plain = ESCAPED.sub(_character, COMMENT.sub(" ", css))
@@ -22,7 +22,7 @@ def loaded(css: str) -> list[str]:
 
 
 def _character(escaped: re.Match[str]) -> str:
-    """What an escape stands for; a quote stays out of the way."""
+    """The character that an escape stands for; a quote becomes a space, so that it ends no string."""
     code, plain = escaped.groups()
     said = chr(min(int(code, 16), 0x10FFFF)) if code else plain
     return " " if said in "\"'" else str(said)

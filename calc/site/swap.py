@@ -1,6 +1,6 @@
-"""How a built folder takes the place of the last one: whole, at once, whatever stops the build or builds beside it.
+"""The swap of a built folder for the last one: complete and in one step, even if builds are killed or run side by side.
 
-A build works in a folder `.site-…` beside its result. What a killed one has left there, the next removes.
+A build works in a folder `.site-…` beside its result. The next build removes what a killed one has left there.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = ".site-"
-ASIDE = "old"  # within a build's folder, where a site cannot be exchanged in one step
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux
+ASIDE = "old"  # within a build's folder, for systems that cannot exchange folders in one step
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # Linux constants
 
 
 @contextlib.contextmanager
 def alone(*folders: Path) -> Iterator[bool]:
-    """Waits until no other build works in `folders`; false where a file system has no locks, as NFS may.
+    """Waits until no other build works in `folders`; yields False on a file system without locks, as NFS may be.
 
-    A lock ends with the process that holds it, however that ends.
+    A lock ends with the process that holds it, however the process ends.
     """
     with contextlib.ExitStack() as held:
         yield all([_locked(folder, held) for folder in sorted({folder.resolve() for folder in folders})])
@@ -45,13 +45,13 @@ def _locked(folder: Path, held: contextlib.ExitStack) -> bool:
 
 @contextlib.contextmanager
 def scratch(beside: Path) -> Iterator[Path]:
-    """A folder to build in, beside the result: only there is taking its place one step."""
+    """A folder to build in, beside the result: only from there can it take its place in one step."""
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=beside.parent, ignore_cleanup_errors=True) as made:
         yield Path(made)
 
 
 def sweep(folder: Path) -> None:
-    """Removes what killed builds have left in `folder`; a site that one of them had put aside comes back."""
+    """Removes what killed builds have left in `folder`, and restores a site that one of them had put aside."""
     for left in folder.glob(f"{PREFIX}*"):
         for site in left.glob(f"{ASIDE}/*"):
             if not (folder / site.name).exists():
@@ -60,10 +60,11 @@ def sweep(folder: Path) -> None:
 
 
 def place(fresh: Path, out: Path) -> None:
-    """Puts `fresh` where `out` is.
+    """Puts `fresh` in the place of `out`.
 
-    On Linux there is the old site or the new one at every moment. Elsewhere, and on file systems that cannot exchange,
-    there is none between two renamings; the next build brings back what was put aside if this one is killed there.
+    On Linux either the old site or the new one is there at every instant. Elsewhere, and on file systems that cannot
+    exchange, there is none between two renamings; if this build is killed there, the next one restores the site put
+    aside.
     """
     if not out.exists():
         fresh.rename(out)
@@ -80,8 +81,8 @@ def place(fresh: Path, out: Path) -> None:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Whether two folders have changed places in one step."""
-    exchange = getattr(ctypes.CDLL(None), "renameat2", None)  # none on other systems, and in C libraries before 2018
+    """True if two folders have changed places in one step."""
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)  # missing on other systems, and in C libraries before 2018
     if exchange is None:
         return False
     return bool(exchange(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0)

@@ -18,7 +18,7 @@ Value = str | int | float | bool | None
 
 NOT_PUBLISHED = "not published"
 LONG = 90  # characters; such a cell gets a wider column
-# How the parts of a verdict cell are called in the exports: 'sft_full_8_verdict', 'sft_full_8_peak', 'sft_full_8_with'.
+# Names of a verdict cell's parts in the exports: 'sft_full_8_verdict', 'sft_full_8_peak', 'sft_full_8_with'.
 VERDICT_PARTS = ("verdict", "peak", "with")
 CANNOT = "cannot run"
 TAG = re.compile(r"<[^>]*>")
@@ -27,10 +27,10 @@ WORDS = {"fits": "fits", "tight": "tight", "oom": "out of memory"}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a column holds.
+    """A column: its key, title, unit and kind.
 
-    `kind` is `text`, `number`, `verdict` (a word, a peak in `unit`, the configuration that reaches it) or `bar`
-    (a picture of other columns, which no export repeats). Numbers show `digits` decimals, and export the same.
+    `kind` is `text`, `number`, `verdict` (a word, a peak in `unit`, the configuration that reaches it) or `bar` (a
+    picture of other columns, which no export repeats). Numbers show `digits` decimals, and export the same.
     """
 
     key: str
@@ -47,7 +47,7 @@ class Column:
 
     @property
     def fields(self) -> tuple[tuple[str, str, str], ...]:
-        """(name, type, unit) of each export field this column becomes."""
+        """(name, type, unit) of each export field that this column becomes."""
         if self.kind == "bar":
             return ()
         if self.kind == "verdict":
@@ -60,7 +60,7 @@ class Column:
 
 
 class Cell(NamedTuple):
-    """A value, and where it comes from: exact bytes, the scenario that `calc` was asked, the lines of its ledger."""
+    """A value and its origin: exact bytes, the scenario that `calc` was asked, the lines of its ledger."""
 
     value: Value | tuple[Value, ...] = None
     html: str = ""
@@ -71,13 +71,13 @@ class Cell(NamedTuple):
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """The value as the exports want it: one item a field."""
+        """The value as the exports want it: one item per field."""
         return self.value if isinstance(self.value, tuple) else (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Caption, columns, rows, and in one line what the numbers rest on. The `id` never changes once published."""
+    """Caption, columns, rows, and the assumptions behind the numbers in one line. A published `id` never changes."""
 
     id: str
     caption: str
@@ -87,11 +87,11 @@ class Table:
     note: str = ""
     legend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    folded: str = ""  # what opens the table, where a drawing above it shows the same
+    folded: str = ""  # the words that open the table, if a drawing above it shows the same
 
     @property
     def worked(self) -> bool:
-        """Whether some cell has its working."""
+        """True if any cell has its working."""
         return any(cell.working for row in self.rows for cell in row)
 
     @property
@@ -111,7 +111,7 @@ class Table:
 
 
 def rounded(column: Column, value: Value) -> Value:
-    """A number with no more decimals than the page shows."""
+    """A number with no more decimals than the page shows; any other value as it is."""
     return round(value, column.digits) if isinstance(value, float) else value
 
 
@@ -127,7 +127,7 @@ def text(column: Column, value: Value) -> str:
 
 
 def shown(column: Column, cell: Cell) -> str:
-    """A cell's words as the page shows them, where it shows more than its value those of the value alone."""
+    """A cell's text as the page shows it; if the page shows more than the value, that of the value alone."""
     if column.kind == "verdict":
         word, peak, how = cell.values
         if word is None:
@@ -143,7 +143,7 @@ def field_name(name: str, unit: str) -> str:
 
 
 def verdict_html(verdict: str, label: str | None = None) -> str:
-    """A verdict as a word that colour only underlines."""
+    """A verdict as a word that colour only reinforces."""
     return f'<span class="verdict {verdict}">{escape(label or WORDS[verdict])}</span>'
 
 
@@ -171,17 +171,17 @@ def _cell_html(column: Column, cell: Cell, first: bool) -> str:
 
 
 def whole(words: str) -> str:
-    """Words with each size of host memory kept on one line."""
+    """Words as HTML, with each size of host memory kept on one line."""
     return escape(words).replace(" GB", "&nbsp;GB")
 
 
 def place(table: Table) -> str:
-    """An empty figure with the table's id."""
+    """An empty figure with the table's id: the placeholder that the theme fills."""
     return f'<figure class="computed" id="{table.id}" data-search-exclude></figure>'
 
 
 def to_html(table: Table, footer: str = "") -> str:
-    """The figure, on one line, so that no Markdown rule can touch it."""
+    """The table's figure, on one line, so that no Markdown rule can touch it."""
     head = "".join(
         f'<th scope="col"{_kind(c)}{_hint(c)}>{escape(c.title)}{_unit(c)}</th>'
         if c.kind != "bar"
@@ -220,7 +220,7 @@ def _unit(column: Column) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Comma-separated values with the unit in each header, `\\n` line ends; what was not published stays empty."""
+    """Comma-separated values with the unit in each header, `\\n` line ends; unpublished values are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(field_name(name, unit) for name, _, unit in table.fields)
@@ -236,7 +236,7 @@ def to_csv(table: Table) -> str:
 def to_dict(table: Table) -> dict[str, Any]:
     """The table for JSON: the shown rows, and for each computed cell its exact bytes, its scenario and its working.
 
-    A cell's `lines` are places in the table's `lines`; those lines add up to its bytes.
+    A cell's `lines` are indices into the table's `lines`; those lines add up to its bytes.
     """
     book = Book()
     computed = [

@@ -1,7 +1,7 @@
-"""A Markdown extension: the first time that a page uses a term of the glossary, its meaning is a tooltip.
+"""A Markdown extension: the first use of a glossary term on a page gets a tooltip with its meaning.
 
-Python-Markdown's own abbreviations, of which it takes how they are marked up; but once a page, and neither in headings
-nor in links, so that a page stays light and readable.
+It builds on Python-Markdown's own abbreviations and their markup; but it marks a term once per page, and neither in
+headings nor in links, so that a page stays light and readable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from markdown.util import HTML_PLACEHOLDER, AtomicString
 
 from calc.site import glossary
 
-# What macros write as HTML is kept aside, tag by tag; text behind a tag that opens one of these is left alone.
+# HTML from macros is set aside, tag by tag; text between the tags of one of these is left alone.
 KEPT_ASIDE = re.compile(HTML_PLACEHOLDER % r"(\d+)")
 CLOSED = re.compile(r'<(?:a|code|span class="verdict)[ >"]')
 HAN = re.compile(r"[\u4e00-\u9fff]")
@@ -29,7 +29,7 @@ class Tooltips(AbbrTreeprocessor):
 
     def run(self, root: Element) -> None:
         """Walks the page in reading order."""
-        # a page is in the language that its letters are of
+        # a page's script tells its language
         text = "".join(root.itertext())
         self.abbrs: dict[str, str] = glossary.tips("zh" if len(HAN.findall(text)) > len(text) / 10 else "")
         forms = sorted(self.abbrs, key=len, reverse=True)
@@ -38,7 +38,7 @@ class Tooltips(AbbrTreeprocessor):
         self._walk(root)
 
     def _walk(self, element: Element) -> None:
-        """Marks what an element says itself, then its children and what follows each of them."""
+        """Marks terms in an element's own text, then in its children and the text after each of them."""
         if element.tag in LEFT_ALONE:
             return
         children = list(element)
@@ -53,7 +53,7 @@ class Tooltips(AbbrTreeprocessor):
                 element.insert(place + offset, one)
 
     def _marked(self, text: str | None) -> tuple[str | None, list[Element]]:
-        """A text up to its first new term, and that term and all further ones, each with the text behind it."""
+        """A text up to its first new term, then this term and any further ones, each with the text after it."""
         if not text or isinstance(text, AtomicString):
             return text, []
         found, closed = [], self._closed(text)
@@ -72,20 +72,20 @@ class Tooltips(AbbrTreeprocessor):
         return text[: found[0].start()], marked
 
     def _closed(self, text: str) -> list[tuple[int, int]]:
-        """Where a text stands between tags of a link, of code or of a verdict; entities in it are kept aside, too."""
+        """The spans of a text between the tags of a link, code or a verdict; entities, also set aside, are no tags."""
         aside = [(match, str(self.md.htmlStash.rawHtmlBlocks[int(match[1])])) for match in KEPT_ASIDE.finditer(text)]
         tags = [(match, raw) for match, raw in aside if raw.startswith("<")]
         return [(tag.start(), after.start()) for (tag, raw), (after, _) in pairwise(tags) if CLOSED.match(raw)]
 
 
 class TooltipExtension(Extension):
-    """Registers it where Python-Markdown has its own."""
+    """Registers the tooltips where Python-Markdown has its own abbreviations."""
 
     def extendMarkdown(self, md: Markdown) -> None:
-        """After inline patterns, so that code and links are elements already."""
+        """Priority 7: after inline patterns, so that code and links are elements already."""
         md.treeprocessors.register(Tooltips(md, {}), "tooltips", 7)
 
 
 def makeExtension(**kwargs: Any) -> TooltipExtension:
-    """The entry that Python-Markdown calls."""
+    """The entry point that Python-Markdown calls."""
     return TooltipExtension(**kwargs)

@@ -1,7 +1,7 @@
-"""All that pages ask about what to run: every task of every model on each machine, computed once and kept.
+"""All recommendations that pages ask for: every task of every model on each machine, computed once and kept.
 
-An answer depends on calc, on its job, its model, its GPU and that GPU's nodes, and on nothing else: so it is kept
-between builds under those (`calc.site.kept`), and a change of one GPU asks again about that one alone.
+An answer depends on calc, on its job, its model, its GPU and that GPU's nodes, and on nothing else. It is therefore
+kept between builds under those (`calc.site.kept`), and a change of one GPU asks again about that one alone.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from calc.site.workings import Shared
 from calc.units import GiB
 
 T = TypeVar("T")
-# Of each size that readers look up, the model that the case studies and published reports name most.
+# For each size that readers look up, the model that the case studies and published reports name most.
 SIZES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")
-# A search of preferences takes twice as long, of reinforcement learning ten times: their tables have fewer sizes.
+# Searching takes twice as long for preferences, ten times for reinforcement learning: their tables have fewer sizes.
 FEWER: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("rm", "dpo"), ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")),
     **dict.fromkeys(("ppo", "grpo"), ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-32b")),
 }
 COUNTS = (1, 2, 4, 8)
-SEVERAL_NODES = (16, 32)  # asked of large models where the catalog knows how nodes of this GPU are joined
+SEVERAL_NODES = (16, 32)  # asked of large models if the catalog knows the links between nodes of this GPU
 LARGE = 10_000_000_000  # parameters
-HUGE = 100_000_000_000  # a search for machines of such models takes longer than that for all others together
+HUGE = 100_000_000_000  # parameters; searching machines for larger models takes longer than for all others together
 
 
 def key(given: Job) -> str:
-    """A hash of all that an answer depends on beside calc itself."""
+    """A hash of everything that an answer depends on apart from calc itself."""
     return fingerprint([dict(given), of_gpu(given["gpu"]), of_model(given["model"])])
 
 
 class Smallest(NamedTuple):
-    """The smallest machine for a job, with what to run there; or None, with what the largest lacks."""
+    """The smallest machine for a job, with its recommendation; or None, with what the largest one lacks."""
 
     machine: Machine | None
     advice: Advice
 
 
 class Missing(Exception):
-    """An answer that has to be computed first."""
+    """Raised for an answer that has to be computed first."""
 
 
 class Answers:
-    """Answers by their keys; those that are not there are computed, or, where `fixed`, Missing."""
+    """Answers by key; a missing one is computed, or, if `fixed`, raises Missing."""
 
     def __init__(self, catalog: Catalog, known: Mapping[Hashable, Any], *, fixed: bool = False) -> None:
-        """With those `known`."""
+        """Starts with the answers `known`."""
         self.catalog, self.known, self.fixed = catalog, dict(known), fixed
         self._shared = Shared()
         self.machines = [m for m in machines(catalog) if m.gpus <= max(SEVERAL_NODES) and not m.gpu.lacks_bf16]
 
     def once(self, name: Hashable, found: Callable[[], Any]) -> Any:
-        """The answer called `name`."""
+        """The answer under the key `name`, computed by `found` if it is missing."""
         if name not in self.known:
             if self.fixed:
                 raise Missing
@@ -71,26 +71,26 @@ class Answers:
         return self.known[name]
 
     def cell(self, task: str, model: str, machine: Machine) -> Advice:
-        """What to run on the machine of a GPU's page; those that are far too small are not searched."""
+        """The recommendation for a machine of a GPU's page; machines that are far too small are not searched."""
         given = {"model": model, "task": task, **advice.JOBS[task]}
         if self.catalog.gpu(machine.gpu).usable_bytes <= self.limit(given, machine.gpus):
             return advice.nothing("far too small")
         return self.find(advice.job(task, model, machine))
 
     def find(self, given: Job) -> Advice:
-        """What to run for a job on its machine."""
+        """The recommendation for a job on its machine."""
         found: Advice = self.once(key(given), lambda: self._light(advice.advise(given, self.catalog)))
         return found
 
     def fits(self, given: Job) -> bool:
-        """Whether anything fits, of whatever method the job allows: far quicker than to find what is fastest."""
+        """True if anything fits, with any method the job allows: far quicker to find than the fastest."""
         return bool(self.once(("fits", key(given)), lambda: fits(given, self.catalog)))
 
     def _light(self, found: Advice) -> Advice:
         return found._replace(working=self._shared(found.working))
 
     def smallest(self, model: str, task: str, trained: str) -> Smallest:
-        """The first machine, from little memory in all to much, on which something fits."""
+        """The first machine, from the least total memory to the most, on which something fits."""
         given = {"model": model, "task": task, **advice.JOBS[task], **TRAINED[trained]}
         for m in self.machines:
             if m.gpu.usable_bytes > self.limit(given, m.gpus) and self.fits(given | m.fields):
@@ -98,7 +98,7 @@ class Answers:
         return Smallest(None, self.find(given | self.machines[-1].fields))
 
     def limit(self, given: Job, gpus: int) -> int:
-        """Bytes of a card of which it is known that with no more nothing fits on `gpus` of them."""
+        """The bytes of card memory up to which a job is known not to fit on `gpus` cards."""
         name = fingerprint([dict(given), gpus, of_model(given["model"]), of_gpu(advice.largest(self.catalog).id)])
 
         def found() -> int:
@@ -109,7 +109,7 @@ class Answers:
 
 
 class Topic(NamedTuple):
-    """What is asked about one task of one model: machines of the GPUs' pages, and the smallest for the model's own."""
+    """The questions about one task of one model: machines of GPUs' pages; the smallest machines always belong."""
 
     model: str
     task: str
@@ -117,7 +117,7 @@ class Topic(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its answers are kept under."""
+        """The name under which the topic's answers are kept."""
         return f"{self.model}-{self.task}"
 
 
@@ -126,12 +126,12 @@ FOUND: dict[tuple[str, str], Found] = {}
 
 
 def searched(model: Model) -> bool:
-    """Whether pages say what to run a model on."""
+    """True if pages recommend machines for a model."""
     return model.parameters <= HUGE
 
 
 def topics(catalog: Catalog) -> list[Topic]:
-    """All topics, the largest models first, which take longest."""
+    """All topics; the largest models first, because they take longest."""
     found = []
     for model in sorted(filter(searched, catalog.models.values()), key=lambda m: -m.parameters):
         for task in advice.JOBS:
@@ -142,7 +142,7 @@ def topics(catalog: Catalog) -> list[Topic]:
 
 
 def asked(gpu: GPU, model: Model, task: str, catalog: Catalog) -> tuple[int, ...]:
-    """Of how many GPUs a GPU's page speaks for a model; none of a card without bf16, for which no command would run."""
+    """The numbers of GPUs that a GPU's page lists for a model; none without bf16, which every command needs."""
     if gpu.lacks_bf16 or model.id not in FEWER.get(task, SIZES):
         return ()
     joined = any(gpu.id in node.gpu_ids and node.inter_gbs for node in catalog.nodes.values())
@@ -150,7 +150,7 @@ def asked(gpu: GPU, model: Model, task: str, catalog: Catalog) -> tuple[int, ...
 
 
 def _answered(topic: Topic, known: Answers, *, pending: bool = False) -> Found:
-    """What is known on a topic; with `pending` also where an answer is Missing, of which it says so."""
+    """The answers on a topic; if `pending`, PENDING in place of each that is Missing."""
 
     def ask(found: Callable[[], T], instead: T) -> T:
         try:
@@ -166,8 +166,8 @@ def _answered(topic: Topic, known: Answers, *, pending: bool = False) -> Found:
 
 
 def _compute(every: Sequence[Topic], kept: Sequence[Mapping[Hashable, Any]]) -> list[dict[Hashable, Any]]:
-    """All answers of each topic by key, beside those `kept`."""
-    gc.freeze()  # what was computed of the models before stays, and need not be looked through again
+    """All answers of each topic by key, including those `kept`."""
+    gc.freeze()  # the answers on earlier models stay, so the collector need not scan them
     found = []
     for topic, known in zip(every, kept, strict=True):
         asked = Answers(answers.catalog(), known)
@@ -177,7 +177,7 @@ def _compute(every: Sequence[Topic], kept: Sequence[Mapping[Hashable, Any]]) -> 
 
 
 class Counted(NamedTuple):
-    """What a build has asked: how many answers the pages rest on, how many were computed, and in how many seconds."""
+    """Figures of a build: answers that the pages rest on, answers computed, and seconds taken."""
 
     answers: int
     computed: int
@@ -185,9 +185,9 @@ class Counted(NamedTuple):
 
 
 def fill(folder: Path = FOLDER) -> Counted:
-    """Answers all topics, over all cores, but for what `folder` has kept; and keeps it there.
+    """Answers all topics, over all cores, except for answers kept in `folder`; new ones are kept there.
 
-    A model at a time: its jobs share most of what their memory follows from.
+    Work is split by model, because a model's jobs share most of the inputs of their memory.
     """
     start, catalog, store = time.perf_counter(), answers.catalog(), Kept(folder)
     every = topics(catalog)
@@ -201,7 +201,7 @@ def fill(folder: Path = FOLDER) -> Counted:
         except Missing:
             missing.setdefault(topic.model, []).append(topic)
     if missing:
-        # those that take longest come first, so that no core waits for another at the end
+        # the longest first, so that no core waits for another at the end
         each = sorted(missing.values(), key=lambda own: -sum(len(topic.cells) for topic in own))
         made = answers.spread(_compute, each, [[kept[topic.name] for topic in own] for own in each])
         for own, found in zip(each, made, strict=True):
@@ -217,7 +217,7 @@ def fill(folder: Path = FOLDER) -> Counted:
 
 
 def found(model: str, task: str) -> Found:
-    """What was found about one task of a model: machine by machine, and the smallest machines."""
+    """The answers on one task of a model: by machine, and the smallest machines."""
     if (model, task) not in FOUND:
         catalog = answers.catalog()
         topic = next(t for t in topics(catalog) if (t.model, t.task) == (model, task))

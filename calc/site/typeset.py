@@ -1,4 +1,4 @@
-"""A table as others write it: Markdown and LaTeX, with the words that the page shows."""
+"""A table as text for other documents: Markdown and LaTeX, with the words that the page shows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MARKS = re.compile(r"([\\`*_\[\]<>|~])")
 
 
 def markdown(text: str) -> str:
-    """Text on one line, of which no Markdown takes a character for its own."""
+    """Text on one line, with Markdown's special characters escaped."""
     return MARKS.sub(r"\\\1", " ".join(text.splitlines()))
 
 
 @cache
 def tex(text: str) -> str:
-    """Text as LaTeX takes it, quotes in pairs; without a bracket in front, which a row's end before it would read."""
+    """Text as LaTeX, quotes in pairs; an initial [ or * is braced, or the row end before it would take it."""
     parts = [str(_ENCODER.unicode_to_latex(part)) for part in text.split('"')]
-    parts = [part.replace("--", "-{}-") for part in parts]  # no dash
+    parts = [part.replace("--", "-{}-") for part in parts]  # keeps -- from becoming a dash
     latex = parts[0] + "".join(f"{mark}{part}" for mark, part in zip(cycle(("``", "''")), parts[1:], strict=False))
     return f"{{{latex[0]}}}{latex[1:]}" if latex[:1] in ("[", "*") else latex
 
@@ -37,7 +37,7 @@ def _columns(table: Table) -> list[Column]:
 
 
 def to_markdown(table: Table, source: str) -> str:
-    """A GitHub-flavoured Markdown table under its caption; below it what it rests on, and its `source`."""
+    """A GitHub-flavoured Markdown table under its caption; below it the assumptions and the `source`."""
     lines = [
         " | ".join(markdown(c.heading) for c in _columns(table)),
         " | ".join("---:" if c.kind == "number" else "---" for c in _columns(table)),
@@ -49,7 +49,7 @@ def to_markdown(table: Table, source: str) -> str:
 
 
 def to_latex(table: Table, source: str) -> str:
-    """A `table` in the style of booktabs, numbers to the right; below it what it rests on, and its `source`."""
+    """A `table` in the style of booktabs, numbers to the right; below it the assumptions and the `source`."""
     columns, rows = _columns(table), _rows(table)
     long = {c.key for row in rows for c, cell in row if len(shown(c, cell)) > LONG}
     spec = "".join("r" if c.kind == "number" else "p{6cm}" if c.key in long else "l" for c in columns)

@@ -1,6 +1,6 @@
-"""Configurations in a reader's words: the model, the machine, what is to be set, and what one that fails lacks.
+"""Configurations in a reader's words: the model, the machine, the settings, and what one that fails lacks.
 
-Nothing here needs a package, so that the same words stand on the pages and in the calculator.
+Nothing here needs a package, so that the same words appear on the pages and in the calculator.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _REFUSED = re.compile(r"(?P<field>[\w.]+): given (?P<value>.*?), allowed")
 
 
 def refusal(message: str) -> str:
-    """What a framework does not take of a job, out of a message of the parser; "" where that names no field."""
+    """The field and value that a framework refuses, taken from a parser's message; "" if it names no field."""
     given = _REFUSED.search(message)
     return f"{given['field']} {given['value'].replace(chr(39), '')}" if given else ""
 
 
 def kind(task: str, method: str, sharding: str) -> tuple[str, str, str]:
-    """Task, method and sharding of a job, each for a cell of its own."""
+    """The names of a job's task, method and sharding, each for a cell of its own."""
     return (TASKS | UNPICKED)[task], METHODS[method], SHARDINGS[sharding]
 
 
@@ -59,7 +59,7 @@ def machine(s: Scenario) -> str:
 
 
 def model(name: str) -> str:
-    """A model's name; what is no id of the catalog as it is."""
+    """A model's name; the text itself if it is no id of the catalog."""
     found = answers.catalog().models.get(name)
     return found.name if found else name
 
@@ -71,7 +71,7 @@ def task(name: str) -> str:
 
 
 def describe(answer: Answer) -> str:
-    """A job in one line: what the numbers of its tables rest on."""
+    """A job in one line: the assumptions behind the numbers of its tables."""
     s = answer.scenario
     names = {found.id: found.name for found in answers.catalog().models.values()}
     kept = [what for what, off in (("weights", s.offload.parameters), ("optimizer", s.offload.optimizer)) if off]
@@ -94,7 +94,7 @@ def describe(answer: Answer) -> str:
 
 
 def checkpointing(kept: str) -> str:
-    """Which activations are computed again."""
+    """The activation checkpointing in words: `no checkpointing`, `full checkpointing`."""
     return f"{'no' if kept == 'none' else kept} checkpointing"
 
 
@@ -103,7 +103,7 @@ def _method(s: Scenario) -> str:
 
 
 def settings(s: Scenario) -> list[str]:
-    """What is to be set, one part a setting, in the order in which a reader decides."""
+    """The settings of a configuration, one part each, in the order in which a reader decides on them."""
     parts = [
         _method(s) + (", AdamW in 8 bits" if s.optimizer == "adamw-8bit" else ""),
         SHARDINGS[s.sharding] if s.gpus > 1 else "one GPU",
@@ -129,7 +129,7 @@ def settings(s: Scenario) -> list[str]:
 
 
 def _groups(s: Scenario) -> dict[str, int]:
-    """GPUs of roles that have some of their own, and vLLM's."""
+    """GPUs by role, for roles that have some of their own, and for vLLM."""
     own = {name: role["gpus"] for name, role in s.roles.items() if isinstance(role, Mapping) and "gpus" in role}
     return own | ({"vLLM": s.rollout.gpus} if s.rollout else {})
 
@@ -142,7 +142,7 @@ def _offloaded(s: Scenario) -> str:
 
 
 def lacks(miss: Miss) -> str:
-    """Why a configuration does not fit, in words."""
+    """The reason why a configuration does not fit, in words."""
     if miss.where == "vllm":
         return f"does not start vLLM: {miss.reason}"
     assert miss.shortfall is not None
@@ -152,7 +152,7 @@ def lacks(miss: Miss) -> str:
 
 
 def against(found: Recommendation) -> str:
-    """What the next faster configuration sets otherwise, and what it lacks; or what would have to change."""
+    """The next faster configuration's other settings and what it lacks; or what would have to change."""
     best, miss = found.recommended, found.fails
     if best is None or found.verdict != "fits":
         closest = (
@@ -169,12 +169,12 @@ def against(found: Recommendation) -> str:
 
 
 def answered(judged: Judged) -> Answer:
-    """What `calc` says of a configuration."""
+    """The answer of `calc` to a configuration, as pages hold it."""
     return Answer(judged.scenario.as_dict(), judged.scenario, judged.estimate)
 
 
 def sentence(text: str) -> str:
-    """A note as a sentence; a file's name or a flag at its head stays as it is spelled."""
+    """A note as a sentence; a file name or a flag at its start stays as it is spelled."""
     first = text.split(maxsplit=1)[0]
     return f"{text if '.' in first or first.startswith('-') else text[:1].upper() + text[1:]}."
 

@@ -1,4 +1,4 @@
-"""A table as a workbook for spreadsheets: numbers as numbers, and a second sheet that says what they are."""
+"""A table as a spreadsheet workbook: numbers as numbers, and a second sheet that says what they are."""
 
 from __future__ import annotations
 
