@@ -43,8 +43,7 @@ class Recommendation:
 
 
 def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: str = "scenario") -> Recommendation:
-    """The configuration to run for `job`: fields of a scenario by dotted key. Those left out are searched or take
-    defaults.
+    """The configuration to run for `job`, a scenario's fields by dotted key; others are searched or take defaults.
 
     Raises ScenarioError, one line, for fields that cannot be used. That nothing fits is an answer, not an error.
     """

@@ -79,8 +79,7 @@ class Clock:
         return Split(rollout, sum([t.seconds for t in terms]) - rollout)
 
     def bound(self, rollout: Hashable, rest: Hashable, of: Callable[[], Scenario | None]) -> float:
-        """The step time as the sum of two cached parts, keyed by the settings of each; `of` makes a missing scenario.
-        """
+        """The step time as the sum of two cached parts, keyed by the settings of each; `of` makes the scenario."""
         if rollout not in self._rollouts or rest not in self._rests:
             s = of()
             if s is None:

@@ -460,8 +460,7 @@ class Search:
         return self.fit(b, (*lean[:axis], max(first - 1, 0), *lean[axis + 1 :]))
 
     def cut(self, b: int, place: Place, axis: int, limit: float) -> Place | None:
-        """`place` with the hungriest value of a lean axis that fits with the others at their leanest; None if none
-        does.
+        """`place` with the hungriest value of a lean axis that fits with the others at their leanest, or None.
 
         Only values count that take at most `limit` seconds. The micro batch comes first, as other branches may already
         know where it begins to fit.
@@ -509,9 +508,7 @@ class Search:
         return found is None or found.on_device
 
     def too_much_for_the_host(self, b: int, place: Place) -> bool:
-        """True if the host lacks memory at every value of the lean axes: it does at their first values, which need
-        least.
-        """
+        """True if the host lacks memory at every value of the lean axes; their first values need least."""
         turns = self.branches[b].turns
         first = (*place[:turns], *[0] * (len(place) - turns))
         if (b, first) not in self._hostless:

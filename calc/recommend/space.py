@@ -281,7 +281,7 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
         try:
             base = on_card(parse({"micro_batch": 1, **_one_rank(given), **given}, catalog=catalog), "")
         except ScenarioError as error:
-            # a sharding may depend on who generates; otherwise a framework that refuses a value refuses it everywhere
+            # the shardings allowed depend on who generates; any other value that is refused once is refused everywhere
             place = str(error).split(": ")[1]
             if place in BARRED and place in choice:
                 refused.append({name: choice[name] for name in (place, "rollout.engine") if name in choice})
@@ -343,9 +343,7 @@ def _choices(given: Fields) -> Iterator[dict[str, Any]]:
 
 
 def _placements(given: Fields, gpus: int) -> Iterator[dict[str, Any]]:
-    """All roles on all GPUs; or vLLM on a half or a quarter, the rest for the actor, or halved between actor and
-    critic.
-    """
+    """All roles on all GPUs; or vLLM on a half or a quarter, the rest for the actor, or half of it for the critic."""
     if "placement" in given or any(name.endswith(".gpus") for name in given):
         yield {}
         return
