@@ -213,8 +213,7 @@ def one_thread(s: Scenario) -> bool:
 
 
 def keeps(s: Scenario) -> Keeps:
-    """The plan of the trainers: how they load, generate and hand weights on; no logits, and no outputs worth counting.
-    """
+    """The plan of the trainers: loading, generation and weight sync; no logits, and no outputs worth counting."""
     # `accelerate_configs/zero*.yaml` name the stage and offload alone. Accelerate and Transformers fill in bucket sizes
     # by the model's width only where a DeepSpeed file says "auto" (accelerator.py:2205, integrations/deepspeed.py:200),
     # so that DeepSpeed's own defaults are left.
