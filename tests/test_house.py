@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -35,3 +36,13 @@ def test_lock_files_pin_by_hash_and_name_no_address() -> None:
         assert pins
         assert "://" not in text and "index-url" not in text
         assert all(line.rstrip().endswith("\\") for line in pins)
+
+
+def test_what_contributors_are_told_to_touch_is_there() -> None:
+    """A path that has moved would send a newcomer nowhere."""
+    told = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    paths = re.findall(r"`((?:calc|tests|hardware|models|docs)(?:/[\w./-]+)?)`", told) + re.findall(
+        r"\]\(([\w./-]+)\)", told
+    )
+    assert len(paths) > 25
+    assert [path for path in paths if not (ROOT / path).exists()] == []

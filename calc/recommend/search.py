@@ -81,7 +81,7 @@ class Fit:
     @cached_property
     def tensors(self) -> int:
         """The most bytes of tensors on a GPU in the training phases; the same on any card."""
-        return max([each.resting.allocated for each in self._sets])
+        return max([known.allocated for each in self._sets for known in each.training], default=0)
 
     @cached_property
     def serving(self) -> int:
