@@ -261,7 +261,7 @@ def _roles(s: Scenario) -> Iterator[str]:
     for name, own in running.items():
         for place in (*SHARED, *(SHARED_BY_TRAINED if name in TRAINED else ())):
             given, allowed = SET[place](own), SET[place](s)
-            frozen_bf16 = name not in TRAINED and given == "bf16"  # what mixed precision is without an optimizer
+            frozen_bf16 = name not in TRAINED and given == "bf16"  # mixed precision without an optimizer is bf16
             if given != allowed and not frozen_bf16:
                 yield f"roles.{name}.{place}: given {given!r}, allowed with openrlhf: {allowed!r}, as for all roles"
     offloaded = {name: own.offload.parameters for name, own in running.items() if name not in TRAINED}

@@ -33,7 +33,7 @@ class Pins(NamedTuple):
 
 RELEASES: Mapping[str, Pins] = {
     FORK: Pins("0.6.3", "4.47.1", "2.4.0"),  # requirements.txt: transformers<4.48, vllm==0.6.3
-    "0.2": Pins("0.6.3", "4.47.1", "2.4.0"),  # micro-batches a GPU; the reference always on the host
+    "0.2": Pins("0.6.3", "4.47.1", "2.4.0"),  # micro batches a GPU; the reference always on the host
     # vllm<=0.8.2, whose worker verl does not patch; its own is for 0.6.3
     "0.3.0": Pins("0.6.3", "4.47.1", "2.4.0"),
     "0.4.0": Pins("0.8.5", "4.51.3", "2.6.0"),  # reference by flag, entropy by flag, backward in place, fsdp2, LoRA
@@ -270,7 +270,7 @@ def _roles(s: Scenario) -> Iterator[Role]:
         role = s.role(name)
         if role is None:
             continue
-        # critic and reward model keep their micro-batches as they are in the fork, too (fsdp_workers.py:535-537)
+        # critic and reward model keep their micro batches as they are in the fork, too (fsdp_workers.py:535-537)
         count = role.rows if name in ("actor", "reference") else min(role.micro_batch, whole)
         scored = role.scoring_rows if name == "actor" else count
         if role.max_tokens_per_gpu:

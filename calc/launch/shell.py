@@ -18,7 +18,7 @@ ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 
 
 class LaunchError(InputError):
-    """No command of the framework starts the job; the text is one line."""
+    """Raised if no command of the framework starts the job; the text is one line."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which configuration to run: a search over what the framework can do, with time, margin, and why not the next faster.
+"""The configuration to run: a search over what the framework can do, with time, margin, and what the next faster lacks.
 
 `recommend` answers for one machine, `calc.recommend.machines` for the smallest one that runs a job. The search is
 described in `calc.recommend.search`, its choices in `calc.recommend.space`.

@@ -1,4 +1,4 @@
-"""What the next faster configuration lacks, or the closest one where nothing fits, and which changes would help."""
+"""The reasons against: what the next faster configuration lacks, or the closest miss, and what would help."""
 
 from __future__ import annotations
 

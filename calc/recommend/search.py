@@ -49,10 +49,10 @@ Groups = dict[Effort, list[tuple[int, Place]]]
 
 
 class Fit:
-    """How a configuration fits its machine, without a verdict; each figure is computed when it is first asked for."""
+    """The fit of a configuration on its machine, without a verdict; each figure is computed when first asked for."""
 
     def __init__(self, job: Job, host: int) -> None:
-        """Of `job`, on nodes that have `host` bytes each for it."""
+        """The fit of `job` on nodes with `host` bytes each for it."""
         self._job, self._host = job, host
 
     @cached_property
@@ -164,7 +164,7 @@ class Found(NamedTuple):
 
     @property
     def slack(self) -> int:
-        """As in `Fit`."""
+        """Free bytes in the fullest phase of all, from `Fit`."""
         return self.fit.slack
 
     @property
@@ -232,7 +232,7 @@ class Search:
         return Job(roles.s, self.clock.gpu, roles) if roles else None
 
     def fit(self, b: int, place: Place) -> Fit | None:
-        """How a place fits the machine; None if the framework refuses it."""
+        """The fit of a place on the machine; None if the framework refuses it."""
         key = b, place
         if key not in self._fits:
             job = self.job(b, place)
@@ -364,7 +364,7 @@ class Search:
         return self.fastest(first, inf, asked.keys()) if self.rated else None
 
     def limit(self, fastest: Found | None) -> float:
-        """The most seconds that cannot be told from those of the fastest; infinite if there is none."""
+        """The longest step time that cannot be told from that of the fastest, in seconds; infinite if there is none."""
         return fastest.seconds * (1 + TOLERANCE) if fastest and self.rated else inf
 
     def fastest(
@@ -444,7 +444,7 @@ class Search:
         return known
 
     def starting(self, b: int, lean: Place) -> Fit | None:
-        """How the leanest place fits the machine, or the one with the smallest share with which vLLM starts."""
+        """The fit of the leanest place, or of the one with the smallest share with which vLLM starts."""
         branch = self.branches[b]
         found = self.fit(b, lean)
         axis = next((i for i, axis in enumerate(branch.axes) if axis.name == SHARE), None)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Unrated(ValueError):
-    """No rate is known for something that a job needs; the text is one line that names it."""
+    """Raised if no rate is known for something that a job needs; the text is one line that names it."""
 
 
 class Constant(float):

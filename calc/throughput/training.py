@@ -58,7 +58,7 @@ class Load(NamedTuple):
 def passes(s: Scenario, trained: bool) -> work.Passes:
     """The passes of a step through the model: LoRA needs gradients of inputs, not of the frozen weights.
 
-    The exception is frozen weights in one flat parameter with adapters (`lora.units: layer`).
+    Frozen weights in one flat parameter with adapters (`lora.units: layer`) get gradients all the same.
     """
     if not trained:
         return work.Passes()
@@ -118,7 +118,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     computed.append(work.starts(work.operations(work.KERNELS, layers, c, a, p), load.micro))
     elements = parameters(s.architecture, head=head) + a.elements
     changed = a.elements if s.lora else elements
-    given = c.layers + a.elements if s.lora and s.lora.units == "layer" else changed  # what has a gradient
+    given = c.layers + a.elements if s.lora and s.lora.units == "layer" else changed  # elements with a gradient
     if s.shards > 1 and s.sharding != "ddp":  # DDP's buckets are reduced once a step
         computed.append(repacked(s, r, load, elements / n, given / n, p))
     busy = sum([t.seconds for t in computed])
@@ -138,7 +138,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     if trained:
         yield from stepping(s, r, load, changed / n)
     if s.offload.parameters and s.sharding in GATHERS:
-        # for frozen models too: every pass of every micro-batch copies the weights up
+        # for frozen models too: every pass of every micro batch copies the weights up
         up = traffic.copied(elements / n, 2 * load.micro * (1 + p.inputs), s.shards, r.pcie)
         yield up._replace(name="parameters")
 
@@ -215,7 +215,7 @@ def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term
         wide = 2 if s.precision == "bf16" and not s.sharding.startswith("zero") else 4
         rate = CPU_ADAM * min(1, on_node / CPU_CORES) if framework(s.framework).one_thread(s) else CPU_ADAM
         yield traffic.stepped_on_host(changed * load.steps, FUSED["adamw"] * wide, ranks, on_node, rate)
-        # gradients of every micro-batch come down, new weights go up
+        # gradients of every micro batch come down, new weights go up
         yield traffic.copied(changed, 2 * load.micro + 2 * load.steps, ranks, r.pcie)
     else:
         yield traffic.stepped(changed * load.steps, optimizer_bytes(s), ranks, r.memory)

@@ -275,7 +275,7 @@ def modules(c: Counts, a: Adapters) -> int:
 
 
 def cast(elements: float, micro: int, p: Passes, bandwidth: float) -> Term:
-    """Under autocast fp32 weights become bf16 in every forward of every micro batch: four bytes read, two written."""
+    """fp32 weights become bf16 under autocast, in every forward of every micro batch: four bytes read, two written."""
     passes = p.forward + p.again
     values = {"m": micro, "M": elements, "n": passes, "B": bandwidth}
     return Term("casts", 6 * micro * elements * passes / bandwidth, "6·m·M·n/B", values, "throughput#matrix")

@@ -20,7 +20,7 @@ class Case:
     model: str
     task: str = "sft"  # one of TASKS
     seq: int = 2048  # tokens in a row
-    mb: int = 1  # rows in a micro-batch; pairs for rm and dpo
+    mb: int = 1  # rows in a micro batch; pairs for rm and dpo
     ckpt: str = "none"  # none, full, selective (torchtitan's policy for operators), reentrant
     attn: str = "sdpa"  # sdpa (no mask), sdpa-mask (4-D padding mask), fa2, eager
     prec: str = "bf16"  # bf16, autocast, fp32, mp (FSDP: fp32 shards, bf16 compute, fp32 reduce),
@@ -41,7 +41,7 @@ class Case:
     tp: int = 1  # ranks that share each layer's heads and widths
     sequence_parallel: bool = False  # norms work on parts of the sequence, and logits are cut by vocabulary
     cp: int = 1  # ranks that share each sequence's positions, of which FSDP's are a multiple
-    pp: int = 1  # stages, each with some of the layers, through which grad_accum micro-batches pass
+    pp: int = 1  # stages, each with some of the layers, through which grad_accum micro batches pass
     stage: int = 0  # the stage whose memory is followed
     zero: int = 0  # stage of DeepSpeed's ZeRO; 0: none
     efficient_linear: bool = True  # ZeRO-3 replaces PyTorch's linear by its own

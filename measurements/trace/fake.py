@@ -72,7 +72,7 @@ torch.utils.swap_tensors = _set_data
 # Transformers cannot read fake position ids and would build a mask for packed rows, of which there are none.
 masking_utils.find_packed_sequence_indices = _answer(None)  # type: ignore[assignment]
 set_verbosity_error()  # type: ignore[no-untyped-call]
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says what it lacks for the CPU
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of what it lacks on the CPU
 
 # Operators that have a kernel of their own on CUDA and are composed of others elsewhere.
 _cuda: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import yaml
 
 
 class CaseError(ValueError):
-    """The input cannot be traced; the message is one line."""
+    """Raised if the input cannot be traced; the message is one line."""
 
 
 def mapping(path: Path) -> dict[str, Any]:

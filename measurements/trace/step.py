@@ -19,7 +19,7 @@ from .models import DEVICE
 
 BETA = 0.1
 LOGPROB = {"fp32": "log-softmax-fp32", "trl": "selective", "lse": "logsumexp"}
-FORWARD = ("input_ids", "position_ids", "attention_mask", "labels", "shift_labels")  # what the model itself takes
+FORWARD = ("input_ids", "position_ids", "attention_mask", "labels", "shift_labels")  # inputs of the model itself
 
 
 def fake_mode() -> FakeTensorMode:
@@ -232,7 +232,7 @@ class Step:
         return pair_loss(chosen - reference, case.mb, BETA), None
 
     def run(self) -> None:
-        """The step: forward and backward of each micro-batch, the optimizer."""
+        """The step: forward and backward of each micro batch, the optimizer."""
         with contextlib.ExitStack() as around:
             if self.case.sequence_parallel:
                 around.enter_context(loss_parallel())
