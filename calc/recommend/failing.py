@@ -112,7 +112,7 @@ def _longest(lengths: Sequence[int], fits: Callable[[int], bool]) -> int | None:
 
 
 def _hosting(problem: Problem) -> int | None:
-    """GB of host memory a node that the least demanding configuration needs which lacks nothing else, or None."""
+    """The least host memory, in GB a node, with which a configuration fits that lacks nothing else, or None."""
     found = [
         search.host.bytes + fit.short
         for search in problem.misses

@@ -65,7 +65,7 @@ class Problem:
         self.misses: list[Search] = []
 
     def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
-        """The job with a framework: for RL without one, the first that accepts the job and generates with vLLM."""
+        """The job with a framework: for RL without one, the first with vLLM that accepts the job."""
         if "framework" in job or job.get("task") not in RL:
             return job
         for name in SERVING:
