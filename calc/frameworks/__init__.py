@@ -1,4 +1,4 @@
-"""The plan that each framework keeps to, by version: defaults, loss paths, engines. No byte is counted here."""
+"""The plan of each framework's memory, by version: defaults, loss paths, engines. No byte is counted here."""
 
 from __future__ import annotations
 

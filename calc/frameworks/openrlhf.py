@@ -224,7 +224,7 @@ def _ring(s: Scenario) -> str | None:
 
 
 def one_thread(s: Scenario) -> bool:
-    """True under Ray, which sets OMP_NUM_THREADS to 1; DeepSpeed's launcher leaves threads alone.
+    """True under Ray, which leaves Adam one thread a rank; DeepSpeed's launcher leaves threads alone.
 
     Source: `ray/_private/utils.py:set_omp_num_threads_if_unset`.
     """
