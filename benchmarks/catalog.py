@@ -1,4 +1,4 @@
-"""Seconds that checking 1,000 GPUs and 1,000 models takes: copies of the catalog's own files, under other names.
+"""The seconds to check 1,000 GPUs and 1,000 models: copies of the catalog's own files, under other names.
 
 Run as `python -m benchmarks.catalog`.
 """

@@ -1,8 +1,8 @@
-"""How long one estimate takes: `python -m benchmarks.estimate` prints the median in milliseconds, job by job.
+"""The time of one estimate: `python -m benchmarks.estimate` prints the median in milliseconds, job by job.
 
-`ledger` is the answer of sums alone, as if no block were known; `replayed` is the whole estimate, for which the
-allocator is replayed where it can be; `parsed` has the reading of the scenario, too. What an estimate leaves for the
-next one of the same job is forgotten before each; what is known of a model whatever the job stays.
+`ledger` is the answer by sums alone, as if no block were known; `replayed` is the whole estimate, with the allocator
+replayed where that is possible; `parsed` includes reading the scenario. Caches that the next estimate of the same job
+would use are cleared before each; caches of what depends on the model alone stay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from calc.catalog import load
 from calc.estimate import estimate
 from calc.scenario import parse
 
-LEFT = (job._roles, replay.reserve, replay._undisturbed, blocks)  # caches of what follows from a job
+LEFT = (job._roles, replay.reserve, replay._undisturbed, blocks)  # caches of what depends on a job
 
 JOBS = {
     "sft, with room": {"model": "llama-3-8b", "task": "sft", "gpu": "b200"},
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def timed(asked: Callable[[], object]) -> float:
-    """The median over RUNS, in milliseconds of the processor."""
+    """The median over RUNS, in milliseconds of processor time."""
     found = []
     for _ in range(RUNS):
         for cache in LEFT:

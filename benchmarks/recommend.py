@@ -1,4 +1,4 @@
-"""How long one recommendation takes: `python -m benchmarks.recommend` prints the median in milliseconds, job by job.
+"""The time of one recommendation: `python -m benchmarks.recommend` prints the median in milliseconds, job by job.
 
 `best` finds what to run; `whole` adds what fails, what each setting does, the alternatives and the command.
 """
@@ -28,7 +28,7 @@ RUNS = 15
 
 
 def main() -> None:
-    """Print one line a job: the times, and how many configurations were considered and pruned."""
+    """Print one line per job: the times, and how many configurations were considered and pruned."""
     catalog = load()
     for name, job in JOBS.items():
         best, whole = [], []

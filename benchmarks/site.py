@@ -1,7 +1,7 @@
-"""How long the whole site takes to build, and the same pages with their tables pasted in: `python -m benchmarks.site`.
+"""The time to build the whole site, and the same pages with their tables pasted in: `python -m benchmarks.site`.
 
-Each is built in a process of its own, the whole site with what an earlier build has kept. Pasted pages are what the
-macros give, written into copies of the pages, so all that is left is Markdown, templates and search index.
+Each is built in a process of its own, the whole site with what an earlier build has kept. Pasted pages hold what the
+macros give, written into copies of the pages, so that only Markdown, templates and the search index are left.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shutil import copytree
 ROOT = Path(__file__).parents[1]
 BAR = 1.2
 RUNS = 3
-# Runs the macros of every page in place of mkdocs-macros, with front matter left as it is.
+# A script that runs the macros of every page in place of mkdocs-macros and leaves front matter as it is.
 PASTE = """
 import sys
 from pathlib import Path

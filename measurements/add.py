@@ -32,14 +32,14 @@ FOLDER = ROOT / "measurements"
 
 
 def beside(record: Mapping[str, Any], where: str, catalog: Catalog) -> str:
-    """The estimate of the record's scenario, and how it compares with what was seen."""
+    """The estimate of the record's scenario, and how it compares with what was measured."""
     scenario = parse(record["scenario"], where=f"{where}: scenario", catalog=catalog)
     shown = report.verdict(estimate(scenario, catalog), catalog.gpu(scenario.gpu).name)
     return f"estimated: {shown}\nmeasured:  {_seen(residual(record, catalog))}\n{_paced(record, catalog)}"
 
 
 def _paced(record: Mapping[str, Any], catalog: Catalog) -> str:
-    """A line on the record's rate, where it has one that the catalog can be asked about."""
+    """A line on the record's rate, if it has one that can be compared with the catalog's."""
     found = pace(record, catalog) if "measured_rate" in record else None
     if found is None:
         return ""
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def _file(given: str) -> Path:
-    """The file of measurements/ that is meant, there already or not."""
+    """The file of measurements/ that `given` names, whether it exists or not."""
     path = Path(given)
     wrong = folders.misnamed(path.name, ".jsonl")
     if wrong or Path(os.path.realpath(path.parent)) != FOLDER or path.is_dir():
@@ -101,7 +101,7 @@ def _line(record: Mapping[str, Any], where: str) -> bytes:
 
 
 def append(line: bytes, path: Path) -> None:
-    """Adds a line to the end of a file, all of it or nothing: a reader finds the file as it was, or as it is to be."""
+    """Adds a line to the end of a file, all of it or nothing: a reader finds the file as before or as after."""
     try:
         before = path.read_bytes() if path.exists() else b""
         if before and not before.endswith(b"\n"):

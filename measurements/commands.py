@@ -1,13 +1,13 @@
-"""How the commands of this folder read their arguments, without what the tracer's environment lacks."""
+"""The argument parser of this folder's commands, without packages that the tracer's environment lacks."""
 
 import argparse
 from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Arguments that cannot be used are one line, and exit status 2."""
+    """An argument parser that answers unusable arguments with one line and exit status 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where help is, and exit."""
+        """Say what is wrong and where help is, then exit."""
         line = " ".join(message.split())
         self.exit(2, f"{self.prog}: {line}; {self.prog} --help shows what is\n")

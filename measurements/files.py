@@ -1,4 +1,4 @@
-"""How the commands of this folder put new content into a file."""
+"""The writing of files by this folder's commands: whole or not at all."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def replace(path: Path, raw: bytes) -> None:
-    """Put `raw` in the file's place at once, and on the disk: whoever reads it finds all of the one or of the other."""
+    """Replace the file's content by `raw` at once, flushed to disk: a reader finds all of the old or all of the new."""
     beside = path.with_name(f".{path.name}.new")
     try:
         with beside.open("wb") as file:

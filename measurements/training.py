@@ -13,8 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 aten = torch.ops.aten
 CLIP = 0.2  # PPO's, of ratios and of values
 
-# What torchtitan's policy "op" never computes again: attention, and sums over ranks. `aten.max` is there for scales of
-# numbers in 8 bits. The flash-attn package's operator is its own, and not in the list.
+# Operators that torchtitan's policy "op" never recomputes: attention, and sums over ranks. `aten.max` is there for
+# scales of 8-bit numbers. The flash-attn package has an operator of its own, which is not in the list.
 SAVED = frozenset(
     {
         aten._scaled_dot_product_flash_attention.default,
@@ -27,17 +27,17 @@ SAVED = frozenset(
 
 
 class EverySecondProduct:
-    """A policy for one call of one layer: of matrix products the first, the third and so on are kept, too.
+    """A policy for one call of one layer: it also keeps every second matrix product: the first, the third and so on.
 
-    torchtitan's `selective_ac_option = "op"` (its `_custom_policy`). `saved` are the operators that it keeps always.
+    torchtitan's `selective_ac_option = "op"` (its `_custom_policy`). `saved` are the operators that are always kept.
     """
 
     def __init__(self, saved: frozenset[Any] = SAVED) -> None:
         self.saved = saved
-        self.products = {False: 0, True: 0}  # by whether it is the second run: PyTorch before 2.13 asks there, too
+        self.products = {False: 0, True: 0}  # by `is_recompute`: PyTorch before 2.13 asks in the second run, too
 
     def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        """Whether the output of `op` is kept."""
+        """The policy's answer: whether the output of `op` is kept."""
         kept = op in self.saved
         if op is aten.mm.default:
             self.products[context.is_recompute] += 1
@@ -55,8 +55,8 @@ def checkpointing(way: str, policy: Callable[[], Any] = EverySecondProduct) -> d
 def zero_config(stage: int, micro_batch: int, accumulation: int, grad_dtype: str, clip: float = 0.0) -> dict[str, Any]:
     """DeepSpeed's configuration of ZeRO `stage`, with its own defaults for the rest.
 
-    Its FusedAdam, a CUDA kernel over flat partitions that keeps two moments and takes nothing else, has PyTorch's fused
-    AdamW in its place, which DeepSpeed has not tested.
+    PyTorch's fused AdamW, which DeepSpeed has not tested, replaces its FusedAdam, a CUDA kernel over flat partitions
+    that keeps two moments and takes nothing else.
     """
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
@@ -70,7 +70,7 @@ def zero_config(stage: int, micro_batch: int, accumulation: int, grad_dtype: str
 
 
 class Critic(torch.nn.Module):
-    """The backbone and a scalar head, as PPO's critic."""
+    """The backbone with a scalar head, as in PPO's critic."""
 
     def __init__(self, backbone: Any) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Critic(torch.nn.Module):
 
 
 def logprobs(logits: torch.Tensor, ids: torch.Tensor, way: str) -> torch.Tensor:
-    """Log-probabilities of `ids`, (rows, tokens), from logits (rows, tokens, vocabulary); `way` is `logprob`."""
+    """Log-probabilities of `ids`, (rows, tokens), from logits (rows, tokens, vocabulary); `way` is as `logprob`."""
     if way == "log-softmax-fp32":
         return F.log_softmax(logits.float(), dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     if way == "logsumexp":
@@ -96,17 +96,17 @@ def logprobs(logits: torch.Tensor, ids: torch.Tensor, way: str) -> torch.Tensor:
 
 
 def pair_loss(scores: torch.Tensor, pairs: int, scale: float = 1.0) -> torch.Tensor:
-    """Bradley-Terry's loss of scores, (2·pairs,): the chosen first, then as many rejected ones."""
+    """The Bradley-Terry loss of scores, (2·pairs,): the chosen first, then as many rejected ones."""
     return -F.logsigmoid(scale * (scores[:pairs] - scores[pairs:])).mean()
 
 
 def policy_loss(new: torch.Tensor, old: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
-    """PPO's clipped loss of log-probabilities, (rows, tokens)."""
+    """PPO's clipped policy loss of log-probabilities, (rows, tokens)."""
     ratio = (new - old).exp()
     return torch.max(-advantage * ratio, -advantage * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
 
 
 def value_loss(values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
-    """PPO's clipped loss of values, (rows, tokens)."""
+    """PPO's clipped value loss, (rows, tokens)."""
     clipped = old + (values - old).clamp(-CLIP, CLIP)
     return 0.5 * torch.max((values - returns) ** 2, (clipped - returns) ** 2).mean()

@@ -1,4 +1,4 @@
-"""What each framework keeps in memory, by version: defaults, loss paths, engines. No byte is counted here."""
+"""The plan of each framework's memory, by version: defaults, loss paths, engines. No byte is counted here."""
 
 from __future__ import annotations
 
@@ -15,43 +15,44 @@ if TYPE_CHECKING:
 DEEPSPEED = ("zero1", "zero2", "zero3")
 FSDP = ("fsdp1", "fsdp2")
 SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
-TOGETHER = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # by which GPUs work on the same sequences
+TOGETHER = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # degrees by which GPUs share sequences
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version; what follows them (`.post1`) does not count."""
+    """The numeric parts of a version; a suffix (`.post1`) is left out."""
     return tuple([int(part) for part in version.split(".") if part.isdigit()])
 
 
 @lru_cache(maxsize=65536)
 def at_least(version: str, first: str) -> bool:
-    """Whether `version` is `first` or later."""
+    """True if `version` is `first` or later."""
     return numbers(version) >= numbers(first)
 
 
 def nearest(version: str, known: tuple[str, ...]) -> str:
     """The known version whose memory behaviour `version` shares.
 
-    `0.6` is the last of the 0.6 releases; a version in between is the latest one before it, else the earliest.
+    `0.6` means the last of the 0.6 releases; a version between two known ones means the earlier of them, and one before
+    all means the earliest.
     """
     series = [release for release in known if f"{release}.".startswith(f"{version}.")]
     return series[-1] if series else next((k for k in reversed(known) if numbers(k) <= numbers(version)), known[0])
 
 
 def accumulated(precision: str, sharding: str) -> str:
-    """The type of gradients where nobody says it: that of weights, which DeepSpeed and pure bf16 have in 16 bits."""
+    """The default type of gradients: that of the weights, which DeepSpeed and pure bf16 keep in 16 bits."""
     if precision == "fp16":
         return "fp16" if sharding in DEEPSPEED else "fp32"
     return "bf16" if precision in ("bf16", "mixed") else "fp32"
 
 
 def together(fields: Mapping[str, Any]) -> int:
-    """GPUs that work on the same sequences, by the degrees among `fields`."""
+    """The number of GPUs that work on the same sequences: the product of the degrees in `fields`."""
     return prod(int(fields.get(place, 1)) for place in TOGETHER)
 
 
 def tensor_fault(s: Scenario) -> str | None:
-    """Why the layers of `s` cannot be cut as DTensor cuts them, in one line; None where they can."""
+    """The reason why DTensor cannot cut the layers of `s`, in one line, or None."""
     t, given = s.tensor_parallel, f"with tensor_parallel = {s.tensor_parallel}"
     if s.sequence_parallel and t == 1:
         return f"sequence_parallel: given true {given}, allowed: with GPUs that share a layer"
@@ -73,7 +74,7 @@ def tensor_fault(s: Scenario) -> str | None:
 
 
 def context_fault(s: Scenario) -> str | None:
-    """Why attention cannot reach over GPUs that share sequences, in one line; None where it can, or need not."""
+    """The reason why attention cannot reach over GPUs that share sequences, in one line; None if it can or need not."""
     if s.context_parallel == 1:
         return None
     given = f"with context_parallel = {s.context_parallel}"
@@ -87,9 +88,9 @@ def context_fault(s: Scenario) -> str | None:
 
 
 def ring_fault(s: Scenario) -> str | None:
-    """Why PyTorch's ring attention cannot run over the sequences of `s`, in one line; None where it can, or need not.
+    """The reason why PyTorch's ring attention cannot run over the sequences of `s`, in one line, or None.
 
-    It takes the place of SDPA's own kernels, asks for a causal mask alone, and rings of whole pieces of a sequence.
+    It replaces SDPA's own kernels, supports only a causal mask, and cuts every sequence into equal pieces.
     """
     n, arch = s.context_parallel, s.architecture
     if n == 1:
@@ -116,7 +117,7 @@ def ring_fault(s: Scenario) -> str | None:
 
 
 def pipeline_fault(s: Scenario) -> str | None:
-    """Why PyTorch's 1F1B schedule cannot run the stages of `s`, in one line; None where it can, or need not."""
+    """The reason why PyTorch's 1F1B schedule cannot run the stages of `s`, in one line; None if it can or need not."""
     p = s.pipeline_parallel
     if p == 1:
         return None
@@ -150,14 +151,14 @@ def pipeline_fault(s: Scenario) -> str | None:
 
 
 def whole_sequences(s: Scenario, why: str) -> str | None:
-    """Why a framework's trainer does not cut sequences, in one line; None where none is asked to be cut."""
+    """The reason why a framework's trainer cannot cut sequences, in one line; None if no cut is asked for."""
     if s.context_parallel == 1:
         return None
     return f"context_parallel: given {s.context_parallel}, allowed with {s.framework}: 1; {why}"
 
 
 def whole_layers(s: Scenario, why: str) -> str | None:
-    """Why a framework's trainer does not share layers out, in one line; None where it is not asked to."""
+    """The reason why a framework's trainer cannot spread layers over GPUs, in one line; None if it is not asked to."""
     if s.pipeline_parallel > 1:
         return f"pipeline_parallel: given {s.pipeline_parallel}, allowed with {s.framework}: 1; it has no stages"
     if s.tensor_parallel > 1:
@@ -166,7 +167,7 @@ def whole_layers(s: Scenario, why: str) -> str | None:
 
 
 def cut_alike(s: Scenario) -> str | None:
-    """Why a role's layers or sequences cannot be cut as it says, in one line; None where all are as the job's."""
+    """The reason why a role's layers or sequences cannot be cut as it asks, in one line; None if all match the job."""
     for name in s.roles:
         role = s.role(name)
         for degree in ("tensor_parallel", "context_parallel") if role else ():
@@ -177,9 +178,9 @@ def cut_alike(s: Scenario) -> str | None:
 
 
 def segments_fault(s: Scenario) -> str | None:
-    """Why segments that grow do not go with a vLLM that sleeps, in one line; None where they do, or need not.
+    """The reason why expandable segments do not go with a vLLM that sleeps, in one line; None if they do or need not.
 
-    vllm/device_allocator/cumem.py asserts it; verl switches them off while its vLLM has the card.
+    vllm/device_allocator/cumem.py asserts it; verl switches expandable segments off while its vLLM has the card.
     """
     if not (s.rollout and s.rollout.sleep and s.expandable_segments):
         return None
@@ -187,7 +188,7 @@ def segments_fault(s: Scenario) -> str | None:
 
 
 def fsdp_fault(s: Scenario) -> str | None:
-    """Why FSDP cannot reduce, or keep adapters, as `s` says, in one line; None where it can, or need not.
+    """The reason why FSDP cannot reduce gradients or keep adapters as `s` asks, in one line, or None.
 
     A flat parameter has one type: "Must flatten tensors with uniform dtype" (torch `distributed/fsdp/_flat_param.py`).
     """
@@ -207,14 +208,14 @@ def fsdp_fault(s: Scenario) -> str | None:
 
 
 def own_units(s: Scenario) -> str | None:
-    """Why adapters cannot lie in their layer's flat parameter where PEFT's policy wraps them (`utils/other.py`)."""
+    """The reason why adapters cannot lie in their layer's flat parameter: PEFT's wrapping policy (`utils/other.py`)."""
     if s.lora and s.lora.units != "own":
         return f"lora.units: given {s.lora.units!r}, allowed with {s.framework}: own, by PEFT's wrapping policy"
     return None
 
 
 def sharding_fault(s: Scenario) -> str | None:
-    """Why precision, offload, method or FSDP's ways do not go with the sharding of `s`; None where they do."""
+    """The reason why precision, offload, method or FSDP settings do not go with the sharding of `s`, or None."""
     if fault := fsdp_fault(s):
         return fault
     if s.precision == "fsdp-mixed" and s.sharding not in FSDP:
@@ -231,7 +232,7 @@ def sharding_fault(s: Scenario) -> str | None:
     if s.offload.optimizer and s.sharding not in (*DEEPSPEED, *FSDP):
         allowed = ", ".join((*DEEPSPEED, *FSDP))
         return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {allowed}"
-    along = s.offload.parameters and s.sharding in FSDP and s.framework != "verl"  # the step is where the weights are
+    along = s.offload.parameters and s.sharding in FSDP and s.framework != "verl"  # the step runs where the weights are
     if (s.offload.optimizer or along) and s.optimizer.endswith("8bit"):
         allowed = "adamw; bitsandbytes steps on a GPU, and Accelerate makes it DeepSpeedCPUAdam, with fp32 states"
         moved = "offload.optimizer" if s.offload.optimizer else "offload.parameters"

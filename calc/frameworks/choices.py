@@ -1,4 +1,4 @@
-"""What a search may choose where a framework's user does, so that no framework has to be told by its name."""
+"""The choices that a framework leaves to its user, for a search that must not compare frameworks by name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ Cut = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
 
 class Choices(NamedTuple):
-    """What a framework leaves to whoever runs it.
+    """The choices that a framework leaves to its user.
 
-    `own_loop`: its user writes the loop, and with it the global batch, the loss and how the optimizer steps.
-    `fp16`: it computes in fp16 where a card has no bf16.
-    `precision`: to what weights are cut in place of fp32, where no DeepSpeed keeps a master; "" where it offers none.
-    `offloads_apart`: under FSDP weights and optimizer states move to the host each by itself.
-    `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` says of a job's fields and
-    a rung of them whether sequences are cut.
+    `own_loop`: the user writes the loop, and with it the global batch, the loss and the optimizer's implementation.
+    `fp16`: it computes in fp16 on a card without bf16. `precision`: the type in which weights can be loaded in place of
+    fp32, unless DeepSpeed keeps a master copy; "" if it offers none. `offloads_apart`: under FSDP weights and optimizer
+    states move to the host independently. `shared`: the degree by which its trainer lets GPUs share a sequence, "" for
+    none; `cuts` tells from a job's fields and a rung of them whether sequences are cut.
     """
 
     own_loop: bool = False

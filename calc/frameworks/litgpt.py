@@ -1,7 +1,7 @@
-"""litgpt's scripts on Lightning's Fabric: a model, adapters and a loss of their own, and FSDP 1 a layer at a time.
+"""litgpt's scripts on Lightning's Fabric: a model, adapters and a loss of their own, and FSDP 1 with a unit a layer.
 
 With plain PyTorch they are the scenario's `trainer`. Read in litgpt 0.4.0, which in all of this is as lit-gpt was in
-the spring of 2024, of which its published tables are, and in lightning 2.6 (`fabric/`).
+the spring of 2024, when its published tables were made, and in lightning 2.6 (`fabric/`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 TASKS = ("sft", "inference")
 FAMILIES = ("llama", "mistral", "falcon")
-PIECE = 128  # positions of which the head makes logits at once (`finetune/lora.py`: lm_head_chunk_size)
+PIECE = 128  # positions for which the head makes logits at once (`finetune/lora.py`: lm_head_chunk_size)
 
 
 def modelled(arch: Architecture) -> Architecture:
     """The model as `litgpt/model.py` has it: one product for q, k and v, a head of its own, no window.
 
-    Parameters are those of Transformers' model, but that no head is tied. Raises ConfigError, with `trainer` for its
-    field, for a family of which litgpt's code has not been read.
+    Parameters are those of Transformers' model, except that no head is tied. Raises ConfigError for the field `trainer`
+    if litgpt's code for the family has not been read.
     """
     if arch.family not in FAMILIES:
         known = f"litgpt's code is read for {', '.join(FAMILIES)}"
@@ -37,7 +37,7 @@ def modelled(arch: Architecture) -> Architecture:
 
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What litgpt's scripts take where nobody says otherwise, by dotted key (`finetune/lora.py`)."""
+    """The defaults of litgpt's scripts, by dotted key (`finetune/lora.py`)."""
     several = int(given.get("gpus", 1)) > 1
     return {
         "precision": "bf16",  # bf16-true
@@ -55,20 +55,20 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def path(s: Scenario) -> Path:
-    """Pieces of logits that a variable of the loop names until there are new ones (`fit`)."""
+    """The loss path: pieces of logits that a variable of the loop holds until there are new ones (`fit`)."""
     return Path("pieces", held="step", tile=min(PIECE, s.seq_len) * s.rows)
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """What the trained `calc.keeps.Role` has from Fabric: weights in four bits come back in fp16 and are cast to bf16.
+    """The fields that Fabric sets in the trained `calc.keeps.Role`: 4-bit weights unpack to fp16, then cast to bf16.
 
-    They were quantised so (`plugins/precision/bitsandbytes.py`, `torch.half`); both copies are there at once.
+    They were quantised in fp16 (`plugins/precision/bitsandbytes.py`, `torch.half`); both copies exist at once.
     """
     return {"unpacks": 4} if s.method == "qlora" else {}
 
 
 def refuse(s: Scenario) -> str | None:
-    """One line on why litgpt cannot run `s`; None when it can."""
+    """The reason why litgpt cannot run `s`, in one line, or None."""
     given = "with trainer litgpt"
     if s.task == "sft" and s.method == "full":
         return f"method: given 'full' {given}, allowed: lora, qlora; the loss of its full fine-tuning is not modelled"

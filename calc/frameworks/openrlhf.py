@@ -1,9 +1,9 @@
 """OpenRLHF on DeepSpeed, by version: its releases, what all its trainers share, and `train_{sft,rm,dpo}.py`.
 
-What RL has beside that is in `calc.frameworks.openrlhf_rl`. Read in the packages and tags v0.3.0 to v0.11.2. Files are
-those of the release named: `cli/train_sft.py` stands for `openrlhf/cli/train_sft.py` (before 0.3.6
-`examples/train_sft.py`). Every release is known that changed a default, a pinned library, the way from logits to a
-loss, or the course of an RL step; one in between behaves as the one before it.
+`calc.frameworks.openrlhf_rl` adds RL. Read in the packages and tags v0.3.0 to v0.11.2. Files are those of the release
+named: `cli/train_sft.py` stands for `openrlhf/cli/train_sft.py` (before 0.3.6 `examples/train_sft.py`). Every release
+is known that changed a default, a pinned library, the way from logits to a loss, or the course of an RL step; one in
+between behaves as the one before it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class Pins(NamedTuple):
-    """The libraries that a release's requirements.txt pins, and vLLM as setup.py's extra does; torch is never pinned.
+    """The libraries that a release pins: in requirements.txt, and vLLM in an extra of setup.py; torch is never pinned.
 
-    Before 0.3.6 vLLM stands in requirements.txt as a comment.
+    Before 0.3.6 vLLM is a comment in requirements.txt.
     """
 
     deepspeed: str
@@ -91,10 +91,11 @@ RELEASES: Mapping[str, Pins] = {
     "0.11.2": Pins("0.19.6", "5.15.0", "2.8.3", "0.29.0"),
 }
 KNOWN = tuple(RELEASES)
-# it cuts packed sequences alone
+# OpenRLHF cuts packed sequences only
 CHOICES = Choices(shared="context_parallel", cuts=lambda job, rung: bool(job.get("packing")))
 
-# --ring_attn_size of each script: ring_flash_attn's llama3 way (utils/deepspeed/deepspeed.py, substitute_hf_flash_attn)
+# The first release with --ring_attn_size, by task: ring_flash_attn's llama3 variant (utils/deepspeed/deepspeed.py,
+# substitute_hf_flash_attn)
 RINGS = {"dpo": "0.4.3", "rm": "0.4.4", "sft": "0.5.4", "pretrain": "0.5.4"}
 EXCHANGE = "all-gather"
 TASKS = ("pretrain", "sft", "rm", "dpo", *rl.TASKS)
@@ -103,13 +104,13 @@ TASKS = ("pretrain", "sft", "rm", "dpo", *rl.TASKS)
 def nearest(version: str) -> str:
     """The known version whose memory behaviour `version` shares.
 
-    `0.6` is its last release with both trainers, `train_ppo.py` and `train_ppo_ray.py`, which 0.6.1 was.
+    `0.6` means 0.6.1, its last release with both trainers, `train_ppo.py` and `train_ppo_ray.py`.
     """
     return "0.6.1" if version == "0.6" else _nearest(version, KNOWN)
 
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The command line's defaults for `task`, by dotted key; `given` is what the user said."""
+    """The command line's defaults for `task`, by dotted key; `given` is what the user set."""
     pins = RELEASES[version]
     grown = at_least(version, "0.3.6")
     sft = task in ("pretrain", "sft")  # pretraining is train_sft.py --pretrain_mode, with the same defaults
@@ -158,12 +159,12 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _logprob(version: str) -> str:
-    """How a release turns logits into log-probabilities."""
+    """The way in which a release turns logits into log-probabilities."""
     return "logsumexp" if at_least(version, "0.5.8") else "log-softmax-fp32"
 
 
 def _adapter(given: Mapping[str, Any], pins: Pins) -> str:
-    """PEFT makes adapters fp32; DeepSpeed then casts the module to bf16, but from 0.19.2 on not under ZeRO-3.
+    """The type of adapters: PEFT makes them fp32; DeepSpeed casts the module to bf16, from 0.19.2 on not under ZeRO-3.
 
     runtime/engine.py:1232 of 0.16.4 (`self.module.bfloat16()`), :1496-1504 of 0.19.5 (`not is_zero_init_model`).
     """
@@ -172,7 +173,7 @@ def _adapter(given: Mapping[str, Any], pins: Pins) -> str:
 
 
 def refuse(s: Scenario) -> str | None:
-    """One line on why OpenRLHF cannot run `s`; None when it can."""
+    """The reason why OpenRLHF cannot run `s`, in one line, or None."""
     version, method = s.framework_version, s.method
     if s.task not in TASKS:
         return f"task: given {s.task!r}, allowed with openrlhf: {', '.join(TASKS)}"
@@ -184,7 +185,7 @@ def refuse(s: Scenario) -> str | None:
     if s.precision != "mixed":
         return f"precision: given {s.precision!r}, allowed with openrlhf: mixed, as DeepSpeed keeps fp32 master weights"
     if s.optimizer != "adamw":
-        return f"optimizer: given {s.optimizer!r}, allowed with openrlhf: adamw"  # muon, since 0.10.4, is no word here
+        return f"optimizer: given {s.optimizer!r}, allowed with openrlhf: adamw"  # muon, since 0.10.4, is no value here
     if s.offload.parameters:
         return "offload.parameters: given true, allowed with openrlhf: false for the trained model"
     if s.sharding in ("none", "ddp"):
@@ -213,7 +214,7 @@ def refuse(s: Scenario) -> str | None:
 
 
 def _ring(s: Scenario) -> str | None:
-    """Why ring attention cannot run, in one line; None where it can, or is not asked for."""
+    """The reason why ring attention cannot run, in one line; None if it can or is not asked for."""
     first = RINGS.get(s.task)
     if first is None:
         return whole_sequences(s, f"its ring attention is modelled for {', '.join(RINGS)}")
@@ -223,19 +224,22 @@ def _ring(s: Scenario) -> str | None:
 
 
 def one_thread(s: Scenario) -> bool:
-    """Under Ray (`ray/_private/utils.py:set_omp_num_threads_if_unset`); DeepSpeed's launcher leaves threads alone."""
+    """True under Ray, which leaves Adam one thread a rank; DeepSpeed's launcher leaves threads alone.
+
+    Source: `ray/_private/utils.py:set_omp_num_threads_if_unset`.
+    """
     return s.task in rl.TASKS
 
 
 def keeps(s: Scenario) -> Keeps:
-    """What the trainers of this release keep: roles with their loss paths, DeepSpeed's buffers, for RL a step's course.
+    """The plan of this release's trainers: roles with their loss paths, DeepSpeed's buffers, for RL a step's stages.
 
     A reference has weights of its own, with adapters too.
     """
     deepspeed = DeepSpeed(s.versions["deepspeed"])
 
     def path(rows: int) -> Path:
-        """The task's way from the logits of `rows` sequences; the release's own where `logprob` says nothing else."""
+        """The loss path for the logits of `rows` sequences: the release's own unless `logprob` asks for another."""
         found = loss_path(s.task, s.framework_version, one_row=s.packing or rows == 1)
         if s.task not in ("dpo", *rl.TASKS) or s.logprob == _logprob(s.framework_version):
             return found
@@ -253,7 +257,7 @@ def keeps(s: Scenario) -> Keeps:
 
 
 def _in_vain(s: Scenario) -> list[str]:
-    """Frozen models asked to lie in host memory, which below ZeRO-3 run at stage 0, where DeepSpeed reads no offload.
+    """Notes on frozen models whose offload has no effect: below ZeRO-3 they run at stage 0, which reads no offload.
 
     `get_ds_eval_config`: utils/deepspeed.py:222 of 0.3.8, utils/deepspeed/deepspeed.py:489 of 0.11.0.
     """
@@ -266,11 +270,11 @@ def _in_vain(s: Scenario) -> list[str]:
 
 
 def loss_path(task: str, version: str, *, one_row: bool) -> Path:
-    """From logits to a loss, by release; `one_row`: one sequence, or several packed, whose slices need no copy.
+    """The loss path, by release; `one_row`: one sequence, or several packed, whose slices need no copy.
 
     models/actor.py, models/loss.py, models/utils.py and trainer/{sft,dpo,ppo}_trainer.py of each release. The sft
-    trainer keeps `output` in a variable of its loop, into the next forward; RL's `training_step` to its own end, beyond
-    the optimizer step (trainer/ppo_trainer.py:273-316 of 0.3.8); the dpo trainer does not.
+    trainer keeps `output` in a variable of its loop, into the next forward; RL's `training_step` keeps it to its own
+    end, beyond the optimizer step (trainer/ppo_trainer.py:273-316 of 0.3.8); the dpo trainer does not keep it.
     """
     if task == "rm":
         return Path("scalar")

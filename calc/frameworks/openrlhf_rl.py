@@ -1,8 +1,8 @@
 """OpenRLHF's PPO, GRPO and REINFORCE++ by version: the half of `calc.frameworks.openrlhf` that is RL alone.
 
 `train_ppo.py`, until 0.6.1, runs every role in each process of one group and generates with Transformers;
-`train_ppo_ray.py` gives each role processes of its own, on GPUs of their own or on the same, and knows vLLM. Read in
-the tags v0.3.0 to v0.11.0 and the package 0.11.2. `ppo.py` and `ray.py` stand for `openrlhf/cli/train_ppo.py` and
+`train_ppo_ray.py` gives each role processes of its own, on GPUs of their own or on shared ones, and supports vLLM. Read
+in the tags v0.3.0 to v0.11.0 and the package 0.11.2. `ppo.py` and `ray.py` stand for `openrlhf/cli/train_ppo.py` and
 `openrlhf/cli/train_ppo_ray.py` of the release named (before 0.3.6 in `examples/`), other files for those of their name
 in `openrlhf/`.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The first release with the task's advantage_estimator: gae; group_norm; reinforce (ray.py's choices of each).
 TASKS = {"ppo": "0.3.0", "grpo": "0.6.0", "reinforce++": "0.5.1"}
 TRAINED = ("actor", "critic")
-# Flags that the command lines have once for all roles, and once for the trained ones.
+# Fields that one flag sets for all roles, and fields that one flag sets for the trained roles.
 SHARED = (
     "method", "lora", "precision", "optimizer", "optimizer_impl", "sharding", "grad_dtype", "checkpointing",
     "attention", "loss", "logprob", "packing",
@@ -33,7 +33,7 @@ SET = {place: attrgetter(place) for place in (*SHARED, *SHARED_BY_TRAINED)}
 
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the RL command lines have beside or otherwise than the others, by dotted key; `given` is the user's."""
+    """The defaults that only the RL command lines have, or set otherwise, by dotted key; `given` is the user's."""
     shared = given.get("placement", "colocated") == "colocated"
     engine = str(given.get("rollout.engine", "vllm" if at_least(version, "0.6.2") else "hf"))
     share = 0.95 if at_least(version, "0.6.4") else 0.9
@@ -73,16 +73,16 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def one_group(s: Scenario) -> bool:
-    """Whether `s` is a job of `train_ppo.py`; 0.6.2 has none."""
+    """True if `s` is a job of `train_ppo.py`, which 0.6.2 no longer has."""
     assert s.rollout
     return s.placement == "colocated" and s.rollout.engine != "vllm" and not at_least(s.framework_version, "0.6.2")
 
 
 def states_sleep(s: Scenario) -> bool:
-    """Whether `ds.enable_sleep` can be set where vLLM sleeps, as OpenRLHF's template has it (README of 0.11.2).
+    """True if `ds.enable_sleep` can be set where vLLM sleeps, as in OpenRLHF's template (README of 0.11.2).
 
     `offload_deepspeed_states` raises unless stage 3 runs (utils/deepspeed/deepspeed_utils.py:113 of 0.6.1), since
-    0.8.10 only up to DeepSpeed 0.17.5 (:145); before, it returns where the optimizer is in host memory anyway.
+    0.8.10 only up to DeepSpeed 0.17.5 (:145); before raising, it returns if the optimizer is in host memory anyway.
     """
     assert s.rollout
     version, later = s.framework_version, not at_least("0.17.5", s.versions["deepspeed"])
@@ -93,15 +93,15 @@ def states_sleep(s: Scenario) -> bool:
 
 
 def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Keeps:
-    """What an RL job keeps; `path` leads from logits to log-probabilities, for a number of sequences in one forward."""
+    """The plan of an RL job; `path` gives the path from logits to log-probabilities for a number of sequences."""
     assert s.rollout
     version, alone = s.framework_version, one_group(s)
     sleeping = states_sleep(s) and not s.offload.optimizer
 
     def role(name: str) -> Role:
-        """The role called `name`; the critic's and the reward model's head gives one number.
+        """The role called `name`; the critic and the reward model have scalar heads.
 
-        `training_step` names the last hidden states, too, to its own end (trainer/ppo_trainer.py:339 of 0.3.8,
+        `training_step` also holds the last hidden states to its own end (trainer/ppo_trainer.py:339 of 0.3.8,
         trainer/ray/ppo_critic.py:142 of 0.11.0).
         """
         own = s.role(name)
@@ -122,7 +122,7 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
     serving = None
     if s.rollout.engine == "vllm":
         # Engines come first since 0.5.8 (ray.py:73), but are put to sleep there only since 0.6.1
-        # (trainer/ray/vllm_engine.py:185): until then all of one is there when the last model arrives.
+        # (trainer/ray/vllm_engine.py:185): until then a whole engine is in memory when the last model loads.
         first = at_least(version, "0.6.1") or not s.rollout.sleep
         order = ["rollout", *order] if first else [*order, "rollout"]
         # Neither max_num_seqs nor max_num_batched_tokens is passed; enforce_eager is a flag, off. AsyncLLMEngine, made
@@ -153,7 +153,7 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
 
 
 def dynamic(s: Scenario) -> int:
-    """Sequences that a GPU scores at once where batches are dynamic, the same for every role.
+    """Sequences that a GPU scores at once with dynamic batches, the same for every role.
 
     `split_rollout_samples` rounds the number of batches down to one that the actor's ranks share evenly, so that they
     may hold more tokens than rollout_max_tokens_per_gpu (trainer/ppo_utils/experience_maker.py:467-475 of 0.9.0).
@@ -167,7 +167,7 @@ def dynamic(s: Scenario) -> int:
 
 
 def stages(s: Scenario) -> Iterator[Stage]:
-    """One step in its order."""
+    """The stages of one step, in order."""
     assert s.rollout
     version, serves, zero3 = s.framework_version, s.rollout.engine == "vllm", s.sharding == "zero3"
     actor = s.role("actor")
@@ -184,22 +184,24 @@ def stages(s: Scenario) -> Iterator[Stage]:
             yield Stage("score", name)
     yield from training(s)
     gathered = ("parameter",) if zero3 else ()
-    # Until 0.6.0 vLLM woken for new weights stays awake (trainer/ray/ppo_actor.py:138-150 of 0.5.8); then it sleeps
-    # again (:165-168 of 0.6.1), and since 0.9.2 its weights alone wake and stay (trainer/ppo_trainer.py:178-197).
+    # Until 0.6.0 vLLM, once woken for new weights, stays awake (trainer/ray/ppo_actor.py:138-150 of 0.5.8); then it
+    # sleeps again (:165-168 of 0.6.1), and since 0.9.2 its weights alone wake and stay
+    # (trainer/ppo_trainer.py:178-197).
     woken = "weights" if at_least(version, "0.9.2") else "all"
     kept = "asleep" if at_least(version, "0.6.1") and woken == "all" else woken
     if serves:
         # trainer/ray/ppo_actor.py:210 of 0.6.1 broadcasts a parameter as it is; :225 sends a clone's CUDA IPC handle
         ipc = s.placement == "colocated" and at_least(version, "0.5.9")
         yield Stage("sync", "actor", engine=woken, holds=(*gathered, "clone") if ipc else gathered)
-    # The first rank keeps what all copy one by one (utils/deepspeed.py:271 of 0.3.8); since 0.7.5 every rank clones its
-    # own state dict to the host, but under stage 3, which gathers for the first (utils/deepspeed/deepspeed.py:357-366).
+    # All ranks copy parameters one by one, and the first keeps them (utils/deepspeed.py:271 of 0.3.8); since 0.7.5
+    # every rank clones its own state dict to the host, except under stage 3, which gathers for the first
+    # (utils/deepspeed/deepspeed.py:357-366).
     every_rank = at_least(version, "0.7.5") and not zero3
     yield Stage("save", "actor", engine=kept, holds=gathered, host="every" if every_rank else "first")
 
 
 def scoring(s: Scenario) -> tuple[str, ...]:
-    """In which order roles score: trainer/ppo_utils/experience_maker.py, `make_experience`.
+    """The roles in the order in which they score: trainer/ppo_utils/experience_maker.py, `make_experience`.
 
     :124-133 of 0.3.8 without Ray, :246-267 with; :496-550 of 0.8.5, so ordered since 0.7.3.
     """
@@ -211,9 +213,9 @@ def scoring(s: Scenario) -> tuple[str, ...]:
 
 
 def training(s: Scenario) -> Iterator[Stage]:
-    """The updates of the actor and of the critic, where there is one.
+    """The updates of the actor and of the critic, if there is one.
 
-    Without Ray both take turns at each micro-batch (`training_step`, trainer/ppo_trainer.py:261 of 0.3.8). Under Ray
+    Without Ray both take turns at each micro batch (`training_step`, trainer/ppo_trainer.py:261 of 0.3.8). Under Ray
     the critic comes first and is waited for (trainer/ray/ppo_actor.py:123-135 of 0.5.8); since 0.9.1 only if states
     sleep, else both train at once (trainer/ppo_trainer.py:159-174).
     """
@@ -228,12 +230,12 @@ def training(s: Scenario) -> Iterator[Stage]:
 
 
 def together(s: Scenario, name: str) -> bool:
-    """Whether the role `name` runs on the actor's GPUs."""
+    """True if the role `name` runs on the actor's GPUs."""
     return s.placement == "colocated" or s.group(name) == "actor"
 
 
 def refuse(s: Scenario) -> str | None:
-    """One line on why the RL trainers of this release cannot run `s`; None when they can."""
+    """The reason why the RL trainers of this release cannot run `s`, in one line, or None."""
     first = TASKS[s.task]
     if not at_least(s.framework_version, first):
         allowed = ", ".join(task for task, since in TASKS.items() if at_least(s.framework_version, since))
@@ -242,7 +244,7 @@ def refuse(s: Scenario) -> str | None:
 
 
 def _roles(s: Scenario) -> Iterator[str]:
-    """Roles that always run, and what they share."""
+    """Faults in which roles run, and in fields that one flag sets for several roles."""
     version = s.framework_version
     needed = [
         ("actor", True, "an actor, which always trains"),
@@ -259,7 +261,7 @@ def _roles(s: Scenario) -> Iterator[str]:
     for name, own in running.items():
         for place in (*SHARED, *(SHARED_BY_TRAINED if name in TRAINED else ())):
             given, allowed = SET[place](own), SET[place](s)
-            frozen_bf16 = name not in TRAINED and given == "bf16"  # what mixed precision is without an optimizer
+            frozen_bf16 = name not in TRAINED and given == "bf16"  # mixed precision without an optimizer is bf16
             if given != allowed and not frozen_bf16:
                 yield f"roles.{name}.{place}: given {given!r}, allowed with openrlhf: {allowed!r}, as for all roles"
     offloaded = {name: own.offload.parameters for name, own in running.items() if name not in TRAINED}
@@ -271,7 +273,7 @@ def _roles(s: Scenario) -> Iterator[str]:
 
 
 def _rollout(s: Scenario) -> Iterator[str]:
-    """What generates, and how much of it."""
+    """Faults in the rollout: the engine, the number of responses, and settings that do not go with the engine."""
     assert s.rollout
     version, engine, n = s.framework_version, s.rollout.engine, s.rollout.n
     hf = not at_least(version, "0.7.1")  # NotImplementedError since: trainer/ppo_utils/experience_maker.py:627 of 0.7.1
@@ -303,7 +305,7 @@ def _rollout(s: Scenario) -> Iterator[str]:
 
 
 def _gpus(s: Scenario) -> Iterator[str]:
-    """How Ray's groups divide: `_validate_args` of ray.py, until 0.7.0."""
+    """Faults in how Ray's groups divide the GPUs: `_validate_args` of ray.py, until 0.7.0."""
     assert s.rollout
     version, actor = s.framework_version, s.gpus_of("actor")
     if one_group(s):

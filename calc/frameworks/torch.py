@@ -1,10 +1,10 @@
 """Plain PyTorch and Transformers: models, a loss, an optimizer of torch.optim, and nothing hidden.
 
-The loop that is meant: `loss = model(**batch).loss; loss.backward(); optimizer.step(); optimizer.zero_grad()`. For RL
-all roles live in one process: Transformers generates, every role scores the batch, then each trained role is updated.
-Where GPUs share sequences the model is cut by Transformers' plan or PyTorch's tutorial (DTensor), attention runs within
-`context_parallel`, and stages under `Schedule1F1B`, divided and called as torchtitan does it.
-Sources are torch 2.13.0, transformers 5.23.0 and peft 0.21.2, by file and line.
+The loop is `loss = model(**batch).loss; loss.backward(); optimizer.step(); optimizer.zero_grad()`. For RL all roles
+live in one process: Transformers generates, every role scores the batch, then each trained role is updated. Where GPUs
+share sequences, the model is cut by Transformers' plan or PyTorch's tutorial (DTensor), attention runs within
+`context_parallel`, and pipeline stages run under `Schedule1F1B`, divided and called as torchtitan does it. Sources are
+torch 2.13.0, transformers 5.23.0 and peft 0.21.2, by file and line.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ KNOWN = ("2.13",)
 CHOICES = Choices(own_loop=True, fp16=True, shared="tensor_parallel", cuts=lambda job, rung: rung["method"] == "full")
 TORCH, TRANSFORMERS = "2.13.0", "5.23.0"
 
-# as torchtitan's train.py asks it; by default `PipelineScheduleSingle.step` returns them
+# torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them
 RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
 
 
 class Trainer(Protocol):
-    """What a module offers whose loop trains in the place of the scenario's own."""
+    """The interface of a module whose training loop takes the place of the scenario's own."""
 
     def refuse(self, s: Scenario) -> str | None:
-        """One line on why it cannot run `s`; None when it can."""
+        """The reason why it cannot run `s`, in one line, or None."""
 
     def keeps(self, s: Scenario) -> dict[str, Any]:
-        """What a `calc.keeps.Role` has from it."""
+        """The fields that it sets in a `calc.keeps.Role`."""
 
 
 TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt}
@@ -63,12 +63,12 @@ def nearest(version: str) -> str:
 
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a loop without further settings does for `task`, by dotted key; `given` is what the user said."""
+    """The defaults of a loop without further settings for `task`, by dotted key; `given` is what the user set."""
     shared = together(given)
-    gpus = max(1, int(given.get("gpus", 1)) // shared)  # that work on sequences of their own
+    gpus = max(1, int(given.get("gpus", 1)) // shared)  # groups of GPUs, each with sequences of its own
     micro_batch = int(given.get("micro_batch", 1))
     several = "fsdp2" if shared > 1 else "ddp"
-    copies = gpus * int(given.get("context_parallel", 1))  # of each layer
+    copies = gpus * int(given.get("context_parallel", 1))  # copies of each layer
     sharding = str(given.get("sharding", several if copies > 1 else "none"))
     precision = str(given.get("precision", "mixed" if sharding in DEEPSPEED else "bf16"))
     optimizer = str(given.get("optimizer", "none" if task == "inference" else "adamw"))
@@ -111,10 +111,10 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def stepped(given: Mapping[str, Any], sharding: str, optimizer: str) -> str:
-    """How the optimizer steps where nobody says it.
+    """The optimizer implementation where none is given.
 
-    torch/optim/optimizer.py:161-186: foreach on CUDA unless fused=True, not so torch/optim/_adafactor.py and
-    lion-pytorch; DeepSpeed has its own FusedAdam, in whose place the Trainer hands it PyTorch's where its configuration
+    torch/optim/optimizer.py:161-186: foreach on CUDA unless fused=True, except in torch/optim/_adafactor.py and
+    lion-pytorch; DeepSpeed has its own FusedAdam, in whose place the Trainer hands it PyTorch's if its configuration
     names none (transformers `integrations/deepspeed.py:deepspeed_optim_sched`).
     """
     if optimizer in ONE_BY_ONE:
@@ -126,7 +126,7 @@ def stepped(given: Mapping[str, Any], sharding: str, optimizer: str) -> str:
 
 
 def rollout(sequences: int) -> dict[str, Any]:
-    """What RL needs beside; no library chooses lengths or batches. A rollout is one optimizer step's sequences."""
+    """Defaults of RL alone; no library chooses lengths or batches. A rollout is one optimizer step's sequences."""
     return {
         "prompt_len": 1024,
         "response_len": 1024,
@@ -141,7 +141,7 @@ def rollout(sequences: int) -> dict[str, Any]:
 
 
 def refuse(s: Scenario) -> str | None:
-    """One line on why plain PyTorch cannot run `s`; None when it can."""
+    """The reason why plain PyTorch cannot run `s`, in one line, or None."""
     if s.rollout and s.rollout.engine == "vllm":
         return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
     if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):
@@ -169,10 +169,10 @@ def refuse(s: Scenario) -> str | None:
 
 
 def checkpointing_fault(s: Scenario) -> str | None:
-    """Why layers cannot be run again in part, in one line; None where they can, or need not.
+    """The reason why layers cannot be recomputed in part, in one line; None if they can or need not.
 
-    Recomputation must meet the operators of the forward, one by one (`_CachedTorchDispatchMode`); ZeRO-3 gathers
-    within a layer, by others the second time.
+    Recomputation must run the same operators as the forward, one by one (`_CachedTorchDispatchMode`); ZeRO-3 gathers
+    within a layer, the second time by other operators.
     """
     if s.checkpointing == "selective" and s.sharding == "zero3":
         return "checkpointing: given 'selective' with sharding zero3, allowed: none, full"
@@ -180,16 +180,16 @@ def checkpointing_fault(s: Scenario) -> str | None:
 
 
 def one_thread(s: Scenario) -> bool:
-    """Of several ranks, which torchrun starts so (torch/distributed/run.py:872), beside DeepSpeed.
+    """True for several ranks with DeepSpeed: torchrun leaves each of them one thread (torch/distributed/run.py:872).
 
-    Loops under FSDP count as those that set threads themselves, as torchtune's do, whose step is the only one published
+    Loops under FSDP are taken to set threads themselves, as torchtune's do, whose step is the only one published
     (`torchtune/training/_distributed.py:set_torch_num_threads`).
     """
     return s.gpus > 1 and s.sharding in DEEPSPEED
 
 
 def keeps(s: Scenario) -> Keeps:
-    """The model's own loss by Transformers' version, and nothing referenced longer than the loss needs it."""
+    """The plan of plain PyTorch: Transformers' own loss, and nothing referenced longer than the loss needs it."""
     deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
     path = loss_path(s)
     # modeling_utils.py, gradient_checkpointing_enable; not lightning's fabric/strategies/fsdp.py
@@ -214,7 +214,7 @@ def keeps(s: Scenario) -> Keeps:
 
 
 def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reentrant: bool) -> Keeps:
-    """All roles in one process: generation, scores, the critic's update, the actor's."""
+    """The plan of RL, all roles in one process: generation, scores, the critic's update, the actor's."""
     roles = []
     for name in ("actor", "critic", "reference", "reward"):
         own = s.role(name)
@@ -237,11 +237,12 @@ def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reent
 
 
 def loss_path(s: Scenario) -> Path:
-    """How logits become a loss: `loss_utils.py` for sft, the scenario's `logprob` for dpo and RL, a value head for rm.
+    """The loss path: `loss_utils.py` for sft, the scenario's `logprob` for dpo and RL, a value head for rm.
 
-    Transformers cast logits to fp32 in the model up to 4.45 (Mistral's own class up to 4.47) and in the loss since.
-    Up to 4.48 they were shifted by one position, which copies all sequences but a single one; labels are since. What
-    Accelerate's autocast leaves is fp32, too. RL takes the log-probabilities of the response, cut off behind the head.
+    Transformers cast logits to fp32 in the model up to 4.45 (Mistral's own class up to 4.47) and in the loss since. Up
+    to 4.48 logits were shifted by one position, which copies them unless there is a single sequence; since then labels
+    are shifted. Outputs under Accelerate's autocast are fp32, too. RL takes the log-probabilities of the response, cut
+    off behind the head.
     """
     if s.task == "rm":
         return Path("scalar")

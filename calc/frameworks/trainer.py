@@ -1,7 +1,7 @@
 """Transformers' Trainer on Accelerate: what the two do to the model that they train, whoever calls them.
 
-TRL's trainers are made of it; with plain Transformers it is the scenario's `trainer`. Read in transformers 5.23 and
-accelerate 1.15, and where a release is named in that one.
+TRL's trainers are built on it; with plain Transformers it is the scenario's `trainer`. Read in transformers 5.23 and
+accelerate 1.15; where another release is named, in that one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TASKS = ("pretrain", "sft", "rm", "dpo")
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """What a trained `calc.keeps.Role` has from the Trainer, whatever its loss.
+    """The fields that the Trainer sets in a trained `calc.keeps.Role`, whatever its loss.
 
     FSDP reduces gradients in the compute type (accelerate `utils/dataclasses.py:2137`). Embeddings: `trainer.py:1338`.
     """
@@ -29,30 +29,30 @@ def keeps(s: Scenario) -> dict[str, Any]:
 
 
 def reduces_once(sharding: str) -> bool:
-    """Whether a step's gradients are reduced once unless `sync_each_batch` is asked for.
+    """True if a step's gradients are reduced once unless `sync_each_batch` is asked for.
 
-    Every micro-batch but the last runs under `no_sync`, whatever the sharding (`trainer.py:1896`, accelerate
-    `accelerator.py:1165`; transformers 4.28 `trainer.py:1926`, before Accelerate was under it).
+    Every micro batch but the last runs under `no_sync`, whatever the sharding (`trainer.py:1896`, accelerate
+    `accelerator.py:1165`; transformers 4.28 `trainer.py:1926`, before the Trainer was built on Accelerate).
     """
     return sharding in FSDP
 
 
 def wrapped(s: Scenario) -> bool:
-    """Whether Accelerate puts autocast around a model's forward: with `bf16`, which is set unless all is fp32.
+    """True if Accelerate puts autocast around a model's forward: with `bf16`, which is set unless all is fp32.
 
-    Floating outputs then leave it in fp32 (`accelerator.py`, `prepare_model`). DeepSpeed's engine does without, and so
+    Floating outputs then leave it in fp32 (`accelerator.py`, `prepare_model`). DeepSpeed's engine uses no autocast, nor
     does FSDP 2, whose policy casts instead (`_prepare_fsdp2`).
     """
     return s.precision != "fp32" and s.sharding not in (*DEEPSPEED, "fsdp2")
 
 
 def fuses(transformers: str, torch: str) -> bool:
-    """Whether AdamW is fused where no optimizer is named: `adamw_torch_fused`, since 4.54 (`training_args.py`)."""
+    """True if AdamW is fused where no optimizer is named: `adamw_torch_fused`, since 4.54 (`training_args.py`)."""
     return at_least(transformers, "4.54") and at_least(torch, "2.8")
 
 
 def refuse(s: Scenario) -> str | None:
-    """One line on why Transformers' Trainer cannot run `s`; None when it can."""
+    """The reason why Transformers' Trainer cannot run `s`, in one line, or None."""
     if s.task not in TASKS:
         return f"trainer: given 'transformers' for {s.task}, allowed: own; the Trainer is for {', '.join(TASKS)}"
     if s.together > 1:

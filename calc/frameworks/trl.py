@@ -1,8 +1,9 @@
 """TRL 1.16: SFTTrainer, RewardTrainer, DPOTrainer and GRPOTrainer on Transformers' Trainer and Accelerate.
 
 Files are those of the package trl 1.16.0, from `trl/` on, unless another package is named: transformers 5.15.0,
-accelerate 1.10.1. Models that are given by name load in fp32 and train under autocast. Logits never exist: the head is
-folded into the loss, in tiles. There is no PPO and no REINFORCE++ in this release; RLOO runs as GRPO does.
+accelerate 1.10.1. Models that are given by name load in fp32 and train under autocast. Logits are never materialised as
+a whole: the head is folded into the loss, in tiles. There is no PPO and no REINFORCE++ in this release; RLOO runs as
+GRPO does.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ CHOICES = Choices(fp16=True, precision="bf16")  # model_init_kwargs
 
 TASKS = ("sft", "rm", "dpo", "grpo")
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
-TILE = 4096  # tokens of which logits exist at once, or fewer (kernels/chunked_logprob.py)
+TILE = 4096  # tokens whose logits exist at once, at most (kernels/chunked_logprob.py)
 ONE_BY_ONE = ("adafactor", "lion")
 
-# what a sharding gathers of the weights while they are handed on, beside what is there
+# the weights that a sharding gathers to hand them on, on top of those already there
 HANDED = {"zero3": ("parameter",), "fsdp1": ("units",), "fsdp2": ("parameter",)}
 
 
@@ -49,7 +50,7 @@ def nearest(version: str) -> str:
 
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the trainers' configurations say for `task`, by dotted key; `given` is what the user said."""
+    """The defaults of the trainers' configurations for `task`, by dotted key; `given` is what the user set."""
     gpus = trainers(given)
     sharding = str(given.get("sharding", "ddp" if gpus > 1 else "none"))
     optimizer = str(given.get("optimizer", "adamw"))
@@ -104,7 +105,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def trainers(given: Mapping[str, Any]) -> int:
-    """GPUs that train: all, or those that a vLLM server leaves (vllm_mode server)."""
+    """The number of GPUs that train: all, or those that a vLLM server leaves (vllm_mode server)."""
     gpus = int(given.get("gpus", 1))
     if given.get("placement", "colocated") == "colocated":
         return gpus
@@ -112,7 +113,7 @@ def trainers(given: Mapping[str, Any]) -> int:
 
 
 def rollout(given: Mapping[str, Any], micro_batch: int, gpus: int) -> dict[str, Any]:
-    """What GRPO needs beside; a generation batch is one optimizer step's completions."""
+    """Defaults of GRPO alone; a generation batch is one optimizer step's completions."""
     n = int(given.get("rollout.n", 8))  # num_generations (trainer/grpo_config.py:480)
     # n must divide the generation batch (trainer/grpo_config.py:1131): as few accumulation steps as do that
     completions = int(given.get("global_batch", lcm(micro_batch * gpus, n)))
@@ -136,12 +137,12 @@ def rollout(given: Mapping[str, Any], micro_batch: int, gpus: int) -> dict[str, 
 
 
 def whole(gpus: int) -> dict[str, Any]:
-    """A reward model on every GPU."""
+    """The fields of a reward model that every GPU holds whole."""
     return {"roles.reward.precision": "bf16", "roles.reward.sharding": "ddp" if gpus > 1 else "none"}
 
 
 def refuse(s: Scenario) -> str | None:
-    """One line on why TRL cannot run `s`; None when it can."""
+    """The reason why TRL cannot run `s`, in one line, or None."""
     if s.task not in TASKS:
         return f"task: given {s.task!r}, allowed with trl {s.framework_version}: {', '.join(TASKS)}"
     usual = defaults(s.task, s.framework_version, {})
@@ -170,7 +171,7 @@ def refuse(s: Scenario) -> str | None:
 
 
 def refuse_rollout(s: Scenario) -> str | None:
-    """One line on what GRPOTrainer cannot do; None when it can."""
+    """The reason why GRPOTrainer cannot run `s`, in one line, or None."""
     assert s.rollout
     engine, n = s.rollout.engine, s.rollout.n
     if not s.has("actor"):
@@ -204,12 +205,15 @@ def refuse_rollout(s: Scenario) -> str | None:
 
 
 def one_thread(s: Scenario) -> bool:
-    """`accelerate launch` says so for one rank, too (commands/launch.py:1365 of 1.15.0, utils/launch.py:195)."""
+    """True: `accelerate launch` leaves each rank one thread, even a single one.
+
+    commands/launch.py:1365 of 1.15.0, utils/launch.py:195.
+    """
     return True
 
 
 def keeps(s: Scenario) -> Keeps:
-    """No logits and no outputs worth counting; what is left is how the trainers load, generate and hand weights on."""
+    """The plan of the trainers: loading, generation and weight sync; no logits, and no outputs worth counting."""
     # `accelerate_configs/zero*.yaml` name the stage and offload alone. Accelerate and Transformers fill in bucket sizes
     # by the model's width only where a DeepSpeed file says "auto" (accelerator.py:2205, integrations/deepspeed.py:200),
     # so that DeepSpeed's own defaults are left.
@@ -227,14 +231,14 @@ def keeps(s: Scenario) -> Keeps:
 
 
 def trained(s: Scenario) -> dict[str, Any]:
-    """What the model that is trained has from Transformers' Trainer; trainers of pairs switch dropout off."""
+    """The fields that Transformers' Trainer sets in the trained role; trainers of pairs switch dropout off."""
     return trainer.keeps(s) | {"dropout": s.task not in PAIRED, "unpacks": unpacks(s)}  # adapters' dropout, too
 
 
 def unpacks(s: Scenario) -> int:
-    """Bytes of an element in four bits while it multiplies, where it is not in the type of other products.
+    """Bytes of an unpacked 4-bit element while it multiplies, if its type is not that of other products; else 0.
 
-    What was loaded as fp32 comes back as fp32 (trainer/utils.py:265), which autocast casts for the product.
+    Weights loaded as fp32 come back as fp32 (trainer/utils.py:265), which autocast casts for the product.
     """
     return 4 + 2 if (s.method, s.layout) == ("qlora", "autocast") else 0
 
@@ -249,10 +253,10 @@ def reference_of(s: Scenario, path: Path) -> Role:
 
 
 def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
-    """The roles in their order of arrival, and a step: sync, rollout, scores, the update, a checkpoint.
+    """The plan of GRPO: roles in the order in which they load, and a step of sync, rollout, scores, update, checkpoint.
 
     trainer/grpo_trainer.py, __init__: policy, vLLM, then reference and reward model move to the GPU. PyTorch's FSDP
-    leaves the root gathered after a forward (`_runtime_utils.py`), FSDP2 as Accelerate calls it does not.
+    leaves the root gathered after a forward (`_runtime_utils.py`); FSDP2 as Accelerate calls it does not.
     """
     assert s.rollout
     # labels of the prompt are -100: only the completion is scored (trainer/grpo_trainer.py:1498)
@@ -305,7 +309,7 @@ def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
 def serving(s: Scenario, completions: int) -> Serving:
     """vLLM in the trainer's own process (generation/vllm_generation.py:347), or `trl vllm-serve` on GPUs of its own.
 
-    Neither gets a length: the model's full context. CUDA graphs are captured.
+    Neither is given a length, so vLLM takes the model's full context. CUDA graphs are captured.
     """
     assert s.rollout
     version, length = s.versions["vllm"], s.architecture.max_positions

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Pins(NamedTuple):
-    """The libraries that a release runs on: its own pins, else the newest vLLM that it allows and what that needs."""
+    """The libraries that a release runs on: its own pins, else the newest vLLM that it allows and what vLLM needs."""
 
     vllm: str
     transformers: str
@@ -33,7 +33,7 @@ class Pins(NamedTuple):
 
 RELEASES: Mapping[str, Pins] = {
     FORK: Pins("0.6.3", "4.47.1", "2.4.0"),  # requirements.txt: transformers<4.48, vllm==0.6.3
-    "0.2": Pins("0.6.3", "4.47.1", "2.4.0"),  # micro-batches a GPU; the reference always on the host
+    "0.2": Pins("0.6.3", "4.47.1", "2.4.0"),  # micro batches a GPU; the reference always on the host
     # vllm<=0.8.2, whose worker verl does not patch; its own is for 0.6.3
     "0.3.0": Pins("0.6.3", "4.47.1", "2.4.0"),
     "0.4.0": Pins("0.8.5", "4.51.3", "2.6.0"),  # reference by flag, entropy by flag, backward in place, fsdp2, LoRA
@@ -41,7 +41,7 @@ RELEASES: Mapping[str, Pins] = {
     "0.6.1": Pins("0.11.0", "4.56.1", "2.8.0"),
     "0.7.0": Pins("0.12.0", "4.57.1", "2.9.0"),  # the actor's padding removed by default
     "0.7.1": Pins("0.12.0", "4.57.1", "2.9.0"),  # vLLM in processes of its own, weights sent in buckets
-    "0.8.0": Pins("0.12.0", "4.57.6", "2.9.0"),  # engines alone: the root group stays gathered after an evaluation
+    "0.8.0": Pins("0.12.0", "4.57.6", "2.9.0"),  # engines alone: the root unit stays gathered after an evaluation
     "0.9.0": Pins("0.24.0", "5.9.0", "2.11.0"),  # 256 sequences; allows vllm>=0.18 and transformers 5.5.3 to 5.10
     "0.9.1": Pins("0.24.0", "5.9.0", "2.11.0"),  # logits are not divided by a temperature of 1
 }
@@ -57,11 +57,11 @@ def nearest(version: str) -> str:
 
 
 def rows(task: str, version: str, values: Mapping[str, Any]) -> int:
-    """Sequences of one forward on one GPU: the micro batch, but in the fork that times `rollout.n`.
+    """Sequences of one forward on one GPU: the micro batch, in the fork multiplied by `rollout.n`.
 
-    There `micro_batch` is the share of one GPU of `ppo_micro_batch_size`, which counts prompts of the whole job
-    (fsdp_workers.py:96-101 of the fork: `//= world size`, `*= rollout.n`): never below n sequences, and at most what
-    the GPU has of the rollout, which is all that `batch.split` (workers/actor/dp_actor.py) can hand out.
+    In the fork `micro_batch` is the share of one GPU of `ppo_micro_batch_size`, which counts prompts of the whole job
+    (fsdp_workers.py:96-101 of the fork: `//= world size`, `*= rollout.n`): never below n sequences, and at most the
+    GPU's share of the rollout, which is all that `batch.split` (workers/actor/dp_actor.py) can hand out.
     """
     n, micro_batch = int(values["rollout.n"]), int(values["micro_batch"])
     if version != FORK:
@@ -70,7 +70,7 @@ def rows(task: str, version: str, values: Mapping[str, Any]) -> int:
 
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """`trainer/config/ppo_trainer.yaml` of the release, by dotted key; `given` is what the user said."""
+    """`trainer/config/ppo_trainer.yaml` of the release, by dotted key; `given` is what the user set."""
     pins = RELEASES[version]
     gpus, fork = int(given.get("gpus", 1)), version == FORK
     prompts = int(given.get("rollout.batch", 1024))
@@ -133,7 +133,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         # passed since then (vllm_rollout_spmd.py:203); rollout.yaml:84 of 0.9.0
         values["rollout.max_num_seqs"] = 256 if at_least(version, "0.9.0") else 1024
     if dynamic and task in TASKS:
-        # critic.ppo_max_token_len_per_gpu, by which reward models score, too (ppo_trainer.yaml:120 and :145 of 0.2)
+        # critic.ppo_max_token_len_per_gpu, which reward models use, too (ppo_trainer.yaml:120 and :145 of 0.2)
         own = [name for name in ("critic", "reward") if f"roles.{name}.micro_batch" not in given]
         values |= {f"roles.{name}.max_tokens_per_gpu": 32768 for name in own}
     if task not in TASKS:
@@ -164,7 +164,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def refuse(s: Scenario) -> str | None:
-    """One line on why verl cannot run `s`; None when it can."""
+    """The reason why verl cannot run `s`, in one line, or None."""
     version = s.framework_version
     if s.task in sft.TASKS:
         return sft.refuse(s) or engine.refuse(s)
@@ -203,12 +203,12 @@ def refuse(s: Scenario) -> str | None:
 
 
 def one_thread(s: Scenario) -> bool:
-    """No: what verl offloads comes back to the card for its step."""
+    """False: what verl offloads comes back to the card for its step."""
     return False
 
 
 def keeps(s: Scenario) -> Keeps:
-    """What verl's workers keep: roles in turn on the same GPUs, and vLLM, which sleeps while they work."""
+    """The plan of verl's workers: roles in turn on the same GPUs, and vLLM, which sleeps while they work."""
     if s.task in sft.TASKS:
         return sft.keeps(s)
     assert s.rollout
@@ -270,14 +270,14 @@ def _roles(s: Scenario) -> Iterator[Role]:
         role = s.role(name)
         if role is None:
             continue
-        # critic and reward model keep their micro-batches as they are in the fork, too (fsdp_workers.py:535-537)
+        # critic and reward model keep their micro batches as they are in the fork, too (fsdp_workers.py:535-537)
         count = role.rows if name in ("actor", "reference") else min(role.micro_batch, whole)
         scored = role.scoring_rows if name == "actor" else count
         if role.max_tokens_per_gpu:
             count = role.rows
             if name != "actor":
                 scored = role.filled(role.max_tokens_per_gpu, s.rollout.batch * s.rollout.n)
-        # verl itself moves what is trained; what is only scored lies on the host with PyTorch's CPUOffload, but the
+        # verl itself moves trained models; models that only score are on the host with PyTorch's CPUOffload, except the
         # fork's reference, which it moves by hand (fsdp_workers.py:342 of the fork)
         by_hand = {"actor": engine.MOVED, "critic": engine.MOVED, "reference": ("weights",) if version == FORK else ()}
         language = name in ("actor", "reference")
@@ -296,11 +296,11 @@ def _roles(s: Scenario) -> Iterator[Role]:
 
 
 def _stages(s: Scenario, names: list[str]) -> Iterator[Stage]:
-    """One step: rollout, scores, critic, actor, a checkpoint, weights to vLLM. Nothing runs beside anything else.
+    """The stages of one step: rollout, scores, critic, actor, a checkpoint, weights to vLLM. They run one at a time.
 
     trainer/ppo/v1/trainer_base.py:533-620 of 0.9.1; until 0.7 the weights reach vLLM as the next rollout begins.
     """
-    # until 0.2 weights wait for the state dict of the first sync on the GPU, and leave once vLLM has generated
+    # until 0.2 the weights stay on the GPU for the state dict of the first sync, and leave once vLLM has generated
     kept = ("weights",) if s.framework_version in (FORK, "0.2") else ()
     yield Stage("serve", "rollout", engine="all", holds=kept)
     for name in ("reward", "actor", "reference", "critic"):
@@ -315,12 +315,12 @@ def _stages(s: Scenario, names: list[str]) -> Iterator[Stage]:
 
 
 def _syncs(s: Scenario) -> Iterator[Stage]:
-    """The actor's fp32 weights go to vLLM one by one, gathered from a state dict of shards.
+    """The sync of the actor's fp32 weights to vLLM, one by one, gathered from a state dict of shards.
 
-    engine.py:977-1036 and engine_workers.py:772-805 of 0.9.1: vLLM's weights are there first; until 0.7 only then
-    (fsdp_workers.py:740-822 of 0.7.1, sharding_manager/fsdp_vllm.py:156-200 of 0.4.1). FSDP 1's state dict is a copy of
-    the shards, FSDP 2's refers to them. With adapters only these are sent, for which FSDP 1 gathers the whole model
-    (`summon_full_params`, utils/fsdp_utils.py:629 of 0.6.0), or with layered_summon a layer at a time
+    engine.py:977-1036 and engine_workers.py:772-805 of 0.9.1: vLLM's weights are there first; until 0.7 they come only
+    then (fsdp_workers.py:740-822 of 0.7.1, sharding_manager/fsdp_vllm.py:156-200 of 0.4.1). FSDP 1's state dict is a
+    copy of the shards, FSDP 2's refers to them. With adapters only these are sent, for which FSDP 1 gathers the whole
+    model (`summon_full_params`, utils/fsdp_utils.py:629 of 0.6.0), or with layered_summon a layer at a time
     (`layered_summon_lora_params`, :464 of 0.4.0), from 0.9.0 on a unit that has adapters (:645 of 0.9.1), while FSDP 2
     gathers each adapter anyway.
     """

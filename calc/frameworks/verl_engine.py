@@ -1,4 +1,4 @@
-"""The FSDP engine on which every trainer of verl runs: what it can train, how logits become a loss, what it moves.
+"""The FSDP engine on which every trainer of verl runs: what it can train, its loss paths, and what it offloads.
 
 Files are named as in `calc.frameworks.verl`.
 """
@@ -13,12 +13,12 @@ from calc.keeps import Path, Role, Stage
 if TYPE_CHECKING:
     from calc.scenario import Scenario
 
-FORK = "tinyzero"  # without numbers, and so before every release
-MOVED = ("weights", "states")  # of a trained model to the host between its phases, as its offload flags say
+FORK = "tinyzero"  # has no numbers, so it sorts before every release
+MOVED = ("weights", "states")  # parts of a trained model that its offload flags move to the host between its phases
 
 
 def refuse(s: Scenario) -> str | None:
-    """One line on why the engine cannot train the model whose scenario is `s`; None when it can."""
+    """The reason why the engine cannot train the model whose scenario is `s`, in one line, or None."""
     version, lora = s.framework_version, at_least(s.framework_version, "0.4.0")
     shardings = FSDP if lora else FSDP[:1]  # fsdp2 and LoRA both came with 0.4.0
     if s.sharding not in shardings:
@@ -57,7 +57,7 @@ def refuse(s: Scenario) -> str | None:
 
 
 def full_length(tokens: int, s: Scenario) -> str | None:
-    """Why a dynamic batch of so many `tokens` a GPU cannot be made, in one line; None where a whole sequence fits.
+    """The reason why a dynamic batch of `tokens` a GPU cannot be made, in one line; None if a whole sequence fits.
 
     "max_token_len must be greater than the sequence length" (utils/seqlen_balancing.py:248 of 0.4.0).
     """
@@ -66,7 +66,7 @@ def full_length(tokens: int, s: Scenario) -> str | None:
 
 
 def reduces_once(version: str) -> bool:
-    """Whether a step's gradients are reduced once, under `no_sync` but for the last micro-batch.
+    """True if a step's gradients are reduced once, with `no_sync` for every micro batch but the last.
 
     Always in 0.9.0 (transformer_impl.py:676); a flag in 0.9.1, which is off in its YAML.
     """
@@ -84,9 +84,9 @@ def role(
     moved: tuple[str, ...] = MOVED,
     shares: bool = False,
 ) -> Role:
-    """A model on the engine, `rows` sequences a forward, `scoring_rows` of one without gradient.
+    """A model on the engine, with `rows` sequences in a forward, `scoring_rows` in one without gradients.
 
-    `moved`: what verl may take to the host by itself.
+    `moved`: the parts that verl may offload to the host by itself.
     """
     asked = {"weights": s.offload.parameters, "states": s.offload.optimizer}
     return Role(
@@ -103,10 +103,11 @@ def role(
 
 
 def _root_stays(s: Scenario) -> bool:
-    """FSDP leaves the root group gathered after a forward; from 0.2 to 0.7 verl reshards FSDP 1's by hand.
+    """True if the root FSDP unit stays gathered after a forward, as FSDP leaves it.
 
-    `_handle.reshard(True)` in fsdp_workers.py:519 of 0.2 to :1137 of 0.7.1, for FSDP 2 since 0.6.0 (:1018); from 0.8.0
-    on only where `fsdp_size > 1` (engine.py:894), and FSDP 2 reshards its root itself since torch 2.8.
+    From 0.2 to 0.7 verl reshards FSDP 1's by hand: `_handle.reshard(True)` in fsdp_workers.py:519 of 0.2 to :1137 of
+    0.7.1, for FSDP 2 since 0.6.0 (:1018); from 0.8.0 on only where `fsdp_size > 1` (engine.py:894), and FSDP 2 reshards
+    its root itself since torch 2.8.
     """
     version = s.framework_version
     if s.sharding == "fsdp2":
@@ -115,15 +116,16 @@ def _root_stays(s: Scenario) -> bool:
 
 
 def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
-    """From the logits of `rows` sequences to log-probabilities.
+    """The path from the logits of `rows` sequences to log-probabilities.
 
-    `entropy`: asked for beside them, which until 0.3 it always is.
+    `entropy`: computed beside them; until 0.3 it always is.
 
     workers/actor/dp_actor.py `_forward_micro_batch` until 0.7, engine.py `prepare_model_outputs` since. Until 0.8 the
     temperature divides in place, 0.9.0 makes a copy (engine.py:1352), 0.9.1 leaves a temperature of 1 alone (:95-103).
     Without padding the logits are a view of one row by then (`squeeze(0)`), and the entropy is compiled. Where padding
-    stays, they are the model's own, and the entropy is not compiled (`verl_F.entropy_from_logits`): until 0.7 it is the
-    response's, a slice that the cross entropy copies where there are several rows, since then that of all positions.
+    stays, the logits are the model's own, and the entropy is not compiled (`verl_F.entropy_from_logits`): until 0.7 it
+    is taken over the response, a slice that the cross entropy copies if there are several rows; since then over all
+    positions.
     """
     version = s.framework_version
     early, padded = not at_least(version, "0.4.0"), not s.packing
@@ -143,10 +145,10 @@ def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
 
 
 def saving(s: Scenario, name: str) -> Stage:
-    """A checkpoint: a state dict of shards, moved to the host as groups are gathered.
+    """The stage of a checkpoint: a state dict of shards, moved to the host as FSDP units are gathered.
 
     utils/checkpoint/fsdp_checkpoint_manager.py; 0.3.0 lists hf_model but saves its configuration alone (:161-168). The
-    fork gathers all on rank 0 (fsdp_workers.py:489). FSDP 2 keeps references to its shards.
+    fork gathers everything on rank 0 (fsdp_workers.py:489). FSDP 2 keeps references to its shards.
     """
     if s.sharding == "fsdp2":
         return Stage("save", name)

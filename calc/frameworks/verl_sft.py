@@ -1,6 +1,6 @@
-"""verl's SFT trainer: `trainer/sft_trainer.py` on the engine that trains actors, which is the only one since 0.7.1.
+"""verl's SFT trainer: `trainer/sft_trainer.py` on the engine that trains actors, the only SFT trainer since 0.7.1.
 
-Before, `fsdp_sft_trainer.py` with a loss of its own stood beside it. Read in 0.7.1, 0.8.0, 0.9.0 and 0.9.1.
+Before, there was `fsdp_sft_trainer.py` with a loss of its own. Read in 0.7.1, 0.8.0, 0.9.0 and 0.9.1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKENS = 8192  # data.max_token_len_per_gpu: batches are filled up to it (use_dy
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """`trainer/config/sft_trainer_engine.yaml`, by dotted key, where it differs from the actor's; `given` by the user.
 
-    Batches are dynamic unless a micro batch is given; one has room for a sequence at least.
+    Batches are dynamic unless a micro batch is given; each has room for one sequence at least.
     """
     least = -(-int(given.get("seq_len", LENGTH)) // int(given.get("context_parallel", 1)))
     tokens = None if "micro_batch" in given else max(TOKENS, least)
@@ -32,7 +32,7 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse(s: Scenario) -> str | None:
-    """One line on why the trainer cannot run `s`, beside what verl's engine refuses; None when it can."""
+    """The reason why the trainer cannot run `s`, beside what verl's engine refuses, in one line, or None."""
     if not at_least(s.framework_version, FIRST):
         version = s.framework_version
         return f"task: given 'sft', allowed with verl {version}: ppo, grpo, reinforce++; sft from {FIRST} on"
@@ -42,7 +42,7 @@ def refuse(s: Scenario) -> str | None:
 
 
 def keeps(s: Scenario) -> Keeps:
-    """One model, trained by the log-probabilities of an actor, and a checkpoint."""
+    """The plan of SFT: one model, trained on log-probabilities as an actor is, and a checkpoint."""
     path = engine.loss_path(s, s.rows, entropy=False)
     stages = (Stage("train", "actor"), engine.saving(s, "actor"))
     return Keeps((engine.role("actor", s, path, path, s.rows, s.rows),), stages, ("actor",))

@@ -1,7 +1,7 @@
-"""Launch commands: what starts the job of a scenario with the framework it names, one module a framework.
+"""Launch commands: what starts the job of a scenario with the framework it names, one module per framework.
 
 Every flag and configuration key is looked up in the released packages by `tests/launch/test_released_flags.py`. Only
-the newest releases are spelled, whose names the modules know.
+the newest releases are covered; each module names the first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Launch", "LaunchError", "launch"]
 
 
 class Speller(Protocol):
-    """What a module of this package offers."""
+    """The interface of a framework's module in this package."""
 
     FIRST: str  # the first release whose flags it spells
 
@@ -30,10 +30,10 @@ SPELLERS: Mapping[str, Speller] = {"openrlhf": openrlhf, "verl": verl, "trl": tr
 
 
 def launch(s: Scenario) -> Launch:
-    """The command that starts `s`, the files that it reads, and what it cannot say.
+    """The command that starts `s`, the files that it reads, and notes on what it cannot say.
 
-    Raises LaunchError, one line, where there is no command: for plain PyTorch, for releases whose flags differ, and for
-    a job that the framework's flags cannot describe.
+    Raises LaunchError, one line, if there is no command: for plain PyTorch, for releases whose flags differ, and for a
+    job that the framework's flags cannot describe.
     """
     speller = SPELLERS.get(s.framework)
     if speller is None:

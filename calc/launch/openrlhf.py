@@ -1,8 +1,8 @@
 """OpenRLHF 0.11's commands: `train_sft`, `train_rm` and `train_dpo` under DeepSpeed's launcher, RL under Ray.
 
-Flags are those of `openrlhf/cli/train_*.py` of 0.11.2. A flag that decides memory is written even where it has its
-default, but two: `--ds.lora.target_modules` is left at `all-linear`, since a value given for it becomes a list, in
-which PEFT does not know that word; and the vLLM engines' eager mode and sequence limits, which stay as they are.
+Flags are those of `openrlhf/cli/train_*.py` of 0.11.2. A flag that decides memory is written even at its default, with
+two exceptions: `--ds.lora.target_modules` is left at `all-linear`, since a value given for it becomes a list, in which
+PEFT does not know that word; and the vLLM engines' eager mode and sequence limits stay as they are.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ DATASET = Placeholder("DATASET", "name or path of the training data")
 
 
 def launch(s: Scenario) -> Launch:
-    """The command for `s`; raises LaunchError where a flag is missing that the job cannot do without."""
+    """The command for `s`; raises LaunchError if a flag is missing that the job cannot do without."""
     command = ray(s) if s.rollout else supervised(s)
     return Launch(shell.setting(s, command), notes=tuple(notes(s)))
 
 
 def supervised(s: Scenario) -> str:
-    """`deepspeed --module openrlhf.cli.train_{sft,rm,dpo}`."""
+    """The command `deepspeed --module openrlhf.cli.train_{sft,rm,dpo}`."""
     if s.task == "dpo" and not s.has("reference"):
         raise LaunchError("roles.reference: given 'none' for dpo, allowed: a reference, which train_dpo always loads")
     hosts = [option("--hostfile", Placeholder("HOSTFILE", "file that lists the nodes"))] if s.nodes > 1 else []
@@ -53,7 +53,7 @@ def supervised(s: Scenario) -> str:
 
 
 def shared(s: Scenario) -> Iterator[Words]:
-    """What every script has: batches, DeepSpeed, adapters."""
+    """The flags that every script has: batches, DeepSpeed, adapters."""
     if s.max_tokens_per_gpu:
         yield ("--train.dynamic_batch_enable",)
         yield option("--train.max_tokens_per_gpu", s.max_tokens_per_gpu)
@@ -77,7 +77,7 @@ def shared(s: Scenario) -> Iterator[Words]:
 
 
 def ray(s: Scenario) -> str:
-    """`python3 -m openrlhf.cli.train_ppo_ray`; it joins the Ray cluster of its node, or starts one."""
+    """The command `python3 -m openrlhf.cli.train_ppo_ray`; it joins the Ray cluster of its node, or starts one."""
     assert s.rollout
     if s.rollout.engine != "vllm":
         raise LaunchError(f"rollout.engine: given {s.rollout.engine!r}, allowed for a command of openrlhf: vllm")
@@ -118,13 +118,13 @@ def ray(s: Scenario) -> str:
 
 
 def tokens_scored(s: Scenario) -> Words:
-    """The tokens of a dynamic batch that is scored."""
+    """The flag for the tokens of a dynamic batch in scoring."""
     assert s.rollout
     return option("--rollout.max_tokens_per_gpu", s.rollout.max_tokens_per_gpu or s.max_tokens_per_gpu)
 
 
 def others(s: Scenario) -> Iterator[Words]:
-    """The roles beside the actor; a reference, which has the actor's model, runs where there is a KL coefficient."""
+    """The flags of the other roles; a reference, which has the actor's model, runs if a KL coefficient is set."""
     if s.has("critic"):
         yield option("--critic.model_name_or_path", shell.role_model(s, "critic"))
     if s.has("reward"):
@@ -138,7 +138,7 @@ def others(s: Scenario) -> Iterator[Words]:
 
 
 def placement(s: Scenario) -> Iterator[Words]:
-    """GPUs of every role, and which share them.
+    """The flags for the GPUs of every role, and for which roles share them.
 
     `colocate_all` puts every role with the actor, and vLLM too unless training is asynchronous; `colocate_actor_ref`
     and `colocate_critic_reward` join two.
@@ -169,7 +169,7 @@ def placement(s: Scenario) -> Iterator[Words]:
 
 
 def notes(s: Scenario) -> Iterator[str]:
-    """What the reader puts in, and what no flag says."""
+    """Notes on the values that the reader fills in, and on fields that no flag sets."""
     if not s.rollout:
         keys = "--data.input_key, --data.output_key" if s.task in ("pretrain", "sft") else "--data.chosen_key"
         yield shell.needs("DATASET", f"your data; {keys} and --data.apply_chat_template say how to read it")

@@ -1,4 +1,4 @@
-"""How a command is written: words for the shell, placeholders, and notes on what no flag says."""
+"""The writing of a command: words for the shell, placeholders, and notes on what no flag says."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from calc.rules import PARTNERS, flatten
 from calc.scenario import Scenario, framework
 from calc.schema import InputError
 
-# Transformers' names, which all frameworks hand on
+# Transformers' names, which all frameworks pass on
 ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 
 
 class LaunchError(InputError):
-    """A job that no command of its framework starts; its text is one line."""
+    """Raised if no command of the framework starts the job; the text is one line."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What starts a job.
+    """The command that starts a job, with its files.
 
     `command` is for a POSIX shell, one flag a line; `files` maps names, in the folder it runs in, to their text.
-    `notes` says what the reader must put in, and what of the scenario the command cannot say.
+    `notes` says what the reader must fill in, and what of the scenario the command cannot say.
     """
 
     command: str
@@ -34,15 +34,15 @@ class Launch:
     notes: tuple[str, ...] = ()
 
 
-# what ends a word between `:?` and the closing brace, or starts another expansion
+# characters that end a word between `:?` and the closing brace, or start another expansion
 _ENDS = str.maketrans("", "", "\"'`$\\{}")
 
 
 class Placeholder(str):
-    """A shell variable that the reader sets; the shell stops with `why` where it is not set."""
+    """A shell variable that the reader sets; the shell stops with the message `why` if it is not set."""
 
     def __new__(cls, name: str, why: str) -> Placeholder:
-        """The expansion of the variable `name`; what a message cannot hold there is left out of `why`."""
+        """The expansion of the variable `name`; characters of `why` that a message cannot hold there are left out."""
         return super().__new__(cls, f'"${{{name}:?{why.translate(_ENDS)}}}"')
 
 
@@ -50,7 +50,7 @@ Words = tuple[str, ...]
 
 
 def word(value: object) -> str:
-    """One word as the shell reads it back."""
+    """A value as one word, quoted so that the shell reads it back."""
     return value if isinstance(value, Placeholder) else shlex.quote(str(value))
 
 
@@ -60,7 +60,7 @@ def option(flag: str, *values: object) -> Words:
 
 
 def switch(flag: str, on: bool) -> list[Words]:
-    """A flag that has no value: given where it is on."""
+    """A flag without a value: present if it is on."""
     return [(flag,)] if on else []
 
 
@@ -70,7 +70,7 @@ def command(start: str, lines: Iterable[Words]) -> str:
 
 
 def setting(s: Scenario, started: str) -> str:
-    """A command with what PyTorch's allocator reads of the environment, where that is not its default."""
+    """A command with the environment variable of PyTorch's allocator in front, unless that is at its default."""
     if not s.expandable_segments:
         return started
     device = "NPU" if load().gpu(s.gpu).lacks_cuda else "CUDA"  # torch_npu/csrc/core/npu/NPUAllocatorConfig
@@ -78,7 +78,7 @@ def setting(s: Scenario, started: str) -> str:
 
 
 def model_name(name: str) -> str:
-    """The Hugging Face name of a model of the catalog; a placeholder for one from a path, or in MXFP4."""
+    """The Hugging Face name of a catalog model; a placeholder for a model given by path, or one in MXFP4."""
     try:
         model = load().models[name]
     except KeyError:
@@ -96,7 +96,7 @@ def own(s: Scenario, name: str) -> Scenario:
 
 
 def role_model(s: Scenario, name: str) -> str:
-    """The model of a role as a command names it: of a reward model, the catalog knows the size alone."""
+    """The model of a role as a command names it; of a reward model the catalog knows the size alone."""
     model = model_name(own(s, name).model)
     reward = s.role("reward")
     if name == "reward" or (name == "critic" and reward and reward.model == own(s, name).model):
@@ -113,7 +113,7 @@ def needs(name: str, why: str) -> str:
 
 
 def unsaid(s: Scenario, *places: str) -> Iterator[str]:
-    """A note for each of these fields that is not what the framework does anyway."""
+    """A note for each of these fields whose value is not what the framework does anyway."""
     said = flatten(s.as_dict())
     for place in places:
         if place not in said:
@@ -126,8 +126,8 @@ def unsaid(s: Scenario, *places: str) -> Iterator[str]:
 def unsaid_of_roles(s: Scenario, sayable: Iterable[str] = ()) -> Iterator[str]:
     """A note for each field of a frozen role that is neither the trained role's nor what the framework does anyway.
 
-    `sayable` names the fields of such roles that have flags, `offload.parameters`, or of one, `reference.model`; a
-    reward model always has one.
+    `sayable` names the fields that have flags: of every such role (`offload.parameters`), or of one
+    (`reference.model`). A reward model always has a flag.
     """
     said = flatten(s.as_dict())
     for name, differs in s.roles.items():
@@ -144,7 +144,7 @@ def unsaid_of_roles(s: Scenario, sayable: Iterable[str] = ()) -> Iterator[str]:
 
 
 def _does(s: Scenario, place: str, said: Mapping[str, Any]) -> Any:
-    """What the framework does of itself where the job is otherwise as it is."""
+    """The framework's own value for a field, with all other fields as they are."""
     others = {name: value for name, value in said.items() if name != place}
     return framework(s.framework).defaults(s.task, s.framework_version, others).get(place)
 
@@ -156,7 +156,7 @@ def _field(s: Scenario, place: str) -> Any:
 
 
 def common_notes(s: Scenario) -> Iterator[str]:
-    """What concerns every command: libraries, the mean length of the data, and what is left to the framework."""
+    """Notes for every command: libraries, the mean length of the data, and what is left to the framework."""
     libraries = ", ".join(f"{name} {version}" for name, version in sorted(s.versions.items()))
     yield f"computed for {s.framework} {s.framework_version} with {libraries}; other versions may need other memory"
     if s.expected_len != s.seq_len:
@@ -171,6 +171,6 @@ def ray_on_every_node(s: Scenario) -> str:
 
 
 def nodes_of(gpus: int, per_node: int) -> tuple[int, int]:
-    """Over how many nodes `gpus` lie, and how many on each: as few as divide them evenly."""
+    """The number of nodes for `gpus` GPUs and the GPUs on each: the fewest nodes that divide them evenly."""
     nodes = next(n for n in range(-(-gpus // per_node), gpus + 1) if gpus % n == 0)
     return nodes, gpus // nodes

@@ -36,7 +36,7 @@ PORT = 29500
 
 
 def launch(s: Scenario) -> Launch:
-    """The command for `s` with its files; raises LaunchError where no flag says what the job cannot do without."""
+    """The command for `s` with its files; raises LaunchError if no flag says what the job cannot do without."""
     trainer = own(s, "actor") if s.rollout else s
     if trainer.optimizer == "none":
         raise LaunchError("optimizer: given 'none', allowed for a command of trl: an optimizer")
@@ -54,7 +54,7 @@ def launch(s: Scenario) -> Launch:
 
 
 def files_and_nodes(s: Scenario) -> Iterator[Words]:
-    """What accelerate reads."""
+    """The flags that accelerate reads."""
     yield option("--accelerate_config", ACCELERATE)
     if nodes(s) > 1:
         yield option("--machine_rank", Placeholder("NODE_RANK", "0 on the first node, then 1, 2, ..."))
@@ -63,10 +63,10 @@ def files_and_nodes(s: Scenario) -> Iterator[Words]:
 
 
 def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
-    """The training script's own; `trainer` is the job as the trained model sees it."""
+    """The flags of the training script; `trainer` is the scenario of the trained model."""
     yield option("--model_name_or_path", shell.role_model(s, "actor") if s.rollout else shell.model_name(s.model))
     yield option("--dataset_name", Placeholder("DATASET", "name or path of the training data"))
-    # DeepSpeed casts what was loaded, but four bits would be multiplied in the type of the loading
+    # DeepSpeed casts what was loaded, but 4-bit weights would be multiplied in the type that they were loaded in
     narrow = trainer.precision == "bf16" or (trainer.method == "qlora" and trainer.layout == "mixed")
     yield option("--dtype", {"fp16": "float16"}.get(trainer.precision, "bfloat16") if narrow else "float32")
     yield option("--bf16", mixed(trainer) == "bf16")
@@ -93,7 +93,7 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
 
 
 def adapters(s: Scenario) -> Iterator[Words]:
-    """PEFT's, and the base in 4 bits."""
+    """The flags of PEFT, and of a base in 4 bits."""
     yield option("--use_peft", s.lora is not None)
     yield option("--load_in_4bit", s.method == "qlora")
     yield option("--use_bnb_nested_quant", s.method == "qlora" and s.double_quantization)
@@ -108,7 +108,7 @@ def adapters(s: Scenario) -> Iterator[Words]:
 
 
 def grpo(s: Scenario) -> Iterator[Words]:
-    """Generation, and what scores it."""
+    """The flags of generation and of its reward."""
     assert s.rollout
     yield option("--max_completion_length", s.response_len)
     yield option("--num_generations", s.rollout.n)
@@ -133,12 +133,12 @@ def grpo(s: Scenario) -> Iterator[Words]:
 
 
 def one_node(s: Scenario) -> bool:
-    """Whether the trainer and a vLLM server fit one node."""
+    """True if the trainer and a vLLM server fit one node."""
     return s.gpus <= s.gpus_per_node
 
 
 def server(s: Scenario, trainer: Scenario) -> str:
-    """The vLLM server that a trainer on other GPUs needs, within one node."""
+    """The command of the vLLM server that a trainer on other GPUs needs, within one node."""
     assert s.rollout
     replicas = s.rollout.gpus // s.rollout.tensor_parallel
     if replicas > 1 and not s.architecture.experts:  # trl/scripts/vllm_serve.py, data_parallel_size
@@ -167,7 +167,7 @@ def _ids(first: int, count: int) -> str:
 
 
 def nodes(s: Scenario) -> int:
-    """Nodes of the trainer."""
+    """The number of nodes of the trainer."""
     return shell.nodes_of(s.gpus, s.gpus_per_node)[0]
 
 
@@ -175,13 +175,13 @@ def nodes(s: Scenario) -> int:
 
 
 def mixed(s: Scenario) -> str:
-    """Mixed precision as Accelerate calls it; with it FSDP makes fp32 of all that is trained."""
+    """The mixed precision as Accelerate names it; with it, FSDP makes everything that is trained fp32."""
     pure = s.precision == "fp32" or (s.precision == "bf16" and s.sharding in FSDP)
     return "no" if pure else "fp16" if s.precision == "fp16" else "bf16"
 
 
 def files(s: Scenario) -> dict[str, str]:
-    """The accelerate file, and one for DeepSpeed where gradients accumulate in fp32, which only that can say."""
+    """The accelerate file, and one for DeepSpeed if gradients accumulate in fp32, which only that file can say."""
     of_deepspeed = deepspeed(s) if s.sharding.startswith("zero") and s.grad_dtype == "fp32" else None
     settings: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "debug": False}
     if s.sharding.startswith("zero"):
@@ -206,12 +206,12 @@ def files(s: Scenario) -> dict[str, str]:
 
 
 def device(offloaded: bool) -> str:
-    """Where DeepSpeed keeps something."""
+    """DeepSpeed's name for the device that holds offloaded parameters or states."""
     return "cpu" if offloaded else "none"
 
 
 def zero(s: Scenario, *, in_file: bool) -> dict[str, Any]:
-    """DeepSpeed as `zero1.yaml` to `zero3.yaml` have it, or what may stand beside its own file."""
+    """DeepSpeed's settings as in `zero1.yaml` to `zero3.yaml`, or only those that may stand beside its own file."""
     found: dict[str, Any] = {"deepspeed_multinode_launcher": "standard", "zero3_init_flag": s.sharding == "zero3"}
     if in_file:
         return found | {"deepspeed_config_file": DEEPSPEED}
@@ -225,7 +225,7 @@ def zero(s: Scenario, *, in_file: bool) -> dict[str, Any]:
 
 
 def deepspeed(s: Scenario) -> dict[str, Any]:
-    """DeepSpeed's own configuration; `auto` is what the trainer's flags say."""
+    """DeepSpeed's own configuration; `auto` stands for the values of the trainer's flags."""
     return {
         "zero_optimization": {
             "stage": int(s.sharding[-1]),
@@ -242,10 +242,10 @@ def deepspeed(s: Scenario) -> dict[str, Any]:
 
 
 def fsdp(s: Scenario) -> dict[str, Any]:
-    """FSDP as `fsdp1.yaml` and `fsdp2.yaml` have it; it offloads parameters and optimizer together."""
+    """FSDP's settings as in `fsdp1.yaml` and `fsdp2.yaml`; it offloads parameters and optimizer together."""
     found: dict[str, Any] = {
         "fsdp_version": int(s.sharding[-1]),
-        "fsdp_activation_checkpointing": False,  # the trainer's own
+        "fsdp_activation_checkpointing": False,  # the trainer does it itself
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_cpu_ram_efficient_loading": True,
         "fsdp_offload_params": s.offload.parameters or s.offload.optimizer,
@@ -263,7 +263,7 @@ def fsdp(s: Scenario) -> dict[str, Any]:
 
 
 def yaml(settings: Mapping[str, Any]) -> str:
-    """Keys and scalars as YAML, one mapping deep; a JSON scalar is one of YAML's."""
+    """Keys and scalars as YAML, nested one mapping deep; scalars are written as JSON, which YAML reads."""
     lines = []
     for name, value in sorted(settings.items()):
         if isinstance(value, Mapping):
@@ -278,7 +278,7 @@ def yaml(settings: Mapping[str, Any]) -> str:
 
 
 def notes(s: Scenario, trainer: Scenario, files: Iterable[str]) -> Iterator[str]:
-    """What the reader puts in, and what no flag says."""
+    """Notes on the values that the reader fills in, and on fields that no flag sets."""
     yield shell.needs("DATASET", f"a data set in TRL's format for {COMMANDS[s.task]}")
     yield f"{', '.join(files)}: put into the folder where the command runs"
     if s.rollout:
@@ -302,7 +302,7 @@ def notes(s: Scenario, trainer: Scenario, files: Iterable[str]) -> Iterator[str]
 
 
 def unsaid(s: Scenario) -> Iterator[str]:
-    """Fields that no flag of this job says."""
+    """The fields that no flag of this job sets."""
     yield "lora.dtype"
     if not s.sharding.startswith("zero"):
         yield "grad_dtype"

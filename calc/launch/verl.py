@@ -23,14 +23,14 @@ SAYABLE = ("micro_batch", "sharding", "reference.precision", "offload.parameters
 
 
 def launch(s: Scenario) -> Launch:
-    """The command for `s`; raises LaunchError where a key is missing that the job cannot do without."""
+    """The command for `s`; raises LaunchError if a key is missing that the job cannot do without."""
     if not s.rollout:
         return verl_sft.launch(s)
     return Launch(shell.command("python3 -m verl.trainer.main_ppo", keys(s)), notes=tuple(notes(s)))
 
 
 def prompts(s: Scenario, place: str) -> int:
-    """Prompts of one optimizer step, by which verl counts."""
+    """The prompts of one optimizer step, verl's unit for its mini batch."""
     assert s.rollout
     if s.global_batch % s.rollout.n:
         allowed = f"a multiple of rollout.n = {s.rollout.n}, as verl counts prompts"
@@ -69,7 +69,7 @@ def keys(s: Scenario) -> Iterator[Words]:
 
 
 def trained(where: str, config: str, s: Scenario) -> Iterator[Words]:
-    """How a trained model lies on its GPUs, and its micro batch."""
+    """The keys of a trained model: sharding, engine, and micro batch."""
     yield key(f"{where}.strategy", STRATEGIES[s.sharding])
     yield from engine(f"{where}.{config}", f"{where}.optim", s)
     yield key(f"{where}.use_dynamic_bsz", s.max_tokens_per_gpu is not None)
@@ -82,7 +82,10 @@ def trained(where: str, config: str, s: Scenario) -> Iterator[Words]:
 
 
 def reference(s: Scenario) -> Iterator[Words]:
-    """A reference runs where a KL divergence is asked for: as a loss for grpo, in the reward for the others."""
+    """The keys of a reference, which runs if a KL divergence is asked for.
+
+    For grpo the divergence is a loss, for the others it is in the reward.
+    """
     loss = s.task == "grpo"
     yield key(f"{ACTOR}.use_kl_loss", s.has("reference") and loss)
     yield key("algorithm.use_kl_in_reward", s.has("reference") and not loss)
@@ -95,7 +98,7 @@ def reference(s: Scenario) -> Iterator[Words]:
 
 
 def rollout(s: Scenario) -> Iterator[Words]:
-    """vLLM, and the actor's scores of what it generates."""
+    """The keys of vLLM, and of the actor's scoring of what it generates."""
     assert s.rollout
     yield key(f"{ROLLOUT}.name", "vllm")
     yield key(f"{ROLLOUT}.tensor_model_parallel_size", s.rollout.tensor_parallel)
@@ -113,7 +116,7 @@ def rollout(s: Scenario) -> Iterator[Words]:
 
 
 def scored(where: str, tokens: int | None, micro_batch: int) -> Iterator[Words]:
-    """What is scored at once: a dynamic batch of so many tokens, or a micro batch."""
+    """The keys of one scoring forward: a dynamic batch of `tokens`, or a micro batch."""
     yield key(f"{where}.log_prob_use_dynamic_bsz", tokens is not None)
     if tokens:
         yield key(f"{where}.log_prob_max_token_len_per_gpu", tokens)
@@ -122,7 +125,7 @@ def scored(where: str, tokens: int | None, micro_batch: int) -> Iterator[Words]:
 
 
 def notes(s: Scenario) -> Iterator[str]:
-    """What the reader puts in, and what no key says."""
+    """Notes on the values that the reader fills in, and on fields that no key sets."""
     yield shell.needs("TRAIN_FILES and VAL_FILES", "parquet files with a column `prompt` of chat messages")
     yield "rewards come from the function for the data's `data_source`, or reward.custom_reward_function.path"
     if s.nodes > 1:

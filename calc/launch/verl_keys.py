@@ -1,4 +1,4 @@
-"""Overrides of verl's configurations: one key, and the keys of a model and of the engine that trains it."""
+"""Overrides of verl's configurations: a single key, and the keys of a model and of the engine that trains it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ UNSAID = ("lora.dtype", "lora.dropout")
 
 
 def key(name: str, value: object) -> Words:
-    """An override; booleans as YAML has them."""
+    """An override of one key; booleans are spelled as in YAML."""
     if isinstance(value, Placeholder):
         return (f"{name}={value}",)
     return (word(f"{name}={str(value).lower() if isinstance(value, bool) else value}"),)
 
 
 def model(where: str, s: Scenario, name: str) -> Iterator[Words]:
-    """A trained model and its adapters."""
+    """The keys of a trained model and its adapters."""
     yield key(f"{where}.path", name)
     yield key(f"{where}.enable_gradient_checkpointing", s.checkpointing == "full")
     yield key(f"{where}.use_remove_padding", s.packing)
@@ -32,7 +32,7 @@ def model(where: str, s: Scenario, name: str) -> Iterator[Words]:
 
 
 def engine(where: str, optim: str, s: Scenario) -> Iterator[Words]:
-    """How FSDP keeps a trained model, and its optimizer."""
+    """The keys for how FSDP keeps a trained model, and for its optimizer."""
     yield key(f"{where}.model_dtype", "fp32")
     yield key(f"{where}.param_offload", s.offload.parameters)
     yield key(f"{where}.optimizer_offload", s.offload.optimizer)

@@ -37,7 +37,7 @@ def keys(s: Scenario) -> Iterator[Words]:
 
 
 def notes(s: Scenario) -> Iterator[str]:
-    """What the reader puts in, and what no key says."""
+    """Notes on the values that the reader fills in, and on fields that no key sets."""
     yield shell.needs("TRAIN_FILES", "parquet file with a column `messages` of chat messages")
     if s.nodes > 1:
         yield shell.ray_on_every_node(s)

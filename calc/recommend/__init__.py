@@ -1,11 +1,11 @@
-"""Which configuration to run: a search over what the framework can do, with time, margin, and why not the next faster.
+"""The configuration to run: a search over what the framework can do, with time, margin, and what the next faster lacks.
 
-`recommend` answers for one machine, `calc.recommend.machines` for the smallest one that runs a job. How the answer is
-found stands in `calc.recommend.search`, and what it chooses from in `calc.recommend.space`.
+`recommend` answers for one machine, `calc.recommend.machines` for the smallest one that runs a job. The search is
+described in `calc.recommend.search`, its choices in `calc.recommend.space`.
 
 Full fine-tuning, LoRA and QLoRA do not train the same model: time ranks configurations within a method only. Where the
-method is left open the answer is full fine-tuning if that fits anywhere, first with AdamW, then with its states in
-8 bits; LoRA and QLoRA stand beside it as alternatives, and become the answer only where full does not fit.
+method is left open the answer is full fine-tuning if that fits anywhere, first with AdamW, then with 8-bit AdamW; LoRA
+and QLoRA are shown as alternatives, and become the answer only where full fine-tuning does not fit.
 """
 
 from __future__ import annotations

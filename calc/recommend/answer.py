@@ -1,4 +1,4 @@
-"""The answer for one machine: the configuration to run, what else could be, and what the next faster one lacks."""
+"""The answer for one machine: the configuration to run, the alternatives, and what the next faster one lacks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from calc.units import gb
 class Recommendation:
     """The answer. `recommended` is None where nothing fits; `fails` is then the closest miss, else the next faster one.
 
-    Where nothing is safer `recommended` is tight; `fails` is then what it lacks itself. `considered` configurations had
-    their memory computed, `pruned` ones were ruled out without.
+    Where nothing safer was found `recommended` is tight, and `fails` says what it lacks itself. `considered`
+    configurations had their memory computed, `pruned` ones were ruled out without.
     """
 
     recommended: Configuration | None
@@ -43,9 +43,9 @@ class Recommendation:
 
 
 def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: str = "scenario") -> Recommendation:
-    """The configuration to run for `job`: fields of a scenario by dotted key; those not given are searched or default.
+    """The configuration to run for `job`, a scenario's fields by dotted key; others are searched or take defaults.
 
-    Raises ScenarioError, one line, for fields that cannot be used. Nothing feasible is an answer.
+    Raises ScenarioError, one line, for fields that cannot be used. That nothing fits is an answer, not an error.
     """
     catalog = catalog or load()
     problem = Problem(given(job, where=where, catalog=catalog), catalog, where)
@@ -75,7 +75,7 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
 
 
 def _nothing(problem: Problem) -> Recommendation:
-    """Nothing fits: the closest miss, which is what to run if that is tight, and what would have to change."""
+    """The answer where nothing fits: the closest miss, recommended if it is tight, and what would have to change."""
     nearest = closest(problem)
     best = tight(nearest)
     notes: tuple[str, ...]

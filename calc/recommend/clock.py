@@ -1,4 +1,4 @@
-"""The time of a step as the search asks for it: often, and of configurations that share most of it."""
+"""Step times for the search, which asks often, and for configurations that share most of their time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from calc.throughput import Throughput, Unrated, throughput
 from calc.throughput.rates import rated
 
 ROLLOUT = "rollout: "
-# By how much two times must differ before an estimate tells which configuration is faster: as much as it is off in the
-# median of published step times, which tests/accuracy reads off the records.
+# The least relative difference at which an estimate tells which of two configurations is faster: its median error on
+# published step times, which tests/accuracy reads off the records.
 TOLERANCE = 0.12
 
 
 class Split(NamedTuple):
-    """Seconds of a step: those of the rollout, and of all else."""
+    """Seconds of a step: the rollout, and everything else."""
 
     rollout: float
     rest: float
 
 
 def digits(seconds: float) -> float:
-    """A time to the three digits that count."""
+    """A time rounded to three significant digits."""
     return float(f"{seconds:.2e}")
 
 
@@ -34,8 +34,8 @@ def digits(seconds: float) -> float:
 class Clock:
     """Step times on one kind of GPU and node.
 
-    What vLLM takes to generate follows from its own settings alone, and all else from the others: `bound` keeps both
-    apart, so that each is computed once.
+    vLLM's generation time follows from its own settings alone, all other time from the other settings: `bound` keeps
+    both apart, so that each is computed once.
     """
 
     gpu: GPU
@@ -44,7 +44,7 @@ class Clock:
     _rests: dict[Hashable, float] = field(default_factory=dict)
 
     def unrated(self, s: Scenario) -> str | None:
-        """Why no time can be computed on this GPU, in one line; None where it can."""
+        """The reason why no time can be computed on this GPU, in one line, or None."""
         try:
             rated(self.gpu, self.node, s.gpus_per_node, s.precision)
         except Unrated as reason:
@@ -57,19 +57,19 @@ class Clock:
         return self.node.link.startswith("PCIe") if self.node else not self.gpu.nvlink_gbs
 
     def full(self, s: Scenario, cache_tokens: int | None) -> Throughput | None:
-        """The throughput with the KV cache that an estimate found; None where no rate is known."""
+        """The throughput with the KV cache that an estimate found, or None if a rate is unknown."""
         try:
             return throughput(s, self.gpu, self.node, cache_tokens)
         except Unrated:
             return None
 
     def seconds(self, s: Scenario, cache_tokens: int | None) -> float:
-        """The step time of a configuration that fits; 0 where no rate is known."""
+        """The step time of a configuration that fits; 0 if a rate is unknown."""
         known = self.full(s, cache_tokens)
         return digits(known.step_seconds) if known else 0.0
 
     def split(self, s: Scenario) -> Split:
-        """The step time as if vLLM had its card alone, so that no cache is smaller; infinite where it cannot start."""
+        """The step time as if vLLM had its card alone, so that no KV cache is larger; infinite if it cannot start."""
         try:
             terms = throughput(s, self.gpu, self.node).terms
         except Unrated:
@@ -79,7 +79,7 @@ class Clock:
         return Split(rollout, sum([t.seconds for t in terms]) - rollout)
 
     def bound(self, rollout: Hashable, rest: Hashable, of: Callable[[], Scenario | None]) -> float:
-        """The step time from both parts, by what each depends on; `of` makes the scenario where one is not known."""
+        """The step time as the sum of two cached parts, keyed by the settings of each; `of` makes the scenario."""
         if rollout not in self._rollouts or rest not in self._rests:
             s = of()
             if s is None:

@@ -1,4 +1,4 @@
-"""Why not: what the next faster configuration lacks, or the closest one where nothing fits, and what would help."""
+"""The reasons against: what the next faster configuration lacks, or the closest miss, and what would help."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from calc.recommend.search import Found, Judged, Place, Search, room
 from calc.recommend.space import Fields
 from calc.units import GB
 
-SHORTEST = 128  # tokens; nobody wants less
+SHORTEST = 128  # tokens; shorter sequences are not suggested
 
 
 def miss(search: Search, judged: Judged) -> Miss:
-    """What a configuration that does not fit lacks."""
+    """The memory that a configuration which does not fit lacks."""
     e = judged.estimate
     throughput = search.clock.full(judged.scenario, judged.cache_tokens)
     if refusal := next((g.refusal for g in e.groups if g.refusal), None):
@@ -30,9 +30,10 @@ def miss(search: Search, judged: Judged) -> Miss:
 
 
 def next_faster(search: Search, found: Found) -> Miss | None:
-    """What the next faster configuration lacks: along each setting the first that is faster, of these the slowest.
+    """The next faster configuration and what it lacks.
 
-    Where no single setting makes it faster: of all faster ones that the search has looked at the one that lacks least.
+    Along each setting the first faster value is taken, and of these configurations the slowest. If no single setting
+    makes it faster: of all faster configurations that the search has looked at, the one that lacks least.
     """
     near = []
     for axis, index in enumerate(found.place):
@@ -49,17 +50,17 @@ def next_faster(search: Search, found: Found) -> Miss | None:
 
 
 def closest(problem: Problem) -> Miss | None:
-    """Where nothing fits: of all that the searches looked at, what lacks least; None where nothing can be run."""
+    """The configuration that lacks least, of all that the searches looked at; None if none can be run."""
     return _least(problem.misses)
 
 
 def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], bool] = lambda *at: True) -> Miss | None:
-    """Of the places that searches looked at, that do not fit and that are `asked` for: the one that lacks least."""
+    """The place that lacks least, of those that searches looked at, that do not fit and that `asked` accepts."""
     least: tuple[Search, int, Place] | None = None
     lacks = -inf
     for search in searches:
         for b, place, fit in search.looked():
-            # what trains alone, or a bound of that, says of most that they lack more
+            # for most places the training phases alone, or a bound of them, already show that they lack more
             if fit.training_at_most <= lacks or fit.training <= lacks or fit.fits or not asked(search, b, place):
                 continue
             if fit.slack - fit.short > lacks:
@@ -73,14 +74,14 @@ def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], boo
 
 
 def tight(nearest: Miss | None) -> Configuration | None:
-    """The closest miss where it may run all the same: nothing that was found is safer."""
+    """The closest miss if its verdict is `tight`, since nothing safer was found; else None."""
     if nearest is None or nearest.judged.estimate.verdict != "tight":
         return None
     return Configuration(nearest.judged, nearest.throughput)
 
 
 def changes(problem: Problem) -> Iterator[str]:
-    """Of each thing that could be changed, the least change with which something fits."""
+    """For each thing that could be changed, the least change with which something fits."""
     rung = problem.rungs[0] if problem.rungs else None
     if (enough := _hosting(problem)) is not None:
         host = problem.misses[0].host
@@ -104,14 +105,14 @@ def changes(problem: Problem) -> Iterator[str]:
 
 
 def _longest(lengths: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The first of falling `lengths` that fits, given that what does not fit fits no longer; None where none does."""
+    """The first of falling `lengths` that fits, or None; nothing longer than a length that fails can fit."""
     if not lengths or not fits(lengths[-1]):
         return None
     return lengths[bisect_left(lengths, True, hi=len(lengths) - 1, key=fits)]
 
 
 def _hosting(problem: Problem) -> int | None:
-    """GB of host memory a node with which a configuration fits that lacks nothing else; None where there is none."""
+    """The least host memory, in GB a node, with which a configuration fits that lacks nothing else, or None."""
     found = [
         search.host.bytes + fit.short
         for search in problem.misses
@@ -123,6 +124,6 @@ def _hosting(problem: Problem) -> int | None:
 
 
 def _fits(job: Fields, catalog: Catalog, changes: Fields) -> bool:
-    """Whether something fits with some fields changed."""
+    """True if something fits with some fields changed."""
     changed = {k: v for k, v in job.items() if not (k == "gpus_per_node" and "gpus" in changes)}
     return fits({**changed, **changes}, catalog)

@@ -1,7 +1,7 @@
 """The smallest machine that runs a job: the catalog's GPUs, in the numbers in which they are sold.
 
-The catalog has no prices. Machines are tried from little usable memory in all to much, of equals the one of fewer GPUs
-first; the first on which something fits is the smallest.
+The catalog has no prices. Machines are tried in order of total usable memory, then of the number of GPUs; the first on
+which something fits is the smallest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from calc.schema import InputError
 
 
 class Machine(NamedTuple):
-    """A number of GPUs of one kind, as many to a node as nodes have of it."""
+    """A number of GPUs of one kind, and how many of them share a node."""
 
     gpu: GPU
     gpus: int
@@ -26,7 +26,7 @@ class Machine(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The usable memory of all its GPUs."""
+        """The usable memory of all its GPUs, in bytes."""
         return self.gpus * self.gpu.usable_bytes
 
     @property
@@ -36,9 +36,10 @@ class Machine(NamedTuple):
 
 
 class Smallest(NamedTuple):
-    """The smallest machine with its recommendation, and how many are too small.
+    """The smallest machine with its recommendation, and how many smaller ones do not suffice.
 
-    Where none is large enough `machine` is None, and the recommendation is that of the largest: what it lacks.
+    If no machine is large enough, `machine` is None and the recommendation, made for the largest one, says what it
+    lacks.
     """
 
     machine: Machine | None
@@ -47,9 +48,9 @@ class Smallest(NamedTuple):
 
 
 def machines(catalog: Catalog, gpu: str | None = None, gpus: int | None = None) -> list[Machine]:
-    """Every machine, from small to large: of one kind of GPU where `gpu` is given, of one number where `gpus` is.
+    """Every machine, from small to large: only with the GPU `gpu` if given, and only with `gpus` GPUs if given.
 
-    Cards without bf16 are none that anybody should be sent to: they count where they are asked for.
+    Cards without bf16 are left out unless `gpu` names one, as nobody should be sent to them.
     """
     kinds = [catalog.gpu(gpu)] if gpu else [kind for kind in catalog.gpus.values() if not kind.lacks_bf16]
     found = []
@@ -69,10 +70,10 @@ def smallest(
     where: str = "scenario",
     progress: Callable[[str], None] = lambda line: None,
 ) -> Smallest:
-    """The smallest machine that runs `job`, each tried named to `progress`.
+    """The smallest machine that runs `job`. `progress` is told each machine that is tried.
 
-    Without a method that is the smallest for full fine-tuning. Raises ScenarioError where no machine, of whatever size,
-    can run the job.
+    Without a method it is the smallest for full fine-tuning. Raises ScenarioError if no machine of any size can run the
+    job.
     """
     catalog = catalog or load()
     asked = given(job, where=where, catalog=catalog)
@@ -97,7 +98,7 @@ def smallest(
 
 
 def _fits(problem: Problem, machine: Machine) -> bool:
-    """Whether something fits; not where weights that nothing moves away are more than the machine holds."""
+    """True if something fits; False at once if weights that cannot leave the GPUs exceed their total memory."""
     fields = problem.fields
     stay = str(fields.get("framework", "torch")).partition("==")[0] in ("openrlhf", "verl")
     if stay and fields.get("method") != "qlora":

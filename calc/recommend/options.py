@@ -13,7 +13,7 @@ FLAGS = ("--json", "--scenario", "--help")
 
 
 def names(schema: Mapping[str, Any] = SCHEMA, head: str = "") -> Iterator[tuple[str, str]]:
-    """Every field by its dotted name, and its type in JSON Schema's words."""
+    """Every field's dotted name with its JSON Schema type."""
     for name, definition in schema["properties"].items():
         while "$ref" in definition:
             definition = SCHEMA["properties"][definition["$ref"].removeprefix("#/properties/")]
@@ -28,7 +28,7 @@ def names(schema: Mapping[str, Any] = SCHEMA, head: str = "") -> Iterator[tuple[
 def read(words: Sequence[str], program: str) -> dict[str, Any]:
     """The fields that the options of a command line give: `--seq-len 4096`, `--offload.optimizer=true`.
 
-    Raises InputError, one line that names the option, for one that is unknown, stands twice, or has no value.
+    Raises InputError, one line that names the option, for one that is unknown, given twice, or without a value.
     """
     fields: dict[str, Any] = {}
     known = {f"--{name.replace('_', '-')}": (name, kind) for name, kind in names()}

@@ -1,4 +1,4 @@
-"""One job on one machine, as the answer's parts look at it: its searches, and configurations that fit or do not."""
+"""One job on one machine, shared by the parts of an answer: its searches, and configurations that fit or do not."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from calc.scenario import Scenario, on_card
 from calc.schema import InputError
 from calc.throughput import Throughput, node_of
 
-# Frameworks for RL where none is named, and a group's least and usual number of responses (verl's and TRL's own are 5
-# and 8: examples/grpo_trainer/run_qwen2-7b.sh, trl/trainer/grpo_config.py).
+# Frameworks tried for RL where none is named, and the least and the usual number of responses in a group (verl's and
+# TRL's own are 5 and 8: examples/grpo_trainer/run_qwen2-7b.sh, trl/trainer/grpo_config.py).
 SERVING = ("verl", "openrlhf", "trl")
 GROUP = (4, 8)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Configuration(NamedTuple):
-    """A configuration that fits; `trades` says what it gives for what, beside the recommended one."""
+    """A configuration that fits; `trades` says what an alternative gains and costs against the recommended one."""
 
     judged: Judged
     throughput: Throughput | None
@@ -30,14 +30,14 @@ class Configuration(NamedTuple):
 
     @property
     def scenario(self) -> Scenario:
-        """What to run."""
+        """The scenario to run."""
         return self.judged.scenario
 
 
 class Miss(NamedTuple):
-    """A configuration that does not fit: the phase and the bytes that are missing there, with the estimate's error.
+    """A configuration that does not fit: the phase where memory is short, and the bytes missing, the error included.
 
-    `where`: `gpu`, `host`, or `vllm` where the engine refuses to start, for a `reason` and no number of bytes.
+    `where` is `gpu`, `host`, or `vllm` if the engine refuses to start; that has a `reason` and no number of bytes.
     """
 
     judged: Judged
@@ -49,7 +49,7 @@ class Miss(NamedTuple):
 
 
 class Problem:
-    """One job on one machine: its rungs, each searched at most once, and what the searches cost."""
+    """One job on one machine: its rungs, each searched at most once, and how many configurations were looked at."""
 
     def __init__(self, job: Fields, catalog: Catalog, where: str = "scenario") -> None:
         """Raises ScenarioError where no configuration of the job can be run."""
@@ -65,7 +65,7 @@ class Problem:
         self.misses: list[Search] = []
 
     def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
-        """The job in a framework that can do it well, where it names none: RL by vLLM, if one takes it so."""
+        """The job with a framework: for RL without one, the first with vLLM that accepts the job."""
         if "framework" in job or job.get("task") not in RL:
             return job
         for name in SERVING:
@@ -78,7 +78,7 @@ class Problem:
         return job
 
     def _grouped(self, job: Fields) -> Fields:
-        """The job with groups that GRPO can compare, where nobody gave their size and the framework has no such."""
+        """The job with a group size that GRPO can compare, if none is given and the framework's own is too small."""
         if job.get("task") != "grpo" or "rollout.n" in job or (usual := own(job)["rollout.n"]) >= GROUP[0]:
             return job
         told = (
@@ -88,7 +88,7 @@ class Problem:
         return {**job, "rollout.n": GROUP[1]}
 
     def search(self, rung: Fields, changes: Fields | None = None) -> Search | None:
-        """A search of one rung, with some fields of the job changed; None where the framework refuses all of it."""
+        """A search of one rung, with some fields of the job changed; None if the framework refuses all of it."""
         fields = {**self.fields, **(changes or {})}
         found = branches(fields, rung, self.catalog)
         if not found:
@@ -115,7 +115,7 @@ class Problem:
         return None
 
     def fits(self) -> bool:
-        """Whether anything fits, on whatever rung; the leanest rungs are asked first."""
+        """True if anything fits on any rung; the leanest rungs are asked first."""
         searches = (self.search(rung) for rung in reversed(self.rungs))
         return any(search is not None and search.any() for search in searches)
 
@@ -131,7 +131,7 @@ class Problem:
 
 
 def fits(job: Fields, catalog: Catalog) -> bool:
-    """Whether the framework can run any configuration of a job that fits."""
+    """True if the framework can run some configuration of a job that fits."""
     try:
         return Problem(job, catalog).fits()
     except InputError:
@@ -139,5 +139,5 @@ def fits(job: Fields, catalog: Catalog) -> bool:
 
 
 def configured(search: Search, judged: Judged, trades: str = "") -> Configuration:
-    """A configuration that fits, with its time."""
+    """A configuration that fits, with its throughput."""
     return Configuration(judged, search.clock.full(judged.scenario, judged.cache_tokens), trades)

@@ -1,9 +1,10 @@
 """Minimal configurations that others publish, beside ours: on how many GPUs the same job runs, and what differs.
 
 verl's table is `docs/perf/device_tuning.rst` at 2239fd0 with the scripts in `examples/tuning/` that it names, read for
-verl 0.4. Its rows are the smallest machines on which somebody ran the job, not on which it could run. Of the jobs with
-72B models the batch of the full one (verl's default) and the lengths of the LoRA one (those of the 7B one) are assumed;
-its offloading is not known, and it splits sequences over two GPUs, which is not modelled here.
+verl 0.4. Its rows are the smallest machines on which somebody ran the job, not the smallest on which it could run. Of
+the two kinds of 72B jobs, the full fine-tuning ones are assumed to have verl's default batch, the LoRA one the lengths
+of the 7B LoRA job; the offloading of the 72B LoRA job is not known, and it splits sequences over two GPUs, which is not
+modelled here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Published(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A setting that is not the same in both."""
+    """A setting in which the published run and ours differ."""
 
     field: str
     theirs: Any
@@ -40,19 +41,19 @@ class Difference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A published minimum beside ours; None where we find no number of GPUs that suffices."""
+    """A published minimum beside ours; `ours` is None if we find no number of GPUs that suffices."""
 
     published: Published
     ours: Configuration | None
 
     @property
     def gpus(self) -> int | None:
-        """How many GPUs ours needs."""
+        """The number of GPUs that ours needs."""
         return self.ours.scenario.gpus if self.ours else None
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """What ours sets otherwise."""
+        """The settings that ours sets otherwise."""
         if self.ours is None:
             return ()
         ours = {"gpus": self.published.gpus, **flatten(self.ours.scenario.as_dict())}
@@ -70,7 +71,7 @@ def _grpo(model: str, gpu: str, prompt: int, response: int, batch: int, **more: 
 
 
 def _settings(share: float, tensor_parallel: int, **more: Any) -> dict[str, Any]:
-    """What the scripts set: FSDP 1, checkpointing, both offloads; and their own share of the card and ranks."""
+    """The settings of the scripts: FSDP 1, checkpointing, both offloads, vLLM's share of the card and its ranks."""
     return {
         "sharding": "fsdp1", "checkpointing": "full", "offload.optimizer": True, "offload.parameters": True,
         "rollout.gpu_memory_utilization": share, "rollout.tensor_parallel": tensor_parallel, **more,
@@ -91,6 +92,6 @@ VERL = (
 
 
 def compare(row: Published, catalog: Catalog | None = None) -> Comparison:
-    """The smallest number of the same GPUs on which we find the job to fit."""
+    """A published minimum beside the smallest number of the same GPUs on which we find the job to fit."""
     found = smallest(row.job, catalog)
     return Comparison(row, found.recommendation.recommended)

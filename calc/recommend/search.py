@@ -2,21 +2,22 @@
 
 Four properties let configurations be passed over, and tests hold each:
 
-- Along every axis of a branch a step takes no less time. So a place's time bounds those behind it from below: places
-  are taken in the order of their bounds, and once the best found is below all bounds it is the fastest.
-- Along the lean axes no peak grows, and no vLLM starts to lack room. So with the same other settings nothing fits where
-  the leanest does not, and a value that does not fit with the others at their leanest fits with none.
-- While vLLM sleeps, or has GPUs of its own, what trains and scores takes the same memory whatever vLLM's share, and
-  whatever its tensor parallelism but for the buffers that NCCL has where it is more than 1. Loading, generating,
-  handing weights over and saving take the same whatever the micro batch. So each half is computed once.
-- Sleep, shares and micro batches never lower what the host needs. So where it lacks memory for what is offloaded with
-  the lean axes at their first values, it does with any.
+- Along every axis of a branch the step time never falls. So a place's time is a lower bound for all places behind it:
+  places are taken in the order of their bounds, and once the best found is below all bounds it is the fastest.
+- Along the lean axes no peak grows, and vLLM never runs short of room to start. So with the other settings unchanged,
+  nothing fits if the leanest place does not; and a value that does not fit with the other axes at their leanest fits
+  with none of their values.
+- While vLLM sleeps, or has GPUs of its own, training and scoring take the same memory whatever vLLM's share, and
+  whatever its tensor parallelism but for NCCL's buffers where that is more than 1. Loading, generating, handing weights
+  over and saving take the same whatever the micro batch. So each half is computed once.
+- Sleep, shares and micro batches never lower what the host needs. So if host memory is too small for what is offloaded
+  with the lean axes at their first values, it is too small with any.
 
-Host memory grows where device memory falls: of what is left it is asked place by place.
+Host memory grows where device memory falls: it is checked place by place among the places that are left.
 
 Then the fastest gives way to the simplest that takes no longer within the error of times (`calc/recommend/simplicity`):
-what an estimate cannot tell apart, somebody has to run. Among equally simple ones the faster wins, to three digits, and
-among those the one with more room on the GPU.
+where an estimate cannot tell two apart, the one that is easier to run wins. Among equally simple ones the faster wins,
+to three digits, and among those the one with more room on the GPU.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ Groups = dict[Effort, list[tuple[int, Place]]]
 
 
 class Fit:
-    """How a configuration lies on its machine, with no verdict worked out; each figure when it is first asked for."""
+    """The fit of a configuration on its machine, without a verdict; each figure is computed when first asked for."""
 
     def __init__(self, job: Job, host: int) -> None:
-        """Of `job`, on nodes that have `host` bytes each for it."""
+        """The fit of `job` on nodes with `host` bytes each for it."""
         self._job, self._host = job, host
 
     @cached_property
@@ -64,78 +65,78 @@ class Fit:
 
     @cached_property
     def training(self) -> int:
-        """Bytes free on the fullest GPU beside a phase's peak and its error, in those in which vLLM has no part."""
+        """Free bytes beside the peak and its error, on the fullest GPU, over the phases in which vLLM has no part."""
         return min([each.room(serving=False) for each in self._sets])
 
     @cached_property
     def trains(self) -> bool:
-        """True if that is none below 0; known sooner than by how much."""
+        """True if the training phases fit; cheaper than `training`."""
         return all([each.trains for each in self._sets])
 
     @cached_property
     def training_at_most(self) -> int:
-        """A bound of `training` that is known sooner."""
+        """An upper bound of `training`; cheaper."""
         return min([each.free_at_most for each in self._sets])
 
     @cached_property
     def tensors(self) -> int:
-        """The most bytes of tensors on a GPU in those phases, which it has on any card."""
+        """The most bytes of tensors on a GPU in the training phases; the same on any card."""
         return max([known.allocated for each in self._sets for known in each.training], default=0)
 
     @cached_property
     def serving(self) -> int:
-        """As `training`, in the phases in which vLLM has a part."""
+        """Free bytes as in `training`, over the phases in which vLLM has a part."""
         return min([each.room(serving=True) for each in self._sets])
 
     @cached_property
     def short(self) -> int:
-        """Bytes that the host lacks."""
+        """Bytes of host memory that are lacking on a node."""
         return max(0, most(Hosts(self._job).phases()) - self._host)
 
     @cached_property
     def refused(self) -> bool:
-        """Whether vLLM does not start."""
+        """True if vLLM does not start."""
         return any([cache.refusal for cache in self._caches])
 
     @cached_property
     def crowded(self) -> bool:
-        """Whether it does not start for want of what others have taken."""
+        """True if vLLM does not start because others have taken the memory."""
         return any([cache.crowded for cache in self._caches])
 
     @cached_property
     def cache_tokens(self) -> int | None:
-        """What the KV cache holds, where vLLM serves."""
+        """Tokens that the KV cache holds, or None if vLLM does not serve."""
         return max([cache.tokens for cache in self._caches], default=0) or None
 
     @property
     def apart(self) -> bool:
-        """Whether vLLM takes nothing from those that train and score, as it sleeps meanwhile or is elsewhere."""
+        """True if vLLM takes no memory from training and scoring: it sleeps meanwhile, or has GPUs of its own."""
         s = self._job.s
         return bool(self._job.engine and s.rollout and (s.rollout.sleep or s.placement == "separate"))
 
     @property
     def slack(self) -> int:
-        """Bytes free in the fullest phase of all."""
+        """Free bytes in the fullest phase of all."""
         return min(self.training, self.serving)
 
     @property
     def fits(self) -> bool:
-        """Whether it runs with the probability that a verdict asks, and the host has room."""
+        """True if it runs with the probability that a verdict asks for, and the host has room."""
         return self.trains and self.serving >= 0 and not self.short and not self.refused
 
     @property
     def on_device(self) -> bool:
-        """Whether nothing on the GPUs speaks against it that would speak against all hungrier ones, too."""
+        """True if no GPU limit rules the configuration out that would rule out all hungrier ones too."""
         return self.trains and self.serves
 
     @property
     def serves(self) -> bool:
-        """Whether the phases fit in which vLLM has a part, and leave it the room that it wants at its start."""
+        """True if the phases of vLLM fit and leave it the room that it needs to start."""
         return self.serving >= 0 and not self.crowded
 
     @property
     def too_lean(self) -> bool:
-        """Whether vLLM does not start because its share of the card is too small."""
+        """True if vLLM does not start because its share of the card is too small."""
         return self.refused and not self.crowded
 
 
@@ -149,12 +150,12 @@ class Judged(NamedTuple):
 
     @property
     def cache_tokens(self) -> int | None:
-        """What the KV cache holds, where vLLM serves."""
+        """Tokens that the KV cache holds, or None if vLLM does not serve."""
         return max(g.cache_tokens for g in self.estimate.groups) or None
 
 
 class Found(NamedTuple):
-    """A configuration that fits, and where it lies."""
+    """A configuration that fits, and its place in a branch."""
 
     branch: int
     place: Place
@@ -163,29 +164,29 @@ class Found(NamedTuple):
 
     @property
     def slack(self) -> int:
-        """As in `Fit`."""
+        """Free bytes in the fullest phase of all, from `Fit`."""
         return self.fit.slack
 
     @property
     def rank(self) -> tuple[float, int]:
-        """By time, then by room."""
+        """The key that orders configurations: by time, then by room."""
         return self.seconds, -self.slack
 
     def before(self, other: Found | None) -> bool:
-        """True if it comes first by rank; room is asked for only where times are equal."""
+        """True if it comes first by rank; `slack` is computed only where times are equal."""
         if other is None or self.seconds != other.seconds:
             return other is None or self.seconds < other.seconds
         return self is not other and self.slack > other.slack
 
 
 def room(group: Group, phase: Phase) -> int:
-    """Bytes free beside a phase's peak and its error: below 0 where it does not fit."""
+    """Free bytes beside a phase's peak and its error: below 0 if it does not fit."""
     return verdict.room(phase.moment.sums, group.usable_bytes)
 
 
 @dataclass(repr=False)
 class Search:
-    """One search over `branches`, on nodes whose hosts have so much memory for the job."""
+    """One search over `branches`, on nodes with the host memory `host`."""
 
     branches: Sequence[Branch]
     catalog: Catalog
@@ -202,36 +203,36 @@ class Search:
 
     @cached_property
     def rated(self) -> bool:
-        """True where the rates are known from which times follow."""
+        """True if the rates are known that step times follow from."""
         return not self.branches or self.clock.unrated(self.branches[0].base) is None
 
     @property
     def size(self) -> int:
-        """How many configurations there are."""
+        """The number of configurations."""
         return sum([branch.size for branch in self.branches])
 
     @property
     def considered(self) -> int:
-        """The configurations whose memory was computed."""
+        """The number of configurations whose memory was computed."""
         return len(self._fits)
 
     def looked(self) -> Iterator[tuple[int, Place, Fit]]:
-        """Every place whose memory was computed, but those that the framework refuses."""
+        """Every place whose memory was computed, except those that the framework refuses."""
         for (b, place), known in self._fits.items():
             if known:
                 yield b, place, known
 
     def scenario(self, b: int, place: Place) -> Scenario | None:
-        """The scenario there, on no card; None where the framework refuses it."""
+        """The scenario at a place, on no card; None if the framework refuses it."""
         return self.branches[b].at(place)
 
     def job(self, b: int, place: Place) -> Job | None:
-        """The job there, on this card; None where the framework refuses it."""
+        """The job at a place, on this search's card; None if the framework refuses it."""
         roles = self.branches[b].roles(place)
         return Job(roles.s, self.clock.gpu, roles) if roles else None
 
     def fit(self, b: int, place: Place) -> Fit | None:
-        """How a place lies on the machine; None where the framework refuses it."""
+        """The fit of a place on the machine; None if the framework refuses it."""
         key = b, place
         if key not in self._fits:
             job = self.job(b, place)
@@ -242,7 +243,7 @@ class Search:
         return self._fits[key]
 
     def judged(self, b: int, place: Place) -> Judged | None:
-        """The memory of a place, line by line; None where the framework refuses it."""
+        """The memory of a place, line by line; None if the framework refuses it."""
         key = b, place
         if key not in self._judged:
             found, s = self.fit(b, place), self.scenario(b, place)
@@ -254,13 +255,13 @@ class Search:
         return self._judged[key]
 
     def chosen(self, found: Found) -> Judged:
-        """What was found, line by line."""
+        """A found configuration with its memory, line by line."""
         judged = self.judged(found.branch, found.place)
         assert judged
         return judged
 
     def found(self, b: int, place: Place) -> Found | None:
-        """What fits at a place, with its time; None where it does not."""
+        """The configuration at a place with its time, or None if it does not fit."""
         key = b, place
         if key not in self._found:
             s, known = self.scenario(b, place), self.fit(b, place)
@@ -272,9 +273,9 @@ class Search:
         return self._found[key]
 
     def trainer(self, b: int, place: Place, *, one_rank: bool = False) -> Hashable:
-        """What the memory of all that trains and scores follows from where vLLM is asleep or elsewhere.
+        """The key that decides the memory of training and scoring while vLLM sleeps or has GPUs of its own.
 
-        `one_rank`: as if each engine had one GPU, which needs no more.
+        `one_rank`: as if each engine had one GPU, which needs no more memory.
         """
         branch = self.branches[b]
         rollout = branch.base.rollout
@@ -282,9 +283,9 @@ class Search:
         return branch.kin, one_rank, place[: branch.turns], branch.micro(place)
 
     def bound(self, b: int, place: Place) -> float:
-        """No more than the step time of a place and of all behind it; 0 where the framework refuses it.
+        """A lower bound of the step time at a place and at all behind it; 0 if the framework refuses it.
 
-        Where no rate is known a step along a lean axis stands for time.
+        If no rate is known, steps along the lean axes stand for time.
         """
         key = b, place
         if key not in self._bounds:
@@ -309,9 +310,9 @@ class Search:
     # ---- the pruned search ----
 
     def best(self) -> Found | None:
-        """The simplest configuration that fits and is as fast as any within the error of times; None where none fits.
+        """The simplest configuration that fits and is as fast as any within the error of times; None if none fits.
 
-        Where GPUs are joined by PCIe alone, an engine of vLLM spans several only if one each would not do.
+        Where GPUs are joined by PCIe alone, a vLLM engine spans several only if engines of one GPU each would not do.
         """
         if self.leanest() is False:
             return None
@@ -325,15 +326,15 @@ class Search:
         return found
 
     def one_rank(self, found: Found) -> Effort | None:
-        """The effort of what was found with engines of one GPU each; None where they have."""
+        """The effort of a found configuration with engines of one GPU each; None if it has such already."""
         branch = self.branches[found.branch]
         asked = next(effort for effort, turn in efforts(branch) if turn == found.place[: branch.turns])
         return asked._replace(ranks=1) if asked.ranks > 1 else None
 
     def groups(self, *, sharing: bool = True) -> Groups:
-        """The first places of all lean lattices by the effort that they ask for, the simplest first.
+        """The first places of all lean lattices, grouped by effort, the simplest first.
 
-        Not `sharing`: without the branches that shard on one GPU, which shares with nobody.
+        `sharing=False` leaves out the branches that shard on one GPU, which shares with nobody.
         """
         found: Groups = {}
         for b, branch in [(b, branch) for b, branch in enumerate(self.branches) if sharing or not branch.alone]:
@@ -342,9 +343,9 @@ class Search:
         return dict(sorted(found.items()))
 
     def simplest(self, groups: Groups) -> Found | None:
-        """Of the groups' configurations the first that takes no longer than the fastest within the error of times.
+        """The first configuration of the groups that takes no longer than the fastest within the error of times.
 
-        Where no rate is known, the first of all.
+        If no rate is known, the first of all.
         """
         fastest = self.quickest(groups)
         if self.rated and fastest is None:
@@ -357,25 +358,25 @@ class Search:
         return fastest
 
     def quickest(self, groups: Groups) -> Found | None:
-        """The fastest of the groups' configurations; None where none fits, or no rate is known."""
+        """The fastest of the groups' configurations; None if none fits or no rate is known."""
         asked = dict.fromkeys(at for group in groups.values() for at in group)
         first = dict.fromkeys((b, (0,) * len(place)) for b, place in asked)
         return self.fastest(first, inf, asked.keys()) if self.rated else None
 
     def limit(self, fastest: Found | None) -> float:
-        """The seconds that nobody can tell from those of the fastest; any, where there are none."""
+        """The longest step time that cannot be told from that of the fastest, in seconds; infinite if there is none."""
         return fastest.seconds * (1 + TOLERANCE) if fastest and self.rated else inf
 
     def fastest(
         self, starts: Iterable[tuple[int, Place]], limit: float, asked: Set[tuple[int, Place]] | None = None
     ) -> Found | None:
-        """What comes first by rank in the lean lattices of `starts`, and takes no more seconds than `limit`.
+        """The first by rank in the lean lattices of `starts` that takes at most `limit` seconds.
 
-        With `asked`, in those of its places that are behind `starts`.
+        With `asked`, only lattices are searched that start at one of its places, reached from `starts`.
         """
         found: Found | None = None
         ticket = count()
-        # a bound, a place, and of how many of the last axes it is known where they begin to fit
+        # a bound, a ticket, a place, and for how many of the last axes it is known where they begin to fit
         heap: list[tuple[float, int, int, Place, int]] = []
         seen: set[tuple[int, Place, int]] = set()
 
@@ -395,7 +396,7 @@ class Search:
                 if (asked is not None and (b, place) not in asked) or self.too_much_for_the_host(b, place):
                     continue
             if turns + cut < axes:
-                # until something is found, down to the end: what is found early spares looking at what is slower
+                # until something is found, cut all axes: an early find spares looking at slower places
                 for n in range(cut, axes - turns if found is None else cut + 1):
                     cutting = self.cut(b, place, axes - 1 - n, limit)
                     if cutting is None:
@@ -413,21 +414,21 @@ class Search:
 
     @staticmethod
     def sooner(here: Found | None, found: Found | None, limit: float) -> tuple[Found | None, float]:
-        """Which of both comes first by rank, with the seconds that the next may take."""
+        """The one of both that comes first by rank, and the seconds that the next may take."""
         if here and here.seconds <= limit and here.before(found):
             found = here
         return found, found.seconds if found else limit
 
     def any(self) -> bool:
-        """Whether anything fits."""
+        """True if anything fits."""
         known = self.leanest()
         return self.best() is not None if known is None else known
 
     def leanest(self) -> bool | None:
-        """Whether anything fits, as the leanest places say; None where they leave it open.
+        """True if anything fits, judged by the leanest places alone; None if they leave it open.
 
-        Along the lean axes, what is hungrier fits on the device only where the leanest that starts does. Branches are
-        asked from the last, as shardings stand from those that shard nothing to those that shard all.
+        Along the lean axes, a hungrier place fits on the device only if the leanest with which vLLM starts does.
+        Branches are asked from the last, as they are ordered from shardings that shard nothing to those that shard all.
         """
         known: bool | None = False
         for b, branch in reversed([*enumerate(self.branches)]):
@@ -443,7 +444,7 @@ class Search:
         return known
 
     def starting(self, b: int, lean: Place) -> Fit | None:
-        """How the leanest place lies on the machine, or that with the smallest share with which vLLM starts."""
+        """The fit of the leanest place, or of the one with the smallest share with which vLLM starts."""
         branch = self.branches[b]
         found = self.fit(b, lean)
         axis = next((i for i, axis in enumerate(branch.axes) if axis.name == SHARE), None)
@@ -459,10 +460,10 @@ class Search:
         return self.fit(b, (*lean[:axis], max(first - 1, 0), *lean[axis + 1 :]))
 
     def cut(self, b: int, place: Place, axis: int, limit: float) -> Place | None:
-        """`place` with the hungriest value of a lean axis that fits with the others at their leanest; None: no value.
+        """`place` with the hungriest value of a lean axis that fits with the others at their leanest, or None.
 
-        Values count that take no more seconds than `limit`. The micro batch comes first: of it, other branches may know
-        already where it begins to fit.
+        Only values count that take at most `limit` seconds. The micro batch comes first, as other branches may already
+        know where it begins to fit.
         """
         branch = self.branches[b]
         lean = (*place[: branch.turns], *branch.leanest[branch.turns :])
@@ -485,18 +486,18 @@ class Search:
         return (*place[:axis], _first(fits, 0, last), *place[axis + 1 :])
 
     def behind(self, b: int, place: Place, axes: Iterable[int]) -> Iterator[Place]:
-        """One step along each of `axes`."""
+        """The places one step further along each of `axes`."""
         branch = self.branches[b]
         known = self._fits.get((b, place))
         for axis in axes:
-            # less than a share that is too small is too small as well
+            # a share smaller than one that is too small is too small as well
             if place[axis] < branch.leanest[axis] and not (
                 known and known.too_lean and branch.axes[axis].name == SHARE
             ):
                 yield (*place[:axis], place[axis] + 1, *place[axis + 1 :])
 
     def possible(self, b: int, place: Place) -> bool:
-        """Whether the device does not speak against a place and all that is hungrier."""
+        """True unless the device rules out a place and all that are hungrier."""
         trains = self._trains.get(self.trainer(b, place))
         if trains is False or self._trains.get(self.trainer(b, place, one_rank=True)) is False:
             return False
@@ -507,7 +508,7 @@ class Search:
         return found is None or found.on_device
 
     def too_much_for_the_host(self, b: int, place: Place) -> bool:
-        """Whether the host lacks memory whatever the lean axes say: at their first values it needs least."""
+        """True if the host lacks memory at every value of the lean axes; their first values need least."""
         turns = self.branches[b].turns
         first = (*place[:turns], *[0] * (len(place) - turns))
         if (b, first) not in self._hostless:
@@ -518,15 +519,15 @@ class Search:
             lacks = most(Hosts(job).phases()) - self.host.bytes if job else 0
             self._hostless[b, first] = lacks > 0
             if 0 < lacks <= self._least:
-                # those that lack least are looked at, one of them to be named where nothing fits
+                # places that lack least are looked at, so that one can be named if nothing fits
                 self._least = lacks
                 self.fit(b, self.branches[b].leanest)
         return self._hostless[b, first]
 
     def settled(self, b: int, place: Place) -> Found | None:
-        """The leanest place whose bound is that of `place`; `place` itself where that fits alone, or is faster.
+        """The leanest place with the same bound as `place`, or `place` itself if only that fits, or if it is faster.
 
-        It is where others leave vLLM less room for its cache than the bound has reckoned with.
+        It is faster where other roles leave vLLM less room for its cache than the bound assumes.
         """
         bound, lean = self.bound(b, place), place
         for axis in reversed(range(self.branches[b].turns, len(place))):
@@ -546,7 +547,7 @@ class Search:
                 break
         return found
 
-    # ---- what it must agree with ----
+    # ---- the full search, which tests compare `best` with ----
 
     def every(self) -> Iterator[Found]:
         """Every configuration that fits; `best` is one of them."""
@@ -557,7 +558,7 @@ class Search:
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The first of `low` to `high` for which `holds`, given that it does for `high` and for all after one."""
+    """The first of `low` to `high` for which `holds`, given that it holds for `high` and stays true once it is."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):

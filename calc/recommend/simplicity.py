@@ -1,4 +1,4 @@
-"""Which of two configurations is simpler: what somebody would run first where their times do not tell them apart."""
+"""The simpler of two configurations: the one that somebody would run first if their times cannot be told apart."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 from calc.recommend.space import OFFLOADS, TURNS, Branch
 from calc.scenario import Scenario
 
-# From what every loop can run to what takes most care. FSDP 2 saves and loads each parameter by its name, and takes
-# frozen ones beside trained ones in any order, where FSDP 1 has flat parameters; it replaces it in PyTorch.
+# From what every loop can run to what takes most care. FSDP 2, which replaces FSDP 1 in PyTorch, saves and loads each
+# parameter by its name and takes frozen ones beside trained ones in any order, where FSDP 1 has flat parameters.
 SHARDING = ("none", "ddp", "zero1", "zero2", "fsdp2", "zero3", "fsdp1")
 
 
 class Effort(NamedTuple):
-    """What a configuration asks of those who run it; less is simpler, the first difference decides.
+    """The effort that a configuration asks of those who run it; less is simpler, and the first difference decides.
 
-    `offloaded` settings, the degree of `recomputation`, the place of its `sharding` among all, vLLM on GPUs `apart`,
-    the `ranks` of one engine.
+    The number of `offloaded` settings, the degree of `recomputation`, the rank of its `sharding` in SHARDING, whether
+    vLLM has GPUs `apart`, and the `ranks` of one engine.
     """
 
     offloaded: int
@@ -39,7 +39,7 @@ def efforts(branch: Branch) -> Iterator[tuple[Effort, tuple[int, ...]]]:
 
 
 def effort(base: Scenario, changes: dict[str, Any]) -> Effort:
-    """That of `base` with some settings changed."""
+    """The effort of `base` with some settings changed."""
     offloads = dict(zip(OFFLOADS, (base.offload.optimizer, base.offload.parameters), strict=True))
     moved = offloads | {name: value for name, value in changes.items() if name.endswith(OFFLOADS)}
     checkpointing = changes.get("checkpointing", base.checkpointing)

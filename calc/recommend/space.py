@@ -1,14 +1,14 @@
-"""The configurations of a job that a framework may run: what a user left open, spelled out.
+"""The configurations of a job that a framework may run: the settings that a user left open, spelled out.
 
-What changes what the model learns is no axis but a rung: full fine-tuning with AdamW, the same with states of 8 bits,
-with weights of 16 bits alone, LoRA, QLoRA. Time decides within a rung, never between two. Below each rung stand those
-on which GPUs share a sequence: they exchange what one computes alone, and are asked only where nothing fits without.
+A setting that changes what the model learns is no axis but a rung: full fine-tuning with AdamW, with 8-bit AdamW, with
+weights of 16 bits alone, LoRA, QLoRA. Time decides within a rung, never between two. Each rung is followed by the same
+with GPUs that share a sequence: they pay for communication, and are asked only if nothing fits without.
 
-Within a rung a *branch* holds everything on which other defaults depend, sharding, placement and who generates, with
+Within a rung a *branch* holds everything on which other defaults depend (sharding, placement and who generates), with
 one tensor parallelism of vLLM, and with or without accumulation of gradients. A branch is a lattice of *axes*. Along
-each, a step takes longer and longer; along the last ones, the lean axes, memory falls as well, which for the others
-holds most often, yet not always: an offloaded optimizer needs a buffer for the gradient that travels. All else stays
-as given, or as the framework has it.
+each, a step takes longer and longer. Along the last ones, the lean axes, memory falls as well; along the others it
+usually falls, yet not always: an offloaded optimizer needs a buffer for the gradient that travels. All else stays as
+given, or at the framework's default.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Fields = Mapping[str, Any]
 RUNGS: tuple[Fields, ...] = (
     {"method": "full", "optimizer": "adamw"},
     {"method": "full", "optimizer": "adamw-8bit"},
-    {"method": "full", "optimizer": "adamw", "precision": "bf16"},  # where that is not what is meant anyway
+    {"method": "full", "optimizer": "adamw", "precision": "bf16"},  # unless that is the default anyway
     {"method": "lora", "optimizer": "adamw"},
-    {"method": "qlora", "double_quantization": True, "optimizer": "adamw"},  # which costs nothing
+    {"method": "qlora", "double_quantization": True, "optimizer": "adamw"},  # double quantisation costs nothing
 )
-DEGREES = (2, 4, 8)  # over how many GPUs of a node a sequence is shared
-# What serves a model that nobody trains: its own weights, then four bits of each.
+DEGREES = (2, 4, 8)  # GPUs of a node that share a sequence
+# The rungs of a model that is served and not trained: its own weights, then 4-bit ones.
 SERVED: tuple[Fields, ...] = ({"method": "full", "optimizer": "none"}, {"method": "qlora", "optimizer": "none"})
-ALONE = ("none", "zero2", "zero3", "fsdp1", "fsdp2")  # what differs on one GPU
+ALONE = ("none", "zero2", "zero3", "fsdp1", "fsdp2")  # the shardings that differ on one GPU
 RANKS = (1, 2, 4, 8, 16)  # of one engine of vLLM
-# What vLLM may take of a card, in steps of a tenth; more than nine tenths leave no room for the context.
+# Shares of a card that vLLM may take, in steps of a tenth; more than nine tenths leave no room for the CUDA context.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-# Where a framework names no batch: that of OpenRLHF's trainers, the only one that is the same for all tasks
+# The global batch where a framework names none: OpenRLHF's, the only default that is the same for all tasks
 # (`train.batch_size` 128, openrlhf/cli/train_sft.py:167 of 0.11.0).
 GLOBAL_BATCH = 128
 LARGEST_MICRO_BATCH = 64
@@ -62,9 +62,9 @@ LEANS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-# What costs neither memory nor time nor exactness beside its alternatives, for plain PyTorch, which takes any: the
-# fused loss (Liger's, Apple's) never writes logits out, log-probabilities row by row need one row's temporaries, and a
-# fused step has none.
+# Settings that, compared with their alternatives, cost neither memory nor time nor exactness, for plain PyTorch, which
+# takes any: the fused loss (Liger's, Apple's) never writes logits out, log-probabilities row by row need one row's
+# temporaries, and a fused step has none.
 FREE: Mapping[str, tuple[Any, ...]] = {
     "loss": ("full", "chunked", "fused"),
     "logprob": ("log-softmax-fp32", "logsumexp", "selective"),
@@ -78,7 +78,7 @@ FROZEN = "offload.parameters of the frozen roles"
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A setting with its values, each a change of fields, from hungry to lean."""
+    """A setting with its values, each of them a change of fields, from hungry to lean."""
 
     name: str
     values: tuple[Fields, ...]
@@ -88,9 +88,10 @@ class Axis:
 class Branch:
     """A lattice of configurations: `base` with one value of each axis, `turns` axes first, then the lean ones.
 
-    Branches of the same `kin` differ in vLLM's tensor parallelism alone. `base` has no card: a search on another one
-    finds what was made for the first. `training` is what trainers of one kin need, by turns, micro batch and sleep.
-    With `alone` it shards on one GPU, which shares with nobody: for what it can move to the host, or keeps in 16 bits.
+    Branches of the same `kin` differ in vLLM's tensor parallelism alone. `base` has no card, so that a search on
+    another card finds what was made for the first. `training` caches what the trainers of one kin need, by turns, micro
+    batch and sleep. `alone` marks a branch that shards on one GPU, which shares with nobody: it is there for what it
+    can offload, or keeps in 16 bits.
     """
 
     base: Scenario
@@ -103,17 +104,17 @@ class Branch:
 
     @property
     def size(self) -> int:
-        """How many configurations it has."""
+        """The number of configurations."""
         return prod([len(axis.values) for axis in self.axes])
 
     @property
     def leanest(self) -> tuple[int, ...]:
-        """Where every axis has its last value."""
+        """The place where every axis has its last value."""
         return tuple([len(axis.values) - 1 for axis in self.axes])
 
     @property
     def shares(self) -> int:
-        """How many shares of the card vLLM may have; 0 where that is not open."""
+        """The number of shares of the card that vLLM may have; 0 if the share is not open."""
         return sum([len(axis.values) for axis in self.axes if axis.name == SHARE])
 
     def micro(self, place: tuple[int, ...]) -> int:
@@ -121,12 +122,12 @@ class Branch:
         return int(self.axes[-1].values[place[-1]]["micro_batch"])
 
     def at(self, place: tuple[int, ...]) -> Scenario | None:
-        """The scenario with the values at `place`; None where the framework refuses them together."""
+        """The scenario with the values at `place`; None if the framework refuses them together."""
         roles = self.roles(place)
         return roles.s if roles else None
 
     def roles(self, place: tuple[int, ...]) -> Roles | None:
-        """The roles of the scenario there."""
+        """The roles of the scenario at `place`; None if the framework refuses it."""
         if place not in self._made:
             self._made[place] = self._make(place)
         return self._made[place]
@@ -143,15 +144,15 @@ class Branch:
         return Roles(s, self.training.setdefault(what, Memo()))
 
     def places(self) -> Iterator[tuple[int, ...]]:
-        """All its places, the fastest first."""
+        """All places of the branch, the fastest first."""
         return product(*[range(len(axis.values)) for axis in self.axes])
 
 
 def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
-    """The fields that every configuration of a job shares: those given, and its batches.
+    """The fields that every configuration of a job shares: the given ones, and its batches.
 
     Configurations are compared at one global batch: the given one, else the framework's for its own defaults. Raises
-    ScenarioError where the job cannot be run at all.
+    ScenarioError if the job cannot be run at all.
     """
     fields = {name: value for name, value in job.items() if value is not None}
     old = "gpu" in fields and catalog.gpu(fields["gpu"]).lacks_bf16
@@ -182,7 +183,7 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
 
 
 def _parsed(fields: Fields, catalog: Catalog, where: str) -> Scenario:
-    """The job with the framework's defaults, but for a sharding or a micro batch that cannot go with the rest."""
+    """The job with the framework's defaults, except a sharding or micro batch that cannot go with the rest."""
     fields = {**_one_rank(fields), **next(rungs(fields), {}), **fields}
     shardings: list[Fields] = [{"sharding": name} for name in SHARDINGS if "sharding" not in fields]
     micro: list[Fields] = [{"micro_batch": 1}] if "micro_batch" not in fields else []
@@ -191,18 +192,18 @@ def _parsed(fields: Fields, catalog: Catalog, where: str) -> Scenario:
             return parse({**fields, **one, **other}, where=where, catalog=catalog)
         except ScenarioError:
             continue
-    return parse(fields, where=where, catalog=catalog)  # which says what is wrong
+    return parse(fields, where=where, catalog=catalog)  # raises the error that says what is wrong
 
 
 def _one_rank(fields: Fields) -> dict[str, Any]:
-    """Engines of vLLM on one GPU each, which any number of GPUs can have; `_by_ranks` tries the others."""
+    """A tensor parallelism of 1 for vLLM, possible on any number of GPUs; `_by_ranks` tries the others."""
     return {"rollout.tensor_parallel": 1} if fields.get("task") in RL else {}
 
 
 def whole_rollout(fields: Fields) -> int | None:
-    """Prompts of a rollout that all GPUs share evenly, as near to the framework's own number as can be.
+    """The number of prompts in a rollout that all GPUs share evenly, as near to the framework's own number as can be.
 
-    None where they are given, or where the framework's own number is such a one.
+    None if the number is given, or the framework's own is shared evenly already.
     """
     if fields.get("task") not in RL or "rollout.batch" in fields or fields.get("placement") == "separate":
         return None
@@ -213,14 +214,14 @@ def whole_rollout(fields: Fields) -> int | None:
 
 
 def own(fields: Fields) -> Fields:
-    """What the framework of a job would do by itself."""
+    """The framework's defaults for a job."""
     name, _, version = str(fields.get("framework", "torch")).partition("==")
     module = framework(name)
     return module.defaults(fields["task"], module.nearest(version) if version else module.KNOWN[-1], fields)
 
 
 def rungs(job: Fields) -> Iterator[Fields]:
-    """The rungs that are open: those that contradict nothing that is given, adapters only where there may be some."""
+    """The rungs that contradict nothing that is given, and have adapters if any field of adapters is given."""
     if job.get("task") == "inference":
         yield from [rung for rung in SERVED if all(job.get(name, value) == value for name, value in rung.items())]
         return
@@ -237,7 +238,7 @@ def rungs(job: Fields) -> Iterator[Fields]:
 
 
 def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
-    """`rung` with sequences over 2, 4, 8 GPUs, one at a time: more of them would fit one GPU each."""
+    """`rung` with each sequence on 2, 4 or 8 GPUs, one at a time: if more fitted, one would fit a single GPU."""
     own, gpus = _choices_of(job), int(job.get("gpus", 1))
     cut = own.shared and own.cuts(job, rung)
     if not cut or job.get("micro_batch", 1) != 1 or any(f in job for f in TOGETHER):
@@ -249,7 +250,7 @@ def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
 
 @dataclass(frozen=True)
 class Question:
-    """A rung of a job: equal whatever the card, and whatever a catalog holds beside the job's models."""
+    """A rung of a job as a cache key: the same for every card and whatever models the catalog has beside the job's."""
 
     words: str
     architectures: tuple[Architecture, ...]
@@ -259,7 +260,7 @@ class Question:
 
 
 def branches(fields: Fields, rung: Fields, catalog: Catalog) -> tuple[Branch, ...]:
-    """Every branch of a rung that the framework accepts, the same for every card; `fields` as `seed` gives them."""
+    """Every branch of a rung that the framework accepts, the same for every card; `fields` come from `seed`."""
     named = [each for place, each in flatten(fields).items() if place == "model" or place.endswith(".model")]
     words = json.dumps([{**fields, "gpu": ""}, rung], sort_keys=True)
     architectures = tuple([catalog.model(name).architecture for name in named])
@@ -280,7 +281,7 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
         try:
             base = on_card(parse({"micro_batch": 1, **_one_rank(given), **given}, catalog=catalog), "")
         except ScenarioError as error:
-            # who generates decides on sharding, too; else a framework that refuses a value refuses it everywhere
+            # the shardings allowed depend on who generates; any other value that is refused once is refused everywhere
             place = str(error).split(": ")[1]
             if place in BARRED and place in choice:
                 refused.append({name: choice[name] for name in (place, "rollout.engine") if name in choice})
@@ -318,7 +319,7 @@ def _choices_of(job: Fields) -> Choices:
 
 
 def _as_published(given: Fields) -> dict[str, Any]:
-    """Weights that stay frozen in the 16 bits in which they were published, where the framework would make them 32."""
+    """The 16-bit precision of the published checkpoint for frozen weights that the framework would load in fp32."""
     frozen, own = given["method"] in ("lora", "qlora") and given.get("optimizer") != "none", _choices_of(given)
     if not own.precision or not frozen or given.get("sharding") in DEEPSPEED:
         return {}
@@ -326,7 +327,7 @@ def _as_published(given: Fields) -> dict[str, Any]:
 
 
 def _choices(given: Fields) -> Iterator[dict[str, Any]]:
-    """Every combination of what the branches of a job differ in, but for vLLM's tensor parallelism."""
+    """Every combination of the settings in which the branches of a job differ, except vLLM's tensor parallelism."""
     gpus = int(given.get("gpus", 1))
     options: dict[str, tuple[Any, ...]] = {"sharding": SHARDINGS if gpus > 1 else ALONE}
     if given["task"] in RL:
@@ -342,7 +343,7 @@ def _choices(given: Fields) -> Iterator[dict[str, Any]]:
 
 
 def _placements(given: Fields, gpus: int) -> Iterator[dict[str, Any]]:
-    """All roles on all GPUs; or vLLM on a half or a quarter, the rest with the actor, or with a half for the critic."""
+    """All roles on all GPUs; or vLLM on a half or a quarter, the rest for the actor, or half of it for the critic."""
     if "placement" in given or any(name.endswith(".gpus") for name in given):
         yield {}
         return
@@ -359,7 +360,7 @@ def _placements(given: Fields, gpus: int) -> Iterator[dict[str, Any]]:
 
 
 def _by_ranks(base: Scenario, given: Fields) -> Iterator[Scenario]:
-    """`base` with each number of ranks that an engine of vLLM may have; itself where none serves or it is given."""
+    """`base` with each tensor parallelism that vLLM may have; `base` itself if vLLM does not serve or it is given."""
     if not base.rollout or base.rollout.engine != "vllm" or "rollout.tensor_parallel" in given:
         yield base
         return
@@ -371,7 +372,7 @@ def _by_ranks(base: Scenario, given: Fields) -> Iterator[Scenario]:
 
 
 def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
-    """Settings that may cost memory: of each that is open the values that the framework accepts."""
+    """Settings that may cost memory: for each open one the values that the framework accepts."""
     # PyTorch's CPU offload of FSDP takes weights, gradients and states along; verl moves each by itself
     together = (
         base.sharding in FSDP
@@ -390,7 +391,7 @@ def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
 
 
 def _leans(base: Scenario, given: Fields) -> Iterator[Axis]:
-    """Settings of vLLM that are open; none where it does not serve. An engine sleeps where others need its GPUs."""
+    """The open settings of vLLM; none if it does not serve. An engine sleeps only where others need its GPUs."""
     if not base.rollout or base.rollout.engine != "vllm":
         return
     for name, values in LEANS.items():
@@ -399,7 +400,7 @@ def _leans(base: Scenario, given: Fields) -> Iterator[Axis]:
 
 
 def _accepted(base: Scenario, name: str, values: list[dict[str, Any]]) -> Iterator[Axis]:
-    """The axis with those values that the framework accepts; none where that is but one, which `base` has."""
+    """The axis with the values that the framework accepts; none if that is only the one that `base` has."""
     allowed = []
     for value in values:
         try:
@@ -414,8 +415,8 @@ def _accepted(base: Scenario, name: str, values: list[dict[str, Any]]) -> Iterat
 def _micro_batches(base: Scenario, given: Fields) -> Iterator[Axis]:
     """Powers of two that divide a GPU's share of the global batch, the largest first.
 
-    The whole share stands alone: without accumulation gradients need not outlive a micro batch, so that it may need
-    less memory than its half.
+    The whole share is an axis of its own: without accumulation gradients need not outlive a micro batch, so that it may
+    need less memory than half of it.
     """
     if "micro_batch" in given:
         yield Axis("micro_batch", ({"micro_batch": base.micro_batch},))

@@ -18,7 +18,7 @@ RANKED = "machines are ranked by their usable memory in all, then by the number 
 
 
 def as_dict(r: Recommendation, tried: Smallest | None = None) -> dict[str, Any]:
-    """The answer, ready for JSON: as the page on the command line describes it."""
+    """The answer, ready for JSON, in the form that the command-line page describes."""
     return {
         "recommended": _configuration(r.recommended) if r.recommended else None,
         "alternatives": [_configuration(c) for c in r.alternatives],
@@ -38,7 +38,7 @@ def _configuration(c: Configuration) -> dict[str, Any]:
 
 
 def _memory(judged: Judged) -> dict[str, Any]:
-    """The scenario, and its estimate in short: that of the GPUs with least room."""
+    """The scenario with a summary of its estimate, taken from the GPU group with least room."""
     e = judged.estimate
     group = deciding(e)
     return {
@@ -81,7 +81,7 @@ def _speed(t: Throughput | None) -> dict[str, Any] | None:
 
 
 def text(r: Recommendation, catalog: Catalog, tried: Smallest | None = None) -> str:
-    """The answer for a terminal; it ends with a newline."""
+    """The answer as text for a terminal; it ends with a newline."""
     return "\n".join([*_lines(r, catalog, tried)]).rstrip() + "\n"
 
 
@@ -165,7 +165,7 @@ def _pace(t: Throughput | None) -> Iterator[str]:
 
 
 def _settings(judged: Judged, catalog: Catalog) -> str:
-    """What is to be set, in a line."""
+    """The settings to be made, in one line."""
     s = judged.scenario
     offloaded = [name for name, on in (("optimizer", s.offload.optimizer), ("weights", s.offload.parameters)) if on]
     frozen = [name for name in s.roles if (own := s.role(name)) and own.offload.parameters and not s.offload.parameters]

@@ -1,4 +1,4 @@
-"""What else could be: other methods, fewer GPUs, longer sequences, more margin; and what each setting saves."""
+"""Alternatives: other methods, fewer GPUs, longer sequences, more margin; and what each setting saves."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from calc.recommend.space import OFFLOADS, Branch, Fields
 from calc.scenario import Scenario
 from calc.units import gib
 
-# More margin is at least this share of the card, beside the peak and its error.
+# The share of the card that an alternative with more margin leaves free beside the peak and its error.
 MARGIN = 0.10
-# A smaller machine is sensible while the job takes no more than so many times the GPU hours on it.
+# A smaller machine is sensible while the job takes at most this many times the GPU hours on it.
 SENSIBLE = 1.5
-LONGER = (8, 4, 2)  # times the sequences that were asked for
-STEPS = 8  # towards more margin
+LONGER = (8, 4, 2)  # times the length that was asked for
+STEPS = 8  # places looked at for more margin
 
 
 def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
-    """The best of each other method, where the method is open."""
+    """The best configuration of each other method, if the method is open."""
     had = {chosen["method"]}
     for rung in problem.rungs:
         if rung["method"] in had:
@@ -40,7 +40,7 @@ def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
 
 
 def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> Iterator[Configuration]:
-    """Where the optimizer is offloaded: the same method with an optimizer that is small enough to stay, if faster."""
+    """If the optimizer is offloaded: the same method with one small enough to stay on the GPU, if that is faster."""
     best = configured(search, search.chosen(found))
     for rung in problem.rungs[problem.rungs.index(chosen) + 1 :] if best.scenario.offload.optimizer else ():
         if rung["method"] != chosen["method"] or (rung["optimizer"], rung.get("precision")) == (
@@ -59,8 +59,8 @@ def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> I
 def trades(problem: Problem, rung: Fields, search: Search, found: Found) -> Iterator[Configuration]:
     """Configurations that trade something: fewer GPUs or a smaller card, longer sequences, more margin.
 
-    They keep what the recommended one shards and places, so that they differ in little. The fewest GPUs of all stand
-    last, where they take too long to be sensible.
+    They keep the sharding and placement of the recommended one, so that they differ in little. The one on the fewest
+    GPUs comes last if it takes too long to be sensible.
     """
     fewer, least = _fewer(problem, rung, search, found)
     cheaper = fewer or (None if least else _smaller(problem, rung, search, found))
@@ -73,7 +73,7 @@ def trades(problem: Problem, rung: Fields, search: Search, found: Found) -> Iter
 
 
 def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
-    """The branch of `s`, as far as it is not given."""
+    """The settings that define the branch of `s`, without those that are given."""
     kept: dict[str, Any] = {"sharding": s.sharding}
     if s.rollout:
         kept |= {"placement": s.placement, "rollout.engine": s.rollout.engine}
@@ -85,10 +85,10 @@ def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
 
 
 def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
-    """The same job on the card with the least usable memory of those with less, the vendor the same.
+    """The same job on a smaller card of the same vendor: the one with the least usable memory on which it fits.
 
-    A card on which the leanest place of the recommended branch would not fit is not tried: what that needs of a card
-    without vLLM does not follow from the card.
+    A card is not tried if the leanest place of the recommended branch would not fit on it: without vLLM, the memory
+    that place needs does not depend on the card.
     """
     s, catalog = search.chosen(found).scenario, problem.catalog
     card = catalog.gpu(s.gpu)
@@ -109,7 +109,7 @@ def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
 def _fewer(
     problem: Problem, rung: Fields, search: Search, found: Found
 ) -> tuple[Configuration | None, Configuration | None]:
-    """The same job on the fewest GPUs that are sensible, halving their number; and on fewer still, if some hold it."""
+    """The same job on the fewest GPUs that are sensible, halving their number; and on even fewer, if it fits there."""
     s = search.chosen(found).scenario
     if s.placement == "separate" or any(name.endswith(".gpus") for name in problem.job):
         return None, None
@@ -139,7 +139,7 @@ def _hours(c: Configuration) -> float:
 
 
 def _counted(problem: Problem, s: Scenario, gpus: int) -> dict[str, Any]:
-    """What changes with the number of GPUs: one shards with nobody, an engine spans no more than there are."""
+    """The settings that change with the number of GPUs: one shards with nobody, an engine spans at most all."""
     changes: dict[str, Any] = {"gpus": gpus, "gpus_per_node": min(gpus, s.gpus_per_node)}
     if gpus == 1 and problem.fields.get("sharding") == "ddp":
         changes["sharding"] = "none"
@@ -149,7 +149,7 @@ def _counted(problem: Problem, s: Scenario, gpus: int) -> dict[str, Any]:
 
 
 def _longer(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
-    """The longest sequences, doubling them, that the model has positions for."""
+    """The longest sequences for which the model has positions and that fit, in doublings of the given length."""
     s = search.chosen(found).scenario
     if "expected_len" in problem.job:
         return None
@@ -198,7 +198,7 @@ def _roomier(search: Search, found: Found) -> Configuration | None:
 
 
 def advice(search: Search, found: Found) -> Iterator[str]:
-    """What each setting of the recommended configuration saves, or would save, by switching it alone."""
+    """The memory that each setting of the recommended configuration saves, or would save, when it alone is switched."""
     branch: Branch = search.branches[found.branch]
     best = search.chosen(found)
     for axis, index in enumerate(found.place[:-1]):
@@ -221,7 +221,7 @@ def advice(search: Search, found: Found) -> Iterator[str]:
 
 
 def _saved(hungry: Judged, lean: Judged) -> tuple[str, int]:
-    """The phase in which the hungry one peaks, and what the lean one saves there."""
+    """The phase in which the hungry one peaks, and the bytes that the lean one saves there."""
     group = max(hungry.estimate.groups, key=lambda g: g.peak.moment.device_bytes / g.usable_bytes)
     peak: Phase = group.peak
     phases = [p for g in lean.estimate.groups if g.name == group.name for p in g.phases]

@@ -20,13 +20,13 @@ __all__ = ["Term", "Throughput", "Unrated", "node_of", "throughput"]
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """How long a step takes and where the time goes.
+    """The time of a step and its terms.
 
     `step_seconds` is one optimizer step: forward, backward and update for `global_batch` sequences (pairs, for rm and
     dpo). For RL it is one whole iteration over `rollout.batch` × `rollout.n` responses: generation, scoring, and as
     many optimizer steps as they make. Data loading, evaluation, checkpoints and the first steps' warm-up are left out.
-    `tokens_per_second` counts the tokens of all sequences of that step, prompts included, over the whole job.
-    `terms` add up to `step_seconds`; one below zero is time that others hide. `bound_by` names the largest.
+    `tokens_per_second` counts the tokens of all sequences of that step, prompts included, over the whole job. `terms`
+    add up to `step_seconds`; a term below zero is time hidden behind other terms. `bound_by` names the largest.
     """
 
     step_seconds: float
@@ -35,7 +35,7 @@ class Throughput:
     terms: tuple[Term, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """As the contract's section 4 spells it."""
+        """The fields as the contract's section 4 spells them."""
         return {
             "step_seconds": self.step_seconds,
             "tokens_per_second": self.tokens_per_second,
@@ -47,10 +47,10 @@ class Throughput:
 def throughput(s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | None = None) -> Throughput:
     """The step time of `s` on `gpu`, joined as in `node` (None: by the card's own link).
 
-    Sequences count with their mean length, `expected_len`, which is the cap where nothing else is said; for RL it is
-    divided between prompt and response as their caps are. `cache_tokens` are those of the KV cache as an estimate has
-    them; left out, they are counted as if the rollout had its card alone. Raises Unrated, one line, where the catalog
-    lacks a rate that the job needs, and where vLLM would not start.
+    Sequences count with their mean length, `expected_len`, by default the cap; for RL it is divided between prompt and
+    response as their caps are. `cache_tokens` is the size of the KV cache that an estimate found; without it, the cache
+    is sized as if the rollout had its card alone. Raises Unrated, one line, if the catalog lacks a rate that the job
+    needs, or if vLLM would not start.
     """
     r = rated(gpu, node, s.gpus_per_node, s.precision)
     if s.rollout:
@@ -65,7 +65,7 @@ def throughput(s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | Non
 
 
 def supervised(s: Scenario, r: Rates) -> list[Term]:
-    """The terms of a task that trains one model on given sequences; dpo's reference scores them within its forward."""
+    """The terms of a task that trains one model on given sequences; for dpo, the reference's forward is added."""
     rows = s.rows
     if s.max_tokens_per_gpu:  # dynamic batches are balanced
         rows = -(-s.sequences // (s.data_parallel * s.accumulation))
@@ -80,8 +80,8 @@ def supervised(s: Scenario, r: Rates) -> list[Term]:
 def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list[Term]:
     """The terms of an RL iteration, stage by stage.
 
-    Stages follow each other. Where roles have GPUs of their own, those that score do so at once, as do those that
-    train: the group that takes longest counts.
+    Stages follow each other. Where roles have GPUs of their own, all that score run at once, as do all that train: the
+    GPU group that takes longest counts.
     """
     keeps = s.keeps
     terms: list[Term] = []
@@ -108,9 +108,9 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list
 
 
 def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> list[Term]:
-    """A role's pass over all responses: its update, or its forward alone."""
+    """The terms of a role's pass over all responses: its update, or its forward alone."""
     own, known = s.role(name) or s, keeps.role(name)
-    if known.leaves:  # what a framework itself moves to the host between phases is on the GPU in its own
+    if known.leaves:  # what the framework moves to the host between phases is on the GPU during the role's own phase
         own = replace(own, offload=Offload(False, False))
     rows = known.rows if trained else known.scoring_rows
     mine = max(1, _responses(s) // own.data_parallel)
@@ -127,7 +127,7 @@ def _responses(s: Scenario) -> int:
 
 
 def _cache(s: Scenario, keeps: Keeps, gpu: GPU, tokens: int | None) -> tuple[int, int]:
-    """Tokens of the KV cache of one engine, and the most sequences at once."""
+    """The tokens that the KV cache of one engine holds, and the most sequences at once."""
     engine = serving(s, keeps, gpu)
     assert engine
     cache = engine.cache(0)
@@ -138,9 +138,9 @@ def _cache(s: Scenario, keeps: Keeps, gpu: GPU, tokens: int | None) -> tuple[int
 
 
 def node_of(s: Scenario, catalog: Catalog) -> Node | None:
-    """The node that the job's GPUs stand in: of those built with the card and large enough, the one with slowest links.
+    """The node that the job's GPUs are in: the one with the slowest links that is built with the card and large enough.
 
-    A scenario does not name its node; None where the catalog knows none.
+    A scenario does not name its node; None if the catalog knows none.
     """
     found = [node for node in catalog.nodes.values() if s.gpu in node.gpu_ids]
     fitting = [node for node in found if node.gpus >= s.gpus_per_node] or found

@@ -1,4 +1,4 @@
-"""How fast a GPU, its node and their links are at the kinds of work that a step is made of.
+"""The speed that a GPU, its node and their links reach at each kind of work in a step.
 
 Catalog rates are peaks; the shares of them that kernels reach come from published measurements, named beside each, or
 from this project's own, by a function of `calc.timing`.
@@ -94,13 +94,12 @@ CPU_CORES = Constant(
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What one GPU of a job reaches, in operations and bytes a second.
+    """The rates that one GPU of a job reaches, in operations or bytes a second.
 
-    `matrix`, `fp32` and `flash` are operations of large multiplications, in 16 bits and in 32, and of FlashAttention,
-    `grouped` those of multiplications whose rows are grouped by expert. `memory` is bytes of the card's own memory,
-    `eager` those that element-wise kernels of eager code get through, `bus` those of a collective within a node (bus
-    bandwidth, as NCCL's tests define it), `network` of one GPU's share of the network, `pcie` of a copy from or to
-    host memory.
+    `matrix`, `fp32` and `flash` are operations of large multiplications in 16 bits and in fp32, and of FlashAttention;
+    `grouped` of multiplications whose rows are grouped by expert. `memory` is bytes of the card's own memory, `eager`
+    bytes that element-wise kernels of eager code get through, `bus` bytes of a collective within a node (bus bandwidth,
+    as NCCL's tests define it), `network` of one GPU's share of the network, `pcie` of a copy from or to host memory.
     """
 
     matrix: float
@@ -117,7 +116,7 @@ class Rates:
     def link(self, ranks: int) -> float:
         """Bus bandwidth of a collective over `ranks` GPUs: the slower of the links within and between nodes.
 
-        Between nodes NCCL's rings leave by every GPU's share of the network at once.
+        Between nodes NCCL's rings use every GPU's share of the network at once.
         """
         return self.bus if ranks <= self.per_node else min(self.bus, self.network * self.per_node)
 
@@ -126,8 +125,8 @@ class Rates:
 def rated(gpu: GPU, node: Node | None, per_node: int, precision: str) -> Rates:
     """The rates of `gpu` in `node`, with `per_node` GPUs of the job in each node.
 
-    Raises Unrated where the catalog lacks the card's arithmetic rate or memory bandwidth, and for fp32, whose rate it
-    does not have. Without a node the link is the card's own, NVLink or PCIe.
+    Raises Unrated if the catalog lacks the card's arithmetic rate or memory bandwidth, and for fp32, whose rate it does
+    not have. Without a node the link is the card's own, NVLink or PCIe.
     """
     peak = gpu.bf16_tflops or gpu.fp16_tflops
     if peak is None or gpu.bandwidth_gbs is None:
@@ -154,7 +153,7 @@ def rated(gpu: GPU, node: Node | None, per_node: int, precision: str) -> Rates:
 
 
 def _bus(gpu: GPU, node: Node | None, slot: float) -> float:
-    """Bus bandwidth within a node, GB/s: measured, or the share that links reach."""
+    """Bus bandwidth within a node, GB/s: as measured, or the link's bandwidth times the share that rings reach."""
     if node and node.measured_gbs:
         return node.measured_gbs
     theory = node.intra_gbs if node and node.intra_gbs else (gpu.nvlink_gbs or 0) / 2 or slot

@@ -1,6 +1,6 @@
-"""Generation: prompts by arithmetic, tokens by memory bandwidth, with as many sequences at once as the cache holds.
+"""Generation: prompts bound by arithmetic, tokens by memory bandwidth, as many sequences at once as the KV cache holds.
 
-And what surrounds it: new weights for the engine, and what leaves the card for host memory while others use it.
+Also the work around it: new weights for the engine, and swaps of weights and states to host memory and back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DECODED = 14  # kernels of a layer: two norms, four products, the cache's two, a
 
 
 def prefill(tokens: float, length: float, c: work.Counts, shards: int, r: Rates) -> list[Term]:
-    """A forward over the prompts of one engine; only the last position of each meets the head, which is left out."""
+    """A forward over the prompts of one engine. The head, which only the last position needs, is left out."""
     body = c._replace(head=0)
     return [
         work.matrix(tokens, body, work.NO_ADAPTERS, work.Passes(), shards, r.matrix),
@@ -45,11 +45,11 @@ def decode(
     rate: float,
     host: float,
 ) -> Term:
-    """Token by token: each step reads the weights once and the cache of every sequence that it advances.
+    """Token by token: each step reads the weights once and the KV cache of every sequence that it advances.
 
-    `sequences` of one engine, c at once, take S·R/c steps, and at the end the longest response goes on alone, X - R
-    steps more. K is what a cache holds halfway through a response. `host` seconds of each step go by before the GPU
-    has work.
+    The `sequences` S of one engine, c at a time, take S·R/c steps; at the end the longest response goes on alone, X - R
+    steps more. K is the context of a sequence halfway through its response. In each step the GPU waits `host` seconds
+    (t) for work.
     """
     values = {"S": sequences, "R": response, "X": longest, "c": at_once, "W": weights, "K": context, "b": b, "B": rate,
               "t": host}  # fmt: skip
@@ -59,7 +59,7 @@ def decode(
 
 
 def read(arch: Architecture, at_once: float, tensor_parallel: int) -> float:
-    """Bytes of weights that a step reads on one rank: routed experts only where a token is sent to them."""
+    """Bytes of weights that a decoding step reads on one rank; routed experts count only if a token is sent to them."""
     whole = sum([share.elements * share.layers for share in kv_cache.shares(arch, tensor_parallel)])
     if not arch.experts:
         return 2.0 * whole
@@ -69,7 +69,7 @@ def read(arch: Architecture, at_once: float, tensor_parallel: int) -> float:
 
 
 def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]:
-    """vLLM generates: engines of `rollout.tensor_parallel` GPUs share the prompts out."""
+    """Generation by vLLM: engines of `rollout.tensor_parallel` GPUs share the prompts."""
     assert s.rollout
     arch, tp = (s.role("actor") or s).architecture, s.rollout.tensor_parallel
     sequences = s.rollout.batch * s.rollout.n * tp / s.rollout.gpus
@@ -100,9 +100,10 @@ def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]
 
 
 def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]:
-    """Transformers generates, `stage.rows` sequences after another, eagerly and launched kernel by kernel.
+    """Generation by Transformers, `stage.rows` sequences at a time, eagerly and launched kernel by kernel.
 
-    Under ZeRO-3 and FSDP each token gathers all weights once more, and fetches its shard where that is on the host.
+    Under ZeRO-3 and FSDP each token gathers all weights once more, and fetches this rank's shard first if it is on the
+    host.
     """
     own = s.role(stage.role) or s
     arch, ranks = own.architecture, own.data_parallel
@@ -141,12 +142,12 @@ def lengths(s: Scenario) -> tuple[float, float]:
 
 
 def longest(s: Scenario) -> float:
-    """Tokens of the longest response of an iteration: its cap, which one of hundreds is taken to reach."""
+    """Tokens of the longest response of an iteration: the cap, which one of hundreds is assumed to reach."""
     return float(s.response_len)
 
 
 def synced(s: Scenario, r: Rates, role: str) -> Iterator[Term]:
-    """The engine gets a trained role's weights: every engine receives all of them once."""
+    """The weights of a trained role go to the engine: every engine receives all of them once."""
     own = s.role(role) or s
     count = parameters(own.architecture)
     ranks = s.gpus if s.placement == "separate" else own.gpus
@@ -157,7 +158,7 @@ def synced(s: Scenario, r: Rates, role: str) -> Iterator[Term]:
 
 
 def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
-    """What leaves for host memory while others work and comes back: roles' weights and states, the engine's weights."""
+    """Copies to host memory and back while others work: roles' weights and optimizer states, the engine's weights."""
     assert s.rollout
     for role in keeps.roles:
         own = s.role(role.name) or s

@@ -1,4 +1,4 @@
-"""What a step time is made of: named terms, each with its formula and the values that were put in."""
+"""The terms that a step time is made of, each with its formula and the values put in."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class Unrated(ValueError):
-    """No rate is known for something that a job needs; its text is one line that says for what."""
+    """Raised if no rate is known for something that a job needs; the text is one line that names it."""
 
 
 class Constant(float):
     """A number that no formula gives: what it is, and where it comes from.
 
-    `status`: `published`, read off somebody's measurement; `measured`, a rate that this project saw; `calibrated` on
-    steps of records, which then judge nothing; or `assumed`.
+    `status`: `published`, read off somebody's measurement; `measured`, a rate that this project saw; `calibrated`,
+    fitted to steps of records, which are then not used to judge accuracy; or `assumed`.
     """
 
     def __new__(cls, value: float, what: str, status: str, source: str) -> Constant:
@@ -34,9 +34,9 @@ class Constant(float):
 class Term(NamedTuple):
     """A part of the step's time.
 
-    `seconds` is what `formula` gives with `values` put in: bytes, floating-point operations, rates in bytes or
-    operations a second. `source` is the anchor of the method page that derives it. A term below zero is time that
-    another one hides.
+    `seconds` is the value of `formula` with `values` put in: bytes, floating-point operations, rates in bytes or
+    operations a second. `source` is the anchor on the method page that derives the formula. A term below zero is time
+    hidden behind another term.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What crosses links: collectives by stage, and what offloading moves over PCIe; and the optimizer's own bytes."""
+"""Traffic over links: collectives by ZeRO stage, offload over PCIe; and the bytes of the optimizer step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from calc.throughput.terms import Term
 
 
 def collective(name: str, elements: float, b: float, times: float, ranks: int, bus: float) -> Term:
-    """A ring's all-gather or reduce-scatter over `ranks` GPUs, `times` in a step; an all-reduce is both, hence twice.
+    """A ring's all-gather or reduce-scatter over `ranks` GPUs, `times` in a step; an all-reduce counts as two.
 
     Every rank receives what the others have, (N - 1)/N of the whole.
     """
@@ -22,25 +22,25 @@ def hidden(moved: float, share: float, computed: float) -> Term:
 
 
 def stepped(elements: float, per_element: float, ranks: int, bandwidth: float) -> Term:
-    """The optimizer on the GPU: its bytes are read and written once."""
+    """The optimizer step on the GPU: its bytes are read and written once."""
     values = {"P": elements, "o": per_element, "N": ranks, "B": bandwidth}
     return Term("optimizer", elements * per_element / (ranks * bandwidth), "P·o/(N·B)", values, "throughput#optimizer")
 
 
 def stepped_on_host(elements: float, per_element: float, ranks: int, on_node: int, rate: float) -> Term:
-    """CPU Adam: the ranks of a node share its memory bandwidth."""
+    """CPU Adam's step: the ranks of a node share its memory bandwidth."""
     values = {"P": elements, "o": per_element, "N": ranks, "g": on_node, "R": rate}
     return Term("optimizer", elements * per_element * on_node / (ranks * rate), "P·o·g/(N·R)", values,
                 "throughput#optimizer")  # fmt: skip
 
 
 def copied(elements: float, per_element: float, ranks: int, pcie: float) -> Term:
-    """Shards of gradients and parameters between GPU and host."""
+    """Copies of gradient and parameter shards between GPU and host."""
     values = {"P": elements, "b": per_element, "N": ranks, "B": pcie}
     return Term("offload", elements * per_element / (ranks * pcie), "b·P/(N·B)", values, "throughput#offload")
 
 
 def bubble(stages: int, micro: int, busy: float) -> Term:
-    """A pipeline's ramps: stages wait while the first micro-batch comes down and the last goes up."""
+    """The pipeline bubble: stages idle while the first micro batch comes down and the last goes up."""
     values = {"p": stages, "m": micro, "G": busy}
     return Term("bubble", busy * (stages - 1) / micro, "G·(p - 1)/m", values, "throughput#pipeline")

@@ -1,4 +1,4 @@
-"""The time of one model's update, or of a forward without gradient, on the GPUs that hold it."""
+"""The time of one model's update, or of a forward without gradients, on the GPUs that hold it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, CPU_CORES, Rates
 from calc.throughput.terms import Constant, Term
 
-# Bytes that a logit is read and written with, forward and backward, counted in the code of each path: a copy to fp32
-# (6), log-softmax (8), its backward (12), the cast back (6) and the head's own reads (4); a fused kernel writes a
-# gradient over the logits; chunks are as the full loss, without the copies of all logits.
+# Bytes read and written for each logit, forward and backward, counted in the code of each path: a copy to fp32 (6),
+# log-softmax (8), its backward (12), the cast back (6) and the head's own reads (4); a fused kernel writes a gradient
+# over the logits; chunks cost what the full loss does, without the copies of all logits.
 PER_LOGIT = {"full": 44.0, "chunked": 36.0, "fused": 12.0}
 SCORED = 18.0  # log-probabilities without gradient: cast, log-softmax, gather
 GATHERS = {"zero3", "fsdp1", "fsdp2"}
@@ -29,20 +29,20 @@ OVERLAP = {
     "zero1": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
     "zero2": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
 }
-# Numbers that a step reads and writes for each parameter beside states in 8 bits: gradient, weight, and two moments for
+# Numbers that a step reads and writes for each parameter, 8-bit states apart: gradient, weight, and two moments for
 # Adam. Fused kernels pass once; foreach and single tensors once for each operation (torch optim/adamw.py: weight decay
-# 2, the moments 3 and 5, square root 2, two divisions 4, the update 4). Clipping the norm reads the gradient, reads and
-# writes it.
+# 2, the moments 3 and 5, square root 2, two divisions 4, the update 4). Clipping by the norm reads the gradient, then
+# reads and writes it.
 FUSED = {"adamw": 7, "lion": 5, "sgd-momentum": 5, "adafactor": 7, "sgd": 3, "none": 0}
 FOREACH = {"adamw": 20, "lion": 12, "sgd-momentum": 8, "adafactor": 14, "sgd": 5, "none": 0}
 CLIPPED = 3
-EIGHT_BIT = 4.0  # bytes of two moments of a byte each, read and written, beside weight and gradient in bitsandbytes
-# DeepSpeed's flat partitions: bf16 gradients made fp32, their norm, unscaled, FusedAdam, weights back in bf16
+EIGHT_BIT = 4.0  # bytes: bitsandbytes' two moments of a byte each, read and written; weight and gradient come on top
+# DeepSpeed's flat partitions, in order: cast bf16 gradients to fp32, norm, unscale, FusedAdam, cast weights to bf16
 FLAT = 6 + 4 + 8 + 28 + 6
 
 
 class Load(NamedTuple):
-    """What one GPU runs: `micro` forwards of `rows` sequences of `length` tokens, and `steps` optimizer steps."""
+    """The work of one GPU: `micro` forwards of `rows` sequences of `length` tokens, and `steps` optimizer steps."""
 
     rows: int
     length: float
@@ -51,14 +51,14 @@ class Load(NamedTuple):
 
     @property
     def tokens(self) -> float:
-        """Tokens of one GPU."""
+        """The tokens that one GPU processes."""
         return self.rows * self.length * self.micro
 
 
 def passes(s: Scenario, trained: bool) -> work.Passes:
-    """How a step runs through the model: LoRA needs gradients of inputs, not of the frozen weights.
+    """The passes of a step through the model: LoRA needs gradients of inputs, not of the frozen weights.
 
-    Unless those are parts of a flat parameter that holds adapters, too (`lora.units: layer`).
+    Frozen weights in one flat parameter with adapters (`lora.units: layer`) get gradients all the same.
     """
     if not trained:
         return work.Passes()
@@ -66,17 +66,17 @@ def passes(s: Scenario, trained: bool) -> work.Passes:
 
 
 def reentrant(s: Scenario) -> bool:
-    """True where checkpointing is PyTorch's reentrant kind, as the framework keeps it."""
+    """True if checkpointing is PyTorch's reentrant kind, as the framework's plan says."""
     return any(role.reentrant for role in s.keeps.roles)
 
 
 def wrapped(s: Scenario) -> bool:
-    """True where each forward runs under an autocast of its own, whatever the type of the weights."""
+    """True if each forward runs under an autocast of its own, whatever the type of the weights."""
     return any(role.wrapped for role in s.keeps.roles)
 
 
 def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tuple[work.Passes, work.Passes]:
-    """The passes of matrix work and of attention, of which selective checkpointing computes a part again."""
+    """The passes of matrix work and of attention: selective checkpointing recomputes only a part of each."""
     if s.checkpointing != "selective" or not p.again:
         return p, p
     adapter = None
@@ -87,7 +87,7 @@ def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tup
 
 
 def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = True) -> Iterator[Term]:
-    """The terms of a model's update, or of its forward alone where it is not trained; `s` is as its role sees it."""
+    """The terms of a model's update, or of its forward alone if it is not trained; `s` is the scenario of its role."""
     trained = trained and s.optimizer != "none"
     c, p = work.counts(s.architecture, head), passes(s, trained)
     a = work.adapters(s.architecture, s.lora.rank, s.lora.modules) if trained and s.lora else work.NO_ADAPTERS
@@ -118,8 +118,8 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     computed.append(work.starts(work.operations(work.KERNELS, layers, c, a, p), load.micro))
     elements = parameters(s.architecture, head=head) + a.elements
     changed = a.elements if s.lora else elements
-    given = c.layers + a.elements if s.lora and s.lora.units == "layer" else changed  # what has a gradient
-    if s.shards > 1 and s.sharding != "ddp":  # whose buckets are reduced once a step
+    given = c.layers + a.elements if s.lora and s.lora.units == "layer" else changed  # elements with a gradient
+    if s.shards > 1 and s.sharding != "ddp":  # DDP's buckets are reduced once a step
         computed.append(repacked(s, r, load, elements / n, given / n, p))
     busy = sum([t.seconds for t in computed])
     dispatched = work.operations(work.REENTRANT if reentrant(s) else work.DISPATCHED, layers, c, a, p)
@@ -138,17 +138,17 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     if trained:
         yield from stepping(s, r, load, changed / n)
     if s.offload.parameters and s.sharding in GATHERS:
-        # of a frozen model as of a trained one: for every pass of every micro-batch
+        # for frozen models too: every pass of every micro batch copies the weights up
         up = traffic.copied(elements / n, 2 * load.micro * (1 + p.inputs), s.shards, r.pcie)
         yield up._replace(name="parameters")
 
 
 def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p: work.Passes) -> Iterator[Term]:
-    """The collectives of ranks that share what is sharded, by stage: in 16 bits, in fp32 under autocast.
+    """The collectives of sharding, by ZeRO stage: in 16 bits, or in fp32 under autocast.
 
-    Stage 3 and FSDP gather all weights, frozen or not, for forward and for backward of every micro-batch, whatever its
-    length; a layer that is computed again for its backward stays gathered (DeepSpeed's `max_reuse_distance`). Stages of
-    a pipeline gather and reduce once a step; under `no_sync` FSDP reduces as often.
+    Stage 3 and FSDP gather all weights, frozen or not, for forward and for backward of every micro batch, whatever its
+    length; a layer recomputed for its backward stays gathered (DeepSpeed's `max_reuse_distance`). Stages of a pipeline
+    gather and reduce once a step; under `no_sync` FSDP also reduces once a step.
     """
     ranks = s.shards
     if ranks == 1:
@@ -174,7 +174,7 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
 
 
 def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Term:
-    """What is copied on the GPU beside collectives, each time that they run.
+    """Copies on the GPU into and out of the buffers of collectives, each time these run.
 
     FSDP2 copies every gather out of its buffer and gradients into theirs, which casts them
     (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). FSDP1 gathers in place, but joins gradients, casts and
@@ -194,9 +194,9 @@ def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float,
 
 
 def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
-    """The collectives of ranks that share a sequence, which hide behind nothing.
+    """The collectives of GPUs that share a sequence, which are not hidden behind computation.
 
-    Two all-reduces a layer and pass for tensors, keys and values passed on for context.
+    Tensor parallelism takes two all-reduces a layer and pass; context parallelism passes keys and values on.
     """
     arch, rows = s.architecture, p.forward + p.again + p.inputs
     if s.tensor_parallel > 1:
@@ -208,21 +208,21 @@ def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
 
 
 def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term]:
-    """The optimizer, where its states are, and what offloading them moves."""
+    """The optimizer step, on the GPU or on the host, and the copies that offload needs."""
     ranks = 1 if s.sharding in ("none", "ddp") else s.shards
     if s.offload.optimizer:
         on_node = min(s.gpus_per_node, s.shards)
         wide = 2 if s.precision == "bf16" and not s.sharding.startswith("zero") else 4
         rate = CPU_ADAM * min(1, on_node / CPU_CORES) if framework(s.framework).one_thread(s) else CPU_ADAM
         yield traffic.stepped_on_host(changed * load.steps, FUSED["adamw"] * wide, ranks, on_node, rate)
-        # gradients of every micro-batch come down, new weights go up
+        # gradients of every micro batch come down, new weights go up
         yield traffic.copied(changed, 2 * load.micro + 2 * load.steps, ranks, r.pcie)
     else:
         yield traffic.stepped(changed * load.steps, optimizer_bytes(s), ranks, r.memory)
 
 
 def optimizer_bytes(s: Scenario) -> float:
-    """Bytes that the card's optimizer reads and writes for each trained parameter."""
+    """Bytes that the optimizer on the GPU reads and writes for each trained parameter."""
     b = 2 if s.precision == "bf16" else 4
     if s.optimizer.endswith("8bit"):
         return 3 * b + EIGHT_BIT + CLIPPED * b

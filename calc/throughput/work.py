@@ -1,7 +1,7 @@
-"""What one GPU computes: matrix work, attention, element-wise kernels, the loss, and launching all of it.
+"""The work of one GPU: matrix products, attention, element-wise kernels, the loss, and launching all of it.
 
 Counted from Transformers' eager code as `calc.memory.activations` reads it. Every function gives the time of one GPU
-for one optimizer step, of which it sees T tokens in n micro-batches.
+for one optimizer step, in which the GPU processes T tokens in m micro batches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from calc.throughput.terms import Constant, Term
 
 
 class Bytes(NamedTuple):
-    """What eager kernels read and write beside multiplications, in bf16, for each element of its kind."""
+    """Bytes that eager kernels read and write outside multiplications, in bf16, for each element of that kind."""
 
     norm: int
     residual: int
@@ -25,7 +25,7 @@ class Bytes(NamedTuple):
 
 
 class Operations(NamedTuple):
-    """How many operations a layer takes, each norm that it has beside its two, and each adapter."""
+    """The number of operations of a layer, of each norm beyond its two, and of each adapter."""
 
     layer: int
     norm: int
@@ -41,18 +41,19 @@ class Operations(NamedTuple):
 # outputs 10, adds up 2, scatters again 2. Gradients of gate and up, which are one product, are joined 8.
 FORWARD = Bytes(norm=36, residual=6, rope=20, gated=10, routed=14, joined=0)
 BACKWARD = Bytes(norm=92, residual=15, rope=32, gated=18, routed=28, joined=8)
-# The same count, of kernels and of all that the host dispatches, views too: forward, again, backward. Checkpointing
-# calls a hook of Python three times for each tensor that a layer keeps, which counts as an operation each. The
-# reentrant one, Transformers' own before 5 (its pull request 43203), runs a layer again without hooks.
+# Counted in the same way: kernels, and all operations that the host dispatches, views too, in forward, recomputation
+# and backward. Checkpointing calls a Python hook three times for each tensor that a layer keeps, and each call counts
+# as an operation. Reentrant checkpointing, Transformers' own before 5 (its pull request 43203), runs a layer again
+# without hooks.
 KERNELS = Operations(38, 8, 6), Operations(36, 8, 6), Operations(71, 16, 7)
 DISPATCHED = Operations(77, 9, 12), Operations(131 + 3 * 38, 19 + 3 * 6, 14 + 3 * 3), Operations(142, 20, 17)
 REENTRANT = DISPATCHED[0], DISPATCHED[0], DISPATCHED[2]
-# LoRA, by bytes of its type, for each element that goes in and that comes out (PEFT tuners/lora/layer.py), forward and
-# backward. In fp32 the input is cast, and the output scaled, added to the layer's own and cast back; gradients of the
-# inputs are added up. Dropout reads, writes, and keeps a mask.
+# LoRA's bytes for each input and each output element, forward and backward, by the bytes of its type (PEFT
+# tuners/lora/layer.py). In fp32 the input is cast, and the output scaled, added to the layer's own and cast back;
+# gradients of the inputs are added up. Dropout reads, writes, and keeps a mask.
 ADAPTED = {2: ((0, 10), (6, 4)), 4: ((6, 24), (12, 20))}
 DROPPED = {2: 5, 4: 9}
-# Eager attention, for each query, key and head: scores written, scaled, masked, softmax in fp32, cast, read.
+# Bytes of eager attention for each query, key and head: scores written, scaled, masked, softmax in fp32, cast, read.
 SCORES = 2 + 4 + 4 + 8 + 6 + 2
 LAUNCH = Constant(
     11.6e-6, "seconds of the host for each operation that it dispatches, Python and autograd included", "calibrated",
@@ -71,14 +72,14 @@ HOOK = Constant(
 
 
 class Counts(NamedTuple):
-    """Sizes of a model that decide its arithmetic, of one token.
+    """The sizes of a model that decide its arithmetic, for one token.
 
-    `layers`: elements of the matrices that a token is multiplied with in all layers, `routed` those of them that are an
-    expert's; `experts`: those of all experts; `grouped`: bytes that a token's products with its experts read and write.
-    `head`: elements of its output.
-    `attention`: what a query and a key of all heads multiply, QKᵀ and PV together, over the layers that see all keys;
-    `windowed` over those with a sliding window of `window`. `elementwise`: bytes of the forward's other kernels, and
-    `backward` of backward's. `modules`: those with weights, in all layers. `norms`: of a layer's queries and keys.
+    `layers`: elements of the matrices that a token is multiplied with in all layers, of which `routed` belong to
+    experts; `experts`: elements of all experts; `grouped`: bytes that a token's products with its experts read and
+    write. `head`: elements of the output head. `attention`: elements that a query and a key of all heads multiply, QKᵀ
+    and PV together, over the layers that see all keys; `windowed` over those with a sliding window of `window`.
+    `elementwise`: bytes of the forward's other kernels, and `backward` of backward's. `modules`: modules with weights,
+    in all layers. `norms`: norms of queries and keys in a layer.
     """
 
     layers: int
@@ -139,7 +140,7 @@ def counts(arch: Architecture, head: Head) -> Counts:
 
 
 class Adapters(NamedTuple):
-    """LoRA beside a model's linears: elements of all, widths of their inputs and outputs, and how many there are."""
+    """LoRA adapters: elements of all, widths of the inputs and outputs of their linears, and the number of linears."""
 
     elements: int
     inputs: int
@@ -152,7 +153,7 @@ NO_ADAPTERS = Adapters(0, 0, 0, 0)
 
 @lru_cache(maxsize=4096)
 def adapters(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> Adapters:
-    """The adapters of rank `rank` on `targets`, `all-linear` or last names of modules, over all layers."""
+    """The adapters of rank `rank` on `targets` (`all-linear`, or the last part of module names), over all layers."""
     found = [0, 0, 0]
     for index, layers in layer_kinds(arch):
         for linear in linears(arch, index):
@@ -164,7 +165,7 @@ def adapters(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> A
 
 
 class Passes(NamedTuple):
-    """How often a step runs through a model: forwards, recomputations, and what backward multiplies with.
+    """The passes of a step through a model: forwards, recomputations, and backward's multiplications.
 
     `inputs` and `weights` are backward's products for the gradients of inputs and of weights. Checkpointing runs the
     layers' forward again, but not the head's.
@@ -187,14 +188,14 @@ class Passes(NamedTuple):
 
     @property
     def adapters(self) -> float:
-        """Multiplications with an adapter, which is always trained where there is a backward."""
+        """Multiplications with an adapter, which is always trained if there is a backward."""
         return self.forward + self.again + 2 * self.inputs
 
 
 def matrix(
     tokens: float, c: Counts, a: Adapters, p: Passes, shards: int, rate: float, adapted: float | None = None
 ) -> Term:
-    """Matrix multiplications: two operations for each token, element and pass; those of adapters at their own rate."""
+    """Matrix multiplications: two operations for each token, element and pass; adapters have a rate of their own."""
     own = adapted or rate
     values = {"T": tokens, "M": c.layers - c.routed, "n_M": p.layers, "H": c.head, "n_H": p.head, "A": a.elements,
               "n_A": p.adapters, "N": shards, "F": rate, "f": own}  # fmt: skip
@@ -204,7 +205,7 @@ def matrix(
 
 
 def experts(tokens: float, micro: int, c: Counts, p: Passes, shards: int, rate: float, bandwidth: float) -> Term:
-    """The products of routed experts: grouped ones, which wait for their rows and for the weights of all experts."""
+    """The grouped products of routed experts: they wait for their rows and for the weights of all experts."""
     values = {"T": tokens, "E": c.routed, "F": rate, "o": c.grouped, "m": micro, "W": 2 * c.experts, "n": p.layers,
               "N": shards, "B": bandwidth}  # fmt: skip
     moved = tokens * c.grouped + micro * 2 * c.experts
@@ -213,14 +214,14 @@ def experts(tokens: float, micro: int, c: Counts, p: Passes, shards: int, rate: 
 
 
 def keys(length: float, window: float) -> float:
-    """Keys that a causal query sees, the mean over a sequence."""
+    """The mean number of keys that a causal query sees over a sequence."""
     return length / 2 if not window or length <= window else window - window * window / (2 * length)
 
 
 def attention(tokens: float, length: float, c: Counts, p: Passes, causal: bool, shards: int, rate: float) -> Term:
-    """Scores and their product with the values: two operations for each of the keys that a query sees.
+    """QKᵀ and PV: two operations for each of the keys that a query sees.
 
-    Backward multiplies five times where forward does twice. Without a kernel for it every key is computed, seen or not.
+    Backward multiplies five times where forward does twice. Without a fused kernel every key is computed, seen or not.
     """
     full = keys(length, 0) if causal else length
     near = keys(length, c.window) if causal else length
@@ -234,7 +235,7 @@ def attention(tokens: float, length: float, c: Counts, p: Passes, causal: bool, 
 def elementwise(
     tokens: float, c: Counts, a: Adapters, p: Passes, shards: int, bandwidth: float, b: int = 2, dropout: bool = False
 ) -> Term:
-    """Norms, RoPE, activations, residuals and what adapters of `b` bytes add: bytes through the card's memory."""
+    """Norms, RoPE, activations, residuals, and what adapters of `b` bytes add: bytes through the card's memory."""
     drop = DROPPED[b] * a.inputs if dropout else 0
     forward, back = (drop + taken * a.inputs + given * a.outputs for taken, given in ADAPTED[b])
     values = {"T": tokens, "e": c.elementwise + forward, "n": p.forward + p.again, "g": c.backward + back,
@@ -245,13 +246,13 @@ def elementwise(
 
 
 def vocabulary(tokens: float, vocab: int, per_logit: float, shards: int, bandwidth: float) -> Term:
-    """The loss, or log-probabilities: bytes that each logit is read and written with."""
+    """The loss, or log-probabilities: the bytes read and written for each logit."""
     values = {"T": tokens, "V": vocab, "l": per_logit, "N": shards, "B": bandwidth}
     return Term("loss", tokens * vocab * per_logit / (shards * bandwidth), "T·V·l/(N·B)", values, "throughput#loss")
 
 
 def dequantised(elements: float, micro: int, p: Passes, bandwidth: float, *, in_fp32: bool = False) -> Term:
-    """4-bit weights, made bf16 for each pass of each micro-batch: half a byte read, two written.
+    """4-bit weights, made bf16 for each pass of each micro batch: half a byte read, two written.
 
     `in_fp32`: they become fp32 first, four bytes that are written and read.
     """
@@ -261,7 +262,7 @@ def dequantised(elements: float, micro: int, p: Passes, bandwidth: float, *, in_
 
 
 def scores(tokens: float, length: float, heads: int, p: Passes, shards: int, bandwidth: float) -> Term:
-    """Eager attention's matrix of scores, of `heads` in all layers, through the card's memory."""
+    """The score matrix of eager attention, over the `heads` of all layers, through the card's memory."""
     passes = p.forward + p.again + 2 * p.inputs  # backward reads what was kept, and a gradient for each
     values = {"T": tokens, "S": length, "H": heads, "s": SCORES, "n": passes, "N": shards, "B": bandwidth}
     seconds = tokens * length * heads * SCORES * passes / (shards * bandwidth)
@@ -269,34 +270,34 @@ def scores(tokens: float, length: float, heads: int, p: Passes, shards: int, ban
 
 
 def modules(c: Counts, a: Adapters) -> int:
-    """Modules with parameters of their own, which ZeRO-3 fetches one by one: an adapter is two."""
+    """Modules with parameters of their own, which ZeRO-3 fetches one by one: an adapter has two."""
     return c.modules + 2 * a.linears
 
 
 def cast(elements: float, micro: int, p: Passes, bandwidth: float) -> Term:
-    """Under autocast fp32 weights become bf16 in every forward of every micro-batch: four bytes read, two written."""
+    """fp32 weights become bf16 under autocast, in every forward of every micro batch: four bytes read, two written."""
     passes = p.forward + p.again
     values = {"m": micro, "M": elements, "n": passes, "B": bandwidth}
     return Term("casts", 6 * micro * elements * passes / bandwidth, "6·m·M·n/B", values, "throughput#matrix")
 
 
 def operations(of: tuple[Operations, Operations, Operations], layers: int, c: Counts, a: Adapters, p: Passes) -> float:
-    """Operations in the layers for one micro-batch: `KERNELS`, or all that are `DISPATCHED`."""
+    """Operations in the layers for one micro batch: `KERNELS`, or all that are `DISPATCHED`."""
     times = (p.forward, p.again, p.inputs)
     each = [o.layer * layers + o.norm * c.norms * layers + o.adapter * a.linears for o in of]
     return sum([n * k for n, k in zip(times, each, strict=True)])
 
 
 def starts(kernels: float, micro: int) -> Term:
-    """What kernels take beyond their bytes and their arithmetic, one after the other."""
+    """Start-up time of kernels, beyond their bytes and their arithmetic, one after the other."""
     values = {"m": micro, "k": kernels, "t": START}
     return Term("kernel starts", micro * kernels * START, "m·k·t", values, "throughput#launch")
 
 
 def launched(dispatched: float, micro: int, p: Passes, hooked: int, busy: float) -> Term:
-    """What the GPU waits for the host, where it is done sooner than the host can dispatch one operation after another.
+    """Time that the GPU waits for the host, if the host dispatches operations more slowly than the GPU computes them.
 
-    `hooked` modules stop for a hook in every pass, ZeRO-3's.
+    Under ZeRO-3, `hooked` modules stop for a hook in every pass.
     """
     stops = p.forward + p.again + p.inputs
     values = {"m": micro, "k": dispatched, "t": LAUNCH, "M": hooked, "s": stops, "h": HOOK, "G": busy}

@@ -27,8 +27,8 @@ from .progress import Clock, Progress
 from .record import Results, edge_record, record, writable
 
 PROBE_SECONDS = 300.0
-AT_LEAST_SECONDS, TIMES_EXPECTED = 120.0, 4  # how long a case may take before it counts as hung
-OTHERS = 2 * GiB  # more than a CUDA context
+AT_LEAST_SECONDS, TIMES_EXPECTED = 120.0, 4  # the time after which a case counts as hung
+OTHERS = 2 * GiB  # more than a CUDA context: other processes hold memory
 SPARES, PROBES_AHEAD = 4, 2  # processes made ready at most, and for the next probes of an edge
 
 
@@ -37,7 +37,7 @@ class OutOfTime(Exception):
 
 
 class Run:
-    """One suite, from where its file stands to its end or to the end of the time given."""
+    """One suite, from where its file stands to its end, or to the end of the time given."""
 
     def __init__(self, plan: Plan, cases: Sequence[Case], results: Results, pool: Pool, show: Progress) -> None:
         self.plan, self.cases, self.results, self.pool, self.show = plan, cases, results, pool, show
@@ -90,7 +90,7 @@ class Run:
         return result
 
     def search(self, case: Case) -> dict[str, Any]:
-        """The record of an edge. Each probe is a case with a record of its own, so a search goes on where it stood."""
+        """The record of an edge. Each probe is a case with a record of its own, so an interrupted search resumes."""
         name, edge = self.results.name(case), case.edge
         assert edge is not None
         if name in self.results.records:
@@ -117,7 +117,7 @@ class Run:
 
 
 class _NoEdge(Exception):
-    """A probe neither ran nor ran out of memory."""
+    """A probe that neither ran nor ran out of memory."""
 
 
 def _words(found: Mapping[str, Any]) -> str:
@@ -137,7 +137,7 @@ def _words(found: Mapping[str, Any]) -> str:
 
 
 def probe(pool: Pool, python: str) -> Machine:
-    """The machine at hand, from a small job run on it."""
+    """The machine at hand, as a small job run on it found it."""
     try:
         result = pool.run({"kind": "probe"}, {}, PROBE_SECONDS)
     except OSError as error:
@@ -173,7 +173,7 @@ def _main(options: argparse.Namespace) -> int:
         results.forget_failed()
     with Pool(options.python) as pool:
         machine = probe(pool, options.python)
-        # a process that imports takes a core, and the one that is measured must not wait for it
+        # a process that imports takes a core, and the one being measured must not wait for a core
         pool.ahead = min(SPARES, (machine.cores or 1) // 4) if machine.cuda else 0
         writable(options.out, machine.cuda)
         plan = Plan(catalog, machine, machine.gpu(catalog, options.gpu))

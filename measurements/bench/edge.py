@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-TOLERANCE = 0.02  # of the size found: closer than this the search goes no further
+TOLERANCE = 0.02  # share of the size found; the search stops once the gap is smaller
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`runs`: the largest size seen to run, 0 if none; `fails`: the smallest seen to fail, None if none."""
+    """The edge: `runs` is the largest size seen to run, 0 if none; `fails` the smallest seen to fail, None if none."""
 
     runs: int
     fails: int | None

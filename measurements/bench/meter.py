@@ -1,4 +1,4 @@
-"""Reads the allocator phase by phase; on a device without CUDA every figure is null."""
+"""Allocator figures, phase by phase; on a device without CUDA every figure is null."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# torch.cuda.memory_stats, by the names that records use
+# keys of torch.cuda.memory_stats, by the names that records use
 PEAKS = {
     "active_bytes": "active_bytes.all.peak",
     "requested_bytes": "requested_bytes.all.peak",
@@ -20,7 +20,7 @@ COUNTS = {"retries": "num_alloc_retries", "ooms": "num_ooms", "device_allocation
 
 
 class Meter:
-    """The peaks of each phase of a job, over all its steps, and what the whole device shows."""
+    """The peaks of each phase of a job, over all its steps, and the use of the whole device."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -30,7 +30,7 @@ class Meter:
         self.at_start = self.free()
 
     def free(self) -> int | None:
-        """What cudaMemGetInfo calls free; the first call makes the CUDA context."""
+        """The bytes that cudaMemGetInfo calls free; the first call makes the CUDA context."""
         return int(torch.cuda.mem_get_info()[0]) if self.cuda else None
 
     @contextlib.contextmanager
@@ -54,7 +54,7 @@ class Meter:
                 self.peaks[name] = max(self.peaks[name], stats.get(key, 0))
 
     def observed(self) -> dict[str, Any]:
-        """All of it, in bytes; `context_bytes` is what is neither free nor PyTorch's once everything has run."""
+        """All figures, in bytes; `context_bytes` is what is neither free nor PyTorch's once everything has run."""
         if not self.cuda:
             nothing = dict.fromkeys(("allocated_bytes", "reserved_bytes", "device_bytes", "context_bytes"))
             return {**nothing, "phases": {name: {} for name in self.phases}}

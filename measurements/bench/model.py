@@ -1,4 +1,4 @@
-"""Models as PyTorch has them: random weights in the shape of a config.json, with adapters or shards where asked for."""
+"""Models as PyTorch has them: random weights in the shape of a config.json, with adapters or shards if asked for."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MODERN = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >=
 
 
 class NotRun(Exception):
-    """Why a case is not run on this machine, in one line."""
+    """The reason why a case is not run on this machine, in one line."""
 
 
 def attention(asked: str) -> tuple[str, str | None]:
-    """Transformers' name for the attention asked for, and a note where another kernel takes its place."""
+    """Transformers' name for the attention asked for, and a note if another kernel takes its place."""
     if asked != "flash":
         return asked, None
     if find_spec("flash_attn"):
@@ -42,16 +42,16 @@ def _no_init() -> contextlib.AbstractContextManager[Any]:
 
 
 def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) -> torch.nn.Module:
-    """The model of a config.json for the scenario `s` on `device`; its weights are random and of its final type."""
+    """The model of a config.json for the scenario `s` on `device`; its weights are random and of their final type."""
     given = dict(config)
     own = AutoConfig.for_model(given.pop("model_type"), **given)
-    own.use_cache, own.pad_token_id = s["task"] == "grpo", 0  # which generates
+    own.use_cache, own.pad_token_id = s["task"] == "grpo", 0  # grpo generates
     kind: Any = AutoModel if scores(s) else AutoModelForCausalLM
     if s["task"] == "rm":
         own.num_labels, kind = 1, AutoModelForSequenceClassification
     dtype = torch.bfloat16 if s["precision"] in ("bf16", "mixed") else torch.float32
-    # FSDP2 moves each unit to the GPU as it shards it, ZeRO-3 each parameter, four bits each layer as it is converted:
-    # whole it is never there
+    # the whole model is never on the GPU: FSDP2 moves each unit there as it shards it, ZeRO-3 each parameter, 4-bit
+    # conversion each layer
     in_parts = s["sharding"] in ("fsdp2", "zero3")
     where = torch.device("cpu") if in_parts or s["method"] == "qlora" else device
     with _no_init(), where:
@@ -59,7 +59,7 @@ def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) 
             own, attn_implementation=attention(s["attention"])[0], **{"dtype" if MODERN else "torch_dtype": dtype}
         )
     if s["method"] == "qlora":
-        # TRL makes four bits of what it has loaded, others of 16 bits
+        # TRL quantises weights of the type that it has loaded, others 16-bit weights
         wide = dtype if s["framework"].startswith("trl") else torch.bfloat16
         model = _quantised(model, device, wide, nested=s["double_quantization"])
     model.tie_weights()
@@ -69,20 +69,22 @@ def load(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) 
 
 
 def random(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) -> torch.nn.Module:
-    """`load`, with weights that a step can be run on."""
+    """The model as from `load`, with weights that a step can be run on."""
     model = load(config, s, device)
     fill(model)
     return model
 
 
 def scores(s: Mapping[str, Any]) -> bool:
-    """Whether it is PPO's critic that is updated: a scalar head on the backbone."""
+    """True if PPO's critic is updated: a scalar head on the backbone."""
     return bool(s["task"] == "ppo" and s["roles"].get("actor") == "none")
 
 
 def _quantised(model: Any, device: torch.device, dtype: torch.dtype, *, nested: bool) -> Any:
-    """A model of the host on `device`, the linear modules of its layers in NF4: made from weights of `dtype`, which
-    they are multiplied as, and their scales quantised too where `nested`.
+    """A model of the host on `device`, the linear modules of its layers in NF4.
+
+    They are made from weights of `dtype`, which is also the type of their products; `nested` quantises their scales
+    too.
     """
     if not find_spec("bitsandbytes"):
         raise NotRun("not run: bitsandbytes missing")
@@ -132,9 +134,10 @@ def fill(model: torch.nn.Module) -> None:
     """Small normal weights, norms one and biases zero: values that keep every activation finite."""
     with torch.no_grad():
         for name, whole in model.named_parameters():
-            # of a sharded one, this rank's part: FSDP2's local tensor, or what ZeRO-3 keeps beside an empty parameter
+            # if sharded, this rank's part: FSDP2's local tensor, or the shard that ZeRO-3 keeps beside an empty
+            # parameter
             parameter = whole.to_local() if hasattr(whole, "to_local") else getattr(whole, "ds_tensor", whole)
-            if not parameter.is_floating_point():  # four bits, which were filled before they were packed
+            if not parameter.is_floating_point():  # 4-bit weights, which were filled before they were packed
                 continue
             if len(getattr(whole, "ds_shape", whole.shape)) > 1:
                 parameter.normal_(std=STD)
@@ -145,7 +148,7 @@ def fill(model: torch.nn.Module) -> None:
 
 
 def adapters(model: torch.nn.Module, s: Mapping[str, Any]) -> Any:
-    """PEFT's configuration of the scenario's adapters on `model`. NotRun where PEFT is missing."""
+    """PEFT's configuration of the scenario's adapters on `model`. Raises NotRun if PEFT is missing."""
     if not find_spec("peft"):
         raise NotRun("not run: peft missing")
     from peft import LoraConfig, TaskType
@@ -177,9 +180,9 @@ def _adapt(model: torch.nn.Module, s: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def ranks(n: int) -> None:
-    """Become the first of `n` ranks, of which the others are not there.
+    """Become the first of `n` ranks; the others do not exist.
 
-    The collectives of a fake process group bring nothing of the others'; every buffer is allocated all the same.
+    The collectives of a fake process group bring no data of other ranks; every buffer is allocated all the same.
     """
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -189,7 +192,7 @@ def ranks(n: int) -> None:
 
 
 def _shard(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) -> None:
-    """FSDP2 over the scenario's ranks: a unit for each decoder layer, the rest in the root's."""
+    """FSDP2 over the scenario's ranks: a unit for each decoder layer, the rest in the root unit."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -207,7 +210,10 @@ def _shard(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) -
 
 
 def optimizer(model: torch.nn.Module, s: Mapping[str, Any]) -> torch.optim.Optimizer | None:
-    """The optimizer that `s` names over what is trained; None where nothing is. NotRun where its library is missing."""
+    """The optimizer that `s` names, over the trained parameters; None if there are none.
+
+    Raises NotRun if the optimizer's library is missing.
+    """
     name, weights = s["optimizer"], [p for p in model.parameters() if p.requires_grad]
     ways = {"fused": {"fused": True}, "foreach": {"foreach": True}, "single": {"foreach": False, "fused": False}}
     way = ways[s["optimizer_impl"]]
@@ -226,7 +232,7 @@ def optimizer(model: torch.nn.Module, s: Mapping[str, Any]) -> torch.optim.Optim
 
 
 def autocast(s: Mapping[str, Any], device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """The context that forward runs in."""
+    """The autocast context that forward runs in."""
     return torch.autocast(device.type, torch.bfloat16) if s["precision"] == "autocast" else contextlib.nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""What is to be measured: the cases of a suite, in order, each with its name, its job for the worker, and its time."""
+"""The cases of a suite, in order, each with its name, its job for the worker, and its expected time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE_SCHEMA = Path(__file__).with_name("suite.schema.json")
-STEPS = 5  # of which the worker leaves out the first two when it takes the median
+STEPS = 5  # the worker leaves the first two out of the median
 RATES = ("decode", "matmul")
-# What `steps` can do; anything else is recorded as not run.
+# The values that `steps` supports; anything else is recorded as not run.
 SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "task": ("pretrain", "sft", "rm", "dpo", "ppo"),
     "framework": ("torch",),
@@ -41,12 +41,12 @@ SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "loss": ("full",),
     "packing": (False,),
 }
-ZERO: Mapping[str, tuple[Any, ...]] = {  # where DeepSpeed's engine runs the step
+ZERO: Mapping[str, tuple[Any, ...]] = {  # the values supported if DeepSpeed's engine runs the step
     "method": ("full", "lora"),
     "precision": ("mixed",),
     "optimizer": ("adamw", "sgd"),
 }
-TRL: Mapping[str, tuple[Any, ...]] = {  # what the module `trl` can do instead
+TRL: Mapping[str, tuple[Any, ...]] = {  # the values that the module `trl` supports instead
     "task": ("sft", "rm", "dpo", "grpo"),
     "framework": ("trl",),
     "sharding": ("none",),
@@ -54,15 +54,15 @@ TRL: Mapping[str, tuple[Any, ...]] = {  # what the module `trl` can do instead
     "checkpointing": ("none", "full"),
     "loss": ("full", "fused"),
 }
-# Seconds: an assumed share of the card's bf16 rate, and what a process costs before its first step. Only the display of
-# the time left and `--minutes` rest on them, and both are corrected by the cases already run.
+# Assumptions on time: a share of the card's bf16 rate, and the seconds of a process before its first step. Only the
+# display of the time left and `--minutes` depend on them, and both are corrected by the cases already run.
 SHARE_OF_PEAK, TFLOPS_UNKNOWN, TFLOPS_CPU = 0.35, 100.0, 0.02
-START_SECONDS, TOKEN_SECONDS, PROBES = 10.0, 0.001, 4  # of a token: for each layer, on the host
+START_SECONDS, TOKEN_SECONDS, PROBES = 10.0, 0.001, 4  # TOKEN_SECONDS: for each token and layer, on the host
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A field whose largest value that runs is looked for, among the multiples of `step` up to `highest`."""
+    """A field, and the search for its largest value that runs among the multiples of `step` up to `highest`."""
 
     field: str
     step: int
@@ -82,7 +82,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """`model/task/s<seq_len>/mb<micro_batch>` and every other field given; one of its kind in a suite."""
+        """`model/task/s<seq_len>/mb<micro_batch>` and every other field given; unique in a suite."""
         flat = _flatten(self.scenario)
         if flat.get("framework") == "torch":
             flat.pop("framework")
@@ -114,7 +114,7 @@ def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def read(path: Path) -> list[Case]:
     """The cases of a suite's file, or the one of a scenario's.
 
-    InputError, one line that names the file and the field, for one that cannot be used.
+    Raises InputError, one line that names the file and the field, for a case that cannot be used.
     """
     where = str(path)
     data = parse_mapping(read_bytes(path, where), where)
@@ -157,18 +157,18 @@ def _expand(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cases of a suite on one machine: what each is to `calc`, to the worker, and to the clock."""
+    """The cases of a suite on one machine: their scenarios, their jobs for the worker, and their expected times."""
 
     catalog: Catalog
     machine: Machine
-    gpu: GPU  # the one at hand, as the catalog knows it
+    gpu: GPU  # the GPU at hand, as the catalog knows it
 
     def card(self, case: Case) -> GPU:
-        """The card that the case is about: its own `gpu`, or the one at hand."""
+        """The card of the case: its own `gpu`, or the one at hand."""
         return self.catalog.gpu(str(case.scenario["gpu"])) if "gpu" in case.scenario else self.gpu
 
     def check(self, case: Case) -> None:
-        """InputError where the case's scenario cannot be read."""
+        """Raises InputError if the case's scenario cannot be read."""
         try:
             if case.kind in RATES:
                 self.catalog.model(case.scenario["model"])
@@ -179,7 +179,7 @@ class Plan:
             raise InputError(f"{case.where}: {error}") from None
 
     def runnable(self, cases: Sequence[Case]) -> list[Case]:
-        """The cases whose card has no more memory than the one at hand; InputError where there is none."""
+        """The cases whose card has no more memory than the one at hand; raises InputError if there is none."""
         whole = self.gpu.usable_bytes if self.machine.cuda else inf
         found = [case for case in cases if self.card(case).usable_bytes <= whole]
         if cases and not found:
@@ -205,7 +205,7 @@ class Plan:
         return {name: value for name, value in full.items() if value is not None}
 
     def refuse(self, case: Case) -> str | None:
-        """Why the worker cannot run the case, in one line; None where it can."""
+        """The reason why the worker cannot run the case, in one line, or None."""
         if case.kind in RATES:
             return None
         s = self.scenario(case)
@@ -230,7 +230,7 @@ class Plan:
         return None
 
     def _refuse_trl(self, s: Scenario) -> str | None:
-        """Why TRL as it is installed cannot run a scenario whose fields are all built here."""
+        """The reason why TRL as installed cannot run a scenario whose fields are all supported here, or None."""
         installed = self.machine.versions.get("trl")
         if installed != s.framework_version:
             return f"not run: trl {s.framework_version}, with {installed or 'none'} installed"
@@ -243,7 +243,7 @@ class Plan:
         return None
 
     def job(self, case: Case) -> dict[str, Any]:
-        """What the worker is told: the scenario in full, the configs of its models, and the limit on its memory."""
+        """The worker's job: the scenario in full, the configs of its models, and the limit on its memory."""
         fields = self.fields(case)
         reference = fields.get("roles", {}).get("reference", "none")
         models = {"model": fields["model"], **({} if isinstance(reference, str) else {"reference": reference["model"]})}
@@ -257,7 +257,7 @@ class Plan:
         }
 
     def guesses(self, case: Case) -> dict[str, int]:
-        """What `calc` predicts of an edge, in its steps.
+        """The sizes that `calc` predicts for an edge, in its steps.
 
         `predicted` is the largest size more likely to fit than not, `predicted_fits` the largest with verdict `fits`.
         """
@@ -270,7 +270,7 @@ class Plan:
         return {name: predicted(s, edge.field, edge.step, highest, self.catalog, p) for name, p in ways.items()}
 
     def limit(self, case: Case) -> int | None:
-        """What PyTorch may reserve where the card is a smaller one: its memory less a CUDA context.
+        """Bytes that PyTorch may reserve if the card is a smaller one: its memory less a CUDA context.
 
         None on the card at hand. The context is the one that the machine's probe saw with kernels loaded.
         """
@@ -280,7 +280,7 @@ class Plan:
         return card.usable_bytes - (self.machine.context_bytes or 0)
 
     def environment(self, case: Case) -> dict[str, str]:
-        """Environment variables of the case's process; PyTorch read the first name before 2.9."""
+        """Environment variables of the case's process; PyTorch before 2.9 read the first name."""
         setting = f"expandable_segments:{bool(case.scenario.get('expandable_segments'))}"
         trl = str(case.scenario.get("framework")).startswith("trl")
         return {
@@ -290,7 +290,7 @@ class Plan:
         }
 
     def seconds(self, case: Case) -> float:
-        """About how long the case takes: 6 (8 with recomputation) operations a parameter and token, and the start."""
+        """The rough time of the case: 6 (8 with recomputation) operations a parameter and token, and the start."""
         if case.kind in RATES:
             return 6 * START_SECONDS
         if case.edge:

@@ -1,4 +1,4 @@
-"""Fresh processes, one a case; those of the next cases import their libraries while this one runs."""
+"""Fresh processes, one a case; the processes of the next cases import their libraries while one runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Worker:
 
 
 class Pool:
-    """Runs jobs in processes of `python`, with up to `ahead` made ready for the next ones."""
+    """Runs jobs in processes of `python`, with up to `ahead` made ready for the next jobs."""
 
     def __init__(self, python: str, *, ahead: int = 0) -> None:
         self.command = [python, "-m", "measurements.bench.worker"]
@@ -55,7 +55,7 @@ class Pool:
         """The result of one job in a process that has run nothing before, with these environment variables.
 
         `then` are the environments of the jobs expected next. Raises TimedOut. A process that dies gives a result with
-        outcome `failed` and the last line it said.
+        outcome `failed` and the last line that it printed.
         """
         worker = self._take(environment)
         try:
@@ -70,7 +70,7 @@ class Pool:
             _end(worker)
 
     def _take(self, environment: Mapping[str, str]) -> _Worker:
-        """A spare process of this environment, the oldest if there are several, or else a new one."""
+        """A spare process with this environment, the oldest if there are several, or else a new one."""
         for worker in self._spares:
             if worker.environment == environment and worker.process.poll() is None:
                 self._spares.remove(worker)
@@ -109,7 +109,7 @@ class Pool:
             ready.register(stream, selectors.EVENT_READ)
             if not ready.select(max(timeout, 0.0)):
                 raise TimedOut(f"no result in {timeout:.0f} s")
-        line = stream.readline()  # a worker says one line, at once
+        line = stream.readline()  # a worker writes its one line all at once
         if line.strip():
             result: dict[str, Any] = json.loads(line)
             return result

@@ -1,4 +1,4 @@
-"""Where a run stands and how long it has to go: a line that is kept up to date on a terminal, plain lines elsewhere."""
+"""The progress of a run and its expected end: a line kept up to date on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def duration(seconds: float) -> str:
 
 
 class Clock:
-    """The time a run has and needs; what cases really took corrects what was expected of the rest."""
+    """The time that a run has and needs; the times of finished cases correct what is expected of the rest."""
 
     def __init__(self, limit: float | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._start, self.limit = now, now(), limit
@@ -33,12 +33,12 @@ class Clock:
         return float("inf") if self.limit is None else self.limit - self.elapsed
 
     def ran(self, expected: float, taken: float) -> None:
-        """Note a case that was expected to take one time and took another."""
+        """Note a case's expected time and the time it took."""
         self._expected += expected
         self._taken += taken
 
     def likely(self, expected: float) -> float:
-        """What a case expected to take `expected` seconds will take, by those so far."""
+        """The time that a case expected to take `expected` seconds will take, judged by the cases so far."""
         return expected * self._taken / self._expected if self._expected else expected
 
 
@@ -65,7 +65,7 @@ class Progress:
         self.stream.flush()
 
     def note(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line of its own."""
         self._put(text)
         self.stream.write("\n")
         self.stream.flush()

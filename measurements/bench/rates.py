@@ -1,4 +1,4 @@
-"""Rates of the hardware at the shapes of a model: matrix products, a decoding step, copies."""
+"""Hardware rates at the shapes of a model: matrix products, a decoding step, copies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCHES, LENGTHS, TOKENS = (1, 8, 32, 128), (512, 2048, 8192), (1, 64, 2048, 819
 
 
 def seconds(work: Callable[[], Any], device: torch.device, repeats: int = REPEATS) -> float:
-    """Median time of `work`, by CUDA events where there are any."""
+    """Median time of `work`, by CUDA events if there are any."""
     for _ in range(WARM_UP):
         work()
     if device.type != "cuda":
@@ -88,9 +88,9 @@ def _copy(op: str, to: torch.Tensor, of: torch.Tensor, moves: int, device: torch
 
 
 class Decoder:
-    """One decoding step of a dense Llama-like model in bf16, by plain kernels, over a cache that is already full.
+    """One decoding step of a dense Llama-like model in bf16, by plain kernels, with a KV cache that is already full.
 
-    Rotary embeddings are left out: they cost nothing beside the weights and the cache that a step reads.
+    Rotary embeddings are left out: their cost is nothing next to the weights and the cache that a step reads.
     """
 
     def __init__(self, config: Mapping[str, Any], device: torch.device) -> None:
@@ -124,7 +124,7 @@ class Decoder:
         for (qkv, o, up, down), (keys, values) in zip(self.layers, cache, strict=True):
             q, k, v = F.linear(self._normal(x), qkv).split((self.q, self.kv_width, self.kv_width), dim=-1)
             keys[:, :, -1], values[:, :, -1] = (t.view(batch, self.kv, self.head) for t in (k, v))
-            # the query heads that share keys stand in for rows, so that no kernel expands the cache
+            # query heads that share keys are treated as rows, so that no kernel expands the cache
             grouped = q.view(batch, self.kv, self.heads // self.kv, self.head)
             x = x + F.linear(F.scaled_dot_product_attention(grouped, keys, values).reshape(batch, self.q), o)
             gate, value = F.linear(self._normal(x), up).split(self.width, dim=-1)

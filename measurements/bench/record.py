@@ -1,4 +1,4 @@
-"""Records: what one case gave, as a line of `measurements/*.jsonl`, and the file they are added to."""
+"""Records: the result of one case, as a line of `measurements/*.jsonl`, and the file they are added to."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MACHINE_FIELDS = ("device", "capability", "total_bytes", "context_bytes", "cores
 def record(plan: Plan, case: Case, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     """The record `name` of a case's result.
 
-    What ran on a GPU is an `allocated` figure with verdict `fits`; an out-of-memory a verdict `oom`; a case that
-    failed or was not run, `failed` with its reason; rates, and anything run without a GPU, `untested`, since they say
-    nothing on whether memory suffices.
+    A case that ran on a GPU is an `allocated` figure with verdict `fits`; an out-of-memory has verdict `oom`; a case
+    that failed or was not run, `failed` with its reason; rates, and anything run without a GPU, `untested`, since they
+    do not show whether memory suffices.
     """
     observed = {**result.get("observed", {}), "expandable_segments": bool(case.scenario.get("expandable_segments"))}
     if (limit := plan.limit(case)) is not None:
@@ -53,7 +53,8 @@ def record(plan: Plan, case: Case, name: str, result: Mapping[str, Any]) -> dict
 def edge_record(plan: Plan, case: Case, name: str, found: Found, guesses: Mapping[str, int]) -> dict[str, Any]:
     """The record of a search: the largest size that ran, the smallest that did not, and what `calc` predicted.
 
-    `guesses` is `Plan.guesses`. The scenario is that of the largest size that ran, or of the smallest where none did.
+    `guesses` come from `Plan.guesses`. The scenario is that of the largest size that ran, or of the smallest if none
+    did.
     """
     edge = case.edge
     assert edge is not None
@@ -74,7 +75,7 @@ def edge_record(plan: Plan, case: Case, name: str, found: Found, guesses: Mappin
 
 
 def _short(value: Any) -> Any:
-    """A measured number with the digits that mean something."""
+    """A measured number, rounded to its significant digits."""
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
@@ -102,7 +103,7 @@ def _head(plan: Plan, case: Case, name: str) -> dict[str, Any]:
 
 
 def machine_fields(machine: Machine, gpu: str) -> dict[str, Any]:
-    """The machine as a record has it: in words, and the figures that reading needs."""
+    """The machine as a record has it: in words, and the figures needed to interpret the record."""
     seen = {name: getattr(machine, name) for name in MACHINE_FIELDS}
     return {
         "words": machine.words,
@@ -113,7 +114,7 @@ def machine_fields(machine: Machine, gpu: str) -> dict[str, Any]:
 
 
 class Results:
-    """The file of records, one a line. Opening it reads what is there, and mends a last line that was cut off."""
+    """The file of records, one a line. Opening it reads the records, and repairs a last line that was cut off."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -129,7 +130,7 @@ class Results:
         if torn:
             try:
                 json.loads(torn)
-            except ValueError:  # the process was ended while it wrote
+            except ValueError:  # the process was ended while writing
                 raw = whole + newline
             else:
                 raw += b"\n"
@@ -141,11 +142,11 @@ class Results:
                 self.records[record["id"]] = record
 
     def name(self, case: Case) -> str:
-        """The id of a case's record, one of its kind as long as the file's name is: `measured/<file>/<case>`."""
+        """The id of a case's record, unique as long as the file's name is: `measured/<file>/<case>`."""
         return f"measured/{self.path.stem}/{case.name}"
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Append a record, on the disk before this returns. ValueError where it is not valid."""
+        """Append a record, which is on the disk before this returns. Raises ValueError if it is not valid."""
         self._check(record, record["id"])
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
@@ -154,7 +155,7 @@ class Results:
         self.records[record["id"]] = dict(record)
 
     def forget_failed(self) -> None:
-        """Take the failed records out of the file, so that their cases run again."""
+        """Remove the failed records from the file, so that their cases run again."""
         kept = {name: record for name, record in self.records.items() if record["verdict"] != "failed"}
         if len(kept) < len(self.records):
             lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in kept.values()]
@@ -163,7 +164,7 @@ class Results:
 
 
 def writable(path: Path, cuda: bool) -> None:
-    """InputError where records may not be written to `path`: no folder, another ending, or no GPU and real data."""
+    """Raises InputError if records may not be written to `path`: no folder, another ending, or no GPU and real data."""
     if path.suffix != ".jsonl":
         raise InputError(f"--out: given {str(path)!r}, allowed: a name that ends in .jsonl")
     if not path.parent.is_dir():

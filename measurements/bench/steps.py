@@ -1,4 +1,4 @@
-"""Training steps as plain PyTorch and Transformers run them: what `calc` means by the framework `torch`."""
+"""Training steps as plain PyTorch and Transformers run them: the framework `torch` of `calc`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import zero
 from .meter import Meter
 
 WARM_UP = 2  # the first step makes the optimizer's states, the second may still load kernels
-ENOUGH_SECONDS = 20.0  # of timed steps; at least one is timed
+ENOUGH_SECONDS = 20.0  # timed steps end after this; at least one is timed
 BETA = 0.1
 
 
@@ -40,7 +40,7 @@ class Job:
             if "reference" in configs and not self.adapter_off:
                 still = {**s, "optimizer": "none", "method": "full", "checkpointing": "none"}
                 self.reference = models.prepare(models.load(configs["reference"], still, device), still, device)
-                if s["sharding"] == "zero3":  # one that is not trained stays whole below
+                if s["sharding"] == "zero3":  # below stage 3 a model that is not trained stays whole
                     self.reference = zero.engine(self.reference, None, s, device)
             self.optimizer = models.optimizer(self.model, s)
             if self.deepspeed:
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def parameters(self) -> int:
-        """Of the model as it is trained, adapters included; whole, also where it is sharded."""
+        """The number of parameters of the model as it is trained, adapters included, whole even if it is sharded."""
         return sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())
 
     def _batch(self, vocabulary: int) -> dict[str, torch.Tensor]:
@@ -90,7 +90,7 @@ class Job:
         return loss
 
     def _update(self) -> torch.Tensor:
-        """The loss of the critic's or the actor's update; what the actor scores where nothing is trained."""
+        """The loss of the critic's or the actor's update; the actor's scores if nothing is trained."""
         old, target = self.batch["old"], self.batch["target"]
         if models.scores(self.s):
             values = self.model(self.batch["input_ids"])[:, -old.shape[1] :].float()
@@ -108,7 +108,7 @@ class Job:
             return self._logprobs(self.reference).sum(-1)
 
     def step(self) -> None:
-        """Forward and backward of each micro-batch, then the optimizer; forward alone where nothing is trained."""
+        """Forward and backward of each micro batch, then the optimizer; only forward if nothing is trained."""
         for _ in range(self.accumulation):
             trained, precision = (
                 torch.set_grad_enabled(self.optimizer is not None),
@@ -120,7 +120,7 @@ class Job:
                 with self.meter.of("backward"):
                     self._backward(loss)
             del loss
-            if self.deepspeed:  # it counts the micro-batches itself
+            if self.deepspeed:  # it counts the micro batches itself
                 with self.meter.of("step"):
                     self.model.step()
         if self.deepspeed:
@@ -133,12 +133,12 @@ class Job:
 
     def _backward(self, loss: torch.Tensor) -> None:
         if self.deepspeed:
-            self.model.backward(loss)  # divided there
+            self.model.backward(loss)  # DeepSpeed divides the loss itself
         else:
             (loss / self.accumulation if self.accumulation > 1 else loss).backward()
 
     def run(self, steps: int) -> list[float]:
-        """The seconds of each step of up to `steps`; fewer where they are long."""
+        """The seconds of each step of up to `steps`; fewer if they are long."""
         seconds: list[float] = []
         while len(seconds) < steps and sum(seconds[WARM_UP:]) < ENOUGH_SECONDS:
             start = time.perf_counter()

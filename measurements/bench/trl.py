@@ -1,7 +1,8 @@
-"""TRL's trainers as they were installed, on random data: what `calc` means by the framework `trl`, on one GPU.
+"""TRL's trainers as installed, on random data: the framework `trl` of `calc`, on one GPU.
 
-Nothing of a step is written here: the trainer makes the batches, runs the step and clips the gradients. What is ours is
-the model, which has the catalog's shape and random weights, a tokenizer of as many words, and a reward without a model.
+Nothing of a step is written here: the trainer makes the batches, runs the step and clips the gradients. Our own parts
+are the model, which has the catalog's shape and random weights, a tokenizer with a vocabulary of the same size, and a
+reward without a model.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .meter import Meter
 from .steps import ENOUGH_SECONDS, WARM_UP
 
 PAD, END = "<pad>", "<end>"
-KL = 0.04  # any that is not zero makes GRPO hold a reference
-# Transformers' names (`training_args.OptimizerNames`) of an optimizer and how it steps
+KL = 0.04  # any value but zero makes GRPO hold a reference
+# Transformers' names (`training_args.OptimizerNames`) of an optimizer and its implementation
 OPTIMIZERS = {
     ("adamw", "fused"): "adamw_torch_fused",
     ("adamw", "foreach"): "adamw_torch",
@@ -55,7 +56,7 @@ class Job:
 
     @property
     def parameters(self) -> int:
-        """Of the model as it is trained, adapters included."""
+        """The number of parameters of the model as it is trained, adapters included."""
         return sum(p.numel() for p in self.trainer.model.parameters())
 
     def _begin(self, phase: str) -> None:
@@ -63,7 +64,7 @@ class Job:
         self._phase.enter_context(self.meter.of(phase))
 
     def _then(self, phase: str, call: Callable[..., Any], after: str | None = None) -> Callable[..., Any]:
-        """`call`, with which a phase begins, and another after it."""
+        """`call` wrapped so that `phase` begins with it, and the phase `after` follows it."""
 
         def marked(*args: Any, **kwargs: Any) -> Any:
             self._begin(phase)
@@ -75,7 +76,7 @@ class Job:
         return marked
 
     def run(self, steps: int) -> list[float]:
-        """The seconds of each step of up to `steps`; fewer where they are long."""
+        """The seconds of each step of up to `steps`; fewer if they are long."""
         self.trainer.args.max_steps = steps
         self.trainer.add_callback(_clock(self.seconds, self.meter.cuda))
         with self._phase:
@@ -84,7 +85,7 @@ class Job:
 
 
 def _clock(seconds: list[float], cuda: bool) -> Any:
-    """A callback that notes how long each step took, and ends training once that is enough."""
+    """A callback that notes how long each step took, and ends training once enough time has been measured."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):  # type: ignore[misc]  # Transformers is not there when types are checked
@@ -102,7 +103,7 @@ def _clock(seconds: list[float], cuda: bool) -> Any:
 
 
 def _tokenizer(vocabulary: int) -> Any:
-    """One token for each number below `vocabulary`, but for the first two."""
+    """A tokenizer with one token for each number below `vocabulary`, except the first two."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -115,10 +116,10 @@ def _tokenizer(vocabulary: int) -> Any:
 
 
 def _data(s: Mapping[str, Any], vocabulary: int) -> Any:
-    """As many rows as a step takes, which the trainer goes through again; every row as long as the scenario says.
+    """The rows of one step, which the trainer goes through again; each is as long as the scenario says.
 
-    An answer ends with the end of text, which the trainers add. Of a pair's tokens one is the prompt's, so that the
-    loss takes the others.
+    An answer ends with the end of text, which the trainers add. One token of a pair is the prompt's, so that the loss
+    takes the others.
     """
     from datasets import Dataset
 
@@ -140,12 +141,12 @@ def _data(s: Mapping[str, Any], vocabulary: int) -> Any:
 
 
 def _reward(completions: list[str], **kwargs: Any) -> list[float]:
-    """Differs within a group, or nothing would be learnt."""
+    """Rewards that differ within a group, as nothing would be learnt otherwise."""
     return [float(n % 2) for n in range(len(completions))]
 
 
 def _trainer(model: Any, config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) -> Any:
-    """The trainer of the scenario's task, with the library's own defaults for whatever a scenario does not say."""
+    """The trainer of the scenario's task, with the library's own defaults for whatever a scenario does not set."""
     import trl
 
     kinds = {
@@ -198,7 +199,7 @@ def _trainer(model: Any, config: Mapping[str, Any], s: Mapping[str, Any], device
 
 @contextlib.contextmanager
 def _no_download(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) -> Any:
-    """GRPO fetches its reference by the policy's name; here it is made as the policy was."""
+    """Have GRPO make its reference as the policy was made, instead of fetching it by the policy's name."""
     from trl.trainer import grpo_trainer
 
     fetch = grpo_trainer.create_model_from_path

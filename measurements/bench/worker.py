@@ -33,7 +33,7 @@ PROBE_SCENARIO = {
 
 
 def run(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of a job: `outcome` ran, oom or failed, what was observed, and a line on why where it did not run."""
+    """The result of a job: `outcome` ran, oom or failed, what was observed, and the reason if it did not run."""
     import torch
 
     from .meter import Meter
@@ -83,7 +83,7 @@ def _steps(job: Mapping[str, Any], device: Any, meter: Any) -> dict[str, Any]:
 
 
 def _module() -> Any:
-    """What runs steps in this process: `steps`, or what the environment names."""
+    """The module that runs steps in this process: `steps`, or the one that the environment names."""
     return importlib.import_module(f".{os.environ.get('BENCH_STEPS', 'steps')}", __package__)
 
 
@@ -102,7 +102,7 @@ def _matmul(job: Mapping[str, Any], device: Any, meter: Any) -> dict[str, Any]:
 
 
 def _probe(job: Mapping[str, Any], device: Any, meter: Any) -> dict[str, Any]:
-    """The machine, its CUDA context measured after a small job of the same kernels has run."""
+    """The machine, with its CUDA context measured after a small job of the same kernels has run."""
     import torch
 
     from .steps import Job
@@ -130,7 +130,7 @@ _KINDS = {"step": _steps, "decode": _decode, "matmul": _matmul, "probe": _probe}
 
 
 def versions() -> dict[str, str]:
-    """Versions of what runs here, by name; what is missing is left out."""
+    """Versions of the installed libraries, by name; missing ones are left out."""
     import torch
 
     found = {"python": platform.python_version()}
@@ -160,7 +160,7 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libraries print goes to standard error
     warnings.filterwarnings("ignore")
-    with contextlib.suppress(ImportError):  # what is missing is said when it is asked for
+    with contextlib.suppress(ImportError):  # a missing library is reported when it is asked for
         import transformers.modeling_utils  # noqa: F401
 
         _module()
@@ -169,7 +169,7 @@ def main() -> None:
     if line.strip():
         threading.Thread(target=_leave_with_parent, daemon=True).start()
         print(json.dumps(run(json.loads(line))), file=answer, flush=True)
-    os._exit(0)  # nothing is left to be tidied up, and CUDA takes its time over it
+    os._exit(0)  # nothing is left to tidy up, and CUDA would take its time over it
 
 
 if __name__ == "__main__":

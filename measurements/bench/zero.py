@@ -1,7 +1,7 @@
-"""DeepSpeed's ZeRO on the device at hand, over ranks of which this process is the first and the others are not there.
+"""DeepSpeed's ZeRO on the device at hand: this process is the first rank, the other ranks do not exist.
 
-DeepSpeed is as it was installed but for two answers: it compiles nothing, and the norm of gradients from weights that
-nobody sent, as most of ZeRO-3's are, counts as a number whatever it is; DeepSpeed would skip the step otherwise.
+DeepSpeed runs as installed but for two answers: it compiles nothing, and a gradient norm counts as a number whatever it
+is. The norm comes from weights that no rank sent, as most of ZeRO-3's are; DeepSpeed would skip the step otherwise.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def _config(s: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def partition(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) -> None:
-    """Leave this rank's parts of a model of the host on `device`, as ZeRO-3's engine would of one that is there whole.
+    """Move this rank's shards of a host model to `device`, as ZeRO-3's engine would of one that is there whole.
 
-    Each parameter moves as it is cut, as where a model is built under `zero.Init`.
+    Each parameter moves as it is cut, as it does where a model is built under `zero.Init`.
     """
     _joined(s, device).zero.Init(module=model, config_dict_or_path=_config(s))
     model.to(device)  # buffers; parameters are empty by now

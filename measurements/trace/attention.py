@@ -22,7 +22,7 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float, ca
 
 
 def _additive(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The mask as the mem-efficient kernel takes it: additive, in q's dtype, rows aligned, expanded to all heads."""
+    """The mask in the mem-efficient kernel's form: additive, in q's dtype, rows aligned, expanded to all heads."""
     if mask.dtype == torch.bool:
         zero = torch.zeros((), dtype=q.dtype, device=q.device)
         mask = torch.where(mask, zero, torch.full((), -torch.inf, dtype=q.dtype, device=q.device))
@@ -41,7 +41,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """`F.scaled_dot_product_attention` as on an A100: flash where dtype, head size and mask allow, else mem-efficient.
+    """`F.scaled_dot_product_attention` as on an A100: flash if dtype, head size and mask allow, else mem-efficient.
 
     Grouped heads that flash cannot take are computed by plain operators (math). Shapes are (batch, heads, tokens, head
     size). Source of the rules: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
@@ -86,12 +86,13 @@ def flash_attention_2(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The flash-attn package's kernel on unpadded rows, which keeps what PyTorch's own copy of it keeps."""
+    """The flash-attn package's kernel on unpadded rows, which keeps the same tensors as PyTorch's own copy of it."""
     calls["fa2"] += 1
     if query.dtype == torch.float32:
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else module.config.dtype
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    # Latent attention's narrower values are padded to the width of the queries, and the output is cropped.
+    # Multi-head latent attention has narrower values: they are padded to the width of the queries, the output is
+    # cropped.
     width = value.shape[-1]
     if short := query.shape[-1] - width:
         value = torch.nn.functional.pad(value, (0, short))
@@ -108,7 +109,7 @@ def _falcon_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, 
 
 
 def take_package(model: Any) -> None:
-    """Have a model that was made without the flash-attn package use it: Falcon has a class of its own for that."""
+    """Make a model that was built without the flash-attn package use it: Falcon has a class of its own for that."""
     model.config._attn_implementation = "flash_attention_2"
     for module in model.modules():
         if type(module) is modeling_falcon.FalconAttention:

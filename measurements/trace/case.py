@@ -1,4 +1,4 @@
-"""What is traced: one training step's set-up, read from a scenario."""
+"""The set-up of a traced training step, read from a scenario."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -9,18 +9,18 @@ from typing import Any
 from .reading import CaseError, mapping
 
 MODELS = Path(__file__).parents[2] / "models"
-LAYERS = "(?:layers|h)"  # what models call the list of their decoder layers, in a pattern
+LAYERS = "(?:layers|h)"  # a pattern for the names that models give the list of their decoder layers
 TASKS = ("sft", "rm", "dpo", "ppo-actor", "ppo-critic", "logprob")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One step. The names are those of the published trace records."""
+    """The set-up of one step. Fields are named as in the published trace records."""
 
     model: str
     task: str = "sft"  # one of TASKS
     seq: int = 2048  # tokens in a row
-    mb: int = 1  # rows in a micro-batch; pairs for rm and dpo
+    mb: int = 1  # rows in a micro batch; pairs for rm and dpo
     ckpt: str = "none"  # none, full, selective (torchtitan's policy for operators), reentrant
     attn: str = "sdpa"  # sdpa (no mask), sdpa-mask (4-D padding mask), fa2, eager
     prec: str = "bf16"  # bf16, autocast, fp32, mp (FSDP: fp32 shards, bf16 compute, fp32 reduce),
@@ -36,18 +36,18 @@ class Case:
     train: str = "full"  # full, head (lm_head alone)
     fsdp: int = 0  # ranks; 0: none
     flat: bool = False  # FSDP 1, which flattens a unit's parameters
-    no_sync: bool | None = None  # FSDP's gradients stay whole but for the last micro-batch; None: as the trainer does
-    reshard: str = "yes"  # no for stages of a pipeline
+    no_sync: bool | None = None  # FSDP's gradients stay whole until the last micro batch; None: as the trainer does
+    reshard: str = "yes"  # "no" for stages of a pipeline
     tp: int = 1  # ranks that share each layer's heads and widths
-    sequence_parallel: bool = False  # with norms on parts of the sequence, and logits by vocabulary
+    sequence_parallel: bool = False  # norms work on parts of the sequence, and logits are cut by vocabulary
     cp: int = 1  # ranks that share each sequence's positions, of which FSDP's are a multiple
-    pp: int = 1  # stages, each with some of the layers, through which grad_accum micro-batches pass
-    stage: int = 0  # the one whose memory is followed
+    pp: int = 1  # stages, each with some of the layers, through which grad_accum micro batches pass
+    stage: int = 0  # the stage whose memory is followed
     zero: int = 0  # stage of DeepSpeed's ZeRO; 0: none
-    efficient_linear: bool = True  # stage 3 puts its own linear in PyTorch's place
+    efficient_linear: bool = True  # ZeRO-3 replaces PyTorch's linear by its own
     ranks: int = 0  # under DeepSpeed
-    rank: int = 0  # the one whose memory is followed there, or of those that share a sequence
-    grad_dtype: str = "bf16"  # in which DeepSpeed accumulates: bf16, fp32
+    rank: int = 0  # the rank whose memory is followed, under DeepSpeed or among those that share a sequence
+    grad_dtype: str = "bf16"  # the type in which DeepSpeed accumulates: bf16, fp32
     grad_accum: int = 1
     logprob: str = "fp32"  # fp32 (log_softmax of fp32 logits), trl (selective_log_softmax), lse (logsumexp)
     resp: int = 0  # response tokens for PPO; 0: half of seq
@@ -56,7 +56,7 @@ class Case:
     hold_outputs: bool = False
     use_cache: bool = False
     upcast_outputs: bool = False
-    layers: int = 0  # the first so many layers alone; 0: all
+    layers: int = 0  # the number of first layers that are kept; 0: all
     clip: bool = False
     trainer: bool = False  # Transformers' Trainer: Accelerate's autocast, and no_sync
     workspace: bool = True  # count the memory that kernels take while they run
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def keeps_whole(self) -> bool:
-        """Whether gradients stay whole but for the last micro-batch."""
+        """True if gradients stay whole until the last micro batch."""
         return self.fsdp > 0 and (self.trainer if self.no_sync is None else self.no_sync)
 
     @property
@@ -85,7 +85,7 @@ class Case:
 
 
 def model_config(model: str) -> dict[str, Any]:
-    """The config.json of a model in the catalog, or of a path."""
+    """The config.json of a catalog model, or of a path."""
     catalog, path = MODELS / f"{model}.yaml", Path(model)
     if catalog.exists():
         return dict(mapping(catalog)["config"])
@@ -96,7 +96,7 @@ def model_config(model: str) -> dict[str, Any]:
 
 
 def from_record(given: Mapping[str, Any]) -> Case:
-    """A case with the field names of the records."""
+    """A case from the field names of the records."""
     known = {f.name for f in fields(Case)} - {"config"}
     if unknown := sorted(set(given) - known):
         raise CaseError(f"{unknown[0]}: unknown field; allowed: {', '.join(sorted(known))}")
@@ -125,7 +125,7 @@ def _pick(scenario: Mapping[str, Any], name: str, table: Mapping[str, Any], defa
 
 
 def _deepspeed(flat: Mapping[str, Any]) -> None:
-    """DeepSpeed's memory differs between releases: the one that is meant must be the one that is here."""
+    """Checks that the DeepSpeed release asked for is the one installed, as its memory differs between releases."""
     try:
         here = version("deepspeed")
     except PackageNotFoundError:
@@ -137,7 +137,7 @@ def _deepspeed(flat: Mapping[str, Any]) -> None:
 
 
 def from_scenario(scenario: Mapping[str, Any]) -> Case:
-    """The case of a scenario file: the step of its one trained model, on one device or under FSDP2."""
+    """The case of a scenario file: the step of its one trained model."""
     flat: dict[str, Any] = {}
     for key, value in scenario.items():
         if isinstance(value, Mapping) and key != "roles":

@@ -1,4 +1,4 @@
-"""The tensors behind a record: what is kept for backward layer by layer, and what is alive at the peaks."""
+"""The tensors behind a record: those kept for backward, layer by layer, and those alive at the peaks."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ _PART = re.compile(rf"\b{LAYERS}\.(\d+)\.(\w+)")
 
 
 def _table(title: str, blocks: Iterable[tuple[Block, str]], tokens: int) -> list[str]:
-    """One line for each kind of tensor: how many, bytes, bytes a token, type and shape, what made it and where."""
+    """One line for each kind of tensor: the count, bytes, bytes per token, type and shape, and what made it where."""
     count: Counter[tuple[str, str, str, str, tuple[int, ...]]] = Counter()
     size: Counter[tuple[str, str, str, str, tuple[int, ...]]] = Counter()
     for block, kind in blocks:
@@ -50,7 +50,7 @@ def _between(first: int, last: int, index: int, event: Event) -> bool:
 
 
 def detail(case: Case) -> str:
-    """Text: what layers keep, the highest moment of each part of a layer's backward, and the step's peak."""
+    """A text: the tensors that layers keep, the peak of each part of a layer's backward, and the step's peak."""
     events, step = events_of(case)
     tokens = case.mb * case.seq if case.pp > 1 else step.inputs["input_ids"].numel()
     kept = [(block, kind) for block, kind in alive(events, backward_starts(events)) if kind == "made in forward"]

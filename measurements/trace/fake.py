@@ -1,4 +1,4 @@
-"""Fake `cuda` tensors on a PyTorch built without CUDA: a stand-in device and the checks that would ask for a real one.
+"""Fake `cuda` tensors on a PyTorch built without CUDA: a stand-in device, and the checks that would need a real one.
 
 Import this module before `torch`: ATen asks for the device's hooks once, when it loads.
 """
@@ -59,22 +59,22 @@ def _set_data(tensor: torch.Tensor, other: torch.Tensor) -> None:
     tensor.data = other.data
 
 
-# No memory is to be taken on the stand-in device, so it must not count as available.
+# Nothing may allocate memory on the stand-in device, so it must not count as available.
 torch.accelerator.is_available = _answer(False)  # type: ignore[assignment]
 # One thread, so that the ledger's dispatch mode sees backward's operators.
 torch.autograd.set_multithreading_enabled(False)
-# The device that is imagined is an A100: bf16, autocast and grouped matrix products work on it.
+# The stand-in device is an A100: bf16, autocast and grouped matrix products work on it.
 torch.cuda.amp.common.amp_definitely_not_available = _answer(False)  # type: ignore[assignment]
 torch.cuda.is_bf16_supported = _answer(True)  # type: ignore[assignment]
 torch.cuda.get_device_capability = _answer((8, 0))  # type: ignore[assignment]
-# A module that changes its dtype swaps fake parameters, which fails while anything refers to them.
+# Changing a module's dtype swaps its fake parameters, which fails while anything refers to them.
 torch.utils.swap_tensors = _set_data
-# Transformers cannot read fake position ids and would build a mask for packed rows: there are none.
+# Transformers cannot read fake position ids and would build a mask for packed rows, of which there are none.
 masking_utils.find_packed_sequence_indices = _answer(None)  # type: ignore[assignment]
 set_verbosity_error()  # type: ignore[no-untyped-call]
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says what it lacks for the CPU
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of what it lacks on the CPU
 
-# Operators that have a kernel of their own on CUDA and are composed of others where there is none.
+# Operators that have a kernel of their own on CUDA and are composed of others elsewhere.
 _cuda: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 for _name in ("silu_backward",):
     _cuda.impl(_name, _answer(None), "CUDA")

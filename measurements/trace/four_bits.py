@@ -1,4 +1,4 @@
-"""Linears in four bits, as bitsandbytes runs them: its own products and types, on packed weights that are nowhere.
+"""4-bit linears as bitsandbytes runs them: its own products and types, on packed weights without memory.
 
 `Params4bit` packs a weight when it comes to the device, which a fake tensor cannot; here it is packed from the start.
 """
@@ -18,7 +18,7 @@ HEADS = ("lm_head", "score")
 
 
 class FourBits(Linear4bit):
-    """A `Linear4bit` in NF4 with scales that are quantised themselves, made from 16-bit weights, multiplied as such."""
+    """A `Linear4bit` in NF4 with quantised scales, made from 16-bit weights and multiplied in 16 bits."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -41,7 +41,7 @@ class FourBits(Linear4bit):
         self.weight = packed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As `Linear4bit.forward`, which looks for its state on the weight."""
+        """Does what `Linear4bit.forward` does, which looks for its state on the weight."""
         bias = None if self.bias is None else self.bias.to(self.compute_dtype)
         return matmul_4bit(x.to(self.compute_dtype), self.weight, bias=bias, quant_state=self.quant_state).to(x.dtype)
 
@@ -56,7 +56,7 @@ RULES[torch.ops.bitsandbytes.gemm_4bit.default] = _product
 
 
 def quantise(model: Any) -> Any:
-    """The model, frozen, with every linear but its head in four bits."""
+    """The model, frozen, with every linear except its head in 4 bits."""
     model.requires_grad_(False)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

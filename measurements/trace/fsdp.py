@@ -1,4 +1,4 @@
-"""FSDP2 over ranks that are not there: rank 0 of a fake process group, with streams and events that do nothing."""
+"""FSDP2 over imaginary ranks: rank 0 of a fake process group, with streams and events that do nothing."""
 
 import contextlib
 import re
@@ -35,7 +35,7 @@ class Idle:
         pass
 
     def record(self, *args: Any) -> "Idle":
-        """Itself, as an event that is recorded on a stream."""
+        """Returns itself, as an event that is recorded on a stream."""
         return self
 
     def nothing(self, *args: Any) -> None:
@@ -45,12 +45,12 @@ class Idle:
     wait = wait_event = wait_stream = synchronize = record_event = nothing
 
     def query(self) -> bool:
-        """Whether all is done."""
+        """True: all work is done."""
         return True
 
 
 def ranks(n: int, rank: int = 0) -> None:
-    """Become one of `n` ranks, the others being nowhere."""
+    """Become one of `n` ranks; the others do not exist."""
     for name in ("Stream", "Event"):
         setattr(torch.cuda, name, Idle)
     torch.cuda.current_stream = lambda *args: Idle()  # type: ignore[assignment]
@@ -68,10 +68,10 @@ def mesh_of(case: Case) -> DeviceMesh:
     return _mesh(case.stage, case.pp, max(case.fsdp, case.cp), case.cp, case.tp, case.rank)
 
 
-@lru_cache(maxsize=1)  # submeshes join again only where they come from one mesh
+@lru_cache(maxsize=1)  # submeshes can be joined again only if they come from one mesh
 def _mesh(stage: int, pp: int, fsdp: int, cp: int, tp: int, rank: int) -> DeviceMesh:
     ranks(pp * fsdp * tp, (stage * fsdp + rank) * tp)
-    _clear_sharding_prop_cache()  # what it has of a mesh that looks like this one names process groups that are gone
+    _clear_sharding_prop_cache()  # entries of an earlier, similar mesh name process groups that are gone
     names, sizes = ("pp", "dp", "cp", "tp"), (pp, fsdp // cp, cp, tp)
     with _disable_current_modes():  # the mesh reads its own ranks
         if cp == 1:
@@ -83,12 +83,12 @@ def _mesh(stage: int, pp: int, fsdp: int, cp: int, tp: int, rank: int) -> Device
 
 
 def layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The decoder layers of a model, whatever is around it."""
+    """The decoder layers of a model, whatever is wrapped around it."""
     return [module for name, module in model.named_modules() if re.search(rf"(^|\.){LAYERS}\.\d+$", name)]
 
 
 def shard(case: Case, model: torch.nn.Module) -> torch.nn.Module:
-    """Shard a model over the case's ranks: a group for each decoder layer, the rest in the root's group."""
+    """Shard a model over the case's ranks: a unit for each decoder layer, the rest in the root unit."""
     mesh = mesh_of(case)["fsdp"]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if case.trainer:  # as Accelerate's plugin has it
@@ -102,7 +102,7 @@ def shard(case: Case, model: torch.nn.Module) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def no_sync(model: Any) -> Iterator[None]:
-    """Reduce no gradients, as Accelerate does it."""
+    """Reduce no gradients inside, as Accelerate does it."""
     model.set_requires_gradient_sync(False)
     try:
         yield

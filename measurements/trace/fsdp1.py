@@ -1,6 +1,6 @@
-"""FSDP 1 over ranks that are not there: PyTorch's `FullyShardedDataParallel`, on rank 0 of a fake process group.
+"""FSDP 1 over imaginary ranks: PyTorch's `FullyShardedDataParallel`, on rank 0 of a fake process group.
 
-What would ask a real card, or an address of memory, is answered here.
+Queries that would need a real card or a memory address are answered here.
 """
 
 import os
@@ -16,10 +16,10 @@ from .case import Case
 
 
 class Card:
-    """`torch.cuda` as FSDP 1 asks it, and a card that is there."""
+    """`torch.cuda` as FSDP 1 sees it, with a card that is available."""
 
     def is_available(self) -> bool:
-        """Whether there is a card."""
+        """True, though there is no card."""
         return True
 
     def __getattr__(self, name: str) -> Any:
@@ -30,7 +30,7 @@ def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-# Fake tensors have no addresses: what tells storages apart, and says that one has memory, stands in for them.
+# Fake tensors have no addresses: the identity and size of their storages stand in for them.
 _flat_param._same_storage = _same_storage
 _flat_param._data_ptr_allocated = lambda tensor: tensor.untyped_storage().nbytes() > 0
 torch._subclasses.FakeTensor.data_ptr = lambda tensor: tensor.untyped_storage()._cdata  # type: ignore[method-assign]
@@ -46,9 +46,9 @@ def _policy(case: Case, model: torch.nn.Module) -> Any:
 
 
 def shard(case: Case, model: torch.nn.Module) -> FullyShardedDataParallel:
-    """A model over the case's ranks, the rest of it in the root's unit."""
+    """A model sharded over the case's ranks, with everything outside the layers in the root unit."""
     fsdp.ranks(case.fsdp)
-    reduced = torch.bfloat16 if case.trainer else torch.float32  # by Accelerate's plugin in the compute type
+    reduced = torch.bfloat16 if case.trainer else torch.float32  # Accelerate's plugin reduces in the compute type
     sharded = FullyShardedDataParallel(
         model,
         auto_wrap_policy=_policy(case, model),

@@ -1,4 +1,4 @@
-"""Every allocation and release of a training step, in order; from the order, the peak and what is alive at it."""
+"""Every allocation and release of a training step, in order, with the peak and the blocks alive at it."""
 
 import re
 import weakref
@@ -16,7 +16,7 @@ from .scratch import rounded, scratch
 
 aten = torch.ops.aten
 
-# Backward formulas write into fresh zeros out of place for tensor subclasses, and in place on plain tensors.
+# For tensor subclasses, backward formulas write into fresh zeros out of place; for plain tensors in place.
 _IN_PLACE = {
     aten.scatter.src: aten.scatter_.src,
     aten.scatter_add.default: aten.scatter_add_.default,
@@ -28,7 +28,7 @@ _LAYER = re.compile(rf"\b{LAYERS}\.(\d+)\b")
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One storage on the device: its rounded bytes and where it came from."""
+    """One storage on the device: its rounded bytes and its origin."""
 
     bytes: int
     kind: str  # params, optim, grads, ...; `made in <phase>` for what a step makes
@@ -45,7 +45,7 @@ class Block:
 
 
 class Event(NamedTuple):
-    """A block begins (+1), ends (-1), or changes its kind (0)."""
+    """The start (+1) or end (-1) of a block, or a change of its kind (0)."""
 
     sign: int
     block: Block
@@ -57,7 +57,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Moment:
-    """The live blocks at one point of the step, with the kind that each had then."""
+    """The live blocks at one instant of the step, with the kind that each had then."""
 
     bytes: int
     index: int
@@ -76,7 +76,7 @@ class Moment:
 class Ledger(TorchDispatchMode):
     """Follows every storage of the fake device from its first tensor to its last.
 
-    Blocks made while `recording` is off are known but leave no events: they are what is resident before the step.
+    Blocks made while `recording` is off are known but leave no events: they are resident before the step.
     """
 
     def __init__(self, workspace: bool = True) -> None:
@@ -89,10 +89,10 @@ class Ledger(TorchDispatchMode):
         self._live: dict[int, tuple[Block, Any]] = {}
         self._op = ""
 
-    # -- what is alive ------------------------------------------------------------------------------------------------
+    # -- live blocks --------------------------------------------------------------------------------------------------
 
     def block(self, tensor: torch.Tensor) -> Block | None:
-        """The block that holds a tensor, or this rank's shard of it; None for one that is not on the device."""
+        """The block that holds a tensor, or this rank's shard of it; None if it is not on the device."""
         if isinstance(tensor, DTensor):
             tensor = tensor._local_tensor
         held = self._live.get(tensor.untyped_storage()._cdata)
@@ -108,16 +108,16 @@ class Ledger(TorchDispatchMode):
             self.events.append(Event(0, block, self.phase, self._op, kind, note))
 
     def start(self) -> None:
-        """Record from here: what is alive now becomes the opening of the events."""
+        """Start recording: the blocks alive now become the first events."""
         self.events = [Event(1, block, self.phase, "", block.kind) for block, _ in self._live.values()]
         self.recording = True
 
     def note(self, text: str) -> None:
-        """A mark in the events without bytes."""
+        """Add a mark without bytes to the events."""
         self.events.append(Event(0, _NOTHING, self.phase, "", "", text))
 
     def _now(self) -> str:
-        """The phase; in backward, gradients are on only while a checkpointed layer is run again."""
+        """The phase now; in backward, gradients are enabled only while a checkpointed layer is recomputed."""
         return "recompute" if self.phase == "backward" and torch.is_grad_enabled() and _in_backward() else self.phase
 
     def _module(self) -> str:
@@ -148,7 +148,7 @@ class Ledger(TorchDispatchMode):
         self._end(block)
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        """FSDP2 gives a storage its memory and takes it away."""
+        """Follows FSDP2, which gives a storage its memory and takes it away."""
         key = storage._cdata
         if key in self._live:
             block = self._live[key][0]
@@ -187,11 +187,11 @@ class Ledger(TorchDispatchMode):
             if in_place is not None:
                 return in_place
         if func is aten._local_scalar_dense.default and args[0].device.type == "cuda":
-            # a gradient's norm or a sign of overflow that the host asks for: nothing overflowed
+            # the host asks for a gradient's norm or an overflow flag: nothing overflowed
             return False if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0
-        if name == "_c10d_functional.wait_tensor.default":  # its fake kernel makes a copy, its real one hands on
+        if name == "_c10d_functional.wait_tensor.default":  # its fake kernel copies, its real one passes the tensor on
             return args[0]
-        if func is aten._fused_sgd_.default:  # there is no fake kernel; it works in place and takes nothing
+        if func is aten._fused_sgd_.default:  # it has no fake kernel; it works in place and allocates nothing
             return None
         out = func(*args, **kwargs)
         for leaf in tree_leaves(out):
@@ -204,7 +204,7 @@ class Ledger(TorchDispatchMode):
         return out
 
     def _as_plain_eager(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do in place what autograd does in place on plain tensors, and out of place under a dispatch mode.
+        """Do in place what autograd does in place on plain tensors, but out of place under a dispatch mode.
 
         Returns None for any other operator. Sources: torch/csrc/autograd/input_buffer.cpp (`can_accumulate_inplace`),
         FunctionsManual.cpp (`isTensorSubclassLike`).
@@ -220,8 +220,9 @@ class Ledger(TorchDispatchMode):
 
 
 _NOTHING = Block(0, "", "", "", (), "")
-# References to a gradient that only autograd's buffer holds, as an operator called from the engine sees them. Of the
-# tensor: the buffer, the operator's arguments, the Python object. Of the storage: the tensor, the Python object.
+# The reference counts of a gradient that only autograd's buffer holds, as seen by an operator that the engine calls.
+# The tensor is held by the buffer, the operator's arguments and the Python object, the storage by the tensor and the
+# Python object.
 _SOLE_TENSOR, _SOLE_STORAGE = 4, 2
 
 
@@ -239,7 +240,7 @@ def _in_backward() -> bool:
 
 
 def walk(events: Iterable[Event]) -> Iterator[tuple[int, int, Event]]:
-    """(index, bytes live after it, event)."""
+    """(index, bytes live after the event, event) of each event."""
     total = 0
     for index, event in enumerate(events):
         total += event.sign * event.block.bytes
@@ -247,7 +248,7 @@ def walk(events: Iterable[Event]) -> Iterator[tuple[int, int, Event]]:
 
 
 def highest(events: list[Event], where: Callable[[int, Event], bool] = lambda i, e: True) -> Moment:
-    """The moment with the most live bytes among the allocations and marks that `where` accepts."""
+    """The instant with the most live bytes among the allocations and marks that `where` accepts."""
     best = Moment(0, -1, "", "")
     for index, total, event in walk(events):
         if (event.sign > 0 or event.note) and total > best.bytes and where(index, event):

@@ -1,4 +1,4 @@
-"""The model of a case on the fake device: Transformers' own, cut, adapted and prepared as the case says."""
+"""The model of a case on the fake device: Transformers' own, truncated, with adapters and prepared as the case says."""
 
 import re
 from types import MethodType
@@ -39,9 +39,9 @@ def load(case: Case) -> Any:
     classes: dict[str, Any] = {"rm": AutoModelForSequenceClassification, "ppo-critic": AutoModel}
     if case.task == "rm":
         config.num_labels = 1
-    # The flash-attn package is not looked for: its place is taken by `attention`.
+    # The flash-attn package is not looked for: `attention` takes its place.
     implementation = "sdpa" if case.attn.startswith("sdpa") else "eager"
-    # tensors are cut before they are there, as `from_pretrained` does it
+    # tensors are cut before they have memory, as in `from_pretrained`
     with no_init_weights(), torch.device("meta") if case.tp > 1 else DEVICE:
         model = classes.get(case.task, AutoModelForCausalLM).from_config(
             config, dtype=dtype, attn_implementation=implementation
@@ -62,7 +62,7 @@ def load(case: Case) -> Any:
 
 
 def _linear_names(model: torch.nn.Module) -> list[str]:
-    """The names of the linear modules inside the layers: not the heads, routers or fused experts."""
+    """The names of the linear modules inside the layers, without heads, routers or fused experts."""
     linear = (name for name, module in model.named_modules() if hasattr(module, "in_features"))
     return sorted({name.rsplit(".", 1)[-1] for name in linear if re.search(rf"\.{LAYERS}\.", name)})
 
@@ -95,7 +95,7 @@ def _policy() -> EverySecondProduct:
 
 
 def prepare(case: Case, model: Any) -> Any:
-    """The model with its adapters, recomputing as the case says, ready to be trained or to score."""
+    """The model with its adapters and checkpointing as the case says, ready to be trained or to score."""
     base = model.backbone if isinstance(model, Critic) else model
     if case.ckpt != "none":
         base.gradient_checkpointing_enable(checkpointing(case.ckpt, _policy))
@@ -110,7 +110,7 @@ def prepare(case: Case, model: Any) -> Any:
 
 
 def wrap(case: Case, model: Any) -> None:
-    """Put the autocast around a model's forward that Accelerate puts there, outputs in fp32 (`prepare_model`)."""
+    """Put Accelerate's autocast around a model's forward, with outputs in fp32 (`prepare_model`)."""
     if case.trainer and case.prec != "fp32" and not case.zero and (case.flat or not case.fsdp):
         forward = torch.autocast("cuda", torch.bfloat16)(model.forward.__func__)
         model.forward = MethodType(convert_outputs_to_fp32(forward), model)

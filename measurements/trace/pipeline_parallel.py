@@ -1,6 +1,6 @@
-"""Pipeline parallelism over ranks that are not there: one of PyTorch's stages at a time, under its 1F1B schedule.
+"""Pipeline parallelism over imaginary ranks: one of PyTorch's stages at a time, under its 1F1B schedule.
 
-Nothing is sent, and what is received are the stage's own buffers as they are.
+Nothing is sent; the stage's own buffers, as they are, count as received.
 """
 
 from typing import Any
@@ -20,12 +20,12 @@ def _nothing(ops: Any, desc: str | None = None) -> list[Any]:
 
 
 def _known(self: Any, stages: Any, *args: Any) -> None:
-    """Shapes are given: no stage asks its neighbours for them."""
+    """Skips the exchange of shapes: they are given, so no stage asks its neighbours for them."""
     for stage in stages:
         stage._inference_mode = InferenceMode.STATIC
 
 
-# Schedules put the device's random numbers aside while they ask for shapes.
+# Schedules save and restore the device's random state while they ask for shapes.
 torch.cuda.get_rng_state = lambda *args: torch.empty(0)  # type: ignore[assignment]
 torch.cuda.set_rng_state = lambda *args: None  # type: ignore[assignment]
 schedules._batch_p2p = _nothing  # type: ignore[assignment]
@@ -33,7 +33,7 @@ Schedule1F1B._warmup_p2p = _known  # type: ignore[method-assign]
 
 
 def layers_of(layers: int, stages: int) -> list[int]:
-    """How many layers each stage has; embedding and head count as one each.
+    """The number of layers of each stage; embedding and head count as one each.
 
     As torchtitan divides them (`distributed/pipeline_parallel.py`, `generate_llm_fqn_per_model_part`).
     """
@@ -45,7 +45,7 @@ def layers_of(layers: int, stages: int) -> list[int]:
 
 
 def cut(case: Case, model: Any) -> None:
-    """Take from a causal LM what other stages hold."""
+    """Remove from a causal LM what other stages hold."""
     if model.config.tie_word_embeddings:
         raise ValueError("pipeline_parallel: a tied embedding lies on the first stage and on the last")
     counts = layers_of(len(model.model.layers), case.pp)
@@ -72,7 +72,7 @@ class Part(torch.nn.Module):
         self.model.gradient_checkpointing_enable(options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From (rows, tokens) or (rows, tokens, width) to (rows, tokens, width) or (rows, tokens, vocabulary)."""
+        """(rows, tokens) or (rows, tokens, width) to (rows, tokens, width) or (rows, tokens, vocabulary)."""
         given = {"inputs_embeds" if self.case.stage else "input_ids": x}
         if self.case.sequence_parallel:  # the model counts its part of the sequence alone
             given["position_ids"] = torch.arange(self.case.seq, device=x.device)[None]
@@ -81,7 +81,7 @@ class Part(torch.nn.Module):
 
 
 def inputs(case: Case) -> dict[str, torch.Tensor]:
-    """The tokens of the first stage and the labels of the last, of all micro-batches together."""
+    """The tokens of the first stage and the labels of the last, of all micro batches together."""
     ids = torch.zeros(case.mb * case.grad_accum, case.seq, dtype=torch.long, device="cuda")
     named = {0: "input_ids", case.pp - 1: "target"}
     return {named[case.stage]: ids} if case.stage in named else {}
@@ -92,17 +92,17 @@ def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 class Stage(PipelineStage):
-    """A stage that tells the ledger what it does."""
+    """A stage that tells the ledger what it runs."""
 
     ledger: Ledger
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """One micro-batch forward."""
+        """Run one micro batch forward."""
         self.ledger.phase = "forward"
         return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        """One micro-batch backward."""
+        """Run one micro batch backward."""
         self.ledger.phase = "backward"
         self.ledger.note("backward")
         super().backward_one_chunk(*args, **kwargs)
@@ -124,5 +124,5 @@ class Schedule:
         self.runs = Schedule1F1B(stage, case.grad_accum, loss_fn=_loss)
 
     def step(self, input_ids: torch.Tensor | None = None, target: torch.Tensor | None = None) -> None:
-        """All micro-batches; the last stage keeps no logits of them for the caller, as torchtitan asks."""
+        """Run all micro batches; the last stage keeps no logits of them for the caller, as torchtitan asks."""
         self.runs.step(*([] if input_ids is None else [input_ids]), target=target, return_outputs=False)

@@ -1,6 +1,6 @@
-"""Files as the tracer reads them: JSON and plain YAML, of which any fault is one line that names the file.
+"""File reading for the tracer: JSON and plain YAML; any fault is reported in one line that names the file.
 
-`calc.reading` says more, with packages that the tracer's environment lacks.
+`calc.reading` gives fuller messages, with packages that the tracer's environment lacks.
 """
 
 import json
@@ -11,7 +11,7 @@ import yaml
 
 
 class CaseError(ValueError):
-    """What is given cannot be traced; the message is one line."""
+    """Raised if the input cannot be traced; the message is one line."""
 
 
 def mapping(path: Path) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def mapping(path: Path) -> dict[str, Any]:
 
 
 def only(found: list[Any], where: str) -> dict[str, Any]:
-    """The one document that was found, which holds fields."""
+    """The single document found, which must hold fields."""
     if len(found) != 1 or not isinstance(found[0], dict):
         given = f"{found[0]!r:.60}" if len(found) == 1 else f"{len(found)} documents"
         raise CaseError(f"{where}: given {given}, allowed: a mapping of fields")
@@ -41,7 +41,7 @@ def read_text(path: Path) -> str:
 def documents(text: str, where: str) -> list[Any]:
     """The documents of a YAML text."""
     try:
-        # on what an explicit tag does not fit PyYAML falls in ways of its own
+        # PyYAML raises errors of its own if a value does not fit its explicit tag
         if tag := next((t for t in yaml.scan(text, yaml.SafeLoader) if isinstance(t, yaml.TagToken)), None):
             raise yaml.MarkedYAMLError(problem="given a tag, allowed: plain values", problem_mark=tag.start_mark)
         return list(yaml.safe_load_all(text))

@@ -1,4 +1,4 @@
-"""From a case to its record."""
+"""The record of a case."""
 
 import platform
 from collections import Counter
@@ -23,9 +23,9 @@ _TEMPORARY = {
     "made in optim": "optim_temp",
 }
 
-# What a step runs on; the versions of DeepSpeed and bitsandbytes are recorded where these are at work.
+# The libraries of a step; the versions of DeepSpeed and bitsandbytes are recorded if the step uses them.
 PACKAGES = ("torch", "transformers", "peft", "accelerate")
-# What FSDP2 gathers into and reduces from.
+# Operators that make the buffers which FSDP2 gathers into and reduces from.
 _FSDP_BUFFERS = ("aten.empty.memory_format", "fsdp.all_gather_copy_in.default", "fsdp.chunk_cat.default")
 
 
@@ -45,17 +45,17 @@ def events_of(case: Case) -> tuple[list[Event], Step]:
 
 
 def backward_starts(events: list[Event]) -> int:
-    """Index of the last backward's start; the end where there is none."""
+    """The index of the last backward's start, or of the end if there is none."""
     return max((i for i, e in enumerate(events) if e.note == "backward"), default=len(events) - 1)
 
 
 def kinds(case: Case, events: list[Event], moment: Moment) -> dict[str, int]:
-    """Bytes at a moment by kind: `activations` are what forward keeps, the rest of a phase is its temporary memory."""
+    """Bytes at an instant by kind: `activations` are kept by forward, the rest of a phase is its temporary memory."""
     starts = backward_starts(events)
     kept = {id(block) for block, _ in alive(events, starts)} if events[starts].note == "backward" else set()
     total: Counter[str] = Counter()
     for block, kind in moment.live:
-        if case.fsdp and block.kind == "grads":  # marked when all are there
+        if case.fsdp and block.kind == "grads":  # they are marked once all are there
             kind = "grads"
         elif case.fsdp and block.op in _FSDP_BUFFERS and kind.startswith("made in"):
             kind = "fsdp"

@@ -1,4 +1,4 @@
-"""Memory that a CUDA kernel takes and gives back inside one operator, where it is not small; sizes as in ATen."""
+"""Scratch memory that a CUDA kernel takes and frees inside one operator, where it is not small; sizes as in ATen."""
 
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +50,7 @@ def _logsumexp(x: torch.Tensor, *_: Any) -> int:
 
 
 def _softmax_copy(x: torch.Tensor, *_: Any) -> int:
-    """Softmax kernels run on a contiguous copy of an input that is not contiguous (SoftMax.cu)."""
+    """The contiguous copy on which softmax kernels run if their input is not contiguous (SoftMax.cu)."""
     return 0 if x.is_contiguous() else rounded(x.numel() * x.element_size())
 
 

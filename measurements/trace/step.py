@@ -19,16 +19,16 @@ from .models import DEVICE
 
 BETA = 0.1
 LOGPROB = {"fp32": "log-softmax-fp32", "trl": "selective", "lse": "logsumexp"}
-FORWARD = ("input_ids", "position_ids", "attention_mask", "labels", "shift_labels")  # what the model itself takes
+FORWARD = ("input_ids", "position_ids", "attention_mask", "labels", "shift_labels")  # inputs of the model itself
 
 
 def fake_mode() -> FakeTensorMode:
-    """Tensors with shapes and storages and no memory."""
+    """The mode for fake tensors, which have shapes and storages but no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _optimizer(case: Case, model: torch.nn.Module) -> torch.optim.Optimizer | None:
-    # one call of the optimizer takes tensors of one mesh alone
+    # one call of the optimizer accepts only tensors of one mesh
     meshes: dict[Any, list[torch.Tensor]] = {}
     for p in model.parameters():
         if p.requires_grad:
@@ -72,14 +72,14 @@ class Step:
         self._watch()
 
     def _sharded(self, model: Any) -> Any:
-        """The model in Accelerate's autocast, over the case's ranks."""
+        """The model in Accelerate's autocast, sharded over the case's ranks."""
         models.wrap(self.case, model)
         if self.case.fsdp:
             return fsdp1.shard(self.case, model) if self.case.flat else fsdp.shard(self.case, model)
         return model
 
     def _partition(self) -> None:
-        """Hand the models to DeepSpeed; one that is not trained stays whole below stage 3."""
+        """Hand the models to DeepSpeed; below stage 3 a model that is not trained stays whole."""
         from . import zero  # takes seconds to import
 
         self.model = zero.engine(self.case, self.model, self.optimizer)
@@ -105,7 +105,7 @@ class Step:
             inputs["attention_mask"] = torch.ones(rows, 1, case.seq, case.seq, dtype=torch.bool, device=DEVICE)
         if case.task == "sft":
             inputs["labels"] = ids()
-            if case.cp > 1:  # shifted before they are cut
+            if case.cp > 1:  # labels are shifted before they are cut
                 inputs["shift_labels"] = ids()
         elif case.task in ("ppo-actor", "ppo-critic"):
             inputs["old"], inputs["target"] = values(), values()
@@ -118,12 +118,12 @@ class Step:
         for role, model in (("ref_", self.reference), ("", self.model)):
             if model is not None:
                 for parameter in model.parameters():
-                    # ZeRO-3 keeps its shard beside a parameter that is empty
+                    # ZeRO-3 keeps its shard beside the empty parameter
                     ledger.mark(getattr(parameter, "ds_tensor", parameter), f"{role}params")
                 for buffer in model.buffers():
                     ledger.mark(buffer, "buffers")
                 for module in model.modules():
-                    for scale in getattr(module, "scales", ()):  # of four bits
+                    for scale in getattr(module, "scales", ()):  # of 4-bit weights
                         ledger.mark(scale, f"{role}params")
         for tensor in self.inputs.values():
             ledger.mark(tensor, "inputs")
@@ -198,7 +198,7 @@ class Step:
         return outputs
 
     def _logprobs(self, model: torch.nn.Module) -> torch.Tensor:
-        """(rows, tokens): of every next token, or for PPO of the response's."""
+        """Log-probabilities, (rows, tokens): of every next token, or for PPO of the response's."""
         case, ids = self.case, self.inputs["input_ids"]
         tokens = case.resp or (case.seq // 2 if case.task == "ppo-actor" else case.seq - 1)
         extra = {"logits_to_keep": tokens + 1} if case.logits_to_keep else {}
@@ -206,7 +206,7 @@ class Step:
         return logprobs(logits[:, -tokens - 1 : -1], ids[:, -tokens:], LOGPROB[case.logprob])
 
     def _loss(self) -> tuple[torch.Tensor, Any]:
-        """The loss, and what the caller keeps of the outputs."""
+        """The loss, and the outputs that the caller keeps."""
         case, inputs = self.case, self.inputs
         if case.task == "sft":
             outputs = self._forward(self.model)
@@ -232,7 +232,7 @@ class Step:
         return pair_loss(chosen - reference, case.mb, BETA), None
 
     def run(self) -> None:
-        """The step: forward and backward of each micro-batch, the optimizer."""
+        """The step: forward and backward of each micro batch, the optimizer."""
         with contextlib.ExitStack() as around:
             if self.case.sequence_parallel:
                 around.enter_context(loss_parallel())
@@ -258,7 +258,7 @@ class Step:
             ledger.phase = "forward"
             with no_sync() if case.keeps_whole and left else contextlib.nullcontext():
                 self._micro_batch()
-            if case.zero:  # its engine counts the micro-batches
+            if case.zero:  # DeepSpeed's engine counts the micro batches
                 ledger.phase = "optim"
                 ledger.note("optim")
                 self.model.step()
@@ -275,7 +275,7 @@ class Step:
             self.schedule.step(**self.inputs)
         else:
             self._accumulate()
-        if case.fsdp:  # its gradients do not come through autograd's accumulation
+        if case.fsdp:  # FSDP's gradients do not pass through autograd's accumulation
             for name, parameter in self.model.named_parameters():
                 self._complete(name)(parameter)
         if case.zero:

@@ -26,18 +26,18 @@ STORE = ROOT / "measurements" / "traced.jsonl"
 DONE = ROOT / "build" / "trace.jsonl"  # results that are not in the store yet
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed", "bitsandbytes")
 
-# The ledger's components that a kind of block at the peak is; what a step makes and frees is one with activations, as
-# the instant at which the one becomes the other is the tracer's to choose.
+# The ledger's component for each kind of block at the peak. What a step makes and frees counts as activations, since
+# the instant at which the one becomes the other is the tracer's choice.
 COMPONENTS = {"params": "weights", "ref_params": "weights", "grads": "gradients", "optim": "optimizer_states"}
 PHASES = {"forward": "forward", "backward": "backward", "optim": "step"}
 
-FOUND = ("note", "versions", "observed")  # what a trace gives a record beside its bytes
+FOUND = ("note", "versions", "observed")  # the fields that a trace adds to a record besides its bytes
 
 Record = dict[str, Any]
 
 
 def trace(scenario: Record) -> Record:
-    """What a scenario's record gets from its trace; runs in a process of its own."""
+    """The fields of a scenario's record that its trace gives; runs in a process of its own."""
     from . import fake  # noqa: F401  (before anything imports torch)
     from .case import from_scenario
     from .record import record
@@ -57,7 +57,7 @@ def trace(scenario: Record) -> Record:
 
 
 def observed(traced: Record) -> Record:
-    """The peak of each phase, what the highest is made of, and of a pipeline the peak of each stage."""
+    """The peak of each phase, the components of the highest, and for a pipeline the peak of each stage."""
     components = dict.fromkeys((*COMPONENTS.values(), "activations"), 0)
     for kind, count in traced["at_peak"].items():
         components[COMPONENTS.get(kind, "activations")] += count
@@ -90,7 +90,7 @@ def new(scenario: Record, found: Record) -> Record:
 
 
 def tracer() -> str:
-    """What every result depends on: this package's files, and the versions of what it runs."""
+    """A hash of everything that results depend on: this package's files, and the versions of the libraries it runs."""
     sources = sorted(p for p in Path(__file__).parent.iterdir() if p.suffix in (".py", ".cpp"))
     try:
         installed = "".join(f"{name} {version(name)}\n" for name in PACKAGES)
@@ -100,26 +100,26 @@ def tracer() -> str:
 
 
 def key(scenario: Record, by: str) -> str:
-    """Names a result: the tracer, the scenario, and the model's file."""
+    """The name of a result: a hash of the tracer, the scenario, and the model's file."""
     model = MODELS / f"{scenario['model']}.yaml"
     text = by + json.dumps(scenario, sort_keys=True) + (model.read_text("utf-8") if model.exists() else "")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file, one a line; none where there is no file."""
+    """The records of a file, one a line; none if there is no file."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line] if path.exists() else []
 
 
 def traces(scenarios: Iterable[Record], jobs: int) -> Iterator[tuple[Record, Record]]:
-    """(scenario, result) of each, in the order in which they end; those of a run that was stopped come first."""
+    """(scenario, result) of each, in the order in which they end; results of an interrupted run come first."""
     by = tracer()
     keys = [(key(scenario, by), scenario) for scenario in scenarios]
     before = {line["key"]: line["found"] for line in read(DONE)}
     yield from ((scenario, before[k]) for k, scenario in keys if k in before)
     DONE.parent.mkdir(exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"
-    # PyTorch keeps some of what each trace makes, so that a process ends after a few of them
+    # PyTorch keeps some of the memory of each trace, so each process ends after a few of them
     pool = multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=25)
     with DONE.open("a", encoding="utf-8") as done, pool:
         for k, scenario, found in pool.imap_unordered(_traced, [pair for pair in keys if pair[0] not in before]):
@@ -134,13 +134,13 @@ def _traced(pair: tuple[str, Record]) -> tuple[str, Record, Record]:
 
 
 def store(records: list[Record]) -> None:
-    """Write the store anew, whole or not at all."""
+    """Rewrite the store, whole or not at all."""
     replace(STORE, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode())
     DONE.unlink(missing_ok=True)
 
 
 def run(records: list[Record], scenarios: list[Record], jobs: int) -> int:
-    """Trace the scenarios, bring the records up to date with them, say what changed; 0 if every one could be traced."""
+    """Trace the scenarios, update the records with the results, say what changed; 0 if every one could be traced."""
     known = {json.dumps(record["scenario"], sort_keys=True): record for record in records}
     changed, failed, began = 0, 0, time.monotonic()
     for count, (scenario, found) in enumerate(traces(scenarios, jobs), 1):
@@ -168,7 +168,7 @@ def run(records: list[Record], scenarios: list[Record], jobs: int) -> int:
 
 
 def main() -> int:
-    """Run the command line; 0 when all was traced, 2 for input that cannot be used."""
+    """Run the command line; 0 if everything was traced, 2 for input that cannot be used."""
     parser = Parser(prog="python -m measurements.trace.stored", description=__doc__)
     parser.add_argument("--only", default="*", metavar="PATTERN", help="records whose id has this in it (* and ? too)")
     parser.add_argument("--add", metavar="FILE", help="scenarios to trace and append, as YAML documents or JSON lines")
@@ -199,7 +199,7 @@ def main() -> int:
 
 
 def _documents(text: str) -> str:
-    """JSON lines as the YAML documents they are."""
+    """JSON lines turned into YAML documents."""
     return "\n---\n".join(text.splitlines()) if text.startswith("{") else text
 
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism over ranks that are not there: Transformers' own plan, or PyTorch's with sharded sequences."""
+"""Tensor parallelism over imaginary ranks: Transformers' own plan, or PyTorch's with sharded sequences."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ _propagate = ShardingPropagator._propagate_tensor_meta_non_cached
 
 
 def _apart(self: ShardingPropagator, schema: Any) -> Any:
-    """DTensor asks for shapes by running the operator on imagined whole tensors: no memory of the step's."""
+    """Keeps DTensor's shape inference, which runs operators on imaginary whole tensors, out of the step's memory."""
     with _disable_current_modes():
         return _propagate(self, schema)
 
@@ -32,7 +32,7 @@ ShardingPropagator._propagate_tensor_meta_non_cached = _apart  # type: ignore[me
 
 
 def shard(case: Case, model: Any) -> None:
-    """Cut a model that has no memory yet, then give it some; a tied head gets its embedding at the end."""
+    """Cut a model before it has memory, then give it some; a tied head gets its embedding at the end."""
     mesh = fsdp.mesh_of(case)["tp"]
     if case.sequence_parallel:
         _sequences(model, mesh)
@@ -52,7 +52,7 @@ def shard(case: Case, model: Any) -> None:
 def _sequences(model: Any, mesh: DeviceMesh) -> None:
     """PyTorch's plan for Llama with the residual stream cut along the sequence and logits along the vocabulary.
 
-    As its tutorial writes it down and torchtitan runs it.
+    As in its tutorial and in torchtitan.
     """
     whole = {"input_layouts": Shard(1), "desired_input_layouts": Replicate()}
     layer = {

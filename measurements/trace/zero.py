@@ -1,6 +1,6 @@
-"""DeepSpeed's own engine and partitioning over ranks that are not there: one rank of a fake process group.
+"""DeepSpeed's own engine and partitioning over imaginary ranks: one rank of a fake process group.
 
-What would ask a real card or another rank is answered here; DeepSpeed's code is as it was installed.
+Queries that would need a real card or another rank are answered here; DeepSpeed's code is as installed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from deepspeed.comm import comm
 from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
 from deepspeed.utils import groups
 
-_ROOM = 2**50  # bytes that a card has free, as DeepSpeed is told: where memory is short it does some work on the host
+_ROOM = 2**50  # free bytes that DeepSpeed is told of: where memory is short it does some work on the host
 
 
 def _answer(value: object) -> Any:
@@ -45,7 +45,7 @@ def _pretend() -> None:
     for nothing in ("synchronize", "empty_cache", "reset_peak_memory_stats", "range_push", "range_pop", "manual_seed"):
         setattr(card, nothing, _answer(None))
     card.default_stream = card.current_stream = lambda *args: fsdp.Idle()
-    # It compares the order of modules between ranks by value.
+    # DeepSpeed compares the order of modules between ranks by value.
     coordinator.assert_ints_same_as_other_ranks = _answer(None)
 
 
@@ -56,8 +56,8 @@ def engine(case: Case, model: torch.nn.Module, optimizer: torch.optim.Optimizer 
     """DeepSpeed's engine around a model, with the defaults of its configuration; without an optimizer, for forward."""
     if not dist.is_initialized() or (dist.get_world_size(), dist.get_rank()) != (case.ranks, case.rank):
         fsdp.ranks(case.ranks, case.rank)
-        comm.cdb = groups._WORLD_GROUP = None  # of the ranks before
+        comm.cdb = groups._WORLD_GROUP = None  # they belong to the ranks of an earlier case
     config = zero_config(case.zero, case.mb, case.grad_accum, case.grad_dtype, clip=1.0 if case.clip else 0.0)
     config["zero_optimization"]["memory_efficient_linear"] = case.efficient_linear
-    with contextlib.redirect_stdout(sys.stderr):  # it reports on memory
+    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints its memory use
         return deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)[0]
