@@ -263,7 +263,7 @@ def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
 
 @lru_cache(maxsize=4096)
 def layer_tensors(arch: Architecture, index: int = -1) -> tuple[Tensor, ...]:
-    """The tensors of layer `index` (from the end where negative), each with count 1. IndexError where there is none."""
+    """The tensors of layer `index` (from the end if negative), each with count 1. Raises IndexError if it is none."""
     return tuple(_layer(arch, moe=range(arch.layers)[index] >= arch.dense_layers))
 
 

@@ -128,7 +128,7 @@ def outcomes(catalog: Catalog) -> list[Outcome]:
 
 
 def odds(record: Mapping[str, Any], catalog: Catalog, shares: Sequence[float]) -> float:
-    """The probability that a record's job fits where `shares` are held back; 0 where vLLM does not start."""
+    """The probability that a record's job fits if fragmentation takes one of `shares`; 0 if vLLM does not start."""
     e = estimate(parse(record["scenario"], where=record["id"], catalog=catalog), catalog)
     if any(g.refusal for g in e.groups):
         return 0.0

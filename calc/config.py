@@ -16,7 +16,7 @@ _POSITIVE = {
     "softcap_attn": "attn_logit_softcapping",
     "softcap_logits": "final_logit_softcapping",
 }
-# no model has more; the limit keeps lists of layers short, which are built one by one
+# no real model has more; lists of layers are built one by one
 MOST = {"num_hidden_layers": 10_000}
 
 

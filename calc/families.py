@@ -34,7 +34,7 @@ class Family:
     needed: tuple[str, ...] = ()  # config fields that must be true: false is not modelled
     spelled: Mapping[str, str] = field(default_factory=dict)
     expansion: int = 0  # the MLP's width over the residual stream's, where the config does not give it
-    dropout: str = ""  # config field with the probability that a block's output is dropped
+    dropout: str = ""  # config field with the probability that the output of attention or MLP is dropped
     embedding_dropout: str = ""  # config field with the probability that the embedding's output is dropped
     parallel: str = ""  # config field that says if attention and MLP both read the layer's input
 

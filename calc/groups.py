@@ -207,7 +207,7 @@ class Shared:
     def group(self) -> Group:
         """The group's phases and its verdict."""
         phases, usable, cache = self.phases(), self.job.gpu.usable_bytes, self.cache()
-        peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # of equals any
+        peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # any of equal ones
         refusal = cache.refusal if cache else None
         # a phase with a smaller peak may be less certain to fit
         probability = 0.0 if refusal else min([verdict.odds(p.moment, usable) for p in phases])

@@ -10,8 +10,8 @@ from calc.check.architectures import GENERATIONS, SLOT
 from calc.check.faults import fault
 
 BRIDGED = 4  # the most cards that bridges join, as on the H200 NVL
-NEAR = 0.05  # how far a link's figure may be from the one it follows from: 31.5 for 32 GB/s of PCIe Gen4
-# Measured all-reduce over a link's nominal speed: 0.78 on the A100, 0.82 on the H200, more with sums in the network.
+NEAR = 0.05  # relative difference allowed between a link's figure and its specification: 31.5 for 32 GB/s of PCIe Gen4
+# All-reduce over a link's nominal speed: 0.78 on the A100, 0.82 on the H200, a little more with sums in the network.
 REACHED = (0.1, 1.1)
 NETWORK = 0.1  # the least GB/s of a card: 10 Gb/s shared among eight
 # Host memory over the cards' memory: 0.3 for four cards of 96 GB in a workstation, 10 for two L4 in a server.

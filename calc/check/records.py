@@ -1,4 +1,4 @@
-"""Rules that refuse impossible measurements: figures unlike their quote, parts unlike their sum, no real scenario."""
+"""Rules that refuse impossible measurements: figures unlike the quote, parts unlike the sum, jobs that do not parse."""
 
 from __future__ import annotations
 
