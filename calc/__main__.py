@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        return 130  # as shells have it
+        return 130  # 128 + SIGINT, as in shells
     except BrokenPipeError:
         # The reader has seen enough. Python flushes once more at exit, which must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,9 +71,10 @@ def _estimate(path: str, as_json: bool) -> Iterator[str]:
 
 
 def _recommend(fields: dict[str, Any], path: str | None, as_json: bool) -> Iterator[str]:
-    """The configuration to run; where the number of GPUs is open, on the smallest machine.
+    """The configuration to run; where the GPU or the number of GPUs is open, on the smallest machine.
 
-    An option stands in place of the file's field. Each is held to the schema where it stands before both are one job.
+    An option overrides the file's field. Both are checked against the schema where they stand, before they become one
+    job.
     """
     catalog, where = load(), "recommend"
     job = given(fields, where=where, needed=())
@@ -90,9 +91,9 @@ def _recommend(fields: dict[str, Any], path: str | None, as_json: bool) -> Itera
 
 
 class _Progress:
-    """Says on standard error what is being done, from the second second on, once a second.
+    """Reports progress on standard error, at most once a second, after the first second.
 
-    On a terminal the line is written over, else each stands on its own.
+    On a terminal each line overwrites the one before; elsewhere each stands on its own.
     """
 
     def __init__(self) -> None:
@@ -111,7 +112,7 @@ class _Progress:
 
 
 def _batch(path: str) -> Iterator[str]:
-    """A line out for each line in; blank lines are errors too, but at the end, where they are no lines of the batch."""
+    """One line out for each line in; blank lines are errors too, except at the end of the file."""
     where = "standard input" if path == "-" else path
     blank: list[str] = []
     for number, raw in enumerate(lines(path), 1):
@@ -124,7 +125,7 @@ def _batch(path: str) -> Iterator[str]:
 
 
 def _answer(raw: bytes, where: str, number: int) -> str:
-    """The line for one scenario of a batch: its estimate, or why there is none; whatever happens, others follow."""
+    """The output line for one scenario of a batch: its estimate, or the reason for none; no failure ends the batch."""
     place = f"{where}:{number}"
     try:
         return json.dumps(as_dict(estimate(parse(parse_json(decode(raw, place), where, number), where=place)))) + "\n"
@@ -159,7 +160,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _list(records: list[dict[str, Any]], as_json: bool) -> Iterator[str]:
-    """Records as JSON, or as a table with a column a field."""
+    """Records as JSON, or as a table with one column per field."""
     if as_json:
         yield json.dumps(records, indent=2) + "\n"
         return
@@ -177,14 +178,14 @@ def _check() -> Iterator[str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argparse whose errors are those of any other bad input."""
+    """An argument parser that reports errors like any other bad input."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{self.prog}: {message}; {self.prog} --help shows what is")
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The parsed command line; InputError for one that cannot be used."""
+    """The parsed command line; raises InputError for one that cannot be used."""
     parser = _Parser(prog=PROGRAM, description="Does a post-training job fit its GPUs?", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     sub = commands.add_parser("estimate", help="memory of a job, phase by phase", allow_abbrev=False)

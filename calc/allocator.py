@@ -1,12 +1,12 @@
-"""PyTorch's caching allocator, as far as sizes go: which segments it takes from the driver, and when none is left.
+"""A model of PyTorch's caching allocator by sizes alone: which segments it takes from the driver, and when it runs out.
 
 Read in torch 2.13 `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorConfig.h`, at their defaults and with
-`expandable_segments:True`. Each stream has an allocator of its own. Blocks of up to 1 MiB live in segments of 2 MiB of
-their own; of these only the sum is followed, as if they left no gaps.
+`expandable_segments:True`. Each stream has an allocator of its own. Blocks of up to 1 MiB live in 2 MiB segments of
+their own; only the sum of these blocks is tracked, as if they left no gaps.
 
-An estimate takes and gives back tens of thousands of blocks. So a block is one number, its bytes above the WIDTH bits
-of its address: sorted, the smallest comes first, and of equals the lowest; what is left of a block that is cut is a
-difference. A small one has no address and stands below 0, and 0 is none.
+A block is one integer, since an estimate allocates and frees tens of thousands of them: its bytes in the bits above
+WIDTH, its address below. Sorted, the smallest block comes first, and of equal ones the lowest; splitting a block is a
+subtraction. A small block has no address and is negative, and 0 stands for no block.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from calc.units import MiB
 
 LARGE, BUFFER, GRAIN = 10 * MiB, 20 * MiB, 2 * MiB  # kMinLargeAlloc, kLargeBuffer, kRoundLarge (and kSmallBuffer)
 ROUND = 512  # kMinBlockSize
-ENDLESS = 1 << 62  # the address space of a segment that grows
+ENDLESS = 1 << 62  # the address space of an expandable segment
 WIDTH = 63  # bits of an address
 ADDRESS = (1 << WIDTH) - 1
-SMALL = MiB << WIDTH  # kSmallSize: the largest small block, and the most that is given away with a large one
+SMALL = MiB << WIDTH  # kSmallSize: the largest small block, and the largest remainder not split off a large one
 
 Block = int
-Steps = Sequence[tuple[int, int]]  # a slot and the block of address 0 that it asks for, or 0 where its own comes back
+Steps = Sequence[tuple[int, int]]  # a slot and its request, a block at address 0; or 0 to free the slot's block
 State = tuple[int, list[Block], dict[int, int], int, tuple[Block, ...]]
 
 
@@ -41,21 +41,21 @@ def length(block: Block) -> int:
 
 
 def asked(size: int) -> Block:
-    """A block of `size` bytes as a request names it."""
+    """A request for `size` bytes, rounded up to ROUND, as a block at address 0."""
     return -(-size // ROUND) * ROUND << WIDTH
 
 
 class OutOfMemory(Exception):
-    """No segment of the size asked for is left; the message is PyTorch's, in bytes."""
+    """Raised when no segment of the requested size is left; the message is PyTorch's, in bytes."""
 
 
 class Process:
-    """What the allocators of a process's streams count together; `limit` bytes are all that they may reserve, if any.
+    """The counters that a process's streams share; `limit` is the most bytes that they may reserve, if any.
 
-    `reserved` are the bytes of all segments, `most_reserved` the largest they have been; `most` is the largest sum of
-    blocks handed out, each with what came along because it was too little to be split off. `released` counts how often
-    the limit was in the way, and `refused` is the least that it kept from being reserved: under any limit from
-    `most_reserved` to below that all would have gone the same way.
+    `reserved` is the bytes of all segments, `most_reserved` its maximum so far; `most` is the largest sum of allocated
+    blocks, each with any remainder too small to be split off. `released` counts how often the limit made cached
+    segments go back, and `refused` is the smallest total that the limit kept from being reserved: under any limit from
+    `most_reserved` to just below `refused`, everything would have happened in the same way.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -65,7 +65,7 @@ class Process:
         self.streams: list[Allocator] = []
 
     def copy(self, limit: int | None) -> Process:
-        """The same under another limit, which has not been in the way so far."""
+        """A copy of the process and its streams under another limit, which has not been in the way so far."""
         other = copy(self)
         other.limit = limit
         other.streams = []
@@ -74,20 +74,24 @@ class Process:
         return other
 
     def lacks(self, whole: int) -> bool:
-        """Whether the limit is in the way of `whole` bytes more."""
+        """True if `whole` more bytes would exceed the limit; `refused` then records it."""
         if self.limit is None or self.reserved + whole <= self.limit:
             return False
         self.refused = min(self.refused, self.reserved + whole)
         return True
 
     def release(self) -> None:
-        """`release_cached_blocks`: all that is free in every stream, and can, goes back to the driver."""
+        """Return everything that is free in any stream, and can go, to the driver: `release_cached_blocks`."""
         self.released += 1
         for stream in self.streams:
             stream.release()
 
     def reserve(self, whole: int, size: int) -> None:
-        """Take `whole` bytes of the driver, for a request of `size`; what is free goes back first where they lack."""
+        """Reserve `whole` bytes from the driver for a request of `size`; where the limit requires it, cached segments
+        go back first.
+
+        Raises OutOfMemory if even that leaves too little.
+        """
         if self.lacks(whole):
             self.release()
         if self.lacks(whole):
@@ -100,31 +104,31 @@ class Process:
 
 
 class Allocator:
-    """Blocks within segments that one stream takes; a block that is given back serves that stream alone.
+    """The allocator of one stream: it splits segments into blocks, and hands a freed block only to that stream again.
 
-    Free blocks are known by their start and by their end, so that a neighbour finds them.
+    Free blocks are indexed by their start and by their end, so that neighbours can be merged.
     """
 
-    LEAST = SMALL + (ROUND << WIDTH)  # the smallest rest that is split off
+    LEAST = SMALL + (ROUND << WIDTH)  # the smallest remainder that is split off
 
     def __init__(self, limit: int | None = None, process: Process | None = None) -> None:
         """The first stream of a process that may reserve `limit` bytes, or another stream of `process`."""
         self.process = process or Process(limit)
         self.process.streams.append(self)
-        self._spare = 0  # what is left of segments of small blocks
+        self._spare = 0  # bytes left in the segments of small blocks
         self._free: list[Block] = []  # the smallest first
         self._starts: dict[int, Block] = {}  # free blocks by their start
         self._ends: dict[int, Block] = {}  # free blocks by their end
         self._segments: tuple[Block, ...] = ()
-        self._unmapped: dict[int, int] = {}  # the bytes of each stretch of pages in a segment that grows, by its start
-        self._end = ENDLESS  # the address below which the next segment ends: drivers map each below the last
+        self._unmapped: dict[int, int] = {}  # bytes of each unmapped range of an expandable segment, by its start
+        self._end = ENDLESS  # the next segment ends below this address: drivers map each below the last
 
     def beside(self) -> Self:
-        """The allocator of another stream of the same process."""
+        """An allocator for another stream of the same process."""
         return type(self)(process=self.process)
 
     def copy(self, process: Process) -> Self:
-        """The same stream in the copy of its process."""
+        """A copy of this stream that belongs to `process`, the copy of its own process."""
         other = type(self)(process=process)
         other._spare, other._end, other._segments = self._spare, self._end, self._segments
         other._free, other._starts = self._free.copy(), self._starts.copy()
@@ -133,31 +137,31 @@ class Allocator:
 
     @property
     def state(self) -> State:
-        """All that decides what comes of requests for large blocks, and for small ones what is left of segments."""
+        """Everything that decides how requests are served: free blocks, segments, and what small blocks have left."""
         return self._spare, self._free.copy(), self._unmapped.copy(), self._end, self._segments
 
     def take(self, size: int) -> Block:
-        """A block of `size` bytes: the smallest free one that is large enough, cut to size."""
+        """Allocate a block of `size` bytes: the smallest free block that is large enough, split to size."""
         return self.take_all((size,))[0]
 
     def take_all(self, sizes: Iterable[int]) -> list[Block]:
-        """Blocks of these sizes, one after another."""
+        """Allocate blocks of these sizes, one after another."""
         own: dict[int, Block] = {}
         self.play([(slot, asked(size)) for slot, size in enumerate(sizes)], own)
         return [*own.values()]
 
     def give(self, block: Block) -> None:
-        """Take a block back, and join it with its free neighbours."""
+        """Free a block, and merge it with its free neighbours."""
         self.give_all((block,))
 
     def give_all(self, blocks: Iterable[Block]) -> None:
-        """Take blocks back, one after another."""
+        """Free blocks, one after another."""
         own = dict(enumerate(blocks))
         self.play([(slot, 0) for slot in own], own)
 
     def play(self, steps: Steps, own: dict[int, Block]) -> None:
-        """Take and give back what `steps` say, one after another; `own` has the blocks by their slots."""
-        # one loop, as an estimate goes through it tens of thousands of times
+        """Allocate and free as `steps` says, one step after another; `own` maps slots to their blocks."""
+        # a single loop, because an estimate runs it tens of thousands of times
         free, starts, ends, unmapped, process = self._free, self._starts, self._ends, self._unmapped, self.process
         spare, allocated, most = self._spare << WIDTH, process.allocated << WIDTH, process.most << WIDTH
         least = self.LEAST
@@ -220,15 +224,15 @@ class Allocator:
         self._spare, process.allocated, process.most = spare >> WIDTH, allocated >> WIDTH, most >> WIDTH
 
     def _fit(self, place: int) -> int:
-        """Where the free block is that is taken, of which the first that is large enough lies before unmapped pages.
+        """The index of the free block to take, where the first one that is large enough borders on unmapped pages.
 
-        Such a block counts as large as it can become: a larger one that cannot grow may come before it.
+        Such a block ranks by the size that it can grow to, so that a larger block that cannot grow may come before it.
         """
         free, unmapped, last = self._free, self._unmapped, len(self._free) - 1
         while place < last:
             block, following = free[place], free[place + 1]
             more = unmapped.get((block & ADDRESS) + (block >> WIDTH), 0)
-            # one that cannot grow is smaller than the next anyway
+            # a block that cannot grow is smaller than the next anyway
             if not more or (block >> WIDTH) + more <= (following >> WIDTH) + unmapped.get(
                 (following & ADDRESS) + (following >> WIDTH), 0
             ):
@@ -237,7 +241,7 @@ class Allocator:
         return place
 
     def _segment(self, size: int) -> Block:
-        """A new segment for `size` bytes; between two lies a gap, so that blocks of both are no neighbours."""
+        """Reserve a new segment for `size` bytes; a gap keeps blocks of two segments from being neighbours."""
         whole = BUFFER if size < LARGE else -(-size // GRAIN) * GRAIN
         self.process.reserve(whole, size)
         self._end -= whole + GRAIN
@@ -246,7 +250,7 @@ class Allocator:
         return segment
 
     def release(self) -> None:
-        """Segments in which nothing is allocated go back to the driver."""
+        """Return the segments in which nothing is allocated to the driver."""
         whole = [segment for segment in self._segments if self._starts.get(address(segment)) == segment]
         for segment in whole:
             self._drop(segment)
@@ -254,20 +258,20 @@ class Allocator:
         self._segments = tuple([segment for segment in self._segments if segment not in whole])
 
     def _keep(self, start: int, size: int) -> None:
-        """A block is free."""
+        """Add a block to the free ones."""
         block = size << WIDTH | start
         self._starts[start] = self._ends[start + size] = block
         insort(self._free, block)
 
     def _drop(self, block: Block) -> None:
-        """A free block is none any more."""
+        """Remove a block from the free ones."""
         del self._starts[address(block)]
         del self._ends[address(block) + length(block)]
         del self._free[bisect_left(self._free, block)]
 
 
 class Expandable(Allocator):
-    """Blocks within one segment, of which pages are mapped as they are needed, and given back wherever they are free.
+    """The allocator with expandable segments: one segment, of which pages are mapped as needed and unmapped when free.
 
     See `find_expandable_block`, `map_block` and `unmap_block`.
     """
@@ -279,7 +283,7 @@ class Expandable(Allocator):
         self._unmapped[0] = ENDLESS
 
     def _segment(self, size: int) -> Block:
-        """The lowest address with room for `size` bytes in free and unmapped blocks, mapped."""
+        """A free block of at least `size` bytes at the lowest address with room for it, its unmapped pages mapped."""
         start, missing = self._place(size)
         if self.process.lacks(missing):
             self.process.release()
@@ -288,7 +292,7 @@ class Expandable(Allocator):
         return self._map(start, size) << WIDTH | start
 
     def _place(self, size: int) -> tuple[int, int]:
-        """Where so much is free or unmapped, and the bytes to be mapped there."""
+        """The start of the lowest range with `size` bytes free or unmapped, and the bytes to be mapped there."""
         for unmapped in sorted(self._unmapped):
             begin = end = address(self._ends.get(unmapped, unmapped))
             missing = 0
@@ -305,7 +309,7 @@ class Expandable(Allocator):
         return length(self._starts.get(end, 0)) or self._unmapped.get(end, 0)
 
     def _map(self, begin: int, wanted: int) -> int:
-        """One block of so many bytes or more, of what is free and unmapped from `begin` on; its bytes."""
+        """Join free and newly mapped pages from `begin` on into one block of `wanted` bytes or more; its bytes."""
         end = begin
         while end - begin < wanted:
             if not (free := self._joined(end)):
@@ -314,14 +318,14 @@ class Expandable(Allocator):
         return end + self._joined(end) - begin
 
     def _joined(self, end: int) -> int:
-        """The bytes of the free block that starts at `end`, which is none any more; 0 if there is none."""
+        """Remove the free block that starts at `end` from the free ones, and return its bytes; 0 if there is none."""
         block = self._starts.get(end, 0)
         if block:
             self._drop(block)
         return length(block)
 
     def _map_pages(self, start: int, size: int) -> int:
-        """Map the pages of the first `size` bytes of an unmapped stretch; what is left stays unmapped."""
+        """Map the pages of the first `size` bytes of an unmapped range; their bytes. The rest stays unmapped."""
         have = self._unmapped.pop(start)
         pages = min(_pages(size), have)
         if pages < have:
@@ -329,7 +333,7 @@ class Expandable(Allocator):
         return pages
 
     def release(self) -> None:
-        """Whole pages in which nothing is allocated go back to the driver."""
+        """Return whole pages in which nothing is allocated to the driver."""
         for block in [*self._starts.values()]:
             begin, end = address(block), address(block) + length(block)
             low, high = _pages(begin), end // BUFFER * BUFFER
@@ -344,12 +348,12 @@ class Expandable(Allocator):
             self._unmap(low, high)
 
     def _unmap(self, low: int, high: int) -> None:
-        """Unmapped are the pages from `low` to `high`, and the stretches beside them, as one."""
+        """Record the pages from `low` to `high` as unmapped, in one range with those beside them."""
         high += self._unmapped.pop(high, 0)
         before = next((start for start, size in self._unmapped.items() if start + size == low), low)
         self._unmapped[before] = high - before
 
 
 def _pages(size: int) -> int:
-    """The bytes of the pages that hold `size` bytes."""
+    """The bytes of the pages that `size` bytes take up."""
     return -(-size // BUFFER) * BUFFER

@@ -1,7 +1,7 @@
-"""From tapes to numbers: what a piece of a model keeps and passes, as a function of tokens and length.
+"""Tapes in numbers: the bytes that a piece of a model keeps and needs in passing, as functions of tokens and length.
 
-A tape answers in symbols; here a model's dimensions are put in once, and the instants that another one always covers
-are dropped, so that an estimate evaluates a handful of sums.
+A tape answers in symbols. Here a model's dimensions are put in once, and instants that another one always exceeds are
+dropped, so that an estimate evaluates only a handful of sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from calc.tape import Size, Snapshot, Tape, text
 
 
 class Amount(NamedTuple):
-    """Bytes for T tokens in sequences of S: `tokens·T + pairs·T·S + fixed + row·S`, and how that was composed."""
+    """Bytes for T tokens in sequences of S, `tokens·T + pairs·T·S + fixed + row·S`, and their formula in symbols."""
 
     tokens: float
     pairs: float
@@ -24,7 +24,7 @@ class Amount(NamedTuple):
     formula: str
 
     def bytes(self, tokens: int, length: int) -> int:
-        """The bytes for `tokens` in sequences of `length`."""
+        """The bytes for `tokens` tokens in sequences of `length`."""
         return int(tokens * (self.tokens + self.pairs * length) + self.fixed + self.row * length)
 
 
@@ -42,7 +42,7 @@ class Shot(NamedTuple):
 
 
 def amount(size: Size, dims: Mapping[str, int]) -> Amount:
-    """`size` with a model's numbers put in."""
+    """`size` with a model's dimensions put in."""
     parts = [f"T·({text(size.tokens)})"] * bool(size.tokens) + [text(size.fixed)] * bool(size.fixed)
     return Amount(*_figures(size, dims), formula=" + ".join(parts) or "0")
 
@@ -65,9 +65,10 @@ def _figures(size: Size, dims: Mapping[str, int]) -> tuple[float, float, float, 
 
 
 def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Container[str] = ()) -> tuple[Shot, ...]:
-    """The snapshots that can be the largest for some number of tokens and length: those that no other one covers.
+    """The snapshots that can be the largest for some number of tokens and length: those that no other one dominates.
 
-    Operations named in `apart` run where an engine has something else in memory: they cover each other alone.
+    Operations named in `apart` run while an engine has something else in memory, so they are compared only with each
+    other.
     """
     keys = [(*map(add, _figures(s.saved, dims), _figures(s.passing, dims)), s.gradients, s.making) for s in snapshots]
     inside = [n for n, s in enumerate(snapshots) if s.name in apart]
@@ -82,9 +83,9 @@ def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Container[s
 
 
 def maxima(sizes: Sequence[tuple[float, ...]]) -> list[int]:
-    """The places of those that no other one equals or exceeds in all figures; of equals the first."""
+    """The indices of the sizes that no other size equals or exceeds in all figures; of equal sizes the first."""
     found: list[int] = []
-    # whatever covers a size stands before it in this order, and is found or covered by one that is
+    # a size that dominates another stands before it in this order, and is found or dominated by one that is
     for n in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
         own = sizes[n]
         if not any([all(map(le, own, sizes[m])) for m in found]):
@@ -93,12 +94,14 @@ def maxima(sizes: Sequence[tuple[float, ...]]) -> list[int]:
 
 
 class Segment:
-    """A piece of the model as estimates use it: what it keeps and its instants, each when it is first asked for."""
+    """A piece of the model as estimates use it: what it keeps, and its peak instants, each computed on first use."""
 
     def __init__(
         self, tape: Tape, dims: Mapping[str, int], apart: Container[str] = (), scoring: Tape | None = None
     ) -> None:
-        """Of a tape in a model's numbers; see `peaks` for `apart`. `scoring` keeps nothing, if that is another."""
+        """Takes a tape and a model's dimensions; see `peaks` for `apart`. `scoring`: the tape without gradient, if
+        another.
+        """
         self._tape, self._scoring, self._dims, self._apart = tape, scoring or tape, dims, apart
 
     def _peaks(self, snapshots: list[Snapshot]) -> tuple[Shot, ...]:
@@ -106,7 +109,7 @@ class Segment:
 
     @cached_property
     def saved(self) -> Amount:
-        """What stays for backward."""
+        """The bytes saved for backward."""
         return amount(self._tape.saved(), self._dims)
 
     @cached_property
@@ -121,7 +124,7 @@ class Segment:
 
     @cached_property
     def without_grad(self) -> tuple[Shot, ...]:
-        """The instants of a forward that keeps nothing."""
+        """The instants of a forward without gradient, which keeps nothing."""
         return self._peaks(self._scoring.forward(grad=False))
 
     @cached_property
@@ -131,15 +134,15 @@ class Segment:
 
     @cached_property
     def again(self) -> tuple[Shot, ...]:
-        """The instants of the repetition."""
+        """The instants of the recomputation."""
         return self._peaks(self._tape.again())
 
     @cached_property
     def waiting(self) -> Amount:
-        """The gradients that exist meanwhile."""
+        """The gradients that exist during the recomputation."""
         return amount(self._tape.waiting(), self._dims)
 
     @cached_property
     def kept(self) -> Amount:
-        """What selective checkpointing keeps beside the input."""
+        """The bytes that selective checkpointing keeps in addition to the input."""
         return amount(self._tape.kept(), self._dims)

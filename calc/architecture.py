@@ -18,7 +18,7 @@ Head = Literal["lm", "scalar", "none"]
 
 
 class Norms(NamedTuple):
-    """The names of a layer's norms before and after each of its two blocks; empty where there is none."""
+    """The names of a layer's norms before and after attention and MLP; empty where the layer has none."""
 
     attention: str = "input_layernorm"
     attention_output: str = ""
@@ -26,11 +26,11 @@ class Norms(NamedTuple):
     mlp_output: str = ""
 
 
-BEFORE = Norms()  # one before each block
+BEFORE = Norms()  # one before attention, one before the MLP
 
 
 class Names(NamedTuple):
-    """What a family calls the modules that most call alike."""
+    """A family's names of the modules that most families name alike."""
 
     model: str = "model"
     embedding: str = "embed_tokens"
@@ -47,10 +47,10 @@ NAMES = Names()
 
 
 class ConfigError(ValueError):
-    """One line that names the `field`, what was `given` and what is `allowed`."""
+    """A config value that cannot be used: one line with the `field`, what was `given` and what is `allowed`."""
 
     def __init__(self, field: str, given: object, allowed: str, near: Sequence[str] = ()) -> None:
-        """`near`: the valid names among which a near miss is looked for."""
+        """`near`: valid names, of which the one closest to what was given is suggested."""
         self.field, self.given, self.allowed = field, given, allowed
         close = difflib.get_close_matches(str(given).casefold(), near, n=1)
         what = "nothing given" if given is None else f"given {reprlib.repr(given)}"
@@ -90,18 +90,18 @@ class Architecture:
     norm: Literal["rms", "centred", "layer"] = "rms"  # centred: the mean is taken off too; layer: PyTorch's own
     norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
     norm_bias: bool = False
-    parallel: bool = False  # both blocks read the layer's input
-    joined: bool = False  # and their outputs are added up before the residual stream gets them (Falcon)
-    rotation: Literal["", "joined", "fp32"] = ""  # its result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
-    rotary_tables: int = 0  # elements of cos and sin a position, where each layer repeats them for itself (GLM)
-    embedding_scaled: bool = False  # outside of the embedding's module (Granite; Gemma's does it itself)
+    parallel: bool = False  # attention and MLP both read the layer's input
+    joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
+    rotation: Literal["", "joined", "fp32"] = ""  # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
+    rotary_tables: int = 0  # elements of cos and sin per position, where each layer repeats them for itself (GLM)
+    embedding_scaled: bool = False  # outside the embedding's module (Granite; Gemma's module does it itself)
     embedding_dropout: bool = False
-    residual_scaled: bool = False  # a block's output is multiplied before it is added (Granite)
-    residual_dropout: bool = False  # a block's output is dropped out while training (Seed-OSS)
-    attention_dropout: bool = False  # probabilities are
-    # expanded: in groups of queries, a key and a value, which are then written for every query (Falcon)
+    residual_scaled: bool = False  # outputs of attention and MLP are multiplied before they are added (Granite)
+    residual_dropout: bool = False  # dropout on the outputs of attention and MLP while training (Seed-OSS)
+    attention_dropout: bool = False  # dropout on attention's probabilities
+    # expanded: stored in groups of queries with one key and one value, which are then copied for every query (Falcon)
     fused_qkv: Literal["", "sliced", "split", "expanded"] = ""
-    masked: bool = False  # SDPA gets a mask where it needs none
+    masked: bool = False  # SDPA gets a mask even where it needs none
     own_eager: bool = False  # eager attention scales in place and takes the softmax in its input's type (Falcon)
     gated: bool = True  # the MLP has a gate beside its up projection
     fused_gate_up: bool = False
@@ -109,8 +109,8 @@ class Architecture:
     softcap_logits: bool = False
     logits_scaled: bool = False  # divided or multiplied by a number
     sliding_window: int | None = None  # None where no layer uses one
-    sliding_layers: tuple[int, ...] = ()  # the indices of those that do
-    unrotated_layers: tuple[int, ...] = ()  # the indices of those without rotary positions
+    sliding_layers: tuple[int, ...] = ()  # the indices of the layers that use it
+    unrotated_layers: tuple[int, ...] = ()  # the indices of the layers without rotary positions
     experts: int = 0
     experts_per_token: int = 0
     moe_intermediate: int = 0
@@ -120,22 +120,23 @@ class Architecture:
     attention_sinks: bool = False
     expert_bias: bool = False
     router_bias: bool = False
-    experts_input_first: bool = False  # their weights are stored so, gates and ups side by side (GPT-OSS)
-    router: str = "mlp.gate"  # its name
-    routing: Literal["softmax", "fp32", "best", "best-fp32"] = "softmax"  # of all experts, on casts; of the best alone
+    experts_input_first: bool = False  # expert weights are stored input first, gates and ups side by side (GPT-OSS)
+    router: str = "mlp.gate"  # the router's module name
+    # a softmax over all experts (fp32: on casts), or over the best alone
+    routing: Literal["softmax", "fp32", "best", "best-fp32"] = "softmax"
     routing_normed: bool = True  # the weights of a token's experts are divided by their sum
-    routing_uncast: bool = False  # and stay in fp32
+    routing_uncast: bool = False  # the weights of a token's experts stay in fp32
     shared_name: str = "mlp.shared_experts"
     shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
     head_bias: bool = False
     mla: Mla | None = None
     activation: str = "silu"
     names: Names = NAMES
-    modeling: Literal["", "litgpt"] = ""  # whose code runs the layers, where not Transformers'
-    # what one GPU holds where several share a model, see `calc.parts`
+    modeling: Literal["", "litgpt"] = ""  # the library whose code runs the layers, if not Transformers
+    # the part that one GPU holds where several share a model, see `calc.parts`
     ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them
     embeds: bool = True  # the embedding is here, and not on another pipeline stage
-    ends: bool = True  # so are the final norm and the head
+    ends: bool = True  # the final norm and the head are here
 
     @property
     def vocab_part(self) -> int:
@@ -144,9 +145,9 @@ class Architecture:
 
     @property
     def grouped(self) -> bool:
-        """Whether heads share keys and values when attention reads them, or a cache keeps them.
+        """True if query heads share keys and values when attention reads them, or a cache keeps them (GQA).
 
-        Falcon in Transformers and all models in litgpt write them out for every query before.
+        Falcon in Transformers and all models in litgpt copy them for every query head before that.
         """
         return self.heads != self.kv_heads and self.fused_qkv != "expanded" and self.modeling != "litgpt"
 
@@ -262,12 +263,12 @@ def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
 
 @lru_cache(maxsize=4096)
 def layer_tensors(arch: Architecture, index: int = -1) -> tuple[Tensor, ...]:
-    """The tensors of layer `index` (from the end where negative), each with count 1. IndexError where there is none."""
+    """The tensors of layer `index` (from the end if negative), each with count 1. Raises IndexError if it is none."""
     return tuple(_layer(arch, moe=range(arch.layers)[index] >= arch.dense_layers))
 
 
 def layer_kinds(arch: Architecture) -> list[tuple[int, int]]:
-    """For each kind of layer that there is, the dense ones and those with experts: an index, and how many."""
+    """The kinds of layers that the model has, dense and with experts: the index of one such layer, and their number."""
     return [(i, n) for i, n in ((0, arch.dense_layers), (-1, arch.layers - arch.dense_layers)) if n]
 
 
@@ -275,7 +276,7 @@ def layer_kinds(arch: Architecture) -> list[tuple[int, int]]:
 def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     """Every parameter tensor, a tied head once.
 
-    `head`: "lm" is the causal LM; "scalar" a reward model or critic, whose lm_head gives way to a Linear(hidden, 1)
+    `head`: "lm" is the causal LM; "scalar" a reward model or critic, whose lm_head is replaced by a Linear(hidden, 1)
     without bias; "none" the bare decoder.
     """
     layers: dict[str, Tensor] = {}
@@ -297,13 +298,13 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
 
 @lru_cache(maxsize=4096)
 def parameters(arch: Architecture, *, head: Head = "lm") -> int:
-    """All parameters, exactly; a tied head is counted once."""
+    """The exact number of parameters; a tied head is counted once."""
     return sum(t.elements * t.count for t in tensors(arch, head=head))
 
 
 @lru_cache(maxsize=4096)
 def layer_parameters(arch: Architecture, index: int = -1) -> int:
-    """The parameters of layer `index`."""
+    """The number of parameters of layer `index`."""
     return sum(t.elements for t in layer_tensors(arch, index))
 
 
@@ -314,7 +315,7 @@ def embedding_parameters(arch: Architecture) -> int:
 
 @lru_cache(maxsize=4096)
 def active_parameters(arch: Architecture, *, head: Head = "lm") -> int:
-    """The parameters one token meets: all of them but the routed experts it is not sent to."""
+    """The parameters active for one token: all but those of the routed experts that it is not sent to."""
     idle = arch.experts - arch.experts_per_token
     experts = sum(t.elements * t.count for t in tensors(arch, head=head) if t.kind == "expert")
     return parameters(arch, head=head) - (experts // arch.experts * idle if arch.experts else 0)
@@ -322,7 +323,7 @@ def active_parameters(arch: Architecture, *, head: Head = "lm") -> int:
 
 @lru_cache(maxsize=4096)
 def largest_tensor(arch: Architecture, head: Head = "lm") -> Tensor:
-    """The parameter tensor with most elements, the first of equals."""
+    """The parameter tensor with the most elements; of equal ones the first."""
     return max(tensors(arch, head=head), key=lambda t: t.elements)
 
 

@@ -1,4 +1,4 @@
-"""A model as blocks: its tensors one by one, and its pieces as scripts of what they take and give back.
+"""A model as the allocator sees it: its tensors one by one, and its pieces as scripts of allocations and frees.
 
 The order is that of the modules (`torch.nn.Module.parameters`), and of forward and backward through them.
 """
@@ -25,13 +25,13 @@ from calc.script import Script, Writer
 from calc.stack import SORTING
 from calc.tape import Tape
 
-# Blocks of states for each trained tensor; Adafactor's are a row and a column, and small.
+# Blocks of optimizer states per trained tensor; Adafactor's, a row and a column, are small and left out.
 MOMENTS = {"adamw": 2, "sgd-momentum": 1, "lion": 1, "adamw-8bit": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A forward, its backward where it is trained, and the slot of outputs that outlive it, if any."""
+    """A piece's forward, its backward if it is trained, and the slot of an output that outlives both, if any."""
 
     forward: Script
     backward: Script | None
@@ -39,12 +39,12 @@ class Piece:
 
 
 class Unit(NamedTuple):
-    """Parameters that FSDP 2 gathers together, a layer's or the root's, in bytes.
+    """The parameters of an FSDP 2 unit, a layer or the root, which are gathered together; all sizes in bytes.
 
-    `whole` tensors are cut into this rank's `shards`, as they are stored. To gather them these are `cast` into one
-    tensor of the compute type, if that is another; a gather fills a `buffer`, out of which `gathered` tensors are
-    copied. Gradients are joined in `reducing`, of which this rank's part becomes `reduced`; both are 0 where nothing
-    is trained.
+    `whole` has the sizes of the unsharded tensors, `shards` those of this rank's shards as they are stored. Where the
+    compute type is another, the shards are first `cast` into one tensor of that type; a gather fills a `buffer`, out of
+    which the `gathered` tensors are copied. Gradients are joined in `reducing`, of which this rank's part becomes
+    `reduced`; both are 0 where nothing is trained.
     """
 
     whole: tuple[int, ...]
@@ -58,14 +58,15 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """A role's model on one micro-batch, all in bytes; equal to none but itself, as `blocks` makes each but once.
+    """A role's model on one micro-batch, all in bytes; compared by identity, since `blocks` makes each only once.
 
-    `weights` has every tensor that lies there whole, `units` the layers and, last, the root where FSDP 2 cuts them all.
-    `states` has those of each trained tensor, `passing` what the optimizer's step takes for each, all `at_once` or one
-    by one. `stream` is the embedding's output, `tables` are cosines and sines. `embedding` is the embedding's gradient,
-    0 where it gets none, `sorting` what that takes beside; `tied` says how a tied head's is added to it: "in place" or
-    "apart". `held`: how long outputs stay, a word of `calc.keeps.Path`. `inside`: the loss runs inside the model's own
-    forward. `wrapped`: an autocast begins and ends with it.
+    `weights` has every tensor that is held whole; where FSDP 2 shards them all, `units` has the layers and, last, the
+    root. `states` has the optimizer states of each trained tensor, `passing` what the optimizer's step allocates for
+    each, either all `at_once` or one by one. `stream` is the embedding's output, `tables` are cosines and sines.
+    `embedding` is the embedding's gradient, 0 where it gets none, `sorting` the scratch memory of that gradient; `tied`
+    says how a tied head's gradient is added to it: "in place" or "apart". `held`: how long outputs stay, a word of
+    `calc.keeps.Path`. `inside`: the loss runs inside the model's own forward. `wrapped`: an autocast begins and ends
+    with each forward.
     """
 
     weights: tuple[int, ...]
@@ -95,7 +96,7 @@ def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str, sharded: 
     adapters = [t.elements * r.adapter_bytes for t in changed] if run.adapter else []
     if sharded:
         changed = [part_of(t, r.ranks) for t in changed]
-        r = replace(r, grad_bytes=run.compute)  # of a whole gradient, until it is reduced
+        r = replace(r, grad_bytes=run.compute)  # bytes of a whole gradient's element, until it is reduced
     each = temporaries(optimizer) * r.step_bytes if optimizer else 0
     return Blocks(
         weights=() if sharded else (*own, *adapters),
@@ -118,7 +119,7 @@ def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str, sharded: 
 
 
 def _units(r: Replica) -> tuple[Unit, ...]:
-    """The layers, then the root with what lies outside of them."""
+    """The units of the layers, and last of the root, which has all tensors outside the layers."""
     arch, own = r.arch, [*_in_order(r.arch, r.head)]
     layers = [layer_tensors(arch, n) for n in range(arch.layers)]
     inside = {t.name for layer in layers for t in layer}
@@ -128,7 +129,7 @@ def _units(r: Replica) -> tuple[Unit, ...]:
 
 
 def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor]) -> Unit:
-    """The unit of `own` tensors and of `adapters` beside them."""
+    """The FSDP unit of `own` tensors and their `adapters`."""
     ranks, compute = r.ranks, r.run.compute
     stored = [*[(t, r.weight_bytes) for t in own], *[(t, r.adapter_bytes) for t in adapters]]
     parts = [part_of(t, ranks).elements for t, _ in stored]
@@ -145,7 +146,7 @@ def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor]) -> Unit
 
 
 def _in_order(arch: Architecture, head: Head) -> Iterator[Tensor]:
-    """Every parameter tensor of a model, layer after layer."""
+    """Every parameter tensor of a model, in the order of its modules."""
     inside = {t.name for n in range(arch.layers) for t in layer_tensors(arch, n)}
     outside = [t for t in tensors(arch, head=head) if t.name not in inside]
     yield from [t for t in outside if t.kind == "embedding"]
@@ -155,7 +156,7 @@ def _in_order(arch: Architecture, head: Head) -> Iterator[Tensor]:
 
 
 def _trained(r: Replica) -> Iterator[Tensor]:
-    """What the optimizer steps: LoRA's two matrices beside each adapted linear, or the whole model."""
+    """The tensors that the optimizer steps: LoRA's two matrices for each adapted linear, or the whole model."""
     if r.optimizer and not r.run.adapter:
         yield from _in_order(r.arch, r.head)
     for n in range(r.arch.layers if r.optimizer else 0):
@@ -168,13 +169,13 @@ def _adapters(r: Replica, layer: int) -> Iterator[Tensor]:
 
 
 def _weight(r: Replica, t: Tensor) -> int:
-    """A tensor as it lies there, in four bits or whole."""
+    """The bytes of a stored tensor, in four bits or unquantised."""
     four = r.quantised and t.kind in quantised_kinds(r.arch, r.run.linear_experts) and len(t.shape) > 1
     return int(t.elements * (NF4[r.run.nested] if four else r.weight_bytes))
 
 
 def _states(r: Replica, t: Tensor) -> tuple[int, ...]:
-    """The blocks of a trained tensor's states; bitsandbytes leaves some in 32 bits, and has scales beside the others.
+    """The blocks of a trained tensor's states; bitsandbytes leaves some in 32 bits, and keeps scales for the others.
 
     bitsandbytes 0.50 `optim/optimizer.py`, `init_state`: both moments, then both scales.
     """
@@ -188,7 +189,7 @@ def _states(r: Replica, t: Tensor) -> tuple[int, ...]:
 
 
 def _piece(r: Replica, batch: Batch, tape: Tape, checkpointing: str = "none") -> Piece:
-    """A piece on its tape, trained or not."""
+    """A piece as scripts of its tape, trained or not."""
     writer = _writer(r, batch, tape)
     if not r.optimizer:
         return Piece(writer.without_grad(), None)
@@ -203,7 +204,7 @@ def _writer(r: Replica, batch: Batch, tape: Tape) -> Writer:
 
 
 def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple[Piece, ...]:
-    """The layers, each kind written once."""
+    """The pieces of all layers; each kind of layer is written once."""
     found = kinds(r.run, masked, checkpointing != "none")
     pieces = {}
     for kind in set(found):
@@ -216,7 +217,7 @@ def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple
 
 
 def _head(r: Replica, batch: Batch) -> Piece:
-    """The head with its loss."""
+    """The piece of the head, with its loss."""
     program = written(r.run, r.path, grad=r.optimizer is not None or r.path.kind != "selective")
     writer = _writer(r, batch, program.tape)
     if not r.optimizer:

@@ -1,6 +1,6 @@
-"""How wrong estimates are, as the verdict uses it: computed from `measurements/`, with any source left out.
+"""The errors of estimates that the verdict rests on, computed from `measurements/`, with or without a given source.
 
-What it gives stands as constants in `calc.memory.runtime` and `calc.verdict`, so that an estimate reads no records.
+The results are constants in `calc.memory.runtime` and `calc.verdict`, so that an estimate reads no records.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from calc.memory import runtime
 from calc.residuals import Residual, as_run
 from calc.scenario import parse
 
-# A request of at most this share of the card, so that a message shows what is lost when memory runs out: a large one
-# fails before the card is full.
+# The largest share of the card that counts as a small request. Only a small one shows what is lost when memory runs
+# out: a large one fails before the card is full.
 SMALL = 1 / 50
 THREADS = "github-issues"  # the group of reports in threads about runs that died
-PARTS = 40  # a quantile is the middle of one of so many equal parts
+PARTS = 40  # quantiles are the middles of this many equal parts
 
 Message = Mapping[str, Any]
 
 
 def source(record: Mapping[str, Any]) -> str:
-    """Where a record comes from, as far as its errors may have a cause in common: the repository, or the host."""
+    """The repository or the host that a record comes from: errors of records with the same source may share a cause."""
     parts = str(record["url"] or record.get("group", "")).split("/")
     return "/".join(parts[3:5]) if parts[2:3] == ["github.com"] else "/".join(parts[2:3]) or parts[0]
 
 
 def at_the_edge(catalog: Catalog) -> list[Message]:
-    """Messages of runs that died of a small request after loading; while models load nothing has been freed."""
+    """Messages of runs that died of a small request after loading; before that, nothing has been freed."""
     return [m for m in catalog.exhausted if m["phase"] != "load" and m["tried_bytes"] <= SMALL * m["total_bytes"]]
 
 
 def share(m: Message) -> float:
-    """What lay in pieces too small for the request, reserved or free, as a share of what was asked for in all."""
+    """The memory in pieces too small for the request, reserved or free, as a share of all that was asked for."""
     pieces = m["unallocated_bytes"] + m["free_bytes"] - m["tried_bytes"]
     return max(0.0, float(pieces / (m["allocated_bytes"] + m["tried_bytes"])))
 
 
 def quantiles(shares: Iterable[float]) -> tuple[float, ...]:
-    """The middles of `PARTS` equal parts of the shares, smallest first, straight lines between neighbours."""
+    """The middles of `PARTS` equal parts of the shares, smallest first, interpolated linearly."""
     found = sorted(shares)
     places = [(part + 0.5) / PARTS * (len(found) - 1) for part in range(PARTS)]
     return tuple(
@@ -53,12 +53,12 @@ def quantiles(shares: Iterable[float]) -> tuple[float, ...]:
 
 
 def held_back(catalog: Catalog, without: str = "") -> tuple[float, ...]:
-    """`runtime.HELD_BACK`, the messages of one source left out."""
+    """The values of `runtime.HELD_BACK`, computed without the messages of the source `without`."""
     return quantiles(share(m) for m in at_the_edge(catalog) if source(m) != without)
 
 
 def replayed(catalog: Catalog) -> tuple[float, ...]:
-    """`runtime.REPLAYED`: of measured jobs that had memory enough."""
+    """The values of `runtime.REPLAYED`, computed from measured jobs whose allocator never had to retry."""
     found = []
     for record in catalog.measurements:
         seen = record.get("observed", {})
@@ -74,7 +74,7 @@ def replayed(catalog: Catalog) -> tuple[float, ...]:
 
 
 def formula_spread(residuals: Iterable[Residual]) -> float:
-    """`verdict.FORMULA_SPREAD`: the largest root mean square error of traced peaks of any kind of sharding."""
+    """The value of `verdict.FORMULA_SPREAD`: the largest RMS error of traced peaks of any kind of sharding."""
     kinds: dict[str, list[float]] = {}
     for r in residuals:
         if r.kind == "traced" and r.metric == "allocated":
@@ -83,7 +83,7 @@ def formula_spread(residuals: Iterable[Residual]) -> float:
 
 
 def outside_errors(catalog: Catalog) -> list[int]:
-    """What a process took beside PyTorch's tensors, less what `runtime.process` gives, where both are known."""
+    """The bytes that processes took outside PyTorch, less what `runtime.process` gives, where both are known."""
     errors = []
     for m in catalog.exhausted:
         if m["in_use_bytes"] and m["processes"] in (None, 1) and (m["gpus"] == 1 or (m["gpus"] and m["gpu"])):
@@ -95,14 +95,14 @@ def outside_errors(catalog: Catalog) -> list[int]:
 
 
 def rms(errors: Sequence[float]) -> float:
-    """The root of the mean square."""
+    """The root mean square of `errors`."""
     return sqrt(sum(error**2 for error in errors) / len(errors))
 
 
 class Outcome(NamedTuple):
-    """A published job, whether it ran, and the probability of that as an estimate gives it without its own source.
+    """A published job: whether it ran, and its fit probability, estimated without its own source.
 
-    `sought`: it was found by looking for runs that died, so that many more of its kind died than do in all.
+    `sought`: it was found by looking for runs that died, so that among such jobs many more died than among all.
     """
 
     id: str
@@ -113,7 +113,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(catalog: Catalog) -> list[Outcome]:
-    """The published jobs that ran, or died for want of memory."""
+    """The published jobs that ran, or ran out of memory."""
     found = []
     shares: dict[str, tuple[float, ...]] = {}  # by the source that is left out
     for record in catalog.measurements:
@@ -128,7 +128,7 @@ def outcomes(catalog: Catalog) -> list[Outcome]:
 
 
 def odds(record: Mapping[str, Any], catalog: Catalog, shares: Sequence[float]) -> float:
-    """How likely a record's job fits where `shares` are held back; an engine that does not start never does."""
+    """The probability that a record's job fits if fragmentation takes one of `shares`; 0 if vLLM does not start."""
     e = estimate(parse(record["scenario"], where=record["id"], catalog=catalog), catalog)
     if any(g.refusal for g in e.groups):
         return 0.0
@@ -136,7 +136,7 @@ def odds(record: Mapping[str, Any], catalog: Catalog, shares: Sequence[float]) -
 
 
 def covered(catalog: Catalog) -> list[tuple[str, float]]:
-    """For each message its source, and where its share stands among those of all other sources, from 0 to 1."""
+    """For each message its source, and the rank of its share among those of all other sources, from 0 to 1."""
     shares = [(source(m), share(m)) for m in at_the_edge(catalog)]
     found = []
     for own, mine in shares:

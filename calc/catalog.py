@@ -1,7 +1,7 @@
 """The catalog: every file of hardware/, models/ and measurements/, read and turned into frozen objects.
 
-Each file is held against its schema, and what it names must be there. What cannot be although it has the right shape,
-`calc.check` refuses.
+Each file is checked against its schema, and every name in it must exist. `calc.check` refuses files that have the right
+shape but impossible contents.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ BEFORE_AMPERE = (*BEFORE_TURING, "Turing")
 class GPU:
     """One device as PyTorch sees it (of an MI250X, one of its two dies).
 
-    `smi_mib` is the total that the driver's tool shows, `usable_mib` the one that cudaMemGetInfo gives a process;
-    `usable_derived` where that was not seen on this very card. Rates are dense and accumulate in fp32; `nvlink_gbs`
-    adds both directions. None: no source gives it. `linked`: there are nodes that join more than two of it by NVLink or
-    the like; a bridge between two is extra.
-    `sources` maps a value's field in the file (`memory.usable_mib`) to where it is read.
+    `smi_mib` is the total that the driver's tool shows, `usable_mib` the total that cudaMemGetInfo gives a process;
+    `usable_derived`: the latter was not observed on this very card. Rates are dense and accumulate in fp32;
+    `nvlink_gbs` adds both directions. A value is None where no source gives it. `linked`: there are nodes that join
+    more than two of these cards by NVLink or the like; a bridge between two is extra. `sources` maps a value's field in
+    the file (`memory.usable_mib`) to where it is read.
     """
 
     id: str
@@ -63,12 +63,12 @@ class GPU:
 
     @property
     def usable_bytes(self) -> int:
-        """What one process can get of the card, its own CUDA context included."""
+        """The bytes of the card that one process can get, its own CUDA context included."""
         return self.usable_mib * MiB
 
     @property
     def lacks_bf16(self) -> bool:
-        """Whether the card is older than Ampere, which brought bf16 and what FlashAttention-2 needs."""
+        """True if the card is older than Ampere, which brought bf16 and what FlashAttention-2 needs."""
         return self.architecture in BEFORE_AMPERE
 
     @property
@@ -78,13 +78,15 @@ class GPU:
 
     @property
     def lacks_cuda(self) -> bool:
-        """Whether kernels that are written for CUDA, or for AMD's answer to it, do not run on the card."""
+        """True if the card cannot run kernels written for CUDA, or for AMD's counterpart to it."""
         return self.vendor not in ("NVIDIA", "AMD")
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """How GPUs are joined. Bandwidths: GB/s of one GPU in one direction; `measured_gbs` is all-reduce bus bandwidth."""
+    """A machine with joined GPUs. Bandwidths: GB/s of one GPU in one direction; `measured_gbs` is all-reduce bus
+    bandwidth.
+    """
 
     id: str
     name: str
@@ -102,9 +104,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model: its Hugging Face name, `aliases` of the identical architecture, its config and what that describes.
+    """A model: its Hugging Face name, `aliases` of the identical architecture, its config and the architecture in it.
 
-    One read from a path has the path as `id`, `name` and `source`, and no `published_parameters`.
+    A model read from a path has the path as `id`, `name` and `source`, and no `published_parameters`.
     """
 
     id: str
@@ -120,7 +122,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """All of them, as counted."""
+        """The number of parameters, counted from the architecture."""
         return parameters(self.architecture)
 
 
@@ -128,15 +130,15 @@ class Model:
 class Catalog:
     """All data files, each mapping sorted by id. `version`: 12 hex digits that change when any of the files does.
 
-    `names` gives a model's id by it, its Hugging Face name and its aliases, casefolded; `places` the file and line of a
-    record by its id.
+    `names` maps a model's id, Hugging Face name and aliases, casefolded, to its id; `places` maps a record's id to its
+    file and line.
     """
 
     gpus: Mapping[str, GPU]
     nodes: Mapping[str, Node]
     models: Mapping[str, Model]
     measurements: tuple[Mapping[str, Any], ...]
-    exhausted: tuple[Mapping[str, Any], ...]  # what PyTorch said when memory ran out
+    exhausted: tuple[Mapping[str, Any], ...]  # PyTorch's out-of-memory messages
     version: str
     names: Mapping[str, str] = field(repr=False)
     places: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -150,7 +152,7 @@ class Catalog:
         return found
 
     def model(self, name: str) -> Model:
-        """The model with this id or Hugging Face name (case aside), or of a path to a Hugging Face config.json.
+        """The model with this id or Hugging Face name (case aside), or at this path to a Hugging Face config.json.
 
         CatalogError `model: …` for an unknown name; for a config it names file and field.
         """
@@ -167,7 +169,7 @@ class Catalog:
 
 
 def _some(ids: Iterable[str], command: str) -> str:
-    """The ids if a line can hold them, otherwise where they are listed."""
+    """The ids if they fit on a line, otherwise the command that lists them."""
     text = ", ".join(ids)
     return text if len(text) <= 400 else f"an id that `python -m calc {command}` lists"
 
@@ -176,9 +178,9 @@ def _some(ids: Iterable[str], command: str) -> str:
 def load(root: Path | None = None) -> Catalog:
     """The catalog of the project at `root` (this one by default), read once; `load.cache_clear()` forgets it.
 
-    Every file is read before anything is returned: CatalogError for the first that has not the shape of its schema or
-    names what is not there, one line that names the file and the field (or the line), what was given and what is
-    allowed.
+    Every file is read before anything is returned. Raises CatalogError for the first file that does not match its
+    schema or names something that does not exist: one line that names the file and the field (or the line), what was
+    given and what is allowed.
     """
     root = root or ROOT
     digest = hashlib.sha256()
@@ -213,7 +215,7 @@ def _read(path: Path, where: str, update: Callable[[bytes], None], limit: int = 
 
 
 def _files(root: Path, folder: str, suffix: str) -> list[tuple[str, Path]]:
-    """The folder's data files, sorted; what else lies there is not read."""
+    """The folder's data files, sorted; other files in it are not read."""
     try:
         names = sorted(os.listdir(root / folder))
     except OSError:
@@ -222,7 +224,7 @@ def _files(root: Path, folder: str, suffix: str) -> list[tuple[str, Path]]:
 
 
 def _records(root: Path, folder: str, schema: str, update: Callable[[bytes], None]) -> list[_Record]:
-    """The folder's YAML files by id, each valid; the id is the file's name, and where the file says it, the same."""
+    """The folder's valid YAML files, sorted by id: the name of the file, which an id in the file must repeat."""
     check = validator(root / schema)
     records = []
     places = _files(root, folder, ".yaml")
@@ -238,16 +240,16 @@ def _records(root: Path, folder: str, schema: str, update: Callable[[bytes], Non
 
 
 def newer_first(root: Path, first: str, second: str) -> tuple[str, str]:
-    """Two places (`file` or `file:line`) that claim the same, the one to blame first: whose file was changed last.
+    """Two places (`file` or `file:line`) that claim the same, the one to blame first: that whose file was changed last.
 
-    Where no file was, that is the second.
+    If neither file is newer, the second place is to blame.
     """
     changed = [os.stat(root / place.partition(":")[0]).st_mtime_ns for place in (first, second)]
     return (first, second) if changed[0] > changed[1] else (second, first)
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Mapping[str, Any]]]:
-    """Each `{value, source}` of a file with its dotted field."""
+    """Each `{value, source}` of a file with its dotted field name."""
     for name, item in data.items():
         if isinstance(item, Mapping):
             if "source" in item:
@@ -275,25 +277,25 @@ class _Values:
 
 
 def _memory(record: _Record) -> tuple[int | None, int | None]:
-    """The totals, MiB, that the driver's tool shows and that a process gets."""
+    """The total that the driver's tool shows and the total that a process gets, in MiB."""
     memory = record.data["memory"]
     smi, usable = (int(memory[name]["value"]) if name in memory else None for name in ("smi_mib", "usable_mib"))
     return smi, usable
 
 
 def _seen(records: Iterable[_Record]) -> list[tuple[int, int]]:
-    """The totals, MiB, of the cards of which both were seen: nvidia-smi's and a process's."""
+    """nvidia-smi's total and a process's total, in MiB, of the cards on which both were observed."""
     both = (_memory(record) for record in records if record.data["memory"].get("usable_mib", {}).get("observed"))
     return [(smi, usable) for smi, usable in both if smi is not None and usable is not None]
 
 
 def _derive(smi: int, seen: Iterable[tuple[int, int]]) -> tuple[int, str] | None:
-    """What a process gets, MiB, of a card on which that was not seen, and how that is known.
+    """The MiB that a process gets of a card on which they were not observed, and the rule that gives them.
 
-    Two rules. Cards that show nvidia-smi the same total carry the same memory: the least that a process gets of any of
-    those. Where there is none: the total times the smallest share that a process gets of any card, rounded down. The
-    driver keeps a part of the total to itself; taking the most that it keeps never promises memory that is not there.
-    None where no card was seen.
+    Two rules. Cards with the same total in nvidia-smi carry the same memory: the least that a process gets of any of
+    them. Where there is no such card: the total times the smallest share that a process gets of any card, rounded down.
+    The driver keeps a part of the total to itself; assuming the most that it keeps never promises memory that is not
+    there. None where no card was observed.
     """
     pairs = sorted(seen)
     same = [usable for shown, usable in pairs if shown == smi]
@@ -363,7 +365,7 @@ def _node(record: _Record, gpus: Mapping[str, GPU]) -> Node:
 
 
 def _linked(gpu: GPU, nodes: Iterable[Node]) -> bool:
-    """As its nodes say, where there are any."""
+    """True if a node joins more than two of the cards by more than PCIe; without a node, if they have NVLink."""
     found = [node for node in nodes if gpu.id in node.gpu_ids]
     return any(n.gpus > 2 and not n.link.startswith("PCIe") for n in found) if found else bool(gpu.nvlink_gbs)
 
@@ -407,9 +409,9 @@ def _model_of_config(path: str) -> Model:
 
 
 def _names(records: Iterable[_Record], root: Path) -> dict[str, str]:
-    """Every name of every model, casefolded, to the model's id; no two models may share one."""
+    """Every name of every model, casefolded, with the model's id; no two models may share a name."""
     names: dict[str, str] = {}
-    claimed: dict[str, str] = {}  # by the same name, where it stands
+    claimed: dict[str, str] = {}  # the place of each name
     for record in records:
         claims = [("id", record.id), ("hf", record.data["hf"])]
         claims += [(f"aliases[{index}]", alias) for index, alias in enumerate(record.data["aliases"])]
@@ -427,7 +429,7 @@ def _names(records: Iterable[_Record], root: Path) -> dict[str, str]:
 def _lines(
     root: Path, folder: str, places: dict[str, str], update: Callable[[bytes], None]
 ) -> Iterable[tuple[str, dict[str, Any]]]:
-    """The records of the folder's .jsonl files, one a line, each valid, with its place; each id stands once."""
+    """The valid records of the folder's .jsonl files, one per line, each with its place; no id may occur twice."""
     check = validator(root / folder / "schema.json")
     for where, path in _files(root, folder, ".jsonl"):
         for number, line in enumerate(decode(_read(path, where, update, FILE), where).split("\n"), start=1):
@@ -450,7 +452,7 @@ def _measurements(
     places: dict[str, str],
     update: Callable[[bytes], None],
 ) -> Iterable[Mapping[str, Any]]:
-    """The records of measurements/*.jsonl; each model and GPU is in the catalog."""
+    """The records of measurements/*.jsonl, whose models and GPUs must be in the catalog."""
     for place, record in _lines(root, "measurements", places, update):
         check_names(record, place, gpus, names)
         yield record
@@ -459,7 +461,7 @@ def _measurements(
 def _exhausted(
     root: Path, gpus: Mapping[str, GPU], places: dict[str, str], update: Callable[[bytes], None]
 ) -> Iterable[Mapping[str, Any]]:
-    """The records of measurements/exhausted/*.jsonl; each GPU is in the catalog."""
+    """The records of measurements/exhausted/*.jsonl, whose GPUs must be in the catalog."""
     for place, record in _lines(root, "measurements/exhausted", places, update):
         if record["gpu"] is not None:
             _known(record["gpu"], gpus, f"{place}: gpu", "gpus")
@@ -467,7 +469,7 @@ def _exhausted(
 
 
 def check_names(record: Mapping[str, Any], place: str, gpus: Mapping[str, GPU], names: Mapping[str, str]) -> None:
-    """Refuses a measurement whose model or GPU the catalog does not have."""
+    """Refuses a measurement whose model or GPU is not in the catalog, with an InputError."""
     scenario = record["scenario"]
     for name, known, command in (("gpu", gpus, "gpus"), ("model", names, "models")):
         given = scenario[name]

@@ -16,7 +16,7 @@ _POSITIVE = {
     "softcap_attn": "attn_logit_softcapping",
     "softcap_logits": "final_logit_softcapping",
 }
-# beyond this no model can be meant; lists of layers are built one by one
+# no real model has more; lists of layers are built one by one
 MOST = {"num_hidden_layers": 10_000}
 
 
@@ -54,7 +54,7 @@ class _Reader:
         return value
 
     def positive(self, name: str) -> bool:
-        """Whether a number that may be null is set (a soft cap)."""
+        """True if a number that may be null (a soft cap) is above 0."""
         value = self.value(name)
         if value is None:
             return False
@@ -63,16 +63,16 @@ class _Reader:
         return value > 0
 
     def on(self, name: str) -> bool:
-        """Whether a switch is true, or a number above 0."""
+        """True if a switch is true, or is a number above 0."""
         return self.positive(name) if type(self.value(name)) in (int, float) else self.boolean(name)
 
 
 def from_config(config: Mapping[str, Any]) -> Architecture:
     """The architecture that a Hugging Face `config.json` of a known family describes.
 
-    The five sizes (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, vocab_size) must be
-    given, but those that Gemma 3's published configs leave out; other fields default as in the family's config class;
-    fields that change no tensor are ignored. Of a model that reads images it is the language model alone.
+    The five sizes (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, vocab_size) must be given,
+    except those that Gemma 3's published configs leave out; other fields default as in the family's config class;
+    fields that change no tensor are ignored. For a model that reads images, only the language model is described.
     Raises ConfigError for an unknown family, a missing field, or a value that no model can have.
     """
     if not isinstance(config, Mapping):
@@ -169,7 +169,7 @@ def _intermediate(family: Family, read: _Reader, hidden: int) -> int:
 
 
 def _rotated_share(read: _Reader) -> float:
-    """The share of a head that is rotated, in one of the two places where a config says it."""
+    """The share of a head that is rotated, from either of the two places where a config can state it."""
     name, inner = "partial_rotary_factor", read.value("rope_parameters")
     value = inner[name] if isinstance(inner, Mapping) and name in inner else read.value(name)
     if value is None:
@@ -193,7 +193,7 @@ def _mla(read: _Reader) -> Mla:
 
 
 def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
-    """The layers that look back only `sliding_window` tokens."""
+    """The layers whose attention sees only the last `sliding_window` tokens."""
     if "use_sliding_window" in read.defaults and not read.boolean("use_sliding_window"):
         return ()
     types = read.value("layer_types")
@@ -219,7 +219,7 @@ def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
 
 
 def _no_rope(read: _Reader, layers: int) -> tuple[int, ...]:
-    """The layers for which `no_rope_layers` has a 0, or every so many."""
+    """The layers without rotary positions: those with a 0 in `no_rope_layers`, else one in `no_rope_layer_interval`."""
     listed = read.value("no_rope_layers")
     if listed is None:
         every = read.integer("no_rope_layer_interval")

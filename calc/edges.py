@@ -1,4 +1,4 @@
-"""The largest size of a job that fits a card: as estimated, and beside it what searches on real cards found."""
+"""The largest size of a job that fits a card: as estimated, and as searches on real cards found it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from calc.scenario import Scenario, parse
 from calc.verdict import FITS
 
 LIKELY = 0.5  # a fit probability: more likely than not
-# The fields that are searched: among the multiples of the first number, up to the second.
+# The fields that are searched, over the multiples of the first number up to the second.
 SIZES = {"micro_batch": (1, 1024), "seq_len": (256, 131072)}
 CLOSE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The largest value of `field` that ran on a card (0: none), the smallest that failed (None), and the estimates.
+    """One search on a real card: the largest value of `field` that ran, the smallest that failed, and their estimates.
 
-    `predicted` is the largest more likely to fit than not, `predicted_fits` the largest with verdict `fits`, and
-    `full_found` and `full_failed` are the needs estimated at the two sizes, as shares of the card. `card` is the one
-    whose memory was given, `machine` the one that ran, `expandable` how the allocator set its segments. Of a model that
-    was cut, one rank of `gpus` ran.
+    `found` is 0 where none ran, `fails_at` None where none failed. `predicted` is the largest value estimated more
+    likely to fit than not, `predicted_fits` the largest with verdict `fits`; `full_found` and `full_failed` are the
+    estimated needs at `found` and `fails_at`, as shares of the card. `card` is the card whose memory the run was given,
+    `machine` the card that it ran on; `expandable`: PyTorch used expandable segments. Of a sharded model, one rank of
+    `gpus` ran.
     """
 
     id: str
@@ -49,22 +50,22 @@ class Search:
 
     @property
     def error(self) -> float | None:
-        """How far the predicted size lies from the largest that ran, relative; None where none ran."""
+        """The relative error of the predicted size against the largest that ran; None where none ran."""
         return self.predicted / self.found - 1 if self.found else None
 
     @property
     def close(self) -> bool:
-        """Whether that is 5 % at most."""
+        """True if the predicted size is within 5 % of the largest that ran."""
         return self.found > 0 and abs(self.predicted - self.found) <= CLOSE * self.found
 
     @property
     def kept(self) -> bool:
-        """Whether the largest size called `fits` ran."""
+        """True if the largest size with verdict `fits` is no larger than the largest that ran."""
         return self.predicted_fits <= self.found
 
 
 def search(record: Mapping[str, Any], catalog: Catalog) -> Search:
-    """A record's search beside what is estimated for it."""
+    """The search of a record, with the estimates for it."""
     edge, card = record["edge"], record["scenario"]["gpu"]
     on = as_run(record, catalog)
     s = parse(record["scenario"], where=record["id"], catalog=on)
@@ -98,7 +99,7 @@ def _full(s: Scenario, catalog: Catalog) -> float:
 
 
 def sized(s: Scenario, field: str, value: int) -> Scenario:
-    """The job with `micro_batch` sequences, accumulated as often, or with sequences of `seq_len` tokens."""
+    """The job with `micro_batch` sequences, accumulated as often as before, or with sequences of `seq_len` tokens."""
     if field == "micro_batch":
         return replace(
             s, micro_batch=value, max_tokens_per_gpu=None, global_batch=value * s.data_parallel * s.accumulation
@@ -107,7 +108,7 @@ def sized(s: Scenario, field: str, value: int) -> Scenario:
 
 
 def predicted(s: Scenario, field: str, step: int, highest: int, catalog: Catalog, least: float) -> int:
-    """The largest size of `field` estimated to fit with a probability of at least `least`, in steps; 0 if none."""
+    """The largest size of `field`, in units of `step`, that fits with a probability of at least `least`; 0 if none."""
 
     runs, fails = 0, highest + 1
     while fails - runs > 1:

@@ -59,22 +59,23 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
 
 
 def host_verdict(e: Estimate) -> str:
-    """`fits`, `oom`, or `tight` where a node needs more than is merely assumed that it has."""
+    """`fits`, `oom`, or `tight` where a node needs more host memory than it is merely assumed to have."""
     if e.host_peak <= e.host_memory.bytes:
         return "fits"
     return "oom" if e.host_memory.lacks(e.host_peak) else "tight"
 
 
 def loading_moments(s: Scenario, catalog: Catalog | None = None) -> list[tuple[str, Moment]]:
-    """Every moment of loading, in order, with the name of the group of GPUs that it happens on."""
+    """Every instant of loading, in order, with the name of the GPU group in which it occurs."""
     job = Job(s, (catalog or load()).gpu(s.gpu))
     return [("+".join(on.names), moment) for on in sets(job) for moment in on.loading()]
 
 
 def speed(e: Estimate, catalog: Catalog | None = None) -> Throughput:
-    """How fast the job of `e` runs, with the KV cache that its estimate found; as if it fitted, where it does not.
+    """The throughput of the job of `e`, with the KV cache of its estimate; a job that does not fit is rated as if it
+    did.
 
-    Worked out only when asked for. Raises Unrated where the catalog lacks a rate, or vLLM does not start.
+    Computed only on request. Raises Unrated where the catalog lacks a rate, or vLLM does not start.
     """
     catalog, s = catalog or load(), e.scenario
     refused = next((g.refusal for g in e.groups if g.refusal), None)
@@ -91,7 +92,7 @@ _SYMBOL = re.compile(r"[^\W\d]\w*(?:·[^\W\d]\w*)*")
 
 @lru_cache(maxsize=65536)
 def _symbols(formula: str) -> tuple[str, ...]:
-    """The names in a formula; `k·h` is one where the model's dimensions have it, else two."""
+    """The names in a formula; `k·h` counts whole and in its parts, as the model's dimensions may have either."""
     found: dict[str, None] = {}
     for name in _SYMBOL.findall(formula):
         found[name] = None
@@ -128,14 +129,14 @@ def _phase(phase: Phase) -> dict[str, Any]:
 
 
 def _cache(g: Group) -> dict[str, Any]:
-    """What a group's KV cache holds, where it serves: tokens, and sequences of full length at once."""
+    """The size of a group's KV cache, in tokens and in full-length sequences; empty where the group does not serve."""
     if not g.cache_tokens:
         return {}
     return {"kv_cache": {"tokens": g.cache_tokens, "sequences": g.cache_sequences}}
 
 
 def _speed(e: Estimate, catalog: Catalog | None) -> tuple[dict[str, Any] | None, list[str]]:
-    """The throughput and no note, or nothing and why."""
+    """The throughput and no note, or None and a note that says why."""
     try:
         t = speed(e, catalog)
     except Unrated as error:
@@ -152,7 +153,7 @@ def _speed(e: Estimate, catalog: Catalog | None) -> tuple[dict[str, Any] | None,
 def as_dict(e: Estimate, catalog: Catalog | None = None) -> dict[str, Any]:
     """The estimate as the contract's section 4 spells it, ready for JSON.
 
-    `throughput` is null where no rate is known for something that the job needs; a note then says for what.
+    `throughput` is null where a rate that the job needs is unknown; a note then says which.
     """
     rate, notes = _speed(e, catalog)
     return {

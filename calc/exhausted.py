@@ -1,6 +1,6 @@
 """PyTorch's out-of-memory message: the figures that it states, in bytes.
 
-Both forms, as c10/cuda/CUDACachingAllocator.cpp has written them since torch 1.3 and since torch 2.1.
+Both of its forms are read, as c10/cuda/CUDACachingAllocator.cpp has written them since torch 1.3 and since torch 2.1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from calc.schema import InputError, show
 from calc.units import GiB, MiB
 
 UNITS = {"bytes": 1, "KiB": 1024, "MiB": MiB, "GiB": GiB}
-# figures in GiB have two digits behind the point: a sum of three is off by no more
+# the rounding error of a sum of three figures in GiB, which are printed with two decimals
 ROUNDING = int(Fraction("0.015") * GiB)
 
 _SIZE = r"([\d.]+ (?:bytes|[KMG]iB))"
@@ -31,16 +31,17 @@ _PROCESS = re.compile(rf"Process \d+ has {_SIZE} memory in use\.")
 
 
 def size(text: str) -> int:
-    """The bytes of a figure such as `14.00 MiB`, to the nearest."""
+    """The bytes of a figure such as `14.00 MiB`, rounded to the nearest byte."""
     number, unit = text.split(" ")
     return round(Fraction(number) * UNITS[unit])
 
 
 def figures(message: str) -> dict[str, int | None]:
-    """The figures of a message by the field that records them; InputError for what is no such message.
+    """The figures of a message, by the field that records them; raises InputError for any other text.
 
-    `in_use_bytes` is what the failing process takes of the card. A message that lists processes by number means the one
-    that can hold what PyTorch has reserved. None in the older form, and where the driver tells a container 0 bytes.
+    `in_use_bytes` is the memory of the card that the failing process uses. Where a message lists processes by number,
+    it is that of the only one that can hold what PyTorch has reserved. None in the older form, where several or no
+    processes qualify, and where the driver tells a container 0 bytes.
     """
     older = _OLDER.fullmatch(message)
     if older:
@@ -76,12 +77,12 @@ def newer(message: str) -> bool:
 
 
 def sharers(message: str) -> int:
-    """How many processes the message lists on the card, those of 0 bytes aside; 0 in the older form."""
+    """The number of processes that the message lists on the card, those of 0 bytes aside; 0 in the older form."""
     return len([text for text in _OWN.findall(message) + _PROCESS.findall(message) if size(text)])
 
 
 def contradiction(record: Mapping[str, Any]) -> str:
-    """What is wrong with a record's figures, `field: given …, allowed: …`; empty where they are the quote's."""
+    """The fault in a record's figures, `field: given …, allowed: …`; empty where they match the quote."""
     try:
         stated = figures(record["quote"])
     except InputError as error:

@@ -1,4 +1,4 @@
-"""What the modeling and configuration classes of each known family fix, read in Transformers 5.23."""
+"""The properties of each known family that its modeling and configuration classes fix, read in Transformers 5.23."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from calc.architecture import Names, Norms
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family's modeling class fixes, and its config class's defaults for the fields that may be absent.
+    """The properties that a family's modeling class fixes, and its config class's defaults for absent fields.
 
-    `biases` names the config fields that give q, k and v, o, and the MLP their biases. `window` says which layers slide
-    where `layer_types` does not: `all` (whatever it says), `each`, `even`, `late`, `even-early`, those whose number no
-    `period` divides, those `after-fourths`, or the `unrotated`; `unrotated` which have no rotary positions: those that
-    do `not-slide`, or the `listed`. `experts` and `expert_size` name the fields with the number of routed experts and
-    their width. `spelled` has the family's own names of fields that others call alike.
+    `biases` names the config fields that give q, k and v, o, and the MLP their biases. `window` says which layers use
+    the sliding window where `layer_types` does not: `all` (whatever `layer_types` says), `each`, `even`, `late`,
+    `even-early`, `period` (those whose number the period does not divide), `after-fourths`, or the `unrotated`.
+    `unrotated` says which layers have no rotary positions: those that do `not-slide`, or the `listed`. `experts` and
+    `expert_size` name the config fields with the number of routed experts and their width. `spelled` maps the usual
+    names of fields to the family's own.
     """
 
     defaults: Mapping[str, Any]
@@ -30,17 +31,17 @@ class Family:
     mla: bool = False
     interleaved: bool = False  # rotary dimensions lie in pairs: every layer repeats cos and sin
     refused: tuple[str, ...] = ()  # config fields that must be false, or 0: not modelled
-    needed: tuple[str, ...] = ()  # config fields that must be true: not modelled else
+    needed: tuple[str, ...] = ()  # config fields that must be true: false is not modelled
     spelled: Mapping[str, str] = field(default_factory=dict)
-    expansion: int = 0  # how many times as wide as the residual stream the MLP is where the config does not say
-    dropout: str = ""  # config field with the probability that a block's output is dropped
-    embedding_dropout: str = ""  # and that the embedding's is
-    parallel: str = ""  # config field that says whether both blocks read the layer's input
+    expansion: int = 0  # the MLP's width over the residual stream's, where the config does not give it
+    dropout: str = ""  # config field with the probability that the output of attention or MLP is dropped
+    embedding_dropout: str = ""  # config field with the probability that the embedding's output is dropped
+    parallel: str = ""  # config field that says if attention and MLP both read the layer's input
 
 
-# whose checkpoints are published in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
+# families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
-# models with a part for images, whose `text_config` is the language model, by the family this is if it does not say
+# models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 _ATTENTION = ("attention_bias", "attention_bias", "")
 _LLAMA = ("attention_bias", "attention_bias", "mlp_bias")

@@ -1,6 +1,7 @@
-"""The GPUs that hold the same roles: whether all that is on one of them at each moment of a step fits.
+"""GPU groups, the GPUs that hold the same roles: what is on one of them at each instant of a step, and whether it fits.
 
-What the roles have there is `calc.stages`'; here the process itself and vLLM are added, which differ from card to card.
+`calc.stages` counts what the roles have there; the process itself and vLLM, which differ from card to card, are added
+here.
 """
 
 from __future__ import annotations
@@ -20,72 +21,72 @@ PHASES = ("load", "rollout", "score", "forward", "backward", "step", "sync", "sa
 
 
 class Shared:
-    """A set of GPUs that hold the same roles, seen from one of them."""
+    """A GPU group: GPUs that hold the same roles, seen from one of them."""
 
     def __init__(self, job: Job, names: Sequence[str], gpus: int) -> None:
-        """The roles called `names` on `gpus` GPUs."""
+        """The group of the roles called `names`, on `gpus` GPUs."""
         self.job, self.names, self.gpus = job, names, gpus
         self.engine = job.engine if "rollout" in names else None
 
     @cached_property
     def stages(self) -> Stages:
-        """What the roles have there."""
+        """The stages of a step, with what the group's roles have on a GPU."""
         return Stages(self.job.roles, self.names)
 
     def processes(self, names: Iterable[str]) -> list[Line]:
-        """What the processes of the roles called `names` take of a GPU beside tensors."""
+        """The lines of the processes of the roles called `names`: what they take of a GPU beside tensors."""
         gpu, found = self.job.gpu, [self.job.placed[name] for name in names]
         communicators = max([placed.s.communicators for placed in found], default=0)
         return runtime.process(gpu.architecture, communicators, gpu.linked, len({p.role.process for p in found}))
 
     @cached_property
     def process(self) -> list[Line]:
-        """What the processes of all roles, and vLLM's own, take beside tensors and vLLM's pool."""
+        """The lines of all roles' processes, and of vLLM's own: all that is beside tensors and vLLM's pool."""
         around = placement.around(self.job.s, self.job.keeps, self.job.gpu) if self.engine else []
         return [*self.processes(name for name in self.names if name in self.job.placed), *around]
 
     @cached_property
     def others(self) -> int:
-        """What else lies on the GPU when vLLM measures it, in bytes."""
+        """Bytes on the GPU that are not vLLM's, when vLLM measures it."""
         before = self.names[: self.names.index("rollout")]
         lines = [*self.processes(before), *[line for name in before for line in self.stages.arrived(name)]]
         return total(lines)
 
     @cached_property
     def training(self) -> list[Sums]:
-        """What is on the GPU in each phase that trains or scores, without what the allocator holds back."""
+        """The totals of each phase that trains or scores, without fragmentation."""
         beside = sums(self.card_lines(loading=False, engine=""), stirred=False)
         return [Sums(*map(add, known, beside)) for _, known in self.largest(serving=False)]
 
     @cached_property
     def resting(self) -> Sums:
-        """What is on the GPU in all of them: the most tensors there are, and all beside tensors."""
+        """Totals that cover all of these phases: the most tensors of any, and the most beside tensors of any."""
         most = max([known.allocated for known in self.training])
         outside = max([known.needed - known.allocated for known in self.training])
         return Sums(outside + most, most, 0)
 
     @cached_property
     def act(self) -> replay.Act | None:
-        """What is replayed; None where blocks are not known one by one, or no replay could tell of a chance to fit."""
+        """The job as it is replayed; None where its blocks are not known one by one, or no replay could let it fit."""
         memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
         if self.engine or not replay.known(self.job.roles):
             return None
-        # the blocks of most jobs need not be worked out
+        # this spares most jobs the work of finding their blocks
         if any(verdict.hopeless(known, usable) for known in self.training):
             return None
         return memo.once("act", lambda: replay.act(self.job.roles))
 
     @cached_property
     def reserve(self) -> replay.Reserve:
-        """What PyTorch reserves for what is replayed, on every card whose cuBLAS takes as much."""
+        """The memory that PyTorch reserves in the replay, shared by all cards with the same cuBLAS workspace."""
         assert self.act
         return replay.reserve(self.act, runtime.workspace(self.job.gpu.architecture))
 
     @cached_property
     def reserved(self) -> tuple[int, int] | None:
-        """What PyTorch reserves here, and what it must be allowed to; None where that is not replayed.
+        """The bytes that PyTorch reserves here, and the least that it must be allowed; None without a replay.
 
-        It reserves what it would undisturbed where the job fits with that, else only what it must.
+        It reserves what it would without a limit where the job fits with that, otherwise only the least.
         """
         if not self.act:
             return None
@@ -96,7 +97,7 @@ class Shared:
         return (undisturbed.replayed if self._leaves_room(undisturbed) else least), least
 
     def replayed(self, reserved: int) -> Sums:
-        """What is needed where so much is reserved, or as much as tensors take."""
+        """The totals where PyTorch reserves `reserved` bytes, or the bytes of the tensors if these are more."""
         needed, most, *_ = self.resting
         reserved = max(most, reserved)
         return Sums(needed - most + reserved, most, 0, reserved)
@@ -105,20 +106,20 @@ class Shared:
         return verdict.room(moment, self.job.gpu.usable_bytes) >= 0
 
     def largest(self, *, serving: bool) -> list[tuple[Candidate, Sums]]:
-        """The largest moments of the roles, see `Stages.largest`, whatever the card."""
+        """The peak instants of the roles, whatever the card; see `Stages.largest`."""
         memo = self.job.roles if serving else self.job.roles.training
         return memo.once(("largest", *self.names, serving), lambda: self.stages.largest(serving=serving))
 
     @cached_property
     def free_at_most(self) -> int:
-        """A bound of `room` while vLLM has no part, below 0 for most of what never fits."""
+        """An upper bound of `room` in the phases without vLLM, in bytes; below 0 for most jobs that never fit."""
         memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
         free = usable - memo.once(("resident", *self.names), self.stages.resident)
         return free if free < 0 else min(free, usable - memo.once(("working", *self.names), self.stages.working))
 
     @property
     def trains(self) -> bool:
-        """Whether there is `room` while vLLM has no part, with no more work than that takes."""
+        """True if the phases without vLLM fit; cheaper than `room`."""
         if self.free_at_most < 0:
             return False
         if not self.act:
@@ -131,12 +132,12 @@ class Shared:
         return enough(0) and self.reserve.meets(enough)
 
     def room(self, *, serving: bool) -> int:
-        """Bytes free beside the largest moment and its error, of phases in which vLLM has a part or of the others."""
+        """Bytes free beside the peak and its error, in the phases with vLLM if `serving`, else in the others."""
         usable = self.job.gpu.usable_bytes
         beside: dict[tuple[bool, str], Sums] = {}
         rooms = [usable]
         if not serving and self.reserved:
-            # PyTorch gives nothing back: it is the same in all phases once the first step is over
+            # PyTorch keeps what it has reserved: after the first step that is the same in all phases
             return verdict.room(self.replayed(self.reserved[1]), usable)
         for found, known in self.largest(serving=serving):
             loading, engine = at = found.phase == "load", found.engine
@@ -146,7 +147,7 @@ class Shared:
         return min(rooms)
 
     def phases(self) -> tuple[Phase, ...]:
-        """The phases of these GPUs, each at its largest moment."""
+        """The phases of this group, each at its peak instant."""
         largest: dict[str, Moment] = {}
         for found, _ in (*self.largest(serving=True), *self.largest(serving=False)):
             moment = self.moment(found)
@@ -155,21 +156,21 @@ class Shared:
         return tuple([Phase(name, largest[name]) for name in PHASES if name in largest])
 
     def loading(self) -> Iterator[Moment]:
-        """Every moment of loading, in order."""
+        """Every instant of loading, in order."""
         return map(self.moment, self.stages.loading())
 
     def moment(self, found: Candidate) -> Moment:
-        """A moment with all that is on the card, and with what the allocator holds back."""
+        """The instant of a candidate, with everything that is on the card, fragmentation included."""
         loading = found.phase == "load"
         every = [line for line in (*self.card_lines(loading, found.engine), *found.lines) if line.bytes]
-        # nothing has been freed while models load
+        # no fragmentation: nothing has been freed while models load
         if loading:
             return Moment(found.at, tuple(every))
         lost = runtime.replayed(every, *self.reserved) if self.reserved else runtime.fragmentation(every)
         return Moment(found.at, (*every, lost))
 
     def card_lines(self, loading: bool, engine: str) -> list[Line]:
-        """What differs from card to card: the process, and vLLM in the state `engine`.
+        """The lines that differ from card to card: those of the process, and of vLLM in the state `engine`.
 
         cuBLAS takes its workspaces at the first multiplication, after loading.
         """
@@ -178,11 +179,14 @@ class Shared:
 
     @cached_property
     def awake(self) -> list[Line]:
-        """All of vLLM."""
+        """The lines of vLLM while it serves."""
         return self.engine.awake(self.others) if self.engine else []
 
     def serving(self, state: str) -> list[Line]:
-        """What is there of vLLM: `all` of it, its `weights`, or what stays of it `asleep`, where it can sleep."""
+        """The lines of vLLM in `state`: `all`, `weights` or `asleep`, or an instant of its start.
+
+        If it cannot sleep, all of it stays.
+        """
         if not (state and self.engine and self.job.s.rollout):
             return []
         if state in STARTING:
@@ -192,20 +196,20 @@ class Shared:
         return self.engine.with_weights() if state == "weights" else self.engine.asleep()
 
     def cache(self) -> Cache | None:
-        """What vLLM makes of what it finds on the card; None where it does not serve."""
+        """vLLM's KV cache on this card, and whether vLLM starts; None where it does not serve."""
         if not self.engine:
             return None
         cache = self.engine.cache(self.others)
-        # an engine that never gets its turn refuses nothing
+        # vLLM refuses nothing where the card is full before its turn
         turn = self.others < self.job.gpu.usable_bytes
         return cache if turn else cache._replace(refusal=None, crowded=False)
 
     def group(self) -> Group:
-        """The phases of these GPUs and the verdict."""
+        """The group's phases and its verdict."""
         phases, usable, cache = self.phases(), self.job.gpu.usable_bytes, self.cache()
-        peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # of equals any
+        peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # any of equal ones
         refusal = cache.refusal if cache else None
-        # a smaller moment may be the less certain one
+        # a phase with a smaller peak may be less certain to fit
         probability = 0.0 if refusal else min([verdict.odds(p.moment, usable) for p in phases])
         word = verdict.word(probability)
         first = _first_to_break(phases, word, usable)
@@ -230,12 +234,12 @@ class Shared:
 
 
 def sets(job: Job) -> list[Shared]:
-    """The GPUs of a job, set by set."""
+    """The GPU groups of a job."""
     return [Shared(job, names, gpus) for names, gpus in placement.groups(job.s, job.keeps)]
 
 
 def _first_to_break(phases: Iterable[Phase], word: str, usable: int) -> str | None:
-    """The first phase whose own moment is at least as doubtful as the whole job; None where the job fits."""
+    """The first phase whose own verdict is at least as bad as the job's; None where the job fits."""
     if word == "fits":
         return None
     for phase in phases:

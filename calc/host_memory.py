@@ -1,4 +1,4 @@
-"""What a node's host has for a job, and how that is known: given, a share of a node in the catalog, or assumed."""
+"""A node's host memory for a job, and how it is known: given, a share of a node in the catalog, or assumed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from calc.catalog import GPU, Node
 from calc.scenario import Scenario
 from calc.units import GB
 
-# Ray ends workers when a node's memory is so full (RAY_memory_usage_threshold); elsewhere the rest is the system's.
+# Ray kills workers when a node's memory is this full (RAY_memory_usage_threshold); elsewhere the system has the rest.
 SHARE = 0.95
-# Host memory for each byte of GPU memory where no node of the catalog says it: what the smaller machines with several
-# GPUs are rented with, as 192 GiB beside 4 x 24 GB (g5.12xlarge, https://aws.amazon.com/ec2/instance-types/g5/) and 384
-# beside 4 x 48 GB (g6e.12xlarge, https://aws.amazon.com/ec2/instance-types/g6e/).
+# Bytes of host memory per byte of GPU memory where no node of the catalog gives it: what the smaller machines with
+# several GPUs are rented with, such as 192 GiB with 4 x 24 GB (g5.12xlarge,
+# https://aws.amazon.com/ec2/instance-types/g5/) and 384 with 4 x 48 GB (g6e.12xlarge,
+# https://aws.amazon.com/ec2/instance-types/g6e/).
 FOR_GPU = 2.0
 
 
@@ -28,11 +29,11 @@ class HostMemory(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What the job's processes may take of it."""
+        """The bytes of it that the job's processes may take."""
         return int(SHARE * self.gigabytes * GB)
 
     def lacks(self, needed: int) -> bool:
-        """True where a node is known to have less than `needed` bytes for the job."""
+        """True if a node is known to have less than `needed` bytes for the job."""
         return self.source != "assumed" and needed > self.bytes
 
     def __str__(self) -> str:
@@ -41,9 +42,9 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(s: Scenario, gpu: GPU, node: Node | None) -> HostMemory:
-    """The host memory of a node of `s` on `gpu`, which stands in a `node`, if the catalog has one.
+    """The host memory of a node of `s` on `gpu`, where `node` is the catalog's node with that GPU, if there is one.
 
-    By default the share of the node that the job's GPUs have, since others use the rest.
+    By default this is the share of the node that the job's GPUs have, since others use the rest.
     """
     if s.host_memory is not None:
         return HostMemory(s.host_memory, "given", "as given")

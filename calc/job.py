@@ -1,4 +1,4 @@
-"""A job with its roles placed: what every set of its GPUs and every node of it is made of."""
+"""A job with its roles placed, from which its GPU groups and its host nodes are computed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class Memo:
-    """What was computed once, by what it follows from."""
+    """A cache of computed values, by the key that determines each."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Starts empty."""
         self._known: dict[Hashable, Any] = {}
 
     def once(self, what: Hashable, found: Callable[[], T]) -> T:
-        """What `found` gives, which follows from `what`."""
+        """The value of the key `what`, computed by `found` the first time."""
         if what not in self._known:
             self._known[what] = found()
         known: T = self._known[what]
@@ -34,9 +34,10 @@ class Memo:
 
 
 class Roles(Memo):
-    """The roles of a scenario, each under its engine: what is the same on every card, computed once for all of them.
+    """The roles of a scenario, each under its engine: everything that is the same on every card, computed once for all.
 
-    `training` has what those that train and score need, which scenarios may share that differ in vLLM's settings alone.
+    `training` caches what the training and scoring roles need; scenarios that differ only in vLLM's settings may share
+    it.
     """
 
     def __init__(self, s: Scenario, training: Memo | None = None) -> None:
@@ -51,15 +52,15 @@ class Roles(Memo):
         return {role.name: placement.place(self.s, role, self.keeps) for role in self.keeps.roles}
 
     def batch(self, s: Scenario, rows: int) -> Batch:
-        """`rows` sequences as a role with scenario `s` runs them: at their cap, or at their mean without padding.
+        """`rows` sequences as a role with scenario `s` runs them: at maximum length, or with packing at mean length.
 
-        Of their tokens a GPU has the share that context parallelism leaves it.
+        One GPU has the share of their tokens that context parallelism leaves it.
         """
         length = s.expected_len if s.packing else s.seq_len
         return Batch(-(-rows * length // s.context_parallel), length)
 
     def masked(self, r: Replica, s: Scenario, batch: Batch) -> bool:
-        """Whether SDPA gets a mask: the window is no longer than what a rank's model sees, or the family has it so."""
+        """True if SDPA gets a mask: the window is no longer than a rank's sequences, or the family always has one."""
         window, seen = r.arch.sliding_window, batch.length // s.context_parallel
         return s.attention == "sdpa" and (r.arch.masked or (window is not None and seen >= window))
 
@@ -81,10 +82,10 @@ class Roles(Memo):
         )
 
 
-# A search and the look-up tables ask the same configurations of a model on card after card.
+# A search and the look-up tables estimate the same configurations of a model on one card after another.
 @lru_cache(maxsize=1024)
 def _roles(s: Scenario, *models: Architecture) -> Roles:
-    """`models`: those of `s`, by which scenarios do not compare."""
+    """The roles of `s`; its `models` are part of the cache's key because scenarios do not compare by them."""
     return Roles(s)
 
 
@@ -99,5 +100,5 @@ class Job:
 
     @cached_property
     def engine(self) -> Vllm | None:
-        """vLLM, where it serves the rollout."""
+        """vLLM where it serves the rollout, else None."""
         return placement.serving(self.s, self.keeps, self.gpu)

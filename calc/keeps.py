@@ -1,4 +1,4 @@
-"""The words in which a framework says what a job keeps in memory; `calc.frameworks` fills them in, others read them."""
+"""The terms in which a framework says what a job keeps in memory; `calc.frameworks` fills them in, others read them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """How logits become a loss, or log-probabilities.
+    """The way from logits to a loss, or to log-probabilities.
 
     `kind`: `cross-entropy` (a model's own loss, in fp32), `log-softmax` (of all logits, then gather), `selective` (row
-    by row), `logsumexp` (gather minus logsumexp, `rows` the same row by row), `flash` (a kernel that keeps its logits
+    by row), `logsumexp` (gather minus logsumexp), `rows` (the same row by row), `flash` (a kernel that keeps its logits
     and writes one gradient), `chunked`, `fused`, `tiled`, `pieces` (litgpt's), `scalar` (a value head, no vocabulary).
-    `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides them, `view`
-    in place through a view, `in-place`, or `copy`. `upcast`: the loss casts them and the model's own stay referenced
-    meanwhile. `cut`: a `slice`, whose backward makes a gradient of all logits, or `unpad`, a copy of the real tokens
-    whose backward still needs all logits. `shift_copy`: logits without the last position are copied. `in_place`:
-    `flash` writes its gradient over the logits. `entropy`: that of every position is computed beside the
-    log-probability, in a `compiled` kernel or `eager`, under autocast.
+
+    `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides the logits,
+    `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
+    model's own stay referenced. `cut`: a `slice`, whose backward makes a gradient of all logits, or `unpad`, a copy of
+    the real tokens whose backward still needs all logits. `shift_copy`: logits without the last position are copied.
+    `in_place`: `flash` writes its gradient over the logits. `entropy`: the entropy of every position is computed beside
+    the log-probability, in a `compiled` kernel or `eager`, under autocast.
+
     `held`: how long the caller's variables keep the outputs: to the end of `forward`, `backward`, the `step`, the
-    `next` forward, or, in a step of several micro-batches, of the `turn` after theirs. `kept` is the share of the
-    positions that enter the loss, where the others are cut off after the head, by a slice, or before it (`tiled`), and
-    `tile` the tokens of which `tiled` has logits at once, or of which `pieces` has gradients.
+    `next` forward, or, in a step of several micro-batches, of the `turn` after their own. `kept` is the share of the
+    positions that enter the loss, where the others are cut off by a slice after the head, or before the head (`tiled`).
+    `tile` is the number of tokens whose logits `tiled` has at once, or whose gradients `pieces` has.
     """
 
     kind: str
@@ -39,7 +41,7 @@ class Path:
 
     @property
     def inside(self) -> bool:
-        """Whether the loss runs inside the model's own forward; a schedule that keeps outputs for a turn takes it."""
+        """True if the loss runs in the model's own forward, and not in a schedule that keeps outputs for a turn."""
         return self.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar") and self.held != "turn"
 
 
@@ -60,23 +62,26 @@ class DeepSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One model of a job: how it runs, and what of it stays on its GPUs while other roles run.
+    """One model of a job: how it runs, and which of its parts stay on the GPUs while other roles run.
 
-    `path` leads from its output to a loss, `scoring` to numbers without gradient; `rows` and `scoring_rows` are the
-    sequences of one such forward on one GPU. `leaves` names what moves to the host between the role's own phases:
-    `weights`, `states` (of the optimizer). `root_stays`: the root group of FSDP stays gathered after a forward without
-    gradient. `shares`: it is the trained model with its adapters switched off, without weights of its own.
-    `reduce_bytes` of a gradient travel between FSDP's ranks, as many as are kept where it is 0.
-    `exchange`: how attention sees the positions of other context-parallel ranks, by `all-to-all` (Ulysses), by
-    `all-gather` of keys and values head by head, or around PyTorch's `ring`.
-    `dropout`: it is on while the role trains. `reentrant`: checkpointing is of PyTorch's reentrant kind.
-    `wrapped`: each forward runs under an autocast of its own, whatever the type of the weights. `unfrozen`: those of a
-    model that is only scored require gradients all the same, as they were loaded.
-    `unpacks`: bytes that an element of a 4-bit weight takes while it multiplies, those of other products where it is 0.
-    `wide_embeddings`: 8-bit optimizers leave the states of embeddings in 32 bits.
-    `pipeline`: which stage of how many this is, from 0, where a role is one of the model's and runs its layers alone;
-    `model` then names the role whose part it is.
-    Roles with the same `process` live in one process of the operating system, with one CUDA context.
+    `path` leads from the model's output to a loss, `scoring` to numbers without gradient; `rows` and `scoring_rows` are
+    the sequences of one such forward on one GPU. `leaves` names what moves to the host between the role's own phases:
+    `weights`, `states` (of the optimizer). `root_stays`: the root FSDP unit stays gathered after a forward without
+    gradient. `shares`: the role is the trained model with its adapters switched off, without weights of its own.
+
+    `reduce_bytes`: bytes per element of the gradients that FSDP's ranks exchange; where it is 0, as many as are kept.
+    `exchange`: the context-parallel communication of attention, `all-to-all` (Ulysses), `all-gather` of keys and values
+    head by head, or PyTorch's `ring`.
+
+    `dropout`: dropout is on while the role trains. `reentrant`: checkpointing is of PyTorch's reentrant kind.
+    `wrapped`: each forward runs under an autocast of its own, whatever the type of the weights. `unfrozen`: the weights
+    of a model that is only scored require gradients all the same, as they were loaded. `unpacks`: bytes per element of
+    a 4-bit weight while it multiplies; where it is 0, those of other products. `wide_embeddings`: 8-bit optimizers
+    leave the states of embeddings in 32 bits.
+
+    `pipeline`: the pipeline stage, from 0, and the number of stages, where a role is one stage of a model and runs its
+    layers alone; `model` then names the role whose part it is. Roles with the same `process` live in one process of the
+    operating system, with one CUDA context.
     """
 
     name: str
@@ -102,12 +107,12 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How vLLM serves the rollout: its release, and what the framework passes to it.
+    """The rollout engine, vLLM: its release, and the settings that the framework passes to it.
 
     `max_num_seqs` and `max_num_batched_tokens`: None where vLLM decides. `graphs`: CUDA graphs are captured (eager mode
-    is not enforced). `share_of_free`: verl's patched worker takes its share of the memory that is free, where vLLM
-    itself takes it of the whole card. `sleep_level`: 1 keeps the weights in host memory while the engine sleeps, 2
-    drops them.
+    is not enforced). `share_of_free`: verl's patched worker takes its share of the free memory, where vLLM itself takes
+    its share of the whole card. `sleep_level`: 1 keeps the weights in host memory while the engine sleeps, 2 drops
+    them.
     """
 
     version: str
@@ -122,22 +127,26 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of a step: which role runs, and what it does.
+    """A part of a step: which role runs, and what it does.
 
     `does`: `train` (forward, backward, step), `score` (a forward without gradient), `generate` (Transformers' own, on
-    the role), `serve` (vLLM generates), `sync` (weights to the engine), `save` (a checkpoint).
-    `engine` is what is there of an engine that can sleep: `asleep`, `weights`, `all`.
+    the role), `serve` (vLLM generates), `sync` (weights to the rollout engine), `save` (a checkpoint).
+
+    `engine` is the part of a rollout engine that is on the GPU, if it can sleep: `asleep`, `weights`, `all`.
+
     For `train`: `inside` is scored within the forward, while the role's graph is alive; `beside` trains at the same
-    time on the same GPUs; `alternating` says that trained roles take turns micro-batch by micro-batch, so that each
-    keeps the other's gradients.
-    For `serve`, `holds` names `weights` where those of the trained roles have not left yet: until vLLM has started and
-    generated. For `generate`, `sync` and `save` it says what the moment takes beside what is resident: `parameter` (the
-    largest one gathered), `clone` (a copy of it), `units` (FSDP's groups gathered in the type they are stored in, the
-    root while the layers go by), `root` (that group alone), `copies` (of this rank's shards), `bucket` (of 2 GiB),
-    `whole` (all parameters gathered), `layer` (those of one layer, with a copy of this rank's shards of it), `adapter`
-    (one matrix of an adapter gathered), `prompt-logits` (of every position of the prompts). `rows` is the sequences of
-    one generation on one GPU.
-    For `save`, `host` says which ranks hold a copy in host memory, of `host_bytes` a parameter: `first`, `every`, or
+    time on the same GPUs; `alternating` says that trained roles take turns micro-batch by micro-batch, so that the
+    gradients of each stay while the other runs.
+
+    For `serve`, `holds` names `weights` where the trained roles' weights are still on the GPU: until vLLM has started
+    and generated. For `generate`, `sync` and `save`, `holds` names what the peak takes beside what is resident:
+    `parameter` (the largest one gathered), `clone` (a copy of that), `units` (FSDP units gathered in the type they are
+    stored in, the root while the layers go by), `root` (the root unit alone), `copies` (of this rank's shards),
+    `bucket` (of 2 GiB), `whole` (all parameters gathered), `layer` (the parameters of one layer, with a copy of this
+    rank's shards of it), `adapter` (one matrix of an adapter gathered), `prompt-logits` (logits of every position of
+    the prompts). `rows` is the number of sequences of one generation on one GPU.
+
+    For `save`, `host` says which ranks hold a copy in host memory, of `host_bytes` per parameter: `first`, `every`, or
     `shards` (each rank its own).
     """
 
@@ -155,7 +164,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Keeps:
-    """What a framework keeps for one scenario.
+    """The plan of one scenario under its framework: the models, the stages of a step, and the order of loading.
 
     `roles` are the models of the job, `stages` one step in its order. `loading` names the roles, `rollout` among them
     where vLLM serves, in the order in which they arrive on the GPUs.
@@ -169,7 +178,7 @@ class Keeps:
     notes: tuple[str, ...] = ()
 
     def without_rollout(self) -> Keeps:
-        """The same job where nothing generates: responses come from elsewhere."""
+        """The plan of the same job where nothing generates: responses come from elsewhere."""
         return replace(
             self,
             stages=tuple(stage for stage in self.stages if stage.does not in ("serve", "generate", "sync")),
@@ -192,7 +201,7 @@ def supervised(
     notes: tuple[str, ...] = (),
     **how: Any,
 ) -> Keeps:
-    """What a job keeps that trains one model: `reference`, where there is one, is scored within its forward.
+    """The plan of a job that trains one model; a `reference`, if any, is scored within its forward.
 
     `how` are fields of the trained role.
     """
@@ -208,7 +217,7 @@ def supervised(
 
 
 def pipelined(name: str, path: Path, rows: int, stages: int, *, notes: tuple[str, ...] = ()) -> Keeps:
-    """What a job keeps that trains one model in `stages` stages, each on GPUs of its own."""
+    """The plan of a job that trains one model in `stages` pipeline stages, each on GPUs of its own."""
     roles = tuple(
         Role(f"stage {index + 1}", path, path, rows, rows, pipeline=(index, stages), model=name)
         for index in range(stages)

@@ -1,6 +1,6 @@
-"""The ledger: lines add up to moments, the largest moment is the phase, the largest phase is the peak.
+"""The ledger: lines are summed at each instant, a phase counts its largest instant, the peak is the largest phase.
 
-A peak is never the sum of maxima: two tensors count together only when one moment sees both alive.
+A peak is never the sum of maxima: two tensors count together only when both are alive at the same instant.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """One component of one role at one moment.
+    """One component of one role at one instant.
 
-    `bytes` is what the formula gives with `values` put in; `source` is the anchor of the method page that derives
-    it (`weights#zero`). `allocated` is false for what PyTorch's allocator does not count as allocated: the CUDA
-    context, NCCL's buffers, and what the allocator holds back.
+    `bytes` is what the formula gives with `values` put in; `source` is the anchor of the method page that derives it
+    (`weights#zero`). `allocated` is false for what PyTorch's allocator does not count as allocated: the CUDA context,
+    NCCL's buffers, and fragmentation.
     """
 
     component: str
@@ -32,9 +32,11 @@ class Line(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What lines add up to: all that is `needed` of the card, of it what PyTorch's allocator counts, and of that the
-    `stirred` bytes, of which a share that nobody knows is held back beside; none where a replay knows what must be
-    reserved, `replayed`.
+    """The totals of an instant's lines, in bytes.
+
+    `needed` is all that the card must hold, `allocated` the part of it that PyTorch's allocator counts, and `stirred`
+    the part of that which causes fragmentation: an unknown share of it is held back on top. Where a replay knows what
+    must be reserved, that is `replayed`, and `stirred` is 0.
     """
 
     needed: int
@@ -44,7 +46,7 @@ class Sums(NamedTuple):
 
 
 def total(lines: Iterable[Line]) -> int:
-    """What lines add up to."""
+    """The bytes of all lines together."""
     return sum([line.bytes for line in lines])
 
 
@@ -56,22 +58,22 @@ class Moment(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int:
-        """What `torch.cuda.max_memory_allocated` would show at this instant."""
+        """The bytes that `torch.cuda.max_memory_allocated` would show at this instant."""
         return sum([line.bytes for line in self.lines if line.allocated])
 
     @property
     def device_bytes(self) -> int:
-        """What the whole process takes of the card at this instant."""
+        """The bytes that the whole process takes of the card at this instant."""
         return total(self.lines)
 
     @property
     def held_back(self) -> int:
-        """What the allocator has reserved beyond what is allocated."""
+        """The bytes of fragmentation: what the allocator has reserved beyond what is allocated."""
         return sum([line.bytes for line in self.lines if line.component == "fragmentation"])
 
     @property
     def sums(self) -> Sums:
-        """What decides whether it fits."""
+        """The totals that decide whether the instant fits."""
         lost = [line for line in self.lines if line.component == "fragmentation"]
         stirred, replayed, reserved = (sum([x.values.get(name, 0) for x in lost]) for name in ("B", "least", "R"))
         spare = self.held_back if stirred else reserved - replayed
@@ -79,25 +81,25 @@ class Moment(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A phase of the job with its largest moment."""
+    """A phase of the job, at its peak instant."""
 
     name: str
     moment: Moment
 
 
 def most(phases: Iterable[Phase]) -> int:
-    """What the largest of phases takes, in bytes; 0 where there is none."""
+    """The bytes of the largest phase; 0 where there is none."""
     return max([p.moment.device_bytes for p in phases], default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A set of GPUs that hold the same roles, seen from the one that needs most.
+    """A GPU group, the GPUs that hold the same roles, seen from the GPU that needs most.
 
-    `device_range` holds the middle nine tenths of what a monitor may show at the peak. `verdict_phase` is the first
-    phase that makes the verdict other than `fits`; `refusal` says in one line why vLLM does not start, `crowded`
-    that it is for want of free memory. Where it does, its KV cache holds `cache_tokens`, and `cache_sequences` of full
-    length at once.
+    `device_range` is the interval of the middle nine tenths of what a monitor may show at the peak. `verdict_phase` is
+    the first phase that makes the verdict other than `fits`. `refusal` is the reason why vLLM does not start, in one
+    line; `crowded`: the reason is a lack of free memory. Where vLLM starts, its KV cache holds `cache_tokens`, and
+    `cache_sequences` of full length at once.
     """
 
     name: str
@@ -115,7 +117,7 @@ class Group:
 
     @property
     def peak(self) -> Phase:
-        """The phase with the largest moment; of equals, where the allocator keeps what it has, that of most tensors."""
+        """The phase with the largest peak; of equal ones (the allocator keeps what it has), the one of most tensors."""
         return max(self.phases, key=lambda phase: (phase.moment.device_bytes, phase.moment.allocated_bytes))
 
 
@@ -140,5 +142,5 @@ class Estimate:
 
     @property
     def host_peak(self) -> int:
-        """The most host memory that a node needs at any moment, in bytes."""
+        """The most host memory that a node needs at any instant, in bytes."""
         return most(self.host_phases)

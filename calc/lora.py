@@ -1,4 +1,4 @@
-"""What LoRA adds beside a model's linears, and how many parameters these are, as PEFT counts them."""
+"""LoRA's adapters beside a model's linears, and the number of their parameters, as PEFT counts them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str])
     """The adapter parameters PEFT adds: rank · (inputs + outputs) for each adapted Linear.
 
     `targets` is `all-linear` (every Linear but the head) or names matched as PEFT matches them: a module's whole name
-    or its end after a dot. Routed experts that Transformers 5 has fused are none.
+    or its end after a dot. Routed experts that Transformers 5 has fused are no Linears.
+
     Raises ConfigError for a name that matches no Linear, and for a rank below 1.
     """
     if type(rank) is not int or rank < 1:
@@ -23,7 +24,7 @@ def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str])
 def adapter_matrices(
     arch: Architecture, layer: int, rank: int, targets: str | Sequence[str], count: int = 1
 ) -> Iterator[Tensor]:
-    """LoRA's two matrices beside each adapted linear of layer `layer`, of which the model has `count`."""
+    """LoRA's two matrices for each adapted linear of layer `layer`, of which the model has `count`."""
     for linear in linears(arch, layer):
         if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
             yield Tensor(f"{linear.name}.lora_A", (rank, linear.inputs), count, "linear", linear.kind)

@@ -1,7 +1,7 @@
-"""What cannot be is refused: rules on each card, node, model and record, and on all of them together.
+"""The checks of the catalog, which refuse the impossible: rules on each card, node, model and record, and across all.
 
 Each rule is a function of its own, with the bounds and their sources beside it, and a test. `python -m calc check`, the
-site's build and `python -m measurements.add` go through all of them; an estimate reads the catalog without.
+site's build and `python -m measurements.add` apply all of them; an estimate reads the catalog without them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ RECORDS: tuple[Rule[Mapping[str, Any]], ...] = (
 MESSAGES: tuple[Rule[Mapping[str, Any]], ...] = (
     texts.record_sources, texts.record_finished, messages.figures, messages.card, messages.processes, messages.release,
 )  # fmt: skip
-# Across all files; these say themselves which place is to blame.
+# Rules across all files, which name the place to blame themselves.
 ALL: tuple[Callable[[Catalog, Path], Iterator[str]], ...] = (texts.own_names, texts.own_records)
 
 
 def check(root: Path | None = None) -> None:
-    """Reads the catalog of the project at `root` (this one by default), and goes through every rule.
+    """Reads the catalog of the project at `root` (this one by default), and applies every rule.
 
-    CatalogError for the first fault, one line that names the file and the field (or the line), what was given and what
-    is allowed.
+    Raises CatalogError for the first fault: one line that names the file and the field (or the line), what was given
+    and what is allowed.
     """
     where = root or files.ROOT
     for line in folders.faults(where):
@@ -76,7 +76,7 @@ def _judged(rules: tuple[Rule[Any], ...], thing: Any, place: str, catalog: Catal
 
 
 def check_record(record: Any, where: str, catalog: Catalog) -> None:
-    """Refuses what measurements/ could not take as one more record; `where` is what messages call it."""
+    """Raises InputError for a record that could not be added to measurements/; messages call it `where`."""
     validator(files.ROOT / "measurements" / "schema.json")(record, where)
     if owner := catalog.places.get(record["id"]):
         given = f"given {record['id']!r}, which a record has already, {owner}, allowed: one of its own"

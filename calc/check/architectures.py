@@ -1,6 +1,6 @@
-"""What GPU architectures can do: the bounds against which a card's file is held.
+"""The limits of each GPU architecture, against which the files of cards are checked.
 
-The list is that of `hardware/schema/gpu.schema.json`; a new architecture is a word there and a row here.
+The architectures are those of `hardware/schema/gpu.schema.json`; a new one is a word there and a row here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One architecture's best, over its cards: GB/s of memory and, both ways, of links; dense 16-bit rates.
+    """The best figures of one architecture's cards: GB/s of memory and, both ways, of links; dense 16-bit rates.
 
-    These are in TFLOPS and, as `intensity`, in FLOP for each byte that the memory of the same card moves. `nvlink` is
-    the NVLink generation; 0: the vendor has another link, or none. `formats` are those of its tensor cores.
+    The rates are in TFLOPS and, as `intensity`, in FLOP for each byte that the memory of the same card moves. `nvlink`
+    is the NVLink generation; 0: the vendor has another link, or none. `formats` are those of its tensor cores.
     """
 
     vendor: str

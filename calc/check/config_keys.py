@@ -1,7 +1,7 @@
 """The fields that a family's `config.json` files have: those that `calc.config` reads, and those that change no tensor.
 
-The second kind is read in the configuration classes of Transformers 5.23 (`configuration_*.py`, with what they pop from
-older files) and, where those no longer know a field, in the files that the models' publishers put on the Hub.
+The latter are taken from the configuration classes of Transformers 5.23 (`configuration_*.py`, with what they pop from
+older files) and, where those no longer know a field, from the files that the models' publishers put on the Hub.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMMON = frozenset({
     "problem_type", "quantization_config", "return_dict", "rope_parameters", "rope_scaling", "rope_theta",
     "tie_word_embeddings", "torch_dtype", "transformers_version", "unsloth_version", "use_cache",
 })  # fmt: skip
-# What `calc.config` reads of every family, unless the family spells it otherwise.
+# The fields that `calc.config` reads for every family, unless the family spells them otherwise.
 _READ = frozenset({
     "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
     "num_hidden_layers", "num_key_value_heads", "vocab_size",
@@ -98,5 +98,5 @@ def known(family: str) -> frozenset[str]:
 
 
 def known_around(family: str) -> frozenset[str]:
-    """The fields of a config of this `model_type`: of a model with a part for images, those beside `text_config`."""
+    """The fields of a config of this `model_type`; of a model with a part for images, those around `text_config`."""
     return COMMON | {*CARRIED[family]} if family in NESTED else known(family)

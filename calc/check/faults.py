@@ -1,4 +1,4 @@
-"""A rule of the catalog, and the line that it gives."""
+"""The type of a catalog rule, and the line that a rule yields for a fault."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from calc.catalog import Catalog
 from calc.schema import show
 
 Thing = TypeVar("Thing")
-# What is wrong with one thing of the catalog, a line each; the place, file or file and line, is put before it.
+# A rule yields a line for each fault of one thing of the catalog; the place (file, or file and line) is put before it.
 Rule = Callable[[Thing, Catalog], Iterator[str]]
 
 
 def fault(field: str, given: Any, allowed: str) -> str:
-    """The line: the field, what was given, what is allowed."""
+    """The line of a fault: the field, what was given, what is allowed."""
     return f"{field}: given {f'{given:g}' if isinstance(given, float) else show(given)}, allowed: {allowed}"

@@ -1,4 +1,4 @@
-"""What lies in the data folders: only what belongs there, under names and in text that every machine reads alike."""
+"""The checks of the data folders: only files that belong there, with names and text that every machine reads alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from calc.schema import InputError, show
 
 
 class Folder(NamedTuple):
-    """A folder's data files, by the end of their names ("": none), and what else belongs there."""
+    """A data folder: the suffix of its data files ("": it has none), and the other names that belong there."""
 
     suffix: str
     others: tuple[str, ...] = ()
@@ -32,16 +32,16 @@ FOLDERS: Mapping[str, Folder] = {
     "measurements/peers": Folder(".yaml"),
     "measurements/suites": Folder(".yaml"),
 }
-# What an editor, or a command that was killed, leaves beside a file for a moment.
+# Temporary files that an editor, or a command that was killed, leaves beside a file.
 MOMENTARY = (".*.sw?", ".#*", ".*.new")
 _STEM = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 
-# Control characters but tab and line feed; no-break and zero-width spaces, soft hyphens, marks of direction.
+# Control characters except tab and line feed; no-break and zero-width spaces, soft hyphens, marks of direction.
 _UNSEEN = re.compile(
     rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\xa0\xad]|\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81\xa0|\xef\xbb\xbf"
 )
 _SEEN = bytes(range(0x20, 0x7F)) + b"\t\n"
-# As JSON and YAML escape what no text can hold: half of a surrogate pair, and control characters.
+# JSON's and YAML's escapes of what no text can hold: half of a surrogate pair, and control characters.
 _ESCAPED = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|\\u00(?:[01][0-9a-fA-F]|7[fF])"
@@ -49,7 +49,7 @@ _ESCAPED = re.compile(
 
 
 def faults(root: Path) -> Iterator[str]:
-    """What is wrong with the names and the text of the data files at `root`, a line each."""
+    """The faults in the names and the text of the data files at `root`, a line each."""
     for folder, kind in FOLDERS.items():
         for path in _listed(root / folder):
             where = f"{folder}/{path.name}"
@@ -60,7 +60,7 @@ def faults(root: Path) -> Iterator[str]:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What is in a folder; one that is missing is for who reads its files to name."""
+    """The entries of a folder; none where it is missing, which the code that reads its files reports."""
     try:
         return sorted(folder.iterdir())
     except OSError:
@@ -80,7 +80,7 @@ def _file(path: Path, where: str, kind: Folder) -> Iterator[str]:
 
 
 def misnamed(name: str, suffix: str) -> str:
-    """What is wrong with the name of a data file; empty where nothing is."""
+    """The fault in the name of a data file; empty where there is none."""
     if suffix and name.endswith(suffix) and _STEM.fullmatch(name.removesuffix(suffix)):
         return ""
     return f"given a file of this name, allowed: {_allowed(suffix)}"
@@ -93,8 +93,8 @@ def _allowed(suffix: str) -> str:
 
 
 def unreadable(raw: bytes, where: str) -> Iterator[str]:
-    """What of a file's text is not seen, and not read alike everywhere."""
-    # most files are found clean by means that are many times as quick as a pattern
+    """The faults in a file's text: characters that are not seen, or that not every machine reads alike."""
+    # most files are found clean by a check that is many times as quick as a pattern
     unseen = None if raw.isascii() and not raw.translate(None, _SEEN) else _UNSEEN.search(raw)
     escaped = _ESCAPED.search(raw) if b"\\u" in raw else None
     for found in (unseen, escaped):

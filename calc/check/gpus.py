@@ -1,7 +1,7 @@
-"""What cannot be of a card: its memory, its rates, its links, each beside the others and beside its architecture.
+"""Rules that refuse impossible cards: memory, rates and links are checked against each other and the architecture.
 
-Bounds are ratios with room on both sides: a slip of units is a factor of a thousand, of bits for bytes one of eight, of
-a rate with sparsity one of two.
+Bounds are ratios with room on both sides: a wrong unit is off by a factor of a thousand, bits for bytes by a factor of
+eight, a rate with sparsity by a factor of two.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from calc.check.architectures import GENERATIONS, SLOT
 from calc.check.faults import fault
 from calc.check.printed import printed
 
-# What a process gets of the memory that is sold, at least: inline error correction takes a sixteenth, and the driver
-# up to a fortieth of the rest, as on the A10: 22,517 of 24,576 MiB.
+# The least share of the memory sold that a process gets: inline error correction takes a sixteenth, and the driver up
+# to a fortieth of the rest, as on the A10: 22,517 of 24,576 MiB.
 USABLE = 0.9
-# Cards whose memory is corrected inline show fifteen sixteenths of it in nvidia-smi; others at least this share.
+# Cards with inline error correction show fifteen sixteenths of it in nvidia-smi; others show at least this share.
 CORRECTED = 0.96
-# Seconds^-1 in which the memory could be read: 2.1 of DGX Spark's GB10 (273 GB/s, 128 GB), 76 of the RTX 3080.
+# Times per second that the whole memory could be read: 2.1 on DGX Spark's GB10 (273 GB/s, 128 GB), 76 on the RTX 3080.
 READS = (1.5, 100)
-# FLOP for a byte of bandwidth: 37 of the H20, 71 of the RTX 3060; the most is its generation's.
+# FLOP per byte of bandwidth: 37 on the H20, 71 on the RTX 3060; the upper bound is the generation's.
 LEAST_INTENSITY = 10
-# GB/s a watt: 1.8 of the RTX 4060 Ti, 8 of the B200 and the H20.
+# GB/s per watt: 1.8 on the RTX 4060 Ti, 8 on the B200 and the H20.
 BANDWIDTH_OF_WATT = (1, 20)
-# A faster card of a known architecture may come out; none has ever been so much faster.
+# A faster card of a known architecture may come out; none has ever been this much faster.
 FASTER = 1.5
 
 
 def vendor(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """An architecture is its vendor's."""
+    """The vendor is the one that makes the architecture."""
     known = GENERATIONS[gpu.architecture].vendor
     if gpu.vendor != known:
         yield fault("vendor", gpu.vendor, f"{known}, which makes {gpu.architecture}")
 
 
 def memory(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """What the driver shows and what a process gets are most of what is sold, and no more than it."""
+    """The memory that the driver shows, and that a process gets, is most of the memory sold, and no more than it."""
     sold = int(gpu.memory_gb * 1024)
     least = ceil(USABLE * sold)
     for name, value in (("smi_mib", gpu.smi_mib), ("usable_mib", gpu.usable_mib)):
@@ -54,7 +54,7 @@ def usable(gpu: GPU, _: Catalog) -> Iterator[str]:
 
 
 def usable_as_printed(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """Where the source of a total prints it in GiB, the total is that."""
+    """A total agrees with its source, where that prints it in GiB."""
     for name, value in (("memory.smi_mib", gpu.smi_mib), ("memory.usable_mib", gpu.usable_mib)):
         said = [figure for figure in printed(gpu.sources.get(name, "")) if figure.unit == "GiB"]
         if value is not None and said and not any(figure.means(value, 1024, 1) for figure in said):
@@ -62,7 +62,7 @@ def usable_as_printed(gpu: GPU, _: Catalog) -> Iterator[str]:
 
 
 def correction(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """Inline error correction takes a sixteenth of what the driver shows, and nothing else does."""
+    """Inline error correction takes a sixteenth of the memory away from what the driver shows; nothing else does."""
     if gpu.ecc is None or gpu.smi_mib is None:
         return
     inline = gpu.smi_mib < CORRECTED * gpu.memory_gb * 1024
@@ -72,14 +72,14 @@ def correction(gpu: GPU, _: Catalog) -> Iterator[str]:
 
 
 def memory_in_name(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """A name that says how much memory a card has says what is sold."""
+    """A size of memory in the card's name is the memory sold."""
     said = re.search(r"(?<![\w.])(\d+) ?GB\b", gpu.name)
     if said and float(said[1]) != gpu.memory_gb:
         yield fault("memory.marketing_gb", gpu.memory_gb, f"{said[1]}, as name says: {gpu.name}")
 
 
 def bandwidth(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """Memory is read in seconds to hundredths of one, and no card is far ahead of its generation."""
+    """The bandwidth is in proportion to the memory, and no card is far ahead of its generation."""
     if gpu.bandwidth_gbs is None:
         return
     low, high = (bound * gpu.memory_gb for bound in READS)
@@ -90,7 +90,7 @@ def bandwidth(gpu: GPU, _: Catalog) -> Iterator[str]:
 
 
 def rates(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """TFLOPS are dense and of a card of its generation, by themselves and for what its memory moves."""
+    """Dense TFLOPS are plausible for the generation, by themselves and in proportion to the bandwidth."""
     best = GENERATIONS[gpu.architecture]
     low, high = 0.0, FASTER * best.tflops
     if gpu.bandwidth_gbs is not None:
@@ -103,7 +103,7 @@ def rates(gpu: GPU, _: Catalog) -> Iterator[str]:
 
 
 def formats(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """A rate is of a format that the architecture's tensor cores have."""
+    """A rate is given only in formats that the architecture's tensor cores have."""
     known = GENERATIONS[gpu.architecture].formats
     for name, value in (("bf16", gpu.bf16_tflops), ("fp16", gpu.fp16_tflops), ("fp8", gpu.fp8_tflops)):
         if value is not None and name not in known:
@@ -111,7 +111,7 @@ def formats(gpu: GPU, _: Catalog) -> Iterator[str]:
 
 
 def formats_agree(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """Both 16-bit formats run alike, and fp8 twice as fast: else one is with sparsity, or accumulates in fp16."""
+    """Both 16-bit formats run alike, and fp8 twice as fast; other rates are with sparsity, or accumulate in fp16."""
     half = gpu.bf16_tflops or gpu.fp16_tflops
     if half is None:
         return
@@ -122,7 +122,7 @@ def formats_agree(gpu: GPU, _: Catalog) -> Iterator[str]:
 
 
 def power(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """Watts are in proportion to what the memory moves."""
+    """The power is in proportion to the bandwidth."""
     if gpu.tdp_w is None or gpu.bandwidth_gbs is None:
         return
     low, high = (gpu.bandwidth_gbs / bound for bound in reversed(BANDWIDTH_OF_WATT))
@@ -131,7 +131,7 @@ def power(gpu: GPU, _: Catalog) -> Iterator[str]:
 
 
 def slot(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """A generation of cards has a generation of PCIe."""
+    """The PCIe generation is one that the architecture has."""
     known = GENERATIONS[gpu.architecture].pcie
     if gpu.pcie_gen is not None and gpu.pcie_gen not in known:
         yield fault("pcie_gen", gpu.pcie_gen, f"{' or '.join(map(str, known))}, which {gpu.architecture} has")

@@ -1,4 +1,4 @@
-"""What cannot be of an out-of-memory message: figures unlike its quote, a card of another size."""
+"""Rules that refuse impossible out-of-memory messages: figures unlike the quote, a card of another size."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from calc.exhausted import contradiction, newer, sharers
 from calc.units import GiB
 
 Message = Mapping[str, Any]
-# The total that a message prints against what is sold: 0.92 with error correction inline.
+# The total that a message prints over the memory sold: 0.92 with inline error correction.
 TOTAL = (0.9, 1)
-RENAMED = (2, 1)  # the release of torch that words the message anew
+RENAMED = (2, 1)  # the release of torch that reworded the message
 
 
 def figures(message: Message, _: Catalog) -> Iterator[str]:
-    """Each figure is the quote's, and they do not contradict each other."""
+    """Each figure agrees with the quote, and the figures do not contradict each other."""
     if wrong := contradiction(message):
         yield wrong
 
 
 def card(message: Message, catalog: Catalog) -> Iterator[str]:
-    """The total is that of the card that is named."""
+    """The total is that of the named card."""
     if message["gpu"] is None:
         return
     low, high = (int(bound * catalog.gpu(message["gpu"]).memory_gb * GiB) for bound in TOTAL)
@@ -33,14 +33,14 @@ def card(message: Message, catalog: Catalog) -> Iterator[str]:
 
 
 def processes(message: Message, _: Catalog) -> Iterator[str]:
-    """As many share the card as the message lists."""
+    """The number of processes on the card is the number that the message lists."""
     listed = sharers(message["quote"])
     if listed and message["processes"] != listed:
         yield fault("processes", message["processes"], f"{listed}, which quote lists")
 
 
 def release(message: Message, _: Catalog) -> Iterator[str]:
-    """The message is worded as that release of torch words it."""
+    """The message is worded as the named release of torch words it."""
     if message["torch"] is None:
         return
     if not re.fullmatch(r"[0-9]+(?:\.[0-9]+){1,2}\S*", message["torch"]):

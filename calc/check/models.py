@@ -1,4 +1,4 @@
-"""What cannot be of a model: a field that no config.json of its family has, a count that its tensors do not give."""
+"""Rules that refuse impossible models: a field that no config.json of the family has, a count unlike the tensors'."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from calc.check.faults import fault
 from calc.families import NESTED
 from calc.schema import closest
 
-# A name says a model's size in round numbers: 1.31 of Gemma 2 2B, which leaves its embedding out, 0.80 of Mixtral
-# 8x22B, whose experts share their attention.
+# The parameters counted over the size in a name, which is a round number: 1.31 for Gemma 2 2B, whose name leaves out
+# the embedding, 0.80 for Mixtral 8x22B, whose experts share their attention.
 SIZE = (0.75, 1.35)
-# What Transformers calls a layer's attention in `layer_types`.
+# Transformers' names for a layer's attention in `layer_types`.
 LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 
 
@@ -28,7 +28,7 @@ def config_fields(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def _inner(model: Model) -> Mapping[str, Any]:
-    """The fields of the language model."""
+    """The config fields of the language model."""
     return model.config["text_config"] if model.config["model_type"] in NESTED else model.config
 
 
@@ -41,7 +41,7 @@ def _unknown(fields: Mapping[str, Any], allowed: frozenset[str], where: str) -> 
 
 
 def named_class(model: Model, _: Catalog) -> Iterator[str]:
-    """The class that the config names is of the family that it names."""
+    """The class that the config names belongs to the family that it names."""
     given = model.config.get("architectures")
     family = model.config["model_type"]
     stem = family.replace("_", "").removesuffix("text") + "for"
@@ -58,14 +58,14 @@ def layer_types(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def published_count(model: Model, _: Catalog) -> Iterator[str]:
-    """The parameters that somebody published are those that the config's tensors have."""
+    """A published number of parameters is that of the config's tensors."""
     if model.published_parameters not in (None, model.parameters):
         allowed = f"{model.parameters}, as its config counts, or null where nobody states it exactly"
         yield fault("published_parameters", model.published_parameters, allowed)
 
 
 def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
-    """A name that says how many parameters a model has says about as many as are counted."""
+    """A number of parameters in the model's name is close to the number counted."""
     said = re.search(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", model.hf)
     if said is None:
         return
@@ -76,7 +76,7 @@ def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def names(model: Model, _: Catalog) -> Iterator[str]:
-    """A model has each of its names once, a reader's name is no Hugging Face name, and its config.json is of one."""
+    """A model has each name once, the one for readers is no Hugging Face name, and its config.json is its own."""
     own = [name.casefold() for name in (model.id, model.hf, *model.aliases)]
     for index, name in enumerate(own[2:]):
         if name in own[: index + 2]:

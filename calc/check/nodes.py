@@ -1,4 +1,4 @@
-"""What cannot be of a machine: its links beside its cards, its network and host memory beside both."""
+"""Rules that refuse impossible machines: links are checked against cards, network and host memory against both."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from calc.catalog import GPU, Catalog, Node
 from calc.check.architectures import GENERATIONS, SLOT
 from calc.check.faults import fault
 
-BRIDGED = 4  # cards that bridges join at most, as those of the H200 NVL
-NEAR = 0.05  # by which a link's figure may differ from the one it follows from: 31.5 for 32 GB/s of PCIe Gen4
-# All-reduce against the theory of a link: 0.78 of the A100, 0.82 of the H200; with sums in the network a little more.
+BRIDGED = 4  # the most cards that bridges join, as on the H200 NVL
+NEAR = 0.05  # relative difference allowed between a link's figure and its specification: 31.5 for 32 GB/s of PCIe Gen4
+# All-reduce over a link's nominal speed: 0.78 on the A100, 0.82 on the H200, a little more with sums in the network.
 REACHED = (0.1, 1.1)
-NETWORK = 0.1  # GB/s: 10 Gb/s shared among eight
-# Host memory against that of the cards: 0.3 of four cards of 96 GB in a workstation, 10 of two L4 in a server.
+NETWORK = 0.1  # the least GB/s of a card: 10 Gb/s shared among eight
+# Host memory over the cards' memory: 0.3 for four cards of 96 GB in a workstation, 10 for two L4 in a server.
 HOST = (0.1, 16)
-OTHERS = {"Infinity Fabric": "AMD", "HCCS": "Huawei", "Xe Link": "Intel"}  # whose links these are
+OTHERS = {"Infinity Fabric": "AMD", "HCCS": "Huawei", "Xe Link": "Intel"}  # the vendors of these links
 _BOTH_WAYS = re.compile(r"([0-9]+(?:\.[0-9]+)?) GB/s both ways")
 _NETWORK = re.compile(r"\((?:([0-9]+) x )?([0-9]+) Gb/s\b")
 
@@ -26,7 +26,7 @@ def _cards(node: Node, catalog: Catalog) -> list[GPU]:
 
 
 def cards(node: Node, catalog: Catalog) -> Iterator[str]:
-    """A name that says which card a machine has, or how much memory one or all have, says what its cards are."""
+    """A card, or a size of memory (of one card or of all), in the machine's name is that of its cards."""
     named = {word for word in re.split(r"[^a-z0-9]+", node.name.casefold()) if word in _kinds(catalog)}
     sizes = {float(size) for size in re.findall(r"(?<![\w.])([0-9]+) ?GB\b", node.name)}
     for index, card in enumerate(_cards(node, catalog)):
@@ -38,18 +38,18 @@ def cards(node: Node, catalog: Catalog) -> Iterator[str]:
 
 
 def _kinds(catalog: Catalog) -> set[str]:
-    """What ids of cards begin with."""
+    """The beginnings of the cards' ids, up to the first hyphen."""
     return {name.partition("-")[0] for name in catalog.gpus}
 
 
 def _generation(node: Node) -> int:
-    """The generation that the link's words name; 0 where they name none."""
+    """The generation in the link's name; 0 where it has none."""
     found = re.search(r"(?:NVLink |PCIe Gen)([0-9])", node.link)
     return int(found[1]) if found else 0
 
 
 def link(node: Node, catalog: Catalog) -> Iterator[str]:
-    """A link is one that its cards have."""
+    """The link is one that the cards have."""
     for card in _cards(node, catalog):
         known = GENERATIONS[card.architecture]
         if node.link.startswith("NVLink"):
@@ -65,7 +65,7 @@ def link(node: Node, catalog: Catalog) -> Iterator[str]:
 
 
 def link_speed(node: Node, catalog: Catalog) -> Iterator[str]:
-    """One direction of a link is half of what the cards' files say of both; of a slot, what its lanes carry."""
+    """A link's speed in one direction is half of the cards' figure for both; a slot's speed is that of its lanes."""
     if node.intra_gbs is None:
         return
     if node.link.startswith("PCIe"):
@@ -79,7 +79,7 @@ def link_speed(node: Node, catalog: Catalog) -> Iterator[str]:
 
 
 def speeds_as_printed(node: Node, _: Catalog) -> Iterator[str]:
-    """A speed is what its source prints of both directions, or of a network shared out among the cards."""
+    """A speed agrees with its source: half of a figure for both directions, or a card's share of a network."""
     said = _BOTH_WAYS.search(node.sources.get("intra_gbs", ""))
     if node.intra_gbs is not None and said and abs(2 * node.intra_gbs / float(said[1]) - 1) > NEAR:
         yield fault("intra_gbs", node.intra_gbs, f"{float(said[1]) / 2:g}, half of the {said[0]} of its source")
@@ -92,7 +92,7 @@ def speeds_as_printed(node: Node, _: Catalog) -> Iterator[str]:
 
 
 def measured(node: Node, _: Catalog) -> Iterator[str]:
-    """What an all-reduce reached is a share of what the link has."""
+    """The measured all-reduce bandwidth is a plausible share of the link's."""
     if node.measured_gbs is None:
         return
     if node.intra_gbs is None:
@@ -104,7 +104,7 @@ def measured(node: Node, _: Catalog) -> Iterator[str]:
 
 
 def network(node: Node, catalog: Catalog) -> Iterator[str]:
-    """A card's share of the network reaches it through a slot."""
+    """A card's share of the network is no faster than its slot."""
     if node.inter_gbs is None:
         return
     # a slot of the next generation leaves room for an adapter with a switch of its own
@@ -115,7 +115,7 @@ def network(node: Node, catalog: Catalog) -> Iterator[str]:
 
 
 def host_memory(node: Node, catalog: Catalog) -> Iterator[str]:
-    """A host has memory in proportion to its cards'."""
+    """The host memory is in proportion to the cards' memory."""
     if node.host_ram_gb is None:
         return
     sums = [node.gpus * card.memory_gb for card in _cards(node, catalog)]
@@ -125,7 +125,7 @@ def host_memory(node: Node, catalog: Catalog) -> Iterator[str]:
 
 
 def bridges(node: Node, _: Catalog) -> Iterator[str]:
-    """Bridges join few cards."""
+    """Bridges join only a few cards."""
     if node.link.endswith("bridge") and node.gpus > BRIDGED:
         yield fault("gpus", node.gpus, f"at most {BRIDGED}, which a bridge joins")
 

@@ -1,4 +1,4 @@
-"""What cannot be of a measurement: figures unlike their quote, parts unlike their sum, a job that is no scenario."""
+"""Rules that refuse impossible measurements: figures unlike the quote, parts unlike the sum, jobs that do not parse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from calc.units import GiB, MiB
 
 Record = Mapping[str, Any]
 
-# What a unit's word may stand for in a quote: bytes of a figure with that word beside it, or with none.
+# By a record's unit, the bytes that a word beside a figure in its quote may stand for; a bare figure may be any one.
 _DECIMAL = {"GB": 10**9, "G": 10**9, "MB": 10**6, "M": 10**6}
 _BINARY = {"GiB": GiB, "MiB": MiB, "GB": GiB, "G": GiB, "MB": MiB, "M": MiB}
 UNITS: Mapping[str, Mapping[str, int]] = {
@@ -25,18 +25,18 @@ UNITS: Mapping[str, Mapping[str, int]] = {
     "GiB": _BINARY,
     "GB or GiB": _DECIMAL,
 }
-# What a rate of the harness says, by the beginning of its name: all that the pages on speed read.
+# The fields of a rate from the harness, by the first word of its name: all that the pages on speed read.
 RATES: Mapping[str, tuple[str, ...]] = {
     "matmul": ("tokens", "inputs", "outputs", "seconds", "tflops"),
     "decode": ("batch", "kv_len", "seconds", "eager_seconds", "tokens_per_second"),
     "copy": ("bytes", "seconds", "gbs"),
 }
-LEAST = MiB  # a peak of less is a figure in another unit
-SAME_CARD = 0.02  # two totals of the same kind of card differ by less, with the driver
+LEAST = MiB  # a smaller peak is a figure in another unit
+SAME_CARD = 0.02  # totals of the same kind of card differ by less, depending on the driver
 
 
 def scenario(record: Record, catalog: Catalog) -> Iterator[str]:
-    """The job is one that can be estimated; a moment of loading is one that its estimate has."""
+    """The job can be estimated, and its estimate has the moment of loading that the record names."""
     try:
         job = parse(record["scenario"], where="scenario", catalog=catalog)
         if record["metric"] == "held" and "moment" in record:
@@ -49,7 +49,7 @@ def scenario(record: Record, catalog: Catalog) -> Iterator[str]:
 
 
 def metric(record: Record, _: Catalog) -> Iterator[str]:
-    """A metric, its figure, its moment and its verdict go together."""
+    """The metric, the figure, the moment and the verdict go together."""
     of, measured, verdict = record["metric"], record["measured_bytes"], record["verdict"]
     if (measured is None) != (of == "verdict"):
         given = f"given {show(measured)} with metric {of}"
@@ -65,7 +65,7 @@ def metric(record: Record, _: Catalog) -> Iterator[str]:
 
 
 def origin(record: Record, _: Catalog) -> Iterator[str]:
-    """What others published has an address and their words; what the harness measured, its machine and its day."""
+    """A published record has an address and a quote; a record of the harness has its machine and its day."""
     if record["class"] == "published":
         if record["url"] is None:
             yield fault("url", None, "an address, as class is published")
@@ -116,7 +116,7 @@ def quoted(record: Record, _: Catalog) -> Iterator[str]:
 
 
 def _scales(figure: Printed, unit: str) -> set[int]:
-    """The bytes that one of the figure may be in `unit`; none where another stands beside it."""
+    """The bytes of the figure's unit, or of every word in `unit` if it has none; empty for a word of another unit."""
     if not figure.unit:
         return set(UNITS[unit].values())
     return {UNITS[unit][figure.unit]} if figure.unit in UNITS[unit] else set()
@@ -127,7 +127,7 @@ def _says(figure: Printed, measured: int, unit: str) -> bool:
 
 
 def quoted_rate(record: Record, _: Catalog) -> Iterator[str]:
-    """A rate is one that its quote prints, unless a note says how it was read; seconds an iteration are a step's."""
+    """A rate is one that its quote prints, or a note says how it was read; seconds per iteration are per step."""
     if (rate := record.get("measured_rate")) is None:
         return
     quote = rate.get("quote", record.get("quote", ""))
@@ -140,7 +140,7 @@ def quoted_rate(record: Record, _: Catalog) -> Iterator[str]:
 
 
 def size(record: Record, catalog: Catalog) -> Iterator[str]:
-    """A peak is some of the card's memory; a trace, which needs no card, may be larger."""
+    """A peak is no larger than the card's memory; a trace, which needs no card, may be."""
     measured = record["measured_bytes"]
     if measured is None:
         return
@@ -153,7 +153,7 @@ def size(record: Record, catalog: Catalog) -> Iterator[str]:
 
 
 def parts(record: Record, _: Catalog) -> Iterator[str]:
-    """What was observed adds up to what was measured."""
+    """The observed parts add up to the measured figure."""
     seen, measured = record.get("observed", {}), record["measured_bytes"]
     if measured is None:
         return
@@ -172,7 +172,7 @@ def parts(record: Record, _: Catalog) -> Iterator[str]:
 
 
 def allocator(record: Record, _: Catalog) -> Iterator[str]:
-    """What PyTorch reserved holds what it allocated; a record with its statistics has those that pages read."""
+    """PyTorch reserved no less than it allocated; a record with allocator statistics has all those that pages read."""
     seen = record.get("observed", {})
     allocated, reserved = seen.get("allocated_bytes"), seen.get("reserved_bytes")
     if allocated is not None and reserved is not None and allocated > reserved:
@@ -190,7 +190,7 @@ def allocator(record: Record, _: Catalog) -> Iterator[str]:
 
 
 def machine(record: Record, catalog: Catalog) -> Iterator[str]:
-    """The machine has the card that it names, and as much memory as the one it stands in for."""
+    """The machine's memory is that of the card it names, and no less than that of the card it stands in for."""
     if (given := record.get("machine")) is None:
         return
     real, named = catalog.gpu(given["gpu"]), catalog.gpu(record["scenario"]["gpu"])
@@ -203,7 +203,7 @@ def machine(record: Record, catalog: Catalog) -> Iterator[str]:
 
 
 def outcome(record: Record, _: Catalog) -> Iterator[str]:
-    """How a run ended is the verdict; a search's sizes are in order, and its scenario is that of the one found."""
+    """The verdict is how the run ended; a search's sizes are in order, and its scenario has the largest one found."""
     if ("oom" in record.get("observed", {})) and record["verdict"] != "oom":
         yield fault("verdict", record["verdict"], "oom, as observed.oom says")
     if (edge := record.get("edge")) is None:
@@ -218,7 +218,7 @@ def outcome(record: Record, _: Catalog) -> Iterator[str]:
 
 
 def rates(record: Record, catalog: Catalog) -> Iterator[str]:
-    """A rate is of a known kind, with all that this kind has, on a card whose peaks are known."""
+    """A rate is of a known kind, with all fields of that kind, from a card whose bandwidth and rates are known."""
     if "rates" not in record:
         return
     for index, rate in enumerate(record["rates"]):

@@ -1,4 +1,4 @@
-"""Texts of every kind of file: sources that lead somewhere, addresses, dates, names that nobody else has."""
+"""Rules on the texts of every kind of file: sources that lead somewhere, addresses, dates, unique names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from calc.check.faults import fault
 _ADDRESS = re.compile(r"https?://(?:[a-z0-9-]+\.)+[a-z]{2,}(?::[0-9]+)?(?:[/?#]\S*)?", re.IGNORECASE)
 _NOWHERE = re.compile(r"https?://(?:[a-z0-9-]+\.)*example\.[a-z]+\b", re.IGNORECASE)
 _LETTER = re.compile(r"[^\W\d_]")
-# What stands where somebody meant to write a source later, or has none.
+# Words that stand in for a source that is missing, or was to be written later.
 _PLACEHOLDER = re.compile(
     r"\b(?:to ?do|tbd|tba|fix ?me|xxx+|lorem ipsum|placeholder|change ?me|trust me|chat ?gpt|i (?:think|guess))\b|\?\?"
     r"|^(?:no source|not? known|from memory|common knowledge|the (?:internet|web)|some \w+|some(?:one|where|body)\b.*"
@@ -25,7 +25,7 @@ _PLACEHOLDER = re.compile(
 _THREAD = re.compile(r"([\w.-]+/[\w.-]+)(?: (?:issue|pull request) #?([0-9]+))?(?=[ @]|$)")
 _LATER = re.compile(r"\b(?:TODO|todo|TBD|tbd|FIXME|fixme|XXX|lorem ipsum)\b")
 FIRST = date(2016, 9, 1)  # PyTorch's first release
-A_SUITE = timedelta(days=31)  # between the day that a file is named after and its last record
+A_SUITE = timedelta(days=31)  # the most between the day that a suite is named after and its last record
 SOURCE = "an http(s) address, or the title of a document or what was seen where, in words"
 ADDRESS = "an http(s) address such as https://arxiv.org/abs/2407.21783"
 
@@ -47,14 +47,14 @@ def address(text: str) -> bool:
 
 
 def sources(thing: GPU | Node, _: Catalog) -> Iterator[str]:
-    """Each value of a card or node says where it is read."""
+    """Each value of a card or node has a source that leads somewhere."""
     for name, source in thing.sources.items():
         if not leads_somewhere(source):
             yield fault(f"{name}.source", source, SOURCE)
 
 
 def model_sources(model: Model, _: Catalog) -> Iterator[str]:
-    """A model's figures lead to an address and to what was counted."""
+    """A model's source is an address, and the source of its parameter count leads somewhere."""
     if not address(model.source):
         yield fault("source", model.source, ADDRESS)
     if not leads_somewhere(model.parameters_source):
@@ -62,7 +62,7 @@ def model_sources(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def record_sources(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
-    """A record says who saw it, and an address is one."""
+    """A record's source leads somewhere, and its url, if any, is an address."""
     if not leads_somewhere(record["source"]):
         yield fault("source", record["source"], SOURCE)
     if record["url"] is not None and not address(record["url"]):
@@ -70,7 +70,7 @@ def record_sources(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
 
 
 def thread(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
-    """A source that names a repository on GitHub, or an issue of it, has the address of that."""
+    """A source that names a repository on GitHub, or an issue of it, goes with the address of that as url."""
     said = _THREAD.match(record["source"])
     if not said or not record["url"] or not record["url"].startswith("https://github.com/"):
         return
@@ -83,7 +83,7 @@ def thread(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
 
 
 def finished(thing: GPU | Node | Model, _: Catalog) -> Iterator[str]:
-    """No text is one that somebody meant to write later."""
+    """No text of a card, node or model is marked as unfinished."""
     written = {"name": thing.name}
     if isinstance(thing, Model):
         written["licence"] = thing.licence
@@ -93,7 +93,7 @@ def finished(thing: GPU | Node | Model, _: Catalog) -> Iterator[str]:
 
 
 def record_finished(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
-    """No text of a record is one that somebody meant to write later."""
+    """No text of a record is marked as unfinished."""
     yield from _unfinished({name: record.get(name) for name in ("note", "group", "explanation", "failure")})
 
 
@@ -104,13 +104,13 @@ def _unfinished(written: Mapping[str, str | None]) -> Iterator[str]:
 
 
 def dates(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
-    """A day that was, and not far from the one that the id names, where it names one: a suite goes on the next day.
+    """The date is one that has been, and near the date in the id, if that has one: a suite may go on the next day.
 
-    What passes once passes for good, as today is in the past from tomorrow on.
+    A date that passes once passes for good, as today is in the past from tomorrow on.
     """
     if (given := record.get("date")) is None:
         return
-    today = (datetime.now(UTC) + timedelta(hours=14)).date()  # wherever it is latest
+    today = (datetime.now(UTC) + timedelta(hours=14)).date()  # the latest date anywhere on Earth
     try:
         day = date.fromisoformat(given)
     except ValueError:
@@ -124,7 +124,7 @@ def dates(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
 
 
 def own_names(catalog: Catalog, root: Path) -> Iterator[str]:
-    """No two cards, nodes or models have one name: a copied file has been changed throughout."""
+    """No two cards, nodes or models have the same name, as they do when a copied file is not changed throughout."""
     kinds: Mapping[str, Mapping[str, GPU | Node | Model]] = {
         "hardware/gpus": catalog.gpus, "hardware/nodes": catalog.nodes, "models": catalog.models,
     }  # fmt: skip
@@ -135,7 +135,7 @@ def own_names(catalog: Catalog, root: Path) -> Iterator[str]:
 
 
 def own_records(catalog: Catalog, root: Path) -> Iterator[str]:
-    """No record stands twice, under two ids."""
+    """No record occurs twice under two ids."""
     messages = [((record["url"], record["quote"]), record) for record in catalog.exhausted]
     alike: dict[Hashable, list[Mapping[str, Any]]] = {}
     for record in catalog.measurements:
@@ -150,7 +150,7 @@ def own_records(catalog: Catalog, root: Path) -> Iterator[str]:
 
 
 def _repeated(claims: Iterable[tuple[Hashable, str]], root: Path) -> Iterator[tuple[str, str]]:
-    """The places that claim what another does, the one to blame first."""
+    """Pairs of places that claim the same key, the one to blame first."""
     owners: dict[Hashable, str] = {}
     for key, place in claims:
         if (owner := owners.setdefault(key, place)) != place:
