@@ -486,7 +486,7 @@ def vary(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
     offload = replace(s.offload, **branches["offload"]) if branches["offload"] else s.offload
     rollout = replace(s.rollout, **branches["rollout"]) if s.rollout and branches["rollout"] else s.rollout
     if s.max_tokens_per_gpu:
-        own.pop("micro_batch", None)  # which is not read
+        own.pop("micro_batch", None)  # not read where batches are dynamic
     varied = _with(s, {**own, "offload": offload, "rollout": rollout, "roles": roles})
     given = {**changes, "global_batch": s.global_batch}
     try:

@@ -21,7 +21,7 @@ from calc.memory import kv_cache, runtime
 from calc.phases import Batch, Step
 from calc.placement import Placed
 
-BETWEEN = Where("waiting", 0, False)  # between two micro-batches
+BETWEEN = Where("waiting", 0, False)  # between two micro batches
 FIRST = Where("gather", 0, False)  # the first layer's parameters are gathered
 WEIGHTS = frozenset({"weights", "adapter"})
 RESTING = ("score", "train")  # `Stage.does` of the stages in which vLLM has no part

@@ -176,7 +176,7 @@ def launches(catalog: Catalog) -> dict[str, float]:
         for name in names:
             step = ran(catalog, name)
             launch = step.terms["launch"].values
-            busy = launch["G"] + step.without("launch")  # of the host: behind the card's work, and alone
+            busy = launch["G"] + step.without("launch")  # host time: hidden behind the card's work, and alone
             each.append(busy / (launch["m"] * launch["k"]))
         found[host] = median(each)
     return found

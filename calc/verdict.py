@@ -36,7 +36,8 @@ def fit_probability(
 ) -> float:
     """The probability that `needed` bytes, known to `deviation`, and the fragmentation beside them stay below `usable`.
 
-    Each share of `stirred` that was seen held back is as likely as another: the mean of a normal distribution's tails.
+    Each share of `stirred` that was seen as fragmentation is as likely as another: the mean of a normal distribution's
+    tails.
     """
     room, width = usable - needed, deviation * sqrt(2)
     if room > held_back[-1] * stirred + SURE * deviation or room < held_back[0] * stirred - SURE * deviation:
@@ -45,7 +46,7 @@ def fit_probability(
 
 
 def odds(m: Moment, usable: int, held_back: Sequence[float] = HELD_BACK) -> float:
-    """The probability that a moment fits."""
+    """The probability that an instant of the job fits."""
     needed, allocated, stirred, replayed = m.sums
     if replayed:
         stirred, held_back = replayed, REPLAYED
@@ -53,7 +54,7 @@ def odds(m: Moment, usable: int, held_back: Sequence[float] = HELD_BACK) -> floa
 
 
 def room(moment: Sums, usable: int) -> int:
-    """Bytes to spare beside a moment that fits with just the probability that the verdict asks.
+    """Bytes to spare beside an instant that fits with just the probability that the verdict asks.
 
     Below 0 if they are lacking. Off by a share of a deviation at most, to the safe side: margins are joined by straight
     lines.
@@ -66,13 +67,13 @@ def room(moment: Sums, usable: int) -> int:
 
 
 def hopeless(moment: Sums, usable: int) -> bool:
-    """True if a moment never fits, even without fragmentation and with a replay as far too high as any seen."""
+    """True if an instant never fits, even without fragmentation and with a replay as far too high as any seen."""
     needed, allocated, *_ = moment
     return fit_probability(needed, allocated, deviation(allocated), usable, REPLAYED) == 0.0
 
 
 def certain(moment: Sums, usable: int) -> bool:
-    """True if a replayed moment always fits."""
+    """True if a replayed instant always fits."""
     needed, allocated, _, replayed = moment
     return fit_probability(needed, replayed, deviation(allocated), usable, REPLAYED) == 1.0
 
@@ -89,7 +90,7 @@ def _margin(ratio: int, shares: Sequence[float]) -> float:
 
 
 def reach(m: Moment) -> tuple[int, int]:
-    """The interval of the middle nine tenths of what a moment takes; both kinds of error add in squares, per side."""
+    """The interval of the middle nine tenths of what an instant takes; both errors add in squares, on each side."""
     _, allocated, stirred, replayed = m.sums
     shares, lost = (REPLAYED, allocated + m.held_back) if replayed else (HELD_BACK, stirred)
     # the middle is the replay itself or, without one, the median of the fragmentation
