@@ -209,8 +209,8 @@ class Program(Attention):
 def below_layers(run: Run, recompute: bool) -> Size:
     """Bytes kept below the first layer: a dropout mask and, with checkpointing, embedding output and attention masks.
 
-    PEFT makes the embedding's output a leaf that wants a gradient (`_prepare_model_for_gradient_checkpointing`); if a
-    number or a dropout mask multiplies it, the first layer's input is another tensor, and the leaf counts here. Eager
+    PEFT makes the embedding's output a leaf that requires a gradient (`_prepare_model_for_gradient_checkpointing`); if
+    a number or a dropout mask multiplies it, the first layer's input is another tensor, and the leaf counts here. Eager
     attention gets a mask in the type of the residual stream, and another one if some of the layers slide: checkpoints
     keep both.
     """
@@ -251,8 +251,8 @@ class Kind(NamedTuple):
 def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
     """The kind of each layer; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
 
-    Sinks leave eager attention or flash, whatever the window. With checkpointing PEFT makes the embedding's output want
-    a gradient, see `below_layers`.
+    Sinks leave eager attention or flash, whatever the window. With checkpointing, PEFT makes the embedding's output
+    require a gradient, see `below_layers`.
     """
     arch = run.arch
     return [

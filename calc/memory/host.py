@@ -110,7 +110,7 @@ def units(role: str, component: str, parts: Sequence[int], b: int, tensors: int 
 
 
 def asleep(role: str, component: str, share: int, b: int, tensors: int = 1) -> Line:
-    """The parts of a rank's share, `tensors` of them, that DeepSpeed moves to pinned memory while other roles run."""
+    """Tensors of a rank's share, `tensors` of them, which DeepSpeed keeps in pinned memory while other roles run."""
     values = {"n": tensors, "b": b, "P_r": share}
     return _line(component, role, tensors * pinned(b * share), "n·pow2(b·P_r)", values, "asleep")
 

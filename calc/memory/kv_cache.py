@@ -1,4 +1,4 @@
-"""The memory of generation: the KV cache, in vLLM's blocks or as Transformers grows it, and the rest of vLLM's.
+"""The memory of generation: the KV cache, in vLLM's blocks or as Transformers grows it, and vLLM's other memory.
 
 A rank of vLLM's tensor parallelism holds its share of heads; a key/value head is never split, but copied where there
 are fewer of them than ranks. Read in vLLM 0.4.2 to 0.29.0.

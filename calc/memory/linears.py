@@ -142,8 +142,8 @@ class Linears:
     def in_four_bits(self, name: str, x: Tensor, out: Size) -> Tensor:
         """bitsandbytes' `Linear4bit`: its weight is dequantised for the product alone.
 
-        In forward scales that were quantised come back, too; the input is cast to the product's type, the output to the
-        input's (`backends/cuda/ops.py`).
+        In forward, scales that were quantised are dequantised, too; the input is cast to the product's type, the output
+        to the input's (`backends/cuda/ops.py`).
         """
         source, b = self.cast(x, self.c, name), self.run.unpacked or self.c
         weight, scales = (Size({}, {f"W_{name}": each}) for each in (b, SCALE))

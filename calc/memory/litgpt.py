@@ -1,7 +1,7 @@
 """litgpt's own attention on a tape: `CausalSelfAttention`, its rotation, and LoRA beside the product for q, k and v.
 
-Read in litgpt 0.4.0 `model.py` and `lora.py`, which do not differ here from lit-gpt of spring 2024, of which its tables
-are.
+Read in litgpt 0.4.0 `model.py` and `lora.py`, which do not differ here from lit-gpt in spring 2024, which its tables
+are from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class LitgptAttention(Attention):
     """Writes the attention block of a layer as litgpt runs it."""
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
-        """One product, split into views; where heads share keys and values, queries are copied, and both expanded.
+        """One product, split into views; where heads share keys and values, queries are copied and the other two
+        expanded.
 
         With as many keys as queries the values stay a view, which keeps the whole product.
         """
@@ -50,7 +51,7 @@ class LitgptAttention(Attention):
         return any(self.parts()) if name == PRODUCT else super().is_adapted(name)
 
     def parts(self) -> tuple[bool, ...]:
-        """For queries, keys and values each: True if they are adapted."""
+        """Three flags, for queries, keys and values: True if adapted."""
         return tuple([Attention.is_adapted(self, f"{name}_proj") for name in "qkv"])
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:

@@ -157,8 +157,7 @@ class Head(Program):
     def flash(self, x: Tensor, path: Path) -> None:
         """flash-attn's cross entropy: keeps the logits, backward writes one gradient, in place over the logits.
 
-        It is not in place if the entropy reads the logits too (verl `workers/actor/dp_actor.py`: `inplace_backward =
-        False`).
+        Not in place where the entropy reads them too (verl `workers/actor/dp_actor.py`: `inplace_backward = False`).
         """
         read = self.shifted(x, path)
         in_place = path.in_place and not path.entropy
