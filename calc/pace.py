@@ -41,7 +41,7 @@ def paces(catalog: Catalog) -> list[Pace]:
 
 
 def steps(catalog: Catalog) -> list[Pace]:
-    """The residual of each step that this project timed, where the catalog has the rates to estimate it.
+    """The residual of each step that this project timed on a card of its own, where the catalog has the rates.
 
     A card that stood in for a smaller one ran out of memory, or nearly, and is left out.
     """

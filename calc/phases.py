@@ -84,9 +84,9 @@ class Layout:
         return [Part("checkpoints", self.stack.residual, "activations#checkpoints", layers - (not self.stack.embeds))]
 
     def lowest(self, numbers: Sequence[int], inputs: int) -> list[Part]:
-        """The tensors that the lowest layers keep, `numbers` of each kind.
+        """The tensors that the lowest layers keep, `numbers` of each kind, and those kept below the first layer.
 
-        With recomputation these are the `inputs` lowest layer inputs, and what selective checkpointing keeps.
+        With recomputation layers keep their inputs, `inputs` of them, and what selective checkpointing keeps.
         """
         counted = [(block.segment, number) for block, number in zip(self.stack.blocks, numbers, strict=True) if number]
         if not self.recompute:

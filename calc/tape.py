@@ -205,11 +205,11 @@ class Tape:
         return out
 
     def keeps(self, out: Tensor, product: bool, spared: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
-        """The tensors of an operation that selective checkpointing keeps, if it is spared or a product that is kept.
+        """The tensors that selective checkpointing keeps of an operation: none, unless it is spared or a kept product.
 
         Products are `aten.mm`: the first of a layer is kept, the second is not, and so in turn. Spared are PyTorch's
-        own attention, with its log-sum-exp, and a reduce-scatter. The policy is torchtitan's `selective_ac_option =
-        "op"` (`_custom_policy`), run by PyTorch's `create_selective_checkpoint_contexts`.
+        own attention, with its log-sum-exp, and a reduce-scatter. The policy, run by PyTorch's
+        `create_selective_checkpoint_contexts`, is torchtitan's `selective_ac_option = "op"` (`_custom_policy`).
         """
         self.products += product
         kept = spared is not None or (product and self.products % 2 == 1)

@@ -148,7 +148,7 @@ class Holder:
         return []
 
     def waiting_head(self: Engine, where: Where, b: int) -> list[Line]:
-        """A tied head's gradient, which waits in autograd for the embedding's while earlier ones are kept."""
+        """A tied head's gradient, waiting in autograd for the embedding's, beside those of earlier micro batches."""
         r = self.replica
         waits = where.backward and r.ties_gradients and where.segment in ("norm", "layer")
         return [gradients.new(r.role, r.embedding, b)] if waits else []

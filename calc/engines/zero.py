@@ -90,7 +90,10 @@ class Zero(Holder):
 
     @property
     def plain_bf16(self) -> bool:
-        """True for stage 1 with fp32 accumulation: DeepSpeed's BF16_Optimizer, full fp32 gradients, no buckets."""
+        """True for stage 1 with fp32 accumulation and no offload: DeepSpeed's BF16_Optimizer.
+
+        It keeps full fp32 gradients, and has no buckets.
+        """
         return self.stage == 1 and self.replica.grad_bytes == 4 and not self.offload_optimizer
 
     @property
@@ -227,7 +230,7 @@ class Zero(Holder):
         return lines
 
     def reducing(self, where: Where, out: Reduced) -> list[Line]:
-        """The gradient that is being made, and the copies made to reduce those before it.
+        """The gradient that is being made, and the temporaries of reducing those before it.
 
         Gradients that are in the bucket when backward has ended leave then.
         """
