@@ -277,13 +277,13 @@ class Step(NamedTuple):
     values: Mapping[str, float]
 
     def line(self, part: Part) -> Line:
-        """The line of one part."""
+        """The ledger line of one part."""
         component, amount, source, times = part
         formula = amount.formula if times == 1 else f"{times}·({amount.formula})"
         return Line(component, self.role, times * amount.bytes(*self.batch), formula, self.values, source)
 
     def lines(self, parts: Iterable[Part]) -> list[Line]:
-        """The lines of several parts."""
+        """The ledger lines of several parts."""
         return [self.line(part) for part in parts]
 
     def backward(self) -> tuple[Instant, ...]:

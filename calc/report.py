@@ -192,7 +192,7 @@ def pace(s: Scenario, t: Throughput) -> str:
 
 
 def seconds(time: float) -> str:
-    """Seconds with three significant digits, or in full from 100."""
+    """Seconds with three significant digits, or whole seconds from 100 on."""
     return f"{time:,.0f}" if abs(time) >= 100 else f"{time:.3g}"
 
 

@@ -34,7 +34,7 @@ GIB_PER_GB = 2**30 / 10**9
 
 
 class Part(NamedTuple):
-    """A phase's peak, or one part of the largest, in bytes as estimated and as measured."""
+    """A phase's peak, or one part of the largest phase's, in bytes as estimated and as measured."""
 
     name: str
     predicted: int

@@ -116,7 +116,7 @@ class Writer:
     def _gradients(
         self, first: int, end: int, gradient: dict[Tensor, Tensor], held: Iterable[Tensor] = ()
     ) -> dict[Tensor, Tensor]:
-        """Runs backward through the operations from `first` to before `end`, the last of them first."""
+        """Runs backward through the operations from `first` to before `end`, last one first."""
         ops, final = self.tape.ops[first:end], self.tape.final
         users: dict[Tensor, int] = {}
         for op in self.tape.ops[:end]:

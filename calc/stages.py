@@ -176,7 +176,7 @@ class Stages:
         yield "score", f"{stage.role}: {at}", [*self.beside(stage, stage.role), *self.present(placed), *lines]
 
     def scoring(self, placed: Placed) -> tuple[str, list[Line]]:
-        """The largest instant of a forward without gradient."""
+        """The peak instant of a forward without gradient."""
         # a root FSDP unit that is gathered already leaves no buffer to the first layer
         there = placed.role.shares or placed.role.name in self.gathered
         return self.roles.training.once(("score", placed.role.name, there), lambda: self._scoring(placed, there))

@@ -19,8 +19,7 @@ class LitgptAttention(Attention):
     """Writes the attention block of a layer as litgpt runs it."""
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
-        """One product, split into views; where heads share, queries are copied, keys and values expanded to every
-        query.
+        """One product, split into views; where heads share, queries are copied, and keys and values expanded.
 
         With as many keys as queries the values stay a view, which keeps the whole product.
         """
