@@ -1,4 +1,4 @@
-"""Host memory: what the roles on one node take of its RAM, moment by moment."""
+"""Host memory: the RAM that the roles on one node take at each instant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calc.keeps import Stage
 from calc.ledger import Line, Moment, Phase
 from calc.memory import host
 
-# the moments of a node, and the phase of the job during which each comes
+# the instants of a node, each with the phase of the job in which it falls
 DURING = {
     "loading": "load",
     "weights flattened": "load",
@@ -33,12 +33,12 @@ class Hosts:
 
     @cached_property
     def nodes(self) -> list[dict[str, int]]:
-        """How many ranks of each role a node has, of every kind of node that there is, the first ones first.
+        """The number of ranks of each role on a node, for every kind of node in the job, in node order.
 
         Groups fill nodes one after another, as Ray packs them, so nodes between a group's first and last are alike.
         """
         per_node, taken = self.job.s.gpus_per_node, 0
-        spans: list[tuple[int, int, str]] = []  # the GPUs from one to before another have a role
+        spans: list[tuple[int, int, str]] = []  # first GPU, one past the last, role
         for names, gpus in placement.groups(self.job.s, self.job.keeps):
             spans += [(taken, taken + gpus, name) for name in names]
             taken += gpus
@@ -51,8 +51,8 @@ class Hosts:
         return kinds
 
     def phases(self) -> list[Phase]:
-        """The moments of the node that needs most."""
-        return self.job.roles.once("host", self._phases)  # whatever the card
+        """The instants of the node that needs most."""
+        return self.job.roles.once("host", self._phases)  # the same on every card
 
     def _phases(self) -> list[Phase]:
         # nodes that hold the same roles need the same
@@ -60,7 +60,7 @@ class Hosts:
         return max(each, key=lambda phases: max([p.moment.device_bytes for p in phases], default=0))
 
     def node(self, ranks: Mapping[str, int]) -> list[Phase]:
-        """A node that has `ranks` of each role: what all of them take together, moment by moment."""
+        """The instants of a node with `ranks` ranks of each role, each with the lines of all roles together."""
         moments: dict[str, list[Line]] = {at: [] for at in HOST}
         each = [dict(self.job.placed[n].engine.host(count)) for n, count in ranks.items() if n in self.job.placed]
         for at in HOST:
@@ -81,14 +81,14 @@ class Hosts:
         return [Phase(at, Moment(at, lines)) for at, lines in found.items() if lines]
 
     def serving(self, ranks: int) -> list[Line]:
-        """What `ranks` engine ranks keep in host memory: swap space, and the weights of those that sleep at level 1."""
+        """Host memory of `ranks` vLLM ranks: swap space, and the weights of ranks that sleep at level 1."""
         job = self.job
         if not (ranks and job.engine and job.keeps.serving and job.s.rollout):
             return []
         return times(job.engine.host(job.keeps.serving.sleep_level if job.s.rollout.sleep else 0), ranks)
 
     def saved(self, stage: Stage, ranks: int) -> Line:
-        """The copy of a checkpoint on the host: on the first rank, on every one, or a shard on each."""
+        """The host copy of a checkpoint: whole on the first rank or on every rank, or a shard on each."""
         r = self.job.placed[stage.role].engine.replica
         elements = r.parameters + r.adapter
         if stage.host == "shards":

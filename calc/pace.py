@@ -1,4 +1,4 @@
-"""How far estimated step times lie from published and from measured ones: a residual each, and rank order."""
+"""Residuals of estimated step times against published and measured ones, and their rank correlation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ COLLECTIVES = ("gather", "reduce", "all-reduce", "overlap")
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A record's seconds for one optimizer step, as estimated and as measured, and the largest term of the estimate.
+    """One record's seconds per optimizer step, as estimated and as measured, and the estimate's largest term.
 
-    `group` is its source, or for a measured one the card and the kind of job. `calibrates` names the constant that was
-    set by it, where one was; such a record judges nothing.
+    `group` is the record's source, or for a measured record the card and the kind of job. `calibrates` names the
+    constant that was set from this record, if any; such a record is not used to judge the estimates.
     """
 
     id: str
@@ -36,23 +36,23 @@ class Pace:
 
 
 def paces(catalog: Catalog) -> list[Pace]:
-    """One for each record that says how fast its job ran, where the catalog has the rates to estimate it."""
+    """The residual of each record that says how fast its job ran, where the catalog has the rates to estimate it."""
     return [found for r in catalog.measurements if "measured_rate" in r and (found := pace(r, catalog))]
 
 
 def steps(catalog: Catalog) -> list[Pace]:
-    """One for each step that this project timed on a card of its own, where the catalog has the rates to estimate it.
+    """The residual of each step that this project timed on a card of its own, where the catalog has the rates.
 
-    A card that stood in for a smaller one ran out of memory or nearly, and is left out.
+    A card that stood in for a smaller one ran out of memory, or nearly, and is left out.
     """
     found = [step(r, catalog) for r in catalog.measurements if r["class"] == "measured"]
     return [p for p in found if p]
 
 
 def step(record: Mapping[str, Any], catalog: Catalog) -> Pace | None:
-    """The residual of a measured record; None where it timed no step, or the estimate lacks a rate.
+    """The residual of a measured record, or None if it timed no step or the estimate lacks a rate.
 
-    The other ranks of a sharded job were not there, so that its collectives took no time: they are left out.
+    Collectives are left out: the other ranks of a sharded job were not there, so its collectives took no time.
     """
     seen = record.get("observed", {})
     if not seen.get("step_seconds") or seen.get("limit_bytes"):
@@ -71,7 +71,7 @@ def step(record: Mapping[str, Any], catalog: Catalog) -> Pace | None:
 
 
 def kind(s: Scenario) -> str:
-    """What a measured job is counted with."""
+    """The kind of job under which a measured record is counted."""
     if s.framework == "trl":
         return "TRL, with generation" if s.rollout else "TRL"
     if s.sharding != "none":
@@ -82,7 +82,7 @@ def kind(s: Scenario) -> str:
 
 
 def pace(record: Mapping[str, Any], catalog: Catalog) -> Pace | None:
-    """The residual of a record with a rate; None where the estimate lacks one."""
+    """The residual of a record with a measured rate, or None if the estimate lacks a rate."""
     s = parse(record["scenario"], where=record["id"], catalog=catalog)
     rate = record["measured_rate"]
     try:
@@ -94,7 +94,7 @@ def pace(record: Mapping[str, Any], catalog: Catalog) -> Pace | None:
 
 
 def step_seconds(s: Scenario, unit: str, value: float) -> float:
-    """A rate as seconds of one optimizer step."""
+    """A measured rate in seconds per optimizer step."""
     return {
         "step_seconds": value,
         "sequences_per_second": s.sequences / value,
@@ -103,14 +103,14 @@ def step_seconds(s: Scenario, unit: str, value: float) -> float:
 
 
 def judging(found: Iterable[Pace]) -> list[Pace]:
-    """Those that no constant was set by."""
+    """The residuals from which no constant was set."""
     return [p for p in found if not p.calibrates]
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's rho of pairs: the correlation of their ranks, equal values sharing the mean of theirs.
+    """Spearman's rho of pairs: the correlation of their ranks, where ties share their mean rank.
 
-    Raises ZeroDivisionError where all values of a side are equal.
+    Raises ZeroDivisionError if all values of one side are equal.
     """
     left, right = _ranks([a for a, _ in pairs]), _ranks([b for _, b in pairs])
     middle = (len(pairs) + 1) / 2
@@ -120,6 +120,6 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value from 1, equal ones at their mean."""
+    """The rank of each value, counted from 1; ties get their mean rank."""
     ordered = sorted(values)
     return [ordered.index(v) + (ordered.count(v) + 1) / 2 for v in values]

@@ -1,4 +1,4 @@
-"""What one GPU holds of a model that several share: a part of each layer, or some of the layers."""
+"""The part of a model that one GPU holds where several share it: a slice of each layer, or some of the layers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from calc.architecture import Architecture, ConfigError
 
 @lru_cache(maxsize=1024)
 def part(arch: Architecture, ranks: int) -> Architecture:
-    """What one of `ranks` tensor-parallel ranks holds: its heads, its share of every width and of the vocabulary.
+    """One tensor-parallel rank's part of the model: its heads, its share of every width and of the vocabulary.
 
     Norms and routers stay whole. Transformers 5.23 `distributed/tensor_parallel.py` and each model's
-    `base_model_tp_plan`; Megatron-LM cuts the same way. Raises ConfigError, with `tensor_parallel` for its field, where
-    the model cannot be cut into so many parts, or is cut in a way that is not known here.
+    `base_model_tp_plan`; Megatron-LM cuts the same way. Raises ConfigError for the field `tensor_parallel` if the model
+    cannot be cut into so many parts, or is cut in a way that is not known here.
     """
     if ranks == 1:
         return arch
@@ -38,7 +38,7 @@ def part(arch: Architecture, ranks: int) -> Architecture:
 
 @lru_cache(maxsize=1024)
 def layers_of(layers: int, stages: int) -> tuple[int, ...]:
-    """How many of `layers` each of several pipeline stages has: as many as others, embedding and head counted as one.
+    """The number of layers in each pipeline stage: as equal as can be, embedding and head counted as one layer each.
 
     As torchtitan divides them by default (`distributed/pipeline_parallel.py`, `generate_llm_fqn_per_model_part`).
     """
@@ -51,10 +51,10 @@ def layers_of(layers: int, stages: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def stage(arch: Architecture, index: int, stages: int) -> Architecture:
-    """What stage `index` of a pipeline holds: its layers, the first also the embedding, the last norm and head.
+    """The model as stage `index` of a pipeline holds it.
 
-    Raises ConfigError, with `pipeline_parallel` for its field, where a stage would have no layer, or where two would
-    hold one tensor.
+    Each stage has its layers, the first also the embedding, the last the final norm and the head. Raises ConfigError
+    for the field `pipeline_parallel` if a stage would have no layer, or if two stages would hold the same tensor.
     """
     if stages == 1:
         return arch

@@ -1,4 +1,4 @@
-"""Which of many moments is the largest: what a model's activations and what its engine adds there come to."""
+"""The peak instant among several: the model's activations plus what the engine adds at each."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from calc.phases import Instant, Step
 
 
 def largest(moments: Iterable[tuple[str, list[Line]]]) -> tuple[str, list[Line]]:
-    """The moment whose lines add up to most, the first of equals."""
+    """The instant whose lines add up to most; the first of equals."""
     return max(moments, key=lambda moment: total(moment[1]))
 
 
 def beside(lines: list[Line], moment: tuple[str, list[Line]]) -> tuple[str, list[Line]]:
-    """A moment with lines that it shares with others."""
+    """The instant `moment` with further `lines` that are alive at it."""
     return moment[0], [*lines, *moment[1]]
 
 
 def peak(engine: Engine, step: Step, instants: Iterable[Instant]) -> tuple[str, list[Line]]:
-    """The largest of `instants`: what the model's activations and what the engine adds there come to."""
+    """The peak instant of `instants`: the model's activations and what the engine adds there."""
     tokens, length = step.batch
-    # many instants share a place, where the engine adds the same
+    # many instants share a place, and the engine adds the same lines to each of them
     places: dict[Where, tuple[int, Instant]] = {}
     for i in instants:
         size = i.total.bytes(tokens, length)

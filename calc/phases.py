@@ -1,4 +1,4 @@
-"""The moments of a training step that can be its peak, and what is alive at each."""
+"""The instants of a training step that can be its peak, and the tensors alive at each."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from calc.stack import Stack, Stop, stack
 
 
 class Batch(NamedTuple):
-    """One micro-batch on one GPU: T tokens in sequences of S."""
+    """One micro batch on one GPU: T tokens in sequences of length S."""
 
     tokens: int
     length: int
 
 
 class Part(NamedTuple):
-    """What one component has alive at an instant: `times` an amount, and where the guide derives it."""
+    """One component's bytes alive at an instant, `times` × `amount`, and the section of the guide that derives them."""
 
     component: str
     amount: Amount
@@ -49,16 +49,16 @@ def instant(name: str, where: Where, parts: Iterable[Part]) -> Instant:
     return Instant(name, where, parts, Amount(tokens, pairs, fixed, row, ""))
 
 
-# in which of them, the `step` or the `next` forward, outputs are referenced that a caller keeps as long as it says
+# by `Path.held`: during which of the `step` and the `next` forward a caller still references the outputs
 LASTING = {"step": ("step",), "next": ("step", "next"), "turn": ("next",)}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Everything that can be alive in a step, before the size of its micro-batch is known.
+    """Everything that can be alive in a step, before the size of its micro batch is known.
 
-    `recompute`: layers keep their input, and what selective checkpointing keeps of them. `held`: how long the outputs
-    of a micro-batch stay referenced, as `calc.keeps.Path` says it.
+    `recompute`: activation checkpointing is on, so that layers keep only their input and what selective checkpointing
+    keeps of them. `held`: how long the outputs of a micro batch stay referenced, see `calc.keeps.Path`.
     """
 
     stack: Stack
@@ -66,25 +66,28 @@ class Layout:
     held: str
 
     def over(self, during: str) -> list[Part]:
-        """Logits of the micro-batch before, during the `step` or the `next` forward."""
+        """Logits of the previous micro batch that are still referenced during the `step` or the `next` forward."""
         return [Part("logits", self.stack.held, "loss#held")] if during in LASTING.get(self.held, ()) else []
 
     def bottom(self) -> list[Part]:
-        """What is kept below the first layer."""
+        """Activations kept below the first layer."""
         kept = self.stack.bottom
         return [Part("activations", kept, "activations#embedding")] if kept.tokens or kept.pairs else []
 
     def casts(self, amount: Amount, *, grad: bool = True) -> list[Part]:
-        """Of autocast's cache of bf16 weights, in a forward whose layers keep none of their own."""
+        """Autocast's cache of bf16 weights; empty in a forward whose layers keep these copies themselves."""
         kept = grad and not self.recompute
         return [Part("temporary", amount, "activations#autocast")] if amount.fixed and not kept else []
 
     def checkpoints(self, layers: int) -> list[Part]:
-        """The inputs of the lowest `layers`, of which the first is a buffer where a stage before has sent it."""
+        """The inputs of the lowest `layers`, less the one that a later pipeline stage receives in a buffer."""
         return [Part("checkpoints", self.stack.residual, "activations#checkpoints", layers - (not self.stack.embeds))]
 
     def lowest(self, numbers: Sequence[int], inputs: int) -> list[Part]:
-        """What the lowest layers keep, `numbers` of each kind, and, recomputing, the `inputs` of the lowest."""
+        """The tensors that the lowest layers keep, `numbers` of each kind, and those kept below the first layer.
+
+        With recomputation layers keep their inputs, `inputs` of them, and what selective checkpointing keeps.
+        """
         counted = [(block.segment, number) for block, number in zip(self.stack.blocks, numbers, strict=True) if number]
         if not self.recompute:
             return self.bottom() + [Part("activations", s.saved, "activations#saved", number) for s, number in counted]
@@ -92,29 +95,33 @@ class Layout:
         return [*self.bottom(), *self.checkpoints(inputs), *kept]
 
     def below(self, stop: Stop) -> list[Part]:
-        """What the layers below `stop` keep, and, recomputing, the input of the layer itself."""
+        """The tensors that the layers below `stop` keep and, with recomputation, the input of the layer itself."""
         return self.lowest(stop.below, stop.layer + 1)
 
     def retained(self, stop: Stop) -> list[Part]:
-        """Inputs of the layers above `stop` with their gradients, the lowest of which is what comes into the layer."""
+        """The inputs of the layers above `stop` with their gradients, if the run retains them.
+
+        The lowest of these gradients is the one that comes into the layer.
+        """
         above = self.stack.layers - 1 - stop.layer
         kept = self.stack.retains and above
         return [Part("checkpoints", self.stack.residual, "activations#checkpoints", 2 * above)] if kept else []
 
     def layers(self) -> list[Part]:
-        """What all layers keep once forward has passed them."""
+        """The tensors that all layers keep once forward has passed them."""
         return self.lowest([block.number for block in self.stack.blocks], self.stack.layers)
 
     def waiting(self) -> list[Part]:
-        """Everything alive while another model's forward runs: what backward needs, and an autocast's cache that spans
-        both.
+        """Everything alive while another model's forward runs.
+
+        That is what backward needs, and the cache of an autocast that spans both forwards.
         """
         cache = [] if self.stack.wrapped else self.casts(self.stack.casts)
         norm = Part("activations", self.stack.norm.saved, "activations#final-norm")
         return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept"), *cache]
 
     def place(self, shot: Shot) -> str:
-        """Whether an instant is the head's own, a loss's in the model's forward, or a loss's outside of it."""
+        """The segment in which an instant lies: the head, a loss inside the model's forward, or a loss outside."""
         if shot.name in OUTPUTS:
             return "head"
         if shot.name in CAPPED:
@@ -142,7 +149,7 @@ class Layout:
         norm = Part("activations", stack.norm.saved, "activations#final-norm")
         for shot in stack.head.forward if grad else stack.head.without_grad:
             where = Where(self.place(shot), stack.layers, False)
-            # who computes the loss after a turn has got the new outputs in place of the old ones
+            # a loss that is computed after the turn: the new outputs have replaced the old ones by then
             over = [] if self.held == "turn" and where.segment == "outside" else before
             everything = [*(self.layers() if grad else []), *over, *cached, *([norm] if grad else [])]
             yield instant(f"logits: {shot.name}", where, [*everything, *alive(shot, "logits", "logits")])
@@ -181,7 +188,7 @@ class Layout:
             yield instant("reduction of the last gradients", where, [held])
 
     def embedding(self, scratch: Amount, *, sorting: bool) -> Instant:
-        """The end of backward: all gradients exist, and the embedding's is being made or, tied, summed."""
+        """The end of backward: all gradients exist, and the embedding's is being made or, if tied, summed."""
         stack = self.stack
         where = Where(
             "end",
@@ -198,12 +205,12 @@ class Layout:
 
 
 def alive(shot: Shot, saved: str = "activations", passing: str = "temporary") -> list[Part]:
-    """What one instant of one segment keeps and lets pass."""
+    """The parts of one instant of one segment: the bytes saved for backward, and the temporaries."""
     source = "loss#kept" if saved == "logits" else "activations#activations"
     return [Part(saved, shot.saved, source), Part(passing, shot.passing, "activations#passing")]
 
 
-# what the model's own forward does behind its head
+# the operations of a model's own forward after its head
 CAPPED = ("logits: gather", "logits: scale", "logits: over cap", "logits: tanh", "logits: times cap")
 # torch `native/cuda/Embedding.cu`: above this many tokens the gradient is summed by sorted segments, which takes a
 # row in fp32 for every token and for every ten of them
@@ -211,7 +218,7 @@ SORTED_TOKENS = 3072
 
 
 def uncovered(instants: Iterable[Instant], *, grouped: bool) -> Iterator[Instant]:
-    """The instants that no other one at the same layer covers, in memory and in gradients alike.
+    """The instants that no other instant at the same layer exceeds both in memory and in gradients.
 
     `grouped`: the engine keeps gradients until their group is reduced, and never asks which one is being made.
     """
@@ -233,22 +240,22 @@ class Plan:
 
     @cached_property
     def forward(self) -> tuple[Instant, ...]:
-        """Of a forward that is followed by a backward."""
+        """The instants of a forward that is followed by a backward."""
         return tuple(self.layout.forward())
 
     @cached_property
     def scoring(self) -> tuple[Instant, ...]:
-        """Of a forward that keeps nothing."""
+        """The instants of a forward that keeps nothing."""
         return tuple(self.layout.forward(grad=False))
 
     @cached_property
     def backward(self) -> tuple[Instant, ...]:
-        """Of backward."""
+        """The instants of a backward."""
         return tuple(uncovered(self.layout.backward(), grouped=self._grouped))
 
     @cached_property
     def crowded(self) -> Instant:
-        """The end of a backward of many tokens."""
+        """The end of a backward of more than `SORTED_TOKENS` tokens."""
         return self.layout.embedding(self.layout.stack.embedding_scratch, sorting=True)
 
 
@@ -262,7 +269,7 @@ def plan(
 
 
 class Step(NamedTuple):
-    """A plan with its micro-batch put in: `values` are the numbers behind the symbols of its formulas."""
+    """A plan for a micro batch of a given size: `values` are the numbers behind the symbols of its formulas."""
 
     role: str
     plan: Plan
@@ -270,13 +277,13 @@ class Step(NamedTuple):
     values: Mapping[str, float]
 
     def line(self, part: Part) -> Line:
-        """The line of one part."""
+        """The ledger line of one part."""
         component, amount, source, times = part
         formula = amount.formula if times == 1 else f"{times}·({amount.formula})"
         return Line(component, self.role, times * amount.bytes(*self.batch), formula, self.values, source)
 
     def lines(self, parts: Iterable[Part]) -> list[Line]:
-        """The lines of several parts."""
+        """The ledger lines of several parts."""
         return [self.line(part) for part in parts]
 
     def backward(self) -> tuple[Instant, ...]:
@@ -302,6 +309,6 @@ def step(
     grouped: bool = False,
     bucket: int = 0,
 ) -> Step:
-    """The step of one role on one micro-batch; see `plan`."""
+    """The step of one role on one micro batch; see `plan`."""
     made = plan(run, path, trained, masked, checkpointing, fsdp, grouped, bucket)
     return Step(role, made, batch, {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length})

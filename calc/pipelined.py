@@ -1,9 +1,9 @@
-"""A stage of a pipeline under PyTorch's 1F1B schedule: what is alive of several micro-batches at once.
+"""A pipeline stage under PyTorch's 1F1B schedule: the tensors of several micro batches that are alive at once.
 
 A stage runs as many forwards ahead of its first backward as there are stages from it to the end, then one backward and
-one forward in turn. Read in torch 2.13 `distributed/pipelining/stage.py` and `schedules.py`: outputs of micro-batches
-whose backward has not ended stay in `fwd_cache`, what is received has a buffer for every micro-batch of the step, and
-the gradient that was sent last stays until the next is.
+one forward in turn. Read in torch 2.13 `distributed/pipelining/stage.py` and `schedules.py`: outputs of micro batches
+whose backward has not ended stay in `fwd_cache`, received tensors have a buffer for every micro batch of the step, and
+the gradient that was sent last stays until the next one is sent.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from calc.tape import Size
 
 
 class Turn(NamedTuple):
-    """A backward that may take most: whether gradients of earlier ones are there, and how many micro-batches wait."""
+    """A backward that may be the peak.
+
+    `accumulates`: earlier backwards have left gradients. `waiting`: the number of further micro batches whose forward
+    has run and whose backward has not begun.
+    """
 
     accumulates: bool
     waiting: int
 
 
 def turns(index: int, stages: int, micro: int) -> tuple[Turn, ...]:
-    """The backwards of stage `index` that may take most, of `micro` micro-batches in a step.
+    """The backwards of stage `index` that may be the peak, of `micro` micro batches in a step.
 
-    At most `stages` - `index` micro-batches are under way. Where the step has no more, the first backward has all of
-    them and no gradients yet, the second has gradients and one less.
+    At most `stages` - `index` micro batches are under way. If the step has no more than these, the first backward has
+    all of them and no gradients yet, and the second has gradients and one micro batch fewer.
     """
     ahead = min(micro, stages - index)
     if micro > ahead:
@@ -42,7 +46,7 @@ def turns(index: int, stages: int, micro: int) -> tuple[Turn, ...]:
 
 
 def training(placed: Placed, own: Step) -> Iterator[tuple[str, str, list[Line]]]:
-    """The largest moment of each phase of the stage, without what is resident."""
+    """The peak instant of each phase of the stage, without the resident tensors."""
     index, stages = placed.role.pipeline
     layout, micro = own.plan.layout, placed.s.accumulation
     embeds, ends = layout.stack.embeds, layout.stack.ends
@@ -68,7 +72,7 @@ def training(placed: Placed, own: Step) -> Iterator[tuple[str, str, list[Line]]]
 
 
 def _begun(placed: Placed, own: Step, buffers: list[Line]) -> tuple[str, list[Line]]:
-    """The first micro-batch in the last layer, for which the engine may have to bring weights together."""
+    """The first micro batch in the last layer, whose weights the engine may have to gather."""
     layout = own.plan.layout
     stop = max(layout.stack.stops)
     gathered = _first(placed.engine).at(Where("gather", stop.layer, False))
@@ -76,31 +80,31 @@ def _begun(placed: Placed, own: Step, buffers: list[Line]) -> tuple[str, list[Li
 
 
 def _first(engine: Engine) -> Engine:
-    """The engine before any gradient is kept."""
+    """The engine as it is before any gradient is kept."""
     return replace(engine, replica=replace(engine.replica, micro_batches=1))  # type: ignore[type-var]
 
 
 def received(own: Step, micro: int) -> list[Part]:
-    """Buffers for the inputs of every micro-batch, and for the gradients of their outputs."""
+    """Receive buffers for the inputs of every micro batch, and for the gradients of their outputs."""
     stack = own.plan.layout.stack
     neighbours = (not stack.embeds) + (not stack.ends)
     return [Part("communication", stack.residual, "parallelism#stages", micro * neighbours)]
 
 
 def ahead(own: Step, waiting: int) -> list[Part]:
-    """What the layers keep of micro-batches whose backward has not begun."""
+    """Activations that the layers keep for micro batches whose backward has not begun."""
     return [part._replace(times=part.times * waiting) for part in own.plan.layout.layers()] if waiting else []
 
 
 def rotated(run: Run) -> Part:
-    """Cosines and sines of a micro-batch's positions, which all its layers refer to until it is through.
+    """Cosines and sines of a micro batch's positions, which all its layers reference until it has been processed.
 
-    They are one row's, whatever the micro-batch; of one micro-batch alone they would be too small to count.
+    They have the size of one row, whatever the micro batch; for a single micro batch they would be too small to count.
     """
     size = Size({}, {"rope·S" if run.arch.mla else "D·S": 2 * run.residual})
     return Part("activations", amount(size, dimensions(run.arch)), "parallelism#stages")
 
 
 def handed_on(own: Step, tensors: int) -> list[Part]:
-    """Outputs, and the last gradient of an input, that the schedule still refers to."""
+    """Outputs, and the gradient of an input sent last, that the schedule still references."""
     return [Part("communication", own.plan.layout.stack.residual, "parallelism#stages", tensors)] if tensors else []

@@ -1,4 +1,4 @@
-"""Placement: which roles a job has, under which engine each lives, and on which GPUs."""
+"""Placement: the roles of a job, the engine that each lives under, and the GPUs that each runs on."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ FORMATS = {
     "autocast": (4, 4, 0, 4),
     "fp32": (4, 4, 0, 4),
 }
-# the tape that a format's layers run
+# the precision in which a format's layers run, see `calc.memory.run.Run`
 TAPES = {"bf16": "bf16", "mixed": "bf16", "fsdp-mixed": "bf16", "autocast": "autocast", "fp32": "fp32"}
 VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
 
 
 def kernel(arch: Architecture, attention: str, precision: str) -> str:
-    """The attention kernel that runs: what was asked for, as far as the model and PyTorch's SDPA have it.
+    """The attention kernel that runs: the one asked for, as far as the model and PyTorch's SDPA support it.
 
-    GPT-OSS's sinks leave eager or flash only. SDPA takes its memory-efficient kernel in fp32 and for heads whose
-    values are narrower than their queries (DeepSeek), and its plain mathematics, which keeps what eager attention
-    keeps, for grouped queries in fp32.
+    GPT-OSS's sinks leave eager or flash only. SDPA takes its memory-efficient kernel in fp32 and for heads whose values
+    are narrower than their queries (DeepSeek), and its plain mathematics, which keeps what eager attention keeps, for
+    grouped queries in fp32.
     """
     if attention == "eager" or (attention == "sdpa" and arch.attention_sinks):
         return "eager"
@@ -69,12 +69,12 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     changed: tuple[Tensor, ...] = ()
     trained = trained and s.optimizer != "none"
     if trained and s.lora:
-        # beside fp32 weights they have their type, beside four bits of theirs one of their own
+        # adapters beside fp32 weights have the weights' type, adapters beside 4-bit weights a type of their own
         own = weight == 2 or (s.method == "qlora" and s.layout == "autocast")
         adapter_bytes = 2 if s.lora.dtype == "bf16" and own else 4
         targets = s.lora.modules
-        # FSDP's mixed precision gathers adapters, too, in the compute type; units of FSDP 1 after PEFT has read theirs,
-        # which autocast makes good
+        # FSDP's mixed precision gathers adapters, too, in the compute type; where they are units of FSDP 1, PEFT has
+        # read the stored type before, which autocast makes good
         gathers = s.precision == "fsdp-mixed"
         joined = s.lora.units == "layer"
         reads = 4 if gathers and s.sharding == "fsdp1" and role.wrapped and not joined else 0
@@ -159,7 +159,7 @@ def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
 
 
 class Placed(NamedTuple):
-    """A role on its GPUs: the scenario as it sees it, the engine that holds its model, and that engine as it scores."""
+    """A role on its GPUs: its view of the scenario, the engine that holds its model, and that engine for scoring."""
 
     role: Role
     s: Scenario
@@ -168,7 +168,7 @@ class Placed(NamedTuple):
 
     @property
     def trained(self) -> bool:
-        """Whether the role has an optimizer."""
+        """True if the role has an optimizer."""
         return self.engine.replica.optimizer is not None
 
 
@@ -190,7 +190,7 @@ def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
 
 
 def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:
-    """What vLLM's own process takes beside its pool; nothing where it lives in a trainer's."""
+    """The lines of vLLM's own process beside its pool; none if vLLM lives in a trainer's process."""
     assert keeps.serving and s.rollout
     own = keeps.serving.process not in {role.process for role in keeps.roles}
     lines = process(gpu.architecture, int(s.rollout.tensor_parallel > 1), gpu.linked, int(own), "rollout")
@@ -198,7 +198,7 @@ def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:
 
 
 def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> Vllm | None:
-    """The engine that serves the rollout; None where Transformers generates or nothing does."""
+    """The vLLM engine that serves the rollout, or None if Transformers generates or nothing does."""
     if keeps.serving is None or s.rollout is None:
         return None
     lines = around(s, keeps, gpu)
@@ -217,7 +217,7 @@ def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> Vllm | None:
 
 
 def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
-    """Sets of GPUs: the roles that live on each, in the order in which they load, and how many GPUs it has."""
+    """The GPU groups: the roles that live on each, in the order in which they load, and its number of GPUs."""
     if s.pipeline_parallel > 1:
         return [((name,), s.gpus // s.pipeline_parallel) for name in keeps.loading]
     if s.placement == "colocated":

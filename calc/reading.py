@@ -1,7 +1,7 @@
-"""Reading what people write, YAML and JSON: bounded in size, and any fault is one line that names file and line.
+"""Reads what people write, YAML and JSON, bounded in size; any fault is one line that names file and line.
 
-YAML has version 1.2's scalars (1e3 is a number, `on` and dates are text) and version 1.1's merge key, no explicit tags,
-and no field twice.
+Scalars are those of YAML 1.2 (1e3 is a number, `on` and dates are text), the merge key is that of YAML 1.1; explicit
+tags and fields given twice are refused.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from calc.units import MiB
 
 DOCUMENT = MiB  # bytes of one document; the longest config.json in use has a hundredth of it
 FILE = 256 * MiB  # bytes of a file of many lines, each a document
-VALUES = 20_000  # of one document, aliases written out
+VALUES = 20_000  # values of one document, aliases expanded
 DEEPEST = 32  # levels of one document
-DIGITS = 30  # of an integer; a float has no more
+DIGITS = 30  # digits of an integer; a float has no more
 MERGE = "<<"  # YAML 1.1's key, which everybody's front matter uses
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -36,16 +36,16 @@ def read_bytes(path: Path, where: str, limit: int = DOCUMENT) -> bytes:
 
 
 def read_input(path: str) -> tuple[bytes, str]:
-    """The bytes of the file at `path`, of standard input for `-`, and how messages call it."""
+    """The bytes of the file at `path` (`-`: standard input), and its name in messages."""
     if path == "-":
         return _bounded(sys.stdin.buffer, "standard input", DOCUMENT), "standard input"
     return read_bytes(Path(path), path), path
 
 
 def lines(path: str) -> Iterator[bytes]:
-    """The lines of a file, of standard input for `-`, as they come; of one that is no document only its beginning.
+    """The lines of a file (`-`: standard input) as they come; a line too long to be a document is cut off.
 
-    `InputError` where the file cannot be read.
+    Raises `InputError` if the file cannot be read.
     """
     if path == "-":
         yield from _split(sys.stdin.buffer)
@@ -104,9 +104,9 @@ def parse_mapping(raw: bytes | str, where: str) -> dict[str, Any]:
 
 
 def parse_json(text: str, where: str, line: int | None = None) -> Any:
-    """The JSON value of `text`; `InputError` (`where:line: …`) for what is none, gives a field twice, or is too large.
+    """The JSON value of `text`; `InputError` (`where:line: …`) if it is not JSON, gives a field twice, or is too large.
 
-    `line`: the number of the line in the file `where` that `text` is, where it is one.
+    `line`: the line number of `text` in the file `where`, if `text` is one line of it.
     """
     place = f"{where}:{line}" if line else where
     _fits(text, place)
@@ -220,14 +220,14 @@ class _Open:
 
 
 class _Document:
-    """One document, made from the parser's events as they come: one that is too large or too deep is never whole."""
+    """One document, built from the parser's events as they come: one too large or too deep is never built whole."""
 
     def __init__(self, where: str) -> None:
         self.where = where
         self.made: Any = None
         self.documents = self.values = 0
         self.open: list[_Open] = []
-        self.anchors: dict[str, tuple[Any, int]] = {}  # each with the number of values that it writes out to
+        self.anchors: dict[str, tuple[Any, int]] = {}  # each with its number of values, aliases expanded
 
     def value(self, text: str) -> Any:
         """The document's value."""
@@ -236,7 +236,7 @@ class _Document:
         return self.made
 
     def take(self, event: Any) -> None:
-        """One event of the parser."""
+        """Takes one event of the parser."""
         match event:
             case yaml.DocumentStartEvent():
                 self.documents += 1
@@ -291,7 +291,7 @@ class _Document:
             inside.field = found
 
     def merge(self, event: Any, made: dict[str, Any]) -> None:
-        """Fills in the fields of the mappings that stand under the merge key, the first of them first."""
+        """Fills in the fields of the mappings under the merge key; the first of them takes precedence."""
         found = made.pop(MERGE)
         for other in found if isinstance(found, list) else [found]:
             if not isinstance(other, dict):

@@ -1,9 +1,9 @@
-"""A step replayed block by block through PyTorch's allocator: what it reserves, and where it breaks on a card.
+"""A step replayed block by block through PyTorch's allocator: the memory it reserves, and the limits it fails under.
 
-What is allocated at a peak does not decide whether a step runs: between blocks lie freed ones that are too small for
-the next request. Which these are follows from the sizes and the order of all blocks, and both follow from the model,
-the batch and the code that runs. Where one model is trained on one GPU, or by plain PyTorch under FSDP 2, alone or with
-a frozen one beside it, they are all known here.
+The bytes allocated at a peak do not decide whether a step runs: between blocks lie freed ones that are too small for
+the next request. This fragmentation follows from the sizes and the order of all blocks, and both follow from the model,
+the batch and the code that runs. They are all known here where one model is trained on one GPU, or by plain PyTorch
+under FSDP 2, alone or with a frozen model beside it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from calc.placement import Placed
 from calc.script import CAST, GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
 from calc.shards import Shards
 
-STEPS = 3  # states are made in the first, and lie in the way of the second; later ones find what that left
-MICRO_BATCHES = 2  # gradients stay from the first, and are added to from the second on
+STEPS = 3  # the first makes the states, which lie in the way of the second; later ones find what the second left
+MICRO_BATCHES = 2  # the first leaves its gradients, later ones are added to them
 
 Own = dict[int, Block]  # a piece's blocks by their slots
-Kept = list[Own]  # what each piece keeps for its backward, lowest first
+Kept = list[Own]  # the blocks that each piece keeps for its backward, lowest piece first
 OUTLIVING = 1 << 30  # the first slot of blocks that outlive their piece
 
 
 class Act(NamedTuple):
-    """What is replayed: a model, whether it is trained, and one that scores inside its forward, maybe as the same.
+    """The job to replay: a model, whether it is trained, and perhaps one that scores inside its forward.
 
-    `expandable`: PyTorch's segments are.
+    `shares`: the scoring model is the trained one, without weights of its own. `expandable`: PyTorch's segments are
+    expandable.
     """
 
     model: Blocks
@@ -47,7 +48,7 @@ class Act(NamedTuple):
 
 
 def known(roles: Roles) -> bool:
-    """True if what the roles of a job do can be replayed: one stage of models that are whole, or FSDP 2's shards."""
+    """True if a job can be replayed: it has one stage, of models that are whole or sharded by FSDP 2."""
     stages, placed = roles.keeps.stages, [*roles.placed.values()]
     if len(stages) != 1 or stages[0].does not in ("train", "score"):
         return False
@@ -55,7 +56,7 @@ def known(roles: Roles) -> bool:
 
 
 def act(roles: Roles) -> Act | None:
-    """What the roles of a job do, if that is known."""
+    """The job of these roles to replay, or None if it cannot be replayed."""
     if not known(roles):
         return None
     stage: Stage = roles.keeps.stages[0]
@@ -73,7 +74,7 @@ def act(roles: Roles) -> Act | None:
 
 
 def _known(placed: Placed) -> bool:
-    """Whether all blocks of a role are known: one GPU that has it whole, or plain PyTorch's shards, by FSDP 2."""
+    """True if all blocks of a role are known: it is whole on one GPU, or sharded by plain PyTorch's FSDP 2."""
     s, engine = placed.s, placed.engine
     if isinstance(engine, Plain):
         return s.gpus == 1
@@ -92,7 +93,10 @@ def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
 
 
 class Tried(NamedTuple):
-    """Whether a replay under a limit `broke`, as it would have under any from `low` to below `high`."""
+    """The outcome of a replay under a limit, which is the same under any limit from `low` to below `high`.
+
+    `broke`: a request failed.
+    """
 
     low: int
     high: int
@@ -100,17 +104,17 @@ class Tried(NamedTuple):
 
 
 class Reserve:
-    """What PyTorch reserves for what is replayed: undisturbed, and the least that it must be allowed.
+    """The bytes that PyTorch reserves for a replayed job: undisturbed, and the least that it must be allowed.
 
     Neither depends on a card. The least is sought between the most that is allocated and what is reserved undisturbed,
-    to within a thousandth, as far as somebody asks, and always in the same halves: a limit may suffice where a higher
-    one does not, so that a search from a card's own limit would find something else for each card.
+    to within a thousandth, only as far as a caller asks, and always by the same halvings: a limit may suffice where a
+    higher one does not, so that a search from a card's own limit would find something else for each card.
 
-    Until a limit is in the way nothing differs from the undisturbed replay, so that one goes on from there.
+    Until the limit takes effect, a replay does not differ from the undisturbed one, so it continues from there.
     """
 
     def __init__(self, a: Act, workspace: int) -> None:
-        """Of `a`, where cuBLAS takes a `workspace` for each thread."""
+        """The reserve for `a`, where cuBLAS takes a `workspace` for each thread."""
         self.act, self.workspace = a, workspace
         process = _undisturbed(a, workspace)[-1].heap.process
         self._tried = [Tried(process.most_reserved, process.refused, broke=False)]
@@ -118,14 +122,14 @@ class Reserve:
         self._low, self._high = process.most, self.undisturbed
 
     def breaks(self, limit: int) -> bool:
-        """True if a request finds nothing left of `limit` bytes."""
+        """True if a request fails when at most `limit` bytes may be reserved."""
         for tried in self._tried:
             if tried.low <= limit < tried.high:
                 return tried.broke
         return self._try(limit)
 
     def _try(self, limit: int) -> bool:
-        """Replay from the last mark before which the limit cannot have been in the way."""
+        """Replays under `limit`, from the last mark that it cannot have affected; True if a request fails."""
         marks = _undisturbed(self.act, self.workspace)
         replay = [mark for mark in marks if mark.heap.process.most_reserved <= limit][-1].copy(limit)
         broke = False
@@ -139,20 +143,20 @@ class Reserve:
 
     @property
     def least(self) -> int:
-        """The bytes that must be allowed, where segments that are all free go back before a request fails."""
+        """The bytes that must be allowed, given that wholly free segments are released before a request fails."""
         while self._narrow():
             pass
         return self._high
 
     def meets(self, asked: Callable[[int], bool]) -> bool:
-        """True if the least is as small as is `asked`, which holds of all sizes up to some size."""
+        """True if `asked` holds of the least; it must hold of all sizes up to some size, and of none above."""
         while not asked(self._high):
             if not asked(self._low) or not self._narrow():
                 return False
         return True
 
     def _narrow(self) -> bool:
-        """Halve what lies between the bounds of the least; False if they are close enough."""
+        """Halves the interval in which the least lies; False if it is narrow enough."""
         if self._high - self._low <= self.undisturbed // 1000:
             return False
         middle = (self._low + self._high) // 2
@@ -165,14 +169,14 @@ class Reserve:
 
 @lru_cache(maxsize=1024)
 def reserve(a: Act, workspace: int) -> Reserve:
-    """What PyTorch reserves for `a`, which a search and the estimates after it ask for one after another."""
+    """The reserve for `a`, cached: a search and the estimates after it ask for the same one."""
     return Reserve(a, workspace)
 
 
-# A few, as those of a large model take megabytes.
+# Only a few are cached: those of a large model take megabytes.
 @lru_cache(maxsize=4)
 def _undisturbed(a: Act, workspace: int) -> list[Replay]:
-    """The replay of `a` that no limit is in the way of, as it stands before each of its parts, and at its end."""
+    """The replay of `a` without a limit: its state before each part, and at the end."""
     marks: list[Replay] = []
     replay = Replay((Expandable if a.expandable else Allocator)(), workspace)
     replay.all(a, marks)
@@ -180,9 +184,9 @@ def _undisturbed(a: Act, workspace: int) -> list[Replay]:
 
 
 class Course(NamedTuple):
-    """What a script does on one occasion: the `steps`, and the slots of what outlives the piece.
+    """The steps that a script takes on one occasion, and the slots of the blocks that outlive the piece.
 
-    `threads` have called cuBLAS then.
+    `threads`: the number of threads that have called cuBLAS by then.
     """
 
     steps: Steps
@@ -194,7 +198,10 @@ class Course(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that decides how a replay goes on: what it has `found`, and what only a limit or small blocks ask for."""
+    """Everything that decides how a replay goes on.
+
+    `found` decides it alone, unless there is a limit or small blocks are asked for: then the other fields matter, too.
+    """
 
     found: tuple[object, ...]
     spare: tuple[int, ...]
@@ -202,10 +209,10 @@ class State(NamedTuple):
     released: int
 
     def repeats(self, before: State | None) -> bool:
-        """True if what follows takes the course that it took a step `before`.
+        """True if the replay goes on exactly as it did a step `before`.
 
-        Of all that a step takes only what was `found` is left. So where nothing went back to the driver, small blocks
-        find at least as much as they did.
+        A step leaves behind nothing but what was `found`. So if nothing went back to the driver, small blocks find at
+        least as much room as they did.
         """
         if before is None or self.found != before.found:
             return False
@@ -213,10 +220,10 @@ class State(NamedTuple):
 
 
 class Replay:
-    """What one GPU has of models and their steps, through an allocator; raises OutOfMemory where that does."""
+    """The models on one GPU and their steps, put through an allocator; raises OutOfMemory where the allocator does."""
 
     def __init__(self, heap: Allocator, workspace: int) -> None:
-        """Nothing is there yet."""
+        """Starts with nothing allocated; cuBLAS takes a `workspace` for each thread."""
         self.heap = heap
         self.phase = "load"
         self.workspace, self.threads = workspace, 0
@@ -224,17 +231,17 @@ class Replay:
         self.shards: dict[int, Shards] = {}  # by the identity of the model's blocks
         self.kept: Kept = []
         self.gradients: list[Block] = []
-        self.adding = False  # gradients of the micro-batches before are there
-        self.apart = False  # the gradient that comes is a tied head's, which waits for the embedding's
+        self.adding = False  # gradients of earlier micro batches exist
+        self.apart = False  # the next gradient is a tied head's, which waits for the embedding's
         self.head: Block = 0
         self.late: Block = 0  # outputs that outlive their backward
         self.casts: list[Block] = []  # autocast's cache
         self.stepped = False
-        self.done = 0  # parts of what is replayed
+        self.done = 0  # number of parts that have been replayed
         self.before: dict[int, State] = {}  # what each part of the last step found
 
     def copy(self, limit: int | None) -> Replay:
-        """The same under another limit."""
+        """A copy of the replay under another limit."""
         other, process = copy(self), self.heap.process.copy(limit)
         other.heap = process.streams[0]
         shards = {id(own): own.copy(process) for own in self.shards.values()}
@@ -244,7 +251,7 @@ class Replay:
         return other
 
     def all(self, a: Act, marks: list[Replay] | None = None) -> None:
-        """The models arrive, then STEPS steps, as far as they are not done; `marks` are made before each part."""
+        """Loads the models and runs STEPS steps, from the first part not done; `marks` gets a copy before each part."""
         step = [Replay.run_forward, Replay.run_backward] * a.micro_batches + [Replay.run_step]
         for n, part in [*enumerate([Replay.run_load, *step * STEPS])][self.done :]:
             self.done = n
@@ -255,13 +262,13 @@ class Replay:
             part(self, a)
 
     def repeats(self, part: int) -> bool:
-        """True if a part of a step finds what it found in the one before, so that nothing new follows."""
+        """True if a part of a step finds what it found in the step before, so that nothing new follows."""
         before, self.before[part] = self.before.get(part), self.state
         return self.before[part].repeats(before)
 
     @property
     def state(self) -> State:
-        """What is found here."""
+        """The state that decides how the replay goes on."""
         process = self.heap.process
         spare, *found = zip(*[stream.state for stream in process.streams], strict=True)
         ours = process.allocated, self.threads, self.stepped, self.adding, self.late, self.head
@@ -270,7 +277,7 @@ class Replay:
         return State((*found, *ours, blocks, shards), spare, process.reserved, process.released)
 
     def run_load(self, a: Act) -> None:
-        """The models arrive."""
+        """Loads the models."""
         self.load(a.model)
         if a.inside and not a.shares:
             self.load(a.inside)
@@ -278,14 +285,14 @@ class Replay:
             self.shards[id(a.inside)] = self.shards[id(a.model)]
 
     def run_forward(self, a: Act) -> None:
-        """The forward of a micro-batch, with that of what scores inside."""
+        """Runs the forward of a micro batch, and that of the model that scores inside it."""
         self.kept = self.forward(a.model)
         if a.inside:
             self.leave(self.forward(a.inside))
         self.uncache()
 
     def run_backward(self, a: Act) -> None:
-        """Its backward, or the end of what a forward keeps where nothing is trained."""
+        """Runs the backward of a micro batch or, if nothing is trained, frees what its forward keeps."""
         if a.trained:
             self.backward(a.model, self.kept)
             self.adding = True
@@ -294,26 +301,26 @@ class Replay:
         self.kept = []
 
     def run_step(self, a: Act) -> None:
-        """The optimizer's step."""
+        """Runs the optimizer's step."""
         if a.trained:
             self.step(a.model)
 
     def take(self, size: int) -> Block:
-        """A block, or nothing where there is nothing to take."""
+        """A new block of `size` bytes; 0, for no block, if the size is 0."""
         return self.heap.take(size) if size else 0
 
     def give(self, *given: Block) -> None:
-        """Take blocks back."""
+        """Frees blocks."""
         self.heap.give_all(given)
 
     def load(self, m: Blocks) -> None:
-        """A model's weights arrive, and stay, whole or in shards."""
+        """Loads a model's weights, which stay, whole or in shards."""
         self.heap.take_all(m.weights)
         if m.units:
             self.shards[id(m)] = Shards(m, self.heap)
 
     def play(self, script: Script, own: Own, late: int | None = None) -> None:
-        """The steps of a piece over its blocks; the one in slot `late` is not given back yet."""
+        """Plays a script's steps over the blocks of its piece; the block in slot `late` is not freed yet."""
         course = self.course(script, late)
         self.heap.play(course.steps, own)
         for slot in course.workspaces:
@@ -329,7 +336,7 @@ class Replay:
         self.threads = course.threads
 
     def course(self, script: Script, late: int | None) -> Course:
-        """What a script does here."""
+        """The steps that a script takes in the present situation, worked out once."""
         adds = self.adding and not self.shards
         key = id(script), late, adds, self.apart, self.threads
         if key not in self.courses:
@@ -345,7 +352,7 @@ class Replay:
         threads = self.threads
         for n, (slot, size) in enumerate(script.steps, OUTLIVING):
             if slot == MULTIPLY:
-                # cuBLAS takes its workspace with a thread's first product
+                # cuBLAS allocates its workspace at a thread's first product
                 size, threads = self.workspace if threads < size else 0, max(threads, size)
                 if not size:
                     continue
@@ -362,14 +369,14 @@ class Replay:
         return course
 
     def keep(self, block: Block) -> None:
-        """A weight's gradient has been made: it stays, or is added to the one that is there."""
+        """Takes over a new weight gradient: it stays, or is freed once it has been added to an earlier one."""
         if self.adding and not self.shards:
             self.give(block)
         elif block:
             self.gradients.append(block)
 
     def forward(self, m: Blocks) -> Kept:
-        """A forward; what its pieces keep."""
+        """Runs a forward and returns the blocks that its pieces keep."""
         self.phase = "forward"
         shards = self.shards.get(id(m))
         if shards:
@@ -398,22 +405,22 @@ class Replay:
         return kept
 
     def leave(self, kept: Kept) -> None:
-        """What a forward keeps ends."""
+        """Frees what a forward keeps."""
         for own in kept:
             self.give(*own.values())
 
     def uncache(self) -> None:
-        """An autocast ends, and its cache with it."""
+        """Frees autocast's cache, as an autocast ends."""
         self.give(*self.casts)
         self.casts = []
 
     def drop(self) -> None:
-        """Outputs that outlived their backward end."""
+        """Frees the outputs that outlived their backward."""
         self.give(self.late)
         self.late = 0
 
     def backward(self, m: Blocks, kept: Kept) -> None:
-        """The backward of a forward."""
+        """Runs the backward of a forward that kept `kept`."""
         self.phase = "backward"
         block: Block = 0
         self.apart = bool(m.tied)
@@ -444,7 +451,7 @@ class Replay:
             self.gradients = []
 
     def back(self, piece: Piece, own: Own, given: Block) -> Block:
-        """One piece's backward; the gradient of its input."""
+        """Runs one piece's backward and returns the gradient of its input."""
         assert piece.backward
         if given:
             own[GIVEN] = given
@@ -454,7 +461,7 @@ class Replay:
         return block
 
     def tie(self, m: Blocks, made: Block) -> Block:
-        """The embedding's gradient with a tied head's, added in place only into what is contiguous.
+        """Sums the embedding's gradient and a tied head's, in place only if the head's is contiguous.
 
         See `calc.memory.gradients.tied_embedding`.
         """
@@ -469,7 +476,7 @@ class Replay:
         return total
 
     def step(self, m: Blocks) -> None:
-        """The optimizer's step, which makes its states the first time, and the end of all gradients."""
+        """Runs the optimizer's step, which makes its states the first time, and frees all gradients."""
         self.phase = "step"
         if not self.stepped:
             self.stepped = True

@@ -26,12 +26,12 @@ def text(e: Estimate, gpu_name: str) -> str:
 
 
 def deciding(e: Estimate) -> Group:
-    """The group of GPUs that decides: one on which vLLM does not start, else the one with least room."""
+    """The GPU group that decides: one on which vLLM does not start, else the one with the least room."""
     return max(e.groups, key=lambda g: (g.refusal is not None, g.peak.moment.device_bytes / g.usable_bytes))
 
 
 def verdict(e: Estimate, gpu_name: str) -> str:
-    """One line: whether the job fits, at which moment it needs most, and of how much; or why vLLM does not start."""
+    """One line: the verdict, its phase, the peak and the usable memory; or the reason that vLLM does not start."""
     group = deciding(e)
     if group.refusal:
         return f"{REFUSED}: {group.refusal}"
@@ -48,16 +48,16 @@ def verdict(e: Estimate, gpu_name: str) -> str:
 
 
 def span(group: Group) -> str:
-    """What decides of a peak: what tensors take of it, and what a card needs so that it fits as a verdict asks.
+    """The peak in words: its bytes, those that tensors take of it, and those that a card needs for the verdict `fits`.
 
-    What PyTorch keeps cached beside, up to all of a card, decides nothing.
+    Memory that PyTorch keeps cached besides, up to all of a card, decides nothing.
     """
     moment = group.peak.moment
     return f"peak {gib(moment.device_bytes)} ({gib(moment.allocated_bytes)} allocated; needs {gib(needed(group))})"
 
 
 def needed(group: Group) -> int:
-    """Bytes that a process must be allowed so that its fullest phase fits with the probability that a verdict asks."""
+    """Bytes that a process must be allowed for all its phases to fit with the probability that the verdict asks."""
     return group.usable_bytes - min([room(phase.moment.sums, group.usable_bytes) for phase in group.phases])
 
 
@@ -75,18 +75,18 @@ def _job(e: Estimate) -> Iterator[str]:
 
 
 def batched(s: Scenario) -> str:
-    """What one forward takes."""
+    """The size of one forward: its micro batch and, for dynamic batches, the most tokens."""
     tokens = f" of up to {s.max_tokens_per_gpu} tokens" if s.max_tokens_per_gpu else ""
     return f"micro batch {s.micro_batch}{tokens}"
 
 
 def trainer(s: Scenario) -> list[str]:
-    """Whose loop trains, where the framework does not say it."""
+    """The trainer whose loop runs, if the framework does not say it."""
     return [TRAINERS[s.trainer]] if s.framework == "torch" and s.trainer in TRAINERS else []
 
 
 def degrees(s: Scenario) -> list[str]:
-    """By how many GPUs a layer, a model or a sequence is shared, where it is."""
+    """The degrees of parallelism within a layer, a model or a sequence that are above 1."""
     found = [
         ("tensor parallel", s.tensor_parallel),
         ("pipeline parallel", s.pipeline_parallel),
@@ -97,19 +97,19 @@ def degrees(s: Scenario) -> list[str]:
 
 
 def segments(s: Scenario) -> list[str]:
-    """How PyTorch cuts its memory, where a job is told so: those that roll out switch it themselves."""
+    """A note of expandable segments, if the job is told to use them; jobs with a rollout switch them themselves."""
     return ["expandable segments"] if s.expandable_segments and not s.rollout else []
 
 
 def lengths(s: Scenario) -> str:
-    """How long sequences are: for RL prompts and responses on their own."""
+    """The lengths of sequences: for RL, of prompts and responses separately."""
     if s.rollout:
         return f"prompts of {s.prompt_len} and responses of {s.response_len} tokens"
     return f"{s.seq_len} tokens"
 
 
 def rollout(s: Scenario) -> str:
-    """Who generates how many responses, and how much of the card it may take."""
+    """The rollout engine, the number of responses, and the engine's share of the card."""
     r = s.rollout
     if r is None or r.engine == "none":
         return "no rollout"
@@ -122,9 +122,9 @@ def rollout(s: Scenario) -> str:
 
 
 def roles(s: Scenario, names: Mapping[str, str]) -> str:
-    """The roles that run: their models where they differ, their GPUs where they have some of their own.
+    """The roles that run, with their models where these differ and their GPUs where they have some of their own.
 
-    `names` has models in words by their catalog id.
+    `names` maps catalog ids to the names of models in words.
     """
     found = []
     for role, own in s.roles.items():
@@ -169,7 +169,7 @@ def _host(e: Estimate) -> Iterator[str]:
 
 
 def _speed(e: Estimate) -> Iterator[str]:
-    """How fast it runs, and what the time goes into; or why nothing is said of it."""
+    """The estimated speed and where the time goes, or the reason that there is no estimate."""
     try:
         t = speed(e)
     except Unrated as error:
@@ -182,7 +182,7 @@ def _speed(e: Estimate) -> Iterator[str]:
 
 
 def pace(s: Scenario, t: Throughput) -> str:
-    """One line: how long a step takes, how many tokens that makes a second, and what takes most of it."""
+    """One line: the time of a step, tokens per second, and the term that takes most of the time."""
     if s.rollout:
         what = f"one iteration of {_count(s.rollout.batch * s.rollout.n, 'response')}"
     else:
@@ -192,7 +192,7 @@ def pace(s: Scenario, t: Throughput) -> str:
 
 
 def seconds(time: float) -> str:
-    """Seconds with three digits that count."""
+    """Seconds with three significant digits, or whole seconds from 100 on."""
     return f"{time:,.0f}" if abs(time) >= 100 else f"{time:.3g}"
 
 
@@ -230,7 +230,7 @@ def _count(n: int, what: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> Iterator[str]:
-    """Columns two spaces apart, numbers to the right."""
+    """The rows of a text table: columns two spaces apart, those in `right` aligned to the right."""
     sizes = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     layout = "  ".join(f"{{:{'>' if i in right else '<'}{size}}}" for i, size in enumerate(sizes))
     for row in (head, *rows):

@@ -1,9 +1,9 @@
-"""How far estimates lie from measured memory: one residual a record of `measurements/`, and their summaries.
+"""Residuals of estimated against measured memory, one for each record of `measurements/`, and their summaries.
 
-What is compared follows from the record's metric: a number where PyTorch's allocator was asked (`allocated`, `held`), a
-range where what it holds back counts too (`reserved`, `nvidia-smi`, `unknown`), and whether it ran (`verdict`). What
-was measured on a real card has more: what the job had asked the allocator for, what that reserved, and what the process
-took beside it.
+The record's metric says what is compared: a number if PyTorch's allocator was asked (`allocated`, `held`), a range if
+fragmentation counts too (`reserved`, `nvidia-smi`, `unknown`), or whether the job ran (`verdict`). A record measured on
+a real card has more: the bytes that the job had asked the allocator for, the bytes that the allocator reserved, and
+those that the process took beside it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from calc.scenario import Scenario, parse
 UNTRACED = frozenset({"workspace"})
 NUMBERS = ("allocated", "held")
 RANGES = ("reserved", "nvidia-smi", "unknown")
-# The parts of a peak that a trace and the ledger tell apart in the same way, by what either calls them. All else is
-# made in the step: when a gradient begins to be one, and not an activation's or a buffer, they say differently.
+# The parts of a peak that a trace and the ledger tell apart in the same way, by the names that either gives them. All
+# else counts as made in the step: the two differ on when a tensor becomes a gradient, no activation's and no buffer.
 PARTS = {"weights": "weights", "adapter": "weights", "optimizer_states": "states", "master_weights": "states"}
 MADE = "made in the step"
 # a published number further off than this is listed, with its reason
@@ -34,7 +34,7 @@ GIB_PER_GB = 2**30 / 10**9
 
 
 class Part(NamedTuple):
-    """A phase's peak, or one part of the largest, in bytes as estimated and as measured."""
+    """A phase's peak, or one part of the largest phase's, in bytes as estimated and as measured."""
 
     name: str
     predicted: int
@@ -42,11 +42,11 @@ class Part(NamedTuple):
 
 
 class Allocator(NamedTuple):
-    """What PyTorch's allocator said of a measured job's peak, in bytes.
+    """The statistics of PyTorch's allocator at a measured job's peak, in bytes.
 
     `requested` is what the job had asked for: a cached block is handed out whole where at most 1 MiB of it is left over
-    (c10/cuda/CUDACachingAllocator.cpp, `should_split`), unless segments are `expandable`. `low` to `high` is the range
-    estimated for what it reserves.
+    (c10/cuda/CUDACachingAllocator.cpp, `should_split`), unless segments are `expandable`. `low` to `high` is the
+    estimated range of `reserved`.
     """
 
     requested: int
@@ -57,7 +57,7 @@ class Allocator(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether the range holds what was reserved."""
+        """True if the estimated range holds what was reserved."""
         return self.low <= self.reserved <= self.high
 
 
@@ -66,8 +66,8 @@ class Residual:
     """A record's memory in bytes as estimated and as measured, and whether the job ran.
 
     `predicted` is a peak of the allocator, `low` to `high` the range of what the metric counts. `measured` is 0 for a
-    mere verdict; `most` is the largest that the source may mean by it. `phases` and `components` are those of a trace,
-    `allocator` that of a measured job.
+    mere verdict; `most` is the largest value that the source may mean by its number. `phases` and `components` come
+    from a trace, `allocator` from a measured job.
     """
 
     id: str
@@ -93,7 +93,7 @@ class Residual:
 
     @property
     def family(self) -> str:
-        """How the model lies on its GPUs: `none`, `ddp`, `zero`, `fsdp`, whatever the stage or version."""
+        """The kind of sharding without stage or version: `none`, `ddp`, `zero` or `fsdp`."""
         return family(self.sharding)
 
     @property
@@ -103,22 +103,22 @@ class Residual:
 
     @property
     def asked_error(self) -> float | None:
-        """The error against what a job had asked the allocator for; None where that is not known."""
+        """The relative error against the bytes that the job had asked the allocator for, or None if unknown."""
         return self.predicted / self.allocator.requested - 1 if self.allocator else None
 
     @property
     def inside(self) -> bool:
-        """Whether the range holds a value that the source may mean."""
+        """True if the range holds a value that the source may mean."""
         return self.low <= self.most and self.measured <= self.high
 
     @property
     def same_verdict(self) -> bool:
-        """Whether a job that ran was not called out of memory, and one that died was."""
+        """True if the job ran out of memory both by the estimate and in the record, or in neither."""
         return (self.verdict == "oom") == (self.reported == "oom")
 
     @property
     def agrees(self) -> bool:
-        """Whether the estimate and the record say the same, by what the record's metric allows to compare."""
+        """True if the estimate and the record agree, as far as the record's metric allows to compare them."""
         if self.metric == "verdict":
             return self.same_verdict
         return self.inside if self.metric in RANGES else abs(self.error) <= ALLOWED
@@ -179,7 +179,7 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
 def as_run(record: Mapping[str, Any], catalog: Catalog) -> Catalog:
     """The catalog with the record's card as it was where the record was made.
 
-    One that another stood in for had its memory and the other's kernels, and their workspaces.
+    If another card stood in for it, the record's card has its own memory and the other card's kernels and workspaces.
     """
     named = catalog.gpu(record["scenario"]["gpu"])
     real = catalog.gpu(record.get("machine", {}).get("gpu", named.id))
@@ -190,7 +190,7 @@ def as_run(record: Mapping[str, Any], catalog: Catalog) -> Catalog:
 
 
 def allocator(e: Estimate, record: Mapping[str, Any]) -> Allocator | None:
-    """What PyTorch's allocator said at a peak that was measured; None where the record does not say it."""
+    """The allocator's statistics at a measured peak, or None if the record has none."""
     seen = record.get("observed", {})
     if record["metric"] != "allocated" or "allocator" not in seen:
         return None
@@ -199,9 +199,10 @@ def allocator(e: Estimate, record: Mapping[str, Any]) -> Allocator | None:
 
 
 class Outside(NamedTuple):
-    """What a process took of its card beside PyTorch's memory, in bytes: before its first kernel, and at its end.
+    """Bytes that a process took of its card beside PyTorch's memory: before its first kernel, and at its end.
 
-    `predicted` is what the estimate has at its peak outside the allocator: the context, and what is paged to the host.
+    `predicted` is what the estimate has at its peak outside the allocator: the context, and states that are paged to
+    the host.
     """
 
     machine: str
@@ -212,7 +213,7 @@ class Outside(NamedTuple):
 
 
 def outside(record: Mapping[str, Any], catalog: Catalog) -> Outside:
-    """The memory beside PyTorch's of a job that the harness measured.
+    """The memory beside PyTorch's that a job took, as the harness measured it.
 
     One process ran, whatever the scenario's number of GPUs, so nothing of NCCL is part of it.
     """
@@ -226,7 +227,7 @@ def outside(record: Mapping[str, Any], catalog: Catalog) -> Outside:
 
 
 def loads(s: Scenario) -> str:
-    """The kind of job as far as it decides which kernels CUDA loads; each takes memory when first called."""
+    """The kind of job by the kernels that CUDA loads for it; each takes memory when first called."""
     if s.optimizer.startswith("adamw-paged"):
         return "paged states"
     if family(s.sharding) == "fsdp":
@@ -237,7 +238,7 @@ def loads(s: Scenario) -> str:
 
 
 def phase_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
-    """The peak of each phase that the record has one of, on the GPUs where it is highest."""
+    """The peak of each phase that the record has too, on the GPU group where it is highest."""
     seen = record.get("observed", {}).get("phases", {}) if record["class"] == "traced" else {}
     highest: dict[str, int] = {}
     for phase in (phase for group in e.groups for phase in group.phases if phase.name in seen):
@@ -247,9 +248,9 @@ def phase_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
-    """What the largest moment is made of, part by part, where the record says it.
+    """The parts of the peak instant, if the record has them.
 
-    Not under DeepSpeed: a trace does not know its flat partitions for the optimizer's.
+    None under DeepSpeed: a trace does not recognise its flat partitions as the optimizer's.
     """
     seen = record.get("observed", {}).get("components", {})
     if not seen or family(e.scenario.sharding) == "zero":
@@ -265,19 +266,19 @@ def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def peak_allocated(e: Estimate, *, traced: bool = False) -> int:
-    """The most that PyTorch's allocator counts at any moment, or what a trace of a step sees of it."""
+    """The most that PyTorch's allocator counts at any instant; `traced`: as far as a trace of a step sees it."""
     if traced:
         return max(_allocated(phase.moment.lines, UNTRACED) for phase in _steps(e))
     return max(_allocated(phase.moment.lines, frozenset()) for group in e.groups for phase in group.phases)
 
 
 def _steps(e: Estimate) -> list[Phase]:
-    """All phases but that of loading, which is over when a trace begins."""
+    """All phases but loading, which is over when a trace begins."""
     return [phase for group in e.groups for phase in group.phases if phase.name != "load"]
 
 
 def held(s: Scenario, moment: str, catalog: Catalog) -> int:
-    """What the allocator counts at a moment of loading, before any kernel has run."""
+    """Bytes that the allocator counts at a given instant of loading, before any kernel has run."""
     return max(_allocated(m.lines, UNTRACED) for _, m in loading_moments(s, catalog) if m.name == moment)
 
 
@@ -286,9 +287,9 @@ def _allocated(lines: Iterable[Line], left_out: frozenset[str]) -> int:
 
 
 def reach(e: Estimate, metric: str) -> tuple[int, int]:
-    """The range of what `metric` counts on the fullest GPU: of the device, or of what PyTorch reserves of it.
+    """The range of bytes that `metric` counts on the fullest GPU: of the whole device, or of what PyTorch reserves.
 
-    A tool that is not named may be either, or the allocator's own peak, which nothing held back is part of.
+    A tool that is not named may count either, or the allocator's own peak, which has no fragmentation in it.
     """
     group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
     low, high = group.device_range
@@ -303,7 +304,7 @@ def reach(e: Estimate, metric: str) -> tuple[int, int]:
 
 
 def summary(residuals: Iterable[Residual]) -> Summary:
-    """The summary of their errors; needs at least one."""
+    """The summary of the residuals' errors; needs at least one residual."""
     return summed([r.error for r in residuals])
 
 

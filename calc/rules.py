@@ -1,4 +1,4 @@
-"""The rules that join several fields of a scenario: what follows from what, and what cannot be together.
+"""Rules across several fields of a scenario: the values that follow from others, and the combinations that are refused.
 
 Every objection is one line that names the field, what was given and what is allowed.
 """
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 UNBUILT_DEGREES = ("expert_parallel",)
 UNBUILT_FOR_ROLES = (*UNBUILT_DEGREES, "pipeline_parallel")
 RL = ("ppo", "grpo", "reinforce++")
-NODE = 8  # GPUs of a node where nobody says how many
+NODE = 8  # GPUs of a node, unless given
 PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
-# Settings that a release has or has not, and what its jobs do without: it has those among its defaults.
+# Settings that some releases lack, and the value that holds without them. A release that has one has a default for it.
 ABSENT: Mapping[str, Any] = {
     "entropy_coeff": 0,
     "max_tokens_per_gpu": None,
@@ -37,7 +37,7 @@ ABSENT: Mapping[str, Any] = {
     "rollout.layered_summon": False,
 }
 # The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's
-# own fields, which every role takes over where its own say nothing else.
+# own fields, which every role takes over unless its own say otherwise.
 ROLES: Mapping[str, tuple[str, ...]] = {
     "dpo": ("reference",),
     "ppo": ("actor", "critic", "reference", "reward"),
@@ -65,7 +65,7 @@ SHARDINGS = ("ddp", *DEEPSPEED, *FSDP)  # over several GPUs
 
 
 class Objection(ValueError):
-    """Why a scenario cannot be used, before the place it stands in is put in front."""
+    """The reason that a scenario cannot be used, before the name of its source is put in front."""
 
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
-    """Fills in what follows from other fields where it is not given."""
+    """Fills in fields that are not given and follow from others."""
     gpus = values["gpus"]
     # whole nodes, as large as they come: twelve GPUs are two nodes of six
     values.setdefault("gpus_per_node", next(n for n in range(min(gpus, NODE), 0, -1) if gpus % n == 0))
@@ -96,7 +96,7 @@ def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
 
 
 def had(values: Mapping[str, Any], defaults: Mapping[str, Any], release: str) -> None:
-    """Refuses settings of `ABSENT` that a release, whose `defaults` these are, does not have."""
+    """Refuses settings of `ABSENT` that `release`, whose defaults are `defaults`, does not have."""
     for place, value in values.items():
         field = place.split(".", 2)[2] if place.startswith("roles.") and place.count(".") > 1 else place
         if field in ABSENT and field not in defaults and value != ABSENT[field]:
@@ -105,7 +105,7 @@ def had(values: Mapping[str, Any], defaults: Mapping[str, Any], release: str) ->
 
 
 def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuses fields that are fine alone and not together."""
+    """Refuses combinations of fields that are each allowed alone."""
     task, gpus, per_node = values["task"], values["gpus"], values["gpus_per_node"]
     for place in given:
         if task not in RL and place.partition(".")[0] in RL_FIELDS:
@@ -127,7 +127,7 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 
 
 def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
-    """`s` with a global batch of whole steps; refuses one that is not, and GPUs that nothing joins."""
+    """`s` with a global batch of whole steps; refuses any other that is given, and several GPUs without sharding."""
     roles = {name: own for name in TRAINED_ROLES if s.has(name) and (own := s.role(name))}
     for name, own in roles.items() or [("", s)]:
         if own.shards > 1 and own.sharding == "none":
@@ -148,20 +148,20 @@ def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
 
 
 def whole_step(s: Scenario) -> int:
-    """The least global batch: one forward on every data-parallel GPU, or one sequence of a dynamic batch."""
+    """The smallest global batch: one forward on every data-parallel GPU, or one sequence of a dynamic batch."""
     if s.max_tokens_per_gpu:
         return s.data_parallel
     return s.rows // (2 if s.task in PAIRED else 1) * s.data_parallel
 
 
 def place_of(s: Scenario, name: str, field: str) -> str:
-    """Where a field of a role stands: with the role if it says something of its own, else with the job."""
+    """The dotted name of a role's field: the role's own if the role sets it, else the job's."""
     own = s.roles.get(name, "none")
     return f"roles.{name}.{field}" if not isinstance(own, str) and field in own else field
 
 
 def serving_fault(s: Scenario, given: Mapping[str, Any]) -> str | None:
-    """One line on why the rollout cannot run where it is; None when it can."""
+    """The reason that the rollout cannot run where it is, in one line, or None."""
     if not s.rollout:
         return None
     if s.rollout.max_tokens_per_gpu and not (s.role("actor") or s).max_tokens_per_gpu:
@@ -206,9 +206,10 @@ def roles_of(
     catalog: Catalog,
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]],
 ) -> dict[str, Mapping[str, Any] | str]:
-    """Every role of the task by name: `none`, or its model and what else differs, as dotted keys.
+    """Every role of the task by name: `none`, or its model and the fields that differ from the job's, by dotted key.
 
-    `defaults` are the framework's for what a user says: they complete the adapters of a role that alone has some.
+    `defaults` gives the framework's defaults for what a user says: they complete the adapters of a role if the job
+    itself has none.
     """
     task = values["task"]
     names = ROLES.get(task, ())
@@ -248,7 +249,7 @@ def role_of(
     catalog: Catalog,
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """What one role has otherwise than the job, checked as the job's own fields are."""
+    """The fields in which one role differs from the job, checked as the job's own fields are."""
     model = catalog.model(own.get("model", values["model"]))
     unbuilt(own, UNBUILT_FOR_ROLES)
     method = own.get("method", values["method"])
@@ -271,7 +272,7 @@ def adapters(architecture: Architecture, rank: int, targets: str | list[str]) ->
 
 
 def cut(s: Scenario) -> None:
-    """Refuses models that cannot be cut into as many parts as asked, and GPUs that leave some over."""
+    """Refuses models that cannot be cut into as many parts as asked, and GPUs that the degrees do not divide evenly."""
     for name in ("", *s.roles):
         own = s.role(name) if name else s
         if own is None:
@@ -303,8 +304,10 @@ def no_adapters(given: Mapping[str, Any]) -> None:
 
 
 def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) -> dict[str, Mapping[str, Any] | str]:
-    """The roles with GPUs of their own where placement is separate: who says nothing of the actor and vLLM gets what
-    is left, other roles join a partner's."""
+    """The roles, with their numbers of GPUs filled in where placement is separate.
+
+    If only one of the actor and vLLM is given no GPUs, it gets those that are left; other roles join a partner's.
+    """
     if values["placement"] == "colocated":
         if values.get("rollout.gpus") not in (None, values["gpus"]):
             raise Objection(
@@ -346,7 +349,7 @@ def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) ->
 def warnings_of(
     values: Mapping[str, Any], architecture: Architecture, name: str, version: str | None, known: str
 ) -> Iterator[str]:
-    """What a reader should know of a scenario that nothing forbids, whatever the card."""
+    """Warnings that hold on any card, about a scenario that nothing forbids."""
     if values["seq_len"] > architecture.max_positions:
         yield f"seq_len {values['seq_len']} is beyond the {architecture.max_positions} positions of {values['model']}"
     if architecture.family in MXFP4 and values["task"] != "inference":
@@ -360,7 +363,7 @@ def warnings_of(
 
 
 def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
-    """What a reader should know of `s` on this card."""
+    """Warnings about `s` on this card."""
     if gpu.lacks_bf16 and s.precision not in ("fp16", "fp32"):
         yield f"the {gpu.name} has no bf16: take precision fp16, with torch or trl"
     # Ascend has an attention of that name, its own (transformers/integrations/npu_flash_attention.py)
@@ -374,7 +377,7 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
 
 
 def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
-    """What has to be installed otherwise for `s` to start on this card, and what is not known of it."""
+    """Notes on what has to be installed for `s` to start on this card, and on what is not known of the card."""
     if gpu.vendor == "AMD":
         yield f"what a process takes beside its tensors was not measured on the {gpu.name}: an NVIDIA card's is counted"
     # dev-discuss.pytorch.org/t/3290: Volta is dropped from CUDA 12.8 builds for 2.11
@@ -383,7 +386,7 @@ def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
 
 
 def lacks_kernels(s: Scenario, gpu: GPU) -> str | None:
-    """Why no setting beside the method and the optimizer makes `s` start on this card; None where that is not so.
+    """The reason that `s` does not start on this card unless its method or optimizer changes, or None.
 
     bitsandbytes is built for CUDA, ROCm and XPU (README of 0.50).
     """

@@ -1,7 +1,8 @@
-"""A scenario: what a user says about a job, with everything unsaid filled in by the framework's defaults.
+"""A scenario: a user's description of a job, with everything unsaid filled in by the framework's defaults.
 
-The fields, their values, bounds and units stand in `scenario.schema.json`. Here are the typed object, the reading of
-nested and dotted keys, and the rules that join several fields. Every error is one line that names the field.
+The fields, their values, bounds and units are in `scenario.schema.json`. This module has the typed object and the
+reading of nested and dotted keys; `calc.rules` has the rules that join several fields. Every error is one line that
+names the field.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SCHEMA: Mapping[str, Any] = json.loads(SCHEMA_FILE.read_text("utf-8"))
 NEEDED = tuple(SCHEMA["required"])
 
 FRAMEWORKS = ("torch", "openrlhf", "verl", "trl")
-# What no framework decides. Lengths and batches that follow from other fields are filled in by `parse`.
+# Defaults that no framework decides. Lengths and batches that follow from other fields are filled in by `parse`.
 NEUTRAL: Mapping[str, Any] = {
     "trainer": "own",
     "gpus": 1,
@@ -62,7 +63,7 @@ class ScenarioError(InputError):
 
 
 class Framework(Protocol):
-    """What a module of `calc.frameworks` offers: what one framework keeps in memory, by version."""
+    """The interface of a module of `calc.frameworks`: what one framework keeps in memory, by version."""
 
     KNOWN: tuple[str, ...]
     CHOICES: Choices
@@ -80,13 +81,13 @@ class Framework(Protocol):
         """
 
     def refuse(self, s: Scenario) -> str | None:
-        """One line on why the framework cannot run `s`; None when it can."""
+        """The reason that the framework cannot run `s`, in one line, or None."""
 
     def one_thread(self, s: Scenario) -> bool:
-        """True where its launcher leaves each rank of `s` one thread of the processor: for Adam on the host, too."""
+        """True if its launcher leaves each rank of `s` one CPU thread, with which Adam runs on the host, too."""
 
     def keeps(self, s: Scenario) -> Keeps:
-        """What the framework holds in memory for `s`."""
+        """The roles and stages that the framework runs for `s`, and what they keep in memory."""
 
 
 @cache
@@ -115,7 +116,7 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What lives in host memory."""
+    """The tensors that live in host memory."""
 
     optimizer: bool
     parameters: bool
@@ -123,13 +124,12 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """How responses are generated: by `engine`, `n` for each of `batch` prompts, vLLM on `gpus` of the job's GPUs.
+    """The way responses are generated: by `engine`, `n` for each of `batch` prompts, vLLM on `gpus` of the job's GPUs.
 
-    `micro_batch` sequences are scored at once, as many as the actor trains at once where it is None; where batches are
-    dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's.
-    `v0`: by vLLM's first engine, where a release has two. `max_num_seqs` and `max_num_batched_tokens` are None where
-    vLLM decides.
-    `layered_summon`: adapters are gathered for the engine a layer at a time.
+    `micro_batch` sequences are scored at once, as many as the actor trains at once if it is None; if batches are
+    dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's. `v0`: vLLM's first engine runs, where a
+    release has two. `max_num_seqs` and `max_num_batched_tokens` are None if vLLM decides. `layered_summon`: adapters
+    are gathered for the engine a layer at a time.
     """
 
     engine: str
@@ -151,10 +151,10 @@ class Rollout:
 class Scenario:
     """One job, every field filled in; made by `parse`, which also checks it.
 
-    Names, values and units are those of `scenario.schema.json`; `lora` is None where nothing is adapted.
-    `architecture` is the trained model's, `architectures` those of the roles that say which model they run, and
-    `warnings` is what a reader should know but nothing forbids, whatever the card. `rollout` is None and `prompt_len`
-    and `response_len` are 0 where nothing is generated; for RL `seq_len` is their sum.
+    Names, values and units are those of `scenario.schema.json`; `lora` is None if nothing is adapted. `architecture` is
+    the trained model's; `architectures` has those of the roles that say which model they run, and `warnings` what a
+    reader should know though nothing forbids it, whatever the card. `rollout` is None and `prompt_len` and
+    `response_len` are 0 if nothing is generated; for RL `seq_len` is their sum.
     """
 
     model: str
@@ -214,12 +214,12 @@ class Scenario:
 
     @property
     def data_parallel(self) -> int:
-        """How many ranks work on different sequences."""
+        """The number of ranks that work on different sequences."""
         return self.gpus // self.together
 
     @property
     def together(self) -> int:
-        """GPUs that work on the same sequences."""
+        """The number of GPUs that work on the same sequences."""
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
 
     @property
@@ -229,26 +229,28 @@ class Scenario:
 
     @property
     def communicators(self) -> int:
-        """Groups in which a GPU exchanges with others: that of its shards, and of each kind of work that it shares."""
+        """The groups in which a GPU communicates: one for its shards, and one for each kind of parallelism."""
         degrees = (self.shards, self.tensor_parallel, self.pipeline_parallel, self.context_parallel)
         return sum([degree > 1 for degree in degrees])
 
     @property
     def rows(self) -> int:
-        """Sequences of one forward on one GPU: the micro batch, both halves of its pairs, or what a framework makes of
-        it."""
+        """Sequences of one forward on one GPU.
+
+        These are the micro batch, both halves of its pairs, or what a framework makes of it.
+        """
         if self.max_tokens_per_gpu:
             return self.filled(self.max_tokens_per_gpu, self.sequences)
         return self._forward(self.micro_batch)
 
     def filled(self, tokens: int, sequences: int) -> int:
-        """Sequences of a dynamic batch of `tokens` a GPU: one at least, its share of all `sequences` at most."""
+        """Sequences of a dynamic batch of `tokens` a GPU: at least one, at most the GPU's share of all `sequences`."""
         held = tokens * self.context_parallel // self.expected_len
         return max(1, min(held, -(-sequences // self.data_parallel)))
 
     @property
     def scoring_rows(self) -> int:
-        """Sequences of one forward on one GPU that scores responses: no more than it has of a rollout."""
+        """Sequences of one forward that scores responses, on one GPU: no more than it has of a rollout."""
         if not self.rollout:
             return self.rows
         responses = self.rollout.batch * self.rollout.n
@@ -259,7 +261,7 @@ class Scenario:
         return min(self._forward(self.rollout.micro_batch), max(1, responses // self.data_parallel))
 
     def scored_by(self, name: str) -> int:
-        """The same of the role `name`, of which a frozen one may have a micro batch of its own."""
+        """`scoring_rows` of the role `name`; a frozen role may have a micro batch of its own."""
         own = self._own[name]
         return own.rows if name not in rules.TRAINED_ROLES and "micro_batch" in self.roles[name] else own.scoring_rows
 
@@ -285,22 +287,22 @@ class Scenario:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of one GPU in an optimizer step, of which a dynamic one may be left less full."""
+        """Micro batches of one GPU in an optimizer step; a dynamic one may be left less full."""
         if self.max_tokens_per_gpu:
             return -(-self.sequences // (self.rows * self.data_parallel))
         return max(1, self.sequences // (self.rows * self.data_parallel))
 
     @property
     def nodes(self) -> int:
-        """Nodes that the job's GPUs fill."""
+        """The number of nodes that the job's GPUs fill."""
         return -(-self.gpus // self.gpus_per_node)
 
     def has(self, name: str) -> bool:
-        """Whether the job runs the role `name`."""
+        """True if the job runs the role `name`."""
         return self.roles.get(name, "none") != "none"
 
     def group(self, name: str) -> str:
-        """The role whose GPUs the role `name` uses, its own name where it has some or all roles share theirs."""
+        """The role whose GPUs the role `name` uses: itself if it has its own, or if all roles share theirs."""
         if self.placement == "colocated" or name == "rollout" or "gpus" in self.roles[name]:
             return name
         return next(other for other in PARTNERS[name] if "gpus" in self.roles.get(other, ()))
@@ -316,12 +318,12 @@ class Scenario:
         return int(own["gpus"])
 
     def role(self, name: str) -> Scenario | None:
-        """The scenario as role `name` sees it, what differs for the role put in; None where it does not run."""
+        """The scenario as the role `name` sees it, with the role's own values; None if the role does not run."""
         return self._own.get(name)
 
     @cached_property
     def keeps(self) -> Keeps:
-        """What the framework holds in memory for the job."""
+        """The roles and stages that the framework runs for the job, and what they keep in memory."""
         keeps = framework(self.framework).keeps(self)
         return keeps.without_rollout() if self.rollout and self.rollout.engine == "none" else keeps
 
@@ -377,8 +379,8 @@ _FIELDS = tuple(f.name for f in fields(Scenario))
 
 
 def _with(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
-    """`dataclasses.replace` in a tenth of the time, of which a search makes thousands; names are not checked."""
-    own = {name: s.__dict__[name] for name in _FIELDS}  # what is cached stays behind
+    """`dataclasses.replace` in a tenth of the time, for searches that call it thousands of times; checks no names."""
+    own = {name: s.__dict__[name] for name in _FIELDS}  # without cached properties
     own.update(changes)
     made = object.__new__(Scenario)
     made.__dict__.update(own)
@@ -410,9 +412,9 @@ def parse(data: Any, *, where: str = "scenario", catalog: Catalog | None = None)
 def given(
     data: Any, *, where: str, catalog: Catalog | None = None, needed: tuple[str, ...] = ("model", "task")
 ) -> dict[str, Any]:
-    """The fields that `data` gives, by dotted key, where others are left open: each is one that `parse` can use alone.
+    """The fields that `data` gives, by dotted key, the others left open; `parse` can use each of them alone.
 
-    Model and GPU are in the catalog, the framework is known. Raises ScenarioError as `parse` does, also where one of
+    Model and GPU are in the catalog, the framework is known. Raises ScenarioError as `parse` does, also if one of
     `needed` is missing.
     """
     catalog = catalog or load()
@@ -431,7 +433,7 @@ def given(
 
 @contextmanager
 def _at(where: str) -> Iterator[None]:
-    """Puts `where` in front of what is wrong with a scenario."""
+    """Puts `where` in front of the objections to a scenario."""
     try:
         yield
     except (Objection, ConfigError, CatalogError) as error:
@@ -463,7 +465,7 @@ def vary(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
     """`s` with the values of `changes` for fields of `VARIED`, or `roles.<role>.offload.parameters` of a frozen role.
 
     The same as `parse` of its fields with those changes, its global batch and rollout batch being given, in a quarter
-    of the time; raises ScenarioError where that would. The values are those that the schema allows.
+    of the time; raises ScenarioError where `parse` would. The values are those that the schema allows.
     """
     own: dict[str, Any] = {}
     branches: dict[str, dict[str, Any]] = {"offload": {}, "rollout": {}}
@@ -484,7 +486,7 @@ def vary(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
     offload = replace(s.offload, **branches["offload"]) if branches["offload"] else s.offload
     rollout = replace(s.rollout, **branches["rollout"]) if s.rollout and branches["rollout"] else s.rollout
     if s.max_tokens_per_gpu:
-        own.pop("micro_batch", None)  # which is not read
+        own.pop("micro_batch", None)  # not read where batches are dynamic
     varied = _with(s, {**own, "offload": offload, "rollout": rollout, "roles": roles})
     given = {**changes, "global_batch": s.global_batch}
     try:
@@ -516,7 +518,7 @@ def _put(into: dict[str, Any], key: Any, value: Any, path: str) -> None:
 
 
 def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
-    """The scenario of fields that the schema has passed."""
+    """The scenario made of `nested` fields that have passed the schema."""
     own_roles = nested.pop("roles", {})
     given = rules.flatten(nested)
     name, version = _framework(given.get("framework", "torch"))
@@ -562,7 +564,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     rules.cut(scenario)
     scenario = rules.batched(scenario, given)
     if scenario.max_tokens_per_gpu:
-        scenario = replace(scenario, micro_batch=scenario.rows)  # what else reads it is told what runs
+        scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
     if (reason := rules.serving_fault(scenario, given) or module.refuse(scenario)) is not None:
         raise Objection(reason)
     return scenario

@@ -1,4 +1,4 @@
-"""What people write, held against a JSON Schema: a fault is one line with file, field, what was given and allowed."""
+"""Checks what people write against a JSON Schema: a fault is one line with file, field, what was given and allowed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import fastjsonschema
 
-FINITE = (str, int, type(None))  # what most fields hold
-LONGEST = 128  # characters of a name that are held against known ones
+FINITE = (str, int, type(None))  # the types of most fields
+LONGEST = 128  # characters of a name that are compared with known ones
 
 
 class InputError(ValueError):
@@ -132,7 +132,7 @@ def _line(error: fastjsonschema.JsonSchemaValueException, root: Mapping[str, Any
 
 
 def _allowed(definition: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-    """What a definition of the schema allows, in words."""
+    """The values that a definition of the schema allows, in words."""
     definition = _resolve(definition, root)
     if "enum" in definition or "const" in definition:
         values = definition.get("enum", [definition.get("const")])
@@ -145,7 +145,7 @@ def _allowed(definition: Mapping[str, Any], root: Mapping[str, Any]) -> str:
 
 
 def _kind(kind: str, definition: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-    """What a definition allows of one JSON type, in words."""
+    """The values of one JSON type that a definition allows, in words."""
 
     def bounded(what: str, unit: str, **words: str) -> str:
         limits = [f"{word} {definition[rule]}{unit}" for rule, word in words.items() if rule in definition]

@@ -1,7 +1,7 @@
-"""A tape as a script: the blocks that a piece of a model takes and gives back, one after another.
+"""A tape as a script: the blocks that a piece of a model allocates and frees, one after another.
 
-Where `calc.tape` asks what is alive at each instant, a script has the order in which blocks come and go, so that
-`calc.replay` can put them to the allocator. Sizes are bytes here: a script is of one micro-batch.
+`calc.tape` says what is alive at each instant; a script has the order in which blocks come and go, so that
+`calc.replay` can put them through the allocator. Sizes are in bytes: a script is of one micro batch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Steps = tuple[tuple[int, int], ...]  # a slot and the bytes that it takes, or 0 
 
 
 class Script(NamedTuple):
-    """What a piece does, and the slot of what it hands on: its output, or the gradient of its input."""
+    """The steps of a piece, and the slot of the block that it hands on: its output, or the gradient of its input."""
 
     steps: Steps
     out: int
 
 
 class Writer:
-    """Writes what a tape does for `tokens` in sequences of `length`, with a model's numbers `dims` put in.
+    """Writes the scripts of a tape for `tokens` in sequences of `length`, with a model's dimensions `dims` put in.
 
     Gradients of weights have `grad_bytes` an element. One slot is one storage, forward and backward.
     """
@@ -68,10 +68,10 @@ class Writer:
     def _run(
         self, end: int, stays: Callable[[Op], Iterable[Tensor]], held: set[Tensor], cached: Container[Tensor] = ()
     ) -> None:
-        """The operations before `end`, after which there is what `stays` of each, and what is `held` anyway.
+        """Runs the operations before `end`, after which what `stays` of each is alive, and what is `held` anyway.
 
-        What autocast has `cached` is not the piece's own.
-        What operations after `end` would use lives until then: variables of the layer's forward name it.
+        Tensors that autocast has `cached` are not the piece's own. Tensors that operations after `end` would use live
+        until then: variables of the layer's forward name them.
         """
         ops = self.tape.ops[:end]
         last = {t.storage: n for n, op in enumerate(self.tape.ops) for t in (*op.inputs, *op.outs)}
@@ -97,7 +97,7 @@ class Writer:
         return Script(tuple(self.steps), self._handed(gradient))
 
     def again(self) -> Script:
-        """The backward of a forward that checkpointing runs again, once an operation asks for what it saved.
+        """The backward of a checkpointed piece, whose forward runs again once an operation asks for what it saved.
 
         That forward stops before the operation that saves last (torch 2.13 `utils/checkpoint.py`).
         """
@@ -116,7 +116,7 @@ class Writer:
     def _gradients(
         self, first: int, end: int, gradient: dict[Tensor, Tensor], held: Iterable[Tensor] = ()
     ) -> dict[Tensor, Tensor]:
-        """Backward through the operations `first` to `end`, of which the last is taken first."""
+        """Runs backward through the operations from `first` to before `end`, last one first."""
         ops, final = self.tape.ops[first:end], self.tape.final
         users: dict[Tensor, int] = {}
         for op in self.tape.ops[:end]:
@@ -165,14 +165,14 @@ class Writer:
             self.steps.append((MULTIPLY, thread))
 
     def _slot(self, t: Tensor) -> int:
-        """The first of a storage's slots."""
+        """The first slot of a storage."""
         if t not in self.slots:
             self.slots[t] = self.used
             self.used += self.rows if t.apart else 1
         return self.slots[t]
 
     def _parts(self, t: Tensor) -> list[tuple[int, int]]:
-        """The slots of a storage and their bytes: one, or one of each sequence."""
+        """The slots of a storage with their bytes: one slot, or one for each sequence."""
         slot, parts = self._slot(t), self.rows if t.apart else 1
         return [(slot + n, self._bytes(t.size) // parts) for n in range(parts)]
 
@@ -182,15 +182,16 @@ class Writer:
         return self.sizes[size]
 
     def _take(self, storages: Sequence[Tensor], scratch: Size = NOTHING, course: Course = ()) -> None:
-        """What begins of these, beside what passes meanwhile: in the order of `course`, or else before them.
+        """Allocates `storages`, and temporaries beside them: in the order of `course`, or else temporaries first.
 
-        Without one `scratch` is tensors as large as the largest of them, a few, or else a single one.
+        Without a `course`, `scratch` is a few temporaries no larger than the largest of `storages`, or else a single
+        one.
         """
         if not course and scratch:
             whole, most = self._bytes(scratch), max([self._bytes(t.size) for t in storages], default=0)
             pieces = -(-whole // most) if whole <= FEW * most else 1
             course = (*[scratch * (1 / pieces)] * pieces, None)
-        passing: dict[int, int] = {}  # the slot of each that was taken and is still there
+        passing: dict[int, int] = {}  # the slots of temporaries that are still there, by their order
         free = PASSING
         for each in course or (None,):
             if each is None:
@@ -207,8 +208,9 @@ class Writer:
         self.steps += [(slot, 0) for slot in passing.values()]
 
     def _row_by_row(self, made: Sequence[Tensor], saved: Sequence[Tensor], scratch: Size) -> None:
-        """Of each sequence, the last first: what is passed, half of `scratch`, and what is made, then what was saved
-        goes.
+        """Backward sequence by sequence, the last first.
+
+        Each allocates a temporary, half of `scratch`, and its part of `made`, then frees its part of `saved`.
         """
         for n in reversed(range(self.rows)):
             taken = [self._parts(t)[n] for t in made]
@@ -219,7 +221,7 @@ class Writer:
             self.alive.pop(t, None)
 
     def _sum(self, first: Tensor, second: Tensor) -> Tensor:
-        """A gradient's second part is added in place, unless the first is a view (torch `input_buffer.cpp`)."""
+        """The sum of a gradient's two parts: in place, unless the first part is a view (torch `input_buffer.cpp`)."""
         if first.storage not in self.views or first.storage is second.storage:
             return first
         total = Tensor(first.width, first.b)
@@ -227,7 +229,7 @@ class Writer:
         return total
 
     def _leave(self, needed: Iterable[Tensor]) -> None:
-        """Give back whatever is not needed any more."""
+        """Frees whatever is not `needed` any more."""
         stay = set(needed)
         for t in [t for t in self.alive if t not in stay]:
             del self.alive[t]

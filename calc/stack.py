@@ -1,4 +1,4 @@
-"""A model compiled for a way of running it: its layers by kind, the places that can be the largest, norm and head."""
+"""A model compiled for one way of running it: its layers by kind, the layers that can hold the peak, norm and head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from calc.memory.loss import head
 from calc.memory.run import Run, dimensions
 from calc.tape import NOTHING, of
 
-# Bytes that the embedding's backward takes an element of its gradient where it sorts tokens, see `SORTED_TOKENS`.
+# Bytes that the embedding's backward takes for each element of the gradient, where it sorts tokens: see
+# `calc.phases.SORTED_TOKENS`.
 SORTING = 4.4
 
 
@@ -29,7 +30,7 @@ class Block(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A layer whose instants can be the largest: its kind, and how many layers of each kind lie below it."""
+    """A layer whose instants can be the peak: its kind, and the number of layers of each kind below it."""
 
     layer: int
     kind: int
@@ -51,16 +52,16 @@ class Stack(NamedTuple):
     embedding_trained: int
     retains: bool  # see `calc.memory.run.Run`
     casts: Amount  # autocast's bf16 copies of the layers' weights, until its context ends
-    casts_below: Amount  # of all layers' but the last
-    wrapped: bool  # the context is the model's own forward
-    embedding_own: int  # 0 where the head, whose tensor it is, has been counted already
+    casts_below: Amount  # those of all layers but the last
+    wrapped: bool  # autocast's context is the model's own forward
+    embedding_own: int  # 0 for a tied embedding, which has been counted as the head
     layers: int
-    bottom: Amount  # what is kept below the first layer
-    embeds: bool  # the embedding is part of it, and not of a pipeline stage before
-    ends: bool  # so are final norm, head and loss
+    bottom: Amount  # activations kept below the first layer
+    embeds: bool  # the embedding is here, not in an earlier pipeline stage
+    ends: bool  # final norm, head and loss are here
     loss_inside: bool  # see `calc.keeps.Path.inside`
-    fsdp: int  # its version; 0: none
-    bucket: int  # of how many elements' gradients are reduced; 0: of all at once, or of each unit
+    fsdp: int  # version of FSDP; 0: none
+    bucket: int  # elements whose gradients are reduced together; 0: all at once, or each unit's
     residual: Amount  # one tensor of the residual stream
     embedding_passing: Amount
     embedding_scratch: Amount
@@ -79,9 +80,9 @@ def stack(
 ) -> Stack:
     """The compiled model; see `activations.kinds` for `masked`.
 
-    Unless `checkpointing` is none, layers start from their inputs. Under `fsdp` the second layer and the last but one
-    are stops, too: it overlaps neighbouring layers. So is the layer whose gradients fill a `bucket` of so many elements
-    first: below it there is less to keep, above it nothing leaves.
+    Unless `checkpointing` is none, layers are recomputed from their inputs. Under `fsdp` the second layer and the last
+    but one are stops, too, as FSDP overlaps neighbouring layers. So is the layer whose gradients first fill a `bucket`
+    of so many elements: below it less is kept, above it no gradient leaves.
     """
     arch, recompute, adapter = run.arch, checkpointing != "none", run.adapter
     # a flat parameter that holds adapters has all of its views require gradients
@@ -152,7 +153,10 @@ def stack(
 
 
 def _filling(trained: Sequence[int], before: int, bucket: int) -> int | None:
-    """The layer in whose backward more elements than `bucket` have their gradient, the `trained` of each by then."""
+    """The first layer in backward by which more than `bucket` elements have gradients, or None.
+
+    `trained` are the elements of each layer, `before` those that have gradients before the layers.
+    """
     for layer in reversed(range(len(trained))):
         before += trained[layer]
         if before > bucket > 0:
@@ -161,7 +165,7 @@ def _filling(trained: Sequence[int], before: int, bucket: int) -> int | None:
 
 
 def _casts(run: Run, layers: Iterable[int]) -> Amount:
-    """Two bytes for each weight that autocast has cast in `layers`; the head counts its own."""
+    """The bf16 copies, 2 bytes an element, of weights that autocast has cast in `layers`; the head counts its own."""
     adapter, found = run.adapter, list[Tensor]()
     for n in layers:
         if run.caches:

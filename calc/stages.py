@@ -1,8 +1,8 @@
-"""The roles that share GPUs, stage by stage: what of them is on one GPU at every moment of a step, whatever the card.
+"""The roles of a GPU group, stage by stage: what they hold on one GPU at each instant of a step, on any card.
 
-A framework says what happens in a step (`calc.keeps.Stage`); here each stage becomes the moments that can be its
-largest: what the running role computes with, and what the others leave on the GPU. What differs from card to card,
-the process itself and what vLLM takes, is named, and added by `calc.groups`.
+A framework says what happens in a step (`calc.keeps.Stage`); here each stage becomes the instants that can be its peak:
+what the running role computes with, and what the others leave on the GPU. Whatever differs from card to card, the
+process itself and the memory of vLLM, is only named here; `calc.groups` adds it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from calc.memory import kv_cache, runtime
 from calc.phases import Batch, Step
 from calc.placement import Placed
 
-BETWEEN = Where("waiting", 0, False)  # between two micro-batches
+BETWEEN = Where("waiting", 0, False)  # between two micro batches
 FIRST = Where("gather", 0, False)  # the first layer's parameters are gathered
 WEIGHTS = frozenset({"weights", "adapter"})
-RESTING = ("score", "train")  # what stages do in which vLLM has no part
+RESTING = ("score", "train")  # `Stage.does` of the stages in which vLLM has no part
 
-Moments = Iterable[tuple[str, str, list[Line]]]  # a phase, a moment's name, its lines
+Moments = Iterable[tuple[str, str, list[Line]]]  # a phase, an instant's name, its lines
 
 
 class Candidate(NamedTuple):
-    """A moment that may be its phase's largest, but for the process, and for vLLM in the state `engine`.
+    """An instant that may be its phase's peak, without the lines of the process and of vLLM.
 
-    That is one of `vllm.STARTING`, what a stage calls it, or nothing where it has not come yet or is elsewhere.
+    `engine` is the state in which vLLM is: one of `vllm.STARTING`, the word that a stage has for it, or empty if vLLM
+    has not started yet or is elsewhere.
     """
 
     phase: str
@@ -48,14 +49,14 @@ class Stages:
     """The stages of the roles called `names`, which share their GPUs."""
 
     def __init__(self, roles: Roles, names: Sequence[str]) -> None:
-        """Of a job with these roles."""
+        """The stages of the roles `names`, of a job with these `roles`."""
         self.roles, self.names = roles, names
         self.placed = {name: roles.placed[name] for name in names if name in roles.placed}
         self.serves = "rollout" in names
-        self.gathered = self.frozen_roots()  # roles whose root group is gathered at the moment
+        self.gathered = self.frozen_roots()  # roles whose root FSDP unit is gathered now
 
     def largest(self, *, serving: bool) -> list[tuple[Candidate, Sums]]:
-        """The largest moment of each phase in each state of vLLM, and what its lines add up to; see `moments`."""
+        """The peak instant of each phase in each state of vLLM, with the sums of its lines; see `moments`."""
         found: dict[tuple[str, str], tuple[Candidate, Sums]] = {}
         most: dict[tuple[str, str], float] = {}
         for candidate in self.moments(serving=serving):
@@ -68,8 +69,10 @@ class Stages:
         return [*found.values()]
 
     def moments(self, *, serving: bool) -> Candidates:
-        """The largest moments of the job's stages: `serving`, of those in which vLLM has a part, as it starts,
-        generates or gets weights, or its caller's checkpoint is written; else of those that train and score.
+        """The candidates of the job's stages.
+
+        `serving`: those of the stages in which vLLM has a part, as it starts, generates or gets weights, or as a
+        checkpoint is written; else those of the stages that train and score.
         """
         self.gathered = self.frozen_roots()
         if serving:
@@ -85,18 +88,18 @@ class Stages:
                 yield Candidate("sync", "weights arrive", [], "all")
 
     def frozen_roots(self) -> set[str]:
-        """Frozen roles that leave their root group gathered from their first forward on."""
+        """Frozen roles that leave their root FSDP unit gathered from their first forward on."""
         return {name for name, placed in self.placed.items() if placed.role.root_stays and not placed.trained}
 
     def leave(self, stage: Stage) -> None:
-        """What a stage changes for those after it: a root group stays until its role's backward."""
+        """Notes what a stage changes for later ones: a root FSDP unit stays gathered until its role's backward."""
         if stage.does == "score" and self.placed[stage.role].role.root_stays:
             self.gathered.add(stage.role)
         elif stage.does == "train":
             self.gathered.discard(stage.role)
 
     def loading(self) -> Candidates:
-        """Models arrive one after another, and each stays, as far as it does not leave for the host."""
+        """The instants of loading: models arrive one after another, and stay unless they move to the host."""
         there: list[Line] = []
         engine = ""
         for name in self.names:
@@ -109,7 +112,7 @@ class Stages:
                 there += self.arrived(name)
 
     def arrived(self, name: str) -> list[Line]:
-        """What stays on the GPU of a role that has been loaded."""
+        """The lines of a role that stay on the GPU once it has been loaded."""
         placed = self.placed[name]
         staying = {word for stage in self.roles.keeps.stages if stage.does == "serve" for word in stage.holds}
         leaves = placed.engine.replica.leaves - (staying if placed.trained else set())
@@ -117,7 +120,7 @@ class Stages:
         return [x for x in loaded if ("weights" if x.component in WEIGHTS else "states") not in leaves]
 
     def beside(self, stage: Stage, *running: str) -> list[Line]:
-        """What stays on the GPU of the roles that do not run."""
+        """The lines that the roles that do not run keep on the GPU."""
         lines = []
         for name, placed in self.placed.items():
             if name not in running:
@@ -127,7 +130,7 @@ class Stages:
         return lines
 
     def idle(self, placed: Placed) -> list[Line]:
-        """What a role keeps on the GPU outside its own phases."""
+        """The lines that a role keeps on the GPU outside its own phases."""
         engine, leaves = placed.engine, placed.role.leaves
         if placed.role.shares:
             return []
@@ -138,7 +141,7 @@ class Stages:
         ]
 
     def resident(self) -> int:
-        """Bytes that are there whenever a role trains, whatever it computes."""
+        """Bytes that are resident whenever a role trains, whatever it computes."""
         most = 0
         for stage in self.roles.keeps.stages:
             if stage.does == "train" and stage.role in self.placed:
@@ -149,7 +152,7 @@ class Stages:
         return most
 
     def working(self) -> int:
-        """Bytes that a role's activations take at some instant of its training, beside all that its engine has."""
+        """Bytes that a role's activations take at some instant of its training, besides all that its engine has."""
         most = 0
         for stage in self.roles.keeps.stages:
             if stage.does == "train" and stage.role in self.placed:
@@ -161,20 +164,20 @@ class Stages:
         return most
 
     def present(self, placed: Placed) -> list[Line]:
-        """What a role has on the GPU while it computes without training."""
+        """The lines that a role has on the GPU while it computes without training."""
         if placed.role.shares:
             return []
         return [*placed.engine.weights(), *([] if "states" in placed.role.leaves else placed.engine.states())]
 
     def score(self, stage: Stage) -> Moments:
-        """A forward without gradient."""
+        """The peak instant of a forward without gradient, with everything else that is on the GPU."""
         placed = self.placed[stage.role]
         at, lines = self.scoring(placed)
         yield "score", f"{stage.role}: {at}", [*self.beside(stage, stage.role), *self.present(placed), *lines]
 
     def scoring(self, placed: Placed) -> tuple[str, list[Line]]:
-        """The largest instant of a forward without gradient."""
-        # a root group that is gathered already leaves no buffer to the first layer
+        """The peak instant of a forward without gradient."""
+        # a root FSDP unit that is gathered already leaves no buffer to the first layer
         there = placed.role.shares or placed.role.name in self.gathered
         return self.roles.training.once(("score", placed.role.name, there), lambda: self._scoring(placed, there))
 
@@ -196,8 +199,8 @@ class Stages:
             yield phase, f"{name}: {at}" if several else at, [*kept, *lines]
 
     def training(self, placed: Placed, stage: Stage) -> Iterable[tuple[str, str, list[Line]]]:
-        """The largest moment of each phase of one role's update, without what is resident."""
-        # a frozen role that is scored inside may have its root group gathered already
+        """The peak instant of each phase of one role's update, without the resident tensors."""
+        # a frozen role that is scored inside may have its root FSDP unit gathered already
         what = placed.role.name, stage, stage.inside in self.gathered
         return self.roles.training.once(what, lambda: [*self._training(placed, stage)])
 
@@ -224,17 +227,17 @@ class Stages:
         return self.roles.step(placed.engine.replica, placed.s, self.roles.batch(placed.s, placed.role.rows))
 
     def within(self, placed: Placed, own: Step, scored: Placed) -> tuple[str, list[Line]]:
-        """Another role's forward, while everything that this one keeps for backward is alive."""
+        """The instant of another role's forward while everything that this role keeps for backward is alive."""
         at, lines = self.scoring(scored)
         waiting = placed.engine.at(Where("waiting", own.plan.layout.stack.layers, False))
         if scored.role.shares:
-            # the root group that is gathered already is its own
+            # it shares the root FSDP unit, which is gathered already
             lines = [line for line in lines if line not in scored.scorer.root()]
         kept = own.lines(own.plan.layout.waiting())
         return f"{scored.role.name}, {at}", [*self.present(scored), *kept, *waiting, *lines]
 
     def serve(self, stage: Stage) -> Moments:
-        """vLLM generates."""
+        """The instant at which vLLM generates."""
         yield "rollout", "generation", [*self.beside(stage, "rollout"), *self.staying(stage)]
 
     def staying(self, stage: Stage) -> list[Line]:
@@ -243,9 +246,9 @@ class Stages:
         return [line for engine in kept for line in engine.weights()] if "weights" in stage.holds else []
 
     def generate(self, stage: Stage) -> Moments:
-        """Transformers generates: a forward over the prompts, then token by token with a growing cache.
+        """The instants at which Transformers generates: over the prompts, then token by token with a growing cache.
 
-        Inference, which says nothing of prompts, gets one of the full length.
+        For inference, which has no prompts of its own, a prompt has the full length.
         """
         placed, s = self.placed[stage.role], self.roles.s
         prompt = s.prompt_len or s.seq_len
@@ -274,21 +277,21 @@ class Stages:
         yield "rollout", f"last token: {at}", [*kept, *cache, *lines]
 
     def sync(self, stage: Stage) -> Moments:
-        """The engine gets the new weights."""
+        """The instant at which the engine gets the new weights."""
         yield "sync", "weights to the engine", self.handing(stage)
 
     def save(self, stage: Stage) -> Moments:
-        """A checkpoint is written."""
+        """The instant at which a checkpoint is written."""
         yield "save", f"{stage.role}: state dict", self.handing(stage)
 
     def handing(self, stage: Stage) -> list[Line]:
-        """What is there while a role's weights are handed on."""
+        """The lines that are alive while a role's weights are handed on."""
         placed = self.placed[stage.role]
         held = [line for word in stage.holds if (line := placed.engine.handing(word)).bytes]
         return [*self.beside(stage, stage.role), *self.present(placed), *held]
 
 
 def sums(lines: Sequence[Line], *, stirred: bool) -> Sums:
-    """What lines add up to; `stirred`: blocks have come and gone."""
+    """The sums of `lines`; `stirred`: blocks have come and gone, so that fragmentation counts."""
     allocated = sum([line.bytes for line in lines if line.allocated])
     return Sums(total(lines), allocated, runtime.stirred(lines) if stirred else 0)

@@ -60,15 +60,15 @@ def text(terms: Mapping[str, float]) -> str:
     return " + ".join(f"{c:g}" if not s else s if c == 1 else f"{c:g}·{s}" for s, c in order) or "0"
 
 
-# What an operation takes and gives back while it runs, in order: a size is taken, a number gives back what was taken as
-# that one, counted from 0, and None is where its outputs are taken. What is left then goes back.
+# The temporaries that an operation allocates and frees while it runs, in order: a size allocates one, a number, counted
+# from 0, frees the one that was allocated as that, and None allocates the outputs. Those left at the end are freed.
 Course = tuple["Size | int | None", ...]
 
 
 class Tensor:
     """`width` elements of `b` bytes each; a view shares the storage of the tensor it looks into.
 
-    `apart`: it stands for a tensor of each sequence.
+    `apart`: it stands for one tensor per sequence.
     """
 
     __slots__ = ("apart", "b", "differentiable", "size", "storage", "width")
@@ -133,7 +133,7 @@ class Op:
 class Snapshot(NamedTuple):
     """One instant: bytes saved for backward, bytes in passing, trainable elements whose gradient exists by then.
 
-    `making` of these are the gradient that the operation itself makes.
+    Of `gradients`, `making` elements belong to the gradient that the operation itself makes.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Tape:
     cached: list[Tensor] = field(default_factory=list)
     received: bool = False  # the gradient of the last output lies in a buffer that others count
     selective: bool = False  # checkpointing keeps what `keeps` says
-    products: int = 0  # so far
+    products: int = 0  # matrix products recorded so far
 
     def op(
         self,
@@ -178,7 +178,7 @@ class Tape:
     ) -> Tensor:
         """Record an operation and return its output; `saves_out` keeps the output for its own backward (softmax).
 
-        `spared`: selective checkpointing never runs it again, and keeps these that it makes beside its output.
+        `spared`: selective checkpointing never runs the operation again: it keeps the output and these other results.
         """
         differentiable = weight > 0 or any(t.differentiable for t in inputs)
         out = Tensor(width, b, differentiable=differentiable, view_of=inputs[0] if view else None)
@@ -205,11 +205,11 @@ class Tape:
         return out
 
     def keeps(self, out: Tensor, product: bool, spared: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
-        """What selective checkpointing keeps of an operation: outputs of every second product, and of what is spared.
+        """The tensors that selective checkpointing keeps of an operation: none, unless it is spared or a kept product.
 
-        Products are `aten.mm`: the first of a layer is kept, the second is not. Spared are PyTorch's own attention,
-        with its log-sum-exp, and a reduce-scatter. The policy is torchtitan's `selective_ac_option = "op"`
-        (`_custom_policy`), run by PyTorch's `create_selective_checkpoint_contexts`.
+        Products are `aten.mm`: the first of a layer is kept, the second is not, and so in turn. Spared are PyTorch's
+        own attention, with its log-sum-exp, and a reduce-scatter. The policy, run by PyTorch's
+        `create_selective_checkpoint_contexts`, is torchtitan's `selective_ac_option = "op"` (`_custom_policy`).
         """
         self.products += product
         kept = spared is not None or (product and self.products % 2 == 1)
@@ -227,11 +227,11 @@ class Tape:
         return tensor
 
     def cache(self, tensor: Tensor) -> None:
-        """Keep `tensor` alive to the end of forward and beyond, until that of the whole model ends."""
+        """Keep `tensor` alive to the end of forward and beyond, until the forward of the whole model ends."""
         self.cached.append(self.hold(tensor))
 
     def returns(self, *variables: Tensor) -> None:
-        """A function returns: what its caller's or its own variables name has lived until now."""
+        """Record that a function returns: until then its own or its caller's `variables` keep their tensors alive."""
         self.ops.append(Op("", variables, (), (), ()))
 
     @property
@@ -256,9 +256,9 @@ class Tape:
         return self._forward(lambda op: op.kept)
 
     def _forward(self, stays: Callable[[Op], Iterable[Tensor]], cached: Iterable[Tensor] = ()) -> list[Snapshot]:
-        """The instants of a forward pass after which there is what `stays` of each operation.
+        """The instants of a forward pass that keeps what `stays` gives for each operation.
 
-        `cached` waits for the operations that made it before, each of which takes its own.
+        `cached` are tensors of an earlier forward, each alive until the operation that made it takes it again.
         """
         waiting = dict.fromkeys(t.storage for t in cached)
         last: dict[Tensor, int] = {}
@@ -281,17 +281,17 @@ class Tape:
         return shots
 
     def again(self) -> list[Snapshot]:
-        """The instants of a forward that checkpointing runs again: it stops where the last tensor is saved.
+        """The instants of a recomputed forward, which stops before the operation that saves the last tensor.
 
-        Before the operation that saves it (torch 2.13 `utils/checkpoint.py`, `_StopRecomputationError`). An operation
-        whose output was kept takes it from the cache (`_CachedTorchDispatchMode`).
+        See torch 2.13 `utils/checkpoint.py`, `_StopRecomputationError`. An operation whose output was kept takes it
+        from the cache (`_CachedTorchDispatchMode`).
         """
         cached = (t for op in self.ops for t in op.kept)
         shots = self._forward(lambda op: op.saves, cached)
         return shots[: sum(bool(op.outs) for op in self.ops[: self._last_save()])]
 
     def waiting(self) -> Size:
-        """The gradients that exist when checkpointing runs the forward again: backward has come to what saved last."""
+        """The gradients that exist when recomputation starts: backward has come to the last saved tensor."""
         final = self.final
         gradient: dict[Tensor, Tensor] = {final: self._given()}
         for op in reversed(self.ops[self._last_save() + 1 :]):
@@ -306,7 +306,7 @@ class Tape:
         return Tensor(NOTHING if self.received else final.width, final.b)
 
     def _last_save(self) -> int:
-        """Where the last tensor is saved; behind all operations where none is."""
+        """The index of the operation that saves the last tensor; the number of operations if none saves one."""
         return max((n for n, op in enumerate(self.ops) if op.saves), default=len(self.ops))
 
     def backward(self) -> list[Snapshot]:

@@ -1,4 +1,4 @@
-"""What measured rates and steps say of a card and its host: the constants of `calc.throughput` that rest on them.
+"""The constants of `calc.throughput` that rest on measured rates and steps of cards and their hosts.
 
 As `calc.calibration` does for verdicts, each function computes a constant from `measurements/`, so that an estimate
 reads no records; a test compares the two.
@@ -34,7 +34,7 @@ LARGE = tuple(
 )
 _EACH = tuple("llama-3.2-1b/sft/s512/mb1/optimizer_impl=fused/checkpointing=" + c for c in ("none", "full"))
 _QWEN = "qwen2.5-1.5b/sft/s1024/mb1/optimizer_impl=fused/attention="
-# Steps so short that their host is what they wait for, by host.
+# Steps so short that they wait for their host, by host.
 HOSTS = {
     "of the Qwen README's A100": ("published/qwen1-1.8B-LoRA-256",),
     "of the H200": (*(_H200 + name for name in _EACH), _H200 + _QWEN + "sdpa"),
@@ -63,7 +63,7 @@ class Ran(NamedTuple):
     terms: Mapping[str, Term]
 
     def without(self, *names: str) -> float:
-        """Seconds that are left when all terms but the named have had theirs."""
+        """Seconds that are left of the step once all estimated terms but those in `names` are subtracted."""
         return self.seconds - sum([t.seconds for name, t in self.terms.items() if name not in names])
 
 
@@ -76,7 +76,7 @@ def rates(catalog: Catalog, op: str) -> Iterator[Rate]:
 
 
 def ran(catalog: Catalog, name: str) -> Ran:
-    """The record of that id beside its estimate, on the card that it ran on."""
+    """The record with the id `name` beside its estimate, on the card that it ran on."""
     record = next(r for r in catalog.measurements if r["id"] == name)
     s = parse(record["scenario"], where=name, catalog=catalog)
     t = throughput(s, catalog.gpu(s.gpu), None)
@@ -94,7 +94,7 @@ def matrix(catalog: Catalog) -> float:
 
 
 def share(products: Iterable[Rate]) -> float:
-    """The share of the card's peak that products reach one after the other."""
+    """The share of the card's peak that `products` reach, run one after another."""
     done = [
         (2 * r.row["tokens"] * r.row["inputs"] * r.row["outputs"] / peak(r.gpu), r.row["seconds"]) for r in products
     ]
@@ -118,9 +118,9 @@ def copy_peak(r: Rate) -> float:
 
 
 def start(catalog: Catalog) -> float:
-    """`work.START`: what a decoding step of one sequence takes beyond its bytes, over models and cards, a kernel.
+    """`work.START`: seconds for each kernel that decoding one sequence takes beyond moving its bytes.
 
-    It runs from a CUDA graph, so that no host is waited for.
+    It is the median over models and cards. A step runs from a CUDA graph, so that no host is waited for.
     """
     left = []
     for gpu, model, row in rates(catalog, "decode"):
@@ -131,7 +131,7 @@ def start(catalog: Catalog) -> float:
 
 
 def decoding(catalog: Catalog, gpu: GPU, model: str, row: Mapping[str, Any], kernel: float = 0.0) -> float:
-    """Seconds of a decoding step by its bytes, and `kernel` seconds for the start of each kernel."""
+    """Seconds that a decoding step takes to move its bytes, and `kernel` seconds for the start of each kernel."""
     arch = catalog.model(model).architecture
     c = work.counts(arch, "lm")
     moved = 2 * (c.layers + c.head) + row["batch"] * row["kv_len"] * kv_cache.token_bytes(arch)
@@ -156,7 +156,10 @@ def flash(catalog: Catalog) -> float:
 
 
 def eager(catalog: Catalog) -> float:
-    """`rates.EAGER` of Hopper, bytes a second: the median of what steps of an 8B leave for its element-wise kernels."""
+    """`rates.EAGER` of Hopper, in bytes a second: the median over steps of an 8B model.
+
+    The element-wise kernels of a step get the time that its other terms leave.
+    """
     found = []
     for name in LARGE:
         step = ran(catalog, name)
@@ -173,12 +176,12 @@ def launches(catalog: Catalog) -> dict[str, float]:
         for name in names:
             step = ran(catalog, name)
             launch = step.terms["launch"].values
-            busy = launch["G"] + step.without("launch")  # of the host: behind the card's work, and alone
+            busy = launch["G"] + step.without("launch")  # host time: hidden behind the card's work, and alone
             each.append(busy / (launch["m"] * launch["k"]))
         found[host] = median(each)
     return found
 
 
 def peak(gpu: GPU) -> float:
-    """Operations a second of a card's products in 16 bits."""
+    """A card's peak rate of 16-bit matrix products, in operations a second."""
     return (gpu.bf16_tflops or gpu.fp16_tflops or 0) * 1e12

@@ -1,6 +1,6 @@
 """From a peak and its error to a range, a probability and a verdict.
 
-Three errors are known apart: what the allocator holds back when memory runs out, the formulas', and that of what a
+Three errors are known apart: fragmentation when memory runs out, the error of the formulas, and the error of what a
 process takes beside its tensors. Each is computed from `measurements/` by `calc.calibration`, and a test compares.
 """
 
@@ -16,27 +16,28 @@ from calc.units import GiB
 
 # Root mean square of the errors of traced peaks where they are largest, under DeepSpeed.
 FORMULA_SPREAD = 0.012
-# Root mean square of what lies between the messages of measurements/exhausted and calc.memory.runtime in what a process
-# takes beside its tensors.
+# Root mean square of the difference between the messages of measurements/exhausted and calc.memory.runtime in what a
+# process takes beside its tensors.
 CONTEXT_SPREAD = 0.65 * GiB
 # The printed range holds the middle nine tenths.
 RANGE = 1.645
-SURE = 6.0  # deviations beyond which nothing is seen, one in 10^9
+SURE = 6.0  # deviations beyond which a probability counts as 0 or 1: one in 10^9
 TAIL = len(HELD_BACK) // 20
 FITS, TIGHT = 0.95, 0.20  # the verdict's thresholds on the probability that a job fits
 
 
 def deviation(allocated: int) -> float:
-    """The standard deviation in bytes of all but the pieces held back: the formulas' and the context's."""
+    """The standard deviation, in bytes, of all errors but fragmentation: those of the formulas and of the context."""
     return sqrt((FORMULA_SPREAD * allocated) ** 2 + CONTEXT_SPREAD**2)
 
 
 def fit_probability(
     needed: float, stirred: float, deviation: float, usable: float, held_back: Sequence[float] = HELD_BACK
 ) -> float:
-    """How likely `needed` bytes, known to `deviation`, and the pieces held back beside them stay below `usable`.
+    """The probability that `needed` bytes, known to `deviation`, and the fragmentation beside them stay below `usable`.
 
-    Each share of `stirred` that was seen held back is as likely as another: the mean of a normal distribution's tails.
+    Each share of `stirred` that was seen as fragmentation is as likely as another: the mean of a normal distribution's
+    tails.
     """
     room, width = usable - needed, deviation * sqrt(2)
     if room > held_back[-1] * stirred + SURE * deviation or room < held_back[0] * stirred - SURE * deviation:
@@ -45,7 +46,7 @@ def fit_probability(
 
 
 def odds(m: Moment, usable: int, held_back: Sequence[float] = HELD_BACK) -> float:
-    """How likely a moment fits."""
+    """The probability that an instant of the job fits."""
     needed, allocated, stirred, replayed = m.sums
     if replayed:
         stirred, held_back = replayed, REPLAYED
@@ -53,9 +54,10 @@ def odds(m: Moment, usable: int, held_back: Sequence[float] = HELD_BACK) -> floa
 
 
 def room(moment: Sums, usable: int) -> int:
-    """Bytes free beside a moment and its error, so that it fits with just the probability that the verdict asks.
+    """Bytes to spare beside an instant that fits with just the probability that the verdict asks.
 
-    Below 0 where they lack. A share of a deviation off at most, to the safe side: margins are joined by straight lines.
+    Below 0 if they are lacking. Off by a share of a deviation at most, to the safe side: margins are joined by straight
+    lines.
     """
     needed, allocated, stirred, replayed = moment
     width, shares = deviation(allocated), REPLAYED if replayed else HELD_BACK
@@ -65,20 +67,20 @@ def room(moment: Sums, usable: int) -> int:
 
 
 def hopeless(moment: Sums, usable: int) -> bool:
-    """True if a moment never fits, even with nothing held back and a replay as far too high as one has been seen."""
+    """True if an instant never fits, even without fragmentation and with a replay as far too high as any seen."""
     needed, allocated, *_ = moment
     return fit_probability(needed, allocated, deviation(allocated), usable, REPLAYED) == 0.0
 
 
 def certain(moment: Sums, usable: int) -> bool:
-    """True if a replayed moment always fits."""
+    """True if a replayed instant always fits."""
     needed, allocated, _, replayed = moment
     return fit_probability(needed, replayed, deviation(allocated), usable, REPLAYED) == 1.0
 
 
 @cache
 def _margin(ratio: int, shares: Sequence[float]) -> float:
-    """What must be free beside what is needed, in deviations, where `shares` of `ratio` of them may be lost."""
+    """The free bytes needed beside the estimate, in deviations, where `shares` of `ratio` deviations may be lost."""
     low, high = 0.0, 2.0 + ratio
     for _ in range(50):
         middle = (low + high) / 2
@@ -88,10 +90,10 @@ def _margin(ratio: int, shares: Sequence[float]) -> float:
 
 
 def reach(m: Moment) -> tuple[int, int]:
-    """The middle nine tenths of what a moment takes: both kinds of error add in squares, each to its side."""
+    """The interval of the middle nine tenths of what an instant takes; both errors add in squares, on each side."""
     _, allocated, stirred, replayed = m.sums
     shares, lost = (REPLAYED, allocated + m.held_back) if replayed else (HELD_BACK, stirred)
-    # a replay is in the middle itself, and what is held back otherwise has its median there
+    # the middle is the replay itself or, without one, the median of the fragmentation
     margin, share = RANGE * deviation(allocated), 0.0 if replayed else shares[MIDDLE]
     below, above = (share - shares[TAIL]) * lost, (shares[-1 - TAIL] - share) * lost
     return int(m.device_bytes - sqrt(margin**2 + below**2)), int(m.device_bytes + sqrt(margin**2 + above**2))

@@ -1,1 +1,1 @@
-"""Engines: how one role's model lives on its GPUs, what it keeps, gathers and frees at each moment."""
+"""Engines: the way one role's model lies on its GPUs, and what it keeps, gathers and frees at each instant."""

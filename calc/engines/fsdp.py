@@ -1,10 +1,11 @@
 """PyTorch FSDP 2: every rank keeps a shard of each layer and gathers whole layers while they run.
 
-One group a decoder layer, everything else (embedding, final norm, head) in the root group, which stays gathered from
-its first use to the end of backward. Read in torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_{param_group,
-collectives}.py`: a gather fills a buffer, which is copied out into the layer's own parameters and lives until the next
-gather; a reduction copies all gradients of a group into one input. What gathers the next layer in backward is a hook on
-the output of the first forward, which reentrant checkpointing runs without gradient: then there is one.
+Each decoder layer is an FSDP unit; everything else (embedding, final norm, head) is the root FSDP unit, which stays
+gathered from its first use to the end of backward. Read in torch 2.13
+`distributed/fsdp/_fully_shard/_fsdp_{param_group,collectives}.py`: a gather fills a buffer, which is copied out into
+the layer's own parameters and lives until the next gather; a reduction copies all gradients of a unit into one input.
+In backward the next layer is gathered by a hook on the output of the first forward, which reentrant checkpointing runs
+without gradient: then only one layer is gathered.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from calc.memory import communication, gradients, host, optimizer, weights
 class Fsdp(Holder):
     """`replica` under FSDP 2; `offload`: shards, gradients and optimizer live on the host.
 
-    That is PyTorch's CPUOffload; where a framework itself moves shards between phases, the replica's `leaves` says so.
+    This is PyTorch's CPUOffload; if a framework itself moves shards between phases, the replica's `leaves` says so.
     """
 
     replica: Replica
@@ -48,7 +49,7 @@ class Fsdp(Holder):
 
     @property
     def root_elements(self) -> int:
-        """Elements of the root group: embedding, final norm, head."""
+        """Elements of the root FSDP unit: embedding, final norm, head."""
         return _root_elements(self.replica.arch, self.replica.head)
 
     @property
@@ -66,7 +67,7 @@ class Fsdp(Holder):
 
     @property
     def apart(self) -> bool:
-        """Whether adapters are groups of their own: they lie in their layer's."""
+        """True if adapters are FSDP units of their own; under FSDP 2 they lie in their layer's."""
         return False
 
     @property
@@ -81,7 +82,7 @@ class Fsdp(Holder):
         return gradients.accumulated(r.role, int(elements * share), r.grad_bytes, r.ranks)
 
     def weights(self) -> list[Line]:
-        """This rank's shard."""
+        """This rank's shard of the weights and of the adapters."""
         r = self.replica
         if self.offload:
             return []
@@ -95,15 +96,15 @@ class Fsdp(Holder):
         return [*own, weights.adapter(r.role, r.adapter, r.adapter_bytes, r.ranks)] if r.adapter else own
 
     def loading(self) -> Moments:
-        """A rank has its shards from the start."""
+        """One instant: a rank has its shards from the start."""
         yield "shards on the GPU", self.weights()
 
     def root(self) -> list[Line]:
-        """The root group, which stays gathered after a forward that no backward follows."""
+        """The root FSDP unit, which stays gathered after a forward that no backward follows."""
         return [self.root_gathered(1)]
 
     def root_gathered(self, copies: int) -> Line:
-        """The root group in the compute type; twice while the buffer it was gathered into is not given back."""
+        """The root FSDP unit in the compute type; two copies until the buffer it was gathered into is freed."""
         return communication.gathered(
             self.replica.role, "root group", self.root_elements, self.replica.run.compute, copies
         )
@@ -136,9 +137,10 @@ class Fsdp(Holder):
         return lines
 
     def last(self, where: Where) -> list[Line]:
-        """Whole gradients kept since the first micro-batch, of which the last one reduces those of the layers above.
+        """Gradients in a step's last micro batch, if reduction waits for it: whole, but shards of the layers above.
 
-        They are kept in the type they are reduced in (torch 2.13 `_fsdp_param.py`, `to_accumulated_grad_if_needed`).
+        The whole ones are kept in the type they are reduced in (torch 2.13 `_fsdp_param.py`,
+        `to_accumulated_grad_if_needed`).
         """
         r = self.replica
         lines = [gradients.deferred(r.role, r.trainable - where.above, r.reduce_bytes), *self.pending(where)]
@@ -149,7 +151,10 @@ class Fsdp(Holder):
         return [*lines, *self.fresh(where)]
 
     def before(self, where: Where) -> list[Line]:
-        """In the micro-batch before it, which reduces nothing: with all there already, unless it is the first."""
+        """Gradients in the micro batch before the last, which reduces nothing.
+
+        Those of all layers exist already, unless that micro batch is the first.
+        """
         r = self.replica
         if not where.backward or where.segment == "reduce":
             return []
@@ -157,7 +162,10 @@ class Fsdp(Holder):
         return [gradients.deferred(r.role, there, r.reduce_bytes), *self.fresh(where)]
 
     def fresh(self, where: Where) -> list[Line]:
-        """What a micro-batch makes until it is added to what is there: group by group where that has another type."""
+        """New gradients of a micro batch, until they are added to the kept ones.
+
+        If the kept ones have another type, the new ones of a whole unit are there at once.
+        """
         r, c = self.replica, self.replica.run.compute
         lines = self.tied(where, c)
         if r.reduce_bytes == c:
@@ -165,7 +173,7 @@ class Fsdp(Holder):
         return [*lines, gradients.unreduced(r.role, where.root + where.here, c)]
 
     def pending(self, where: Where) -> list[Line]:
-        """The input of the reduction that is under way, of the layer above, or of the lowest while the root's waits."""
+        """The input of the reduction under way: the layer above's, or the lowest layer's while the root unit waits."""
         if not where.backward:
             return []
         if where.segment == "end":
@@ -175,22 +183,22 @@ class Fsdp(Holder):
         return []
 
     def reducing(self, elements: int) -> Line:
-        """The input of a group's reduce-scatter."""
+        """The input of an FSDP unit's reduce-scatter."""
         return communication.reducing(self.replica.role, elements, self.replica.reduce_bytes)
 
     def gathered(self, where: Where) -> list[Line]:
-        """What is gathered at a place, computed once: many instants of a step share it."""
+        """The parameters gathered at a place, computed once, as many instants of a step share it."""
         key = where.segment, where.layer, where.backward, self.fetches(where)
         if key not in self._gathered:
             self._gathered[key] = self.gathering(where)
         return [*self._gathered[key]]
 
     def fetches(self, where: Where) -> bool:
-        """Whether the next layer is gathered while another's backward runs."""
+        """True if the next layer is gathered while another's backward runs."""
         return where.layer > 0 and not self.replica.run.reentrant
 
     def gathering(self, where: Where) -> list[Line]:
-        """Whole layers in the compute type: more copies while gathering runs ahead than anybody computes with."""
+        """The root unit and whole layers in the compute type: several copies of a layer while gathering runs ahead."""
         r, c = self.replica, self.replica.run.compute
         if where.segment == "reduce":
             return []
@@ -200,10 +208,10 @@ class Fsdp(Holder):
             # the root's forward has ended, which frees the last gather's buffer
             return lines
         if where.segment == "gather":
-            # the buffer of the group before, the layer's own, and the parameters copied out of it
+            # the buffer of the unit before, the layer's own, and the parameters copied out of it
             copies = 3
             if r.ranks > 1 and not where.layer:
-                # the group before the first layer is the root
+                # the unit before the first layer is the root
                 lines, copies = [self.root_gathered(2)], 2
         elif where.segment == "layer":
             copies = 2 if self.fetches(where) or not where.backward else 1
@@ -221,13 +229,13 @@ class Fsdp(Holder):
         return lines
 
     def reducing_root(self) -> list[Line]:
-        """The root group's reduction, either as its input is filled or once its output exists, whichever is more."""
+        """The root unit's reduction, either as its input is filled or once its output exists, whichever takes more."""
         r, c = self.replica, self.replica.run.compute
         if not r.run.trained:
-            # adapters lie in layers alone: the lowest layer's are the last to leave
+            # adapters lie in layers alone: the lowest layer's are reduced last
             return [self.reducing(self.adapter_layer)]
         elements = self.root_elements
-        # a loop's variable keeps the gradient of the group's last parameter: an untied head (`foreach_reduce`)
+        # a loop's variable keeps the gradient of the unit's last parameter: an untied head (`foreach_reduce`)
         one = 0 if r.arch.tied or r.head != "lm" else r.embedding
         whole = self.reducing(elements)
         output = gradients.accumulated(r.role, elements, r.grad_bytes, r.ranks)
@@ -236,7 +244,7 @@ class Fsdp(Holder):
         return [whole, gradients.unreduced(r.role, elements, c)]
 
     def stepping(self) -> Moments:
-        """Sharded gradients, the root group still gathered no more, and what the optimizer allocates."""
+        """Sharded gradients and the optimizer's temporaries; the root unit is no longer gathered."""
         r = self.replica
         if r.optimizer and self.offload:
             yield "optimizer step on the host", []
@@ -246,10 +254,11 @@ class Fsdp(Holder):
             yield "optimizer step", [kept, scratch]
 
     def handing(self, word: str) -> Line:
-        """A state dict unshards group by group in the stored type, the root while the layers go by.
+        """A state dict unshards unit by unit in the stored type, the root unit while the layers go by.
 
-        What FSDP 1 summons (`whole`, a `layer`, an `adapter`) one rank has as it is: NO_SHARD never unshards (torch 2.7
-        `distributed/fsdp/_flat_param.py:1346`). A layer's state dict, of shards, copies them (`_chunk_dtensor`).
+        A single rank has what FSDP 1 summons (`whole`, a `layer`, an `adapter`) as it is: NO_SHARD never unshards
+        (torch 2.7 `distributed/fsdp/_flat_param.py:1346`). A layer's state dict, of shards, copies them
+        (`_chunk_dtensor`).
         """
         r = self.replica
         layer = max(self.layer(0), self.layer(-1))
@@ -268,7 +277,7 @@ class Fsdp(Holder):
 
     @property
     def units(self) -> tuple[int, ...]:
-        """Elements of a rank's part of each group: the layers', the root's, and those of adapters that have some."""
+        """Elements of a rank's part of each FSDP unit: the layers, the root, and adapters that are units."""
         r = self.replica
         layers = [self.layer(i) for i, n in layer_kinds(r.arch) for _ in range(n)]
         groups = tuple(-(-elements // r.ranks) for elements in (*layers, self.root_elements))
@@ -276,13 +285,13 @@ class Fsdp(Holder):
 
     @property
     def adapters(self) -> tuple[int, ...]:
-        """Elements of a rank's part of each matrix of adapters, which has states of its own; none without them."""
+        """Elements of a rank's part of each adapter matrix, which has states of its own; empty without adapters."""
         r = self.replica
         matrices = [t.elements for t in r.trained_tensors for _ in range(t.count)] if r.adapter else []
         return tuple(-(-elements // r.ranks) for elements in matrices)
 
     def host(self, ranks: int) -> Moments:
-        """What the node's ranks take: shards that PyTorch offloads, or that a framework moves between phases."""
+        """Host memory of the node's ranks: shards that PyTorch offloads, or that a framework moves between phases."""
         r = self.replica
         if r.leaves:
             # pinned: copied with `non_blocking=True` (verl `utils/fsdp_utils.py`)

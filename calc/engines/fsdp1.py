@@ -1,9 +1,9 @@
 """PyTorch FSDP 1: each decoder layer and the rest of the model are flat parameters, of which every rank has a part.
 
 Read in torch 2.13 `distributed/fsdp/_runtime_utils.py` and `_flat_param.py`, and traced. Memory is freed in the order
-in which the host asks for it, so that one layer is gathered in forward, and two in backward, where the next one is
-fetched when a layer's begins. A flat parameter has its gradient once all of its parts have theirs: autograd joins them
-in a copy.
+in which the host asks for it, so that one layer is gathered in forward, and two in backward, where a layer's backward
+fetches the next layer as it begins. A flat parameter has its gradient once all of its parts have theirs: autograd joins
+them in a copy.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ class Fsdp1(Fsdp):
 
     @property
     def joined(self) -> bool:
-        """Whether adapters and the frozen weights beside them are one flat parameter, with one gradient."""
+        """True if adapters and the frozen weights beside them are one flat parameter, with one gradient."""
         return self.replica.run.adapter is not None and self.replica.run.adapter.joined
 
     @property
     def apart(self) -> bool:
-        """Whether adapters have flat parameters of their own, and layers no gradient."""
+        """True if adapters have flat parameters of their own, and layers no gradient."""
         return self.replica.adapter > 0 and not self.joined
 
     @property
     def first_adapter(self) -> int:
-        """Elements of the matrix that a layer's backward comes to last."""
+        """Elements of the adapter matrix that a layer's backward comes to last."""
         return self.replica.trained_tensors[0].elements
 
     @property
     def copies(self) -> bool:
-        """Whether a unit's weights are brought together at all: one rank has them, in bf16 only where they are cast."""
+        """True if gathering a unit takes memory: a single rank has the weights already, unless they have to be cast."""
         return self.replica.ranks > 1 or self.replica.weight_bytes != self.replica.run.compute
 
     @property
     def stepped(self) -> tuple[Tensor, ...]:
-        """No parameters of their own: the optimizer sees parts of flat ones."""
+        """Empty: the optimizer sees parts of flat parameters."""
         return ()
 
     def stored(self, found: tuple[Tensor, ...], elements: int) -> int:
-        """Flat parameters are cut evenly."""
+        """Elements of all ranks' shards together: flat parameters are cut evenly."""
         return elements
 
     def layer(self, index: int) -> int:
@@ -63,14 +63,14 @@ class Fsdp1(Fsdp):
 
     @property
     def differentiated(self) -> int:
-        """Elements that flat gradients have."""
+        """Elements of all flat gradients."""
         return self.layers() if self.joined else self.replica.trainable
 
     def loading(self) -> Moments:
-        """Units are wrapped from the inside out; the root's parameters are flattened on the GPU before they are cut.
+        """The instants of loading: the root unit's parameters are flattened on the GPU, then every rank has its shards.
 
-        torch 2.13 `distributed/fsdp/_flat_param.py`, `flatten_tensors_into_flat_param`: parameters and their
-        concatenation are alive together.
+        Units are wrapped, and cut, from the inside out, the root last. torch 2.13 `distributed/fsdp/_flat_param.py`,
+        `flatten_tensors_into_flat_param`: parameters and their concatenation are alive together.
         """
         r = self.replica
         if not r.quantised and r.ranks > 1:
@@ -80,7 +80,7 @@ class Fsdp1(Fsdp):
         yield "shards on the GPU", self.weights()
 
     def root(self) -> list[Line]:
-        """The root group, which stays gathered after a forward that no backward follows."""
+        """The root FSDP unit, which stays gathered after a forward that no backward follows."""
         return [self.root_gathered(1)] if self.copies else []
 
     def at(self, where: Where) -> list[Line]:
@@ -99,7 +99,7 @@ class Fsdp1(Fsdp):
         return [*lines, fresh, *self.tied(where, c), *self.whole_embedding(where, c)]
 
     def own(self, where: Where) -> list[Line]:
-        """Of adapters in units of their own: shards of those that have their gradient, or all of them whole."""
+        """Gradients of adapters in units of their own: shards of those made so far or, while reduction waits, whole."""
         r = self.replica
         if r.defers and r.accumulates:
             return [gradients.deferred(r.role, r.trainable, r.run.compute)]
@@ -108,10 +108,10 @@ class Fsdp1(Fsdp):
         return [self.reduced(r.trainable if r.accumulates else where.above + where.here)]
 
     def kept(self, where: Where) -> list[Line]:
-        """Gradients of units that have theirs: shards, and where they are deferred the whole ones of all others.
+        """Gradients of units that have theirs: shards or, while reduction waits for the last micro batch, whole ones.
 
-        The last micro-batch has shards of the layers above. One before it has them whole: those of a step's second, if
-        there are as many, are all there already.
+        The last micro batch has shards of the layers above, and whole gradients of all other units. A micro batch
+        before it has whole gradients only: in a step's second, if it is not the last, those of all units exist already.
         """
         r, c = self.replica, self.replica.run.compute
         first = 0 if where.segment in ("end", "reduce") else where.layer + 1
@@ -127,11 +127,11 @@ class Fsdp1(Fsdp):
 
     @property
     def casts(self) -> bool:
-        """Whether a unit's gradient is cast before it is reduced, when the unit's own weights have been left."""
+        """True if a unit's gradient is cast before it is reduced, by when the unit's own weights have been freed."""
         return self.replica.reduce_bytes > self.replica.run.compute
 
     def leaving(self, where: Where) -> list[Line]:
-        """A unit's gradients as they become one: joined beside all of them, or cast beside the reduction's output."""
+        """A unit's gradients as they become one: joined beside all parts, or cast beside the reduction's output."""
         r, c, root = self.replica, self.replica.run.compute, where.segment == "reduce"
         if root and self.joined:
             return []
@@ -145,12 +145,12 @@ class Fsdp1(Fsdp):
         return lines if self.offload or r.ranks == 1 else [*lines, self.reduced(unit)]
 
     def gathering(self, where: Where) -> list[Line]:
-        """Whole units in the compute type."""
+        """The gathered units, whole in the compute type."""
         r = self.replica
         if not self.copies:
             return []
         if where.segment == "reduce":
-            # a root without gradients has been left, too
+            # a root without gradients has been freed, too
             return [] if r.adapter or self.casts else self.root()
         layers: list[int] = []
         if where.segment in ("layer", "gather", "join"):
@@ -164,17 +164,17 @@ class Fsdp1(Fsdp):
         return lines
 
     def fetches(self, where: Where) -> bool:
-        """Whether the next layer is gathered while another's backward runs.
+        """True if the next layer is gathered while another's backward runs.
 
-        A hook on the outputs of the first forward asks for it, which reentrant checkpointing runs without gradient.
-        Beside adapters of their own it is that of the first in the layer, which comes last in backward.
+        A hook on the outputs of the first forward asks for it, which reentrant checkpointing runs without gradient. If
+        adapters are units of their own, it is the hook of the layer's first adapter, which comes last in backward.
         """
         if not where.backward or not where.layer or self.replica.run.reentrant:
             return False
         return not self.apart or where.here >= self.adapter_layer - self.first_adapter
 
     def units_gathered(self, layers: Sequence[int]) -> list[Line]:
-        """These layers whole."""
+        """The gathered weights of `layers`."""
         r = self.replica
         if not layers:
             return []

@@ -1,4 +1,4 @@
-"""How DeepSpeed cuts parameters: in the order of the module, into equal partitions, sub-groups and buckets."""
+"""The way DeepSpeed cuts parameters: in the order of the module, into equal partitions, sub-groups and buckets."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from calc.architecture import Tensor
 class Cut(NamedTuple):
     """One optimizer's parameters over N ranks, in elements.
 
-    `share`: one rank's partition. `touched`: every parameter that lies at least partly in it, whole, for the rank with
-    most of them, `kept` together; `inside` without the first parameter, the embedding, whose gradient comes last.
-    `slice`: the largest part of one parameter inside one partition. `largest`: the largest parameter. `rank_elements`:
-    a rank's share where each parameter is padded to N on its own (ZeRO-3), `sub_groups` its cuts.
+    `share`: one rank's partition. `touched`: the parameters that lie at least partly in a rank's partition, each
+    counted whole, for the rank with most of them; `kept` is their sum, `inside` the most of any rank without the first
+    parameter, the embedding, whose gradient comes last. `slice`: the largest part of one parameter inside one
+    partition. `largest`: the largest parameter. `rank_elements`: a rank's share if each parameter is padded to N on its
+    own (ZeRO-3), `sub_groups` its cuts. `persistent`: the sum of the parameters that ZeRO-3 keeps whole.
     """
 
     share: int
@@ -30,7 +31,7 @@ class Cut(NamedTuple):
 
 
 def in_order(tensors: tuple[Tensor, ...]) -> Iterator[int]:
-    """Elements of every parameter, layer by layer."""
+    """Elements of every parameter in the order of the module, layer by layer."""
     groups: dict[int, list[Tensor]] = {}
     for t in tensors:
         groups.setdefault(t.count, []).append(t)
@@ -48,14 +49,16 @@ def in_order(tensors: tuple[Tensor, ...]) -> Iterator[int]:
 
 @lru_cache(maxsize=2048)
 def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: int) -> Cut:
-    """The cuts of `tensors` over `ranks` (DeepSpeed `stage_1_and_2.py:get_data_parallel_partitions`,
-    `stage3.py:_create_fp16_sub_groups`); of nothing for a model that is not trained."""
+    """The cuts of `tensors` over `ranks`; all of them empty for a model that is not trained.
+
+    DeepSpeed `stage_1_and_2.py:get_data_parallel_partitions`, `stage3.py:_create_fp16_sub_groups`.
+    """
     if not tensors:
         return Cut(0, (), 0, 0, 0, 0, 0, (), 0)
     sizes = list(in_order(tensors))
     partition = -(-sum(sizes) // ranks)
     largest_slice = start = 0
-    # by rank; of those that hold a piece of one parameter and nothing else the first stands for all
+    # by rank; the first of the ranks that hold a piece of one parameter and nothing else stands for all of them
     held: dict[int, list[int]] = {}
     for size in sizes:
         first, last = start // partition, (start + size - 1) // partition

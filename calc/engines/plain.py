@@ -11,7 +11,7 @@ from calc.memory import communication, gradients, optimizer, weights
 
 @dataclass(frozen=True, slots=True)
 class Plain(Holder):
-    """`replica` as one process holds it; with `buckets` under DDP."""
+    """`replica` as one process holds it; `buckets`: under DDP."""
 
     replica: Replica
     buckets: bool = False
@@ -23,7 +23,7 @@ class Plain(Holder):
         return [own, weights.adapter(r.role, r.adapter, r.adapter_bytes)] if r.adapter else [own]
 
     def loading(self) -> Moments:
-        """One moment: the weights are on the GPU."""
+        """One instant: the weights are on the GPU."""
         yield "weights on the GPU", self.weights()
 
     def states(self) -> list[Line]:
@@ -38,11 +38,11 @@ class Plain(Holder):
         return lines
 
     def root(self) -> list[Line]:
-        """Nothing is gathered."""
+        """Empty: nothing is gathered."""
         return []
 
     def at(self, where: Where) -> list[Line]:
-        """Gradients: those of this pass so far, or all of them from the micro-batches before."""
+        """Gradients: those of this backward so far, or all of them if earlier micro batches have left theirs."""
         r = self.replica
         if r.optimizer is None:
             return []
@@ -60,7 +60,7 @@ class Plain(Holder):
         return lines
 
     def stepping(self) -> Moments:
-        """All gradients and what the optimizer allocates."""
+        """All gradients and the optimizer's temporaries."""
         r = self.replica
         if r.optimizer:
             kept = [gradients.accumulated(r.role, r.trainable, r.grad_bytes)]
@@ -72,10 +72,10 @@ class Plain(Holder):
             yield "optimizer step", [*kept, max(passing, key=lambda line: line.bytes)]
 
     def handing(self, word: str) -> Line:
-        """Whole weights are there already; a clone is of the largest parameter."""
+        """The memory to hand weights on: none, as they are whole already, but for a clone of the largest parameter."""
         r = self.replica
         return communication.handed(r.role, word, r.embedding if word == "clone" else 0, r.weight_bytes)
 
     def host(self, ranks: int) -> Moments:
-        """Nothing of a plain replica stays on the host."""
+        """Empty: nothing of a plain replica stays on the host."""
         return iter(())

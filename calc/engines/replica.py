@@ -1,4 +1,4 @@
-"""What an engine spreads over GPUs, where in a step it is asked, and what every engine answers."""
+"""The model that an engine spreads over GPUs, a place in a step, and the questions that every engine answers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from calc.memory.run import Run
 class Replica:
     """One role's model before an engine spreads it: its parameters and the number formats they are kept in.
 
-    Bytes are per parameter: `weight_bytes` of the model's own weights, `adapter_bytes` of LoRA's, `grad_bytes` of what
-    backward leaves behind, `master_bytes` of an fp32 copy beside 16-bit weights, `step_bytes` of what the optimizer
-    steps in. `ranks` share what is sharded; a step has `micro_batches`. `reduce_bytes` of a gradient travel between
-    FSDP's ranks, with `defers` once a step. `leaves` names what moves to the host while other roles run, `weights` or
-    the optimizer's `states`. `stays`: what FSDP gathers for the first micro-batch of a step stays until the last, as do
-    whole gradients.
+    Bytes are per parameter: `weight_bytes` of the model's own weights, `adapter_bytes` of LoRA's, `grad_bytes` of the
+    gradients that backward leaves behind, `master_bytes` of an fp32 copy beside 16-bit weights, `step_bytes` of what
+    the optimizer steps in. `ranks` share what is sharded; a step has `micro_batches`. FSDP's ranks reduce gradients of
+    `reduce_bytes`, with `defers` once a step. `leaves` names what moves to the host while other roles run, `weights` or
+    the optimizer's `states`. `stays`: weights that FSDP gathers for the first micro batch of a step stay until the
+    last, as do whole gradients.
     """
 
     role: str
@@ -51,12 +51,12 @@ class Replica:
 
     @property
     def accumulates(self) -> bool:
-        """Whether gradients are added up over several micro-batches."""
+        """True if gradients are accumulated over several micro batches."""
         return self.micro_batches > 1
 
     @property
     def adds_singly(self) -> bool:
-        """Whether FSDP 2 adds gradients that wait for the last micro-batch one by one: they have the type it keeps."""
+        """True if FSDP 2 adds deferred gradients one by one, as they are made in the type in which it keeps them."""
         return self.defers and self.accumulates and self.reduce_bytes == self.run.compute
 
     def packed(self, shards: int = 1) -> Line:
@@ -66,12 +66,12 @@ class Replica:
 
     @property
     def ties_gradients(self) -> bool:
-        """Whether the embedding's gradient has two contributions, the head's and the input's."""
+        """True if the embedding's gradient has two contributions, the head's and the input's."""
         return self.arch.tied and self.head == "lm" and self.run.trained
 
     @property
     def ties_in_place(self) -> bool:
-        """Whether that of the head is contiguous, so that the other is added in place.
+        """True if the head's gradient is contiguous, so that autograd adds the input's in place.
 
         Autocast's cast has written it anew, or the loss makes it itself; else it is a view of a transposed product.
         """
@@ -93,7 +93,10 @@ class Replica:
 
     @property
     def embedding_kept(self) -> int:
-        """Of these what stays until the step: none where the head is the embedding, and adds to own rows alone."""
+        """Elements of `embedding_beyond` whose gradient stays until the step: none if the head is the embedding.
+
+        A tied gradient is added to this rank's own rows alone.
+        """
         return 0 if self.ties_gradients else self.embedding_beyond
 
     @property
@@ -132,7 +135,7 @@ Moments = Iterator[tuple[str, list[Line]]]
 
 
 class Holder:
-    """What every engine answers in the same way."""
+    """The answers that are the same for every engine."""
 
     __slots__ = ()
 
@@ -141,26 +144,26 @@ class Holder:
         return [*self.weights(), *self.states()]
 
     def finishing(self: Engine) -> list[Line]:
-        """What is alive when the gradients of all micro-batches are reduced at last; nothing where none waited."""
+        """The tensors alive while deferred gradients of all micro batches are reduced; none if nothing was deferred."""
         return []
 
     def waiting_head(self: Engine, where: Where, b: int) -> list[Line]:
-        """A tied head's gradient, which waits in autograd for the embedding's, beside those of micro-batches before."""
+        """A tied head's gradient, waiting in autograd for the embedding's, beside those of earlier micro batches."""
         r = self.replica
         waits = where.backward and r.ties_gradients and where.segment in ("norm", "layer")
         return [gradients.new(r.role, r.embedding, b)] if waits else []
 
     def tied(self: Engine, where: Where, b: int) -> list[Line]:
-        """The two contributions to the gradient of an embedding that is the head too, as they are summed."""
+        """The two contributions to a tied embedding's gradient, as they are summed."""
         r = self.replica
         if where.segment != "end" or not r.ties_gradients:
             return []
         return [gradients.tied_embedding(r.role, r.embedding, b, contiguous=r.ties_in_place or where.sorting)]
 
     def whole_embedding(self: Engine, where: Where, b: int) -> list[Line]:
-        """The embedding's gradient as backward makes it where tensor-parallel ranks share the vocabulary: all of it.
+        """The rows of the embedding's gradient that belong to other tensor-parallel ranks: backward makes all rows.
 
-        A tied head's gradient has the own part alone, which is cut out of it to be added.
+        A tied head's gradient has this rank's rows alone, which are cut out of the embedding's to be added.
         """
         r = self.replica
         if where.segment != "end" or not r.embedding_beyond:
@@ -170,48 +173,48 @@ class Holder:
 
 
 class Engine(Protocol):
-    """What every engine answers about its replica."""
+    """The interface of an engine: its answers about its replica."""
 
     @property
     def replica(self) -> Replica:
-        """The model it spreads."""
+        """The model that the engine spreads."""
 
     def loading(self) -> Moments:
-        """The moments of loading, in order: a name and the lines of this role alive at it."""
+        """The instants of loading, in order: a name and the lines of this role alive at each."""
 
     def weights(self) -> list[Line]:
         """The model as it lies on the GPU between forwards."""
 
     def states(self) -> list[Line]:
-        """What training keeps beside the weights: master weights, optimizer states, permanent buffers."""
+        """The tensors that training keeps beside the weights: master weights, optimizer states, permanent buffers."""
 
     def whole_embedding(self, where: Where, b: int) -> list[Line]:
-        """The embedding's gradient beyond the own part of the vocabulary."""
+        """The rows of the embedding's gradient that belong to other ranks' parts of the vocabulary."""
 
     def resident(self) -> list[Line]:
-        """Both: what stays through every step of the role."""
+        """Weights and states: what stays through every step of the role."""
 
     def root(self) -> list[Line]:
-        """What a forward without gradient leaves gathered: FSDP's root group."""
+        """The root FSDP unit, if a forward without gradient leaves it gathered."""
 
     def at(self, where: Where) -> list[Line]:
-        """What the engine adds at a place of forward or backward: gradients, gathered parameters, buckets."""
+        """The lines that the engine adds at a place of forward or backward: gradients, gathered parameters, buckets."""
 
     def finishing(self) -> list[Line]:
-        """What is alive when gradients that waited for the last micro-batch are reduced."""
+        """The tensors alive while gradients that waited for the last micro batch are reduced."""
 
     def stepping(self) -> Moments:
-        """The moments of the optimizer step: what is alive beside `resident`."""
+        """The instants of the optimizer step, each with the lines alive beside `resident`."""
 
     def handing(self, word: str) -> Line:
-        """What handing weights on takes, one word of `calc.keeps.Stage.holds`."""
+        """The memory that handing weights on takes, for one word of `calc.keeps.Stage.holds`."""
 
     def host(self, ranks: int) -> Moments:
         """Host memory of the `ranks` on one node from loading to the first step."""
 
 
 def times(lines: Iterable[Line], ranks: int) -> list[Line]:
-    """The lines of `ranks` ranks that hold the same."""
+    """The lines of `ranks` ranks that hold the same, added up."""
     if ranks == 1:
         return list(lines)
     return [line._replace(bytes=line.bytes * ranks, formula=f"{ranks}·({line.formula})") for line in lines]

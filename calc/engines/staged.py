@@ -1,6 +1,6 @@
-"""FSDP 2 within a stage of a pipeline: what is gathered for the first micro-batch of a step stays until the last.
+"""FSDP 2 within a pipeline stage: weights gathered for the first micro batch of a step stay until the last.
 
-Neither `reshard_after_forward` nor a backward gives layers back, and nothing is reduced before the last micro-batch
+Neither `reshard_after_forward` nor a backward frees layers, and nothing is reduced before the last micro batch
 (torchtitan's policy; torch 2.13 `distributed/pipelining/stage.py`, `backward_maybe_with_nosync`).
 """
 
@@ -17,7 +17,7 @@ from calc.memory import communication, gradients
 
 @dataclass(frozen=True, slots=True)
 class Staged(Fsdp):
-    """A stage that its ranks share: each holds it whole, but for master weights and states."""
+    """A pipeline stage that its ranks share: each rank holds it whole, except for master weights and states."""
 
     def at(self, where: Where) -> list[Line]:
         """Whole weights, and whole gradients so far."""
@@ -25,7 +25,7 @@ class Staged(Fsdp):
         kept = r.reduce_bytes
         lines = [self.root_gathered(1), self.layers_gathered()]
         if where.segment == "gather":
-            # the first micro-batch brings layers together, in a buffer that lives until the next one's is filled
+            # the first micro batch gathers layers, in a buffer that lives until the next one's is filled
             lines.append(communication.gathered(r.role, "layers", self.layer(-1), c, 1 if r.ranks == 1 else 2))
         if not where.backward and not r.accumulates:
             return lines
@@ -35,13 +35,13 @@ class Staged(Fsdp):
         if kept == c:
             made = gradients.new(r.role, where.making, c) if r.accumulates else gradients.so_far(r.role, where.done, c)
             return [*lines, made]
-        # made in the compute type, added up in the one they are reduced in once their group has all
+        # made in the compute type, added up in the type they are reduced in once their unit has them all
         fresh = where.root + (where.making if where.segment == "end" else where.here)
         there = [] if r.accumulates else self.waiting(where.above)
         return [*lines, *there, gradients.unreduced(r.role, fresh, c)]
 
     def waiting(self, elements: int) -> list[Line]:
-        """Whole gradients that nothing has reduced; of a shared embedding those of others' rows are among them."""
+        """Whole gradients that nothing has reduced, other ranks' rows of a shared embedding among them."""
         r = self.replica
         lines = [gradients.deferred(r.role, elements, r.reduce_bytes)]
         if r.accumulates and r.embedding_kept:
@@ -54,9 +54,9 @@ class Staged(Fsdp):
         return communication.gathered(self.replica.role, "layers", layers - but, self.replica.run.compute)
 
     def finishing(self) -> list[Line]:
-        """The first group's reduction, of the root where it has anything, else of a layer: its weights have been left.
+        """The first unit's reduction, its weights freed: the root's or, if that has no elements, a layer's.
 
-        The root's largest gradient is still referred to when the output is there, see `reducing_root`.
+        The root's largest gradient is still referenced when the output exists, see `reducing_root`.
         """
         r = self.replica
         whole = self.waiting(r.trainable)

@@ -1,4 +1,4 @@
-"""vLLM: how it divides a card, by release. Paths are those of the wheels 0.4.2 to 0.29.0.
+"""vLLM: the way it divides a card, by release. Paths are those of the wheels 0.4.2 to 0.29.0.
 
 A card's pool is a share of its memory, `gpu_memory_utilization`. What is taken off before the rest becomes KV cache,
 and whether other processes count, differs:
@@ -28,14 +28,15 @@ from calc.units import GiB, gib
 
 ROLE = "rollout"
 
-# The moments of its start.
+# The instants of vLLM's start.
 STARTING = ("weights on the GPU", "profile run", "KV cache allocated")
 
 
 class Cache(NamedTuple):
-    """The KV cache of one rank: `sequences` of the full length at once, and one line on why vLLM would not start.
+    """The KV cache of one rank: its size, and the number of `sequences` of the full length that it holds at once.
 
-    `crowded`: it would not because others leave it less than its share, where a smaller share may do.
+    `refusal`: the reason, in one line, that vLLM would not start. `crowded`: that is because others leave it less than
+    its share, so that a smaller share may do.
     """
 
     bytes: int
@@ -50,9 +51,9 @@ class Cache(NamedTuple):
 class Vllm:
     """One rank of a vLLM engine on a card of `total` bytes, called `card`.
 
-    `context` is what its process takes of the card before vLLM first looks, `growth` what it takes later beside weights
-    and activations: NCCL's buffers. Both are 0 for an engine that lives in the trainer's process. `v0`: the first of
-    a release's two engines runs.
+    `context` is the memory that its process takes of the card before vLLM first looks, `growth` the memory that it
+    takes later beside weights and activations: NCCL's buffers. Both are 0 for an engine that lives in the trainer's
+    process. `v0`: the first of a release's two engines runs.
     """
 
     arch: Architecture
@@ -96,7 +97,7 @@ class Vllm:
 
     @property
     def _large(self) -> bool:
-        """Whether vLLM takes larger batches on this card: from 70 GiB, from 0.9 unless it is an A100."""
+        """True if vLLM takes larger batches on this card: from 70 GiB on, and from 0.9 on unless it is an A100."""
         a100 = self.release >= (0, 9) and "a100" in self.card.casefold()
         return not self.first and self.total >= 70 * GiB and not a100
 
@@ -122,20 +123,20 @@ class Vllm:
         return [kv_cache.profile(ROLE, self.arch, tokens, min(rows, tokens), logit, self.tensor_parallel)]
 
     def asleep(self) -> list[Line]:
-        """What sleep cannot give back: CUDA graphs, which lie outside the pool that it unmaps."""
+        """Memory that sleep cannot free: CUDA graphs, which lie outside the pool that it unmaps."""
         return [kv_cache.graphs(ROLE, self.arch)] if self.serving.graphs else []
 
     def with_weights(self) -> list[Line]:
-        """Awake for new weights, its cache still unmapped."""
+        """The lines of an engine that is awake for new weights, its cache still unmapped."""
         return [*self.weights(), *self.asleep()]
 
     def awake(self, others: int) -> list[Line]:
-        """Everything while it serves."""
+        """All lines of an engine that serves."""
         cache = kv_cache.cache(ROLE, self.cache(others).blocks, self.arch, self.tensor_parallel)
         return [*self.weights(), cache, *self.profile(), *self.asleep()]
 
     def starting(self, moment: str, others: int) -> list[Line]:
-        """What is there at one of the moments of `STARTING`."""
+        """The lines at one of the instants of `STARTING`."""
         if moment == "KV cache allocated":
             # what the profile run took is free again until the first request
             reserved = self.profile()
@@ -143,12 +144,12 @@ class Vllm:
         return [*self.weights(), *(self.profile() if moment == "profile run" else [])]
 
     def host(self, level: int) -> list[Line]:
-        """Host memory of this rank: V0's swap space, and at sleep `level` 1 the weights; 0 where it never sleeps."""
+        """Host memory of this rank: V0's swap space, and at sleep `level` 1 the weights; level 0: it never sleeps."""
         swap = [kv_cache.swap(ROLE, self.arch, self.tensor_parallel)] if self.first else []
         return [*swap, *([kv_cache.backup(ROLE, self.arch, self.tensor_parallel)] if level == 1 else [])]
 
     def cache(self, others: int) -> Cache:
-        """The KV cache it allocates where `others` bytes of the card are not this engine's."""
+        """The KV cache that the engine allocates if `others` bytes of the card are not its own."""
         crowded = self._crowded(others)
         refusal = self._starts() or crowded
         block = kv_cache.BLOCK * kv_cache.token_bytes(self.arch, self.tensor_parallel)
@@ -165,7 +166,7 @@ class Vllm:
         return Cache(blocks * block, tokens, blocks, sequences, refusal, crowded is not None)
 
     def room(self, others: int) -> int:
-        """What is left for the cache, less than nothing where the model alone is too large."""
+        """Bytes left for the cache; negative if the model alone is too large."""
         used = sum(line.bytes for line in (*self.weights(), *self.profile()))
         around = others + self.context + self.growth
         if self.serving.share_of_free:
@@ -184,18 +185,18 @@ class Vllm:
 
     @property
     def _pool(self) -> int:
-        """The share of the card that is this engine's."""
+        """Bytes of the card that are this engine's share."""
         return int(self.utilization * self.total)
 
     def _starts(self) -> str | None:
-        """Why the engine refuses its ranks; None when it takes them."""
+        """The reason that the engine refuses its number of ranks, or None."""
         kv, ranks = self.arch.kv_heads, self.tensor_parallel
         if not self.arch.mla and kv % ranks and ranks % kv:
             return f"rollout.tensor_parallel: given {ranks}, allowed: a divisor or multiple of {kv} key/value heads"
         return None
 
     def _crowded(self, others: int) -> str | None:
-        """Why the engine refuses the room that others leave it, before it loads anything; None when it starts."""
+        """The reason that the engine refuses the room that others leave it, before it loads anything, or None."""
         free = self.total - others - self.context - (self.growth if self.release >= (0, 11) else 0)
         if self.release >= (0, 9) and not self.first and free < self._pool:
             return (

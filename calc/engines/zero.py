@@ -31,8 +31,8 @@ B = 2  # DeepSpeed's bf16 engine: every parameter, bucket and gathered weight
 class Reduced(NamedTuple):
     """Gradients that leave the bucket at a place, in elements.
 
-    `waiting`: one larger than the bucket, which stays where it is until the next parameter's hook. `copied`: what is
-    concatenated for the reduction. `largest`: the largest gradient among them. `kept`: whether any has left before.
+    `waiting`: a gradient larger than the bucket, which stays where it is until the next parameter's hook. `copied`:
+    what is concatenated for the reduction. `largest`: the largest gradient among them. `kept`: True if any has left.
     """
 
     waiting: int = 0
@@ -48,7 +48,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _parameters(arch: Architecture, layers: int) -> int:
-    """Those of so many layers from the bottom."""
+    """Parameters of the lowest `layers` layers."""
     return sum(layer_parameters(arch, n) for n in range(layers))
 
 
@@ -63,9 +63,9 @@ def _linears(arch: Architecture, layer: int) -> int:
 class Zero(Holder):
     """`replica` under ZeRO `stage`, with optimizer states or parameters in host memory.
 
-    `recomputes`: its layers are run again for backward. `keeps_weights`: what stage 3 gathers for a forward stays until
-    backward, in the views that PyTorch's own linear saves, where DeepSpeed's is off (`zero/linear.py`). `scaled`:
-    fp16's loss is, so that each step looks for overflow first.
+    `recomputes`: layers are run again for backward. `keeps_weights`: weights that stage 3 gathers for a forward stay
+    until backward, in the views that PyTorch's own linear saves, where DeepSpeed's linear is off (`zero/linear.py`).
+    `scaled`: the loss is scaled, for fp16, so that each step looks for overflow first.
     """
 
     replica: Replica
@@ -76,7 +76,7 @@ class Zero(Holder):
     recomputes: bool = False
     keeps_weights: bool = False
     scaled: bool = False
-    cut: Cut = field(init=False, repr=False, compare=False)  # how the trained parameters are cut
+    cut: Cut = field(init=False, repr=False, compare=False)  # the cuts of the trained parameters
 
     def __post_init__(self) -> None:
         """Cut the parameters once: every place of a step asks for it."""
@@ -90,19 +90,22 @@ class Zero(Holder):
 
     @property
     def plain_bf16(self) -> bool:
-        """Stage 1 with fp32 accumulation runs DeepSpeed's BF16_Optimizer: full fp32 gradients, no buckets."""
+        """True for stage 1 with fp32 accumulation and no offload: DeepSpeed's BF16_Optimizer.
+
+        It keeps full fp32 gradients, and has no buckets.
+        """
         return self.stage == 1 and self.replica.grad_bytes == 4 and not self.offload_optimizer
 
     @property
     def whole_gradients(self) -> bool:
-        """Stage 1 reduces once backward has ended, until which gradients are whole as in plain PyTorch.
+        """True for stage 1, which reduces once backward has ended: until then gradients are whole as in plain PyTorch.
 
         Its hooks reduce under overlap_comm alone (`process_gradients`); the rest is `reduce_gradients`.
         """
         return self.stage == 1
 
     def weights(self) -> list[Line]:
-        """Whole weights below stage 3, where a frozen model is a replica too; from there a shard of everything."""
+        """Whole weights below stage 3, those of a frozen model, too; at stage 3 a shard of everything."""
         r = self.replica
         shards = r.ranks if self.stage == 3 else 1
         lines = []
@@ -116,13 +119,14 @@ class Zero(Holder):
 
     @property
     def parameters_on_host(self) -> bool:
-        """Whether shards stay in host memory: stages below 3 ignore that they should."""
+        """True if shards stay in host memory; stages below 3 ignore `offload_parameters`."""
         return self.offload_parameters and self.stage == 3
 
     def loading(self) -> Moments:
         """Weights move in, then the fp32 master and the buffers of the optimizer's construction.
 
-        From DeepSpeed 0.19 on stages 1 and 2 flatten on the GPU if a second copy has room there: nothing breaks by it.
+        From DeepSpeed 0.19 on stages 1 and 2 flatten on the GPU if a second copy has room there, so that this never
+        runs out of memory.
         """
         r, lines = self.replica, self.weights()
         yield "weights on the GPU", lines
@@ -137,7 +141,7 @@ class Zero(Holder):
         yield "ready", built
 
     def root(self) -> list[Line]:
-        """Every module's parameters are released when its forward ends."""
+        """Empty: every module's parameters are released when its forward ends."""
         return []
 
     def states(self, *, adam: bool = True) -> list[Line]:
@@ -148,7 +152,7 @@ class Zero(Holder):
         if not self.offload_optimizer:
             lines.append(weights.master(r.role, r.trainable, r.master_bytes, r.ranks))
             if adam:
-                # it sees a flat partition, no parameters
+                # the optimizer sees a flat partition, no parameters
                 lines.append(optimizer.states(r.optimizer, r.role, r.trainable, r.step_bytes, (), r.ranks))
         if self.plain_bf16:
             lines.append(gradients.accumulated(r.role, r.trainable, 4))
@@ -185,9 +189,9 @@ class Zero(Holder):
     def live(self, where: Where) -> Line:
         """ZeRO-3's gathered parameters at a place: the window, and the module that comes last into it.
 
-        The head comes ahead of its time, and so within the window. A tied one stays beside layers that are run again,
-        for the embedding to use it. Backward releases each layer for good: what lies above is gone. One rank alone has
-        nothing to gather, unless its shards lie on the host.
+        The head is fetched ahead of its time, and so within the window. A tied head stays beside layers that are run
+        again, for the embedding to use it. Backward releases each layer for good: the layers above are gone. A single
+        rank has nothing to gather, unless its shards lie on the host.
         """
         r = self.replica
         within = where.backward and where.segment == "layer"
@@ -208,7 +212,7 @@ class Zero(Holder):
         return largest_in_layer(self.replica.arch, min(layer, self.replica.arch.layers - 1))
 
     def partitioning(self, where: Where, out: Reduced) -> list[Line]:
-        """Stages 1 and 2: the bucket, and gradients kept whole or of the own partition."""
+        """Stages 1 and 2: the bucket, and gradients kept whole or for the rank's own partition."""
         r, lines = self.replica, []
         filled = where.done > 0 if self.version >= LAZY_BUCKET else where.backward
         if self.whole_gradients and r.accumulates:
@@ -219,16 +223,16 @@ class Zero(Holder):
             buffers = 2 if self.config.overlap_comm else 1
             lines.append(communication.bucket(r.role, self.config.reduce_bucket, B, buffers))
         if not (self.offload_optimizer or self.whole_gradients):
-            # the micro-batches before, and this one as soon as the first gradient has left the bucket
+            # earlier micro batches, and this one as soon as the first gradient has left the bucket
             before = self.cut.kept if r.accumulates else 0
             left = self.cut.kept if where.segment == "end" else self.cut.inside
             lines.append(gradients.partition(r.role, before + (left if out.kept else 0), B))
         return lines
 
     def reducing(self, where: Where, out: Reduced) -> list[Line]:
-        """The gradient that is being made, and what the reduction of those before it takes beside it.
+        """The gradient that is being made, and the temporaries of reducing those before it.
 
-        What is in the bucket when backward has ended leaves then.
+        Gradients that are in the bucket when backward has ended leave then.
         """
         r = self.replica
         if where.segment == "reduce" and not self.whole_gradients:
@@ -248,11 +252,14 @@ class Zero(Holder):
 
     @property
     def checks(self) -> int:
-        """Bytes an element that looking for overflow in one gradient takes: its fp32 copy and masks, or reductions."""
+        """Bytes an element that looking for overflow in one gradient takes: its fp32 copy and masks, or none.
+
+        From `REDUCES` on DeepSpeed reduces the gradient first.
+        """
         return 0 if self.version >= REDUCES else COPIED
 
     def reduced(self, where: Where) -> Reduced:
-        """What leaves the bucket as a gradient comes in: once it is full, all of it.
+        """The gradients that leave the bucket as another one comes in: all of them, once the bucket is full.
 
         A gradient larger than the bucket is copied only by stages 1 and 2, and only where it spans partitions.
         """
@@ -321,18 +328,18 @@ class Zero(Holder):
             yield "optimizer step", [gradients.flattened(r.role, c.share, 4), scratch]
 
     def handing(self, word: str) -> Line:
-        """Stage 3 gathers one parameter after another, or all; below, only a clone takes memory."""
+        """The memory to hand weights on: at stage 3 a parameter gathered, or all; below, only a clone takes any."""
         r = self.replica
         elements = {"parameter": r.embedding, "clone": r.embedding, "whole": r.parameters}[word]
         return communication.handed(r.role, word, elements if self.stage == 3 or word == "clone" else 0, B)
 
     def host(self, ranks: int) -> Moments:
-        """What the node's ranks take, from loading to after the first step."""
+        """Host memory of the node's ranks, from loading to after the first step."""
         for name, lines in self.on_rank():
             yield name, times(lines, ranks)
 
     def on_rank(self) -> Moments:
-        """What a rank takes of its node's memory."""
+        """Host memory of one rank, from loading to after the first step."""
         r = self.replica
         if "states" in r.leaves:
             # pinned copies, tensor by tensor (runtime/zero/offload_states.py)

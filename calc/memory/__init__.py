@@ -1,1 +1,1 @@
-"""Memory: one file a component; each function returns a line with its formula and the values put in."""
+"""Memory: one file per component; each function returns a line with its formula and the values put in."""

@@ -32,7 +32,7 @@ class Program(Attention):
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
         """`down(act(gate(x)) · up(x))`: keeps gate, act(gate), up and their product.
 
-        `owner` begins the names of its weights.
+        `owner` is the prefix of the names of its weights.
         """
         tape, names, i = self.tape, self.arch.names, width or of(i=1)
         if self.arch.fused_gate_up:
@@ -49,9 +49,9 @@ class Program(Attention):
         return self.block_output(self.linear(f"{owner}{names.down}", product, WIDTH), "mlp")
 
     def activated(self, x: Tensor) -> Tensor:
-        """The activation: a kernel that keeps its input or, ReLU, its output; the first GPT's GELU is seven operations.
+        """The activation: one kernel that keeps its input or, ReLU, its output; `gelu_new` runs eight operations.
 
-        Transformers `activations.py`, `NewGELUActivation` and `ReLUSquaredActivation`.
+        Transformers `activations.py`, `NewGELUActivation` (the first GPT's GELU) and `ReLUSquaredActivation`.
         """
         tape, kind, i = self.tape, self.arch.activation, x.width
         if kind.startswith("relu"):
@@ -101,7 +101,7 @@ class Program(Attention):
         return y
 
     def trained_expert(self, name: str) -> int:
-        """Elements of the routed experts' weights and biases called `name`, where they are trained."""
+        """Elements of the routed experts' weights and biases called `name`; 0 if they are not trained."""
         weight = self.elements[f"experts_{name}"] + self.elements.get(f"experts_{name}_bias", 0)
         return weight if self.run.trained else 0
 
@@ -191,7 +191,7 @@ class Program(Attention):
         return self.tape
 
     def both_at_once(self, n: Tensor) -> Tape:
-        """Falcon's layer: both norms before both blocks, whose outputs are added in the place of the MLP's."""
+        """Falcon's layer: both norms before both blocks, whose outputs are added in place of the MLP's."""
         m = self.norm(self.input, self.arch.norms.mlp) if self.arch.norms.mlp else n
         a = self.attention(n)
         f = self.feed_forward(m, moe=False)
@@ -207,11 +207,12 @@ class Program(Attention):
 
 
 def below_layers(run: Run, recompute: bool) -> Size:
-    """The mask of a dropped out embedding and, with checkpointing, its output under adapters and the masks of scores.
+    """Bytes kept below the first layer: a dropout mask and, with checkpointing, embedding output and attention masks.
 
-    PEFT makes the output a leaf that wants a gradient (`_prepare_model_for_gradient_checkpointing`); where a number or
-    a mask multiplies it, the first layer's input is another tensor. Eager attention gets a mask in the type of the
-    residual stream, and another one where some of the layers slide: checkpoints keep both.
+    PEFT makes the embedding's output a leaf that requires a gradient (`_prepare_model_for_gradient_checkpointing`); if
+    a number or a dropout mask multiplies it, the first layer's input is another tensor, and the leaf counts here. Eager
+    attention gets a mask in the type of the residual stream, and another one if some of the layers slide: checkpoints
+    keep both.
     """
     dropped = run.arch.embedding_dropout and run.training
     masks = 2 if 0 < len(run.arch.sliding_layers) < run.arch.layers else 1
@@ -223,16 +224,16 @@ def below_layers(run: Run, recompute: bool) -> Size:
 
 
 class Litgpt(LitgptAttention, Program):
-    """Writes the same of a model that litgpt's code runs."""
+    """Writes the operations of a model that litgpt's code runs."""
 
 
 def program(run: Run, index: int = -1, **how: bool) -> Program:
-    """The writer of layer `index` of `run`, as the code that runs it has it; `how` as `Linears` takes it."""
+    """The program of layer `index` of `run`, Transformers' or litgpt's, whichever runs it; `how`: see `Linears`."""
     return (Litgpt if run.arch.modeling == "litgpt" else Program)(run, index, **how)
 
 
 class Kind(NamedTuple):
-    """What a layer's tape follows from beside the run.
+    """The properties of a layer, beside the run, on which its tape depends.
 
     `first`: it lies above a frozen embedding, whose output needs no gradient. `rotated`: it has rotary positions.
     """
@@ -243,15 +244,15 @@ class Kind(NamedTuple):
     rotated: bool
 
     def run(self, run: Run) -> Run:
-        """How such a layer of `run` is run."""
+        """The settings of `run` for such a layer."""
         return replace(run, kernel="masked") if self.masked else run
 
 
 def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
     """The kind of each layer; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
 
-    Sinks leave eager attention or flash, whatever the window. Where layers are run again, PEFT makes the embedding's
-    output want a gradient, see `below_layers`.
+    Sinks leave eager attention or flash, whatever the window. With checkpointing, PEFT makes the embedding's output
+    require a gradient, see `below_layers`.
     """
     arch = run.arch
     return [
@@ -280,7 +281,7 @@ def layer(
 
     `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient. `counted`: the
     layer's input is a checkpoint, or a buffer, and not counted here; `received`: nor is the gradient of its output.
-    `rotated`: the layer has rotary positions. `selective`: it is run again but for what a policy keeps.
+    `rotated`: the layer has rotary positions. `selective`: the layer is run again except for what a policy keeps.
     """
     tape = program(
         run, -1 if moe else 0, first=first, counted=counted, received=received, rotated=rotated, selective=selective
@@ -290,7 +291,7 @@ def layer(
 
 @lru_cache(maxsize=4096)
 def kept_products(run: Run) -> int:
-    """Elements of the matrices, of all layers, whose products selective checkpointing does not compute again.
+    """Elements, over all layers, of the matrices whose products selective checkpointing does not compute again.
 
     A token is multiplied with each element once; `run.arch` is the whole model, and its adapters count, too.
     """

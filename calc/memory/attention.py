@@ -1,4 +1,4 @@
-"""Attention on a tape: projections, rotation, the kernels, and what GPUs that share a sequence exchange.
+"""Attention on a tape: projections, rotation, the kernels, and the communication of context parallelism.
 
 See `calc.memory.activations` for the symbols and for what was read.
 """
@@ -17,7 +17,7 @@ class Attention(Linears):
     def rotate(self, x: Tensor, name: str, tables: Sequence[Tensor] = ()) -> Tensor:
         """`x·cos + rotate_half(x)·sin`: cos and sin are constants, so nothing of x is kept.
 
-        They are those of all layers, unless a layer makes its own `tables`.
+        All layers share cos and sin, unless a layer makes its own `tables`.
         """
         if not self.rotated:
             return x
@@ -33,13 +33,13 @@ class Attention(Linears):
         return self.cast(y, x.b, name) if fp32 else y
 
     def heads(self, x: Tensor, name: str) -> Tensor:
-        """A view of each head; what rotation makes of its gradient lies head by head, and is copied to lie by token."""
+        """A view of each head; the gradient that rotation makes lies head by head, and is copied to lie by token."""
         return self.tape.op(name, [x], x.width, x.b, view=True) if self.rotated else x
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
         """The projections, QK norm and rotation of plain, fused (Phi-3) and grouped-query attention.
 
-        Behind queries, keys and values comes what else variables of the block name to its end.
+        Returns queries, keys and values, then any other tensor that a variable of the block names to its end.
         """
         tape, arch = self.tape, self.arch
         q_width, kv_width = of(q=1), of(kv=1)
@@ -117,12 +117,12 @@ class Attention(Linears):
         return self.tape.op(f"{name}: repeat", [x], width, x.b, view=one)
 
     def in_compute_type(self, *tensors: Tensor) -> list[Tensor]:
-        """What autocast hands to a kernel or a product; a view of repeated heads is written out."""
+        """The tensors as autocast hands them to a kernel or a product; a view of repeated heads is copied."""
         return [self.cast(t, self.c, n) for t, n in zip(tensors, "qkv", strict=True)]
 
     @property
     def sinks(self) -> int:
-        """GPT-OSS's sinks, a number a head, where they are trained."""
+        """Elements of GPT-OSS's sinks, one a head; 0 if they are not trained."""
         return self.elements.get("sinks", 0) if self.run.trained else 0
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class Attention(Linears):
         mask: Sequence[Tensor] = (),
         course: Course = (),
     ) -> Tensor:
-        """Attention in one operation, with what it takes while it runs, forward and `backward`."""
+        """Attention in one operation, with its temporaries: `scratch` in forward, `backward` in backward."""
         lse = Tensor(of(H=1), 4)
         spared = None if self.run.packaged else [lse]
         return self.tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse, *mask], saves_out=True,
@@ -166,11 +166,11 @@ class Attention(Linears):
                             spared=spared)  # fmt: skip
 
     def accumulators(self, *, grouped: bool) -> Size:
-        """What flash's backward sums: dq in fp32, and dk and dv of every query head where heads share some."""
+        """The sums of flash's backward: dq in fp32 and, with grouped queries, dk and dv for every query head."""
         return of(q=4, H=4) + (of(q=2, o=2) if grouped else NOTHING)
 
     def all_to_all(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Ulysses: each rank attends to all positions with some of the heads, keys and values repeated to one a rank.
+        """Ulysses: each rank attends to all positions with some heads; keys and values are repeated to one a rank.
 
         An exchange cuts its input into pieces, receives as many and joins them: three copies (verl `utils/ulysses.py`,
         `all_to_all_tensor`, `models/transformers/monkey_patch.py`, 0.9.0).
@@ -189,8 +189,8 @@ class Attention(Linears):
     def all_gather(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Each rank attends with its own queries, one key head after another, whose positions are gathered meanwhile.
 
-        Two buffers of keys and values of that head forward; backward one more for their gradients, and flash's own
-        accumulators of its queries, keys and values (ring_flash_attn 0.1.8 `llama3_flash_attn_varlen.py`).
+        Forward has two buffers of keys and values of that head; backward has one more for their gradients, and flash's
+        own accumulators for the head's queries, keys and values (ring_flash_attn 0.1.8 `llama3_flash_attn_varlen.py`).
         """
         head = Size({"D": 1})
         positions, grouped = self.run.context, self.arch.heads // self.arch.kv_heads
@@ -204,11 +204,12 @@ class Attention(Linears):
 
         All are gathered first, PyTorch's default way of passing them on. Forward merges outputs in fp32: the one so
         far, the next, and their difference twice, beside the next in 16 bits. Backward sums gradients in fp32, those of
-        keys and values in one buffer that comes and one that goes, beside what the kernel makes now and made before.
-        A rank has two pieces of a sequence, the earlier the lower it is and the later, which balances the work. What
-        is counted is a rank's between the first and the last: keys of another's first piece, then queries of its own
-        second alone, whose output it joins head by head, so that o_proj takes a copy (torch 2.13
-        `distributed/tensor/experimental/_context_parallel/_attention.py`, `_templated_ring_attention`).
+        keys and values in one buffer that comes and one that goes, beside the gradients that the kernel makes now and
+        made before. To balance the work a rank has two pieces of a sequence: the lower the rank, the earlier the first
+        piece and the later the second. Counted is a rank between the first and the last: it meets the keys of another
+        rank's first piece, then has queries of its own second piece alone, whose output it joins head by head, so that
+        o_proj takes a copy (torch 2.13 `distributed/tensor/experimental/_context_parallel/_attention.py`,
+        `_templated_ring_attention`).
         """
         gathered = of(kv=2 * self.c * self.run.context)
         merged = of(q=4 * 4, H=2 * 4)
@@ -222,7 +223,7 @@ class Attention(Linears):
         return self.tape.op("attention: contiguous", [out], of(o=1), self.c)
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Scores and probabilities as real tensors: 6 bytes kept for each pair of tokens and head, in passing more."""
+        """Scores and probabilities as real tensors: 6 bytes kept for each pair of tokens and head, and temporaries."""
         tape, scores = self.tape, Size({"H·S": 1})
         k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
         q, k, v = self.in_compute_type(q, k, v)

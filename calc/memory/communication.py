@@ -11,7 +11,7 @@ def ddp_buckets(role: str, trained: int, b: int) -> Line:
 
 
 def gathered(role: str, what: str, elements: int, b: float, copies: int = 1) -> Line:
-    """Parameters brought together from all ranks, `copies` times where buffers and unsharded weights coexist."""
+    """Parameters gathered from all ranks, `copies` times where buffers and unsharded weights coexist."""
     values = {"n": copies, "c": b, "p": elements, "what": what}
     return Line("communication", role, int(copies * b * elements), "n·c·p", values, "communication#gathered")
 
@@ -29,7 +29,7 @@ def cast_shard(role: str, elements: int, b: int, ranks: int) -> Line:
 
 
 def reducing(role: str, elements: int, b: int) -> Line:
-    """The input of a reduce-scatter: the gradients of a group in the type they are reduced in."""
+    """The input of a reduce-scatter: the gradients of an FSDP unit in the type they are reduced in."""
     return Line("communication", role, b * elements, "g·p", {"g": b, "p": elements}, "communication#reduce-scatter")
 
 
@@ -40,7 +40,7 @@ def bucket(role: str, elements: int, b: int, buffers: int = 1) -> Line:
 
 
 def flush(role: str, elements: int, b: int) -> Line:
-    """The copy that is reduced: of a full bucket or of a gradient larger than it, where they span partitions."""
+    """The copy made for a reduction: of a full bucket or of a gradient larger than it, where they span partitions."""
     return Line("communication", role, b * elements, "b·E_f", {"b": b, "E_f": elements}, "communication#zero-bucket")
 
 
@@ -69,7 +69,7 @@ BUCKET = 2 << 30  # verl's update_weights_bucket_megabytes, 2048 (trainer/config
 
 
 def handed(role: str, what: str, elements: int, b: int) -> Line:
-    """What handing weights to an engine or a checkpoint gathers or copies: `elements`, or verl's bucket."""
+    """Weights gathered or copied to hand them to a rollout engine or a checkpoint: `elements`, or verl's bucket."""
     if what == "bucket":
         return Line("communication", role, BUCKET, "B", {"B": BUCKET}, "communication#handing")
     return Line(

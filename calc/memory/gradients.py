@@ -1,4 +1,4 @@
-"""Gradients: those that exist so far in a backward pass, and those kept between micro-batches."""
+"""Gradients: those that exist so far in a backward pass, and those kept between micro batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def so_far(role: str, done: int, b: int) -> Line:
 
 
 def accumulated(role: str, trained: int, b: float, shards: int = 1) -> Line:
-    """Gradients kept from the first micro-batch to the step."""
+    """Gradients kept from the first micro batch to the step."""
     return Line(
         "gradients",
         role,
@@ -45,12 +45,12 @@ def whole_embedding(role: str, elements: int, b: int) -> Line:
 
 
 def deferred(role: str, elements: int, b: int) -> Line:
-    """Whole gradients on every GPU, until the last micro-batch reduces them."""
+    """Whole gradients on every GPU, until the last micro batch reduces them."""
     return Line("gradients", role, b * elements, "g·G_w", {"g": b, "G_w": elements}, "gradients#deferred")
 
 
 def unreduced(role: str, elements: int, b: int) -> Line:
-    """Gradients of gathered parameters, in the compute type, until their group is reduced."""
+    """Gradients of gathered parameters, in the compute type, until their FSDP unit is reduced."""
     return Line("gradients", role, b * elements, "c·G_u", {"c": b, "G_u": elements}, "gradients#unreduced")
 
 
@@ -60,12 +60,12 @@ def joined(role: str, elements: int, b: int) -> Line:
 
 
 def partition(role: str, elements: int, b: int) -> Line:
-    """Gradients a rank keeps of its own partition, parameters at its borders whole."""
+    """Gradients that a rank keeps for its own partition, with the parameters at its borders whole."""
     return Line("gradients", role, b * elements, "g·K", {"g": b, "K": elements}, "gradients#zero")
 
 
 def checked(role: str, elements: int, b: int = 11) -> Line:
-    """What looking for overflow takes: ZeRO-2's offload looks in each gradient, fp16's loss scaler in all that stay.
+    """Memory of an overflow check: of each gradient with ZeRO-2's offload, of all that stay with fp16's loss scaler.
 
     The fp32 copy of a gradient and its masks take 11 bytes an element, from DeepSpeed 0.19.6 on nothing, as it reduces
     first; ZeRO-3 takes 3 for its share of all: absolute values in fp16, and a mask.
@@ -79,7 +79,7 @@ def squared_norm(role: str, elements: int) -> Line:
 
 
 def flattened(role: str, elements: int, b: int) -> Line:
-    """The gradients of a partition or sub-group flattened, and their fp32 copy for the step.
+    """The flattened gradients of a partition or sub-group, and their fp32 copy for the step.
 
     DeepSpeed sets its states up with fp32 zeros of the same size.
     """

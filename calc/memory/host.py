@@ -1,4 +1,4 @@
-"""Host memory: what loading and offloading take of a node's RAM, in bytes of one rank.
+"""Host memory: the bytes of a node's RAM that one rank takes for loading and offloading.
 
 PyTorch's pinned-memory allocator rounds every block up to a power of two (torch `ATen/core/CachingHostAllocator.h`).
 Read in DeepSpeed 0.13.5 to 0.19.5, `runtime/zero/{stage_1_and_2,stage3}.py` and `ops/adam/cpu_adam.py`.
@@ -19,7 +19,7 @@ CPU_ADAM_BUFFERS = 2 * 512 * MiB
 
 
 def pinned(n_bytes: int) -> int:
-    """`n_bytes` as PyTorch's pinned allocator takes them from the host: the next power of two."""
+    """The bytes that PyTorch's pinned allocator takes from the host for `n_bytes`: the next power of two."""
     return 1 << (n_bytes - 1).bit_length() if n_bytes > 0 else 0
 
 
@@ -103,14 +103,14 @@ def moments(role: str, share: int, s: float = 8) -> Line:
 
 
 def units(role: str, component: str, parts: Sequence[int], b: int, tensors: int = 1) -> Line:
-    """A rank's part of each FSDP group, flat and pinned on its own, `tensors` of them a group."""
+    """A rank's part of each FSDP unit, flat and pinned on its own, `tensors` of them a unit."""
     count = sum(tensors * pinned(b * part) for part in parts)
     values = {"n": tensors, "b": b, "P": sum(parts)}
     return _line(component, role, count, "sum of n·pow2(b·p)", values, "units")
 
 
 def asleep(role: str, component: str, share: int, b: int, tensors: int = 1) -> Line:
-    """`tensors` of a rank's share that DeepSpeed moves to pinned host memory while other roles run."""
+    """Tensors of a rank's share, `tensors` of them, which DeepSpeed keeps in pinned memory while other roles run."""
     values = {"n": tensors, "b": b, "P_r": share}
     return _line(component, role, tensors * pinned(b * share), "n·pow2(b·P_r)", values, "asleep")
 

@@ -1,4 +1,4 @@
-"""What generation keeps: the KV cache, in vLLM's blocks or as Transformers grows it, and what vLLM holds beside it.
+"""The memory of generation: the KV cache, in vLLM's blocks or as Transformers grows it, and vLLM's other memory.
 
 A rank of vLLM's tensor parallelism holds its share of heads; a key/value head is never split, but copied where there
 are fewer of them than ranks. Read in vLLM 0.4.2 to 0.29.0.
@@ -14,7 +14,7 @@ from calc.ledger import Line
 from calc.memory.host import pinned
 from calc.units import GiB, MiB
 
-BYTES = 2  # of a bf16 number: weights, activations and cache
+BYTES = 2  # a bf16 number: weights, activations and cache
 # vLLM's `block_size` in tokens, and `DEFAULT_VOCAB_PADDING_SIZE` (model_executor/layers/vocab_parallel_embedding.py)
 BLOCK, PADDING = 16, 64
 # `swap_space` of the V0 engine, for each GPU (engine/arg_utils.py)
@@ -23,12 +23,12 @@ SWAP = 4 * GiB
 # 2.41 GiB, vllm #7553), 23 MiB (Kimi K2.6 on eight: 1.40 GiB, vllm #47654); start-up logs of other models lie
 # between 7 and 50.
 GRAPHS = 20 * MiB
-# What sampling from one logit takes, read off logs: by sorting, 38 bytes (Llama 3 8B: 1.26 GiB for 256 rows, on one GPU
+# Bytes that sampling takes for each logit, read off logs: by sorting, 38 (Llama 3 8B: 1.26 GiB for 256 rows, on one GPU
 # and on two, vllm #10511; Qwen2.5 7B: 1.42 GiB, vllm #13882); by a Triton kernel, 12 (vllm #32558).
 SORTED, SEARCHED = 38, 12
 
 
-# What every rank holds whole, beside norms, routers and the biases of what is summed over the ranks
+# The modules that every rank holds whole, beside norms, routers and the biases of what is summed over the ranks
 _WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate", "down_proj_bias")
 
 
@@ -46,7 +46,7 @@ def heads(arch: Architecture, tensor_parallel: int) -> int:
 
 
 def token_bytes(arch: Architecture, tensor_parallel: int = 1) -> int:
-    """What one token takes of a rank's cache: a key and a value for each of its heads in every layer.
+    """Bytes of one token in a rank's cache: a key and a value for each of its heads in every layer.
 
     With multi-head latent attention it is one latent and the rotary part of the keys, whole on every rank (vLLM 0.7 and
     later). Layers with a sliding window count like the others.
@@ -73,7 +73,7 @@ def swap(role: str, arch: Architecture, tensor_parallel: int = 1) -> Line:
 
 @lru_cache(maxsize=1024)
 def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
-    """The parameters of one rank, queries, keys and values in one, gate and up in one, as vLLM loads them.
+    """The parameters of one rank as vLLM loads them: queries, keys and values in one, gate and up in one.
 
     Linear layers, experts and the padded vocabulary are divided; norms, routers, latent attention's down projections
     and the biases of what is summed over the ranks are not.
@@ -121,11 +121,11 @@ def backup(role: str, arch: Architecture, tensor_parallel: int = 1) -> Line:
 
 
 def profile(role: str, arch: Architecture, tokens: int, rows: int, logit_bytes: int, tensor_parallel: int = 1) -> Line:
-    """What the profile run finds beside the weights, and what serving then takes: the larger of two.
+    """The memory that the profile run finds beside the weights, and that serving then takes: the larger of two.
 
-    An MLP on the most tokens of one step: gate and up, their product, and hidden states: the layer's input, the
-    attention's output, the residual, the MLP's output and, with several ranks, its sum. Or sampling for the most
-    sequences, with the hidden states of all tokens.
+    The one is an MLP on the most tokens of one step: gate and up, their product, and hidden states: the layer's input,
+    the attention's output, the residual, the MLP's output and, with several ranks, its sum. The other is sampling for
+    the most sequences, with the hidden states of all tokens.
     """
     h, copies = arch.hidden, 4 if tensor_parallel == 1 else 5
     width = -(-arch.intermediate // tensor_parallel) if arch.dense_layers else 0
@@ -146,14 +146,14 @@ def graphs(role: str, arch: Architecture) -> Line:
 
 
 def cached_heads(arch: Architecture) -> int:
-    """Heads of which `DynamicCache` keeps keys: one for every query where a model has written them out before."""
+    """Heads whose keys `DynamicCache` keeps: one for every query head if a model has expanded them before."""
     return arch.kv_heads if arch.grouped else arch.heads
 
 
 def dynamic(role: str, arch: Architecture, tokens: int, b: int) -> Line:
     """Transformers' `DynamicCache`: keys and values of all `tokens`, with latent attention in full width.
 
-    `b` bytes an element, as keys have: rotary cosines make them as wide as the residual stream, and the values, that
+    `b` bytes an element, as keys have: rotary cosines make them as wide as the residual stream, and the values, which
     join an empty tensor of the keys' type, too (transformers 5.23 `cache_utils.py`, `DynamicLayer`).
     """
     width = arch.heads * (arch.head_dim + arch.mla.v_head_dim) if arch.mla else 2 * cached_heads(arch) * arch.head_dim

@@ -12,13 +12,13 @@ from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 WIDTH = of(h=1)  # the residual stream
 OUTPUTS = ("lm_head", "score")  # the linears at the end of a model, whose weights an engine gathers
-# How tensor parallelism cuts linears: by outputs, or by inputs.
+# The linears that tensor parallelism cuts by outputs, and those that it cuts by inputs.
 COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_fc", "fc1", "lm_head"})
 ROWWISE = frozenset({"o_proj", "down_proj", "dense", "c_proj", "fc2"})
 
 
 class Linears:
-    """Writes norms, linears and additions on a tape, with adapters beside linears and the sums of ranks behind them."""
+    """Writes norms, linears and additions on a tape, with adapters beside linears and sums over ranks behind them."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Linears:
         return x if x.b == b else self.tape.op(f"{name}: to {'fp32' if b == 4 else 'bf16'}", [x], x.width, b)
 
     def norm(self, x: Tensor, name: str, rows: Size | None = None) -> Tensor:
-        """The family's norm of each of the `rows` of `x`, one a token if not given; none where there is no `name`."""
+        """The family's norm of each of the `rows` of `x`, one a token if not given; `x` itself without a `name`."""
         rows = rows or Size({"": self.run.share})
         kinds = {"rms": self.rms_norm, "centred": self.centred_norm, "layer": self.layer_norm}
         return kinds[self.arch.norm](x, name, rows) if name else x
@@ -86,7 +86,7 @@ class Linears:
         return self.weighed(n, x.b, name)
 
     def weighed(self, n: Tensor, b: float, name: str) -> Tensor:
-        """What a norm's weight makes of `n`, which a trained weight keeps, in elements of `b` bytes."""
+        """The product of `n` and a norm's weight, in elements of `b` bytes; a trained weight keeps `n`."""
         trained, scaled = self.run.trained, n
         if not self.arch.norm_fp32:
             n = self.cast(n, b, name)
@@ -140,8 +140,10 @@ class Linears:
         )
 
     def in_four_bits(self, name: str, x: Tensor, out: Size) -> Tensor:
-        """bitsandbytes' `Linear4bit`: its weight comes back for the product alone, forward with scales that were
-        quantised; the input is cast to the product's type, the output to the input's (`backends/cuda/ops.py`).
+        """bitsandbytes' `Linear4bit`: its weight is dequantised for the product alone.
+
+        In forward, scales that were quantised are dequantised, too; the input is cast to the product's type, the output
+        to the input's (`backends/cuda/ops.py`).
         """
         source, b = self.cast(x, self.c, name), self.run.unpacked or self.c
         weight, scales = (Size({}, {f"W_{name}": each}) for each in (b, SCALE))
@@ -161,7 +163,7 @@ class Linears:
         return self.cast(y, x.b, name)
 
     def entering(self, name: str, x: Tensor) -> Tensor:
-        """The input of a linear whose outputs are spread over ranks: each makes a part of the input's gradient.
+        """The input of a linear whose outputs are spread over ranks: each rank makes a part of the input's gradient.
 
         The parts are summed into a tensor of its own, one for each such linear, unless sequences are spread too: then
         the input was gathered, and `gathered` sends all its gradients back at once.
@@ -171,7 +173,7 @@ class Linears:
         return self.tape.op(f"{name}: all-reduce", [x], x.width, x.b, view=True)
 
     def summed(self, name: str, y: Tensor) -> Tensor:
-        """The output of a linear whose inputs are spread over ranks: parts of a sum, added up for all or in pieces."""
+        """The output of a linear whose inputs are spread over ranks: partial sums, all-reduced or reduce-scattered."""
         if self.arch.ranks == 1:
             return y
         if self.run.sequences:
@@ -189,7 +191,7 @@ class Linears:
         return self.tape.op(f"{name}: gather sequence", [x], WIDTH, x.b, scratch=whole, backward_scratch=whole)
 
     def is_adapted(self, name: str) -> bool:
-        """Whether PEFT puts an adapter beside this linear; the head is never among `all-linear`."""
+        """True if PEFT puts an adapter beside this linear; the head is never among `all-linear`."""
         targets = self.run.adapter.targets if self.run.adapter else ()
         own = name.removeprefix("shared_")
         return name not in OUTPUTS and (targets == "all-linear" or name in targets or own in targets)
@@ -219,7 +221,7 @@ class Linears:
         return self.cast(total, y.b, label)
 
     def through(self, name: str, x: Tensor, out: Size, weight: int) -> Tensor:
-        """One of an adapter's matrices, of `weight` elements; autocast keeps a bf16 copy of one in fp32."""
+        """One of an adapter's matrices, of `weight` elements; autocast keeps a bf16 copy of an fp32 matrix."""
         adapter = self.run.adapter
         assert adapter is not None
         if not self.autocast or adapter.b == 2:
@@ -237,11 +239,11 @@ class Linears:
         return self.tape.op(f"{name}: dropout", [x], x.width, x.b, saves=[Tensor(x.width, 1)])
 
     def block_output(self, x: Tensor, name: str) -> Tensor:
-        """What the last linear of a block gives, dropped out where the family does so."""
+        """The output of a block's last linear, dropped out where the family does so."""
         return self.dropped_out(x, name) if self.arch.residual_dropout else x
 
     def scaled(self, x: Tensor, name: str) -> Tensor:
-        """A block's output as it is added to the residual stream: a multiple of it where the family has a factor."""
+        """A block's output as it is added to the residual stream: scaled where the family has a factor."""
         return self.tape.op(f"{name}: scale", [x], x.width, x.b) if self.arch.residual_scaled else x
 
     def add(self, residual: Tensor, y: Tensor, name: str) -> Tensor:

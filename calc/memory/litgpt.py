@@ -1,6 +1,7 @@
-"""litgpt's own attention on a tape: `CausalSelfAttention`, its rotation, and LoRA beside the product of all three.
+"""litgpt's own attention on a tape: `CausalSelfAttention`, its rotation, and LoRA beside the product for q, k and v.
 
-Read in litgpt 0.4.0 `model.py` and `lora.py`, which in this are as lit-gpt was in spring 2024, of which its tables are.
+Read in litgpt 0.4.0 `model.py` and `lora.py`, which do not differ here from lit-gpt in spring 2024, which its tables
+are from.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from calc.memory.linears import WIDTH
 from calc.memory.run import dimensions
 from calc.tape import Tensor, of
 
-PRODUCT = "qkv"  # of queries, keys and values, in one linear
+PRODUCT = "qkv"  # queries, keys and values, from one linear
 
 
 class LitgptAttention(Attention):
     """Writes the attention block of a layer as litgpt runs it."""
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
-        """One product, cut into views; queries are copied, keys and values written for every query, where heads share.
+        """One product, split into views; where heads share, queries are copied, and keys and values expanded.
 
         With as many keys as queries the values stay a view, which keeps the whole product.
         """
@@ -45,17 +46,18 @@ class LitgptAttention(Attention):
         return tape.op(f"{name}: join", [y], x.width, x.b, aliases=[y])
 
     def is_adapted(self, name: str) -> bool:
-        """The product is where one of its three parts is."""
+        """True if LoRA adapts this linear; qkv is adapted if q, k or v is."""
         return any(self.parts()) if name == PRODUCT else super().is_adapted(name)
 
     def parts(self) -> tuple[bool, ...]:
-        """Whether queries, keys and values are adapted."""
+        """Three flags, for queries, keys and values: True if adapted."""
         return tuple([Attention.is_adapted(self, f"{name}_proj") for name in "qkv"])
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """`LoRAQKVLinear`: one dropout and one matrix A for all that are adapted, a grouped convolution for B.
 
-        Its result is set into zeros as wide as the product unless all three are adapted, which keeps it, and scaled.
+        Unless all three are adapted, the result is padded with zeros to the width of the product, which keeps it for
+        backward. At the end it is scaled.
         """
         if name != PRODUCT:
             return super().adapted(name, x, y)

@@ -1,9 +1,9 @@
 """The head and the loss: what logits over V vocabulary entries cost at each instant.
 
-One program a way of computing the loss, each written as the code it stands for runs it. Widths are elements per token
-whose loss is taken. The head's own input is the final norm's output, h elements.
-Read in transformers `loss/loss_utils.py` and `models/*/modeling_*.py`, trl `trainer/utils.py` and `kernels/`, torch
-`LossNLL.cpp`, OpenRLHF `models/{actor,loss,utils}.py`, verl `workers/actor/dp_actor.py`, `utils/torch_functional.py`.
+One program for each way of computing the loss, written as the real code runs it. Widths are elements per token whose
+loss is taken. The head's own input is the final norm's output, h elements. Read in transformers `loss/loss_utils.py`
+and `models/*/modeling_*.py`, trl `trainer/utils.py` and `kernels/`, torch `LossNLL.cpp`, OpenRLHF
+`models/{actor,loss,utils}.py`, verl `workers/actor/dp_actor.py`, `utils/torch_functional.py`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Head(Program):
         return tape
 
     def keep(self, output: Tensor, path: Path) -> None:
-        """Outputs that the caller references live through the whole backward, as if the first operation kept them."""
+        """Outputs that the caller references live through the whole backward, as if the first operation saved them."""
         if path.held != "forward":
             self.held = self.tape.hold(output)
             self.tape.ops[0].saves += (output,)
@@ -90,9 +90,9 @@ class Head(Program):
     def entropy(self, x: Tensor, path: Path) -> None:
         """The entropy beside the log-probability: `logsumexp(x) - sum(softmax(x)·x)`.
 
-        Compiled, probabilities in fp32 pass by, and backward writes one gradient. Eager, autocast casts the logits for
-        the softmax and for the logsumexp, whose cast is kept beside the probabilities; backward makes the product's
-        gradients in fp32, then the logsumexp's as `logsumexp` here does, then the softmax's.
+        Compiled, probabilities in fp32 are temporaries, and backward writes one gradient. Eager, autocast casts the
+        logits for the softmax and for the logsumexp, whose cast is kept beside the probabilities; backward makes the
+        product's gradients in fp32, then the logsumexp's as `logsumexp` here does, then the softmax's.
         """
         tape, log_probability, wide = self.tape, self.tape.ops[-1].outs[0], x.width * 4
         if path.entropy == "compiled":
@@ -125,7 +125,7 @@ class Head(Program):
         tape.op("nll", [x], ONE, 4)
 
     def log_softmax(self, x: Tensor, path: Path) -> None:
-        """`F.log_softmax(logits).gather(labels)`, in the type the logits have by then."""
+        """`F.log_softmax(logits).gather(labels)`, in the type that the logits have by then."""
         tape = self.tape
         x = self.shifted(x, path)
         x = tape.hold(tape.op("log-softmax", [x], x.width, x.b, saves_out=True))
@@ -157,14 +157,14 @@ class Head(Program):
     def flash(self, x: Tensor, path: Path) -> None:
         """flash-attn's cross entropy: keeps the logits, backward writes one gradient, in place over the logits.
 
-        Not where the entropy reads them too (verl `workers/actor/dp_actor.py`: `inplace_backward = False`).
+        Not in place where the entropy reads them too (verl `workers/actor/dp_actor.py`: `inplace_backward = False`).
         """
         read = self.shifted(x, path)
         in_place = path.in_place and not path.entropy
         self.tape.op("cross entropy", [read], ONE, 4, saves=[read], overwrites=in_place)
 
     def rows(self, x: Tensor, path: Path) -> None:
-        """`logsumexp` row by row: nothing of all rows forward, the gradients of all rows and their stack backward."""
+        """`logsumexp` row by row: nothing of all rows in forward, their gradients and a stack of these in backward."""
         self.tape.op("logsumexp of rows", [x], ONE, x.b, saves=[x], backward_scratch=x.size)
 
     def shifted(self, x: Tensor, path: Path) -> Tensor:
@@ -203,11 +203,11 @@ class Head(Program):
         return tape
 
     def in_pieces(self, path: Path) -> Tape:
-        """litgpt's: logits of 128 positions at a time in a list, which Fabric casts to fp32, and a loss of each piece.
+        """litgpt's loss: logits of 128 positions at a time in a list, which Fabric casts to fp32, and a loss of each.
 
         Every piece's log-softmax is kept, and the list lives until the next forward has made another: the 16-bit pieces
-        and both lists are there at once. Backward has one piece's gradients of the loss and of the log-softmax.
-        litgpt 0.4.0 `lora.py`, `utils.py:chunked_cross_entropy`, `finetune/lora.py`; lightning 2.6 `half.py`.
+        and both lists are there at once. Backward has one piece's gradients of the loss and of the log-softmax. litgpt
+        0.4.0 `lora.py`, `utils.py:chunked_cross_entropy`, `finetune/lora.py`; lightning 2.6 `half.py`.
         """
         tape, piece = self.tape, Size({}, {"V": path.tile * 4})
         uncast = V * self.c if self.c < 4 else NOTHING
@@ -219,10 +219,10 @@ class Head(Program):
         return tape
 
     def tiled(self, path: Path) -> Tape:
-        """The positions that count, picked before the head; logits a tile at a time, in backward again.
+        """A tiled loss: positions that count are picked before the head, whose logits exist a tile at a time.
 
-        Backward sums both gradients in fp32, the head's whole, and casts them to their tensors' type at the end. A tile
-        is that wide however few the entries.
+        Backward makes the tiles again, sums both gradients in fp32, the head's whole, and casts them to their tensors'
+        type at the end. A tile has its full width however small the vocabulary.
         """
         tape, b, c, one = self.tape, self.input.b, self.c, ONE * path.kept
         tape.hold(self.input)  # `backbone_outputs` of the patched forward
@@ -247,7 +247,7 @@ class Head(Program):
 
 
 def sliced(path: Path) -> bool:
-    """Whether the loss reads a view of some positions."""
+    """True if the loss reads a view of some positions."""
     return path.cut == "slice" or path.kept < 1
 
 
@@ -263,7 +263,7 @@ def written(run: Run, path: Path, *, grad: bool = True) -> Head:
 
 @lru_cache(maxsize=4096)
 def head(run: Run, path: Path) -> tuple[Segment, Amount]:
-    """The head of `run` with the loss of `path`, and what of it outlives the head's own backward."""
+    """The head of `run` with the loss of `path`, and the bytes of outputs that outlive the head's own backward."""
     program = written(run, path)
     dims = head_dimensions(run)
     alone = written(run, path, grad=False).tape if path.kind == "selective" else None

@@ -1,8 +1,8 @@
-"""Optimizer states and what an optimizer allocates while it steps, in bytes.
+"""Optimizer states, and the temporaries that an optimizer allocates while it steps, in bytes.
 
 Sources: torch 2.13 `optim/{adamw,sgd,_adafactor}.py` (states are `zeros_like(param)`; foreach makes lists of
-temporaries), bitsandbytes 0.45.5 `optim/optimizer.py` (block size 256, tensors below 4096 elements keep 32-bit
-states), lion-pytorch (one momentum).
+temporaries), bitsandbytes 0.45.5 `optim/optimizer.py` (block size 256, tensors below 4096 elements keep 32-bit states),
+lion-pytorch (one momentum).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ BLOCK = 256  # bitsandbytes `blocksize` since 0.44, 2048 before
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """A kind of optimizer and how PyTorch steps it."""
+    """A kind of optimizer, and the implementation of its step in PyTorch."""
 
     kind: str
     impl: str
-    wide_embeddings: bool = False  # 8-bit ones leave their states in 32 bits
+    wide_embeddings: bool = False  # 8-bit optimizers leave the states of embeddings in 32 bits
 
     @property
     def name(self) -> str:
@@ -32,7 +32,7 @@ class Optimizer:
 
     @property
     def paged(self) -> bool:
-        """Whether its states may leave the GPU under pressure."""
+        """True if the optimizer's states may leave the GPU under pressure."""
         return "-paged" in self.kind
 
 
@@ -56,7 +56,7 @@ def adafactor_bytes(tensors: Sequence[Tensor], b: int) -> int:
 
 
 def in_32_bits(optimizer: Optimizer, tensor: Tensor) -> bool:
-    """Whether an 8-bit optimizer leaves the states of a tensor in 32 bits: it is small, or was named to it.
+    """True if an 8-bit optimizer leaves a tensor's states in 32 bits: it is small, or was named as an exception.
 
     Transformers' Trainer names every embedding (5.23 `trainer.py`, `register_module_override`).
     """
@@ -88,7 +88,7 @@ def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Seque
 
 
 def temporaries(optimizer: Optimizer) -> int:
-    """Tensors of a parameter's size that the step makes for each: of all at once foreach, else of one after another.
+    """The number of temporaries of a parameter's size that the step makes: for all at once foreach, else one by one.
 
     AdamW foreach holds the list of denominators (`_foreach_sqrt`), single-tensor a denominator and a quotient of one
     parameter; Lion the updates, one by one a clone and a sum; Adafactor one by one a single estimate, which becomes the
@@ -100,7 +100,7 @@ def temporaries(optimizer: Optimizer) -> int:
 
 
 def step_scratch(optimizer: Optimizer, role: str, trained: int, largest: int, b: int, shards: int = 1) -> Line:
-    """What the step itself allocates, see `temporaries`: foreach for all parameters, else for the largest."""
+    """The step's temporaries (see `temporaries`): foreach for all parameters, else for the largest."""
     n = temporaries(optimizer)
     if not n:
         return Line("temporary", role, 0, "0", {}, "optimizer#step")

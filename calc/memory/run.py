@@ -1,4 +1,4 @@
-"""How a model's layers run, and the numbers behind the symbols of the formulas of activations."""
+"""The settings with which a model's layers run, and the numbers behind the symbols of the activations' formulas."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from calc.architecture import Architecture, layer_tensors
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """LoRA beside the linears that `targets` names: their rank, whether inputs are dropped out, bytes of a weight.
+    """LoRA beside the linears that `targets` names: its rank, dropout of its inputs, and `b`, bytes of a weight.
 
-    `reads`: bytes of an element to which inputs are cast, those of a weight where it is 0. `joined`: under FSDP 1 they
-    are parts of their layer's flat parameter, so that its other weights get gradients, too.
+    `reads`: bytes of an element to which inputs are cast, those of a weight where it is 0. `joined`: under FSDP 1
+    adapters are parts of their layer's flat parameter, so that its other weights get gradients, too.
     """
 
     rank: int
@@ -27,7 +27,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a model's layers run: number format, what is trained, and which kernel attends."""
+    """The settings with which a model's layers run: number format, what is trained, and which kernel attends."""
 
     arch: Architecture
     # bf16: every tensor; autocast: fp32 weights and residual stream; autocast-bf16: both in bf16; fp32: every tensor
@@ -40,14 +40,14 @@ class Run:
     packaged: bool = False  # attention is the flash-attn package's operator, not PyTorch's
     kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager, math
     quantised: bool = False  # linears in four bits, dequantised for each multiplication
-    nested: bool = True  # their scales are quantised themselves
-    unpacked: int = 0  # bytes that an element of theirs takes then; 0: those of `compute`
-    linear_experts: bool = False  # so are routed experts, each of which is three linears
-    keeps_inputs: bool = False  # of these, though a frozen weight needs none: bitsandbytes before 0.43.2
+    nested: bool = True  # the scales of 4-bit weights are quantised themselves
+    unpacked: int = 0  # bytes of an element of a 4-bit weight while it multiplies; 0: those of `compute`
+    linear_experts: bool = False  # routed experts, too, are in four bits, each of them three linears
+    keeps_inputs: bool = False  # 4-bit linears keep inputs that a frozen weight does not need: bitsandbytes < 0.43.2
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
     reentrant: bool = False  # FSDP 1 around layers that PyTorch's reentrant checkpointing runs again
     context: int = 1  # context-parallel ranks, each with some of the positions in all layers
-    exchange: str = ""  # how attention sees the others' positions, a word of `calc.keeps.Role`
+    exchange: str = ""  # the way attention sees other ranks' positions, a word of `calc.keeps.Role`
 
     @property
     def compute(self) -> int:
@@ -61,21 +61,21 @@ class Run:
 
     @property
     def autocast(self) -> bool:
-        """Whether products run in bf16 whatever their operands are."""
+        """True if products run in bf16 whatever their operands are."""
         return self.precision.startswith("autocast")
 
     @property
     def caches(self) -> bool:
-        """Whether autocast keeps the bf16 copies that it makes of the model's own weights until it ends.
+        """True if autocast keeps the bf16 copies that it makes of the model's own weights until it ends.
 
-        Of fp32 tensors that require gradients, also where none are made (torch 2.13 `aten/src/ATen/autocast_mode.cpp`,
-        `cached_cast`).
+        These are copies of fp32 tensors that require gradients, even if none are made (torch 2.13
+        `aten/src/ATen/autocast_mode.cpp`, `cached_cast`).
         """
         return self.precision == "autocast" and (self.trained or self.differentiable)
 
     @property
     def retains(self) -> bool:
-        """Whether what went into a layer that runs again stays, with its gradient, until backward ends.
+        """True if the input of a layer that runs again stays, with its gradient, until backward ends.
 
         The hook that reshards a frozen unit refers to its inputs (torch 2.13 `distributed/fsdp/_runtime_utils.py`,
         `_register_post_backward_reshard_only_hook`), which reentrant checkpointing makes leaves (`detach_variable`).
@@ -84,12 +84,12 @@ class Run:
 
     @property
     def whole_scores(self) -> bool:
-        """Whether scores are tensors of their own: eager attention, or SDPA's plain mathematics."""
+        """True if attention scores are tensors of their own: eager attention, or SDPA's plain mathematics."""
         return self.kernel in ("eager", "math")
 
     @property
     def share(self) -> float:
-        """The share of the positions of which a rank has the residual stream."""
+        """The share of the positions for which a rank has the residual stream."""
         return 1 / self.arch.ranks if self.sequences else 1
 
 

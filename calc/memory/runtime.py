@@ -1,4 +1,4 @@
-"""What a process takes beside its tensors: CUDA context, cuBLAS and NCCL buffers, and what the allocator holds back.
+"""The memory of a process beside its tensors: CUDA context, cuBLAS and NCCL buffers, and fragmentation.
 
 None of these follows from the model. Each constant names its source; those marked assumed were not measured by us.
 `calc.verdict` has their spread.
@@ -29,8 +29,9 @@ NCCL_CHANNELS = {False: 2, True: 24}
 # RCCL was measured on MI250X: 1 GiB for a process's first communicator, and 0.65 GiB, what the channels above come
 # to, for each further one (github.com/Lumi-supercomputer/LUMI-AI-Guide, issue 111).
 RCCL_START = int(0.35 * GiB)
-# What lay in pieces too small, reserved or free, when a training run died of a small request, as a share of what it had
-# asked for in all: the middles of forty equal parts of the messages in measurements/exhausted, smallest first.
+# Fragmentation: what lay in pieces too small, reserved or free, when a training run died of a small request, as a share
+# of all that it had asked for: the middles of forty equal parts of the messages in measurements/exhausted, smallest
+# first.
 HELD_BACK = (
     0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0001, 0.0011, 0.0017,
     0.0021, 0.0032, 0.0033, 0.0041, 0.0047, 0.0049, 0.0053, 0.0066, 0.0073, 0.0107,
@@ -38,21 +39,21 @@ HELD_BACK = (
     0.0280, 0.0332, 0.0356, 0.0366, 0.0427, 0.0481, 0.0538, 0.0544, 0.0550, 0.1200,
 )  # fmt: skip
 MIDDLE = len(HELD_BACK) // 2
-# By what share more was reserved on a GPU than `calc.replay` says: the same quantiles, of the measured records.
+# The share by which more was reserved on a GPU than `calc.replay` says: the same quantiles, of the measured records.
 REPLAYED = (
     -0.0298, -0.0194, -0.0150, -0.0122, -0.0077, -0.0048, -0.0033, -0.0014, -0.0012, -0.0009,
     -0.0007, -0.0004, 0.0000, 0.0000, 0.0000, 0.0001, 0.0001, 0.0001, 0.0002, 0.0002,
     0.0003, 0.0004, 0.0005, 0.0006, 0.0006, 0.0007, 0.0009, 0.0009, 0.0012, 0.0013,
     0.0015, 0.0017, 0.0021, 0.0022, 0.0033, 0.0047, 0.0100, 0.0183, 0.0236, 0.0447,
 )  # fmt: skip
-# Beyond that PyTorch keeps freed blocks, until memory is short, when it gives them back before it fails
-# (c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`): what runs out is not decided by them, what a monitor
-# shows is. Where lengths differ from batch to batch they came to 0.1 to 5.0 times what differs, 3.8 times at the 95th
-# percentile of the 45 runs that measurements/published.jsonl has of ms-swift's benchmark; with one length, or emptied
-# regularly, to a quarter at most.
+# Beyond that PyTorch caches freed blocks until memory is short, and releases them before it fails
+# (c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`): they do not decide whether memory runs out, but a
+# monitor shows them. Where lengths differ from batch to batch they came to 0.1 to 5.0 times what differs, 3.8 times at
+# the 95th percentile of the 45 runs that measurements/published.jsonl has of ms-swift's benchmark; with one length, or
+# emptied regularly, to a quarter at most.
 CACHED = {"lengths vary": 3.8, "one length": 0.25}
 VARYING = frozenset({"activations", "checkpoints", "logits", "temporary"})
-# What an engine takes at its start and never gives back piecemeal leaves no holes.
+# Memory that a rollout engine takes at its start and never frees piecemeal leaves no holes.
 SERVING = "rollout"
 
 
@@ -62,14 +63,14 @@ def context(architecture: str) -> int:
 
 
 def workspace(architecture: str) -> int:
-    """Bytes that cuBLAS takes of PyTorch's allocator for one thread."""
+    """Bytes that cuBLAS takes from PyTorch's allocator for one thread."""
     return WORKSPACE_HOPPER if architecture in HOPPER_OR_LATER else WORKSPACE
 
 
 def process(
     architecture: str, communicators: int, nvlink: bool, processes: int = 1, role: str = "process"
 ) -> list[Line]:
-    """The lines that every moment of `processes` on one card has: roles under Ray have a process each.
+    """The lines that `processes` processes on one card have at every instant; under Ray each role has its own process.
 
     Each has a communicator for every group of GPUs in which it exchanges: shards, tensors, stages or sequences.
     """
@@ -91,16 +92,16 @@ def process(
 
 
 def fragmentation(lines: list[Line]) -> Line:
-    """What the allocator holds back in the median beside the lines of a moment in which blocks have come and gone."""
+    """Median fragmentation beside the lines of an instant by which blocks have come and gone."""
     values = {"f": HELD_BACK[MIDDLE], "B": stirred(lines)}
     count = int(values["f"] * values["B"])
     return Line("fragmentation", "process", count, "f·B", values, "runtime#fragmentation", False)
 
 
 def replayed(lines: list[Line], reserved: int, least: int) -> Line:
-    """What the allocator has reserved beside the lines of a moment, where `calc.replay` followed every block.
+    """Memory that the allocator has reserved beside the lines of an instant, where `calc.replay` followed every block.
 
-    It must be allowed to reserve the `least`, which decides whether the job fits.
+    The allocator must be allowed to reserve the `least`, which decides whether the job fits.
     """
     values = {"R": reserved, "A": sum([line.bytes for line in lines if line.allocated]), "least": least}
     count = values["R"] - values["A"]
@@ -108,11 +109,11 @@ def replayed(lines: list[Line], reserved: int, least: int) -> Line:
 
 
 def stirred(lines: Iterable[Line]) -> int:
-    """The bytes of which what is held back is a share."""
+    """The bytes of which fragmentation is a share: all allocated tensors but a rollout engine's."""
     return sum([line.bytes for line in lines if line.allocated and line.role != SERVING])
 
 
 def cached(lines: Iterable[Line], *, lengths_vary: bool) -> int:
-    """The most that PyTorch keeps of freed blocks beside the lines of a moment."""
+    """The most bytes of freed blocks that PyTorch keeps cached beside the lines of an instant."""
     varying = sum([line.bytes for line in lines if line.component in VARYING])
     return int(CACHED["lengths vary" if lengths_vary else "one length"] * varying)

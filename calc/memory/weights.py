@@ -1,9 +1,9 @@
-"""Weights: what the parameters themselves take, in the format they are stored in.
+"""Weights: the bytes of the parameters themselves, in the format they are stored in.
 
-NF4 (bitsandbytes 0.45.5 `functional.py:quantize_4bit`): half a byte an element and an fp32 scale for each 64, or with
-double quantisation an 8-bit one, and for each 256 of these one in fp32. Only `nn.Linear` weights are quantised, the
-head is not. Before Transformers 5 each routed expert is three of them and the router one (`modeling_mixtral.py` of
-4.48.1); since, they are bare parameters, as GPT-OSS's have always been.
+NF4 (bitsandbytes 0.45.5 `functional.py:quantize_4bit`): half a byte an element and an fp32 scale for each 64 elements,
+or with double quantisation an 8-bit scale, and an fp32 one for each 256 of the 8-bit scales. Only `nn.Linear` weights
+are quantised, the head is not. Before Transformers 5 each routed expert is three linears and the router one
+(`modeling_mixtral.py` of 4.48.1); since, they are bare parameters, as GPT-OSS's have always been.
 """
 
 from __future__ import annotations
