@@ -15,7 +15,7 @@ from calc.engines.replica import Engine, Replica
 from calc.engines.staged import Staged
 from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
-from calc.frameworks import SDPA_FLASH_HEAD, at_least
+from calc.frameworks.constraints import SDPA_FLASH_HEAD
 from calc.keeps import Keeps, Role
 from calc.ledger import Line, total
 from calc.lora import adapter_matrices, lora_parameters
@@ -24,6 +24,7 @@ from calc.memory.run import Adapter, Run
 from calc.memory.runtime import process
 from calc.parts import part, stage
 from calc.scenario import Scenario
+from calc.versions import at_least
 
 # bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
 FORMATS = {

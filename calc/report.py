@@ -7,11 +7,11 @@ from typing import Any
 
 from calc.estimate import host_verdict, shown_values, speed
 from calc.ledger import Estimate, Group, Line, Phase
-from calc.rules import PAIRED
 from calc.scenario import Scenario
 from calc.throughput import Throughput, Unrated
 from calc.units import GiB, gb, gib
 from calc.verdict import room
+from calc.words import PAIRED
 
 VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long batch", "oom": "out of memory"}
 TRAINERS = {"transformers": "Transformers' Trainer", "litgpt": "litgpt"}

@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any
 from calc.architecture import Architecture, ConfigError
 from calc.catalog import GPU, Catalog, CatalogError
 from calc.families import MXFP4
-from calc.frameworks import DEEPSPEED, FSDP, TOGETHER, at_least
 from calc.lora import lora_parameters
 from calc.parts import part, stage
 from calc.schema import show
+from calc.versions import at_least
+from calc.words import NODE, PAIRED, PARTNERS, RL, ROLES, SHARDINGS, TOGETHER, TRAINED_ROLES
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario
 
 UNBUILT_DEGREES = ("expert_parallel",)
 UNBUILT_FOR_ROLES = (*UNBUILT_DEGREES, "pipeline_parallel")
-RL = ("ppo", "grpo", "reinforce++")
-NODE = 8  # GPUs of a node, unless given
-PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
 # Settings that some releases lack, and the value that holds without them. A release that has one has a default for it.
 ABSENT: Mapping[str, Any] = {
@@ -36,15 +34,6 @@ ABSENT: Mapping[str, Any] = {
     "rollout.max_num_batched_tokens": None,
     "rollout.layered_summon": False,
 }
-# The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's
-# own fields, which every role takes over unless its own say otherwise.
-ROLES: Mapping[str, tuple[str, ...]] = {
-    "dpo": ("reference",),
-    "ppo": ("actor", "critic", "reference", "reward"),
-    "grpo": ("actor", "reference", "reward"),
-    "reinforce++": ("actor", "reference", "reward"),
-}
-TRAINED_ROLES = ("actor", "critic")
 FROZEN_ROLE_FIELDS = (
     "model",
     "gpus",
@@ -55,13 +44,6 @@ FROZEN_ROLE_FIELDS = (
     "micro_batch",
     "max_tokens_per_gpu",
 )
-# With `separate`, a role without GPUs of its own shares those of the first of these that runs.
-PARTNERS: Mapping[str, tuple[str, ...]] = {
-    "reference": ("actor", "critic"),
-    "reward": ("critic", "actor"),
-    "critic": ("actor", "reward"),
-}
-SHARDINGS = ("ddp", *DEEPSPEED, *FSDP)  # over several GPUs
 
 
 class Objection(ValueError):

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from calc import rules
 from calc.architecture import Architecture, ConfigError
 from calc.catalog import Catalog, CatalogError, load
-from calc.frameworks import DEEPSPEED, litgpt
+from calc.frameworks import litgpt
 from calc.frameworks.choices import Choices
-from calc.rules import PAIRED, PARTNERS, RL, Objection
+from calc.rules import Objection
 from calc.schema import InputError, closest, show, validator
+from calc.words import DEEPSPEED, PAIRED, PARTNERS, RL, TRAINED_ROLES
 
 if TYPE_CHECKING:
     from calc.keeps import Keeps
@@ -263,7 +264,7 @@ class Scenario:
     def scored_by(self, name: str) -> int:
         """`scoring_rows` of the role `name`; a frozen role may have a micro batch of its own."""
         own = self._own[name]
-        return own.rows if name not in rules.TRAINED_ROLES and "micro_batch" in self.roles[name] else own.scoring_rows
+        return own.rows if name not in TRAINED_ROLES and "micro_batch" in self.roles[name] else own.scoring_rows
 
     def _forward(self, micro_batch: int) -> int:
         count = getattr(framework(self.framework), "rows", None)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from strategies import rl_fields
 
 from calc.estimate import estimate
-from calc.rules import ROLES
 from calc.scenario import SCHEMA, Scenario, ScenarioError, parse
+from calc.words import ROLES
 
 JOB = {"model": "llama-3-8b", "gpu": "h200"}
 PPO = JOB | {"task": "ppo", "framework": "torch"}

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calc.frameworks import DEEPSPEED, at_least, context_fault, cut_alike, fsdp_fault, whole_layers, whole_sequences
-from calc.frameworks import nearest as _nearest
 from calc.frameworks import openrlhf_rl as rl
 from calc.frameworks.choices import Choices
+from calc.frameworks.constraints import context_fault, cut_alike, fsdp_fault, whole_layers, whole_sequences
 from calc.keeps import DeepSpeed, Keeps, Path, Role, supervised
+from calc.versions import at_least
+from calc.versions import nearest as _nearest
+from calc.words import DEEPSPEED
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario

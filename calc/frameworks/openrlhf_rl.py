@@ -14,8 +14,10 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, at_least, segments_fault
+from calc.frameworks.constraints import segments_fault
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage
+from calc.versions import at_least
+from calc.words import DEEPSPEED
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario

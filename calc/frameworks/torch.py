@@ -13,23 +13,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from calc.frameworks import (
-    DEEPSPEED,
-    accumulated,
-    at_least,
-    cut_alike,
-    litgpt,
-    pipeline_fault,
-    ring_fault,
-    sharding_fault,
-    tensor_fault,
-    together,
-    trainer,
-)
-from calc.frameworks import nearest as _nearest
+from calc.frameworks import litgpt, trainer
+from calc.frameworks.base import accumulated, together
 from calc.frameworks.choices import Choices
+from calc.frameworks.constraints import cut_alike, pipeline_fault, ring_fault, sharding_fault, tensor_fault
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Stage, pipelined, supervised
-from calc.rules import RL
+from calc.versions import at_least
+from calc.versions import nearest as _nearest
+from calc.words import DEEPSPEED, RL
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import DEEPSPEED, FSDP, at_least
+from calc.versions import at_least
+from calc.words import DEEPSPEED, FSDP
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario

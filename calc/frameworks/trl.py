@@ -12,22 +12,20 @@ from collections.abc import Mapping
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import (
-    DEEPSPEED,
-    FSDP,
-    accumulated,
+from calc.frameworks import trainer
+from calc.frameworks.base import accumulated
+from calc.frameworks.choices import Choices
+from calc.frameworks.constraints import (
     cut_alike,
     own_units,
     segments_fault,
     sharding_fault,
-    trainer,
     whole_layers,
     whole_sequences,
 )
-from calc.frameworks import nearest as _nearest
-from calc.frameworks.choices import Choices
 from calc.keeps import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
-from calc.rules import PAIRED, RL
+from calc.versions import nearest as _nearest
+from calc.words import DEEPSPEED, FSDP, PAIRED, RL
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calc.frameworks import at_least
-from calc.frameworks import nearest as _nearest
 from calc.frameworks import verl_engine as engine
 from calc.frameworks import verl_sft as sft
 from calc.frameworks.choices import Choices
 from calc.frameworks.verl_engine import FORK
 from calc.keeps import Keeps, Path, Role, Serving, Stage
+from calc.versions import at_least
+from calc.versions import nearest as _nearest
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from calc.frameworks import FSDP, at_least, context_fault, own_units, whole_layers
+from calc.frameworks.constraints import context_fault, own_units, whole_layers
 from calc.keeps import Path, Role, Stage
+from calc.versions import at_least
+from calc.words import FSDP
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario

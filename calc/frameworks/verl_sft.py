@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from calc.frameworks import at_least
 from calc.frameworks import verl_engine as engine
 from calc.keeps import Keeps, Stage
+from calc.versions import at_least
 
 if TYPE_CHECKING:
     from calc.scenario import Scenario

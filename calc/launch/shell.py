@@ -9,9 +9,10 @@ from typing import Any
 
 from calc.catalog import load
 from calc.families import MXFP4
-from calc.rules import PARTNERS, flatten
+from calc.rules import flatten
 from calc.scenario import Scenario, framework
 from calc.schema import InputError
+from calc.words import PARTNERS
 
 # Transformers' names, which all frameworks pass on
 ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}

@@ -12,10 +12,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from calc.frameworks import FSDP
 from calc.launch import shell
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
 from calc.scenario import Scenario
+from calc.words import FSDP
 
 FIRST = "1"
 

@@ -12,9 +12,10 @@ from calc.recommend.failing import changes, closest, next_faster, tight
 from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
 from calc.recommend.trades import advice, lighter, methods, trades
-from calc.rules import RL, card_warnings
+from calc.rules import card_warnings
 from calc.scenario import Scenario, framework, given
 from calc.units import gb
+from calc.words import RL
 
 
 @dataclass(frozen=True)

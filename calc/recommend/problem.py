@@ -9,10 +9,11 @@ from calc.host_memory import host_memory
 from calc.recommend.clock import Clock
 from calc.recommend.search import Found, Judged, Search
 from calc.recommend.space import Fields, branches, own, rungs, seed, whole_rollout
-from calc.rules import RL, lacks_kernels
+from calc.rules import lacks_kernels
 from calc.scenario import Scenario, on_card
 from calc.schema import InputError
 from calc.throughput import Throughput, node_of
+from calc.words import RL
 
 # Frameworks tried for RL where none is named, and the least and the usual number of responses in a group (verl's and
 # TRL's own are 5 and 8: examples/grpo_trainer/run_qwen2-7b.sh, trl/trainer/grpo_config.py).

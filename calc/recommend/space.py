@@ -23,11 +23,11 @@ from typing import Any
 
 from calc.architecture import Architecture
 from calc.catalog import Catalog
-from calc.frameworks import DEEPSPEED, FSDP, TOGETHER
 from calc.frameworks.choices import Choices
 from calc.job import Memo, Roles
-from calc.rules import RL, SHARDINGS, flatten
+from calc.rules import flatten
 from calc.scenario import Scenario, ScenarioError, framework, on_card, parse, vary
+from calc.words import DEEPSPEED, FSDP, RL, SHARDINGS, TOGETHER
 
 Fields = Mapping[str, Any]
 

@@ -7,11 +7,11 @@ from html import escape
 from typing import Any
 
 from calc.residuals import ALLOWED, Residual
-from calc.rules import RL
 from calc.site import accuracy, answers, ledgers
 from calc.site.accuracy import gib
 from calc.site.tables import WORDS, Cell, Column, Table, verdict_html
 from calc.site.workings import of_phase
+from calc.words import RL
 
 
 def found() -> list[Residual]:

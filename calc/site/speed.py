@@ -10,13 +10,13 @@ from statistics import mean, median
 
 from calc.estimate import speed
 from calc.pace import COLLECTIVES, Pace, judging, paces, rank_correlation, steps
-from calc.rules import PAIRED
 from calc.site import answers, words
 from calc.site.answers import Answer
 from calc.site.tables import Cell, Column, Table
 from calc.site.workings import method_url
 from calc.throughput import Term, Throughput, rates, rollout, training, work
 from calc.throughput.terms import Constant
+from calc.words import PAIRED
 
 RESTS_ON = (
     "Records of measurements/ with a rate, each with its source and quote. A record that set a constant is left out. "

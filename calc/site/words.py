@@ -12,11 +12,11 @@ from html import escape
 from calc.recommend import Miss, Recommendation
 from calc.recommend.search import Judged
 from calc.report import batched, degrees, lengths, roles, rollout, segments, trainer
-from calc.rules import PAIRED
 from calc.scenario import Scenario
 from calc.site import answers
 from calc.site.answers import Answer
 from calc.units import gb, gib
+from calc.words import PAIRED
 
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 FRAMEWORKS = {"trl": "TRL", "openrlhf": "OpenRLHF", "verl": "verl", "torch": "plain PyTorch"}

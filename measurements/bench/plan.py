@@ -13,12 +13,11 @@ from typing import Any
 from calc.architecture import parameters
 from calc.catalog import GPU, Catalog, CatalogError
 from calc.edges import LIKELY, SIZES, predicted
-from calc.frameworks import DEEPSPEED
 from calc.reading import parse_mapping, read_bytes
-from calc.rules import PAIRED
 from calc.scenario import Scenario, parse
 from calc.schema import InputError, validator
 from calc.verdict import FITS
+from calc.words import DEEPSPEED, PAIRED
 
 from .machine import Machine
 

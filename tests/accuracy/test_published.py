@@ -12,8 +12,8 @@ from calc.catalog import load
 from calc.estimate import estimate
 from calc.memory import runtime
 from calc.residuals import NUMBERS, RANGES, Residual, residual, summary
-from calc.rules import RL
 from calc.scenario import parse
+from calc.words import RL
 
 LENGTHS_VARY = runtime.CACHED["lengths vary"]
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from jobs import job
 
-from calc.frameworks import numbers, openrlhf
+from calc.frameworks import openrlhf
 from calc.keeps import Path
 from calc.scenario import Scenario, ScenarioError, parse
+from calc.versions import numbers
 
 
 def run(version: str = "0.6.1", **fields: Any) -> Scenario:

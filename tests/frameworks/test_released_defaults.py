@@ -17,7 +17,8 @@ import pytest
 from jobs import job
 from released import Release, Unreachable, read
 
-from calc.frameworks import at_least, openrlhf, trl, verl
+from calc.frameworks import openrlhf, trl, verl
+from calc.versions import at_least
 
 Released = Callable[[str, str], Release]
 MODULES: Mapping[str, ModuleType] = {"openrlhf": openrlhf, "verl": verl, "trl": trl}

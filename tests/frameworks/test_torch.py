@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from jobs import job
 
-from calc.frameworks import at_least, nearest, numbers, torch
+from calc.frameworks import torch
 from calc.keeps import Path
 from calc.scenario import ScenarioError
+from calc.versions import at_least, nearest, numbers
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from calc.catalog import load
 from calc.recommend.problem import Problem
 from calc.recommend.search import Search
 from calc.recommend.space import branches
-from calc.rules import RL
 from calc.scenario import ScenarioError, framework
+from calc.words import RL
 
 TASKS = {
     "torch": ("sft", "rm", "dpo", "ppo", "grpo"),

@@ -11,10 +11,10 @@ import pytest
 from calc.calibration import Outcome
 from calc.edges import Search
 from calc.residuals import Residual
-from calc.rules import RL
 from calc.site import accuracy, answers, measured, odds, reports
 from calc.site.tables import Cell, Column, Table, to_dict
 from calc.units import GiB
+from calc.words import RL
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,204 @@
+"""Combinations of settings that no framework, or none of PyTorch's own parallelism, can run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calc.architecture import BEFORE
+from calc.words import DEEPSPEED, FSDP
+
+if TYPE_CHECKING:
+    from calc.scenario import Scenario
+
+SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
+
+
+def tensor_fault(s: Scenario) -> str | None:
+    """The reason why DTensor cannot cut the layers of `s`, in one line, or None."""
+    t, given = s.tensor_parallel, f"with tensor_parallel = {s.tensor_parallel}"
+    if s.sequence_parallel and t == 1:
+        return f"sequence_parallel: given true {given}, allowed: with GPUs that share a layer"
+    if t == 1:
+        return None
+    if s.sharding not in ("none", "fsdp2"):
+        return (
+            f"sharding: given {s.sharding!r} {given}, allowed: fsdp2, or none where no GPU is left to share shards with"
+        )
+    if s.method != "full":
+        return f"method: given {s.method!r} {given}, allowed: full; adapters of cut layers are not modelled"
+    if s.loss != "full":
+        return f"loss: given {s.loss!r} {given}, allowed: full"
+    if s.sequence_parallel and s.task not in ("pretrain", "sft"):
+        return f"sequence_parallel: given true for {s.task}, allowed: for pretrain and sft, whose loss takes cut logits"
+    if s.sequence_parallel and (s.architecture.experts or s.architecture.norms != BEFORE):
+        return f"sequence_parallel: given true, allowed for the family {s.architecture.family}: false; no plan is known"
+    return None
+
+
+def context_fault(s: Scenario) -> str | None:
+    """The reason why attention cannot reach over GPUs that share sequences, in one line; None if it can or need not."""
+    if s.context_parallel == 1:
+        return None
+    given = f"with context_parallel = {s.context_parallel}"
+    if not s.packing:
+        return f"packing: given false {given}, allowed: true; sequences are cut without their padding"
+    if s.attention != "flash":
+        return f"attention: given {s.attention!r} {given}, allowed: flash"
+    if s.architecture.mla or s.architecture.attention_sinks or s.architecture.fused_qkv:
+        return f"context_parallel: given {s.context_parallel}, allowed for {s.architecture.family}: 1; not modelled"
+    return None
+
+
+def ring_fault(s: Scenario) -> str | None:
+    """The reason why PyTorch's ring attention cannot run over the sequences of `s`, in one line, or None.
+
+    It replaces SDPA's own kernels, supports only a causal mask, and cuts every sequence into equal pieces.
+    """
+    n, arch = s.context_parallel, s.architecture
+    if n == 1:
+        return None
+    given = f"with context_parallel = {n}"
+    if s.task not in ("pretrain", "sft"):
+        return f"context_parallel: given {n} for {s.task}, allowed with torch: 1, or for pretrain and sft"
+    if s.sharding not in ("ddp", "fsdp2"):
+        return f"sharding: given {s.sharding!r} {given}, allowed: ddp, fsdp2"
+    if s.attention != "sdpa":
+        return f"attention: given {s.attention!r} {given}, allowed: sdpa, whose place PyTorch's ring takes"
+    if s.precision == "fp32":
+        return f"precision: given 'fp32' {given}, allowed: 16 bits for SDPA's flash kernel"
+    if s.packing:
+        return f"packing: given true {given}, allowed: false; the ring knows no borders between sequences"
+    if arch.mla or arch.attention_sinks or arch.softcap_attn or arch.head_dim > SDPA_FLASH_HEAD:
+        return f"context_parallel: given {n}, allowed for {arch.family}: 1; SDPA's flash kernel cannot attend for it"
+    if arch.sliding_window is not None and s.seq_len > arch.sliding_window:
+        return f"seq_len: given {s.seq_len} {given}, allowed: at most the model's window of {arch.sliding_window}"
+    if s.seq_len % (2 * n):
+        below = s.seq_len // (2 * n) * 2 * n
+        return f"seq_len: given {s.seq_len} {given}, allowed: a multiple of 2 x {n}, as {below or 2 * n}"
+    return None
+
+
+def pipeline_fault(s: Scenario) -> str | None:
+    """The reason why PyTorch's 1F1B schedule cannot run the stages of `s`, in one line; None if it can or need not."""
+    p = s.pipeline_parallel
+    if p == 1:
+        return None
+    given = f"with pipeline_parallel = {p}"
+    if s.task not in ("pretrain", "sft"):
+        return f"pipeline_parallel: given {p} for {s.task}, allowed with torch: 1, or for pretrain and sft"
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "method": ("full",),
+        "loss": ("full",),
+        "precision": ("bf16", "fsdp-mixed", "fp32"),
+        "sharding": ("none", "fsdp2"),
+        "context_parallel": (1,),
+    }
+    for field, allowed in fixed.items():
+        if (value := getattr(s, field)) not in allowed:
+            return f"{field}: given {value!r} {given}, allowed: {', '.join(map(str, allowed))}"
+    if s.optimizer == "none":
+        return f"optimizer: given 'none' {given}, allowed: one that trains"
+    if s.packing:
+        return f"packing: given true {given}, allowed: false; stages hand on tensors of one size"
+    if s.offload.parameters or s.offload.optimizer:
+        field = "parameters" if s.offload.parameters else "optimizer"
+        return f"offload.{field}: given true {given}, allowed: false"
+    window = s.architecture.sliding_window
+    if window is not None and s.attention == "sdpa" and s.seq_len > window:
+        return f"seq_len: given {s.seq_len} {given} and sdpa, allowed: at most the model's window of {window}"
+    if s.accumulation < p:
+        least = p * s.rows * s.data_parallel
+        return f"global_batch: given {s.global_batch} {given}, allowed: a micro batch for each stage, at least {least}"
+    return None
+
+
+def whole_sequences(s: Scenario, why: str) -> str | None:
+    """The reason why a framework's trainer cannot cut sequences, in one line; None if no cut is asked for."""
+    if s.context_parallel == 1:
+        return None
+    return f"context_parallel: given {s.context_parallel}, allowed with {s.framework}: 1; {why}"
+
+
+def whole_layers(s: Scenario, why: str) -> str | None:
+    """The reason why a framework's trainer cannot spread layers over GPUs, in one line; None if it is not asked to."""
+    if s.pipeline_parallel > 1:
+        return f"pipeline_parallel: given {s.pipeline_parallel}, allowed with {s.framework}: 1; it has no stages"
+    if s.tensor_parallel > 1:
+        return f"tensor_parallel: given {s.tensor_parallel}, allowed with {s.framework}: 1; {why}"
+    return f"sequence_parallel: given true, allowed with {s.framework}: false; {why}" if s.sequence_parallel else None
+
+
+def cut_alike(s: Scenario) -> str | None:
+    """The reason why a role's layers or sequences cannot be cut as it asks, in one line; None if all match the job."""
+    for name in s.roles:
+        role = s.role(name)
+        for degree in ("tensor_parallel", "context_parallel") if role else ():
+            given, job = getattr(role, degree), getattr(s, degree)
+            if given != job:
+                return f"roles.{name}.{degree}: given {given}, allowed with {s.framework}: {job}, as in the whole job"
+    return None
+
+
+def segments_fault(s: Scenario) -> str | None:
+    """The reason why expandable segments do not go with a vLLM that sleeps, in one line; None if they do or need not.
+
+    vllm/device_allocator/cumem.py asserts it; verl switches expandable segments off while its vLLM has the card.
+    """
+    if not (s.rollout and s.rollout.sleep and s.expandable_segments):
+        return None
+    return "expandable_segments: given true with rollout.sleep, allowed: false, as vLLM that sleeps refuses them"
+
+
+def fsdp_fault(s: Scenario) -> str | None:
+    """The reason why FSDP cannot reduce gradients or keep adapters as `s` asks, in one line, or None.
+
+    A flat parameter has one type: "Must flatten tensors with uniform dtype" (torch `distributed/fsdp/_flat_param.py`).
+    """
+    if s.no_sync and s.sharding not in FSDP:
+        return f"no_sync: given true with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
+    if s.no_sync and s.pipeline_parallel > 1:
+        return "no_sync: given true with pipeline_parallel, allowed: false; stages reduce once a step anyway"
+    if not s.lora or s.lora.units == "own":
+        return None
+    for place, given, allowed in (("sharding", s.sharding, "fsdp1"), ("method", s.method, "lora")):
+        if given != allowed:
+            return f"lora.units: given 'layer' with {place} {given}, allowed: own, or with {allowed}"
+    one = "bf16" if s.precision == "bf16" else "fp32"
+    if s.lora.dtype != one:
+        return f"lora.dtype: given {s.lora.dtype!r} with lora.units layer, allowed: {one}, as the layer"
+    return None
+
+
+def own_units(s: Scenario) -> str | None:
+    """The reason why adapters cannot lie in their layer's flat parameter: PEFT's wrapping policy (`utils/other.py`)."""
+    if s.lora and s.lora.units != "own":
+        return f"lora.units: given {s.lora.units!r}, allowed with {s.framework}: own, by PEFT's wrapping policy"
+    return None
+
+
+def sharding_fault(s: Scenario) -> str | None:
+    """The reason why precision, offload, method or FSDP settings do not go with the sharding of `s`, or None."""
+    if fault := fsdp_fault(s):
+        return fault
+    if s.precision == "fsdp-mixed" and s.sharding not in FSDP:
+        return f"precision: given 'fsdp-mixed' with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
+    if s.sharding in DEEPSPEED and s.layout != "mixed":
+        return f"precision: given {s.precision!r} with sharding {s.sharding}, allowed: mixed, fp16; DeepSpeed has both"
+    if s.precision == "fp16" and s.sharding in FSDP:
+        return f"sharding: given {s.sharding!r} with precision fp16, allowed: none, ddp, {', '.join(DEEPSPEED)}"
+    if (s.grad_dtype == "fp16") is not (s.precision == "fp16" and s.sharding in DEEPSPEED and s.grad_dtype != "fp32"):
+        allowed = "fp16, fp32" if s.precision == "fp16" and s.sharding in DEEPSPEED else "bf16, fp32"
+        return f"grad_dtype: given {s.grad_dtype!r} with precision {s.precision}, allowed: {allowed}"
+    if s.offload.parameters and s.sharding not in ("zero3", *FSDP):  # zero/config.py of deepspeed 0.16.4: stage 3 alone
+        return f"offload.parameters: given true with sharding {s.sharding}, allowed: with zero3, {', '.join(FSDP)}"
+    if s.offload.optimizer and s.sharding not in (*DEEPSPEED, *FSDP):
+        allowed = ", ".join((*DEEPSPEED, *FSDP))
+        return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {allowed}"
+    along = s.offload.parameters and s.sharding in FSDP and s.framework != "verl"  # the step runs where the weights are
+    if (s.offload.optimizer or along) and s.optimizer.endswith("8bit"):
+        allowed = "adamw; bitsandbytes steps on a GPU, and Accelerate makes it DeepSpeedCPUAdam, with fp32 states"
+        moved = "offload.optimizer" if s.offload.optimizer else "offload.parameters"
+        return f"optimizer: given {s.optimizer!r} with {moved}, allowed: {allowed}"
+    if s.method == "qlora" and s.sharding == "zero3":
+        return "sharding: given 'zero3' with method qlora, allowed: none, ddp, zero1, zero2, fsdp1, fsdp2"
+    return None

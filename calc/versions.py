@@ -1,0 +1,26 @@
+"""Releases by their version numbers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The numeric parts of a version; a suffix (`.post1`) is left out."""
+    return tuple([int(part) for part in version.split(".") if part.isdigit()])
+
+
+@lru_cache(maxsize=65536)
+def at_least(version: str, first: str) -> bool:
+    """True if `version` is `first` or later."""
+    return numbers(version) >= numbers(first)
+
+
+def nearest(version: str, known: tuple[str, ...]) -> str:
+    """The known version whose memory behaviour `version` shares.
+
+    `0.6` means the last of the 0.6 releases; a version between two known ones means the earlier of them, and one before
+    all means the earliest.
+    """
+    series = [release for release in known if f"{release}.".startswith(f"{version}.")]
+    return series[-1] if series else next((k for k in reversed(known) if numbers(k) <= numbers(version)), known[0])
