@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.check import check
 
 ROOT = Path(__file__).parent.parent

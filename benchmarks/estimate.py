@@ -12,13 +12,14 @@ from statistics import median
 from time import process_time
 from unittest.mock import patch
 
-from calc import job, replay
-from calc.blocks import blocks
-from calc.catalog import load
-from calc.estimate import estimate
-from calc.scenario import parse
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
+from calc.replay import replay
+from calc.replay.blocks import blocks
+from calc.scenario.scenario import parse
+from calc.step import roles
 
-LEFT = (job._roles, replay.reserve, replay._undisturbed, blocks)  # caches of what depends on a job
+LEFT = (roles._roles, replay.reserve, replay._undisturbed, blocks)  # caches of what depends on a job
 
 JOBS = {
     "sft, with room": {"model": "llama-3-8b", "task": "sft", "gpu": "b200"},

@@ -9,7 +9,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.recommend import recommend
 from calc.recommend.problem import Problem
 

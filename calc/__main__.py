@@ -14,15 +14,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, NoReturn
 
-from calc import report
-from calc.architecture import parameters
-from calc.catalog import load
+from calc.base.reading import decode, lines, parse_json, parse_mapping, read_input
+from calc.base.schema import InputError, closest
+from calc.catalog.catalog import load
 from calc.check import check
-from calc.estimate import as_dict, estimate
-from calc.reading import decode, lines, parse_json, parse_mapping, read_input
+from calc.estimate import report
+from calc.estimate.estimate import as_dict, estimate
+from calc.models.architecture import parameters
 from calc.recommend import options, recommend, smallest, text
-from calc.scenario import given, parse
-from calc.schema import InputError, closest
+from calc.scenario.scenario import given, parse
 
 PROGRAM = "python -m calc"
 

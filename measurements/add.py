@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from calc import report
-from calc.catalog import ROOT, Catalog, load
+from calc.accuracy.residuals import RANGES, Residual, residual
+from calc.accuracy.step_time_errors import pace
+from calc.base.reading import parse_mapping, read_input
+from calc.base.schema import InputError
+from calc.base.units import gib
+from calc.catalog.catalog import ROOT, Catalog, load
 from calc.check import check, check_record, folders
-from calc.estimate import estimate
-from calc.pace import pace
-from calc.reading import parse_mapping, read_input
-from calc.residuals import RANGES, Residual, residual
-from calc.scenario import parse
-from calc.schema import InputError
-from calc.units import gib
+from calc.estimate import report
+from calc.estimate.estimate import estimate
+from calc.scenario.scenario import parse
 
 from .commands import Parser
 from .files import replace

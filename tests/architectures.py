@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from calc.architecture import Architecture
-from calc.config import from_config
-from calc.families import FAMILIES
+from calc.models.architecture import Architecture
+from calc.models.families import FAMILIES
+from calc.models.hf_config import from_config
 
 MODELS = sorted((Path(__file__).parent.parent / "models").glob("*.yaml"))
 TINY = {

@@ -13,11 +13,11 @@ from commands import Run
 from hypothesis import HealthCheck, settings
 from sharing import once
 
-from calc import calibration, edges
 from calc.__main__ import main
-from calc.catalog import load
-from calc.residuals import Residual, residual
-from calc.site import accuracy
+from calc.accuracy import calibration, largest_size
+from calc.accuracy.residuals import Residual, residual
+from calc.catalog.catalog import load
+from calc.site.views.accuracy import accuracy
 
 # A busy machine is no failure: what is drawn is judged, not how long it takes.
 # The same examples every time, so that a run tells something about the change alone; HYPOTHESIS_PROFILE=explore draws
@@ -52,10 +52,10 @@ def residuals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Residual, ...]:
 
 
 @pytest.fixture(scope="session")
-def searches(tmp_path_factory: pytest.TempPathFactory) -> tuple[edges.Search, ...]:
+def searches(tmp_path_factory: pytest.TempPathFactory) -> tuple[largest_size.Search, ...]:
     """Each measured search of the largest size, beside what is predicted."""
     records = [r for r in load().measurements if "edge" in r]
-    return once(tmp_path_factory, "searches", lambda: tuple(edges.search(record, load()) for record in records))
+    return once(tmp_path_factory, "searches", lambda: tuple(largest_size.search(record, load()) for record in records))
 
 
 @pytest.fixture(scope="session")

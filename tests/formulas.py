@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from calc.architecture import Architecture
-from calc.tape import Size
+from calc.autograd.tape import Size
+from calc.models.architecture import Architecture
 
 # A formula in words, for a sum over parts of which `values` names only the largest.
 IN_WORDS = re.compile(r"\bsum of\b")

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from calc import placement
+from calc.base.ledger import Line
 from calc.engines.replica import Engine, Replica, Where
-from calc.ledger import Line
-from calc.scenario import Scenario, framework, parse
+from calc.scenario.scenario import Scenario, framework, parse
+from calc.step import placement
 
 BASE = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm"}
 # Phases in which all of vLLM may be on the GPU, or its weights, and whose memory no micro batch changes.

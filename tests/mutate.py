@@ -48,20 +48,20 @@ from cosmic_ray.operators.provider import OperatorProvider
 ROOT = Path(__file__).parents[1]
 TARGETS = (
     *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "calc" / "memory").glob("[a-z]*.py")),
-    "calc/architecture.py",
-    "calc/lora.py",
-    "calc/ledger.py",
-    "calc/estimate.py",
-    "calc/stages.py",
-    "calc/groups.py",
-    "calc/job.py",
-    "calc/nodes.py",
-    "calc/verdict.py",
-    "calc/script.py",
-    "calc/blocks.py",
-    "calc/shards.py",
-    "calc/allocator.py",
-    "calc/replay.py",
+    "calc/models/architecture.py",
+    "calc/models/lora.py",
+    "calc/base/ledger.py",
+    "calc/estimate/estimate.py",
+    "calc/step/stages.py",
+    "calc/estimate/gpu_group.py",
+    "calc/step/roles.py",
+    "calc/estimate/host_nodes.py",
+    "calc/estimate/verdict.py",
+    "calc/autograd/alloc_trace.py",
+    "calc/replay/blocks.py",
+    "calc/replay/fsdp2_streams.py",
+    "calc/replay/allocator.py",
+    "calc/replay/replay.py",
 )
 BAR = 0.92
 TABLE = 40  # numbers
@@ -260,7 +260,7 @@ class Session:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Instead of the tests: the faults."""
         self.items = {item.nodeid: item for item in session.items}
-        importlib.import_module("calc.catalog").load()
+        importlib.import_module("calc.catalog.catalog").load()
         reach = self.reach()
         functions = [thing for thing in gc.get_objects() if isinstance(thing, types.FunctionType)]
         caches = _caches()
@@ -389,7 +389,7 @@ def put(fault: Mutant, functions: Sequence[types.FunctionType], caches: Sequence
             for name in names.keys() & before.keys():
                 if names[name] is before[name] and not name.startswith("__"):
                     names[name] = module[name]
-    forget(caches, catalog=fault.path == "calc/architecture.py")
+    forget(caches, catalog=fault.path == "calc/models/architecture.py")
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from calc.schema import InputError
+from calc.base.schema import InputError
 
 
 def line(call: Callable[[], Any]) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from calc.catalog import load
-from calc.rules import FROZEN_ROLE_FIELDS, RL_FIELDS
-from calc.scenario import SCHEMA, Scenario, ScenarioError, parse
-from calc.scenario import framework as module
-from calc.words import RL as TASKS_OF_RL
-from calc.words import ROLES, TRAINED_ROLES
+from calc.catalog.catalog import load
+from calc.scenario.rules import FROZEN_ROLE_FIELDS, RL_FIELDS
+from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError, parse
+from calc.scenario.scenario import framework as module
+from calc.scenario.words import RL as TASKS_OF_RL
+from calc.scenario.words import ROLES, TRAINED_ROLES
 
 TASKS = ("pretrain", "sft", "rm", "dpo")
 RL = {

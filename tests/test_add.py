@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from calc.catalog import CatalogError
+from calc.catalog.catalog import CatalogError
 from measurements import add
 
 RECORD: dict[str, Any] = {

@@ -18,14 +18,14 @@ from formulas import holds
 from hypothesis import HealthCheck, Phase, given, settings
 from strategies import valid
 
-from calc import verdict
-from calc.catalog import GPU, Catalog, load
-from calc.estimate import as_dict, estimate
-from calc.groups import PHASES
-from calc.job import Job
-from calc.ledger import Estimate
-from calc.scenario import Scenario, ScenarioError, parse
-from calc.units import MiB
+from calc.base.ledger import Estimate
+from calc.base.units import MiB
+from calc.catalog.catalog import GPU, Catalog, load
+from calc.estimate import verdict
+from calc.estimate.estimate import as_dict, estimate
+from calc.estimate.gpu_group import PHASES
+from calc.scenario.scenario import Scenario, ScenarioError, parse
+from calc.step.roles import Job
 
 DRAWS = int(os.environ.get("DRAWS", 150))
 WORDS = ("oom", "tight", "fits")  # from the worst to the best

@@ -14,10 +14,10 @@ from commands import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calc.architecture import parameters
-from calc.catalog import load
-from calc.estimate import as_dict, estimate
-from calc.scenario import Scenario, parse
+from calc.catalog.catalog import load
+from calc.estimate.estimate import as_dict, estimate
+from calc.models.architecture import parameters
+from calc.scenario.scenario import Scenario, parse
 
 ROOT = Path(__file__).parent.parent
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm"}

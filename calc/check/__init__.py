@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from calc import catalog as files
-from calc.catalog import GPU, Catalog, CatalogError, Model, Node, check_names
+from calc.base import project
+from calc.base.schema import validator
+from calc.catalog import catalog as files
+from calc.catalog.catalog import GPU, Catalog, CatalogError, Model, Node, check_names
 from calc.check import folders, gpus, messages, models, nodes, records, texts
 from calc.check.faults import Rule
-from calc.schema import validator
 
 GPUS: tuple[Rule[GPU], ...] = (
     texts.sources, texts.finished, gpus.vendor, gpus.memory, gpus.usable, gpus.usable_as_printed, gpus.correction,
@@ -46,7 +47,7 @@ def check(root: Path | None = None) -> None:
     Raises CatalogError for the first fault: one line that names the file and the field (or the line), what was given
     and what is allowed.
     """
-    where = root or files.ROOT
+    where = root or project.ROOT
     for line in folders.faults(where):
         raise CatalogError(line)
     for line in faults(files.load(root) if root else files.load(), where):
@@ -77,7 +78,7 @@ def _judged(rules: tuple[Rule[Any], ...], thing: Any, place: str, catalog: Catal
 
 def check_record(record: Any, where: str, catalog: Catalog) -> None:
     """Raises InputError for a record that could not be added to measurements/; messages call it `where`."""
-    validator(files.ROOT / "measurements" / "schema.json")(record, where)
+    validator(project.ROOT / "measurements" / "schema.json")(record, where)
     if owner := catalog.places.get(record["id"]):
         given = f"given {record['id']!r}, which a record has already, {owner}, allowed: one of its own"
         raise CatalogError(f"{where}: id: {given}")

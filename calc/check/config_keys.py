@@ -1,4 +1,4 @@
-"""The fields that a family's `config.json` files have: those that `calc.config` reads, and those that change no tensor.
+"""The fields of a family's `config.json` files: those that `calc.models.hf_config` reads, those that change no tensor.
 
 The latter are taken from the configuration classes of Transformers 5.23 (`configuration_*.py`, with what they pop from
 older files) and, where those no longer know a field, from the files that the models' publishers put on the Hub.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from calc.families import FAMILIES, NESTED
+from calc.models.families import FAMILIES, NESTED
 
 # PreTrainedConfig's own, and what nearly all families share.
 COMMON = frozenset({
@@ -19,7 +19,7 @@ COMMON = frozenset({
     "problem_type", "quantization_config", "return_dict", "rope_parameters", "rope_scaling", "rope_theta",
     "tie_word_embeddings", "torch_dtype", "transformers_version", "unsloth_version", "use_cache",
 })  # fmt: skip
-# The fields that `calc.config` reads for every family, unless the family spells them otherwise.
+# The fields that `calc.models.hf_config` reads for every family, unless the family spells them otherwise.
 _READ = frozenset({
     "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
     "num_hidden_layers", "num_key_value_heads", "vocab_size",

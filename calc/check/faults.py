@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from calc.catalog import Catalog
-from calc.schema import show
+from calc.base.schema import show
+from calc.catalog.catalog import Catalog
 
 Thing = TypeVar("Thing")
 # A rule yields a line for each fault of one thing of the catalog; the place (file, or file and line) is put before it.

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from calc.reading import FILE, decode, parse_json, read_bytes
-from calc.schema import InputError, show
+from calc.base.reading import FILE, decode, parse_json, read_bytes
+from calc.base.schema import InputError, show
 
 
 class Folder(NamedTuple):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from math import ceil
 
-from calc.catalog import GPU, Catalog
+from calc.catalog.catalog import GPU, Catalog
 from calc.check.architectures import GENERATIONS, SLOT
 from calc.check.faults import fault
 from calc.check.printed import printed

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calc.catalog import Catalog
+from calc.base.units import GiB
+from calc.catalog.catalog import Catalog
+from calc.catalog.oom_message import contradiction, newer, sharers
 from calc.check.faults import fault
-from calc.exhausted import contradiction, newer, sharers
-from calc.units import GiB
 
 Message = Mapping[str, Any]
 # The total that a message prints over the memory sold: 0.92 with inline error correction.

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from calc.catalog import Catalog, Model
+from calc.base.schema import closest
+from calc.catalog.catalog import Catalog, Model
 from calc.check.config_keys import known, known_around
 from calc.check.faults import fault
-from calc.families import NESTED
-from calc.schema import closest
+from calc.models.families import NESTED
 
 # The parameters counted over the size in a name, which is a round number: 1.31 for Gemma 2 2B, whose name leaves out
 # the embedding, 0.80 for Mixtral 8x22B, whose experts share their attention.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from calc.catalog import GPU, Catalog, Node
+from calc.catalog.catalog import GPU, Catalog, Node
 from calc.check.architectures import GENERATIONS, SLOT
 from calc.check.faults import fault
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calc.catalog import Catalog
+from calc.base.schema import InputError, closest, show
+from calc.base.units import GiB, MiB
+from calc.catalog.catalog import Catalog
 from calc.check.faults import fault
 from calc.check.printed import Printed, printed
-from calc.estimate import loading_moments
-from calc.scenario import parse
-from calc.schema import InputError, closest, show
-from calc.units import GiB, MiB
+from calc.estimate.estimate import loading_moments
+from calc.scenario.scenario import parse
 
 Record = Mapping[str, Any]
 

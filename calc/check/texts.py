@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from calc.catalog import GPU, Catalog, Model, Node, newer_first
+from calc.catalog.catalog import GPU, Catalog, Model, Node, newer_first
 from calc.check.faults import fault
 
 _ADDRESS = re.compile(r"https?://(?:[a-z0-9-]+\.)+[a-z]{2,}(?::[0-9]+)?(?:[/?#]\S*)?", re.IGNORECASE)

@@ -13,7 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from calc.architecture import (
+from calc.base.ledger import Line, total
+from calc.engines.replica import Holder, Moments, Replica, Where, times
+from calc.engines.zero_partition import padded
+from calc.memory import communication, gradients, host, optimizer, weights
+from calc.models.architecture import (
     Architecture,
     Head,
     Tensor,
@@ -23,10 +27,6 @@ from calc.architecture import (
     parameters,
     tensors,
 )
-from calc.engines.partition import padded
-from calc.engines.replica import Holder, Moments, Replica, Where, times
-from calc.ledger import Line, total
-from calc.memory import communication, gradients, host, optimizer, weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from calc.architecture import Architecture, Tensor, layer_parameters
+from calc.base.ledger import Line, total
 from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Moments, Where
-from calc.ledger import Line, total
 from calc.memory import communication, gradients, weights
+from calc.models.architecture import Architecture, Tensor, layer_parameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from calc.base.ledger import Line
 from calc.engines.replica import Holder, Moments, Replica, Where
-from calc.ledger import Line
 from calc.memory import communication, gradients, optimizer, weights
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from calc.architecture import Architecture, Head, Tensor, embedding_parameters
-from calc.keeps import Path
-from calc.ledger import Line
+from calc.base.ledger import Line
+from calc.base.plan import Path
 from calc.memory import gradients, weights
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
+from calc.models.architecture import Architecture, Head, Tensor, embedding_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Engine(Protocol):
         """The instants of the optimizer step, each with the lines alive beside `resident`."""
 
     def handing(self, word: str) -> Line:
-        """The memory that handing weights on takes, for one word of `calc.keeps.Stage.holds`."""
+        """The memory that handing weights on takes, for one word of `calc.base.plan.Stage.holds`."""
 
     def host(self, ranks: int) -> Moments:
         """Host memory of the `ranks` on one node from loading to the first step."""

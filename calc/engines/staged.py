@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calc.architecture import layer_kinds
+from calc.base.ledger import Line
 from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Where
-from calc.ledger import Line
 from calc.memory import communication, gradients
+from calc.models.architecture import layer_kinds
 
 
 @dataclass(frozen=True, slots=True)

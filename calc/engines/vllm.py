@@ -20,11 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from calc.architecture import Architecture
-from calc.keeps import Serving
-from calc.ledger import Line
+from calc.base.ledger import Line
+from calc.base.plan import Serving
+from calc.base.units import GiB, gib
 from calc.memory import kv_cache
-from calc.units import GiB, gib
+from calc.models.architecture import Architecture
 
 ROLE = "rollout"
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import Architecture, largest_in_layer, layer_parameters, layer_tensors, tensors
-from calc.engines.partition import Cut, cut
+from calc.base.ledger import Line, total
+from calc.base.plan import DeepSpeed
 from calc.engines.replica import Holder, Moments, Replica, Where, times
-from calc.keeps import DeepSpeed
-from calc.ledger import Line, total
+from calc.engines.zero_partition import Cut, cut
 from calc.memory import communication, gradients, host, optimizer, weights
+from calc.models.architecture import Architecture, largest_in_layer, layer_parameters, layer_tensors, tensors
 
 LAZY_BUCKET = (0, 18, 3)  # the bucket of stages 1 and 2 is allocated at the first gradient, before at backward's start
 GPU_STEP_COPY = ((0, 14, 1), (0, 17, 0))  # ZeRO-Offload copies the fp32 partition to the GPU in the step

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from calc.words import DEEPSPEED, TOGETHER
+from calc.scenario.words import DEEPSPEED, TOGETHER
 
 
 def accumulated(precision: str, sharding: str) -> str:

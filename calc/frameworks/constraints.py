@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from calc.architecture import BEFORE
-from calc.words import DEEPSPEED, FSDP
+from calc.models.architecture import BEFORE
+from calc.scenario.words import DEEPSPEED, FSDP
 
 if TYPE_CHECKING:
-    from calc.scenario import Scenario
+    from calc.scenario.scenario import Scenario
 
 SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 

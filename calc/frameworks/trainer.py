@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from calc.versions import at_least
-from calc.words import DEEPSPEED, FSDP
+from calc.base.versions import at_least
+from calc.scenario.words import DEEPSPEED, FSDP
 
 if TYPE_CHECKING:
-    from calc.scenario import Scenario
+    from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft", "rm", "dpo")
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields that the Trainer sets in a trained `calc.keeps.Role`, whatever its loss.
+    """The fields that the Trainer sets in a trained `calc.base.plan.Role`, whatever its loss.
 
     FSDP reduces gradients in the compute type (accelerate `utils/dataclasses.py:2137`). Embeddings: `trainer.py:1338`.
     """

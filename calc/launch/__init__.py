@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from calc.base.versions import at_least
 from calc.launch import openrlhf, trl, verl
 from calc.launch.shell import Launch, LaunchError
-from calc.scenario import Scenario
-from calc.versions import at_least
+from calc.scenario.scenario import Scenario
 
 __all__ = ["Launch", "LaunchError", "launch"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from calc.frameworks import openrlhf_rl as rl
+from calc.frameworks.openrlhf import rl
 from calc.launch import shell
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own, switch
-from calc.scenario import Scenario
+from calc.scenario.scenario import Scenario
 
 FIRST = "0.11"
 

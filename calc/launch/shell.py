@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calc.catalog import load
-from calc.families import MXFP4
-from calc.rules import flatten
-from calc.scenario import Scenario, framework
-from calc.schema import InputError
-from calc.words import PARTNERS
+from calc.base.schema import InputError
+from calc.catalog.catalog import load
+from calc.models.families import MXFP4
+from calc.scenario.rules import flatten
+from calc.scenario.scenario import Scenario, framework
+from calc.scenario.words import PARTNERS
 
 # Transformers' names, which all frameworks pass on
 ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}

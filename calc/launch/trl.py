@@ -14,8 +14,8 @@ from typing import Any
 
 from calc.launch import shell
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
-from calc.scenario import Scenario
-from calc.words import FSDP
+from calc.scenario.scenario import Scenario
+from calc.scenario.words import FSDP
 
 FIRST = "1"
 

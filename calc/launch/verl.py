@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from calc.launch import shell, verl_sft
 from calc.launch.shell import Launch, LaunchError, Placeholder, Words, own
 from calc.launch.verl_keys import STRATEGIES, UNSAID, engine, key, model
-from calc.scenario import Scenario
+from calc.scenario.scenario import Scenario
 
 FIRST = "0.9"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from calc.launch.shell import ATTENTION, Placeholder, Words, word
-from calc.scenario import Scenario
+from calc.scenario.scenario import Scenario
 
 STRATEGIES = {"fsdp1": "fsdp", "fsdp2": "fsdp2"}
 IMPLEMENTATIONS = {"fused": "{fused:true}", "foreach": "null", "single": "{foreach:false}"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from calc.launch import shell
 from calc.launch.shell import Launch, Placeholder, Words
 from calc.launch.verl_keys import STRATEGIES, UNSAID, engine, key, model
-from calc.scenario import Scenario
+from calc.scenario.scenario import Scenario
 
 
 def launch(s: Scenario) -> Launch:

@@ -17,13 +17,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.amounts import Segment, amount
-from calc.architecture import layer_kinds
+from calc.autograd.polynomial import Segment, amount
+from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.attention import Attention
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.run import Run, dimensions
-from calc.tape import NOTHING, Size, Tape, Tensor, of
+from calc.models.architecture import layer_kinds
 
 
 class Program(Attention):

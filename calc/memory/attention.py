@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from calc.autograd.tape import NOTHING, Course, Size, Tensor, of
 from calc.memory.linears import WIDTH, Linears
-from calc.tape import NOTHING, Course, Size, Tensor, of
 
 
 class Attention(Linears):

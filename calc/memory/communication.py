@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calc.ledger import Line
+from calc.base.ledger import Line
 
 
 def ddp_buckets(role: str, trained: int, b: int) -> Line:

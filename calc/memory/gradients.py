@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calc.ledger import Line
+from calc.base.ledger import Line
 
 
 def so_far(role: str, done: int, b: int) -> Line:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from calc.architecture import Tensor
-from calc.ledger import Line
-from calc.units import GB, MiB
+from calc.base.ledger import Line
+from calc.base.units import GB, MiB
+from calc.models.architecture import Tensor
 
 # `save_pretrained` cuts checkpoints into shards of at most this size (transformers, `max_shard_size`)
 CHECKPOINT_SHARD = 5 * GB

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import Architecture, tensors
-from calc.ledger import Line
+from calc.base.ledger import Line
+from calc.base.units import GiB, MiB
 from calc.memory.host import pinned
-from calc.units import GiB, MiB
+from calc.models.architecture import Architecture, tensors
 
 BYTES = 2  # a bf16 number: weights, activations and cache
 # vLLM's `block_size` in tokens, and `DEFAULT_VOCAB_PADDING_SIZE` (model_executor/layers/vocab_parallel_embedding.py)

@@ -5,10 +5,10 @@ See `calc.memory.activations` for the symbols and for what was read.
 
 from __future__ import annotations
 
-from calc.amounts import amount
+from calc.autograd.polynomial import amount
+from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.run import Run, biased, dimensions, elements
 from calc.memory.weights import SCALE
-from calc.tape import NOTHING, Size, Tape, Tensor, of
 
 WIDTH = of(h=1)  # the residual stream
 OUTPUTS = ("lm_head", "score")  # the linears at the end of a model, whose weights an engine gathers

@@ -6,11 +6,11 @@ are from.
 
 from __future__ import annotations
 
-from calc.amounts import amount
+from calc.autograd.polynomial import amount
+from calc.autograd.tape import Tensor, of
 from calc.memory.attention import Attention
 from calc.memory.linears import WIDTH
 from calc.memory.run import dimensions
-from calc.tape import Tensor, of
 
 PRODUCT = "qkv"  # queries, keys and values, from one linear
 

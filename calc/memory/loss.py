@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from calc.amounts import NO_BYTES, Amount, Segment, amount
-from calc.architecture import embedding_parameters
-from calc.keeps import Path
+from calc.autograd.polynomial import NO_BYTES, Amount, Segment, amount
+from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
+from calc.base.plan import Path
 from calc.memory.activations import Program
 from calc.memory.linears import OUTPUTS, WIDTH
 from calc.memory.run import Run, dimensions
-from calc.tape import NOTHING, Size, Tape, Tensor, of
+from calc.models.architecture import embedding_parameters
 
 V = of(V=1)
 ONE = Size({"": 1})

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calc.architecture import Tensor
-from calc.ledger import Line
+from calc.base.ledger import Line
+from calc.models.architecture import Tensor
 
 SMALL = 4096  # bitsandbytes `min_8bit_size`
 BLOCK = 256  # bitsandbytes `blocksize` since 0.44, 2048 before

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from calc.architecture import Architecture, layer_tensors
+from calc.models.architecture import Architecture, layer_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Run:
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
     reentrant: bool = False  # FSDP 1 around layers that PyTorch's reentrant checkpointing runs again
     context: int = 1  # context-parallel ranks, each with some of the positions in all layers
-    exchange: str = ""  # the way attention sees other ranks' positions, a word of `calc.keeps.Role`
+    exchange: str = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     @property
     def compute(self) -> int:

@@ -1,15 +1,15 @@
 """The memory of a process beside its tensors: CUDA context, cuBLAS and NCCL buffers, and fragmentation.
 
 None of these follows from the model. Each constant names its source; those marked assumed were not measured by us.
-`calc.verdict` has their spread.
+`calc.estimate.verdict` has their spread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from calc.ledger import Line
-from calc.units import GiB, MiB
+from calc.base.ledger import Line
+from calc.base.units import GiB, MiB
 
 # Context and loaded kernels: 0.47 GiB on an A100 with lazy loading, torch 2.1.1 (stas00/ml-engineering
 # training/performance/README.md), assumed for other cards up to Ada; on H100 and H200 what a training process took in

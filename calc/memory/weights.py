@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from calc.architecture import Architecture, Head, parameters, tensors
-from calc.ledger import Line
+from calc.base.ledger import Line
+from calc.models.architecture import Architecture, Head, parameters, tensors
 
 SCALE = 4 / 64  # bytes of an element's part of an fp32 scale
 # bytes of an element, by whether scales are quantised themselves

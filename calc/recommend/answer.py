@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from calc.catalog import GPU, Catalog, load
+from calc.base.units import gb
+from calc.catalog.catalog import GPU, Catalog, load
 from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import changes, closest, next_faster, tight
 from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
 from calc.recommend.trades import advice, lighter, methods, trades
-from calc.rules import card_warnings
-from calc.scenario import Scenario, framework, given
-from calc.units import gb
-from calc.words import RL
+from calc.scenario.rules import card_warnings
+from calc.scenario.scenario import Scenario, framework, given
+from calc.scenario.words import RL
 
 
 @dataclass(frozen=True)

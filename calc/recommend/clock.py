@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from calc.catalog import GPU, Node
-from calc.scenario import Scenario
+from calc.catalog.catalog import GPU, Node
+from calc.scenario.scenario import Scenario
 from calc.throughput import Throughput, Unrated, throughput
 from calc.throughput.rates import rated
 

@@ -6,12 +6,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil, inf
 
-from calc.catalog import Catalog
-from calc.host_memory import SHARE
+from calc.base.units import GB
+from calc.catalog.catalog import Catalog
+from calc.estimate.host_memory import SHARE
 from calc.recommend.problem import COUNTS, Configuration, Miss, Problem, fits
 from calc.recommend.search import Found, Judged, Place, Search, room
 from calc.recommend.space import Fields
-from calc.units import GB
 
 SHORTEST = 128  # tokens; shorter sequences are not suggested
 

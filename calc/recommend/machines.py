@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from calc.architecture import parameters
-from calc.catalog import GPU, Catalog, load
+from calc.base.schema import InputError
+from calc.catalog.catalog import GPU, Catalog, load
+from calc.models.architecture import parameters
 from calc.recommend.answer import Recommendation, recommend
 from calc.recommend.problem import COUNTS, Problem
-from calc.scenario import ScenarioError, given
-from calc.schema import InputError
+from calc.scenario.scenario import ScenarioError, given
 
 
 class Machine(NamedTuple):

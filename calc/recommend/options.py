@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from calc.reading import parse_yaml
-from calc.scenario import SCHEMA
-from calc.schema import InputError, closest, show
+from calc.base.reading import parse_yaml
+from calc.base.schema import InputError, closest, show
+from calc.scenario.scenario import SCHEMA
 
 FLAGS = ("--json", "--scenario", "--help")
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from calc.catalog import Catalog
-from calc.host_memory import host_memory
+from calc.base.schema import InputError
+from calc.catalog.catalog import Catalog
+from calc.estimate.host_memory import host_memory
 from calc.recommend.clock import Clock
 from calc.recommend.search import Found, Judged, Search
 from calc.recommend.space import Fields, branches, own, rungs, seed, whole_rollout
-from calc.rules import lacks_kernels
-from calc.scenario import Scenario, on_card
-from calc.schema import InputError
+from calc.scenario.rules import lacks_kernels
+from calc.scenario.scenario import Scenario, on_card
+from calc.scenario.words import RL
 from calc.throughput import Throughput, node_of
-from calc.words import RL
 
 # Frameworks tried for RL where none is named, and the least and the usual number of responses in a group (verl's and
 # TRL's own are 5 and 8: examples/grpo_trainer/run_qwen2-7b.sh, trl/trainer/grpo_config.py).

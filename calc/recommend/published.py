@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from calc.catalog import Catalog
+from calc.catalog.catalog import Catalog
 from calc.recommend.machines import smallest
 from calc.recommend.problem import Configuration
-from calc.rules import flatten
+from calc.scenario.rules import flatten
 
 SOURCE = (
     "https://github.com/verl-project/verl/blob/2239fd0ff7210c80ad63e20581924d1f66167429/docs/perf/device_tuning.rst"

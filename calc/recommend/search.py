@@ -30,19 +30,19 @@ from itertools import count, product
 from math import inf
 from typing import NamedTuple
 
-from calc import verdict
-from calc.catalog import Catalog
+from calc.base.ledger import Estimate, Group, Phase, most
+from calc.catalog.catalog import Catalog
 from calc.engines.vllm import Cache
-from calc.estimate import estimate
-from calc.groups import Shared, sets
-from calc.host_memory import HostMemory
-from calc.job import Job
-from calc.ledger import Estimate, Group, Phase, most
-from calc.nodes import Hosts
+from calc.estimate import verdict
+from calc.estimate.estimate import estimate
+from calc.estimate.gpu_group import Shared, sets
+from calc.estimate.host_memory import HostMemory
+from calc.estimate.host_nodes import Hosts
 from calc.recommend.clock import TOLERANCE, Clock
 from calc.recommend.simplicity import Effort, efforts
 from calc.recommend.space import SHARE, Branch
-from calc.scenario import Scenario, on_card
+from calc.scenario.scenario import Scenario, on_card
+from calc.step.roles import Job
 
 Place = tuple[int, ...]
 Groups = dict[Effort, list[tuple[int, Place]]]

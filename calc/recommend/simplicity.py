@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from calc.recommend.space import OFFLOADS, TURNS, Branch
-from calc.scenario import Scenario
+from calc.scenario.scenario import Scenario
 
 # From what every loop can run to what takes most care. FSDP 2, which replaces FSDP 1 in PyTorch, saves and loads each
 # parameter by its name and takes frozen ones beside trained ones in any order, where FSDP 1 has flat parameters.

@@ -21,13 +21,13 @@ from itertools import product
 from math import gcd, prod
 from typing import Any
 
-from calc.architecture import Architecture
-from calc.catalog import Catalog
+from calc.catalog.catalog import Catalog
 from calc.frameworks.choices import Choices
-from calc.job import Memo, Roles
-from calc.rules import flatten
-from calc.scenario import Scenario, ScenarioError, framework, on_card, parse, vary
-from calc.words import DEEPSPEED, FSDP, RL, SHARDINGS, TOGETHER
+from calc.models.architecture import Architecture
+from calc.scenario.rules import flatten
+from calc.scenario.scenario import Scenario, ScenarioError, framework, on_card, parse, vary
+from calc.scenario.words import DEEPSPEED, FSDP, RL, SHARDINGS, TOGETHER
+from calc.step.roles import Memo, Roles
 
 Fields = Mapping[str, Any]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from calc.catalog import Catalog
+from calc.base.units import gib
+from calc.catalog.catalog import Catalog
+from calc.estimate.report import deciding, degrees, lengths, rollout, segments, span
 from calc.recommend.answer import Recommendation
 from calc.recommend.machines import Smallest
 from calc.recommend.problem import Configuration, Miss
 from calc.recommend.search import Judged
-from calc.report import deciding, degrees, lengths, rollout, segments, span
 from calc.throughput import Throughput
-from calc.units import gib
 
 RANKED = "machines are ranked by their usable memory in all, then by the number of GPUs: the catalog has no prices"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from calc.ledger import Phase
+from calc.base.ledger import Phase
+from calc.base.units import gib
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import Configuration, Problem, configured
 from calc.recommend.search import Found, Judged, Search
 from calc.recommend.space import OFFLOADS, Branch, Fields
-from calc.scenario import Scenario
-from calc.units import gib
+from calc.scenario.scenario import Scenario
 
 # The share of the card that an alternative with more margin leaves free beside the peak and its error.
 MARGIN = 0.10

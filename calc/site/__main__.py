@@ -20,7 +20,9 @@ def main() -> None:
 
 
 def _run() -> None:
-    from calc.site import build, diff, engines, exports, faults, ids, release, strict
+    from calc.site import faults
+    from calc.site.build import build, compare_engines, diff, ids, release, strict
+    from calc.site.formats import exports
 
     parser = argparse.ArgumentParser(prog="python -m calc.site", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -44,10 +46,10 @@ def _run() -> None:
         case "build":
             build.build(arguments.dir.resolve(), arguments.engine)
         case "same":
-            if found := list(engines.differences(arguments.one, arguments.other)):
+            if found := list(compare_engines.differences(arguments.one, arguments.other)):
                 raise faults.BuildError("\n".join(found))
         case "serve":
-            from calc.site import preview  # imports all of mkdocs, which would displace another site engine
+            from calc.site.preview import preview  # imports all of mkdocs, which would displace another site engine
 
             preview.serve(arguments.address)
         case "diff":

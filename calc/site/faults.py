@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from calc.schema import InputError
+from calc.base.project import ROOT
+from calc.base.schema import InputError
 
-ROOT = Path(__file__).parents[2]
 TEMPLATES = ("<template>", "<unknown>", ".html", ".xml")  # endings of the names of Jinja's templates
 
 

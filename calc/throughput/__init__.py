@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from calc.architecture import Head
-from calc.catalog import GPU, Catalog, Node
-from calc.keeps import Keeps
-from calc.placement import VALUED, serving
-from calc.scenario import Offload, Scenario
+from calc.base.plan import Keeps
+from calc.catalog.catalog import GPU, Catalog, Node
+from calc.models.architecture import Head
+from calc.scenario.scenario import Offload, Scenario
+from calc.step.placement import VALUED, serving
 from calc.throughput.rates import Rates, rated
 from calc.throughput.rollout import generated, served, swapped, synced
 from calc.throughput.terms import Term, Unrated, within

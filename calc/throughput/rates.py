@@ -1,7 +1,7 @@
 """The speed that a GPU, its node and their links reach at each kind of work in a step.
 
 Catalog rates are peaks; the shares of them that kernels reach come from published measurements, named beside each, or
-from this project's own, by a function of `calc.timing`.
+from this project's own, by a function of `calc.accuracy.timing`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
-from calc.catalog import GPU, Node
+from calc.catalog.catalog import GPU, Node
 from calc.throughput.terms import Constant, Unrated
 
 GIGA = 1e9
@@ -31,7 +31,7 @@ MATRIX = {
         0.697,
         _LARGE,
         "measured",
-        "H200, products of 32,768 tokens in the shapes of six models, which reach its power limit: calc.timing.matrix",
+        "H200, products of 32,768 tokens in the shapes of six models, which reach its power limit: timing.matrix",
     ),
     "Blackwell": Constant(1745 / 2250 * PLAIN, _LARGE, "published", f"B200 1745 of 2250, {STAS}; times PLAIN"),
     "Ada Lovelace": Constant(158.6 / 165.2, _LARGE, "published", f"RTX 4090, fp16, n = 8192: 158.6 of 165.2, {MLI}"),
@@ -48,19 +48,22 @@ MATRIX_OTHER = Constant(0.65, f"{_LARGE}, other architectures", "assumed", "no s
 FLASH = {
     "Ampere": Constant(0.60, _FLASH, "published", "50 to 73 % on the A100, arXiv:2307.08691, abstract; the middle"),
     "Hopper": Constant(
-        0.489, _SDPA, "calibrated", "two pairs of lengths, heads of 128 and of 64, on an H200: calc.timing.flash"
+        0.489,
+        _SDPA,
+        "calibrated",
+        "two pairs of lengths, heads of 128 and of 64, on an H200: timing.flash",
     ),
 }
 FLASH_OTHER = Constant(0.45, f"{_FLASH}, other architectures", "assumed", "no source")
 MEMORY = Constant(
     0.88, "share of a card's memory bandwidth that kernels reading and writing once reach", "published",
     f"A100 1.80 of 2.04 TB/s, https://forums.developer.nvidia.com/t/339083; A800 1727 of 1935 GB/s, {MLI}; "
-    "an H200 copies within itself at 0.875 of its own: calc.timing.memory",
+    "an H200 copies within itself at 0.875 of its own: timing.memory",
 )  # fmt: skip
 EAGER = {
     "Hopper": Constant(
         3.13e12, "bytes a second that element-wise kernels of eager code reach, however fast the card's memory is",
-        "calibrated", "four steps of Llama 3 8B on an H200 and an H100: calc.timing.eager",
+        "calibrated", "four steps of Llama 3 8B on an H200 and an H100: timing.eager",
     ),
 }  # fmt: skip
 FP32 = {
@@ -79,7 +82,10 @@ THROUGH_HOST = Constant(
 )  # fmt: skip
 PCIE = {3: 16.0, 4: 32.0, 5: 64.0}  # GB/s of 16 lanes in one direction, by generation
 PCIE_COPY = Constant(
-    0.866, "share of PCIe that copies from and to pinned memory reach", "measured", "H200, Gen5: calc.timing.pcie"
+    0.866,
+    "share of PCIe that copies from and to pinned memory reach",
+    "measured",
+    "H200, Gen5: timing.pcie",
 )
 NETWORK_GBS = Constant(12.5, "network of a node that the catalog does not know, GB/s", "assumed", "100 Gb/s Ethernet")
 CPU_ADAM = Constant(

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from calc.architecture import Architecture, parameters
-from calc.keeps import Keeps, Stage
+from calc.base.plan import Keeps, Stage
 from calc.memory import kv_cache
-from calc.placement import FORMATS
-from calc.scenario import Scenario
+from calc.models.architecture import Architecture, parameters
+from calc.scenario.scenario import Scenario
+from calc.step.placement import FORMATS
 from calc.throughput import traffic, work
 from calc.throughput.rates import Rates
 from calc.throughput.terms import Constant, Term

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from calc.architecture import Head, parameters
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
-from calc.scenario import Scenario, framework
+from calc.models.architecture import Head, parameters
+from calc.scenario.scenario import Scenario, framework
 from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, CPU_CORES, Rates
 from calc.throughput.terms import Constant, Term

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.architecture import Architecture, Head, layer_kinds, linears, tensors
+from calc.models.architecture import Architecture, Head, layer_kinds, linears, tensors
 from calc.throughput.terms import Constant, Term
 
 
@@ -58,11 +58,11 @@ SCORES = 2 + 4 + 4 + 8 + 6 + 2
 LAUNCH = Constant(
     11.6e-6, "seconds of the host for each operation that it dispatches, Python and autograd included", "calibrated",
     "the middle of three hosts, of which the slowest takes almost twice as long as the quickest: "
-    "calc.timing.launches",
+    "timing.launches",
 )  # fmt: skip
 START = Constant(
     3.37e-6, "seconds that a kernel takes beyond its bytes", "measured",
-    "decoding steps of six models on an H200 and an H100, from CUDA graphs: calc.timing.start",
+    "decoding steps of six models on an H200 and an H100, from CUDA graphs: timing.start",
 )  # fmt: skip
 HOOK = Constant(
     (0.270 - 0.060 - 0.038) / (64 * 8), "seconds that ZeRO-3's hooks take to fetch and release a module", "published",

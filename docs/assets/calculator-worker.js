@@ -29,7 +29,7 @@ async function start({ engine, catalog }) {
     py.FS.writeFile(`/engine/${name}`, text);
   }
   py.runPython("import sys; sys.path.insert(0, '/engine')");
-  const browser = py.pyimport("calc.site.browser");
+  const browser = py.pyimport("calc.site.calculator.browser");
   browser.start(data);
   return browser;
 }

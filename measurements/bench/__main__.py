@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calc.catalog import load
-from calc.schema import InputError
-from calc.units import GiB, gib
+from calc.base.schema import InputError
+from calc.base.units import GiB, gib
+from calc.catalog.catalog import load
 from measurements.commands import Parser
 
 from .edge import largest

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from calc.catalog import GPU, Catalog
-from calc.schema import InputError
-from calc.units import gib
+from calc.base.schema import InputError
+from calc.base.units import gib
+from calc.catalog.catalog import GPU, Catalog
 
 _NEAR = 0.04  # totals of the same kind of card differ by less, from driver to driver
 

@@ -10,14 +10,14 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from calc.architecture import parameters
-from calc.catalog import GPU, Catalog, CatalogError
-from calc.edges import LIKELY, SIZES, predicted
-from calc.reading import parse_mapping, read_bytes
-from calc.scenario import Scenario, parse
-from calc.schema import InputError, validator
-from calc.verdict import FITS
-from calc.words import DEEPSPEED, PAIRED
+from calc.accuracy.largest_size import LIKELY, SIZES, predicted
+from calc.base.reading import parse_mapping, read_bytes
+from calc.base.schema import InputError, validator
+from calc.catalog.catalog import GPU, Catalog, CatalogError
+from calc.estimate.verdict import FITS
+from calc.models.architecture import parameters
+from calc.scenario.scenario import Scenario, parse
+from calc.scenario.words import DEEPSPEED, PAIRED
 
 from .machine import Machine
 

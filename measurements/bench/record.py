@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from calc.reading import FILE, decode, parse_json, read_bytes
-from calc.schema import InputError, validator
+from calc.base.reading import FILE, decode, parse_json, read_bytes
+from calc.base.schema import InputError, validator
 from measurements.files import replace
 
 from .edge import Found

@@ -1,6 +1,6 @@
 """File reading for the tracer: JSON and plain YAML; any fault is reported in one line that names the file.
 
-`calc.reading` gives fuller messages, with packages that the tracer's environment lacks.
+`calc.base.reading` gives fuller messages, with packages that the tracer's environment lacks.
 """
 
 import json

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from jobs import SHORTER, UNMODELLED
 
-from calc import calibration, verdict
-from calc.catalog import Catalog, load
+from calc.accuracy import calibration
+from calc.accuracy.residuals import Residual
+from calc.base.units import GiB
+from calc.catalog.catalog import Catalog, load
+from calc.estimate import verdict
 from calc.memory import runtime
-from calc.residuals import Residual
-from calc.units import GiB
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def catalog() -> Catalog:
 
 
 def test_what_is_held_back_is_what_the_messages_say(catalog: Catalog) -> None:
-    """Who adds a message brings the constant up to date: `calc.calibration.held_back` prints it."""
+    """Who adds a message brings the constant up to date: `calc.accuracy.calibration.held_back` prints it."""
     found = calibration.held_back(catalog)
     print(", ".join(f"{share:.4f}" for share in found))
     assert list(found) == pytest.approx(runtime.HELD_BACK, abs=6e-5)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from calc import calibration, edges
-from calc.catalog import Catalog, load
-from calc.estimate import estimate
+from calc.accuracy import calibration, largest_size
+from calc.accuracy.residuals import Allocator, Residual, as_run, loads, outside, reach, residual, summary, summed
+from calc.catalog.catalog import Catalog, load
+from calc.estimate.estimate import estimate
 from calc.memory import runtime
 from calc.memory.runtime import CONTEXT_HOPPER, WORKSPACE, WORKSPACE_HOPPER, WORKSPACES
-from calc.residuals import Allocator, Residual, as_run, loads, outside, reach, residual, summary, summed
-from calc.scenario import parse
+from calc.scenario.scenario import parse
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ MISSED = {
 }
 
 
-def test_the_largest_size_that_runs_is_predicted(searches: tuple[edges.Search, ...]) -> None:
+def test_the_largest_size_that_runs_is_predicted(searches: tuple[largest_size.Search, ...]) -> None:
     """Within 5 % but for those named; no size that did not run is called 'fits'."""
     far = [e for e in searches if abs(e.predicted / e.found - 1) > 0.05]
     for e in far:

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from jobs import SHORTER, UNMODELLED
 
-from calc.catalog import load
-from calc.estimate import estimate
+from calc.accuracy.residuals import NUMBERS, RANGES, Residual, residual, summary
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
 from calc.memory import runtime
-from calc.residuals import NUMBERS, RANGES, Residual, residual, summary
-from calc.scenario import parse
-from calc.words import RL
+from calc.scenario.scenario import parse
+from calc.scenario.words import RL
 
 LENGTHS_VARY = runtime.CACHED["lengths vary"]
 

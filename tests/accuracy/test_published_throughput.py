@@ -6,11 +6,11 @@ from statistics import median
 
 import pytest
 
-from calc.catalog import load
+from calc.accuracy.step_time_errors import Pace, judging, pace, paces, rank_correlation, step_seconds
+from calc.catalog.catalog import load
 from calc.memory.kv_cache import token_bytes
-from calc.pace import Pace, judging, pace, paces, rank_correlation, step_seconds
 from calc.recommend.clock import TOLERANCE
-from calc.scenario import parse
+from calc.scenario.scenario import parse
 from calc.throughput import node_of, throughput
 from calc.throughput.rates import rated
 from calc.throughput.rollout import ENGINE_STEP, decode, read

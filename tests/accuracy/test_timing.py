@@ -6,8 +6,8 @@ from statistics import median
 
 import pytest
 
-from calc import timing
-from calc.catalog import Catalog, load
+from calc.accuracy import timing
+from calc.catalog.catalog import Catalog, load
 from calc.throughput.rates import EAGER, FLASH, MATRIX, MEMORY, PCIE_COPY
 from calc.throughput.work import LAUNCH, START
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from calc.catalog import load
-from calc.estimate import estimate
-from calc.residuals import Residual, peak_allocated, summary, summed
-from calc.scenario import parse
+from calc.accuracy.residuals import Residual, peak_allocated, summary, summed
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
+from calc.scenario.scenario import parse
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from calc.architecture import parameters
-from calc.config import from_config
-from calc.schema import validator
+from calc.base.schema import validator
+from calc.models.architecture import parameters
+from calc.models.hf_config import from_config
 from measurements.bench.__main__ import main
 from measurements.bench.record import ROOT, SCHEMA
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import stub_worker
 
-from calc.catalog import load
-from calc.schema import InputError
+from calc.base.schema import InputError
+from calc.catalog.catalog import load
 from measurements.bench.machine import Machine
 from measurements.bench.plan import Case, Plan, read
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import stub_worker
 
-from calc.catalog import load
-from calc.schema import InputError
+from calc.base.schema import InputError
+from calc.catalog.catalog import load
 from measurements.bench.machine import Machine
 from measurements.bench.plan import ROOT, Case, Plan
 from measurements.bench.record import Results, record, writable

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from calc.catalog import load
+from calc.catalog.catalog import load
 from measurements.bench.__main__ import main
 from measurements.bench.pool import Pool, TimedOut
 from measurements.bench.progress import Clock, Progress, duration

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from calc.estimate import estimate
-from calc.ledger import Estimate, Moment
-from calc.scenario import parse
-from calc.units import GB, GiB
+from calc.base.ledger import Estimate, Moment
+from calc.base.units import GB, GiB
+from calc.estimate.estimate import estimate
+from calc.scenario.scenario import parse
 
 P = 7_615_616_512
 V, H, LAYERS = 152_064, 3_584, 28

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from calc.estimate import estimate
-from calc.ledger import Estimate, Group
-from calc.scenario import ScenarioError, parse
-from calc.units import GB, GiB
+from calc.base.ledger import Estimate, Group
+from calc.base.units import GB, GiB
+from calc.estimate.estimate import estimate
+from calc.scenario.scenario import ScenarioError, parse
 
 NODE = 1600 * GB
 KILLED = 0.95 * NODE  # Ray's memory_usage_threshold

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from calc.estimate import estimate, loading_moments
-from calc.ledger import Estimate, Group
-from calc.scenario import ScenarioError, parse
-from calc.units import GiB
+from calc.base.ledger import Estimate, Group
+from calc.base.units import GiB
+from calc.estimate.estimate import estimate, loading_moments
+from calc.scenario.scenario import ScenarioError, parse
 
 JOB = {
     "model": "llama-3-8b",

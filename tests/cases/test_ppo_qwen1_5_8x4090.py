@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from calc.estimate import estimate, loading_moments
-from calc.ledger import Estimate
-from calc.scenario import parse
-from calc.units import GB, GiB
+from calc.base.ledger import Estimate
+from calc.base.units import GB, GiB
+from calc.estimate.estimate import estimate, loading_moments
+from calc.scenario.scenario import parse
 
 SMALL = "qwen1.5-1.8b"
 JOB = {

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from calc.estimate import estimate, loading_moments
-from calc.scenario import parse
-from calc.units import GiB
+from calc.base.units import GiB
+from calc.estimate.estimate import estimate, loading_moments
+from calc.scenario.scenario import parse
 
 ROOT = Path(__file__).parents[2]
 RECORDS = {

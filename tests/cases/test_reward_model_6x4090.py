@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from calc.catalog import load
-from calc.estimate import estimate
-from calc.ledger import Estimate
-from calc.scenario import parse
+from calc.base.ledger import Estimate
+from calc.base.units import GiB
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
+from calc.scenario.scenario import parse
 from calc.throughput import Throughput, node_of, throughput
-from calc.units import GiB
 
 JOB = {
     "model": "llama-3-8b",

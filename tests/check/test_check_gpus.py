@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.check import gpus
 from calc.check.faults import Rule
 

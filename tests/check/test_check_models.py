@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.check import models
 from calc.check.config_keys import CARRIED, COMMON, known, known_around
 from calc.check.faults import Rule
-from calc.config import from_config
-from calc.families import FAMILIES, NESTED
+from calc.models.families import FAMILIES, NESTED
+from calc.models.hf_config import from_config
 
 
 def said(rule: Rule[Any], id: str, change: Mapping[str, Any] | None = None, **fields: Any) -> list[str]:
@@ -85,7 +85,7 @@ def configs(family: str) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_read_of_a_family_is_known(family: str) -> None:
-    """A field that calc.config reads is one that a file may have."""
+    """A field that calc.models.hf_config reads is one that a file may have."""
     for config in configs(family):
         asked = Reads(config)
         from_config(asked)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from planted import RECORDS
 
-from calc.catalog import load
+from calc.base.units import GiB
+from calc.catalog.catalog import load
 from calc.check import messages, records
 from calc.check.faults import Rule
-from calc.units import GiB
 
 
 def changed(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import planted
 import pytest
 
-from calc.catalog import CatalogError, load
+from calc.catalog.catalog import CatalogError, load
 from calc.check import check, folders, texts
 from calc.check.printed import printed
 

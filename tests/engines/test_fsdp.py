@@ -18,7 +18,7 @@ from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Where
 from calc.memory import host
 from calc.memory.weights import NF4
-from calc.scenario import Scenario, ScenarioError
+from calc.scenario.scenario import Scenario, ScenarioError
 
 ROOT = 2 * VH + 4096
 PART = P // 8

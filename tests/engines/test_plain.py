@@ -9,9 +9,9 @@ from hypothesis import given
 from jobs import FORWARD, LAYER, VH, P, at, end, engine, engine_of, head, moments, top, total, under
 from strategies import scenarios
 
+from calc.base.plan import Path
 from calc.engines.plain import Plain
-from calc.keeps import Path
-from calc.scenario import Scenario
+from calc.scenario.scenario import Scenario
 
 
 def plain(**fields: object) -> Plain:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calc.catalog import load
+from calc.base.ledger import Line
+from calc.base.plan import Serving
+from calc.base.units import GB, GiB
+from calc.catalog.catalog import load
 from calc.engines.vllm import STARTING, Vllm
-from calc.keeps import Serving
-from calc.ledger import Line
 from calc.memory import kv_cache
-from calc.units import GB, GiB
 
 QWEN = load().model("qwen2.5-7b").architecture
 LLAMA = load().model("llama-3-8b").architecture

@@ -35,12 +35,12 @@ from jobs import (
 )
 from strategies import scenarios
 
+from calc.base.ledger import Line
+from calc.base.units import GiB
 from calc.engines.replica import Where
 from calc.engines.zero import Zero
-from calc.ledger import Line
 from calc.memory import host
-from calc.scenario import Scenario, ScenarioError
-from calc.units import GiB
+from calc.scenario.scenario import Scenario, ScenarioError
 
 PART = P // 8
 BUCKET = 2 * 500_000_000

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from calc.estimate import estimate
-from calc.keeps import Path
+from calc.accuracy.residuals import peak_allocated
+from calc.base.plan import Path
+from calc.estimate.estimate import estimate
 from calc.memory.weights import NF4
-from calc.residuals import peak_allocated
-from calc.scenario import Scenario, ScenarioError, parse
+from calc.scenario.scenario import Scenario, ScenarioError, parse
 
 ONE = {"model": "llama-2-7b", "task": "sft", "trainer": "litgpt", "gpu": "a100-40-sxm", "method": "lora"}
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from jobs import job
 
-from calc.frameworks import openrlhf
-from calc.keeps import Path
-from calc.scenario import Scenario, ScenarioError, parse
-from calc.versions import numbers
+from calc.base.plan import Path
+from calc.base.versions import numbers
+from calc.frameworks.openrlhf import openrlhf
+from calc.scenario.scenario import Scenario, ScenarioError, parse
 
 
 def run(version: str = "0.6.1", **fields: Any) -> Scenario:

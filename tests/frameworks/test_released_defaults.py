@@ -17,8 +17,10 @@ import pytest
 from jobs import job
 from released import Release, Unreachable, read
 
-from calc.frameworks import openrlhf, trl, verl
-from calc.versions import at_least
+from calc.base.versions import at_least
+from calc.frameworks.openrlhf import openrlhf
+from calc.frameworks.trl import trl
+from calc.frameworks.verl import verl
 
 Released = Callable[[str, str], Release]
 MODULES: Mapping[str, ModuleType] = {"openrlhf": openrlhf, "verl": verl, "trl": trl}

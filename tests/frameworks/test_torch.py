@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from jobs import job
 
-from calc.frameworks import torch
-from calc.keeps import Path
-from calc.scenario import ScenarioError
-from calc.versions import at_least, nearest, numbers
+from calc.base.plan import Path
+from calc.base.versions import at_least, nearest, numbers
+from calc.frameworks.torch import torch
+from calc.scenario.scenario import ScenarioError
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from jobs import job
 
-from calc.estimate import estimate
-from calc.scenario import Scenario, ScenarioError
-from calc.units import GiB
+from calc.base.units import GiB
+from calc.estimate.estimate import estimate
+from calc.scenario.scenario import Scenario, ScenarioError
 
 
 def run(**fields: Any) -> Scenario:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from jobs import job
 
-from calc.catalog import load
-from calc.estimate import estimate
-from calc.frameworks import trl
-from calc.keeps import DeepSpeed, Path, Role, Serving, Stage
-from calc.scenario import Scenario, ScenarioError
+from calc.base.plan import DeepSpeed, Path, Role, Serving, Stage
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
+from calc.frameworks.trl import trl
+from calc.scenario.scenario import Scenario, ScenarioError
 
 TILED = Path("tiled", tile=4096)
 HALF = Path("tiled", kept=0.5, tile=4096)  # 512 of 1024 tokens are the completion's

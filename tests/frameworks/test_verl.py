@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from calc.estimate import estimate
-from calc.frameworks import verl
-from calc.keeps import Keeps, Path
-from calc.scenario import Scenario, ScenarioError, parse
+from calc.base.plan import Keeps, Path
+from calc.estimate.estimate import estimate
+from calc.frameworks.verl import verl
+from calc.scenario.scenario import Scenario, ScenarioError, parse
 
 FORK = "tinyzero"
 RELEASED = verl.KNOWN[1:]

@@ -19,10 +19,12 @@ from fuzz import inputs
 from hypothesis import strategies as st
 
 from calc.__main__ import main
-from calc.catalog import load
-from calc.schema import InputError
-from calc.site import calculator, sources, tables
-from calc.site.calculator import Place
+from calc.base.schema import InputError
+from calc.catalog.catalog import load
+from calc.site.calculator import calculator
+from calc.site.calculator.calculator import Place
+from calc.site.macros import sources
+from calc.site.tables import tables
 
 SCRATCH = Path(mkdtemp(prefix="headroom-fuzz-"))
 

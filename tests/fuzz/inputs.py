@@ -14,9 +14,9 @@ import yaml
 from hypothesis import strategies as st
 from strategies import fields, rl_fields
 
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.recommend import options
-from calc.scenario import SCHEMA
+from calc.scenario.scenario import SCHEMA
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calc.scenario import Scenario, ScenarioError, parse
+from calc.scenario.scenario import Scenario, ScenarioError, parse
 
 BASE = {"model": "llama-3-8b", "gpu": "a100-80-sxm"}
 OPENRLHF, VERL, TRL = "openrlhf==0.11", "verl==0.9", "trl==1"

@@ -11,11 +11,11 @@ import grid
 import pytest
 import yaml
 
-from calc.estimate import estimate
+from calc.estimate.estimate import estimate
 from calc.launch import LaunchError, launch
 from calc.launch.shell import Launch, Placeholder, nodes_of
-from calc.rules import flatten
-from calc.scenario import SCHEMA, ScenarioError, parse
+from calc.scenario.rules import flatten
+from calc.scenario.scenario import SCHEMA, ScenarioError, parse
 
 HYBRID = """\
 python3 \\
@@ -402,7 +402,7 @@ def test_a_job_without_a_command_is_refused_in_one_line(fields: dict[str, Any], 
 
 
 def test_a_model_of_a_config_file_is_a_placeholder(tmp_path: Any) -> None:
-    from calc.catalog import load
+    from calc.catalog.catalog import load
 
     path = tmp_path / "config.json"
     path.write_text(json.dumps(dict(load().models["llama-3-8b"].config)), "utf-8")

@@ -30,11 +30,11 @@ from packages import (
     vllm_serve,
 )
 
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.launch import LaunchError, launch
 from calc.launch.shell import Launch
 from calc.launch.trl import ACCELERATE, BETA, DEEPSPEED, SERVER
-from calc.scenario import Scenario
+from calc.scenario.scenario import Scenario
 
 ATTENTION = {"flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager"}
 
@@ -417,7 +417,7 @@ def zero(packages: Packages, settings: Mapping[str, Any], found: Launch) -> dict
             "offload.optimizer": plugin["offload_optimizer_device"] == "cpu",
             "offload.parameters": plugin["offload_param_device"] == "cpu",
             "accumulation": plugin["gradient_accumulation_steps"],
-            "grad_dtype": "bf16",  # DeepSpeed's own choice beside bf16 weights (calc/frameworks/trl.py)
+            "grad_dtype": "bf16",  # DeepSpeed's own choice beside bf16 weights (calc/frameworks/trl/trl.py)
         }
     # Accelerate refuses beside a file what stands in it (accelerate/accelerator.py)
     assert not {"zero_stage", "gradient_accumulation_steps", "offload_optimizer_device"} & set(plugin)

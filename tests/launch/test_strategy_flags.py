@@ -10,8 +10,8 @@ import packages as released
 import pytest
 from packages import Packages
 
-from calc.site import strategies
-from calc.site.sources import front
+from calc.site.macros.sources import front
+from calc.site.views.jobs import strategies
 
 ROWS = [
     pytest.param(row, id=f"{page.stem}-{row['framework']}-{row['flag']}")

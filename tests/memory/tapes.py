@@ -6,13 +6,13 @@ from typing import Any
 
 from formulas import form, terms
 
-from calc.architecture import Architecture
-from calc.catalog import load
-from calc.config import from_config
+from calc.autograd.tape import Snapshot, Tape
+from calc.catalog.catalog import load
 from calc.memory import activations
 from calc.memory.activations import Program
 from calc.memory.run import Adapter, Run
-from calc.tape import Snapshot, Tape
+from calc.models.architecture import Architecture
+from calc.models.hf_config import from_config
 
 BF16_LORA = Adapter(64, "all-linear", False, 2)
 FP32_LORA = Adapter(64, "all-linear", True, 4)

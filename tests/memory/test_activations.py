@@ -10,13 +10,13 @@ from architectures import FALCON
 from formulas import form, terms
 from tapes import BF16_LORA, arch, check, frozen, passing, per_token, small, table, tape
 
-from calc.amounts import amount
-from calc.architecture import Architecture, layer_parameters
-from calc.catalog import load
+from calc.autograd.polynomial import amount
+from calc.autograd.tape import Tensor, of
+from calc.catalog.catalog import load
 from calc.memory import activations
 from calc.memory.activations import Program
 from calc.memory.run import Adapter, Run, dimensions
-from calc.tape import Tensor, of
+from calc.models.architecture import Architecture, layer_parameters
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 from formulas import form, terms
 from tapes import arch, check, frozen, passing, small, tape
 
-from calc.architecture import layer_parameters
+from calc.autograd.alloc_trace import GIVEN, INPUT, PASSING, Script, Writer
+from calc.autograd.tape import NOTHING, Op, Tape, Tensor, of
 from calc.memory import activations
 from calc.memory.activations import Program
 from calc.memory.run import Run
-from calc.script import GIVEN, INPUT, PASSING, Script, Writer
-from calc.tape import NOTHING, Op, Tape, Tensor, of
+from calc.models.architecture import layer_parameters
 
 
 def attends(made: Tape) -> Op:

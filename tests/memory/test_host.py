@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import engine, moments
 
-from calc.architecture import Tensor
-from calc.estimate import estimate
+from calc.base.units import GB, GiB
+from calc.estimate.estimate import estimate
 from calc.memory import host
-from calc.scenario import parse
-from calc.units import GB, GiB
+from calc.models.architecture import Tensor
+from calc.scenario.scenario import parse
 
 LLAMA_70B = 68_976_648_192
 

@@ -9,10 +9,10 @@ from formulas import IN_WORDS, evaluate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calc.architecture import Architecture, parameters
-from calc.catalog import load
+from calc.base.units import GiB, MiB
+from calc.catalog.catalog import load
 from calc.memory import kv_cache
-from calc.units import GiB, MiB
+from calc.models.architecture import Architecture, parameters
 
 MODELS = load().models
 

@@ -9,14 +9,14 @@ import pytest
 from formulas import form, terms
 from tapes import BF16_LORA, FP32_LORA, arch, check, frozen, passing, per_token, small, tape
 
-from calc.architecture import Architecture
-from calc.catalog import load
-from calc.lora import lora_parameters
+from calc.autograd.tape import Size, Tape, Tensor
+from calc.catalog.catalog import load
 from calc.memory.activations import Program
 from calc.memory.linears import Linears
 from calc.memory.run import Adapter, Run, dimensions
-from calc.parts import part
-from calc.tape import Size, Tape, Tensor
+from calc.models.architecture import Architecture
+from calc.models.lora import lora_parameters
+from calc.models.slices import part
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ import pytest
 from formulas import form, terms
 from tapes import arch, check, passing, small
 
-from calc.architecture import Architecture, parameters
-from calc.estimate import estimate
-from calc.frameworks.litgpt import modelled
-from calc.lora import lora_parameters
+from calc.accuracy.residuals import peak_allocated
+from calc.autograd.tape import Tape
+from calc.estimate.estimate import estimate
+from calc.frameworks.torch.litgpt import modelled
 from calc.memory.activations import program
 from calc.memory.run import Adapter, Run
-from calc.residuals import peak_allocated
-from calc.scenario import parse
-from calc.tape import Tape
+from calc.models.architecture import Architecture, parameters
+from calc.models.lora import lora_parameters
+from calc.scenario.scenario import parse
 
 QV = ("q_proj", "v_proj")
 

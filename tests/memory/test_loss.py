@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from formulas import form, terms
 
-from calc.amounts import Amount, Shot
-from calc.catalog import load
-from calc.frameworks.openrlhf import loss_path
-from calc.keeps import Path
+from calc.autograd.polynomial import Amount, Shot
+from calc.autograd.tape import Op, Snapshot, Tape
+from calc.base.plan import Path
+from calc.catalog.catalog import load
+from calc.frameworks.openrlhf.openrlhf import loss_path
 from calc.memory.loss import Head, head, sliced
 from calc.memory.run import Run
-from calc.parts import part
-from calc.tape import Op, Snapshot, Tape
+from calc.models.slices import part
 
 LLAMA = load().model("llama-3-8b").architecture
 GEMMA = load().model("gemma-2-9b").architecture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from jobs import VH, P
 
-from calc.architecture import Tensor, tensors
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.memory.optimizer import (
     Optimizer,
     adafactor_bytes,
@@ -16,6 +15,7 @@ from calc.memory.optimizer import (
     step_scratch,
     temporaries,
 )
+from calc.models.architecture import Tensor, tensors
 
 LLAMA = tensors(load().model("llama-3-8b").architecture)
 

@@ -8,7 +8,7 @@ import pytest
 from jobs import job
 
 from calc.memory.run import Adapter, Run, biased, dimensions, elements, short
-from calc.parts import part
+from calc.models.slices import part
 
 ARCH = job().architecture
 PLAIN = Run(ARCH)

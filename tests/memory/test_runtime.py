@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from calc.ledger import Line
+from calc.base.ledger import Line
+from calc.base.units import GiB, MiB
 from calc.memory import runtime
-from calc.units import GiB, MiB
 
 
 def test_a_lone_process_has_a_context_and_two_cublas_workspaces() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import VH, P, job, replica_of
 
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.memory import weights
 
 LLAMA = load().model("llama-3-8b").architecture

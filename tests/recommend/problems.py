@@ -6,12 +6,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.recommend.problem import Problem
 from calc.recommend.search import Search
 from calc.recommend.space import branches
-from calc.scenario import ScenarioError, framework
-from calc.words import RL
+from calc.scenario.scenario import ScenarioError, framework
+from calc.scenario.words import RL
 
 TASKS = {
     "torch": ("sft", "rm", "dpo", "ppo", "grpo"),

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from calc import verdict
-from calc.catalog import load
-from calc.estimate import estimate
+from calc.catalog.catalog import load
+from calc.estimate import verdict
+from calc.estimate.estimate import estimate
 from calc.recommend import Recommendation, recommend
 from calc.recommend.failing import _longest
 from calc.recommend.problem import Problem
 from calc.recommend.search import room
 from calc.recommend.trades import MARGIN
-from calc.scenario import ScenarioError
+from calc.scenario.scenario import ScenarioError
 from calc.throughput import node_of, throughput
 
 SFT: dict[str, Any] = {

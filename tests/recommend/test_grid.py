@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from calc.architecture import parameters
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.launch import LaunchError, launch
+from calc.models.architecture import parameters
 from calc.recommend import Recommendation, recommend
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import Configuration, Problem
 from calc.recommend.trades import SENSIBLE
-from calc.rules import card_warnings
-from calc.scenario import ScenarioError
-from calc.words import DEEPSPEED, FSDP, RL
+from calc.scenario.rules import card_warnings
+from calc.scenario.scenario import ScenarioError
+from calc.scenario.words import DEEPSPEED, FSDP, RL
 
 MODELS = ("qwen2.5-0.5b", "llama-3.2-3b", "qwen2.5-7b", "llama-3.1-8b", "phi-4", "qwen2.5-32b", "llama-3.1-70b",
           "mixtral-8x7b", "qwen3-30b-a3b")  # fmt: skip

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.recommend import smallest
 from calc.recommend.machines import machines
 from calc.recommend.problem import COUNTS, Problem
-from calc.scenario import ScenarioError
+from calc.scenario.scenario import ScenarioError
 
 SFT: dict[str, Any] = {"model": "llama-3-8b", "task": "sft", "framework": "openrlhf", "method": "full"}
 

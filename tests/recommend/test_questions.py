@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from calc.catalog import load
+from calc.catalog.catalog import load
 from calc.recommend import Recommendation, options, recommend
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.trades import SENSIBLE
-from calc.scenario import Scenario
+from calc.scenario.scenario import Scenario
 
 
 def ask(words: str) -> Recommendation:

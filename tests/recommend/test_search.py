@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from jobs import SERVING
 from problems import searches
 
-from calc.catalog import load
-from calc.estimate import estimate
-from calc.ledger import most
+from calc.base.ledger import most
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
+from calc.estimate.verdict import FITS
 from calc.recommend.clock import digits
 from calc.recommend.problem import Problem
 from calc.recommend.search import Found, Search, room
 from calc.recommend.simplicity import Effort, efforts
 from calc.recommend.space import SHARE
-from calc.scenario import on_card
-from calc.verdict import FITS
+from calc.scenario.scenario import on_card
 
 PPO: dict[str, Any] = {"model": "llama-3.2-3b", "task": "ppo", "gpu": "a100-80-sxm", "gpus": 4, "framework": "openrlhf"}
 

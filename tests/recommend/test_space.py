@@ -7,12 +7,12 @@ import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calc.catalog import load
-from calc.estimate import estimate
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
 from calc.recommend import space
 from calc.recommend.problem import Problem
 from calc.recommend.space import whole_rollout
-from calc.scenario import ScenarioError, parse, vary
+from calc.scenario.scenario import ScenarioError, parse, vary
 from calc.throughput import node_of, throughput
 
 SFT: dict[str, Any] = {"model": "llama-3.2-1b", "task": "sft", "gpu": "a100-80-sxm", "gpus": 8}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calc.estimate import estimate
+from calc.estimate.estimate import estimate
 from calc.recommend.published import VERL, Published, compare
 
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from calc.site import charts
+from calc.site.tables import charts
 
 WORDS = {"oom": "out of memory"}
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from calc.calibration import Outcome
-from calc.edges import Search
-from calc.residuals import Residual
-from calc.site import accuracy, answers, measured, odds, reports
-from calc.site.tables import Cell, Column, Table, to_dict
-from calc.units import GiB
-from calc.words import RL
+from calc.accuracy.calibration import Outcome
+from calc.accuracy.largest_size import Search
+from calc.accuracy.residuals import Residual
+from calc.answers import answers
+from calc.base.units import GiB
+from calc.scenario.words import RL
+from calc.site.tables.tables import Cell, Column, Table, to_dict
+from calc.site.views.accuracy import accuracy, measured, odds, reports
 
 
 @pytest.fixture(autouse=True)

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from calc.catalog import load
-from calc.estimate import estimate
+from calc.answers import advice, answers, kept, topics
+from calc.answers.advice import Machine
+from calc.answers.topics import Answers
+from calc.base.units import GiB
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
 from calc.recommend import recommend, smallest
 from calc.recommend.problem import Problem
-from calc.scenario import parse
-from calc.site import advice, advised, answers, kept, topics
-from calc.site.advice import Machine
-from calc.site.tables import to_html
-from calc.site.topics import Answers
-from calc.units import GiB
+from calc.scenario.scenario import parse
+from calc.site.tables.tables import to_html
+from calc.site.views.advice import advised
 
 TRANSFERRED = 350_000  # bytes of a page, its tables included
 

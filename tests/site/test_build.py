@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from sites import NEW_GPU, ROOT, add_gpu, command, tiny
 
-from calc.site import answers, charts, checks
+from calc.answers import answers
+from calc.site.build import checks
+from calc.site.tables import charts
 
 
 def digest(folder: Path) -> str:
@@ -189,7 +191,7 @@ def test_a_gpu_that_is_gone_loses_its_page_and_a_published_table_that_is_gone_fa
     assert not (project / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
     assert not (project / f"build/data/tables/gpu-{NEW_GPU}.csv").exists()
     assert command(project, "ids").returncode == 0
-    listed = project / "calc/site/ids.txt"
+    listed = project / "calc/site/build/ids.txt"
     assert "job-phases" in listed.read_text("utf-8").split()
     page = project / "docs/index.md"
     page.write_text(page.read_text("utf-8").replace('id="job-phases"', 'id="job-by-phase"'), "utf-8")

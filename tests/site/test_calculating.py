@@ -15,10 +15,11 @@ from browsing import opened, until
 from playwright.sync_api import Browser, Page, Route
 from sites import ROOT
 
-from calc.catalog import load
-from calc.site import calculator, tables
-from calc.site.calculator import Place
-from calc.units import GiB
+from calc.base.units import GiB
+from calc.catalog.catalog import load
+from calc.site.calculator import calculator
+from calc.site.calculator.calculator import Place
+from calc.site.tables import tables
 
 AXE = (ROOT / "node_modules/axe-core/axe.min.js").read_text("utf-8")
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
@@ -182,7 +183,7 @@ def test_a_fault_of_calc_is_told_in_words_and_the_next_question_is_answered(brow
 
     def broken(route: Route) -> None:
         texts = route.fetch().json()
-        texts["calc/site/calculator.py"] += "\ndef find(*_):\n    return {}['maybe']\n"
+        texts["calc/site/calculator/calculator.py"] += "\ndef find(*_):\n    return {}['maybe']\n"
         route.fulfill(json=texts)
 
     page.route("**/calc.json", broken)

@@ -15,15 +15,20 @@ import yaml
 from commands import Run
 from sites import ROOT
 
-from calc.catalog import load
-from calc.estimate import as_dict, estimate
+from calc.answers import answers
+from calc.base.schema import InputError
+from calc.base.units import gib
+from calc.catalog.catalog import load
+from calc.estimate.estimate import as_dict, estimate
 from calc.recommend import recommend
-from calc.scenario import parse
-from calc.schema import InputError
-from calc.site import answers, browser, calculator, engine, exports, picker, recipes, tables
-from calc.site.calculator import Job, Place
-from calc.site.sources import front
-from calc.units import gib
+from calc.scenario.scenario import parse
+from calc.site.build import browser_engine
+from calc.site.calculator import browser, calculator, picker
+from calc.site.calculator.calculator import Job, Place
+from calc.site.formats import exports
+from calc.site.macros.sources import front
+from calc.site.tables import tables
+from calc.site.views.advice import recipes
 
 JOB = {"model": "llama-3.1-8b", "task": "sft", "framework": "trl", "gpu": "rtx4090", "gpus": 2, "seq_len": 2048}
 PLACE = Place("", tables.to_html)
@@ -39,27 +44,31 @@ def test_the_catalog_in_the_browser_is_the_catalog() -> None:
 
 
 def test_the_archive_is_calc_as_it_stands_and_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = engine.archive()
+    raw = browser_engine.archive()
     monkeypatch.setattr(zlib, "compressobj", lambda *a, **k: pytest.fail("another zlib writes other bytes"))
-    assert raw == engine.archive()
+    assert raw == browser_engine.archive()
     names = set(held := json.loads(raw))
     for path in (ROOT / "calc").rglob("*.py"):
         place = path.relative_to(ROOT).as_posix()
         if "/site/" not in place:
             assert held[place] == path.read_text("utf-8")
-    assert {"calc/scenario.schema.json", "calc/site/browser.py", "calc/site/charts.py"} <= names
-    assert "calc/site/build.py" not in names
+    assert {
+        "calc/scenario/scenario.schema.json",
+        "calc/site/calculator/browser.py",
+        "calc/site/tables/charts.py",
+    } <= names
+    assert "calc/site/build/build.py" not in names
     assert {name.split("/")[0] for name in names} == {"calc", "yaml", "fastjsonschema"}
 
 
 def test_the_engine_is_written_once_and_what_is_old_goes(tmp_path: Path) -> None:
     (tmp_path / "0ld").mkdir()
-    engine.write(tmp_path)
+    browser_engine.write(tmp_path)
     (folder,) = tmp_path.iterdir()
-    assert {path.name for path in folder.iterdir()} == {*engine.CORE, engine.ARCHIVE}
-    before = (folder / engine.ARCHIVE).stat().st_mtime_ns
-    engine.write(tmp_path)
-    assert (folder / engine.ARCHIVE).stat().st_mtime_ns == before
+    assert {path.name for path in folder.iterdir()} == {*browser_engine.CORE, browser_engine.ARCHIVE}
+    before = (folder / browser_engine.ARCHIVE).stat().st_mtime_ns
+    browser_engine.write(tmp_path)
+    assert (folder / browser_engine.ARCHIVE).stat().st_mtime_ns == before
 
 
 def test_an_answer_is_that_of_recommend_with_its_machine_its_command_and_its_file() -> None:

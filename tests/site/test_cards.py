@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from sites import command, tiny
 
-from calc.site import cards
+from calc.site.build import cards
 
 
 def test_every_page_has_its_card_and_names_it_where_the_address_of_the_site_is_known(

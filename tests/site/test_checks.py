@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calc.site import checks, styles
+from calc.site.build import checks, styles
 
 ELSEWHERE, NOWHERE, LEADS = "from elsewhere", "which is not there", "allowed: a page, https, http, mailto"
 PLANTED = {

@@ -7,11 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from calc.estimate import estimate
-from calc.scenario import parse
-from calc.site import answers, charts, curves, heat, plots, scatter, tables, topics
-from calc.site.fits import Asked, best
-from calc.units import GiB
+from calc.answers import answers, topics
+from calc.answers.fits import Asked, best
+from calc.base.units import GiB
+from calc.estimate.estimate import estimate
+from calc.scenario.scenario import parse
+from calc.site.tables import charts, plots, tables
+from calc.site.views.accuracy import scatter
+from calc.site.views.fit import heat
+from calc.site.views.jobs import curves
 
 JOB = {
     "model": "llama-3-8b", "task": "rm", "framework": "openrlhf==0.3", "gpu": "rtx4090", "gpus": 6, "gpus_per_node": 6,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sites import command, tiny
 
-from calc.site.diff import compare
+from calc.site.build.diff import compare
 
 
 def test_compare_names_what_is_new_gone_and_different() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sites import command, tiny
 
-from calc.site.engines import differences
+from calc.site.build.compare_engines import differences
 
 
 def test_properdocs_builds_the_same_cells_ids_and_links(tmp_path: Path) -> None:

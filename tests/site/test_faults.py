@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from sites import command, tiny
 
+from calc.answers.kept import Kept
 from calc.site import faults
-from calc.site.kept import Kept
 
 ROOT = faults.ROOT
 FULL = (errno.ENOSPC, "No space left on device")

@@ -9,9 +9,9 @@ import markdown
 import pytest
 from sites import ROOT
 
-from calc.site import glossary
-from calc.site.sources import front
-from calc.site.tooltips import TooltipExtension
+from calc.site.macros import glossary
+from calc.site.macros.sources import front
+from calc.site.macros.tooltips import TooltipExtension
 
 DOCS = ROOT / "docs"
 

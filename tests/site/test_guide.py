@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sites import command, tiny
 
-from calc.site import guide
-from calc.site.rendered import Pages, Rendered
+from calc.site.build import guide
+from calc.site.macros.rendered import Pages, Rendered
 
 PAGE = Rendered("# A page", {"figures": {"<figure>": "<table>"}})
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from sites import ROOT, command, tiny
 
-from calc.site.inline import coded, inline, within
+from calc.site.macros.inline import coded, inline, within
 
 EVIL = (
     """A|B <script>planted(1)</script> "onplanted='1' <planted:y> <!-- planted --> &planted; #planted""" + "\n"
@@ -113,7 +113,7 @@ def hostile(project: Path) -> None:
 def test_no_part_of_a_page_comes_from_data(tmp_path: Path) -> None:
     project = tiny(tmp_path / "project")
     hostile(project)
-    build = project / "calc/site/build.py"  # without the rules that refuse such names before anything is built
+    build = project / "calc/site/build/build.py"  # without the rules that refuse such names before anything is built
     build.write_text(build.read_text("utf-8").replace("    check()\n", ""), "utf-8")
     run = command(project, "build", "site")
     assert run.returncode == 0, run.stderr[-2000:]

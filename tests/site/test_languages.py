@@ -7,7 +7,8 @@ from pathlib import Path
 
 from sites import ROOT, command, tiny
 
-from calc.site import charts, chinese, fullwidth, languages
+from calc.site.i18n import chinese, fullwidth, languages
+from calc.site.tables import charts
 
 
 def test_a_translation_has_the_numbers_and_tables_of_its_original(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from calc.report import REFUSED
-from calc.site import answers, hosts, ledgers, roles, words
-from calc.site.answers import Answer
-from calc.site.tables import Table, to_dict, to_html
-from calc.units import GB, GiB
+from calc.answers import answers, words
+from calc.answers.answers import Answer
+from calc.base.units import GB, GiB
+from calc.estimate.report import REFUSED
+from calc.site.tables.tables import Table, to_dict, to_html
+from calc.site.views.jobs import hosts, ledgers, roles
 
 JOB = {"model": "llama-3-8b", "gpu": "a100-80-sxm", "gpus": 8, "micro_batch": 1, "checkpointing": "full"}
 VERL = {**JOB, "task": "grpo", "framework": "verl==0.9.1", "rollout.n": 8, "rollout.batch": 64, "roles.reference": {}}

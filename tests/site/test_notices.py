@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sites import ROOT
 
-from calc.schema import InputError
-from calc.site import engine, notices
+from calc.base.schema import InputError
+from calc.site.build import browser_engine, notices
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def built(tmp_path: Path) -> Path:
             path = tmp_path / pattern.replace("*", "x")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text('{"sources": []}', "utf-8")
-    archive = tmp_path / f"assets/calculator/x/{engine.ARCHIVE}"
-    archive.write_bytes(engine.archive())
+    archive = tmp_path / f"assets/calculator/x/{browser_engine.ARCHIVE}"
+    archive.write_bytes(browser_engine.archive())
     return tmp_path
 
 
@@ -39,7 +39,7 @@ STRAY = {
     "assets/javascripts/lunr/wordcut.js": "",
     "fonts/letters.woff2": "",
     "assets/javascripts/bundle.x.min.js.map": json.dumps({"sources": ["node_modules/left-pad/index.js", "src/own.ts"]}),
-    f"assets/calculator/x/{engine.ARCHIVE}": json.dumps({"calc/units.py": "", "leftpad/__init__.py": ""}),
+    f"assets/calculator/x/{browser_engine.ARCHIVE}": json.dumps({"calc/base/units.py": "", "leftpad/__init__.py": ""}),
 }
 
 
@@ -69,7 +69,7 @@ def test_the_notices_have_each_licence_of_each_package_in_full() -> None:
     for part in notices.parts():
         assert part.title in text
         assert all(line in text for line in part.copyright)
-    assert f"Pyodide {json.loads((engine.PYODIDE / 'package.json').read_bytes())['version']}" in text
+    assert f"Pyodide {json.loads((browser_engine.PYODIDE / 'package.json').read_bytes())['version']}" in text
 
 
 def test_a_licence_without_a_text_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ import pytest
 from figures import Figures, disagreement, tables
 from sites import ROOT
 
-from calc.catalog import Catalog, load
-from calc.estimate import estimate
-from calc.scenario import parse
-from calc.units import GB, GiB
+from calc.base.units import GB, GiB
+from calc.catalog.catalog import Catalog, load
+from calc.estimate.estimate import estimate
+from calc.scenario.scenario import parse
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from browsing import opened
 from playwright.sync_api import Browser, Route
 from sites import command, tiny
 
-from calc.site import policy
+from calc.site.build import policy
 
 # What markup that came in by data could try, each with what it would leave or where it would lead.
 TRIED = [

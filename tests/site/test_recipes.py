@@ -12,16 +12,20 @@ from typing import Any
 import pytest
 from sites import ROOT
 
-from calc.estimate import estimate
+from calc.answers import answers, words
+from calc.base.units import GB, GiB
+from calc.estimate.estimate import estimate
+from calc.estimate.verdict import FITS
 from calc.launch import Launch
 from calc.recommend import Recommendation, recommend
 from calc.recommend.problem import Miss
-from calc.rules import flatten
-from calc.scenario import parse
-from calc.site import answers, commands, minimal, recipes, rendered, sources, tables, words
-from calc.site.macros import Macros, PageError, Record, View
-from calc.units import GB, GiB
-from calc.verdict import FITS
+from calc.scenario.rules import flatten
+from calc.scenario.scenario import parse
+from calc.site.macros import rendered, sources
+from calc.site.macros.macros import Macros, PageError, Record, View
+from calc.site.tables import tables
+from calc.site.views.advice import minimal, recipes
+from calc.site.views.jobs import commands
 
 DOCS = ROOT / "docs/recipes"
 NOTHING = ("nothing fits", "vLLM does not start")

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from sites import TINY
 
-from calc.schema import InputError
-from calc.site import changelog, glossary
+from calc.base.schema import InputError
 from calc.site.faults import BuildError
-from calc.site.rendered import Pages
+from calc.site.macros import glossary
+from calc.site.macros.rendered import Pages
+from calc.site.views.catalog import changelog
 
 INDEX, CHINESE, CARDS = "index.md", "index.zh.md", "hardware/index.md"
 TABLE = '\n[[ phases_table("job", id="{}") ]]'
@@ -26,7 +27,7 @@ PLANTED = [
     (INDEX, "", "\n[[ verdict('job', group='critic') ]]", ":12: job: no group 'critic'; this job has "),
     (INDEX, "", "\n[[ gpu_name('rtx4091') ]]", ":12: gpu: given 'rtx4091', allowed: "),
     (INDEX, "", "\n[[ count('qwen') ]]", ":12: model: given 'qwen', allowed: "),
-    (INDEX, "", "\n[[ formula('calc.units:nothing') ]]", ":12: formula calc.units:nothing: "),
+    (INDEX, "", "\n[[ formula('calc.base.units:nothing') ]]", ":12: formula calc.base.units:nothing: "),
     (INDEX, "", "\n[[ peak('job') ]", ":12: unexpected ']'"),
     (INDEX, "", "\n[[ peak('job')", ":12: unexpected end of template"),
     (INDEX, "", "\n[% for x in %]", ":12: Expected an expression"),

@@ -21,8 +21,8 @@ from browsing import opened
 from playwright.sync_api import Browser
 from sites import command, tiny
 
-from calc.site import preview
 from calc.site.faults import BuildError
+from calc.site.preview import preview
 
 PATIENCE = 15  # seconds; a quiet machine needs two
 RELOADS = re.compile(rb"<script>\nvar livereload.*?</script>", re.S)
@@ -165,7 +165,7 @@ def test_changes_of_data_code_and_prose_reach_every_page_that_shows_them(served:
     (served.project / "hardware/gpus/newcard.yaml").write_text(new, "utf-8")
     served.wait("hardware/gpus/newcard.html", "New Card")
     assert "New Card" in served.get("data/tables/gpus-overview.csv")
-    served.edit("calc/site/ledgers.py", '"Largest moment"', '"Highest moment"')
+    served.edit("calc/site/views/jobs/ledgers.py", '"Largest moment"', '"Highest moment"')
     served.wait("index.html", "Highest moment")
     served.edit("docs/index.md", "# A job {", "# Will it fit now? {")
     served.wait("index.html", "Will it fit now?")
@@ -223,7 +223,7 @@ FAULTS = {
         "no_such_table()",
         "docs/hardware/index.md:6: 'no_such_table'",
     ),
-    "code": ("calc/site/sheets.py", "def gpus(", "def def gpus(", "invalid syntax"),
+    "code": ("calc/site/views/catalog/sheets.py", "def gpus(", "def def gpus(", "invalid syntax"),
 }
 
 

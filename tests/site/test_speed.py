@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from calc.catalog import load
-from calc.pace import judging, paces, steps
-from calc.site import answers, rates, speed
-from calc.site.tables import to_dict
+from calc.accuracy.step_time_errors import judging, paces, steps
+from calc.answers import answers
+from calc.catalog.catalog import load
+from calc.site.tables.tables import to_dict
+from calc.site.views.accuracy import rates
+from calc.site.views.jobs import speed
 from calc.throughput.work import HOOK, LAUNCH
 
 SLOW = {

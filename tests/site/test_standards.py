@@ -16,8 +16,8 @@ import yaml
 from frictionless import Package
 from sites import ROOT
 
-from calc.site import checks
-from calc.site.build import EXTERNAL
+from calc.site.build import checks
+from calc.site.build.build import EXTERNAL
 
 TRANSFERRED = 350_000  # bytes: a page with all that it loads at once
 SEARCH = ("assets/javascripts/workers/search.*.js", "search/search_index.json")  # asked for by the theme's script

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from sites import ROOT
 
-from calc.site import languages, strategies
-from calc.site.macros import Macros, PageError, Record, View
-from calc.site.sources import front
-from calc.units import GiB
+from calc.base.units import GiB
+from calc.site.i18n import languages
+from calc.site.macros.macros import Macros, PageError, Record, View
+from calc.site.macros.sources import front
+from calc.site.views.jobs import strategies
 
 FOLDER = ROOT / "docs" / "strategies"
 PAGES = sorted(p for p in FOLDER.glob("*.md") if p.stem != "index")

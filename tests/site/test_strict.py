@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sites import ROOT
 
+from calc.site.build.strict import Strict
 from calc.site.faults import BuildError
-from calc.site.strict import Strict
 
 PLANTED = {
     ("use_directory_urls", "use_directoy_urls"): "mkdocs.yml: Config value 'use_directoy_urls': Unrecognised",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from calc.site import build, swap
+from calc.site.build import build, swap
 from calc.site.faults import BuildError
 
 

@@ -12,10 +12,12 @@ import bibtexparser
 import openpyxl
 import pytest
 
-from calc.ledger import Line
-from calc.site import charts, cite, datasets, menus, tables, typeset, workbook
-from calc.site.tables import Cell, Column, Table
-from calc.site.workings import Working
+from calc.answers.workings import Working
+from calc.base.ledger import Line
+from calc.site.formats import cite, datasets, typeset, workbook
+from calc.site.macros import menus
+from calc.site.tables import charts, tables
+from calc.site.tables.tables import Cell, Column, Table
 
 GIVEN = {"model": "llama-3-8b", "task": "sft", "gpu": "rtx4090"}
 WEIGHTS = Line("weights", "actor", 2, "b·P", {"b": 2, "P": 1, "N": 8}, "weights#replicated")

@@ -17,11 +17,11 @@ import pytest
 from figures import disagreement, tables
 from pylatexenc.latex2text import LatexNodes2Text
 
-from calc.catalog import Catalog, load
-from calc.estimate import estimate, loading_moments
-from calc.ledger import Moment
-from calc.scenario import parse
-from calc.site import checks
+from calc.base.ledger import Moment
+from calc.catalog.catalog import Catalog, load
+from calc.estimate.estimate import estimate, loading_moments
+from calc.scenario.scenario import parse
+from calc.site.build import checks
 
 BRIEF = ("component", "role", "bytes", "formula")
 LATEX = LatexNodes2Text(math_mode="text", strict_latex_spaces=True)

@@ -12,7 +12,8 @@ from browsing import opened, served
 from playwright.sync_api import Browser
 from sites import ROOT, command, tiny
 
-from calc.site import changelog, checks
+from calc.site.build import checks
+from calc.site.views.catalog import changelog
 
 
 def git(project: Path, *arguments: str) -> str:

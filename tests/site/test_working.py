@@ -12,7 +12,7 @@ from browsing import opened, until
 from playwright.sync_api import Browser, Locator, Page
 from sites import ROOT
 
-from calc.units import GB, GiB
+from calc.base.units import GB, GiB
 
 GPU = "hardware/gpus/rtx4090.html"
 CASE = "case-studies/reward-model-6x4090.html"

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from calc.architecture import tensors
-from calc.config import from_config
-from calc.estimate import estimate
-from calc.families import FAMILIES
-from calc.residuals import peak_allocated
-from calc.scenario import parse
+from calc.accuracy.residuals import peak_allocated
+from calc.estimate.estimate import estimate
+from calc.models.architecture import tensors
+from calc.models.families import FAMILIES
+from calc.models.hf_config import from_config
+from calc.scenario.scenario import parse
 from tests.trace.test_trace import HERE, answers
 
 SIZES = {

@@ -1,0 +1,314 @@
+"""Residuals of estimated against measured memory, one for each record of `measurements/`, and their summaries.
+
+The record's metric says what is compared: a number if PyTorch's allocator was asked (`allocated`, `held`), a range if
+fragmentation counts too (`reserved`, `nvidia-smi`, `unknown`), or whether the job ran (`verdict`). A record measured on
+a real card has more: the bytes that the job had asked the allocator for, the bytes that the allocator reserved, and
+those that the process took beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+from calc.base.ledger import Estimate, Line, Phase
+from calc.catalog.catalog import Catalog
+from calc.estimate.estimate import estimate, loading_moments
+from calc.scenario.scenario import Scenario, parse
+
+# a trace follows tensors; cuBLAS takes its workspaces from the allocator too, but only on a real card and in a step
+UNTRACED = frozenset({"workspace"})
+NUMBERS = ("allocated", "held")
+RANGES = ("reserved", "nvidia-smi", "unknown")
+# The parts of a peak that a trace and the ledger tell apart in the same way, by the names that either gives them. All
+# else counts as made in the step: the two differ on when a tensor becomes a gradient, no activation's and no buffer.
+PARTS = {"weights": "weights", "adapter": "weights", "optimizer_states": "states", "master_weights": "states"}
+MADE = "made in the step"
+# a published number further off than this is listed, with its reason
+ALLOWED = 0.04
+# a source that says GB without showing which may mean 2^30 bytes
+GIB_PER_GB = 2**30 / 10**9
+
+
+class Part(NamedTuple):
+    """A phase's peak, or one part of the largest phase's, in bytes as estimated and as measured."""
+
+    name: str
+    predicted: int
+    measured: int
+
+
+class Allocator(NamedTuple):
+    """The statistics of PyTorch's allocator at a measured job's peak, in bytes.
+
+    `requested` is what the job had asked for: a cached block is handed out whole where at most 1 MiB of it is left over
+    (c10/cuda/CUDACachingAllocator.cpp, `should_split`), unless segments are `expandable`. `low` to `high` is the
+    estimated range of `reserved`.
+    """
+
+    requested: int
+    reserved: int
+    low: int
+    high: int
+    expandable: bool
+
+    @property
+    def inside(self) -> bool:
+        """True if the estimated range holds what was reserved."""
+        return self.low <= self.reserved <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """A record's memory in bytes as estimated and as measured, and whether the job ran.
+
+    `predicted` is a peak of the allocator, `low` to `high` the range of what the metric counts. `measured` is 0 for a
+    mere verdict; `most` is the largest value that the source may mean by its number. `phases` and `components` come
+    from a trace, `allocator` from a measured job.
+    """
+
+    id: str
+    group: str
+    framework: str
+    task: str
+    method: str
+    sharding: str
+    kind: str  # the record's class
+    metric: str
+    predicted: int
+    low: int
+    high: int
+    measured: int
+    most: int
+    verdict: str
+    reported: str | None
+    explanation: str
+    phases: tuple[Part, ...] = ()
+    components: tuple[Part, ...] = ()
+    checkpointing: str = "none"
+    allocator: Allocator | None = None
+
+    @property
+    def family(self) -> str:
+        """The kind of sharding without stage or version: `none`, `ddp`, `zero` or `fsdp`."""
+        return family(self.sharding)
+
+    @property
+    def error(self) -> float:
+        """The relative error, positive where the estimate is too high."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def asked_error(self) -> float | None:
+        """The relative error against the bytes that the job had asked the allocator for, or None if unknown."""
+        return self.predicted / self.allocator.requested - 1 if self.allocator else None
+
+    @property
+    def inside(self) -> bool:
+        """True if the range holds a value that the source may mean."""
+        return self.low <= self.most and self.measured <= self.high
+
+    @property
+    def same_verdict(self) -> bool:
+        """True if the job ran out of memory both by the estimate and in the record, or in neither."""
+        return (self.verdict == "oom") == (self.reported == "oom")
+
+    @property
+    def agrees(self) -> bool:
+        """True if the estimate and the record agree, as far as the record's metric allows to compare them."""
+        if self.metric == "verdict":
+            return self.same_verdict
+        return self.inside if self.metric in RANGES else abs(self.error) <= ALLOWED
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The errors of several residuals, relative; `bias` keeps their sign, the others do not."""
+
+    count: int
+    median: float
+    mean: float
+    p95: float
+    worst: float
+    bias: float
+
+
+def family(sharding: str) -> str:
+    """A sharding without its stage or version."""
+    return sharding.rstrip("0123456789")
+
+
+def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
+    """The residual of a record; raises ScenarioError for a scenario that cannot be used."""
+    catalog = as_run(record, catalog)
+    scenario = parse(record["scenario"], where=record["id"], catalog=catalog)
+    e = estimate(scenario, catalog)
+    metric, measured = record["metric"], record["measured_bytes"] or 0
+    if metric == "held":
+        predicted = held(scenario, record["moment"], catalog)
+    else:
+        predicted = peak_allocated(e, traced=record["class"] == "traced")
+    low, high = reach(e, metric)
+    return Residual(
+        id=record["id"],
+        group=record.get("group", ""),
+        framework=scenario.framework,
+        task=scenario.task,
+        method=scenario.method,
+        sharding=scenario.sharding,
+        kind=record["class"],
+        metric=metric,
+        predicted=predicted,
+        low=low,
+        high=high,
+        measured=measured,
+        most=int(measured * GIB_PER_GB) if record.get("unit") == "GB or GiB" else measured,
+        verdict=e.verdict,
+        reported=record["verdict"],
+        explanation=record.get("explanation", ""),
+        phases=tuple(phase_parts(e, record)),
+        components=tuple(component_parts(e, record)),
+        checkpointing=scenario.checkpointing,
+        allocator=allocator(e, record),
+    )
+
+
+def as_run(record: Mapping[str, Any], catalog: Catalog) -> Catalog:
+    """The catalog with the record's card as it was where the record was made.
+
+    If another card stood in for it, the record's card has its own memory and the other card's kernels and workspaces.
+    """
+    named = catalog.gpu(record["scenario"]["gpu"])
+    real = catalog.gpu(record.get("machine", {}).get("gpu", named.id))
+    if real.id == named.id:
+        return catalog
+    card = replace(real, id=named.id, usable_mib=named.usable_mib)
+    return replace(catalog, gpus={**catalog.gpus, named.id: card})
+
+
+def allocator(e: Estimate, record: Mapping[str, Any]) -> Allocator | None:
+    """The allocator's statistics at a measured peak, or None if the record has none."""
+    seen = record.get("observed", {})
+    if record["metric"] != "allocated" or "allocator" not in seen:
+        return None
+    requested, expandable = seen["allocator"]["requested_bytes"], seen["expandable_segments"]
+    return Allocator(requested, seen["reserved_bytes"], *reach(e, "reserved"), expandable)
+
+
+class Outside(NamedTuple):
+    """Bytes that a process took of its card beside PyTorch's memory: before its first kernel, and at its end.
+
+    `predicted` is what the estimate has at its peak outside the allocator: the context, and states that are paged to
+    the host.
+    """
+
+    machine: str
+    kind: str
+    at_start: int
+    measured: int
+    predicted: int
+
+
+def outside(record: Mapping[str, Any], catalog: Catalog) -> Outside:
+    """The memory beside PyTorch's that a job took, as the harness measured it.
+
+    One process ran, whatever the scenario's number of GPUs, so nothing of NCCL is part of it.
+    """
+    catalog = as_run(record, catalog)
+    scenario = parse(record["scenario"], where=record["id"], catalog=catalog)
+    group = max(estimate(scenario, catalog).groups, key=lambda g: g.peak.moment.device_bytes)
+    lines = [x for x in group.peak.moment.lines if not x.allocated and x.component not in ("nccl", "fragmentation")]
+    seen, machine = record["observed"], record["machine"]["gpu"]
+    start, end = seen["context_at_start_bytes"], seen["context_bytes"]
+    return Outside(machine, loads(scenario), start, end, sum(line.bytes for line in lines))
+
+
+def loads(s: Scenario) -> str:
+    """The kind of job by the kernels that CUDA loads for it; each takes memory when first called."""
+    if s.optimizer.startswith("adamw-paged"):
+        return "paged states"
+    if family(s.sharding) == "fsdp":
+        return "FSDP, one process"
+    if s.optimizer == "none":
+        return "nothing trained"
+    return "fp32, or eager attention" if s.precision == "fp32" or s.attention == "eager" else "other training"
+
+
+def phase_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
+    """The peak of each phase that the record has too, on the GPU group where it is highest."""
+    seen = record.get("observed", {}).get("phases", {}) if record["class"] == "traced" else {}
+    highest: dict[str, int] = {}
+    for phase in (phase for group in e.groups for phase in group.phases if phase.name in seen):
+        allocated = _allocated(phase.moment.lines, UNTRACED)
+        highest[phase.name] = max(allocated, highest.get(phase.name, 0))
+    yield from (Part(name, count, seen[name]["allocated_bytes"]) for name, count in highest.items())
+
+
+def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
+    """The parts of the peak instant, if the record has them.
+
+    None under DeepSpeed: a trace does not recognise its flat partitions as the optimizer's.
+    """
+    seen = record.get("observed", {}).get("components", {})
+    if not seen or family(e.scenario.sharding) == "zero":
+        return
+    phase = max(_steps(e), key=lambda p: _allocated(p.moment.lines, UNTRACED))
+    totals: dict[str, list[int]] = {part: [0, 0] for part in (*PARTS.values(), MADE)}
+    for line in phase.moment.lines:
+        if line.allocated and line.component not in UNTRACED:
+            totals[PARTS.get(line.component, MADE)][0] += line.bytes
+    for component, count in seen.items():
+        totals[PARTS.get(component, MADE)][1] += count
+    yield from (Part(name, *both) for name, both in totals.items())
+
+
+def peak_allocated(e: Estimate, *, traced: bool = False) -> int:
+    """The most that PyTorch's allocator counts at any instant; `traced`: as far as a trace of a step sees it."""
+    if traced:
+        return max(_allocated(phase.moment.lines, UNTRACED) for phase in _steps(e))
+    return max(_allocated(phase.moment.lines, frozenset()) for group in e.groups for phase in group.phases)
+
+
+def _steps(e: Estimate) -> list[Phase]:
+    """All phases but loading, which is over when a trace begins."""
+    return [phase for group in e.groups for phase in group.phases if phase.name != "load"]
+
+
+def held(s: Scenario, moment: str, catalog: Catalog) -> int:
+    """Bytes that the allocator counts at a given instant of loading, before any kernel has run."""
+    return max(_allocated(m.lines, UNTRACED) for _, m in loading_moments(s, catalog) if m.name == moment)
+
+
+def _allocated(lines: Iterable[Line], left_out: frozenset[str]) -> int:
+    return sum(line.bytes for line in lines if line.allocated and line.component not in left_out)
+
+
+def reach(e: Estimate, metric: str) -> tuple[int, int]:
+    """The range of bytes that `metric` counts on the fullest GPU: of the whole device, or of what PyTorch reserves.
+
+    A tool that is not named may count either, or the allocator's own peak, which has no fragmentation in it.
+    """
+    group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
+    low, high = group.device_range
+    moment = group.peak.moment
+    reserved = moment.allocated_bytes + moment.held_back
+    outside = moment.device_bytes - reserved  # the context, NCCL, a rollout engine's process
+    if metric == "reserved":
+        return low - outside, high - outside
+    if metric == "unknown":
+        return low - outside - moment.held_back, high
+    return low, high
+
+
+def summary(residuals: Iterable[Residual]) -> Summary:
+    """The summary of the residuals' errors; needs at least one residual."""
+    return summed([r.error for r in residuals])
+
+
+def summed(errors: Sequence[float]) -> Summary:
+    """Median, mean, 95th percentile and worst of the absolute errors, and the mean signed error; needs at least one."""
+    sizes = sorted(abs(error) for error in errors)
+    return Summary(len(sizes), median(sizes), mean(sizes), sizes[ceil(0.95 * len(sizes)) - 1], sizes[-1], mean(errors))

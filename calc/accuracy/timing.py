@@ -1,0 +1,187 @@
+"""The constants of `calc.throughput` that rest on measured rates and steps of cards and their hosts.
+
+As `calc.accuracy.calibration` does for verdicts, each function computes a constant from `measurements/`, so that an
+estimate reads no records; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+from calc.catalog.catalog import GPU, Catalog
+from calc.memory import kv_cache
+from calc.scenario.scenario import parse
+from calc.throughput import Term, throughput, work
+from calc.throughput.rates import GIGA, MEMORY, PCIE
+from calc.throughput.rollout import DECODED
+
+LONG = 32_768  # tokens of a product that runs long enough for a card to reach its power limit, as it does in training
+SHORT = 512  # tokens of a cache that takes no time to read beside the weights
+_H200, _H100 = "measured/h200-2026-11-22/", "measured/h100-2026-11-22/"
+_LENGTHS = "llama-3-8b/sft/s{}/mb1/optimizer_impl=fused/checkpointing=full"
+_NARROW = "llama-3.2-1b/sft/s{}/mb1/optimizer_impl=fused/checkpointing=none"
+# Two lengths of one job, of heads of 128 and of 64: what grows with the square of the length is attention.
+PAIRS = (
+    (_H200 + _LENGTHS.format(8192), _H200 + _LENGTHS.format(16384)),
+    (_H200 + _NARROW.format(4096), _H200 + _NARROW.format(16384)),
+)
+LARGE = tuple(
+    card + name
+    for card in (_H200, _H100)
+    for name in ("llama-3-8b/sft/s2048/mb1/optimizer_impl=fused", _LENGTHS.format(8192))
+)
+_EACH = tuple("llama-3.2-1b/sft/s512/mb1/optimizer_impl=fused/checkpointing=" + c for c in ("none", "full"))
+_QWEN = "qwen2.5-1.5b/sft/s1024/mb1/optimizer_impl=fused/attention="
+# Steps so short that they wait for their host, by host.
+HOSTS = {
+    "of the Qwen README's A100": ("published/qwen1-1.8B-LoRA-256",),
+    "of the H200": (*(_H200 + name for name in _EACH), _H200 + _QWEN + "sdpa"),
+    "of the H100": (*(_H100 + name for name in _EACH), _H100 + _QWEN + "eager"),
+}
+SET = {
+    "FLASH": frozenset(name for pair in PAIRS for name in pair),
+    "EAGER": frozenset(LARGE),
+    "LAUNCH": frozenset(name for names in HOSTS.values() for name in names),
+}
+
+
+class Rate(NamedTuple):
+    """A measured rate: the card, the model whose shapes it has, and the row of the record."""
+
+    gpu: GPU
+    model: str
+    row: Mapping[str, Any]
+
+
+class Ran(NamedTuple):
+    """A measured step, in seconds, its card, and the terms of its estimate by name."""
+
+    gpu: GPU
+    seconds: float
+    terms: Mapping[str, Term]
+
+    def without(self, *names: str) -> float:
+        """Seconds that are left of the step once all estimated terms but those in `names` are subtracted."""
+        return self.seconds - sum([t.seconds for name, t in self.terms.items() if name not in names])
+
+
+def rates(catalog: Catalog, op: str) -> Iterator[Rate]:
+    """The measured rates of one kind of work: `matmul`, `decode`, or the beginning of a copy's name."""
+    for record in catalog.measurements:
+        for row in record.get("rates", ()):
+            if row["op"].startswith(op):
+                yield Rate(catalog.gpu(record["machine"]["gpu"]), record["scenario"]["model"], row)
+
+
+def ran(catalog: Catalog, name: str) -> Ran:
+    """The record with the id `name` beside its estimate, on the card that it ran on."""
+    record = next(r for r in catalog.measurements if r["id"] == name)
+    s = parse(record["scenario"], where=name, catalog=catalog)
+    t = throughput(s, catalog.gpu(s.gpu), None)
+    own = record.get("measured_rate", {}).get("value")
+    return Ran(catalog.gpu(s.gpu), own or record["observed"]["step_seconds"], {term.name: term for term in t.terms})
+
+
+def matrix(catalog: Catalog) -> float:
+    """`rates.MATRIX` of Hopper: the median share of the peak, over models, of all their products of `LONG` tokens."""
+    models: dict[str, list[Rate]] = {}
+    for rate in rates(catalog, "matmul"):
+        if rate.row["tokens"] == LONG:
+            models.setdefault(rate.model, []).append(rate)
+    return float(median(share(products) for products in models.values()))
+
+
+def share(products: Iterable[Rate]) -> float:
+    """The share of the card's peak that `products` reach, run one after another."""
+    done = [
+        (2 * r.row["tokens"] * r.row["inputs"] * r.row["outputs"] / peak(r.gpu), r.row["seconds"]) for r in products
+    ]
+    return float(sum([least for least, _ in done]) / sum([seconds for _, seconds in done]))
+
+
+def memory(catalog: Catalog) -> float:
+    """`rates.MEMORY`, by copies within a card."""
+    return float(median(r.row["gbs"] / copy_peak(r) for r in rates(catalog, "copy device to device")))
+
+
+def pcie(catalog: Catalog) -> float:
+    """`rates.PCIE_COPY`, by copies from and to pinned memory."""
+    found = [r for way in ("pinned host to device", "device to pinned host") for r in rates(catalog, f"copy {way}")]
+    return float(median(r.row["gbs"] / copy_peak(r) for r in found))
+
+
+def copy_peak(r: Rate) -> float:
+    """GB/s that a copy could reach: the bandwidth of the card's memory, or of its slot in one direction."""
+    return PCIE[r.gpu.pcie_gen or 4] if "host" in r.row["op"] else float(r.gpu.bandwidth_gbs or 0)
+
+
+def start(catalog: Catalog) -> float:
+    """`work.START`: seconds for each kernel that decoding one sequence takes beyond moving its bytes.
+
+    It is the median over models and cards. A step runs from a CUDA graph, so that no host is waited for.
+    """
+    left = []
+    for gpu, model, row in rates(catalog, "decode"):
+        if row["batch"] == 1 and row["kv_len"] == SHORT:
+            arch = catalog.model(model).architecture
+            left.append((row["seconds"] - decoding(catalog, gpu, model, row)) / (arch.layers * DECODED))
+    return float(median(left))
+
+
+def decoding(catalog: Catalog, gpu: GPU, model: str, row: Mapping[str, Any], kernel: float = 0.0) -> float:
+    """Seconds that a decoding step takes to move its bytes, and `kernel` seconds for the start of each kernel."""
+    arch = catalog.model(model).architecture
+    c = work.counts(arch, "lm")
+    moved = 2 * (c.layers + c.head) + row["batch"] * row["kv_len"] * kv_cache.token_bytes(arch)
+    return float(moved) / ((gpu.bandwidth_gbs or 0) * GIGA * MEMORY) + kernel * arch.layers * DECODED
+
+
+def flash(catalog: Catalog) -> float:
+    """`rates.FLASH` of Hopper: the mean over `PAIRS`.
+
+    Of a step's terms attention alone grows with the square of the length, and the optimizer and kernel starts not at
+    all: the longer step less m times the shorter is m² - m attentions of the shorter, less m - 1 times what is fixed.
+    """
+    shares = []
+    for pair in PAIRS:
+        short, long = (ran(catalog, name) for name in pair)
+        m = long.terms["attention"].values["T"] / short.terms["attention"].values["T"]
+        fixed = short.terms["optimizer"].seconds + short.terms["kernel starts"].seconds
+        once = (long.seconds - m * short.seconds + (m - 1) * fixed) / (m * m - m)
+        estimated = short.terms["attention"]
+        shares.append(estimated.seconds * estimated.values["F"] / once / peak(short.gpu))
+    return float(mean(shares))
+
+
+def eager(catalog: Catalog) -> float:
+    """`rates.EAGER` of Hopper, in bytes a second: the median over steps of an 8B model.
+
+    The element-wise kernels of a step get the time that its other terms leave.
+    """
+    found = []
+    for name in LARGE:
+        step = ran(catalog, name)
+        known = step.terms["element-wise"]
+        found.append(known.seconds * known.values["B"] / step.without("element-wise"))
+    return float(median(found))
+
+
+def launches(catalog: Catalog) -> dict[str, float]:
+    """Seconds that each host takes to dispatch an operation: the median over its shortest steps."""
+    found = {}
+    for host, names in HOSTS.items():
+        each = []
+        for name in names:
+            step = ran(catalog, name)
+            launch = step.terms["launch"].values
+            busy = launch["G"] + step.without("launch")  # host time: hidden behind the card's work, and alone
+            each.append(busy / (launch["m"] * launch["k"]))
+        found[host] = median(each)
+    return found
+
+
+def peak(gpu: GPU) -> float:
+    """A card's peak rate of 16-bit matrix products, in operations a second."""
+    return (gpu.bf16_tflops or gpu.fp16_tflops or 0) * 1e12

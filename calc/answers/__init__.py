@@ -1,0 +1,1 @@
+"""The answers that pages ask for, computed once and kept between builds."""

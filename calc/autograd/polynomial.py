@@ -1,0 +1,148 @@
+"""Tapes in numbers: the bytes that a piece of a model keeps and needs in passing, as functions of tokens and length.
+
+A tape answers in symbols. Here a model's dimensions are put in once, and instants that another one always exceeds are
+dropped, so that an estimate evaluates only a handful of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from functools import cached_property
+from operator import add, le
+from typing import NamedTuple
+
+from calc.autograd.tape import Size, Snapshot, Tape, text
+
+
+class Amount(NamedTuple):
+    """Bytes for T tokens in sequences of S, `tokens·T + pairs·T·S + fixed + row·S`, and their formula in symbols."""
+
+    tokens: float
+    pairs: float
+    fixed: float
+    row: float
+    formula: str
+
+    def bytes(self, tokens: int, length: int) -> int:
+        """The bytes for `tokens` tokens in sequences of `length`."""
+        return int(tokens * (self.tokens + self.pairs * length) + self.fixed + self.row * length)
+
+
+NO_BYTES = Amount(0, 0, 0, 0, "0")
+
+
+class Shot(NamedTuple):
+    """A snapshot of a tape in numbers."""
+
+    name: str
+    saved: Amount
+    passing: Amount
+    gradients: int
+    making: int
+
+
+def amount(size: Size, dims: Mapping[str, int]) -> Amount:
+    """`size` with a model's dimensions put in."""
+    parts = [f"T·({text(size.tokens)})"] * bool(size.tokens) + [text(size.fixed)] * bool(size.fixed)
+    return Amount(*_figures(size, dims), formula=" + ".join(parts) or "0")
+
+
+def _figures(size: Size, dims: Mapping[str, int]) -> tuple[float, float, float, float]:
+    """The four coefficients of an Amount."""
+    found = []
+    for terms in (size.tokens, size.fixed):
+        plain = by_length = 0.0
+        for symbol, c in terms.items():
+            base = symbol.removesuffix("·S")
+            value = c * dims[base] if base not in ("", "S") else c
+            if symbol == "S" or base != symbol:
+                by_length += value
+            else:
+                plain += value
+        found += [plain, by_length]
+    tokens, pairs, fixed, row = found
+    return tokens, pairs, fixed, row
+
+
+def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Container[str] = ()) -> tuple[Shot, ...]:
+    """The snapshots that can be the largest for some number of tokens and length: those that no other one dominates.
+
+    Operations named in `apart` run while an engine has something else in memory, so they are compared only with each
+    other.
+    """
+    keys = [(*map(add, _figures(s.saved, dims), _figures(s.passing, dims)), s.gradients, s.making) for s in snapshots]
+    inside = [n for n, s in enumerate(snapshots) if s.name in apart]
+    others = [n for n, s in enumerate(snapshots) if s.name not in apart]
+    kept = [among[n] for among in (inside, others) for n in maxima([keys[n] for n in among])]
+    return tuple(
+        [
+            Shot(s.name, amount(s.saved, dims), amount(s.passing, dims), s.gradients, s.making)
+            for s in [snapshots[n] for n in sorted(kept)]
+        ]
+    )
+
+
+def maxima(sizes: Sequence[tuple[float, ...]]) -> list[int]:
+    """The indices of the sizes that no other size equals or exceeds in all figures; of equal sizes the first."""
+    found: list[int] = []
+    # a size that dominates another stands before it in this order, and is found or dominated by one that is
+    for n in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        own = sizes[n]
+        if not any([all(map(le, own, sizes[m])) for m in found]):
+            found.append(n)
+    return sorted(found)
+
+
+class Segment:
+    """A piece of the model as estimates use it: what it keeps, and its peak instants, each computed on first use."""
+
+    def __init__(
+        self, tape: Tape, dims: Mapping[str, int], apart: Container[str] = (), scoring: Tape | None = None
+    ) -> None:
+        """Takes a tape and a model's dimensions; see `peaks` for `apart`. `scoring`: the tape without gradient, if
+        another.
+        """
+        self._tape, self._scoring, self._dims, self._apart = tape, scoring or tape, dims, apart
+
+    def _peaks(self, snapshots: list[Snapshot]) -> tuple[Shot, ...]:
+        return peaks(snapshots, self._dims, self._apart)
+
+    @cached_property
+    def saved(self) -> Amount:
+        """The bytes saved for backward."""
+        return amount(self._tape.saved(), self._dims)
+
+    @cached_property
+    def forward(self) -> tuple[Shot, ...]:
+        """The instants of a forward that is followed by a backward."""
+        return self._peaks(self._tape.forward())
+
+    @cached_property
+    def backward(self) -> tuple[Shot, ...]:
+        """The instants of backward."""
+        return self._peaks(self._tape.backward())
+
+    @cached_property
+    def without_grad(self) -> tuple[Shot, ...]:
+        """The instants of a forward without gradient, which keeps nothing."""
+        return self._peaks(self._scoring.forward(grad=False))
+
+    @cached_property
+    def once(self) -> tuple[Shot, ...]:
+        """The instants of a forward that checkpointing will repeat."""
+        return self._peaks(self._tape.once()) if self._tape.selective else self.without_grad
+
+    @cached_property
+    def again(self) -> tuple[Shot, ...]:
+        """The instants of the recomputation."""
+        return self._peaks(self._tape.again())
+
+    @cached_property
+    def waiting(self) -> Amount:
+        """The gradients that exist during the recomputation."""
+        return amount(self._tape.waiting(), self._dims)
+
+    @cached_property
+    def kept(self) -> Amount:
+        """The bytes that selective checkpointing keeps in addition to the input."""
+        return amount(self._tape.kept(), self._dims)

@@ -1,0 +1,146 @@
+"""The ledger: lines are summed at each instant, a phase counts its largest instant, the peak is the largest phase.
+
+A peak is never the sum of maxima: two tensors count together only when both are alive at the same instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from calc.estimate.host_memory import HostMemory
+    from calc.scenario.scenario import Scenario
+
+
+class Line(NamedTuple):
+    """One component of one role at one instant.
+
+    `bytes` is what the formula gives with `values` put in; `source` is the anchor of the method page that derives it
+    (`weights#zero`). `allocated` is false for what PyTorch's allocator does not count as allocated: the CUDA context,
+    NCCL's buffers, and fragmentation.
+    """
+
+    component: str
+    role: str
+    bytes: int
+    formula: str
+    values: Mapping[str, Any]
+    source: str
+    allocated: bool = True
+
+
+class Sums(NamedTuple):
+    """The totals of an instant's lines, in bytes.
+
+    `needed` is all that the card must hold, `allocated` the part of it that PyTorch's allocator counts, and `stirred`
+    the part of that which causes fragmentation: an unknown share of it is held back on top. Where a replay knows what
+    must be reserved, that is `replayed`, and `stirred` is 0.
+    """
+
+    needed: int
+    allocated: int
+    stirred: int
+    replayed: int = 0
+
+
+def total(lines: Iterable[Line]) -> int:
+    """The bytes of all lines together."""
+    return sum([line.bytes for line in lines])
+
+
+class Moment(NamedTuple):
+    """A named instant and everything alive at it."""
+
+    name: str
+    lines: tuple[Line, ...]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The bytes that `torch.cuda.max_memory_allocated` would show at this instant."""
+        return sum([line.bytes for line in self.lines if line.allocated])
+
+    @property
+    def device_bytes(self) -> int:
+        """The bytes that the whole process takes of the card at this instant."""
+        return total(self.lines)
+
+    @property
+    def held_back(self) -> int:
+        """The bytes of fragmentation: what the allocator has reserved beyond what is allocated."""
+        return sum([line.bytes for line in self.lines if line.component == "fragmentation"])
+
+    @property
+    def sums(self) -> Sums:
+        """The totals that decide whether the instant fits."""
+        lost = [line for line in self.lines if line.component == "fragmentation"]
+        stirred, replayed, reserved = (sum([x.values.get(name, 0) for x in lost]) for name in ("B", "least", "R"))
+        spare = self.held_back if stirred else reserved - replayed
+        return Sums(self.device_bytes - spare, self.allocated_bytes, stirred, replayed)
+
+
+class Phase(NamedTuple):
+    """A phase of the job, at its peak instant."""
+
+    name: str
+    moment: Moment
+
+
+def most(phases: Iterable[Phase]) -> int:
+    """The bytes of the largest phase; 0 where there is none."""
+    return max([p.moment.device_bytes for p in phases], default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A GPU group, the GPUs that hold the same roles, seen from the GPU that needs most.
+
+    `device_range` is the interval of the middle nine tenths of what a monitor may show at the peak. `verdict_phase` is
+    the first phase that makes the verdict other than `fits`. `refusal` is the reason why vLLM does not start, in one
+    line; `crowded`: the reason is a lack of free memory. Where vLLM starts, its KV cache holds `cache_tokens`, and
+    `cache_sequences` of full length at once.
+    """
+
+    name: str
+    gpus: int
+    phases: tuple[Phase, ...]
+    usable_bytes: int
+    device_range: tuple[int, int]
+    fit_probability: float
+    verdict: str
+    verdict_phase: str | None
+    refusal: str | None = None
+    cache_tokens: int = 0
+    cache_sequences: int = 0
+    crowded: bool = False
+
+    @property
+    def peak(self) -> Phase:
+        """The phase with the largest peak; of equal ones (the allocator keeps what it has), the one of most tensors."""
+        return max(self.phases, key=lambda phase: (phase.moment.device_bytes, phase.moment.allocated_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The answer to one scenario; `calc.estimate.estimate.as_dict` spells it as the contract does.
+
+    `on_host`: what fails first is a node's host, and not a GPU.
+    """
+
+    scenario: Scenario
+    groups: tuple[Group, ...]
+    host_phases: tuple[Phase, ...]
+    host_memory: HostMemory
+    verdict: str
+    verdict_phase: str | None
+    on_host: bool
+    fit_probability: float
+    notes: tuple[str, ...]
+    catalog_version: str
+    calc_version: str
+
+    @property
+    def host_peak(self) -> int:
+        """The most host memory that a node needs at any instant, in bytes."""
+        return most(self.host_phases)

@@ -1,0 +1,1 @@
+"""The data folders, read and validated into typed, frozen objects."""

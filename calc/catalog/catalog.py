@@ -1,0 +1,483 @@
+"""The catalog: every file of hardware/, models/ and measurements/, read and turned into frozen objects.
+
+Each file is checked against its schema, and every name in it must exist. `calc.check` refuses files that have the right
+shape but impossible contents.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from calc.base import project
+from calc.base.reading import DOCUMENT, FILE, decode, parse_json, parse_mapping, read_bytes
+from calc.base.schema import InputError, closest, show, validator
+from calc.base.units import MiB
+from calc.models.architecture import Architecture, ConfigError, parameters
+from calc.models.hf_config import from_config
+
+
+class CatalogError(InputError):
+    """A data file, or a name looked up in the catalog, that cannot be used; its text is the one line to print."""
+
+
+BEFORE_TURING = ("Pascal", "Volta")
+BEFORE_AMPERE = (*BEFORE_TURING, "Turing")
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """One device as PyTorch sees it (of an MI250X, one of its two dies).
+
+    `smi_mib` is the total that the driver's tool shows, `usable_mib` the total that cudaMemGetInfo gives a process;
+    `usable_derived`: the latter was not observed on this very card. Rates are dense and accumulate in fp32;
+    `nvlink_gbs` adds both directions. A value is None where no source gives it. `linked`: there are nodes that join
+    more than two of these cards by NVLink or the like; a bridge between two is extra. `sources` maps a value's field in
+    the file (`memory.usable_mib`) to where it is read.
+    """
+
+    id: str
+    vendor: str
+    name: str
+    architecture: str
+    memory_gb: float
+    smi_mib: int | None
+    usable_mib: int
+    usable_derived: bool
+    bandwidth_gbs: float | None
+    bf16_tflops: float | None
+    fp16_tflops: float | None
+    fp8_tflops: float | None
+    tdp_w: int | None
+    ecc: str | None
+    pcie_gen: int | None
+    nvlink_gbs: float | None
+    sources: Mapping[str, str] = field(hash=False, repr=False)
+    notes: Mapping[str, str] = field(hash=False, repr=False)
+    linked: bool = False
+
+    @property
+    def usable_bytes(self) -> int:
+        """The bytes of the card that one process can get, its own CUDA context included."""
+        return self.usable_mib * MiB
+
+    @property
+    def lacks_bf16(self) -> bool:
+        """True if the card is older than Ampere, which brought bf16 and what FlashAttention-2 needs."""
+        return self.architecture in BEFORE_AMPERE
+
+    @property
+    def before_turing(self) -> bool:
+        """True for a card that CUDA 13, and with it today's wheels, has no kernels for."""
+        return self.architecture in BEFORE_TURING
+
+    @property
+    def lacks_cuda(self) -> bool:
+        """True if the card cannot run kernels written for CUDA, or for AMD's counterpart to it."""
+        return self.vendor not in ("NVIDIA", "AMD")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine with joined GPUs. Bandwidths: GB/s of one GPU in one direction; `measured_gbs` is all-reduce bus
+    bandwidth.
+    """
+
+    id: str
+    name: str
+    gpu_ids: tuple[str, ...]
+    gpus: int
+    link: str
+    p2p: bool | None
+    intra_gbs: float | None
+    measured_gbs: float | None
+    inter_gbs: float | None
+    host_ram_gb: int | None
+    sources: Mapping[str, str] = field(hash=False, repr=False)
+    notes: Mapping[str, str] = field(hash=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model: its Hugging Face name, `aliases` of the identical architecture, its config and the architecture in it.
+
+    A model read from a path has the path as `id`, `name` and `source`, and no `published_parameters`.
+    """
+
+    id: str
+    name: str
+    hf: str
+    aliases: tuple[str, ...]
+    source: str
+    published_parameters: int | None
+    parameters_source: str
+    licence: str
+    architecture: Architecture
+    config: Mapping[str, Any] = field(hash=False, repr=False)
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters, counted from the architecture."""
+        return parameters(self.architecture)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All data files, each mapping sorted by id. `version`: 12 hex digits that change when any of the files does.
+
+    `names` maps a model's id, Hugging Face name and aliases, casefolded, to its id; `places` maps a record's id to its
+    file and line.
+    """
+
+    gpus: Mapping[str, GPU]
+    nodes: Mapping[str, Node]
+    models: Mapping[str, Model]
+    measurements: tuple[Mapping[str, Any], ...]
+    exhausted: tuple[Mapping[str, Any], ...]  # PyTorch's out-of-memory messages
+    version: str
+    names: Mapping[str, str] = field(repr=False)
+    places: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def gpu(self, name: str) -> GPU:
+        """The GPU with this id, case aside; CatalogError `gpu: …` otherwise."""
+        found = self.gpus.get(name.casefold())
+        if found is None:
+            near = closest(name, self.gpus)
+            raise CatalogError(f"gpu: given {show(name)}, allowed: {_some(self.gpus, 'gpus')}{near}")
+        return found
+
+    def model(self, name: str) -> Model:
+        """The model with this id or Hugging Face name (case aside), or at this path to a Hugging Face config.json.
+
+        CatalogError `model: …` for an unknown name; for a config it names file and field.
+        """
+        found = self.names.get(name.casefold())
+        if found is not None:
+            return self.models[found]
+        if name.endswith(".json"):
+            return _model_of_config(name)
+        if os.path.isdir(name):
+            return _model_of_config(os.path.join(name, "config.json"))
+        known = [*self.models, *(hf for model in self.models.values() for hf in (model.hf, *model.aliases))]
+        allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
+        raise CatalogError(f"model: given {show(name)}, allowed: {allowed}{closest(name, known)}")
+
+
+def _some(ids: Iterable[str], command: str) -> str:
+    """The ids if they fit on a line, otherwise the command that lists them."""
+    text = ", ".join(ids)
+    return text if len(text) <= 400 else f"an id that `python -m calc {command}` lists"
+
+
+@functools.cache
+def load(root: Path | None = None) -> Catalog:
+    """The catalog of the project at `root` (this one by default), read once; `load.cache_clear()` forgets it.
+
+    Every file is read before anything is returned. Raises CatalogError for the first file that does not match its
+    schema or names something that does not exist: one line that names the file and the field (or the line), what was
+    given and what is allowed.
+    """
+    root = root or project.ROOT
+    digest = hashlib.sha256()
+    try:
+        gpu_files = _records(root, "hardware/gpus", "hardware/schema/gpu.schema.json", digest.update)
+        node_files = _records(root, "hardware/nodes", "hardware/schema/node.schema.json", digest.update)
+        model_files = _records(root, "models", "models/schema.json", digest.update)
+        seen = _seen(gpu_files)
+        gpus = {record.id: _gpu(record, seen) for record in gpu_files}
+        nodes = {record.id: _node(record, gpus) for record in node_files}
+        gpus = {name: replace(gpu, linked=_linked(gpu, nodes.values())) for name, gpu in gpus.items()}
+        models = {record.id: _model(record) for record in model_files}
+        names = _names(model_files, root)
+        places: dict[str, str] = {}
+        measurements = tuple(_measurements(root, gpus, names, places, digest.update))
+        exhausted = tuple(_exhausted(root, gpus, places, digest.update))
+    except InputError as error:
+        raise CatalogError(str(error)) from None
+    return Catalog(gpus, nodes, models, measurements, exhausted, digest.hexdigest()[:12], names, places)
+
+
+class _Record(NamedTuple):
+    id: str
+    where: str  # the file's path from the root
+    data: dict[str, Any]
+
+
+def _read(path: Path, where: str, update: Callable[[bytes], None], limit: int = DOCUMENT) -> bytes:
+    raw = read_bytes(path, where, limit)
+    update(f"{where}\0{len(raw)}\0".encode() + raw)
+    return raw
+
+
+def _files(root: Path, folder: str, suffix: str) -> list[tuple[str, Path]]:
+    """The folder's data files, sorted; other files in it are not read."""
+    try:
+        names = sorted(os.listdir(root / folder))
+    except OSError:
+        raise InputError(f"{folder}: given no such folder, allowed: a folder of {suffix} files") from None
+    return [(f"{folder}/{name}", root / folder / name) for name in names if name.endswith(suffix) and name[0] != "."]
+
+
+def _records(root: Path, folder: str, schema: str, update: Callable[[bytes], None]) -> list[_Record]:
+    """The folder's valid YAML files, sorted by id: the name of the file, which an id in the file must repeat."""
+    check = validator(root / schema)
+    records = []
+    places = _files(root, folder, ".yaml")
+    for where, path in places:
+        data = parse_mapping(_read(path, where, update), where)
+        check(data, where)
+        if (given := data.get("id", path.stem)) != path.stem:
+            owner = f"{folder}/{given}.yaml"
+            taken = f", already the id of {owner}" if owner in dict(places) else ""
+            raise InputError(f"{where}: id: given {given!r}{taken}, allowed: {path.stem!r}, as the file is named")
+        records.append(_Record(path.stem, where, data))
+    return sorted(records)
+
+
+def newer_first(root: Path, first: str, second: str) -> tuple[str, str]:
+    """Two places (`file` or `file:line`) that claim the same, the one to blame first: that whose file was changed last.
+
+    If neither file is newer, the second place is to blame.
+    """
+    changed = [os.stat(root / place.partition(":")[0]).st_mtime_ns for place in (first, second)]
+    return (first, second) if changed[0] > changed[1] else (second, first)
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """Each `{value, source}` of a file with its dotted field name."""
+    for name, item in data.items():
+        if isinstance(item, Mapping):
+            if "source" in item:
+                yield f"{prefix}{name}", item
+            else:
+                yield from _leaves(item, f"{prefix}{name}.")
+
+
+class _Values:
+    """A file's values, sources and notes by dotted field."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        leaves = dict(_leaves(data))
+        self.values = {name: leaf["value"] for name, leaf in leaves.items()}
+        self.sources = {name: leaf["source"] for name, leaf in leaves.items()}
+        self.notes = {name: leaf["note"] for name, leaf in leaves.items() if "note" in leaf}
+
+    def number(self, name: str) -> float | None:
+        value = self.values.get(name)
+        return None if value is None else float(value)
+
+    def integer(self, name: str) -> int | None:
+        value = self.values.get(name)
+        return None if value is None else int(value)
+
+
+def _memory(record: _Record) -> tuple[int | None, int | None]:
+    """The total that the driver's tool shows and the total that a process gets, in MiB."""
+    memory = record.data["memory"]
+    smi, usable = (int(memory[name]["value"]) if name in memory else None for name in ("smi_mib", "usable_mib"))
+    return smi, usable
+
+
+def _seen(records: Iterable[_Record]) -> list[tuple[int, int]]:
+    """nvidia-smi's total and a process's total, in MiB, of the cards on which both were observed."""
+    both = (_memory(record) for record in records if record.data["memory"].get("usable_mib", {}).get("observed"))
+    return [(smi, usable) for smi, usable in both if smi is not None and usable is not None]
+
+
+def _derive(smi: int, seen: Iterable[tuple[int, int]]) -> tuple[int, str] | None:
+    """The MiB that a process gets of a card on which they were not observed, and the rule that gives them.
+
+    Two rules. Cards with the same total in nvidia-smi carry the same memory: the least that a process gets of any of
+    them. Where there is no such card: the total times the smallest share that a process gets of any card, rounded down.
+    The driver keeps a part of the total to itself; assuming the most that it keeps never promises memory that is not
+    there. None where no card was observed.
+    """
+    pairs = sorted(seen)
+    same = [usable for shown, usable in pairs if shown == smi]
+    if same:
+        return min(same), f"derived: the least seen on a card of the same {smi} MiB in nvidia-smi"
+    if not pairs:
+        return None
+    shown, usable = min(pairs, key=lambda pair: pair[1] / pair[0])
+    return (
+        smi * usable // shown,
+        f"derived: {smi} MiB in nvidia-smi x {usable} / {shown}, the smallest share of any card",
+    )
+
+
+def _gpu(record: _Record, seen: Iterable[tuple[int, int]]) -> GPU:
+    """A GPU from its file; `seen` as `_seen` gives it."""
+    smi, usable = _memory(record)
+    of = _Values(record.data)
+    derived = not record.data["memory"].get("usable_mib", {}).get("observed", False)
+    if usable is None:
+        found = None if smi is None else _derive(smi, seen)
+        if found is None:
+            raise InputError(
+                f"{record.where}: missing field 'memory.usable_mib', or 'memory.smi_mib' to derive it from"
+            )
+        usable, of.sources["memory.usable_mib"] = found
+    return GPU(
+        id=record.id,
+        vendor=record.data["vendor"],
+        name=record.data["name"],
+        architecture=of.values["architecture"],
+        memory_gb=float(of.values["memory.marketing_gb"]),
+        smi_mib=smi,
+        usable_mib=usable,
+        usable_derived=derived,
+        bandwidth_gbs=of.number("bandwidth_gbs"),
+        bf16_tflops=of.number("dense_tflops.bf16"),
+        fp16_tflops=of.number("dense_tflops.fp16"),
+        fp8_tflops=of.number("dense_tflops.fp8"),
+        tdp_w=of.integer("tdp_w"),
+        ecc=of.values.get("ecc"),
+        pcie_gen=of.integer("pcie_gen"),
+        nvlink_gbs=of.number("nvlink_gbs"),
+        sources=of.sources,
+        notes=of.notes,
+    )
+
+
+def _node(record: _Record, gpus: Mapping[str, GPU]) -> Node:
+    for index, name in enumerate(record.data["gpu_ids"]):
+        _known(name, gpus, f"{record.where}: gpu_ids[{index}]", "gpus")
+    of = _Values(record.data)
+    return Node(
+        id=record.id,
+        name=record.data["name"],
+        gpu_ids=tuple(record.data["gpu_ids"]),
+        gpus=int(of.values["gpus"]),
+        link=of.values["link"],
+        p2p=of.values.get("p2p"),
+        intra_gbs=of.number("intra_gbs"),
+        measured_gbs=of.number("measured_gbs"),
+        inter_gbs=of.number("inter_gbs"),
+        host_ram_gb=of.integer("host_ram_gb"),
+        sources=of.sources,
+        notes=of.notes,
+    )
+
+
+def _linked(gpu: GPU, nodes: Iterable[Node]) -> bool:
+    """True if a node joins more than two of the cards by more than PCIe; without a node, if they have NVLink."""
+    found = [node for node in nodes if gpu.id in node.gpu_ids]
+    return any(n.gpus > 2 and not n.link.startswith("PCIe") for n in found) if found else bool(gpu.nvlink_gbs)
+
+
+def _known(name: str, names: Mapping[str, Any], where: str, command: str) -> None:
+    if name not in names:
+        raise InputError(f"{where}: given {show(name)}, allowed: {_some(names, command)}{closest(name, names)}")
+
+
+def _architecture(config: Any, where: str) -> Architecture:
+    try:
+        return from_config(config)
+    except ConfigError as error:
+        raise InputError(f"{where}{error}") from None
+
+
+def _model(record: _Record) -> Model:
+    data = record.data
+    return Model(
+        id=record.id,
+        name=data["name"],
+        hf=data["hf"],
+        aliases=tuple(data["aliases"]),
+        source=data["source"],
+        published_parameters=data.get("published_parameters"),
+        parameters_source=data["parameters_source"],
+        licence=data["licence"],
+        architecture=_architecture(data["config"], f"{record.where}: config."),
+        config=data["config"],
+    )
+
+
+def _model_of_config(path: str) -> Model:
+    """A model from a Hugging Face config.json."""
+    try:
+        config = parse_mapping(read_bytes(Path(path), path), path)
+        architecture = _architecture(config, f"{path}: ")
+    except InputError as error:
+        raise CatalogError(f"model: {error}") from None
+    return Model(path, path, "", (), path, None, "counted from the config", "", architecture, config)
+
+
+def _names(records: Iterable[_Record], root: Path) -> dict[str, str]:
+    """Every name of every model, casefolded, with the model's id; no two models may share a name."""
+    names: dict[str, str] = {}
+    claimed: dict[str, str] = {}  # the place of each name
+    for record in records:
+        claims = [("id", record.id), ("hf", record.data["hf"])]
+        claims += [(f"aliases[{index}]", alias) for index, alias in enumerate(record.data["aliases"])]
+        for place, name in claims:
+            owner = names.setdefault(name.casefold(), record.id)
+            if owner != record.id:
+                ours, theirs = f"{record.where}: {place}", claimed[name.casefold()]
+                blamed, other = newer_first(root, theirs, ours)
+                taken = f"given {name!r}, already a name of {other.partition(':')[0]}, allowed: a name of its own"
+                raise InputError(f"{blamed}: {taken}")
+            claimed.setdefault(name.casefold(), f"{record.where}: {place}")
+    return names
+
+
+def _lines(
+    root: Path, folder: str, places: dict[str, str], update: Callable[[bytes], None]
+) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The valid records of the folder's .jsonl files, one per line, each with its place; no id may occur twice."""
+    check = validator(root / folder / "schema.json")
+    for where, path in _files(root, folder, ".jsonl"):
+        for number, line in enumerate(decode(_read(path, where, update, FILE), where).split("\n"), start=1):
+            if not line.strip():
+                continue
+            place = f"{where}:{number}"
+            record = parse_json(line, where, number)
+            check(record, place)
+            if (owner := places.setdefault(record["id"], place)) != place:
+                blamed, other = newer_first(root, owner, place)
+                taken = f"given {record['id']!r}, already the id of {other}, allowed: an id of its own"
+                raise InputError(f"{blamed}: id: {taken}")
+            yield place, record
+
+
+def _measurements(
+    root: Path,
+    gpus: Mapping[str, GPU],
+    names: Mapping[str, str],
+    places: dict[str, str],
+    update: Callable[[bytes], None],
+) -> Iterable[Mapping[str, Any]]:
+    """The records of measurements/*.jsonl, whose models and GPUs must be in the catalog."""
+    for place, record in _lines(root, "measurements", places, update):
+        check_names(record, place, gpus, names)
+        yield record
+
+
+def _exhausted(
+    root: Path, gpus: Mapping[str, GPU], places: dict[str, str], update: Callable[[bytes], None]
+) -> Iterable[Mapping[str, Any]]:
+    """The records of measurements/exhausted/*.jsonl, whose GPUs must be in the catalog."""
+    for place, record in _lines(root, "measurements/exhausted", places, update):
+        if record["gpu"] is not None:
+            _known(record["gpu"], gpus, f"{place}: gpu", "gpus")
+        yield record
+
+
+def check_names(record: Mapping[str, Any], place: str, gpus: Mapping[str, GPU], names: Mapping[str, str]) -> None:
+    """Refuses a measurement whose model or GPU is not in the catalog, with an InputError."""
+    scenario = record["scenario"]
+    for name, known, command in (("gpu", gpus, "gpus"), ("model", names, "models")):
+        given = scenario[name]
+        if not isinstance(given, str):
+            raise InputError(f"{place}: scenario.{name}: given {show(given)}, allowed: text")
+        if given.casefold() not in known:
+            near = closest(given, known)
+            allowed = _some(known, command)
+            raise InputError(f"{place}: scenario.{name}: given {show(given)}, allowed: {allowed}{near}")
+    if "machine" in record:
+        _known(record["machine"]["gpu"], gpus, f"{place}: machine.gpu", "gpus")

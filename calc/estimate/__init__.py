@@ -1,0 +1,1 @@
+"""From a scenario to its answer: GPU groups, host nodes, verdict."""

@@ -1,0 +1,250 @@
+"""GPU groups, the GPUs that hold the same roles: what is on one of them at each instant of a step, and whether it fits.
+
+`calc.step.stages` counts what the roles have there; the process itself and vLLM, which differ from card to card, are
+added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from operator import add
+
+from calc.base.ledger import Group, Line, Moment, Phase, Sums, total
+from calc.engines.vllm import STARTING, Cache
+from calc.estimate import verdict
+from calc.memory import runtime
+from calc.replay import replay
+from calc.step import placement
+from calc.step.roles import Job
+from calc.step.stages import Candidate, Stages, sums
+
+PHASES = ("load", "rollout", "score", "forward", "backward", "step", "sync", "save")
+
+
+class Shared:
+    """A GPU group: GPUs that hold the same roles, seen from one of them."""
+
+    def __init__(self, job: Job, names: Sequence[str], gpus: int) -> None:
+        """The group of the roles called `names`, on `gpus` GPUs."""
+        self.job, self.names, self.gpus = job, names, gpus
+        self.engine = job.engine if "rollout" in names else None
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The stages of a step, with what the group's roles have on a GPU."""
+        return Stages(self.job.roles, self.names)
+
+    def processes(self, names: Iterable[str]) -> list[Line]:
+        """The lines of the processes of the roles called `names`: what they take of a GPU beside tensors."""
+        gpu, found = self.job.gpu, [self.job.placed[name] for name in names]
+        communicators = max([placed.s.communicators for placed in found], default=0)
+        return runtime.process(gpu.architecture, communicators, gpu.linked, len({p.role.process for p in found}))
+
+    @cached_property
+    def process(self) -> list[Line]:
+        """The lines of all roles' processes, and of vLLM's own: all that is beside tensors and vLLM's pool."""
+        around = placement.around(self.job.s, self.job.keeps, self.job.gpu) if self.engine else []
+        return [*self.processes(name for name in self.names if name in self.job.placed), *around]
+
+    @cached_property
+    def others(self) -> int:
+        """Bytes on the GPU that are not vLLM's, when vLLM measures it."""
+        before = self.names[: self.names.index("rollout")]
+        lines = [*self.processes(before), *[line for name in before for line in self.stages.arrived(name)]]
+        return total(lines)
+
+    @cached_property
+    def training(self) -> list[Sums]:
+        """The totals of each phase that trains or scores, without fragmentation."""
+        beside = sums(self.card_lines(loading=False, engine=""), stirred=False)
+        return [Sums(*map(add, known, beside)) for _, known in self.largest(serving=False)]
+
+    @cached_property
+    def resting(self) -> Sums:
+        """Totals that cover all of these phases: the most tensors of any, and the most beside tensors of any."""
+        most = max([known.allocated for known in self.training])
+        outside = max([known.needed - known.allocated for known in self.training])
+        return Sums(outside + most, most, 0)
+
+    @cached_property
+    def act(self) -> replay.Act | None:
+        """The job as it is replayed; None where its blocks are not known one by one, or no replay could let it fit."""
+        memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
+        if self.engine or not replay.known(self.job.roles):
+            return None
+        # this spares most jobs the work of finding their blocks
+        if any(verdict.hopeless(known, usable) for known in self.training):
+            return None
+        return memo.once("act", lambda: replay.act(self.job.roles))
+
+    @cached_property
+    def reserve(self) -> replay.Reserve:
+        """The memory that PyTorch reserves in the replay, shared by all cards with the same cuBLAS workspace."""
+        assert self.act
+        return replay.reserve(self.act, runtime.workspace(self.job.gpu.architecture))
+
+    @cached_property
+    def reserved(self) -> tuple[int, int] | None:
+        """The bytes that PyTorch reserves here, and the least that it must be allowed; None without a replay.
+
+        It reserves what it would without a limit where the job fits with that, otherwise only the least.
+        """
+        if not self.act:
+            return None
+        undisturbed = self.replayed(self.reserve.undisturbed)
+        if verdict.certain(undisturbed, self.job.gpu.usable_bytes):
+            return undisturbed.replayed, undisturbed.replayed
+        least = self.replayed(self.reserve.least).replayed
+        return (undisturbed.replayed if self._leaves_room(undisturbed) else least), least
+
+    def replayed(self, reserved: int) -> Sums:
+        """The totals where PyTorch reserves `reserved` bytes, or the bytes of the tensors if these are more."""
+        needed, most, *_ = self.resting
+        reserved = max(most, reserved)
+        return Sums(needed - most + reserved, most, 0, reserved)
+
+    def _leaves_room(self, moment: Sums) -> bool:
+        return verdict.room(moment, self.job.gpu.usable_bytes) >= 0
+
+    def largest(self, *, serving: bool) -> list[tuple[Candidate, Sums]]:
+        """The peak instants of the roles, whatever the card; see `Stages.largest`."""
+        memo = self.job.roles if serving else self.job.roles.training
+        return memo.once(("largest", *self.names, serving), lambda: self.stages.largest(serving=serving))
+
+    @cached_property
+    def free_at_most(self) -> int:
+        """An upper bound of `room` in the phases without vLLM, in bytes; below 0 for most jobs that never fit."""
+        memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
+        free = usable - memo.once(("resident", *self.names), self.stages.resident)
+        return free if free < 0 else min(free, usable - memo.once(("working", *self.names), self.stages.working))
+
+    @property
+    def trains(self) -> bool:
+        """True if the phases without vLLM fit; cheaper than `room`."""
+        if self.free_at_most < 0:
+            return False
+        if not self.act:
+            return self.room(serving=False) >= 0
+
+        def enough(reserved: int) -> bool:
+            return self._leaves_room(self.replayed(reserved))
+
+        # where tensors alone leave no room, nothing has to be replayed
+        return enough(0) and self.reserve.meets(enough)
+
+    def room(self, *, serving: bool) -> int:
+        """Bytes free beside the peak and its error, in the phases with vLLM if `serving`, else in the others."""
+        usable = self.job.gpu.usable_bytes
+        beside: dict[tuple[bool, str], Sums] = {}
+        rooms = [usable]
+        if not serving and self.reserved:
+            # PyTorch keeps what it has reserved: after the first step that is the same in all phases
+            return verdict.room(self.replayed(self.reserved[1]), usable)
+        for found, known in self.largest(serving=serving):
+            loading, engine = at = found.phase == "load", found.engine
+            if at not in beside:
+                beside[at] = sums(self.card_lines(loading, engine), stirred=not loading)
+            rooms.append(verdict.room(Sums(*map(add, known, beside[at])), usable))
+        return min(rooms)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of this group, each at its peak instant."""
+        largest: dict[str, Moment] = {}
+        for found, _ in (*self.largest(serving=True), *self.largest(serving=False)):
+            moment = self.moment(found)
+            if found.phase not in largest or moment.device_bytes > largest[found.phase].device_bytes:
+                largest[found.phase] = moment
+        return tuple([Phase(name, largest[name]) for name in PHASES if name in largest])
+
+    def loading(self) -> Iterator[Moment]:
+        """Every instant of loading, in order."""
+        return map(self.moment, self.stages.loading())
+
+    def moment(self, found: Candidate) -> Moment:
+        """The instant of a candidate, with everything that is on the card, fragmentation included."""
+        loading = found.phase == "load"
+        every = [line for line in (*self.card_lines(loading, found.engine), *found.lines) if line.bytes]
+        # no fragmentation: nothing has been freed while models load
+        if loading:
+            return Moment(found.at, tuple(every))
+        lost = runtime.replayed(every, *self.reserved) if self.reserved else runtime.fragmentation(every)
+        return Moment(found.at, (*every, lost))
+
+    def card_lines(self, loading: bool, engine: str) -> list[Line]:
+        """The lines that differ from card to card: those of the process, and of vLLM in the state `engine`.
+
+        cuBLAS takes its workspaces at the first multiplication, after loading.
+        """
+        process = [line for line in self.process if line.component != "workspace"] if loading else self.process
+        return [*process, *self.serving(engine)]
+
+    @cached_property
+    def awake(self) -> list[Line]:
+        """The lines of vLLM while it serves."""
+        return self.engine.awake(self.others) if self.engine else []
+
+    def serving(self, state: str) -> list[Line]:
+        """The lines of vLLM in `state`: `all`, `weights` or `asleep`, or an instant of its start.
+
+        If it cannot sleep, all of it stays.
+        """
+        if not (state and self.engine and self.job.s.rollout):
+            return []
+        if state in STARTING:
+            return self.engine.starting(state, self.others)
+        if state == "all" or not self.job.s.rollout.sleep:
+            return self.awake
+        return self.engine.with_weights() if state == "weights" else self.engine.asleep()
+
+    def cache(self) -> Cache | None:
+        """vLLM's KV cache on this card, and whether vLLM starts; None where it does not serve."""
+        if not self.engine:
+            return None
+        cache = self.engine.cache(self.others)
+        # vLLM refuses nothing where the card is full before its turn
+        turn = self.others < self.job.gpu.usable_bytes
+        return cache if turn else cache._replace(refusal=None, crowded=False)
+
+    def group(self) -> Group:
+        """The group's phases and its verdict."""
+        phases, usable, cache = self.phases(), self.job.gpu.usable_bytes, self.cache()
+        peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # any of equal ones
+        refusal = cache.refusal if cache else None
+        # a phase with a smaller peak may be less certain to fit
+        probability = 0.0 if refusal else min([verdict.odds(p.moment, usable) for p in phases])
+        word = verdict.word(probability)
+        first = _first_to_break(phases, word, usable)
+        low, high = verdict.reach(peak)
+        most = max([phase.moment.allocated_bytes for phase in phases])
+        kept = max(runtime.cached(p.moment.lines, lengths_vary=not self.job.s.packing) for p in phases)
+        return Group(
+            name="+".join(self.names),
+            gpus=self.gpus,
+            phases=phases,
+            usable_bytes=usable,
+            # no less than tensors take, and cached blocks fill at most what the card has
+            device_range=(max(low, most), max(high, min(high + kept, usable))),
+            fit_probability=probability,
+            verdict=word,
+            verdict_phase="load" if refusal else first,
+            refusal=refusal,
+            cache_tokens=cache.tokens if cache else 0,
+            cache_sequences=cache.sequences if cache else 0,
+            crowded=bool(cache and cache.crowded),
+        )
+
+
+def sets(job: Job) -> list[Shared]:
+    """The GPU groups of a job."""
+    return [Shared(job, names, gpus) for names, gpus in placement.groups(job.s, job.keeps)]
+
+
+def _first_to_break(phases: Iterable[Phase], word: str, usable: int) -> str | None:
+    """The first phase whose own verdict is at least as bad as the job's; None where the job fits."""
+    if word == "fits":
+        return None
+    for phase in phases:
+        if verdict.odds(phase.moment, usable) < (verdict.TIGHT if word == "oom" else verdict.FITS):
+            return phase.name
+    return None

@@ -1,0 +1,335 @@
+"""OpenRLHF's PPO, GRPO and REINFORCE++ by version: the half of `calc.frameworks.openrlhf.openrlhf` that is RL alone.
+
+`train_ppo.py`, until 0.6.1, runs every role in each process of one group and generates with Transformers;
+`train_ppo_ray.py` gives each role processes of its own, on GPUs of their own or on shared ones, and supports vLLM. Read
+in the tags v0.3.0 to v0.11.0 and the package 0.11.2. `ppo.py` and `ray.py` stand for `openrlhf/cli/train_ppo.py` and
+`openrlhf/cli/train_ppo_ray.py` of the release named (before 0.3.6 in `examples/`), other files for those of their name
+in `openrlhf/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from calc.base.plan import DeepSpeed, Keeps, Path, Role, Serving, Stage
+from calc.base.versions import at_least
+from calc.frameworks.constraints import segments_fault
+from calc.scenario.words import DEEPSPEED
+
+if TYPE_CHECKING:
+    from calc.scenario.scenario import Scenario
+
+# The first release with the task's advantage_estimator: gae; group_norm; reinforce (ray.py's choices of each).
+TASKS = {"ppo": "0.3.0", "grpo": "0.6.0", "reinforce++": "0.5.1"}
+TRAINED = ("actor", "critic")
+# Fields that one flag sets for all roles, and fields that one flag sets for the trained roles.
+SHARED = (
+    "method", "lora", "precision", "optimizer", "optimizer_impl", "sharding", "grad_dtype", "checkpointing",
+    "attention", "loss", "logprob", "packing",
+)  # fmt: skip
+SHARED_BY_TRAINED = ("micro_batch", "max_tokens_per_gpu", "offload.optimizer", "offload.parameters")
+SET = {place: attrgetter(place) for place in (*SHARED, *SHARED_BY_TRAINED)}
+
+
+def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that only the RL command lines have, or set otherwise, by dotted key; `given` is the user's."""
+    shared = given.get("placement", "colocated") == "colocated"
+    engine = str(given.get("rollout.engine", "vllm" if at_least(version, "0.6.2") else "hf"))
+    share = 0.95 if at_least(version, "0.6.4") else 0.9
+    if shared and at_least(version, "0.5.8") and not at_least(version, "0.6.1"):
+        share = 0.4  # colocate_all_models turns 0.9 and more into it: ray.py:67-68 of 0.5.8
+    values: dict[str, Any] = {
+        "micro_batch": 1
+        if at_least(version, "0.10.0")
+        else 4,  # micro_train_batch_size: ppo.py:294 (0.3.1), ray.py:388 (0.10.0)
+        "prompt_len": 1024,  # prompt_max_len; since 0.9.8 max_len, 2048, bounds prompt and response together
+        "response_len": 1024,  # generate_max_len
+        # vllm_num_engines is None: Transformers generates, as long as it can. Every example of 0.6.2 has vLLM.
+        "rollout.engine": engine,
+        "rollout.tensor_parallel": 1,  # vllm_tensor_parallel_size
+        # vllm_gpu_memory_utilization: since 0.5.8; before it is not passed, and vLLM's own is 0.9
+        "rollout.gpu_memory_utilization": share,
+        # n_samples_per_prompt is 1, which ray.py refuses for group_norm; examples/scripts/train_grpo_ray_*.sh have 8
+        "rollout.n": 8 if task == "grpo" else 1,
+        # micro_rollout_batch_size, of every role: ppo.py:280 (0.3.8), ray.py:369 (0.10.0)
+        "rollout.micro_batch": 1 if at_least(version, "0.10.0") else 8,
+        "rollout.sleep": False,  # vllm_enable_sleep
+        # rollout_batch_size: 512 in ppo.py, and in ray.py until 0.3.5
+        "rollout.batch": 1024 if at_least(version, "0.3.6") and not (shared and engine == "hf") else 512,
+    }
+    if at_least(version, "0.8.0"):
+        values["entropy_coeff"] = 0  # entropy_loss_coef: 0, later None (ray.py:352 of 0.8.0, :374 of 0.9.0)
+    if at_least(version, "0.8.6"):
+        # use_dynamic_batch is off; train_max_tokens_per_gpu counts with it, and for scoring, too, where
+        # rollout_max_tokens_per_gpu is None; it turns packing_samples on (ray.py:304-307, :509-515 of 0.9.0)
+        values |= {"max_tokens_per_gpu": None, "rollout.max_tokens_per_gpu": None}
+        if "max_tokens_per_gpu" in given:
+            values |= {"packing": True, "attention": "flash", "rollout.micro_batch": None}
+    if task == "ppo" and "roles.reward.model" in given:
+        # critic_pretrain = reward_pretrain.split(",")[0], or pretrain for a remote reward model: ray.py:417-423 (0.6.1)
+        values["roles.critic.model"] = given["roles.reward.model"]
+    return values
+
+
+def one_group(s: Scenario) -> bool:
+    """True if `s` is a job of `train_ppo.py`, which 0.6.2 no longer has."""
+    assert s.rollout
+    return s.placement == "colocated" and s.rollout.engine != "vllm" and not at_least(s.framework_version, "0.6.2")
+
+
+def states_sleep(s: Scenario) -> bool:
+    """True if `ds.enable_sleep` can be set where vLLM sleeps, as in OpenRLHF's template (README of 0.11.2).
+
+    `offload_deepspeed_states` raises unless stage 3 runs (utils/deepspeed/deepspeed_utils.py:113 of 0.6.1), since
+    0.8.10 only up to DeepSpeed 0.17.5 (:145); before raising, it returns if the optimizer is in host memory anyway.
+    """
+    assert s.rollout
+    version, later = s.framework_version, not at_least("0.17.5", s.versions["deepspeed"])
+    if not s.rollout.sleep or not at_least(version, "0.6.1"):
+        return False
+    stages = DEEPSPEED if at_least(version, "0.8.10") and later else ("zero3",)
+    return s.offload.optimizer or s.sharding in stages
+
+
+def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Keeps:
+    """The plan of an RL job; `path` gives the path from logits to log-probabilities for a number of sequences."""
+    assert s.rollout
+    version, alone = s.framework_version, one_group(s)
+    sleeping = states_sleep(s) and not s.offload.optimizer
+
+    def role(name: str) -> Role:
+        """The role called `name`; the critic and the reward model have scalar heads.
+
+        `training_step` also holds the last hidden states to its own end (trainer/ppo_trainer.py:339 of 0.3.8,
+        trainer/ray/ppo_critic.py:142 of 0.11.0).
+        """
+        own = s.role(name)
+        assert own
+        language = name in ("actor", "reference")
+        scored = dynamic(s) if s.max_tokens_per_gpu else s.scored_by(name)
+        logits, scores = [path(rows) if language else Path("scalar", held="step") for rows in (own.rows, scored)]
+        if name == "actor" and s.entropy_coeff:
+            logits = replace(logits, entropy="compiled")  # models/actor.py:14 and :167 of 0.8.0
+        # reloaded for its own update alone: trainer/ray/ppo_actor.py:130-156 of 0.6.1; asleep from loading on, :383
+        leaves = frozenset({"states"}) if sleeping and name in TRAINED else frozenset[str]()
+        return Role(name, logits, scores, own.rows, scored, leaves, process="trainer" if alone else name)
+
+    # strategy.prepare: ppo.py:189 of 0.3.8. Ray starts actor, reference and reward model together and the critic after
+    # them, ray.py:128-155 of 0.3.8.
+    order = ["actor", "critic", "reward", "reference"] if alone else ["actor", "reference", "reward", "critic"]
+    order = [name for name in order if s.has(name)]
+    serving = None
+    if s.rollout.engine == "vllm":
+        # Engines come first since 0.5.8 (ray.py:73), but are put to sleep there only since 0.6.1
+        # (trainer/ray/vllm_engine.py:185): until then a whole engine is in memory when the last model loads.
+        first = at_least(version, "0.6.1") or not s.rollout.sleep
+        order = ["rollout", *order] if first else [*order, "rollout"]
+        # Neither max_num_seqs nor max_num_batched_tokens is passed; enforce_eager is a flag, off. AsyncLLMEngine, made
+        # of arguments (trainer/ray/vllm_engine.py:63 of 0.9.1), has the scheduler's own defaults, not those of `LLM`
+        # (vllm config/scheduler.py).
+        by_scheduler = at_least(version, "0.9.1")
+        serving = Serving(
+            s.versions["vllm"],
+            # until 0.3.1 no length is passed, and vLLM takes the model's own
+            max_model_len=s.seq_len if at_least(version, "0.3.2") else s.architecture.max_positions,
+            max_num_seqs=128 if by_scheduler else None,
+            max_num_batched_tokens=2048 if by_scheduler else None,
+        )
+    notes = []
+    if sleeping:
+        notes.append("rollout.sleep stands for ds.enable_sleep, too, as in OpenRLHF's template: states of the "
+                     "optimizers are in host memory outside their own updates")  # fmt: skip
+    elif s.rollout.sleep and not s.offload.optimizer:
+        notes.append("this release cannot put the optimizer's states to sleep with this sharding: they stay on the GPU")
+    return Keeps(
+        roles=tuple([role(name) for name in order if name != "rollout"]),
+        stages=tuple(stages(s)),
+        loading=tuple(order),
+        serving=serving,
+        deepspeed=deepspeed,
+        notes=tuple(notes),
+    )
+
+
+def dynamic(s: Scenario) -> int:
+    """Sequences that a GPU scores at once with dynamic batches, the same for every role.
+
+    `split_rollout_samples` rounds the number of batches down to one that the actor's ranks share evenly, so that they
+    may hold more tokens than rollout_max_tokens_per_gpu (trainer/ppo_utils/experience_maker.py:467-475 of 0.9.0).
+    """
+    assert s.rollout and s.max_tokens_per_gpu
+    actor = s.role("actor") or s
+    tokens, responses = s.rollout.max_tokens_per_gpu or s.max_tokens_per_gpu, s.rollout.batch * s.rollout.n
+    held = max(1, tokens * s.context_parallel // s.expected_len)
+    batches = max(1, -(-responses // held) // actor.data_parallel) * actor.data_parallel
+    return -(-responses // batches)
+
+
+def stages(s: Scenario) -> Iterator[Stage]:
+    """The stages of one step, in order."""
+    assert s.rollout
+    version, serves, zero3 = s.framework_version, s.rollout.engine == "vllm", s.sharding == "zero3"
+    actor = s.role("actor")
+    assert actor
+    if serves:
+        yield Stage("serve", "rollout", engine="all")
+    else:
+        # trainer/ppo_utils/experience_maker.py:254 of 0.5.8: micro batch by micro batch; Transformers keeps the last
+        # position of the prompts alone since 4.45 (num_logits_to_keep)
+        every = () if at_least(s.versions["transformers"], "4.45") else ("prompt-logits",)
+        yield Stage("generate", "actor", holds=every, rows=actor.scoring_rows)
+    for name in scoring(s):
+        if s.has(name):
+            yield Stage("score", name)
+    yield from training(s)
+    gathered = ("parameter",) if zero3 else ()
+    # Until 0.6.0 vLLM, once woken for new weights, stays awake (trainer/ray/ppo_actor.py:138-150 of 0.5.8); then it
+    # sleeps again (:165-168 of 0.6.1), and since 0.9.2 its weights alone wake and stay
+    # (trainer/ppo_trainer.py:178-197).
+    woken = "weights" if at_least(version, "0.9.2") else "all"
+    kept = "asleep" if at_least(version, "0.6.1") and woken == "all" else woken
+    if serves:
+        # trainer/ray/ppo_actor.py:210 of 0.6.1 broadcasts a parameter as it is; :225 sends a clone's CUDA IPC handle
+        ipc = s.placement == "colocated" and at_least(version, "0.5.9")
+        yield Stage("sync", "actor", engine=woken, holds=(*gathered, "clone") if ipc else gathered)
+    # All ranks copy parameters one by one, and the first keeps them (utils/deepspeed.py:271 of 0.3.8); since 0.7.5
+    # every rank clones its own state dict to the host, except under stage 3, which gathers for the first
+    # (utils/deepspeed/deepspeed.py:357-366).
+    every_rank = at_least(version, "0.7.5") and not zero3
+    yield Stage("save", "actor", engine=kept, holds=gathered, host="every" if every_rank else "first")
+
+
+def scoring(s: Scenario) -> tuple[str, ...]:
+    """The roles in the order in which they score: trainer/ppo_utils/experience_maker.py, `make_experience`.
+
+    :124-133 of 0.3.8 without Ray, :246-267 with; :496-550 of 0.8.5, so ordered since 0.7.3.
+    """
+    if one_group(s):
+        return ("actor", "reference", "critic", "reward")
+    if at_least(s.framework_version, "0.7.3"):
+        return ("reward", "actor", "critic", "reference")
+    return ("reference", "critic", "reward", "actor")
+
+
+def training(s: Scenario) -> Iterator[Stage]:
+    """The updates of the actor and of the critic, if there is one.
+
+    Without Ray both take turns at each micro batch (`training_step`, trainer/ppo_trainer.py:261 of 0.3.8). Under Ray
+    the critic comes first and is waited for (trainer/ray/ppo_actor.py:123-135 of 0.5.8); since 0.9.1 only if states
+    sleep, else both train at once (trainer/ppo_trainer.py:159-174).
+    """
+    if not s.has("critic"):
+        yield Stage("train", "actor")
+    elif one_group(s):
+        yield from [Stage("train", name, alternating=True) for name in TRAINED]
+    elif at_least(s.framework_version, "0.9.1") and not states_sleep(s) and together(s, "critic"):
+        yield Stage("train", "actor", beside="critic")
+    else:
+        yield from [Stage("train", name) for name in ("critic", "actor")]
+
+
+def together(s: Scenario, name: str) -> bool:
+    """True if the role `name` runs on the actor's GPUs."""
+    return s.placement == "colocated" or s.group(name) == "actor"
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why the RL trainers of this release cannot run `s`, in one line, or None."""
+    first = TASKS[s.task]
+    if not at_least(s.framework_version, first):
+        allowed = ", ".join(task for task, since in TASKS.items() if at_least(s.framework_version, since))
+        return f"task: given {s.task!r}, allowed with openrlhf {s.framework_version}: {allowed}"
+    return segments_fault(s) or next((line for rule in (_roles, _rollout, _gpus) for line in rule(s)), None)
+
+
+def _roles(s: Scenario) -> Iterator[str]:
+    """Faults in which roles run, and in fields that one flag sets for several roles."""
+    version = s.framework_version
+    needed = [
+        ("actor", True, "an actor, which always trains"),
+        ("critic", s.task == "ppo", "a critic, which gae needs"),
+        # init_kl_coef 0 leaves it out: ray.py, since 0.6.0
+        ("reference", not at_least(version, "0.6.0"), "a reference, whatever the KL coefficient"),
+        # --remote_rm_url, since 0.4.0
+        ("reward", not at_least(version, "0.4.0"), "a reward model"),
+    ]
+    for name, always, allowed in needed:
+        if always and not s.has(name):
+            yield f"roles.{name}: given 'none', allowed with openrlhf {version}: {allowed}"
+    running = {name: own for name in s.roles if (own := s.role(name))}
+    for name, own in running.items():
+        for place in (*SHARED, *(SHARED_BY_TRAINED if name in TRAINED else ())):
+            given, allowed = SET[place](own), SET[place](s)
+            frozen_bf16 = name not in TRAINED and given == "bf16"  # mixed precision without an optimizer is bf16
+            if given != allowed and not frozen_bf16:
+                yield f"roles.{name}.{place}: given {given!r}, allowed with openrlhf: {allowed!r}, as for all roles"
+    offloaded = {name: own.offload.parameters for name, own in running.items() if name not in TRAINED}
+    for name in [name for name, moved in offloaded.items() if moved]:
+        if one_group(s):  # get_ds_eval_config(offload=False): ppo.py:78 of 0.3.8
+            yield f"roles.{name}.offload.parameters: given true without Ray, allowed: false"
+        if not (at_least(version, "0.10.2") or all(offloaded.values())):
+            yield f"roles.{name}.offload.parameters: given true, allowed: for reference and reward, by one flag"
+
+
+def _rollout(s: Scenario) -> Iterator[str]:
+    """Faults in the rollout: the engine, the number of responses, and settings that do not go with the engine."""
+    assert s.rollout
+    version, engine, n = s.framework_version, s.rollout.engine, s.rollout.n
+    hf = not at_least(version, "0.7.1")  # NotImplementedError since: trainer/ppo_utils/experience_maker.py:627 of 0.7.1
+    if engine == "hf" and not hf:
+        yield f"rollout.engine: given 'hf', allowed with openrlhf {version}: vllm, none"
+    if s.task == "grpo" and n < 2:
+        yield f"rollout.n: given {n} for grpo, allowed: 2 or more in a group"
+    if n > 1 and not at_least(version, "0.4.5"):  # --n_samples_per_prompt, since 0.3.2, is not read until then
+        yield f"rollout.n: given {n}, allowed with openrlhf {version}: 1"
+    if engine != "vllm":
+        if s.packing and engine == "hf":  # asserted: ray.py:445 of 0.6.1
+            yield "packing: given true with rollout.engine 'hf', allowed: with vllm"
+        if s.sharding == "zero3" and engine == "hf" and not one_group(s):  # asserted: ray.py:32 of 0.6.1
+            yield "sharding: given 'zero3' under Ray with rollout.engine 'hf', allowed: zero1, zero2, or vllm"
+        return
+    if s.max_tokens_per_gpu and not s.packing:
+        yield "packing: given false with max_tokens_per_gpu, allowed with openrlhf: true, which it then turns on"
+    if s.packing and not at_least(version, "0.4.4"):
+        yield f"packing: given true, allowed with openrlhf {version}: false; RL got it with 0.4.4"
+    if s.method != "full":
+        # the adapters' names are sent as they are, and vLLM knows none of them: issues 546 and 1349
+        yield f"method: given {s.method!r} with rollout.engine 'vllm', allowed: full; vLLM cannot take adapters over"
+    if s.placement == "colocated":
+        share = s.rollout.gpu_memory_utilization
+        if not at_least(version, "0.5.8"):  # --colocate_all_models
+            yield f"placement: given 'colocated' with vllm, allowed with openrlhf {version}: separate"
+        if share >= 0.9 and not at_least(version, "0.6.1"):
+            yield f"rollout.gpu_memory_utilization: given {share}, allowed: less than 0.9, of which ray.py makes 0.4"
+
+
+def _gpus(s: Scenario) -> Iterator[str]:
+    """Faults in how Ray's groups divide the GPUs: `_validate_args` of ray.py, until 0.7.0."""
+    assert s.rollout
+    version, actor = s.framework_version, s.gpus_of("actor")
+    if one_group(s):
+        return
+    if s.placement == "separate" and not at_least(version, "0.8.0"):
+        # colocate_all_models takes vLLM along until training can be asynchronous; other flags pair reference and actor,
+        # reward model and critic
+        for name in ("critic", "reward"):
+            if s.has(name) and together(s, name):
+                yield f"roles.{name}.gpus: given none, allowed with openrlhf {version}: GPUs without the actor"
+    if at_least(version, "0.7.1"):
+        return
+    trained = {"actor": actor} | ({"critic": s.gpus_of(s.group("critic"))} if s.has("critic") else {})
+    for name, gpus in trained.items():
+        if gpus & (gpus - 1) and not at_least(version, "0.5.6"):
+            yield f"roles.{name}.gpus: given {gpus}, allowed with openrlhf {version}: a power of two"
+        if actor % gpus:
+            yield f"roles.{name}.gpus: given {gpus}, allowed with openrlhf {version}: a divisor of the actor's {actor}"
+    if not at_least(version, "0.5.6"):
+        return
+    if s.rollout.batch % actor:
+        yield f"rollout.batch: given {s.rollout.batch}, allowed with openrlhf {version}: a multiple of {actor} GPUs"
+    engines = s.rollout.gpus // s.rollout.tensor_parallel
+    if s.rollout.engine == "vllm" and actor % engines and (engines % actor or not at_least(version, "0.6.0")):
+        yield f"rollout.gpus: given {s.rollout.gpus}, {engines} engines, allowed: a number that divides {actor} GPUs"

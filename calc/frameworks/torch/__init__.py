@@ -1,0 +1,1 @@
+"""Plain PyTorch, and the scripts and trainers that are written on it."""

@@ -1,0 +1,254 @@
+"""Plain PyTorch and Transformers: models, a loss, an optimizer of torch.optim, and nothing hidden.
+
+The loop is `loss = model(**batch).loss; loss.backward(); optimizer.step(); optimizer.zero_grad()`. For RL all roles
+live in one process: Transformers generates, every role scores the batch, then each trained role is updated. Where GPUs
+share sequences, the model is cut by Transformers' plan or PyTorch's tutorial (DTensor), attention runs within
+`context_parallel`, and pipeline stages run under `Schedule1F1B`, divided and called as torchtitan does it. Sources are
+torch 2.13.0, transformers 5.23.0 and peft 0.21.2, by file and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from calc.base.plan import DeepSpeed, Keeps, Path, Role, Stage, pipelined, supervised
+from calc.base.versions import at_least
+from calc.base.versions import nearest as _nearest
+from calc.frameworks import trainer
+from calc.frameworks.base import accumulated, together
+from calc.frameworks.choices import Choices
+from calc.frameworks.constraints import cut_alike, pipeline_fault, ring_fault, sharding_fault, tensor_fault
+from calc.frameworks.torch import litgpt
+from calc.scenario.words import DEEPSPEED, RL
+
+if TYPE_CHECKING:
+    from calc.scenario.scenario import Scenario
+
+KNOWN = ("2.13",)
+CHOICES = Choices(own_loop=True, fp16=True, shared="tensor_parallel", cuts=lambda job, rung: rung["method"] == "full")
+TORCH, TRANSFORMERS = "2.13.0", "5.23.0"
+
+# torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them
+RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
+
+
+class Trainer(Protocol):
+    """The interface of a module whose training loop takes the place of the scenario's own."""
+
+    def refuse(self, s: Scenario) -> str | None:
+        """The reason why it cannot run `s`, in one line, or None."""
+
+    def keeps(self, s: Scenario) -> dict[str, Any]:
+        """The fields that it sets in a `calc.base.plan.Role`."""
+
+
+TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt}
+WITH_ADAPTERS = ("lora", "qlora")
+ONE_BY_ONE = ("adafactor", "lion")
+
+
+def nearest(version: str) -> str:
+    """The known version whose memory behaviour `version` shares."""
+    return _nearest(version, KNOWN)
+
+
+def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of a loop without further settings for `task`, by dotted key; `given` is what the user set."""
+    shared = together(given)
+    gpus = max(1, int(given.get("gpus", 1)) // shared)  # groups of GPUs, each with sequences of its own
+    micro_batch = int(given.get("micro_batch", 1))
+    several = "fsdp2" if shared > 1 else "ddp"
+    copies = gpus * int(given.get("context_parallel", 1))  # copies of each layer
+    sharding = str(given.get("sharding", several if copies > 1 else "none"))
+    precision = str(given.get("precision", "mixed" if sharding in DEEPSPEED else "bf16"))
+    optimizer = str(given.get("optimizer", "none" if task == "inference" else "adamw"))
+    values: dict[str, Any] = {
+        "micro_batch": micro_batch,  # the smallest; no library chooses one
+        "global_batch": micro_batch * gpus * int(given.get("pipeline_parallel", 1)),  # the least that fills all stages
+        **({"seq_len": 2048} if task not in RL else rollout(micro_batch * gpus)),
+        # the type the checkpoint names, bf16 for today's models (transformers modeling_utils.py, dtype "auto");
+        # DeepSpeed beside bf16 weights keeps fp32 ones (runtime/zero/stage_1_and_2.py:400 of 0.16.4)
+        "precision": precision,
+        "sharding": sharding,
+        "optimizer": optimizer,
+        "optimizer_impl": stepped(given, sharding, optimizer),
+        "offload.optimizer": False,
+        "offload.parameters": False,
+        # .grad has the parameter's type; under fsdp-mixed the reduced shard has that of the fp32 shard
+        # (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:696)
+        "grad_dtype": accumulated(precision, sharding),
+        "no_sync": given.get("trainer") == "transformers" and trainer.reduces_once(sharding),
+        "checkpointing": "none",  # gradient_checkpointing_enable() is a call of its own
+        "attention": "sdpa",  # transformers modeling_utils.py: sdpa where the model has it and nothing else is asked
+        "loss": "full",  # transformers/loss/loss_utils.py: ForCausalLMLoss
+        "logprob": "log-softmax-fp32",  # as DPO's paper and first implementations: log_softmax(logits.float())
+        "packing": False,
+        "versions.deepspeed": "0.16.4",
+        "versions.torch": TORCH,
+        "versions.transformers": TRANSFORMERS,
+    }
+    if given.get("method", "full") in WITH_ADAPTERS:
+        values |= {
+            "lora.rank": 8,  # peft/tuners/lora/config.py: r
+            "lora.targets": "all-linear",  # peft itself would take q_proj and v_proj of a Llama
+            "lora.dropout": 0,  # peft/tuners/lora/config.py: lora_dropout
+            "lora.units": "own",  # peft/utils/other.py: fsdp_auto_wrap_policy
+            "lora.dtype": "bf16" if sharding in DEEPSPEED else "fp32",  # peft/mapping_func.py:36 autocast_adapter_dtype
+        }
+    if given.get("trainer") == "litgpt":
+        values |= {place: value for place, value in litgpt.defaults(given).items() if place in values}
+    return values
+
+
+def stepped(given: Mapping[str, Any], sharding: str, optimizer: str) -> str:
+    """The optimizer implementation where none is given.
+
+    torch/optim/optimizer.py:161-186: foreach on CUDA unless fused=True, except in torch/optim/_adafactor.py and
+    lion-pytorch; DeepSpeed has its own FusedAdam, in whose place the Trainer hands it PyTorch's if its configuration
+    names none (transformers `integrations/deepspeed.py:deepspeed_optim_sched`).
+    """
+    if optimizer in ONE_BY_ONE:
+        return "single"
+    trained = given.get("trainer") == "transformers" and optimizer == "adamw"
+    torch, transformers = given.get("versions.torch", TORCH), given.get("versions.transformers", TRANSFORMERS)
+    fused = trainer.fuses(str(transformers), str(torch)) if trained else sharding in DEEPSPEED
+    return "fused" if fused else "foreach"
+
+
+def rollout(sequences: int) -> dict[str, Any]:
+    """Defaults of RL alone; no library chooses lengths or batches. A rollout is one optimizer step's sequences."""
+    return {
+        "prompt_len": 1024,
+        "response_len": 1024,
+        "rollout.engine": "hf",
+        "rollout.tensor_parallel": 1,
+        "rollout.gpu_memory_utilization": 0.9,
+        "rollout.n": 1,
+        "rollout.micro_batch": None,
+        "rollout.sleep": False,
+        "rollout.batch": sequences,
+    }
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why plain PyTorch cannot run `s`, in one line, or None."""
+    if s.rollout and s.rollout.engine == "vllm":
+        return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
+    if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):
+        return fault
+    if s.task == "inference" and s.optimizer != "none":
+        return f"optimizer: given {s.optimizer!r} for inference, allowed: none; nothing is trained"
+    if s.task == "inference" and s.method == "lora":
+        return "method: given 'lora' for inference, allowed: full, or qlora for weights in four bits"
+    if s.placement != "colocated":
+        return "placement: given 'separate', allowed with torch: colocated"
+    if fault := cut_alike(s):
+        return fault
+    for name in s.roles:
+        role = s.role(name)
+        if role is None:
+            continue
+        if role.sharding in DEEPSPEED and s.sharding not in DEEPSPEED:
+            return f"roles.{name}.sharding: given {role.sharding!r}, allowed: with DeepSpeed for the whole job"
+        if fault := checkpointing_fault(role):
+            return fault if checkpointing_fault(s) else f"roles.{name}.{fault}"
+        reason = sharding_fault(role)
+        if reason and reason.partition(":")[0] in s.roles[name]:
+            return f"roles.{name}.{reason}"
+    return sharding_fault(s) or checkpointing_fault(s) or tensor_fault(s) or ring_fault(s) or pipeline_fault(s)
+
+
+def checkpointing_fault(s: Scenario) -> str | None:
+    """The reason why layers cannot be recomputed in part, in one line; None if they can or need not.
+
+    Recomputation must run the same operators as the forward, one by one (`_CachedTorchDispatchMode`); ZeRO-3 gathers
+    within a layer, the second time by other operators.
+    """
+    if s.checkpointing == "selective" and s.sharding == "zero3":
+        return "checkpointing: given 'selective' with sharding zero3, allowed: none, full"
+    return None
+
+
+def one_thread(s: Scenario) -> bool:
+    """True for several ranks with DeepSpeed: torchrun leaves each of them one thread (torch/distributed/run.py:872).
+
+    Loops under FSDP are taken to set threads themselves, as torchtune's do, whose step is the only one published
+    (`torchtune/training/_distributed.py:set_torch_num_threads`).
+    """
+    return s.gpus > 1 and s.sharding in DEEPSPEED
+
+
+def keeps(s: Scenario) -> Keeps:
+    """The plan of plain PyTorch: Transformers' own loss, and nothing referenced longer than the loss needs it."""
+    deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
+    path = loss_path(s)
+    # modeling_utils.py, gradient_checkpointing_enable; not lightning's fabric/strategies/fsdp.py
+    reentrant = not at_least(s.versions["transformers"], "5") and s.trainer != "litgpt"
+    if s.task in RL:
+        return reinforcement(s, path, deepspeed, reentrant=reentrant)
+    own = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else {}
+    if s.pipeline_parallel > 1:
+        return pipelined("actor", replace(path, held="turn"), s.rows, s.pipeline_parallel, notes=(RETURNED,))
+    if s.task == "inference":
+        model = Role("actor", path, path, s.rows, s.rows, **own)
+        return Keeps((model,), (Stage("generate", "actor", rows=s.rows),), ("actor",), deepspeed=deepspeed)
+    if s.task == "dpo" and s.has("reference"):
+        # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
+        shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
+        wrapped = own.get("wrapped", False)
+        reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares, wrapped=wrapped)
+        return supervised("actor", path, s.rows, reference=reference, reentrant=reentrant, deepspeed=deepspeed, **own)
+    exchange = "ring" if s.context_parallel > 1 else ""
+    name = "reward" if s.task == "rm" else "actor"
+    return supervised(name, path, s.rows, exchange=exchange, reentrant=reentrant, deepspeed=deepspeed, **own)
+
+
+def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reentrant: bool) -> Keeps:
+    """The plan of RL, all roles in one process: generation, scores, the critic's update, the actor's."""
+    roles = []
+    for name in ("actor", "critic", "reference", "reward"):
+        own = s.role(name)
+        if own:
+            way = path if name in ("actor", "reference") else Path("scalar")
+            shares = name == "reference" and bool(s.lora) and s.roles[name] == {"model": s.model}
+            rows, scored = own.rows, s.scored_by(name)
+            roles.append(Role(name, way, way, rows, scored, root_stays=True, shares=shares, reentrant=reentrant))
+    names = [role.name for role in roles]
+    stages = []
+    if "actor" in names:
+        stages.append(Stage("generate", "actor", rows=roles[0].scoring_rows))
+    if len(names) > 1:
+        # a job of one role is that role's update alone
+        stages += [Stage("score", name) for name in names]
+    does = "score" if s.optimizer == "none" else "train"
+    stages += [Stage(does, name) for name in ("critic", "actor") if name in names]
+    loading = tuple(role.name for role in roles if not role.shares)
+    return Keeps(tuple(roles), tuple(stages), loading, deepspeed=deepspeed)
+
+
+def loss_path(s: Scenario) -> Path:
+    """The loss path: `loss_utils.py` for sft, the scenario's `logprob` for dpo and RL, a value head for rm.
+
+    Transformers cast logits to fp32 in the model up to 4.45 (Mistral's own class up to 4.47) and in the loss since. Up
+    to 4.48 logits were shifted by one position, which copies them unless there is a single sequence; since then labels
+    are shifted. Outputs under Accelerate's autocast are fp32, too. RL takes the log-probabilities of the response, cut
+    off behind the head.
+    """
+    if s.task == "rm":
+        return Path("scalar")
+    transformers = s.versions["transformers"]
+    early = not at_least(transformers, "4.46")
+    if s.task == "dpo" or s.task in RL:
+        kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
+        kept = (s.response_len if s.task in RL else s.seq_len - 1) / s.seq_len
+        wide = early or (s.trainer == "transformers" and trainer.wrapped(s))
+        return Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
+    if s.trainer == "litgpt" and s.task != "inference":
+        return litgpt.path(s)
+    if s.loss != "full":
+        return Path(s.loss)
+    early = not at_least(transformers, "4.48" if s.architecture.family == "mistral" else "4.46")
+    shifts = s.rows > 1 and not at_least(transformers, "4.49")
+    return Path("cross-entropy", head_fp32=early, shift_copy=shifts)

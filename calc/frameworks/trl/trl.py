@@ -1,0 +1,323 @@
+"""TRL 1.16: SFTTrainer, RewardTrainer, DPOTrainer and GRPOTrainer on Transformers' Trainer and Accelerate.
+
+Files are those of the package trl 1.16.0, from `trl/` on, unless another package is named: transformers 5.15.0,
+accelerate 1.10.1. Models that are given by name load in fp32 and train under autocast. Logits are never materialised as
+a whole: the head is folded into the loss, in tiles. There is no PPO and no REINFORCE++ in this release; RLOO runs as
+GRPO does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+from calc.base.plan import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
+from calc.base.versions import nearest as _nearest
+from calc.frameworks import trainer
+from calc.frameworks.base import accumulated
+from calc.frameworks.choices import Choices
+from calc.frameworks.constraints import (
+    cut_alike,
+    own_units,
+    segments_fault,
+    sharding_fault,
+    whole_layers,
+    whole_sequences,
+)
+from calc.scenario.words import DEEPSPEED, FSDP, PAIRED, RL
+
+if TYPE_CHECKING:
+    from calc.scenario.scenario import Scenario
+
+KNOWN = ("1.16.0",)
+CHOICES = Choices(fp16=True, precision="bf16")  # model_init_kwargs
+
+TASKS = ("sft", "rm", "dpo", "grpo")
+SUPERVISED = ("pretrain", "sft", "rm", "dpo")
+TILE = 4096  # tokens whose logits exist at once, at most (kernels/chunked_logprob.py)
+ONE_BY_ONE = ("adafactor", "lion")
+
+# the weights that a sharding gathers to hand them on, on top of those already there
+HANDED = {"zero3": ("parameter",), "fsdp1": ("units",), "fsdp2": ("parameter",)}
+
+
+def nearest(version: str) -> str:
+    """The known version whose memory behaviour `version` shares."""
+    return _nearest(version, KNOWN)
+
+
+def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of the trainers' configurations for `task`, by dotted key; `given` is what the user set."""
+    gpus = trainers(given)
+    sharding = str(given.get("sharding", "ddp" if gpus > 1 else "none"))
+    optimizer = str(given.get("optimizer", "adamw"))
+    # per_device_train_batch_size 8, no accumulation (transformers training_args.py)
+    micro_batch = int(given.get("micro_batch", 8))
+    # fp32 weights (trainer/utils.py:1332) and bf16 (trainer/base_config.py, __post_init__), which is autocast.
+    # DeepSpeed casts the weights and keeps fp32 ones beside them; Accelerate gives FSDP a mixed precision of its own
+    # (utils/dataclasses.py:2062) and fp32 shards (accelerator.py:1955, utils/fsdp_utils.py:702).
+    precision = "mixed" if sharding in DEEPSPEED else "fsdp-mixed" if sharding in FSDP else "autocast"
+    precision = str(given.get("precision", precision))
+    values: dict[str, Any] = {
+        "trainer": "transformers",
+        "micro_batch": micro_batch,
+        "global_batch": micro_batch * gpus,
+        # max_length 1024 (trainer/sft_config.py:203, dpo_config.py:196, reward_config.py:145)
+        **(rollout(given, micro_batch, gpus) if task in RL else {"seq_len": 1024}),
+        "precision": precision,
+        "sharding": sharding,
+        "optimizer": optimizer,
+        # adamw_torch_fused (transformers training_args.py:796-803); DeepSpeed is handed that optimizer
+        "optimizer_impl": "single" if optimizer in ONE_BY_ONE else "fused" if optimizer == "adamw" else "foreach",
+        "offload.optimizer": False,
+        "offload.parameters": False,
+        # DeepSpeed's own choice under ZeRO; .grad has the parameter's type else, fp32 for FSDP's fp32 shard
+        "grad_dtype": accumulated(precision, sharding),
+        "no_sync": trainer.reduces_once(sharding),
+        "checkpointing": "full",  # gradient_checkpointing true (trainer/base_config.py:62)
+        "attention": "sdpa",  # transformers modeling_utils.py: sdpa where nothing else is asked
+        "loss": "full" if task == "rm" else "fused",  # add_fused_lm_head (trainer/utils.py:1548)
+        "logprob": "logsumexp",  # an online logsumexp over the tiles (kernels/chunked_logprob.py)
+        "packing": False,
+        # none is pinned: the newest releases, vLLM as new as METADATA allows (>=0.22.0, <=0.31.0)
+        "versions.deepspeed": "0.19.8",
+        "versions.torch": "2.13.0",
+        "versions.transformers": "5.23.0",
+        "versions.vllm": "0.31.0",
+    }
+    if given.get("method", "full") != "full":
+        # peft makes adapters fp32; DeepSpeed casts them, under ZeRO-3 the trainers ask for the base's type, and those
+        # of a 4-bit base are cast to bf16 (trainer/grpo_trainer.py, __init__)
+        bf16 = sharding in DEEPSPEED or given["method"] == "qlora"
+        values |= {
+            "lora.rank": 16,  # trainer/model_config.py:107
+            "lora.targets": "all-linear",  # lora_target_modules None: peft would take q_proj and v_proj of a Llama
+            # trainer/model_config.py:115; for pairs `disable_dropout` is true (reward_config.py:128, dpo_config.py:185)
+            "lora.dropout": 0 if task in PAIRED else 0.05,
+            "lora.units": "own",  # peft/utils/other.py: fsdp_auto_wrap_policy
+            "lora.dtype": "bf16" if bf16 else "fp32",
+            "double_quantization": given["method"] != "qlora",  # use_bnb_nested_quant (trainer/model_config.py:164)
+        }
+    return values
+
+
+def trainers(given: Mapping[str, Any]) -> int:
+    """The number of GPUs that train: all, or those that a vLLM server leaves (vllm_mode server)."""
+    gpus = int(given.get("gpus", 1))
+    if given.get("placement", "colocated") == "colocated":
+        return gpus
+    return int(given.get("roles.actor.gpus") or max(1, gpus - int(given.get("rollout.gpus") or 0)))
+
+
+def rollout(given: Mapping[str, Any], micro_batch: int, gpus: int) -> dict[str, Any]:
+    """Defaults of GRPO alone; a generation batch is one optimizer step's completions."""
+    n = int(given.get("rollout.n", 8))  # num_generations (trainer/grpo_config.py:480)
+    # n must divide the generation batch (trainer/grpo_config.py:1131): as few accumulation steps as do that
+    completions = int(given.get("global_batch", lcm(micro_batch * gpus, n)))
+    server = given.get("placement", "colocated") != "colocated"
+    return {
+        "global_batch": completions,
+        "prompt_len": 512,  # no field: prompts are not cut
+        "response_len": 512,  # max_completion_length (trainer/grpo_config.py:494)
+        "rollout.engine": "vllm" if server else "hf",  # use_vllm false (trainer/grpo_config.py:587)
+        "rollout.tensor_parallel": 1,  # vllm_tensor_parallel_size (:671), scripts/vllm_serve.py
+        # vllm_gpu_memory_utilization (:656); of a server, scripts/vllm_serve.py:111
+        "rollout.gpu_memory_utilization": 0.9 if server else 0.3,
+        "rollout.n": n,
+        "rollout.sleep": False,  # vllm_enable_sleep_mode (:612)
+        "rollout.batch": max(1, completions // n),
+        "roles.reference": "none",  # beta 0.0 (:681); RLOO's 0.05 loads one
+        "roles.reward": "none",  # functions score, unless a model is named
+        # a reward model loads in its checkpoint's type, and only DeepSpeed shards it (trainer/grpo_trainer.py:1208)
+        **({} if given.get("sharding") in DEEPSPEED else whole(gpus)),
+    }
+
+
+def whole(gpus: int) -> dict[str, Any]:
+    """The fields of a reward model that every GPU holds whole."""
+    return {"roles.reward.precision": "bf16", "roles.reward.sharding": "ddp" if gpus > 1 else "none"}
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why TRL cannot run `s`, in one line, or None."""
+    if s.task not in TASKS:
+        return f"task: given {s.task!r}, allowed with trl {s.framework_version}: {', '.join(TASKS)}"
+    usual = defaults(s.task, s.framework_version, {})
+    if s.loss != usual["loss"]:
+        return f"loss: given {s.loss!r}, allowed with trl for {s.task}: {usual['loss']}"
+    if s.logprob != usual["logprob"]:
+        return f"logprob: given {s.logprob!r}, allowed with trl: {usual['logprob']}, over tiles of the logits"
+    if s.checkpointing == "selective":
+        return "checkpointing: given 'selective', allowed with trl: none, full"
+    if s.packing and s.task != "sft":
+        return f"packing: given true for {s.task}, allowed with trl: false; SFTTrainer alone packs"
+    uncut = whole_layers(s, "its losses read the whole head") or cut_alike(s)
+    if reason := sharding_fault(s) or uncut or whole_sequences(s, "accelerate's ring attention is not modelled"):
+        return reason
+    if s.precision == "mixed" and s.sharding not in DEEPSPEED:
+        return f"precision: given 'mixed' with sharding {s.sharding}, allowed: with {', '.join(DEEPSPEED)}"
+    if s.precision == "autocast" and s.sharding in FSDP:
+        return (
+            f"precision: given 'autocast' with sharding {s.sharding}, allowed: fsdp-mixed, which bf16 sets, bf16, fp32"
+        )
+    if reason := own_units(s):
+        return reason
+    if s.lora and "lm_head" in s.lora.targets:
+        return "lora.targets: given lm_head, allowed: any but the head, whose weight the loss reads itself"
+    return refuse_rollout(s) if s.rollout else None
+
+
+def refuse_rollout(s: Scenario) -> str | None:
+    """The reason why GRPOTrainer cannot run `s`, in one line, or None."""
+    assert s.rollout
+    engine, n = s.rollout.engine, s.rollout.n
+    if not s.has("actor"):
+        return "roles.actor: given 'none', allowed with trl: the policy, which it trains"
+    if engine == "none":
+        return "rollout.engine: given 'none', allowed with trl: hf, vllm"
+    if n < 2:  # trainer/grpo_config.py: "GRPO requires at least 2 generations per prompt"
+        return f"rollout.n: given {n}, allowed with trl: at least 2"
+    if fault := segments_fault(s):
+        return fault
+    step = s.micro_batch * s.gpus_of(s.group("actor"))
+    if s.rollout.batch * n % step:  # trainer/grpo_config.py:1103
+        return (
+            f"rollout.batch: given {s.rollout.batch} with rollout.n = {n}, allowed: completions that are a multiple of "
+            f"micro_batch x GPUs of the actor = {step}"
+        )
+    if s.placement == "separate":
+        if engine != "vllm":
+            return f"placement: given 'separate' with rollout.engine {engine!r}, allowed: with vllm, as a server"
+        for name in ("reference", "reward"):
+            if s.has(name) and "gpus" in s.roles[name]:
+                return (
+                    f"roles.{name}.gpus: given for a role of the trainer, allowed with trl: none, it shares the actor's"
+                )
+    reference = s.role("reference")
+    if reference and reference.model != s.model:  # get_config_model_id(self.model.config)
+        return (
+            f"roles.reference.model: given {reference.model!r}, allowed with trl for grpo: {s.model}, the policy's own"
+        )
+    return None
+
+
+def one_thread(s: Scenario) -> bool:
+    """True: `accelerate launch` leaves each rank one thread, even a single one.
+
+    commands/launch.py:1365 of 1.15.0, utils/launch.py:195.
+    """
+    return True
+
+
+def keeps(s: Scenario) -> Keeps:
+    """The plan of the trainers: loading, generation and weight sync; no logits, and no outputs worth counting."""
+    # `accelerate_configs/zero*.yaml` name the stage and offload alone. Accelerate and Transformers fill in bucket sizes
+    # by the model's width only where a DeepSpeed file says "auto" (accelerator.py:2205, integrations/deepspeed.py:200),
+    # so that DeepSpeed's own defaults are left.
+    deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
+    if s.task == "grpo":
+        return grpo(s, deepspeed)
+    if s.task == "rm":
+        return supervised("reward", Path("scalar"), s.rows, deepspeed=deepspeed, **trained(s))
+    path = Path("tiled", tile=min(TILE, s.rows * (s.seq_len - 1)))
+    if s.task == "dpo" and s.has("reference"):
+        # a PEFT policy is its own reference unless another model is passed (trainer/dpo_trainer.py, __init__)
+        other = reference_of(s, path)
+        return supervised("actor", path, s.rows, reference=other, deepspeed=deepspeed, **trained(s))
+    return supervised("actor", path, s.rows, deepspeed=deepspeed, **trained(s))
+
+
+def trained(s: Scenario) -> dict[str, Any]:
+    """The fields that Transformers' Trainer sets in the trained role; trainers of pairs switch dropout off."""
+    return trainer.keeps(s) | {"dropout": s.task not in PAIRED, "unpacks": unpacks(s)}  # adapters' dropout, too
+
+
+def unpacks(s: Scenario) -> int:
+    """Bytes of an unpacked 4-bit element while it multiplies, if its type is not that of other products; else 0.
+
+    Weights loaded as fp32 come back as fp32 (trainer/utils.py:265), which autocast casts for the product.
+    """
+    return 4 + 2 if (s.method, s.layout) == ("qlora", "autocast") else 0
+
+
+def reference_of(s: Scenario, path: Path) -> Role:
+    """The reference, built like the policy, or the policy itself without its adapters."""
+    own = s.role("reference")
+    assert own
+    shares = bool(s.lora) and own.model == s.model
+    return Role("reference", path, path, s.rows, s.rows, root_stays=own.sharding == "fsdp1", shares=shares,
+                wrapped=trainer.wrapped(own), unfrozen=True, unpacks=unpacks(own))  # fmt: skip
+
+
+def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
+    """The plan of GRPO: roles in the order in which they load, and a step of sync, rollout, scores, update, checkpoint.
+
+    trainer/grpo_trainer.py, __init__: policy, vLLM, then reference and reward model move to the GPU. PyTorch's FSDP
+    leaves the root gathered after a forward (`_runtime_utils.py`); FSDP2 as Accelerate calls it does not.
+    """
+    assert s.rollout
+    # labels of the prompt are -100: only the completion is scored (trainer/grpo_trainer.py:1498)
+    path = Path("tiled", kept=s.response_len / s.seq_len, tile=min(TILE, s.rows * s.response_len))
+    root = s.sharding == "fsdp1"
+    actor = Role("actor", path, path, s.rows, s.rows, root_stays=root, **trained(s))
+    completions = s.rollout.batch * s.rollout.n // s.gpus_of(s.group("actor"))  # of one GPU
+    others = [reference_of(s, path)] if s.has("reference") else []
+    if s.has("reward"):
+        # one forward over the whole generation batch (trainer/grpo_trainer.py, _calculate_rewards)
+        wrapped = trainer.wrapped(s)
+        others.append(Role("reward", Path("scalar"), Path("scalar"), completions, completions,
+                           wrapped=wrapped, unfrozen=True))  # fmt: skip
+    vllm = s.rollout.engine == "vllm"
+    zero3 = s.sharding == "zero3"
+    stages = []
+    if vllm:
+        # merging adapters needs all weights at once under ZeRO-3 (generation/vllm_generation.py:447)
+        gathered = ("whole",) if zero3 and s.lora else HANDED.get(s.sharding, ())
+        stages += [Stage("sync", "actor", engine="weights", holds=gathered), Stage("serve", "rollout")]
+    else:
+        # ds3_gather_for_generation true (trainer/grpo_config.py:498): ZeRO-3 gathers every weight
+        # FSDP 1 gathers its root in fp32 (`summon_full_params(recurse=False)`, trainer/grpo_trainer.py)
+        held = {"zero3": ("whole",), "fsdp1": ("root",)}.get(s.sharding, ())
+        stages.append(Stage("generate", "actor", rows=completions, holds=held))
+    if s.has("reward"):
+        stages.append(Stage("score", "reward"))
+    if vllm:
+        stages.append(
+            Stage("score", "actor")
+        )  # vllm_importance_sampling_correction true (trainer/grpo_trainer.py:2640)
+    if s.has("reference"):
+        stages.append(Stage("score", "reference"))
+    # below stage 3 every rank copies the state dict to the host (accelerate accelerator.py:3926), else the first alone
+    every = s.sharding in ("zero1", "zero2")
+    stages += [
+        Stage("train", "actor"),
+        Stage("save", "actor", holds=HANDED.get(s.sharding, ()), host="every" if every else "first",
+              host_bytes=2 if s.layout in ("mixed", "bf16") else 4),
+    ]  # fmt: skip
+    return Keeps(
+        roles=(actor, *others),
+        stages=tuple(stages),
+        loading=("actor", *(["rollout"] if vllm else []), *(role.name for role in others if not role.shares)),
+        serving=serving(s, completions) if vllm else None,
+        deepspeed=deepspeed,
+    )
+
+
+def serving(s: Scenario, completions: int) -> Serving:
+    """vLLM in the trainer's own process (generation/vllm_generation.py:347), or `trl vllm-serve` on GPUs of its own.
+
+    Neither is given a length, so vLLM takes the model's full context. CUDA graphs are captured.
+    """
+    assert s.rollout
+    version, length = s.versions["vllm"], s.architecture.max_positions
+    if s.placement == "separate":
+        return Serving(version, length)
+    return Serving(
+        version,
+        length,
+        max_num_seqs=completions * s.rollout.tensor_parallel,
+        max_num_batched_tokens=4096,
+        sleep_level=2,
+        process="trainer",
+    )

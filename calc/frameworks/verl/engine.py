@@ -1,0 +1,158 @@
+"""The FSDP engine on which every trainer of verl runs: what it can train, its loss paths, and what it offloads.
+
+Files are named as in `calc.frameworks.verl.verl`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calc.base.plan import Path, Role, Stage
+from calc.base.versions import at_least
+from calc.frameworks.constraints import context_fault, own_units, whole_layers
+from calc.scenario.words import FSDP
+
+if TYPE_CHECKING:
+    from calc.scenario.scenario import Scenario
+
+FORK = "tinyzero"  # has no numbers, so it sorts before every release
+MOVED = ("weights", "states")  # parts of a trained model that its offload flags move to the host between its phases
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why the engine cannot train the model whose scenario is `s`, in one line, or None."""
+    version, lora = s.framework_version, at_least(s.framework_version, "0.4.0")
+    shardings = FSDP if lora else FSDP[:1]  # fsdp2 and LoRA both came with 0.4.0
+    if s.sharding not in shardings:
+        return f"sharding: given {s.sharding!r}, allowed with verl {version}: {', '.join(shardings)}"
+    if s.method == "qlora" or (s.method == "lora" and not lora):
+        return f"method: given {s.method!r}, allowed with verl {version}: {'full, lora' if lora else 'full'}"
+    free = at_least(version, "0.6.1")  # override_config.attn_implementation (fsdp_workers.py:318 of 0.6.1)
+    fixed: dict[str, tuple[str, ...]] = {
+        "precision": ("fsdp-mixed",),
+        "optimizer": ("adamw",),
+        "grad_dtype": ("fp32",),
+        "checkpointing": ("none", "full"),
+        "attention": ("flash", "sdpa", "eager") if free and not s.packing else ("flash",),
+        "loss": ("full",),
+        "logprob": ("logsumexp",),
+    }
+    uncut = whole_layers(s, "its FSDP trainer does not cut layers, and Megatron's is not modelled")
+    if reason := uncut or context_fault(s) or own_units(s):
+        return reason
+    # models/transformers/monkey_patch.py:291-294 of 0.7.0
+    degree, heads, keys = s.context_parallel, s.architecture.heads, s.architecture.kv_heads
+    if heads % degree:
+        return f"context_parallel: given {degree}, allowed: a divisor of the model's {heads} attention heads"
+    if keys % degree and degree % keys:
+        return f"context_parallel: given {degree}, allowed: a divisor or a multiple of the model's {keys} key heads"
+    if s.max_tokens_per_gpu and (fault := full_length(s.max_tokens_per_gpu, s)):
+        return fault
+    for place, allowed in fixed.items():
+        if getattr(s, place) not in allowed:
+            with_packing = " with packing" if place == "attention" and free else ""
+            given = getattr(s, place)
+            return f"{place}: given {given!r}, allowed with verl {version}{with_packing}: {', '.join(allowed)}"
+    if s.no_sync is not (once := reduces_once(version)):
+        return f"no_sync: given {str(s.no_sync).lower()}, allowed with verl {version}: {str(once).lower()}"
+    return None
+
+
+def full_length(tokens: int, s: Scenario) -> str | None:
+    """The reason why a dynamic batch of `tokens` a GPU cannot be made, in one line; None if a whole sequence fits.
+
+    "max_token_len must be greater than the sequence length" (utils/seqlen_balancing.py:248 of 0.4.0).
+    """
+    least = -(-s.seq_len // s.context_parallel)
+    return None if tokens >= least else f"max_tokens_per_gpu: given {tokens}, allowed with verl: at least {least}"
+
+
+def reduces_once(version: str) -> bool:
+    """True if a step's gradients are reduced once, with `no_sync` for every micro batch but the last.
+
+    Always in 0.9.0 (transformer_impl.py:676); a flag in 0.9.1, which is off in its YAML.
+    """
+    return version == "0.9.0"
+
+
+def role(
+    name: str,
+    s: Scenario,
+    path: Path,
+    scoring: Path,
+    rows: int,
+    scoring_rows: int,
+    *,
+    moved: tuple[str, ...] = MOVED,
+    shares: bool = False,
+) -> Role:
+    """A model on the engine, with `rows` sequences in a forward, `scoring_rows` in one without gradients.
+
+    `moved`: the parts that verl may offload to the host by itself.
+    """
+    asked = {"weights": s.offload.parameters, "states": s.offload.optimizer}
+    return Role(
+        name,
+        path,
+        scoring,
+        rows,
+        scoring_rows,
+        leaves=frozenset(word for word in moved if asked[word]),
+        root_stays=_root_stays(s),
+        shares=shares,
+        exchange="all-to-all",  # Ulysses, in every release (models/transformers/monkey_patch.py)
+    )
+
+
+def _root_stays(s: Scenario) -> bool:
+    """True if the root FSDP unit stays gathered after a forward, as FSDP leaves it.
+
+    From 0.2 to 0.7 verl reshards FSDP 1's by hand: `_handle.reshard(True)` in fsdp_workers.py:519 of 0.2 to :1137 of
+    0.7.1, for FSDP 2 since 0.6.0 (:1018); from 0.8.0 on only where `fsdp_size > 1` (engine.py:894), and FSDP 2 reshards
+    its root itself since torch 2.8.
+    """
+    version = s.framework_version
+    if s.sharding == "fsdp2":
+        return not at_least(version, "0.6.0")
+    return version == FORK or at_least(version, "0.8.0")
+
+
+def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
+    """The path from the logits of `rows` sequences to log-probabilities.
+
+    `entropy`: computed beside them; until 0.3 it always is.
+
+    workers/actor/dp_actor.py `_forward_micro_batch` until 0.7, engine.py `prepare_model_outputs` since. Until 0.8 the
+    temperature divides in place, 0.9.0 makes a copy (engine.py:1352), 0.9.1 leaves a temperature of 1 alone (:95-103).
+    Without padding the logits are a view of one row by then (`squeeze(0)`), and the entropy is compiled. Where padding
+    stays, the logits are the model's own, and the entropy is not compiled (`verl_F.entropy_from_logits`): until 0.7 it
+    is taken over the response, a slice that the cross entropy copies if there are several rows; since then over all
+    positions.
+    """
+    version = s.framework_version
+    early, padded = not at_least(version, "0.4.0"), not s.packing
+    later = at_least(version, "0.8.0")
+    divided = "copy" if version == "0.9.0" else "in-place" if padded else "view"
+    return Path(
+        "flash",
+        head_fp32=not at_least(s.versions["transformers"], "4.46"),
+        scaled="" if at_least(version, "0.9.1") else divided,
+        cut=("unpad" if later else "slice") if padded else "",
+        shift_copy=padded and not later and rows > 1,
+        # inplace_backward, unless the entropy needs the logits as they were (dp_actor.py:158-165 of 0.4.0)
+        in_place=not early and not entropy,
+        entropy=("eager" if padded else "compiled") if early or entropy else "",
+        kept=s.response_len / s.seq_len if padded and not later else 1.0,
+    )
+
+
+def saving(s: Scenario, name: str) -> Stage:
+    """The stage of a checkpoint: a state dict of shards, moved to the host as FSDP units are gathered.
+
+    utils/checkpoint/fsdp_checkpoint_manager.py; 0.3.0 lists hf_model but saves its configuration alone (:161-168). The
+    fork gathers everything on rank 0 (fsdp_workers.py:489). FSDP 2 keeps references to its shards.
+    """
+    if s.sharding == "fsdp2":
+        return Stage("save", name)
+    host = "first" if s.framework_version == FORK else "shards"
+    return Stage("save", name, holds=("units",), host=host, host_bytes=4)

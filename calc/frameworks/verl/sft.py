@@ -1,0 +1,48 @@
+"""verl's SFT trainer: `trainer/sft_trainer.py` on the engine that trains actors, the only SFT trainer since 0.7.1.
+
+Before, there was `fsdp_sft_trainer.py` with a loss of its own. Read in 0.7.1, 0.8.0, 0.9.0 and 0.9.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from calc.base.plan import Keeps, Stage
+from calc.base.versions import at_least
+from calc.frameworks.verl import engine
+
+if TYPE_CHECKING:
+    from calc.scenario.scenario import Scenario
+
+TASKS = ("sft",)
+FIRST = "0.7.1"
+LENGTH = 1024  # data.max_length
+TOKENS = 8192  # data.max_token_len_per_gpu: batches are filled up to it (use_dynamic_bsz)
+
+
+def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`trainer/config/sft_trainer_engine.yaml`, by dotted key, where it differs from the actor's; `given` by the user.
+
+    Batches are dynamic unless a micro batch is given; each has room for one sequence at least.
+    """
+    least = -(-int(given.get("seq_len", LENGTH)) // int(given.get("context_parallel", 1)))
+    tokens = None if "micro_batch" in given else max(TOKENS, least)
+    return {"seq_len": LENGTH, "micro_batch": 1, "max_tokens_per_gpu": tokens, "global_batch": 256}  # train_batch_size
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why the trainer cannot run `s`, beside what verl's engine refuses, in one line, or None."""
+    if not at_least(s.framework_version, FIRST):
+        version = s.framework_version
+        return f"task: given 'sft', allowed with verl {version}: ppo, grpo, reinforce++; sft from {FIRST} on"
+    if not s.packing:  # data.pad_mode no_padding, of which the engine's other way has no use here
+        return "packing: given false for sft, allowed with verl: true; batches have no padding"
+    return None
+
+
+def keeps(s: Scenario) -> Keeps:
+    """The plan of SFT: one model, trained on log-probabilities as an actor is, and a checkpoint."""
+    path = engine.loss_path(s, s.rows, entropy=False)
+    stages = (Stage("train", "actor"), engine.saving(s, "actor"))
+    return Keeps((engine.role("actor", s, path, path, s.rows, s.rows),), stages, ("actor",))

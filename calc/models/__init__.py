@@ -1,0 +1,1 @@
+"""A model's tensors, counted exactly from its config."""

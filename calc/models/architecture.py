@@ -1,0 +1,346 @@
+"""A model's tensors, counted exactly.
+
+The names and shapes are those of Transformers 5 (routed experts fused into two parameters a layer), read from the
+family's `modeling_*.py`. `calc.models.hf_config` reads an Architecture from a published `config.json`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Literal, NamedTuple
+
+Head = Literal["lm", "scalar", "none"]
+
+
+class Norms(NamedTuple):
+    """The names of a layer's norms before and after attention and MLP; empty where the layer has none."""
+
+    attention: str = "input_layernorm"
+    attention_output: str = ""
+    mlp: str = "post_attention_layernorm"
+    mlp_output: str = ""
+
+
+BEFORE = Norms()  # one before attention, one before the MLP
+
+
+class Names(NamedTuple):
+    """A family's names of the modules that most families name alike."""
+
+    model: str = "model"
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    attention: str = "self_attn"
+    qkv: str = "qkv_proj"
+    output: str = "o_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    layers: str = "layers"
+
+
+NAMES = Names()
+
+
+class ConfigError(ValueError):
+    """A config value that cannot be used: one line with the `field`, what was `given` and what is `allowed`."""
+
+    def __init__(self, field: str, given: object, allowed: str, near: Sequence[str] = ()) -> None:
+        """`near`: valid names, of which the one closest to what was given is suggested."""
+        self.field, self.given, self.allowed = field, given, allowed
+        close = difflib.get_close_matches(str(given).casefold(), near, n=1)
+        what = "nothing given" if given is None else f"given {reprlib.repr(given)}"
+        super().__init__(f"{field}: {what}, allowed: {allowed}" + (f"; did you mean {close[0]!r}?" if close else ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Mla:
+    """Multi-head latent attention (DeepSeek): queries and keys/values pass through low ranks."""
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """The few dozen integers of a decoder that decide its memory. Sizes are counts of elements."""
+
+    family: str  # Hugging Face `model_type`
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int  # of queries and keys; with MLA qk_nope_head_dim + qk_rope_head_dim
+    intermediate: int  # of a dense layer's MLP
+    vocab: int
+    tied: bool  # lm_head shares the embedding
+    max_positions: int
+    qkv_bias: bool = False  # with MLA: of the two down projections
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: Literal["", "heads", "width"] = ""  # queries and keys are normed head by head, or over all heads
+    norms: Norms = BEFORE
+    norm: Literal["rms", "centred", "layer"] = "rms"  # centred: the mean is taken off too; layer: PyTorch's own
+    norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
+    norm_bias: bool = False
+    parallel: bool = False  # attention and MLP both read the layer's input
+    joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
+    rotation: Literal["", "joined", "fp32"] = ""  # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
+    rotary_tables: int = 0  # elements of cos and sin per position, where each layer repeats them for itself (GLM)
+    embedding_scaled: bool = False  # outside the embedding's module (Granite; Gemma's module does it itself)
+    embedding_dropout: bool = False
+    residual_scaled: bool = False  # outputs of attention and MLP are multiplied before they are added (Granite)
+    residual_dropout: bool = False  # dropout on the outputs of attention and MLP while training (Seed-OSS)
+    attention_dropout: bool = False  # dropout on attention's probabilities
+    # expanded: stored in groups of queries with one key and one value, which are then copied for every query (Falcon)
+    fused_qkv: Literal["", "sliced", "split", "expanded"] = ""
+    masked: bool = False  # SDPA gets a mask even where it needs none
+    own_eager: bool = False  # eager attention scales in place and takes the softmax in its input's type (Falcon)
+    gated: bool = True  # the MLP has a gate beside its up projection
+    fused_gate_up: bool = False
+    softcap_attn: bool = False
+    softcap_logits: bool = False
+    logits_scaled: bool = False  # divided or multiplied by a number
+    sliding_window: int | None = None  # None where no layer uses one
+    sliding_layers: tuple[int, ...] = ()  # the indices of the layers that use it
+    unrotated_layers: tuple[int, ...] = ()  # the indices of the layers without rotary positions
+    experts: int = 0
+    experts_per_token: int = 0
+    moe_intermediate: int = 0
+    shared_experts: int = 0
+    shared_intermediate: int = 0  # of all shared experts together: they are one MLP
+    dense_layers: int = 0  # all layers where there are no experts; taken to be the first ones
+    attention_sinks: bool = False
+    expert_bias: bool = False
+    router_bias: bool = False
+    experts_input_first: bool = False  # expert weights are stored input first, gates and ups side by side (GPT-OSS)
+    router: str = "mlp.gate"  # the router's module name
+    # a softmax over all experts (fp32: on casts), or over the best alone
+    routing: Literal["softmax", "fp32", "best", "best-fp32"] = "softmax"
+    routing_normed: bool = True  # the weights of a token's experts are divided by their sum
+    routing_uncast: bool = False  # the weights of a token's experts stay in fp32
+    shared_name: str = "mlp.shared_experts"
+    shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
+    head_bias: bool = False
+    mla: Mla | None = None
+    activation: str = "silu"
+    names: Names = NAMES
+    modeling: Literal["", "litgpt"] = ""  # the library whose code runs the layers, if not Transformers
+    # the part that one GPU holds where several share a model, see `calc.models.slices`
+    ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them
+    embeds: bool = True  # the embedding is here, and not on another pipeline stage
+    ends: bool = True  # the final norm and the head are here
+
+    @property
+    def vocab_part(self) -> int:
+        """Rows of embedding and head that one rank holds."""
+        return -(-self.vocab // self.ranks)
+
+    @property
+    def grouped(self) -> bool:
+        """True if query heads share keys and values when attention reads them, or a cache keeps them (GQA).
+
+        Falcon in Transformers and all models in litgpt copy them for every query head before that.
+        """
+        return self.heads != self.kv_heads and self.fused_qkv != "expanded" and self.modeling != "litgpt"
+
+    @property
+    def norm_elements(self) -> int:
+        """Elements of a norm of the residual stream."""
+        return self.hidden * (2 if self.norm_bias else 1)
+
+
+class Tensor(NamedTuple):
+    """A parameter tensor; `*` in its name stands for the layer, `count` says how many layers have it.
+
+    `kind`: embedding, norm, linear, bias, sink, expert (everything with one slice per routed expert, its biases too),
+    router, head. `module`: embed, attn, mlp, norm, head.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    count: int  # type: ignore[assignment]  # hides tuple.count, which a tensor has no use for
+    kind: str
+    module: str
+
+    @property
+    def elements(self) -> int:
+        """Elements of one such tensor."""
+        return prod(self.shape)
+
+
+class Linear(NamedTuple):
+    """An `nn.Linear` inside a layer: its name below the layer, input and output features, and attn or mlp."""
+
+    name: str
+    inputs: int
+    outputs: int
+    kind: str
+
+
+def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
+    """The tensors of a decoder layer, in the order of its modules."""
+
+    def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Iterable[Tensor]:
+        module = "attn" if name.startswith(f"{a}.") else "mlp"
+        yield tensor(f"{name}.weight", (outputs, inputs), "linear", module)
+        if bias:
+            yield tensor(f"{name}.bias", (outputs,), "bias", module)
+
+    def norm(name: str, size: int, module: str = "norm") -> Iterable[Tensor]:
+        yield tensor(f"{name}.weight", (size,), "norm", module)
+        if arch.norm_bias:
+            yield tensor(f"{name}.bias", (size,), "norm", module)
+
+    def tensor(name: str, shape: tuple[int, ...], kind: str, module: str) -> Tensor:
+        return Tensor(f"{names.model}.{names.layers}.*.{name}", shape, 1, kind, module)
+
+    def mlp(name: str, width: int, bias: bool) -> Iterable[Tensor]:
+        if arch.fused_gate_up:
+            yield from linear(f"{name}.gate_up_proj", h, 2 * width, bias)
+        else:
+            if arch.gated:
+                yield from linear(f"{name}.gate_proj", h, width, bias)
+            yield from linear(f"{name}.{names.up}", h, width, bias)
+        yield from linear(f"{name}.{names.down}", width, h, bias)
+
+    names, a = arch.names, arch.names.attention
+    h, heads, queries, keys = arch.hidden, arch.heads, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    if arch.attention_sinks:
+        yield tensor(f"{a}.sinks", (heads,), "sink", "attn")
+    if arch.mla:
+        m = arch.mla
+        if m.q_lora_rank:
+            yield from linear(f"{a}.q_a_proj", h, m.q_lora_rank, arch.qkv_bias)
+            yield from norm(f"{a}.q_a_layernorm", m.q_lora_rank, "attn")
+            yield from linear(f"{a}.q_b_proj", m.q_lora_rank, queries)
+        else:
+            yield from linear(f"{a}.q_proj", h, queries)
+        yield from linear(f"{a}.kv_a_proj_with_mqa", h, m.kv_lora_rank + m.qk_rope_head_dim, arch.qkv_bias)
+        yield from norm(f"{a}.kv_a_layernorm", m.kv_lora_rank, "attn")
+        yield from linear(f"{a}.kv_b_proj", m.kv_lora_rank, heads * (m.qk_nope_head_dim + m.v_head_dim))
+    elif arch.fused_qkv:
+        yield from linear(f"{a}.{names.qkv}", h, queries + 2 * keys, arch.qkv_bias)
+    else:
+        yield from linear(f"{a}.q_proj", h, queries, arch.qkv_bias)
+        yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
+        yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
+    yield from linear(f"{a}.{names.output}", heads * arch.mla.v_head_dim if arch.mla else queries, h, arch.o_bias)
+    if arch.qk_norm:
+        whole = arch.qk_norm == "width"
+        yield from norm(f"{a}.q_norm", queries if whole else arch.head_dim, "attn")
+        yield from norm(f"{a}.k_norm", keys if whole else arch.head_dim, "attn")
+
+    if moe:
+        e, i = arch.experts, arch.moe_intermediate
+        block = arch.router.partition(".")[0]
+        yield tensor(f"{arch.router}.weight", (e, h), "router", "mlp")
+        if arch.router_bias:
+            yield tensor(f"{arch.router}.bias", (e,), "router", "mlp")
+        up, down = ((e, h, 2 * i), (e, i, h)) if arch.experts_input_first else ((e, 2 * i, h), (e, h, i))
+        yield tensor(f"{block}.experts.gate_up_proj", up, "expert", "mlp")
+        yield tensor(f"{block}.experts.down_proj", down, "expert", "mlp")
+        if arch.expert_bias:
+            yield tensor(f"{block}.experts.gate_up_proj_bias", (e, 2 * i), "expert", "mlp")
+            yield tensor(f"{block}.experts.down_proj_bias", (e, h), "expert", "mlp")
+        if arch.shared_experts:
+            yield from mlp(arch.shared_name, arch.shared_intermediate, arch.mlp_bias)
+            if arch.shared_gate:
+                yield from linear("mlp.shared_expert_gate", h, 1)
+    else:
+        yield from mlp("mlp", arch.intermediate, arch.mlp_bias)
+
+    for name in filter(None, arch.norms):
+        yield from norm(name, h)
+
+
+@lru_cache(maxsize=4096)
+def layer_tensors(arch: Architecture, index: int = -1) -> tuple[Tensor, ...]:
+    """The tensors of layer `index` (from the end if negative), each with count 1. Raises IndexError if it is none."""
+    return tuple(_layer(arch, moe=range(arch.layers)[index] >= arch.dense_layers))
+
+
+def layer_kinds(arch: Architecture) -> list[tuple[int, int]]:
+    """The kinds of layers that the model has, dense and with experts: the index of one such layer, and their number."""
+    return [(i, n) for i, n in ((0, arch.dense_layers), (-1, arch.layers - arch.dense_layers)) if n]
+
+
+@lru_cache(maxsize=4096)
+def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
+    """Every parameter tensor, a tied head once.
+
+    `head`: "lm" is the causal LM; "scalar" a reward model or critic, whose lm_head is replaced by a Linear(hidden, 1)
+    without bias; "none" the bare decoder.
+    """
+    layers: dict[str, Tensor] = {}
+    for count, is_moe in ((arch.dense_layers, False), (arch.layers - arch.dense_layers, True)):
+        for tensor in _layer(arch, is_moe) if count else ():
+            seen = layers[tensor.name].count if tensor.name in layers else 0
+            layers[tensor.name] = tensor._replace(count=count + seen)
+    names, rows = arch.names, arch.vocab_part
+    embedding = Tensor(f"{names.model}.{names.embedding}.weight", (rows, arch.hidden), 1, "embedding", "embed")
+    endings = ("weight", "bias") if arch.norm_bias else ("weight",)
+    norm = [Tensor(f"{names.model}.{names.final_norm}.{end}", (arch.hidden,), 1, "norm", "norm") for end in endings]
+    lm = [] if arch.tied else [Tensor("lm_head.weight", (rows, arch.hidden), 1, "head", "head")]
+    if arch.head_bias:
+        lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
+    heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
+    begins, ends = (embedding,) * arch.embeds, (*norm, *heads[head]) * arch.ends
+    return (*begins, *layers.values(), *ends)
+
+
+@lru_cache(maxsize=4096)
+def parameters(arch: Architecture, *, head: Head = "lm") -> int:
+    """The exact number of parameters; a tied head is counted once."""
+    return sum(t.elements * t.count for t in tensors(arch, head=head))
+
+
+@lru_cache(maxsize=4096)
+def layer_parameters(arch: Architecture, index: int = -1) -> int:
+    """The number of parameters of layer `index`."""
+    return sum(t.elements for t in layer_tensors(arch, index))
+
+
+def embedding_parameters(arch: Architecture) -> int:
+    """Elements of the embedding table, V·H, or of a rank's part of it."""
+    return arch.vocab_part * arch.hidden
+
+
+@lru_cache(maxsize=4096)
+def active_parameters(arch: Architecture, *, head: Head = "lm") -> int:
+    """The parameters active for one token: all but those of the routed experts that it is not sent to."""
+    idle = arch.experts - arch.experts_per_token
+    experts = sum(t.elements * t.count for t in tensors(arch, head=head) if t.kind == "expert")
+    return parameters(arch, head=head) - (experts // arch.experts * idle if arch.experts else 0)
+
+
+@lru_cache(maxsize=4096)
+def largest_tensor(arch: Architecture, head: Head = "lm") -> Tensor:
+    """The parameter tensor with the most elements; of equal ones the first."""
+    return max(tensors(arch, head=head), key=lambda t: t.elements)
+
+
+@lru_cache(maxsize=4096)
+def largest_in_layer(arch: Architecture, index: int = -1) -> int:
+    """Elements of the largest tensor of layer `index`."""
+    return max(t.elements for t in layer_tensors(arch, index))
+
+
+@lru_cache(maxsize=4096)
+def linears(arch: Architecture, index: int = -1) -> tuple[Linear, ...]:
+    """The `nn.Linear` modules of layer `index`, as PEFT finds them.
+
+    Routers and routed experts are bare parameters in Transformers 5, hence not among them.
+    """
+    return tuple(
+        Linear(t.name.partition(".*.")[2].removesuffix(".weight"), t.shape[1], t.shape[0], t.module)
+        for t in layer_tensors(arch, index)
+        if t.kind == "linear"
+    )

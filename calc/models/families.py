@@ -1,0 +1,268 @@
+"""The properties of each known family that its modeling and configuration classes fix, read in Transformers 5.23."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from calc.models.architecture import Names, Norms
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The properties that a family's modeling class fixes, and its config class's defaults for absent fields.
+
+    `biases` names the config fields that give q, k and v, o, and the MLP their biases. `window` says which layers use
+    the sliding window where `layer_types` does not: `all` (whatever `layer_types` says), `each`, `even`, `late`,
+    `even-early`, `period` (those whose number the period does not divide), `after-fourths`, or the `unrotated`.
+    `unrotated` says which layers have no rotary positions: those that do `not-slide`, or the `listed`. `experts` and
+    `expert_size` name the config fields with the number of routed experts and their width. `spelled` maps the usual
+    names of fields to the family's own.
+    """
+
+    defaults: Mapping[str, Any]
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields of Architecture
+    biases: tuple[str, str, str] = ("", "", "")
+    window: str = ""
+    unrotated: str = ""
+    experts: str = ""
+    expert_size: str = "moe_intermediate_size"
+    mla: bool = False
+    interleaved: bool = False  # rotary dimensions lie in pairs: every layer repeats cos and sin
+    refused: tuple[str, ...] = ()  # config fields that must be false, or 0: not modelled
+    needed: tuple[str, ...] = ()  # config fields that must be true: false is not modelled
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    expansion: int = 0  # the MLP's width over the residual stream's, where the config does not give it
+    dropout: str = ""  # config field with the probability that the output of attention or MLP is dropped
+    embedding_dropout: str = ""  # config field with the probability that the embedding's output is dropped
+    parallel: str = ""  # config field that says if attention and MLP both read the layer's input
+
+
+# families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
+MXFP4 = ("gpt_oss",)
+# models with a part for images, whose `text_config` is the language model, and the family it has by default
+NESTED = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+_ATTENTION = ("attention_bias", "attention_bias", "")
+_LLAMA = ("attention_bias", "attention_bias", "mlp_bias")
+_SANDWICH = Norms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+_ONE = Norms(mlp="")
+_AFTER = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+_LATE = dict(use_sliding_window=False, sliding_window=4096, max_window_layers=28)
+_SPARSE = dict(num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=None)
+_GEMMA = dict(head_dim=256, max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False)
+_GELU = dict(hidden_act="hidden_activation")
+_MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
+FAMILIES: dict[str, Family] = {
+    "llama": Family(dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False), biases=_LLAMA),
+    "mistral": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096),
+        window="all",
+    ),
+    "mixtral": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, num_local_experts=8, num_experts_per_tok=2),
+        dict(routing_uncast=True), window="all", experts="num_local_experts", expert_size="intermediate_size",
+    ),
+    "qwen2": Family(dict(num_key_value_heads=32, **_LATE), dict(qkv_bias=True), window="late"),
+    "qwen2_moe": Family(
+        dict(num_key_value_heads=16, qkv_bias=True, num_experts=60, moe_intermediate_size=1408,
+             shared_expert_intermediate_size=5632, **_LATE, **_SPARSE | dict(num_experts_per_tok=4)),
+        dict(shared_experts=1, shared_name="mlp.shared_expert", shared_gate=True), biases=("qkv_bias", "", ""),
+        window="even-early", experts="num_experts",
+    ),
+    "qwen3": Family(
+        dict(num_key_value_heads=32, head_dim=128, attention_bias=False, **_LATE),
+        dict(qk_norm="heads"), biases=_ATTENTION, window="late",
+    ),
+    "qwen3_moe": Family(
+        dict(num_key_value_heads=4, attention_bias=False, num_experts=128, moe_intermediate_size=768,
+             **_LATE, **_SPARSE),
+        dict(qk_norm="heads"), biases=_ATTENTION, window="all", experts="num_experts",
+    ),
+    "gemma": Family(
+        dict(num_key_value_heads=16, hidden_act="gelu_pytorch_tanh", **_GEMMA), dict(norm_fp32=True), biases=_ATTENTION,
+    ),
+    "gemma2": Family(
+        dict(num_key_value_heads=4, hidden_activation="gelu_pytorch_tanh", sliding_window=4096,
+             attn_logit_softcapping=50.0, final_logit_softcapping=30.0, **_GEMMA),
+        dict(norms=_SANDWICH, norm_fp32=True), biases=_ATTENTION, window="even", spelled=_GELU,
+    ),
+    "phi3": Family(
+        dict(max_position_embeddings=4096),
+        dict(fused_qkv="sliced", fused_gate_up=True, rotation="joined"), window="all",
+    ),
+    "deepseek_v2": Family(
+        dict(max_position_embeddings=2048, mlp_bias=False, n_routed_experts=64, moe_intermediate_size=1407,
+             n_shared_experts=2, first_k_dense_replace=0, v_head_dim=128, **_MLA),
+        dict(routing="fp32", routing_normed=False, routing_uncast=True), biases=_LLAMA, experts="n_routed_experts",
+        mla=True,
+    ),
+    "deepseek_v3": Family(
+        dict(max_position_embeddings=4096, num_key_value_heads=128, n_routed_experts=256, num_experts_per_tok=8,
+             moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=3, v_head_dim=128, **_MLA),
+        dict(routing="fp32", routing_uncast=True), biases=_ATTENTION, experts="n_routed_experts", mla=True,
+    ),
+    "gpt_oss": Family(
+        dict(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, attention_bias=True,
+             sliding_window=128, num_local_experts=128, num_experts_per_tok=4),
+        dict(attention_sinks=True, expert_bias=True, router_bias=True, experts_input_first=True, router="mlp.router",
+             routing="best", norm_fp32=True, rotation="joined"),
+        biases=_ATTENTION, window="even", experts="num_local_experts", expert_size="intermediate_size",
+    ),
+    "gemma3_text": Family(
+        dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=262208, hidden_activation="gelu_pytorch_tanh",
+             sliding_window=4096, sliding_window_pattern=6, attn_logit_softcapping=None, final_logit_softcapping=None,
+             **_GEMMA | dict(max_position_embeddings=131072)),
+        dict(norms=_SANDWICH, norm_fp32=True, qk_norm="heads"), biases=_ATTENTION, window="period", spelled=_GELU,
+    ),
+    "olmo2": Family(
+        dict(max_position_embeddings=2048, attention_bias=False),
+        dict(norms=_AFTER, norm_fp32=True, qk_norm="width", rotation="fp32"), biases=_ATTENTION,
+    ),
+    "olmo3": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, sliding_window=4096, sliding_window_pattern=4),
+        dict(norms=_AFTER, norm_fp32=True, qk_norm="width", rotation="fp32"), biases=_ATTENTION, window="period",
+    ),
+    "granite": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False),
+        dict(embedding_scaled=True, residual_scaled=True, logits_scaled=True), biases=_LLAMA,
+    ),
+    "hyperclovax": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False, use_post_norm=True),
+        dict(embedding_scaled=True, residual_scaled=True, logits_scaled=True,
+             norms=Norms(attention_output="post_norm1", mlp_output="post_norm2")),
+        biases=_LLAMA,
+    ),
+    "glm": Family(
+        dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, attention_bias=True,
+             partial_rotary_factor=0.5),
+        dict(fused_gate_up=True, rotation="joined"), biases=("attention_bias", "", ""), interleaved=True,
+    ),
+    "glm4": Family(
+        dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, attention_bias=True,
+             partial_rotary_factor=0.5),
+        dict(fused_gate_up=True, rotation="joined",
+             norms=Norms(attention_output="post_self_attn_layernorm", mlp_output="post_mlp_layernorm")),
+        biases=("attention_bias", "", ""), interleaved=True,
+    ),
+    "smollm3": Family(
+        dict(num_key_value_heads=4, tie_word_embeddings=True, attention_bias=False, mlp_bias=False,
+             use_sliding_window=False, no_rope_layers=None, no_rope_layer_interval=4),
+        biases=_LLAMA, window="unrotated", unrotated="listed",
+    ),
+    "seed_oss": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=524288, attention_bias=True,
+             attention_out_bias=False, mlp_bias=False, attention_dropout=0.1, residual_dropout=0.1),
+        biases=("attention_bias", "attention_out_bias", "mlp_bias"), dropout="residual_dropout",
+    ),
+    "exaone4": Family(
+        dict(num_key_value_heads=32, max_position_embeddings=2048, sliding_window=4096, sliding_window_pattern=4),
+        dict(norms=_AFTER, qk_norm="heads"), window="period", unrotated="not-slide",
+    ),
+    "ministral": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096), window="each",
+    ),
+    "ministral3": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=262144, sliding_window=None), window="all",
+    ),
+    "cwm": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, sliding_window=8192, mlp_bias=False),
+        biases=("", "", "mlp_bias"), window="after-fourths",
+    ),
+    "helium": Family(
+        dict(num_key_value_heads=20, head_dim=128, max_position_embeddings=4096, attention_bias=False, mlp_bias=False),
+        dict(norm_fp32=True), biases=("attention_bias", "", "mlp_bias"), interleaved=True,
+    ),
+    "ernie4_5": Family(
+        dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, tie_word_embeddings=True,
+             use_bias=False),
+        dict(rotation="fp32"), biases=("use_bias", "use_bias", "use_bias"), interleaved=True,
+    ),
+    "internlm3": Family(
+        dict(num_key_value_heads=2, head_dim=128, attention_bias=False, mlp_bias=False), biases=_LLAMA,
+    ),
+    "iquestcoder": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, attention_bias=False, mlp_bias=False),
+        biases=_LLAMA,
+    ),
+    "olmoe": Family(
+        dict(max_position_embeddings=4096, attention_bias=False, num_experts=64, num_experts_per_tok=8,
+             norm_topk_prob=False),
+        dict(qk_norm="width"), biases=_ATTENTION, experts="num_experts", expert_size="intermediate_size",
+    ),
+    "flex_olmo": Family(
+        dict(max_position_embeddings=4096, attention_bias=False, num_experts=7, num_experts_per_tok=5,
+             norm_topk_prob=False),
+        dict(norms=_AFTER, norm_fp32=True, qk_norm="width", rotation="fp32"), biases=_ATTENTION, experts="num_experts",
+        expert_size="intermediate_size",
+    ),
+    "granitemoe": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, num_local_experts=8, num_experts_per_tok=2),
+        dict(embedding_scaled=True, residual_scaled=True, logits_scaled=True, router="block_sparse_moe.router",
+             routing="best-fp32"), biases=_ATTENTION, experts="num_local_experts",
+        expert_size="intermediate_size",
+    ),
+    "glm4_moe": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, attention_bias=False, n_routed_experts=128,
+             num_experts_per_tok=8, moe_intermediate_size=1408, n_shared_experts=1, first_k_dense_replace=1,
+             use_qk_norm=False),
+        dict(rotation="joined", routing="fp32", routing_uncast=True), biases=("attention_bias", "", ""),
+        experts="n_routed_experts",
+    ),
+    "arcee": Family(
+        dict(hidden_act="relu2", max_position_embeddings=4096, attention_bias=False, mlp_bias=False),
+        dict(gated=False), biases=_LLAMA,
+    ),
+    "starcoder2": Family(
+        dict(num_key_value_heads=2, hidden_act="gelu_pytorch_tanh", max_position_embeddings=4096, sliding_window=None,
+             use_bias=True, tie_word_embeddings=True, residual_dropout=0.0, embedding_dropout=0.0),
+        dict(norm="layer", norm_bias=True, gated=False, names=Names(up="c_fc", down="c_proj")),
+        biases=("use_bias", "use_bias", "use_bias"), window="all", dropout="residual_dropout",
+        embedding_dropout="embedding_dropout",
+    ),
+    "stablelm": Family(
+        dict(num_key_value_heads=32, max_position_embeddings=4096, use_qkv_bias=False),
+        dict(norm="layer", norm_bias=True, rotation="joined"), biases=("use_qkv_bias", "", ""),
+        refused=("qk_layernorm", "use_parallel_residual"),
+    ),
+    "phi": Family(
+        dict(hidden_act="gelu_new", max_position_embeddings=2048, resid_pdrop=0.0, embd_pdrop=0.0),
+        dict(qkv_bias=True, o_bias=True, mlp_bias=True, head_bias=True, norm="layer", norm_bias=True, norms=_ONE,
+             parallel=True, gated=False, rotation="joined",
+             names=Names(final_norm="final_layernorm", output="dense", up="fc1", down="fc2")),
+        dropout="resid_pdrop", embedding_dropout="embd_pdrop", refused=("qk_layernorm",),
+    ),
+    "gpt_neox": Family(
+        dict(hidden_act="gelu", max_position_embeddings=2048, hidden_dropout=0.0, attention_bias=True,
+             use_parallel_residual=True),
+        dict(mlp_bias=True, norm="layer", norm_bias=True, gated=False, fused_qkv="split", rotation="joined",
+             names=Names("gpt_neox", "embed_in", "final_layer_norm", "attention", "query_key_value", "dense",
+                         "dense_h_to_4h", "dense_4h_to_h")),
+        biases=_ATTENTION, dropout="hidden_dropout", embedding_dropout="hidden_dropout",
+        parallel="use_parallel_residual",
+    ),
+    "falcon": Family(
+        dict(num_kv_heads=None, ffn_hidden_size=None, activation="gelu", max_position_embeddings=2048,
+             tie_word_embeddings=True, bias=False, new_decoder_architecture=False, parallel_attn=True,
+             num_ln_in_parallel_attn=2, hidden_dropout=0.0),
+        dict(norm="layer", norm_bias=True, parallel=True, joined=True, gated=False, fused_qkv="expanded", masked=True,
+             own_eager=True, names=Names("transformer", "word_embeddings", "ln_f", "self_attention", "query_key_value",
+                                          "dense", "dense_h_to_4h", "dense_4h_to_h", "h")),
+        biases=("bias", "bias", "bias"), refused=("alibi", "hidden_dropout", "attention_dropout"),
+        needed=("new_decoder_architecture", "parallel_attn"), expansion=4,
+        spelled=dict(num_key_value_heads="num_kv_heads", intermediate_size="ffn_hidden_size", hidden_act="activation"),
+    ),
+    "cohere": Family(
+        dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False),
+        dict(norm="centred", norm_fp32=True, norms=_ONE, parallel=True, rotation="fp32", logits_scaled=True),
+        biases=_ATTENTION, refused=("use_qk_norm",),
+    ),
+    "cohere2": Family(
+        dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False, sliding_window=4096,
+             sliding_window_pattern=4),
+        dict(norm="centred", norm_fp32=True, norms=_ONE, parallel=True, rotation="fp32", logits_scaled=True),
+        biases=_ATTENTION, window="period", unrotated="not-slide",
+    ),
+}  # fmt: skip

@@ -1,0 +1,267 @@
+"""A model's architecture, read from its published Hugging Face `config.json`.
+
+A field that the config leaves out takes the default of the family's `configuration_*.py` in Transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from calc.models.architecture import BEFORE, Architecture, ConfigError, Mla, Norms
+from calc.models.families import FAMILIES, NESTED, Family
+
+# fields of Architecture that a number in the config switches on
+_POSITIVE = {
+    "softcap_attn": "attn_logit_softcapping",
+    "softcap_logits": "final_logit_softcapping",
+}
+# no real model has more; lists of layers are built one by one
+MOST = {"num_hidden_layers": 10_000}
+
+
+class _Reader:
+    """Typed access to a config under its family's defaults; every refusal is a ConfigError in the family's spelling."""
+
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], spelled: Mapping[str, str]) -> None:
+        self.config, self.defaults, self.spelled = config, defaults, spelled
+
+    def value(self, name: str) -> Any:
+        name = self.spelled.get(name, name)
+        return self.config[name] if name in self.config else self.defaults.get(name)
+
+    def error(self, name: str, given: object, allowed: str) -> ConfigError:
+        return ConfigError(self.spelled.get(name, name), given, allowed)
+
+    def integer(self, name: str, least: int = 1) -> int:
+        value = self.value(name)
+        most = MOST.get(name, 10**9)
+        if type(value) is not int or value < least:  # a bool is an int to isinstance
+            raise self.error(name, value, "a positive integer" if least else "an integer, 0 or more")
+        if value > most:
+            raise self.error(name, value, f"at most {most}")
+        return value
+
+    def optional(self, name: str) -> int | None:
+        return None if self.value(name) is None else self.integer(name)
+
+    def boolean(self, name: str) -> bool:
+        value = self.value(name)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            raise self.error(name, value, "true or false")
+        return value
+
+    def positive(self, name: str) -> bool:
+        """True if a number that may be null (a soft cap) is above 0."""
+        value = self.value(name)
+        if value is None:
+            return False
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise self.error(name, value, "a number, 0 or more, or null")
+        return value > 0
+
+    def on(self, name: str) -> bool:
+        """True if a switch is true, or is a number above 0."""
+        return self.positive(name) if type(self.value(name)) in (int, float) else self.boolean(name)
+
+
+def from_config(config: Mapping[str, Any]) -> Architecture:
+    """The architecture that a Hugging Face `config.json` of a known family describes.
+
+    The five sizes (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, vocab_size) must be given,
+    except those that Gemma 3's published configs leave out; other fields default as in the family's config class;
+    fields that change no tensor are ignored. For a model that reads images, only the language model is described.
+    Raises ConfigError for an unknown family, a missing field, or a value that no model can have.
+    """
+    if not isinstance(config, Mapping):
+        raise ConfigError("config", config, "a mapping, the content of a config.json")
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in NESTED:
+        inner = config.get("text_config")
+        if not isinstance(inner, Mapping):
+            raise ConfigError("text_config", inner, f"a mapping, the language model of {model_type}")
+        config = {"model_type": NESTED[model_type], **inner}
+        model_type = config["model_type"]
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        known = (*FAMILIES, *NESTED)
+        raise ConfigError("model_type", model_type, ", ".join(known), near=known)
+    family = FAMILIES[model_type]
+    common = {
+        "max_position_embeddings": 32768,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+    }
+    read = _Reader(config, {**common, **family.defaults}, family.spelled)
+    hidden, layers, heads = map(read.integer, ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    kv_heads = read.optional("num_key_value_heads") or heads
+    if heads % kv_heads:
+        raise read.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads = {heads}")
+    mla = _mla(read) if family.mla else None
+    head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else _head_dim(read, hidden, heads)
+    qkv_bias, o_bias, mlp_bias = (bool(name) and read.boolean(name) for name in family.biases)
+    window = read.optional("sliding_window") if family.window else None
+    sliding = _sliding_layers(family.window, read, layers) if window else ()
+    unrotated: tuple[int, ...] = ()
+    if family.unrotated == "listed":
+        unrotated = _no_rope(read, layers)
+    elif family.unrotated and window:
+        unrotated = tuple(layer for layer in range(layers) if layer not in sliding)
+    for names, wanted in ((family.refused, False), (family.needed, True)):
+        for name in names:
+            if read.on(name) != wanted:
+                allowed = "true" if wanted else "false" if read.value(name) is True else "0"
+                raise ConfigError(name, read.value(name), f"{allowed} for the family {model_type}; not modelled")
+    facts = {
+        "qkv_bias": qkv_bias,
+        "o_bias": o_bias,
+        "mlp_bias": mlp_bias,
+        "parallel": bool(family.parallel) and read.boolean(family.parallel),
+        "residual_dropout": bool(family.dropout) and read.positive(family.dropout),
+        "embedding_dropout": bool(family.embedding_dropout) and read.positive(family.embedding_dropout),
+        "attention_dropout": read.positive("attention_dropout"),
+        **{field: name in family.defaults and read.positive(name) for field, name in _POSITIVE.items()},
+        "sliding_window": window if sliding else None,
+        "sliding_layers": sliding,
+        "unrotated_layers": unrotated,
+        "rotary_tables": 2 * int(head_dim * _rotated_share(read)) if family.interleaved else 0,
+        **(_moe(family, read, layers) if family.experts else {"dense_layers": layers}),
+        **family.fixed,
+    }
+    if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):
+        facts["norms"] = BEFORE
+    if "num_ln_in_parallel_attn" in family.defaults:
+        one = read.optional("num_ln_in_parallel_attn") == 1
+        facts["norms"] = Norms(mlp="") if one else Norms("ln_attn", mlp="ln_mlp")
+    if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
+        facts["qk_norm"] = "heads"
+    if "norm_topk_prob" in family.defaults:
+        facts["routing_normed"] = read.boolean("norm_topk_prob")
+    return Architecture(
+        family=model_type,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=_intermediate(family, read, hidden),
+        vocab=read.integer("vocab_size"),
+        tied=read.boolean("tie_word_embeddings"),
+        max_positions=read.integer("max_position_embeddings"),
+        mla=mla,
+        activation=_activation(read),
+        **facts,
+    )
+
+
+def _head_dim(read: _Reader, hidden: int, heads: int) -> int:
+    given = read.optional("head_dim")
+    if given is None and hidden % heads:
+        raise ConfigError("num_attention_heads", heads, f"a divisor of hidden_size = {hidden}, as there is no head_dim")
+    return given or hidden // heads
+
+
+def _intermediate(family: Family, read: _Reader, hidden: int) -> int:
+    given = read.optional("intermediate_size") if family.expansion else read.integer("intermediate_size")
+    return given or family.expansion * hidden
+
+
+def _rotated_share(read: _Reader) -> float:
+    """The share of a head that is rotated, from either of the two places where a config can state it."""
+    name, inner = "partial_rotary_factor", read.value("rope_parameters")
+    value = inner[name] if isinstance(inner, Mapping) and name in inner else read.value(name)
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(name, value, "a number above 0, at most 1")
+    return value
+
+
+def _activation(read: _Reader) -> str:
+    value = read.value("hidden_act")
+    if not isinstance(value, str):
+        raise read.error("hidden_act", value, "the name of an activation, such as silu")
+    # Gemma's first configs say gelu and mean its tanh approximation
+    return "gelu_pytorch_tanh" if value == "gelu" and read.defaults["hidden_act"] != "silu" else value
+
+
+def _mla(read: _Reader) -> Mla:
+    ranks = (read.integer(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    return Mla(read.optional("q_lora_rank"), *ranks)
+
+
+def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
+    """The layers whose attention sees only the last `sliding_window` tokens."""
+    if "use_sliding_window" in read.defaults and not read.boolean("use_sliding_window"):
+        return ()
+    types = read.value("layer_types")
+    if types is not None and rule != "all":
+        if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
+            raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
+        return tuple(layer for layer, kind in enumerate(types) if kind == "sliding_attention")
+    if rule == "unrotated":
+        return _no_rope(read, layers)
+    if rule == "period":
+        period = read.integer("sliding_window_pattern")
+        return tuple(layer for layer in range(layers) if (layer + 1) % period)
+    early = min(layers, read.integer("max_window_layers", 0)) if "max_window_layers" in read.defaults else layers
+    found = {
+        "all": range(layers),
+        "each": range(layers),
+        "even": range(0, layers, 2),
+        "late": range(early, layers),
+        "even-early": range(0, early, 2),
+        "after-fourths": [layer for layer in range(layers) if layer % 4],
+    }
+    return tuple(found[rule])
+
+
+def _no_rope(read: _Reader, layers: int) -> tuple[int, ...]:
+    """The layers without rotary positions: those with a 0 in `no_rope_layers`, else one in `no_rope_layer_interval`."""
+    listed = read.value("no_rope_layers")
+    if listed is None:
+        every = read.integer("no_rope_layer_interval")
+        return tuple(range(every - 1, layers, every))
+    if not isinstance(listed, Sequence) or len(listed) < layers or not all(type(rotates) is int for rotates in listed):
+        raise ConfigError("no_rope_layers", listed, f"a list of num_hidden_layers = {layers} times 0 or 1")
+    return tuple(layer for layer in range(layers) if not listed[layer])
+
+
+def _moe(family: Family, read: _Reader, layers: int) -> dict[str, int]:
+    """The Mixture-of-Experts fields of Architecture."""
+    # Qwen3-MoE's attribute_map lets num_local_experts stand for num_experts
+    alias = family.experts not in read.config and "num_local_experts" in read.config
+    name = "num_local_experts" if alias else family.experts
+    experts = read.integer(name, 0)
+    if not experts:
+        return {"dense_layers": layers}
+    active = read.integer("num_experts_per_tok")
+    if active > experts:
+        raise ConfigError("num_experts_per_tok", active, f"at most {name} = {experts}")
+    moe_intermediate = read.integer(family.expert_size)
+    shared = read.integer("n_shared_experts", 0) if "n_shared_experts" in read.defaults else 0
+    if "shared_expert_intermediate_size" in read.defaults:
+        shared_intermediate = read.integer("shared_expert_intermediate_size")
+    else:
+        shared_intermediate = shared * moe_intermediate
+    return {
+        "experts": experts,
+        "experts_per_token": active,
+        "moe_intermediate": moe_intermediate,
+        "shared_experts": shared,
+        "shared_intermediate": shared_intermediate,
+        "dense_layers": _dense_layers(read, layers),
+    }
+
+
+def _dense_layers(read: _Reader, layers: int) -> int:
+    if "first_k_dense_replace" in read.defaults:
+        return min(layers, read.integer("first_k_dense_replace", 0))
+    if "decoder_sparse_step" not in read.defaults:
+        return 0
+    step, dense = read.integer("decoder_sparse_step"), read.value("mlp_only_layers") or ()
+    if not isinstance(dense, Sequence) or not all(type(i) is int for i in dense):
+        raise ConfigError("mlp_only_layers", dense, "a list of layer indices")
+    return layers - layers // step + len([i for i in {*dense} if 0 <= i < layers and (i + 1) % step == 0])

@@ -1,0 +1,81 @@
+"""The part of a model that one GPU holds where several share it: a slice of each layer, or some of the layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from calc.models.architecture import Architecture, ConfigError
+
+
+@lru_cache(maxsize=1024)
+def part(arch: Architecture, ranks: int) -> Architecture:
+    """One tensor-parallel rank's part of the model: its heads, its share of every width and of the vocabulary.
+
+    Norms and routers stay whole. Transformers 5.23 `distributed/tensor_parallel.py` and each model's
+    `base_model_tp_plan`; Megatron-LM cuts the same way. Raises ConfigError for the field `tensor_parallel` if the model
+    cannot be cut into so many parts, or is cut in a way that is not known here.
+    """
+    if ranks == 1:
+        return arch
+    for here, why in (
+        (arch.fused_qkv or arch.fused_gate_up, "whose fused projections are gathered again"),
+        (arch.qk_norm == "width", "whose queries and keys are gathered again for their norms"),
+        (arch.mla, "with latent attention"),
+        (arch.attention_sinks, "whose attention stays whole"),
+        (arch.shared_experts, "with shared experts"),
+    ):
+        if here:
+            raise ConfigError(
+                "tensor_parallel", ranks, f"1 for models of the family {arch.family}, {why}: not modelled"
+            )
+    widths = ("heads", "kv_heads", "intermediate", "moe_intermediate")
+    if uneven := [name for name in widths if getattr(arch, name) % ranks]:
+        name = uneven[0]
+        raise ConfigError("tensor_parallel", ranks, f"a divisor of the model's {name} = {getattr(arch, name)}")
+    return replace(arch, ranks=ranks, **{name: getattr(arch, name) // ranks for name in widths})
+
+
+@lru_cache(maxsize=1024)
+def layers_of(layers: int, stages: int) -> tuple[int, ...]:
+    """The number of layers in each pipeline stage: as equal as can be, embedding and head counted as one layer each.
+
+    As torchtitan divides them by default (`distributed/pipeline_parallel.py`, `generate_llm_fqn_per_model_part`).
+    """
+    each, over = divmod(layers + 2, stages)
+    counts = [each + (index < over) for index in range(stages)]
+    counts[0] -= 1
+    counts[-1] -= 1
+    return tuple(counts)
+
+
+@lru_cache(maxsize=1024)
+def stage(arch: Architecture, index: int, stages: int) -> Architecture:
+    """The model as stage `index` of a pipeline holds it.
+
+    Each stage has its layers, the first also the embedding, the last the final norm and the head. Raises ConfigError
+    for the field `pipeline_parallel` if a stage would have no layer, or if two stages would hold the same tensor.
+    """
+    if stages == 1:
+        return arch
+    if arch.tied:
+        raise ConfigError("pipeline_parallel", stages, "1 for a model whose head is its embedding, at the other end")
+    if stages > (most := (arch.layers + 2) // 2):
+        raise ConfigError(
+            "pipeline_parallel", stages, f"at most {most}, so that every stage has one of {arch.layers} layers"
+        )
+    counts = layers_of(arch.layers, stages)
+    below, count = sum(counts[:index]), counts[index]
+
+    def here(layers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(layer - below for layer in layers if below <= layer < below + count)
+
+    return replace(
+        arch,
+        layers=count,
+        dense_layers=min(max(arch.dense_layers - below, 0), count),
+        sliding_layers=here(arch.sliding_layers),
+        unrotated_layers=here(arch.unrotated_layers),
+        embeds=index == 0,
+        ends=index == stages - 1,
+    )

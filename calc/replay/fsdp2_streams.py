@@ -1,0 +1,122 @@
+"""FSDP 2 block by block: the blocks that it allocates and frees around each layer, and the stream of each.
+
+Read in torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_{init,param,param_group,collectives,state}.py`. Gathers fill
+buffers in one stream of their own and reductions leave their outputs in another; what is copied out of a gather, or
+copied in to be reduced, belongs to the stream that computes. PyTorch's allocator gives the freed blocks of a stream to
+no other.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+
+from calc.replay.allocator import Allocator, Block, Process
+from calc.replay.blocks import Blocks, Unit
+
+Taken = list[Block]
+
+
+class Shards:
+    """A model's units on one rank, `heap` being the allocator of the stream that computes."""
+
+    def __init__(self, m: Blocks, heap: Allocator) -> None:
+        """Loads the units one after another, each whole before it is sharded."""
+        self.layers, self.root = m.units[:-1], m.units[-1]
+        self.heap, self.gathers, self.reduces = heap, heap.beside(), heap.beside()
+        self.buffers: Taken = []  # buffers of gathers, the oldest first
+        self.copied: dict[int, Taken] = {}  # what is gathered, by layer; -1 is the root
+        self.reducing: Block = 0  # the input of the last reduction
+        self.reduced: Taken = []  # this rank's gradients
+        for unit in m.units:
+            whole = heap.take_all(unit.whole)
+            heap.take_all(unit.shards)
+            heap.give_all(whole)
+
+    def copy(self, process: Process) -> Shards:
+        """A copy of the shards, in a copy of their process."""
+        other, streams = copy(self), self.heap.process.streams
+        other.heap, other.gathers, other.reduces = (
+            process.streams[streams.index(stream)] for stream in (self.heap, self.gathers, self.reduces)
+        )
+        other.buffers, other.copied, other.reduced = self.buffers.copy(), self.copied.copy(), self.reduced.copy()
+        return other
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """All blocks that are held."""
+        return self.buffers.copy(), self.copied.copy(), self.reducing, self.reduced.copy()
+
+    def _gather(self, unit: Unit) -> None:
+        """Gathers a unit into a buffer; the gather's input is freed at once."""
+        cast = self.gathers.take(unit.cast) if unit.cast else 0
+        self.buffers.append(self.gathers.take(unit.buffer))
+        if cast:
+            self.gathers.give(cast)
+
+    def _drop(self) -> None:
+        """Frees the oldest buffer."""
+        self.gathers.give(self.buffers.pop(0))
+
+    def begin(self) -> None:
+        """Begins the model's forward: gathers the root FSDP unit, unless it has stayed gathered."""
+        if -1 not in self.copied:
+            self._gather(self.root)
+            self.copied[-1] = self.heap.take_all(self.root.gathered)
+
+    def enter(self, layer: int) -> None:
+        """Begins a layer's forward; the buffer of the gather before is freed once this one is copied out."""
+        self._gather(self.layers[layer])
+        self.copied[layer] = self.heap.take_all(self.layers[layer].gathered)
+        if len(self.buffers) > 1:
+            self._drop()
+
+    def leave(self, layer: int) -> None:
+        """Ends a layer's forward or backward: frees its whole parameters."""
+        self.heap.give_all(self.copied.pop(layer))
+
+    def end(self) -> None:
+        """Ends the model's forward; the root FSDP unit stays gathered."""
+        self._drop()
+
+    def turn(self) -> None:
+        """Begins backward: the last layer is gathered ahead."""
+        self._gather(self.layers[-1])
+
+    def reenter(self, layer: int) -> None:
+        """Begins a layer's backward: its gather is copied out, and the next one starts."""
+        self.copied[layer] = self.heap.take_all(self.layers[layer].gathered)
+        self._drop()
+        if layer:
+            self._gather(self.layers[layer - 1])
+
+    def reduce(self, layer: int, gradients: Taken, *, adding: bool) -> None:
+        """Ends a unit's backward: joins and reduces its gradients; the input stays until the next reduction.
+
+        `adding`: gradients of earlier micro batches exist, and this one's are added to them.
+        """
+        unit = self.layers[layer] if layer >= 0 else self.root
+        self.leave(layer)
+        self.wait()
+        if unit.reducing:
+            self.reducing = self.heap.take(unit.reducing)
+            # a variable of `foreach_reduce` keeps the gradient of the last parameter until it returns: in the root unit
+            # that is the head, whose gradient came first
+            last = 1 if layer < 0 else 0
+            self.heap.give_all(gradients[last:])
+            output = self.reduces.take(unit.reduced)
+            self.heap.give_all(gradients[:last])
+            if adding:
+                self.reduces.give(output)
+            else:
+                self.reduced.append(output)
+
+    def wait(self) -> None:
+        """Waits for the last reduction, and frees its input."""
+        if self.reducing:
+            self.heap.give(self.reducing)
+            self.reducing = 0
+
+    def zero(self) -> None:
+        """Frees the gradients."""
+        self.reduces.give_all(self.reduced)
+        self.reduced = []

@@ -1,0 +1,494 @@
+"""A step replayed block by block through PyTorch's allocator: the memory it reserves, and the limits it fails under.
+
+The bytes allocated at a peak do not decide whether a step runs: between blocks lie freed ones that are too small for
+the next request. This fragmentation follows from the sizes and the order of all blocks, and both follow from the model,
+the batch and the code that runs. They are all known here where one model is trained on one GPU, or by plain PyTorch
+under FSDP 2, alone or with a frozen model beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from functools import lru_cache
+from typing import NamedTuple
+
+from calc.autograd.alloc_trace import CAST, GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
+from calc.base.plan import Stage
+from calc.engines.fsdp import Fsdp
+from calc.engines.fsdp1 import Fsdp1
+from calc.engines.plain import Plain
+from calc.replay.allocator import Allocator, Block, Expandable, OutOfMemory, Steps, asked
+from calc.replay.blocks import Blocks, Piece, blocks
+from calc.replay.fsdp2_streams import Shards
+from calc.step.placement import Placed
+from calc.step.roles import Roles
+
+STEPS = 3  # the first makes the states, which lie in the way of the second; later ones find what the second left
+MICRO_BATCHES = 2  # the first leaves its gradients, later ones are added to them
+
+Own = dict[int, Block]  # a piece's blocks by their slots
+Kept = list[Own]  # the blocks that each piece keeps for its backward, lowest piece first
+OUTLIVING = 1 << 30  # the first slot of blocks that outlive their piece
+
+
+class Act(NamedTuple):
+    """The job to replay: a model, whether it is trained, and perhaps one that scores inside its forward.
+
+    `shares`: the scoring model is the trained one, without weights of its own. `expandable`: PyTorch's segments are
+    expandable.
+    """
+
+    model: Blocks
+    trained: bool
+    micro_batches: int
+    inside: Blocks | None = None
+    shares: bool = False
+    expandable: bool = False
+
+
+def known(roles: Roles) -> bool:
+    """True if a job can be replayed: it has one stage, of models that are whole or sharded by FSDP 2."""
+    stages, placed = roles.keeps.stages, [*roles.placed.values()]
+    if len(stages) != 1 or stages[0].does not in ("train", "score"):
+        return False
+    return not stages[0].beside and all(map(_known, placed)) and len(placed) == 1 + bool(stages[0].inside)
+
+
+def act(roles: Roles) -> Act | None:
+    """The job of these roles to replay, or None if it cannot be replayed."""
+    if not known(roles):
+        return None
+    stage: Stage = roles.keeps.stages[0]
+    own = roles.placed[stage.role]
+    trained = stage.does == "train" and own.trained
+    inside = roles.placed[stage.inside] if stage.inside else None
+    return Act(
+        _blocks(roles, own, scores=not trained),
+        trained,
+        min(own.s.accumulation, MICRO_BATCHES) if trained else 1,
+        _blocks(roles, inside, scores=True) if inside else None,
+        inside is not None and inside.role.shares,
+        roles.s.expandable_segments,
+    )
+
+
+def _known(placed: Placed) -> bool:
+    """True if all blocks of a role are known: it is whole on one GPU, or sharded by plain PyTorch's FSDP 2."""
+    s, engine = placed.s, placed.engine
+    if isinstance(engine, Plain):
+        return s.gpus == 1
+    if not isinstance(engine, Fsdp) or isinstance(engine, Fsdp1) or s.framework != "torch":
+        return False
+    uncut = s.gpus == engine.replica.ranks > 1 and s.context_parallel == 1
+    return uncut and not engine.offload and not engine.replica.quantised
+
+
+def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
+    rows = placed.role.scoring_rows if scores else placed.role.rows
+    batch = roles.batch(placed.s, rows)
+    replica = placed.scorer.replica if scores else placed.engine.replica
+    sharded = isinstance(placed.engine, Fsdp)
+    return blocks(replica, batch, roles.masked(replica, placed.s, batch), placed.s.checkpointing, sharded)
+
+
+class Tried(NamedTuple):
+    """The outcome of a replay under a limit, which is the same under any limit from `low` to below `high`.
+
+    `broke`: a request failed.
+    """
+
+    low: int
+    high: int
+    broke: bool
+
+
+class Reserve:
+    """The bytes that PyTorch reserves for a replayed job: undisturbed, and the least that it must be allowed.
+
+    Neither depends on a card. The least is sought between the most that is allocated and what is reserved undisturbed,
+    to within a thousandth, only as far as a caller asks, and always by the same halvings: a limit may suffice where a
+    higher one does not, so that a search from a card's own limit would find something else for each card.
+
+    Until the limit takes effect, a replay does not differ from the undisturbed one, so it continues from there.
+    """
+
+    def __init__(self, a: Act, workspace: int) -> None:
+        """The reserve for `a`, where cuBLAS takes a `workspace` for each thread."""
+        self.act, self.workspace = a, workspace
+        process = _undisturbed(a, workspace)[-1].heap.process
+        self._tried = [Tried(process.most_reserved, process.refused, broke=False)]
+        self.undisturbed = process.most_reserved
+        self._low, self._high = process.most, self.undisturbed
+
+    def breaks(self, limit: int) -> bool:
+        """True if a request fails when at most `limit` bytes may be reserved."""
+        for tried in self._tried:
+            if tried.low <= limit < tried.high:
+                return tried.broke
+        return self._try(limit)
+
+    def _try(self, limit: int) -> bool:
+        """Replays under `limit`, from the last mark that it cannot have affected; True if a request fails."""
+        marks = _undisturbed(self.act, self.workspace)
+        replay = [mark for mark in marks if mark.heap.process.most_reserved <= limit][-1].copy(limit)
+        broke = False
+        try:
+            replay.all(self.act)
+        except OutOfMemory:
+            broke = True
+        process = replay.heap.process
+        self._tried.append(Tried(process.most_reserved, process.refused, broke))
+        return broke
+
+    @property
+    def least(self) -> int:
+        """The bytes that must be allowed, given that wholly free segments are released before a request fails."""
+        while self._narrow():
+            pass
+        return self._high
+
+    def meets(self, asked: Callable[[int], bool]) -> bool:
+        """True if `asked` holds of the least; it must hold of all sizes up to some size, and of none above."""
+        while not asked(self._high):
+            if not asked(self._low) or not self._narrow():
+                return False
+        return True
+
+    def _narrow(self) -> bool:
+        """Halves the interval in which the least lies; False if it is narrow enough."""
+        if self._high - self._low <= self.undisturbed // 1000:
+            return False
+        middle = (self._low + self._high) // 2
+        if self.breaks(middle):
+            self._low = middle
+        else:
+            self._high = middle
+        return True
+
+
+@lru_cache(maxsize=1024)
+def reserve(a: Act, workspace: int) -> Reserve:
+    """The reserve for `a`, cached: a search and the estimates after it ask for the same one."""
+    return Reserve(a, workspace)
+
+
+# Only a few are cached: those of a large model take megabytes.
+@lru_cache(maxsize=4)
+def _undisturbed(a: Act, workspace: int) -> list[Replay]:
+    """The replay of `a` without a limit: its state before each part, and at the end."""
+    marks: list[Replay] = []
+    replay = Replay((Expandable if a.expandable else Allocator)(), workspace)
+    replay.all(a, marks)
+    return [*marks, replay]
+
+
+class Course(NamedTuple):
+    """The steps that a script takes on one occasion, and the slots of the blocks that outlive the piece.
+
+    `threads`: the number of threads that have called cuBLAS by then.
+    """
+
+    steps: Steps
+    workspaces: list[int]
+    gradients: list[int]
+    casts: list[int]
+    late: list[int]
+    threads: int
+
+
+class State(NamedTuple):
+    """Everything that decides how a replay goes on.
+
+    `found` decides it alone, unless there is a limit or small blocks are asked for: then the other fields matter, too.
+    """
+
+    found: tuple[object, ...]
+    spare: tuple[int, ...]
+    reserved: int
+    released: int
+
+    def repeats(self, before: State | None) -> bool:
+        """True if the replay goes on exactly as it did a step `before`.
+
+        A step leaves behind nothing but what was `found`. So if nothing went back to the driver, small blocks find at
+        least as much room as they did.
+        """
+        if before is None or self.found != before.found:
+            return False
+        return self.released == before.released or self[1:3] == before[1:3]
+
+
+class Replay:
+    """The models on one GPU and their steps, put through an allocator; raises OutOfMemory where the allocator does."""
+
+    def __init__(self, heap: Allocator, workspace: int) -> None:
+        """Starts with nothing allocated; cuBLAS takes a `workspace` for each thread."""
+        self.heap = heap
+        self.phase = "load"
+        self.workspace, self.threads = workspace, 0
+        self.courses: dict[tuple[object, ...], Course] = {}
+        self.shards: dict[int, Shards] = {}  # by the identity of the model's blocks
+        self.kept: Kept = []
+        self.gradients: list[Block] = []
+        self.adding = False  # gradients of earlier micro batches exist
+        self.apart = False  # the next gradient is a tied head's, which waits for the embedding's
+        self.head: Block = 0
+        self.late: Block = 0  # outputs that outlive their backward
+        self.casts: list[Block] = []  # autocast's cache
+        self.stepped = False
+        self.done = 0  # number of parts that have been replayed
+        self.before: dict[int, State] = {}  # what each part of the last step found
+
+    def copy(self, limit: int | None) -> Replay:
+        """A copy of the replay under another limit."""
+        other, process = copy(self), self.heap.process.copy(limit)
+        other.heap = process.streams[0]
+        shards = {id(own): own.copy(process) for own in self.shards.values()}
+        other.shards = {model: shards[id(own)] for model, own in self.shards.items()}
+        other.kept = [own.copy() for own in self.kept]
+        other.gradients, other.casts, other.before = self.gradients.copy(), self.casts.copy(), self.before.copy()
+        return other
+
+    def all(self, a: Act, marks: list[Replay] | None = None) -> None:
+        """Loads the models and runs STEPS steps, from the first part not done; `marks` gets a copy before each part."""
+        step = [Replay.run_forward, Replay.run_backward] * a.micro_batches + [Replay.run_step]
+        for n, part in [*enumerate([Replay.run_load, *step * STEPS])][self.done :]:
+            self.done = n
+            if marks is not None:
+                marks.append(self.copy(None))
+            if self.repeats(n % len(step)):
+                return
+            part(self, a)
+
+    def repeats(self, part: int) -> bool:
+        """True if a part of a step finds what it found in the step before, so that nothing new follows."""
+        before, self.before[part] = self.before.get(part), self.state
+        return self.before[part].repeats(before)
+
+    @property
+    def state(self) -> State:
+        """The state that decides how the replay goes on."""
+        process = self.heap.process
+        spare, *found = zip(*[stream.state for stream in process.streams], strict=True)
+        ours = process.allocated, self.threads, self.stepped, self.adding, self.late, self.head
+        blocks = *self.gradients, *self.casts, *[(*own.items(),) for own in self.kept]
+        shards = [own.state for own in self.shards.values()]
+        return State((*found, *ours, blocks, shards), spare, process.reserved, process.released)
+
+    def run_load(self, a: Act) -> None:
+        """Loads the models."""
+        self.load(a.model)
+        if a.inside and not a.shares:
+            self.load(a.inside)
+        elif a.inside and a.model.units:
+            self.shards[id(a.inside)] = self.shards[id(a.model)]
+
+    def run_forward(self, a: Act) -> None:
+        """Runs the forward of a micro batch, and that of the model that scores inside it."""
+        self.kept = self.forward(a.model)
+        if a.inside:
+            self.leave(self.forward(a.inside))
+        self.uncache()
+
+    def run_backward(self, a: Act) -> None:
+        """Runs the backward of a micro batch or, if nothing is trained, frees what its forward keeps."""
+        if a.trained:
+            self.backward(a.model, self.kept)
+            self.adding = True
+        else:
+            self.leave(self.kept)
+        self.kept = []
+
+    def run_step(self, a: Act) -> None:
+        """Runs the optimizer's step."""
+        if a.trained:
+            self.step(a.model)
+
+    def take(self, size: int) -> Block:
+        """A new block of `size` bytes; 0, for no block, if the size is 0."""
+        return self.heap.take(size) if size else 0
+
+    def give(self, *given: Block) -> None:
+        """Frees blocks."""
+        self.heap.give_all(given)
+
+    def load(self, m: Blocks) -> None:
+        """Loads a model's weights, which stay, whole or in shards."""
+        self.heap.take_all(m.weights)
+        if m.units:
+            self.shards[id(m)] = Shards(m, self.heap)
+
+    def play(self, script: Script, own: Own, late: int | None = None) -> None:
+        """Plays a script's steps over the blocks of its piece; the block in slot `late` is not freed yet."""
+        course = self.course(script, late)
+        self.heap.play(course.steps, own)
+        for slot in course.workspaces:
+            del own[slot]
+        made = [own.pop(slot) for slot in course.gradients]
+        if self.apart:
+            self.head = made[-1] if made else self.head
+        else:
+            self.gradients += made
+        self.casts += [own.pop(slot) for slot in course.casts]
+        for slot in course.late:
+            self.late = own.pop(slot, 0) or self.late
+        self.threads = course.threads
+
+    def course(self, script: Script, late: int | None) -> Course:
+        """The steps that a script takes in the present situation, worked out once."""
+        adds = self.adding and not self.shards
+        key = id(script), late, adds, self.apart, self.threads
+        if key not in self.courses:
+            self.courses[key] = self._course(script, late, adds=adds and not self.apart)
+        return self.courses[key]
+
+    def _course(self, script: Script, late: int | None, *, adds: bool) -> Course:
+        steps: list[tuple[int, int]] = []
+        course = Course(
+            steps, [], [], [], [], max([self.threads, *[n for slot, n in script.steps if slot == MULTIPLY]])
+        )
+        outlives = {WEIGHT: course.gradients, CAST: course.casts, MULTIPLY: course.workspaces}
+        threads = self.threads
+        for n, (slot, size) in enumerate(script.steps, OUTLIVING):
+            if slot == MULTIPLY:
+                # cuBLAS allocates its workspace at a thread's first product
+                size, threads = self.workspace if threads < size else 0, max(threads, size)
+                if not size:
+                    continue
+            if size and slot in outlives:
+                steps.append((n, asked(size)))
+                if slot == WEIGHT and adds:
+                    steps.append((n, 0))
+                else:
+                    outlives[slot].append(n)
+            elif not size and slot == late:
+                course.late.append(slot)
+            else:
+                steps.append((slot, asked(size)))
+        return course
+
+    def keep(self, block: Block) -> None:
+        """Takes over a new weight gradient: it stays, or is freed once it has been added to an earlier one."""
+        if self.adding and not self.shards:
+            self.give(block)
+        elif block:
+            self.gradients.append(block)
+
+    def forward(self, m: Blocks) -> Kept:
+        """Runs a forward and returns the blocks that its pieces keep."""
+        self.phase = "forward"
+        shards = self.shards.get(id(m))
+        if shards:
+            shards.begin()
+        block = self.take(m.stream)
+        kept: Kept = [{PASSING - n: block for n, block in enumerate(self.heap.take_all(m.tables))}]
+        for n, piece in enumerate((*m.layers, m.norm, m.head)):
+            layer = shards if n < len(m.layers) else None
+            if layer:
+                layer.enter(n)
+            elif shards and piece is m.head and not m.inside:
+                shards.end()
+            own = {INPUT: block} if block else {}
+            self.play(piece.forward, own)
+            block = own.pop(piece.forward.out, 0)
+            kept.append(own)
+            if layer:
+                layer.leave(n)
+        if shards and m.inside:
+            shards.end()
+        self.give(block)
+        if m.wrapped:
+            self.uncache()
+        if m.held == "next":
+            self.drop()
+        return kept
+
+    def leave(self, kept: Kept) -> None:
+        """Frees what a forward keeps."""
+        for own in kept:
+            self.give(*own.values())
+
+    def uncache(self) -> None:
+        """Frees autocast's cache, as an autocast ends."""
+        self.give(*self.casts)
+        self.casts = []
+
+    def drop(self) -> None:
+        """Frees the outputs that outlived their backward."""
+        self.give(self.late)
+        self.late = 0
+
+    def backward(self, m: Blocks, kept: Kept) -> None:
+        """Runs the backward of a forward that kept `kept`."""
+        self.phase = "backward"
+        block: Block = 0
+        self.apart = bool(m.tied)
+        shards = self.shards.get(id(m))
+        if shards:
+            shards.turn()
+        for n, piece in reversed([*enumerate((*m.layers, m.norm, m.head))]):
+            layer = shards if n < len(m.layers) else None
+            if layer:
+                layer.reenter(n)
+            before = len(self.gradients)
+            block = self.back(piece, kept.pop(), block)
+            self.apart = False
+            if layer:
+                own, self.gradients = self.gradients[before:], self.gradients[:before]
+                layer.reduce(n, own, adding=self.adding)
+        self.leave(kept)
+        if m.embedding:
+            made = self.take(m.embedding)
+            self.give(self.take(m.sorting))
+            self.give(block)
+            self.keep(self.tie(m, made))
+        else:
+            self.give(block)
+        if shards:
+            shards.reduce(-1, self.gradients, adding=self.adding)
+            shards.wait()
+            self.gradients = []
+
+    def back(self, piece: Piece, own: Own, given: Block) -> Block:
+        """Runs one piece's backward and returns the gradient of its input."""
+        assert piece.backward
+        if given:
+            own[GIVEN] = given
+        self.play(piece.backward, own, piece.late)
+        block = own.pop(piece.backward.out, 0)
+        self.give(*own.values())
+        return block
+
+    def tie(self, m: Blocks, made: Block) -> Block:
+        """Sums the embedding's gradient and a tied head's, in place only if the head's is contiguous.
+
+        See `calc.memory.gradients.tied_embedding`.
+        """
+        if not m.tied:
+            return made
+        total = self.head
+        if m.tied == "apart":
+            total = self.take(m.embedding)
+            self.give(self.head)
+        self.give(made)
+        self.head = 0
+        return total
+
+    def step(self, m: Blocks) -> None:
+        """Runs the optimizer's step, which makes its states the first time, and frees all gradients."""
+        self.phase = "step"
+        if not self.stepped:
+            self.stepped = True
+            self.heap.take_all([size for sizes in m.states for size in sizes])
+        if m.at_once:
+            self.give(*self.heap.take_all(m.passing))
+        else:
+            for size in m.passing:
+                self.give(self.take(size))
+        if m.held == "step":
+            self.drop()
+        self.give(*self.gradients)
+        for shards in self.shards.values():
+            shards.zero()
+        self.gradients, self.adding = [], False

@@ -1,0 +1,378 @@
+"""Rules across several fields of a scenario: the values that follow from others, and the combinations that are refused.
+
+Every objection is one line that names the field, what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from calc.base.schema import show
+from calc.base.versions import at_least
+from calc.catalog.catalog import GPU, Catalog, CatalogError
+from calc.models.architecture import Architecture, ConfigError
+from calc.models.families import MXFP4
+from calc.models.lora import lora_parameters
+from calc.models.slices import part, stage
+from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SHARDINGS, TOGETHER, TRAINED_ROLES
+
+if TYPE_CHECKING:
+    from calc.scenario.scenario import Scenario
+
+UNBUILT_DEGREES = ("expert_parallel",)
+UNBUILT_FOR_ROLES = (*UNBUILT_DEGREES, "pipeline_parallel")
+RL_FIELDS = ("prompt_len", "response_len", "rollout")
+# Settings that some releases lack, and the value that holds without them. A release that has one has a default for it.
+ABSENT: Mapping[str, Any] = {
+    "entropy_coeff": 0,
+    "max_tokens_per_gpu": None,
+    "rollout.micro_batch": None,
+    "rollout.max_tokens_per_gpu": None,
+    "rollout.max_num_seqs": None,
+    "rollout.max_num_batched_tokens": None,
+    "rollout.layered_summon": False,
+}
+FROZEN_ROLE_FIELDS = (
+    "model",
+    "gpus",
+    "precision",
+    "sharding",
+    "offload.parameters",
+    "attention",
+    "micro_batch",
+    "max_tokens_per_gpu",
+)
+
+
+class Objection(ValueError):
+    """The reason that a scenario cannot be used, before the name of its source is put in front."""
+
+
+def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys for nested ones, without nulls; 8.0 is the integer 8."""
+    flat: dict[str, Any] = {}
+    for name, value in nested.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}.{inner}": item for inner, item in flatten(value).items()})
+        elif value is not None:
+            flat[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+    return flat
+
+
+def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
+    """Fills in fields that are not given and follow from others."""
+    gpus = values["gpus"]
+    # whole nodes, as large as they come: twelve GPUs are two nodes of six
+    values.setdefault("gpus_per_node", next(n for n in range(min(gpus, NODE), 0, -1) if gpus % n == 0))
+    if task in RL:
+        if "seq_len" in values:
+            raise Objection(f"seq_len: given for {task}, allowed: prompt_len and response_len")
+        values["seq_len"] = values["prompt_len"] + values["response_len"]
+        if values["rollout.engine"] != "vllm" and "rollout.sleep" not in given:
+            values["rollout.sleep"] = False
+    else:
+        values["prompt_len"] = values["response_len"] = 0
+    values.setdefault("expected_len", values["seq_len"])
+
+
+def had(values: Mapping[str, Any], defaults: Mapping[str, Any], release: str) -> None:
+    """Refuses settings of `ABSENT` that `release`, whose defaults are `defaults`, does not have."""
+    for place, value in values.items():
+        field = place.split(".", 2)[2] if place.startswith("roles.") and place.count(".") > 1 else place
+        if field in ABSENT and field not in defaults and value != ABSENT[field]:
+            allowed = f"allowed with {release}: {show(ABSENT[field])}; it has no such setting"
+            raise Objection(f"{place}: given {show(value)}, {allowed}")
+
+
+def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuses combinations of fields that are each allowed alone."""
+    task, gpus, per_node = values["task"], values["gpus"], values["gpus_per_node"]
+    for place in given:
+        if task not in RL and place.partition(".")[0] in RL_FIELDS:
+            raise Objection(f"{place}: given for {task}, allowed: for RL tasks alone; {task} has seq_len")
+    unbuilt(values, UNBUILT_DEGREES)
+    if values["placement"] != "colocated" and task not in RL:
+        raise Objection(f"placement: given 'separate', allowed: colocated; {task} has no role on GPUs of its own")
+    if values["method"] == "full":
+        no_adapters(given)
+    if values["method"] != "qlora" and not values["double_quantization"]:
+        raise Objection(f"double_quantization: given false with method {values['method']}, allowed: with qlora")
+    if gpus > per_node and gpus % per_node:
+        allowed = f"a multiple of gpus_per_node = {per_node}, as {near(gpus, per_node)}"
+        raise Objection(f"gpus: given {gpus}, allowed: {allowed}")
+    expected, cap = values["expected_len"], values["seq_len"]
+    if expected > cap:
+        named = "prompt_len + response_len" if task in RL else "seq_len"
+        raise Objection(f"expected_len: given {expected}, allowed: at most {named} = {cap}")
+
+
+def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
+    """`s` with a global batch of whole steps; refuses any other that is given, and several GPUs without sharding."""
+    roles = {name: own for name in TRAINED_ROLES if s.has(name) and (own := s.role(name))}
+    for name, own in roles.items() or [("", s)]:
+        if own.shards > 1 and own.sharding == "none":
+            place = place_of(s, name, "sharding")
+            raise Objection(f"{place}: given 'none' with gpus = {own.gpus}, allowed: {', '.join(SHARDINGS)}")
+        step = whole_step(own)
+        place = place_of(s, name, "global_batch")
+        if own.global_batch % step and (place in given or place.startswith("roles.")):
+            raise Objection(
+                f"{place}: given {own.global_batch}, allowed: a multiple of micro_batch x data-parallel GPUs = "
+                f"{step // own.data_parallel} x {own.data_parallel} = {step}, as {near(own.global_batch, step)}"
+            )
+    if "global_batch" in given:
+        return s
+    # A framework's default batch is made for its own number of GPUs: the largest whole number of steps within it.
+    step = whole_step(next(iter(roles.values()), s))
+    return replace(s, global_batch=max(1, s.global_batch // step) * step)
+
+
+def whole_step(s: Scenario) -> int:
+    """The smallest global batch: one forward on every data-parallel GPU, or one sequence of a dynamic batch."""
+    if s.max_tokens_per_gpu:
+        return s.data_parallel
+    return s.rows // (2 if s.task in PAIRED else 1) * s.data_parallel
+
+
+def place_of(s: Scenario, name: str, field: str) -> str:
+    """The dotted name of a role's field: the role's own if the role sets it, else the job's."""
+    own = s.roles.get(name, "none")
+    return f"roles.{name}.{field}" if not isinstance(own, str) and field in own else field
+
+
+def serving_fault(s: Scenario, given: Mapping[str, Any]) -> str | None:
+    """The reason that the rollout cannot run where it is, in one line, or None."""
+    if not s.rollout:
+        return None
+    if s.rollout.max_tokens_per_gpu and not (s.role("actor") or s).max_tokens_per_gpu:
+        given_tokens = s.rollout.max_tokens_per_gpu
+        return (
+            f"rollout.max_tokens_per_gpu: given {given_tokens}, allowed: with max_tokens_per_gpu, for dynamic batches"
+        )
+    if s.max_tokens_per_gpu and "rollout.micro_batch" in given:
+        return (
+            f"rollout.micro_batch: given {given['rollout.micro_batch']} with max_tokens_per_gpu, allowed: "
+            "rollout.max_tokens_per_gpu, as batches that are scored are dynamic, too"
+        )
+    if s.rollout.v0:
+        version = s.versions.get("vllm", "none") if s.rollout.engine == "vllm" else "none"
+        if version == "none" or not at_least(version, "0.8") or at_least(version, "0.11"):
+            return f"rollout.v0: given true with vllm {version}, allowed: with vllm 0.8 to 0.10, which have two engines"
+    tp, heads = s.rollout.tensor_parallel, s.architecture.heads
+    if s.rollout.engine != "vllm":
+        if s.rollout.sleep and "rollout.sleep" in given:
+            return f"rollout.sleep: given true with engine {s.rollout.engine!r}, allowed: with vllm"
+        return None
+    if heads % tp:
+        return f"rollout.tensor_parallel: given {tp}, allowed: a divisor of the model's {heads} attention heads"
+    if s.rollout.gpus % tp:
+        return f"rollout.tensor_parallel: given {tp}, allowed: a divisor of the rollout's {s.rollout.gpus} GPUs"
+    if s.rollout.sleep and s.placement == "separate":
+        return (
+            "rollout.sleep: given true with placement 'separate', allowed: with colocated, where others need the GPUs"
+        )
+    return None
+
+
+def near(given: int, step: int) -> str:
+    """The multiples of `step` around `given`."""
+    below = given // step * step
+    return f"{below} or {below + step}" if below else f"{step}"
+
+
+def roles_of(
+    values: Mapping[str, Any],
+    own: Mapping[str, Any],
+    catalog: Catalog,
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> dict[str, Mapping[str, Any] | str]:
+    """Every role of the task by name: `none`, or its model and the fields that differ from the job's, by dotted key.
+
+    `defaults` gives the framework's defaults for what a user says: they complete the adapters of a role if the job
+    itself has none.
+    """
+    task = values["task"]
+    names = ROLES.get(task, ())
+    for name, role in own.items():
+        if name not in names and role != "none":
+            allowed = ", ".join(names) or "none beside the trained model, which the other fields describe"
+            raise Objection(f"roles.{name}: not a role of {task}, allowed: {allowed}")
+    roles: dict[str, Mapping[str, Any] | str] = {}
+    for name in names:
+        role = own.get(name, values.get(f"roles.{name}", {}))
+        if isinstance(role, str):
+            roles[name] = role
+            continue
+        differs = flatten(role)
+        if not (task in RL and name in TRAINED_ROLES):
+            for place in differs:
+                if place not in FROZEN_ROLE_FIELDS:
+                    allowed = ", ".join(FROZEN_ROLE_FIELDS)
+                    raise Objection(f"roles.{name}.{place}: given for a role that is not trained, allowed: {allowed}")
+        head = f"roles.{name}."
+        differs = {k.removeprefix(head): v for k, v in values.items() if k.startswith(head)} | differs
+        if values["placement"] == "colocated" and differs.pop("gpus", values["gpus"]) != values["gpus"]:
+            allowed = f"{values['gpus']}, as all roles share the GPUs"
+            raise Objection(f"roles.{name}.gpus: given {role['gpus']}, allowed: {allowed}")
+        try:
+            roles[name] = role_of(values, differs, catalog, defaults)
+        except (Objection, CatalogError, ConfigError) as error:
+            raise Objection(f"roles.{name}.{error}") from None
+    if task in RL and not any(roles.get(name, "none") != "none" for name in TRAINED_ROLES):
+        raise Objection(f"roles.actor: given 'none', allowed: a role to train for {task}")
+    return roles
+
+
+def role_of(
+    values: Mapping[str, Any],
+    own: dict[str, Any],
+    catalog: Catalog,
+    defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The fields in which one role differs from the job, checked as the job's own fields are."""
+    model = catalog.model(own.get("model", values["model"]))
+    unbuilt(own, UNBUILT_FOR_ROLES)
+    method = own.get("method", values["method"])
+    if method == "full":
+        no_adapters(own)
+    else:
+        if values["method"] == "full":
+            filled = defaults({**values, "method": method})
+            own = {place: value for place, value in filled.items() if place.startswith("lora.")} | own
+        values = {**values, **own}
+        adapters(model.architecture, values["lora.rank"], values["lora.targets"])
+    return own | {"model": model.id}
+
+
+def adapters(architecture: Architecture, rank: int, targets: str | list[str]) -> tuple[str, ...] | str:
+    """The targets of adapters, checked against the model's layers."""
+    found = targets if isinstance(targets, str) else tuple(targets)
+    lora_parameters(architecture, rank, found)
+    return found
+
+
+def cut(s: Scenario) -> None:
+    """Refuses models that cannot be cut into as many parts as asked, and GPUs that the degrees do not divide evenly."""
+    for name in ("", *s.roles):
+        own = s.role(name) if name else s
+        if own is None:
+            continue
+        place = f"roles.{name}." if name else ""
+        try:
+            part(own.architecture, own.tensor_parallel)
+            stage(own.architecture, 0, own.pipeline_parallel)
+        except ConfigError as error:
+            raise Objection(f"{place}{error}") from None
+        if own.gpus % own.together:
+            degrees = " x ".join(d for d in TOGETHER if getattr(own, d) > 1)
+            allowed = f"a multiple of {degrees} = {own.together}, as {near(own.gpus, own.together)}"
+            raise Objection(f"{place}gpus: given {own.gpus}, allowed: {allowed}")
+
+
+def unbuilt(fields: Mapping[str, Any], degrees: tuple[str, ...]) -> None:
+    """Refuses parallelism that is not computed yet."""
+    for place in degrees:
+        if fields.get(place, 1) > 1:
+            raise Objection(f"{place}: given {fields[place]}, not modelled yet, allowed: 1")
+
+
+def no_adapters(given: Mapping[str, Any]) -> None:
+    """Refuses what only adapters have."""
+    for place in given:
+        if place.startswith("lora."):
+            raise Objection(f"{place}: given with method full, which has no adapters, allowed: with lora, qlora")
+
+
+def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) -> dict[str, Mapping[str, Any] | str]:
+    """The roles, with their numbers of GPUs filled in where placement is separate.
+
+    If only one of the actor and vLLM is given no GPUs, it gets those that are left; other roles join a partner's.
+    """
+    if values["placement"] == "colocated":
+        if values.get("rollout.gpus") not in (None, values["gpus"]):
+            raise Objection(
+                f"rollout.gpus: given {values['rollout.gpus']}, allowed: {values['gpus']}, as all roles share the GPUs"
+            )
+        return roles
+    total = values["gpus"]
+    own = {name: role["gpus"] for name, role in roles.items() if not isinstance(role, str) and "gpus" in role}
+    open_ends = ["actor"] if roles.get("actor", "none") != "none" and "actor" not in own else []
+    if values["rollout.engine"] == "vllm":
+        if values.get("rollout.gpus"):
+            own["rollout"] = values["rollout.gpus"]
+        else:
+            open_ends.append("rollout")
+    left = total - sum(own.values())
+    if len(open_ends) == 1 and left > 0:
+        own[open_ends[0]] = left
+    elif open_ends or left:
+        place = "rollout.gpus" if "rollout" in open_ends else "roles.actor.gpus" if open_ends else "gpus"
+        parts = " + ".join(f"{name} {count}" for name, count in own.items()) or "none"
+        asked = "".join(f" + {name} ?" for name in open_ends) or f" = {sum(own.values())}"
+        raise Objection(
+            f"{place}: given {total} GPUs for {parts}{asked}, allowed: GPUs of roles and rollout that add up to "
+            f"gpus = {total}"
+        )
+    for name, role in roles.items():
+        if not isinstance(role, str) and not own.keys() & {name, *PARTNERS.get(name, ())}:
+            raise Objection(
+                f"roles.{name}.gpus: given none with placement 'separate', allowed: GPUs of its own, as no role runs "
+                "whose GPUs it could share"
+            )
+    values["rollout.gpus"] = own.get("rollout")
+    return {
+        name: role if isinstance(role, str) or name not in own else {**role, "gpus": own[name]}
+        for name, role in roles.items()
+    }
+
+
+def warnings_of(
+    values: Mapping[str, Any], architecture: Architecture, name: str, version: str | None, known: str
+) -> Iterator[str]:
+    """Warnings that hold on any card, about a scenario that nothing forbids."""
+    if values["seq_len"] > architecture.max_positions:
+        yield f"seq_len {values['seq_len']} is beyond the {architecture.max_positions} positions of {values['model']}"
+    if architecture.family in MXFP4 and values["task"] != "inference":
+        yield "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16"
+    if architecture.experts and values["method"] == "qlora":
+        yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
+    if architecture.experts and values["method"] != "full" and values["lora.targets"] == "all-linear":
+        yield "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too"
+    if version and known != version and not known.startswith(f"{version}."):
+        yield f"{name} {version} is computed as {known}, the nearest version that is known"
+
+
+def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
+    """Warnings about `s` on this card."""
+    if gpu.lacks_bf16 and s.precision not in ("fp16", "fp32"):
+        yield f"the {gpu.name} has no bf16: take precision fp16, with torch or trl"
+    # Ascend has an attention of that name, its own (transformers/integrations/npu_flash_attention.py)
+    if s.attention == "flash" and gpu.lacks_bf16:
+        yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
+    # vllm-project/vllm issue 42756: wheels for CUDA 12.9 and 13 alone
+    if gpu.before_turing and s.rollout and s.rollout.engine == "vllm" and at_least(s.versions.get("vllm", "0"), "0.21"):
+        yield f"vLLM's wheels from 0.21 on have no kernels for the {gpu.name}: generate with rollout.engine hf"
+    if reason := lacks_kernels(s, gpu):
+        yield reason
+
+
+def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
+    """Notes on what has to be installed for `s` to start on this card, and on what is not known of the card."""
+    if gpu.vendor == "AMD":
+        yield f"what a process takes beside its tensors was not measured on the {gpu.name}: an NVIDIA card's is counted"
+    # dev-discuss.pytorch.org/t/3290: Volta is dropped from CUDA 12.8 builds for 2.11
+    if gpu.before_turing and at_least(s.versions.get("torch", "0"), "2.11"):
+        yield f"PyTorch from 2.11 on has kernels for the {gpu.name} in its builds for CUDA 12.6 alone"
+
+
+def lacks_kernels(s: Scenario, gpu: GPU) -> str | None:
+    """The reason that `s` does not start on this card unless its method or optimizer changes, or None.
+
+    bitsandbytes is built for CUDA, ROCm and XPU (README of 0.50).
+    """
+    needed = "4-bit weights" if s.method == "qlora" else "states of 8 bits" if s.optimizer.endswith("8bit") else ""
+    return (
+        f"bitsandbytes, which {needed} need, has no kernels for the {gpu.name}" if needed and gpu.lacks_cuda else None
+    )

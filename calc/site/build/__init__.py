@@ -1,0 +1,1 @@
+"""From the data to a finished site."""

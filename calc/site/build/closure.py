@@ -1,0 +1,38 @@
+"""The modules that a module of calc imports, directly or not: all that a reader's browser needs of calc."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from calc.base.project import ROOT
+
+
+def closure(module: str, root: Path = ROOT) -> frozenset[Path]:
+    """The files of `module`, `calc.units` for example, of all modules that it imports, and of their packages."""
+    found: set[Path] = set()
+    ahead = [module]
+    while ahead:
+        name = ahead.pop()
+        path = _file(name, root)
+        if path and path not in found:
+            found.add(path)
+            ahead += [name.rpartition(".")[0], *_imported(path.read_text("utf-8"))]
+    return frozenset(found)
+
+
+def _file(module: str, root: Path) -> Path | None:
+    """The file of a module or package of calc; None for a name within one, and for other modules."""
+    if module.partition(".")[0] != "calc":
+        return None
+    place = root.joinpath(*module.split("."))
+    return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+
+
+def _imported(source: str) -> list[str]:
+    """What a source imports by name, modules and names within modules alike."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *[f"{node.module}.{alias.name}" for alias in node.names]]
+    return found

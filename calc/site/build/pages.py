@@ -1,0 +1,124 @@
+"""The generated pages, one per GPU and one per model. Each is a few lines of Markdown around macros."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from calc.answers import answers, fits, topics
+from calc.catalog.catalog import GPU, Model
+from calc.site.build import notices
+from calc.site.formats.exports import add, prune
+from calc.site.macros.inline import coded, inline
+from calc.site.views.advice import advised
+
+GPU_DIR, MODEL_DIR = "hardware/gpus", "models"
+
+
+BEFORE_AMPERE = """
+!!! warning "Older than Ampere"
+    This card has no bf16, and FlashAttention-2 does not run on it. The tables count a job in 16 bits with a fused
+    attention kernel: run it in fp16, with PyTorch's own attention.
+"""
+
+LENGTHS = """
+## How long its sequences may be
+
+[[ lengths_curve({name}) ]]
+"""
+
+
+def write(docs: Path) -> None:
+    """Writes the pages and the notices under `docs`, and removes the pages of GPUs and models that are gone."""
+    add(docs, {notices.FILE: notices.text()})
+    found = answers.catalog()
+    gpus = {f"{g.id}.md": gpu(g) for g in found.gpus.values()}
+    models = {f"{m.id}.md": model(m) for m in found.models.values()}
+    for folder, made in ((GPU_DIR, gpus), (MODEL_DIR, models)):
+        add(docs / folder, made)
+        prune(docs / folder, {"index.md", *made})
+
+
+def _front(title: str, description: str) -> str:
+    # JSON strings are valid YAML strings; the theme takes both for HTML
+    title, description = json.dumps(inline(title)), json.dumps(inline(description))
+    about = "hide: [navigation]\nsearch: {boost: 2}\ngenerated: true"
+    return f"---\ntitle: {title}\ndescription: {description}\n{about}\n---\n"
+
+
+def gpu(card: GPU) -> str:
+    """A GPU's page."""
+    name = json.dumps(card.id)
+    what_fits = "\n\n".join(
+        f"### {task.title}\n\n[[ fits_table({name}, {json.dumps(t)}) ]]" for t, task in fits.TASKS.items()
+    )
+    what_to_run = "\n\n".join(
+        f"### {advised.heading(t)}\n\n[[ advice_table({name}, {json.dumps(t)}) ]]" for t in advised.TITLES
+    )
+    name_of = inline(card.name)
+    about = f"What fits on the {card.name}: usable memory, bandwidth, links, and verdicts by model, task and method."
+    return f"""{_front(card.name, about)}
+[Hardware](../index.md) › {name_of}
+{{ .breadcrumb }}
+
+# {name_of}
+
+[[ gpu_summary({name}) ]]
+{BEFORE_AMPERE if card.lacks_bf16 else ""}
+## What to run
+
+{inline(advised.about(card)) if card.lacks_bf16 else what_to_run}
+
+Another model, another number of cards? [Ask the calculator](../../index.md?gpu={card.id}#calculator).
+
+## How many of them
+
+Full fine-tuning spreads weights, gradients and optimizer states over all cards (ZeRO-3), and nothing else: activations,
+logits and buffers stay as large on each. The model is the largest of the usual sizes that eight of these cards train
+with nothing offloaded.
+
+[[ counts_curve({name}) ]]
+
+## What fits
+
+{what_fits}
+
+## What it is
+
+[[ gpu_table({name}) ]]
+
+## How it is joined
+
+[[ gpu_links({name}) ]]
+
+[[ nodes_table({name}) ]]
+"""
+
+
+def model(found: Model) -> str:
+    """A model's page."""
+    name = json.dumps(found.id)
+    name_of = inline(found.name)
+    about = f"{found.name}: parameters counted tensor by tensor, and the smallest GPU on which it trains."
+    return f"""{_front(found.name, about)}
+[Models](index.md) › {name_of}
+{{ .breadcrumb }}
+
+# {name_of}
+
+[[ model_summary({name}) ]]
+
+## What to run, and on what
+
+{f"[[ machines_table({name}) ]]" if topics.searched(found) else coded(advised.unsearched(found))}
+
+Another machine, another length? [Ask the calculator](../index.md?model={found.id}#calculator).
+{LENGTHS.format(name=name) if topics.searched(found) else ""}
+## Where it fits
+
+[[ smallest_table({name}) ]]
+
+## Tensor by tensor
+
+[[ parameters_table({name}) ]]
+"""

@@ -1,0 +1,1 @@
+"""The calculator, on its page and in a reader's browser."""

@@ -1,0 +1,224 @@
+"""The calculator's answers as HTML: the build writes the first one, the reader's browser all others.
+
+Both come from the functions behind `python -m calc recommend` and `python -m calc estimate`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from html import escape
+from typing import Any, NamedTuple
+
+import yaml
+
+from calc.answers import answers, words
+from calc.answers.answers import Answer
+from calc.base.reading import parse_mapping
+from calc.base.units import gb, gib
+from calc.catalog.catalog import Catalog
+from calc.estimate import report
+from calc.estimate.estimate import estimate, speed
+from calc.estimate.verdict import FITS
+from calc.launch import Launch
+from calc.recommend import Recommendation, Smallest, recommend, smallest
+from calc.recommend.machines import machines
+from calc.recommend.problem import Configuration
+from calc.scenario.scenario import Scenario, given, parse
+from calc.site.tables.tables import Table, verdict_html
+from calc.site.views.jobs import ledgers
+from calc.throughput import Throughput, Unrated
+
+# The page of each task's recipes.
+RECIPES = {
+    "sft": "sft", "rm": "reward-model", "dpo": "dpo", "ppo": "ppo", "grpo": "grpo", "reinforce++": "grpo",
+}  # fmt: skip
+TABLE = "calculator-phases"
+Job = Mapping[str, Any]
+
+
+class Place(NamedTuple):
+    """The page that shows an answer: the relative path to the top of the site, and the function that shows a table."""
+
+    root: str
+    table: Callable[[Table], str]
+
+
+class Shown(NamedTuple):
+    """An answer: in one line, as HTML, and as a scenario file."""
+
+    line: str
+    html: str
+    file: str
+
+
+# ---- asking --------------------------------------------------------------------------------------------------------
+
+
+def question(job: Job, catalog: Catalog) -> dict[str, Any]:
+    """The fields of a job as pages ask it: with nodes of the size in which the GPU is sold.
+
+    InputError, one line, for a bad job.
+    """
+    asked = given(job, where="recommend", catalog=catalog)
+    found = machines(catalog, asked["gpu"], asked["gpus"]) if "gpu" in asked and "gpus" in asked else []
+    return {**asked, **(found[0].fields if found else {})}
+
+
+def call(asked: Job) -> str:
+    """The command line that asks the same question."""
+    options = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in asked.items())
+    return f"python -m calc recommend {options}"
+
+
+def find(job: Job, catalog: Catalog, place: Place, progress: Callable[[str], None] = lambda line: None) -> Shown:
+    """The recommendation for a job; if its machine is open, on the smallest. InputError, one line, for a bad job."""
+    asked = question(job, catalog)
+    if "gpu" in asked and "gpus" in asked:
+        return recommended(asked, recommend(asked, catalog, where="recommend"), place)
+    tried = smallest(asked, catalog, where="recommend", progress=progress)
+    return recommended(asked, tried.recommendation, place, tried)
+
+
+def check(text: str, catalog: Catalog, place: Place) -> Shown:
+    """The estimate of a scenario file. InputError, one line, for a bad one."""
+    where = "scenario.yaml"
+    s = parse(parse_mapping(text, where), where=where, catalog=catalog)
+    answer = Answer(s.as_dict(), s, estimate(s, catalog))
+    try:
+        rate = speed(answer.estimate, catalog)
+    except Unrated:
+        rate = None
+    return Shown(_said(answer), "".join(_estimated(answer, rate, place)), text)
+
+
+# ---- showing -------------------------------------------------------------------------------------------------------
+
+
+def recommended(asked: Job, found: Recommendation, place: Place, tried: Smallest | None = None) -> Shown:
+    """A recommendation; if nothing fits, the configuration that comes closest."""
+    first = found.recommended or found.fails
+    if first is None:
+        line = f"nothing can be run: {'; '.join(found.notes)}"
+        return Shown(line, f'<p class="headline">{verdict_html("oom", "nothing fits")} {escape(line)}.</p>', "")
+    answer = words.answered(first.judged)
+    parts = [*_estimated(answer, first.throughput, place, found, tried)]
+    if found.launch:
+        parts += _command(found.launch)
+    parts += _others(found)
+    parts.append(f'<p class="call">The same on the command line: <code>{escape(call(asked))}</code></p>')
+    return Shown(_said(answer, found), "".join(parts), file(answer.scenario))
+
+
+def file(s: Scenario) -> str:
+    """A scenario as a file for `python -m calc estimate`, null fields left out."""
+    fields = {name: value for name, value in s.as_dict().items() if value is not None}
+    return yaml.safe_dump(fields, sort_keys=False, default_flow_style=False)
+
+
+def _said(answer: Answer, found: Recommendation | None = None) -> str:
+    """The answer in one line, for screen readers."""
+    verdict = found.verdict if found else ledgers.verdict_text(answer.estimate)
+    group = answer.group
+    return f"{verdict}: {_title(answer.scenario)}, peak {gib(answer.device_bytes)} of {gib(group.usable_bytes)} usable"
+
+
+def _title(s: Scenario) -> str:
+    return f"{words.model(s.model)}, {words.task(s.task)} on {words.machine(s)}"
+
+
+def _estimated(
+    answer: Answer,
+    rate: Throughput | None,
+    place: Place,
+    found: Recommendation | None = None,
+    tried: Smallest | None = None,
+) -> Iterator[str]:
+    """Verdict, configuration, links, and the peak phase by phase."""
+    s, group = answer.scenario, answer.group
+    miss = found.fails if found and found.verdict != "fits" else None
+    word = found.verdict if found else ledgers.verdict_text(answer.estimate)
+    yield f'<p class="headline">{verdict_html(answer.estimate.verdict, word)} <b>{escape(_title(s))}</b></p>'
+    if tried and tried.machine:
+        yield f"<p>The smallest machine that runs it: {tried.smaller} of the catalog are too small.</p>"
+    yield "<dl>"
+    run = "Run" if found and found.recommended else "The closest" if found else "Settings"
+    yield _pair(run, escape(", ".join(words.settings(s))))
+    if miss:
+        yield _pair("It", escape(words.lacks(miss)))
+        yield _pair("What would have to change", "; ".join(map(words.code, found.advice)) if found else "")
+    yield _pair(
+        "Peak",
+        f"{gib(answer.device_bytes)} of {gib(group.usable_bytes)} usable on each card, in {escape(answer.peak.name)}; "
+        f"{gib(answer.peak.moment.allocated_bytes)} of it tensors. It fits with a probability of "
+        f"{_likely(answer.estimate.fit_probability)}, and where {gib(report.needed(group))} are usable with one of "
+        f"{100 * FITS:.0f} %",
+    )
+    if host := answer.estimate.host_peak:
+        yield _pair("Host memory", f"{gb(host)} at the most, of {escape(str(answer.estimate.host_memory))}")
+    if rate:
+        yield _pair("Speed", escape(_pace(rate)) + (", if it fitted" if answer.estimate.verdict == "oom" else ""))
+    yield _pair("More", _links(s, place.root))
+    yield "</dl>"
+    yield place.table(ledgers.phases(answer, TABLE, f"{_title(s)}: memory by phase"))
+
+
+def _pair(name: str, html: str) -> str:
+    return f"<dt>{name}</dt><dd>{html}</dd>" if html else ""
+
+
+def _likely(probability: float) -> str:
+    """A probability in per cent, never shown as certain."""
+    if probability > 0.99:
+        return "more than 99 %"
+    return "less than 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
+
+
+def _pace(rate: Throughput) -> str:
+    return (
+        f"{rate.tokens_per_second:,.0f} tokens a second over the whole job, one step in "
+        f"{report.seconds(rate.step_seconds)} s, most of it {rate.bound_by}"
+    )
+
+
+def _links(s: Scenario, root: str) -> str:
+    pages = {f"hardware/gpus/{s.gpu}.html": words.machine(s).partition(" × ")[2]}
+    if s.model in answers.catalog().models:  # a model file of the reader's own has no page
+        pages[f"models/{s.model}.html"] = words.model(s.model)
+    if s.task in RECIPES:
+        pages[f"recipes/{RECIPES[s.task]}.html"] = f"{words.TASKS[s.task]} recipes"
+    return " · ".join(f'<a href="{root}{escape(page)}">{escape(name)}</a>' for page, name in pages.items())
+
+
+def _command(found: Launch) -> Iterator[str]:
+    """The command, with the files that it reads behind a click."""
+    button = '<button type="button" class="md-button copy-command">Copy the command</button>'
+    yield f'{_code(found.command, "command")}<p class="buttons">{button}</p>'
+    for name, content in found.files.items():
+        yield f"<details><summary>{escape(name)}</summary>{_code(content, name)}</details>"
+    if found.notes:
+        yield f"<ul>{''.join(f'<li>{words.code(note)}</li>' for note in found.notes)}</ul>"
+
+
+def _code(text: str, name: str) -> str:
+    inner = escape(text.rstrip("\n")).replace("\n", "&#10;")
+    return f'<pre tabindex="0" role="region" aria-label="{escape(name)}"><code>{inner}</code></pre>'
+
+
+def _others(found: Recommendation) -> Iterator[str]:
+    """The next faster configuration and what it lacks, the effect of each setting, and the alternatives."""
+    fits = found.verdict == "fits"
+    lines = [f"Next faster: {escape(words.against(found))}."] if fits else []
+    lines += [f"Or, {_other(c)}." for c in found.alternatives]
+    lines += [words.code(words.sentence(line)) for line in found.advice] if fits else []
+    lines += [words.code(words.sentence(note)) for note in found.notes]
+    lines.append(f"{found.considered:,} configurations considered, {found.pruned:,} ruled out without.")
+    items = "".join(f"<li>{line}</li>" for line in lines)
+    yield f"<details><summary>What else could be run, and why not faster</summary><ul>{items}</ul></details>"
+
+
+def _other(c: Configuration) -> str:
+    answer = words.answered(c.judged)
+    rate = f", {c.throughput.tokens_per_second:,.0f} tokens a second" if c.throughput else ""
+    settings = ", ".join(words.settings(c.scenario))
+    return f"{escape(c.trades)}: {escape(settings)}; {gib(answer.device_bytes)} at the peak{rate}"

@@ -1,0 +1,1 @@
+"""What pages may ask for, and what surrounds it."""

@@ -1,0 +1,212 @@
+"""The macros that use nothing of their page: tables of the catalog, of what is published, and of the errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from calc.answers import answers
+from calc.site.i18n import languages
+from calc.site.macros import glossary
+from calc.site.macros.bound import Bound
+from calc.site.macros.inline import inline
+from calc.site.tables import tables
+from calc.site.views.accuracy import accuracy, measured, odds, peers, rates, reports, scatter
+from calc.site.views.advice import advised
+from calc.site.views.catalog import reference, sheets
+from calc.site.views.fit import heat, lookup
+from calc.site.views.jobs import curves, speed
+
+
+class Lookups(Bound):
+    """Macros over the whole catalog and all records."""
+
+    # --- tables of the catalog
+
+    def matrix(self, task: str, method: str, gpus: int) -> str:
+        """All models against all GPUs."""
+        return self._place(heat.matrix(task, method, gpus, self._root))
+
+    def task_switch(self) -> str:
+        """Links to the what-fits heatmaps, task by task."""
+        return self._worded(heat.switch(self._current().url.removesuffix(".html"), self._root))
+
+    def fits_table(self, gpu: str, task: str) -> str:
+        """All models on one kind of GPU."""
+        return self._place(lookup.on_gpu(answers.catalog().gpu(gpu), task, self._root))
+
+    def smallest_table(self, model: str) -> str:
+        """The smallest card for each task and method."""
+        return self._place(lookup.smallest(answers.catalog().model(model), self._root))
+
+    def advice_table(self, gpu: str, task: str) -> str:
+        """Recommendations for one kind of GPU and one task."""
+        return self._place(advised.on_gpu(answers.catalog().gpu(gpu), task, self._root))
+
+    def machines_table(self, model: str) -> str:
+        """The smallest machine for each task, and the configuration to run there."""
+        return self._place(advised.for_model(answers.catalog().model(model), self._root))
+
+    def lengths_curve(self, model: str) -> str:
+        """The sequence lengths of a model that fit on the smallest machine that trains it."""
+        found = self._or_fault(model, lambda: curves.lengths(answers.catalog().model(model)))
+        return self._place(found) if found else f"Nothing to draw: {inline(advised.untrained(model))}."
+
+    def counts_curve(self, gpu: str) -> str:
+        """The number of GPUs of one kind that full fine-tuning takes."""
+        found = self._or_fault(gpu, lambda: curves.counts(answers.catalog().gpu(gpu)))
+        return self._place(found) if found else "Nothing to draw: eight of them train no usual size in full."
+
+    def gpus_table(self) -> str:
+        """Every GPU."""
+        return self._place(sheets.gpus(self._root))
+
+    def units_table(self, gpus: Sequence[str], id: str, caption: str) -> str:
+        """The memory that cards are named after, and the part of it that a process gets."""
+        return self._place(sheets.units([answers.catalog().gpu(gpu) for gpu in gpus], id, caption))
+
+    def gpu_table(self, gpu: str) -> str:
+        """One GPU, each value with its source."""
+        return self._place(sheets.gpu(answers.catalog().gpu(gpu)))
+
+    def nodes_table(self, gpu: str | None = None) -> str:
+        """Links between GPUs: of all nodes, or of the nodes that one GPU comes in."""
+        if gpu is None:
+            found, table_id, caption = answers.catalog().nodes, "nodes-overview", "How GPUs are joined"
+        else:
+            card = answers.catalog().gpu(gpu)
+            found, table_id = sheets.nodes_of(card), f"gpu-{gpu}-nodes"
+            caption = f"The nodes that the {card.name} comes in"
+            if not found:
+                return f"The catalog knows no node with the {inline(card.name)}: its links are not published."
+        return self._place(sheets.nodes(found, table_id, caption, self._root))
+
+    def node_sources_table(self) -> str:
+        """The source of each value of each node."""
+        return self._place(sheets.node_sources())
+
+    def models_table(self) -> str:
+        """Every model."""
+        return self._place(sheets.models(self._root))
+
+    def parameters_table(self, model: str) -> str:
+        """One model tensor by tensor."""
+        return self._place(sheets.model_tensors(answers.catalog().model(model)))
+
+    def glossary(self) -> str:
+        """Every term."""
+        return glossary.page(self._root, languages.split(self._current().source)[1])
+
+    def fields_table(self) -> str:
+        """Every field of a scenario, from its schema."""
+        return self._place(reference.fields())
+
+    # --- how wrong it all is
+
+    def accuracy(self, what: str) -> str:
+        """An accuracy figure: `count`, or an error in per cent: `median`, `mean`, `p95`, `worst`."""
+        every = accuracy.overall()
+        value = getattr(every, what) if every else 0
+        shown = str(value) if what == "count" else f"{100 * value:.3f} %" if every else tables.NOT_PUBLISHED
+        return self._say(f"accuracy({what})", shown)
+
+    def accuracy_table(self) -> str:
+        """Errors by kind of job, by phase and by component."""
+        return "\n\n".join(self._place(table) for table in (accuracy.by_kind(), accuracy.by_part()))
+
+    def odds_tables(self) -> str:
+        """The evidence behind verdicts: how often 'fits' did fit, memory lost to fragmentation, comparable records."""
+        return "\n\n".join(self._place(table) for table in (odds.outcomes(), odds.held_back(), odds.comparable()))
+
+    def odds(self, what: str) -> str:
+        """A figure of the calibration: see `odds.figure`."""
+        return self._say(f"odds({what})", self._or_fault("odds", lambda: odds.figure(what)))
+
+    def worst_table(self, count: int) -> str:
+        """The traced steps whose estimates are furthest off."""
+        return self._place(accuracy.worst(count))
+
+    def accuracy_chart(self) -> str:
+        """Every record as a point, with its table."""
+        return self._place(scatter.records())
+
+    def measured_tables(self, *names: str) -> str:
+        """Estimates against what was measured on real GPUs: see `measured.TABLES`."""
+        found = self._or_fault("measured_tables", lambda: [measured.shown(name) for name in names])
+        return "\n\n".join(self._place(table) for table in found)
+
+    def measured(self, what: str) -> str:
+        """A figure of the measured jobs: see `measured.figure`."""
+        return self._say(f"measured({what})", self._or_fault("measured", lambda: measured.figure(what)))
+
+    def peers_table(self) -> str:
+        """Six jobs, as this guide and known calculators answer them."""
+        return self._place(peers.side_by_side())
+
+    def peers_reasons(self) -> str:
+        """The reasons why known calculators give other answers."""
+        return self._place(peers.reasons())
+
+    def peers_range(self, what: str) -> str:
+        """The range of answers to the six jobs, as shares of the reference: see `peers.spread`."""
+        return self._say(f"peers_range({what})", f"{self._or_fault('peers', lambda: peers.spread(what)):.2f}")
+
+    def published_tables(self) -> str:
+        """Estimates against what others published: numbers, ranges, verdicts, and every disagreement."""
+        made = (
+            accuracy.published_numbers(),
+            accuracy.published_ranges(),
+            accuracy.published_verdicts(),
+            accuracy.published_by_job(),
+            accuracy.published_off(),
+        )
+        return "\n\n".join(self._place(table) for table in made)
+
+    def reports_table(self) -> str:
+        """Every published report of an RL job beside what `calc` computes for it."""
+        return self._place(reports.table())
+
+    def reports(self, what: str) -> str:
+        """A figure of the published RL reports, such as `count`, `jobs` or `agree`: see `reports.count`."""
+        return self._say(f"reports({what})", str(self._or_fault("reports", lambda: reports.count(what))))
+
+    # --- how far off the times are
+
+    def speed_error(self, what: str, of: str = "published") -> str:
+        """An error of step times against `published` or `measured` ones.
+
+        `what`: their `count`, or in per cent the `median` error, the `worst`, or the share `within` a fifth.
+        """
+        found = self._or_fault("speed_error", lambda: speed.error(what, of))
+        shown = tables.NOT_PUBLISHED if found is None else f"{found:.0f}" + (" %" if what != "count" else "")
+        return self._say(f"speed_error({what}, {of})", shown)
+
+    def speed_constants(self) -> str:
+        """Every constant of a step time, with its source."""
+        return self._place(speed.constants())
+
+    def speed_tables(self) -> str:
+        """Estimated step times against published ones: by source, and one by one."""
+        return "\n\n".join(self._place(table) for table in (speed.by_source(), speed.each()))
+
+    def speed_measured(self) -> str:
+        """Estimated step times against measured ones: by kind of job, and those furthest off."""
+        return "\n\n".join(self._place(table) for table in (speed.by_kind(), speed.furthest()))
+
+    def speed_rates(self) -> str:
+        """The rates that cards and hosts reached in this project's measurements."""
+        made = (rates.products(), rates.copies(), rates.decoding(), rates.hosts())
+        return "\n\n".join(self._place(table) for table in made)
+
+    # --- sentences about the catalog
+
+    def gpu_summary(self, gpu: str) -> str:
+        """A card in one paragraph, with the largest model that each method fits on it."""
+        return reference.gpu_summary(answers.catalog().gpu(gpu))
+
+    def gpu_links(self, gpu: str) -> str:
+        """The effect of a card's links on a job."""
+        return reference.gpu_links(answers.catalog().gpu(gpu))
+
+    def model_summary(self, model: str) -> str:
+        """A model in one paragraph, with its parameter count against the published one."""
+        return reference.model_summary(answers.catalog().model(model))

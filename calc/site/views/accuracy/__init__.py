@@ -1,0 +1,1 @@
+"""Tables of errors and of what was measured."""

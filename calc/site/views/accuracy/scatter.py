@@ -1,0 +1,100 @@
+"""Every record with a figure: the estimate against what was measured, as a chart whose table holds each point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+
+from calc.accuracy.residuals import Residual
+from calc.answers import answers
+from calc.base.units import GiB
+from calc.site.tables.tables import Cell, Column, Table
+from calc.site.views.accuracy import accuracy
+
+# the drawing in its own units: a square field with margins for the labels
+FIELD, LEFT, BELOW = 400, 52, 40
+LOW, HIGH = 0.5, 400.0  # GiB at the ends of both axes
+TICKS = (1, 2, 5, 10, 20, 50, 100, 200)
+# the kinds of points in drawing order, each with the class that sets its colour
+KINDS = {"traced": "c-weights", "published": "c-logits", "measured": "c-optimizer_states"}
+# the shape of each kind around its place, for readers to whom the colours look alike
+SHAPES = {
+    "traced": ("dots", "m-2.4 0a2.4 2.4 0 1 0 4.8 0a2.4 2.4 0 1 0-4.8 0"),
+    "published": ("diamonds", "m0-3.3l3.3 3.3-3.3 3.3-3.3-3.3z"),
+    "measured": ("squares", "m-2.5-2.5h5v5h-5z"),
+}
+
+
+def _at(gib: float) -> float:
+    """The place of `gib` on an axis."""
+    return FIELD * log(min(max(gib, LOW), HIGH) / LOW) / log(HIGH / LOW)
+
+
+def svg(points: Sequence[Residual]) -> str:
+    """The chart: measured to the right, estimated upwards, both axes logarithmic; the diagonal means no error."""
+    grid = "".join(
+        f'<path class="grid" d="M{LEFT + _at(t):.1f} 0V{FIELD}M{LEFT} {FIELD - _at(t):.1f}h{FIELD}"/>'
+        f'<text x="{LEFT + _at(t):.1f}" y="{FIELD + 16}" text-anchor="middle">{t}</text>'
+        f'<text x="{LEFT - 6}" y="{FIELD - _at(t) + 4:.1f}" text-anchor="end">{t}</text>'
+        for t in TICKS
+    )
+    dots = "".join(
+        f'<path class="point {KINDS[kind]}" d="M{LEFT + _at(r.measured / GiB):.1f} '
+        f'{FIELD - _at(r.predicted / GiB):.1f}{SHAPES[kind][1]}"/>'
+        for kind in KINDS
+        for r in points
+        if r.kind == kind
+    )
+    words = f"{len(points)} records: estimated against measured memory, in GiB, on logarithmic axes"
+    return (
+        f'<svg class="scatter" viewBox="0 0 {LEFT + FIELD + 12} {FIELD + BELOW}" role="img" aria-label="{words}">{grid}'
+        f'<path class="even" d="M{LEFT} {FIELD}L{LEFT + FIELD} 0"/>{dots}'
+        f'<text x="{LEFT + FIELD / 2}" y="{FIELD + 34}" text-anchor="middle">measured, GiB</text>'
+        f'<text transform="translate(12 {FIELD / 2}) rotate(-90)" text-anchor="middle">estimated, GiB</text></svg>'
+    )
+
+
+def _legend(points: Sequence[Residual]) -> str:
+    shown = [kind for kind in KINDS if any(r.kind == kind for r in points)]
+    keys = "".join(
+        f'<li><span class="swatch {KINDS[kind]}" aria-hidden="true"></span>{kind} ({SHAPES[kind][0]})</li>'
+        for kind in shown
+    )
+    return f'<ul class="legend">{keys}<li>the line: no error</li></ul>'
+
+
+def records() -> Table:
+    """Every record with a figure, one per row, furthest off first."""
+    points = sorted((r for r in accuracy.residuals() if r.measured), key=lambda r: -abs(r.error))
+    columns = (
+        Column("record", "Record"),
+        Column("kind", "Class"),
+        Column("metric", "Metric"),
+        Column("estimated", "Estimated", "GiB", "number", 3),
+        Column("measured", "Measured", "GiB", "number", 3),
+        Column("error", "Error", "%", "number", 3),
+    )
+    rows = tuple(
+        (
+            Cell(r.id),
+            Cell(r.kind),
+            Cell(r.metric),
+            Cell(r.predicted / GiB, exact=r.predicted),
+            Cell(r.measured / GiB, exact=r.measured),
+            Cell(100 * r.error),
+        )
+        for r in points
+    )
+    note = (
+        "The estimate is what PyTorch's allocator counts at its peak. A figure that counts what the allocator keeps as "
+        "well lies below the line by that much."
+    )
+    return Table(
+        "accuracy-records",
+        "Every record: estimated against measured",
+        columns,
+        rows,
+        note=note,
+        legend=svg(points) + _legend(points),
+        versions=answers.versions(),
+    )

@@ -1,0 +1,1 @@
+"""Tables of the catalog and of releases."""

@@ -1,0 +1,176 @@
+"""A model compiled for one way of running it: its layers by kind, the layers that can hold the peak, norm and head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from calc.autograd.polynomial import NO_BYTES, Amount, Segment, amount
+from calc.autograd.tape import NOTHING, of
+from calc.base.plan import Path
+from calc.memory import activations
+from calc.memory.loss import head
+from calc.memory.run import Run, dimensions
+from calc.models.architecture import Tensor, embedding_parameters, layer_parameters, layer_tensors
+from calc.models.lora import adapter_matrices
+
+# Bytes that the embedding's backward takes for each element of the gradient, where it sorts tokens: see
+# `calc.step.instants.SORTED_TOKENS`.
+SORTING = 4.4
+
+
+class Block(NamedTuple):
+    """Layers of one kind."""
+
+    segment: Segment
+    trained: int  # elements a layer trains
+    number: int
+
+
+class Stop(NamedTuple):
+    """A layer whose instants can be the peak: its kind, and the number of layers of each kind below it."""
+
+    layer: int
+    kind: int
+    below: tuple[int, ...]
+    above: int  # trained elements of the layers above it
+
+
+class Stack(NamedTuple):
+    """A model's segments, compiled once for a way of running it."""
+
+    blocks: tuple[Block, ...]
+    stops: tuple[Stop, ...]
+    norm: Segment
+    head: Segment
+    head_trained: int
+    root_trained: int  # head and final norm
+    held: Amount
+    layers_trained: int
+    embedding_trained: int
+    retains: bool  # see `calc.memory.run.Run`
+    casts: Amount  # autocast's bf16 copies of the layers' weights, until its context ends
+    casts_below: Amount  # those of all layers but the last
+    wrapped: bool  # autocast's context is the model's own forward
+    embedding_own: int  # 0 for a tied embedding, which has been counted as the head
+    layers: int
+    bottom: Amount  # activations kept below the first layer
+    embeds: bool  # the embedding is here, not in an earlier pipeline stage
+    ends: bool  # final norm, head and loss are here
+    loss_inside: bool  # see `calc.base.plan.Path.inside`
+    fsdp: int  # version of FSDP; 0: none
+    bucket: int  # elements whose gradients are reduced together; 0: all at once, or each unit's
+    residual: Amount  # one tensor of the residual stream
+    embedding_passing: Amount
+    embedding_scratch: Amount
+    dims: dict[str, int]
+
+
+@lru_cache(maxsize=4096)
+def stack(
+    run: Run,
+    path: Path,
+    masked: bool,
+    trained: int,
+    fsdp: int = 0,
+    checkpointing: str = "none",
+    bucket: int = 0,
+) -> Stack:
+    """The compiled model; see `activations.kinds` for `masked`.
+
+    Unless `checkpointing` is none, layers are recomputed from their inputs. Under `fsdp` the second layer and the last
+    but one are stops, too, as FSDP overlaps neighbouring layers. So is the layer whose gradients first fill a `bucket`
+    of so many elements: below it less is kept, above it no gradient leaves.
+    """
+    arch, recompute, adapter = run.arch, checkpointing != "none", run.adapter
+    # a flat parameter that holds adapters has all of its views require gradients
+    within = replace(run, trained=True) if adapter and adapter.joined else run
+    kinds: dict[tuple[activations.Kind, bool, bool], int] = {}
+    order: list[int] = []
+    for layer, own in enumerate(activations.kinds(run, masked, recompute)):
+        counted = recompute or (layer == 0 and not arch.embeds)
+        last = layer == arch.layers - 1
+        received = not arch.ends if last else run.retains
+        order.append(kinds.setdefault((own, counted, received), len(kinds)))
+    table = embedding_parameters(arch) if run.trained else 0
+    embedding, norm = table * arch.embeds, arch.norm_elements * (run.trained and arch.ends)
+    head_trained = (arch.hidden if path.kind == "scalar" else table) * arch.ends
+    blocks = []
+    for (own, counted, received), kind in kinds.items():
+        count = order.count(kind)
+        weights = layer_parameters(arch, -1 if own.moe else 0) if within.trained else 0
+        adapters = trained // arch.layers if adapter else 0
+        segment = activations.layer(
+            own.run(within), moe=own.moe, first=own.first, counted=counted, received=received, rotated=own.rotated,
+            selective=checkpointing == "selective",
+        )  # fmt: skip
+        blocks.append(Block(segment, weights + adapters, count))
+    stops = []
+    # a tied head's gradient waits for the embedding's
+    tied = arch.tied and path.kind != "scalar"
+    fills = _filling([blocks[kind].trained for kind in order], norm if tied else head_trained + norm, bucket)
+    for kind in range(len(blocks)):
+        places = [n for n, k in enumerate(order) if k == kind]
+        edges = (places[-1], places[0], *places[-2:-1], *places[1:2]) if fsdp else (places[-1], places[0])
+        for layer in dict.fromkeys((*edges, fills) if fills in places else edges):
+            below = tuple(order[:layer].count(k) for k in range(len(blocks)))
+            above = sum(blocks[k].trained for k in order[layer + 1 :])
+            stops.append(Stop(layer, kind, below, above))
+    segment, held = head(run, path)
+    dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
+    stream = of(h=run.residual * run.share)
+    # the embedding's backward reads all positions
+    whole = of(h=run.residual) if run.sequences else NOTHING
+    return Stack(
+        blocks=tuple(blocks),
+        stops=tuple(stops),
+        norm=activations.final_norm(run),
+        head=segment,
+        head_trained=head_trained,
+        root_trained=head_trained + norm,
+        held=held if arch.ends else NO_BYTES,
+        layers_trained=sum(block.trained * block.number for block in blocks),
+        embedding_trained=embedding,
+        casts=_casts(run, range(arch.layers)),
+        casts_below=_casts(run, range(arch.layers - 1)),
+        retains=run.retains,
+        wrapped=run.wrapped,
+        embedding_own=0 if tied else embedding,
+        layers=arch.layers,
+        bottom=amount(activations.below_layers(run, recompute), dims) if arch.embeds else NO_BYTES,
+        embeds=arch.embeds,
+        ends=arch.ends,
+        loss_inside=path.inside,
+        fsdp=fsdp,
+        bucket=bucket,
+        residual=amount(stream, dims),
+        embedding_passing=amount(stream + whole, dims),
+        embedding_scratch=amount(stream + whole + of(h=SORTING), dims),
+        dims=dims,
+    )
+
+
+def _filling(trained: Sequence[int], before: int, bucket: int) -> int | None:
+    """The first layer in backward by which more than `bucket` elements have gradients, or None.
+
+    `trained` are the elements of each layer, `before` those that have gradients before the layers.
+    """
+    for layer in reversed(range(len(trained))):
+        before += trained[layer]
+        if before > bucket > 0:
+            return layer
+    return None
+
+
+def _casts(run: Run, layers: Iterable[int]) -> Amount:
+    """The bf16 copies, 2 bytes an element, of weights that autocast has cast in `layers`; the head counts its own."""
+    adapter, found = run.adapter, list[Tensor]()
+    for n in layers:
+        if run.caches:
+            found += [t for t in layer_tensors(run.arch, n) if t.kind == "linear"]
+        if adapter and run.autocast and adapter.b == 4:
+            found += adapter_matrices(run.arch, n, adapter.rank, adapter.targets)
+    elements = sum(t.elements * t.count for t in found)
+    return Amount(0, 0, 2 * elements, 0, f"2·{elements}") if elements else NO_BYTES

@@ -1,0 +1,314 @@
+"""The instants of a training step that can be its peak, and the tensors alive at each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from calc.autograd.polynomial import Amount, Shot, maxima
+from calc.base.ledger import Line
+from calc.base.plan import Path
+from calc.engines.replica import Where
+from calc.memory.linears import OUTPUTS
+from calc.memory.run import Run
+from calc.step.compiled_model import Stack, Stop, stack
+
+
+class Batch(NamedTuple):
+    """One micro batch on one GPU: T tokens in sequences of length S."""
+
+    tokens: int
+    length: int
+
+
+class Part(NamedTuple):
+    """One component's bytes alive at an instant, `times` × `amount`, and the section of the guide that derives them."""
+
+    component: str
+    amount: Amount
+    source: str
+    times: int = 1
+
+
+class Instant(NamedTuple):
+    """A candidate for a phase's peak: where in the model it lies, the activations alive there, and their sum."""
+
+    name: str
+    where: Where
+    parts: tuple[Part, ...]
+    total: Amount
+
+
+def instant(name: str, where: Where, parts: Iterable[Part]) -> Instant:
+    """An instant with its parts added up."""
+    parts = tuple(part for part in parts if part.amount.formula != "0")
+    columns = zip(*[[part.times * c for c in part.amount[:4]] for part in parts], strict=True)
+    tokens, pairs, fixed, row = [sum(column) for column in columns] or (0, 0, 0, 0)
+    return Instant(name, where, parts, Amount(tokens, pairs, fixed, row, ""))
+
+
+# by `Path.held`: during which of the `step` and the `next` forward a caller still references the outputs
+LASTING = {"step": ("step",), "next": ("step", "next"), "turn": ("next",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Everything that can be alive in a step, before the size of its micro batch is known.
+
+    `recompute`: activation checkpointing is on, so that layers keep only their input and what selective checkpointing
+    keeps of them. `held`: how long the outputs of a micro batch stay referenced, see `calc.base.plan.Path`.
+    """
+
+    stack: Stack
+    recompute: bool
+    held: str
+
+    def over(self, during: str) -> list[Part]:
+        """Logits of the previous micro batch that are still referenced during the `step` or the `next` forward."""
+        return [Part("logits", self.stack.held, "loss#held")] if during in LASTING.get(self.held, ()) else []
+
+    def bottom(self) -> list[Part]:
+        """Activations kept below the first layer."""
+        kept = self.stack.bottom
+        return [Part("activations", kept, "activations#embedding")] if kept.tokens or kept.pairs else []
+
+    def casts(self, amount: Amount, *, grad: bool = True) -> list[Part]:
+        """Autocast's cache of bf16 weights; empty in a forward whose layers keep these copies themselves."""
+        kept = grad and not self.recompute
+        return [Part("temporary", amount, "activations#autocast")] if amount.fixed and not kept else []
+
+    def checkpoints(self, layers: int) -> list[Part]:
+        """The inputs of the lowest `layers`, less the one that a later pipeline stage receives in a buffer."""
+        return [Part("checkpoints", self.stack.residual, "activations#checkpoints", layers - (not self.stack.embeds))]
+
+    def lowest(self, numbers: Sequence[int], inputs: int) -> list[Part]:
+        """The tensors that the lowest layers keep, `numbers` of each kind, and those kept below the first layer.
+
+        With recomputation layers keep their inputs, `inputs` of them, and what selective checkpointing keeps.
+        """
+        counted = [(block.segment, number) for block, number in zip(self.stack.blocks, numbers, strict=True) if number]
+        if not self.recompute:
+            return self.bottom() + [Part("activations", s.saved, "activations#saved", number) for s, number in counted]
+        kept = [Part("checkpoints", s.kept, "activations#selective", n) for s, n in counted if s.kept.formula != "0"]
+        return [*self.bottom(), *self.checkpoints(inputs), *kept]
+
+    def below(self, stop: Stop) -> list[Part]:
+        """The tensors that the layers below `stop` keep and, with recomputation, the input of the layer itself."""
+        return self.lowest(stop.below, stop.layer + 1)
+
+    def retained(self, stop: Stop) -> list[Part]:
+        """The inputs of the layers above `stop` with their gradients, if the run retains them.
+
+        The lowest of these gradients is the one that comes into the layer.
+        """
+        above = self.stack.layers - 1 - stop.layer
+        kept = self.stack.retains and above
+        return [Part("checkpoints", self.stack.residual, "activations#checkpoints", 2 * above)] if kept else []
+
+    def layers(self) -> list[Part]:
+        """The tensors that all layers keep once forward has passed them."""
+        return self.lowest([block.number for block in self.stack.blocks], self.stack.layers)
+
+    def waiting(self) -> list[Part]:
+        """Everything alive while another model's forward runs.
+
+        That is what backward needs, and the cache of an autocast that spans both forwards.
+        """
+        cache = [] if self.stack.wrapped else self.casts(self.stack.casts)
+        norm = Part("activations", self.stack.norm.saved, "activations#final-norm")
+        return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept"), *cache]
+
+    def place(self, shot: Shot) -> str:
+        """The segment in which an instant lies: the head, a loss inside the model's forward, or a loss outside."""
+        if shot.name in OUTPUTS:
+            return "head"
+        if shot.name in CAPPED:
+            return "loss"
+        return "loss" if self.stack.loss_inside else "outside"
+
+    def forward(self, *, grad: bool = True) -> Iterator[Instant]:
+        """The instants of a forward pass: the last layer's and the head's; without `grad` nothing is kept below."""
+        stack = self.stack
+        last = max(stack.stops)
+        block = stack.blocks[last.kind]
+        before = self.over("next") if grad else []
+        cast, cached = (self.casts(amount, grad=grad) for amount in (stack.casts_below, stack.casts))
+        below = [*(self.below(last) if grad else []), *before, *cast]
+        segment = block.segment
+        shots = (segment.once if self.recompute else segment.forward) if grad else segment.without_grad
+        if stack.fsdp:
+            stream = Part("temporary", stack.residual, "activations#passing")
+            yield instant("first layer: gather", Where("gather", 0, False), [*before, stream])
+            yield instant("layer: gather", Where("gather", last.layer, False), [*below, stream])
+        for shot in shots:
+            yield instant(f"layer: {shot.name}", Where("layer", last.layer, False), [*below, *alive(shot)])
+        if not stack.ends:
+            return
+        norm = Part("activations", stack.norm.saved, "activations#final-norm")
+        for shot in stack.head.forward if grad else stack.head.without_grad:
+            where = Where(self.place(shot), stack.layers, False)
+            # a loss that is computed after the turn: the new outputs have replaced the old ones by then
+            over = [] if self.held == "turn" and where.segment == "outside" else before
+            everything = [*(self.layers() if grad else []), *over, *cached, *([norm] if grad else [])]
+            yield instant(f"logits: {shot.name}", where, [*everything, *alive(shot, "logits", "logits")])
+
+    def backward(self) -> Iterator[Instant]:
+        """The instants of a backward pass: the loss, the final norm, layers, and the end of the network."""
+        stack = self.stack
+        layers, held = self.layers(), Part("logits", stack.held, "loss#held")
+        norm = Part("activations", stack.norm.saved, "activations#final-norm")
+        for shot in stack.head.backward if stack.ends else ():
+            where = Where(self.place(shot), stack.layers, True, root=shot.gradients, making=shot.making)
+            yield instant(f"loss: {shot.name}", where, [*layers, norm, *alive(shot, "logits", "logits")])
+        for shot in stack.norm.backward if stack.ends else ():
+            where = Where("norm", stack.layers, True, root=stack.head_trained + shot.gradients, making=shot.making)
+            yield instant(f"final {shot.name}", where, [*layers, held, *alive(shot)])
+        for stop in stack.stops:
+            segment = stack.blocks[stop.kind].segment
+            below = [*self.below(stop), *self.retained(stop), held]
+            if self.recompute:
+                gradient = Part("temporary", segment.waiting, "activations#passing")
+                for shot in segment.again:
+                    where = Where("layer", stop.layer, True, stack.root_trained, stop.above)
+                    yield instant(f"recompute: {shot.name}", where, [*below, *alive(shot), gradient])
+            for shot in segment.backward:
+                where = Where("layer", stop.layer, True, stack.root_trained, stop.above, shot.gradients, shot.making)
+                yield instant(f"layer: {shot.name}", where, [*below, *alive(shot)])
+            if stack.fsdp == 1:
+                trained = stack.blocks[stop.kind].trained
+                where = Where("join", stop.layer, True, stack.root_trained, stop.above, trained)
+                stream = Part("temporary", stack.residual, "activations#passing")
+                yield instant("layer: gradients joined", where, [*below, stream])
+        if stack.embedding_trained:
+            yield self.embedding(stack.embedding_passing, sorting=False)
+        if stack.fsdp or stack.bucket:
+            where = Where("reduce", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own)
+            yield instant("reduction of the last gradients", where, [held])
+
+    def embedding(self, scratch: Amount, *, sorting: bool) -> Instant:
+        """The end of backward: all gradients exist, and the embedding's is being made or, if tied, summed."""
+        stack = self.stack
+        where = Where(
+            "end",
+            0,
+            True,
+            stack.root_trained,
+            stack.layers_trained,
+            stack.embedding_own,
+            stack.embedding_trained,
+            sorting,
+        )
+        parts = [Part("logits", stack.held, "loss#held"), Part("temporary", scratch, "activations#embedding")]
+        return instant("embedding", where, parts)
+
+
+def alive(shot: Shot, saved: str = "activations", passing: str = "temporary") -> list[Part]:
+    """The parts of one instant of one segment: the bytes saved for backward, and the temporaries."""
+    source = "loss#kept" if saved == "logits" else "activations#activations"
+    return [Part(saved, shot.saved, source), Part(passing, shot.passing, "activations#passing")]
+
+
+# the operations of a model's own forward after its head
+CAPPED = ("logits: gather", "logits: scale", "logits: over cap", "logits: tanh", "logits: times cap")
+# torch `native/cuda/Embedding.cu`: above this many tokens the gradient is summed by sorted segments, which takes a
+# row in fp32 for every token and for every ten of them
+SORTED_TOKENS = 3072
+
+
+def uncovered(instants: Iterable[Instant], *, grouped: bool) -> Iterator[Instant]:
+    """The instants that no other instant at the same layer exceeds both in memory and in gradients.
+
+    `grouped`: the engine keeps gradients until their group is reduced, and never asks which one is being made.
+    """
+    places: dict[Where, list[tuple[Instant, tuple[float, ...]]]] = {}
+    for i in instants:
+        where = i.where._replace(making=0) if grouped else i.where
+        size = (*i.total[:4], where.here, where.making)
+        places.setdefault(where._replace(here=0, making=0), []).append((i._replace(where=where), size))
+    for found in places.values():
+        yield from [found[n][0] for n in maxima([size for _, size in found])]
+
+
+class Plan:
+    """A layout's instants, worked out when they are first asked for."""
+
+    def __init__(self, layout: Layout, grouped: bool) -> None:
+        """See `uncovered` for `grouped`."""
+        self.layout, self._grouped = layout, grouped
+
+    @cached_property
+    def forward(self) -> tuple[Instant, ...]:
+        """The instants of a forward that is followed by a backward."""
+        return tuple(self.layout.forward())
+
+    @cached_property
+    def scoring(self) -> tuple[Instant, ...]:
+        """The instants of a forward that keeps nothing."""
+        return tuple(self.layout.forward(grad=False))
+
+    @cached_property
+    def backward(self) -> tuple[Instant, ...]:
+        """The instants of a backward."""
+        return tuple(uncovered(self.layout.backward(), grouped=self._grouped))
+
+    @cached_property
+    def crowded(self) -> Instant:
+        """The end of a backward of more than `SORTED_TOKENS` tokens."""
+        return self.layout.embedding(self.layout.stack.embedding_scratch, sorting=True)
+
+
+@lru_cache(maxsize=4096)
+def plan(
+    run: Run, path: Path, trained: int, masked: bool, checkpointing: str, fsdp: int, grouped: bool, bucket: int = 0
+) -> Plan:
+    """The instants of a model run in one way; see `stack` for `masked`, `fsdp`, `bucket`, `uncovered` for `grouped`."""
+    compiled = stack(run, path, masked, trained, fsdp, checkpointing, bucket)
+    return Plan(Layout(compiled, checkpointing != "none", path.held), grouped)
+
+
+class Step(NamedTuple):
+    """A plan for a micro batch of a given size: `values` are the numbers behind the symbols of its formulas."""
+
+    role: str
+    plan: Plan
+    batch: Batch
+    values: Mapping[str, float]
+
+    def line(self, part: Part) -> Line:
+        """The ledger line of one part."""
+        component, amount, source, times = part
+        formula = amount.formula if times == 1 else f"{times}·({amount.formula})"
+        return Line(component, self.role, times * amount.bytes(*self.batch), formula, self.values, source)
+
+    def lines(self, parts: Iterable[Part]) -> list[Line]:
+        """The ledger lines of several parts."""
+        return [self.line(part) for part in parts]
+
+    def backward(self) -> tuple[Instant, ...]:
+        """The instants of backward for this many tokens."""
+        layout, crowded = self.plan.layout, self.batch.tokens > SORTED_TOKENS
+        return (
+            (*self.plan.backward, self.plan.crowded)
+            if crowded and layout.stack.embedding_trained
+            else self.plan.backward
+        )
+
+
+def step(
+    role: str,
+    run: Run,
+    path: Path,
+    trained: int,
+    batch: Batch,
+    *,
+    masked: bool,
+    checkpointing: str,
+    fsdp: int = 0,
+    grouped: bool = False,
+    bucket: int = 0,
+) -> Step:
+    """The step of one role on one micro batch; see `plan`."""
+    made = plan(run, path, trained, masked, checkpointing, fsdp, grouped, bucket)
+    return Step(role, made, batch, {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length})

@@ -1,0 +1,229 @@
+"""Placement: the roles of a job, the engine that each lives under, and the GPUs that each runs on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from calc.base.ledger import Line, total
+from calc.base.plan import Keeps, Role
+from calc.base.versions import at_least
+from calc.catalog.catalog import GPU
+from calc.engines.fsdp import Fsdp
+from calc.engines.fsdp1 import Fsdp1
+from calc.engines.plain import Plain
+from calc.engines.replica import Engine, Replica
+from calc.engines.staged import Staged
+from calc.engines.vllm import Vllm
+from calc.engines.zero import Zero
+from calc.frameworks.constraints import SDPA_FLASH_HEAD
+from calc.memory.optimizer import Optimizer
+from calc.memory.run import Adapter, Run
+from calc.memory.runtime import process
+from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors
+from calc.models.lora import adapter_matrices, lora_parameters
+from calc.models.slices import part, stage
+from calc.scenario.scenario import Scenario
+
+# bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
+FORMATS = {
+    "bf16": (2, 2, 0, 2),
+    "mixed": (2, 2, 4, 4),
+    "fsdp-mixed": (4, 4, 0, 4),
+    "autocast": (4, 4, 0, 4),
+    "fp32": (4, 4, 0, 4),
+}
+# the precision in which a format's layers run, see `calc.memory.run.Run`
+TAPES = {"bf16": "bf16", "mixed": "bf16", "fsdp-mixed": "bf16", "autocast": "autocast", "fp32": "fp32"}
+VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
+
+
+def kernel(arch: Architecture, attention: str, precision: str) -> str:
+    """The attention kernel that runs: the one asked for, as far as the model and PyTorch's SDPA support it.
+
+    GPT-OSS's sinks leave eager or flash only. SDPA takes its memory-efficient kernel in fp32 and for heads whose values
+    are narrower than their queries (DeepSeek), and its plain mathematics, which keeps what eager attention keeps, for
+    grouped queries in fp32.
+    """
+    if attention == "eager" or (attention == "sdpa" and arch.attention_sinks):
+        return "eager"
+    if attention == "sdpa" and TAPES[precision] == "fp32":
+        return "math" if arch.grouped else "efficient"
+    if attention == "sdpa" and (arch.mla or arch.head_dim > SDPA_FLASH_HEAD):
+        return "efficient"
+    return "flash"
+
+
+@lru_cache(maxsize=1024)
+def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> tuple[Tensor, ...]:
+    """LoRA's two matrices beside each adapted linear."""
+    return tuple(t for layer, n in layer_kinds(arch) for t in adapter_matrices(arch, layer, rank, targets, n))
+
+
+def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
+    """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
+    arch = part(stage(s.architecture, *role.pipeline), s.tensor_parallel)
+    head: Head = "scalar" if role.name in VALUED else "lm"
+    weight, grad, master, stepped = FORMATS[s.layout]
+    count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
+    changed: tuple[Tensor, ...] = ()
+    trained = trained and s.optimizer != "none"
+    if trained and s.lora:
+        # adapters beside fp32 weights have the weights' type, adapters beside 4-bit weights a type of their own
+        own = weight == 2 or (s.method == "qlora" and s.layout == "autocast")
+        adapter_bytes = 2 if s.lora.dtype == "bf16" and own else 4
+        targets = s.lora.modules
+        # FSDP's mixed precision gathers adapters, too, in the compute type; where they are units of FSDP 1, PEFT has
+        # read the stored type before, which autocast makes good
+        gathers = s.precision == "fsdp-mixed"
+        joined = s.lora.units == "layer"
+        reads = 4 if gathers and s.sharding == "fsdp1" and role.wrapped and not joined else 0
+        adapter = Adapter(
+            s.lora.rank, targets, s.lora.dropout > 0, 2 if gathers else adapter_bytes, reads=reads, joined=joined
+        )
+        elements = lora_parameters(arch, s.lora.rank, targets)
+        changed = adapter_tensors(arch, s.lora.rank, targets)
+        grad, stepped = adapter_bytes, stepped if master else adapter_bytes
+        master = master if adapter_bytes == 2 else 0
+    elif trained:
+        changed = tensors(arch, head=head)
+    if s.layout == "mixed" and s.grad_dtype == "fp32":
+        grad = 4
+    precision = TAPES[s.layout]
+    run = Run(
+        arch=arch,
+        precision="autocast-bf16" if role.wrapped and precision == "bf16" else precision,
+        trained=trained and adapter is None,
+        training=trained and role.dropout,
+        # PEFT freezes what it puts adapters beside
+        differentiable=role.unfrozen and not trained and not s.lora,
+        wrapped=role.wrapped,
+        adapter=adapter,
+        kernel=kernel(arch, s.attention, s.layout),
+        packaged=s.attention == "flash",
+        sequences=s.sequence_parallel and s.tensor_parallel > 1,
+        reentrant=role.reentrant and s.sharding == "fsdp1" and s.checkpointing == "full",
+        context=s.context_parallel,
+        exchange=role.exchange,
+        quantised=s.method == "qlora",
+        nested=s.double_quantization,
+        # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
+        unpacked=role.unpacks or (0 if at_least(s.versions["bitsandbytes"], "0.43") else 4),
+        linear_experts=s.method == "qlora" and not at_least(s.versions["transformers"], "5"),
+        # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
+        keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
+    )
+    return Replica(
+        role=role.model or role.name,
+        arch=arch,
+        head=head,
+        run=run,
+        path=role.path,
+        parameters=count,
+        weight_bytes=weight,
+        quantised=run.quantised,
+        adapter=elements,
+        adapter_bytes=adapter_bytes,
+        trainable=(elements or count) if trained else 0,
+        trained_tensors=changed,
+        grad_bytes=grad,
+        master_bytes=master,
+        step_bytes=stepped,
+        optimizer=Optimizer(s.optimizer, s.optimizer_impl, role.wide_embeddings) if trained else None,
+        ranks=s.shards,
+        micro_batches=s.accumulation,
+        leaves=role.leaves,
+        reduce_bytes=role.reduce_bytes or grad,
+        defers=s.no_sync,
+        stays=role.pipeline[1] > 1,
+    )
+
+
+def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
+    """The engine that the scenario's sharding names; DeepSpeed at stage 0 partitions its fp32 states all the same."""
+    if s.sharding.startswith("fsdp"):
+        # a framework that moves shards between phases does without PyTorch's own offload
+        asked = s.offload.parameters or (s.offload.optimizer and model.optimizer is not None)
+        offload = asked and not model.leaves
+        if s.sharding == "fsdp1":
+            return Fsdp1(model, offload)
+        return (Staged if model.stays else Fsdp)(model, offload)
+    if keeps.deepspeed:
+        stage = int(s.sharding[-1]) if s.sharding.startswith("zero") else 1
+        again = s.checkpointing != "none"
+        return Zero(
+            model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters,
+            recomputes=again, keeps_weights=not (s.memory_efficient_linear or again), scaled=s.precision == "fp16",
+        )  # fmt: skip
+    return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1)
+
+
+class Placed(NamedTuple):
+    """A role on its GPUs: its view of the scenario, the engine that holds its model, and that engine for scoring."""
+
+    role: Role
+    s: Scenario
+    engine: Engine
+    scorer: Engine
+
+    @property
+    def trained(self) -> bool:
+        """True if the role has an optimizer."""
+        return self.engine.replica.optimizer is not None
+
+
+def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
+    """`role` of the job `s` under its engine."""
+    own = s.role(role.name) or s
+    trained = any(role.name in (stage.role, stage.beside) for stage in keeps.stages if stage.does == "train")
+    model = replica(own, role, trained=trained)
+    frozen = replace(
+        model,
+        path=role.scoring,
+        run=replace(
+            model.run, trained=False, training=False, differentiable=model.run.trained or model.run.differentiable
+        ),
+        optimizer=None,
+        micro_batches=1,
+    )
+    return Placed(role, own, engine(own, model, keeps), engine(own, frozen, keeps))
+
+
+def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:
+    """The lines of vLLM's own process beside its pool; none if vLLM lives in a trainer's process."""
+    assert keeps.serving and s.rollout
+    own = keeps.serving.process not in {role.process for role in keeps.roles}
+    lines = process(gpu.architecture, int(s.rollout.tensor_parallel > 1), gpu.linked, int(own), "rollout")
+    return [line for line in lines if line.bytes]
+
+
+def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> Vllm | None:
+    """The vLLM engine that serves the rollout, or None if Transformers generates or nothing does."""
+    if keeps.serving is None or s.rollout is None:
+        return None
+    lines = around(s, keeps, gpu)
+    growth = sum([line.bytes for line in lines if line.component == "nccl"])
+    return Vllm(
+        arch=(s.role("actor") or s).architecture,
+        serving=keeps.serving,
+        tensor_parallel=s.rollout.tensor_parallel,
+        utilization=s.rollout.gpu_memory_utilization,
+        total=gpu.usable_bytes,
+        card=gpu.id,
+        context=total(lines) - growth,
+        growth=growth,
+        v0=s.rollout.v0,
+    )
+
+
+def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
+    """The GPU groups: the roles that live on each, in the order in which they load, and its number of GPUs."""
+    if s.pipeline_parallel > 1:
+        return [((name,), s.gpus // s.pipeline_parallel) for name in keeps.loading]
+    if s.placement == "colocated":
+        return [(keeps.loading, s.gpus)]
+    found: dict[str, list[str]] = {}
+    for name in keeps.loading:
+        found.setdefault(s.group(name), []).append(name)
+    return [(tuple(names), s.gpus_of(home)) for home, names in found.items()]

@@ -1,0 +1,104 @@
+"""A job with its roles placed, from which its GPU groups and its host nodes are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
+
+from calc.catalog.catalog import GPU
+from calc.engines.replica import Replica
+from calc.engines.vllm import Vllm
+from calc.models.architecture import Architecture
+from calc.scenario.scenario import Scenario, on_card
+from calc.step import placement
+from calc.step.instants import Batch, Step, step
+from calc.step.placement import Placed
+
+T = TypeVar("T")
+
+
+class Memo:
+    """A cache of computed values, by the key that determines each."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._known: dict[Hashable, Any] = {}
+
+    def once(self, what: Hashable, found: Callable[[], T]) -> T:
+        """The value of the key `what`, computed by `found` the first time."""
+        if what not in self._known:
+            self._known[what] = found()
+        known: T = self._known[what]
+        return known
+
+
+class Roles(Memo):
+    """The roles of a scenario, each under its engine: everything that is the same on every card, computed once for all.
+
+    `training` caches what the training and scoring roles need; scenarios that differ only in vLLM's settings may share
+    it.
+    """
+
+    def __init__(self, s: Scenario, training: Memo | None = None) -> None:
+        """The roles of `s`, whose card does not matter."""
+        super().__init__()
+        self.s, self.training = s, training or Memo()
+        self.keeps = s.keeps
+
+    @cached_property
+    def placed(self) -> dict[str, Placed]:
+        """The roles by name, placed."""
+        return {role.name: placement.place(self.s, role, self.keeps) for role in self.keeps.roles}
+
+    def batch(self, s: Scenario, rows: int) -> Batch:
+        """`rows` sequences as a role with scenario `s` runs them: at maximum length, or with packing at mean length.
+
+        One GPU has the share of their tokens that context parallelism leaves it.
+        """
+        length = s.expected_len if s.packing else s.seq_len
+        return Batch(-(-rows * length // s.context_parallel), length)
+
+    def masked(self, r: Replica, s: Scenario, batch: Batch) -> bool:
+        """True if SDPA gets a mask: the window is no longer than a rank's sequences, or the family always has one."""
+        window, seen = r.arch.sliding_window, batch.length // s.context_parallel
+        return s.attention == "sdpa" and (r.arch.masked or (window is not None and seen >= window))
+
+    def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:
+        """The activations of a model on one micro-batch."""
+        fsdp = int(s.sharding[-1]) if s.sharding.startswith("fsdp") and not r.stays else 0
+        config = self.keeps.deepspeed
+        return step(
+            r.role,
+            r.run,
+            r.path,
+            r.trainable,
+            batch,
+            masked=self.masked(r, s, batch),
+            checkpointing=s.checkpointing if r.optimizer else "none",
+            fsdp=fsdp,
+            grouped=fsdp == 1 or (fsdp == 2 and not r.adds_singly),
+            bucket=config.reduce_bucket if config and s.sharding in ("zero2", "zero3") else 0,
+        )
+
+
+# A search and the look-up tables estimate the same configurations of a model on one card after another.
+@lru_cache(maxsize=1024)
+def _roles(s: Scenario, *models: Architecture) -> Roles:
+    """The roles of `s`; its `models` are part of the cache's key because scenarios do not compare by them."""
+    return Roles(s)
+
+
+class Job:
+    """One scenario with its roles placed on a card."""
+
+    def __init__(self, s: Scenario, gpu: GPU, roles: Roles | None = None) -> None:
+        """The job of `s` on GPUs of this kind; `roles` are its own, where they are known."""
+        self.s, self.gpu = s, gpu
+        self.roles = roles or _roles(on_card(s, ""), s.architecture, *s.architectures.values())
+        self.keeps, self.placed = self.roles.keeps, self.roles.placed
+
+    @cached_property
+    def engine(self) -> Vllm | None:
+        """vLLM where it serves the rollout, else None."""
+        return placement.serving(self.s, self.keeps, self.gpu)

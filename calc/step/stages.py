@@ -1,0 +1,297 @@
+"""The roles of a GPU group, stage by stage: what they hold on one GPU at each instant of a step, on any card.
+
+A framework says what happens in a step (`calc.base.plan.Stage`); here each stage becomes the instants that can be its
+peak: what the running role computes with, and what the others leave on the GPU. Whatever differs from card to card, the
+process itself and the memory of vLLM, is only named here; `calc.estimate.gpu_group` adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from calc.base.ledger import Line, Sums, total
+from calc.base.plan import Path, Stage
+from calc.engines.replica import Where
+from calc.engines.vllm import STARTING
+from calc.memory import kv_cache, runtime
+from calc.step import peaks, schedule_1f1b
+from calc.step.instants import Batch, Step
+from calc.step.placement import Placed
+from calc.step.roles import Roles
+
+BETWEEN = Where("waiting", 0, False)  # between two micro batches
+FIRST = Where("gather", 0, False)  # the first layer's parameters are gathered
+WEIGHTS = frozenset({"weights", "adapter"})
+RESTING = ("score", "train")  # `Stage.does` of the stages in which vLLM has no part
+
+Moments = Iterable[tuple[str, str, list[Line]]]  # a phase, an instant's name, its lines
+
+
+class Candidate(NamedTuple):
+    """An instant that may be its phase's peak, without the lines of the process and of vLLM.
+
+    `engine` is the state in which vLLM is: one of `vllm.STARTING`, the word that a stage has for it, or empty if vLLM
+    has not started yet or is elsewhere.
+    """
+
+    phase: str
+    at: str
+    lines: list[Line]
+    engine: str = ""
+
+
+Candidates = Iterator[Candidate]
+
+
+class Stages:
+    """The stages of the roles called `names`, which share their GPUs."""
+
+    def __init__(self, roles: Roles, names: Sequence[str]) -> None:
+        """The stages of the roles `names`, of a job with these `roles`."""
+        self.roles, self.names = roles, names
+        self.placed = {name: roles.placed[name] for name in names if name in roles.placed}
+        self.serves = "rollout" in names
+        self.gathered = self.frozen_roots()  # roles whose root FSDP unit is gathered now
+
+    def largest(self, *, serving: bool) -> list[tuple[Candidate, Sums]]:
+        """The peak instant of each phase in each state of vLLM, with the sums of its lines; see `moments`."""
+        found: dict[tuple[str, str], tuple[Candidate, Sums]] = {}
+        most: dict[tuple[str, str], float] = {}
+        for candidate in self.moments(serving=serving):
+            # nothing has been freed while models load
+            known = sums(candidate.lines, stirred=candidate.phase != "load")
+            size = known.needed + runtime.HELD_BACK[runtime.MIDDLE] * known.stirred
+            key = candidate.phase, candidate.engine
+            if size > most.get(key, -1):
+                most[key], found[key] = size, (candidate, known)
+        return [*found.values()]
+
+    def moments(self, *, serving: bool) -> Candidates:
+        """The candidates of the job's stages.
+
+        `serving`: those of the stages in which vLLM has a part, as it starts, generates or gets weights, or as a
+        checkpoint is written; else those of the stages that train and score.
+        """
+        self.gathered = self.frozen_roots()
+        if serving:
+            yield from self.loading()
+        for stage in self.roles.keeps.stages:
+            if stage.role in self.placed or (stage.role == "rollout" and self.serves):
+                if (stage.does not in RESTING) is serving:
+                    engine = ("all" if stage.does == "serve" else stage.engine) if self.serves else ""
+                    for phase, at, lines in getattr(self, stage.does)(stage):
+                        yield Candidate(phase, at, lines, engine)
+                self.leave(stage)
+            elif stage.does == "sync" and self.serves and serving:
+                yield Candidate("sync", "weights arrive", [], "all")
+
+    def frozen_roots(self) -> set[str]:
+        """Frozen roles that leave their root FSDP unit gathered from their first forward on."""
+        return {name for name, placed in self.placed.items() if placed.role.root_stays and not placed.trained}
+
+    def leave(self, stage: Stage) -> None:
+        """Notes what a stage changes for later ones: a root FSDP unit stays gathered until its role's backward."""
+        if stage.does == "score" and self.placed[stage.role].role.root_stays:
+            self.gathered.add(stage.role)
+        elif stage.does == "train":
+            self.gathered.discard(stage.role)
+
+    def loading(self) -> Candidates:
+        """The instants of loading: models arrive one after another, and stay unless they move to the host."""
+        there: list[Line] = []
+        engine = ""
+        for name in self.names:
+            if name == "rollout":
+                yield from [Candidate("load", f"{name}: {at}", [*there], at) for at in STARTING]
+                engine = "asleep"
+            else:
+                for at, lines in self.placed[name].engine.loading():
+                    yield Candidate("load", f"{name}: {at}", [*there, *lines], engine)
+                there += self.arrived(name)
+
+    def arrived(self, name: str) -> list[Line]:
+        """The lines of a role that stay on the GPU once it has been loaded."""
+        placed = self.placed[name]
+        staying = {word for stage in self.roles.keeps.stages if stage.does == "serve" for word in stage.holds}
+        leaves = placed.engine.replica.leaves - (staying if placed.trained else set())
+        loaded = [lines for _, lines in placed.engine.loading()][-1]
+        return [x for x in loaded if ("weights" if x.component in WEIGHTS else "states") not in leaves]
+
+    def beside(self, stage: Stage, *running: str) -> list[Line]:
+        """The lines that the roles that do not run keep on the GPU."""
+        lines = []
+        for name, placed in self.placed.items():
+            if name not in running:
+                lines += self.idle(placed)
+                if stage.alternating and placed.trained:
+                    lines += [x for x in placed.engine.at(BETWEEN) if x.component == "gradients"]
+        return lines
+
+    def idle(self, placed: Placed) -> list[Line]:
+        """The lines that a role keeps on the GPU outside its own phases."""
+        engine, leaves = placed.engine, placed.role.leaves
+        if placed.role.shares:
+            return []
+        return [
+            *([] if "weights" in leaves else engine.weights()),
+            *([] if "states" in leaves else engine.states()),
+            *(engine.root() if placed.role.name in self.gathered else []),
+        ]
+
+    def resident(self) -> int:
+        """Bytes that are resident whenever a role trains, whatever it computes."""
+        most = 0
+        for stage in self.roles.keeps.stages:
+            if stage.does == "train" and stage.role in self.placed:
+                there = self.beside(stage, stage.role, stage.beside)
+                for name in filter(None, (stage.role, stage.beside)):
+                    there += self.placed[name].engine.resident()
+                most = max(most, total(there))
+        return most
+
+    def working(self) -> int:
+        """Bytes that a role's activations take at some instant of its training, besides all that its engine has."""
+        most = 0
+        for stage in self.roles.keeps.stages:
+            if stage.does == "train" and stage.role in self.placed:
+                placed = self.placed[stage.role]
+                if placed.trained and not placed.engine.replica.stays:
+                    own = self._step(placed)
+                    # bytes of its lines are rounded down, each by less than one
+                    most = max(most, *[i.total.bytes(*own.batch) - len(i.parts) for i in own.backward()])
+        return most
+
+    def present(self, placed: Placed) -> list[Line]:
+        """The lines that a role has on the GPU while it computes without training."""
+        if placed.role.shares:
+            return []
+        return [*placed.engine.weights(), *([] if "states" in placed.role.leaves else placed.engine.states())]
+
+    def score(self, stage: Stage) -> Moments:
+        """The peak instant of a forward without gradient, with everything else that is on the GPU."""
+        placed = self.placed[stage.role]
+        at, lines = self.scoring(placed)
+        yield "score", f"{stage.role}: {at}", [*self.beside(stage, stage.role), *self.present(placed), *lines]
+
+    def scoring(self, placed: Placed) -> tuple[str, list[Line]]:
+        """The peak instant of a forward without gradient."""
+        # a root FSDP unit that is gathered already leaves no buffer to the first layer
+        there = placed.role.shares or placed.role.name in self.gathered
+        return self.roles.training.once(("score", placed.role.name, there), lambda: self._scoring(placed, there))
+
+    def _scoring(self, placed: Placed, there: bool) -> tuple[str, list[Line]]:
+        scored = self.roles.step(placed.scorer.replica, placed.s, self.roles.batch(placed.s, placed.role.scoring_rows))
+        return peaks.peak(placed.scorer, scored, [i for i in scored.plan.scoring if not (there and i.where == FIRST)])
+
+    def train(self, stage: Stage) -> Moments:
+        """Forward, backward and optimizer step of a role, and of another one that trains beside it."""
+        name, placed = stage.role, self.placed[stage.role]
+        several = len(self.roles.keeps.roles) > 1 and not stage.inside and not placed.role.model
+        others = self.beside(stage, name, stage.beside, stage.inside)
+        if stage.beside:
+            other = self.placed[stage.beside]
+            _, lines = peaks.largest((at, lines) for _, at, lines in self.training(other, stage))
+            others += [*other.engine.resident(), *lines]
+        kept = [*others, *placed.engine.resident()]
+        for phase, at, lines in self.training(placed, stage):
+            yield phase, f"{name}: {at}" if several else at, [*kept, *lines]
+
+    def training(self, placed: Placed, stage: Stage) -> Iterable[tuple[str, str, list[Line]]]:
+        """The peak instant of each phase of one role's update, without the resident tensors."""
+        # a frozen role that is scored inside may have its root FSDP unit gathered already
+        what = placed.role.name, stage, stage.inside in self.gathered
+        return self.roles.training.once(what, lambda: [*self._training(placed, stage)])
+
+    def _training(self, placed: Placed, stage: Stage) -> Moments:
+        engine, own = placed.engine, self._step(placed)
+        if engine.replica.stays:
+            yield from schedule_1f1b.training(placed, own)
+            return
+        inside = self.roles.placed[stage.inside] if stage.inside else None
+        waiting = self.idle(inside) if inside else []
+        # where nothing is trained, nothing is kept for a backward
+        instants = own.plan.forward if placed.trained else own.plan.scoring
+        forward = [peaks.beside(waiting, peaks.peak(engine, own, instants))]
+        if inside:
+            forward.append(self.within(placed, own, inside))
+        yield "forward", *peaks.largest(forward)
+        if placed.trained:
+            yield "backward", *peaks.beside(waiting, peaks.peak(engine, own, own.backward()))
+            over = own.lines(own.plan.layout.over("step"))
+            yield "step", *peaks.beside([*waiting, *over], peaks.largest(engine.stepping()))
+
+    def _step(self, placed: Placed) -> Step:
+        """The step of a role that trains."""
+        return self.roles.step(placed.engine.replica, placed.s, self.roles.batch(placed.s, placed.role.rows))
+
+    def within(self, placed: Placed, own: Step, scored: Placed) -> tuple[str, list[Line]]:
+        """The instant of another role's forward while everything that this role keeps for backward is alive."""
+        at, lines = self.scoring(scored)
+        waiting = placed.engine.at(Where("waiting", own.plan.layout.stack.layers, False))
+        if scored.role.shares:
+            # it shares the root FSDP unit, which is gathered already
+            lines = [line for line in lines if line not in scored.scorer.root()]
+        kept = own.lines(own.plan.layout.waiting())
+        return f"{scored.role.name}, {at}", [*self.present(scored), *kept, *waiting, *lines]
+
+    def serve(self, stage: Stage) -> Moments:
+        """The instant at which vLLM generates."""
+        yield "rollout", "generation", [*self.beside(stage, "rollout"), *self.staying(stage)]
+
+    def staying(self, stage: Stage) -> list[Line]:
+        """Weights of trained roles that have not left for the host yet while vLLM runs."""
+        kept = [p.engine for p in self.placed.values() if p.trained and "weights" in p.role.leaves]
+        return [line for engine in kept for line in engine.weights()] if "weights" in stage.holds else []
+
+    def generate(self, stage: Stage) -> Moments:
+        """The instants at which Transformers generates: over the prompts, then token by token with a growing cache.
+
+        For inference, which has no prompts of its own, a prompt has the full length.
+        """
+        placed, s = self.placed[stage.role], self.roles.s
+        prompt = s.prompt_len or s.seq_len
+        r = placed.scorer.replica
+        kept = [*self.beside(stage, stage.role), *self.present(placed)]
+        kept += [placed.scorer.handing(word) for word in stage.holds if word != "prompt-logits"]
+        logits = Path("flash", head_fp32=placed.role.scoring.head_fp32)
+        every = "prompt-logits" in stage.holds
+        prompts = Batch(stage.rows * prompt, prompt)
+        last = Batch(stage.rows, 1)
+        model = replace(r, path=logits)
+        made = self.roles.step(model, placed.s, prompts)
+        first = self.roles.step(model, placed.s, prompts if every else last)
+        b = r.run.residual
+        begun = kv_cache.dynamic(r.role, r.arch, prompts.tokens, b)
+        inside = peaks.peak(
+            placed.scorer, made, [i for i in made.plan.scoring if i.where.segment in ("layer", "gather")]
+        )
+        outside = peaks.peak(placed.scorer, first, [i for i in first.plan.scoring if i.where.layer == r.arch.layers])
+        for at, lines in (inside, outside):
+            yield "rollout", f"prompts: {at}", [*kept, begun, *lines]
+        total = stage.rows * s.seq_len
+        token = self.roles.step(model, placed.s, last)
+        at, lines = peaks.peak(placed.scorer, token, token.plan.scoring)
+        cache = [kv_cache.dynamic(r.role, r.arch, total, b), kv_cache.grown(r.role, r.arch, total, b)]
+        yield "rollout", f"last token: {at}", [*kept, *cache, *lines]
+
+    def sync(self, stage: Stage) -> Moments:
+        """The instant at which the engine gets the new weights."""
+        yield "sync", "weights to the engine", self.handing(stage)
+
+    def save(self, stage: Stage) -> Moments:
+        """The instant at which a checkpoint is written."""
+        yield "save", f"{stage.role}: state dict", self.handing(stage)
+
+    def handing(self, stage: Stage) -> list[Line]:
+        """The lines that are alive while a role's weights are handed on."""
+        placed = self.placed[stage.role]
+        held = [line for word in stage.holds if (line := placed.engine.handing(word)).bytes]
+        return [*self.beside(stage, stage.role), *self.present(placed), *held]
+
+
+def sums(lines: Sequence[Line], *, stirred: bool) -> Sums:
+    """The sums of `lines`; `stirred`: blocks have come and gone, so that fragmentation counts."""
+    allocated = sum([line.bytes for line in lines if line.allocated])
+    return Sums(total(lines), allocated, runtime.stirred(lines) if stirred else 0)

@@ -1,0 +1,77 @@
+"""Parameters of adapters: as PEFT gives them, by hand, and targets that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from architectures import DEEPSEEK, architectures, published, tiny
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calc.models.architecture import Architecture, ConfigError, linears
+from calc.models.lora import lora_parameters
+
+
+@pytest.mark.parametrize(
+    ("model", "rank", "targets", "count"),
+    [
+        ("llama-3-8b", 64, "all-linear", 167772160), ("llama-3-8b", 16, ["q_proj", "v_proj"], 6815744),
+        ("llama-2-7b", 16, "all-linear", 39976960), ("llama-2-70b", 16, "all-linear", 207093760),
+        ("qwen2.5-7b", 16, "all-linear", 40370176), ("qwen3-8b", 16, "all-linear", 43646976),
+        ("gemma-2-9b", 16, "all-linear", 54018048), ("phi-3-mini", 16, "all-linear", 25165824),
+        ("mixtral-8x7b", 16, "all-linear", 13631488), ("gpt-oss-20b", 16, "all-linear", 7962624),
+        ("qwen1.5-moe-a2.7b", 16, "all-linear", 15925632),
+    ],
+)  # fmt: skip
+def test_adapters_have_as_many_parameters_as_peft_gives_them(model: str, rank: int, targets: Any, count: int) -> None:
+    assert lora_parameters(published(model), rank, targets) == count
+
+
+def test_lora_by_hand() -> None:
+    """Inputs + outputs: q and o 16, k and v 12, gate, up and down 20: 116 a layer; a module named twice counts once."""
+    arch = tiny("llama", num_key_value_heads=2)
+    assert lora_parameters(arch, 3, "all-linear") == 3 * 2 * 116
+    assert lora_parameters(arch, 3, ("k_proj", "self_attn.k_proj")) == 3 * 2 * 12
+    deepseek = tiny("deepseek_v3", **DEEPSEEK)  # down_proj: dense 12 + 8, and of the shared expert 6 + 8
+    assert lora_parameters(deepseek, 1, ["down_proj"]) == 20 + 14
+
+
+@pytest.mark.parametrize(
+    ("targets", "named"),
+    [
+        (["q_prj"], "did you mean 'q_proj'?"), (["proj"], "allowed: down_proj, gate_proj"),
+        ("all-linaer", "did you mean 'all-linear'?"), (["q_proj", "lm_head"], "given 'lm_head'"),
+    ],
+)  # fmt: skip
+def test_a_target_that_no_module_has(targets: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=r"^lora\.targets: given ") as caught:
+        lora_parameters(tiny("llama"), 8, targets)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("rank", [0, -1, 1.5, True, None])
+def test_a_rank_that_cannot_be(rank: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^lora\.rank: .*allowed: a positive integer$"):
+        lora_parameters(tiny("llama"), rank, "all-linear")
+
+
+def test_adapters_are_counted_on_every_layer_of_both_kinds() -> None:
+    """DeepSeek V2 Lite: o_proj has 16 · 128 inputs and 2,048 outputs in each of 27 layers, one of them dense."""
+    assert lora_parameters(published("deepseek-v2-lite"), 1, ["o_proj"]) == 27 * (2048 + 2048)
+
+
+@pytest.mark.parametrize("targets", ["o_proj", "Linear", "all-linears"])
+def test_a_single_name_that_is_no_list_is_refused(targets: str) -> None:
+    """Only `all-linear` is a string."""
+    with pytest.raises(ConfigError, match="all-linear or a list"):
+        lora_parameters(published("llama-3-8b"), 8, targets)
+
+
+@given(architectures(), st.integers(1, 64))
+def test_lora_is_linear_in_the_rank_and_in_the_targets(arch: Architecture, rank: int) -> None:
+    names = {linear.name for i in range(arch.layers) for linear in linears(arch, i)}
+    one = lora_parameters(arch, 1, "all-linear")
+    assert lora_parameters(arch, rank, "all-linear") == rank * one
+    assert lora_parameters(arch, 1, sorted(names)) == one
+    assert sum(lora_parameters(arch, 1, [name]) for name in names) == one

@@ -1,0 +1,219 @@
+"""A model as blocks: what lies there one by one adds up to the ledger's lines, and the replay's peak is the ledger's.
+
+By hand for Qwen2.5 0.5B (config.json: hidden 896, 24 layers, 14 heads of 64, vocabulary 151,936, a tied head) on 1,024
+tokens in bf16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.autograd.alloc_trace import WEIGHT
+from calc.base.units import MiB
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
+from calc.replay import replay
+from calc.replay.allocator import Expandable
+from calc.replay.blocks import Blocks
+from calc.scenario.scenario import Scenario, parse
+from calc.step.instants import SORTED_TOKENS
+from calc.step.roles import Roles
+
+JOB = {"gpu": "h100-sxm", "model": "qwen2.5-0.5b", "task": "sft", "framework": "torch", "seq_len": 1024}
+TABLE = 151_936 * 896
+
+
+def job(**fields: Any) -> tuple[Scenario, Blocks]:
+    s = parse({**JOB, **fields}, where="test", catalog=load())
+    act = replay.act(Roles(s))
+    assert act
+    return s, act.model
+
+
+def held(s: Scenario, component: str) -> int:
+    """Bytes of a component in the phase of the optimizer's step."""
+    (group,) = estimate(s, load()).groups
+    (step,) = [phase for phase in group.phases if phase.name == "step"]
+    return sum(line.bytes for line in step.moment.lines if line.component == component)
+
+
+def gradients(model: Blocks) -> list[int]:
+    """What stays of each piece's backward."""
+    pieces = [piece.backward for piece in (*model.layers, model.norm, model.head)]
+    return [size for script in pieces if script for slot, size in script.steps if slot == WEIGHT]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "adamw-paged-8bit", "lion", "sgd-momentum", "sgd"])
+@pytest.mark.parametrize("fields", [{}, {"precision": "autocast"}, {"method": "lora"}, {"method": "qlora"}])
+def test_weights_states_and_gradients_add_up_to_the_ledgers_lines(optimizer: str, fields: dict[str, Any]) -> None:
+    """But for managed memory, which is no block of PyTorch's; what a block is cut short of is less than a byte."""
+    s, model = job(optimizer=optimizer, **fields)
+    assert sum(model.weights) == held(s, "weights") + held(s, "adapter")
+    states = sum(map(sum, model.states))
+    expected = 0 if "paged" in optimizer else held(s, "optimizer_states")
+    assert expected - len(model.states) * 2 <= states <= expected
+    whole = sum(gradients(model)) - (TABLE * (4 if "precision" in fields else 2) if model.tied else 0)
+    assert whole + model.embedding == held(s, "gradients")
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 2), ("lion", 1), ("sgd-momentum", 1)])
+def test_every_trained_tensor_has_its_moments(optimizer: str, moments: int) -> None:
+    """AdamW keeps two, Lion and SGD with momentum one."""
+    _, model = job(optimizer=optimizer)
+    assert {len(each) for each in model.states} == {moments}
+    assert len(model.states) == 24 * 12 + 2  # a layer has seven matrices, three biases, two norms
+    assert job(optimizer="sgd")[1].states == ((),) * 290
+
+
+def test_eight_bit_moments_have_their_scales_in_blocks_of_their_own() -> None:
+    """`init_state` (bitsandbytes 0.50): a byte an element, twice, then 4 for each 256; of a norm of 896 fp32."""
+    _, model = job(optimizer="adamw-8bit")
+    table = 151_936 * 896
+    assert model.states[0] == (table, table, 4 * (table // 256), 4 * (table // 256))
+    assert (4 * 896, 4 * 896) in model.states
+    trl = job(framework="trl", optimizer="adamw-8bit")[1]
+    assert trl.states[0] == (4 * table, 4 * table)  # the Trainer leaves embeddings in 32 bits
+
+
+def test_what_lies_below_the_layers_by_hand() -> None:
+    """The embedding's output, cosines and sines of 64 numbers a position, and the embedding's gradient."""
+    _, model = job()
+    assert model.stream == 1024 * 896 * 2
+    assert model.tables == (1024 * 64 * 2,) * 2
+    assert model.embedding == TABLE * 2
+    assert (model.sorting, model.tied) == (0, "apart")
+    _, cast = job(precision="autocast")
+    assert (cast.stream, cast.tables) == (1024 * 896 * 4, (1024 * 64 * 4,) * 2)
+    assert (cast.embedding, cast.tied) == (TABLE * 4, "in place")
+    _, frozen = job(method="lora")
+    assert (frozen.embedding, frozen.tied) == (0, "")
+
+
+def test_the_embeddings_backward_sorts_many_tokens() -> None:
+    """4.4 bytes an element of its gradient, where there are more tokens than one kernel takes."""
+    assert job(seq_len=SORTED_TOKENS)[1].sorting == 0
+    assert job(seq_len=SORTED_TOKENS + 1)[1].sorting == int(4.4 * 896 * (SORTED_TOKENS + 1))
+
+
+def test_a_step_is_one_for_all_tensors_or_one_after_another() -> None:
+    assert [job(optimizer_impl=impl)[1].at_once for impl in ("foreach", "fused", "single")] == [True, False, False]
+    _, forward = job(optimizer="none")
+    assert (forward.at_once, forward.passing, forward.states) == (False, (), ())
+
+
+def test_where_some_layers_rotate_there_are_tables() -> None:
+    """SmolLM3 leaves rotary positions out in every fourth layer; its heads have 128 numbers."""
+    assert job(model="smollm3-3b")[1].tables == (1024 * 128 * 2,) * 2
+
+
+WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"checkpointing": "full"},
+    {"checkpointing": "selective"},
+    {"method": "lora"},
+    {"method": "lora", "checkpointing": "full"},
+    {"method": "qlora"},
+    {"task": "dpo"},
+    {"task": "rm"},
+    {"precision": "autocast"},
+    {"optimizer": "lion"},
+    {"optimizer_impl": "single"},
+    {"micro_batch": 4, "seq_len": 512},
+    {"attention": "eager"},
+    {"task": "dpo", "logprob": "selective"},
+    {"framework": "trl"},
+    {"framework": "trl", "task": "dpo"},
+)
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "gemma-2-2b", "smollm3-3b", "mixtral-8x7b", "deepseek-v2-lite"])
+@pytest.mark.parametrize("fields", WAYS, ids=str)
+def test_the_replays_peak_is_the_ledgers(model: str, fields: dict[str, Any]) -> None:
+    """Two ways through the same tapes, block by block and as sums of terms, to the most that is allocated at once."""
+    s = parse({**JOB, "model": model, "expandable_segments": True, **fields}, catalog=load())
+    act = replay.act(Roles(s))
+    assert act
+    replayed = replay.Replay(Expandable(), 32 * MiB)
+    replayed.all(act)
+    (group,) = estimate(s, load()).groups
+    assert replayed.heap.process.most == pytest.approx(max(p.moment.allocated_bytes for p in group.phases), rel=0.0015)
+
+
+SHARDED = {"gpus": 4, "sharding": "fsdp2", "expandable_segments": True}
+MIXED = {"precision": "fsdp-mixed"}
+SHARDS: tuple[dict[str, Any], ...] = (
+    {},
+    MIXED,
+    {**MIXED, "checkpointing": "full"},
+    {"checkpointing": "selective"},
+    {**MIXED, "method": "lora"},
+    {**MIXED, "task": "dpo"},
+    {**MIXED, "task": "dpo", "method": "lora"},
+    {"task": "rm"},
+    {**MIXED, "gpus": 2},
+    {**MIXED, "gpus": 64},
+    {**MIXED, "optimizer_impl": "foreach"},
+    {**MIXED, "global_batch": 16},
+)
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "llama-3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize("fields", SHARDS, ids=str)
+def test_the_replays_peak_is_the_ledgers_in_shards(model: str, fields: dict[str, Any]) -> None:
+    s = parse({**JOB, **SHARDED, "model": model, **fields}, where="test", catalog=load())
+    act = replay.act(Roles(s))
+    assert act
+    replayed = replay.Replay(Expandable(), 32 * MiB)
+    replayed.all(act)
+    (group,) = estimate(s, load()).groups
+    peak = max(p.moment.allocated_bytes for p in group.phases)
+    assert replayed.heap.process.most == pytest.approx(peak, rel=0.0015)
+
+
+def test_units_by_hand() -> None:
+    """Qwen2.5 0.5B on 32 ranks: 896 rows of the down projection are 28 a rank, the 151,936 of the embedding 4,748;
+    the 128 of a key projection 4. A layer has 14,912,384 parameters, none of which pads; fp32 is gathered in bf16."""
+    _, model = job(gpus=32, sharding="fsdp2", precision="fsdp-mixed")
+    layer, root = model.units[0], model.units[-1]
+    assert (len(model.units), model.weights) == (25, ())
+    assert sum(layer.whole) == 4 * 14_912_384
+    assert sum(layer.shards) == 4 * 14_912_384 // 32
+    assert 4 * 28 * 4864 in layer.shards and 4 * 4 * 896 in layer.shards
+    assert (layer.cast, layer.buffer, sum(layer.gathered)) == (14_912_384 // 16, 2 * 14_912_384, 2 * 14_912_384)
+    assert (layer.reducing, layer.reduced) == (4 * 14_912_384, 14_912_384 // 8)
+    assert root.shards == (4 * 4748 * 896, 4 * 28)  # the head is tied
+    assert model.states[0] == (4 * 4748 * 896,) * 2
+
+
+def test_what_shards_pad() -> None:
+    """On 48 ranks 896 rows are 19 a rank, as many as 912 have."""
+    _, model = job(gpus=48, sharding="fsdp2")
+    assert model.units[-1].shards[-1] == 2 * 19
+    assert model.units[-1].gathered[-1] == 2 * 912
+    assert model.units[0].cast == 0  # bf16 is gathered as it lies
+
+
+def test_adapters_alone_are_reduced() -> None:
+    """Rank 8 beside each linear, of 896 and 128 or 4,864; the layers gather both, the root reduces nothing."""
+    _, model = job(gpus=4, sharding="fsdp2", precision="fsdp-mixed", method="lora")
+    layer, root = model.units[0], model.units[-1]
+    adapter = layer.reducing // 4
+    assert adapter == 8 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
+    assert layer.buffer == 2 * (14_912_384 + adapter)
+    assert (root.reducing, root.reduced) == (0, 0)
+
+
+def test_four_bits_are_for_linears_alone() -> None:
+    """Mixtral's routers and experts, embedding and norms stay whole."""
+    s, model = job(model="mixtral-8x7b", method="qlora")
+    assert sum(model.weights) == held(s, "weights") + held(s, "adapter")
+
+
+def test_the_first_layer_differs_above_a_frozen_embedding() -> None:
+    """Its input wants no gradient, unless checkpointing asks for one."""
+    _, plain = job(method="lora")
+    _, again = job(method="lora", checkpointing="full")
+    assert plain.layers[0] is not plain.layers[1] is plain.layers[2]
+    assert again.layers[0] is again.layers[1]

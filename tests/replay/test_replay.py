@@ -1,0 +1,485 @@
+"""Steps through the allocator: what is replayed, and a model of two layers followed block by block."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from calc.autograd.alloc_trace import CAST, GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
+from calc.base.units import MiB
+from calc.catalog.catalog import load
+from calc.replay import replay
+from calc.replay.allocator import Allocator, Expandable, OutOfMemory, length
+from calc.replay.blocks import Blocks, Piece
+from calc.scenario.scenario import parse
+from calc.step.roles import Roles
+
+BASE = {"gpu": "h100-sxm", "model": "qwen2.5-0.5b", "task": "sft", "framework": "torch", "seq_len": 1024}
+ALONE = {"rollout": {"engine": "none"}, "prompt_len": 512, "response_len": 512, "seq_len": None}
+
+
+def act(**fields: Any) -> replay.Act | None:
+    given = {name: value for name, value in {**BASE, **fields}.items() if value is not None}
+    return replay.act(Roles(parse(given, where="test", catalog=load())))
+
+
+@pytest.mark.parametrize(
+    ("fields", "known"),
+    [
+        ({}, True),
+        ({"task": "rm"}, True),
+        ({"task": "dpo"}, True),
+        ({"task": "dpo", "method": "lora"}, True),
+        ({"method": "qlora"}, True),
+        ({"framework": "trl"}, True),
+        ({"task": "ppo", **ALONE, "roles": {"critic": "none", "reference": "none", "reward": "none"}}, True),
+        ({"task": "ppo", **ALONE}, False),  # several models, one after another
+        ({"gpus": 2}, False),  # DDP's buckets
+        ({"gpus": 2, "tensor_parallel": 2}, False),
+        ({"gpus": 2, "pipeline_parallel": 2, "model": "llama-3-8b"}, False),
+        ({"sharding": "ddp"}, True),  # with nobody to share with
+        ({"gpus": 2, "sharding": "fsdp2"}, True),
+        ({"gpus": 2, "sharding": "fsdp2", "task": "dpo"}, True),
+        ({"gpus": 2, "sharding": "fsdp2", "method": "qlora"}, False),
+        ({"gpus": 2, "sharding": "fsdp2", "offload": {"parameters": True}}, False),
+        ({"gpus": 2, "sharding": "fsdp2", "framework": "trl"}, False),
+        ({"gpus": 2, "sharding": "fsdp2", "framework": "verl"}, False),
+        ({"gpus": 4, "sharding": "fsdp2", "tensor_parallel": 2}, False),
+        ({"gpus": 4, "sharding": "fsdp2", "pipeline_parallel": 2, "model": "llama-3-8b"}, False),
+        ({"gpus": 4, "sharding": "fsdp2", "context_parallel": 2}, False),
+        ({"gpus": 2, "sharding": "fsdp1"}, False),
+        ({"gpus": 1, "sharding": "fsdp2"}, False),
+        ({"framework": "openrlhf"}, False),  # DeepSpeed
+        ({"task": "inference"}, False),
+    ],
+    ids=str,
+)
+def test_one_model_on_one_gpu_or_in_fsdp_2s_shards_is_replayed(fields: dict[str, Any], known: bool) -> None:
+    assert (act(**fields) is not None) is known
+
+
+def test_a_reference_that_is_the_policy_without_its_adapter_has_no_weights_of_its_own() -> None:
+    policy, own = act(task="dpo", method="lora"), act(task="dpo")
+    assert policy and policy.inside and policy.shares
+    assert own and own.inside and not own.shares
+
+
+# -- by hand: one layer that keeps 40 MiB, a head that keeps its input, of whose logits the loss makes 80 ------------
+
+LAYER = Piece(
+    Script(((MULTIPLY, 1), (0, 40 * MiB), (1, 20 * MiB), (INPUT, 0)), 1),
+    Script(((MULTIPLY, 2), (WEIGHT, 30 * MiB), (2, 20 * MiB), (0, 0), (GIVEN, 0)), 2),
+)
+NORM = Piece(Script((), INPUT), Script((), GIVEN))
+HEAD = Piece(
+    Script(((0, 80 * MiB),), 9),  # its own output is a number
+    Script(((1, 80 * MiB), (0, 0), (WEIGHT, 50 * MiB), (2, 20 * MiB), (1, 0), (INPUT, 0)), 2),
+)
+MODEL = Blocks(
+    weights=(30 * MiB, 30 * MiB, 50 * MiB),
+    units=(),
+    states=((60 * MiB,), (60 * MiB,), (100 * MiB,)),
+    passing=(0, 0, 0),
+    at_once=False,
+    stream=20 * MiB,
+    tables=(),
+    layers=(LAYER, LAYER),
+    norm=NORM,
+    head=HEAD,
+    embedding=0,
+    sorting=0,
+    tied="",
+    held="",
+    inside=True,
+    wrapped=False,
+)
+
+
+def test_a_step_is_followed_by_hand() -> None:
+    """Forward: the stream, 20, which the first layer gives back; both layers keep 40 and hand on 20; logits of 80.
+
+    110 of weights, then 110 + 2·40 + 20 + 80 = 290 at the end of forward. Backward: the loss makes 80 more, 370, gives
+    the logits back, makes the head's gradient, 50, and 20. At its end there are all gradients, 50 + 2·30 = 110.
+    """
+    r = replay.Replay(Allocator(), workspace=0)
+    r.load(MODEL)
+    assert r.heap.process.allocated == 110 * MiB
+    kept = r.forward(MODEL)
+    assert (r.heap.process.allocated, r.heap.process.most, r.phase) == (290 * MiB, 290 * MiB, "forward")
+    r.backward(MODEL, kept)
+    assert (r.heap.process.allocated, r.heap.process.most, r.phase) == (220 * MiB, 370 * MiB, "backward")
+    # two of 20 at once in the first layer, of which one was free later
+    assert r.heap.process.reserved == 370 * MiB + 20 * MiB
+    r.step(MODEL)
+    assert r.heap.process.allocated == 330 * MiB  # weights and states, 220
+
+
+def test_states_of_the_first_step_lie_in_the_way_of_the_second() -> None:
+    """They fit into what the first step's tensors left, so that the second step takes new segments for its own."""
+    a = replay.Act(MODEL, trained=True, micro_batches=1)
+    r = replay.Replay(Allocator(), workspace=0)
+    r.all(a)
+    most = 110 + 220 + 260  # weights, states, and what one step adds at its peak
+    assert r.heap.process.most == most * MiB
+    assert replay.Reserve(a, 0).undisturbed == r.heap.process.most_reserved > most * MiB
+
+
+def test_a_third_step_meets_what_the_second_left() -> None:
+    """Two layers that keep 70 and hand on 60, logits of 110: states of 30, 30 and 50 cut what the first step freed, and
+    what the second takes in its place is cut in the third. Further steps find a place for all."""
+    layer = Piece(
+        Script(((0, 70 * MiB), (1, 60 * MiB), (INPUT, 0)), 1),
+        Script(((WEIGHT, 30 * MiB), (2, 60 * MiB), (0, 0), (GIVEN, 0)), 2),
+    )
+    head = Piece(
+        Script(((0, 110 * MiB),), 9),
+        Script(((1, 110 * MiB), (0, 0), (WEIGHT, 50 * MiB), (2, 60 * MiB), (1, 0), (INPUT, 0)), 2),
+    )
+    states = ((30 * MiB,), (30 * MiB,), (50 * MiB,))
+    model = replace(MODEL, layers=(layer, layer), head=head, states=states, stream=60 * MiB)
+    r = replay.Replay(Allocator(), workspace=0)
+    r.load(model)
+    reserved = []
+    for _ in range(5):
+        r.backward(model, r.forward(model))
+        r.step(model)
+        reserved.append(r.heap.process.reserved // MiB)
+    assert reserved == [590, 770, 880, 880, 880]
+    assert replay.Reserve(replay.Act(model, trained=True, micro_batches=1), 0).undisturbed == 880 * MiB
+
+
+def test_gradients_of_later_micro_batches_are_added_to_the_first() -> None:
+    r = replay.Replay(Allocator(), workspace=0)
+    r.load(MODEL)
+    for _ in range(3):
+        r.backward(MODEL, r.forward(MODEL))
+        r.adding = True
+        assert sum(map(length, r.gradients)) == 110 * MiB
+    assert r.heap.process.allocated == 220 * MiB
+
+
+def test_cublas_takes_a_workspace_for_each_thread_that_multiplies() -> None:
+    r = replay.Replay(Allocator(), workspace=32 * MiB)
+    kept = r.forward(MODEL)
+    assert r.threads == 1
+    r.backward(MODEL, kept)
+    r.backward(MODEL, r.forward(MODEL))
+    assert r.threads == 2
+    assert r.heap.process.allocated == 64 * MiB + 2 * 110 * MiB  # without weights, and nothing was added
+    r.play(Script(((PASSING, 40 * MiB), (PASSING, 0)), INPUT), {})
+    assert (r.threads, r.heap.process.allocated) == (2, 64 * MiB + 2 * 110 * MiB)  # what passes multiplies nothing
+
+
+@pytest.mark.parametrize(("tied", "there"), [("apart", 60 + 3 * 50), ("in place", 60 + 20 + 2 * 50)])
+def test_a_tied_heads_gradient_waits_for_the_embeddings(tied: str, there: int) -> None:
+    """The layers' gradients, the head's and the embedding's; then their sum where it cannot be made in place, and until
+    then the gradient of the stream, of which the embedding's is made."""
+    model = Blocks(**{**{n: getattr(MODEL, n) for n in MODEL.__slots__}, "embedding": 50 * MiB, "tied": tied})
+    r = replay.Replay(Allocator(), workspace=0)
+    kept = r.forward(model)
+    seen = []
+    take = r.heap.take
+
+    def watched(size: int) -> Any:
+        block = take(size)
+        seen.append((size, r.heap.process.allocated))
+        return block
+
+    r.heap.take = watched  # type: ignore[method-assign]
+    r.backward(model, kept)
+    assert seen[-1] == (50 * MiB, there * MiB)
+    assert r.heap.process.allocated == (60 + 50) * MiB
+
+
+def test_outputs_that_are_kept_end_where_the_caller_drops_them() -> None:
+    late = Piece(HEAD.forward, HEAD.backward, late=0)
+    fields = {n: getattr(MODEL, n) for n in MODEL.__slots__}
+    for held, step in (("step", 110 + 220), ("next", 110 + 220 + 80)):
+        model = Blocks(**{**fields, "head": late, "held": held})
+        r = replay.Replay(Allocator(), workspace=0)
+        r.load(model)
+        r.backward(model, r.forward(model))
+        assert r.heap.process.allocated == (220 + 80) * MiB
+        r.step(model)
+        assert r.heap.process.allocated == step * MiB
+        r.forward(model)
+        assert r.heap.process.allocated == (330 + 180) * MiB  # the outputs before are gone either way
+
+
+def test_autocasts_cache_ends_with_the_model_or_with_the_loss() -> None:
+    """Two layers, of each a copy of 8 MiB beside what it keeps: wrapped, the reference finds the policy's gone."""
+    layer = Piece(Script(((CAST, 8 * MiB), *LAYER.forward.steps), LAYER.forward.out), LAYER.backward)
+    fields = {n: getattr(MODEL, n) for n in MODEL.__slots__} | {"layers": (layer, layer)}
+    for wrapped, left in ((True, 0), (False, 16)):
+        model = Blocks(**{**fields, "wrapped": wrapped})
+        r = replay.Replay(Allocator(), workspace=0)
+        kept = r.forward(model)
+        assert r.heap.process.allocated == (180 + left) * MiB  # two layers' 40, the last's 20, logits of 80
+        r.uncache()
+        r.leave(kept)
+        assert r.heap.process.allocated == 0
+    whole = Blocks(**{**fields, "wrapped": False})
+    both = replay.Act(whole, trained=True, micro_batches=1, inside=whole)
+    apart = replay.Act(Blocks(**{**fields, "wrapped": True}), trained=True, micro_batches=1, inside=whole)
+    assert replay.Reserve(both, 0).undisturbed >= replay.Reserve(apart, 0).undisturbed
+
+
+def test_it_breaks_below_what_it_needs_and_names_the_phase() -> None:
+    a = act(model="qwen2.5-1.5b", seq_len=4096, optimizer_impl="fused")
+    assert a
+    found = replay.Reserve(a, 32 * MiB)
+    assert not found.breaks(found.undisturbed)
+    for limit, phases in ((2 * 10**9, ("load",)), (found.undisturbed // 3, ("forward", "backward"))):
+        assert found.breaks(limit)
+        r = replay.Replay(Allocator(limit), 32 * MiB)
+        with pytest.raises(OutOfMemory):
+            r.all(a)
+        assert r.phase in phases
+
+
+def test_the_least_lies_between_what_is_allocated_and_what_is_reserved_undisturbed() -> None:
+    a = act(model="qwen2.5-1.5b", seq_len=4096, optimizer_impl="fused")
+    assert a
+    found = replay.Reserve(a, 32 * MiB)
+    r = replay.Replay(Allocator(), 32 * MiB)
+    r.all(a)
+    assert r.heap.process.most < found.least < found.undisturbed == r.heap.process.most_reserved
+    assert not found.breaks(found.least)
+
+
+def test_the_least_does_not_depend_on_what_was_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards ask one after another, each about its own limit. Here limits that suffice lie beside others that do not, so
+    that a search of a card's own would end wherever it began; and nothing is tried twice."""
+    a = replay.Act(MODEL, trained=True, micro_batches=1)
+    tried: list[int] = []
+
+    def breaks(self: replay.Reserve, limit: int) -> bool:
+        tried.append(limit)
+        return limit // (7 * MiB) % 3 != 0
+
+    monkeypatch.setattr(replay.Reserve, "breaks", breaks)
+    known = replay.Reserve(a, 0).least
+    for limits in (range(500, 1000, 10), range(1000, 500, -10)):
+        tried.clear()
+        found = replay.Reserve(a, 0)
+        said = {limit: found.meets(lambda size, most=limit * MiB: size <= most) for limit in limits}
+        assert said == {limit: known <= limit * MiB for limit in limits}
+        assert found.least == known
+        assert len(tried) == len(set(tried)) <= 10
+
+
+def test_a_question_is_answered_as_soon_as_its_answer_is_known() -> None:
+    """What is reserved undisturbed, or the most that is allocated, says it alone; else a few halves do."""
+    a = replay.Act(replace(MODEL, stream=30 * MiB), trained=True, micro_batches=1)
+    found = replay.Reserve(a, 0)
+    asked: list[int] = []
+    assert found.meets(lambda size: bool(asked.append(size)) or size <= 640 * MiB)  # type: ignore[func-returns-value]
+    assert asked == [640 * MiB]
+    assert not found.meets(lambda size: size < 500 * MiB)
+    assert found.meets(lambda size: True) and not found.meets(lambda size: False)
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-1.5b", "llama-3.2-3b", "gemma-2-2b", "phi-3-mini"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seq_len": 4096},
+        {"seq_len": 2048, "micro_batch": 4, "checkpointing": "full"},
+        {"task": "dpo", "checkpointing": "full"},
+        {"method": "lora", "optimizer_impl": "fused"},
+    ],
+)
+def test_a_segment_that_grows_never_needs_more_of_a_full_card(model: str, fields: dict[str, Any]) -> None:
+    """The setting is recommended without a search; what it spares is what lies in holes."""
+    fixed, growing = (act(model=model, **fields, expandable_segments=word) for word in (False, True))
+    assert fixed and growing
+    least = [replay.Reserve(a, 0).least for a in (fixed, growing)]
+    assert least[1] <= 1.002 * least[0]  # each is known to a thousandth
+    assert least[1] >= peak(growing)
+
+
+def peak(a: replay.Act) -> int:
+    """The most that is allocated at once."""
+    r = replay.Replay(Expandable(), 0)
+    r.all(a)
+    return r.heap.process.most
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "adafactor", "lion", "sgd", "sgd-momentum"])
+@pytest.mark.parametrize("impl", ["fused", "foreach", "single"])
+def test_what_the_step_takes_tensor_by_tensor_is_what_its_line_has(optimizer: str, impl: str) -> None:
+    """`calc.memory.optimizer.step_scratch`: all at once, or of the largest."""
+    a = act(optimizer=optimizer, optimizer_impl=impl)
+    assert a
+    placed = Roles(parse({**BASE, "optimizer": optimizer, "optimizer_impl": impl}, catalog=load())).placed["actor"]
+    lines = [line for _, lines in placed.engine.stepping() for line in lines if line.component == "temporary"]
+    taken = sum(a.model.passing) if a.model.at_once else max(a.model.passing)
+    assert taken == max(line.bytes for line in lines)
+
+
+def changed(**fields: Any) -> Blocks:
+    """MODEL with other fields."""
+    return Blocks(**{name: getattr(MODEL, name) for name in MODEL.__slots__} | fields)
+
+
+def test_a_forward_that_trains_nothing_leaves_what_it_found() -> None:
+    """Weights, and cosines and sines while it runs."""
+    model = changed(tables=(5 * MiB, 5 * MiB))
+    r = replay.Replay(Allocator(), workspace=0)
+    r.all(replay.Act(model, trained=False, micro_batches=1))
+    assert (r.heap.process.allocated, r.heap.process.most) == (110 * MiB, (290 + 10) * MiB)
+
+
+def test_more_micro_batches_than_two_need_no_more() -> None:
+    """Gradients of the second are added to the first's, which have been there since: 110 more than with one."""
+    most = []
+    for count in (1, 2, 3):
+        r = replay.Replay(Allocator(), workspace=0)
+        r.all(replay.Act(MODEL, trained=True, micro_batches=count))
+        most.append(r.heap.process.most // MiB)
+    assert most[1] == most[2] == most[0] + 110
+
+
+@pytest.mark.parametrize(("shares", "weights"), [(False, 2 * 110), (True, 110)])
+def test_a_model_that_scores_inside_may_be_the_trained_one(shares: bool, weights: int) -> None:
+    """Its forward runs while all that the first one's backward needs is there: 180 beside the weights, 180 again."""
+    r = replay.Replay(Allocator(), workspace=0)
+    a = replay.Act(MODEL, trained=False, micro_batches=1, inside=MODEL, shares=shares)
+    r.all(a)
+    assert (r.heap.process.allocated, r.heap.process.most) == (weights * MiB, (weights + 2 * 180) * MiB)
+
+
+@pytest.mark.parametrize(("at_once", "most"), [(True, 60 + 60 + 100), (False, 100)])
+def test_the_steps_temporaries_come_together_or_one_by_one(at_once: bool, most: int) -> None:
+    model = changed(passing=(60 * MiB, 60 * MiB, 100 * MiB), at_once=at_once)
+    r = replay.Replay(Allocator(), workspace=0)
+    r.step(model)
+    assert (r.heap.process.allocated, r.heap.process.most) == (220 * MiB, (220 + most) * MiB)
+
+
+def test_what_is_replayed_is_what_the_job_does() -> None:
+    """Two micro-batches stand for more; who scores has no backward, and nobody trains without an optimizer."""
+    one, eight, none, dpo = (
+        act(global_batch=1), act(global_batch=8), act(global_batch=8, optimizer="none"), act(task="dpo"),
+    )  # fmt: skip
+    assert one and eight and none and dpo and dpo.inside
+    assert [a.micro_batches for a in (one, eight, none)] == [1, 2, 1]
+    assert [a.trained for a in (one, eight, none)] == [True, True, False]
+    assert all(piece.backward for piece in dpo.model.layers)
+    assert not any(piece.backward for piece in (*dpo.inside.layers, dpo.inside.head))
+    assert dpo.inside.stream == dpo.model.stream == 2 * one.model.stream  # pairs
+    assert not replay.Act(MODEL, trained=True, micro_batches=1).shares
+
+
+def test_the_least_is_known_to_a_thousandth() -> None:
+    """Freed segments that go back make less than all enough, 610 of 640; a hair less breaks."""
+    a = replay.Act(replace(MODEL, stream=30 * MiB), trained=True, micro_batches=1)
+    found = replay.Reserve(a, 0)
+    assert found.undisturbed == 640 * MiB
+    assert 610 * MiB <= found.least <= 610 * MiB + 640 * MiB // 1000
+    assert found.breaks(found.least - 640 * MiB // 900)
+    for limit, enough in ((640, True), (641, True), (611, True), (609, False), (320, False)):
+        assert found.meets(lambda size, most=limit * MiB: size <= most) is enough
+
+
+def test_a_card_on_which_only_a_segment_that_grows_is_enough() -> None:
+    fixed, growing = (act(checkpointing="full", seq_len=4096, expandable_segments=word) for word in (False, True))
+    assert fixed and growing
+    found = [replay.Reserve(a, 0) for a in (fixed, growing)]
+    between = sum([reserve.least for reserve in found]) // 2
+    assert [reserve.breaks(between) for reserve in found] == [True, False]
+
+
+def outright(a: replay.Act, limit: int | None, workspace: int = 32 * MiB) -> replay.Replay:
+    """All steps under a limit, from the start and to the end."""
+    r = replay.Replay((Expandable if a.expandable else Allocator)(limit), workspace)
+    r.run_load(a)
+    for _ in range(replay.STEPS):
+        for _ in range(a.micro_batches):
+            r.run_forward(a)
+            r.run_backward(a)
+        r.run_step(a)
+    return r
+
+
+def outright_breaks(a: replay.Act, limit: int) -> bool:
+    try:
+        outright(a, limit)
+    except OutOfMemory:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"global_batch": 2},
+        {"task": "dpo", "checkpointing": "full", "global_batch": 2},
+        {"method": "lora", "seq_len": 4096},
+        {"task": "rm", "optimizer": "none"},
+        {"gpus": 2, "sharding": "fsdp2", "global_batch": 4, "checkpointing": "full"},
+    ],
+    ids=str,
+)
+def test_a_replay_that_goes_on_from_a_mark_or_ends_early_is_the_whole_one(
+    fields: dict[str, Any], expandable: bool
+) -> None:
+    """What is reserved and allocated at most, undisturbed, and whether it breaks under limits to the least and below,
+    which are asked in the order of a search and one by one."""
+    a = act(**fields, expandable_segments=expandable)
+    assert a
+    found, process = replay.Reserve(a, 32 * MiB), outright(a, None).heap.process
+    assert (found.undisturbed, found._low) == (process.most_reserved, process.most)
+    low, high = process.most, process.most_reserved
+    while high - low > found.undisturbed // 1000:
+        middle = (low + high) // 2
+        low, high = (middle, high) if outright_breaks(a, middle) else (low, middle)
+    assert found.least == high
+    for limit in (process.most * 2 // 3, process.most - 1, high, process.most_reserved - 1):
+        assert replay.Reserve(a, 32 * MiB).breaks(limit) is found.breaks(limit) is outright_breaks(a, limit)
+
+
+def test_a_limit_that_would_have_gone_the_same_way_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the most that was reserved under one that is tried to below the least that it refused."""
+    tried, go = list[int](), replay.Replay.all
+
+    def counted(self: replay.Replay, *given: Any) -> None:
+        tried.append(self.done)
+        go(self, *given)
+
+    monkeypatch.setattr(replay.Replay, "all", counted)
+    a = replay.Act(replace(MODEL, stream=30 * MiB), trained=True, micro_batches=1)
+    found = replay.Reserve(a, 0)
+    assert found.undisturbed == 640 * MiB
+    # under 630 a free segment goes back and all that is reserved are 610
+    assert [found.breaks(limit * MiB) for limit in (630, 629, 610, 639, 609)] == [False, False, False, False, True]
+    assert len(tried) == 3 and tried[0] == 0 < tried[1]
+
+
+def test_a_part_that_finds_what_it_found_a_step_before_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is trained the third step finds what the second did."""
+    seen, forward = list[int](), replay.Replay.run_forward
+
+    def counted(self: replay.Replay, a: replay.Act) -> None:
+        seen.append(self.heap.process.reserved)
+        forward(self, a)
+
+    monkeypatch.setattr(replay.Replay, "run_forward", counted)
+    replay.Reserve(replay.Act(MODEL, trained=False, micro_batches=1), 32 * MiB)
+    assert len(seen) == 2 < replay.STEPS
+
+
+def test_where_the_gradient_of_a_weight_goes_is_no_matter_of_what_is_free() -> None:
+    """It stays, is added to the one that is there, or waits for the embedding's; the same memory is free each time."""
+    script, seen = Script(((WEIGHT, 30 * MiB),), INPUT), []
+    r = replay.Replay(Allocator(), workspace=0)
+    for adding, apart in ((False, False), (True, False), (False, True)) * 2:
+        r.adding, r.apart = adding, apart
+        r.play(script, {})
+        seen.append((len(r.gradients), r.head > 0, r.heap.process.allocated // MiB))
+        r.give(*r.gradients, r.head)
+        r.gradients, r.head = [], 0
+    assert seen == [(1, False, 30), (0, False, 0), (0, True, 30)] * 2

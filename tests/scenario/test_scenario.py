@@ -1,0 +1,448 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import fields, scenarios
+
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
+from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError, framework, parse
+
+SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm"}
+
+
+def error(**changes: Any) -> str:
+    """The one line that refuses SFT with these changes; `__` in a name is a dot, None takes a field away."""
+    data = SFT | {name.replace("__", "."): value for name, value in changes.items()}
+    with pytest.raises(ScenarioError) as caught:
+        parse({name: value for name, value in data.items() if value is not None}, where="job.yaml")
+    line = str(caught.value)
+    assert line.startswith("job.yaml: ")
+    assert line.isprintable()
+    return line
+
+
+# --- what is filled in ---
+
+
+def test_a_scenario_needs_a_model_a_task_and_a_gpu_and_has_a_default_for_the_rest() -> None:
+    s = parse(SFT)
+    assert (s.framework, s.gpus, s.gpus_per_node, s.method, s.lora, s.sharding) == ("torch", 1, 1, "full", None, "none")
+    assert s.framework_version == framework("torch").KNOWN[-1]
+
+
+@pytest.mark.parametrize("name", SCHEMA["required"])
+def test_a_missing_required_field_is_named(name: str) -> None:
+    assert repr(name) in error(**{name: None})
+
+
+def test_a_misspelt_required_field_is_an_unknown_field() -> None:
+    assert "did you mean 'model'" in error(model=None, modle="llama-3-8b")
+
+
+def test_the_mean_length_is_the_cap_unless_given() -> None:
+    assert parse(SFT | {"seq_len": 4096}).expected_len == 4096
+    assert parse(SFT | {"seq_len": 4096, "expected_len": 600}).expected_len == 600
+
+
+def test_nodes_hold_eight_gpus_unless_said_otherwise() -> None:
+    many = SFT | {"sharding": "fsdp2"}
+    assert parse(many | {"gpus": 4}).gpus_per_node == 4
+    assert parse(many | {"gpus": 16}).gpus_per_node == 8
+    assert parse(many | {"gpus": 16}).nodes == 2
+    assert parse(many | {"gpus": 16, "gpus_per_node": 4}).nodes == 4
+
+
+def test_a_default_batch_is_a_whole_number_of_steps_on_any_number_of_gpus() -> None:
+    s = parse(SFT | {"framework": "openrlhf", "gpus": 6, "micro_batch": 1})
+    assert s.global_batch % 6 == 0
+    assert s.accumulation * s.micro_batch * s.data_parallel == s.global_batch
+
+
+def test_accumulation_counts_micro_batches_of_one_gpu() -> None:
+    # The reward model of OpenRLHF issue 354: 126 pairs over 6 GPUs, one pair each.
+    s = parse(SFT | {"task": "rm", "framework": "openrlhf==0.3", "gpus": 6, "micro_batch": 1, "global_batch": 126})
+    assert s.accumulation == 21
+
+
+@pytest.mark.parametrize("name", ["torch", "openrlhf"])
+@pytest.mark.parametrize("task", ["pretrain", "sft", "rm", "dpo"])
+def test_every_known_version_of_a_framework_has_every_default(name: str, task: str) -> None:
+    for version in framework(name).KNOWN:
+        for method in ("full", "lora"):
+            s = parse(SFT | {"task": task, "framework": f"{name}=={version}", "method": method})
+            assert s.framework_version == version
+            assert set(s.as_dict()) == set(SCHEMA["properties"])
+
+
+def test_a_hugging_face_name_becomes_the_id_of_the_catalog() -> None:
+    model = load().models["llama-3-8b"]
+    assert parse(SFT | {"model": model.hf}) == parse(SFT)
+
+
+# --- two spellings ---
+
+
+def test_dotted_and_nested_fields_are_the_same() -> None:
+    nested = parse(SFT | {"method": "lora", "lora": {"rank": 64, "targets": ["q_proj"]}, "versions": {"torch": "2.4"}})
+    dotted = parse(SFT | {"method": "lora", "lora.rank": 64, "lora.targets": ["q_proj"], "versions.torch": "2.4"})
+    mixed = parse(SFT | {"method": "lora", "lora.rank": 64, "lora": {"targets": ["q_proj"]}, "versions.torch": "2.4"})
+    assert nested == dotted == mixed
+    assert nested.lora is not None
+    assert (nested.lora.rank, nested.lora.targets) == (64, ("q_proj",))
+
+
+def test_roles_may_be_dotted_to_any_depth() -> None:
+    dpo = SFT | {"task": "dpo", "gpus": 2, "sharding": "fsdp2"}
+    nested = parse(dpo | {"roles": {"reference": {"offload": {"parameters": True}}}})
+    assert nested == parse(dpo | {"roles.reference.offload.parameters": True})
+    assert nested == parse(dpo | {"roles": {"reference.offload": {"parameters": True}}})
+
+
+def test_a_field_spelled_twice_is_refused() -> None:
+    assert "lora.rank: given twice" in error(method="lora", lora={"rank": 8}, lora__rank=16)
+    assert "lora: given twice" in error(method="lora", lora=3, lora__rank=16)
+
+
+def test_a_whole_number_may_be_written_as_a_float() -> None:
+    s = parse(SFT | {"seq_len": 4096.0})
+    assert type(s.seq_len) is int
+
+
+# --- one field at a time ---
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("seqlen", 2048, "did you mean 'seq_len'"),
+        ("lora.rnk", 8, "did you mean 'lora.rank'"),
+        ("versions.transformer", "4.44", "did you mean 'versions.transformers'"),
+        ("model", "llama-3-8", "did you mean"),
+        ("model", 8, "given 8"),
+        ("gpu", "a100-80-sxn", "did you mean 'a100-80-sxm'"),
+        ("task", "stf", "did you mean 'sft'"),
+        ("framework", "openrhlf", "did you mean 'openrlhf'"),
+        ("framework", "openrlhf==banana", "a version of numbers"),
+        ("framework", "openrlhf==", "a version of numbers"),
+        ("framework", "openrlhf=0.6", "allowed: torch, openrlhf"),
+        ("precision", "bf-16", "did you mean 'bf16'"),
+        ("gpus", 0, "at least 1"),
+        ("gpus", -4, "at least 1"),
+        ("gpus", 10**9, "at most"),
+        ("gpus", True, "given true"),
+        ("gpus", "8", "an integer"),
+        ("gpus", None, "given null"),
+        ("gpus_per_node", 0, "at least 1"),
+        ("micro_batch", -1, "at least 1"),
+        ("micro_batch", 1.5, "an integer"),
+        ("micro_batch", 10**7, "at most"),
+        ("global_batch", 0, "at least 1"),
+        ("seq_len", 0, "at least 1"),
+        ("seq_len", 10**12, "at most"),
+        ("seq_len", float("inf"), "seq_len: given"),
+        ("seq_len", float("nan"), "seq_len: given"),
+        ("lora.rank", 0, "at least 1"),
+        ("lora.rank", 10**6, "at most 65536"),
+        ("lora.dropout", 1, "below 1"),
+        ("lora.dropout", -0.1, "at least 0"),
+        ("lora.dropout", float("nan"), "finite"),
+        ("lora.targets", "q_proj", "all-linear"),
+        ("lora.targets", [], "a list"),
+        ("lora.targets", [3], "given 3"),
+        ("rollout.gpu_memory_utilization", 0, "above 0"),
+        ("rollout.gpu_memory_utilization", 1.01, "at most 1"),
+        ("packing", "yes", "true or false"),
+        ("offload", True, "a mapping"),
+        ("versions.torch", 2.4, "text such as '2.4'"),
+        ("roles.reference", "nun", "'none'"),
+        ("tensor_parallel", 0, "at least 1"),
+    ],
+)
+def test_a_value_that_a_field_does_not_take_is_refused_with_what_it_takes(field: str, value: Any, told: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        parse(SFT | {field: value}, where="job.yaml")
+    line = str(caught.value)
+    assert line.startswith("job.yaml: ")
+    assert line.isprintable()
+    assert field.partition(".")[0].rstrip("s")[:4] in line
+    assert told in line
+
+
+@pytest.mark.parametrize("data", [None, [], [SFT], "sft", 3, True, {1: 2}, SFT | {None: 1}, SFT | {"lora": {1: 2}}])
+def test_what_is_no_mapping_of_named_fields_is_refused(data: Any) -> None:
+    with pytest.raises(ScenarioError, match=r"^job\.yaml: "):
+        parse(data, where="job.yaml")
+
+
+def test_an_error_stays_on_one_line_whatever_is_given() -> None:
+    assert "\\n" in error(model="llama\nTraceback")
+    assert len(error(model="x" * 4000)) < 1000
+
+
+# --- words that are valid and not computed yet ---
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "allowed"),
+    [
+        ("verl==0.5", "sft", "ppo, grpo, reinforce++; sft from 0.7.1 on"),
+        ("verl", "dpo", "ppo, grpo, reinforce++, sft"),
+        ("trl", "ppo", "sft, rm, dpo, grpo"),
+        ("openrlhf==0.5.0", "grpo", "ppo"),
+    ],
+)
+def test_a_task_that_a_framework_lacks_is_refused_with_those_it_has(name: str, task: str, allowed: str) -> None:
+    line = error(framework=name, task=task)
+    assert f"task: given '{task}', allowed with" in line
+    assert f": {allowed}" in line
+
+
+def test_a_parallelism_that_is_not_modelled_is_refused() -> None:
+    assert "expert_parallel: given 2, not modelled yet" in error(gpus=2, sharding="fsdp2", expert_parallel=2)
+
+
+@pytest.mark.parametrize("degree", ["tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"])
+def test_nothing_is_shared_by_default(degree: str) -> None:
+    assert parse(SFT | {degree: 1}) == parse(SFT)
+
+
+def test_a_gpu_has_a_communicator_for_its_shards_and_for_each_kind_of_work_that_it_shares() -> None:
+    """Eight GPUs that share one sequence gather weights in a group of their own beside the ring's."""
+    given = {**SFT, "gpus": 8, "sharding": "fsdp2", "attention": "sdpa", "seq_len": 2048}
+    assert parse(given).communicators == 1
+    assert parse(given | {"context_parallel": 8}).communicators == 2
+    assert parse(given | {"context_parallel": 2, "tensor_parallel": 2}).communicators == 3
+
+
+# --- fields together ---
+
+
+def test_gpus_fill_whole_nodes() -> None:
+    line = error(gpus=12, gpus_per_node=8, sharding="fsdp2")
+    assert "gpus: given 12" in line
+    assert "8 or 16" in line
+    assert parse(SFT | {"gpus": 4, "gpus_per_node": 8, "sharding": "ddp"}).nodes == 1
+
+
+def test_a_batch_divides_over_its_gpus() -> None:
+    line = error(gpus=4, sharding="fsdp2", micro_batch=2, global_batch=12)
+    assert "global_batch: given 12" in line
+    assert "2 x 4 = 8, as 8 or 16" in line
+    assert "as 8" in error(gpus=4, sharding="fsdp2", micro_batch=2, global_batch=4)
+
+
+def test_several_gpus_need_a_way_to_share_the_work() -> None:
+    assert "sharding: given 'none' with gpus = 4, allowed: ddp" in error(gpus=4, sharding="none")
+    assert parse(SFT | {"gpus": 1, "sharding": "fsdp2"}).sharding == "fsdp2"
+
+
+def test_a_mean_length_is_at_most_the_cap() -> None:
+    assert "expected_len: given 4096, allowed: at most seq_len = 2048" in error(seq_len=2048, expected_len=4096)
+
+
+def test_adapters_need_a_method_that_has_them() -> None:
+    assert "lora.rank: given with method full" in error(lora__rank=8)
+    assert "lora.rank: given with method full" in error(method="full", lora={"rank": 8})
+    assert parse(SFT | {"lora": None}) == parse(SFT)
+
+
+def test_adapter_targets_are_layers_of_the_model() -> None:
+    assert "did you mean 'q_proj'" in error(method="lora", lora__targets=["q_prj"])
+    assert "lora.targets" in error(model="phi-3-mini", method="lora", lora__targets=["q_proj"])
+    s = parse(SFT | {"model": "phi-3-mini", "method": "lora", "lora.targets": ["qkv_proj"]})
+    assert s.lora is not None
+
+
+@pytest.mark.parametrize("field", ["prompt_len", "response_len", "rollout.n"])
+def test_fields_of_rl_are_for_rl(field: str) -> None:
+    assert f"{field}: given for sft, allowed: for RL tasks" in error(**{field.replace(".", "__"): 8})
+
+
+def test_roles_of_a_supervised_job_share_its_gpus() -> None:
+    assert "placement: given 'separate'" in error(task="dpo", placement="separate")
+    dpo = {"task": "dpo", "gpus": 2, "sharding": "ddp"}
+    assert "roles.reference.gpus: given 1, allowed: 2" in error(**dpo, roles__reference__gpus=1)
+
+
+def test_a_framework_refuses_what_it_cannot_run() -> None:
+    line = error(framework="openrlhf", method="qlora", sharding="zero3", gpus=2)
+    assert "qlora" in line
+    assert "zero3" in line
+
+
+# --- roles ---
+
+
+def test_dpo_has_a_reference_unless_it_is_taken_away() -> None:
+    dpo = SFT | {"task": "dpo"}
+    reference = parse(dpo).role("reference")
+    assert reference is not None
+    assert reference.model == "llama-3-8b"
+    assert parse(dpo | {"roles": {"reference": "none"}}).role("reference") is None
+
+
+def test_a_role_sees_the_job_with_what_differs_put_in() -> None:
+    other = {"reference": {"model": "llama-3.2-1b", "offload.parameters": True}}
+    s = parse(SFT | {"task": "dpo", "gpus": 2, "sharding": "fsdp2", "roles": other})
+    reference = s.role("reference")
+    assert reference is not None
+    assert reference.architecture == load().models["llama-3.2-1b"].architecture
+    assert reference.offload.parameters
+    assert not s.offload.parameters
+    assert reference.seq_len == s.seq_len
+
+
+@pytest.mark.parametrize("role", ["actor", "critic", "reward"])
+def test_a_role_that_the_task_lacks_is_refused_with_those_it_has(role: str) -> None:
+    assert f"roles.{role}: not a role of dpo, allowed: reference" in error(task="dpo", roles={role: {}})
+    assert f"roles.{role}: not a role of sft" in error(roles={role: {}})
+    # a role that does not run is none in every job
+    assert parse(SFT | {"task": "dpo", "roles": {role: "none"}}) == parse(SFT | {"task": "dpo"})
+
+
+def test_a_role_that_is_not_trained_takes_no_field_of_training() -> None:
+    assert "roles.reference.optimizer: given for a role" in error(task="dpo", roles={"reference": {"optimizer": "sgd"}})
+    assert "fp8" in error(task="dpo", roles={"reference": {"precision": "fp8"}})
+    assert "did you mean" in error(task="dpo", roles={"reference": {"model": "llama-3-8"}})
+
+
+# --- warnings ---
+
+
+def test_a_sequence_beyond_the_models_positions_is_said_not_refused() -> None:
+    assert parse(SFT).warnings == ()
+    (warning,) = parse(SFT | {"seq_len": 16_384}).warnings
+    assert "16384" in warning
+    assert "8192" in warning
+
+
+def test_an_unknown_version_is_computed_as_the_nearest_and_said() -> None:
+    for name in ("torch", "openrlhf"):
+        s = parse(SFT | {"framework": f"{name}==999.9"})
+        assert s.framework_version in framework(name).KNOWN
+        assert "999.9" in s.warnings[0]
+
+
+# --- there and back ---
+
+
+@given(scenarios())
+def test_a_scenario_written_out_in_full_is_the_same_scenario(s: Scenario) -> None:
+    data = s.as_dict()
+    assert parse(data) == s
+    assert parse(data).as_dict() == data
+    assert parse(data).warnings == s.warnings
+    assert json.loads(json.dumps(data)) == data
+    assert hash(parse(data)) == hash(s)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"task": "grpo", "framework": "verl", "rollout.engine": "none"},
+        {"task": "ppo", "framework": "verl==0.4.9"},
+        {"task": "rm", "framework": "trl==1.5.3"},
+        {"framework": "openrlhf==999.9"},
+    ],
+)
+def test_a_rollout_that_is_not_there_and_a_version_in_between_come_back_as_they_were(given: dict[str, Any]) -> None:
+    """The first was refused, as its default had the engine sleep; the others came back without their note."""
+    s = parse(SFT | {"gpus": 8} | given)
+    assert parse(s.as_dict()) == s
+    assert parse(s.as_dict()).warnings == s.warnings
+    assert s.as_dict()["framework"] == (
+        given["framework"] if "==" in given["framework"] else f"verl=={s.framework_version}"
+    )
+
+
+@given(fields())
+def test_what_is_given_is_never_replaced_by_a_default(data: dict[str, Any]) -> None:
+    try:
+        s = parse(data)
+    except ScenarioError:
+        return
+    for name, value in data.items():
+        if name not in ("framework", "roles.reference") and not name.startswith(("lora.", "offload.", "versions.")):
+            assert getattr(s, name) == value
+
+
+words = st.sampled_from(sorted({*SCHEMA["properties"], "lora.rank", "roles.reference", "rank", "none", ""}))
+garbage = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | words | st.sampled_from(sorted(SFT.values())),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words | st.text(max_size=9), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.one_of(garbage, st.dictionaries(words | st.text(max_size=9), garbage, max_size=5).map(lambda d: SFT | d)))
+def test_whatever_is_given_is_a_scenario_or_one_line(data: Any) -> None:
+    try:
+        assert isinstance(parse(data, where="job.yaml"), Scenario)
+    except ScenarioError as caught:
+        assert str(caught).startswith("job.yaml: ")
+        assert str(caught).isprintable()
+
+
+# --- the schema is the reference that readers see ---
+
+
+def leaves(node: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    inner = node.get("properties", {})
+    return [(path, node)] * bool(path) + [x for name, child in inner.items() for x in leaves(child, f"{path}.{name}")]
+
+
+def test_every_field_is_described_and_bounded() -> None:
+    for path, node in leaves(SCHEMA):
+        if "$ref" in node:
+            continue
+        assert node["description"].endswith("."), path
+        kinds = node["type"] if isinstance(node["type"], list) else [node["type"]]
+        if "integer" in kinds:
+            assert node["minimum"] >= 1, path
+            assert "maximum" in node, path
+        if "object" in kinds:
+            assert node["additionalProperties"] is False, path
+        if "string" in kinds:
+            assert {"enum", "pattern", "maxLength"} & set(node), path
+
+
+def test_the_object_has_the_fields_of_the_schema() -> None:
+    own = {f.name for f in dataclasses.fields(Scenario)} - {
+        "framework_version",
+        "framework_asked",
+        "architecture",
+        "architectures",
+        "warnings",
+    }
+    assert own == set(SCHEMA["properties"])
+
+
+def test_a_card_older_than_ampere_is_told_of_bf16_and_flash_attention() -> None:
+    """A V100 would get numbers for a job that it cannot run as written."""
+    plain = {"model": "llama-3.2-1b", "task": "sft", "attention": "sdpa"}
+
+    def told(**fields: str) -> tuple[str, ...]:
+        return estimate(parse(plain | fields)).notes
+
+    old = told(gpu="v100-32", attention="flash")
+    assert any("no bf16" in note for note in old)
+    assert any("FlashAttention-2 does not run" in note for note in old)
+    assert told(gpu="v100-32", precision="fp16") == told(gpu="v100-32", precision="fp32")
+    (builds,) = told(gpu="v100-32", precision="fp16")
+    assert "CUDA 12.6" in builds
+    assert told(gpu="a100-80-sxm", attention="flash") == ()
+
+
+def test_adapters_on_routed_experts_come_with_a_word() -> None:
+    """Mixtral's experts are bare parameters in Transformers 5: not quantised, and not adapted by what is computed."""
+    job = {"model": "mixtral-8x7b", "task": "sft", "gpu": "h200", "method": "qlora"}
+    assert any("routed experts stay in 16 bits" in warning for warning in parse(job).warnings)
+    assert any("without routed experts" in warning for warning in parse({**job, "method": "lora"}).warnings)
+    assert parse({**job, "method": "lora", "lora.targets": ["q_proj"]}).warnings == ()
+    assert parse({**job, "model": "llama-3-8b"}).warnings == ()

@@ -1,0 +1,133 @@
+"""Which kernel runs, in which formats a model is kept, and which engine holds it."""
+
+from __future__ import annotations
+
+import pytest
+from jobs import P, engine, job, replica_of
+
+from calc.catalog.catalog import load
+from calc.engines.fsdp import Fsdp
+from calc.engines.fsdp1 import Fsdp1
+from calc.engines.plain import Plain
+from calc.engines.replica import Replica
+from calc.engines.zero import Zero
+from calc.step import placement
+
+
+def replica(*, trained: bool = True, **fields: object) -> Replica:
+    """The model of `job(**fields)`."""
+    return replica_of(job(**fields), trained=trained)
+
+
+@pytest.mark.parametrize(
+    ("model", "attention", "precision", "kernel"),
+    [
+        ("llama-3-8b", "eager", "bf16", "eager"),
+        ("llama-3-8b", "flash", "bf16", "flash"),
+        ("llama-3-8b", "sdpa", "bf16", "flash"),
+        ("llama-3-8b", "sdpa", "autocast", "flash"),
+        # fp32: memory-efficient with as many keys as queries, else the plain mathematics
+        ("llama-2-7b", "sdpa", "fp32", "efficient"),
+        ("llama-3-8b", "sdpa", "fp32", "math"),
+        # values narrower than queries
+        ("deepseek-v2-lite", "sdpa", "bf16", "efficient"),
+        # Gemma's heads of 256 are the largest that FlashAttention takes
+        ("gemma-7b", "sdpa", "bf16", "flash"),
+        # sinks
+        ("gpt-oss-20b", "sdpa", "bf16", "eager"),
+        ("gpt-oss-20b", "flash", "bf16", "flash"),
+    ],
+)
+def test_sdpa_runs_the_kernel_that_pytorch_has_for_the_model(
+    model: str, attention: str, precision: str, kernel: str
+) -> None:
+    """torch sdp_utils.cpp: FlashAttention needs 16 bits and equal heads of at most 256."""
+    assert placement.kernel(load().model(model).architecture, attention, precision) == kernel
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        # bytes of weight, gradient, master, and what is stepped
+        ({}, (2, 2, 0, 2)),
+        ({"precision": "fp32"}, (4, 4, 0, 4)),
+        ({"precision": "autocast"}, (4, 4, 0, 4)),
+        ({"grad_dtype": "fp32"}, (2, 2, 0, 2)),
+        ({"precision": "mixed"}, (2, 2, 4, 4)),
+        ({"precision": "mixed", "grad_dtype": "fp32"}, (2, 4, 4, 4)),
+        ({"precision": "fsdp-mixed", "sharding": "fsdp2", "gpus": 2}, (4, 4, 0, 4)),
+    ],
+)
+def test_each_precision_has_its_formats(fields: dict[str, object], expected: tuple[int, ...]) -> None:
+    """As the contract words them: `mixed` alone has a master, and an accumulation type of its own."""
+    r = replica(**fields)
+    assert (r.weight_bytes, r.grad_bytes, r.master_bytes, r.step_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "version", "kept"),
+    [("qlora", "0.43.1", True), ("qlora", "0.43.2", False), ("qlora", None, False), ("lora", "0.42", False)],
+)
+def test_four_bit_products_keep_their_inputs_by_bitsandbytes_version(
+    method: str, version: str | None, kept: bool
+) -> None:
+    """autograd/_functions.py: ctx.tensors = (A, B) in 0.43.1, (None, B) in 0.43.2 and since."""
+    fields = {"versions__bitsandbytes": version} if version else {}
+    assert replica(method=method, **fields).run.keeps_inputs is kept
+
+
+def test_full_training_trains_every_tensor() -> None:
+    """P of Llama 3 8B; as a reward model V·h less and one row of 4,096 more."""
+    assert replica().trainable == replica().parameters == P
+    assert replica(task="rm").trainable == P - 525_336_576 + 4096
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("bf16", (2, 2, 2)), ("fp32", (4, 4, 4))])
+def test_adapters_have_a_format_of_their_own(dtype: str, expected: tuple[int, ...]) -> None:
+    """Beside bf16 weights: gradient and states in the adapter's type. Rank 64 on all linears: 167,772,160."""
+    r = replica(method="lora", lora__rank=64, lora__dtype=dtype)
+    assert r.weight_bytes == 2
+    assert (r.adapter_bytes, r.grad_bytes, r.step_bytes) == expected
+    assert r.trainable == r.adapter == 167_772_160
+    assert sum(t.elements * t.count for t in r.trained_tensors) == 167_772_160
+
+
+def test_adapters_sit_beside_the_layers_that_are_named() -> None:
+    """q_proj alone, rank 8: A (8, 4096) and B (4096, 8) in 32 layers."""
+    r = replica(method="lora", lora__rank=8, lora__targets=["q_proj"])
+    assert [(t.shape, t.count) for t in r.trained_tensors] == [((8, 4096), 32), ((4096, 8), 32)]
+    assert r.largest == 8 * 4096
+
+
+def test_a_frozen_model_trains_nothing() -> None:
+    """Neither does a job without an optimizer."""
+    for r in (replica(trained=False), replica(trained=False, method="lora"), replica(optimizer="none")):
+        assert (r.optimizer, r.trainable, r.trained_tensors, r.adapter) == (None, 0, (), 0)
+
+
+def test_a_step_of_several_micro_batches_accumulates() -> None:
+    """global_batch = micro_batch · GPUs · accumulation."""
+    assert not replica(gpus=4, global_batch=4).accumulates
+    assert replica(gpus=4, global_batch=8).accumulates
+    assert replica(gpus=4, global_batch=8).ranks == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "what"),
+    [
+        ({}, Plain, {"buckets": False}),
+        ({"gpus": 2, "sharding": "ddp"}, Plain, {"buckets": True}),
+        ({"gpus": 1, "sharding": "ddp"}, Plain, {"buckets": False}),
+        ({"gpus": 2, "sharding": "fsdp1"}, Fsdp1, {"offload": False}),
+        ({"gpus": 2, "sharding": "fsdp2", "offload__parameters": True}, Fsdp, {"offload": True}),
+        ({"gpus": 2, "sharding": "zero3"}, Zero, {"stage": 3, "offload_optimizer": False}),
+        ({"framework": "openrlhf", "offload__optimizer": True}, Zero, {"stage": 2, "offload_optimizer": True}),
+        # DeepSpeed at stage 0 partitions fp32 states as stage 1 does
+        ({"framework": "openrlhf", "sharding": "none"}, Zero, {"stage": 1}),
+    ],
+)
+def test_the_sharding_names_the_engine(fields: dict[str, object], kind: type, what: dict[str, object]) -> None:
+    """OpenRLHF runs DeepSpeed whatever the sharding; plain PyTorch only where ZeRO is asked for."""
+    found = engine(**fields)
+    assert type(found) is kind
+    assert {name: getattr(found, name) for name in what} == what

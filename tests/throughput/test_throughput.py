@@ -1,0 +1,607 @@
+"""Step times: arithmetic and bytes worked by hand, what must hold for any job, and what an estimate shows of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from strategies import scenarios
+
+from calc.catalog.catalog import GPU, Node, load
+from calc.estimate.estimate import as_dict, estimate, speed
+from calc.estimate.report import text
+from calc.models.architecture import Architecture, parameters
+from calc.scenario.scenario import Scenario, parse
+from calc.throughput import Throughput, Unrated, node_of, throughput, traffic, work
+from calc.throughput.rates import BUS, MEMORY, THROUGH_HOST, Rates, rated
+from calc.throughput.rollout import decode, lengths
+from calc.throughput.training import FLAT, Load, optimizer_bytes, update
+
+PAGE = (Path(__file__).parents[2] / "docs/method/throughput.md").read_text("utf-8")
+# q 64, k and v 32 each, o 64, gate, up and down 128 each: 576 in a layer; the head is 32 · 8
+TINY = Architecture("llama", 8, 2, 2, 1, 4, 16, 32, False, 64, dense_layers=2)
+UNIT = Rates(
+    matrix=1.0, grouped=1.0, fp32=1.0, flash=1.0, memory=1.0, eager=1.0, bus=1.0, network=1.0, pcie=1.0, per_node=8
+)
+SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm", "seq_len": 2048, "global_batch": 64}
+ZERO3 = {**SFT, "framework": "openrlhf", "gpus": 8, "sharding": "zero3", "checkpointing": "full", "micro_batch": 1}
+PLAIN = {**ZERO3, "framework": "torch", "precision": "mixed"}
+PPO = {"model": "llama-3-8b", "task": "ppo", "gpu": "h100-sxm", "gpus": 8, "framework": "openrlhf"}
+APART = {
+    **PPO,
+    "gpus": 16,
+    "placement": "separate",
+    "roles.actor.gpus": 8,
+    "roles.critic.gpus": 4,
+    "rollout.gpus": 4,
+}
+JOBS: dict[str, dict[str, Any]] = {
+    "sft": SFT,
+    "lora": {**SFT, "method": "lora"},
+    "qlora": {**SFT, "method": "qlora"},
+    "eager": {**SFT, "attention": "eager", "checkpointing": "selective"},
+    "autocast": {**SFT, "precision": "autocast", "gpus": 8, "sharding": "fsdp1"},
+    "zero2": {**ZERO3, "sharding": "zero2"},
+    "zero3": ZERO3,
+    "offloaded": {**PLAIN, "offload.optimizer": True, "offload.parameters": True},
+    "fsdp": {**SFT, "gpus": 16, "sharding": "fsdp2", "checkpointing": "full"},
+    "ddp": {**SFT, "gpus": 2, "sharding": "ddp", "optimizer": "adamw-8bit"},
+    "rm": {**ZERO3, "task": "rm"},
+    "dpo": {**ZERO3, "task": "dpo"},
+    "moe": {**SFT, "model": "mixtral-8x7b", "gpus": 8, "sharding": "fsdp2"},
+    "sliding": {**SFT, "model": "gemma-2-9b", "seq_len": 8192},
+    "ppo": PPO,
+    "ppo, separate": APART,
+    "grpo, verl": {**PPO, "task": "grpo", "framework": "verl"},
+    "grpo, trl": {**PPO, "task": "grpo", "framework": "trl"},
+    "update alone": {**PPO, "framework": "torch", "gpus": 1, "rollout.engine": "none",
+                     "roles": dict.fromkeys(("critic", "reference", "reward"), "none")},
+}  # fmt: skip
+
+
+def scenario(**fields: Any) -> Scenario:
+    return parse(fields)
+
+
+def answer(fields: dict[str, Any], card: GPU | None = None, node: Node | None = None) -> Throughput:
+    s = parse(fields)
+    catalog = load()
+    return throughput(s, card or catalog.gpu(s.gpu), node or node_of(s, catalog))
+
+
+def rising(steps: list[float]) -> bool:
+    """Whether no step is quicker than the one before it, but for the last bit of a float."""
+    return all(b >= a * (1 - 1e-12) for a, b in pairwise(steps))
+
+
+def seconds(t: Throughput, name: str) -> float:
+    return sum(x.seconds for x in t.terms if x.name == name)
+
+
+# ---- worked by hand -----------------------------------------------------------------------------------------------
+
+
+def test_the_matrices_of_a_tiny_model_are_counted_without_its_embedding_and_with_its_head() -> None:
+    c = work.counts(TINY, "lm")
+    assert (c.layers, c.head) == (2 * 576, 32 * 8)
+    assert work.counts(replace(TINY, tied=True), "lm").head == 32 * 8
+    assert work.counts(TINY, "scalar").head == 8
+
+
+def test_full_training_with_checkpointing_multiplies_four_times_in_layers_and_three_times_in_the_head() -> None:
+    """Ten tokens: 2 · 10 · (4 · 1152 + 3 · 256) operations; without checkpointing 3 · (1152 + 256)."""
+    c = work.counts(TINY, "lm")
+    again = work.matrix(10, c, work.NO_ADAPTERS, work.Passes(1, 1, 1, 1), 1, 1.0)
+    assert again.seconds == 2 * 10 * (4 * 1152 + 3 * 256)
+    assert work.matrix(10, c, work.NO_ADAPTERS, work.Passes(1, 0, 1, 1), 1, 1.0).seconds == 60 * (1152 + 256)
+
+
+def test_lora_leaves_out_the_frozen_weights_own_gradients() -> None:
+    """Rank 2 on q_proj: 2 · (8 + 8) elements in each of two layers, with both gradients; the rest has one."""
+    a = work.adapters(TINY, 2, ("q_proj",))
+    assert a == work.Adapters(elements=64, inputs=16, outputs=16, linears=2)
+    made = work.matrix(10, work.counts(TINY, "lm"), a, work.Passes(1, 0, 1, 0), 1, 1.0)
+    assert made.seconds == 2 * 10 * (2 * (1152 + 256) + 3 * 64)
+
+
+def test_every_linear_of_a_layer_is_adapted_where_all_are_asked_for() -> None:
+    """Inputs 8 · 6 + 16, outputs 8 + 4 + 4 + 8 + 16 + 16 + 8, seven linears, two layers."""
+    assert work.adapters(TINY, 1, "all-linear") == work.Adapters(2 * (64 + 64), 2 * 64, 2 * 64, 14)
+
+
+def test_causal_attention_sees_half_of_the_keys_and_backward_costs_two_and_a_half_forwards() -> None:
+    """Queries and values are 8 wide each, in two layers: 32 a pair; five keys are seen in the mean."""
+    c = work.counts(TINY, "lm")
+    forward = work.attention(10, 10, c, work.Passes(), True, 1, 1.0)
+    assert forward.seconds == 2 * 10 * 32 * 5
+    assert work.attention(10, 10, c, work.Passes(1, 1, 1, 1), True, 1, 1.0).seconds == forward.seconds * 4.5
+    assert work.attention(10, 10, c, work.Passes(), False, 1, 1.0).seconds == 2 * forward.seconds
+
+
+def test_a_window_bounds_the_keys() -> None:
+    """Of eight tokens with a window of four: 1 + 2 + 3 + 4 · 5 keys are 26 by the piece, 24 as an integral."""
+    assert work.keys(8, 4) * 8 == 24
+    assert work.keys(4, 4) == work.keys(4, 0) == 2
+
+
+def test_only_experts_that_a_token_is_sent_to_are_multiplied() -> None:
+    """Mixtral routes to two of eight; active parameters less embedding, norms and head are what is left."""
+    arch = load().model("mixtral-8x7b").architecture
+    h, layers = arch.hidden, arch.layers
+    attention = 2 * h * h + 2 * h * arch.kv_heads * arch.head_dim
+    assert work.counts(arch, "lm").layers == layers * (attention + 8 * h + 2 * 3 * h * arch.moe_intermediate)
+
+
+def test_experts_are_multiplied_apart_from_all_else() -> None:
+    """Mixtral: two of eight experts of three matrices a layer; each row is read and written by two products."""
+    arch = load().model("mixtral-8x7b").architecture
+    c, expert = work.counts(arch, "lm"), 3 * arch.hidden * arch.moe_intermediate * arch.layers
+    assert (c.routed, c.experts) == (2 * expert, 8 * expert)
+    assert c.grouped == 2 * arch.layers * (4 * arch.hidden + 6 * arch.moe_intermediate)
+    one = work.experts(10, 1, c, work.Passes(1, 0, 1, 1), 2, 1.0, inf)
+    assert one.seconds == 3 * 2 * 10 * c.routed / 2
+    moved = work.experts(10, 3, c, work.Passes(), 1, inf, 1.0)
+    assert moved.seconds == 10 * c.grouped + 3 * 2 * c.experts
+    dense = work.counts(load().model("llama-3-8b").architecture, "lm")
+    assert work.experts(10, 1, dense, work.Passes(), 1, 1.0, 1.0).seconds == 0
+    plain = work.matrix(10, c, work.NO_ADAPTERS, work.Passes(), 1, 1.0)
+    assert plain.seconds == 2 * 10 * (c.layers - c.routed + c.head)
+
+
+def test_a_layer_of_experts_takes_what_was_published() -> None:
+    """32,768 tokens through the experts of a layer of Qwen3 30B-A3B by torch._grouped_mm on an H100, sorted and added
+    up: 10.218 ms (ByteDance-Seed/VeOmni, pull request 460). No constant was set by it."""
+    arch, tokens = load().model("qwen3-30b-a3b").architecture, 32_768
+    r = rated(load().gpu("h100-sxm"), None, 8, "bf16")
+    products = work.experts(tokens, 1, work.counts(arch, "lm"), work.Passes(), 1, r.grouped, r.memory).seconds
+    moved = work.FORWARD.routed * arch.hidden + work.FORWARD.gated * arch.moe_intermediate
+    seconds = products / arch.layers + tokens * arch.experts_per_token * moved / r.eager
+    assert seconds == pytest.approx(10.218e-3, rel=0.10)
+
+
+def test_element_wise_bytes_of_a_tiny_layer() -> None:
+    """Two norms and two residuals of 36 + 6 bytes for 8 elements, RoPE 20 for 12, MLP 10 for 16; two layers."""
+    assert work.counts(TINY, "lm").elementwise == 2 * (2 * 42 * 8 + 20 * 12 + 10 * 16)
+
+
+def test_backward_moves_bytes_of_its_own_and_each_adapter_adds_to_both() -> None:
+    """Forward 2144 bytes a token as above. Backward: norms 92 and sums 15 for 2 · 8, RoPE 32 for 12, MLP 18 for 16, of
+    two layers: 4768. An adapter in bf16 from 8 to 4: 10 · 4 forward, 6 · 8 + 4 · 4 backward; in fp32 6 · 8 + 24 · 4 and
+    12 · 8 + 20 · 4; dropout 9 · 8 each way."""
+    c = work.counts(TINY, "lm")
+    assert (c.elementwise, c.backward) == (2144, 2 * (107 * 16 + 32 * 12 + 18 * 16))
+    a, p = work.Adapters(elements=0, inputs=8, outputs=4, linears=1), work.Passes(1, 1, 1, 0)
+    for b, dropout, forward, back in ((2, False, 40, 64), (4, False, 144, 176), (4, True, 144 + 72, 176 + 72)):
+        term = work.elementwise(10, c, a, p, 1, 1.0, b, dropout)
+        assert term.seconds == 10 * (2 * (c.elementwise + forward) + c.backward + back)
+
+
+def test_adapters_in_fp32_are_multiplied_at_a_rate_of_their_own() -> None:
+    """64 elements three times, at half the rate of the rest; under autocast all are 16 bits."""
+    a = work.adapters(TINY, 2, ("q_proj",))
+    made = work.matrix(10, work.counts(TINY, "lm"), a, work.Passes(1, 0, 1, 0), 1, 1.0, 0.5)
+    assert made.seconds == 2 * 10 * (2 * (1152 + 256) + 3 * 64 / 0.5)
+    job = {**SFT, "gpu": "h100-sxm", "method": "lora", "precision": "bf16"}
+    slow, fast = (answer({**job, "lora.dtype": t}) for t in ("fp32", "bf16"))
+    assert seconds(slow, "matrix work") > seconds(fast, "matrix work")
+    term = next(x for x in answer({**job, "precision": "autocast"}).terms if x.name == "matrix work")
+    assert term.values["f"] == term.values["F"]
+
+
+def test_the_host_dispatches_views_and_hooks_too() -> None:
+    """Two layers and 14 adapters, recomputed: 2 · (77 + 131 + 114 + 142) + 14 · (12 + 14 + 9 + 17)."""
+    a = work.adapters(TINY, 1, "all-linear")
+    c, p = work.counts(TINY, "lm"), work.Passes(1, 1, 1, 0)
+    assert work.operations(work.DISPATCHED, 2, c, a, p) == 2 * 464 + 14 * 52
+    normed = work.counts(replace(TINY, qk_norm="head"), "lm")
+    kernels = work.operations(work.KERNELS, 2, normed, work.NO_ADAPTERS, work.Passes(1, 0, 1, 1))
+    assert kernels == 2 * (38 + 71 + 2 * (8 + 16))
+
+
+@pytest.mark.parametrize(("framework", "transformers", "times"), [
+    ("torch", "4.57", 77), ("torch", "5.0", 245), ("trl", "4.57", 245), ("openrlhf", "4.57", 245),
+])  # fmt: skip
+def test_checkpointing_has_hooks_unless_transformers_chose_it_before_5(
+    framework: str, transformers: str, times: int
+) -> None:
+    """A forward more of 32 layers against 131 operations and three hooks for each of 38 tensors.
+
+    TRL's own trainers ask for the kind with hooks, whatever Transformers would do.
+    """
+    job = {
+        **SFT,
+        "framework": framework,
+        "versions": {"transformers": transformers},
+        "gpus": 8,
+        "sharding": "zero2",
+        "precision": "mixed",
+    }
+    none, full = (
+        next(t for t in update(scenario(**job, checkpointing=c), UNIT, Load(1, 10, 1, 1), "lm") if t.name == "launch")
+        for c in ("none", "full")
+    )
+    assert full.values["k"] - none.values["k"] == 32 * times
+
+
+def test_a_card_waits_only_for_what_its_work_does_not_hide() -> None:
+    """Three micro-batches of 100 operations, of which a card hides ten seconds, or all."""
+    waits = work.launched(100, 3, work.Passes(), 0, 0.0)
+    assert waits.seconds == pytest.approx(300 * work.LAUNCH)
+    assert work.launched(100, 3, work.Passes(), 0, 10.0).seconds == 0
+    assert work.starts(100, 3).seconds == pytest.approx(300 * work.START)
+
+
+@pytest.mark.parametrize(("sharding", "precision", "each"), [
+    ("fsdp2", "fsdp-mixed", 2 * 4 + 2 + 4), ("fsdp2", "bf16", 2 * 4 + 2 + 2),
+    ("fsdp1", "bf16", 2 * 4 + 2 + 2), ("zero3", "mixed", 4), ("zero2", "mixed", 4),
+    ("ddp", "bf16", 0),
+])  # fmt: skip
+def test_what_is_copied_beside_collectives(sharding: str, precision: str, each: float) -> None:
+    """One micro-batch. FSDP: two gathers, read and written; gradients read, and written as they are reduced. DeepSpeed:
+    gradients into a bucket."""
+    job = {**SFT, "gpus": 8, "global_batch": 8, "micro_batch": 1, "sharding": sharding, "precision": precision}
+    p = parameters(load().model("llama-3-8b").architecture)
+    t = answer(job)
+    rate = rated(load().gpu(SFT["gpu"]), None, 8, precision).eager
+    assert seconds(t, "repacking") == pytest.approx(each * p / rate)
+
+
+def test_a_ring_brings_every_rank_what_the_others_have() -> None:
+    """Six ranks, 1200 elements of 2 bytes, gathered twice: 2 · 2400 · 5/6 bytes at 10 a second."""
+    assert traffic.collective("gather", 1200, 2, 2, 6, 10.0).seconds == pytest.approx(2 * 2400 * 5 / 6 / 10)
+
+
+def test_zero3_gathers_everything_forward_and_backward_of_every_micro_batch() -> None:
+    """64 sequences on eight cards one by one are eight micro-batches: 16 gathers of 16 GB, 7/8 of each, at 235 GB/s."""
+    p = parameters(load().model("llama-3-8b").architecture)
+    t = answer(ZERO3)
+    assert seconds(t, "gather") == pytest.approx(16 * 2 * p * 7 / 8 / 235e9)
+    assert seconds(t, "reduce") == pytest.approx(8 * 2 * p * 7 / 8 / 235e9)
+
+
+def test_ddp_reduces_once_a_step_and_zero2_every_micro_batch() -> None:
+    """An all-reduce is a reduce-scatter and a gather; ZeRO-2 gathers new weights once."""
+    p = parameters(load().model("llama-3-8b").architecture)
+    once = 2 * p * 7 / 8 / 235e9
+    job = {**ZERO3, "framework": "torch", "precision": "mixed"}
+    ddp, two = answer({**job, "sharding": "ddp", "precision": "bf16"}), answer({**job, "sharding": "zero2"})
+    assert seconds(ddp, "all-reduce") == pytest.approx(2 * once)
+    assert (seconds(two, "reduce"), seconds(two, "gather")) == pytest.approx((8 * once, once))
+
+
+def test_under_no_sync_fsdp_reduces_once_a_step() -> None:
+    """Eight micro-batches gather sixteen times whatever they reduce."""
+    job = {**ZERO3, "framework": "torch", "sharding": "fsdp2", "precision": "bf16"}
+    often, once = answer(job), answer({**job, "no_sync": True})
+    assert seconds(often, "reduce") == pytest.approx(8 * seconds(once, "reduce"))
+    assert seconds(often, "gather") == seconds(once, "gather")
+
+
+def test_a_flat_parameter_with_adapters_computes_and_reduces_gradients_of_all_of_it() -> None:
+    """A third more matrix work than forward, forward again and the gradients of inputs take; whole layers travel."""
+    job = {**ZERO3, "framework": "torch", "sharding": "fsdp1", "precision": "bf16", "checkpointing": "full"}
+    adapted = {**job, "method": "lora", "lora.rank": 8, "lora.dtype": "bf16"}
+    full, own, layer = answer(job), answer(adapted), answer({**adapted, "lora.units": "layer"})
+    assert seconds(layer, "matrix work") == pytest.approx(4 / 3 * seconds(own, "matrix work"), rel=0.05)
+    assert seconds(layer, "reduce") == pytest.approx(seconds(full, "reduce"), rel=0.15)  # but for embedding and head
+    assert seconds(own, "reduce") < 0.01 * seconds(layer, "reduce")
+
+
+def test_frozen_weights_are_gathered_but_only_adapters_are_reduced() -> None:
+    full, lora = answer(ZERO3), answer({**ZERO3, "method": "lora", "lora.rank": 8})
+    assert seconds(lora, "gather") == pytest.approx(seconds(full, "gather"), rel=0.01)
+    assert seconds(lora, "reduce") < 0.01 * seconds(full, "reduce")
+
+
+def test_a_fused_step_in_bf16_passes_once_and_a_flat_partition_counts_its_casts() -> None:
+    """AdamW: gradient read, weight and two moments read and written, 7; clipping 3; two bytes each."""
+    assert optimizer_bytes(scenario(**SFT, optimizer_impl="fused", precision="bf16")) == (7 + 3) * 2
+    assert optimizer_bytes(scenario(**SFT, optimizer_impl="foreach", precision="bf16")) == (20 + 3) * 2
+    assert optimizer_bytes(scenario(**ZERO3)) == FLAT == 52
+
+
+def test_decoding_reads_the_weights_once_a_step_and_the_cache_of_all_it_advances() -> None:
+    """Eight sequences of five tokens, four at once: ten steps, 100 bytes of weights each, 480 of cache in all."""
+    assert decode(8, 5, 5, 6, 4, 100.0, 2, 10.0, 1.0).seconds == 10 * (100 / 10 + 1) + 480 / 10
+
+
+def test_the_longest_response_is_waited_for() -> None:
+    """All eight at once, five tokens in the mean and nine at most: nine steps, and the same cache is read."""
+    assert decode(8, 5, 9, 6, 8, 100.0, 2, 10.0, 1.0).seconds == 9 * (100 / 10 + 1) + 480 / 10
+
+
+def test_a_pipeline_waits_for_its_first_and_last_micro_batch() -> None:
+    assert traffic.bubble(4, 12, 24.0).seconds == 24 * 3 / 12
+
+
+def test_a_pipeline_is_timed_with_its_bubble_and_gathers_its_weights_once_a_step() -> None:
+    """Four stages on sixteen GPUs: of sixteen micro-batches each, three ramps of the time that they compute."""
+    cut = {**SFT, "gpus": 16, "sharding": "fsdp2", "micro_batch": 1, "global_batch": 64}
+    found = {p: {t.name: t for t in speed(estimate(scenario(**cut, pipeline_parallel=p))).terms} for p in (1, 4)}
+    bubble = found[4]["bubble"]
+    assert (bubble.values["p"], bubble.values["m"]) == (4, 16)
+    assert bubble.seconds == pytest.approx(bubble.values["G"] * 3 / 16)
+    assert found[4]["matrix work"].seconds == pytest.approx(found[1]["matrix work"].seconds)
+    assert found[4]["gather"].values["n"] == 1
+    assert found[1]["gather"].values["n"] == 4 * 2
+    longer = {t.name: t for t in speed(estimate(scenario(**cut | {"global_batch": 256}, pipeline_parallel=4))).terms}
+    assert longer["bubble"].seconds == pytest.approx(bubble.seconds, rel=0.01)
+
+
+def test_a_ring_passes_keys_and_values_on() -> None:
+    """Two tensors of 1024 numbers a token and layer in 16 bits, forward and backward, of all but the own tokens."""
+    s = replace(scenario(**SFT, gpus=8, sharding="ddp"), context_parallel=4)
+    terms = {t.name: t for t in update(s, UNIT, Load(1, 10, 1, 1), "lm")}
+    assert terms["context parallel"].seconds == pytest.approx(10 * 2 * 1024 * 32 * 2 * 2 * 3 / 4)
+
+
+def test_the_mean_length_is_divided_as_the_caps_are() -> None:
+    s = scenario(**PPO, prompt_len=300, response_len=900, expected_len=800)
+    assert lengths(s) == (200, 600)
+
+
+def test_tensors_split_over_ranks_pay_with_all_reduces() -> None:
+    """Two a layer and pass, each twice an activation of T · h elements, forward and backward."""
+    s = replace(scenario(**SFT, gpus=8, sharding="ddp"), tensor_parallel=2)
+    terms = {t.name: t for t in update(s, UNIT, Load(1, 10, 1, 1), "lm")}
+    assert terms["tensor parallel"].seconds == pytest.approx(8 * 2 * 10 * 4096 * 32 / 2)
+    assert terms["matrix work"].values["N"] == 2
+
+
+def test_links_are_measured_or_a_share_of_what_they_could_be() -> None:
+    catalog = load()
+    a100, rtx = catalog.gpu("a100-80-sxm"), catalog.gpu("rtx4090")
+    assert rated(a100, catalog.nodes["hgx-a100"], 8, "bf16").bus == 235e9
+    assert rated(a100, replace(catalog.nodes["hgx-a100"], measured_gbs=None), 8, "bf16").bus == 300e9 * BUS
+    assert rated(rtx, catalog.nodes["consumer-pcie"], 6, "bf16").bus == 32e9 * THROUGH_HOST
+    assert rated(a100, None, 8, "bf16").bus == 300e9 * BUS
+    assert rated(rtx, None, 2, "bf16").bus == 32e9 * BUS
+    assert rated(a100, None, 8, "bf16").memory == 2039e9 * MEMORY
+
+
+def test_between_nodes_the_network_of_all_cards_together_bounds_a_ring() -> None:
+    """HGX A100: eight times 25 GB/s are less than 235."""
+    r = rated(load().gpu("a100-80-sxm"), load().nodes["hgx-a100"], 8, "bf16")
+    assert (r.link(8), r.link(16)) == (235e9, 200e9)
+
+
+# ---- for any job --------------------------------------------------------------------------------------------------
+
+
+def test_generation_fetches_weights_from_the_host_for_every_token() -> None:
+    """GRPO by hand: 8 GPUs, 2 responses of each, one at a time: 2 · 512 tokens, each an eighth of 2 P over PCIe."""
+    job = {"model": "llama-3-8b", "task": "grpo", "gpu": "h100-sxm", "gpus": 8, "sharding": "zero3", "micro_batch": 1,
+           "prompt_len": 512, "response_len": 512, "rollout": {"engine": "hf", "n": 2, "batch": 8}}  # fmt: skip
+    on, off = answer(job), answer({**job, "offload": {"parameters": True}})
+    pcie = next(x for x in off.terms if x.name == "rollout: offload")
+    assert pcie.values["b"] * pcie.values["P"] == pytest.approx(2 * 512 * 2 * 8_030_261_248)
+    assert pcie.seconds == pytest.approx(2 * 512 * 2 * 8_030_261_248 / (8 * pcie.values["B"]))
+    assert not [x for x in on.terms if x.name == "rollout: offload"]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_formulas_give_the_seconds_and_the_terms_add_up(name: str) -> None:
+    t = answer(JOBS[name])
+    for term in t.terms:
+        formula = term.formula.replace("·", "*")
+        value = eval(formula, {"__builtins__": {}, "max": max, "min": min}, dict(term.values))
+        assert value == pytest.approx(term.seconds), term
+    assert t.step_seconds == pytest.approx(sum(x.seconds for x in t.terms))
+    assert t.step_seconds > 0
+    assert t.bound_by == max(t.terms, key=lambda x: x.seconds).name
+    assert len({x.name for x in t.terms}) == len(t.terms)
+
+
+@given(scenarios())
+@settings(max_examples=100)
+def test_any_job_takes_time_or_says_what_is_not_known(s: Scenario) -> None:
+    """And a job with the same settings on sequences twice as long takes at least as much of it."""
+    catalog = load()
+    card, node = catalog.gpu(s.gpu), node_of(s, catalog)
+    try:
+        t = throughput(s, card, node)
+    except Unrated as reason:
+        assert "\n" not in str(reason)
+        return
+    assert 0 < t.step_seconds < float("inf")
+    assert len({x.name for x in t.terms}) == len(t.terms)
+    assert all(x.seconds >= 0 or x.name.endswith("overlap") for x in t.terms)
+    longer = throughput(replace(s, expected_len=2 * s.expected_len), card, node)
+    assert rising([t.step_seconds, longer.step_seconds])
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_term_names_an_anchor_of_the_method_page(name: str) -> None:
+    anchors = set(re.findall(r"\{#([\w-]+)\}", PAGE))
+    for term in answer(JOBS[name]).terms:
+        page, _, anchor = term.source.partition("#")
+        assert page == "throughput" and anchor in anchors
+
+
+@pytest.mark.parametrize("name", [n for n in JOBS if "ppo" not in n and "grpo" not in n and n != "update alone"])
+def test_longer_sequences_are_never_quicker(name: str) -> None:
+    steps = [answer({**JOBS[name], "seq_len": length}).step_seconds for length in (256, 1024, 4096, 8192)]
+    assert rising(steps)
+
+
+@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("what", ["bf16_tflops", "bandwidth_gbs"])
+def test_a_card_with_more_of_anything_is_never_slower(name: str, what: str) -> None:
+    gpu = load().gpu(JOBS[name]["gpu"])
+    better = replace(gpu, **{what: 2 * getattr(gpu, what)})
+    assert answer(JOBS[name], better).step_seconds <= answer(JOBS[name], gpu).step_seconds
+
+
+@pytest.mark.parametrize("name", ["zero2", "zero3", "fsdp", "ddp", "ppo", "grpo, verl"])
+def test_faster_links_are_never_slower(name: str) -> None:
+    s = scenario(**JOBS[name])
+    node = node_of(s, load())
+    assert node
+    steps = [
+        answer(JOBS[name], node=replace(node, measured_gbs=None, intra_gbs=link)).step_seconds
+        for link in (32, 100, 300, 900)
+    ]
+    assert rising(steps[::-1])
+
+
+def test_what_zero3_gathers_does_not_depend_on_the_length_but_on_the_micro_batches() -> None:
+    short, long = answer({**ZERO3, "seq_len": 256}), answer({**ZERO3, "seq_len": 8192})
+    assert seconds(short, "gather") == seconds(long, "gather")
+    fewer = answer({**ZERO3, "micro_batch": 4})
+    assert seconds(fewer, "gather") == pytest.approx(seconds(long, "gather") / 4)
+
+
+@pytest.mark.parametrize("what", ["offload.optimizer", "offload.parameters"])
+def test_offload_is_never_quicker(what: str) -> None:
+    assert answer({**PLAIN, what: True}).step_seconds > answer(PLAIN).step_seconds
+
+
+def test_autocast_casts_its_weights_and_moves_them_in_fp32() -> None:
+    fp32, bf16 = answer(JOBS["autocast"]), answer({**JOBS["autocast"], "precision": "bf16"})
+    assert seconds(fp32, "gather") == pytest.approx(2 * seconds(bf16, "gather"))
+    assert seconds(fp32, "casts") > seconds(bf16, "casts") == 0
+
+
+@pytest.mark.parametrize(("attention", "again"), [("sdpa", 0), ("eager", 1), ("flash", 1)])
+def test_selective_checkpointing_computes_every_second_product_again(attention: str, again: float) -> None:
+    """Llama's k, o and up of the seven, whatever the attention; that too, unless it is PyTorch's own kernel."""
+    job = {**SFT, "model": "llama-3-8b", "framework": "torch", "attention": attention}
+    none, selective, full = (answer({**job, "checkpointing": c}) for c in ("none", "selective", "full"))
+    h, kv, i = 4096, 1024, 14336
+    share = (h * kv + h * h + h * i) / (2 * h * h + 2 * h * kv + 3 * h * i)
+    once = seconds(full, "matrix work") - seconds(none, "matrix work")
+    assert seconds(selective, "matrix work") - seconds(none, "matrix work") == pytest.approx(share * once)
+    assert seconds(selective, "attention") == pytest.approx(seconds(none, "attention") * (3.5 + again) / 3.5)
+    assert seconds(selective, "element-wise") == seconds(full, "element-wise")
+
+
+def test_selective_checkpointing_counts_adapters_among_the_products() -> None:
+    """On q_proj alone: q, its A and its B, k, v, o, gate, up, down. Of the nine q, B, v, gate and down are kept."""
+    job = {**SFT, "model": "llama-3-8b", "framework": "torch", "attention": "sdpa", "method": "lora", "lora.rank": 64,
+           "lora.targets": ["q_proj"]}  # fmt: skip
+    none, selective, full = (answer({**job, "checkpointing": c}) for c in ("none", "selective", "full"))
+    h, kv, i, r = 4096, 1024, 14336, 64
+    share = (h * r + h * kv + h * h + h * i) / (2 * h * h + 2 * h * kv + 3 * h * i + 2 * h * r)
+    once = seconds(full, "matrix work") - seconds(none, "matrix work")
+    assert seconds(selective, "matrix work") - seconds(none, "matrix work") == pytest.approx(share * once)
+
+
+def test_what_overlaps_hides_no_more_than_there_is() -> None:
+    for fields in (ZERO3, JOBS["fsdp"]):
+        t = answer(fields)
+        moved = seconds(t, "gather") + seconds(t, "reduce")
+        assert 0 < -seconds(t, "overlap") <= moved
+
+
+def test_checkpointing_takes_longer_and_lora_less_than_full() -> None:
+    """With few adapters: on all linears their kernels eat up what is saved, as in ms-swift's runs."""
+    plain = answer({**SFT, "checkpointing": "none"}).step_seconds
+    assert answer({**SFT, "checkpointing": "full"}).step_seconds > plain
+    few = {"method": "lora", "lora.targets": ["q_proj", "v_proj"]}
+    assert answer({**SFT, "checkpointing": "none", **few}).step_seconds < plain
+
+
+def test_a_short_step_is_bound_by_launching_and_zero3_adds_its_hooks() -> None:
+    """A model of 24 layers on 256 tokens: the card is done long before Python is."""
+    job = {**SFT, "model": "qwen1.5-1.8b", "seq_len": 256, "global_batch": 8, "micro_batch": 1, "precision": "mixed"}
+    plain, hooked = answer(job), answer({**job, "sharding": "zero3"})
+    assert plain.bound_by == hooked.bound_by == "launch"
+    assert hooked.step_seconds > 2 * plain.step_seconds
+
+
+# ---- RL -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_iteration_generates_scores_and_updates_every_response() -> None:
+    t = answer(PPO)
+    stages = {name.partition(":")[0] for name in (x.name for x in t.terms)}
+    scored = {f"{name}, scoring" for name in ("actor", "critic", "reference", "reward")}
+    assert stages == {"rollout", "weight sync", "actor", "critic", *scored}
+    s = scenario(**PPO)
+    assert s.rollout
+    assert t.tokens_per_second == pytest.approx(s.rollout.batch * s.expected_len / t.step_seconds)
+
+
+def test_more_cache_is_never_slower_and_more_responses_never_quicker() -> None:
+    s, catalog = scenario(**PPO), load()
+    gpu, node = catalog.gpu(s.gpu), node_of(s, catalog)
+    steps = [throughput(s, gpu, node, tokens).step_seconds for tokens in (4_000, 40_000, 400_000)]
+    assert rising(steps[::-1])
+    assert (
+        answer({**PPO, "rollout": {"batch": 2048}}).step_seconds
+        > answer({**PPO, "rollout": {"batch": 1024}}).step_seconds
+    )
+
+
+def test_roles_on_their_own_gpus_work_at_once_and_the_slowest_counts() -> None:
+    """Actor and critic train at the same time: the critic, on half as many cards, is what is waited for."""
+    names = {x.name.partition(":")[0] for x in answer(APART).terms}
+    assert "critic" in names and "actor" not in names
+
+
+def test_an_update_alone_generates_nothing() -> None:
+    assert {x.name.partition(":")[0] for x in answer(JOBS["update alone"]).terms} == {"actor"}
+
+
+# ---- what cannot be said, and what an estimate shows --------------------------------------------------------------
+
+
+def test_a_card_without_rates_and_fp32_are_refused_in_a_line() -> None:
+    gpu = load().gpu("a100-80-sxm")
+    for bare, word in (
+        (replace(gpu, bf16_tflops=None, fp16_tflops=None), "16-bit matrix rate"),
+        (replace(gpu, bandwidth_gbs=None), "memory bandwidth"),
+    ):
+        with pytest.raises(Unrated, match=rf"^gpu: no source gives the {word} of the A100"):
+            answer(SFT, bare)
+    with pytest.raises(Unrated, match=r"^precision: given 'fp32'"):
+        answer({**SFT, "precision": "fp32"})
+
+
+def test_the_node_is_the_slower_one_that_is_large_enough() -> None:
+    """An A40 comes in PCIe servers and in bridged pairs."""
+    catalog = load()
+    found = node_of(scenario(**{**SFT, "gpu": "a40", "gpus": 2, "sharding": "ddp"}), catalog)
+    assert found and found.id == "pcie-gen4-server"
+
+
+def test_an_estimate_spells_throughput_as_the_contract_does() -> None:
+    data = as_dict(estimate(parse(ZERO3)))["throughput"]
+    assert list(data) == ["step_seconds", "tokens_per_second", "bound_by", "terms"]
+    assert sum(data["terms"].values()) == pytest.approx(data["step_seconds"])
+    assert data["bound_by"] in data["terms"]
+
+
+def test_an_estimate_without_rates_says_null_and_why() -> None:
+    data = as_dict(estimate(parse({**SFT, "precision": "fp32"})))
+    assert data["throughput"] is None
+    assert data["notes"][-1].startswith("throughput: precision: given 'fp32'")
+
+
+def test_the_cache_of_the_estimate_decides_the_rollout() -> None:
+    """vLLM with a quarter of the card holds fewer sequences than with most of it."""
+    job = {**PPO, "framework": "verl", "task": "grpo"}
+    small, large = (
+        speed(estimate(parse({**job, "rollout": {"gpu_memory_utilization": share}}))) for share in (0.3, 0.7)
+    )
+    assert seconds(small, "rollout: decode") > seconds(large, "rollout: decode")
+
+
+def test_an_engine_that_does_not_start_generates_nothing() -> None:
+    e = estimate(parse({**PPO, "framework": "verl", "rollout": {"gpu_memory_utilization": 0.05}}))
+    assert any(g.refusal for g in e.groups)
+    with pytest.raises(Unrated, match=r"^rollout: "):
+        speed(e)
+
+
+def test_the_report_says_how_fast_and_why_not() -> None:
+    shown = text(estimate(parse(ZERO3)), "A100")
+    assert re.search(r"^speed: one step of 64 sequences in [\d.]+ s, [\d,]+ tokens a second over the job", shown, re.M)
+    assert "most of it matrix work" in shown
+    assert "speed: not estimated, precision" in text(estimate(parse({**SFT, "precision": "fp32"})), "A100")
