@@ -16,7 +16,7 @@ from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.replay import replay
 from calc.replay.blocks import blocks
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.step import roles
 
 LEFT = (roles._roles, replay.reserve, replay._undisturbed, blocks)  # caches of what depends on a job

@@ -22,7 +22,7 @@ from calc.estimate import report
 from calc.estimate.estimate import as_dict, estimate
 from calc.models.architecture import parameters
 from calc.recommend import options, recommend, smallest, text
-from calc.scenario.scenario import given, parse
+from calc.resolve.parse import given, parse
 
 PROGRAM = "python -m calc"
 

@@ -16,14 +16,15 @@ from typing import Any
 
 from calc.accuracy.residuals import RANGES, Residual, residual
 from calc.accuracy.step_time_errors import pace
+from calc.base.project import ROOT
 from calc.base.reading import parse_mapping, read_input
 from calc.base.schema import InputError
 from calc.base.units import gib
-from calc.catalog.catalog import ROOT, Catalog, load
+from calc.catalog.catalog import Catalog, load
 from calc.check import check, check_record, folders
 from calc.estimate import report
 from calc.estimate.estimate import estimate
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 
 from .commands import Parser
 from .files import replace

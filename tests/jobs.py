@@ -8,7 +8,9 @@ from typing import Any
 
 from calc.base.ledger import Line
 from calc.engines.replica import Engine, Replica, Where
-from calc.scenario.scenario import Scenario, framework, parse
+from calc.frameworks.registry import framework
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 from calc.step import placement
 
 BASE = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm"}

@@ -12,9 +12,10 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from calc.catalog.catalog import load
+from calc.frameworks.registry import framework as module
+from calc.resolve.parse import parse
 from calc.scenario.rules import FROZEN_ROLE_FIELDS, RL_FIELDS
-from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError, parse
-from calc.scenario.scenario import framework as module
+from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
 from calc.scenario.words import RL as TASKS_OF_RL
 from calc.scenario.words import ROLES, TRAINED_ROLES
 

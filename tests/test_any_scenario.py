@@ -18,13 +18,14 @@ from formulas import holds
 from hypothesis import HealthCheck, Phase, given, settings
 from strategies import valid
 
-from calc.base.ledger import Estimate
 from calc.base.units import MiB
 from calc.catalog.catalog import GPU, Catalog, load
 from calc.estimate import verdict
 from calc.estimate.estimate import as_dict, estimate
 from calc.estimate.gpu_group import PHASES
-from calc.scenario.scenario import Scenario, ScenarioError, parse
+from calc.estimate.result import Estimate
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario, ScenarioError
 from calc.step.roles import Job
 
 DRAWS = int(os.environ.get("DRAWS", 150))

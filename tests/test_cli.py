@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from calc.catalog.catalog import load
 from calc.estimate.estimate import as_dict, estimate
 from calc.models.architecture import parameters
-from calc.scenario.scenario import Scenario, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 
 ROOT = Path(__file__).parent.parent
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm"}

@@ -15,7 +15,7 @@ from calc.estimate import verdict
 from calc.estimate.estimate import estimate
 from calc.memory import runtime
 from calc.replay import replay
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.step.roles import Roles
 
 # The largest share of the card that counts as a small request. Only a small one shows what is lost when memory runs

@@ -10,7 +10,8 @@ from calc.accuracy.residuals import as_run
 from calc.catalog.catalog import Catalog
 from calc.estimate.estimate import estimate
 from calc.estimate.verdict import FITS
-from calc.scenario.scenario import Scenario, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 
 LIKELY = 0.5  # a fit probability: more likely than not
 # The fields that are searched, over the multiples of the first number up to the second.

@@ -14,10 +14,12 @@ from math import ceil
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from calc.base.ledger import Estimate, Line, Phase
+from calc.base.ledger import Line, Phase
 from calc.catalog.catalog import Catalog
 from calc.estimate.estimate import estimate, loading_moments
-from calc.scenario.scenario import Scenario, parse
+from calc.estimate.result import Estimate
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 
 # a trace follows tensors; cuBLAS takes its workspaces from the allocator too, but only on a real card and in a step
 UNTRACED = frozenset({"workspace"})

@@ -8,7 +8,8 @@ from typing import Any
 
 from calc.accuracy.timing import SET
 from calc.catalog.catalog import Catalog
-from calc.scenario.scenario import Scenario, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 from calc.throughput import Unrated, node_of, throughput
 
 COLLECTIVES = ("gather", "reduce", "all-reduce", "overlap")

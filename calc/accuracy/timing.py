@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from calc.catalog.catalog import GPU, Catalog
 from calc.memory import kv_cache
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.throughput import Term, throughput, work
 from calc.throughput.rates import GIGA, MEMORY, PCIE
 from calc.throughput.rollout import DECODED

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from calc import __version__
 from calc.answers.processes import Pool
-from calc.base.ledger import Estimate, Group, Moment, Phase
+from calc.base.ledger import Moment, Phase
 from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import estimate, loading_moments
 from calc.estimate.report import deciding
-from calc.scenario.scenario import Scenario, ScenarioError, parse
+from calc.estimate.result import Estimate, Group
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario, ScenarioError
 from calc.step.roles import Job
 
 T = TypeVar("T")

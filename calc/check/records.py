@@ -12,7 +12,7 @@ from calc.catalog.catalog import Catalog
 from calc.check.faults import fault
 from calc.check.printed import Printed, printed
 from calc.estimate.estimate import loading_moments
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 
 Record = Mapping[str, Any]
 

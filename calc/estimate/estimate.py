@@ -7,13 +7,14 @@ from functools import lru_cache
 from typing import Any
 
 from calc import __version__
-from calc.base.ledger import Estimate, Group, Line, Moment, Phase, most
+from calc.base.ledger import Line, Moment, Phase, most
 from calc.base.units import gb
 from calc.catalog.catalog import Catalog, load
 from calc.estimate import verdict
 from calc.estimate.gpu_group import PHASES, sets
 from calc.estimate.host_memory import host_memory
 from calc.estimate.host_nodes import DURING, Hosts
+from calc.estimate.result import Estimate, Group
 from calc.scenario.rules import card_notes, card_warnings
 from calc.scenario.scenario import Scenario
 from calc.step.roles import Job

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import add
 
-from calc.base.ledger import Group, Line, Moment, Phase, Sums, total
+from calc.base.ledger import Line, Moment, Phase, Sums, total
 from calc.engines.vllm import STARTING, Cache
 from calc.estimate import verdict
+from calc.estimate.result import Group
 from calc.memory import runtime
 from calc.replay import replay
 from calc.step import placement

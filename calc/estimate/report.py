@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from calc.base.ledger import Estimate, Group, Line, Phase
+from calc.base.ledger import Line, Phase
 from calc.base.units import GiB, gb, gib
 from calc.estimate.estimate import host_verdict, shown_values, speed
+from calc.estimate.result import Estimate, Group
 from calc.estimate.verdict import room
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import PAIRED

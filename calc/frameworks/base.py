@@ -1,12 +1,71 @@
-"""What the frameworks' plans share: their names of shardings, and defaults that follow from others."""
+"""What a framework has to say of itself, and what the frameworks share. No byte is counted here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+from calc.base.plan import Keeps
+from calc.models.architecture import Architecture
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, TOGETHER
+
+Cut = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+
+
+class Choices(NamedTuple):
+    """The choices that a framework leaves to its user.
+
+    `own_loop`: the user writes the loop, and with it the global batch, the loss and the optimizer's implementation.
+    `fp16`: it computes in fp16 on a card without bf16. `precision`: the type in which weights can be loaded in place of
+    fp32, unless DeepSpeed keeps a master copy; "" if it offers none. `offloads_apart`: under FSDP weights and optimizer
+    states move to the host independently. `shared`: the degree by which its trainer lets GPUs share a sequence, "" for
+    none; `cuts` tells from a job's fields and a rung of them whether sequences are cut.
+    """
+
+    own_loop: bool = False
+    fp16: bool = False
+    precision: str = ""
+    offloads_apart: bool = False
+    shared: str = ""
+    cuts: Cut = lambda job, rung: True
+
+
+class Framework(Protocol):
+    """The interface of a module of `calc.frameworks`: what one framework keeps in memory, by version."""
+
+    KNOWN: tuple[str, ...]
+    CHOICES: Choices
+
+    def modelled(self, architecture: Architecture, trainer: str) -> Architecture:
+        """The model as the code of `trainer` has it, which may be its own; ConfigError if that has not been read."""
+
+    def nearest(self, version: str) -> str:
+        """The known version whose memory behaviour `version` shares."""
+
+    def defaults(self, task: str, version: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Values for the fields that nothing here decides, by dotted key; `given` is what the user said.
+
+        Needed: precision, optimizer, optimizer_impl, sharding, offload.*, grad_dtype, checkpointing, attention, loss,
+        logprob, micro_batch, global_batch, seq_len (for RL prompt_len, response_len and rollout.*), and lora.* for the
+        methods with adapters; allowed: any other field, `versions.<library>`, `roles.<role>: none` for a role that the
+        framework leaves out, and `roles.<role>.<field>`.
+        """
+
+    def refuse(self, s: Scenario) -> str | None:
+        """The reason that the framework cannot run `s`, in one line, or None."""
+
+    def one_thread(self, s: Scenario) -> bool:
+        """True if its launcher leaves each rank of `s` one CPU thread, with which Adam runs on the host, too."""
+
+    def keeps(self, s: Scenario) -> Keeps:
+        """The roles and stages that the framework runs for `s`, and what they keep in memory."""
+
+
+def as_published(architecture: Architecture, trainer: str) -> Architecture:
+    """The `modelled` of a framework that runs Transformers' code."""
+    return architecture
 
 
 def accumulated(precision: str, sharding: str) -> str:

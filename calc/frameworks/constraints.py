@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from calc.models.architecture import BEFORE
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP
-
-if TYPE_CHECKING:
-    from calc.scenario.scenario import Scenario
 
 SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 
@@ -202,3 +198,19 @@ def sharding_fault(s: Scenario) -> str | None:
     if s.method == "qlora" and s.sharding == "zero3":
         return "sharding: given 'zero3' with method qlora, allowed: none, ddp, zero1, zero2, fsdp1, fsdp2"
     return None
+
+
+def trainer_fault(s: Scenario, usual: str = "own") -> str | None:
+    """The reason why a framework cannot run another trainer than its `usual` one, in one line, or None."""
+    return None if s.trainer == usual else f"trainer: given {s.trainer!r}, allowed with {s.framework}: {usual}"
+
+
+def linear_fault(s: Scenario) -> str | None:
+    """The reason why DeepSpeed's memory-efficient linear cannot be switched off, in one line; None if it can or is on.
+
+    DeepSpeed puts it in place of every linear layer under ZeRO-3; the other frameworks leave it on.
+    """
+    if s.memory_efficient_linear:
+        return None
+    given = f"given false with {s.framework} and sharding {s.sharding}"
+    return f"memory_efficient_linear: {given}, allowed: true, or false with torch and zero3"

@@ -6,13 +6,11 @@ accelerate 1.15; where another release is named, in that one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calc.base.versions import at_least
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP
-
-if TYPE_CHECKING:
-    from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft", "rm", "dpo")
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from calc.base.schema import InputError
 from calc.catalog.catalog import load
+from calc.frameworks.registry import framework
 from calc.models.families import MXFP4
 from calc.scenario.rules import flatten
-from calc.scenario.scenario import Scenario, framework
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import PARTNERS
 
 # Transformers' names, which all frameworks pass on

@@ -8,13 +8,15 @@ from typing import Any
 
 from calc.base.units import gb
 from calc.catalog.catalog import GPU, Catalog, load
+from calc.frameworks.registry import framework
 from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import changes, closest, next_faster, tight
 from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
 from calc.recommend.trades import advice, lighter, methods, trades
+from calc.resolve.parse import given
 from calc.scenario.rules import card_warnings
-from calc.scenario.scenario import Scenario, framework, given
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import RL
 
 

@@ -14,7 +14,8 @@ from calc.catalog.catalog import GPU, Catalog, load
 from calc.models.architecture import parameters
 from calc.recommend.answer import Recommendation, recommend
 from calc.recommend.problem import COUNTS, Problem
-from calc.scenario.scenario import ScenarioError, given
+from calc.resolve.parse import given
+from calc.scenario.scenario import ScenarioError
 
 
 class Machine(NamedTuple):

@@ -30,7 +30,7 @@ from itertools import count, product
 from math import inf
 from typing import NamedTuple
 
-from calc.base.ledger import Estimate, Group, Phase, most
+from calc.base.ledger import Phase, most
 from calc.catalog.catalog import Catalog
 from calc.engines.vllm import Cache
 from calc.estimate import verdict
@@ -38,6 +38,7 @@ from calc.estimate.estimate import estimate
 from calc.estimate.gpu_group import Shared, sets
 from calc.estimate.host_memory import HostMemory
 from calc.estimate.host_nodes import Hosts
+from calc.estimate.result import Estimate, Group
 from calc.recommend.clock import TOLERANCE, Clock
 from calc.recommend.simplicity import Effort, efforts
 from calc.recommend.space import SHARE, Branch

@@ -22,10 +22,12 @@ from math import gcd, prod
 from typing import Any
 
 from calc.catalog.catalog import Catalog
-from calc.frameworks.choices import Choices
+from calc.frameworks.base import Choices
+from calc.frameworks.registry import framework
 from calc.models.architecture import Architecture
+from calc.resolve.parse import parse, vary
 from calc.scenario.rules import flatten
-from calc.scenario.scenario import Scenario, ScenarioError, framework, on_card, parse, vary
+from calc.scenario.scenario import Scenario, ScenarioError, on_card
 from calc.scenario.words import DEEPSPEED, FSDP, RL, SHARDINGS, TOGETHER
 from calc.step.roles import Memo, Roles
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calc.base.schema import show
 from calc.base.versions import at_least
@@ -16,10 +16,8 @@ from calc.models.architecture import Architecture, ConfigError
 from calc.models.families import MXFP4
 from calc.models.lora import lora_parameters
 from calc.models.slices import part, stage
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SHARDINGS, TOGETHER, TRAINED_ROLES
-
-if TYPE_CHECKING:
-    from calc.scenario.scenario import Scenario
 
 UNBUILT_DEGREES = ("expert_parallel",)
 UNBUILT_FOR_ROLES = (*UNBUILT_DEGREES, "pipeline_parallel")

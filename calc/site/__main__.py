@@ -21,8 +21,7 @@ def main() -> None:
 
 def _run() -> None:
     from calc.site import faults
-    from calc.site.build import build, compare_engines, diff, ids, release, strict
-    from calc.site.formats import exports
+    from calc.site.build import build, compare_engines, diff, exports, ids, release, strict
 
     parser = argparse.ArgumentParser(prog="python -m calc.site", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)

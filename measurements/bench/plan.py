@@ -16,7 +16,8 @@ from calc.base.schema import InputError, validator
 from calc.catalog.catalog import GPU, Catalog, CatalogError
 from calc.estimate.verdict import FITS
 from calc.models.architecture import parameters
-from calc.scenario.scenario import Scenario, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, PAIRED
 
 from .machine import Machine

@@ -12,7 +12,7 @@ from calc.accuracy.residuals import as_run
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.estimate.verdict import FITS
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 
 
 @pytest.mark.parametrize("least", [0.5, FITS])

@@ -12,7 +12,7 @@ from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import estimate
 from calc.memory import runtime
 from calc.memory.runtime import CONTEXT_HOPPER, WORKSPACE, WORKSPACE_HOPPER, WORKSPACES
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 
 
 @pytest.fixture(scope="module")

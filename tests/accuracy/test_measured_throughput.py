@@ -11,7 +11,7 @@ from calc.accuracy.step_time_errors import Pace, judging, rank_correlation, step
 from calc.accuracy.timing import SET
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate, speed
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 
 HOST = "launch"
 # What the model lacks, or a host that was slower than the constant: groups whose median is further off.

@@ -12,7 +12,7 @@ from calc.accuracy.residuals import NUMBERS, RANGES, Residual, residual, summary
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.memory import runtime
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.scenario.words import RL
 
 LENGTHS_VARY = runtime.CACHED["lengths vary"]

@@ -10,7 +10,7 @@ from calc.accuracy.step_time_errors import Pace, judging, pace, paces, rank_corr
 from calc.catalog.catalog import load
 from calc.memory.kv_cache import token_bytes
 from calc.recommend.clock import TOLERANCE
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.throughput import node_of, throughput
 from calc.throughput.rates import rated
 from calc.throughput.rollout import ENGINE_STEP, decode, read

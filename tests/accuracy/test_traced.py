@@ -9,7 +9,7 @@ import pytest
 from calc.accuracy.residuals import Residual, peak_allocated, summary, summed
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from calc.base.ledger import Group, Line, Moment, Phase, Sums
+from calc.base.ledger import Line, Moment, Phase, Sums
+from calc.estimate.result import Group
 
 WEIGHTS = Line("weights", "actor", 1000, "b·P/N", {"b": 2, "P": 500, "N": 1}, "weights")
 CONTEXT = Line("context", "process", 300, "C", {"C": 300}, "runtime#context", allocated=False)

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from calc.base.ledger import Estimate, Moment
+from calc.base.ledger import Moment
 from calc.base.units import GB, GiB
 from calc.estimate.estimate import estimate
-from calc.scenario.scenario import parse
+from calc.estimate.result import Estimate
+from calc.resolve.parse import parse
 
 P = 7_615_616_512
 V, H, LAYERS = 152_064, 3_584, 28

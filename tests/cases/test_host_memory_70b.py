@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from calc.base.ledger import Estimate, Group
 from calc.base.units import GB, GiB
 from calc.estimate.estimate import estimate
-from calc.scenario.scenario import ScenarioError, parse
+from calc.estimate.result import Estimate, Group
+from calc.resolve.parse import parse
+from calc.scenario.scenario import ScenarioError
 
 NODE = 1600 * GB
 KILLED = 0.95 * NODE  # Ray's memory_usage_threshold

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from calc.base.ledger import Estimate, Group
 from calc.base.units import GiB
 from calc.estimate.estimate import estimate, loading_moments
-from calc.scenario.scenario import ScenarioError, parse
+from calc.estimate.result import Estimate, Group
+from calc.resolve.parse import parse
+from calc.scenario.scenario import ScenarioError
 
 JOB = {
     "model": "llama-3-8b",

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from calc.base.ledger import Estimate
 from calc.base.units import GB, GiB
 from calc.estimate.estimate import estimate, loading_moments
-from calc.scenario.scenario import parse
+from calc.estimate.result import Estimate
+from calc.resolve.parse import parse
 
 SMALL = "qwen1.5-1.8b"
 JOB = {

@@ -13,7 +13,7 @@ import yaml
 
 from calc.base.units import GiB
 from calc.estimate.estimate import estimate, loading_moments
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 
 ROOT = Path(__file__).parents[2]
 RECORDS = {

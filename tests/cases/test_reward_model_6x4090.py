@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from calc.base.ledger import Estimate
 from calc.base.units import GiB
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
-from calc.scenario.scenario import parse
+from calc.estimate.result import Estimate
+from calc.resolve.parse import parse
 from calc.throughput import Throughput, node_of, throughput
 
 JOB = {

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from calc import check as rules
-from calc.catalog.catalog import ROOT
+from calc.base.project import ROOT
 from calc.check import check, gpus, messages, models, nodes, records, texts
 from calc.check.architectures import GENERATIONS, SLOT
 

@@ -13,7 +13,8 @@ from jobs import FORWARD, LAYER, VH, P, at, engine, moments, total
 
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.replica import Where
-from calc.scenario.scenario import ScenarioError, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import ScenarioError
 
 ROOT = 2 * VH + 4096
 PART = P // 8

@@ -11,8 +11,9 @@ from jobs import job
 
 import calc.estimate.estimate
 import calc.estimate.gpu_group
-from calc.base.ledger import Group, Line, Moment, Phase
+from calc.base.ledger import Line, Moment, Phase
 from calc.estimate.estimate import as_dict, estimate, speed
+from calc.estimate.result import Group
 
 WEIGHTS = Line("weights", "actor", 1000, "b·P", {"b": 2, "P": 500}, "weights")
 CONTEXT = Line("context", "process", 300, "C", {"C": 300}, "runtime#context", False)

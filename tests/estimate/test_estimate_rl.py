@@ -17,15 +17,18 @@ from hypothesis import strategies as st
 from jobs import VH, P, at, total
 from strategies import FROZEN, RL, rl_scenarios
 
-from calc.base.ledger import Estimate, Group, Line, Moment
+from calc.base.ledger import Line, Moment
 from calc.base.plan import Stage
 from calc.base.units import MiB
 from calc.catalog.catalog import load
 from calc.engines.fsdp import Fsdp
 from calc.estimate.estimate import as_dict, estimate, loading_moments
 from calc.estimate.gpu_group import PHASES, Shared, sets
+from calc.estimate.result import Estimate, Group
+from calc.frameworks.registry import framework
 from calc.memory.runtime import CONTEXT_HOPPER, HELD_BACK, MIDDLE, NCCL_BUFFERS
-from calc.scenario.scenario import Scenario, framework, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 from calc.step.roles import Job
 
 P_S = P - VH + 4096

@@ -16,7 +16,7 @@ from calc.engines.vllm import Cache
 from calc.estimate import verdict
 from calc.estimate.gpu_group import Shared, sets
 from calc.memory import runtime
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.step.roles import Job, Memo
 from calc.step.stages import Candidate, Stages
 

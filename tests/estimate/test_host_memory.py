@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from calc.base.ledger import Estimate
 from calc.base.units import GB
 from calc.catalog.catalog import load
 from calc.estimate.estimate import as_dict, estimate
 from calc.estimate.host_memory import FOR_GPU, SHARE, HostMemory, host_memory
+from calc.estimate.result import Estimate
 from calc.recommend import recommend
-from calc.scenario.scenario import ScenarioError, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import ScenarioError
 from calc.throughput import node_of
 
 SFT: dict[str, Any] = {"model": "llama-3-8b", "task": "sft", "framework": "openrlhf", "sharding": "zero3"}

@@ -12,7 +12,7 @@ from calc.base.ledger import Line
 from calc.base.plan import Stage
 from calc.catalog.catalog import load
 from calc.estimate.host_nodes import Hosts
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.step.placement import groups
 from calc.step.roles import Job
 

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from calc.base.ledger import Estimate, Group, Line, Moment, Phase
+from calc.base.ledger import Line, Moment, Phase
 from calc.base.units import GiB
 from calc.estimate.host_memory import HostMemory
 from calc.estimate.report import deciding, lengths, needed, roles, rollout, table, text, verdict
+from calc.estimate.result import Estimate, Group
 from calc.estimate.verdict import odds
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 
 SCENARIO = parse(
     {

@@ -10,7 +10,8 @@ from calc.accuracy.residuals import peak_allocated
 from calc.base.plan import Path
 from calc.estimate.estimate import estimate
 from calc.memory.weights import NF4
-from calc.scenario.scenario import Scenario, ScenarioError, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario, ScenarioError
 
 ONE = {"model": "llama-2-7b", "task": "sft", "trainer": "litgpt", "gpu": "a100-40-sxm", "method": "lora"}
 

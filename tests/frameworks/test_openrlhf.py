@@ -12,7 +12,8 @@ from jobs import job
 from calc.base.plan import Path
 from calc.base.versions import numbers
 from calc.frameworks.openrlhf import openrlhf
-from calc.scenario.scenario import Scenario, ScenarioError, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario, ScenarioError
 
 
 def run(version: str = "0.6.1", **fields: Any) -> Scenario:

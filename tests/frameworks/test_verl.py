@@ -10,7 +10,8 @@ import pytest
 from calc.base.plan import Keeps, Path
 from calc.estimate.estimate import estimate
 from calc.frameworks.verl import verl
-from calc.scenario.scenario import Scenario, ScenarioError, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario, ScenarioError
 
 FORK = "tinyzero"
 RELEASED = verl.KNOWN[1:]

@@ -23,8 +23,8 @@ from calc.base.schema import InputError
 from calc.catalog.catalog import load
 from calc.site.calculator import calculator
 from calc.site.calculator.calculator import Place
-from calc.site.macros import sources
 from calc.site.tables import tables
+from calc.site.text import sources
 
 SCRATCH = Path(mkdtemp(prefix="headroom-fuzz-"))
 

@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calc.scenario.scenario import Scenario, ScenarioError, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario, ScenarioError
 
 BASE = {"model": "llama-3-8b", "gpu": "a100-80-sxm"}
 OPENRLHF, VERL, TRL = "openrlhf==0.11", "verl==0.9", "trl==1"

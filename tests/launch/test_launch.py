@@ -14,8 +14,9 @@ import yaml
 from calc.estimate.estimate import estimate
 from calc.launch import LaunchError, launch
 from calc.launch.shell import Launch, Placeholder, nodes_of
+from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
-from calc.scenario.scenario import SCHEMA, ScenarioError, parse
+from calc.scenario.scenario import SCHEMA, ScenarioError
 
 HYBRID = """\
 python3 \\

@@ -10,7 +10,7 @@ import packages as released
 import pytest
 from packages import Packages
 
-from calc.site.macros.sources import front
+from calc.site.text.sources import front
 from calc.site.views.jobs import strategies
 
 ROWS = [

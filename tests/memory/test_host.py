@@ -12,7 +12,7 @@ from calc.base.units import GB, GiB
 from calc.estimate.estimate import estimate
 from calc.memory import host
 from calc.models.architecture import Tensor
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 
 LLAMA_70B = 68_976_648_192
 

@@ -16,7 +16,7 @@ from calc.memory.activations import program
 from calc.memory.run import Adapter, Run
 from calc.models.architecture import Architecture, parameters
 from calc.models.lora import lora_parameters
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 
 QV = ("q_proj", "v_proj")
 

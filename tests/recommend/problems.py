@@ -7,10 +7,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from calc.catalog.catalog import load
+from calc.frameworks.registry import framework
 from calc.recommend.problem import Problem
 from calc.recommend.search import Search
 from calc.recommend.space import branches
-from calc.scenario.scenario import ScenarioError, framework
+from calc.scenario.scenario import ScenarioError
 from calc.scenario.words import RL
 
 TASKS = {

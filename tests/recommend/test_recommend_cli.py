@@ -14,7 +14,8 @@ from commands import Run
 from calc import __main__ as main
 from calc.catalog.catalog import load
 from calc.recommend import options, recommend
-from calc.scenario.scenario import SCHEMA, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import SCHEMA
 
 RL = ("--model", "llama-3-8b", "--task", "ppo", "--gpu", "a40", "--gpus", "2")
 JOB = ("--model", "llama-3-8b", "--task", "sft", "--framework", "openrlhf", "--method", "full")

@@ -12,7 +12,8 @@ from calc.estimate.estimate import estimate
 from calc.recommend import space
 from calc.recommend.problem import Problem
 from calc.recommend.space import whole_rollout
-from calc.scenario.scenario import ScenarioError, parse, vary
+from calc.resolve.parse import parse, vary
+from calc.scenario.scenario import ScenarioError
 from calc.throughput import node_of, throughput
 
 SFT: dict[str, Any] = {"model": "llama-3.2-1b", "task": "sft", "gpu": "a100-80-sxm", "gpus": 8}

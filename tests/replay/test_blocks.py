@@ -17,7 +17,8 @@ from calc.estimate.estimate import estimate
 from calc.replay import replay
 from calc.replay.allocator import Expandable
 from calc.replay.blocks import Blocks
-from calc.scenario.scenario import Scenario, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 from calc.step.instants import SORTED_TOKENS
 from calc.step.roles import Roles
 

@@ -13,7 +13,7 @@ from calc.catalog.catalog import load
 from calc.replay import replay
 from calc.replay.allocator import Allocator, Expandable, OutOfMemory, length
 from calc.replay.blocks import Blocks, Piece
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.step.roles import Roles
 
 BASE = {"gpu": "h100-sxm", "model": "qwen2.5-0.5b", "task": "sft", "framework": "torch", "seq_len": 1024}

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from strategies import rl_fields
 
 from calc.estimate.estimate import estimate
-from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
 from calc.scenario.words import ROLES
 
 JOB = {"model": "llama-3-8b", "gpu": "h200"}

@@ -11,7 +11,9 @@ from strategies import fields, scenarios
 
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
-from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError, framework, parse
+from calc.frameworks.registry import framework
+from calc.resolve.parse import parse
+from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
 
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm"}
 

@@ -18,7 +18,7 @@ from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.recommend import recommend, smallest
 from calc.recommend.problem import Problem
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.site.tables.tables import to_html
 from calc.site.views.advice import advised
 

@@ -21,13 +21,12 @@ from calc.base.units import gib
 from calc.catalog.catalog import load
 from calc.estimate.estimate import as_dict, estimate
 from calc.recommend import recommend
-from calc.scenario.scenario import parse
-from calc.site.build import browser_engine
-from calc.site.calculator import browser, calculator, picker
+from calc.resolve.parse import parse
+from calc.site.build import exports
+from calc.site.calculator import browser, browser_engine, calculator, picker
 from calc.site.calculator.calculator import Job, Place
-from calc.site.formats import exports
-from calc.site.macros.sources import front
 from calc.site.tables import tables
+from calc.site.text.sources import front
 from calc.site.views.advice import recipes
 
 JOB = {"model": "llama-3.1-8b", "task": "sft", "framework": "trl", "gpu": "rtx4090", "gpus": 2, "seq_len": 2048}

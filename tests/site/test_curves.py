@@ -11,7 +11,7 @@ from calc.answers import answers, topics
 from calc.answers.fits import Asked, best
 from calc.base.units import GiB
 from calc.estimate.estimate import estimate
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.site.tables import charts, plots, tables
 from calc.site.views.accuracy import scatter
 from calc.site.views.fit import heat

@@ -9,9 +9,9 @@ import markdown
 import pytest
 from sites import ROOT
 
-from calc.site.macros import glossary
-from calc.site.macros.sources import front
-from calc.site.macros.tooltips import TooltipExtension
+from calc.site.text import glossary
+from calc.site.text.sources import front
+from calc.site.text.tooltips import TooltipExtension
 
 DOCS = ROOT / "docs"
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from sites import ROOT, command, tiny
 
-from calc.site.macros.inline import coded, inline, within
+from calc.site.text.inline import coded, inline, within
 
 EVIL = (
     """A|B <script>planted(1)</script> "onplanted='1' <planted:y> <!-- planted --> &planted; #planted""" + "\n"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from sites import ROOT, command, tiny
 
-from calc.site.i18n import chinese, fullwidth, languages
+from calc.site.i18n import chinese, languages
 from calc.site.tables import charts
+from calc.site.text import fullwidth
 
 
 def test_a_translation_has_the_numbers_and_tables_of_its_original(tmp_path: Path) -> None:

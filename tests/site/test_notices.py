@@ -11,7 +11,8 @@ import pytest
 from sites import ROOT
 
 from calc.base.schema import InputError
-from calc.site.build import browser_engine, notices
+from calc.site.calculator import browser_engine
+from calc.site.macros import notices
 
 
 @pytest.fixture

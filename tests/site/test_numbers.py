@@ -14,7 +14,7 @@ from sites import ROOT
 from calc.base.units import GB, GiB
 from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import estimate
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 
 
 @pytest.fixture(scope="session")

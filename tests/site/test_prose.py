@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from calc.site.macros.prose import typed
-from calc.site.macros.sources import Source
+from calc.site.text.prose import typed
+from calc.site.text.sources import Source
 
 # That no page has one is asked by every build: see test_rendered.py.
 

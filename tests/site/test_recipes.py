@@ -19,13 +19,13 @@ from calc.estimate.verdict import FITS
 from calc.launch import Launch
 from calc.recommend import Recommendation, recommend
 from calc.recommend.problem import Miss
+from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
-from calc.scenario.scenario import parse
-from calc.site.macros import rendered, sources
+from calc.site.macros import rendered
 from calc.site.macros.macros import Macros, PageError, Record, View
 from calc.site.tables import tables
-from calc.site.views.advice import minimal, recipes
-from calc.site.views.jobs import commands
+from calc.site.text import sources
+from calc.site.views.advice import commands, minimal, recipes
 
 DOCS = ROOT / "docs/recipes"
 NOTHING = ("nothing fits", "vLLM does not start")

@@ -10,8 +10,8 @@ from sites import TINY
 
 from calc.base.schema import InputError
 from calc.site.faults import BuildError
-from calc.site.macros import glossary
 from calc.site.macros.rendered import Pages
+from calc.site.text import glossary
 from calc.site.views.catalog import changelog
 
 INDEX, CHINESE, CARDS = "index.md", "index.zh.md", "hardware/index.md"

@@ -12,7 +12,7 @@ from sites import ROOT
 from calc.base.units import GiB
 from calc.site.i18n import languages
 from calc.site.macros.macros import Macros, PageError, Record, View
-from calc.site.macros.sources import front
+from calc.site.text.sources import front
 from calc.site.views.jobs import strategies
 
 FOLDER = ROOT / "docs" / "strategies"

@@ -20,7 +20,7 @@ from pylatexenc.latex2text import LatexNodes2Text
 from calc.base.ledger import Moment
 from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import estimate, loading_moments
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.site.build import checks
 
 BRIEF = ("component", "role", "bytes", "formula")

@@ -18,7 +18,8 @@ from calc.memory.activations import layer
 from calc.memory.run import Adapter, Run
 from calc.models.architecture import Architecture, layer_parameters, parameters
 from calc.models.lora import lora_parameters
-from calc.scenario.scenario import Scenario, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 from calc.step.instants import SORTED_TOKENS, Batch, Instant, Part, Plan, Step, plan, step
 from calc.step.roles import Roles
 

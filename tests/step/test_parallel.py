@@ -14,16 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calc.autograd.polynomial import Segment
-from calc.base.ledger import Estimate, Line
+from calc.base.ledger import Line
 from calc.base.plan import Path
 from calc.catalog.catalog import load
 from calc.estimate.estimate import as_dict, estimate, speed
+from calc.estimate.result import Estimate
 from calc.memory.activations import Program
 from calc.memory.loss import head
 from calc.memory.run import Run, dimensions
 from calc.models.architecture import Architecture, ConfigError, parameters, tensors
 from calc.models.slices import part
-from calc.scenario.scenario import ScenarioError, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import ScenarioError
 
 H, V, LAYERS = 4096, 128_256, 32  # Llama 3 8B
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "h200", "attention": "flash", "optimizer_impl": "fused"}

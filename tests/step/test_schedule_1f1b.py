@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calc.autograd.tape import Tape, of
-from calc.base.ledger import Estimate, Group, Line
+from calc.base.ledger import Line
 from calc.catalog.catalog import load
 from calc.estimate.estimate import as_dict, estimate
+from calc.estimate.result import Estimate, Group
 from calc.models.architecture import ConfigError, parameters
 from calc.models.slices import layers_of, stage
-from calc.scenario.scenario import ScenarioError, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import ScenarioError
 from calc.step.schedule_1f1b import Turn, turns
 
 H, V, LAYERS = 4096, 128_256, 32  # Llama 3 8B

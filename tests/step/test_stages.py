@@ -16,7 +16,7 @@ from calc.engines.replica import Where
 from calc.engines.vllm import STARTING
 from calc.estimate.gpu_group import sets
 from calc.memory import runtime
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.step.roles import Job, Memo, Roles
 from calc.step.stages import Candidate, Stages
 

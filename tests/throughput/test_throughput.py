@@ -17,7 +17,8 @@ from calc.catalog.catalog import GPU, Node, load
 from calc.estimate.estimate import as_dict, estimate, speed
 from calc.estimate.report import text
 from calc.models.architecture import Architecture, parameters
-from calc.scenario.scenario import Scenario, parse
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 from calc.throughput import Throughput, Unrated, node_of, throughput, traffic, work
 from calc.throughput.rates import BUS, MEMORY, THROUGH_HOST, Rates, rated
 from calc.throughput.rollout import decode, lengths

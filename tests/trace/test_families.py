@@ -15,7 +15,7 @@ from calc.estimate.estimate import estimate
 from calc.models.architecture import tensors
 from calc.models.families import FAMILIES
 from calc.models.hf_config import from_config
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from tests.trace.test_trace import HERE, answers
 
 SIZES = {

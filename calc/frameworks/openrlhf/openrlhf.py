@@ -10,18 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from calc.base.plan import DeepSpeed, Keeps, Path, Role, supervised
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
-from calc.frameworks.choices import Choices
-from calc.frameworks.constraints import context_fault, cut_alike, fsdp_fault, whole_layers, whole_sequences
+from calc.frameworks.base import Choices, as_published
+from calc.frameworks.constraints import (
+    context_fault,
+    cut_alike,
+    fsdp_fault,
+    linear_fault,
+    trainer_fault,
+    whole_layers,
+    whole_sequences,
+)
 from calc.frameworks.openrlhf import rl
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED
-
-if TYPE_CHECKING:
-    from calc.scenario.scenario import Scenario
 
 
 class Pins(NamedTuple):
@@ -92,7 +98,7 @@ RELEASES: Mapping[str, Pins] = {
     "0.11.0": Pins("0.19.5", "5.15.0", "2.8.3", "0.27.1"),
     "0.11.2": Pins("0.19.6", "5.15.0", "2.8.3", "0.29.0"),
 }
-KNOWN = tuple(RELEASES)
+KNOWN: tuple[str, ...] = tuple(RELEASES)
 # OpenRLHF cuts packed sequences only
 CHOICES = Choices(shared="context_parallel", cuts=lambda job, rung: bool(job.get("packing")))
 
@@ -101,6 +107,8 @@ CHOICES = Choices(shared="context_parallel", cuts=lambda job, rung: bool(job.get
 RINGS = {"dpo": "0.4.3", "rm": "0.4.4", "sft": "0.5.4", "pretrain": "0.5.4"}
 EXCHANGE = "all-gather"
 TASKS = ("pretrain", "sft", "rm", "dpo", *rl.TASKS)
+
+modelled = as_published
 
 
 def nearest(version: str) -> str:
@@ -177,6 +185,8 @@ def _adapter(given: Mapping[str, Any], pins: Pins) -> str:
 def refuse(s: Scenario) -> str | None:
     """The reason why OpenRLHF cannot run `s`, in one line, or None."""
     version, method = s.framework_version, s.method
+    if reason := trainer_fault(s) or linear_fault(s):
+        return reason
     if s.task not in TASKS:
         return f"task: given {s.task!r}, allowed with openrlhf: {', '.join(TASKS)}"
     if reason := whole_layers(s, "DeepSpeed's AutoTP is not modelled") or _ring(s) or cut_alike(s) or fsdp_fault(s):

@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calc.base.plan import DeepSpeed, Keeps, Path, Role, Serving, Stage
 from calc.base.versions import at_least
 from calc.frameworks.constraints import segments_fault
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED
-
-if TYPE_CHECKING:
-    from calc.scenario.scenario import Scenario
 
 # The first release with the task's advantage_estimator: gae; group_norm; reinforce (ray.py's choices of each).
 TASKS = {"ppo": "0.3.0", "grpo": "0.6.0", "reinforce++": "0.5.1"}

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calc.base.plan import Path
 from calc.models.architecture import Architecture, ConfigError
-
-if TYPE_CHECKING:
-    from calc.scenario.scenario import Scenario
+from calc.scenario.scenario import Scenario
 
 TASKS = ("sft", "inference")
 FAMILIES = ("llama", "mistral", "falcon")

@@ -11,22 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from calc.base.plan import DeepSpeed, Keeps, Path, Role, Stage, pipelined, supervised
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import trainer
-from calc.frameworks.base import accumulated, together
-from calc.frameworks.choices import Choices
-from calc.frameworks.constraints import cut_alike, pipeline_fault, ring_fault, sharding_fault, tensor_fault
+from calc.frameworks.base import Choices, accumulated, together
+from calc.frameworks.constraints import (
+    cut_alike,
+    linear_fault,
+    pipeline_fault,
+    ring_fault,
+    sharding_fault,
+    tensor_fault,
+)
 from calc.frameworks.torch import litgpt
+from calc.models.architecture import Architecture
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, RL
 
-if TYPE_CHECKING:
-    from calc.scenario.scenario import Scenario
-
-KNOWN = ("2.13",)
+KNOWN: tuple[str, ...] = ("2.13",)
 CHOICES = Choices(own_loop=True, fp16=True, shared="tensor_parallel", cuts=lambda job, rung: rung["method"] == "full")
 TORCH, TRANSFORMERS = "2.13.0", "5.23.0"
 
@@ -47,6 +52,11 @@ class Trainer(Protocol):
 TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt}
 WITH_ADAPTERS = ("lora", "qlora")
 ONE_BY_ONE = ("adafactor", "lion")
+
+
+def modelled(architecture: Architecture, trainer: str) -> Architecture:
+    """The model as litgpt has it where that trains, else as Transformers has it."""
+    return litgpt.modelled(architecture) if trainer == "litgpt" else architecture
 
 
 def nearest(version: str) -> str:
@@ -134,6 +144,8 @@ def rollout(sequences: int) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> str | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
+    if s.sharding != "zero3" and (fault := linear_fault(s)):
+        return fault
     if s.rollout and s.rollout.engine == "vllm":
         return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
     if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):

@@ -10,27 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calc.base.plan import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import trainer
-from calc.frameworks.base import accumulated
-from calc.frameworks.choices import Choices
+from calc.frameworks.base import Choices, accumulated, as_published
 from calc.frameworks.constraints import (
     cut_alike,
+    linear_fault,
     own_units,
     segments_fault,
     sharding_fault,
+    trainer_fault,
     whole_layers,
     whole_sequences,
 )
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, PAIRED, RL
 
-if TYPE_CHECKING:
-    from calc.scenario.scenario import Scenario
-
-KNOWN = ("1.16.0",)
+KNOWN: tuple[str, ...] = ("1.16.0",)
 CHOICES = Choices(fp16=True, precision="bf16")  # model_init_kwargs
 
 TASKS = ("sft", "rm", "dpo", "grpo")
@@ -40,6 +39,8 @@ ONE_BY_ONE = ("adafactor", "lion")
 
 # the weights that a sharding gathers to hand them on, on top of those already there
 HANDED = {"zero3": ("parameter",), "fsdp1": ("units",), "fsdp2": ("parameter",)}
+
+modelled = as_published
 
 
 def nearest(version: str) -> str:
@@ -141,6 +142,8 @@ def whole(gpus: int) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> str | None:
     """The reason why TRL cannot run `s`, in one line, or None."""
+    if reason := trainer_fault(s, "transformers") or linear_fault(s):
+        return reason
     if s.task not in TASKS:
         return f"task: given {s.task!r}, allowed with trl {s.framework_version}: {', '.join(TASKS)}"
     usual = defaults(s.task, s.framework_version, {})

@@ -5,15 +5,11 @@ Files are named as in `calc.frameworks.verl.verl`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from calc.base.plan import Path, Role, Stage
 from calc.base.versions import at_least
 from calc.frameworks.constraints import context_fault, own_units, whole_layers
+from calc.scenario.scenario import Scenario
 from calc.scenario.words import FSDP
-
-if TYPE_CHECKING:
-    from calc.scenario.scenario import Scenario
 
 FORK = "tinyzero"  # has no numbers, so it sorts before every release
 MOVED = ("weights", "states")  # parts of a trained model that its offload flags move to the host between its phases

@@ -6,14 +6,12 @@ Before, there was `fsdp_sft_trainer.py` with a loss of its own. Read in 0.7.1, 0
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calc.base.plan import Keeps, Stage
 from calc.base.versions import at_least
 from calc.frameworks.verl import engine
-
-if TYPE_CHECKING:
-    from calc.scenario.scenario import Scenario
+from calc.scenario.scenario import Scenario
 
 TASKS = ("sft",)
 FIRST = "0.7.1"

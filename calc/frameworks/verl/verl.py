@@ -9,17 +9,16 @@ memory; one in between behaves as the one before it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from calc.base.plan import Keeps, Path, Role, Serving, Stage
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
-from calc.frameworks.choices import Choices
+from calc.frameworks.base import Choices, as_published
+from calc.frameworks.constraints import linear_fault, trainer_fault
 from calc.frameworks.verl import engine, sft
 from calc.frameworks.verl.engine import FORK
-
-if TYPE_CHECKING:
-    from calc.scenario.scenario import Scenario
+from calc.scenario.scenario import Scenario
 
 
 class Pins(NamedTuple):
@@ -44,28 +43,17 @@ RELEASES: Mapping[str, Pins] = {
     "0.9.0": Pins("0.24.0", "5.9.0", "2.11.0"),  # 256 sequences; allows vllm>=0.18 and transformers 5.5.3 to 5.10
     "0.9.1": Pins("0.24.0", "5.9.0", "2.11.0"),  # logits are not divided by a temperature of 1
 }
-KNOWN = tuple(RELEASES)
+KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(offloads_apart=True, shared="context_parallel")
 
 TASKS = ("ppo", "grpo", "reinforce++")
+
+modelled = as_published
 
 
 def nearest(version: str) -> str:
     """The known version whose memory behaviour `version` shares; releases before 0.2 are as the fork, made of them."""
     return _nearest(version, KNOWN)
-
-
-def rows(task: str, version: str, values: Mapping[str, Any]) -> int:
-    """Sequences of one forward on one GPU: the micro batch, in the fork multiplied by `rollout.n`.
-
-    In the fork `micro_batch` is the share of one GPU of `ppo_micro_batch_size`, which counts prompts of the whole job
-    (fsdp_workers.py:96-101 of the fork: `//= world size`, `*= rollout.n`): never below n sequences, and at most the
-    GPU's share of the rollout, which is all that `batch.split` (workers/actor/dp_actor.py) can hand out.
-    """
-    n, micro_batch = int(values["rollout.n"]), int(values["micro_batch"])
-    if version != FORK:
-        return micro_batch
-    return min(micro_batch * n, max(1, int(values["rollout.batch"]) * n // int(values["gpus"])))
 
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,6 +108,9 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         # RewardModelWorker: bf16 (fsdp_workers.py:943 of 0.2), CPUOffload as flagged in the fork, always later (:960)
         "roles.reward.precision": "bf16",
         "roles.reward.offload.parameters": not fork,
+        # fsdp_workers.py:96-101 of the fork: `//= world size`, `*= rollout.n`; `batch.split`
+        # (workers/actor/dp_actor.py) hands out what there is
+        "counts_prompts": fork,
     }
     if task == "ppo" and at_least(version, "0.7.0") and not at_least(version, "0.8.0"):
         values["roles.critic.packing"] = False  # critic/dp_critic.yaml:44 of 0.7.1, which became the actor's in 0.8.0
@@ -165,6 +156,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
 def refuse(s: Scenario) -> str | None:
     """The reason why verl cannot run `s`, in one line, or None."""
     version = s.framework_version
+    if reason := trainer_fault(s) or linear_fault(s):
+        return reason
     if s.task in sft.TASKS:
         return sft.refuse(s) or engine.refuse(s)
     if s.task not in TASKS or not s.rollout:

@@ -15,12 +15,13 @@ from calc.answers import answers, fits, searched, topics
 from calc.base.project import ROOT
 from calc.base.reading import decode
 from calc.check import check
-from calc.site.build import browser_engine, cards, checks, ids, notices, pages, policy, strict, swap
+from calc.site.build import cards, checks, exports, ids, pages, policy, strict, swap
 from calc.site.build.guide import Guide
+from calc.site.calculator import browser_engine
 from calc.site.faults import BuildError, short
-from calc.site.formats import exports
-from calc.site.macros import rendered, sources
+from calc.site.macros import notices, rendered
 from calc.site.macros.rendered import Pages
+from calc.site.text import sources
 
 DOCS = ROOT / "docs"
 SOURCES = (

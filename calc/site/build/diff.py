@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from calc.answers.kept import FOLDER
 from calc.base.project import ROOT
+from calc.site.build import exports
 from calc.site.faults import BuildError
-from calc.site.formats import exports
 
 DATA = exports.FOLDER.relative_to(ROOT)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from calc.answers import answers, fits, topics
 from calc.catalog.catalog import GPU, Model
-from calc.site.build import notices
-from calc.site.formats.exports import add, prune
-from calc.site.macros.inline import coded, inline
+from calc.site.build.exports import add, prune
+from calc.site.macros import notices
+from calc.site.text.inline import coded, inline
 from calc.site.views.advice import advised
 
 GPU_DIR, MODEL_DIR = "hardware/gpus", "models"

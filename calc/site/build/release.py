@@ -18,9 +18,8 @@ from datetime import date
 from pathlib import Path
 
 from calc.base.project import ROOT
-from calc.site.build import build, diff, ids
+from calc.site.build import build, diff, exports, ids
 from calc.site.faults import BuildError
-from calc.site.formats import exports
 from calc.site.views.catalog import changelog
 from calc.site.views.catalog.changelog import Release
 

@@ -18,7 +18,7 @@ from calc.models.hf_config import from_config
 
 
 def catalog(data: Mapping[str, Any]) -> Catalog:
-    """The catalog that `calc.site.formats.exports.catalog` wrote, without the measurements, which no estimate reads."""
+    """The catalog that `calc.site.build.exports.catalog` wrote, without the measurements, which no estimate reads."""
     gpus = {record["id"]: _made(GPU, record) for record in data["gpus"]}
     nodes = {record["id"]: _made(Node, record) for record in data["nodes"]}
     models = {r["id"]: _made(Model, r | {"architecture": from_config(r["config"])}) for r in data["models"]}

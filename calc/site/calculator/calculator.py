@@ -24,7 +24,8 @@ from calc.launch import Launch
 from calc.recommend import Recommendation, Smallest, recommend, smallest
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration
-from calc.scenario.scenario import Scenario, given, parse
+from calc.resolve.parse import given, parse
+from calc.scenario.scenario import Scenario
 from calc.site.tables.tables import Table, verdict_html
 from calc.site.views.jobs import ledgers
 from calc.throughput import Throughput, Unrated

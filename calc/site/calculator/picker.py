@@ -9,8 +9,7 @@ from typing import Any
 
 from calc.answers import advice, answers, words
 from calc.answers.fits import by_memory, by_size
-from calc.site.build import browser_engine
-from calc.site.calculator import calculator
+from calc.site.calculator import browser_engine, calculator
 from calc.site.calculator.calculator import Place
 from calc.site.views.advice.recipes import Recipe
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from calc.site.macros.sources import JOBS, SPEAK, Source, front
+from calc.site.text.sources import JOBS, SPEAK, Source, front
 
 LANGUAGES = ("zh",)
 CALL = re.compile(r"\[\[ (\w+)\((.*?)\) \]\]", re.S)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from calc.answers import answers
 from calc.site.i18n import languages
-from calc.site.macros import glossary
 from calc.site.macros.bound import Bound
-from calc.site.macros.inline import inline
 from calc.site.tables import tables
+from calc.site.text import glossary
+from calc.site.text.inline import inline
 from calc.site.views.accuracy import accuracy, measured, odds, peers, rates, reports, scatter
 from calc.site.views.advice import advised
 from calc.site.views.catalog import reference, sheets

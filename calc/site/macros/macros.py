@@ -28,20 +28,19 @@ from calc.models.lora import lora_parameters
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.trades import SENSIBLE
 from calc.scenario.scenario import ScenarioError
-from calc.site.build import notices
 from calc.site.calculator import picker
 from calc.site.calculator.calculator import Place
 from calc.site.formats import published
 from calc.site.i18n import languages
-from calc.site.macros import formulas
+from calc.site.macros import formulas, notices
 from calc.site.macros.bound import PageError, Record, Spoken, View
 from calc.site.macros.effects import Effects
-from calc.site.macros.inline import inline
 from calc.site.macros.lookups import Lookups
 from calc.site.tables import charts, tables
-from calc.site.views.advice import minimal, recipes
+from calc.site.text.inline import inline
+from calc.site.views.advice import commands, minimal, recipes
 from calc.site.views.catalog import changelog, reference, sheets
-from calc.site.views.jobs import commands, curves, hosts, ledgers, roles, speed
+from calc.site.views.jobs import curves, hosts, ledgers, roles, speed
 from calc.throughput.work import Passes
 
 

@@ -16,12 +16,12 @@ from calc.base.schema import InputError
 from calc.site.faults import BuildError, line_of
 from calc.site.formats import datasets
 from calc.site.i18n import languages
-from calc.site.macros import glossary, sources
 from calc.site.macros.bound import FIGURES, PageError, Record, View
 from calc.site.macros.macros import Macros
-from calc.site.macros.prose import typed
-from calc.site.macros.sources import Source
 from calc.site.tables.tables import Table
+from calc.site.text import glossary, sources
+from calc.site.text.prose import typed
+from calc.site.text.sources import Source
 
 TYPED = " typed in, allowed: a macro that computes it, or a mark that somebody is quoted: >, <q> or `"
 NOTED = (FIGURES, datasets.KEY)  # the page metadata that macros add for the theme

@@ -38,8 +38,8 @@ from calc.catalog.catalog import load
 from calc.site.build.policy import reloading
 from calc.site.faults import BuildError
 from calc.site.i18n.languages import LANGUAGES
-from calc.site.macros.sources import front
 from calc.site.preview import asked
+from calc.site.text.sources import front
 
 DOCS = ROOT / "docs"
 CODE = ("calc", "hardware", "models", "measurements")  # sources of the numbers
@@ -205,7 +205,7 @@ class Preview(LiveReloadServer):
         if path.startswith(DATA):
             self._export(path.removeprefix(DATA))
         elif path.startswith(CALCULATOR):
-            _fresh("site.build.browser_engine").write(self.out / CALCULATOR)
+            _fresh("site.calculator.browser_engine").write(self.out / CALCULATOR)
         elif path == SEARCH:
             self._search()
         else:
@@ -215,7 +215,7 @@ class Preview(LiveReloadServer):
 
     def _export(self, path: str) -> None:
         """Writes the files of a table, or the catalog; files about all tables are left out."""
-        exports, pages, name = _fresh("site.formats.exports"), _fresh("site.macros.rendered").pages(DOCS), Path(path)
+        exports, pages, name = _fresh("site.build.exports"), _fresh("site.macros.rendered").pages(DOCS), Path(path)
         made: dict[str, str | bytes] = {}
         if path == "catalog.json":
             made = {path: exports.as_json(exports.catalog())}

@@ -13,7 +13,7 @@ from calc.answers import answers
 from calc.base.units import GiB
 from calc.estimate import verdict
 from calc.memory import runtime
-from calc.scenario.scenario import parse
+from calc.resolve.parse import parse
 from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.views.accuracy import accuracy
 

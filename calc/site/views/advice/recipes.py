@@ -14,8 +14,9 @@ from calc.answers.workings import of_phase
 from calc.base.units import GB, GiB, gb, gib
 from calc.recommend import Recommendation
 from calc.recommend.search import Judged
+from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
-from calc.scenario.scenario import Scenario, parse
+from calc.scenario.scenario import Scenario
 from calc.site.tables import charts
 from calc.site.tables.tables import WORDS, Cell, Column, Table, verdict_html
 from calc.site.views.jobs import ledgers

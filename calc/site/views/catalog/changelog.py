@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from calc.answers import answers
 from calc.base.project import ROOT
-from calc.site.macros import sources
 from calc.site.tables.tables import Cell, Column, Table
+from calc.site.text import sources
 
 FOLDER = ROOT / "docs" / "changelog"  # so each file is also a download of the site
 NONE = "No version has been released yet, so there is nothing to compare."

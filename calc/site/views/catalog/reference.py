@@ -9,9 +9,10 @@ from typing import Any
 from calc.answers import answers, fits
 from calc.base.units import gib
 from calc.catalog.catalog import GPU, Model
-from calc.scenario.scenario import SCHEMA, parse
-from calc.site.macros.inline import inline, within
+from calc.resolve.parse import parse
+from calc.scenario.scenario import SCHEMA
 from calc.site.tables.tables import Cell, Column, Table
+from calc.site.text.inline import inline, within
 from calc.site.views.catalog import sheets
 from calc.site.views.jobs import strategies
 

@@ -11,9 +11,10 @@ import yaml
 from calc.answers import answers, words
 from calc.answers.answers import Answer
 from calc.answers.workings import Working, difference, method_url, of_moment, of_phase, values_text
-from calc.base.ledger import Estimate, Group, Line, Phase
+from calc.base.ledger import Line, Phase
 from calc.base.units import GiB
 from calc.estimate import report
+from calc.estimate.result import Estimate, Group
 from calc.site.tables import charts
 from calc.site.tables.tables import Cell, Column, Table, verdict_html
 

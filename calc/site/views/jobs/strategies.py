@@ -23,9 +23,9 @@ from calc.answers.workings import difference, of_phase
 from calc.base.ledger import Phase
 from calc.base.project import ROOT
 from calc.base.units import GB, GiB, MiB
-from calc.site.macros.sources import front
 from calc.site.tables import charts
 from calc.site.tables.tables import Cell, Column, Table
+from calc.site.text.sources import front
 from calc.site.views.jobs import ledgers, speed
 from calc.throughput import Unrated
 

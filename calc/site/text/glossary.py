@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from calc.base.project import ROOT
 from calc.base.schema import InputError
-from calc.site.macros import sources
+from calc.site.text import sources
 
 FILE = ROOT / "docs" / "glossary.yaml"
 

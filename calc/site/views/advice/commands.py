@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 
 from calc.answers import words
 from calc.launch import Launch
-from calc.site.macros.inline import coded, inline
 from calc.site.tables.tables import Table
+from calc.site.text.inline import coded, inline
 from calc.site.views.advice import recipes
 from calc.site.views.advice.recipes import Recipe
 from calc.site.views.jobs import ledgers

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from calc.base.project import ROOT
 from calc.scenario.scenario import SCHEMA_FILE
-from calc.site.build.closure import closure
+from calc.site.calculator.closure import closure
 
 PYODIDE = ROOT / "node_modules" / "pyodide"
 CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")

@@ -15,7 +15,7 @@ from markdown import Extension, Markdown
 from markdown.extensions.abbr import AbbrTreeprocessor
 from markdown.util import HTML_PLACEHOLDER, AtomicString
 
-from calc.site.macros import glossary
+from calc.site.text import glossary
 
 # HTML from macros is set aside, tag by tag; text between the tags of one of these is left alone.
 KEPT_ASIDE = re.compile(HTML_PLACEHOLDER % r"(\d+)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from calc.site.macros.sources import Source
+from calc.site.text.sources import Source
 
 FIGURE = re.compile(r"\d[\d.,]*\s?(?:[KMGT]i?B|[kmgt]igabytes?|bytes?)\b", re.I)
 MARKED = [

@@ -19,7 +19,7 @@ from typing import Any
 from calc.base.project import ROOT
 from calc.base.reading import parse_mapping
 from calc.base.schema import InputError
-from calc.site.build import browser_engine
+from calc.site.calculator import browser_engine
 
 FOLDER = ROOT / "third-party"
 FILE = "THIRD-PARTY-NOTICES.txt"

@@ -1,0 +1,63 @@
+"""The answer to a scenario: the verdict, and the phases of each GPU group and of a node's host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calc.base.ledger import Phase, most
+from calc.estimate.host_memory import HostMemory
+from calc.scenario.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A GPU group, the GPUs that hold the same roles, seen from the GPU that needs most.
+
+    `device_range` is the interval of the middle nine tenths of what a monitor may show at the peak. `verdict_phase` is
+    the first phase that makes the verdict other than `fits`. `refusal` is the reason why vLLM does not start, in one
+    line; `crowded`: the reason is a lack of free memory. Where vLLM starts, its KV cache holds `cache_tokens`, and
+    `cache_sequences` of full length at once.
+    """
+
+    name: str
+    gpus: int
+    phases: tuple[Phase, ...]
+    usable_bytes: int
+    device_range: tuple[int, int]
+    fit_probability: float
+    verdict: str
+    verdict_phase: str | None
+    refusal: str | None = None
+    cache_tokens: int = 0
+    cache_sequences: int = 0
+    crowded: bool = False
+
+    @property
+    def peak(self) -> Phase:
+        """The phase with the largest peak; of equal ones (the allocator keeps what it has), the one of most tensors."""
+        return max(self.phases, key=lambda phase: (phase.moment.device_bytes, phase.moment.allocated_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The answer to one scenario; `calc.estimate.estimate.as_dict` spells it as the contract does.
+
+    `on_host`: what fails first is a node's host, and not a GPU.
+    """
+
+    scenario: Scenario
+    groups: tuple[Group, ...]
+    host_phases: tuple[Phase, ...]
+    host_memory: HostMemory
+    verdict: str
+    verdict_phase: str | None
+    on_host: bool
+    fit_probability: float
+    notes: tuple[str, ...]
+    catalog_version: str
+    calc_version: str
+
+    @property
+    def host_peak(self) -> int:
+        """The most host memory that a node needs at any instant, in bytes."""
+        return most(self.host_phases)

@@ -1,0 +1,26 @@
+"""The frameworks by name, and the plan of a job's memory by its framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from calc.base.plan import Keeps
+from calc.frameworks.base import Framework
+from calc.frameworks.openrlhf import openrlhf
+from calc.frameworks.torch import torch
+from calc.frameworks.trl import trl
+from calc.frameworks.verl import verl
+from calc.scenario.scenario import Scenario
+
+FRAMEWORKS: Mapping[str, Framework] = {"torch": torch, "openrlhf": openrlhf, "verl": verl, "trl": trl}
+
+
+def framework(name: str) -> Framework:
+    """The framework called `name`."""
+    return FRAMEWORKS[name]
+
+
+def plan(s: Scenario) -> Keeps:
+    """The roles and stages that the framework runs for `s`, and what they keep in memory."""
+    keeps = framework(s.framework).keeps(s)
+    return keeps.without_rollout() if s.rollout and s.rollout.engine == "none" else keeps

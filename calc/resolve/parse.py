@@ -1,0 +1,249 @@
+"""The reading of a scenario: fields nested or dotted, defaults of the framework, and every rule applied.
+
+Every error is one line that names the field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+from calc.base.schema import InputError, closest, show, validator
+from calc.catalog.catalog import Catalog, CatalogError, load
+from calc.frameworks.registry import FRAMEWORKS, framework, plan
+from calc.models.architecture import Architecture, ConfigError
+from calc.scenario import rules
+from calc.scenario.rules import Objection
+from calc.scenario.scenario import SCHEMA, SCHEMA_FILE, Lora, Offload, Rollout, Scenario, ScenarioError, changed
+from calc.scenario.words import RL
+
+NEEDED = tuple(SCHEMA["required"])
+# Defaults that no framework decides. Lengths and batches that follow from other fields are filled in by `parse`.
+NEUTRAL: Mapping[str, Any] = {
+    "trainer": "own",
+    "gpus": 1,
+    "method": "full",
+    "double_quantization": True,
+    "no_sync": False,
+    "memory_efficient_linear": True,
+    "tensor_parallel": 1,
+    "pipeline_parallel": 1,
+    "context_parallel": 1,
+    "sequence_parallel": False,
+    "expert_parallel": 1,
+    "packing": False,
+    "expandable_segments": False,
+    "counts_prompts": False,
+    "placement": "colocated",
+    "rollout.v0": False,
+    **rules.ABSENT,
+    "versions.bitsandbytes": "0.50.2",  # no framework pins it
+}
+
+_VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)*")
+_DEEPEST = 4  # roles.reference.lora.rank
+
+
+# The fields that go from values to object as they are.
+_PLAIN = tuple(
+    f.name for f in fields(Scenario) if f.type in ("str", "int", "bool") and not f.name.startswith("framework")
+)
+
+
+def parse(data: Any, *, where: str = "scenario", catalog: Catalog | None = None) -> Scenario:
+    """The scenario that `data` describes, with the defaults of the framework and version it names.
+
+    `data` maps fields to values as the contract spells them, nested (`lora: {rank: 8}`) or dotted (`lora.rank: 8`);
+    a field that the schema lets be null counts as not given when it is. Raises ScenarioError, one line that starts
+    with `where`, for anything that cannot be used.
+    """
+    with _at(where):
+        return _fill(_valid(data, where, NEEDED), catalog or load())
+
+
+def given(
+    data: Any, *, where: str, catalog: Catalog | None = None, needed: tuple[str, ...] = ("model", "task")
+) -> dict[str, Any]:
+    """The fields that `data` gives, by dotted key, the others left open; `parse` can use each of them alone.
+
+    Model and GPU are in the catalog, the framework is known. Raises ScenarioError as `parse` does, also if one of
+    `needed` is missing.
+    """
+    catalog = catalog or load()
+    with _at(where):
+        nested = _valid(data, where, needed)
+        alike = {f"roles.{name}": own for name, own in nested.get("roles", {}).items() if own == {}}
+        fields = rules.flatten(nested) | alike  # a role that runs, and differs in nothing
+        if "model" in fields:
+            catalog.model(fields["model"])
+        if "gpu" in fields:
+            catalog.gpu(fields["gpu"])
+        if "framework" in fields:
+            _framework(fields["framework"])
+        return fields
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Puts `where` in front of the objections to a scenario."""
+    try:
+        yield
+    except (Objection, ConfigError, CatalogError) as error:
+        raise ScenarioError(f"{where}: {error}") from None
+    except InputError as error:
+        raise ScenarioError(str(error)) from None
+
+
+def _valid(data: Any, where: str, needed: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of `data`, nested, as the schema allows them."""
+    if not isinstance(data, Mapping):
+        raise Objection(f"given {show(data)}, allowed: a mapping of fields")
+    nested: dict[str, Any] = {}
+    for key, value in data.items():
+        _put(nested, key, value, "")
+    validator(SCHEMA_FILE, needed)(nested, where)
+    return nested
+
+
+# Fields on which no default depends, so that they can be changed alone: see `vary`.
+VARIED = frozenset({
+    "micro_batch", "checkpointing", "loss", "logprob", "offload.optimizer", "offload.parameters",
+    "rollout.tensor_parallel", "rollout.gpu_memory_utilization", "rollout.sleep",
+})  # fmt: skip
+_FROZEN_OFFLOAD = re.compile(r"roles\.(reference|reward)\.offload\.parameters")
+
+
+def vary(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
+    """`s` with the values of `changes` for fields of `VARIED`, or `roles.<role>.offload.parameters` of a frozen role.
+
+    The same as `parse` of its fields with those changes, its global batch and rollout batch being given, in a quarter
+    of the time; raises ScenarioError where `parse` would. The values are those that the schema allows.
+    """
+    own: dict[str, Any] = {}
+    branches: dict[str, dict[str, Any]] = {"offload": {}, "rollout": {}}
+    roles = dict(s.roles)
+    for place, value in changes.items():
+        branch, _, leaf = place.partition(".")
+        if _FROZEN_OFFLOAD.fullmatch(place):
+            name = place.split(".")[1]
+            role = roles[name]
+            assert not isinstance(role, str)
+            roles[name] = {**role, "offload.parameters": value}
+        elif place not in VARIED:
+            raise AssertionError(f"{place}: other fields may follow from it")
+        elif leaf:
+            branches[branch][leaf] = value
+        else:
+            own[place] = value
+    offload = replace(s.offload, **branches["offload"]) if branches["offload"] else s.offload
+    rollout = replace(s.rollout, **branches["rollout"]) if s.rollout and branches["rollout"] else s.rollout
+    if s.max_tokens_per_gpu:
+        own.pop("micro_batch", None)  # not read where batches are dynamic
+    varied = changed(s, {**own, "offload": offload, "rollout": rollout, "roles": roles})
+    given = {**changes, "global_batch": s.global_batch}
+    try:
+        rules.batched(varied, given)
+        reason = rules.serving_fault(varied, given) or framework(s.framework).refuse(varied)
+    except Objection as objection:
+        reason = str(objection)
+    if reason is not None:
+        raise ScenarioError(f"scenario: {reason}")
+    return varied
+
+
+def _put(into: dict[str, Any], key: Any, value: Any, path: str) -> None:
+    """Adds a field, dotted or not, to a nested mapping; one field twice is an error."""
+    if not isinstance(key, str):
+        raise Objection(f"{path[:-1] or 'a field'}: given the name {show(key)}, allowed: text")
+    head, _, rest = key.partition(".")
+    branch = {rest: value} if rest else value
+    if isinstance(branch, Mapping) and path.count(".") < _DEEPEST:
+        inner = into.setdefault(head, {})
+        if isinstance(inner, dict):
+            for name, item in branch.items():
+                _put(inner, name, item, f"{path}{head}.")
+            return
+    elif head not in into:
+        into[head] = branch
+        return
+    raise Objection(f"{path}{head}: given twice, allowed: once")
+
+
+def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
+    """The scenario made of `nested` fields that have passed the schema."""
+    own_roles = nested.pop("roles", {})
+    given = rules.flatten(nested)
+    name, version = _framework(given.get("framework", "torch"))
+    task = given["task"]
+    module = framework(name)
+    known = module.nearest(version) if version else module.KNOWN[-1]
+    said = given | rules.flatten({"roles": own_roles})
+    own = module.defaults(task, known, said)
+    usual = {**NEUTRAL, **own}
+    values: dict[str, Any] = {**usual, **given}
+    rules.had(values | said, own, f"{name} {known}")
+    model = catalog.model(given["model"])
+    architecture = module.modelled(model.architecture, values["trainer"])
+    values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
+    roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known))
+    rules.follow(values, given, task)
+    rules.check(values, given)
+    roles = rules.placed(values, roles)
+    scenario = Scenario(
+        **{place: values[place] for place in _PLAIN},
+        framework=name,
+        host_memory=values.get("host_memory"),
+        entropy_coeff=float(values["entropy_coeff"]),
+        max_tokens_per_gpu=values["max_tokens_per_gpu"],
+        framework_version=known,
+        framework_asked=f"{name}=={version or known}",
+        lora=_lora(values, architecture),
+        offload=Offload(values["offload.optimizer"], values["offload.parameters"]),
+        rollout=_rollout(values) if task in RL else None,
+        roles=roles,
+        versions={place[9:]: value for place, value in values.items() if place.startswith("versions.")},
+        architecture=architecture,
+        plan=plan,
+        architectures={
+            role: catalog.model(own["model"]).architecture for role, own in roles.items() if not isinstance(own, str)
+        },
+        warnings=tuple(rules.warnings_of(values, architecture, name, version, known)),
+    )
+    rules.cut(scenario)
+    scenario = rules.batched(scenario, given)
+    if scenario.max_tokens_per_gpu:
+        scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
+    if (reason := rules.serving_fault(scenario, given) or module.refuse(scenario)) is not None:
+        raise Objection(reason)
+    return scenario
+
+
+def _framework(given: str) -> tuple[str, str | None]:
+    """The framework's name, and its version if one is named."""
+    name, equals, version = given.partition("==")
+    if name not in FRAMEWORKS:
+        near = closest(name, FRAMEWORKS)
+        raise Objection(f"framework: given {show(given)}, allowed: {', '.join(FRAMEWORKS)}, each with ==version{near}")
+    if equals and not _VERSION.fullmatch(version) and version not in framework(name).KNOWN:
+        words = "".join(f", or {known}" for known in framework(name).KNOWN if not _VERSION.fullmatch(known))
+        raise Objection(f"framework: given {show(given)}, allowed: a version of numbers, such as {name}==1.0{words}")
+    return name, version or None
+
+
+def _rollout(values: Mapping[str, Any]) -> Rollout:
+    """The rollout's fields; without GPUs of its own it runs on all."""
+    own = {f.name: values.get(f"rollout.{f.name}") for f in fields(Rollout)}
+    own["gpus"] = own["gpus"] or values["gpus"]
+    return Rollout(**own)  # type: ignore[arg-type]
+
+
+def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:
+    """The adapters, their targets checked against the model's layers."""
+    if values["method"] == "full":
+        return None
+    targets = rules.adapters(architecture, values["lora.rank"], values["lora.targets"])
+    return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), values["lora.dtype"], values["lora.units"])
