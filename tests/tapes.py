@@ -11,7 +11,7 @@ from calc.catalog.catalog import load
 from calc.memory import activations
 from calc.memory.activations import Program
 from calc.memory.run import Adapter, Run
-from calc.models.architecture import Architecture
+from calc.models.architecture import Architecture, LayerSpec
 from calc.models.hf_config import from_config
 
 BF16_LORA = Adapter(64, "all-linear", False, 2)
@@ -22,10 +22,15 @@ def arch(model: str) -> Architecture:
     return load().model(model).architecture
 
 
+def of_kind(a: Architecture, moe: bool) -> LayerSpec:
+    """The kind of the last layer, or of the first, which has no experts."""
+    return a.specs[-1 if moe else 0].shapes
+
+
 def tape(model: str, *, moe: bool = False, first: bool = False, **run: Any) -> Tape:
     """One layer of `model` on a tape; `run` are fields of Run."""
     a = arch(model)
-    return Program(Run(a, **run), -1 if moe else 0, first=first).layer(moe=moe)
+    return Program(Run(a, **run), of_kind(a, moe), first=first).layer()
 
 
 def frozen(adapter: Adapter | None = None, **run: Any) -> dict[str, Any]:
@@ -34,7 +39,7 @@ def frozen(adapter: Adapter | None = None, **run: Any) -> dict[str, Any]:
 
 def per_token(model: str, *, moe: bool = False, first: bool = False, **run: Any) -> float:
     """Bytes that a layer keeps for backward, a token."""
-    return activations.layer(Run(arch(model), **run), moe=moe, first=first).saved.tokens
+    return activations.layer(Run(arch(model), **run), of_kind(arch(model), moe), first=first).saved.tokens
 
 
 def passing(model: str, shots: list[Snapshot], prefix: str = "") -> dict[str, tuple[dict[str, float], ...]]:

@@ -20,6 +20,7 @@ from calc.memory import communication, gradients, host, optimizer, weights
 from calc.models.architecture import (
     Architecture,
     Head,
+    LayerSpec,
     Tensor,
     layer_kinds,
     layer_parameters,
@@ -63,7 +64,11 @@ class Fsdp(Holder):
 
     def layer(self, index: int) -> int:
         """Elements that gathering layer `index` brings together."""
-        return _layer_elements(self.replica.arch, index, self.replica.ranks) + self.adapter_layer
+        return self.layer_of(self.replica.arch.specs[index])
+
+    def layer_of(self, spec: LayerSpec) -> int:
+        """Elements that gathering a layer of the kind `spec` brings together."""
+        return _layer_elements(self.replica.arch, spec.shapes, self.replica.ranks) + self.adapter_layer
 
     @property
     def apart(self) -> bool:
@@ -221,7 +226,7 @@ class Fsdp(Holder):
             # weights are cast into storage of their own, without a buffer
             copies = 1
         if r.quantised:
-            packed = layer_parameters(r.arch, index)
+            packed = layer_parameters(r.arch, r.arch.specs[index])
             lines.append(communication.gathered(r.role, "4-bit layers", packed, weights.NF4[r.run.nested], copies))
             lines.append(communication.gathered(r.role, "adapters", self.adapter_layer, c, copies))
         else:
@@ -261,7 +266,7 @@ class Fsdp(Holder):
         (`_chunk_dtensor`).
         """
         r = self.replica
-        layer = max(self.layer(0), self.layer(-1))
+        layer = max([self.layer_of(spec) for spec, _ in layer_kinds(r.arch)])
         summoned = layer + self.adapter_layer * self.apart
         adapter = max([t.elements for t in r.trained_tensors], default=0)
         elements = {
@@ -279,7 +284,7 @@ class Fsdp(Holder):
     def units(self) -> tuple[int, ...]:
         """Elements of a rank's part of each FSDP unit: the layers, the root, and adapters that are units."""
         r = self.replica
-        layers = [self.layer(i) for i, n in layer_kinds(r.arch) for _ in range(n)]
+        layers = [self.layer_of(spec) for spec, n in layer_kinds(r.arch) for _ in range(n)]
         groups = tuple(-(-elements // r.ranks) for elements in (*layers, self.root_elements))
         return (*groups, *self.adapters) if self.apart else groups
 
@@ -321,10 +326,10 @@ class Fsdp(Holder):
 
 
 @lru_cache(maxsize=4096)
-def _layer_elements(arch: Architecture, index: int, ranks: int) -> int:
-    return padded(layer_tensors(arch, index), ranks)
+def _layer_elements(arch: Architecture, spec: LayerSpec, ranks: int) -> int:
+    return padded(layer_tensors(arch, spec), ranks)
 
 
 @lru_cache(maxsize=1024)
 def _root_elements(arch: Architecture, head: Head) -> int:
-    return parameters(arch, head=head) - sum(layer_parameters(arch, i) * n for i, n in layer_kinds(arch))
+    return parameters(arch, head=head) - sum(layer_parameters(arch, spec) * n for spec, n in layer_kinds(arch))

@@ -16,7 +16,7 @@ from calc.base.ledger import Line, total
 from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Moments, Where
 from calc.memory import communication, gradients, weights
-from calc.models.architecture import Architecture, Tensor, layer_parameters
+from calc.models.architecture import Architecture, LayerSpec, Tensor, layer_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Fsdp1(Fsdp):
         """Elements of all ranks' shards together: flat parameters are cut evenly."""
         return elements
 
-    def layer(self, index: int) -> int:
-        """Elements of a layer's flat parameter."""
-        return layer_parameters(self.replica.arch, index) + self.adapter_layer * self.joined
+    def layer_of(self, spec: LayerSpec) -> int:
+        """Elements of the flat parameter of a layer of the kind `spec`."""
+        return layer_parameters(self.replica.arch, spec.shapes) + self.adapter_layer * self.joined
 
     def layers(self, first: int = 0) -> int:
         """Elements of the flat parameters of the layers from `first` on."""
@@ -179,11 +179,11 @@ class Fsdp1(Fsdp):
         if not layers:
             return []
         if r.quantised:
-            packed = layer_parameters(r.arch, layers[0])
+            packed = layer_parameters(r.arch, r.arch.specs[layers[0]])
             return [communication.gathered(r.role, "4-bit layers", packed, weights.NF4[r.run.nested], len(layers))]
         return [communication.gathered(r.role, "layers", sum(map(self.layer, layers)), r.run.compute)]
 
 
 @lru_cache(maxsize=4096)
 def _layers(arch: Architecture, first: int) -> int:
-    return sum([layer_parameters(arch, i) for i in range(first, arch.layers)])
+    return sum([layer_parameters(arch, spec) for spec in arch.specs[first:]])

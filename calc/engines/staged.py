@@ -50,7 +50,7 @@ class Staged(Fsdp):
 
     def layers_gathered(self, but: int = 0) -> Line:
         """All layers whole, in the compute type, `but` elements left out."""
-        layers = sum([self.layer(i) * n for i, n in layer_kinds(self.replica.arch)])
+        layers = sum([self.layer_of(spec) * n for spec, n in layer_kinds(self.replica.arch)])
         return communication.gathered(self.replica.role, "layers", layers - but, self.replica.run.compute)
 
     def finishing(self) -> list[Line]:

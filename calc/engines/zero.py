@@ -49,14 +49,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _parameters(arch: Architecture, layers: int) -> int:
     """Parameters of the lowest `layers` layers."""
-    return sum(layer_parameters(arch, n) for n in range(layers))
+    return sum(layer_parameters(arch, spec) for spec in arch.specs[:layers])
 
 
 @lru_cache(maxsize=4096)
 def _linears(arch: Architecture, layer: int) -> int:
     """Elements of the linears up to a layer: those that forward has come to, or backward has not."""
-    layers = range(min(layer + 1, arch.layers))
-    return sum(t.elements for n in layers for t in layer_tensors(arch, n) if t.kind == "linear")
+    below = arch.specs[: layer + 1]
+    return sum(t.elements for spec in below for t in layer_tensors(arch, spec) if t.kind == "linear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Zero(Holder):
 
     def layer_largest(self, layer: int) -> int:
         """Elements of the largest tensor in a layer."""
-        return largest_in_layer(self.replica.arch, min(layer, self.replica.arch.layers - 1))
+        return largest_in_layer(self.replica.arch, self.replica.arch.specs[min(layer, self.replica.arch.layers - 1)])
 
     def partitioning(self, where: Where, out: Reduced) -> list[Line]:
         """Stages 1 and 2: the bucket, and gradients kept whole or for the rank's own partition."""

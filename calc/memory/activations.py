@@ -23,7 +23,7 @@ from calc.memory.attention import Attention
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.run import Run, dimensions
-from calc.models.architecture import layer_kinds
+from calc.models.architecture import LayerSpec, layer_kinds
 
 
 class Program(Attention):
@@ -146,10 +146,10 @@ class Program(Attention):
             best = tape.op("router: normalise", [best], k, 4, saves=[Tensor(Size({"": 1}), 4)], saves_out=True)
         return best if arch.routing_uncast else self.cast(best, self.c, "router")
 
-    def feed_forward(self, x: Tensor, *, moe: bool) -> Tensor:
+    def feed_forward(self, x: Tensor) -> Tensor:
         """A layer's MLP, its routed experts, or routed and shared experts."""
         x = self.gathered(x, "mlp")
-        y = self.routed(x) if moe else self.mlp(x)
+        y = self.routed(x) if self.spec.mlp == "experts" else self.mlp(x)
         self.tape.returns(x)
         return y
 
@@ -172,7 +172,7 @@ class Program(Attention):
             )
         return self.add(y, shared, "experts: add shared")
 
-    def layer(self, *, moe: bool) -> Tape:
+    def layer(self) -> Tape:
         """One decoder layer: two blocks, normed before or after as the family has it, added to the residual stream."""
         norms = self.arch.norms
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
@@ -181,12 +181,12 @@ class Program(Attention):
             return self.both_at_once(n)
         a = self.attention(n)
         if self.arch.parallel:
-            f = self.feed_forward(self.norm(self.input, norms.mlp) if norms.mlp else n, moe=moe)
+            f = self.feed_forward(self.norm(self.input, norms.mlp) if norms.mlp else n)
             self.add(self.add(self.input, a, "attention: add"), f, "mlp: add")
             return self.tape
         a = self.scaled(self.norm(a, norms.attention_output), "attention")
         x = self.add(self.input, a, "attention: add")
-        f = self.feed_forward(self.norm(x, norms.mlp), moe=moe)
+        f = self.feed_forward(self.norm(x, norms.mlp))
         self.add(x, self.scaled(self.norm(f, norms.mlp_output), "mlp"), "mlp: add")
         return self.tape
 
@@ -194,7 +194,7 @@ class Program(Attention):
         """Falcon's layer: both norms before both blocks, whose outputs are added in place of the MLP's."""
         m = self.norm(self.input, self.arch.norms.mlp) if self.arch.norms.mlp else n
         a = self.attention(n)
-        f = self.feed_forward(m, moe=False)
+        f = self.feed_forward(m)
         both = self.tape.op("mlp: add attention", [f, a], f.width, f.b, view=True, aliases=[f, a])
         self.add(self.input, both, "mlp: add")
         self.tape.returns(n, m, a)
@@ -215,7 +215,7 @@ def below_layers(run: Run, recompute: bool) -> Size:
     keep both.
     """
     dropped = run.arch.embedding_dropout and run.training
-    masks = 2 if 0 < len(run.arch.sliding_layers) < run.arch.layers else 1
+    masks = len({spec.slides for spec in run.arch.specs})
     leaf = recompute and run.adapter is not None
     kept = of(h=1) if dropped and (run.trained or leaf) else NOTHING
     if recompute and run.kernel == "eager":
@@ -227,21 +227,21 @@ class Litgpt(LitgptAttention, Program):
     """Writes the operations of a model that litgpt's code runs."""
 
 
-def program(run: Run, index: int = -1, **how: bool) -> Program:
-    """The program of layer `index` of `run`, Transformers' or litgpt's, whichever runs it; `how`: see `Linears`."""
-    return (Litgpt if run.arch.modeling == "litgpt" else Program)(run, index, **how)
+def program(run: Run, spec: LayerSpec | None = None, **how: bool) -> Program:
+    """The program of a layer of the kind `spec`, Transformers' or litgpt's, whichever runs it; `how`: see `Linears`."""
+    return (Litgpt if run.arch.modeling == "litgpt" else Program)(run, spec, **how)
 
 
 class Kind(NamedTuple):
     """The properties of a layer, beside the run, on which its tape depends.
 
-    `first`: it lies above a frozen embedding, whose output needs no gradient. `rotated`: it has rotary positions.
+    `spec` without its window, of which the tape sees no more than whether SDPA is `masked`. `first`: the layer lies
+    above a frozen embedding, whose output needs no gradient.
     """
 
-    moe: bool
+    spec: LayerSpec
     masked: bool
     first: bool
-    rotated: bool
 
     def run(self, run: Run) -> Run:
         """The settings of `run` for such a layer."""
@@ -257,35 +257,31 @@ def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
     arch = run.arch
     return [
         Kind(
-            n >= arch.dense_layers,
-            masked and (arch.masked or n in arch.sliding_layers) and not arch.attention_sinks,
+            spec._replace(slides=False),
+            masked and (arch.masked or spec.slides) and not arch.attention_sinks,
             n == 0 and not run.trained and not recompute,
-            n not in arch.unrotated_layers,
         )
-        for n in range(arch.layers)
+        for n, spec in enumerate(arch.specs)
     ]
 
 
 @lru_cache(maxsize=4096)
 def layer(
     run: Run,
+    spec: LayerSpec,
     *,
-    moe: bool,
     first: bool = False,
     counted: bool = False,
     received: bool = False,
-    rotated: bool = True,
     selective: bool = False,
 ) -> Segment:
-    """A decoder layer of `run`: bytes it keeps a token, and the instants of its forward and backward.
+    """A decoder layer of the kind `spec`: bytes it keeps a token, and the instants of its forward and backward.
 
     `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient. `counted`: the
     layer's input is a checkpoint, or a buffer, and not counted here; `received`: nor is the gradient of its output.
-    `rotated`: the layer has rotary positions. `selective`: the layer is run again except for what a policy keeps.
+    `selective`: the layer is run again except for what a policy keeps.
     """
-    tape = program(
-        run, -1 if moe else 0, first=first, counted=counted, received=received, rotated=rotated, selective=selective
-    ).layer(moe=moe)
+    tape = program(run, spec, first=first, counted=counted, received=received, selective=selective).layer()
     return Segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
 
 
@@ -297,8 +293,8 @@ def kept_products(run: Run) -> int:
     """
     arch, total = run.arch, 0.0
     dims = dimensions(arch, run.adapter.rank if run.adapter else 0)
-    for index, layers in layer_kinds(arch):
-        ops = program(run, index, selective=True).layer(moe=index < 0).ops
+    for spec, layers in layer_kinds(arch):
+        ops = program(run, spec, selective=True).layer().ops
         sizes = [
             [amount(t.width, dims).tokens for t in (op.inputs[0], op.outs[0])] for op in ops if op.product and op.kept
         ]

@@ -19,7 +19,7 @@ class Attention(Linears):
 
         All layers share cos and sin, unless a layer makes its own `tables`.
         """
-        if not self.rotated:
+        if not self.spec.rotated:
             return x
         fp32 = self.arch.rotation == "fp32"
         b = 4 if fp32 else max(x.b, self.run.residual)
@@ -34,7 +34,7 @@ class Attention(Linears):
 
     def heads(self, x: Tensor, name: str) -> Tensor:
         """A view of each head; the gradient that rotation makes lies head by head, and is copied to lie by token."""
-        return self.tape.op(name, [x], x.width, x.b, view=True) if self.rotated else x
+        return self.tape.op(name, [x], x.width, x.b, view=True) if self.spec.rotated else x
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
         """The projections, QK norm and rotation of plain, fused (Phi-3) and grouped-query attention.
@@ -100,7 +100,8 @@ class Attention(Linears):
     def attention(self, x: Tensor) -> Tensor:
         """The attention block from its normalised input to the output projection."""
         x = self.gathered(x, "attention")
-        q, k, v, *named = self.latent_queries_keys_values(x) if self.arch.mla else self.queries_keys_values(x)
+        latent = self.spec.mixer == "latent"
+        q, k, v, *named = self.latent_queries_keys_values(x) if latent else self.queries_keys_values(x)
         attend = self.eager if self.run.whole_scores else self.fused
         y = self.block_output(self.linear(self.arch.names.output, attend(q, k, v), WIDTH), "attention")
         self.tape.returns(x, q, k, v, *named)
@@ -139,7 +140,7 @@ class Attention(Linears):
             ways = {"all-to-all": self.all_to_all, "all-gather": self.all_gather, "ring": self.ring}
             return ways[self.run.exchange](q, k, v)
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
-        joined = arch.mla is not None or (arch.rotation == "joined" and self.rotated)
+        joined = arch.mla is not None or (arch.rotation == "joined" and self.spec.rotated)
         if self.run.kernel == "flash":
             sums = self.accumulators(grouped=self.arch.grouped)
             out = self.kernel(q, k, v, sums, course=(None, sums))

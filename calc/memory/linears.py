@@ -9,6 +9,7 @@ from calc.autograd.polynomial import amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.run import Run, biased, dimensions, elements
 from calc.memory.weights import SCALE
+from calc.models.architecture import LayerSpec
 
 WIDTH = of(h=1)  # the residual stream
 OUTPUTS = ("lm_head", "score")  # the linears at the end of a model, whose weights an engine gathers
@@ -23,27 +24,27 @@ class Linears:
     def __init__(
         self,
         run: Run,
-        layer: int = -1,
+        spec: LayerSpec | None = None,
         *,
         first: bool = False,
         counted: bool = False,
         received: bool = False,
-        rotated: bool = True,
         selective: bool = False,
     ) -> None:
-        """`first`: nothing before this piece is trained, so that its input needs no gradient.
+        """A piece of `run`: a layer of the kind `spec`, by default the last one's.
 
-        `counted`: the input is a checkpoint, or a buffer, that others count; `received`: so is the output's gradient.
-        `rotated`: the layer has rotary positions. `selective`: some operations are not run again for backward.
+        `first`: nothing before this piece is trained, so that its input needs no gradient. `counted`: the input is a
+        checkpoint, or a buffer, that others count; `received`: so is the output's gradient. `selective`: some
+        operations are not run again for backward.
         """
-        self.rotated = rotated
+        self.spec = spec or run.arch.specs[-1].shapes
         self.run = run
         self.arch = run.arch
         self.tape = Tape(received=received, selective=selective)
         self.c = run.compute
         self.autocast = run.autocast
-        self.elements = elements(run.arch, layer)
-        self.biased = biased(run.arch, layer)
+        self.elements = elements(run.arch, self.spec)
+        self.biased = biased(run.arch, self.spec)
         self.stream = WIDTH * run.share
         self.input = Tensor(self.stream, run.residual, differentiable=not first)
         if counted:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from calc.models.architecture import Architecture, layer_tensors
+from calc.models.architecture import Architecture, LayerSpec, layer_kinds, layer_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "W_lm_head": arch.vocab_part * arch.hidden,
         "W_score": arch.hidden,
         "W_qkv": (arch.heads + 2 * arch.kv_heads) * arch.head_dim * arch.hidden,
-        **{f"W_{short(t.name)}": t.elements for i in (0, -1) for t in layer_tensors(arch, i)},
+        **{f"W_{short(t.name)}": t.elements for spec, _ in layer_kinds(arch) for t in layer_tensors(arch, spec)},
     }
 
 
@@ -140,17 +140,17 @@ def short(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def elements(arch: Architecture, layer: int) -> Mapping[str, int]:
+def elements(arch: Architecture, spec: LayerSpec) -> Mapping[str, int]:
     """Elements of a layer's tensors by short name, a linear's bias counted with its weight."""
     found: dict[str, int] = {}
-    for t in layer_tensors(arch, layer):
+    for t in layer_tensors(arch, spec):
         name = short(t.name.removesuffix(".bias"))
         found[name] = found.get(name, 0) + t.elements
     return found
 
 
 @lru_cache(maxsize=4096)
-def biased(arch: Architecture, layer: int) -> frozenset[str]:
+def biased(arch: Architecture, spec: LayerSpec) -> frozenset[str]:
     """The short names of a layer's modules with a bias."""
-    names = (t.name for t in layer_tensors(arch, layer) if t.name.endswith(".bias"))
+    names = (t.name for t in layer_tensors(arch, spec) if t.name.endswith(".bias"))
     return frozenset(short(name.removesuffix(".bias")) for name in names)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Head = Literal["lm", "scalar", "none"]
 
@@ -68,13 +69,31 @@ class Mla:
     v_head_dim: int
 
 
-@dataclass(frozen=True, slots=True)
+class LayerSpec(NamedTuple):
+    """The kind of one decoder layer: how positions see each other, and what follows.
+
+    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA). `mlp`: `dense`, or routed
+    `experts`. `slides`: attention sees the last `sliding_window` tokens alone. `rotated`: positions are rotary.
+    """
+
+    mixer: Literal["attention", "latent"] = "attention"
+    mlp: Literal["dense", "experts"] = "dense"
+    slides: bool = False
+    rotated: bool = True
+
+    @property
+    def shapes(self) -> LayerSpec:
+        """The kind as far as its tensors go."""
+        return LayerSpec(self.mixer, self.mlp)
+
+
+@dataclass(frozen=True)
 class Architecture:
     """The few dozen integers of a decoder that decide its memory. Sizes are counts of elements."""
 
     family: str  # Hugging Face `model_type`
     hidden: int
-    layers: int
+    specs: tuple[LayerSpec, ...]  # of all layers, from the first to the last
     heads: int
     kv_heads: int
     head_dim: int  # of queries and keys; with MLA qk_nope_head_dim + qk_rope_head_dim
@@ -109,14 +128,11 @@ class Architecture:
     softcap_logits: bool = False
     logits_scaled: bool = False  # divided or multiplied by a number
     sliding_window: int | None = None  # None where no layer uses one
-    sliding_layers: tuple[int, ...] = ()  # the indices of the layers that use it
-    unrotated_layers: tuple[int, ...] = ()  # the indices of the layers without rotary positions
     experts: int = 0
     experts_per_token: int = 0
     moe_intermediate: int = 0
     shared_experts: int = 0
     shared_intermediate: int = 0  # of all shared experts together: they are one MLP
-    dense_layers: int = 0  # all layers where there are no experts; taken to be the first ones
     attention_sinks: bool = False
     expert_bias: bool = False
     router_bias: bool = False
@@ -137,6 +153,38 @@ class Architecture:
     ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them
     embeds: bool = True  # the embedding is here, and not on another pipeline stage
     ends: bool = True  # the final norm and the head are here
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __hash__(self) -> int:
+        """Computed once: an estimate looks up hundreds of values that depend on the model alone."""
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All fields, without the hash, which another process would compute otherwise."""
+        return {name: value for name, value in vars(self).items() if name != "_hash"}
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return len(self.specs)
+
+    @property
+    def sliding_layers(self) -> tuple[int, ...]:
+        """The indices of the layers with a window."""
+        return tuple([n for n, spec in enumerate(self.specs) if spec.slides])
+
+    @property
+    def unrotated_layers(self) -> tuple[int, ...]:
+        """The indices of the layers without rotary positions."""
+        return tuple([n for n, spec in enumerate(self.specs) if not spec.rotated])
+
+    @property
+    def dense_layers(self) -> int:
+        """The number of layers without routed experts."""
+        return sum([spec.mlp == "dense" for spec in self.specs])
 
     @property
     def vocab_part(self) -> int:
@@ -185,8 +233,8 @@ class Linear(NamedTuple):
     kind: str
 
 
-def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
-    """The tensors of a decoder layer, in the order of its modules."""
+def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
+    """The tensors of a decoder layer of this kind, in the order of its modules."""
 
     def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Iterable[Tensor]:
         module = "attn" if name.startswith(f"{a}.") else "mlp"
@@ -238,7 +286,7 @@ def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
         yield from norm(f"{a}.q_norm", queries if whole else arch.head_dim, "attn")
         yield from norm(f"{a}.k_norm", keys if whole else arch.head_dim, "attn")
 
-    if moe:
+    if spec.mlp == "experts":
         e, i = arch.experts, arch.moe_intermediate
         block = arch.router.partition(".")[0]
         yield tensor(f"{arch.router}.weight", (e, h), "router", "mlp")
@@ -262,14 +310,15 @@ def _layer(arch: Architecture, moe: bool) -> Iterable[Tensor]:
 
 
 @lru_cache(maxsize=4096)
-def layer_tensors(arch: Architecture, index: int = -1) -> tuple[Tensor, ...]:
-    """The tensors of layer `index` (from the end if negative), each with count 1. Raises IndexError if it is none."""
-    return tuple(_layer(arch, moe=range(arch.layers)[index] >= arch.dense_layers))
+def layer_tensors(arch: Architecture, spec: LayerSpec) -> tuple[Tensor, ...]:
+    """The tensors of a layer of the kind `spec`, each with count 1."""
+    return tuple(_layer(arch, spec))
 
 
-def layer_kinds(arch: Architecture) -> list[tuple[int, int]]:
-    """The kinds of layers that the model has, dense and with experts: the index of one such layer, and their number."""
-    return [(i, n) for i, n in ((0, arch.dense_layers), (-1, arch.layers - arch.dense_layers)) if n]
+@lru_cache(maxsize=4096)
+def layer_kinds(arch: Architecture) -> tuple[tuple[LayerSpec, int], ...]:
+    """The kinds of layers that the model has, as far as tensors go, and the number of each; the lowest first."""
+    return tuple(Counter(spec.shapes for spec in arch.specs).items())
 
 
 @lru_cache(maxsize=4096)
@@ -280,8 +329,8 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     without bias; "none" the bare decoder.
     """
     layers: dict[str, Tensor] = {}
-    for count, is_moe in ((arch.dense_layers, False), (arch.layers - arch.dense_layers, True)):
-        for tensor in _layer(arch, is_moe) if count else ():
+    for spec, count in layer_kinds(arch):
+        for tensor in _layer(arch, spec):
             seen = layers[tensor.name].count if tensor.name in layers else 0
             layers[tensor.name] = tensor._replace(count=count + seen)
     names, rows = arch.names, arch.vocab_part
@@ -303,9 +352,9 @@ def parameters(arch: Architecture, *, head: Head = "lm") -> int:
 
 
 @lru_cache(maxsize=4096)
-def layer_parameters(arch: Architecture, index: int = -1) -> int:
-    """The number of parameters of layer `index`."""
-    return sum(t.elements for t in layer_tensors(arch, index))
+def layer_parameters(arch: Architecture, spec: LayerSpec) -> int:
+    """The number of parameters of a layer of the kind `spec`."""
+    return sum(t.elements for t in layer_tensors(arch, spec))
 
 
 def embedding_parameters(arch: Architecture) -> int:
@@ -328,19 +377,19 @@ def largest_tensor(arch: Architecture, head: Head = "lm") -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def largest_in_layer(arch: Architecture, index: int = -1) -> int:
-    """Elements of the largest tensor of layer `index`."""
-    return max(t.elements for t in layer_tensors(arch, index))
+def largest_in_layer(arch: Architecture, spec: LayerSpec) -> int:
+    """Elements of the largest tensor of a layer of the kind `spec`."""
+    return max(t.elements for t in layer_tensors(arch, spec))
 
 
 @lru_cache(maxsize=4096)
-def linears(arch: Architecture, index: int = -1) -> tuple[Linear, ...]:
-    """The `nn.Linear` modules of layer `index`, as PEFT finds them.
+def linears(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
+    """The `nn.Linear` modules of a layer of the kind `spec`, as PEFT finds them.
 
     Routers and routed experts are bare parameters in Transformers 5, hence not among them.
     """
     return tuple(
         Linear(t.name.partition(".*.")[2].removesuffix(".weight"), t.shape[1], t.shape[0], t.module)
-        for t in layer_tensors(arch, index)
+        for t in layer_tensors(arch, spec)
         if t.kind == "linear"
     )

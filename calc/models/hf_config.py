@@ -5,10 +5,10 @@ A field that the config leaves out takes the default of the family's `configurat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from calc.models.architecture import BEFORE, Architecture, ConfigError, Mla, Norms
+from calc.models.architecture import BEFORE, Architecture, ConfigError, LayerSpec, Mla, Norms
 from calc.models.families import FAMILIES, NESTED, Family
 
 # fields of Architecture that a number in the config switches on
@@ -124,10 +124,8 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         "attention_dropout": read.positive("attention_dropout"),
         **{field: name in family.defaults and read.positive(name) for field, name in _POSITIVE.items()},
         "sliding_window": window if sliding else None,
-        "sliding_layers": sliding,
-        "unrotated_layers": unrotated,
         "rotary_tables": 2 * int(head_dim * _rotated_share(read)) if family.interleaved else 0,
-        **(_moe(family, read, layers) if family.experts else {"dense_layers": layers}),
+        **(_moe(family, read) if family.experts else {}),
         **family.fixed,
     }
     if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):
@@ -139,10 +137,20 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         facts["qk_norm"] = "heads"
     if "norm_topk_prob" in family.defaults:
         facts["routing_normed"] = read.boolean("norm_topk_prob")
+    dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)
+    specs = tuple(
+        LayerSpec(
+            "latent" if mla else "attention",
+            "dense" if n in dense else "experts",
+            slides=n in sliding,
+            rotated=n not in unrotated,
+        )
+        for n in range(layers)
+    )
     return Architecture(
         family=model_type,
         hidden=hidden,
-        layers=layers,
+        specs=specs,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -229,14 +237,14 @@ def _no_rope(read: _Reader, layers: int) -> tuple[int, ...]:
     return tuple(layer for layer in range(layers) if not listed[layer])
 
 
-def _moe(family: Family, read: _Reader, layers: int) -> dict[str, int]:
+def _moe(family: Family, read: _Reader) -> dict[str, int]:
     """The Mixture-of-Experts fields of Architecture."""
     # Qwen3-MoE's attribute_map lets num_local_experts stand for num_experts
     alias = family.experts not in read.config and "num_local_experts" in read.config
     name = "num_local_experts" if alias else family.experts
     experts = read.integer(name, 0)
     if not experts:
-        return {"dense_layers": layers}
+        return {}
     active = read.integer("num_experts_per_tok")
     if active > experts:
         raise ConfigError("num_experts_per_tok", active, f"at most {name} = {experts}")
@@ -252,16 +260,16 @@ def _moe(family: Family, read: _Reader, layers: int) -> dict[str, int]:
         "moe_intermediate": moe_intermediate,
         "shared_experts": shared,
         "shared_intermediate": shared_intermediate,
-        "dense_layers": _dense_layers(read, layers),
     }
 
 
-def _dense_layers(read: _Reader, layers: int) -> int:
+def _dense_layers(read: _Reader, layers: int) -> Collection[int]:
+    """The layers of a model with experts that have none."""
     if "first_k_dense_replace" in read.defaults:
-        return min(layers, read.integer("first_k_dense_replace", 0))
+        return range(read.integer("first_k_dense_replace", 0))
     if "decoder_sparse_step" not in read.defaults:
-        return 0
+        return ()
     step, dense = read.integer("decoder_sparse_step"), read.value("mlp_only_layers") or ()
     if not isinstance(dense, Sequence) or not all(type(i) is int for i in dense):
         raise ConfigError("mlp_only_layers", dense, "a list of layer indices")
-    return layers - layers // step + len([i for i in {*dense} if 0 <= i < layers and (i + 1) % step == 0])
+    return {n for n in range(layers) if n in dense or (n + 1) % step}

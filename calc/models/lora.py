@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from calc.models.architecture import Architecture, ConfigError, Linear, Tensor, layer_kinds, linears
+from calc.models.architecture import Architecture, ConfigError, LayerSpec, Linear, Tensor, layer_kinds, linears
 
 
 def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str]) -> int:
@@ -22,10 +22,10 @@ def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str])
 
 
 def adapter_matrices(
-    arch: Architecture, layer: int, rank: int, targets: str | Sequence[str], count: int = 1
+    arch: Architecture, spec: LayerSpec, rank: int, targets: str | Sequence[str], count: int = 1
 ) -> Iterator[Tensor]:
-    """LoRA's two matrices for each adapted linear of layer `layer`, of which the model has `count`."""
-    for linear in linears(arch, layer):
+    """LoRA's two matrices for each adapted linear of a layer of the kind `spec`, of which the model has `count`."""
+    for linear in linears(arch, spec):
         if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
             yield Tensor(f"{linear.name}.lora_A", (rank, linear.inputs), count, "linear", linear.kind)
             yield Tensor(f"{linear.name}.lora_B", (linear.outputs, rank), count, "linear", linear.kind)
@@ -34,7 +34,7 @@ def adapter_matrices(
 @lru_cache(maxsize=4096)
 def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
     """Inputs plus outputs, over every Linear that `targets` names."""
-    found = [(count, linear) for index, count in layer_kinds(arch) for linear in linears(arch, index)]
+    found = [(count, linear) for spec, count in layer_kinds(arch) for linear in linears(arch, spec)]
     names = sorted({linear.name.rpartition(".")[2] for _, linear in found})
     if isinstance(targets, str) and targets != "all-linear":
         raise ConfigError("lora.targets", targets, f"all-linear or a list of {', '.join(names)}", near=["all-linear"])

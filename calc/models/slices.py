@@ -66,16 +66,4 @@ def stage(arch: Architecture, index: int, stages: int) -> Architecture:
         )
     counts = layers_of(arch.layers, stages)
     below, count = sum(counts[:index]), counts[index]
-
-    def here(layers: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(layer - below for layer in layers if below <= layer < below + count)
-
-    return replace(
-        arch,
-        layers=count,
-        dense_layers=min(max(arch.dense_layers - below, 0), count),
-        sliding_layers=here(arch.sliding_layers),
-        unrotated_layers=here(arch.unrotated_layers),
-        embeds=index == 0,
-        ends=index == stages - 1,
-    )
+    return replace(arch, specs=arch.specs[below : below + count], embeds=index == 0, ends=index == stages - 1)

@@ -20,7 +20,7 @@ from calc.memory.loss import head_dimensions, written
 from calc.memory.optimizer import BLOCK, in_32_bits, state_bytes_per_parameter, temporaries
 from calc.memory.run import dimensions
 from calc.memory.weights import NF4, quantised_kinds
-from calc.models.architecture import Architecture, Head, Tensor, layer_tensors, tensors
+from calc.models.architecture import Architecture, Head, LayerSpec, Tensor, layer_tensors, tensors
 from calc.models.lora import adapter_matrices
 from calc.step.compiled_model import SORTING
 from calc.step.instants import LASTING, SORTED_TOKENS, Batch
@@ -105,7 +105,7 @@ def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str, sharded: 
         passing=tuple([t.elements * each for t in changed]),
         at_once=optimizer is not None and optimizer.impl == "foreach",
         stream=batch.tokens * arch.hidden * run.residual,
-        tables=(batch.length * arch.head_dim * run.residual,) * 2 if len(arch.unrotated_layers) < arch.layers else (),
+        tables=(batch.length * arch.head_dim * run.residual,) * 2 if any(spec.rotated for spec in arch.specs) else (),
         layers=_layers(r, batch, masked, checkpointing if optimizer else "none"),
         norm=_piece(r, batch, Program(run).final_norm()),
         head=_head(r, batch),
@@ -121,9 +121,9 @@ def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str, sharded: 
 def _units(r: Replica) -> tuple[Unit, ...]:
     """The units of the layers, and last of the root, which has all tensors outside the layers."""
     arch, own = r.arch, [*_in_order(r.arch, r.head)]
-    layers = [layer_tensors(arch, n) for n in range(arch.layers)]
+    layers = [layer_tensors(arch, spec) for spec in arch.specs]
     inside = {t.name for layer in layers for t in layer}
-    adapters = [[*_adapters(r, n)] for n in range(arch.layers)]
+    adapters = [[*_adapters(r, spec)] for spec in arch.specs]
     root = [t for t in own if t.name not in inside]
     return tuple(starmap(partial(_unit, r), [*zip(layers, adapters, strict=True), (root, [])]))
 
@@ -147,11 +147,11 @@ def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor]) -> Unit
 
 def _in_order(arch: Architecture, head: Head) -> Iterator[Tensor]:
     """Every parameter tensor of a model, in the order of its modules."""
-    inside = {t.name for n in range(arch.layers) for t in layer_tensors(arch, n)}
+    inside = {t.name for spec in arch.specs for t in layer_tensors(arch, spec)}
     outside = [t for t in tensors(arch, head=head) if t.name not in inside]
     yield from [t for t in outside if t.kind == "embedding"]
-    for n in range(arch.layers):
-        yield from layer_tensors(arch, n)
+    for spec in arch.specs:
+        yield from layer_tensors(arch, spec)
     yield from [t for t in outside if t.kind != "embedding"]
 
 
@@ -159,13 +159,13 @@ def _trained(r: Replica) -> Iterator[Tensor]:
     """The tensors that the optimizer steps: LoRA's two matrices for each adapted linear, or the whole model."""
     if r.optimizer and not r.run.adapter:
         yield from _in_order(r.arch, r.head)
-    for n in range(r.arch.layers if r.optimizer else 0):
-        yield from _adapters(r, n)
+    for spec in r.arch.specs if r.optimizer else ():
+        yield from _adapters(r, spec)
 
 
-def _adapters(r: Replica, layer: int) -> Iterator[Tensor]:
+def _adapters(r: Replica, spec: LayerSpec) -> Iterator[Tensor]:
     if r.run.adapter:
-        yield from adapter_matrices(r.arch, layer, r.run.adapter.rank, r.run.adapter.targets)
+        yield from adapter_matrices(r.arch, spec, r.run.adapter.rank, r.run.adapter.targets)
 
 
 def _weight(r: Replica, t: Tensor) -> int:
@@ -208,11 +208,8 @@ def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple
     found = kinds(r.run, masked, checkpointing != "none")
     pieces = {}
     for kind in set(found):
-        writer = program(
-            kind.run(r.run), -1 if kind.moe else 0, first=kind.first, rotated=kind.rotated,
-            selective=checkpointing == "selective",
-        )  # fmt: skip
-        pieces[kind] = _piece(r, batch, writer.layer(moe=kind.moe), checkpointing)
+        writer = program(kind.run(r.run), kind.spec, first=kind.first, selective=checkpointing == "selective")
+        pieces[kind] = _piece(r, batch, writer.layer(), checkpointing)
     return tuple([pieces[kind] for kind in found])
 
 

@@ -13,7 +13,7 @@ from calc.base.plan import Path
 from calc.memory import activations
 from calc.memory.loss import head
 from calc.memory.run import Run, dimensions
-from calc.models.architecture import Tensor, embedding_parameters, layer_parameters, layer_tensors
+from calc.models.architecture import LayerSpec, Tensor, embedding_parameters, layer_parameters, layer_tensors
 from calc.models.lora import adapter_matrices
 
 # Bytes that the embedding's backward takes for each element of the gradient, where it sorts tokens: see
@@ -100,10 +100,10 @@ def stack(
     blocks = []
     for (own, counted, received), kind in kinds.items():
         count = order.count(kind)
-        weights = layer_parameters(arch, -1 if own.moe else 0) if within.trained else 0
+        weights = layer_parameters(arch, own.spec) if within.trained else 0
         adapters = trained // arch.layers if adapter else 0
         segment = activations.layer(
-            own.run(within), moe=own.moe, first=own.first, counted=counted, received=received, rotated=own.rotated,
+            own.run(within), own.spec, first=own.first, counted=counted, received=received,
             selective=checkpointing == "selective",
         )  # fmt: skip
         blocks.append(Block(segment, weights + adapters, count))
@@ -133,8 +133,8 @@ def stack(
         held=held if arch.ends else NO_BYTES,
         layers_trained=sum(block.trained * block.number for block in blocks),
         embedding_trained=embedding,
-        casts=_casts(run, range(arch.layers)),
-        casts_below=_casts(run, range(arch.layers - 1)),
+        casts=_casts(run, arch.specs),
+        casts_below=_casts(run, arch.specs[:-1]),
         retains=run.retains,
         wrapped=run.wrapped,
         embedding_own=0 if tied else embedding,
@@ -164,13 +164,13 @@ def _filling(trained: Sequence[int], before: int, bucket: int) -> int | None:
     return None
 
 
-def _casts(run: Run, layers: Iterable[int]) -> Amount:
+def _casts(run: Run, layers: Iterable[LayerSpec]) -> Amount:
     """The bf16 copies, 2 bytes an element, of weights that autocast has cast in `layers`; the head counts its own."""
     adapter, found = run.adapter, list[Tensor]()
-    for n in layers:
+    for spec in layers:
         if run.caches:
-            found += [t for t in layer_tensors(run.arch, n) if t.kind == "linear"]
+            found += [t for t in layer_tensors(run.arch, spec) if t.kind == "linear"]
         if adapter and run.autocast and adapter.b == 4:
-            found += adapter_matrices(run.arch, n, adapter.rank, adapter.targets)
+            found += adapter_matrices(run.arch, spec, adapter.rank, adapter.targets)
     elements = sum(t.elements * t.count for t in found)
     return Amount(0, 0, 2 * elements, 0, f"2·{elements}") if elements else NO_BYTES

@@ -58,7 +58,7 @@ def kernel(arch: Architecture, attention: str, precision: str) -> str:
 @lru_cache(maxsize=1024)
 def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> tuple[Tensor, ...]:
     """LoRA's two matrices beside each adapted linear."""
-    return tuple(t for layer, n in layer_kinds(arch) for t in adapter_matrices(arch, layer, rank, targets, n))
+    return tuple(t for spec, n in layer_kinds(arch) for t in adapter_matrices(arch, spec, rank, targets, n))
 
 
 def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:

@@ -155,8 +155,8 @@ NO_ADAPTERS = Adapters(0, 0, 0, 0)
 def adapters(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> Adapters:
     """The adapters of rank `rank` on `targets` (`all-linear`, or the last part of module names), over all layers."""
     found = [0, 0, 0]
-    for index, layers in layer_kinds(arch):
-        for linear in linears(arch, index):
+    for spec, layers in layer_kinds(arch):
+        for linear in linears(arch, spec):
             if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
                 found[0] += layers * linear.inputs
                 found[1] += layers * linear.outputs

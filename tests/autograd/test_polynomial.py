@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from formulas import evaluate
+from tapes import of_kind
 
 from calc.autograd.polynomial import NO_BYTES, amount, peaks
 from calc.autograd.tape import Size, Snapshot, Tape, of
@@ -24,7 +25,7 @@ def arch(model: str) -> Architecture:
 
 def tape(model: str, *, moe: bool = False, first: bool = False, **run: Any) -> Tape:
     """One layer of `model` on a tape; `run` are fields of Run."""
-    return Program(Run(arch(model), **run), -1 if moe else 0, first=first).layer(moe=moe)
+    return Program(Run(arch(model), **run), of_kind(arch(model), moe), first=first).layer()
 
 
 def test_an_amount_puts_a_models_numbers_into_a_size() -> None:
@@ -115,7 +116,7 @@ def test_no_instant_that_is_left_out_can_be_the_largest(model: str) -> None:
 def test_a_segment_tells_what_it_keeps_and_all_its_instants() -> None:
     """Forward with and without grad and backward come from one tape."""
     run = Run(arch("llama-3-8b"))
-    segment = activations.layer(run, moe=False)
+    segment = activations.layer(run, of_kind(run.arch, False))
     assert segment.saved.tokens == 200_840
     assert max(s.saved.tokens + s.passing.tokens for s in segment.backward) == 200_840 + 4 * 14336 + 2 * 4096
     assert {s.saved.formula for s in segment.without_grad} == {"0"}

@@ -387,7 +387,7 @@ def test_without_deepspeeds_linear_what_was_gathered_stays_until_backward() -> N
 def test_deepspeeds_linear_is_left_out_by_plain_zero_3_alone(framework: str, sharding: str) -> None:
     """The other frameworks write DeepSpeed's configuration themselves; below stage 3 nothing is gathered."""
     with pytest.raises(ScenarioError) as caught:
-        job(framework=framework, sharding=sharding, gpus=8, global_batch=8, memory_efficient_linear=False)
+        job(framework=framework, sharding=sharding, gpus=8, global_batch=64, memory_efficient_linear=False)
     assert str(caught.value) == (
         f"scenario: memory_efficient_linear: given false with {framework} and sharding {sharding}, "
         "allowed: true, or false with torch and zero3"

@@ -412,6 +412,7 @@ UNTOLD = {
     "openrlhf": IN_CODE | {"offload.parameters", "loss"},
     "verl": IN_CODE
     | {"no_sync", "attention", "expandable_segments", "lora.dropout", "roles.reference.offload.parameters"}
+    | {"counts_prompts"}
     | {"rollout.max_tokens_per_gpu"}  # a reference to the actor's
     | {"roles.reference.micro_batch", "roles.reward.precision", "roles.reward.offload.parameters"},
     "trl": IN_CODE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,9 +136,11 @@ def test_the_fork_multiplies_its_micro_batch_by_n(
     micro_batch: int, n: int, prompts: int, gpus: int, expected: int
 ) -> None:
     """`ppo_micro_batch_size //= world size; *= rollout.n`, of which `split` hands out what there is."""
-    values = {"micro_batch": micro_batch, "rollout.n": n, "rollout.batch": prompts, "gpus": gpus}
-    assert verl.rows("grpo", FORK, values) == expected
-    assert verl.rows("grpo", "0.2", values) == micro_batch
+    for version, rows in ((FORK, expected), ("0.2", micro_batch)):
+        s = run(version)
+        assert s.rollout
+        rollout = replace(s.rollout, n=n, batch=prompts)
+        assert replace(s, micro_batch=micro_batch, gpus=gpus, rollout=rollout).rows == rows
 
 
 def test_the_forks_rows_reach_the_actor_and_the_reference_but_not_the_critic() -> None:

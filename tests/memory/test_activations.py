@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from architectures import FALCON
 from formulas import form, terms
-from tapes import BF16_LORA, arch, check, frozen, passing, per_token, small, table, tape
+from tapes import BF16_LORA, arch, check, frozen, of_kind, passing, per_token, small, table, tape
 
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import Tensor, of
@@ -84,7 +84,7 @@ def test_backward_makes_the_gradient_of_every_parameter_of_a_layer_once(model: s
     for moe in {index >= a.dense_layers for index in (0, a.layers - 1)}:
         for precision in ("bf16", "autocast"):
             shots = tape(model, moe=moe, precision=precision).backward()
-            assert shots[-1].gradients == layer_parameters(a, -1 if moe else 0)
+            assert shots[-1].gradients == layer_parameters(a, a.specs[-1 if moe else 0])
             assert sum(shot.making for shot in shots) == shots[-1].gradients
 
 
@@ -258,7 +258,7 @@ def test_the_highest_instants_of_backward_are_those_traced(
 def test_a_layer_of_other_blocks_keeps_what_was_counted(family: str, fields: dict[str, Any], closed_form: str) -> None:
     """Protects each family's saved tensors; bf16, flash attention, full training; all were traced."""
     a = small(family, **fields)
-    assert terms(Program(Run(a)).layer(moe=False).saved(), a) == form(closed_form)
+    assert terms(Program(Run(a)).layer().saved(), a) == form(closed_form)
 
 
 def test_dropout_keeps_a_byte_an_element_where_a_model_trains() -> None:
@@ -266,7 +266,7 @@ def test_dropout_keeps_a_byte_an_element_where_a_model_trains() -> None:
     a = small("seed_oss", head_dim=16)
 
     def kept(**run: Any) -> Any:
-        return terms(Program(Run(a, **run)).layer(moe=False).saved(), a)
+        return terms(Program(Run(a, **run)).layer().saved(), a)
 
     assert kept() == form("16h + 4q + 4kv + 8i + 4H + 8")
     assert kept(training=True) == form("18h + 4q + 4kv + 8i + 4H + 8")
@@ -340,7 +340,9 @@ def test_checkpoints_keep_the_masks_of_eager_attention() -> None:
     assert kept("llama-3-8b", kernel="eager", precision="autocast") == form("4S")
     assert kept("gemma-3-1b", kernel="eager") == form("4S")
     assert kept("mistral-7b-v0.1", kernel="eager") == form("2S")
-    one = replace(arch("gemma-3-1b"), sliding_layers=(0,))
+    one = arch("gemma-3-1b")
+    one = replace(one, specs=(one.specs[0], *[spec._replace(slides=False) for spec in one.specs[1:]]))
+    assert one.sliding_layers == (0,)
     assert terms(activations.below_layers(Run(one, kernel="eager"), True), one) == form("4S")
     assert (
         kept("llama-3-8b", kernel="math")
@@ -409,7 +411,7 @@ def test_selective_checkpointing_keeps_every_second_product(model: str, run: dic
     """torchtitan's policy, counted by hand over the products of a layer in their order; beside the layer's input."""
     a, fields = arch(model), dict(run)
     moe = fields.pop("moe", False)
-    made = Program(Run(a, **fields), -1 if moe else 0, selective=True).layer(moe=moe)
+    made = Program(Run(a, **fields), of_kind(a, moe), selective=True).layer()
     assert terms(made.kept(), a) == form(closed_form)
 
 
@@ -425,7 +427,7 @@ def test_the_final_norm_keeps_its_input_in_fp32_and_what_its_weight_multiplies()
 
 def test_a_single_dense_layer_among_many_is_the_first() -> None:
     """Its own down_proj, not one of the layers of experts that follow."""
-    segment = activations.layer(Run(arch("deepseek-v2-lite")), moe=False)
+    segment = activations.layer(Run(arch("deepseek-v2-lite")), of_kind(arch("deepseek-v2-lite"), False))
     assert max(shot.making for shot in segment.backward) == 10_944 * 2048
 
 
@@ -433,7 +435,7 @@ def test_a_layers_input_is_its_own_unless_it_is_counted_elsewhere() -> None:
     """A checkpoint, or what a stage before has sent, is counted where it lies."""
     run = Run(arch("llama-3-8b"), precision="fp32")
     own, default, lent = (
-        activations.layer(run, moe=False, **how) for how in ({"counted": False}, {}, {"counted": True})
+        activations.layer(run, of_kind(run.arch, False), **how) for how in ({"counted": False}, {}, {"counted": True})
     )
     assert (own.saved, own.forward, own.backward) == (default.saved, default.forward, default.backward)
     assert own.saved.tokens - lent.saved.tokens == 4 * 4096
@@ -446,7 +448,9 @@ def test_routed_experts_begin_after_the_dense_layers() -> None:
     """DeepSeek-V3's `first_k_dense_replace` is 3 of 61 layers; Mixtral has none, Llama nothing else."""
 
     def moe(model: str) -> list[bool]:
-        return [kind.moe for kind in activations.kinds(Run(arch(model)), masked=False, recompute=False)]
+        return [
+            kind.spec.mlp == "experts" for kind in activations.kinds(Run(arch(model)), masked=False, recompute=False)
+        ]
 
     assert moe("deepseek-v3") == [False] * 3 + [True] * 58
     assert moe("mixtral-8x7b") == [True] * 32
@@ -482,7 +486,7 @@ def test_every_fourth_layer_of_smollm3_has_no_rotary_positions() -> None:
     """`no_rope_layer_interval` 4: layers 3, 7, … 35 are not rotated; all of Llama's are."""
 
     def rotated(model: str) -> list[bool]:
-        return [kind.rotated for kind in activations.kinds(Run(arch(model)), masked=False, recompute=False)]
+        return [kind.spec.rotated for kind in activations.kinds(Run(arch(model)), masked=False, recompute=False)]
 
     assert rotated("smollm3-3b") == [True, True, True, False] * 9
     assert rotated("llama-3-8b") == [True] * 32

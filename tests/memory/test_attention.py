@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from formulas import form, terms
-from tapes import arch, check, frozen, passing, small, tape
+from tapes import arch, check, frozen, of_kind, passing, small, tape
 
 from calc.autograd.alloc_trace import GIVEN, INPUT, PASSING, Script, Writer
 from calc.autograd.tape import NOTHING, Op, Tape, Tensor, of
@@ -71,7 +71,7 @@ def test_other_families_attention_keeps_by_kernel(model: str, kernel: str, close
 
 def test_phi_3_beyond_its_window_keeps_the_traced_bytes() -> None:
     """Own trace, 4096 tokens: 159,880 a token; 16·3072 + 6·3072 + 6·3072 + 8·8192 + 4·32 + 2·4096 + 8."""
-    kept = activations.layer(Run(arch("phi-3-mini"), kernel="masked"), moe=False).saved
+    kept = activations.layer(Run(arch("phi-3-mini"), kernel="masked"), of_kind(arch("phi-3-mini"), False)).saved
     assert kept.bytes(4096, 4096) == 159_880 * 4096
 
 
@@ -86,7 +86,7 @@ def test_phi_3_beyond_its_window_keeps_the_traced_bytes() -> None:
 )
 def test_latent_attention_keeps_the_bytes_that_were_traced(kernel: str, closed_form: str, bytes_at_2048: int) -> None:
     """Own traces of DeepSeek-V3's dense layers at 2048 tokens."""
-    kept = activations.layer(Run(arch("deepseek-v3"), kernel=kernel), moe=False).saved
+    kept = activations.layer(Run(arch("deepseek-v3"), kernel=kernel), of_kind(arch("deepseek-v3"), False)).saved
     assert terms(tape("deepseek-v3", kernel=kernel).saved()) == form(closed_form)
     assert kept.bytes(2048, 2048) == bytes_at_2048 * 2048
 
@@ -151,14 +151,14 @@ def test_cosines_in_fp32_make_rotation_fp32_and_its_result_is_cast_back() -> Non
 )
 def test_a_layer_that_repeats_cos_and_sin_keeps_them_once(family: str, precision: str, tables: str) -> None:
     """`cos[..., : cos.shape[-1] // 2].repeat_interleave(2, dim=-1)`, in the type of the stream; q and k share them."""
-    saved = Program(Run(small(family, head_dim=16), precision=precision)).layer(moe=False).saved()
+    saved = Program(Run(small(family, head_dim=16), precision=precision)).layer().saved()
     wanted = form(f"0 | {tables}")[1]
     assert {symbol: c for symbol, c in saved.fixed.items() if "S" in symbol} == wanted
 
 
 def test_a_layer_without_positions_neither_rotates_nor_copies_gradients_head_by_head() -> None:
     """SmolLM3's every fourth layer: gradients of q and k lie as flash writes them, by token, and are not copied."""
-    made = Program(Run(arch("smollm3-3b")), rotated=False).layer(moe=False)
+    made = Program(Run(arch("smollm3-3b")), arch("smollm3-3b").specs[3]).layer()
     names = [op.name for op in made.ops if op.name]
     assert names[names.index("q_proj") : names.index("o_proj")] == ["q_proj", "k_proj", "v_proj", "attention"]
     check(passing("smollm3-3b", made.backward()), """
@@ -190,7 +190,7 @@ def test_sinks_are_trained_with_the_model_alone() -> None:
 @pytest.mark.parametrize(("packaged", "closed_form"), [(False, "2q + 4H"), (True, "0")])
 def test_selective_checkpointing_keeps_what_sdpa_made_but_knows_no_package(packaged: bool, closed_form: str) -> None:
     """torchtitan's list has `aten._scaled_dot_product_flash_attention`: output and log-sum-exp. Not flash-attn's."""
-    made = Program(Run(arch("llama-3-8b"), packaged=packaged), selective=True).layer(moe=False)
+    made = Program(Run(arch("llama-3-8b"), packaged=packaged), selective=True).layer()
     kept = sum((t.size for t in attends(made).kept), NOTHING)
     assert terms(kept, arch("llama-3-8b")) == form(closed_form)
 
@@ -250,6 +250,7 @@ def test_gemma_2_caps_its_scores_in_three_more_operations() -> None:
 
 def test_gpt_oss_attends_with_a_column_for_its_sink_in_the_compute_type() -> None:
     """A column more: 2H beside each 2H·S from the join on. `less maximum` has a product more in backward."""
+    oss = arch("gpt-oss-20b")
     made = tape("gpt-oss-20b", moe=True, kernel="eager")
     check(passing("gpt-oss-20b", made.forward()), """
         scores: join sink = 2h + 2q + 4H·S + 2H + 4kv
@@ -264,7 +265,7 @@ def test_gpt_oss_attends_with_a_column_for_its_sink_in_the_compute_type() -> Non
         scores: less maximum = 2h + 2q + 4H·S + 4H
         scores: join sink = 2h + 2q + 4H·S + 2H
     """)  # fmt: skip
-    assert made.backward()[-1].gradients == layer_parameters(arch("gpt-oss-20b"))  # the sinks' own, 64, among them
+    assert made.backward()[-1].gradients == layer_parameters(oss, oss.specs[-1])  # the sinks' own, 64, among them
 
 
 def test_the_memory_efficient_kernel_accumulates_dq_in_fp32_only_from_16_bits() -> None:
@@ -325,7 +326,7 @@ def test_phi_3_slices_one_product_and_joins_the_gradients_again() -> None:
 def test_gpt_neox_chunks_one_product_whose_gradient_is_joined_once() -> None:
     """`qkv.chunk(3, dim=-1)`: three gradients, 2q + 4kv, and what they are concatenated to, 2q + 4kv."""
     a = small("gpt_neox", num_key_value_heads=None)
-    made = Program(Run(a)).layer(moe=False)
+    made = Program(Run(a)).layer()
     forward, backward = ({s.name: terms(s.passing, a) for s in shots} for shots in (made.forward(), made.backward()))
     check(forward, "q, k, v = 2q + 4kv")
     check(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from formulas import form, terms
-from tapes import arch, check, frozen, passing, small, tape
+from tapes import arch, check, frozen, of_kind, passing, small, tape
 
 from calc.memory import activations
 from calc.memory.activations import Program
@@ -46,7 +46,7 @@ def test_a_layer_with_routed_experts_keeps_the_bytes_that_were_traced(
 
     The traces hold a byte a token more, for counters that do not grow with the tokens.
     """
-    kept = activations.layer(Run(arch(model), **run), moe=True).saved
+    kept = activations.layer(Run(arch(model), **run), of_kind(arch(model), True)).saved
     assert terms(tape(model, moe=True, **run).saved(), arch(model)) == form(closed_form)
     assert kept.bytes(2048, 2048) == bytes_at_2048 * 2048
 
@@ -169,7 +169,9 @@ def test_deepseeks_router_multiplies_in_fp32() -> None:
 
 def test_granites_router_weighs_the_best_in_fp32_and_casts_back() -> None:
     """Granite MoE: the best logits are taken in fp32, and their softmax is cast to the stream's type (traced)."""
-    tape = Program(Run(small("granitemoe", num_local_experts=4)), -1).layer(moe=True)
+    tape = Program(
+        Run(small("granitemoe", num_local_experts=4)), of_kind(small("granitemoe", num_local_experts=4), True)
+    ).layer()
     found = [(op.name, op.outs[0].b) for op in tape.ops if op.name.startswith("router")]
     assert [b for _, b in found] == [2, 4, 4, 4, 2]
     assert [name for name, _ in found if "top k" in name or "softmax" in name] == ["router: top k", "router: softmax"]
@@ -206,8 +208,9 @@ def test_qwen2_moe_weighs_its_shared_expert() -> None:
 
 def test_experts_in_the_last_layer_alone_are_found() -> None:
     """DeepSeek V2 Lite with 26 dense layers of 27: sizes and gradients of the last are those of its 64 experts."""
-    odd = replace(arch("deepseek-v2-lite"), dense_layers=26)
+    lite = arch("deepseek-v2-lite")
+    odd = replace(lite, specs=(lite.specs[0],) * 26 + lite.specs[-1:])
     gate_up = 64 * 2 * 1408 * 2048
     assert dimensions(odd)["W_experts_gate_up_proj"] == gate_up
     assert Program(Run(odd)).elements["experts_gate_up_proj"] == gate_up
-    assert max(shot.making for shot in activations.layer(Run(odd), moe=True).backward) == gate_up
+    assert max(shot.making for shot in activations.layer(Run(odd), of_kind(odd, True)).backward) == gate_up

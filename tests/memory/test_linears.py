@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from formulas import form, terms
-from tapes import BF16_LORA, FP32_LORA, arch, check, frozen, passing, per_token, small, tape
+from tapes import BF16_LORA, FP32_LORA, arch, check, frozen, of_kind, passing, per_token, small, tape
 
 from calc.autograd.tape import Size, Tape, Tensor
 from calc.catalog.catalog import load
@@ -311,7 +311,7 @@ def test_a_symbol_stands_for_the_weight_of_the_layer_that_has_it() -> None:
 def test_a_bias_is_counted_with_its_weight() -> None:
     """Three heads of five in seven dimensions: 15 · 7 + 15, 120; sizes that are powers of two share no bit."""
     small = replace(arch("qwen2.5-0.5b"), hidden=7, heads=3, kv_heads=3, head_dim=5)
-    ops = {op.name: op for op in Program(Run(small), 0).layer(moe=False).ops}
+    ops = {op.name: op for op in Program(Run(small), of_kind(small, False)).layer().ops}
     assert ops["q_proj"].weight == 120
     oss = replace(arch("gpt-oss-20b"), hidden=7, moe_intermediate=3, experts=5)
     program = Program(Run(oss))
@@ -404,8 +404,8 @@ def test_linears_are_those_of_the_last_layer_alone_and_without_recomputation_unl
     """DeepSeek V2 Lite's first layer has no experts, its last one has."""
     made = Linears(Run(arch("deepseek-v2-lite")))
     assert "experts_down_proj" in made.elements
-    assert "experts_down_proj" not in Linears(Run(arch("deepseek-v2-lite")), 0).elements
-    assert (made.tape.received, made.tape.selective, made.rotated) == (False, False, True)
+    assert "experts_down_proj" not in Linears(Run(arch("deepseek-v2-lite")), arch("deepseek-v2-lite").specs[0]).elements
+    assert (made.tape.received, made.tape.selective, made.spec.rotated) == (False, False, True)
 
 
 def test_autocast_caches_what_requires_gradients_and_one_rank_sums_nothing() -> None:
@@ -467,7 +467,7 @@ def test_ranks_sum_the_outputs_of_row_wise_linears_and_the_gradients_of_column_w
     Backward each column-wise linear makes its own part of the input's gradient, 2h, beside the sum so far.
     """
     model = part(arch("llama-3-8b"), 2)
-    made = Program(Run(model)).layer(moe=False)
+    made = Program(Run(model)).layer()
     check({s.name: terms(s.passing) for s in made.forward()}, SUMMED)
     check({s.name: terms(s.passing) for s in made.backward()}, SUMMED_BACKWARD)
     assert terms(made.saved()) == form("16h + 2q + 4kv + 4H + 2o + 8i + 8")
@@ -478,7 +478,7 @@ def test_ranks_with_parts_of_the_sequence_gather_before_and_scatter_after_a_bloc
     copy, and gives h. Backward the same the other way round: norms keep 4h/2 + 2h/2 less each.
     """
     model = part(arch("llama-3-8b"), 2)
-    made = Program(Run(model, sequences=True)).layer(moe=False)
+    made = Program(Run(model, sequences=True)).layer()
     check({s.name: terms(s.passing) for s in made.forward()}, PIECES)
     check({s.name: terms(s.passing) for s in made.backward()}, PIECES_BACKWARD)
     assert terms(made.saved()) == form("10h + 2q + 4kv + 4H + 2o + 8i + 4")

@@ -22,7 +22,7 @@ QV = ("q_proj", "v_proj")
 
 
 def layer(a: Architecture, adapter: Adapter, **run: Any) -> Tape:
-    return program(Run(a, trained=False, training=True, adapter=adapter, **run)).layer(moe=False)
+    return program(Run(a, trained=False, training=True, adapter=adapter, **run)).layer()
 
 
 def test_values_stay_a_view_of_the_whole_product_where_each_query_has_its_key() -> None:

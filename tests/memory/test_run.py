@@ -68,19 +68,19 @@ def test_sequence_parallel_ranks_have_a_part_of_the_positions_each() -> None:
 def test_elements_of_a_linear_are_its_weight_and_its_bias() -> None:
     """Qwen2.5 7B: q 3,584 · 3,584 + 3,584, k 3,584 · 512 + 512; o has no bias, norms neither."""
     qwen = job(model="qwen2.5-7b").architecture
-    found = elements(qwen, 0)
+    found = elements(qwen, qwen.specs[0])
     assert (found["q_proj"], found["k_proj"]) == (3584 * 3584 + 3584, 3584 * 512 + 512)
     assert (found["o_proj"], found["input_layernorm"]) == (3584 * 3584, 3584)
-    assert biased(qwen, 0) == {"q_proj", "k_proj", "v_proj"}
+    assert biased(qwen, qwen.specs[0]) == {"q_proj", "k_proj", "v_proj"}
 
 
 def test_a_weight_and_a_bias_of_equal_bits_are_still_added() -> None:
     """One input and eight outputs of eight heads: 64 + 8 and 8 + 8 share bits, 72 and 16 are sums."""
     odd = replace(ARCH, hidden=8, heads=8, kv_heads=1, head_dim=1, qkv_bias=True, intermediate=8)
-    found = elements(odd, 0)
+    found = elements(odd, odd.specs[0])
     assert found["q_proj"] == 8 * 8 + 8
     one = replace(odd, hidden=1, heads=1)
-    assert elements(one, 0)["q_proj"] == 1 + 1
+    assert elements(one, one.specs[0])["q_proj"] == 1 + 1
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ lm_head and the final norm are 80 + 80 + 8 = 168 wherever the head is not tied.
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def test_what_a_published_config_says_besides_sizes() -> None:
 def test_llama() -> None:
     """Attention 64 + 2 · 32 + 64 = 192 with two KV heads of four, MLP 3 · 96 = 288, norms 16: 496 a layer."""
     arch = tiny("llama", num_key_value_heads=2)
-    assert A.layer_parameters(arch) == 496
+    assert A.layer_parameters(arch, arch.specs[-1]) == 496
     assert A.parameters(arch) == 2 * 496 + 168
     assert A.parameters(arch, head="none") == 2 * 496 + 88
     assert A.parameters(tiny("llama", num_key_value_heads=2, tie_word_embeddings=True)) == 2 * 496 + 88
@@ -114,8 +115,8 @@ def test_llama_defaults_to_one_kv_head_a_head() -> None:
 def test_llama_biases() -> None:
     """Attention 8 + 4 + 4 + 8 = 24, MLP 12 + 12 + 8 = 32."""
     arch = tiny("llama", num_key_value_heads=2, attention_bias=True, mlp_bias=True)
-    assert A.layer_parameters(arch) == 496 + 24 + 32
-    assert {t.kind for t in A.layer_tensors(arch) if t.name.endswith(".bias")} == {"bias"}
+    assert A.layer_parameters(arch, arch.specs[-1]) == 496 + 24 + 32
+    assert {t.kind for t in A.layer_tensors(arch, arch.specs[-1]) if t.name.endswith(".bias")} == {"bias"}
 
 
 def test_mistral() -> None:
@@ -128,7 +129,7 @@ def test_mistral() -> None:
 
 def test_qwen2() -> None:
     """Llama's 496 and biases of q, k and v, 8 + 4 + 4 = 16; the layers from max_window_layers on slide, if any do."""
-    assert A.layer_parameters(tiny("qwen2", num_key_value_heads=2)) == 496 + 16
+    assert A.layer_parameters(tiny("qwen2", num_key_value_heads=2), A.LayerSpec()) == 496 + 16
     used = tiny("qwen2", num_key_value_heads=2, use_sliding_window=True, sliding_window=32, max_window_layers=1)
     assert (used.sliding_window, used.sliding_layers) == (32, (1,))
     assert tiny("qwen2", num_key_value_heads=2, sliding_window=32, max_window_layers=1).sliding_layers == ()
@@ -137,7 +138,7 @@ def test_qwen2() -> None:
 def test_qwen3() -> None:
     """Heads of 4 in a hidden size of 8: 128 + 2 · 64 + 128 = 384, QK norm 2 · 4, MLP 288, norms 16: 696."""
     arch = tiny("qwen3", num_key_value_heads=2, head_dim=4)
-    assert A.layer_parameters(arch) == 696
+    assert A.layer_parameters(arch, arch.specs[-1]) == 696
     assert A.parameters(arch) == 2 * 696 + 168
     assert shapes(arch)["self_attn.q_norm.weight"] == (2, (4,))
 
@@ -148,7 +149,7 @@ def test_qwen3_moe_with_a_dense_layer() -> None:
         "qwen3_moe", num_key_value_heads=2, num_experts=4, num_experts_per_tok=1, moe_intermediate_size=6,
         mlp_only_layers=[0],
     )  # fmt: skip
-    assert [A.layer_parameters(arch, i) for i in (0, 1, -1)] == [500, 820, 820]
+    assert [A.layer_parameters(arch, arch.specs[i]) for i in (0, 1, -1)] == [500, 820, 820]
     assert A.parameters(arch) == 500 + 820 + 168
     assert A.active_parameters(arch) == 500 + 820 + 168 - 3 * 144
     assert shapes(arch)["mlp.experts.gate_up_proj"] == (1, (4, 12, 8))
@@ -157,12 +158,14 @@ def test_qwen3_moe_with_a_dense_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "mlp_only", "layers", "dense"), [(1, [], 5, 0), (2, [], 5, 3), (2, [1, 2, 9], 5, 4), (1, None, 5, 0)]
+    ("step", "mlp_only", "layers", "dense"),
+    [(1, [], 5, []), (2, [], 5, [0, 2, 4]), (2, [1, 2, 9], 5, [0, 1, 2, 4]), (1, None, 5, [])],
 )
-def test_which_layers_are_dense(step: int, mlp_only: list[int] | None, layers: int, dense: int) -> None:
+def test_which_layers_are_dense(step: int, mlp_only: list[int] | None, layers: int, dense: list[int]) -> None:
     """Layer i is sparse when step divides i + 1 and it is not named: with step 2 of five layers 1 and 3."""
     arch = tiny("qwen3_moe", num_hidden_layers=layers, decoder_sparse_step=step, mlp_only_layers=mlp_only)
-    assert arch.dense_layers == dense
+    assert [n for n, spec in enumerate(arch.specs) if spec.mlp == "dense"] == dense
+    assert arch.dense_layers == len(dense)
 
 
 def test_qwen2_moe() -> None:
@@ -171,17 +174,18 @@ def test_qwen2_moe() -> None:
         "qwen2_moe", num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=6,
         shared_expert_intermediate_size=5,
     )  # fmt: skip
-    assert A.layer_parameters(arch) == 960
-    assert "mlp.shared_expert_gate" in {linear.name for linear in A.linears(arch)}
+    assert A.layer_parameters(arch, arch.specs[-1]) == 960
+    assert "mlp.shared_expert_gate" in {linear.name for linear in A.linears(arch, arch.specs[-1])}
 
 
 def test_mixtral() -> None:
     """Attention 192, router 32, four experts of 288, norms 16: 1 392; two of the four idle for each token."""
     arch = tiny("mixtral", num_key_value_heads=2, num_local_experts=4)
-    assert A.layer_parameters(arch) == 1392
+    assert A.layer_parameters(arch, arch.specs[-1]) == 1392
     assert A.parameters(arch) == 2 * 1392 + 168
     assert A.active_parameters(arch) == 2 * (1392 - 2 * 288) + 168
-    assert {linear.kind for linear in A.linears(arch)} == {"attn"}  # experts and router are bare parameters
+    # experts and router are bare parameters
+    assert {linear.kind for linear in A.linears(arch, arch.specs[-1])} == {"attn"}
 
 
 def test_gemma() -> None:
@@ -216,7 +220,7 @@ def test_multi_head_latent_attention(family: str) -> None:
     Without the query's low rank 8·4·5 = 160 takes the place of 174.
     """
     arch = tiny(family, **DEEPSEEK)
-    assert [A.layer_parameters(arch, i) for i in (0, 1)] == [818, 1282]
+    assert [A.layer_parameters(arch, arch.specs[i]) for i in (0, 1)] == [818, 1282]
     assert A.parameters(arch) == 818 + 1282 + 168
     assert A.parameters(tiny(family, **DEEPSEEK | {"q_lora_rank": None})) == 818 + 1282 + 168 - 2 * 14
     assert arch.head_dim == 5
@@ -295,7 +299,7 @@ def test_the_language_model_of_one_that_reads_images() -> None:
 def test_a_layer_of_another_family(family: str, fields: dict[str, Any], layer: int) -> None:
     """Llama's attention 192, MLP 288 and norms 16, and what differs; two KV heads of four."""
     arch = tiny(family, **{"num_key_value_heads": 2, "tie_word_embeddings": False, **fields})
-    assert A.layer_parameters(arch) == layer
+    assert A.layer_parameters(arch, arch.specs[-1]) == layer
     ends = 160 + (10 if family == "phi" else 0) + arch.norm_elements
     assert A.parameters(arch) == 2 * layer + ends
 
@@ -304,7 +308,7 @@ def test_glm_4_5() -> None:
     """Attention 192 + 16; layer 0 dense with 288, layer 1 a router of 32, experts 4 · 144 and a shared one of 144."""
     fields = {k: v for k, v in DEEPSEEK.items() if k not in MLA} | {"num_key_value_heads": 2, "attention_bias": True}
     arch = tiny("glm4_moe", **fields)
-    assert [A.layer_parameters(arch, i) for i in (0, 1)] == [208 + 288 + 16, 208 + 32 + 576 + 144 + 16]
+    assert [A.layer_parameters(arch, arch.specs[i]) for i in (0, 1)] == [208 + 288 + 16, 208 + 32 + 576 + 144 + 16]
     assert arch.qk_norm == ""
     assert tiny("glm4_moe", **fields, use_qk_norm=True).qk_norm == "heads"
 
@@ -322,7 +326,7 @@ def test_modules_have_their_familys_names() -> None:
     phi = set(shapes(tiny("phi")))
     assert {"self_attn.dense.bias", "mlp.fc1.weight", "model.final_layernorm.weight", "lm_head.bias"} < phi
     assert {"mlp.c_fc.weight", "mlp.c_proj.bias"} < set(shapes(tiny("starcoder2", num_key_value_heads=2)))
-    assert {linear.name for linear in A.linears(tiny("gpt_neox"))} == {
+    assert {linear.name for linear in A.linears(tiny("gpt_neox"), tiny("gpt_neox").specs[-1])} == {
         "attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
     }  # fmt: skip
 
@@ -449,11 +453,6 @@ def test_what_is_no_config(config: Any, field: str) -> None:
         from_config(config)
 
 
-def test_a_layer_that_is_not_there() -> None:
-    with pytest.raises(IndexError):
-        A.layer_tensors(tiny("llama"), 2)
-
-
 # --- what holds for every architecture ---
 
 JUNK = st.one_of(
@@ -463,7 +462,7 @@ JUNK = st.one_of(
 
 @given(architectures())
 def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> None:
-    layers = sum(A.layer_parameters(arch, i) for i in range(arch.layers))
+    layers = sum(A.layer_parameters(arch, arch.specs[i]) for i in range(arch.layers))
     bare = A.embedding_parameters(arch) + layers + arch.norm_elements
     assert A.parameters(arch, head="none") == bare
     assert A.parameters(arch, head="scalar") == bare + arch.hidden
@@ -487,14 +486,14 @@ def test_junk_gives_an_architecture_or_one_clear_line(family: str, model: Path, 
 def test_a_plain_decoder_has_none_of_the_extras() -> None:
     """What is not given is not there: no biases, norms or caps beside the usual two, no window, no experts."""
     plain = Architecture(
-        family="llama", hidden=8, layers=2, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=32, tied=False,
-        max_positions=64,
+        family="llama", hidden=8, specs=(A.LayerSpec(),) * 2, heads=2, kv_heads=1, head_dim=4, intermediate=16,
+        vocab=32, tied=False, max_positions=64,
     )  # fmt: skip
     extras = asdict(plain)
     for name in (
         "family",
         "hidden",
-        "layers",
+        "specs",
         "heads",
         "kv_heads",
         "head_dim",
@@ -511,7 +510,7 @@ def test_a_plain_decoder_has_none_of_the_extras() -> None:
     assert extras.pop("ranks") == 1
     assert (extras.pop("embeds"), extras.pop("ends")) == (True, True)
     assert extras.pop("activation") == "silu"
-    assert {type(value) for value in extras.values()} == {bool, int, str, tuple, type(None)}
+    assert {type(value) for value in extras.values()} == {bool, int, str, type(None)}
     assert not any(extras.values())
 
 
@@ -520,7 +519,7 @@ def test_a_latent_and_its_rotary_keys_are_rows_of_one_projection() -> None:
     lite = published("deepseek-v2-lite")
     assert lite.mla is not None
     odd = replace(lite, mla=replace(lite.mla, kv_lora_rank=96, qk_rope_head_dim=96))
-    shapes = {t.name: t.shape for t in A.layer_tensors(odd)}
+    shapes = {t.name: t.shape for t in A.layer_tensors(odd, odd.specs[-1])}
     assert shapes["model.layers.*.self_attn.kv_a_proj_with_mqa.weight"] == (192, 2048)
 
 
@@ -529,22 +528,35 @@ def test_a_latent_and_its_rotary_keys_are_rows_of_one_projection() -> None:
 )
 def test_the_router_has_its_familys_name(model: str, name: str) -> None:
     """`mlp.gate` in most families, not in GPT-OSS."""
-    names = {t.name for t in A.layer_tensors(published(model))}
+    names = {t.name for t in A.layer_tensors(published(model), published(model).specs[-1])}
     assert f"model.layers.*.mlp.{name}.weight" in names
 
 
-def test_a_layer_that_is_not_named_is_the_last() -> None:
-    """DeepSeek V3 with experts in its last layer alone: the one before it is dense."""
-    odd = replace(published("deepseek-v3"), dense_layers=60)
-    for of in (A.layer_tensors, A.layer_parameters, A.largest_in_layer, A.linears):
-        assert of(odd) == of(odd, 60)
-        assert of(odd) != of(odd, 59)
+def test_layers_are_counted_by_kind_wherever_they_lie() -> None:
+    """DeepSeek V3 with experts in every second layer: 31 dense layers, 30 with experts."""
+    v3 = published("deepseek-v3")
+    dense, sparse = A.LayerSpec("latent"), A.LayerSpec("latent", "experts")
+    odd = replace(v3, specs=(dense, sparse) * 30 + (dense,))
+    assert A.layer_kinds(odd) == ((dense, 31), (sparse, 30))
+    assert (odd.dense_layers, odd.layers) == (31, 61)
+    counts = {t.name.rpartition(".*.")[2]: t.count for t in A.tensors(odd)}
+    assert (counts["mlp.gate.weight"], counts["mlp.gate_proj.weight"], counts["input_layernorm.weight"]) == (30, 31, 61)
+
+
+def test_an_architecture_is_found_again_after_it_was_pickled() -> None:
+    """Its hash is kept for speed, and differs from process to process: a copy computes its own."""
+    v3 = published("deepseek-v3")
+    hash(v3)
+    copy = pickle.loads(pickle.dumps(v3))
+    assert "_hash" not in vars(copy)
+    assert copy == v3 and hash(copy) == hash(v3) and {v3: 1}[copy] == 1
 
 
 def test_experts_are_output_first_and_shared_ones_have_their_familys_name() -> None:
     """`modeling_deepseek_v3.py`, `modeling_qwen2_moe.py`: 256 experts of 2,048 in 7,168 dimensions."""
     deepseek, qwen = (
-        {t.name: t.shape for t in A.layer_tensors(published(m))} for m in ("deepseek-v3", "qwen1.5-moe-a2.7b")
+        {t.name: t.shape for t in A.layer_tensors(published(m), published(m).specs[-1])}
+        for m in ("deepseek-v3", "qwen1.5-moe-a2.7b")
     )
     assert deepseek["model.layers.*.mlp.experts.gate_up_proj"] == (256, 4096, 7168)
     assert deepseek["model.layers.*.mlp.experts.down_proj"] == (256, 7168, 2048)

@@ -421,6 +421,8 @@ def test_the_object_has_the_fields_of_the_schema() -> None:
         "architecture",
         "architectures",
         "warnings",
+        "plan",
+        "counts_prompts",
     }
     assert own == set(SCHEMA["properties"])
 

@@ -29,9 +29,12 @@ def command(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def copy(target: Path) -> Path:
     """A copy of the project without what was built in it, but for the answers that are kept by content."""
-    shutil.copytree(
-        ROOT, target, ignore=lambda d, names: IGNORED(d, names) - ({"site"} if d.endswith("calc") else set())
-    )
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        here = IGNORED(folder, names)
+        return here if folder == str(ROOT) else here - {"site", "build"}  # calc has folders of those names, too
+
+    shutil.copytree(ROOT, target, ignore=ignored)
     kept = ROOT / "build" / "kept"
     kept.mkdir(parents=True, exist_ok=True)
     (target / "build").mkdir()

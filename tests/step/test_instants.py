@@ -9,6 +9,7 @@ from formulas import evaluate, holds
 from hypothesis import given, settings
 from jobs import engine_of
 from strategies import scenarios
+from tapes import of_kind
 
 from calc.base.ledger import Line, Phase
 from calc.base.plan import Path
@@ -16,7 +17,7 @@ from calc.catalog.catalog import load
 from calc.estimate.estimate import as_dict, estimate
 from calc.memory.activations import layer
 from calc.memory.run import Adapter, Run
-from calc.models.architecture import Architecture, layer_parameters, parameters
+from calc.models.architecture import Architecture, embedding_parameters, layer_parameters, parameters
 from calc.models.lora import lora_parameters
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
@@ -87,7 +88,9 @@ def test_layers_of_one_kind_are_compiled_once() -> None:
     assert [b.number for b in made().layout.stack.blocks] == [32]
     blocks = made("deepseek-v3").layout.stack.blocks
     assert [b.number for b in blocks] == [3, 58]
-    assert [b.trained for b in blocks] == [layer_parameters(arch("deepseek-v3"), i) for i in (0, -1)]
+    assert [b.trained for b in blocks] == [
+        layer_parameters(arch("deepseek-v3"), arch("deepseek-v3").specs[i]) for i in (0, -1)
+    ]
     lora = made(trained=False, adapter=Adapter(64, "all-linear", False, 2)).layout.stack.blocks
     assert [(b.number, b.segment.saved.tokens) for b in lora] == [(1, 185_352 - 4 * H - 4), (31, 185_352)]
 
@@ -168,7 +171,7 @@ def test_a_layers_backward_sees_the_layers_below_and_the_gradients_above() -> No
     assert last.total.tokens == 31 * LAYER + instant
     assert first.total.tokens == instant
     assert last.where.above == 0
-    assert first.where.above == 31 * layer_parameters(arch("llama-3-8b"))
+    assert first.where.above == 31 * layer_parameters(arch("llama-3-8b"), arch("llama-3-8b").specs[-1])
     assert {last.where.root, first.where.root} == {V * H + H}
     assert {last.where.here, first.where.here} == {14336 * H}  # down_proj's
 
@@ -461,15 +464,18 @@ def test_checkpointing_needs_at_most_one_layers_input_more_than_none(s: Scenario
     Without checkpointing nobody keeps that input as it is (the norm keeps its fp32 copy), so where the first layer's
     backward is the peak, with few tokens, one tensor of the residual stream is the price, with its share of what the
     allocator holds back, 5 %. Adapters have checkpointing ask for that input's gradient, so that the first layer keeps
-    and computes what any other does. Anywhere else checkpointing saves.
+    and computes what any other does. DeepSpeed keeps a tied head gathered while layers run again. Anywhere else
+    checkpointing saves.
     """
     rows = s.micro_batch * (2 if s.task in ("rm", "dpo") else 1)
     tokens = rows * (s.expected_len if s.packing else s.seq_len)
     price = (4 if s.precision in ("autocast", "fp32") else 2) * s.architecture.hidden * tokens
     if s.lora:
         (run,) = [placed.engine.replica.run for placed in Roles(s).placed.values() if placed.trained]
-        shots = layer(run, moe=not s.architecture.dense_layers).backward
+        shots = layer(run, of_kind(run.arch, not s.architecture.dense_layers)).backward
         price += max(sum(part.bytes(tokens, tokens // rows) for part in (x.saved, x.passing)) for x in shots)
+    if s.sharding == "zero3" and s.architecture.tied:
+        price += 2 * embedding_parameters(s.architecture)
     none, full = (peak(replace(s, checkpointing=word)) for word in ("none", "full"))
     assert full <= none + 1.05 * price + 2
 

@@ -130,14 +130,14 @@ def test_the_group_counts_as_one_worker_on_the_data() -> None:
 def test_a_layer_keeps_the_residual_streams_tensors_whole_and_the_rest_by_the_rank() -> None:
     """16h of the norms, from which q, k, v, heads and MLP (of this rank) differ: facts/tracing.md's form of Llama."""
     cut = part(arch(), 4)
-    kept = Segment(Program(Run(cut)).layer(moe=False), dimensions(cut)).saved.tokens
+    kept = Segment(Program(Run(cut)).layer(), dimensions(cut)).saved.tokens
     assert kept == 16 * H + (4 * H + 4 * 1024 + 8 * 14_336 + 4 * 32) // 4 + 8
 
 
 def test_with_sequence_parallel_ranks_share_the_stream_and_keep_whole_inputs_of_their_linears() -> None:
     """Norms keep 6 of their 8 bytes on a part of the positions; their outputs are gathered, 2 bytes for each block."""
     cut = part(arch(), 4)
-    kept = Segment(Program(Run(cut, sequences=True)).layer(moe=False), dimensions(cut)).saved.tokens
+    kept = Segment(Program(Run(cut, sequences=True)).layer(), dimensions(cut)).saved.tokens
     assert kept == 12 * H // 4 + 8 // 4 + 4 * H + (4 * H + 4 * 1024 + 8 * 14_336 + 4 * 32) // 4
 
 
@@ -213,7 +213,7 @@ def test_ulysses_leaves_each_rank_its_share_of_the_tokens() -> None:
 
 def test_an_all_to_all_keeps_what_it_sends_and_copies_it_twice_on_the_way() -> None:
     """Flash keeps its output before the exchange, o_proj what came of it; pieces and what they become pass."""
-    whole, cut = (Program(Run(arch(), context=c, exchange="all-to-all")).layer(moe=False) for c in (1, 4))
+    whole, cut = (Program(Run(arch(), context=c, exchange="all-to-all")).layer() for c in (1, 4))
     assert terms(cut.saved() + whole.saved() * -1, arch()) == form("2·q")
     sent = next(shot for shot in cut.forward() if shot.name == "q: all-to-all")
     before = next(shot for shot in cut.forward() if shot.name == "v_proj")
@@ -223,16 +223,16 @@ def test_an_all_to_all_keeps_what_it_sends_and_copies_it_twice_on_the_way() -> N
 
 def test_keys_are_repeated_to_one_head_for_each_rank() -> None:
     """8 key heads on 16 ranks: two copies of each, which flash then keeps."""
-    few, many = (Program(Run(arch(), context=c, exchange="all-to-all")).layer(moe=False) for c in (8, 16))
+    few, many = (Program(Run(arch(), context=c, exchange="all-to-all")).layer() for c in (8, 16))
     assert terms(many.saved() + few.saved() * -1, arch()) == form("4·kv")
 
 
 def test_a_ring_holds_two_buffers_of_one_key_heads_positions() -> None:
     """Keys and values of every position for one head of 128, twice, in bf16, beside the head being sent."""
-    tape = Program(Run(arch(), context=4, exchange="all-gather")).layer(moe=False)
+    tape = Program(Run(arch(), context=4, exchange="all-gather")).layer()
     shot = next(shot for shot in tape.forward() if shot.name == "attention")
     assert terms(shot.passing, arch())[0]["D"] == 2 * 2 * 4 * 2 + 2 * 2
-    assert tape.saved().tokens == Program(Run(arch())).layer(moe=False).saved().tokens
+    assert tape.saved().tokens == Program(Run(arch())).layer().saved().tokens
 
 
 def test_a_ring_shards_over_all_gpus_whatever_they_share() -> None:
@@ -251,7 +251,7 @@ def test_what_leaves_for_the_host_is_a_gpus_own_shard_whoever_shares_its_sequenc
 
 def test_pytorchs_ring_keeps_the_copy_that_o_proj_takes_of_heads_that_lie_apart() -> None:
     """q, k, v, output and log-sum-exp as alone, on a share of the tokens; the merged output lies head by head."""
-    alone, ring = (Program(Run(arch(), context=c, exchange="ring")).layer(moe=False) for c in (1, 4))
+    alone, ring = (Program(Run(arch(), context=c, exchange="ring")).layer() for c in (1, 4))
     assert terms(ring.saved() + alone.saved() * -1, arch()) == form("2·q")
 
 
@@ -262,7 +262,7 @@ def test_pytorchs_ring_attends_backward_beside_all_keys_and_sums_in_fp32() -> No
     and one that goes, 2·2·4·1024, keys and values as they were sent 2·2·1024, gradients of the first piece
     2·4096 + 2·2·1024 and of the second 2·4096 + 2·1024, and the kernel's 4·4096 + 4·32 + 2·4096.
     """
-    tape = Program(Run(arch(), context=4, exchange="ring")).layer(moe=False)
+    tape = Program(Run(arch(), context=4, exchange="ring")).layer()
     shot = next(shot for shot in tape.backward() if shot.name == "attention")
     counts = {"q": 4096, "kv": 1024, "H": 32, "h": 4096, "o": 4096}
     found = sum(counts[symbol] * times for symbol, times in terms(shot.passing, arch())[0].items())
@@ -272,7 +272,7 @@ def test_pytorchs_ring_attends_backward_beside_all_keys_and_sums_in_fp32() -> No
 
 def test_pytorchs_ring_forward_merges_in_fp32_beside_all_keys() -> None:
     """From the same trace: 90,496 bytes a token, of them keys and values 16,384, four outputs in fp32, one in bf16."""
-    tape = Program(Run(arch(), context=4, exchange="ring")).layer(moe=False)
+    tape = Program(Run(arch(), context=4, exchange="ring")).layer()
     attends = next(op for op in tape.ops if op.name == "attention")
     kept = 2 * 4096 + 4 * 32  # the output and its log-sum-exp, which stay
     assert terms(attends.scratch, arch()) == form("16·kv + 16·q + 8·H")
@@ -283,7 +283,8 @@ def test_pytorchs_ring_forward_merges_in_fp32_beside_all_keys() -> None:
 def test_a_window_as_long_as_the_sequence_needs_a_mask_on_a_rank_that_sees_it_all(ranks: int, masked: bool) -> None:
     """Mistral 7B v0.1 at its window of 4,096; traced over 4 ranks of the ring, where no mask is made."""
     s = parse(SDPA | {"model": "mistral-7b-v0.1", "seq_len": 4096, "context_parallel": ranks})
-    free = replace(s, architecture=replace(s.architecture, sliding_window=None, sliding_layers=()))
+    specs = tuple([spec._replace(slides=False) for spec in s.architecture.specs])
+    free = replace(s, architecture=replace(s.architecture, sliding_window=None, specs=specs))
     assert (allocated(estimate(s)) > allocated(estimate(free))) == masked
 
 

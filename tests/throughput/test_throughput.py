@@ -16,7 +16,7 @@ from strategies import scenarios
 from calc.catalog.catalog import GPU, Node, load
 from calc.estimate.estimate import as_dict, estimate, speed
 from calc.estimate.report import text
-from calc.models.architecture import Architecture, parameters
+from calc.models.architecture import Architecture, LayerSpec, parameters
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.throughput import Throughput, Unrated, node_of, throughput, traffic, work
@@ -26,7 +26,7 @@ from calc.throughput.training import FLAT, Load, optimizer_bytes, update
 
 PAGE = (Path(__file__).parents[2] / "docs/method/throughput.md").read_text("utf-8")
 # q 64, k and v 32 each, o 64, gate, up and down 128 each: 576 in a layer; the head is 32 · 8
-TINY = Architecture("llama", 8, 2, 2, 1, 4, 16, 32, False, 64, dense_layers=2)
+TINY = Architecture("llama", 8, (LayerSpec(),) * 2, 2, 1, 4, 16, 32, False, 64)
 UNIT = Rates(
     matrix=1.0, grouped=1.0, fp32=1.0, flash=1.0, memory=1.0, eager=1.0, bus=1.0, network=1.0, pcie=1.0, per_node=8
 )

@@ -29,7 +29,8 @@ def modelled(arch: Architecture) -> Architecture:
         known = f"litgpt's code is read for {', '.join(FAMILIES)}"
         raise ConfigError("trainer", "litgpt", f"own, transformers for the family {arch.family}; {known}")
     return replace(
-        arch, modeling="litgpt", tied=False, rotation="joined", sliding_window=None, sliding_layers=(),
+        arch, modeling="litgpt", tied=False, rotation="joined", sliding_window=None,
+        specs=tuple(spec._replace(slides=False) for spec in arch.specs),
         fused_qkv="", joined=False, masked=False, own_eager=False,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any
 from calc.answers import answers
 from calc.answers.processes import Pool
 from calc.base.project import ROOT
-from calc.models.architecture import parameters
+from calc.models.architecture import Architecture, parameters
 from calc.site.formats import cite, typeset, workbook
 from calc.site.formats.published import ALTERNATES, KINDS
 from calc.site.macros.bound import Record
@@ -120,8 +120,18 @@ def catalog() -> dict[str, Any]:
         **answers.versions(),
         "gpus": [answers.plain(g) | {"usable_bytes": g.usable_bytes} for g in found.gpus.values()],
         "nodes": [answers.plain(n) for n in found.nodes.values()],
-        "models": [answers.plain(m) | {"parameters": parameters(m.architecture)} for m in found.models.values()],
+        "models": [
+            answers.plain(m) | {"architecture": _architecture(m.architecture), "parameters": parameters(m.architecture)}
+            for m in found.models.values()
+        ],
     }
+
+
+def _architecture(arch: Architecture) -> dict[str, Any]:
+    """An architecture as data, its layers counted and listed by what sets them apart."""
+    facts = {name: value for name, value in answers.plain(arch).items() if name != "specs"}
+    lists = {"sliding_layers": [*arch.sliding_layers], "unrotated_layers": [*arch.unrotated_layers]}
+    return {**facts, "layers": arch.layers, "dense_layers": arch.dense_layers, **lists}
 
 
 def as_json(data: Any) -> str:

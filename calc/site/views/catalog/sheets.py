@@ -286,9 +286,10 @@ def saved(root: str) -> Table:
     adapter = Adapter(64, "all-linear", False, 2)
     rows = []
     for m in by_size(answers.catalog().models.values()):
-        full = layer(Run(m.architecture), moe=m.architecture.experts > 0).saved
-        lora = layer(Run(m.architecture, trained=False, adapter=adapter), moe=m.architecture.experts > 0).saved
-        spared = layer(Run(m.architecture), moe=m.architecture.experts > 0, selective=True).kept
+        spec = m.architecture.specs[-1].shapes
+        full = layer(Run(m.architecture), spec).saved
+        lora = layer(Run(m.architecture, trained=False, adapter=adapter), spec).saved
+        spared = layer(Run(m.architecture), spec, selective=True).kept
         selective = round(spared.tokens) + Run(m.architecture).residual * m.architecture.hidden
         rows.append(
             (
@@ -323,7 +324,7 @@ def operations(model: Model) -> Table:
         Column("bytes", "That is", "bytes per token", "number"),
     )
     rows = []
-    for op in program.layer(moe=model.architecture.experts > 0).ops:
+    for op in program.layer().ops:
         size = of()
         for tensor in op.saves:
             if tensor.storage not in seen:
