@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from calc.base.ledger import Line
-from calc.engines.replica import Engine, Replica, Where
+from calc.engines.replica import Replica, TrainingEngine, Where
 from calc.frameworks.registry import framework
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
@@ -34,12 +34,12 @@ def job(**fields: Any) -> Scenario:
     return parse(BASE | {name.replace("__", "."): value for name, value in fields.items()})
 
 
-def engine(*, trained: bool = True, **fields: Any) -> Engine:
+def engine(*, trained: bool = True, **fields: Any) -> TrainingEngine:
     """The engine of `job(**fields)`: of the trained model, or of one that is frozen under the same settings."""
     return engine_of(job(**fields), trained=trained)
 
 
-def engine_of(s: Scenario, *, trained: bool = True) -> Engine:
+def engine_of(s: Scenario, *, trained: bool = True) -> TrainingEngine:
     """The engine of a scenario."""
     keeps = framework(s.framework).keeps(s)
     return placement.engine(s, replica_of(s, trained=trained), keeps)
@@ -58,7 +58,7 @@ def under(s: Scenario, sharding: str) -> Scenario:
     return replace(s, framework="torch", sharding=sharding, precision=precision, gpus=s.gpus * more, global_batch=batch)
 
 
-def deepspeed(**fields: Any) -> Engine:
+def deepspeed(**fields: Any) -> TrainingEngine:
     """The engine of an OpenRLHF 0.6.1 job (DeepSpeed 0.16.4) on 8 GPUs without accumulation, with these changes."""
     return engine(**OPENRLHF | fields)
 
@@ -73,7 +73,7 @@ def at(lines: Iterable[Line], *sources: str) -> int:
     return sum(line.bytes for line in lines if line.source in sources)
 
 
-def moments(engine: Engine, what: str) -> dict[str, list[Line]]:
+def moments(engine: TrainingEngine, what: str) -> dict[str, list[Line]]:
     """The named moments of `loading`, `stepping`, or of one rank's `host` memory."""
     return dict(engine.host(1) if what == "host" else getattr(engine, what)())
 
@@ -106,7 +106,7 @@ def end() -> Where:
 FORWARD = Where("layer", 31, False)
 
 
-def places(engine: Engine) -> tuple[Where, ...]:
+def places(engine: TrainingEngine) -> tuple[Where, ...]:
     """Forward, the loss, and backward where its first and its last gradients come, for any job."""
     r = engine.replica
     root = r.trainable - embedded(engine) - r.arch.layers * in_layer(engine) if r.run.trained else 0
@@ -116,12 +116,12 @@ def places(engine: Engine) -> tuple[Where, ...]:
     return (Where("layer", r.arch.layers - 1, False), Where("loss", r.arch.layers, True), top_, below, whole)
 
 
-def embedded(engine: Engine) -> int:
+def embedded(engine: TrainingEngine) -> int:
     """Trained elements of the embedding."""
     return engine.replica.arch.vocab * engine.replica.arch.hidden if engine.replica.run.trained else 0
 
 
-def in_layer(engine: Engine) -> int:
+def in_layer(engine: TrainingEngine) -> int:
     """Trained elements of a layer, as if all layers were alike."""
     r = engine.replica
     return sum(t.elements * t.count for t in r.trained_tensors if t.count > 1) // r.arch.layers

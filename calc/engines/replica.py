@@ -139,28 +139,28 @@ class Holder:
 
     __slots__ = ()
 
-    def resident(self: Engine) -> list[Line]:
+    def resident(self: TrainingEngine) -> list[Line]:
         """Weights and what training keeps beside them."""
         return [*self.weights(), *self.states()]
 
-    def finishing(self: Engine) -> list[Line]:
+    def finishing(self: TrainingEngine) -> list[Line]:
         """The tensors alive while deferred gradients of all micro batches are reduced; none if nothing was deferred."""
         return []
 
-    def waiting_head(self: Engine, where: Where, b: int) -> list[Line]:
+    def waiting_head(self: TrainingEngine, where: Where, b: int) -> list[Line]:
         """A tied head's gradient, waiting in autograd for the embedding's, beside those of earlier micro batches."""
         r = self.replica
         waits = where.backward and r.ties_gradients and where.segment in ("norm", "layer")
         return [gradients.new(r.role, r.embedding, b)] if waits else []
 
-    def tied(self: Engine, where: Where, b: int) -> list[Line]:
+    def tied(self: TrainingEngine, where: Where, b: int) -> list[Line]:
         """The two contributions to a tied embedding's gradient, as they are summed."""
         r = self.replica
         if where.segment != "end" or not r.ties_gradients:
             return []
         return [gradients.tied_embedding(r.role, r.embedding, b, contiguous=r.ties_in_place or where.sorting)]
 
-    def whole_embedding(self: Engine, where: Where, b: int) -> list[Line]:
+    def whole_embedding(self: TrainingEngine, where: Where, b: int) -> list[Line]:
         """The rows of the embedding's gradient that belong to other tensor-parallel ranks: backward makes all rows.
 
         A tied head's gradient has this rank's rows alone, which are cut out of the embedding's to be added.
@@ -172,8 +172,8 @@ class Holder:
         return [whole, gradients.new(r.role, r.embedding, b)] if r.ties_gradients else [whole]
 
 
-class Engine(Protocol):
-    """The interface of an engine: its answers about its replica."""
+class TrainingEngine(Protocol):
+    """The interface of an engine that trains, or scores: its answers about its replica."""
 
     @property
     def replica(self) -> Replica:

@@ -18,33 +18,13 @@ verl's worker for vLLM up to 0.6 takes the share of what is free after the profi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from calc.base.ledger import Line
 from calc.base.plan import Serving
 from calc.base.units import GiB, gib
+from calc.engines.rollout import ROLE, Cache
 from calc.memory import kv_cache
 from calc.models.architecture import Architecture
-
-ROLE = "rollout"
-
-# The instants of vLLM's start.
-STARTING = ("weights on the GPU", "profile run", "KV cache allocated")
-
-
-class Cache(NamedTuple):
-    """The KV cache of one rank: its size, and the number of `sequences` of the full length that it holds at once.
-
-    `refusal`: the reason, in one line, that vLLM would not start. `crowded`: that is because others leave it less than
-    its share, so that a smaller share may do.
-    """
-
-    bytes: int
-    tokens: int
-    blocks: int
-    sequences: int
-    refusal: str | None
-    crowded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from functools import cached_property
 from operator import add
 
 from calc.base.ledger import Line, Moment, Phase, Sums, total
-from calc.engines.vllm import STARTING, Cache
+from calc.engines.rollout import STARTING, Cache
 from calc.estimate import verdict
 from calc.estimate.result import Group
 from calc.memory import runtime

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from calc.base.ledger import Phase, most
 from calc.catalog.catalog import Catalog
-from calc.engines.vllm import Cache
+from calc.engines.rollout import Cache
 from calc.estimate import verdict
 from calc.estimate.estimate import estimate
 from calc.estimate.gpu_group import Shared, sets

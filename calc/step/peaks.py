@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from calc.base.ledger import Line, total
-from calc.engines.replica import Engine, Where
+from calc.engines.replica import TrainingEngine, Where
 from calc.step.instants import Instant, Step
 
 
@@ -19,7 +19,7 @@ def beside(lines: list[Line], moment: tuple[str, list[Line]]) -> tuple[str, list
     return moment[0], [*lines, *moment[1]]
 
 
-def peak(engine: Engine, step: Step, instants: Iterable[Instant]) -> tuple[str, list[Line]]:
+def peak(engine: TrainingEngine, step: Step, instants: Iterable[Instant]) -> tuple[str, list[Line]]:
     """The peak instant of `instants`: the model's activations and what the engine adds there."""
     tokens, length = step.batch
     # many instants share a place, and the engine adds the same lines to each of them

@@ -13,7 +13,8 @@ from calc.catalog.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
-from calc.engines.replica import Engine, Replica
+from calc.engines.replica import Replica, TrainingEngine
+from calc.engines.rollout import RolloutEngine
 from calc.engines.staged import Staged
 from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
@@ -140,7 +141,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     )
 
 
-def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
+def engine(s: Scenario, model: Replica, keeps: Keeps) -> TrainingEngine:
     """The engine that the scenario's sharding names; DeepSpeed at stage 0 partitions its fp32 states all the same."""
     if s.sharding.startswith("fsdp"):
         # a framework that moves shards between phases does without PyTorch's own offload
@@ -164,8 +165,8 @@ class Placed(NamedTuple):
 
     role: Role
     s: Scenario
-    engine: Engine
-    scorer: Engine
+    engine: TrainingEngine
+    scorer: TrainingEngine
 
     @property
     def trained(self) -> bool:
@@ -198,7 +199,7 @@ def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:
     return [line for line in lines if line.bytes]
 
 
-def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> Vllm | None:
+def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> RolloutEngine | None:
     """The vLLM engine that serves the rollout, or None if Transformers generates or nothing does."""
     if keeps.serving is None or s.rollout is None:
         return None

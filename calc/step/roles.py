@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from calc.catalog.catalog import GPU
 from calc.engines.replica import Replica
-from calc.engines.vllm import Vllm
+from calc.engines.rollout import RolloutEngine
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario, on_card
 from calc.step import placement
@@ -99,6 +99,6 @@ class Job:
         self.keeps, self.placed = self.roles.keeps, self.roles.placed
 
     @cached_property
-    def engine(self) -> Vllm | None:
+    def engine(self) -> RolloutEngine | None:
         """vLLM where it serves the rollout, else None."""
         return placement.serving(self.s, self.keeps, self.gpu)

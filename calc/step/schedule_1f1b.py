@@ -15,7 +15,7 @@ from typing import NamedTuple
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import Size
 from calc.base.ledger import Line
-from calc.engines.replica import Engine, Where
+from calc.engines.replica import TrainingEngine, Where
 from calc.memory.run import Run, dimensions
 from calc.step import peaks
 from calc.step.instants import Part, Step
@@ -79,7 +79,7 @@ def _begun(placed: Placed, own: Step, buffers: list[Line]) -> tuple[str, list[Li
     return "first micro-batch: gather", [*buffers, *own.lines(layout.below(stop)), *gathered]
 
 
-def _first(engine: Engine) -> Engine:
+def _first(engine: TrainingEngine) -> TrainingEngine:
     """The engine as it is before any gradient is kept."""
     return replace(engine, replica=replace(engine.replica, micro_batches=1))  # type: ignore[type-var]
 

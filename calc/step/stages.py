@@ -14,7 +14,7 @@ from typing import NamedTuple
 from calc.base.ledger import Line, Sums, total
 from calc.base.plan import Path, Stage
 from calc.engines.replica import Where
-from calc.engines.vllm import STARTING
+from calc.engines.rollout import STARTING
 from calc.memory import kv_cache, runtime
 from calc.step import peaks, schedule_1f1b
 from calc.step.instants import Batch, Step
@@ -32,7 +32,7 @@ Moments = Iterable[tuple[str, str, list[Line]]]  # a phase, an instant's name, i
 class Candidate(NamedTuple):
     """An instant that may be its phase's peak, without the lines of the process and of vLLM.
 
-    `engine` is the state in which vLLM is: one of `vllm.STARTING`, the word that a stage has for it, or empty if vLLM
+    `engine` is the state in which vLLM is: one of `rollout.STARTING`, the word that a stage has for it, or empty if vLLM
     has not started yet or is elsewhere.
     """
 

@@ -15,7 +15,8 @@ from calc.base.ledger import Line
 from calc.base.plan import Serving
 from calc.base.units import GB, GiB
 from calc.catalog.catalog import load
-from calc.engines.vllm import STARTING, Vllm
+from calc.engines.rollout import STARTING
+from calc.engines.vllm import Vllm
 from calc.memory import kv_cache
 
 QWEN = load().model("qwen2.5-7b").architecture

@@ -12,7 +12,7 @@ from jobs import SERVING
 from calc.base.ledger import Line, Sums
 from calc.base.units import GiB
 from calc.catalog.catalog import load
-from calc.engines.vllm import Cache
+from calc.engines.rollout import Cache
 from calc.estimate import verdict
 from calc.estimate.gpu_group import Shared, sets
 from calc.memory import runtime

@@ -13,7 +13,7 @@ from calc.base.ledger import Line
 from calc.base.plan import Stage
 from calc.catalog.catalog import load
 from calc.engines.replica import Where
-from calc.engines.vllm import STARTING
+from calc.engines.rollout import STARTING
 from calc.estimate.gpu_group import sets
 from calc.memory import runtime
 from calc.resolve.parse import parse

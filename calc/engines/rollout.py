@@ -1,0 +1,59 @@
+"""The interface of a rollout engine, which generates the responses of RL on a card of its own or beside the trainer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from calc.base.ledger import Line
+
+ROLE = "rollout"
+
+# The instants of an engine's start.
+STARTING = ("weights on the GPU", "profile run", "KV cache allocated")
+
+
+class Cache(NamedTuple):
+    """The KV cache of one rank: its size, and the number of `sequences` of the full length that it holds at once.
+
+    `refusal`: the reason, in one line, that the engine would not start. `crowded`: that is because others leave it less than
+    its share, so that a smaller share may do.
+    """
+
+    bytes: int
+    tokens: int
+    blocks: int
+    sequences: int
+    refusal: str | None
+    crowded: bool = False
+
+
+class RolloutEngine(Protocol):
+    """One rank of an engine: the lines that it has on its card and its host, state by state.
+
+    `others` are bytes of the card that are not the engine's own.
+    """
+
+    @property
+    def max_num_seqs(self) -> int:
+        """The most sequences at once."""
+
+    def weights(self) -> list[Line]:
+        """This rank's share of the model."""
+
+    def starting(self, moment: str, others: int) -> list[Line]:
+        """The lines at one of the instants of `STARTING`."""
+
+    def awake(self, others: int) -> list[Line]:
+        """All lines of an engine that serves."""
+
+    def with_weights(self) -> list[Line]:
+        """The lines of an engine that is awake for new weights, its cache still unmapped."""
+
+    def asleep(self) -> list[Line]:
+        """Memory that sleep cannot free."""
+
+    def cache(self, others: int) -> Cache:
+        """The KV cache that the engine allocates, or its reason not to start."""
+
+    def host(self, level: int) -> list[Line]:
+        """Host memory of this rank at a sleep level; 0: it never sleeps."""
