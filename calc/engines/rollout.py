@@ -15,8 +15,8 @@ STARTING = ("weights on the GPU", "profile run", "KV cache allocated")
 class Cache(NamedTuple):
     """The KV cache of one rank: its size, and the number of `sequences` of the full length that it holds at once.
 
-    `refusal`: the reason, in one line, that the engine would not start. `crowded`: that is because others leave it less than
-    its share, so that a smaller share may do.
+    `refusal`: the reason, in one line, that the engine would not start. `crowded`: that is because others leave it less
+    than its share, so that a smaller share may do.
     """
 
     bytes: int

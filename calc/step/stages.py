@@ -32,8 +32,8 @@ Moments = Iterable[tuple[str, str, list[Line]]]  # a phase, an instant's name, i
 class Candidate(NamedTuple):
     """An instant that may be its phase's peak, without the lines of the process and of vLLM.
 
-    `engine` is the state in which vLLM is: one of `rollout.STARTING`, the word that a stage has for it, or empty if vLLM
-    has not started yet or is elsewhere.
+    `engine` is the state in which vLLM is: one of `rollout.STARTING`, the word that a stage has for it, or empty if
+    vLLM has not started yet or is elsewhere.
     """
 
     phase: str
