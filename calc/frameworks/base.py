@@ -20,7 +20,8 @@ class Choices(NamedTuple):
     `own_loop`: the user writes the loop, and with it the global batch, the loss and the optimizer's implementation.
     `fp16`: it computes in fp16 on a card without bf16. `precision`: the type in which weights can be loaded in place of
     fp32, unless DeepSpeed keeps a master copy; "" if it offers none. `offloads_apart`: under FSDP weights and optimizer
-    states move to the host independently. `shared`: the degree by which its trainer lets GPUs share a sequence, "" for
+    states move to the host independently. `weights_stay`: no configuration that the search tries has the weights of a
+    trained model leave the GPUs. `shared`: the degree by which its trainer lets GPUs share a sequence, "" for
     none; `cuts` tells from a job's fields and a rung of them whether sequences are cut.
     """
 
@@ -28,6 +29,7 @@ class Choices(NamedTuple):
     fp16: bool = False
     precision: str = ""
     offloads_apart: bool = False
+    weights_stay: bool = False
     shared: str = ""
     cuts: Cut = lambda job, rung: True
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from calc.base.schema import InputError
 from calc.catalog.catalog import GPU, Catalog, load
+from calc.frameworks.registry import framework
 from calc.models.architecture import parameters
 from calc.recommend.answer import Recommendation, recommend
 from calc.recommend.problem import COUNTS, Problem
@@ -101,7 +102,7 @@ def smallest(
 def _fits(problem: Problem, machine: Machine) -> bool:
     """True if something fits; False at once if weights that cannot leave the GPUs exceed their total memory."""
     fields = problem.fields
-    stay = str(fields.get("framework", "torch")).partition("==")[0] in ("openrlhf", "verl")
+    stay = framework(str(fields.get("framework", "torch")).partition("==")[0]).CHOICES.weights_stay
     if stay and fields.get("method") != "qlora":
         model = problem.catalog.model(fields["model"]).architecture
         if 2 * parameters(model) > machine.bytes:

@@ -100,7 +100,7 @@ RELEASES: Mapping[str, Pins] = {
 }
 KNOWN: tuple[str, ...] = tuple(RELEASES)
 # OpenRLHF cuts packed sequences only
-CHOICES = Choices(shared="context_parallel", cuts=lambda job, rung: bool(job.get("packing")))
+CHOICES = Choices(weights_stay=True, shared="context_parallel", cuts=lambda job, rung: bool(job.get("packing")))
 
 # The first release with --ring_attn_size, by task: ring_flash_attn's llama3 variant (utils/deepspeed/deepspeed.py,
 # substitute_hf_flash_attn)

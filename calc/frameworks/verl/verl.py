@@ -44,7 +44,7 @@ RELEASES: Mapping[str, Pins] = {
     "0.9.1": Pins("0.24.0", "5.9.0", "2.11.0"),  # logits are not divided by a temperature of 1
 }
 KNOWN: tuple[str, ...] = tuple(RELEASES)
-CHOICES = Choices(offloads_apart=True, shared="context_parallel")
+CHOICES = Choices(offloads_apart=True, weights_stay=True, shared="context_parallel")
 
 TASKS = ("ppo", "grpo", "reinforce++")
 
