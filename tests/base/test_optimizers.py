@@ -1,8 +1,9 @@
-"""The table of optimizers: whole, and at one with the schema and the frameworks."""
+"""The table of optimizers: whole, at one with the schema and the frameworks, and asked instead of names."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,13 @@ def test_numbers_that_a_step_moves(name: str, fused: int, foreach: int) -> None:
     steps = OPTIMIZERS[name].steps
     assert [steps[impl].moved for impl in ("fused", "foreach", "single")] == [fused, foreach, foreach]
     assert {*OPTIMIZERS["adamw-8bit"].steps.values()} == {Step(temporaries=0, moved=3)}
+
+
+def test_readers_ask_the_row_and_compare_no_name() -> None:
+    """What follows from an optimizer is said once: else the next one would be forgotten somewhere. The rungs of a
+    recommendation choose some by name; a default is the framework's."""
+    names = re.compile("|".join(f'"{name}"' for name in TRAINS if name != USUAL))
+    compared = re.compile(rf'[!=]= "{USUAL}"|\.(?:starts|ends)with\("(?:{USUAL}|8bit)')
+    allowed = {CALC / "base" / "optimizers.py", CALC / "recommend" / "space.py"}
+    texts = {path: path.read_text("utf-8") for path in CALC.rglob("*.py") if path not in allowed}
+    assert [path.name for path, text in texts.items() if names.search(text) or compared.search(text)] == []
