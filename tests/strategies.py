@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.catalog.catalog import load
 from calc.frameworks.registry import framework as module
 from calc.resolve.parse import parse
@@ -35,7 +36,7 @@ SHARDINGS = {
 # What OpenRLHF leaves no choice in.
 FIXED = {"optimizer", "loss", "offload.parameters"}
 OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
-    "optimizer": st.sampled_from(("adamw", "adamw-8bit", "adamw-paged-8bit", "adafactor", "sgd", "lion")),
+    "optimizer": st.sampled_from([name for name in OPTIMIZERS if name != "none"]),
     "optimizer_impl": st.sampled_from(("fused", "foreach", "single")),
     "offload.optimizer": st.booleans(),
     "offload.parameters": st.booleans(),

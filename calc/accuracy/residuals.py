@@ -15,6 +15,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from calc.base.ledger import Line, Phase
+from calc.base.optimizers import OPTIMIZERS
 from calc.catalog.catalog import Catalog
 from calc.estimate.estimate import estimate, loading_moments
 from calc.estimate.result import Estimate
@@ -230,7 +231,7 @@ def outside(record: Mapping[str, Any], catalog: Catalog) -> Outside:
 
 def loads(s: Scenario) -> str:
     """The kind of job by the kernels that CUDA loads for it; each takes memory when first called."""
-    if s.optimizer.startswith("adamw-paged"):
+    if OPTIMIZERS[s.optimizer].paged:
         return "paged states"
     if family(s.sharding) == "fsdp":
         return "FSDP, one process"

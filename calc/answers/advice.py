@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from calc.answers import answers
 from calc.answers.words import CANNOT, refusal
 from calc.answers.workings import Working, of_phase
+from calc.base.optimizers import OPTIMIZERS
 from calc.base.schema import InputError
 from calc.base.units import GiB, MiB, gb, gib
 from calc.catalog.catalog import GPU, Catalog
@@ -142,11 +143,12 @@ METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 def words(best: Configuration) -> str:
     """A configuration in a few words: method, sharding, degrees, memory savings, batches and response generation."""
     s = best.scenario
+    facts = OPTIMIZERS[s.optimizer]
     sharding = SHARDINGS.get(s.sharding, s.sharding.replace("zero", "ZeRO-"))
     moved = [word for word, on in (("optimizer", s.offload.optimizer), ("weights", s.offload.parameters)) if on]
     frozen = [n for n in s.roles if (own := s.role(n)) and own.offload.parameters and not s.offload.parameters]
     parts = [
-        METHODS[s.method] + (", 8-bit AdamW" if s.optimizer == "adamw-8bit" else ""),
+        METHODS[s.method] + (f", 8-bit {facts.label}" if facts.eight_bit else ""),
         sharding,
         *degrees(s),
         f"{' and '.join([*moved, *frozen])} offloaded" if moved or frozen else "",

@@ -11,6 +11,7 @@ from html import escape
 
 from calc.answers import answers
 from calc.answers.answers import Answer
+from calc.base.optimizers import OPTIMIZERS
 from calc.base.units import gb, gib
 from calc.estimate.report import batched, degrees, lengths, roles, rollout, segments, trainer
 from calc.recommend import Miss, Recommendation
@@ -105,8 +106,9 @@ def _method(s: Scenario) -> str:
 
 def settings(s: Scenario) -> list[str]:
     """The settings of a configuration, one part each, in the order in which a reader decides on them."""
+    facts = OPTIMIZERS[s.optimizer]
     parts = [
-        _method(s) + (", AdamW in 8 bits" if s.optimizer == "adamw-8bit" else ""),
+        _method(s) + (f", {facts.label} in 8 bits" if facts.eight_bit else ""),
         SHARDINGS[s.sharding] if s.gpus > 1 else "one GPU",
         *degrees(s),
         batched(s),

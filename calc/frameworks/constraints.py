@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.models.architecture import BEFORE
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP
@@ -191,7 +192,7 @@ def sharding_fault(s: Scenario) -> str | None:
         allowed = ", ".join((*DEEPSPEED, *FSDP))
         return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {allowed}"
     along = s.offload.parameters and s.sharding in FSDP and s.framework != "verl"  # the step runs where the weights are
-    if (s.offload.optimizer or along) and s.optimizer.endswith("8bit"):
+    if (s.offload.optimizer or along) and OPTIMIZERS[s.optimizer].bitsandbytes:
         allowed = "adamw; bitsandbytes steps on a GPU, and Accelerate makes it DeepSpeedCPUAdam, with fp32 states"
         moved = "offload.optimizer" if s.offload.optimizer else "offload.parameters"
         return f"optimizer: given {s.optimizer!r} with {moved}, allowed: {allowed}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.frameworks.openrlhf import rl
 from calc.launch import shell
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own, switch
@@ -43,13 +44,18 @@ def supervised(s: Scenario) -> str:
         option("--data.max_len", s.seq_len),
         *shared(s),
         *switch("--model.gradient_checkpointing_enable", s.checkpointing == "full"),
-        option("--optim", "adam"),
+        optim("--optim", s),
     ]
     if s.task == "dpo":
         reference = own(s, "reference")
         lines.append(option("--ref.model_name_or_path", shell.role_model(s, "reference")))
         lines += switch("--ref.offload", reference.offload.parameters)
     return shell.command("deepspeed", lines)
+
+
+def optim(flag: str, s: Scenario) -> Words:
+    """The flag for a trained model's optimizer."""
+    return option(flag, OPTIMIZERS[s.optimizer].spelled.openrlhf)
 
 
 def shared(s: Scenario) -> Iterator[Words]:
@@ -105,9 +111,9 @@ def ray(s: Scenario) -> str:
             option("--algo.advantage.estimator", ESTIMATORS[s.task]),
             *shared(actor),
             *switch("--actor.gradient_checkpointing_enable", actor.checkpointing == "full"),
-            option("--actor.optim", "adam"),
+            optim("--actor.optim", actor),
             *([option("--actor.entropy_coef", f"{s.entropy_coeff:g}")] if s.entropy_coeff else []),
-            *([option("--critic.optim", "adam")] if s.has("critic") else []),
+            *([optim("--critic.optim", own(s, "critic"))] if s.has("critic") else []),
             option("--vllm.num_engines", s.rollout.gpus // s.rollout.tensor_parallel),
             option("--vllm.tensor_parallel_size", s.rollout.tensor_parallel),
             option("--vllm.gpu_memory_utilization", s.rollout.gpu_memory_utilization),

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.launch import shell
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
 from calc.scenario.scenario import Scenario
@@ -20,16 +21,6 @@ from calc.scenario.words import FSDP
 FIRST = "1"
 
 COMMANDS = {"sft": "sft", "rm": "reward", "dpo": "dpo", "grpo": "grpo"}
-# `optim` of Transformers' TrainingArguments, with its `optim_args`
-OPTIMIZERS = {
-    "adamw-8bit": "adamw_bnb_8bit",
-    "adamw-paged-8bit": "paged_adamw_8bit",
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-    "sgd-momentum": "sgd",
-    "lion": "lion_32bit",
-}
-ADAMW = {"fused": "adamw_torch_fused", "foreach": "adamw_torch"}
 ACCELERATE, DEEPSPEED, SERVER = "accelerate.yaml", "deepspeed.json", "vllm_server.sh"
 BETA = 0.04  # GRPO's paper (DeepSeekMath, section 4.2); 0 leaves the reference out
 PORT = 29500
@@ -38,8 +29,9 @@ PORT = 29500
 def launch(s: Scenario) -> Launch:
     """The command for `s` with its files; raises LaunchError if no flag says what the job cannot do without."""
     trainer = own(s, "actor") if s.rollout else s
-    if trainer.optimizer == "none":
-        raise LaunchError("optimizer: given 'none', allowed for a command of trl: an optimizer")
+    if not OPTIMIZERS[trainer.optimizer].spelled.trl:
+        allowed = ", ".join(name for name, facts in OPTIMIZERS.items() if facts.spelled.trl)
+        raise LaunchError(f"optimizer: given {trainer.optimizer!r}, allowed for a command of trl: {allowed}")
     command = shell.command(f"trl {COMMANDS[s.task]}", [*files_and_nodes(trainer), *flags(s, trainer)])
     command = shell.setting(s, command)
     found = files(trainer)
@@ -78,9 +70,11 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     if trainer.sharding in FSDP and not trainer.no_sync:
         yield option("--accelerator_config", json.dumps({"gradient_accumulation_kwargs": {"sync_each_batch": True}}))
     yield option("--gradient_checkpointing", trainer.checkpointing == "full")
-    yield option("--optim", OPTIMIZERS.get(trainer.optimizer) or ADAMW.get(trainer.optimizer_impl, ADAMW["foreach"]))
-    if trainer.optimizer == "sgd-momentum":
-        yield option("--optim_args", "momentum=0.9")
+    facts = OPTIMIZERS[trainer.optimizer]
+    found = facts.spelled.trl.get(trainer.optimizer_impl) or facts.spelled.trl[facts.usual]
+    yield option("--optim", found.optim)
+    if found.optim_args:
+        yield option("--optim_args", found.optim_args)
     yield from adapters(trainer)
     if s.rollout:
         yield from grpo(s)
@@ -306,5 +300,5 @@ def unsaid(s: Scenario) -> Iterator[str]:
     yield "lora.dtype"
     if not s.sharding.startswith("zero"):
         yield "grad_dtype"
-    if s.optimizer != "adamw" or s.optimizer_impl not in ADAMW:
+    if s.optimizer_impl not in OPTIMIZERS[s.optimizer].spelled.trl:
         yield "optimizer_impl"

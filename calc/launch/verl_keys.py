@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.launch.shell import ATTENTION, Placeholder, Words, word
 from calc.scenario.scenario import Scenario
 
@@ -36,5 +37,5 @@ def engine(where: str, optim: str, s: Scenario) -> Iterator[Words]:
     yield key(f"{where}.model_dtype", "fp32")
     yield key(f"{where}.param_offload", s.offload.parameters)
     yield key(f"{where}.optimizer_offload", s.offload.optimizer)
-    yield key(f"{optim}.optimizer", "AdamW")
+    yield key(f"{optim}.optimizer", OPTIMIZERS[s.optimizer].spelled.verl)
     yield key(f"{optim}.override_optimizer_config", IMPLEMENTATIONS[s.optimizer_impl])

@@ -1,8 +1,7 @@
 """Optimizer states, and the temporaries that an optimizer allocates while it steps, in bytes.
 
-Sources: torch 2.13 `optim/{adamw,sgd,_adafactor}.py` (states are `zeros_like(param)`; foreach makes lists of
-temporaries), bitsandbytes 0.45.5 `optim/optimizer.py` (block size 256, tensors below 4096 elements keep 32-bit states),
-lion-pytorch (one momentum).
+What each optimizer keeps and allocates is its row of `calc.base.optimizers`. Sources: torch 2.13 `optim/_adafactor.py`,
+bitsandbytes 0.45.5 `optim/optimizer.py` (block size 256, tensors below 4096 elements keep 32-bit states).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from calc.base.ledger import Line
+from calc.base.optimizers import OPTIMIZERS, Facts
 from calc.models.architecture import Tensor
 
 SMALL = 4096  # bitsandbytes `min_8bit_size`
@@ -19,21 +19,16 @@ BLOCK = 256  # bitsandbytes `blocksize` since 0.44, 2048 before
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """A kind of optimizer, and the implementation of its step in PyTorch."""
+    """A kind of optimizer, by its name in `OPTIMIZERS`, and the implementation of its step in PyTorch."""
 
     kind: str
     impl: str
     wide_embeddings: bool = False  # 8-bit optimizers leave the states of embeddings in 32 bits
 
     @property
-    def name(self) -> str:
-        """The optimizer without its paging."""
-        return self.kind.replace("-paged", "")
-
-    @property
-    def paged(self) -> bool:
-        """True if the optimizer's states may leave the GPU under pressure."""
-        return "-paged" in self.kind
+    def facts(self) -> Facts:
+        """What is known of its kind."""
+        return OPTIMIZERS[self.kind]
 
 
 def state_bytes_per_parameter(optimizer: Optimizer, b: int) -> float:
@@ -43,8 +38,8 @@ def state_bytes_per_parameter(optimizer: Optimizer, b: int) -> float:
     scale for each block of 256 elements and moment. Adafactor keeps one moment of a flat partition; a matrix's depends
     on its shape: see `adafactor_bytes`.
     """
-    per = {"adamw": 2 * b, "lion": b, "adafactor": b, "sgd-momentum": b, "sgd": 0, "adamw-8bit": 2 + 2 * 4 / BLOCK}
-    return per[optimizer.name]
+    facts = optimizer.facts
+    return facts.moments * (1 + 4 / BLOCK if facts.eight_bit else b)
 
 
 def adafactor_bytes(tensors: Sequence[Tensor], b: int) -> int:
@@ -69,34 +64,29 @@ def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Seque
     `tensors` are the parameters as the optimizer sees them; none where it steps flat partitions (ZeRO, FSDP 1), which
     have neither rows nor small tensors.
     """
-    if optimizer.name == "adafactor" and tensors:
+    facts = optimizer.facts
+    if facts.factored and tensors:
         total = adafactor_bytes(tensors, b)
         return Line(
             "optimizer_states", role, -(-total // shards), "F/N", {"F": total, "N": shards}, "optimizer#adafactor"
         )
     per = state_bytes_per_parameter(optimizer, b)
-    if optimizer.name == "adamw-8bit":
+    if facts.eight_bit:
         whole = sum(t.elements * t.count for t in tensors if in_32_bits(optimizer, t))
         values = {"P_t": trained, "P_32": whole, "N": shards, "s": per}
-        count = int((per * (trained - whole) + 8 * whole) / shards)
+        wide = 4 * facts.moments
+        count = int((per * (trained - whole) + wide * whole) / shards)
         # paged states are managed memory (bitsandbytes `get_paged`): on the card, but not of PyTorch's allocator
-        own = not optimizer.paged
-        formula = "(s·(P_t - P_32) + 8·P_32)/N"
+        own = not facts.paged
+        formula = f"(s·(P_t - P_32) + {wide}·P_32)/N"
         return Line("optimizer_states", role, count, formula, values, "optimizer#8-bit", own)
     values = {"P_t": trained, "N": shards, "s": per}
     return Line("optimizer_states", role, int(per * trained / shards), "s·P_t/N", values, "optimizer#states")
 
 
 def temporaries(optimizer: Optimizer) -> int:
-    """The number of temporaries of a parameter's size that the step makes: for all at once foreach, else one by one.
-
-    AdamW foreach holds the list of denominators (`_foreach_sqrt`), single-tensor a denominator and a quotient of one
-    parameter; Lion the updates, one by one a clone and a sum; Adafactor one by one a single estimate, which becomes the
-    update in place. SGD works in place, 8-bit optimizers and fused ones inside a kernel.
-    """
-    if optimizer.name in ("adamw-8bit", "sgd", "sgd-momentum") or optimizer.impl == "fused":
-        return 0
-    return 1 if optimizer.impl == "foreach" or optimizer.name == "adafactor" else 2
+    """The number of temporaries of a parameter's size that the step makes: for all at once foreach, else one by one."""
+    return optimizer.facts.steps[optimizer.impl].temporaries
 
 
 def step_scratch(optimizer: Optimizer, role: str, trained: int, largest: int, b: int, shards: int = 1) -> Line:

@@ -21,6 +21,7 @@ from itertools import product
 from math import gcd, prod
 from typing import Any
 
+from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.catalog.catalog import Catalog
 from calc.frameworks.base import Choices
 from calc.frameworks.registry import framework
@@ -234,7 +235,7 @@ def rungs(job: Fields) -> Iterator[Fields]:
             continue
         if "precision" in rung and (rung["precision"] != _choices_of(job).precision or "precision" in job):
             continue
-        if "optimizer" not in job or rung["optimizer"] == "adamw":
+        if "optimizer" not in job or rung["optimizer"] == USUAL:
             yield own
             yield from _sharing(job, own)
 
@@ -312,8 +313,14 @@ def _free(fields: Fields) -> dict[str, Any]:
     matters = {"sft": "loss", "pretrain": "loss", "dpo": "logprob"} | dict.fromkeys(RL, "logprob")
     place = matters.get(fields["task"])
     loss = {place: FREE[place][-1]} if place else {}
-    fused = {"optimizer_impl": FREE["optimizer_impl"][-1]} if fields.get("optimizer", "adamw") == "adamw" else {}
+    fused = {"optimizer_impl": FREE["optimizer_impl"][-1]} if _spares(fields.get("optimizer", USUAL)) else {}
     return grows | loss | fused
+
+
+def _spares(optimizer: str) -> bool:
+    """True if the last step of `FREE` is to be had, and spares temporaries of the first."""
+    facts, (first, last) = OPTIMIZERS[optimizer], FREE["optimizer_impl"]
+    return last in facts.implementations and facts.steps[last].temporaries < facts.steps[first].temporaries
 
 
 def _choices_of(job: Fields) -> Choices:

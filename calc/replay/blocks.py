@@ -25,9 +25,6 @@ from calc.models.lora import adapter_matrices
 from calc.step.compiled_model import SORTING
 from calc.step.instants import LASTING, SORTED_TOKENS, Batch
 
-# Blocks of optimizer states per trained tensor; Adafactor's, a row and a column, are small and left out.
-MOMENTS = {"adamw": 2, "sgd-momentum": 1, "lion": 1, "adamw-8bit": 2}
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -177,11 +174,13 @@ def _weight(r: Replica, t: Tensor) -> int:
 def _states(r: Replica, t: Tensor) -> tuple[int, ...]:
     """The blocks of a trained tensor's states; bitsandbytes leaves some in 32 bits, and keeps scales for the others.
 
-    bitsandbytes 0.50 `optim/optimizer.py`, `init_state`: both moments, then both scales.
+    bitsandbytes 0.50 `optim/optimizer.py`, `init_state`: both moments, then both scales. A row and a column in place of
+    a moment are small, and left out.
     """
     assert r.optimizer
-    n = 0 if r.optimizer.paged else MOMENTS.get(r.optimizer.name, 0)
-    if n and r.optimizer.name == "adamw-8bit":
+    facts = r.optimizer.facts
+    n = 0 if facts.paged or facts.factored else facts.moments
+    if n and facts.eight_bit:
         if in_32_bits(r.optimizer, t):
             return (4 * t.elements,) * n
         return (t.elements,) * n + (4 * -(-t.elements // BLOCK),) * n

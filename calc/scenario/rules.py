@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.base.schema import show
 from calc.base.versions import at_least
 from calc.catalog.catalog import GPU, Catalog, CatalogError
@@ -370,7 +371,8 @@ def lacks_kernels(s: Scenario, gpu: GPU) -> str | None:
 
     bitsandbytes is built for CUDA, ROCm and XPU (README of 0.50).
     """
-    needed = "4-bit weights" if s.method == "qlora" else "states of 8 bits" if s.optimizer.endswith("8bit") else ""
+    states = "states of 8 bits" if OPTIMIZERS[s.optimizer].bitsandbytes else ""
+    needed = "4-bit weights" if s.method == "qlora" else states
     return (
         f"bitsandbytes, which {needed} need, has no kernels for the {gpu.name}" if needed and gpu.lacks_cuda else None
     )

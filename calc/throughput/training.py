@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.frameworks.registry import framework
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
@@ -30,16 +31,12 @@ OVERLAP = {
     "zero1": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
     "zero2": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
 }
-# Numbers that a step reads and writes for each parameter, 8-bit states apart: gradient, weight, and two moments for
-# Adam. Fused kernels pass once; foreach and single tensors once for each operation (torch optim/adamw.py: weight decay
-# 2, the moments 3 and 5, square root 2, two divisions 4, the update 4). Clipping by the norm reads the gradient, then
-# reads and writes it.
-FUSED = {"adamw": 7, "lion": 5, "sgd-momentum": 5, "adafactor": 7, "sgd": 3, "none": 0}
-FOREACH = {"adamw": 20, "lion": 12, "sgd-momentum": 8, "adafactor": 14, "sgd": 5, "none": 0}
-CLIPPED = 3
-EIGHT_BIT = 4.0  # bytes: bitsandbytes' two moments of a byte each, read and written; weight and gradient come on top
-# DeepSpeed's flat partitions, in order: cast bf16 gradients to fp32, norm, unscale, FusedAdam, cast weights to bf16
-FLAT = 6 + 4 + 8 + 28 + 6
+CLIPPED = 3  # numbers for each parameter: clipping by the norm reads the gradient, then reads and writes it
+EIGHT_BIT = 2  # bytes: a moment of one, read and written
+# DeepSpeed's flat partitions, but for its fused kernel, in order: cast bf16 gradients to fp32, norm, unscale, cast
+# weights to bf16
+FLAT = 6 + 4 + 8 + 6
+ON_HOST = OPTIMIZERS[USUAL].steps["fused"].moved  # CPU_ADAM is DeepSpeed's Adam's
 
 
 class Load(NamedTuple):
@@ -215,7 +212,7 @@ def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term
         on_node = min(s.gpus_per_node, s.shards)
         wide = 2 if s.precision == "bf16" and not s.sharding.startswith("zero") else 4
         rate = CPU_ADAM * min(1, on_node / CPU_CORES) if framework(s.framework).one_thread(s) else CPU_ADAM
-        yield traffic.stepped_on_host(changed * load.steps, FUSED["adamw"] * wide, ranks, on_node, rate)
+        yield traffic.stepped_on_host(changed * load.steps, ON_HOST * wide, ranks, on_node, rate)
         # gradients of every micro batch come down, new weights go up
         yield traffic.copied(changed, 2 * load.micro + 2 * load.steps, ranks, r.pcie)
     else:
@@ -223,11 +220,12 @@ def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term
 
 
 def optimizer_bytes(s: Scenario) -> float:
-    """Bytes that the optimizer on the GPU reads and writes for each trained parameter."""
-    b = 2 if s.precision == "bf16" else 4
-    if s.optimizer.endswith("8bit"):
-        return 3 * b + EIGHT_BIT + CLIPPED * b
-    if s.sharding.startswith("zero") and s.optimizer == "adamw":
-        return float(FLAT)
-    counted = FUSED if s.optimizer_impl == "fused" else FOREACH
-    return float((counted[s.optimizer] + CLIPPED) * b)
+    """Bytes that the optimizer on the GPU reads and writes for each trained parameter.
+
+    The numbers that each implementation's step moves are those of `calc.base.optimizers`.
+    """
+    facts, b = OPTIMIZERS[s.optimizer], 2 if s.precision == "bf16" else 4
+    if s.sharding.startswith("zero") and facts.deepspeed:
+        return float(FLAT + 4 * facts.steps["fused"].moved)
+    moments = EIGHT_BIT * facts.moments if facts.eight_bit else 0
+    return float((facts.steps[s.optimizer_impl].moved + CLIPPED) * b + moments)

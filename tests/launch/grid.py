@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
 
@@ -112,9 +113,9 @@ def verl() -> Iterator[dict[str, Any]]:
         yield from joined(VERL, task, *few, roles, ({"rollout.n": 4},), MACHINES[1:])
 
 
-OPTIMIZERS: tuple[dict[str, Any], ...] = (
-    *({"optimizer": name} for name in ("adamw-8bit", "adamw-paged-8bit", "adafactor", "sgd", "sgd-momentum", "lion")),
-    {"optimizer": "adamw", "optimizer_impl": "foreach"}, {"optimizer": "adamw", "optimizer_impl": "single"}, {},
+STEPPED: tuple[dict[str, Any], ...] = (
+    *({"optimizer": name} for name, facts in OPTIMIZERS.items() if facts.spelled.trl and name != USUAL),
+    {"optimizer": USUAL, "optimizer_impl": "foreach"}, {"optimizer": USUAL, "optimizer_impl": "single"}, {},
 )  # fmt: skip
 PRECISIONS: tuple[dict[str, Any], ...] = ({}, {"precision": "bf16"}, {"precision": "fp32"}, {"grad_dtype": "fp32"})
 
@@ -124,7 +125,7 @@ def trl() -> Iterator[dict[str, Any]]:
     sharded = (*ZERO, *shardings("fsdp1", "fsdp2"))
     usual = (METHODS, sharded, SWITCHES, ATTENTIONS, PRECISIONS, MACHINES)
     yield from supervised(TRL, ("sft", "rm", "dpo"), *usual, ({},))
-    yield from supervised(TRL, ("sft",), METHODS[:2], sharded, SWITCHES[:1], OPTIMIZERS, MACHINES[:2])
+    yield from supervised(TRL, ("sft",), METHODS[:2], sharded, SWITCHES[:1], STEPPED, MACHINES[:2])
     engines = (*ROLLOUTS, {"rollout.engine": "hf", "rollout.batch": 256})
     held = (METHODS, sharded, SWITCHES[:3], ATTENTIONS[:1], BATCHES, LENGTHS, PRECISIONS, ({"rollout.n": 8},))
     roles = (ROLES[0], ROLES[2], {"roles.reward": OTHER})

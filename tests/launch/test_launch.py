@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from typing import Any
@@ -11,8 +12,9 @@ import grid
 import pytest
 import yaml
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.estimate.estimate import estimate
-from calc.launch import LaunchError, launch
+from calc.launch import SPELLERS, LaunchError, launch
 from calc.launch.shell import Launch, Placeholder, nodes_of
 from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
@@ -392,7 +394,8 @@ def test_what_no_flag_says_is_noted() -> None:
         ),
         (
             {"framework": "trl", "task": "sft", "optimizer": "none"},
-            "optimizer: given 'none', allowed for a command of trl: an optimizer",
+            "optimizer: given 'none', allowed for a command of trl: adamw, adamw-8bit, adamw-paged-8bit, adafactor, "
+            "sgd, sgd-momentum, lion",
         ),
     ],
 )  # fmt: skip
@@ -400,6 +403,22 @@ def test_a_job_without_a_command_is_refused_in_one_line(fields: dict[str, Any], 
     with pytest.raises(LaunchError) as refusal:
         command(**{"task": "sft"} | fields)
     assert str(refusal.value) == line
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("framework", SPELLERS)
+def test_an_optimizer_is_spelled_as_its_row_says_or_refused(framework: str, name: str) -> None:
+    """A framework that has no word for it must not run another."""
+    spelled = getattr(OPTIMIZERS[name].spelled, framework)
+    if not spelled:
+        with pytest.raises((ScenarioError, LaunchError), match=f"optimizer: given {name!r}, allowed"):
+            command(framework=framework, task="sft", optimizer=name)
+        return
+    said = command(framework=framework, task="sft", optimizer=name).command
+    words = [spelled] if isinstance(spelled, str) else [word for word in spelled[OPTIMIZERS[name].usual] if word]
+    if framework == "trl" and "fused" in spelled:  # what the Trainer does unasked
+        words = [spelled["fused"].optim]
+    assert [word for word in words if not re.search(rf"optim\w*[ =]{re.escape(word)}\b", said)] == []
 
 
 def test_a_model_of_a_config_file_is_a_placeholder(tmp_path: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.catalog.catalog import load
 from calc.recommend import Recommendation, options, recommend
 from calc.recommend.clock import TOLERANCE
@@ -108,7 +109,7 @@ def test_what_is_given_opens_what_was_left_open() -> None:
 
 def test_what_bitsandbytes_cannot_step_is_not_offloaded() -> None:
     s = run("--model qwen2.5-3b --task dpo --gpu rtx4090 --gpus 1 --seq-len 2048 --framework trl")
-    assert not (s.offload.optimizer and "8bit" in s.optimizer)
+    assert not (s.offload.optimizer and OPTIMIZERS[s.optimizer].bitsandbytes)
 
 
 @pytest.mark.parametrize(

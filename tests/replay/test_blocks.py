@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from calc.autograd.alloc_trace import WEIGHT
+from calc.base.optimizers import OPTIMIZERS
 from calc.base.units import MiB
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
@@ -46,14 +47,16 @@ def gradients(model: Blocks) -> list[int]:
     return [size for script in pieces if script for slot, size in script.steps if slot == WEIGHT]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "adamw-paged-8bit", "lion", "sgd-momentum", "sgd"])
+@pytest.mark.parametrize(
+    "optimizer", sorted(name for name, facts in OPTIMIZERS.items() if not facts.factored and name != "none")
+)
 @pytest.mark.parametrize("fields", [{}, {"precision": "autocast"}, {"method": "lora"}, {"method": "qlora"}])
 def test_weights_states_and_gradients_add_up_to_the_ledgers_lines(optimizer: str, fields: dict[str, Any]) -> None:
     """But for managed memory, which is no block of PyTorch's; what a block is cut short of is less than a byte."""
     s, model = job(optimizer=optimizer, **fields)
     assert sum(model.weights) == held(s, "weights") + held(s, "adapter")
     states = sum(map(sum, model.states))
-    expected = 0 if "paged" in optimizer else held(s, "optimizer_states")
+    expected = 0 if OPTIMIZERS[optimizer].paged else held(s, "optimizer_states")
     assert expected - len(model.states) * 2 <= states <= expected
     whole = sum(gradients(model)) - (TABLE * (4 if "precision" in fields else 2) if model.tied else 0)
     assert whole + model.embedding == held(s, "gradients")

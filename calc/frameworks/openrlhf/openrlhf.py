@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import DeepSpeed, Keeps, Path, Role, supervised
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
@@ -196,8 +197,9 @@ def refuse(s: Scenario) -> str | None:
         return f"sharding: given {s.sharding!r}, allowed with openrlhf, which trains on DeepSpeed: {allowed}"
     if s.precision != "mixed":
         return f"precision: given {s.precision!r}, allowed with openrlhf: mixed, as DeepSpeed keeps fp32 master weights"
-    if s.optimizer != "adamw":
-        return f"optimizer: given {s.optimizer!r}, allowed with openrlhf: adamw"  # muon, since 0.10.4, is no value here
+    if not OPTIMIZERS[s.optimizer].spelled.openrlhf:  # muon, since 0.10.4, is no value here
+        allowed = ", ".join(name for name, facts in OPTIMIZERS.items() if facts.spelled.openrlhf)
+        return f"optimizer: given {s.optimizer!r}, allowed with openrlhf: {allowed}"
     if s.offload.parameters:
         return "offload.parameters: given true, allowed with openrlhf: false for the trained model"
     if s.sharding in ("none", "ddp"):

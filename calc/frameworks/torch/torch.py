@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import DeepSpeed, Keeps, Path, Role, Stage, pipelined, supervised
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
@@ -51,7 +52,6 @@ class Trainer(Protocol):
 
 TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt}
 WITH_ADAPTERS = ("lora", "qlora")
-ONE_BY_ONE = ("adafactor", "lion")
 
 
 def modelled(architecture: Architecture, trainer: str) -> Architecture:
@@ -119,12 +119,13 @@ def stepped(given: Mapping[str, Any], sharding: str, optimizer: str) -> str:
     lion-pytorch; DeepSpeed has its own FusedAdam, in whose place the Trainer hands it PyTorch's if its configuration
     names none (transformers `integrations/deepspeed.py:deepspeed_optim_sched`).
     """
-    if optimizer in ONE_BY_ONE:
-        return "single"
-    trained = given.get("trainer") == "transformers" and optimizer == "adamw"
-    torch, transformers = given.get("versions.torch", TORCH), given.get("versions.transformers", TRANSFORMERS)
-    fused = trainer.fuses(str(transformers), str(torch)) if trained else sharding in DEEPSPEED
-    return "fused" if fused else "foreach"
+    facts = OPTIMIZERS[optimizer]
+    if given.get("trainer") == "transformers" and "fused" in facts.spelled.trl:
+        torch, transformers = given.get("versions.torch", TORCH), given.get("versions.transformers", TRANSFORMERS)
+        fused = trainer.fuses(str(transformers), str(torch))
+    else:
+        fused = sharding in DEEPSPEED and facts.usual == "foreach"
+    return "fused" if fused else facts.usual
 
 
 def rollout(sequences: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from math import lcm
 from typing import Any
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import trainer
@@ -35,7 +36,6 @@ CHOICES = Choices(fp16=True, precision="bf16")  # model_init_kwargs
 TASKS = ("sft", "rm", "dpo", "grpo")
 SUPERVISED = ("pretrain", "sft", "rm", "dpo")
 TILE = 4096  # tokens whose logits exist at once, at most (kernels/chunked_logprob.py)
-ONE_BY_ONE = ("adafactor", "lion")
 
 # the weights that a sharding gathers to hand them on, on top of those already there
 HANDED = {"zero3": ("parameter",), "fsdp1": ("units",), "fsdp2": ("parameter",)}
@@ -53,6 +53,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     gpus = trainers(given)
     sharding = str(given.get("sharding", "ddp" if gpus > 1 else "none"))
     optimizer = str(given.get("optimizer", "adamw"))
+    facts = OPTIMIZERS[optimizer]
     # per_device_train_batch_size 8, no accumulation (transformers training_args.py)
     micro_batch = int(given.get("micro_batch", 8))
     # fp32 weights (trainer/utils.py:1332) and bf16 (trainer/base_config.py, __post_init__), which is autocast.
@@ -70,7 +71,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "sharding": sharding,
         "optimizer": optimizer,
         # adamw_torch_fused (transformers training_args.py:796-803); DeepSpeed is handed that optimizer
-        "optimizer_impl": "single" if optimizer in ONE_BY_ONE else "fused" if optimizer == "adamw" else "foreach",
+        "optimizer_impl": "fused" if "fused" in facts.spelled.trl else facts.usual,
         "offload.optimizer": False,
         "offload.parameters": False,
         # DeepSpeed's own choice under ZeRO; .grad has the parameter's type else, fp32 for FSDP's fp32 shard

@@ -5,6 +5,7 @@ Files are named as in `calc.frameworks.verl.verl`.
 
 from __future__ import annotations
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import Path, Role, Stage
 from calc.base.versions import at_least
 from calc.frameworks.constraints import context_fault, own_units, whole_layers
@@ -26,7 +27,7 @@ def refuse(s: Scenario) -> str | None:
     free = at_least(version, "0.6.1")  # override_config.attn_implementation (fsdp_workers.py:318 of 0.6.1)
     fixed: dict[str, tuple[str, ...]] = {
         "precision": ("fsdp-mixed",),
-        "optimizer": ("adamw",),
+        "optimizer": tuple(name for name, facts in OPTIMIZERS.items() if facts.spelled.verl),
         "grad_dtype": ("fp32",),
         "checkpointing": ("none", "full"),
         "attention": ("flash", "sdpa", "eager") if free and not s.packing else ("flash",),

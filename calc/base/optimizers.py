@@ -1,0 +1,168 @@
+"""The optimizers, a row each: what one keeps for each parameter, what its step takes, and what frameworks call it.
+
+Sources: torch 2.13 `optim/{adamw,sgd,_adafactor}.py`, bitsandbytes 0.50 `optim/optimizer.py`, lion-pytorch, and
+transformers 5.23 `training_args.py`, of which `OptimizerNames` has the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+
+class Step(NamedTuple):
+    """What an implementation of an optimizer's step takes for each parameter.
+
+    `temporaries`: tensors of a parameter's size that it allocates, for all parameters at once where it is foreach, else
+    for one after another. `moved`: numbers that it reads and writes, moments of 8 bits apart. Fused kernels pass once,
+    foreach and single tensors once for each operation.
+    """
+
+    temporaries: int
+    moved: int
+
+
+class Optim(NamedTuple):
+    """The `optim` of Transformers' TrainingArguments, with its `optim_args`."""
+
+    optim: str
+    optim_args: str = ""
+
+
+class Spelling(NamedTuple):
+    """What each framework calls an optimizer; empty where it has none.
+
+    `torch`: the class. `openrlhf`: `--optim` (cli/train_sft.py of 0.11.0). `verl`: the key `optim.optimizer`
+    (workers/config/optimizer.py of 0.9.1). `trl`: Transformers' names, by implementation.
+    """
+
+    torch: str
+    openrlhf: str
+    verl: str
+    trl: Mapping[str, Optim]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Facts:
+    """What is known of an optimizer.
+
+    `moments`: states of each element, in the type that it steps in, or `eight_bit`: a byte each, with one fp32 scale
+    for a block of elements. `factored`: a matrix keeps a row and a column in place of a moment. `paged`: states may
+    leave the GPU under pressure. `implementations`: those that its class can be asked for, what it does unasked first;
+    `steps` has others too, which a scenario may name. `deepspeed`: on flat partitions DeepSpeed's own fused kernel is
+    counted.
+    """
+
+    label: str
+    moments: int
+    eight_bit: bool = False
+    factored: bool = False
+    paged: bool = False
+    deepspeed: bool = False
+    implementations: tuple[str, ...]
+    steps: Mapping[str, Step]
+    spelled: Spelling
+
+    @property
+    def usual(self) -> str:
+        """The implementation that steps unless another is asked for."""
+        return self.implementations[0]
+
+    @property
+    def bitsandbytes(self) -> bool:
+        """True if bitsandbytes steps it, whose kernels run on a GPU."""
+        return self.spelled.torch.startswith("bitsandbytes.")
+
+
+USUAL = "adamw"  # the frameworks' default
+
+_ADAMW = Facts(
+    label="AdamW",
+    moments=2,  # exp_avg, exp_avg_sq: `zeros_like(param)`
+    deepspeed=True,  # FusedAdam (deepspeed ops/adam/fused_adam.py)
+    implementations=("foreach", "fused", "single"),
+    # foreach holds the list of denominators (`_foreach_sqrt`), a single tensor a denominator and a quotient. The fused
+    # kernel moves gradient, weight and two moments; otherwise weight decay moves 2, the moments 3 and 5, the square
+    # root 2, two divisions 4, the update 4.
+    steps={"fused": Step(0, 7), "foreach": Step(1, 20), "single": Step(2, 20)},
+    spelled=Spelling(
+        torch="torch.optim.AdamW",
+        openrlhf="adam",
+        verl="AdamW",
+        trl={"fused": Optim("adamw_torch_fused"), "foreach": Optim("adamw_torch")},
+    ),
+)
+_ADAMW_8BIT = Facts(
+    label="AdamW",
+    moments=2,  # state1, state2: a byte each, and absmax1, absmax2
+    eight_bit=True,
+    implementations=("foreach",),  # it knows no choice: a kernel of its own steps tensor by tensor, in place
+    steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 3)),
+    spelled=Spelling(
+        torch="bitsandbytes.optim.AdamW8bit",
+        openrlhf="",
+        verl="",
+        trl={"foreach": Optim("adamw_bnb_8bit")},
+    ),
+)
+_SGD = Facts(
+    label="SGD",
+    moments=0,
+    implementations=("foreach", "fused", "single"),
+    steps={"fused": Step(0, 3), "foreach": Step(0, 5), "single": Step(0, 5)},  # in place
+    spelled=Spelling(torch="torch.optim.SGD", openrlhf="", verl="", trl={"foreach": Optim("sgd")}),
+)
+
+OPTIMIZERS: Mapping[str, Facts] = {
+    "adamw": _ADAMW,
+    "adamw-8bit": _ADAMW_8BIT,
+    "adamw-paged-8bit": replace(
+        _ADAMW_8BIT,
+        paged=True,  # managed memory (`get_paged`)
+        spelled=Spelling(
+            torch="bitsandbytes.optim.PagedAdamW8bit",
+            openrlhf="",
+            verl="",
+            trl={"foreach": Optim("paged_adamw_8bit")},
+        ),
+    ),
+    "adafactor": Facts(
+        label="Adafactor",
+        moments=1,  # variance, of a vector or a flat partition; row_var and col_var of a matrix
+        factored=True,
+        implementations=("single", "foreach"),  # foreach only where it is asked for (`_adafactor.py`)
+        # one by one a single estimate, which becomes the update in place
+        steps={"fused": Step(0, 7), "foreach": Step(1, 14), "single": Step(1, 14)},
+        spelled=Spelling(
+            torch="torch.optim.Adafactor",
+            openrlhf="",
+            verl="",
+            trl={"single": Optim("adafactor")},
+        ),
+    ),
+    "sgd": _SGD,
+    "sgd-momentum": replace(
+        _SGD,
+        label="SGD with momentum",
+        moments=1,  # momentum_buffer
+        # in place: `_foreach_mul_` and `_foreach_add_` into the buffers
+        steps={"fused": Step(0, 5), "foreach": Step(0, 8), "single": Step(0, 8)},
+        spelled=_SGD.spelled._replace(trl={"foreach": Optim("sgd", "momentum=0.9")}),
+    ),
+    "lion": Facts(
+        label="Lion",
+        moments=1,  # exp_avg
+        implementations=("single",),
+        # one by one a clone and a sum; foreach the updates
+        steps={"fused": Step(0, 5), "foreach": Step(1, 12), "single": Step(2, 12)},
+        spelled=Spelling(torch="lion_pytorch.Lion", openrlhf="", verl="", trl={"single": Optim("lion_32bit")}),
+    ),
+    "none": Facts(  # nothing is trained
+        label="none",
+        moments=0,
+        implementations=("foreach",),
+        steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 0)),
+        spelled=Spelling(torch="", openrlhf="", verl="", trl={}),
+    ),
+}
