@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from calc.base.ledger import Line, total
 from calc.base.plan import Keeps, Role
@@ -142,21 +142,24 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
 
 def engine(s: Scenario, model: Replica, keeps: Keeps) -> Engine:
     """The engine that the scenario's sharding names; DeepSpeed at stage 0 partitions its fp32 states all the same."""
-    if s.sharding.startswith("fsdp"):
-        # a framework that moves shards between phases does without PyTorch's own offload
-        asked = s.offload.parameters or (s.offload.optimizer and model.optimizer is not None)
-        offload = asked and not model.leaves
-        if s.sharding == "fsdp1":
-            return Fsdp1(model, offload)
-        return (Staged if model.stays else Fsdp)(model, offload)
-    if keeps.deepspeed:
-        stage = int(s.sharding[-1]) if s.sharding.startswith("zero") else 1
-        again = s.checkpointing != "none"
-        return Zero(
-            model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters,
-            recomputes=again, keeps_weights=not (s.memory_efficient_linear or again), scaled=s.precision == "fp16",
-        )  # fmt: skip
-    return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1)
+    match s.sharded.family:
+        case "fsdp":
+            # a framework that moves shards between phases does without PyTorch's own offload
+            asked = s.offload.parameters or (s.offload.optimizer and model.optimizer is not None)
+            offload = asked and not model.leaves
+            if s.sharding == "fsdp1":
+                return Fsdp1(model, offload)
+            return (Staged if model.stays else Fsdp)(model, offload)
+        case "none" | "ddp" | "zero" if keeps.deepspeed:
+            again = s.checkpointing != "none"
+            return Zero(
+                model, s.sharded.stage or 1, keeps.deepspeed, s.offload.optimizer, s.offload.parameters,
+                recomputes=again, keeps_weights=not (s.memory_efficient_linear or again), scaled=s.precision == "fp16",
+            )  # fmt: skip
+        case "none" | "ddp" | "zero":
+            return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1)
+        case other:
+            assert_never(other)
 
 
 class Placed(NamedTuple):
