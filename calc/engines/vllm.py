@@ -18,7 +18,7 @@ verl's worker for vLLM up to 0.6 takes the share of what is free after the profi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, assert_never, get_args
 
 from calc.base.ledger import Line
 from calc.base.plan import Serving
@@ -29,7 +29,8 @@ from calc.models.architecture import Architecture
 ROLE = "rollout"
 
 # The instants of vLLM's start.
-STARTING = ("weights on the GPU", "profile run", "KV cache allocated")
+Starting = Literal["weights on the GPU", "profile run", "KV cache allocated"]
+STARTING: tuple[Starting, ...] = get_args(Starting)
 
 
 class Cache(NamedTuple):
@@ -135,13 +136,19 @@ class Vllm:
         cache = kv_cache.cache(ROLE, self.cache(others).blocks, self.arch, self.tensor_parallel)
         return [*self.weights(), cache, *self.profile(), *self.asleep()]
 
-    def starting(self, moment: str, others: int) -> list[Line]:
+    def starting(self, moment: Starting, others: int) -> list[Line]:
         """The lines at one of the instants of `STARTING`."""
-        if moment == "KV cache allocated":
-            # what the profile run took is free again until the first request
-            reserved = self.profile()
-            return [line for line in self.awake(others) if line not in reserved]
-        return [*self.weights(), *(self.profile() if moment == "profile run" else [])]
+        match moment:
+            case "weights on the GPU":
+                return self.weights()
+            case "profile run":
+                return [*self.weights(), *self.profile()]
+            case "KV cache allocated":
+                # what the profile run took is free again until the first request
+                reserved = self.profile()
+                return [line for line in self.awake(others) if line not in reserved]
+            case other:
+                assert_never(other)
 
     def host(self, level: int) -> list[Line]:
         """Host memory of this rank: V0's swap space, and at sleep `level` 1 the weights; level 0: it never sleeps."""
