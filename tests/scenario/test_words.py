@@ -3,8 +3,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from calc.answers import advice
+from calc.answers import words as shown
+from calc.base.plan import Lasting
+from calc.launch import shell
+from calc.memory.run import WIDTHS, Format
 from calc.scenario.scenario import SCHEMA, Lora, Rollout, Scenario
-from calc.scenario.words import DEEPSPEED, FSDP, SHARDED, SHARDINGS, Sharding
+from calc.scenario.words import DEEPSPEED, FSDP, SHARDED, SHARDINGS, Attention, Family, Layout, Loss, Sharding
+from calc.site.views.accuracy import odds
+from calc.step.instants import LASTING
+from calc.step.placement import FORMATS, TAPES
+from calc.throughput.training import OVERLAP, PER_LOGIT
 
 NESTED = {"lora": Lora, "rollout": Rollout}
 
@@ -49,3 +58,25 @@ def test_every_sharding_has_a_family_and_its_number() -> None:
 
 def test_what_gathers_weights_has_only_parts_of_them() -> None:
     assert [word for word in SHARDED if SHARDED[word].gathers] == ["zero3", "fsdp1", "fsdp2"]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (SHARDED, Sharding),
+        (FORMATS, Layout),
+        (TAPES, Layout),
+        (WIDTHS, Format),
+        (LASTING, Lasting),
+        (PER_LOGIT, Loss),
+        (OVERLAP | {"none": 0}, Sharding),  # which exchanges nothing
+        (odds.KINDS, Family),
+        (advice.SHARDINGS, Sharding),
+        (shown.SHARDINGS, Sharding),
+        (shown.ATTENTION, Attention),
+        (shell.ATTENTION, Attention),
+    ],
+)
+def test_a_table_of_words_has_every_one(table: Mapping[str, Any], words: Any) -> None:
+    """A word without an entry fails here, and not on the day that a job uses it."""
+    assert table.keys() == set(get_args(words))
