@@ -12,6 +12,7 @@ from calc.estimate.estimate import estimate
 from calc.estimate.verdict import FITS
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
+from calc.scenario.words import Sharding
 
 LIKELY = 0.5  # a fit probability: more likely than not
 # The fields that are searched, over the multiples of the first number up to the second.
@@ -45,7 +46,7 @@ class Search:
     predicted_fits: int
     full_found: float | None
     full_failed: float | None
-    sharding: str = "none"
+    sharding: Sharding = "none"
     gpus: int = 1
     framework: str = "torch"
 

@@ -21,6 +21,7 @@ from calc.estimate.estimate import estimate, loading_moments
 from calc.estimate.result import Estimate
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
+from calc.scenario.words import SHARDED, Family, Sharding
 
 # a trace follows tensors; cuBLAS takes its workspaces from the allocator too, but only on a real card and in a step
 UNTRACED = frozenset({"workspace"})
@@ -78,7 +79,7 @@ class Residual:
     framework: str
     task: str
     method: str
-    sharding: str
+    sharding: Sharding
     kind: str  # the record's class
     metric: str
     predicted: int
@@ -95,9 +96,9 @@ class Residual:
     allocator: Allocator | None = None
 
     @property
-    def family(self) -> str:
-        """The kind of sharding without stage or version: `none`, `ddp`, `zero` or `fsdp`."""
-        return family(self.sharding)
+    def family(self) -> Family:
+        """The family of the sharding, without its stage or version."""
+        return SHARDED[self.sharding].family
 
     @property
     def error(self) -> float:
@@ -137,11 +138,6 @@ class Summary:
     p95: float
     worst: float
     bias: float
-
-
-def family(sharding: str) -> str:
-    """A sharding without its stage or version."""
-    return sharding.rstrip("0123456789")
 
 
 def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
@@ -233,7 +229,7 @@ def loads(s: Scenario) -> str:
     """The kind of job by the kernels that CUDA loads for it; each takes memory when first called."""
     if OPTIMIZERS[s.optimizer].paged:
         return "paged states"
-    if family(s.sharding) == "fsdp":
+    if s.sharded.family == "fsdp":
         return "FSDP, one process"
     if s.optimizer == "none":
         return "nothing trained"
@@ -256,7 +252,7 @@ def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
     None under DeepSpeed: a trace does not recognise its flat partitions as the optimizer's.
     """
     seen = record.get("observed", {}).get("components", {})
-    if not seen or family(e.scenario.sharding) == "zero":
+    if not seen or e.scenario.sharded.family == "zero":
         return
     phase = max(_steps(e), key=lambda p: _allocated(p.moment.lines, UNTRACED))
     totals: dict[str, list[int]] = {part: [0, 0] for part in (*PARTS.values(), MADE)}

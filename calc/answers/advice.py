@@ -20,6 +20,7 @@ from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import closest, tight
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration, Miss, Problem, configured, fits
+from calc.scenario.words import Sharding
 
 LENGTHS: Mapping[str, Any] = {"seq_len": 2048, "global_batch": 128}
 PROMPTED: Mapping[str, Any] = {"prompt_len": 512, "response_len": 1536}
@@ -136,7 +137,10 @@ def _lacks(m: Miss) -> str:
 
 
 PENDING = nothing("asked anew by make site, not by the preview")
-SHARDINGS = {"none": "", "ddp": "DDP", "fsdp1": "FSDP", "fsdp2": "FSDP2"}
+SHARDINGS: Mapping[Sharding, str] = {
+    "none": "", "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp1": "FSDP",
+    "fsdp2": "FSDP2",
+}  # fmt: skip
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 
 
@@ -144,12 +148,11 @@ def words(best: Configuration) -> str:
     """A configuration in a few words: method, sharding, degrees, memory savings, batches and response generation."""
     s = best.scenario
     facts = OPTIMIZERS[s.optimizer]
-    sharding = SHARDINGS.get(s.sharding, s.sharding.replace("zero", "ZeRO-"))
     moved = [word for word, on in (("optimizer", s.offload.optimizer), ("weights", s.offload.parameters)) if on]
     frozen = [n for n in s.roles if (own := s.role(n)) and own.offload.parameters and not s.offload.parameters]
     parts = [
         METHODS[s.method] + (f", 8-bit {facts.label}" if facts.eight_bit else ""),
-        sharding,
+        SHARDINGS[s.sharding],
         *degrees(s),
         f"{' and '.join([*moved, *frozen])} offloaded" if moved or frozen else "",
         {"full": "checkpointing", "selective": "selective checkpointing"}.get(s.checkpointing, ""),

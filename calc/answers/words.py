@@ -17,7 +17,7 @@ from calc.estimate.report import batched, degrees, lengths, roles, rollout, segm
 from calc.recommend import Miss, Recommendation
 from calc.recommend.search import Judged
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import PAIRED
+from calc.scenario.words import PAIRED, Attention, Sharding
 
 CANNOT = "cannot run"  # in place of a verdict
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
@@ -28,8 +28,12 @@ PRECISIONS = {
     "fsdp-mixed": "FSDP's mixed precision",
     "autocast": "fp32 under autocast",
 }
-ATTENTION = {"flash": "FlashAttention", "sdpa": "PyTorch's attention", "eager": "eager attention"}
-SHARDINGS = {
+ATTENTION: Mapping[Attention, str] = {
+    "flash": "FlashAttention",
+    "sdpa": "PyTorch's attention",
+    "eager": "eager attention",
+}
+SHARDINGS: Mapping[Sharding, str] = {
     "none": "not sharded", "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
     "fsdp1": "FSDP1", "fsdp2": "FSDP2",
 }  # fmt: skip
@@ -50,7 +54,7 @@ def refusal(message: str) -> str:
     return f"{given['field']} {given['value'].replace(chr(39), '')}" if given else ""
 
 
-def kind(task: str, method: str, sharding: str) -> tuple[str, str, str]:
+def kind(task: str, method: str, sharding: Sharding) -> tuple[str, str, str]:
     """The names of a job's task, method and sharding, each for a cell of its own."""
     return (TASKS | UNPICKED)[task], METHODS[method], SHARDINGS[sharding]
 

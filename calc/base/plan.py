@@ -3,7 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, assert_never
+
+# The words of `Path`, explained there.
+LossKind = Literal[
+    "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "fused", "tiled", "pieces",
+    "scalar",
+]  # fmt: skip
+Scaled = Literal["", "view", "in-place", "copy"]
+Cut = Literal["", "slice", "unpad"]
+Entropy = Literal["", "compiled", "eager"]
+Lasting = Literal["step", "next", "turn"]  # outputs outlive their own backward
+Held = Literal["forward", "backward", Lasting]
+
+# The words of `Role`.
+Leaves = Literal["weights", "states"]
+Exchange = Literal["", "all-to-all", "all-gather", "ring"]
+
+# The words of `Stage`.
+Does = Literal["train", "score", "generate", "serve", "sync", "save"]
+Awake = Literal["asleep", "weights", "all"]
+Handed = Literal["parameter", "clone", "units", "root", "copies", "bucket", "whole", "layer", "adapter"]
+Holds = Literal[Handed, "weights", "prompt-logits"]
+HostCopies = Literal["", "first", "every", "shards"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +49,28 @@ class Path:
     `tile` is the number of tokens whose logits `tiled` has at once, or whose gradients `pieces` has.
     """
 
-    kind: str
+    kind: LossKind
     head_fp32: bool = False
-    scaled: str = ""
+    scaled: Scaled = ""
     upcast: bool = False
-    cut: str = ""
+    cut: Cut = ""
     shift_copy: bool = False
     in_place: bool = False
-    entropy: str = ""
-    held: str = "forward"
+    entropy: Entropy = ""
+    held: Held = "forward"
     kept: float = 1.0
     tile: int = 0
 
     @property
     def inside(self) -> bool:
         """True if the loss runs in the model's own forward, and not in a schedule that keeps outputs for a turn."""
-        return self.kind in ("cross-entropy", "chunked", "fused", "tiled", "scalar") and self.held != "turn"
+        match self.kind:
+            case "cross-entropy" | "chunked" | "fused" | "tiled" | "scalar":
+                return self.held != "turn"
+            case "log-softmax" | "selective" | "logsumexp" | "rows" | "flash" | "pieces":
+                return False
+            case other:
+                assert_never(other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +117,11 @@ class Role:
     scoring: Path
     rows: int
     scoring_rows: int
-    leaves: frozenset[str] = frozenset()
+    leaves: frozenset[Leaves] = frozenset()
     root_stays: bool = False
     shares: bool = False
     reduce_bytes: int = 0
-    exchange: str = ""
+    exchange: Exchange = ""
     dropout: bool = True
     reentrant: bool = False
     wrapped: bool = False
@@ -150,16 +178,21 @@ class Stage:
     `shards` (each rank its own).
     """
 
-    does: str
+    does: Does
     role: str
-    engine: str = "asleep"
+    engine: Awake = "asleep"
     inside: str = ""
     beside: str = ""
     alternating: bool = False
-    holds: tuple[str, ...] = ()
+    holds: tuple[Holds, ...] = ()
     rows: int = 0
-    host: str = ""
+    host: HostCopies = ""
     host_bytes: int = 2
+
+    @property
+    def handed(self) -> tuple[Handed, ...]:
+        """The words of `holds` for what an engine takes to hand its weights on."""
+        return tuple(word for word in self.holds if word != "weights" and word != "prompt-logits")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import assert_never
 
 from calc.base.ledger import Line, total
-from calc.engines.replica import Holder, Moments, Replica, Where, times
+from calc.base.plan import Handed
+from calc.engines.replica import Holder, Moments, Place, Replica, Where, times
 from calc.engines.zero_partition import padded
 from calc.memory import communication, gradients, host, optimizer, weights
 from calc.models.architecture import (
@@ -39,7 +41,7 @@ class Fsdp(Holder):
 
     replica: Replica
     offload: bool = False
-    _gathered: dict[tuple[str, int, bool, bool], list[Line]] = field(
+    _gathered: dict[tuple[Place, int, bool, bool], list[Line]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -181,11 +183,15 @@ class Fsdp(Holder):
         """The input of the reduction under way: the layer above's, or the lowest layer's while the root unit waits."""
         if not where.backward:
             return []
-        if where.segment == "end":
-            return [self.reducing(self.adapter_layer or self.layer(0))]
-        if where.segment == "layer" and where.layer < self.replica.arch.layers - 1:
-            return [self.reducing(self.adapter_layer or self.layer(where.layer + 1))]
-        return []
+        match where.segment:
+            case "end":
+                return [self.reducing(self.adapter_layer or self.layer(0))]
+            case "layer" if where.layer < self.replica.arch.layers - 1:
+                return [self.reducing(self.adapter_layer or self.layer(where.layer + 1))]
+            case "layer" | "gather" | "join" | "norm" | "head" | "loss" | "outside" | "waiting" | "reduce":
+                return []
+            case other:
+                assert_never(other)
 
     def reducing(self, elements: int) -> Line:
         """The input of an FSDP unit's reduce-scatter."""
@@ -205,23 +211,26 @@ class Fsdp(Holder):
     def gathering(self, where: Where) -> list[Line]:
         """The root unit and whole layers in the compute type: several copies of a layer while gathering runs ahead."""
         r, c = self.replica, self.replica.run.compute
-        if where.segment == "reduce":
-            return []
         index = min(where.layer, r.arch.layers - 1)
         lines = self.root()
-        if where.segment in ("end", "outside", "waiting"):
-            # the root's forward has ended, which frees the last gather's buffer
-            return lines
-        if where.segment == "gather":
-            # the buffer of the unit before, the layer's own, and the parameters copied out of it
-            copies = 3
-            if r.ranks > 1 and not where.layer:
-                # the unit before the first layer is the root
-                lines, copies = [self.root_gathered(2)], 2
-        elif where.segment == "layer":
-            copies = 2 if self.fetches(where) or not where.backward else 1
-        else:
-            copies = 1
+        match where.segment:
+            case "reduce":
+                return []
+            case "end" | "outside" | "waiting":
+                # the root's forward has ended, which frees the last gather's buffer
+                return lines
+            case "gather":
+                # the buffer of the unit before, the layer's own, and the parameters copied out of it
+                copies = 3
+                if r.ranks > 1 and not where.layer:
+                    # the unit before the first layer is the root
+                    lines, copies = [self.root_gathered(2)], 2
+            case "layer":
+                copies = 2 if self.fetches(where) or not where.backward else 1
+            case "join" | "norm" | "head" | "loss":
+                copies = 1
+            case other:
+                assert_never(other)
         if r.ranks == 1:
             # weights are cast into storage of their own, without a buffer
             copies = 1
@@ -258,7 +267,7 @@ class Fsdp(Holder):
             scratch = optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.largest, r.step_bytes, r.ranks)
             yield "optimizer step", [kept, scratch]
 
-    def handing(self, word: str) -> Line:
+    def handing(self, word: Handed) -> Line:
         """A state dict unshards unit by unit in the stored type, the root unit while the layers go by.
 
         A single rank has what FSDP 1 summons (`whole`, a `layer`, an `adapter`) as it is: NO_SHARD never unshards
@@ -269,7 +278,7 @@ class Fsdp(Holder):
         layer = max([self.layer_of(spec) for spec, _ in layer_kinds(r.arch)])
         summoned = layer + self.adapter_layer * self.apart
         adapter = max([t.elements for t in r.trained_tensors], default=0)
-        elements = {
+        elements: dict[Handed, int] = {
             "parameter": r.embedding,
             "root": self.root_elements,
             "units": self.root_elements + max(layer, r.embedding),
@@ -277,8 +286,10 @@ class Fsdp(Holder):
             "whole": r.parameters * (r.ranks > 1),
             "layer": (summoned + -(-summoned // r.ranks)) * (r.ranks > 1),
             "adapter": adapter * (r.ranks > 1),
+            "clone": 0,
+            "bucket": 0,
         }
-        return communication.handed(r.role, word, elements.get(word, 0), r.weight_bytes)
+        return communication.handed(r.role, word, elements[word], r.weight_bytes)
 
     @property
     def units(self) -> tuple[int, ...]:

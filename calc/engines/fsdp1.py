@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import assert_never
 
 from calc.base.ledger import Line, total
 from calc.engines.fsdp import Fsdp
@@ -149,15 +150,19 @@ class Fsdp1(Fsdp):
         r = self.replica
         if not self.copies:
             return []
-        if where.segment == "reduce":
-            # a root without gradients has been freed, too
-            return [] if r.adapter or self.casts else self.root()
-        layers: list[int] = []
-        if where.segment in ("layer", "gather", "join"):
-            left = where.segment == "join" and self.casts
-            layers = [where.layer] * (not left) + [where.layer - 1] * self.fetches(where)
-        elif where.backward and where.segment in ("head", "loss", "norm"):
-            layers = [r.arch.layers - 1]
+        match where.segment:
+            case "reduce":
+                # a root without gradients has been freed, too
+                return [] if r.adapter or self.casts else self.root()
+            case "layer" | "gather" | "join":
+                left = where.segment == "join" and self.casts
+                layers = [where.layer] * (not left) + [where.layer - 1] * self.fetches(where)
+            case "head" | "loss" | "norm":
+                layers = [r.arch.layers - 1] * where.backward
+            case "outside" | "waiting" | "end":
+                layers = []
+            case other:
+                assert_never(other)
         lines = [*self.root(), *self.units_gathered(layers)]
         if where.segment == "gather" and r.weight_bytes != r.run.compute:
             lines.append(communication.cast_shard(r.role, self.layer(where.layer), r.run.compute, r.ranks))

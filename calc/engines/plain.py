@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from calc.base.ledger import Line
+from calc.base.plan import Handed
 from calc.engines.replica import Holder, Moments, Replica, Where
 from calc.memory import communication, gradients, optimizer, weights
 
@@ -71,7 +72,7 @@ class Plain(Holder):
                 passing.append(gradients.new(r.role, r.embedding, r.grad_bytes))
             yield "optimizer step", [*kept, max(passing, key=lambda line: line.bytes)]
 
-    def handing(self, word: str) -> Line:
+    def handing(self, word: Handed) -> Line:
         """The memory to hand weights on: none, as they are whole already, but for a clone of the largest parameter."""
         r = self.replica
         return communication.handed(r.role, word, r.embedding if word == "clone" else 0, r.weight_bytes)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from calc.base.ledger import Line
-from calc.base.plan import Path
+from calc.base.plan import Handed, Leaves, Path
 from calc.memory import gradients, weights
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
@@ -44,7 +44,7 @@ class Replica:
     optimizer: Optimizer | None
     ranks: int
     micro_batches: int
-    leaves: frozenset[str] = frozenset()
+    leaves: frozenset[Leaves] = frozenset()
     reduce_bytes: int = 0
     defers: bool = False
     stays: bool = False
@@ -105,6 +105,9 @@ class Replica:
         return max([t.elements for t in self.trained_tensors], default=0)
 
 
+Place = Literal["gather", "layer", "join", "norm", "head", "loss", "outside", "waiting", "end", "reduce"]
+
+
 class Where(NamedTuple):
     """A place in the step, as an engine needs to know it.
 
@@ -116,7 +119,7 @@ class Where(NamedTuple):
     embedding's gradient is still being made, and not added to a tied head's yet.
     """
 
-    segment: str
+    segment: Place
     layer: int
     backward: bool
     root: int = 0
@@ -206,8 +209,8 @@ class TrainingEngine(Protocol):
     def stepping(self) -> Moments:
         """The instants of the optimizer step, each with the lines alive beside `resident`."""
 
-    def handing(self, word: str) -> Line:
-        """The memory that handing weights on takes, for one word of `calc.base.plan.Stage.holds`."""
+    def handing(self, word: Handed) -> Line:
+        """The memory that handing weights on takes, for one word of `calc.base.plan.Stage.handed`."""
 
     def host(self, ranks: int) -> Moments:
         """Host memory of the `ranks` on one node from loading to the first step."""

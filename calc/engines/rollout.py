@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from calc.base.ledger import Line
 
 ROLE = "rollout"
 
 # The instants of an engine's start.
-STARTING = ("weights on the GPU", "profile run", "KV cache allocated")
+Starting = Literal["weights on the GPU", "profile run", "KV cache allocated"]
+STARTING: tuple[Starting, ...] = get_args(Starting)
 
 
 class Cache(NamedTuple):
@@ -40,7 +41,7 @@ class RolloutEngine(Protocol):
     def weights(self) -> list[Line]:
         """This rank's share of the model."""
 
-    def starting(self, moment: str, others: int) -> list[Line]:
+    def starting(self, moment: Starting, others: int) -> list[Line]:
         """The lines at one of the instants of `STARTING`."""
 
     def awake(self, others: int) -> list[Line]:

@@ -18,11 +18,12 @@ verl's worker for vLLM up to 0.6 takes the share of what is free after the profi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from calc.base.ledger import Line
 from calc.base.plan import Serving
 from calc.base.units import GiB, gib
-from calc.engines.rollout import ROLE, Cache
+from calc.engines.rollout import ROLE, Cache, Starting
 from calc.memory import kv_cache
 from calc.models.architecture import Architecture
 
@@ -115,13 +116,19 @@ class Vllm:
         cache = kv_cache.cache(ROLE, self.cache(others).blocks, self.arch, self.tensor_parallel)
         return [*self.weights(), cache, *self.profile(), *self.asleep()]
 
-    def starting(self, moment: str, others: int) -> list[Line]:
+    def starting(self, moment: Starting, others: int) -> list[Line]:
         """The lines at one of the instants of `STARTING`."""
-        if moment == "KV cache allocated":
-            # what the profile run took is free again until the first request
-            reserved = self.profile()
-            return [line for line in self.awake(others) if line not in reserved]
-        return [*self.weights(), *(self.profile() if moment == "profile run" else [])]
+        match moment:
+            case "weights on the GPU":
+                return self.weights()
+            case "profile run":
+                return [*self.weights(), *self.profile()]
+            case "KV cache allocated":
+                # what the profile run took is free again until the first request
+                reserved = self.profile()
+                return [line for line in self.awake(others) if line not in reserved]
+            case other:
+                assert_never(other)
 
     def host(self, level: int) -> list[Line]:
         """Host memory of this rank: V0's swap space, and at sleep `level` 1 the weights; level 0: it never sleeps."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from calc.base.ledger import Line, total
-from calc.base.plan import DeepSpeed
+from calc.base.plan import DeepSpeed, Handed
 from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.engines.zero_partition import Cut, cut
 from calc.memory import communication, gradients, host, optimizer, weights
@@ -271,18 +271,25 @@ class Zero(Holder):
         if not where.backward:
             return Reduced()
         head = 0 if r.ties_gradients else where.root - where.making
-        if where.segment == "norm" and head > bucket:
-            return Reduced(head if where.making else 0, copied(head), head, True)
         there = where.done + where.making - (where.root if r.ties_gradients else 0)
-        if where.segment not in ("layer", "end", "reduce") or min(there, r.trainable) <= bucket:
-            # all that exists fits the bucket
-            return Reduced()
-        if where.segment == "end":
-            return Reduced(0, max(bucket, copied(where.making)) if r.ranks > 1 else 0, where.making, True)
-        # the first bucket to leave may hold the head
-        first = there <= 2 * bucket and where.root <= bucket and not r.ties_gradients
-        largest = c.largest if first or r.adapter else self.layer_largest(where.layer)
-        return Reduced(0, max(bucket, where.making if self.stage < 3 else 0) if r.ranks > 1 else 0, largest, True)
+        match where.segment:
+            case "norm" if head > bucket:
+                return Reduced(head if where.making else 0, copied(head), head, True)
+            case "gather" | "join" | "norm" | "head" | "loss" | "outside" | "waiting":
+                return Reduced()
+            case "layer" | "end" | "reduce" if min(there, r.trainable) <= bucket:
+                # all that exists fits the bucket
+                return Reduced()
+            case "end":
+                return Reduced(0, max(bucket, copied(where.making)) if r.ranks > 1 else 0, where.making, True)
+            case "layer" | "reduce":
+                # the first bucket to leave may hold the head
+                first = there <= 2 * bucket and where.root <= bucket and not r.ties_gradients
+                largest = c.largest if first or r.adapter else self.layer_largest(where.layer)
+                beside = max(bucket, where.making if self.stage < 3 else 0) if r.ranks > 1 else 0
+                return Reduced(0, beside, largest, True)
+            case other:
+                assert_never(other)
 
     def stepping(self) -> Moments:
         """The norm of the gradients, then their flat fp32 copy beside them while the optimizer runs."""
@@ -327,11 +334,11 @@ class Zero(Holder):
             scratch = optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.trainable, 4, r.ranks)
             yield "optimizer step", [gradients.flattened(r.role, c.share, 4), scratch]
 
-    def handing(self, word: str) -> Line:
+    def handing(self, word: Handed) -> Line:
         """The memory to hand weights on: at stage 3 a parameter gathered, or all; below, only a clone takes any."""
         r = self.replica
-        elements = {"parameter": r.embedding, "clone": r.embedding, "whole": r.parameters}[word]
-        return communication.handed(r.role, word, elements if self.stage == 3 or word == "clone" else 0, B)
+        elements: dict[Handed, int] = {"parameter": r.embedding, "clone": r.embedding, "whole": r.parameters}
+        return communication.handed(r.role, word, elements[word] if self.stage == 3 or word == "clone" else 0, B)
 
     def host(self, ranks: int) -> Moments:
         """Host memory of the node's ranks, from loading to after the first step."""

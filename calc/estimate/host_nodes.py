@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import assert_never
 
 from calc.base.ledger import Line, Moment, Phase
 from calc.base.plan import Stage
@@ -91,7 +92,13 @@ class Hosts:
         """The host copy of a checkpoint: whole on the first rank or on every rank, or a shard on each."""
         r = self.job.placed[stage.role].engine.replica
         elements = r.parameters + r.adapter
-        if stage.host == "shards":
-            elements = -(-elements * ranks // r.ranks)
-        line = host.saved(r.role, elements, stage.host_bytes)
-        return times([line], ranks)[0] if stage.host == "every" else line
+        whole = host.saved(r.role, elements, stage.host_bytes)
+        match stage.host:
+            case "" | "first":
+                return whole
+            case "every":
+                return times([whole], ranks)[0]
+            case "shards":
+                return host.saved(r.role, -(-elements * ranks // r.ranks), stage.host_bytes)
+            case other:
+                assert_never(other)

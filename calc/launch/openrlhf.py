@@ -66,7 +66,7 @@ def shared(s: Scenario) -> Iterator[Words]:
     else:
         yield option("--train.micro_batch_size", s.micro_batch)
     yield option("--train.batch_size", s.global_batch)
-    yield option("--ds.zero_stage", int(s.sharding[-1]) if s.sharding.startswith("zero") else 0)
+    yield option("--ds.zero_stage", s.sharded.stage)
     yield option("--ds.param_dtype", "bf16")
     yield option("--ds.grad_accum_dtype", s.grad_dtype)
     yield from switch("--ds.adam_offload", s.offload.optimizer)

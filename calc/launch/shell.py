@@ -13,10 +13,10 @@ from calc.frameworks.registry import framework
 from calc.models.families import MXFP4
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import PARTNERS
+from calc.scenario.words import PARTNERS, Attention
 
 # Transformers' names, which all frameworks pass on
-ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
+ATTENTION: Mapping[Attention, str] = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager"}
 
 
 class LaunchError(InputError):

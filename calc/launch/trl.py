@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.launch import shell
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import FSDP
 
 FIRST = "1"
 
@@ -67,7 +66,7 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     yield option("--attn_implementation", ATTENTION[trainer.attention])
     yield option("--per_device_train_batch_size", trainer.micro_batch)
     yield option("--gradient_accumulation_steps", trainer.accumulation)
-    if trainer.sharding in FSDP and not trainer.no_sync:
+    if trainer.sharded.family == "fsdp" and not trainer.no_sync:
         yield option("--accelerator_config", json.dumps({"gradient_accumulation_kwargs": {"sync_each_batch": True}}))
     yield option("--gradient_checkpointing", trainer.checkpointing == "full")
     facts = OPTIMIZERS[trainer.optimizer]
@@ -170,20 +169,25 @@ def nodes(s: Scenario) -> int:
 
 def mixed(s: Scenario) -> str:
     """The mixed precision as Accelerate names it; with it, FSDP makes everything that is trained fp32."""
-    pure = s.precision == "fp32" or (s.precision == "bf16" and s.sharding in FSDP)
+    pure = s.precision == "fp32" or (s.precision == "bf16" and s.sharded.family == "fsdp")
     return "no" if pure else "fp16" if s.precision == "fp16" else "bf16"
 
 
 def files(s: Scenario) -> dict[str, str]:
     """The accelerate file, and one for DeepSpeed if gradients accumulate in fp32, which only that file can say."""
-    of_deepspeed = deepspeed(s) if s.sharding.startswith("zero") and s.grad_dtype == "fp32" else None
+    of_deepspeed = deepspeed(s) if s.sharded.family == "zero" and s.grad_dtype == "fp32" else None
     settings: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "debug": False}
-    if s.sharding.startswith("zero"):
-        settings |= {"distributed_type": "DEEPSPEED", "deepspeed_config": zero(s, in_file=bool(of_deepspeed))}
-    elif s.sharding.startswith("fsdp"):
-        settings |= {"distributed_type": "FSDP", "fsdp_config": fsdp(s)}
-    else:
-        settings |= {"distributed_type": "MULTI_GPU" if s.sharding == "ddp" else "NO", "gpu_ids": "all"}
+    match s.sharded.family:
+        case "zero":
+            settings |= {"distributed_type": "DEEPSPEED", "deepspeed_config": zero(s, in_file=bool(of_deepspeed))}
+        case "fsdp":
+            settings |= {"distributed_type": "FSDP", "fsdp_config": fsdp(s)}
+        case "ddp":
+            settings |= {"distributed_type": "MULTI_GPU", "gpu_ids": "all"}
+        case "none":
+            settings |= {"distributed_type": "NO", "gpu_ids": "all"}
+        case other:
+            assert_never(other)
     if not of_deepspeed:  # Accelerate refuses the key beside a DeepSpeed file, which says it
         settings["mixed_precision"] = mixed(s)
     settings |= {
@@ -210,7 +214,7 @@ def zero(s: Scenario, *, in_file: bool) -> dict[str, Any]:
     if in_file:
         return found | {"deepspeed_config_file": DEEPSPEED}
     found |= {
-        "zero_stage": int(s.sharding[-1]),
+        "zero_stage": s.sharded.stage,
         "gradient_accumulation_steps": s.accumulation,
         "offload_optimizer_device": device(s.offload.optimizer),
         "offload_param_device": device(s.offload.parameters),
@@ -222,7 +226,7 @@ def deepspeed(s: Scenario) -> dict[str, Any]:
     """DeepSpeed's own configuration; `auto` stands for the values of the trainer's flags."""
     return {
         "zero_optimization": {
-            "stage": int(s.sharding[-1]),
+            "stage": s.sharded.stage,
             "offload_optimizer": {"device": device(s.offload.optimizer)},
             "offload_param": {"device": device(s.offload.parameters)},
             **({"stage3_gather_16bit_weights_on_model_save": True} if s.sharding == "zero3" else {}),
@@ -238,7 +242,7 @@ def deepspeed(s: Scenario) -> dict[str, Any]:
 def fsdp(s: Scenario) -> dict[str, Any]:
     """FSDP's settings as in `fsdp1.yaml` and `fsdp2.yaml`; it offloads parameters and optimizer together."""
     found: dict[str, Any] = {
-        "fsdp_version": int(s.sharding[-1]),
+        "fsdp_version": s.sharded.stage,
         "fsdp_activation_checkpointing": False,  # the trainer does it itself
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_cpu_ram_efficient_loading": True,
@@ -285,9 +289,9 @@ def notes(s: Scenario, trainer: Scenario, files: Iterable[str]) -> Iterator[str]
             yield shell.needs("VLLM_HOST", f"the node where `sh {SERVER}` serves, which starts first")
     if nodes(trainer) > 1:
         yield "run it on every node, with NODE_RANK, MASTER_ADDR and the files there"
-    if trainer.sharding.startswith("fsdp") and trainer.offload.parameters != trainer.offload.optimizer:
+    if trainer.sharded.family == "fsdp" and trainer.offload.parameters != trainer.offload.optimizer:
         yield "FSDP has one switch for offload: parameters and optimizer states go to host memory together"
-    if s.task == "dpo" and not s.has("reference") and not s.lora and s.sharding.startswith("fsdp"):
+    if s.task == "dpo" and not s.has("reference") and not s.lora and s.sharded.family == "fsdp":
         # trainer/dpo_trainer.py: `args.precompute_ref_log_probs and not self.is_fsdp_enabled`
         yield "roles.reference none: under FSDP TRL loads a reference even where its log-probabilities are precomputed"
     yield from shell.unsaid(trainer, *unsaid(trainer))
@@ -298,7 +302,7 @@ def notes(s: Scenario, trainer: Scenario, files: Iterable[str]) -> Iterator[str]
 def unsaid(s: Scenario) -> Iterator[str]:
     """The fields that no flag of this job sets."""
     yield "lora.dtype"
-    if not s.sharding.startswith("zero"):
+    if s.sharded.family != "zero":
         yield "grad_dtype"
     if s.optimizer_impl not in OPTIMIZERS[s.optimizer].spelled.trl:
         yield "optimizer_impl"

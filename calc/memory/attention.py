@@ -6,6 +6,7 @@ See `calc.memory.activations` for the symbols and for what was read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from calc.autograd.tape import NOTHING, Course, Size, Tensor, of
 from calc.memory.linears import WIDTH, Linears
@@ -137,8 +138,7 @@ class Attention(Linears):
             k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
         q, k, v = self.in_compute_type(q, k, v)
         if self.run.context > 1:
-            ways = {"all-to-all": self.all_to_all, "all-gather": self.all_gather, "ring": self.ring}
-            return ways[self.run.exchange](q, k, v)
+            return self.across_ranks(q, k, v)
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
         joined = arch.mla is not None or (arch.rotation == "joined" and self.spec.rotated)
         if self.run.kernel == "flash":
@@ -147,6 +147,19 @@ class Attention(Linears):
             return tape.op("attention: contiguous", [out], of(o=1), self.c) if joined else out
         mask = [Tensor(of(**{"S": 1}), self.c)] if self.run.kernel == "masked" else []
         return self.kernel(q, k, v, of(H=4) + (of(q=4) if self.c == 2 else NOTHING), mask=mask)
+
+    def across_ranks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention to the positions of other ranks, too, in the way that the framework exchanges them."""
+        assert self.run.exchange, "a run of several context-parallel ranks says how they exchange positions"
+        match self.run.exchange:
+            case "all-to-all":
+                return self.all_to_all(q, k, v)
+            case "all-gather":
+                return self.all_gather(q, k, v)
+            case "ring":
+                return self.ring(q, k, v)
+            case other:
+                assert_never(other)
 
     def kernel(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from calc.base.ledger import Line
+from calc.base.plan import Handed
 
 
 def ddp_buckets(role: str, trained: int, b: int) -> Line:
@@ -68,7 +69,7 @@ def live_parameters(role: str, parameters: int, window: int, module: int, b: int
 BUCKET = 2 << 30  # verl's update_weights_bucket_megabytes, 2048 (trainer/config/rollout/rollout.yaml of 0.9.1)
 
 
-def handed(role: str, what: str, elements: int, b: int) -> Line:
+def handed(role: str, what: Handed, elements: int, b: int) -> Line:
     """Weights gathered or copied to hand them to a rollout engine or a checkpoint: `elements`, or verl's bucket."""
     if what == "bucket":
         return Line("communication", role, BUCKET, "B", {"B": BUCKET}, "communication#handing")

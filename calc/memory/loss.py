@@ -8,7 +8,9 @@ and `models/*/modeling_*.py`, trl `trainer/utils.py` and `kernels/`, torch `Loss
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import assert_never
 
 from calc.autograd.polynomial import NO_BYTES, Amount, Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
@@ -53,33 +55,69 @@ class Head(Program):
 
     def write(self, path: Path) -> Tape:
         """The whole head with the loss of `path`."""
-        if path.kind == "scalar":
-            self.linear("score", self.input, ONE)
-            self.keep(self.input, path)
-            return self.tape
-        if path.kind in ("chunked", "fused"):
-            return self.in_chunks(path)
-        if path.kind == "pieces":
-            return self.in_pieces(path)
-        if path.kind == "tiled":
-            return self.tiled(path)
+        match path.kind:
+            case "scalar":
+                return self.score(path)
+            case "chunked" | "fused":
+                return self.in_chunks(path)
+            case "pieces":
+                return self.in_pieces(path)
+            case "tiled":
+                return self.tiled(path)
+            case "cross-entropy":
+                return self.of_logits(path, self.cross_entropy)
+            case "log-softmax":
+                return self.of_logits(path, self.log_softmax)
+            case "selective":
+                return self.of_logits(path, self.selective)
+            case "logsumexp":
+                return self.of_logits(path, self.logsumexp)
+            case "rows":
+                return self.of_logits(path, self.rows)
+            case "flash":
+                return self.of_logits(path, self.flash)
+            case other:
+                assert_never(other)
+
+    def score(self, path: Path) -> Tape:
+        """A value head, whose output is one number a position."""
+        self.linear("score", self.input, ONE)
+        self.keep(self.input, path)
+        return self.tape
+
+    def of_logits(self, path: Path, loss: Callable[[Tensor, Path], None]) -> Tape:
+        """The head, what becomes of its logits on the way to `loss`, and `loss` itself."""
         tape = self.tape
-        x = tape.hold(self.logits(path))
-        if path.scaled:
-            # `div_` of a view: CopySlices clones the gradient and divides the clone beside it
-            clones = x.size * 2 if path.scaled == "view" else NOTHING
-            x = tape.op("logits: divide", [x], V, x.b, view=path.scaled != "copy", backward_scratch=clones)
+        x = self.divided(tape.hold(self.logits(path)), path)
         if sliced(path):
             # backward makes zeros of all positions, into which it copies
             x = tape.op("logits: slice", [x], V * path.kept, x.b, view=True)
         if path.upcast:
             x = self.cast(x, 4, "logits")
         self.keep(x, path)
-        getattr(self, path.kind.replace("-", "_"))(x, path)
-        if path.entropy:
-            # a copy of the logits serves the kernel alone
-            self.entropy(x, path)
+        loss(x, path)
+        # a copy of the logits serves the kernel alone
+        self.entropy(x, path)
         return tape
+
+    def divided(self, x: Tensor, path: Path) -> Tensor:
+        """The logits over the temperature."""
+
+        def divide(view: bool, clones: Size = NOTHING) -> Tensor:
+            return self.tape.op("logits: divide", [x], V, x.b, view=view, backward_scratch=clones)
+
+        match path.scaled:
+            case "":
+                return x
+            case "copy":
+                return divide(view=False)
+            case "in-place":
+                return divide(view=True)
+            case "view":
+                # `div_` of a view: CopySlices clones the gradient and divides the clone beside it
+                return divide(view=True, clones=x.size * 2)
+            case other:
+                assert_never(other)
 
     def keep(self, output: Tensor, path: Path) -> None:
         """Outputs that the caller references live through the whole backward, as if the first operation saved them."""
@@ -88,24 +126,31 @@ class Head(Program):
             self.tape.ops[0].saves += (output,)
 
     def entropy(self, x: Tensor, path: Path) -> None:
-        """The entropy beside the log-probability: `logsumexp(x) - sum(softmax(x)·x)`.
+        """The entropy beside the log-probability, if any: `logsumexp(x) - sum(softmax(x)·x)`.
 
         Compiled, probabilities in fp32 are temporaries, and backward writes one gradient. Eager, autocast casts the
         logits for the softmax and for the logsumexp, whose cast is kept beside the probabilities; backward makes the
         product's gradients in fp32, then the logsumexp's as `logsumexp` here does, then the softmax's.
         """
         tape, log_probability, wide = self.tape, self.tape.ops[-1].outs[0], x.width * 4
-        if path.entropy == "compiled":
-            parts = [tape.op("entropy", [x], ONE, 4, saves=[x], scratch=wide)]
-        else:
-            read = self.cast(x, 4, "entropy")
-            p = tape.op("entropy: softmax", [read], x.width, 4, saves_out=True)
-            read = self.cast(x, 4, "entropy")
-            total = tape.op("entropy: logsumexp", [read], ONE, 4, saves=[read], saves_out=True,
-                            scratch=wide, backward_scratch=wide * 2)  # fmt: skip
-            uncast = wide if x.b < 4 else NOTHING
-            product = tape.op("entropy: product", [p, x], ONE, 4, saves=[p, x], scratch=wide, backward_scratch=uncast)
-            parts = [total, product]
+        match path.entropy:
+            case "":
+                return
+            case "compiled":
+                parts = [tape.op("entropy", [x], ONE, 4, saves=[x], scratch=wide)]
+            case "eager":
+                read = self.cast(x, 4, "entropy")
+                p = tape.op("entropy: softmax", [read], x.width, 4, saves_out=True)
+                read = self.cast(x, 4, "entropy")
+                total = tape.op("entropy: logsumexp", [read], ONE, 4, saves=[read], saves_out=True,
+                                scratch=wide, backward_scratch=wide * 2)  # fmt: skip
+                uncast = wide if x.b < 4 else NOTHING
+                product = tape.op(
+                    "entropy: product", [p, x], ONE, 4, saves=[p, x], scratch=wide, backward_scratch=uncast
+                )
+                parts = [total, product]
+            case other:
+                assert_never(other)
         tape.op("loss", [log_probability, *parts], ONE, 4)
 
     def cross_entropy(self, x: Tensor, path: Path) -> None:

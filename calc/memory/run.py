@@ -5,8 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal, NamedTuple, assert_never
 
+from calc.base.plan import Exchange
 from calc.models.architecture import Architecture, LayerSpec, layer_kinds, layer_tensors
+
+# bf16: every tensor; autocast: fp32 weights and residual stream; autocast-bf16: both in bf16; fp32: every tensor
+Format = Literal["bf16", "autocast", "autocast-bf16", "fp32"]
+# efficient is what SDPA takes for fp32 or unequal head sizes, math its plain mathematics
+Kernel = Literal["flash", "efficient", "masked", "eager", "math"]
+
+
+class Widths(NamedTuple):
+    """Bytes of an element in a matrix multiplication and in the residual stream, and whether autocast is on."""
+
+    compute: int
+    residual: int
+    autocast: bool
+
+
+WIDTHS: Mapping[Format, Widths] = {
+    "bf16": Widths(2, 2, False),
+    "autocast": Widths(2, 4, True),
+    "autocast-bf16": Widths(2, 2, True),
+    "fp32": Widths(4, 4, False),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +53,14 @@ class Run:
     """The settings with which a model's layers run: number format, what is trained, and which kernel attends."""
 
     arch: Architecture
-    # bf16: every tensor; autocast: fp32 weights and residual stream; autocast-bf16: both in bf16; fp32: every tensor
-    precision: str = "bf16"
+    precision: Format = "bf16"
     trained: bool = True  # the model's own weights get gradients
     training: bool = False  # dropout is on
     differentiable: bool = False  # the model's own weights require gradients, though nothing makes any
     wrapped: bool = False  # autocast spans the model's forward alone, not all of the loss
     adapter: Adapter | None = None
     packaged: bool = False  # attention is the flash-attn package's operator, not PyTorch's
-    kernel: str = "flash"  # flash, efficient (what SDPA takes for fp32 or unequal head sizes), masked, eager, math
+    kernel: Kernel = "flash"
     quantised: bool = False  # linears in four bits, dequantised for each multiplication
     nested: bool = True  # the scales of 4-bit weights are quantised themselves
     unpacked: int = 0  # bytes of an element of a 4-bit weight while it multiplies; 0: those of `compute`
@@ -47,22 +69,22 @@ class Run:
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
     reentrant: bool = False  # FSDP 1 around layers that PyTorch's reentrant checkpointing runs again
     context: int = 1  # context-parallel ranks, each with some of the positions in all layers
-    exchange: str = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
+    exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     @property
     def compute(self) -> int:
         """Bytes of an element that a matrix multiplication reads and writes."""
-        return 4 if self.precision == "fp32" else 2
+        return WIDTHS[self.precision].compute
 
     @property
     def residual(self) -> int:
         """Bytes of an element of the residual stream."""
-        return 2 if self.precision in ("bf16", "autocast-bf16") else 4
+        return WIDTHS[self.precision].residual
 
     @property
     def autocast(self) -> bool:
         """True if products run in bf16 whatever their operands are."""
-        return self.precision.startswith("autocast")
+        return WIDTHS[self.precision].autocast
 
     @property
     def caches(self) -> bool:
@@ -85,7 +107,13 @@ class Run:
     @property
     def whole_scores(self) -> bool:
         """True if attention scores are tensors of their own: eager attention, or SDPA's plain mathematics."""
-        return self.kernel in ("eager", "math")
+        match self.kernel:
+            case "eager" | "math":
+                return True
+            case "flash" | "efficient" | "masked":
+                return False
+            case other:
+                assert_never(other)
 
     @property
     def share(self) -> float:

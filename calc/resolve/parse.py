@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_origin, get_type_hints
 
 from calc.base.schema import InputError, closest, show, validator
 from calc.catalog.catalog import Catalog, CatalogError, load
@@ -50,7 +50,9 @@ _DEEPEST = 4  # roles.reference.lora.rank
 
 # The fields that go from values to object as they are.
 _PLAIN = tuple(
-    f.name for f in fields(Scenario) if f.type in ("str", "int", "bool") and not f.name.startswith("framework")
+    name
+    for name, kind in get_type_hints(Scenario).items()
+    if (kind in (str, int, bool) or get_origin(kind) is Literal) and not name.startswith("framework")
 )
 
 

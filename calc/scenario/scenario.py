@@ -16,7 +16,28 @@ from typing import Any
 from calc.base.plan import Keeps
 from calc.base.schema import InputError
 from calc.models.architecture import Architecture
-from calc.scenario.words import DEEPSPEED, PAIRED, PARTNERS, TRAINED_ROLES
+from calc.scenario.words import (
+    PAIRED,
+    PARTNERS,
+    SHARDED,
+    TRAINED_ROLES,
+    AdapterDtype,
+    AdapterUnits,
+    Attention,
+    Checkpointing,
+    Generates,
+    GradDtype,
+    Layout,
+    Logprob,
+    Loss,
+    Method,
+    Placement,
+    Precision,
+    Sharded,
+    Sharding,
+    Task,
+    Trainer,
+)
 
 SCHEMA_FILE = Path(__file__).with_name("scenario.schema.json")
 SCHEMA: Mapping[str, Any] = json.loads(SCHEMA_FILE.read_text("utf-8"))
@@ -33,8 +54,8 @@ class Lora:
     rank: int
     targets: str | tuple[str, ...]
     dropout: float
-    dtype: str
-    units: str
+    dtype: AdapterDtype
+    units: AdapterUnits
 
     @property
     def modules(self) -> str | tuple[str, ...]:
@@ -62,7 +83,7 @@ class Rollout:
     are gathered for the engine a layer at a time.
     """
 
-    engine: str
+    engine: Generates
     tensor_parallel: int
     gpu_memory_utilization: float
     n: int
@@ -90,34 +111,34 @@ class Scenario:
     """
 
     model: str
-    task: str
+    task: Task
     framework: str
     framework_version: str
-    trainer: str
+    trainer: Trainer
     gpu: str
     gpus: int
     gpus_per_node: int
     host_memory: float | None
-    method: str
+    method: Method
     lora: Lora | None
     double_quantization: bool
-    precision: str
+    precision: Precision
     optimizer: str
     optimizer_impl: str
-    sharding: str
+    sharding: Sharding
     tensor_parallel: int
     pipeline_parallel: int
     context_parallel: int
     sequence_parallel: bool
     expert_parallel: int
     offload: Offload
-    grad_dtype: str
+    grad_dtype: GradDtype
     no_sync: bool
     memory_efficient_linear: bool
-    checkpointing: str
-    attention: str
-    loss: str
-    logprob: str
+    checkpointing: Checkpointing
+    attention: Attention
+    loss: Loss
+    logprob: Logprob
     entropy_coeff: float
     micro_batch: int
     max_tokens_per_gpu: int | None
@@ -132,7 +153,7 @@ class Scenario:
     rollout: Rollout | None
     roles: Mapping[str, Mapping[str, Any] | str] = field(hash=False)
     versions: Mapping[str, str] = field(hash=False)
-    placement: str
+    placement: Placement
     architecture: Architecture = field(repr=False, compare=False)
     plan: Callable[[Scenario], Keeps] = field(repr=False, compare=False)
     architectures: Mapping[str, Architecture] = field(default_factory=dict, repr=False, compare=False)
@@ -140,11 +161,16 @@ class Scenario:
     framework_asked: str = field(default="", repr=False, compare=False)  # with the version that was named, if one was
 
     @property
-    def layout(self) -> str:
+    def sharded(self) -> Sharded:
+        """`sharding` as its family, and its stage or version."""
+        return SHARDED[self.sharding]
+
+    @property
+    def layout(self) -> Layout:
         """`precision` without the 16-bit type: fp16 is laid out as bf16 is, by DeepSpeed or by autocast."""
         if self.precision != "fp16":
             return self.precision
-        return "mixed" if self.sharding in DEEPSPEED else "autocast"
+        return "mixed" if self.sharded.family == "zero" else "autocast"
 
     @property
     def data_parallel(self) -> int:

@@ -3,13 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
+# The values of the fields that choose among words, as `scenario.schema.json` lists them.
+Task = Literal["pretrain", "sft", "rm", "dpo", "ppo", "grpo", "reinforce++", "inference"]
+Trainer = Literal["own", "transformers", "litgpt"]
+Method = Literal["full", "lora", "qlora"]
+AdapterDtype = Literal["fp32", "bf16"]
+AdapterUnits = Literal["own", "layer"]
+Precision = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp16", "fp32"]
+Layout = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp32"]  # a precision without its 16-bit type
+Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]
+GradDtype = Literal["bf16", "fp16", "fp32"]
+Checkpointing = Literal["none", "full", "selective"]
+Attention = Literal["flash", "sdpa", "eager"]
+Loss = Literal["full", "chunked", "fused"]
+Logprob = Literal["log-softmax-fp32", "selective", "logsumexp"]
+Generates = Literal["vllm", "hf", "none"]
+Placement = Literal["colocated", "separate"]
+
+Family = Literal["none", "ddp", "zero", "fsdp"]
+
+
+class Sharded(NamedTuple):
+    """A sharding in two parts: its family, and ZeRO's stage or FSDP's version, 0 for the others."""
+
+    family: Family
+    stage: int = 0
+
+    @property
+    def gathers(self) -> bool:
+        """True if a rank has a part of the weights, and gathers whole ones to compute with."""
+        return self.family == "fsdp" or self == ("zero", 3)
+
+
+SHARDED: Mapping[Sharding, Sharded] = {
+    "none": Sharded("none"),
+    "ddp": Sharded("ddp"),
+    "zero1": Sharded("zero", 1),
+    "zero2": Sharded("zero", 2),
+    "zero3": Sharded("zero", 3),
+    "fsdp1": Sharded("fsdp", 1),
+    "fsdp2": Sharded("fsdp", 2),
+}
 RL = ("ppo", "grpo", "reinforce++")
 NODE = 8  # GPUs of a node, unless given
 PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
-DEEPSPEED = ("zero1", "zero2", "zero3")
-FSDP = ("fsdp1", "fsdp2")
-SHARDINGS = ("ddp", *DEEPSPEED, *FSDP)  # over several GPUs
+DEEPSPEED: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
+FSDP: tuple[Sharding, ...] = ("fsdp1", "fsdp2")
+SHARDINGS: tuple[Sharding, ...] = ("ddp", *DEEPSPEED, *FSDP)  # over several GPUs
 TOGETHER = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # degrees by which GPUs share sequences
 # The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's
 # own fields, which every role takes over unless its own say otherwise.

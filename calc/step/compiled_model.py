@@ -15,6 +15,7 @@ from calc.memory.loss import head
 from calc.memory.run import Run, dimensions
 from calc.models.architecture import LayerSpec, Tensor, embedding_parameters, layer_parameters, layer_tensors
 from calc.models.lora import adapter_matrices
+from calc.scenario.words import Checkpointing
 
 # Bytes that the embedding's backward takes for each element of the gradient, where it sorts tokens: see
 # `calc.step.instants.SORTED_TOKENS`.
@@ -75,7 +76,7 @@ def stack(
     masked: bool,
     trained: int,
     fsdp: int = 0,
-    checkpointing: str = "none",
+    checkpointing: Checkpointing = "none",
     bucket: int = 0,
 ) -> Stack:
     """The compiled model; see `activations.kinds` for `masked`.

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from calc.autograd.polynomial import Amount, Shot, maxima
 from calc.base.ledger import Line
-from calc.base.plan import Path
-from calc.engines.replica import Where
+from calc.base.plan import Held, Lasting, Path
+from calc.engines.replica import Place, Where
 from calc.memory.linears import OUTPUTS
 from calc.memory.run import Run
+from calc.scenario.words import Checkpointing
 from calc.step.compiled_model import Stack, Stop, stack
 
 
@@ -49,8 +50,9 @@ def instant(name: str, where: Where, parts: Iterable[Part]) -> Instant:
     return Instant(name, where, parts, Amount(tokens, pairs, fixed, row, ""))
 
 
+During = Literal["step", "next"]
 # by `Path.held`: during which of the `step` and the `next` forward a caller still references the outputs
-LASTING = {"step": ("step",), "next": ("step", "next"), "turn": ("next",)}
+LASTING: Mapping[Lasting, tuple[During, ...]] = {"step": ("step",), "next": ("step", "next"), "turn": ("next",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,13 @@ class Layout:
 
     stack: Stack
     recompute: bool
-    held: str
+    held: Held
 
-    def over(self, during: str) -> list[Part]:
+    def over(self, during: During) -> list[Part]:
         """Logits of the previous micro batch that are still referenced during the `step` or the `next` forward."""
-        return [Part("logits", self.stack.held, "loss#held")] if during in LASTING.get(self.held, ()) else []
+        if self.held == "forward" or self.held == "backward":
+            return []
+        return [Part("logits", self.stack.held, "loss#held")] if during in LASTING[self.held] else []
 
     def bottom(self) -> list[Part]:
         """Activations kept below the first layer."""
@@ -120,7 +124,7 @@ class Layout:
         norm = Part("activations", self.stack.norm.saved, "activations#final-norm")
         return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept"), *cache]
 
-    def place(self, shot: Shot) -> str:
+    def place(self, shot: Shot) -> Place:
         """The segment in which an instant lies: the head, a loss inside the model's forward, or a loss outside."""
         if shot.name in OUTPUTS:
             return "head"
@@ -261,7 +265,14 @@ class Plan:
 
 @lru_cache(maxsize=4096)
 def plan(
-    run: Run, path: Path, trained: int, masked: bool, checkpointing: str, fsdp: int, grouped: bool, bucket: int = 0
+    run: Run,
+    path: Path,
+    trained: int,
+    masked: bool,
+    checkpointing: Checkpointing,
+    fsdp: int,
+    grouped: bool,
+    bucket: int = 0,
 ) -> Plan:
     """The instants of a model run in one way; see `stack` for `masked`, `fsdp`, `bucket`, `uncovered` for `grouped`."""
     compiled = stack(run, path, masked, trained, fsdp, checkpointing, bucket)
@@ -304,7 +315,7 @@ def step(
     batch: Batch,
     *,
     masked: bool,
-    checkpointing: str,
+    checkpointing: Checkpointing,
     fsdp: int = 0,
     grouped: bool = False,
     bucket: int = 0,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from calc.base.ledger import Line, total
 from calc.base.plan import Keeps, Role
@@ -20,15 +21,16 @@ from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
 from calc.frameworks.constraints import SDPA_FLASH_HEAD
 from calc.memory.optimizer import Optimizer
-from calc.memory.run import Adapter, Run
+from calc.memory.run import Adapter, Format, Kernel, Run
 from calc.memory.runtime import process
 from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors
 from calc.models.lora import adapter_matrices, lora_parameters
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Scenario
+from calc.scenario.words import Attention, Layout
 
 # bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
-FORMATS = {
+FORMATS: Mapping[Layout, tuple[int, int, int, int]] = {
     "bf16": (2, 2, 0, 2),
     "mixed": (2, 2, 4, 4),
     "fsdp-mixed": (4, 4, 0, 4),
@@ -36,24 +38,34 @@ FORMATS = {
     "fp32": (4, 4, 0, 4),
 }
 # the precision in which a format's layers run, see `calc.memory.run.Run`
-TAPES = {"bf16": "bf16", "mixed": "bf16", "fsdp-mixed": "bf16", "autocast": "autocast", "fp32": "fp32"}
+TAPES: Mapping[Layout, Format] = {
+    "bf16": "bf16",
+    "mixed": "bf16",
+    "fsdp-mixed": "bf16",
+    "autocast": "autocast",
+    "fp32": "fp32",
+}
 VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
 
 
-def kernel(arch: Architecture, attention: str, precision: str) -> str:
+def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
     """The attention kernel that runs: the one asked for, as far as the model and PyTorch's SDPA support it.
 
     GPT-OSS's sinks leave eager or flash only. SDPA takes its memory-efficient kernel in fp32 and for heads whose values
     are narrower than their queries (DeepSeek), and its plain mathematics, which keeps what eager attention keeps, for
     grouped queries in fp32.
     """
-    if attention == "eager" or (attention == "sdpa" and arch.attention_sinks):
-        return "eager"
-    if attention == "sdpa" and TAPES[precision] == "fp32":
-        return "math" if arch.grouped else "efficient"
-    if attention == "sdpa" and (arch.mla or arch.head_dim > SDPA_FLASH_HEAD):
-        return "efficient"
-    return "flash"
+    match attention:
+        case "eager" | "flash":
+            return attention
+        case "sdpa" if arch.attention_sinks:
+            return "eager"
+        case "sdpa" if TAPES[layout] == "fp32":
+            return "math" if arch.grouped else "efficient"
+        case "sdpa":
+            return "efficient" if arch.mla or arch.head_dim > SDPA_FLASH_HEAD else "flash"
+        case other:
+            assert_never(other)
 
 
 @lru_cache(maxsize=1024)
@@ -143,21 +155,24 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
 
 def engine(s: Scenario, model: Replica, keeps: Keeps) -> TrainingEngine:
     """The engine that the scenario's sharding names; DeepSpeed at stage 0 partitions its fp32 states all the same."""
-    if s.sharding.startswith("fsdp"):
-        # a framework that moves shards between phases does without PyTorch's own offload
-        asked = s.offload.parameters or (s.offload.optimizer and model.optimizer is not None)
-        offload = asked and not model.leaves
-        if s.sharding == "fsdp1":
-            return Fsdp1(model, offload)
-        return (Staged if model.stays else Fsdp)(model, offload)
-    if keeps.deepspeed:
-        stage = int(s.sharding[-1]) if s.sharding.startswith("zero") else 1
-        again = s.checkpointing != "none"
-        return Zero(
-            model, stage, keeps.deepspeed, s.offload.optimizer, s.offload.parameters,
-            recomputes=again, keeps_weights=not (s.memory_efficient_linear or again), scaled=s.precision == "fp16",
-        )  # fmt: skip
-    return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1)
+    match s.sharded.family:
+        case "fsdp":
+            # a framework that moves shards between phases does without PyTorch's own offload
+            asked = s.offload.parameters or (s.offload.optimizer and model.optimizer is not None)
+            offload = asked and not model.leaves
+            if s.sharding == "fsdp1":
+                return Fsdp1(model, offload)
+            return (Staged if model.stays else Fsdp)(model, offload)
+        case "none" | "ddp" | "zero" if keeps.deepspeed:
+            again = s.checkpointing != "none"
+            return Zero(
+                model, s.sharded.stage or 1, keeps.deepspeed, s.offload.optimizer, s.offload.parameters,
+                recomputes=again, keeps_weights=not (s.memory_efficient_linear or again), scaled=s.precision == "fp16",
+            )  # fmt: skip
+        case "none" | "ddp" | "zero":
+            return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1)
+        case other:
+            assert_never(other)
 
 
 class Placed(NamedTuple):

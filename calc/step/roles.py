@@ -66,7 +66,7 @@ class Roles(Memo):
 
     def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:
         """The activations of a model on one micro-batch."""
-        fsdp = int(s.sharding[-1]) if s.sharding.startswith("fsdp") and not r.stays else 0
+        fsdp = s.sharded.stage if s.sharded.family == "fsdp" and not r.stays else 0
         config = self.keeps.deepspeed
         return step(
             r.role,

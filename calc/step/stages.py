@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, assert_never
 
 from calc.base.ledger import Line, Sums, total
-from calc.base.plan import Path, Stage
+from calc.base.plan import Awake, Does, Path, Stage
 from calc.engines.replica import Where
-from calc.engines.rollout import STARTING
+from calc.engines.rollout import STARTING, Starting
 from calc.memory import kv_cache, runtime
 from calc.step import peaks, schedule_1f1b
 from calc.step.instants import Batch, Step
@@ -24,9 +24,12 @@ from calc.step.roles import Roles
 BETWEEN = Where("waiting", 0, False)  # between two micro batches
 FIRST = Where("gather", 0, False)  # the first layer's parameters are gathered
 WEIGHTS = frozenset({"weights", "adapter"})
-RESTING = ("score", "train")  # `Stage.does` of the stages in which vLLM has no part
+RESTING: tuple[Does, ...] = ("score", "train")  # the stages in which vLLM has no part
 
 Moments = Iterable[tuple[str, str, list[Line]]]  # a phase, an instant's name, its lines
+
+
+State = Literal["", Starting, Awake]
 
 
 class Candidate(NamedTuple):
@@ -39,7 +42,7 @@ class Candidate(NamedTuple):
     phase: str
     at: str
     lines: list[Line]
-    engine: str = ""
+    engine: State = ""
 
 
 Candidates = Iterator[Candidate]
@@ -80,12 +83,30 @@ class Stages:
         for stage in self.roles.keeps.stages:
             if stage.role in self.placed or (stage.role == "rollout" and self.serves):
                 if (stage.does not in RESTING) is serving:
-                    engine = ("all" if stage.does == "serve" else stage.engine) if self.serves else ""
-                    for phase, at, lines in getattr(self, stage.does)(stage):
-                        yield Candidate(phase, at, lines, engine)
+                    awake: Awake = "all" if stage.does == "serve" else stage.engine
+                    for phase, at, lines in self.instants(stage):
+                        yield Candidate(phase, at, lines, awake if self.serves else "")
                 self.leave(stage)
             elif stage.does == "sync" and self.serves and serving:
                 yield Candidate("sync", "weights arrive", [], "all")
+
+    def instants(self, stage: Stage) -> Moments:
+        """The instants of a stage that can be the peak of its phase, each with all lines that are on the GPU."""
+        match stage.does:
+            case "train":
+                return self.train(stage)
+            case "score":
+                return self.score(stage)
+            case "generate":
+                return self.generate(stage)
+            case "serve":
+                return self.serve(stage)
+            case "sync":
+                return self.sync(stage)
+            case "save":
+                return self.save(stage)
+            case other:
+                assert_never(other)
 
     def frozen_roots(self) -> set[str]:
         """Frozen roles that leave their root FSDP unit gathered from their first forward on."""
@@ -101,7 +122,7 @@ class Stages:
     def loading(self) -> Candidates:
         """The instants of loading: models arrive one after another, and stay unless they move to the host."""
         there: list[Line] = []
-        engine = ""
+        engine: State = ""
         for name in self.names:
             if name == "rollout":
                 yield from [Candidate("load", f"{name}: {at}", [*there], at) for at in STARTING]
@@ -254,7 +275,7 @@ class Stages:
         prompt = s.prompt_len or s.seq_len
         r = placed.scorer.replica
         kept = [*self.beside(stage, stage.role), *self.present(placed)]
-        kept += [placed.scorer.handing(word) for word in stage.holds if word != "prompt-logits"]
+        kept += [placed.scorer.handing(word) for word in stage.handed]
         logits = Path("flash", head_fp32=placed.role.scoring.head_fp32)
         every = "prompt-logits" in stage.holds
         prompts = Batch(stage.rows * prompt, prompt)
@@ -287,7 +308,7 @@ class Stages:
     def handing(self, stage: Stage) -> list[Line]:
         """The lines that are alive while a role's weights are handed on."""
         placed = self.placed[stage.role]
-        held = [line for word in stage.holds if (line := placed.engine.handing(word)).bytes]
+        held = [line for word in stage.handed if (line := placed.engine.handing(word)).bytes]
         return [*self.beside(stage, stage.role), *self.present(placed), *held]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 
 from calc.base.plan import Keeps
 from calc.catalog.catalog import GPU, Catalog, Node
@@ -88,20 +88,26 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list
     side: dict[str, dict[str, list[Term]]] = {"score": {}, "train": {}}
     synced_to = set()
     for stage in keeps.stages:
-        if stage.does == "serve":
-            terms += within("rollout", served(s, r, *_cache(s, keeps, gpu, cache_tokens)))
-        elif stage.does == "generate":
-            terms += within("rollout", generated(s, r, stage, _responses(s)))
-        elif stage.does == "sync" and stage.role not in synced_to:
-            synced_to.add(stage.role)
-            terms += synced(s, r, stage.role)
-        elif stage.does in side:
-            for name in filter(None, (stage.role, stage.beside, stage.inside)):
-                trained = stage.does == "train" and name != stage.inside
-                group = s.group(name) if s.placement == "separate" else ""
-                label = f"{name}, scoring" if not trained else name
-                ran = within(label, role(s, keeps, r, name, trained=trained))
-                side[stage.does].setdefault(group, []).extend(ran)
+        match stage.does:
+            case "serve":
+                terms += within("rollout", served(s, r, *_cache(s, keeps, gpu, cache_tokens)))
+            case "generate":
+                terms += within("rollout", generated(s, r, stage, _responses(s)))
+            case "sync":
+                if stage.role not in synced_to:
+                    synced_to.add(stage.role)
+                    terms += synced(s, r, stage.role)
+            case "score" | "train":
+                for name in filter(None, (stage.role, stage.beside, stage.inside)):
+                    trained = stage.does == "train" and name != stage.inside
+                    group = s.group(name) if s.placement == "separate" else ""
+                    label = f"{name}, scoring" if not trained else name
+                    ran = within(label, role(s, keeps, r, name, trained=trained))
+                    side[stage.does].setdefault(group, []).extend(ran)
+            case "save":
+                pass  # not every step writes a checkpoint
+            case other:
+                assert_never(other)
     for groups in side.values():
         terms += max(groups.values(), key=lambda ran: sum([t.seconds for t in ran]), default=[])
     return [*terms, *swapped(s, keeps, r)]

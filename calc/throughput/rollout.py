@@ -15,7 +15,6 @@ from calc.step.placement import FORMATS
 from calc.throughput import traffic, work
 from calc.throughput.rates import Rates
 from calc.throughput.terms import Constant, Term
-from calc.throughput.training import GATHERS
 
 ENGINE_STEP = Constant(
     2e-3, "seconds of one of vLLM's steps that the GPU waits for its scheduler and sampler", "assumed", "no source"
@@ -128,7 +127,7 @@ def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]
         )
     )
     times = sequences * response / rows
-    if own.sharding in GATHERS and ranks > 1:
+    if own.sharded.gathers and ranks > 1:
         terms.append(traffic.collective("gather", parameters(arch), 2, times, ranks, r.link(own.gpus)))
     if own.offload.parameters:
         terms.append(traffic.copied(parameters(arch), 2 * times, ranks, r.pcie))

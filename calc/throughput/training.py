@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, assert_never
 
 from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.frameworks.registry import framework
@@ -11,6 +11,7 @@ from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
 from calc.models.architecture import Head, parameters
 from calc.scenario.scenario import Scenario
+from calc.scenario.words import Loss, Sharding
 from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, CPU_CORES, Rates
 from calc.throughput.terms import Constant, Term
@@ -18,12 +19,11 @@ from calc.throughput.terms import Constant, Term
 # Bytes read and written for each logit, forward and backward, counted in the code of each path: a copy to fp32 (6),
 # log-softmax (8), its backward (12), the cast back (6) and the head's own reads (4); a fused kernel writes a gradient
 # over the logits; chunks cost what the full loss does, without the copies of all logits.
-PER_LOGIT = {"full": 44.0, "chunked": 36.0, "fused": 12.0}
+PER_LOGIT: Mapping[Loss, float] = {"full": 44.0, "chunked": 36.0, "fused": 12.0}
 SCORED = 18.0  # log-probabilities without gradient: cast, log-softmax, gather
-GATHERS = {"zero3", "fsdp1", "fsdp2"}
 _HIDES = "share of its collectives that it can hide behind computation"
 _PREFETCH = "it gathers ahead, as far as buckets of modules allow"
-OVERLAP = {
+OVERLAP: Mapping[Sharding, Constant] = {
     "zero3": Constant(0.5, _HIDES, "assumed", _PREFETCH),
     "fsdp1": Constant(0.9, _HIDES, "assumed", "a layer is gathered while the one before runs"),
     "fsdp2": Constant(0.9, _HIDES, "assumed", "a layer is gathered while the one before runs"),
@@ -135,7 +135,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     yield from split(s, r, load, p)
     if trained:
         yield from stepping(s, r, load, changed / n)
-    if s.offload.parameters and s.sharding in GATHERS:
+    if s.offload.parameters and s.sharded.gathers:
         # for frozen models too: every pass of every micro batch copies the weights up
         up = traffic.copied(elements / n, 2 * load.micro * (1 + p.inputs), s.shards, r.pcie)
         yield up._replace(name="parameters")
@@ -153,20 +153,23 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
         return
     bus, b = r.link(s.gpus), 4 if s.layout == "autocast" else 2
     staged = s.pipeline_parallel > 1
-    if s.sharding in GATHERS:
+    if s.sharded.gathers:
         gathered = 0.5 if s.method == "qlora" else b
         often = load.steps if staged else load.micro * (1 + p.inputs)
         yield traffic.collective("gather", elements, gathered, often, ranks, bus)
     if not p.inputs:
         return
-    reduced = 4 if s.grad_dtype == "fp32" and s.sharding.startswith("fsdp") else b
-    if s.sharding in GATHERS or s.sharding == "zero2":
-        often = load.steps if staged or s.no_sync else load.micro
-        yield traffic.collective("reduce", given, reduced, often, ranks, bus)
-    elif s.sharding == "zero1":
-        yield traffic.collective("reduce", given, reduced, load.steps, ranks, bus)
-    else:
-        yield traffic.collective("all-reduce", given, reduced, 2 * load.steps, ranks, bus)
+    reduced = 4 if s.grad_dtype == "fp32" and s.sharded.family == "fsdp" else b
+    match s.sharding:
+        case "zero2" | "zero3" | "fsdp1" | "fsdp2":
+            often = load.steps if staged or s.no_sync else load.micro
+            yield traffic.collective("reduce", given, reduced, often, ranks, bus)
+        case "zero1":
+            yield traffic.collective("reduce", given, reduced, load.steps, ranks, bus)
+        case "none" | "ddp":
+            yield traffic.collective("all-reduce", given, reduced, 2 * load.steps, ranks, bus)
+        case other:
+            assert_never(other)
     if s.sharding in ("zero1", "zero2"):
         yield traffic.collective("gather", given, b, load.steps, ranks, bus)
 
@@ -181,7 +184,7 @@ def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float,
     """
     b = 4 if s.layout == "autocast" else 2
     gathered, given = 0.0, 2 * b
-    if s.sharding.startswith("fsdp"):
+    if s.sharded.family == "fsdp":
         gathered = 2 * (0.5 if s.method == "qlora" else b)
         given = b + (4 if s.grad_dtype == "fp32" else b)
     often = load.steps if s.pipeline_parallel > 1 else load.micro
@@ -210,7 +213,7 @@ def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term
     ranks = 1 if s.sharding in ("none", "ddp") else s.shards
     if s.offload.optimizer:
         on_node = min(s.gpus_per_node, s.shards)
-        wide = 2 if s.precision == "bf16" and not s.sharding.startswith("zero") else 4
+        wide = 2 if s.precision == "bf16" and s.sharded.family != "zero" else 4
         rate = CPU_ADAM * min(1, on_node / CPU_CORES) if framework(s.framework).one_thread(s) else CPU_ADAM
         yield traffic.stepped_on_host(changed * load.steps, ON_HOST * wide, ranks, on_node, rate)
         # gradients of every micro batch come down, new weights go up
@@ -225,7 +228,7 @@ def optimizer_bytes(s: Scenario) -> float:
     The numbers that each implementation's step moves are those of `calc.base.optimizers`.
     """
     facts, b = OPTIMIZERS[s.optimizer], 2 if s.precision == "bf16" else 4
-    if s.sharding.startswith("zero") and facts.deepspeed:
+    if s.sharded.family == "zero" and facts.deepspeed:
         return float(FLAT + 4 * facts.steps["fused"].moved)
     moments = EIGHT_BIT * facts.moments if facts.eight_bit else 0
     return float((facts.steps[s.optimizer_impl].moved + CLIPPED) * b + moments)

@@ -652,3 +652,10 @@ def test_the_heads_input_lives_as_long_as_a_forward_that_computes_its_loss() -> 
     for held, inside in (("forward", True), ("backward", False), ("turn", False)):
         made = tape(Path("cross-entropy", held=held), trained=False)
         assert (made.ops[0].inputs[0] in made.held) == inside
+
+
+@pytest.mark.parametrize("field", ["kind", "scaled", "entropy"])
+def test_a_word_of_the_path_that_nothing_knows_fails_at_once(field: str) -> None:
+    words: Any = {"kind": "logsumexp", field: "unknown"}
+    with pytest.raises(AssertionError, match="unknown"):
+        tape(Path(**words))

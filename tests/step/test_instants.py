@@ -380,7 +380,7 @@ def test_an_instant_that_is_left_out_is_never_the_largest_of_backward(s: Scenari
     e = engine_of(s)
     if e.replica.optimizer is None:
         return
-    version = int(s.sharding[-1]) if s.sharding.startswith("fsdp") else 0
+    version = s.sharded.stage if s.sharded.family == "fsdp" else 0
     own = step("actor", e.replica.run, e.replica.path, e.replica.trainable, Batch(s.rows * s.seq_len, s.seq_len),
                masked=False, checkpointing=s.checkpointing, fsdp=version,
                grouped=version == 1 or (version == 2 and not e.replica.adds_singly))  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from jobs import P, engine, job, replica_of
 
@@ -131,3 +133,9 @@ def test_the_sharding_names_the_engine(fields: dict[str, object], kind: type, wh
     found = engine(**fields)
     assert type(found) is kind
     assert {name: getattr(found, name) for name in what} == what
+
+
+def test_an_attention_that_nothing_knows_fails_at_once() -> None:
+    unknown: Any = "linear"
+    with pytest.raises(AssertionError, match="linear"):
+        placement.kernel(load().model("llama-3-8b").architecture, unknown, "bf16")

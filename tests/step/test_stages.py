@@ -42,6 +42,12 @@ def test_an_engine_on_gpus_of_its_own_gets_weights_at_the_sync_alone(does: str) 
     assert [tuple(x) for x in found[3:]] == ([("sync", "weights arrive", [], "all")] if does == "sync" else [])
 
 
+def test_a_stage_that_does_what_nothing_knows_fails_at_once() -> None:
+    unknown: Any = "polish"
+    with pytest.raises(AssertionError, match="polish"):
+        staged().instants(Stage(unknown, "actor"))
+
+
 def test_what_may_be_held_back_decides_between_moments_but_not_while_models_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

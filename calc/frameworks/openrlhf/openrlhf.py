@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from calc.base.optimizers import OPTIMIZERS
-from calc.base.plan import DeepSpeed, Keeps, Path, Role, supervised
+from calc.base.plan import DeepSpeed, Exchange, Held, Keeps, LossKind, Path, Role, supervised
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks.base import Choices, as_published
@@ -106,7 +106,7 @@ CHOICES = Choices(weights_stay=True, shared="context_parallel", cuts=lambda job,
 # The first release with --ring_attn_size, by task: ring_flash_attn's llama3 variant (utils/deepspeed/deepspeed.py,
 # substitute_hf_flash_attn)
 RINGS = {"dpo": "0.4.3", "rm": "0.4.4", "sft": "0.5.4", "pretrain": "0.5.4"}
-EXCHANGE = "all-gather"
+EXCHANGE: Exchange = "all-gather"
 TASKS = ("pretrain", "sft", "rm", "dpo", *rl.TASKS)
 
 modelled = as_published
@@ -295,7 +295,7 @@ def loss_path(task: str, version: str, *, one_row: bool) -> Path:
     # until 0.4.5 Transformers itself returned fp32 logits, since 0.5.6 Actor.forward casts them
     fp32 = not at_least(version, "0.4.6") or at_least(version, "0.5.6")
     if task in ("dpo", *rl.TASKS):
-        held = "forward" if task == "dpo" else "step"
+        held: Held = "forward" if task == "dpo" else "step"
         if at_least(version, "0.7.0"):
             return Path("flash", head_fp32=True, held=held)
         if at_least(version, "0.6.2"):
@@ -305,5 +305,5 @@ def loss_path(task: str, version: str, *, one_row: bool) -> Path:
         return Path("log-softmax", head_fp32=fp32, shift_copy=not one_row, held=held)
     if at_least(version, "0.7.0"):
         return Path("flash", head_fp32=True, held="next")
-    kind = "cross-entropy" if fp32 else "log-softmax"
+    kind: LossKind = "cross-entropy" if fp32 else "log-softmax"
     return Path(kind, head_fp32=fp32, shift_copy=not one_row, held="next")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from calc.base.plan import DeepSpeed, Keeps, Path, Role, Serving, Stage
+from calc.base.plan import Awake, DeepSpeed, Holds, Keeps, Leaves, Path, Role, Serving, Stage
 from calc.base.versions import at_least
 from calc.frameworks.constraints import segments_fault
 from calc.scenario.scenario import Scenario
@@ -112,7 +112,7 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
         if name == "actor" and s.entropy_coeff:
             logits = replace(logits, entropy="compiled")  # models/actor.py:14 and :167 of 0.8.0
         # reloaded for its own update alone: trainer/ray/ppo_actor.py:130-156 of 0.6.1; asleep from loading on, :383
-        leaves = frozenset({"states"}) if sleeping and name in TRAINED else frozenset[str]()
+        leaves = frozenset[Leaves]({"states"} if sleeping and name in TRAINED else ())
         return Role(name, logits, scores, own.rows, scored, leaves, process="trainer" if alone else name)
 
     # strategy.prepare: ppo.py:189 of 0.3.8. Ray starts actor, reference and reward model together and the critic after
@@ -177,18 +177,18 @@ def stages(s: Scenario) -> Iterator[Stage]:
     else:
         # trainer/ppo_utils/experience_maker.py:254 of 0.5.8: micro batch by micro batch; Transformers keeps the last
         # position of the prompts alone since 4.45 (num_logits_to_keep)
-        every = () if at_least(s.versions["transformers"], "4.45") else ("prompt-logits",)
+        every: tuple[Holds, ...] = () if at_least(s.versions["transformers"], "4.45") else ("prompt-logits",)
         yield Stage("generate", "actor", holds=every, rows=actor.scoring_rows)
     for name in scoring(s):
         if s.has(name):
             yield Stage("score", name)
     yield from training(s)
-    gathered = ("parameter",) if zero3 else ()
+    gathered: tuple[Holds, ...] = ("parameter",) if zero3 else ()
     # Until 0.6.0 vLLM, once woken for new weights, stays awake (trainer/ray/ppo_actor.py:138-150 of 0.5.8); then it
     # sleeps again (:165-168 of 0.6.1), and since 0.9.2 its weights alone wake and stay
     # (trainer/ppo_trainer.py:178-197).
-    woken = "weights" if at_least(version, "0.9.2") else "all"
-    kept = "asleep" if at_least(version, "0.6.1") and woken == "all" else woken
+    woken: Awake = "weights" if at_least(version, "0.9.2") else "all"
+    kept: Awake = "asleep" if at_least(version, "0.6.1") and woken == "all" else woken
     if serves:
         # trainer/ray/ppo_actor.py:210 of 0.6.1 broadcasts a parameter as it is; :225 sends a clone's CUDA IPC handle
         ipc = s.placement == "colocated" and at_least(version, "0.5.9")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from calc.base.optimizers import OPTIMIZERS
-from calc.base.plan import DeepSpeed, Keeps, Path, Role, Stage, pipelined, supervised
+from calc.base.plan import DeepSpeed, Does, Keeps, Path, Role, Stage, pipelined, supervised
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import trainer
@@ -235,7 +235,7 @@ def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reent
     if len(names) > 1:
         # a job of one role is that role's update alone
         stages += [Stage("score", name) for name in names]
-    does = "score" if s.optimizer == "none" else "train"
+    does: Does = "score" if s.optimizer == "none" else "train"
     stages += [Stage(does, name) for name in ("critic", "actor") if name in names]
     loading = tuple(role.name for role in roles if not role.shares)
     return Keeps(tuple(roles), tuple(stages), loading, deepspeed=deepspeed)

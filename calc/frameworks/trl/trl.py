@@ -13,7 +13,7 @@ from math import lcm
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
-from calc.base.plan import DeepSpeed, Keeps, Path, Role, Serving, Stage, supervised
+from calc.base.plan import DeepSpeed, Holds, Keeps, Path, Role, Serving, Stage, supervised
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import trainer
 from calc.frameworks.base import Choices, accumulated, as_published
@@ -28,7 +28,7 @@ from calc.frameworks.constraints import (
     whole_sequences,
 )
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import DEEPSPEED, FSDP, PAIRED, RL
+from calc.scenario.words import DEEPSPEED, FSDP, PAIRED, RL, Sharding
 
 KNOWN: tuple[str, ...] = ("1.16.0",)
 CHOICES = Choices(fp16=True, precision="bf16")  # model_init_kwargs
@@ -38,7 +38,7 @@ SUPERVISED = ("pretrain", "sft", "rm", "dpo")
 TILE = 4096  # tokens whose logits exist at once, at most (kernels/chunked_logprob.py)
 
 # the weights that a sharding gathers to hand them on, on top of those already there
-HANDED = {"zero3": ("parameter",), "fsdp1": ("units",), "fsdp2": ("parameter",)}
+HANDED: Mapping[Sharding, tuple[Holds, ...]] = {"zero3": ("parameter",), "fsdp1": ("units",), "fsdp2": ("parameter",)}
 
 modelled = as_published
 
@@ -282,7 +282,8 @@ def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
     else:
         # ds3_gather_for_generation true (trainer/grpo_config.py:498): ZeRO-3 gathers every weight
         # FSDP 1 gathers its root in fp32 (`summon_full_params(recurse=False)`, trainer/grpo_trainer.py)
-        held = {"zero3": ("whole",), "fsdp1": ("root",)}.get(s.sharding, ())
+        whole: Mapping[Sharding, tuple[Holds, ...]] = {"zero3": ("whole",), "fsdp1": ("root",)}
+        held = whole.get(s.sharding, ())
         stages.append(Stage("generate", "actor", rows=completions, holds=held))
     if s.has("reward"):
         stages.append(Stage("score", "reward"))

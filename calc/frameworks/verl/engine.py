@@ -6,14 +6,17 @@ Files are named as in `calc.frameworks.verl.verl`.
 from __future__ import annotations
 
 from calc.base.optimizers import OPTIMIZERS
-from calc.base.plan import Path, Role, Stage
+from calc.base.plan import HostCopies, Leaves, Path, Role, Scaled, Stage
 from calc.base.versions import at_least
 from calc.frameworks.constraints import context_fault, own_units, whole_layers
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import FSDP
 
 FORK = "tinyzero"  # has no numbers, so it sorts before every release
-MOVED = ("weights", "states")  # parts of a trained model that its offload flags move to the host between its phases
+MOVED: tuple[Leaves, ...] = (
+    "weights",
+    "states",
+)  # parts of a trained model that its offload flags move to the host between its phases
 
 
 def refuse(s: Scenario) -> str | None:
@@ -80,7 +83,7 @@ def role(
     rows: int,
     scoring_rows: int,
     *,
-    moved: tuple[str, ...] = MOVED,
+    moved: tuple[Leaves, ...] = MOVED,
     shares: bool = False,
 ) -> Role:
     """A model on the engine, with `rows` sequences in a forward, `scoring_rows` in one without gradients.
@@ -129,7 +132,7 @@ def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
     version = s.framework_version
     early, padded = not at_least(version, "0.4.0"), not s.packing
     later = at_least(version, "0.8.0")
-    divided = "copy" if version == "0.9.0" else "in-place" if padded else "view"
+    divided: Scaled = "copy" if version == "0.9.0" else "in-place" if padded else "view"
     return Path(
         "flash",
         head_fp32=not at_least(s.versions["transformers"], "4.46"),
@@ -151,5 +154,5 @@ def saving(s: Scenario, name: str) -> Stage:
     """
     if s.sharding == "fsdp2":
         return Stage("save", name)
-    host = "first" if s.framework_version == FORK else "shards"
+    host: HostCopies = "first" if s.framework_version == FORK else "shards"
     return Stage("save", name, holds=("units",), host=host, host_bytes=4)

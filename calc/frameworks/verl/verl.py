@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from calc.base.plan import Keeps, Path, Role, Serving, Stage
+from calc.base.plan import Awake, Holds, Keeps, Leaves, Path, Role, Serving, Stage
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks.base import Choices, as_published
@@ -271,7 +271,11 @@ def _roles(s: Scenario) -> Iterator[Role]:
                 scored = role.filled(role.max_tokens_per_gpu, s.rollout.batch * s.rollout.n)
         # verl itself moves trained models; models that only score are on the host with PyTorch's CPUOffload, except the
         # fork's reference, which it moves by hand (fsdp_workers.py:342 of the fork)
-        by_hand = {"actor": engine.MOVED, "critic": engine.MOVED, "reference": ("weights",) if version == FORK else ()}
+        by_hand: dict[str, tuple[Leaves, ...]] = {
+            "actor": engine.MOVED,
+            "critic": engine.MOVED,
+            "reference": ("weights",) if version == FORK else (),
+        }
         language = name in ("actor", "reference")
         yield engine.role(
             name,
@@ -293,7 +297,7 @@ def _stages(s: Scenario, names: list[str]) -> Iterator[Stage]:
     trainer/ppo/v1/trainer_base.py:533-620 of 0.9.1; until 0.7 the weights reach vLLM as the next rollout begins.
     """
     # until 0.2 the weights stay on the GPU for the state dict of the first sync, and leave once vLLM has generated
-    kept = ("weights",) if s.framework_version in (FORK, "0.2") else ()
+    kept: tuple[Holds, ...] = ("weights",) if s.framework_version in (FORK, "0.2") else ()
     yield Stage("serve", "rollout", engine="all", holds=kept)
     for name in ("reward", "actor", "reference", "critic"):
         if name in names:
@@ -318,11 +322,13 @@ def _syncs(s: Scenario) -> Iterator[Stage]:
     """
     assert s.rollout
     version = s.framework_version
-    summoned = "whole"
+    summoned: Holds = "whole"
     if s.rollout.layered_summon:
         summoned = "adapter" if at_least(version, "0.9.0") else "layer"
-    bucket = ("bucket",) if at_least(version, "0.7.1") else ()  # bucketed_weight_transfer.py:165 of 0.7.1
-    before = "weights" if at_least(version, "0.8.0") else "asleep"
+    bucket: tuple[Holds, ...] = (
+        ("bucket",) if at_least(version, "0.7.1") else ()
+    )  # bucketed_weight_transfer.py:165 of 0.7.1
+    before: Awake = "weights" if at_least(version, "0.8.0") else "asleep"
     if s.sharding == "fsdp2":
         yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("parameter", *bucket))
         return

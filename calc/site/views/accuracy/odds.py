@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from math import sqrt
 
 from calc.accuracy import calibration
-from calc.accuracy.residuals import Residual, family, summary
+from calc.accuracy.residuals import Residual, summary
 from calc.answers import answers
 from calc.base.units import GiB
 from calc.estimate import verdict
 from calc.memory import runtime
 from calc.resolve.parse import parse
+from calc.scenario.words import SHARDED, Family, Sharding
 from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.views.accuracy import accuracy
 
 # The way a model is spread over its GPUs decides which mechanisms make up its peak.
-KINDS = {"none": "whole", "ddp": "whole", "fsdp": "FSDP", "zero": "ZeRO"}
+KINDS: Mapping[Family, str] = {"none": "whole", "ddp": "whole", "fsdp": "FSDP", "zero": "ZeRO"}
 FULL, ADAPTERS = "full", "adapters"
 FIELD, LEFT = 240, 52  # of the drawing, in its own units
 FOUND = {False: "tables and logs", True: "threads on runs that died"}
 BINS = (0.0, verdict.TIGHT, 0.5, 0.8, verdict.FITS, 0.99, 1.0)
 
 
-def kind(sharding: str, method: str) -> tuple[str, str]:
+def kind(sharding: Sharding, method: str) -> tuple[str, str]:
     """The class of comparable cases: how the model is spread over its GPUs, and full training or adapters."""
-    return KINDS[family(sharding)], FULL if method == "full" else ADAPTERS
+    return KINDS[SHARDED[sharding].family], FULL if method == "full" else ADAPTERS
 
 
 def anchor(of: tuple[str, str]) -> str:

@@ -9,6 +9,7 @@ from calc.answers import answers, words
 from calc.answers.answers import Answer
 from calc.answers.workings import Working, of_phase
 from calc.base.ledger import Line
+from calc.base.plan import Does, Leaves
 from calc.models.architecture import parameters
 from calc.scenario.scenario import Scenario
 from calc.site.tables.tables import Cell, Column, Table, verdict_html
@@ -16,7 +17,7 @@ from calc.site.views.jobs.ledgers import held, shared
 from calc.step.placement import Placed
 from calc.step.roles import Job
 
-DOES = {"train": "trained", "score": "scores", "generate": "generates"}
+DOES: Mapping[Does, str] = {"train": "trained", "score": "scores", "generate": "generates"}
 
 
 def roles(answer: Answer, table_id: str, caption: str) -> Table:
@@ -90,7 +91,7 @@ def _does(job: Job, name: str) -> str:
 
 def _between(placed: Placed, weights: int, states: int) -> str:
     """The place of a role's weights and states while other roles work."""
-    parts = {"weights": weights} | ({"states": states} if placed.trained else {})
+    parts: dict[Leaves, int] = {"weights": weights, **({"states": states} if placed.trained else {})}
     always = [part for part, there in parts.items() if not there]
     moved = [part for part in parts if part in placed.role.leaves and part not in always]
     stay = [part for part in parts if part not in always and part not in moved]
