@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import inf
 
 from calc.catalog.catalog import GPU, Node
+from calc.scenario.words import Precision
 from calc.throughput.terms import Constant, Unrated
 
 GIGA = 1e9
@@ -128,7 +129,7 @@ class Rates:
 
 
 @lru_cache(maxsize=1024)
-def rated(gpu: GPU, node: Node | None, per_node: int, precision: str) -> Rates:
+def rated(gpu: GPU, node: Node | None, per_node: int, precision: Precision) -> Rates:
     """The rates of `gpu` in `node`, with `per_node` GPUs of the job in each node.
 
     Raises Unrated if the catalog lacks the card's arithmetic rate or memory bandwidth, and for fp32, whose rate it does

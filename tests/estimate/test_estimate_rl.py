@@ -473,7 +473,7 @@ def test_twice_the_ranks_never_need_more_of_a_gpu_under_fsdp(s: Scenario) -> Non
     """The same work for each GPU on twice as many: shards halve. vLLM's cache may grow into what becomes free, and
     FSDP 2's padding is left out."""
     trained = [p for p in Job(s, load().gpu(s.gpu)).placed.values() if isinstance(p.engine, Fsdp)]
-    assume(s.sharding.startswith("fsdp") and s.gpus > 1 and s.rollout)
+    assume(s.sharded.family == "fsdp" and s.gpus > 1 and s.rollout)
     assert s.rollout
     wider = replace(s, gpus=2 * s.gpus, gpus_per_node=2 * s.gpus_per_node, global_batch=2 * s.global_batch,
                     rollout=replace(s.rollout, gpus=2 * s.rollout.gpus, batch=2 * s.rollout.batch))  # fmt: skip

@@ -11,7 +11,7 @@ from calc.catalog.catalog import load
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
-from calc.engines.replica import Replica
+from calc.engines.replica import Replica, Where
 from calc.engines.zero import Zero
 from calc.step import placement
 
@@ -139,3 +139,10 @@ def test_an_attention_that_nothing_knows_fails_at_once() -> None:
     unknown: Any = "linear"
     with pytest.raises(AssertionError, match="linear"):
         placement.kernel(load().model("llama-3-8b").architecture, unknown, "bf16")
+
+
+@pytest.mark.parametrize("sharding", ["fsdp1", "fsdp2", "zero2"])
+def test_a_place_in_the_step_that_nothing_knows_fails_at_once(sharding: str) -> None:
+    unknown: Any = "nowhere"
+    with pytest.raises(AssertionError, match="nowhere"):
+        engine(gpus=2, sharding=sharding).at(Where(unknown, 0, True))

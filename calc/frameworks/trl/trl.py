@@ -282,8 +282,8 @@ def grpo(s: Scenario, deepspeed: DeepSpeed | None) -> Keeps:
     else:
         # ds3_gather_for_generation true (trainer/grpo_config.py:498): ZeRO-3 gathers every weight
         # FSDP 1 gathers its root in fp32 (`summon_full_params(recurse=False)`, trainer/grpo_trainer.py)
-        whole: Mapping[Sharding, tuple[Holds, ...]] = {"zero3": ("whole",), "fsdp1": ("root",)}
-        held = whole.get(s.sharding, ())
+        gathers: Mapping[Sharding, tuple[Holds, ...]] = {"zero3": ("whole",), "fsdp1": ("root",)}
+        held = gathers.get(s.sharding, ())
         stages.append(Stage("generate", "actor", rows=completions, holds=held))
     if s.has("reward"):
         stages.append(Stage("score", "reward"))

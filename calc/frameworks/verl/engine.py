@@ -13,10 +13,8 @@ from calc.scenario.scenario import Scenario
 from calc.scenario.words import FSDP
 
 FORK = "tinyzero"  # has no numbers, so it sorts before every release
-MOVED: tuple[Leaves, ...] = (
-    "weights",
-    "states",
-)  # parts of a trained model that its offload flags move to the host between its phases
+# parts of a trained model that its offload flags move to the host between its phases
+MOVED: tuple[Leaves, ...] = ("weights", "states")
 
 
 def refuse(s: Scenario) -> str | None:

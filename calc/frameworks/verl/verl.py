@@ -325,9 +325,8 @@ def _syncs(s: Scenario) -> Iterator[Stage]:
     summoned: Holds = "whole"
     if s.rollout.layered_summon:
         summoned = "adapter" if at_least(version, "0.9.0") else "layer"
-    bucket: tuple[Holds, ...] = (
-        ("bucket",) if at_least(version, "0.7.1") else ()
-    )  # bucketed_weight_transfer.py:165 of 0.7.1
+    # bucketed_weight_transfer.py:165 of 0.7.1
+    bucket: tuple[Holds, ...] = ("bucket",) if at_least(version, "0.7.1") else ()
     before: Awake = "weights" if at_least(version, "0.8.0") else "asleep"
     if s.sharding == "fsdp2":
         yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("parameter", *bucket))
