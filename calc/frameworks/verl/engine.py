@@ -8,10 +8,11 @@ from __future__ import annotations
 from calc.base.plan import Path, Role, Stage
 from calc.base.versions import at_least
 from calc.frameworks.constraints import context_fault, own_units, whole_layers
+from calc.frameworks.releases import stated
+from calc.frameworks.verl.releases import DEFAULTS, FORK
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import FSDP
 
-FORK = "tinyzero"  # has no numbers, so it sorts before every release
 MOVED = ("weights", "states")  # parts of a trained model that its offload flags move to the host between its phases
 
 
@@ -49,7 +50,7 @@ def refuse(s: Scenario) -> str | None:
             with_packing = " with packing" if place == "attention" and free else ""
             given = getattr(s, place)
             return f"{place}: given {given!r}, allowed with verl {version}{with_packing}: {', '.join(allowed)}"
-    if s.no_sync is not (once := reduces_once(version)):
+    if s.no_sync is not (once := stated(s.task, version, DEFAULTS)["no_sync"]):
         return f"no_sync: given {str(s.no_sync).lower()}, allowed with verl {version}: {str(once).lower()}"
     return None
 
@@ -61,14 +62,6 @@ def full_length(tokens: int, s: Scenario) -> str | None:
     """
     least = -(-s.seq_len // s.context_parallel)
     return None if tokens >= least else f"max_tokens_per_gpu: given {tokens}, allowed with verl: at least {least}"
-
-
-def reduces_once(version: str) -> bool:
-    """True if a step's gradients are reduced once, with `no_sync` for every micro batch but the last.
-
-    Always in 0.9.0 (transformer_impl.py:676); a flag in 0.9.1, which is off in its YAML.
-    """
-    return version == "0.9.0"
 
 
 def role(
