@@ -1,4 +1,7 @@
-"""What a release says: the libraries that it runs on, and a row for each default that it brought."""
+"""What a release says: the libraries that it runs on, and a row for each default that it brought.
+
+And the libraries below the frameworks, by the newest release that has been read.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,18 @@ from typing import Any, Final, NamedTuple
 
 from calc.base.versions import at_least
 
+# The newest release in which each library that runs below a framework has been read.
+READ: Mapping[str, str] = {
+    "accelerate": "1.15.0",
+    "bitsandbytes": "0.50.2",
+    "deepspeed": "0.19.8",
+    "flash-attn": "2.8.3",
+    "litgpt": "0.4.0",
+    "peft": "0.21.2",
+    "torch": "2.13.0",
+    "transformers": "5.23.0",
+    "vllm": "0.29.0",
+}
 GONE: Final = object()  # the value of a field that a table no longer has
 
 

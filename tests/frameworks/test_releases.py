@@ -11,7 +11,7 @@ from calc.base.versions import at_least
 from calc.frameworks.openrlhf import openrlhf
 from calc.frameworks.openrlhf import releases as openrlhf_releases
 from calc.frameworks.registry import FRAMEWORKS
-from calc.frameworks.releases import GONE, Default, Table, pinned, stated
+from calc.frameworks.releases import GONE, READ, Default, Table, pinned, stated
 from calc.frameworks.torch import releases as torch_releases
 from calc.frameworks.trl import releases as trl_releases
 from calc.frameworks.verl import releases as verl_releases
@@ -80,3 +80,9 @@ def test_a_release_runs_on_the_libraries_of_its_row() -> None:
     assert openrlhf.defaults("ppo", "0.7.5", {})["versions.vllm"] == "0.8.5"
     assert "versions.vllm" not in openrlhf.defaults("sft", "0.7.5", {})
     assert verl.defaults("ppo", "0.9.0", {})["versions.torch"] == "2.11.0"
+
+
+def test_every_library_that_a_release_runs_on_is_watched() -> None:
+    """One that is not in `READ` would not be asked about by `make versions`."""
+    pins = [pins for module in RELEASES.values() for pins in module.RELEASES.values()]
+    assert {field.removeprefix("versions.") for own in pins for field in pinned(own)} <= READ.keys()
