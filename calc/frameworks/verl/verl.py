@@ -38,7 +38,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     """The release's own defaults, by dotted key, as they work out on the job's GPUs; `given` is what the user set."""
     rl, gpus = task in TASKS, int(given.get("gpus", 1))
     adapters, dynamic = given.get("method", "full") != "full", "max_tokens_per_gpu" in given
-    tables = (DEFAULTS, NOTHING if dynamic else STATIC, RL if rl else SFT, ADAPTERS if adapters else FULL)
+    tables = (DEFAULTS, RL if rl else SFT, ADAPTERS if adapters else FULL, NOTHING if dynamic else STATIC)
     values = stated(task, version, *tables) | pinned(RELEASES[version])
     values["rollout.tensor_parallel"] = min(values["rollout.tensor_parallel"], gpus)
     for place in ("rollout.batch", "rollout.n"):
