@@ -8,7 +8,7 @@ NPM := $(VENV)/bin/npm ci --ignore-scripts --no-audit --no-fund --silent
 # The tracer's packages stand apart: PyTorch, which nothing else here needs.
 TRACE := $(VENV)/trace
 
-.PHONY: site engines release publish ids test fuzz look mutate trace trace-check serve check-catalog diff lock audit browser clean
+.PHONY: site engines release publish ids test fuzz look mutate trace trace-check serve check-catalog diff lock audit versions browser clean
 
 site: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site build site $(if $(ENGINE),--engine $(ENGINE))
@@ -90,6 +90,10 @@ lock: $(VENV)/.site $(VENV)/lock/.ready
 # What is known against the packages that are pinned, where a database of vulnerabilities is reached.
 audit: $(VENV)/.site $(VENV)/audit/.ready
 	@$(PY) .ci/audit.py $(VENV)/audit/bin/pip-audit $(VENV)/bin/npm
+
+# Releases of the frameworks and libraries that the package index has and calc does not know.
+versions: $(VENV)/.site
+	@PYTHONPATH="$(CURDIR)" $(PY) .ci/versions.py $(PY) -m pip
 
 clean:
 	@rm -rf $(VENV) node_modules site build docs/assets/calculator docs/hardware/gpus; find docs/models -name "*.md" ! -name index.md -delete

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 from calc.base.schema import InputError, closest, show, validator
 from calc.catalog.catalog import Catalog, CatalogError, load
 from calc.frameworks.registry import FRAMEWORKS, framework, plan
+from calc.frameworks.releases import READ
 from calc.models.architecture import Architecture, ConfigError
 from calc.scenario import rules
 from calc.scenario.rules import Objection
@@ -41,7 +42,7 @@ NEUTRAL: Mapping[str, Any] = {
     "placement": "colocated",
     "rollout.v0": False,
     **rules.ABSENT,
-    "versions.bitsandbytes": "0.50.2",  # no framework pins it
+    "versions.bitsandbytes": READ["bitsandbytes"],  # no framework pins it
 }
 
 _VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)*")

@@ -17,6 +17,8 @@ from typing import Any
 from calc.base.plan import Awake, DeepSpeed, Holds, Keeps, Leaves, Path, Role, Serving, Stage
 from calc.base.versions import at_least
 from calc.frameworks.constraints import segments_fault
+from calc.frameworks.openrlhf.releases import COLOCATED, ONE_GROUP, RL
+from calc.frameworks.releases import NOTHING, stated
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED
 
@@ -35,37 +37,13 @@ SET = {place: attrgetter(place) for place in (*SHARED, *SHARED_BY_TRAINED)}
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults that only the RL command lines have, or set otherwise, by dotted key; `given` is the user's."""
     shared = given.get("placement", "colocated") == "colocated"
-    engine = str(given.get("rollout.engine", "vllm" if at_least(version, "0.6.2") else "hf"))
-    share = 0.95 if at_least(version, "0.6.4") else 0.9
-    if shared and at_least(version, "0.5.8") and not at_least(version, "0.6.1"):
-        share = 0.4  # colocate_all_models turns 0.9 and more into it: ray.py:67-68 of 0.5.8
-    values: dict[str, Any] = {
-        "micro_batch": 1
-        if at_least(version, "0.10.0")
-        else 4,  # micro_train_batch_size: ppo.py:294 (0.3.1), ray.py:388 (0.10.0)
-        "prompt_len": 1024,  # prompt_max_len; since 0.9.8 max_len, 2048, bounds prompt and response together
-        "response_len": 1024,  # generate_max_len
-        # vllm_num_engines is None: Transformers generates, as long as it can. Every example of 0.6.2 has vLLM.
-        "rollout.engine": engine,
-        "rollout.tensor_parallel": 1,  # vllm_tensor_parallel_size
-        # vllm_gpu_memory_utilization: since 0.5.8; before it is not passed, and vLLM's own is 0.9
-        "rollout.gpu_memory_utilization": share,
-        # n_samples_per_prompt is 1, which ray.py refuses for group_norm; examples/scripts/train_grpo_ray_*.sh have 8
-        "rollout.n": 8 if task == "grpo" else 1,
-        # micro_rollout_batch_size, of every role: ppo.py:280 (0.3.8), ray.py:369 (0.10.0)
-        "rollout.micro_batch": 1 if at_least(version, "0.10.0") else 8,
-        "rollout.sleep": False,  # vllm_enable_sleep
-        # rollout_batch_size: 512 in ppo.py, and in ray.py until 0.3.5
-        "rollout.batch": 1024 if at_least(version, "0.3.6") and not (shared and engine == "hf") else 512,
-    }
-    if at_least(version, "0.8.0"):
-        values["entropy_coeff"] = 0  # entropy_loss_coef: 0, later None (ray.py:352 of 0.8.0, :374 of 0.9.0)
-    if at_least(version, "0.8.6"):
-        # use_dynamic_batch is off; train_max_tokens_per_gpu counts with it, and for scoring, too, where
-        # rollout_max_tokens_per_gpu is None; it turns packing_samples on (ray.py:304-307, :509-515 of 0.9.0)
-        values |= {"max_tokens_per_gpu": None, "rollout.max_tokens_per_gpu": None}
-        if "max_tokens_per_gpu" in given:
-            values |= {"packing": True, "attention": "flash", "rollout.micro_batch": None}
+    values = stated(task, version, RL, COLOCATED if shared else NOTHING)
+    engine = values["rollout.engine"] = str(given.get("rollout.engine", values["rollout.engine"]))
+    if shared and engine == "hf":
+        values |= stated(task, version, ONE_GROUP)
+    if "max_tokens_per_gpu" in values and "max_tokens_per_gpu" in given:
+        # dynamic batches turn packing_samples on (ray.py:304-307, :509-515 of 0.9.0)
+        values |= {"packing": True, "attention": "flash", "rollout.micro_batch": None}
     if task == "ppo" and "roles.reward.model" in given:
         # critic_pretrain = reward_pretrain.split(",")[0], or pretrain for a remote reward model: ray.py:417-423 (0.6.1)
         values["roles.critic.model"] = given["roles.reward.model"]

@@ -27,14 +27,15 @@ from calc.frameworks.constraints import (
     sharding_fault,
     tensor_fault,
 )
+from calc.frameworks.releases import pinned
 from calc.frameworks.torch import litgpt
+from calc.frameworks.torch.releases import RELEASES
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, RL
 
-KNOWN: tuple[str, ...] = ("2.13",)
+KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(own_loop=True, fp16=True, shared="tensor_parallel", cuts=lambda job, rung: rung["method"] == "full")
-TORCH, TRANSFORMERS = "2.13.0", "5.23.0"
 
 # torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them
 RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
@@ -66,7 +67,7 @@ def nearest(version: str) -> str:
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of a loop without further settings for `task`, by dotted key; `given` is what the user set."""
-    shared = together(given)
+    shared, pins = together(given), pinned(RELEASES[version])
     gpus = max(1, int(given.get("gpus", 1)) // shared)  # groups of GPUs, each with sequences of its own
     micro_batch = int(given.get("micro_batch", 1))
     several = "fsdp2" if shared > 1 else "ddp"
@@ -83,7 +84,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "precision": precision,
         "sharding": sharding,
         "optimizer": optimizer,
-        "optimizer_impl": stepped(given, sharding, optimizer),
+        "optimizer_impl": stepped({**pins, **given}, sharding, optimizer),
         "offload.optimizer": False,
         "offload.parameters": False,
         # .grad has the parameter's type; under fsdp-mixed the reduced shard has that of the fp32 shard
@@ -95,9 +96,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "loss": "full",  # transformers/loss/loss_utils.py: ForCausalLMLoss
         "logprob": "log-softmax-fp32",  # as DPO's paper and first implementations: log_softmax(logits.float())
         "packing": False,
-        "versions.deepspeed": "0.16.4",
-        "versions.torch": TORCH,
-        "versions.transformers": TRANSFORMERS,
+        **pins,
     }
     if given.get("method", "full") in WITH_ADAPTERS:
         values |= {
@@ -113,7 +112,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def stepped(given: Mapping[str, Any], sharding: str, optimizer: str) -> str:
-    """The optimizer implementation where none is given.
+    """The optimizer implementation where none is; `given` also names the libraries.
 
     torch/optim/optimizer.py:161-186: foreach on CUDA unless fused=True, except in torch/optim/_adafactor.py and
     lion-pytorch; DeepSpeed has its own FusedAdam, in whose place the Trainer hands it PyTorch's if its configuration
@@ -121,8 +120,7 @@ def stepped(given: Mapping[str, Any], sharding: str, optimizer: str) -> str:
     """
     facts = OPTIMIZERS[optimizer]
     if given.get("trainer") == "transformers" and "fused" in facts.spelled.trl:
-        torch, transformers = given.get("versions.torch", TORCH), given.get("versions.transformers", TRANSFORMERS)
-        fused = trainer.fuses(str(transformers), str(torch))
+        fused = trainer.fuses(str(given["versions.transformers"]), str(given["versions.torch"]))
     else:
         fused = sharding in DEEPSPEED and facts.usual == "foreach"
     return "fused" if fused else facts.usual

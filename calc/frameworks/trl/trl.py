@@ -27,14 +27,15 @@ from calc.frameworks.constraints import (
     whole_layers,
     whole_sequences,
 )
+from calc.frameworks.releases import NOTHING, pinned, stated
+from calc.frameworks.trl.releases import ADAPTERS, DEFAULTS, GENERATING, RELEASES, SERVER, SUPERVISED, WHOLE
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, PAIRED, RL, Sharding
 
-KNOWN: tuple[str, ...] = ("1.16.0",)
+KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(fp16=True, precision="bf16")  # model_init_kwargs
 
 TASKS = ("sft", "rm", "dpo", "grpo")
-SUPERVISED = ("pretrain", "sft", "rm", "dpo")
 TILE = 4096  # tokens whose logits exist at once, at most (kernels/chunked_logprob.py)
 
 # the weights that a sharding gathers to hand them on, on top of those already there
@@ -50,57 +51,37 @@ def nearest(version: str) -> str:
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of the trainers' configurations for `task`, by dotted key; `given` is what the user set."""
-    gpus = trainers(given)
+    gpus, method = trainers(given), given.get("method", "full")
+    adapters = method != "full"
+    tables = (DEFAULTS, NOTHING if task in RL else SUPERVISED, ADAPTERS if adapters else NOTHING)
+    values = stated(task, version, *tables) | pinned(RELEASES[version])
     sharding = str(given.get("sharding", "ddp" if gpus > 1 else "none"))
-    optimizer = str(given.get("optimizer", "adamw"))
+    optimizer = str(given.get("optimizer", values["optimizer"]))
     facts = OPTIMIZERS[optimizer]
-    # per_device_train_batch_size 8, no accumulation (transformers training_args.py)
-    micro_batch = int(given.get("micro_batch", 8))
+    micro_batch = int(given.get("micro_batch", values["micro_batch"]))
     # fp32 weights (trainer/utils.py:1332) and bf16 (trainer/base_config.py, __post_init__), which is autocast.
     # DeepSpeed casts the weights and keeps fp32 ones beside them; Accelerate gives FSDP a mixed precision of its own
     # (utils/dataclasses.py:2062) and fp32 shards (accelerator.py:1955, utils/fsdp_utils.py:702).
     precision = "mixed" if sharding in DEEPSPEED else "fsdp-mixed" if sharding in FSDP else "autocast"
     precision = str(given.get("precision", precision))
-    values: dict[str, Any] = {
-        "trainer": "transformers",
+    values |= {
         "micro_batch": micro_batch,
         "global_batch": micro_batch * gpus,
-        # max_length 1024 (trainer/sft_config.py:203, dpo_config.py:196, reward_config.py:145)
-        **(rollout(given, micro_batch, gpus) if task in RL else {"seq_len": 1024}),
+        **(rollout(task, version, given, micro_batch * gpus) if task in RL else {}),
         "precision": precision,
         "sharding": sharding,
         "optimizer": optimizer,
         # adamw_torch_fused (transformers training_args.py:796-803); DeepSpeed is handed that optimizer
         "optimizer_impl": "fused" if "fused" in facts.spelled.trl else facts.usual,
-        "offload.optimizer": False,
-        "offload.parameters": False,
         # DeepSpeed's own choice under ZeRO; .grad has the parameter's type else, fp32 for FSDP's fp32 shard
         "grad_dtype": accumulated(precision, sharding),
         "no_sync": trainer.reduces_once(sharding),
-        "checkpointing": "full",  # gradient_checkpointing true (trainer/base_config.py:62)
-        "attention": "sdpa",  # transformers modeling_utils.py: sdpa where nothing else is asked
-        "loss": "full" if task == "rm" else "fused",  # add_fused_lm_head (trainer/utils.py:1548)
-        "logprob": "logsumexp",  # an online logsumexp over the tiles (kernels/chunked_logprob.py)
-        "packing": False,
-        # none is pinned: the newest releases, vLLM as new as METADATA allows (>=0.22.0, <=0.31.0)
-        "versions.deepspeed": "0.19.8",
-        "versions.torch": "2.13.0",
-        "versions.transformers": "5.23.0",
-        "versions.vllm": "0.31.0",
     }
-    if given.get("method", "full") != "full":
+    if adapters:
         # peft makes adapters fp32; DeepSpeed casts them, under ZeRO-3 the trainers ask for the base's type, and those
         # of a 4-bit base are cast to bf16 (trainer/grpo_trainer.py, __init__)
-        bf16 = sharding in DEEPSPEED or given["method"] == "qlora"
-        values |= {
-            "lora.rank": 16,  # trainer/model_config.py:107
-            "lora.targets": "all-linear",  # lora_target_modules None: peft would take q_proj and v_proj of a Llama
-            # trainer/model_config.py:115; for pairs `disable_dropout` is true (reward_config.py:128, dpo_config.py:185)
-            "lora.dropout": 0 if task in PAIRED else 0.05,
-            "lora.units": "own",  # peft/utils/other.py: fsdp_auto_wrap_policy
-            "lora.dtype": "bf16" if bf16 else "fp32",
-            "double_quantization": given["method"] != "qlora",  # use_bnb_nested_quant (trainer/model_config.py:164)
-        }
+        values["lora.dtype"] = "bf16" if sharding in DEEPSPEED or method == "qlora" else "fp32"
+        values["double_quantization"] = method != "qlora"  # use_bnb_nested_quant (trainer/model_config.py:164)
     return values
 
 
@@ -112,33 +93,19 @@ def trainers(given: Mapping[str, Any]) -> int:
     return int(given.get("roles.actor.gpus") or max(1, gpus - int(given.get("rollout.gpus") or 0)))
 
 
-def rollout(given: Mapping[str, Any], micro_batch: int, gpus: int) -> dict[str, Any]:
-    """Defaults of GRPO alone; a generation batch is one optimizer step's completions."""
-    n = int(given.get("rollout.n", 8))  # num_generations (trainer/grpo_config.py:480)
-    # n must divide the generation batch (trainer/grpo_config.py:1131): as few accumulation steps as do that
-    completions = int(given.get("global_batch", lcm(micro_batch * gpus, n)))
+def rollout(task: str, version: str, given: Mapping[str, Any], least: int) -> dict[str, Any]:
+    """Defaults of GRPO alone; a generation batch is one optimizer step's completions, of which `least` run at once."""
     server = given.get("placement", "colocated") != "colocated"
-    return {
-        "global_batch": completions,
-        "prompt_len": 512,  # no field: prompts are not cut
-        "response_len": 512,  # max_completion_length (trainer/grpo_config.py:494)
-        "rollout.engine": "vllm" if server else "hf",  # use_vllm false (trainer/grpo_config.py:587)
-        "rollout.tensor_parallel": 1,  # vllm_tensor_parallel_size (:671), scripts/vllm_serve.py
-        # vllm_gpu_memory_utilization (:656); of a server, scripts/vllm_serve.py:111
-        "rollout.gpu_memory_utilization": 0.9 if server else 0.3,
-        "rollout.n": n,
-        "rollout.sleep": False,  # vllm_enable_sleep_mode (:612)
-        "rollout.batch": max(1, completions // n),
-        "roles.reference": "none",  # beta 0.0 (:681); RLOO's 0.05 loads one
-        "roles.reward": "none",  # functions score, unless a model is named
-        # a reward model loads in its checkpoint's type, and only DeepSpeed shards it (trainer/grpo_trainer.py:1208)
-        **({} if given.get("sharding") in DEEPSPEED else whole(gpus)),
-    }
-
-
-def whole(gpus: int) -> dict[str, Any]:
-    """The fields of a reward model that every GPU holds whole."""
-    return {"roles.reward.precision": "bf16", "roles.reward.sharding": "ddp" if gpus > 1 else "none"}
+    # a reward model loads in its checkpoint's type, and only DeepSpeed shards it (trainer/grpo_trainer.py:1208)
+    whole = given.get("sharding") not in DEEPSPEED
+    values = stated(task, version, GENERATING, SERVER if server else NOTHING, WHOLE if whole else NOTHING)
+    n = int(given.get("rollout.n", values["rollout.n"]))
+    # n must divide the generation batch (trainer/grpo_config.py:1131): as few accumulation steps as do that
+    completions = int(given.get("global_batch", lcm(least, n)))
+    values |= {"global_batch": completions, "rollout.n": n, "rollout.batch": max(1, completions // n)}
+    if whole:
+        values["roles.reward.sharding"] = "ddp" if trainers(given) > 1 else "none"
+    return values
 
 
 def refuse(s: Scenario) -> str | None:

@@ -9,10 +9,11 @@ from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import HostCopies, Leaves, Path, Role, Scaled, Stage
 from calc.base.versions import at_least
 from calc.frameworks.constraints import context_fault, own_units, whole_layers
+from calc.frameworks.releases import stated
+from calc.frameworks.verl.releases import DEFAULTS, FORK
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import FSDP
 
-FORK = "tinyzero"  # has no numbers, so it sorts before every release
 # parts of a trained model that its offload flags move to the host between its phases
 MOVED: tuple[Leaves, ...] = ("weights", "states")
 
@@ -51,7 +52,7 @@ def refuse(s: Scenario) -> str | None:
             with_packing = " with packing" if place == "attention" and free else ""
             given = getattr(s, place)
             return f"{place}: given {given!r}, allowed with verl {version}{with_packing}: {', '.join(allowed)}"
-    if s.no_sync is not (once := reduces_once(version)):
+    if s.no_sync is not (once := stated(s.task, version, DEFAULTS)["no_sync"]):
         return f"no_sync: given {str(s.no_sync).lower()}, allowed with verl {version}: {str(once).lower()}"
     return None
 
@@ -63,14 +64,6 @@ def full_length(tokens: int, s: Scenario) -> str | None:
     """
     least = -(-s.seq_len // s.context_parallel)
     return None if tokens >= least else f"max_tokens_per_gpu: given {tokens}, allowed with verl: at least {least}"
-
-
-def reduces_once(version: str) -> bool:
-    """True if a step's gradients are reduced once, with `no_sync` for every micro batch but the last.
-
-    Always in 0.9.0 (transformer_impl.py:676); a flag in 0.9.1, which is off in its YAML.
-    """
-    return version == "0.9.0"
 
 
 def role(

@@ -15,18 +15,17 @@ from calc.scenario.scenario import Scenario
 
 TASKS = ("sft",)
 FIRST = "0.7.1"
-LENGTH = 1024  # data.max_length
-TOKENS = 8192  # data.max_token_len_per_gpu: batches are filled up to it (use_dynamic_bsz)
 
 
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`trainer/config/sft_trainer_engine.yaml`, by dotted key, where it differs from the actor's; `given` by the user.
+def defaults(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens of a batch, dynamic unless a micro batch is given: `values` has its bound; `given` is the user's.
 
-    Batches are dynamic unless a micro batch is given; each has room for one sequence at least.
+    Each batch has room for one sequence at least.
     """
-    least = -(-int(given.get("seq_len", LENGTH)) // int(given.get("context_parallel", 1)))
-    tokens = None if "micro_batch" in given else max(TOKENS, least)
-    return {"seq_len": LENGTH, "micro_batch": 1, "max_tokens_per_gpu": tokens, "global_batch": 256}  # train_batch_size
+    if "micro_batch" in given:
+        return {"max_tokens_per_gpu": None}
+    least = -(-int(given.get("seq_len", values["seq_len"])) // int(given.get("context_parallel", 1)))
+    return {"max_tokens_per_gpu": max(values["max_tokens_per_gpu"], least)}
 
 
 def refuse(s: Scenario) -> str | None:

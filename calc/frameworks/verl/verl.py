@@ -9,40 +9,18 @@ memory; one in between behaves as the one before it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from calc.base.plan import Awake, Holds, Keeps, Leaves, Path, Role, Serving, Stage
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks.base import Choices, as_published
 from calc.frameworks.constraints import linear_fault, trainer_fault
+from calc.frameworks.releases import NOTHING, pinned, stated
 from calc.frameworks.verl import engine, sft
-from calc.frameworks.verl.engine import FORK
+from calc.frameworks.verl.releases import ADAPTERS, DEFAULTS, DYNAMIC, FORK, FULL, RELEASES, RL, SFT, STATIC
 from calc.scenario.scenario import Scenario
 
-
-class Pins(NamedTuple):
-    """The libraries that a release runs on: its own pins, else the newest vLLM that it allows and what vLLM needs."""
-
-    vllm: str
-    transformers: str
-    torch: str
-
-
-RELEASES: Mapping[str, Pins] = {
-    FORK: Pins("0.6.3", "4.47.1", "2.4.0"),  # requirements.txt: transformers<4.48, vllm==0.6.3
-    "0.2": Pins("0.6.3", "4.47.1", "2.4.0"),  # micro batches a GPU; the reference always on the host
-    # vllm<=0.8.2, whose worker verl does not patch; its own is for 0.6.3
-    "0.3.0": Pins("0.6.3", "4.47.1", "2.4.0"),
-    "0.4.0": Pins("0.8.5", "4.51.3", "2.6.0"),  # reference by flag, entropy by flag, backward in place, fsdp2, LoRA
-    "0.6.0": Pins("0.9.1", "4.56.1", "2.7.0"),  # CUDA graphs, sleep level 2, a reference in fp32
-    "0.6.1": Pins("0.11.0", "4.56.1", "2.8.0"),
-    "0.7.0": Pins("0.12.0", "4.57.1", "2.9.0"),  # the actor's padding removed by default
-    "0.7.1": Pins("0.12.0", "4.57.1", "2.9.0"),  # vLLM in processes of its own, weights sent in buckets
-    "0.8.0": Pins("0.12.0", "4.57.6", "2.9.0"),  # engines alone: the root unit stays gathered after an evaluation
-    "0.9.0": Pins("0.24.0", "5.9.0", "2.11.0"),  # 256 sequences; allows vllm>=0.18 and transformers 5.5.3 to 5.10
-    "0.9.1": Pins("0.24.0", "5.9.0", "2.11.0"),  # logits are not divided by a temperature of 1
-}
 KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(offloads_apart=True, weights_stay=True, shared="context_parallel")
 
@@ -57,100 +35,29 @@ def nearest(version: str) -> str:
 
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """`trainer/config/ppo_trainer.yaml` of the release, by dotted key; `given` is what the user set."""
-    pins = RELEASES[version]
-    gpus, fork = int(given.get("gpus", 1)), version == FORK
-    prompts = int(given.get("rollout.batch", 1024))
-    # the flag's default is 1, with which a group has no advantage: examples/grpo_trainer and
-    # examples/reinforce_plus_plus_trainer set 5
-    n = int(given.get("rollout.n", 1 if task == "ppo" else 5))
+    """The release's own defaults, by dotted key, as they work out on the job's GPUs; `given` is what the user set."""
+    rl, gpus = task in TASKS, int(given.get("gpus", 1))
     adapters, dynamic = given.get("method", "full") != "full", "max_tokens_per_gpu" in given
-    values: dict[str, Any] = {
-        # data.max_prompt_length, max_response_length, train_batch_size: the same in every release
-        "prompt_len": 512,
-        "response_len": 512,
-        "rollout.batch": prompts,
-        "rollout.n": n,
-        # the fork: ppo_micro_batch_size 64 for the whole job; later it has no default, and 1 is the smallest
-        "micro_batch": max(1, 64 // gpus) if fork else 1,
-        # actor.ppo_mini_batch_size 256 prompts, times n (fsdp_workers.py:97-100 of the fork, :121 of 0.2)
-        "global_batch": min(256, prompts) * n,
-        # from_pretrained in fp32 for what is trained, MixedPrecision(bf16, reduce fp32) (fsdp_workers.py:167 of 0.2)
-        "precision": "fsdp-mixed",
-        "sharding": "fsdp1",  # actor.strategy: fsdp
-        "optimizer": "adamw",
-        "optimizer_impl": "foreach",  # torch.optim.AdamW without fused (fsdp_workers.py:267 of 0.2)
-        "offload.optimizer": False,  # fsdp_config.optimizer_offload
-        "offload.parameters": False,  # fsdp_config.param_offload
-        "grad_dtype": "fp32",  # the shard that reduce_dtype fp32 leaves
-        "no_sync": engine.reduces_once(version),
-        "checkpointing": "none" if fork else "full",  # model.enable_gradient_checkpointing
-        "attention": "flash",  # attn_implementation='flash_attention_2' (fsdp_workers.py:202 of 0.2)
-        "loss": "full",  # model.use_fused_kernels: False
-        "logprob": "logsumexp",  # flash-attn's cross entropy (utils/torch_functional.py:52-67 of 0.2)
-        # use_remove_padding: False in ppo_trainer.yaml:21 of 0.2, True in model/hf_model.yaml:40 of 0.7.0
-        "packing": at_least(version, "0.7.0"),
-        "rollout.engine": "vllm",  # rollout.name; 0.9 wants it given
-        "rollout.tensor_parallel": min(2, gpus),  # rollout.tensor_model_parallel_size 2, which one GPU cannot do
-        "rollout.gpu_memory_utilization": 0.5,
-        # rollout.log_prob_micro_batch_size_per_gpu has no default and must be given, in the fork it is 128 for all GPUs
-        "rollout.micro_batch": max(1, 128 // gpus) if fork and not dynamic else None,
-        # actor.use_dynamic_bsz is false; log_prob_max_token_len_per_gpu is the actor's ppo_max_token_len_per_gpu
-        "max_tokens_per_gpu": None,
-        "rollout.max_tokens_per_gpu": None,
-        "rollout.sleep": True,  # rollout.free_cache_engine
-        # on once vLLM has its weights (workers/fsdp_workers.py of 0.6.0, workers/engine_workers.py:805 of 0.9.0)
-        "expandable_segments": at_least(version, "0.6.0"),
-        "versions.vllm": pins.vllm,
-        "versions.transformers": pins.transformers,
-        "versions.torch": pins.torch,
-        "roles.reward": "none",  # reward_model.enable: False, a function scores
-        # RewardModelWorker: bf16 (fsdp_workers.py:943 of 0.2), CPUOffload as flagged in the fork, always later (:960)
-        "roles.reward.precision": "bf16",
-        "roles.reward.offload.parameters": not fork,
-        # fsdp_workers.py:96-101 of the fork: `//= world size`, `*= rollout.n`; `batch.split`
-        # (workers/actor/dp_actor.py) hands out what there is
-        "counts_prompts": fork,
-    }
-    if task == "ppo" and at_least(version, "0.7.0") and not at_least(version, "0.8.0"):
-        values["roles.critic.packing"] = False  # critic/dp_critic.yaml:44 of 0.7.1, which became the actor's in 0.8.0
-    if task in TASKS:
-        # actor.entropy_coeff, ppo_trainer.yaml:31 of 0.2, :56 of 0.4.0
-        values["entropy_coeff"] = 0 if at_least(version, "0.4.0") else 0.001
-    if not fork:
-        values["rollout.max_num_batched_tokens"] = 8192  # passed since 0.2 (vllm_rollout.py:104)
-    if at_least(version, "0.6.0"):
-        # passed since then (vllm_rollout_spmd.py:203); rollout.yaml:84 of 0.9.0
-        values["rollout.max_num_seqs"] = 256 if at_least(version, "0.9.0") else 1024
-    if dynamic and task in TASKS:
-        # critic.ppo_max_token_len_per_gpu, which reward models use, too (ppo_trainer.yaml:120 and :145 of 0.2)
-        own = [name for name in ("critic", "reward") if f"roles.{name}.micro_batch" not in given]
-        values |= {f"roles.{name}.max_tokens_per_gpu": 32768 for name in own}
-    if task not in TASKS:
-        values |= sft.defaults(given) | {"expandable_segments": False}
-    if at_least(version, "0.4.0"):
-        values["rollout.layered_summon"] = False  # ppo_trainer.yaml:115 of 0.4.0, rollout/rollout.yaml:103 of 0.9.1
-        # use_kl_loss and use_kl_in_reward are both false (main_ppo.py:130 of 0.4.0); until 0.3 main_ppo.py always maps
-        # Role.RefPolicy
-        values["roles.reference"] = "none"
-    if not adapters:
-        # bf16 where fsdp_config has no model_dtype (fsdp_workers.py:167 of 0.2); engine/fsdp.yaml has fp32 since 0.6.0
-        values["roles.reference.precision"] = "fsdp-mixed" if at_least(version, "0.6.0") else "bf16"
-        # by ref.fsdp_config.param_offload, False, in the fork (fsdp_workers.py:342); later CPUOffload whatever the flag
-        # says (fsdp_workers.py:248 of 0.2, engine.py:433 of 0.9.1)
-        values["roles.reference.offload.parameters"] = not fork
-    if fork and not dynamic:
-        values["roles.reference.micro_batch"] = max(1, 128 // gpus)  # ref.log_prob_micro_batch_size
-    if adapters:
-        values |= {
-            "lora.rank": 64,  # model.lora_rank 0 means none; examples set 32 to 128
-            "lora.targets": "all-linear",  # model.target_modules
-            "lora.dropout": 0,  # not passed to LoraConfig (engine.py:359-368 of 0.9.1)
-            "lora.units": "own",  # peft/utils/other.py: fsdp_auto_wrap_policy
-            # a flat parameter has one type, the base's fp32 (engine.py:370-381 of 0.9.1)
-            "lora.dtype": "fp32",
-        }
+    tables = (DEFAULTS, RL if rl else SFT, ADAPTERS if adapters else FULL, NOTHING if dynamic else STATIC)
+    values = stated(task, version, *tables) | pinned(RELEASES[version])
+    values["rollout.tensor_parallel"] = min(values["rollout.tensor_parallel"], gpus)
+    for place in ("rollout.batch", "rollout.n"):
+        values[place] = int(given.get(place, values[place]))
+    if rl:
+        values["global_batch"] = min(values["global_batch"], values["rollout.batch"]) * values["rollout.n"]
+        values |= _bounds(task, version, given) if dynamic else {}
+    else:
+        values |= sft.defaults(values, given)
+    if version == FORK:  # its flags count the micro batches of all GPUs
+        shared = ("micro_batch", "rollout.micro_batch", "roles.reference.micro_batch")
+        values |= {place: max(1, values[place] // gpus) for place in shared if values.get(place)}
     return values
+
+
+def _bounds(task: str, version: str, given: Mapping[str, Any]) -> dict[str, int]:
+    """The bounds of dynamic batches for the roles that are given no micro batch."""
+    bounds = stated(task, version, DYNAMIC)
+    return {place: n for place, n in bounds.items() if f"{place.rpartition('.')[0]}.micro_batch" not in given}
 
 
 def refuse(s: Scenario) -> str | None:
