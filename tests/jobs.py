@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from calc.base.ledger import Line
+from calc.base.plan import Stage
 from calc.engines.replica import Engine, Replica, Where
 from calc.frameworks.registry import framework
 from calc.resolve.parse import parse
@@ -56,6 +57,11 @@ def under(s: Scenario, sharding: str) -> Scenario:
     more = 1 if s.gpus > 1 else 2
     batch = s.global_batch * more
     return replace(s, framework="torch", sharding=sharding, precision=precision, gpus=s.gpus * more, global_batch=batch)
+
+
+def planned(s: Scenario, *stages: Stage) -> Scenario:
+    """`s` with a step of these stages in place of its framework's."""
+    return replace(s, plan=lambda own: replace(s.plan(own), stages=stages))
 
 
 def deepspeed(**fields: Any) -> Engine:
