@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from calc.base.ledger import Line
+from calc.base.plan import Keeps, Stage
 from calc.engines.replica import Replica, TrainingEngine, Where
 from calc.frameworks.registry import framework
 from calc.resolve.parse import parse
@@ -56,6 +57,16 @@ def under(s: Scenario, sharding: str) -> Scenario:
     more = 1 if s.gpus > 1 else 2
     batch = s.global_batch * more
     return replace(s, framework="torch", sharding=sharding, precision=precision, gpus=s.gpus * more, global_batch=batch)
+
+
+def planned(s: Scenario, *stages: Stage, **changed: Any) -> Scenario:
+    """`s` with a step of these stages in place of its framework's, and with these fields of every role changed."""
+
+    def plan(own: Scenario) -> Keeps:
+        keeps = s.plan(own)
+        return replace(keeps, stages=stages, roles=tuple(replace(role, **changed) for role in keeps.roles))
+
+    return replace(s, plan=plan)
 
 
 def deepspeed(**fields: Any) -> TrainingEngine:

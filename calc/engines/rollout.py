@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, Protocol, get_args
 
 from calc.base.ledger import Line
+from calc.base.plan import Serving
 
 ROLE = "rollout"
 
@@ -33,6 +34,10 @@ class RolloutEngine(Protocol):
 
     `others` are bytes of the card that are not the engine's own.
     """
+
+    @property
+    def serving(self) -> Serving:
+        """The release, and the settings that the framework passes to it."""
 
     @property
     def max_num_seqs(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import assert_never
 
-from calc.base.ledger import Line, Moment, Phase
+from calc.base.ledger import Line, Moment, Phase, most
 from calc.base.plan import Stage
 from calc.engines.replica import times
 from calc.memory import host
@@ -58,7 +58,7 @@ class Hosts:
     def _phases(self) -> list[Phase]:
         # nodes that hold the same roles need the same
         each = [self.node(dict(kind)) for kind in dict.fromkeys(tuple(node.items()) for node in self.nodes)]
-        return max(each, key=lambda phases: max([p.moment.device_bytes for p in phases], default=0))
+        return max(each, key=most)
 
     def node(self, ranks: Mapping[str, int]) -> list[Phase]:
         """The instants of a node with `ranks` ranks of each role, each with the lines of all roles together."""
@@ -83,10 +83,10 @@ class Hosts:
 
     def serving(self, ranks: int) -> list[Line]:
         """Host memory of `ranks` vLLM ranks: swap space, and the weights of ranks that sleep at level 1."""
-        job = self.job
-        if not (ranks and job.engine and job.keeps.serving and job.s.rollout):
+        engine, rollout = self.job.engine, self.job.s.rollout
+        if not (ranks and engine and rollout):
             return []
-        return times(job.engine.host(job.keeps.serving.sleep_level if job.s.rollout.sleep else 0), ranks)
+        return times(engine.host(engine.serving.sleep_level if rollout.sleep else 0), ranks)
 
     def saved(self, stage: Stage, ranks: int) -> Line:
         """The host copy of a checkpoint: whole on the first rank or on every rank, or a shard on each."""

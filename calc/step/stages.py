@@ -59,17 +59,8 @@ class Stages:
         self.gathered = self.frozen_roots()  # roles whose root FSDP unit is gathered now
 
     def largest(self, *, serving: bool) -> list[tuple[Candidate, Sums]]:
-        """The peak instant of each phase in each state of vLLM, with the sums of its lines; see `moments`."""
-        found: dict[tuple[str, str], tuple[Candidate, Sums]] = {}
-        most: dict[tuple[str, str], float] = {}
-        for candidate in self.moments(serving=serving):
-            # nothing has been freed while models load
-            known = sums(candidate.lines, stirred=candidate.phase != "load")
-            size = known.needed + runtime.HELD_BACK[runtime.MIDDLE] * known.stirred
-            key = candidate.phase, candidate.engine
-            if size > most.get(key, -1):
-                most[key], found[key] = size, (candidate, known)
-        return [*found.values()]
+        """The peak instants among `moments`."""
+        return largest(self.moments(serving=serving))
 
     def moments(self, *, serving: bool) -> Candidates:
         """The candidates of the job's stages.
@@ -310,6 +301,20 @@ class Stages:
         placed = self.placed[stage.role]
         held = [line for word in stage.handed if (line := placed.engine.handing(word)).bytes]
         return [*self.beside(stage, stage.role), *self.present(placed), *held]
+
+
+def largest(moments: Iterable[Candidate]) -> list[tuple[Candidate, Sums]]:
+    """The peak instant of each phase in each state of vLLM, the first of equals, with the sums of its lines."""
+    found: dict[tuple[str, str], tuple[Candidate, Sums]] = {}
+    most: dict[tuple[str, str], float] = {}
+    for candidate in moments:
+        # nothing has been freed while models load
+        known = sums(candidate.lines, stirred=candidate.phase != "load")
+        size = known.needed + runtime.HELD_BACK[runtime.MIDDLE] * known.stirred
+        key = candidate.phase, candidate.engine
+        if size > most.get(key, -1):
+            most[key], found[key] = size, (candidate, known)
+    return [*found.values()]
 
 
 def sums(lines: Sequence[Line], *, stirred: bool) -> Sums:

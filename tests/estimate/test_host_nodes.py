@@ -1,136 +1,136 @@
-"""Host memory of a node, counted on jobs of two or three invented roles."""
+"""Host memory of a node: what the ranks of real jobs take there, added up instant by instant."""
 
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from jobs import planned, total
 
-from calc.base.ledger import Line
 from calc.base.plan import Stage
 from calc.catalog.catalog import load
 from calc.estimate.host_nodes import Hosts
 from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 from calc.step.placement import groups
-from calc.step.roles import Job
+from calc.step.roles import Job, Roles
 
-A_LINE = Line("weights", "actor", 0, "0", {}, "host#loading")
-
-
-def role(parameters: int = 0, adapter: int = 0, ranks: int = 1, **moments: int) -> Any:
-    """A placed role: its size, and the bytes of one of its ranks at each moment."""
-    host = {name.replace("_", " "): count for name, count in moments.items()}
-    replica = SimpleNamespace(role="actor", parameters=parameters, adapter=adapter, ranks=ranks)
-    engine = SimpleNamespace(
-        replica=replica, host=lambda n: {at: [A_LINE._replace(bytes=n * count)] for at, count in host.items()}
-    )
-    return SimpleNamespace(engine=engine)
+OFFLOADED = {"sharding": "zero3", "offload.optimizer": True}
+# the actor's optimizer is built and steps on the host, the reference's parameters lie there
+DPO = {"task": "dpo", "framework": "trl", "gpus": 2, **OFFLOADED, "offload.parameters": True}
+PPO = {"task": "ppo", "framework": "openrlhf", "gpus": 8}
+# vLLM 0.7 beside the trainers, a rank on each GPU: its swap space, and its weights while it sleeps
+VLLM = PPO | {"framework": "openrlhf==0.6.1", "rollout.engine": "vllm"}
+SWAP, WEIGHTS = 6_442_450_944, 1_845_692_416
+P, CRITIC = 494_032_768, 494_033_664  # parameters of Qwen 2.5 0.5B, and with a value head
+LORA = 4_399_104
 
 
-def hosts(nodes: list[dict[str, int]] | None = None, stages: tuple[Stage, ...] = (), **placed: Any) -> Hosts:
-    """A job of these roles without an engine that serves."""
-    found = object.__new__(Hosts)
-    keeps = SimpleNamespace(stages=stages, serving=None)
-    roles = SimpleNamespace(once=lambda what, made: made())  # nothing is kept from job to job
-    s = SimpleNamespace(rollout=None)
-    found.job = SimpleNamespace(placed=placed, keeps=keeps, engine=None, s=s, roles=roles)  # type: ignore[assignment]
-    found.nodes = nodes or []
-    return found
+def scenario(**fields: Any) -> Scenario:
+    return parse({"model": "qwen2.5-0.5b", "gpu": "a100-80-sxm", **fields}, catalog=load())
 
 
-def serving(*, sleep: bool, level: int = 1) -> Hosts:
-    """A job whose engine takes 5 bytes a rank, and 70 more where its weights wait on the host."""
-    found = hosts()
-    found.job.engine = SimpleNamespace(host=lambda at: [A_LINE._replace(bytes=75 if at == 1 else 5)])  # type: ignore[assignment]
-    found.job.keeps = SimpleNamespace(stages=(), serving=SimpleNamespace(sleep_level=level))  # type: ignore[assignment]
-    found.job.s = SimpleNamespace(rollout=SimpleNamespace(sleep=sleep))  # type: ignore[assignment]
-    return found
+def hosts(s: Scenario) -> Hosts:
+    # roles of their own: those that are cached know a scenario by its fields, not by its plan
+    return Hosts(Job(s, load().gpu(s.gpu), Roles(s)))
 
 
 def sums(found: Hosts, ranks: dict[str, int]) -> dict[str, int]:
-    """Bytes of each moment of a node."""
+    """Bytes of each instant of a node with so many ranks of each role."""
     return {phase.name: phase.moment.device_bytes for phase in found.node(ranks)}
 
 
-def test_roles_of_a_node_add_up_moment_by_moment() -> None:
-    """Two ranks of 10 and three of 100; a role that is not placed takes nothing."""
-    found = hosts(actor=role(loading=10, optimizer_built=1), critic=role(loading=100))
-    assert sums(found, {"actor": 2, "critic": 3, "reward": 4}) == {"loading": 320, "optimizer built": 2}
+def saving(s: Scenario, *saves: Stage) -> Scenario:
+    """`s` with these checkpoints in place of its framework's."""
+    return planned(s, *[stage for stage in s.keeps.stages if stage.does != "save"], *saves)
 
 
-def test_what_is_there_before_the_first_step_stays_unless_the_step_adds_to_it() -> None:
-    """One role has a moment of its own after the step, the other keeps what it had; no other moment is carried on."""
-    stepping = role(before_the_first_step=10, after_the_first_step=25)
-    waiting = role(before_the_first_step=100)
-    found = hosts(actor=stepping, critic=waiting)
-    expected = {"before the first step": 110, "after the first step": 125}
-    assert sums(found, {"actor": 1, "critic": 1}) == expected
+def test_roles_of_a_node_add_up_and_what_the_first_step_found_stays() -> None:
+    """Two ranks and three; the reference, which takes no step, keeps what it had before the first, and nothing else."""
+    found = hosts(scenario(**DPO))
+    each = {name: found.job.placed[name].engine.host(n) for name, n in (("actor", 2), ("reference", 3))}
+    actor, reference = ({at: total(lines) for at, lines in moments} for moments in each.values())
+    assert [*reference] == ["loading", "before the first step"]
+    assert sums(found, {"actor": 2, "reference": 3}) == {
+        "loading": actor["loading"] + reference["loading"],
+        "optimizer built": actor["optimizer built"],
+        "before the first step": actor["before the first step"] + reference["before the first step"],
+        "after the first step": actor["after the first step"] + reference["before the first step"],
+    }
 
 
 def test_an_engine_is_beside_the_steps_alone() -> None:
-    """5 bytes for each of its two ranks, not while models load; none on a node that has no rank of it."""
-    found = serving(sleep=False)
-    assert sums(found, {"rollout": 2}) == {"before the first step": 10, "after the first step": 10}
+    """Not while models load; none on a node that has no rank of it."""
+    found, both = hosts(scenario(**VLLM, **{"rollout.sleep": True})), 2 * (SWAP + WEIGHTS)
+    assert sums(found, {"rollout": 2}) == {"before the first step": both, "after the first step": both}
     assert sums(found, {}) == {}
 
 
-@pytest.mark.parametrize(("sleep", "level", "expected"), [(True, 1, 75), (True, 2, 5), (False, 1, 5), (False, 2, 5)])
+@pytest.mark.parametrize(
+    ("sleep", "level", "expected"),
+    [(True, 1, SWAP + WEIGHTS), (True, 2, SWAP), (False, 1, SWAP), (False, 2, SWAP)],
+)
 def test_weights_wait_on_the_host_where_the_engine_sleeps_at_level_1(sleep: bool, level: int, expected: int) -> None:
     """vLLM's `sleep(level=1)` moves weights, level 2 drops them; an engine that never sleeps keeps them."""
-    assert sum(line.bytes for line in serving(sleep=sleep, level=level).serving(1)) == expected
+    s = scenario(**VLLM, **{"rollout.sleep": sleep})
+    assert s.keeps.serving
+    own = replace(s.keeps, serving=replace(s.keeps.serving, sleep_level=level))
+    assert total(hosts(replace(s, plan=lambda _: own)).serving(1)) == expected
 
 
-@pytest.mark.parametrize("without", ["ranks", "engine", "serving", "rollout"])
-def test_a_job_that_serves_nothing_has_nothing_of_an_engine(without: str) -> None:
-    """Each of the four alone says so."""
-    found = serving(sleep=True)
-    if without == "engine":
-        found.job.engine = None
-    elif without == "serving":
-        found.job.keeps = SimpleNamespace(stages=(), serving=None)  # type: ignore[assignment]
-    elif without == "rollout":
-        found.job.s = SimpleNamespace(rollout=None)  # type: ignore[assignment]
-    assert found.serving(0 if without == "ranks" else 3) == []
+def test_a_job_that_serves_nothing_has_nothing_of_an_engine() -> None:
+    """A node without a rank of vLLM, a job in which Transformers generates, and one in which nothing does."""
+    assert hosts(scenario(**VLLM)).serving(0) == []
+    for fields in (VLLM | {"rollout.engine": "hf"}, {"task": "sft"}):
+        assert hosts(scenario(**fields)).serving(3) == []
 
 
 @pytest.mark.parametrize(
-    ("host", "ranks", "expected"), [("first", 3, 26), ("every", 3, 78), ("shards", 3, 20), ("shards", 4, 26)]
+    ("host", "ranks", "elements"),
+    [("first", 2, P + LORA), ("every", 2, 2 * (P + LORA)), ("shards", 2, 332_287_915), ("shards", 3, P + LORA)],
 )
 def test_a_checkpoints_copy_is_on_the_first_rank_on_every_one_or_a_shard_on_each(
-    host: str, ranks: int, expected: int
+    host: str, ranks: int, elements: int
 ) -> None:
-    """10 parameters and 3 of adapters, 2 bytes each, of 4 ranks: three of these hold 39/4, rounded up to 10."""
-    found = hosts(actor=role(parameters=10, adapter=3, ranks=4))
-    line = found.saved(Stage("save", "actor", host=host), ranks)
-    assert (line.bytes, type(line.bytes), line.component) == (expected, int, "checkpoint")
+    """Weights and adapters, two bytes each, of three ranks: two of these hold 332,287,914 2/3 elements, rounded up."""
+    line = hosts(scenario(task="sft", method="lora", gpus=3)).saved(Stage("save", "actor", host=host), ranks)
+    assert (line.bytes, type(line.bytes), line.component) == (2 * elements, int, "checkpoint")
 
 
-def test_of_several_checkpoints_the_largest_counts() -> None:
+@pytest.mark.parametrize("order", [("actor", "critic"), ("critic", "actor")])
+def test_of_several_checkpoints_the_largest_counts(order: tuple[str, str]) -> None:
     """They are written one after another, beside what is there after the first step; the order does not matter."""
-    small, large = role(parameters=10, after_the_first_step=1), role(parameters=50, after_the_first_step=900)
-    save = {name: Stage("save", name, host="first") for name in ("actor", "critic")}
-    for stages in ((save["actor"], save["critic"]), (save["critic"], save["actor"])):
-        found = hosts(stages=stages, actor=small, critic=large)
-        assert sums(found, {"actor": 1, "critic": 1}) == {"after the first step": 901, "save": 1001}
+    saves = [Stage("save", name, host="first", host_bytes=4 if name == "critic" else 2) for name in order]
+    found = sums(hosts(saving(scenario(**PPO, **OFFLOADED), *saves)), {"actor": 8, "critic": 8})
+    assert found["save"] == found["after the first step"] + 4 * CRITIC
 
 
 def test_only_a_save_to_the_host_of_a_role_on_this_node_is_a_copy() -> None:
-    """Not a step of training, not a save from the GPU, not one of a role elsewhere."""
-    others = [Stage(does, "actor", host="first") for does in ("generate", "score", "train", "sync")]
-    for stage in (*others, Stage("save", "actor")):
-        assert sums(hosts(stages=(stage,), actor=role(parameters=10, loading=1)), {"actor": 1}) == {"loading": 1}
-    elsewhere = Stage("save", "critic", host="first")
-    found = hosts(stages=(elsewhere,), actor=role(loading=1), critic=role(parameters=10))
-    assert sums(found, {"actor": 1}) == {"loading": 1}
+    """Not a save from the GPU, not one of a role elsewhere, not another stage."""
+    s = scenario(**PPO)
+    saved = hosts(saving(s, Stage("save", "actor", host="first")))
+    assert sums(saved, {"actor": 1}) == {"loading": 2 * P, "save": 2 * P}
+    assert sums(saved, {"critic": 1}) == {"loading": 2 * CRITIC}
+    assert sums(hosts(saving(s, Stage("save", "actor"))), {"actor": 1}) == {"loading": 2 * P}
+    others = planned(s, *[Stage(does, "actor", host="first") for does in ("generate", "score", "train", "sync")])
+    assert sums(hosts(others), {"actor": 1}) == {"loading": 2 * P}
 
 
-def test_the_node_that_needs_most_is_shown() -> None:
-    """At its largest moment, wherever it stands."""
-    nodes = [{"actor": 1}, {"actor": 2, "critic": 1}, {}]
-    shown = hosts(nodes, actor=role(loading=10), critic=role(optimizer_built=15)).phases()
-    assert {phase.name: phase.moment.device_bytes for phase in shown} == {"loading": 20, "optimizer built": 15}
+@pytest.mark.parametrize(
+    ("fields", "shown", "largest"),
+    [({}, 2, "loading"), ({"roles.reference.model": "qwen2.5-1.5b"}, 1, "loading"), (OFFLOADED, 1, "save")],
+)
+def test_the_node_that_needs_most_is_shown(fields: dict[str, Any], shown: int, largest: str) -> None:
+    """At its largest instant, wherever that stands: the critic is a little larger, the actor's node saves."""
+    homes = {f"roles.{name}.gpus": 1 for name in ("actor", "critic", "reference", "reward")}
+    apart = {"gpus": 6, "gpus_per_node": 2, "placement": "separate", "rollout.gpus": 2, **homes}
+    found = hosts(scenario(**PPO | apart | fields))
+    assert [[*node] for node in found.nodes] == [["rollout"], ["actor", "reference"], ["reward", "critic"]]
+    phases = found.phases()
+    assert phases == found.node(found.nodes[shown])
+    assert max(phases, key=lambda phase: phase.moment.device_bytes).name == largest
 
 
 @pytest.mark.parametrize("per_node", [1, 2, 4, 8])
