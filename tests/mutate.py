@@ -51,6 +51,7 @@ TARGETS = (
     "calc/models/architecture.py",
     "calc/models/lora.py",
     "calc/base/ledger.py",
+    "calc/base/optimizers.py",
     "calc/estimate/estimate.py",
     "calc/step/stages.py",
     "calc/estimate/gpu_group.py",

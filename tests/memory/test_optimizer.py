@@ -148,7 +148,15 @@ def test_two_copies_of_the_largest_are_as_wide_as_its_type() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "fused", "foreach", "single"),
-    [("adamw", 0, 1, 2), ("lion", 0, 1, 2), ("adafactor", 0, 1, 1), ("sgd-momentum", 0, 0, 0), ("adamw-8bit", 0, 0, 0)],
+    [
+        ("adamw", 0, 1, 2),
+        ("lion", 0, 1, 2),
+        ("adafactor", 0, 1, 1),
+        ("sgd-momentum", 0, 0, 0),
+        ("sgd", 0, 0, 0),
+        ("adamw-8bit", 0, 0, 0),
+        ("none", 0, 0, 0),
+    ],
 )
 def test_a_step_makes_so_many_tensors_for_each_parameter(kind: str, fused: int, foreach: int, single: int) -> None:
     """torch 2.13 `optim/adamw.py`, `_adafactor.py`, and lion-pytorch: lists of temporaries, or one after another."""
