@@ -142,7 +142,9 @@ class Allocator:
 
     def take(self, size: int) -> Block:
         """Allocate a block of `size` bytes: the smallest free block that is large enough, split to size."""
-        return self.take_all((size,))[0]
+        own: dict[int, Block] = {}
+        self.play(((0, asked(size)),), own)
+        return own[0]
 
     def take_all(self, sizes: Iterable[int]) -> list[Block]:
         """Allocate blocks of these sizes, one after another."""
@@ -152,7 +154,7 @@ class Allocator:
 
     def give(self, block: Block) -> None:
         """Free a block, and merge it with its free neighbours."""
-        self.give_all((block,))
+        self.play(((0, 0),), {0: block})
 
     def give_all(self, blocks: Iterable[Block]) -> None:
         """Free blocks, one after another."""
@@ -197,26 +199,31 @@ class Allocator:
                 place = bisect_left(free, size)
                 if place < len(free):
                     found = free[place]
-                    if unmapped and (found & ADDRESS) + (found >> WIDTH) in unmapped:
+                    start = found & ADDRESS
+                    end = start + (found >> WIDTH)
+                    if end in unmapped and place + 1 < len(free):
                         place = self._fit(place)
                         found = free[place]
-                    del free[place]
-                    start = found & ADDRESS
+                        start = found & ADDRESS
+                        end = start + (found >> WIDTH)
                     del starts[start]
+                    del free[place]
                 else:
                     process.allocated = allocated >> WIDTH
                     found = self._segment(size >> WIDTH)
                     start = found & ADDRESS
+                    end = start + (found >> WIDTH)
                 rest = found - size
                 if rest >= least:
                     own[slot] = size + start
-                    end = start + (size >> WIDTH)
-                    rest += end - start
-                    starts[end] = ends[start + (found >> WIDTH)] = rest
+                    # its start is further by what has been cut off
+                    start += size >> WIDTH
+                    rest += size >> WIDTH
+                    starts[start] = ends[end] = rest
                     insort(free, rest)
                 else:
                     own[slot] = found
-                    ends.pop(start + (found >> WIDTH), 0)
+                    ends.pop(end, 0)
                     size = found - start
             allocated += size
             if allocated > most:
@@ -293,20 +300,21 @@ class Expandable(Allocator):
 
     def _place(self, size: int) -> tuple[int, int]:
         """The start of the lowest range with `size` bytes free or unmapped, and the bytes to be mapped there."""
-        for unmapped in sorted(self._unmapped):
-            begin = end = address(self._ends.get(unmapped, unmapped))
+        starts, ends, unmapped = self._starts, self._ends, self._unmapped
+        for first in sorted(unmapped):
+            begin = end = address(ends.get(first, first))
             missing = 0
-            while end - begin < size and (have := self._after(end)):
-                if end not in self._starts:
-                    missing += _pages(min(size - (end - begin), have))
-                end += have
-            if end - begin >= size:
+            while end < begin + size:
+                if block := starts.get(end):
+                    end += block >> WIDTH
+                elif have := unmapped.get(end):
+                    missing += _pages(min(begin + size - end, have))
+                    end += have
+                else:
+                    break
+            else:
                 return begin, missing
         raise AssertionError("the last block has no end")
-
-    def _after(self, end: int) -> int:
-        """The bytes of the free or unmapped block that starts at `end`."""
-        return length(self._starts.get(end, 0)) or self._unmapped.get(end, 0)
 
     def _map(self, begin: int, wanted: int) -> int:
         """Join free and newly mapped pages from `begin` on into one block of `wanted` bytes or more; its bytes."""
@@ -334,10 +342,10 @@ class Expandable(Allocator):
 
     def release(self) -> None:
         """Return whole pages in which nothing is allocated to the driver."""
-        for block in [*self._starts.values()]:
+        for block in self._free[bisect_left(self._free, BUFFER << WIDTH) :]:
             begin, end = address(block), address(block) + length(block)
             low, high = _pages(begin), end // BUFFER * BUFFER
-            if low >= high:
+            if low == high:
                 continue
             self._drop(block)
             if low > begin:
