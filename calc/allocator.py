@@ -142,9 +142,7 @@ class Allocator:
 
     def take(self, size: int) -> Block:
         """Allocate a block of `size` bytes: the smallest free block that is large enough, split to size."""
-        own: dict[int, Block] = {}
-        self.play(((0, asked(size)),), own)
-        return own[0]
+        return self.take_all((size,))[0]
 
     def take_all(self, sizes: Iterable[int]) -> list[Block]:
         """Allocate blocks of these sizes, one after another."""
@@ -154,7 +152,7 @@ class Allocator:
 
     def give(self, block: Block) -> None:
         """Free a block, and merge it with its free neighbours."""
-        self.play(((0, 0),), {0: block})
+        self.give_all((block,))
 
     def give_all(self, blocks: Iterable[Block]) -> None:
         """Free blocks, one after another."""

@@ -120,6 +120,22 @@ class Fit:
         return min(self.training, self.serving)
 
     @property
+    def _slacks(self) -> tuple[int, int]:
+        """The least and the most that `slack` can be, as far as replays have shown so far."""
+        low, high = zip(*[each.rooms for each in self._sets], strict=True)
+        return min(*low, self.serving), min(*high, self.serving)
+
+    def roomier(self, other: Fit) -> bool:
+        """True if it has more `slack` than another; replays only as far as that takes."""
+        while True:
+            (low, high), (least, most) = self._slacks, other._slacks
+            if low > most or high <= least:
+                return low > most
+            wider = self if high - low > most - least else other
+            for each in wider._sets:
+                each.narrow()
+
+    @property
     def fits(self) -> bool:
         """True if it runs with the probability that a verdict asks for, and the host has room."""
         return self.trains and self.serving >= 0 and not self.short and not self.refused
@@ -173,10 +189,10 @@ class Found(NamedTuple):
         return self.seconds, -self.slack
 
     def before(self, other: Found | None) -> bool:
-        """True if it comes first by rank; `slack` is computed only where times are equal."""
+        """True if it comes first by rank; `slack` is asked only where times are equal."""
         if other is None or self.seconds != other.seconds:
             return other is None or self.seconds < other.seconds
-        return self is not other and self.slack > other.slack
+        return self is not other and self.fit.roomier(other.fit)
 
 
 def room(group: Group, phase: Phase) -> int:
