@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from copy import copy
+from functools import lru_cache
 from typing import Self
 
 from calc.units import MiB
@@ -43,6 +44,18 @@ def length(block: Block) -> int:
 def asked(size: int) -> Block:
     """A request for `size` bytes, rounded up to ROUND, as a block at address 0."""
     return -(-size // ROUND) * ROUND << WIDTH
+
+
+@lru_cache(maxsize=4096)
+def requests(sizes: tuple[int, ...]) -> Steps:
+    """The steps that allocate blocks of these sizes, in slots numbered from 0; cached, as each layer asks the same."""
+    return tuple([(slot, asked(size)) for slot, size in enumerate(sizes)])
+
+
+@lru_cache(maxsize=4096)
+def frees(number: int) -> Steps:
+    """The steps that free the blocks in so many slots."""
+    return tuple([(slot, 0) for slot in range(number)])
 
 
 class OutOfMemory(Exception):
@@ -147,7 +160,7 @@ class Allocator:
     def take_all(self, sizes: Iterable[int]) -> list[Block]:
         """Allocate blocks of these sizes, one after another."""
         own: dict[int, Block] = {}
-        self.play([(slot, asked(size)) for slot, size in enumerate(sizes)], own)
+        self.play(requests(tuple(sizes)), own)
         return [*own.values()]
 
     def give(self, block: Block) -> None:
@@ -157,7 +170,7 @@ class Allocator:
     def give_all(self, blocks: Iterable[Block]) -> None:
         """Free blocks, one after another."""
         own = dict(enumerate(blocks))
-        self.play([(slot, 0) for slot in own], own)
+        self.play(frees(len(own)), own)
 
     def play(self, steps: Steps, own: dict[int, Block]) -> None:
         """Allocate and free as `steps` says, one step after another; `own` maps slots to their blocks."""
