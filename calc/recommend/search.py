@@ -120,10 +120,29 @@ class Fit:
         return min(self.training, self.serving)
 
     @property
-    def _slacks(self) -> tuple[int, int]:
-        """The least and the most that `slack` can be, as far as replays have shown so far."""
+    def _trainings(self) -> tuple[int, int]:
+        """The least and the most that `training` can be, as far as replays have shown so far."""
         low, high = zip(*[each.rooms for each in self._sets], strict=True)
-        return min(*low, self.serving), min(*high, self.serving)
+        return min(low), min(high)
+
+    @property
+    def _slacks(self) -> tuple[int, int]:
+        """The least and the most that `slack` can be."""
+        low, high = self._trainings
+        return min(low, self.serving), min(high, self.serving)
+
+    def _narrow(self) -> None:
+        """Replays once more, to know `training` better."""
+        for each in self._sets:
+            each.narrow()
+
+    def leaves(self, room: float) -> bool:
+        """True if `training` is more than `room`; replays only as far as that takes."""
+        while True:
+            low, high = self._trainings
+            if low > room or high <= room:
+                return low > room
+            self._narrow()
 
     def roomier(self, other: Fit) -> bool:
         """True if it has more `slack` than another; replays only as far as that takes."""
@@ -131,9 +150,7 @@ class Fit:
             (low, high), (least, most) = self._slacks, other._slacks
             if low > most or high <= least:
                 return low > most
-            wider = self if high - low > most - least else other
-            for each in wider._sets:
-                each.narrow()
+            (self if high - low > most - least else other)._narrow()
 
     @property
     def fits(self) -> bool:
