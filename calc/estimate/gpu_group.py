@@ -99,6 +99,20 @@ class Shared:
         least = self.replayed(self.reserve.least).replayed
         return (undisturbed.replayed if self._leaves_room(undisturbed) else least), least
 
+    @property
+    def rooms(self) -> tuple[int, int]:
+        """The least and the most that `room` in the phases without vLLM can be, as far as replays have shown so far."""
+        usable = self.job.gpu.usable_bytes
+        if not self.act or verdict.certain(self.replayed(self.reserve.undisturbed), usable):
+            room = self.room(serving=False)
+            return room, room
+        low, high = self.reserve.known
+        return verdict.room(self.replayed(high), usable), verdict.room(self.replayed(low), usable)
+
+    def narrow(self) -> bool:
+        """Replays once more where that may bring `rooms` nearer to each other; False where it cannot."""
+        return self.act is not None and self.reserve.narrow()
+
     def replayed(self, reserved: int) -> Sums:
         """The totals where PyTorch reserves `reserved` bytes, or the bytes of the tensors if these are more."""
         needed, most, *_ = self.resting

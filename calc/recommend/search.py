@@ -121,6 +121,39 @@ class Fit:
         return min(self.training, self.serving)
 
     @property
+    def _trainings(self) -> tuple[int, int]:
+        """The least and the most that `training` can be, as far as replays have shown so far."""
+        low, high = zip(*[each.rooms for each in self._sets], strict=True)
+        return min(low), min(high)
+
+    @property
+    def _slacks(self) -> tuple[int, int]:
+        """The least and the most that `slack` can be."""
+        low, high = self._trainings
+        return min(low, self.serving), min(high, self.serving)
+
+    def _narrow(self) -> None:
+        """Replays once more, to know `training` better."""
+        for each in self._sets:
+            each.narrow()
+
+    def leaves(self, room: float) -> bool:
+        """True if `training` is more than `room`; replays only as far as that takes."""
+        while True:
+            low, high = self._trainings
+            if low > room or high <= room:
+                return low > room
+            self._narrow()
+
+    def roomier(self, other: Fit) -> bool:
+        """True if it has more `slack` than another; replays only as far as that takes."""
+        while True:
+            (low, high), (least, most) = self._slacks, other._slacks
+            if low > most or high <= least:
+                return low > most
+            (self if high - low > most - least else other)._narrow()
+
+    @property
     def fits(self) -> bool:
         """True if it runs with the probability that a verdict asks for, and the host has room."""
         return self.trains and self.serving >= 0 and not self.short and not self.refused
@@ -174,10 +207,10 @@ class Found(NamedTuple):
         return self.seconds, -self.slack
 
     def before(self, other: Found | None) -> bool:
-        """True if it comes first by rank; `slack` is computed only where times are equal."""
+        """True if it comes first by rank; `slack` is asked only where times are equal."""
         if other is None or self.seconds != other.seconds:
             return other is None or self.seconds < other.seconds
-        return self is not other and self.slack > other.slack
+        return self is not other and self.fit.roomier(other.fit)
 
 
 def room(group: Group, phase: Phase) -> int:

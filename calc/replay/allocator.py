@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from copy import copy
+from functools import lru_cache
 from typing import Self
 
 from calc.base.units import MiB
@@ -43,6 +44,18 @@ def length(block: Block) -> int:
 def asked(size: int) -> Block:
     """A request for `size` bytes, rounded up to ROUND, as a block at address 0."""
     return -(-size // ROUND) * ROUND << WIDTH
+
+
+@lru_cache(maxsize=4096)
+def requests(sizes: tuple[int, ...]) -> Steps:
+    """The steps that allocate blocks of these sizes, in slots numbered from 0; cached, as each layer asks the same."""
+    return tuple([(slot, asked(size)) for slot, size in enumerate(sizes)])
+
+
+@lru_cache(maxsize=4096)
+def frees(number: int) -> Steps:
+    """The steps that free the blocks in so many slots."""
+    return tuple([(slot, 0) for slot in range(number)])
 
 
 class OutOfMemory(Exception):
@@ -147,7 +160,7 @@ class Allocator:
     def take_all(self, sizes: Iterable[int]) -> list[Block]:
         """Allocate blocks of these sizes, one after another."""
         own: dict[int, Block] = {}
-        self.play([(slot, asked(size)) for slot, size in enumerate(sizes)], own)
+        self.play(requests(tuple(sizes)), own)
         return [*own.values()]
 
     def give(self, block: Block) -> None:
@@ -157,7 +170,7 @@ class Allocator:
     def give_all(self, blocks: Iterable[Block]) -> None:
         """Free blocks, one after another."""
         own = dict(enumerate(blocks))
-        self.play([(slot, 0) for slot in own], own)
+        self.play(frees(len(own)), own)
 
     def play(self, steps: Steps, own: dict[int, Block]) -> None:
         """Allocate and free as `steps` says, one step after another; `own` maps slots to their blocks."""
@@ -197,26 +210,31 @@ class Allocator:
                 place = bisect_left(free, size)
                 if place < len(free):
                     found = free[place]
-                    if unmapped and (found & ADDRESS) + (found >> WIDTH) in unmapped:
+                    start = found & ADDRESS
+                    end = start + (found >> WIDTH)
+                    if end in unmapped and place + 1 < len(free):
                         place = self._fit(place)
                         found = free[place]
-                    del free[place]
-                    start = found & ADDRESS
+                        start = found & ADDRESS
+                        end = start + (found >> WIDTH)
                     del starts[start]
+                    del free[place]
                 else:
                     process.allocated = allocated >> WIDTH
                     found = self._segment(size >> WIDTH)
                     start = found & ADDRESS
+                    end = start + (found >> WIDTH)
                 rest = found - size
                 if rest >= least:
                     own[slot] = size + start
-                    end = start + (size >> WIDTH)
-                    rest += end - start
-                    starts[end] = ends[start + (found >> WIDTH)] = rest
+                    # its start is further by what has been cut off
+                    start += size >> WIDTH
+                    rest += size >> WIDTH
+                    starts[start] = ends[end] = rest
                     insort(free, rest)
                 else:
                     own[slot] = found
-                    ends.pop(start + (found >> WIDTH), 0)
+                    ends.pop(end, 0)
                     size = found - start
             allocated += size
             if allocated > most:
@@ -293,20 +311,21 @@ class Expandable(Allocator):
 
     def _place(self, size: int) -> tuple[int, int]:
         """The start of the lowest range with `size` bytes free or unmapped, and the bytes to be mapped there."""
-        for unmapped in sorted(self._unmapped):
-            begin = end = address(self._ends.get(unmapped, unmapped))
+        starts, ends, unmapped = self._starts, self._ends, self._unmapped
+        for first in sorted(unmapped):
+            begin = end = address(ends.get(first, first))
             missing = 0
-            while end - begin < size and (have := self._after(end)):
-                if end not in self._starts:
-                    missing += _pages(min(size - (end - begin), have))
-                end += have
-            if end - begin >= size:
+            while end < begin + size:
+                if block := starts.get(end):
+                    end += block >> WIDTH
+                elif have := unmapped.get(end):
+                    missing += _pages(min(begin + size - end, have))
+                    end += have
+                else:
+                    break
+            else:
                 return begin, missing
         raise AssertionError("the last block has no end")
-
-    def _after(self, end: int) -> int:
-        """The bytes of the free or unmapped block that starts at `end`."""
-        return length(self._starts.get(end, 0)) or self._unmapped.get(end, 0)
 
     def _map(self, begin: int, wanted: int) -> int:
         """Join free and newly mapped pages from `begin` on into one block of `wanted` bytes or more; its bytes."""
@@ -334,10 +353,10 @@ class Expandable(Allocator):
 
     def release(self) -> None:
         """Return whole pages in which nothing is allocated to the driver."""
-        for block in [*self._starts.values()]:
+        for block in self._free[bisect_left(self._free, BUFFER << WIDTH) :]:
             begin, end = address(block), address(block) + length(block)
             low, high = _pages(begin), end // BUFFER * BUFFER
-            if low >= high:
+            if low == high:
                 continue
             self._drop(block)
             if low > begin:

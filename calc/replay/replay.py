@@ -144,20 +144,29 @@ class Reserve:
     @property
     def least(self) -> int:
         """The bytes that must be allowed, given that wholly free segments are released before a request fails."""
-        while self._narrow():
+        while self.narrow():
             pass
         return self._high
+
+    @property
+    def known(self) -> tuple[int, int]:
+        """The interval in which the least lies, as far as it has been sought; both its ends are it once it is found."""
+        return (self._high, self._high) if self._found else (self._low, self._high)
 
     def meets(self, asked: Callable[[int], bool]) -> bool:
         """True if `asked` holds of the least; it must hold of all sizes up to some size, and of none above."""
         while not asked(self._high):
-            if not asked(self._low) or not self._narrow():
+            if not asked(self._low) or not self.narrow():
                 return False
         return True
 
-    def _narrow(self) -> bool:
+    @property
+    def _found(self) -> bool:
+        return self._high - self._low <= self.undisturbed // 1000
+
+    def narrow(self) -> bool:
         """Halves the interval in which the least lies; False if it is narrow enough."""
-        if self._high - self._low <= self.undisturbed // 1000:
+        if self._found:
             return False
         middle = (self._low + self._high) // 2
         if self.breaks(middle):

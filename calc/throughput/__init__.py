@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, assert_never
 
 from calc.base.plan import Keeps
 from calc.catalog.catalog import GPU, Catalog, Node
-from calc.models.architecture import Head
+from calc.models.architecture import Architecture, Head
 from calc.scenario.scenario import Offload, Scenario
 from calc.step.placement import VALUED, serving
 from calc.throughput.rates import Rates, rated
@@ -124,7 +125,14 @@ def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> li
     if own.max_tokens_per_gpu:  # dynamic batches are balanced
         rows = -(-mine // -(-mine // rows))
     load = Load(rows, s.expected_len, -(-mine // rows), max(1, _responses(s) // s.global_batch))
-    return list(update(own, r, load, "scalar" if name in VALUED else "lm", trained=trained))
+    return list(_passed(own, own.architecture, r, load, "scalar" if name in VALUED else "lm", trained))
+
+
+# a reference does what the actor does where that scores, a reward model what the critic does
+@lru_cache(maxsize=256)
+def _passed(s: Scenario, model: Architecture, r: Rates, load: Load, head: Head, trained: bool) -> tuple[Term, ...]:
+    """`update`; the `model` of `s` is part of the cache's key because scenarios do not compare by it."""
+    return tuple(update(s, r, load, head, trained=trained))
 
 
 def _responses(s: Scenario) -> int:

@@ -120,7 +120,9 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     if s.shards > 1 and s.sharding != "ddp":  # DDP's buckets are reduced once a step
         computed.append(repacked(s, r, load, elements / n, given / n, p))
     busy = sum([t.seconds for t in computed])
-    dispatched = work.operations(work.REENTRANT if reentrant(s) else work.DISPATCHED, layers, c, a, p)
+    # the plan is not asked where nothing is recomputed
+    again = work.REENTRANT if p.again and reentrant(s) else work.DISPATCHED
+    dispatched = work.operations(again, layers, c, a, p)
     hooked = work.modules(c, a) if s.sharding == "zero3" else 0
     computed.append(work.launched(dispatched, load.micro, p, hooked, busy))
     busy += computed[-1].seconds

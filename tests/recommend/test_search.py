@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations, islice
 from math import inf
 from typing import Any
 
@@ -12,6 +13,7 @@ from jobs import SERVING
 from problems import searches
 
 from calc.base.ledger import most
+from calc.base.units import GiB
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.estimate.verdict import FITS
@@ -19,7 +21,8 @@ from calc.recommend.clock import digits
 from calc.recommend.problem import Problem
 from calc.recommend.search import Found, Search, room
 from calc.recommend.simplicity import Effort, efforts
-from calc.recommend.space import SHARE
+from calc.recommend.space import SHARE, _branches
+from calc.replay import replay
 from calc.scenario.scenario import on_card
 
 PPO: dict[str, Any] = {"model": "llama-3.2-3b", "task": "ppo", "gpu": "a100-80-sxm", "gpus": 4, "framework": "openrlhf"}
@@ -112,6 +115,30 @@ def test_how_a_configuration_fits_is_what_its_estimate_says(both: tuple[Search, 
         assert (fit.refused, fit.crowded) == (any(g.refusal for g in e.groups), any(g.crowded for g in e.groups))
         if fit.slack >= 0 and not e.on_host:
             assert (e.fit_probability >= FITS) is not fit.refused
+
+
+EDGE: dict[str, Any] = {"model": "qwen2.5-1.5b", "task": "sft", "gpu": "rtx4090", "gpus": 1, "framework": "torch"}
+
+
+def test_room_is_compared_without_being_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configurations at the edge of a card, each against each: as their room says, and with fewer replays."""
+    tried, go = list[int](), replay.Reserve._try
+
+    def counted(self: replay.Reserve, limit: int) -> bool:
+        tried.append(limit)
+        return go(self, limit)
+
+    monkeypatch.setattr(replay.Reserve, "_try", counted)
+    for cache in (replay.reserve, _branches):
+        cache.cache_clear()
+    search = a_search({**EDGE, "seq_len": 4096, "method": "lora", "optimizer": "adamw", "global_batch": 16})
+    fits = [*islice((fit for at in search.branches[0].places() if (fit := search.fit(0, at)) and fit.trains), 3)]
+    asked = {(one, other): one.roomier(other) for one, other in combinations(fits, 2)}
+    more = {(fit, room): fit.leaves(room) for fit in fits for room in (-1, GiB, 2 * GiB)}
+    before = len(tried)
+    assert asked == {(one, other): one.slack > other.slack for one, other in asked}
+    assert more == {(fit, room): fit.training > room for fit, room in more}
+    assert before < len(tried)
 
 
 @settings(max_examples=30)
