@@ -200,7 +200,8 @@ class Keeps:
     """The plan of one scenario under its framework: the models, the stages of a step, and the order of loading.
 
     `roles` are the models of the job, `stages` one step in its order. `loading` names the roles, `rollout` among them
-    where vLLM serves, in the order in which they arrive on the GPUs.
+    where vLLM serves, in the order in which they arrive on the GPUs. `bare`: nothing but PyTorch allocates beside the
+    models, so that each block that FSDP 2 takes is known.
     """
 
     roles: tuple[Role, ...]
@@ -209,6 +210,7 @@ class Keeps:
     serving: Serving | None = None
     deepspeed: DeepSpeed | None = None
     notes: tuple[str, ...] = ()
+    bare: bool = False
 
     def without_rollout(self) -> Keeps:
         """The plan of the same job where nothing generates: responses come from elsewhere."""

@@ -52,7 +52,11 @@ def known(roles: Roles) -> bool:
     stages, placed = roles.keeps.stages, [*roles.placed.values()]
     if len(stages) != 1 or stages[0].does not in ("train", "score"):
         return False
-    return not stages[0].beside and all(map(_known, placed)) and len(placed) == 1 + bool(stages[0].inside)
+    return (
+        not stages[0].beside
+        and all(_known(own, roles.keeps.bare) for own in placed)
+        and len(placed) == 1 + bool(stages[0].inside)
+    )
 
 
 def act(roles: Roles) -> Act | None:
@@ -73,12 +77,12 @@ def act(roles: Roles) -> Act | None:
     )
 
 
-def _known(placed: Placed) -> bool:
-    """True if all blocks of a role are known: it is whole on one GPU, or sharded by plain PyTorch's FSDP 2."""
+def _known(placed: Placed, bare: bool) -> bool:
+    """True if all blocks of a role are known: it is whole on one GPU, or sharded by `bare` PyTorch's FSDP 2."""
     s, engine = placed.s, placed.engine
     if isinstance(engine, Plain):
         return s.gpus == 1
-    if not isinstance(engine, Fsdp) or isinstance(engine, Fsdp1) or s.framework != "torch":
+    if not isinstance(engine, Fsdp) or isinstance(engine, Fsdp1) or not bare:
         return False
     uncut = s.gpus == engine.replica.ranks > 1 and s.context_parallel == 1
     return uncut and not engine.offload and not engine.replica.quantised

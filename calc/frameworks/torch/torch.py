@@ -193,6 +193,10 @@ def one_thread(s: Scenario) -> bool:
 
 def keeps(s: Scenario) -> Keeps:
     """The plan of plain PyTorch: Transformers' own loss, and nothing referenced longer than the loss needs it."""
+    return replace(_plan(s), bare=True)
+
+
+def _plan(s: Scenario) -> Keeps:
     deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
     path = loss_path(s)
     # modeling_utils.py, gradient_checkpointing_enable; not lightning's fabric/strategies/fsdp.py
