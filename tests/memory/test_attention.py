@@ -509,4 +509,4 @@ def test_pytorchs_ring_without_grouped_queries_sums_keys_and_values_once() -> No
 def test_ranks_that_share_positions_say_how_they_exchange_them(exchange: Any, line: str) -> None:
     """In a way that is known, or the model is not run at all."""
     with pytest.raises(AssertionError, match=line):
-        Program(Run(arch("llama-3-8b"), context=4, exchange=exchange)).layer(moe=False)
+        Program(Run(arch("llama-3-8b"), context=4, exchange=exchange)).layer()

@@ -89,7 +89,7 @@ def test_what_stops_a_build_leaves_the_old_site_and_nothing_else(tmp_path: Path)
 
 
 POOL = """import os, time
-from calc.site.processes import Pool
+from calc.answers.processes import Pool
 if __name__ == "__main__":
     pool = Pool(1)
     print(pool.submit(os.getpid).result(), flush=True)
