@@ -165,12 +165,8 @@ class Shared:
 
     def phases(self) -> tuple[Phase, ...]:
         """The phases of this group, each at its peak instant."""
-        largest: dict[str, Moment] = {}
-        for found, _ in (*self.largest(serving=True), *self.largest(serving=False)):
-            moment = self.moment(found)
-            if found.phase not in largest or moment.device_bytes > largest[found.phase].device_bytes:
-                largest[found.phase] = moment
-        return tuple([Phase(name, largest[name]) for name in PHASES if name in largest])
+        found = (*self.largest(serving=True), *self.largest(serving=False))
+        return peaks([Phase(candidate.phase, self.moment(candidate)) for candidate, _ in found])
 
     def loading(self) -> Iterator[Moment]:
         """Every instant of loading, in order."""
@@ -223,36 +219,52 @@ class Shared:
 
     def group(self) -> Group:
         """The group's phases and its verdict."""
-        phases, usable, cache = self.phases(), self.job.gpu.usable_bytes, self.cache()
-        peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # any of equal ones
-        refusal = cache.refusal if cache else None
-        # a phase with a smaller peak may be less certain to fit
-        probability = 0.0 if refusal else min([verdict.odds(p.moment, usable) for p in phases])
-        word = verdict.word(probability)
-        first = _first_to_break(phases, word, usable)
-        low, high = verdict.reach(peak)
-        most = max([phase.moment.allocated_bytes for phase in phases])
-        kept = max(runtime.cached(p.moment.lines, lengths_vary=not self.job.s.packing) for p in phases)
-        return Group(
-            name="+".join(self.names),
-            gpus=self.gpus,
-            phases=phases,
-            usable_bytes=usable,
-            # no less than tensors take, and cached blocks fill at most what the card has
-            device_range=(max(low, most), max(high, min(high + kept, usable))),
-            fit_probability=probability,
-            verdict=word,
-            verdict_phase="load" if refusal else first,
-            refusal=refusal,
-            cache_tokens=cache.tokens if cache else 0,
-            cache_sequences=cache.sequences if cache else 0,
-            crowded=bool(cache and cache.crowded),
-        )
+        usable, lengths_vary = self.job.gpu.usable_bytes, not self.job.s.packing
+        return judged("+".join(self.names), self.gpus, self.phases(), usable, self.cache(), lengths_vary=lengths_vary)
 
 
 def sets(job: Job) -> list[Shared]:
     """The GPU groups of a job."""
     return [Shared(job, names, gpus) for names, gpus in placement.groups(job.s, job.keeps)]
+
+
+def peaks(phases: Iterable[Phase]) -> tuple[Phase, ...]:
+    """Each phase at the largest of its instants, the first of equals, in the order of `PHASES`."""
+    largest: dict[str, Phase] = {}
+    for phase in phases:
+        if phase.name not in largest or phase.moment.device_bytes > largest[phase.name].moment.device_bytes:
+            largest[phase.name] = phase
+    return tuple([largest[name] for name in PHASES if name in largest])
+
+
+def judged(
+    name: str, gpus: int, phases: tuple[Phase, ...], usable: int, cache: Cache | None = None, *, lengths_vary: bool
+) -> Group:
+    """The group with these phases on cards of `usable` bytes, with its range and its verdict."""
+    peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # any of equal ones
+    refusal = cache.refusal if cache else None
+    # a phase with a smaller peak may be less certain to fit
+    probability = 0.0 if refusal else min([verdict.odds(p.moment, usable) for p in phases])
+    word = verdict.word(probability)
+    first = _first_to_break(phases, word, usable)
+    low, high = verdict.reach(peak)
+    most = max([phase.moment.allocated_bytes for phase in phases])
+    kept = max(runtime.cached(p.moment.lines, lengths_vary=lengths_vary) for p in phases)
+    return Group(
+        name=name,
+        gpus=gpus,
+        phases=phases,
+        usable_bytes=usable,
+        # no less than tensors take, and cached blocks fill at most what the card has
+        device_range=(max(low, most), max(high, min(high + kept, usable))),
+        fit_probability=probability,
+        verdict=word,
+        verdict_phase="load" if refusal else first,
+        refusal=refusal,
+        cache_tokens=cache.tokens if cache else 0,
+        cache_sequences=cache.sequences if cache else 0,
+        crowded=bool(cache and cache.crowded),
+    )
 
 
 def _first_to_break(phases: Iterable[Phase], word: str, usable: int) -> str | None:
