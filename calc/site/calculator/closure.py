@@ -9,7 +9,7 @@ from calc.base.project import ROOT
 
 
 def closure(module: str, root: Path = ROOT) -> frozenset[Path]:
-    """The files of `module`, `calc.units` for example, of all modules that it imports, and of their packages."""
+    """The files of `module`, `calc.base.units` for example, of all modules that it imports, and of their packages."""
     found: set[Path] = set()
     ahead = [module]
     while ahead:
