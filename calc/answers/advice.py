@@ -159,7 +159,7 @@ def words(best: Configuration) -> str:
         *segments(s),
         batched(s),
     ]
-    if s.rollout and s.rollout.engine == "vllm":
+    if s.rollout and s.rollout.serves:
         apart = f" on {s.rollout.gpus} GPUs of its own" if s.placement == "separate" else ""
         tp = f" TP {s.rollout.tensor_parallel}" if s.rollout.tensor_parallel > 1 else ""
         parts.append(f"vLLM{tp}{apart} with {s.rollout.gpu_memory_utilization:g} of the card")

@@ -120,7 +120,7 @@ def settings(s: Scenario) -> list[str]:
         _offloaded(s),
         *segments(s),
     ]
-    if s.rollout and s.rollout.engine == "vllm":
+    if s.rollout and s.rollout.serves:
         where = "on all GPUs"
         if s.placement == "separate":
             where = "GPUs apart: " + ", ".join(f"{n} for {name}" for name, n in _groups(s).items())

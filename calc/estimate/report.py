@@ -136,7 +136,7 @@ def roles(s: Scenario, names: Mapping[str, str]) -> str:
         where = "" if s.placement == "colocated" else f" with {place}" if place != role else f" on {own['gpus']}"
         found.append(f"{role}{model}{where}")
     apart = s.placement == "separate"
-    if s.rollout and s.rollout.engine == "vllm":
+    if s.rollout and s.rollout.serves:
         found.append(f"vLLM on {s.rollout.gpus}" if apart else "vLLM")
     return f"{'GPUs apart' if apart else 'on all GPUs'}: {', '.join(found)}"
 

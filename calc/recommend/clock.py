@@ -74,7 +74,7 @@ class Clock:
             terms = throughput(s, self.gpu, self.node).terms
         except Unrated:
             return Split(0.0 if self.unrated(s) else inf, 0.0)
-        vllm = s.rollout is not None and s.rollout.engine == "vllm"
+        vllm = s.rollout is not None and s.rollout.serves
         rollout = sum([t.seconds for t in terms if vllm and t.name.startswith(ROLLOUT)])
         return Split(rollout, sum([t.seconds for t in terms]) - rollout)
 

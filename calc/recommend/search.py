@@ -331,7 +331,7 @@ class Search:
             return float(sum(place[self.branches[b].turns :]))
         branch = self.branches[b]
         rollout = branch.base.rollout
-        if rollout is None or rollout.engine != "vllm":
+        if rollout is None or not rollout.serves:
             return self.clock.bound("", (b, place), lambda: self.scenario(b, place))
         leans = place[branch.turns : -1]
         asleep = leans[: len(leans) - bool(branch.shares)]

@@ -48,5 +48,5 @@ def effort(base: Scenario, changes: dict[str, Any]) -> Effort:
         TURNS["checkpointing"].index(checkpointing),
         SHARDING.index(base.sharding),
         base.placement == "separate",
-        base.rollout.tensor_parallel if base.rollout and base.rollout.engine == "vllm" else 1,
+        base.rollout.tensor_parallel if base.rollout and base.rollout.serves else 1,
     )

@@ -29,7 +29,7 @@ from calc.models.architecture import Architecture
 from calc.resolve.parse import parse, vary
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario, ScenarioError, on_card
-from calc.scenario.words import DEEPSPEED, FSDP, RL, SHARDINGS, TOGETHER
+from calc.scenario.words import DEEPSPEED, FSDP, RL, SERVERS, SHARDINGS, TOGETHER
 from calc.step.roles import Memo, Roles
 
 Fields = Mapping[str, Any]
@@ -357,7 +357,7 @@ def _placements(given: Fields, gpus: int) -> Iterator[dict[str, Any]]:
         yield {}
         return
     yield {"placement": "colocated"}
-    if given.get("rollout.engine") != "vllm":
+    if given.get("rollout.engine") not in SERVERS:
         return
     for share in (2, 4):
         serving, left = gpus // share, gpus - gpus // share
@@ -370,7 +370,7 @@ def _placements(given: Fields, gpus: int) -> Iterator[dict[str, Any]]:
 
 def _by_ranks(base: Scenario, given: Fields) -> Iterator[Scenario]:
     """`base` with each tensor parallelism that vLLM may have; `base` itself if vLLM does not serve or it is given."""
-    if not base.rollout or base.rollout.engine != "vllm" or "rollout.tensor_parallel" in given:
+    if not base.rollout or not base.rollout.serves or "rollout.tensor_parallel" in given:
         yield base
         return
     for ranks in [n for n in RANKS if n <= base.rollout.gpus]:
@@ -401,7 +401,7 @@ def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
 
 def _leans(base: Scenario, given: Fields) -> Iterator[Axis]:
     """The open settings of vLLM; none if it does not serve. An engine sleeps only where others need its GPUs."""
-    if not base.rollout or base.rollout.engine != "vllm":
+    if not base.rollout or not base.rollout.serves:
         return
     for name, values in LEANS.items():
         if name not in given and (name == SHARE or base.placement == "colocated"):

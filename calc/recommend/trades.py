@@ -77,7 +77,7 @@ def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
     kept: dict[str, Any] = {"sharding": s.sharding}
     if s.rollout:
         kept |= {"placement": s.placement, "rollout.engine": s.rollout.engine}
-        if s.rollout.engine == "vllm" and s.placement == "colocated":
+        if s.rollout.serves and s.placement == "colocated":
             kept["rollout.tensor_parallel"] = s.rollout.tensor_parallel
         if s.rollout.sleep:
             kept["rollout.sleep"] = True
@@ -143,7 +143,7 @@ def _counted(problem: Problem, s: Scenario, gpus: int) -> dict[str, Any]:
     changes: dict[str, Any] = {"gpus": gpus, "gpus_per_node": min(gpus, s.gpus_per_node)}
     if gpus == 1 and problem.fields.get("sharding") == "ddp":
         changes["sharding"] = "none"
-    if s.rollout and s.rollout.engine == "vllm" and "rollout.tensor_parallel" not in problem.fields:
+    if s.rollout and s.rollout.serves and "rollout.tensor_parallel" not in problem.fields:
         changes["rollout.tensor_parallel"] = min(gpus, s.rollout.tensor_parallel)
     return changes
 

@@ -18,7 +18,7 @@ from calc.models.families import MXFP4
 from calc.models.lora import lora_parameters
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SHARDINGS, TOGETHER, TRAINED_ROLES
+from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SERVERS, SHARDINGS, TOGETHER, TRAINED_ROLES
 
 UNBUILT_DEGREES = ("expert_parallel",)
 UNBUILT_FOR_ROLES = (*UNBUILT_DEGREES, "pipeline_parallel")
@@ -69,7 +69,7 @@ def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
         if "seq_len" in values:
             raise Objection(f"seq_len: given for {task}, allowed: prompt_len and response_len")
         values["seq_len"] = values["prompt_len"] + values["response_len"]
-        if values["rollout.engine"] != "vllm" and "rollout.sleep" not in given:
+        if values["rollout.engine"] not in SERVERS and "rollout.sleep" not in given:
             values["rollout.sleep"] = False
     else:
         values["prompt_len"] = values["response_len"] = 0
@@ -160,7 +160,7 @@ def serving_fault(s: Scenario, given: Mapping[str, Any]) -> str | None:
         if version == "none" or not at_least(version, "0.8") or at_least(version, "0.11"):
             return f"rollout.v0: given true with vllm {version}, allowed: with vllm 0.8 to 0.10, which have two engines"
     tp, heads = s.rollout.tensor_parallel, s.architecture.heads
-    if s.rollout.engine != "vllm":
+    if not s.rollout.serves:
         if s.rollout.sleep and "rollout.sleep" in given:
             return f"rollout.sleep: given true with engine {s.rollout.engine!r}, allowed: with vllm"
         return None
@@ -298,7 +298,7 @@ def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) ->
     total = values["gpus"]
     own = {name: role["gpus"] for name, role in roles.items() if not isinstance(role, str) and "gpus" in role}
     open_ends = ["actor"] if roles.get("actor", "none") != "none" and "actor" not in own else []
-    if values["rollout.engine"] == "vllm":
+    if values["rollout.engine"] in SERVERS:
         if values.get("rollout.gpus"):
             own["rollout"] = values["rollout.gpus"]
         else:

@@ -19,6 +19,7 @@ from calc.models.architecture import Architecture
 from calc.scenario.words import (
     PAIRED,
     PARTNERS,
+    SERVERS,
     SHARDED,
     TRAINED_ROLES,
     AdapterDtype,
@@ -96,6 +97,11 @@ class Rollout:
     layered_summon: bool
     batch: int
     gpus: int
+
+    @property
+    def serves(self) -> bool:
+        """True if an engine of its own generates, and not the trainer's model."""
+        return self.engine in SERVERS
 
 
 @dataclass(frozen=True)

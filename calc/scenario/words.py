@@ -47,6 +47,7 @@ SHARDED: Mapping[Sharding, Sharded] = {
     "fsdp2": Sharded("fsdp", 2),
 }
 RL = ("ppo", "grpo", "reinforce++")
+SERVERS: tuple[Generates, ...] = ("vllm",)  # engines of their own, beside a trainer that generates itself
 NODE = 8  # GPUs of a node, unless given
 PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
 DEEPSPEED: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
