@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 
+@lru_cache(maxsize=1024)
 def numbers(version: str) -> tuple[int, ...]:
     """The numeric parts of a version; a suffix (`.post1`) is left out."""
     return tuple([int(part) for part in version.split(".") if part.isdigit()])

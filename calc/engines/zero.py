@@ -12,6 +12,7 @@ from typing import NamedTuple, assert_never
 
 from calc.base.ledger import Line, total
 from calc.base.plan import DeepSpeed, Handed
+from calc.base.versions import numbers
 from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.engines.zero_partition import Cut, cut
 from calc.memory import communication, gradients, host, optimizer, weights
@@ -39,11 +40,6 @@ class Reduced(NamedTuple):
     copied: int = 0
     largest: int = 0
     kept: bool = False
-
-
-@lru_cache(maxsize=64)
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
 
 
 @lru_cache(maxsize=4096)
@@ -86,7 +82,7 @@ class Zero(Holder):
     @property
     def version(self) -> tuple[int, ...]:
         """DeepSpeed's version as numbers."""
-        return _numbers(self.config.version)
+        return numbers(self.config.version)
 
     @property
     def plain_bf16(self) -> bool:

@@ -263,8 +263,8 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     h, heads, queries, keys = arch.hidden, arch.heads, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     if arch.attention_sinks:
         yield tensor(f"{a}.sinks", (heads,), "sink", "attn")
-    if arch.mla:
-        m = arch.mla
+    m = arch.mla if spec.mixer == "latent" else None
+    if m:
         if m.q_lora_rank:
             yield from linear(f"{a}.q_a_proj", h, m.q_lora_rank, arch.qkv_bias)
             yield from norm(f"{a}.q_a_layernorm", m.q_lora_rank, "attn")
@@ -280,7 +280,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from linear(f"{a}.q_proj", h, queries, arch.qkv_bias)
         yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
         yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
-    yield from linear(f"{a}.{names.output}", heads * arch.mla.v_head_dim if arch.mla else queries, h, arch.o_bias)
+    yield from linear(f"{a}.{names.output}", heads * m.v_head_dim if m else queries, h, arch.o_bias)
     if arch.qk_norm:
         whole = arch.qk_norm == "width"
         yield from norm(f"{a}.q_norm", queries if whole else arch.head_dim, "attn")

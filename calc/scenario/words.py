@@ -50,8 +50,8 @@ RL = ("ppo", "grpo", "reinforce++")
 SERVERS: tuple[Generates, ...] = ("vllm",)  # engines of their own, beside a trainer that generates itself
 NODE = 8  # GPUs of a node, unless given
 PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
-DEEPSPEED: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
-FSDP: tuple[Sharding, ...] = ("fsdp1", "fsdp2")
+DEEPSPEED: tuple[Sharding, ...] = tuple(name for name, own in SHARDED.items() if own.family == "zero")
+FSDP: tuple[Sharding, ...] = tuple(name for name, own in SHARDED.items() if own.family == "fsdp")
 SHARDINGS: tuple[Sharding, ...] = ("ddp", *DEEPSPEED, *FSDP)  # over several GPUs
 TOGETHER = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # degrees by which GPUs share sequences
 # The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's
