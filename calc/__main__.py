@@ -1,4 +1,4 @@
-"""The command line: `python -m calc estimate | recommend | models | gpus | check`.
+"""The command line: `python -m calc estimate | recommend | lengths | models | gpus | check`.
 
 Exit status 0 for an answer, 2 for input that cannot be used: then one line on standard error and nothing on standard
 output.
@@ -23,6 +23,7 @@ from calc.estimate.estimate import as_dict, estimate
 from calc.models.architecture import parameters
 from calc.recommend import options, recommend, smallest, text
 from calc.resolve.parse import given, parse
+from calc.scenario import data_lengths
 
 PROGRAM = "python -m calc"
 
@@ -53,6 +54,8 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
             return _estimate(arguments.scenario, arguments.json)
         case "recommend":
             return _recommend(arguments.fields, arguments.scenario, arguments.json)
+        case "lengths":
+            return _lengths(arguments.data, arguments.tokenizer, arguments.json)
         case "models":
             return _list(_models(), arguments.json)
         case "gpus":
@@ -139,6 +142,13 @@ def _error(message: str) -> str:
     return json.dumps({"error": message}) + "\n"
 
 
+def _lengths(path: str, tokenizer: str | None, as_json: bool) -> Iterator[str]:
+    """The lengths of a data set's sequences, as a file that a scenario can name."""
+    tokenize = data_lengths.tokenizer(tokenizer) if tokenizer else None
+    found = data_lengths.counted(lines(path), "standard input" if path == "-" else path, tokenize)
+    yield json.dumps({"counts": data_lengths.binned(found)}) + "\n" if as_json else data_lengths.text(found)
+
+
 def _models() -> list[dict[str, Any]]:
     return [
         {
@@ -197,6 +207,10 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     sub.add_argument("--scenario", metavar="FILE", help="fields that stay fixed, as a YAML or JSON file, - for input")
     sub.add_argument("--json", action="store_true", help="the answer as JSON")
+    sub = commands.add_parser("lengths", help="lengths of a data set's sequences, for a scenario", allow_abbrev=False)
+    sub.add_argument("data", metavar="DATA.jsonl", help="a sequence a line: tokens, their ids, or text; - for input")
+    sub.add_argument("--tokenizer", metavar="NAME", help="what reads text: a folder or a hub's name, by Transformers")
+    sub.add_argument("--json", action="store_true", help="as JSON")
     for name, what in (("models", "the models of the catalog"), ("gpus", "the GPUs of the catalog")):
         sub = commands.add_parser(name, help=what, allow_abbrev=False)
         sub.add_argument("--json", action="store_true", help="as JSON")

@@ -103,9 +103,11 @@ def segments(s: Scenario) -> list[str]:
 
 
 def lengths(s: Scenario) -> str:
-    """The lengths of sequences: for RL, of prompts and responses separately."""
+    """The lengths of sequences: for RL, of prompts and responses separately; of the data, where they are known."""
     if s.rollout:
         return f"prompts of {s.prompt_len} and responses of {s.response_len} tokens"
+    if s.lengths:
+        return f"{s.seq_len} tokens at most, the longest {s.longest_len}, {s.expected_len} on average"
     return f"{s.seq_len} tokens"
 
 

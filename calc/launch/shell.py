@@ -161,7 +161,10 @@ def common_notes(s: Scenario) -> Iterator[str]:
     """Notes for every command: libraries, the mean length of the data, and what is left to the framework."""
     libraries = ", ".join(f"{name} {version}" for name, version in sorted(s.versions.items()))
     yield f"computed for {s.framework} {s.framework_version} with {libraries}; other versions may need other memory"
-    if s.expected_len != s.seq_len:
+    if s.lengths:
+        mean, longest = s.expected_len, s.longest_len
+        yield f"sequences of {mean} tokens on average, {longest} at most: your data's, which no flag sets"
+    elif s.expected_len != s.seq_len:
         yield f"expected_len {s.expected_len} is the mean length of your data, which no flag sets"
     yield "learning rate, epochs and how often it saves are the framework's defaults: they decide no memory"
 

@@ -260,12 +260,12 @@ OTHERS = {
     "optimizer_impl": ("fused", "foreach", "single"), "lora.dtype": ("fp32", "bf16"), "rollout.sleep": (True, False),
     "expandable_segments": (True, False), "double_quantization": (True, False),
 }  # fmt: skip
-# The machine itself, the framework, parallelism that is not modelled, losses, in which nobody here has a choice, and an
-# engine that the vLLM of these releases has not
+# The machine itself, the data's lengths, the framework, parallelism that is not modelled, losses, in which nobody here
+# has a choice, and an engine that the vLLM of these releases has not
 NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "sequence_parallel",
     "expert_parallel", "host_memory", "loss", "lora.units", "memory_efficient_linear",
-    "rollout.v0",
+    "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
 }  # fmt: skip
 STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "openrlhf", "task": "sft", "micro_batch": 2, "global_batch": 64},
@@ -355,6 +355,8 @@ def test_what_no_flag_says_is_noted() -> None:
     for framework, task in (("openrlhf", "ppo"), ("trl", "grpo")):
         assert "has no flag" not in notes(framework=framework, task=task, roles__reward={"model": "llama-3.2-1b"}, **RL)
     assert "expected_len 100 is the mean" in notes(framework="openrlhf", task="sft", expected_len=100)
+    lengths = {"mean": 100, "longest": 300}
+    assert "100 tokens on average, 300 at most: your data's" in notes(framework="openrlhf", task="sft", lengths=lengths)
 
 
 @pytest.mark.parametrize(

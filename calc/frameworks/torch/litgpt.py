@@ -55,7 +55,7 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def path(s: Scenario) -> Path:
     """The loss path: pieces of logits that a variable of the loop holds until there are new ones (`fit`)."""
-    return Path("pieces", held="step", tile=min(PIECE, s.seq_len) * s.rows)
+    return Path("pieces", held="step", tile=min(PIECE, s.longest_len) * s.rows)
 
 
 def keeps(s: Scenario) -> dict[str, Any]:

@@ -257,7 +257,7 @@ def loss_path(s: Scenario) -> Path:
     early = not at_least(transformers, "4.46")
     if s.task == "dpo" or s.task in RL:
         kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
-        kept = (s.response_len if s.task in RL else s.seq_len - 1) / s.seq_len
+        kept = s.response_len / s.seq_len if s.task in RL else (s.longest_len - 1) / s.longest_len
         wide = early or (s.trainer == "transformers" and trainer.wrapped(s))
         return Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
     if s.trainer == "litgpt" and s.task != "inference":
