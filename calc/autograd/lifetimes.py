@@ -81,7 +81,11 @@ class Lifetimes:
         return Pass([*backward.through(self.tape.ops)], backward.of_input)
 
     def again(self) -> Pass:
-        """The backward of a checkpointed piece, whose forward runs again once an operation asks for what it saved."""
+        """The backward of a checkpointed piece, whose forward runs again once an operation asks for what it saved.
+
+        Selective checkpointing's cache is freed whole as backward goes on: for the allocator's replay, which gives back
+        none of it earlier, while closed forms let go of each tensor where it is read for the last time.
+        """
         ops, after = self.tape.ops, self.saves_last + 1
         backward = Backward(self)
         above = [*backward.through(ops[after:])]

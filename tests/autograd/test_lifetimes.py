@@ -369,3 +369,15 @@ def test_what_comes_and_goes_in_a_head_is_what_its_closed_form_adds_up(path: Pat
     """For each way of computing the loss; gradients written over logits, and rows one by one, are among them."""
     for model in ("llama-3-8b", "gemma-2-2b"):
         hold(written(Run(arch(model), **setting), path).tape, recomputes=False)
+
+
+def test_a_replay_gives_selective_checkpointings_cache_back_whole() -> None:
+    """Beside what the closed form adds up it has what has left the cache and been read, here of five products; then
+    backward's first operation ends all of it but what was saved."""
+    tape = selective()
+    own, kept = Lifetimes(tape), {t.storage for op in tape.ops for t in op.kept}
+    agree(own.recomputed(), {own.input, *kept}, kept)
+    first = next(turn for turn in own.again().turns if turn.backward and turn.op.name == "down")
+    saved = {t.storage for op in tape.ops[:-1] for t in op.saves}
+    assert {*first.freed} >= kept - saved
+    assert not any(kept & {*turn.freed} for turn in own.recomputed())
