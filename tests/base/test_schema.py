@@ -109,7 +109,7 @@ def test_of_many_fields_the_nearest_are_listed(tmp_path: Path) -> None:
     fields = [f"field_{n}" for n in range(30)] + ["offload", "rollout"]
     path = tmp_path / "s.json"
     path.write_text(
-        json.dumps({"type": "object", "additionalProperties": False, "properties": dict.fromkeys(fields, {})})
+        json.dumps({"type": "object", "additionalProperties": False, "properties": dict.fromkeys(fields, True)})
     )
     got = line(lambda: validator(path)({"onload": 1}, "f"))
     assert got.endswith("; did you mean 'offload'?")

@@ -23,13 +23,13 @@ RELEASES: Mapping[str, Pins] = {FIRST: Pins("0.18.9", "2.13.0", "5.16.1")}  # Py
 DEFAULTS = Table(
     Default("seq_len", FIRST, 512, "sequence_len (utils/schemas/config.py:671)"),
     Default("micro_batch", FIRST, 1, "micro_batch_size (utils/schemas/training.py:77)"),
-    Default("optimizer", FIRST, "adamw", "adamw_torch_fused (utils/schemas/training.py:122)"),
+    Default("optimizer", FIRST, "adamw", "optimizer adamw_torch_fused (utils/schemas/training.py:122)"),
     Default("checkpointing", FIRST, "none", "gradient_checkpointing false (utils/schemas/config.py:606)"),
     Default("attention", FIRST, "sdpa", "attn_implementation None: Transformers' choice (utils/schemas/config.py:845)"),
     Default("loss", FIRST, "full", "the model's own; cut_cross_entropy and Liger are plugins"),
     Default("logprob", FIRST, "selective", "selective_log_softmax (trl trainer/dpo_trainer.py:1347)"),
     Default("packing", FIRST, False, "sample_packing None (utils/schemas/config.py:694)"),
-    Default("expandable_segments", FIRST, True, "set_pytorch_cuda_alloc_conf (utils/__init__.py:84)"),
+    Default("expandable_segments", FIRST, True, "expandable_segments (utils/__init__.py:84)"),
 )
 ADAPTERS = Table(
     Default("lora.dropout", FIRST, 0, "lora_dropout (utils/schemas/peft.py:80)"),

@@ -45,6 +45,7 @@ ADAPTERS = Table(
     Default("lora.rank", FIRST, 8, "lora_rank (hparams/finetuning_args.py:77)"),
     Default("lora.dropout", FIRST, 0, "lora_dropout (hparams/finetuning_args.py:73)"),
     Default("lora.targets", FIRST, "all-linear", "lora_target all (hparams/finetuning_args.py:81)"),
+    Default("double_quantization", FIRST, True, "double_quantization (hparams/model_args.py:291)"),
 )
 
 

@@ -27,10 +27,10 @@ RELEASES: Mapping[str, Pins] = {
 }
 
 DEFAULTS = Table(
-    Default("micro_batch", FIRST, 8, "training.local_batch_size (config/configs.py:38)"),
-    Default("seq_len", FIRST, 2048, "training.seq_len (config/configs.py:53)"),
+    Default("micro_batch", FIRST, 8, "local_batch_size (config/configs.py:37)"),
+    Default("seq_len", FIRST, 2048, "seq_len (config/configs.py:52)"),
     Default("optimizer", FIRST, "adamw", "default_adamw (components/optimizer/optimizer.py:378)"),
-    Default("grad_dtype", FIRST, "fp32", "training.dtype, mixed_precision_reduce (config/configs.py:84, 101)"),
+    Default("grad_dtype", FIRST, "fp32", "mixed_precision_reduce (config/configs.py:93)"),
     Default(
         "checkpointing", FIRST, "selective", "activation_checkpoint selective, by operators (train_configs/*.toml)"
     ),
@@ -43,8 +43,8 @@ DEFAULTS = Table(
 )
 # Where GPUs share a layer or stages of the model.
 WHOLE = Table(Default("loss", FIRST, "full", "what is computed there"))
-CUT = Table(Default("sequence_parallel", FIRST, True, "enable_sequence_parallel (config/configs.py:175)"))
-STAGED = Table(Default("micro_batch", FIRST, 1, "pipeline_parallel_microbatch_size (config/configs.py:236)"))
+CUT = Table(Default("sequence_parallel", FIRST, True, "enable_sequence_parallel (config/configs.py:160)"))
+STAGED = Table(Default("micro_batch", FIRST, 1, "pipeline_parallel_microbatch_size (config/configs.py:226)"))
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ RELEASES: Mapping[str, Pins] = {
 DEFAULTS = Table(
     Default("micro_batch", FIRST, 2, "batch_size (8B_full.yaml)"),
     Default("precision", FIRST, "bf16", "dtype bf16 (8B_full.yaml)"),
-    Default("grad_dtype", FIRST, "bf16", "no MixedPrecisionPolicy (torchtune/training/_distributed.py:559)"),
+    Default("grad_dtype", FIRST, "bf16", "fully_shard without a policy (training/_distributed.py:559)"),
     Default("optimizer", FIRST, "adamw", "torch.optim.AdamW (8B_full.yaml)"),
     Default("checkpointing", FIRST, "full", "enable_activation_checkpointing (8B_full.yaml)"),
     Default("attention", FIRST, "sdpa", "F.scaled_dot_product_attention (modules/attention_utils.py)"),

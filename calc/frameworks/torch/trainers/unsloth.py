@@ -18,26 +18,26 @@ from calc.scenario.scenario import Scenario
 TASKS = ("pretrain", "sft")
 FIRST = "2026.10.9"
 RELEASES: Mapping[str, Pins] = {FIRST: Pins("0.19.8", "2.13.0", "5.17.0")}  # PyTorch, Transformers: as METADATA allows
-METHOD = "qlora"  # load_in_4bit true, training_type lora (unsloth_cli/config.py:31-33)
-ACCUMULATION = 4  # gradient_accumulation_steps (unsloth_cli/config.py:38)
+METHOD = "qlora"  # load_in_4bit true, training_type lora (unsloth_cli/config.py:29-31)
+ACCUMULATION = 4  # gradient_accumulation_steps (unsloth_cli/config.py:36)
 
 DEFAULTS = Table(
-    Default("seq_len", FIRST, 2048, "max_seq_length (unsloth_cli/config.py:32)"),
-    Default("micro_batch", FIRST, 2, "batch_size (unsloth_cli/config.py:37)"),
-    Default("optimizer", FIRST, "adamw-8bit", "adamw_8bit (unsloth_cli/commands/train.py:66)"),
-    Default("checkpointing", FIRST, "full", "gradient_checkpointing unsloth (unsloth_cli/config.py:47)"),
+    Default("seq_len", FIRST, 2048, "max_seq_length (unsloth_cli/config.py:30)"),
+    Default("micro_batch", FIRST, 2, "batch_size (unsloth_cli/config.py:35)"),
+    Default("optimizer", FIRST, "adamw-8bit", "adamw_8bit (unsloth_cli/commands/train.py:63)"),
+    Default("checkpointing", FIRST, "full", "gradient_checkpointing unsloth (unsloth_cli/config.py:44)"),
     Default("attention", FIRST, "flash", "flash-attn, or else xFormers: both keep the same (models/llama.py)"),
     Default("loss", FIRST, "fused", "unsloth_fused_ce_loss (unsloth_zoo/fused_losses/cross_entropy_loss.py)"),
-    Default("packing", FIRST, False, "packing (unsloth_cli/config.py:45)"),
+    Default("packing", FIRST, False, "packing (unsloth_cli/config.py:42)"),
 )
 ADAPTERS = Table(
-    Default("lora.rank", FIRST, 64, "lora_r (unsloth_cli/config.py:74)"),
-    Default("lora.dropout", FIRST, 0, "lora_dropout (unsloth_cli/config.py:76)"),
+    Default("lora.rank", FIRST, 64, "lora_r (unsloth_cli/config.py:67)"),
+    Default("lora.dropout", FIRST, 0, "lora_dropout (unsloth_cli/config.py:69)"),
     Default(
         "lora.targets", FIRST, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        "target_modules (unsloth_cli/config.py:77)",
+        "target_modules (unsloth_cli/config.py:70)",
     ),
-    Default("lora.dtype", FIRST, "fp32", "prepare_model_for_training (unsloth_zoo/training_utils.py:359)"),
+    Default("lora.dtype", FIRST, "fp32", "prepare_model_for_training (unsloth_zoo, training_utils.py:359)"),
     Default("double_quantization", FIRST, True, "bnb_4bit_use_double_quant (unsloth/models/llama.py:4017)"),
 )  # fmt: skip
 
