@@ -182,9 +182,9 @@ def unsaid(s: Scenario, *places: str) -> Iterator[str]:
     for place in places:
         if place not in said:
             continue
-        does = _does(s, place, said)
-        if said[place] != does:
-            yield f"{place} {said[place]}: {runner(s)[0]} has no flag for it, and runs {does}"
+        usual = does(s, place)
+        if said[place] != usual:
+            yield f"{place} {said[place]}: {runner(s)[0]} has no flag for it, and runs {usual}"
 
 
 def unsaid_of_roles(s: Scenario, sayable: Iterable[str] = ()) -> Iterator[str]:
@@ -193,7 +193,6 @@ def unsaid_of_roles(s: Scenario, sayable: Iterable[str] = ()) -> Iterator[str]:
     `sayable` names the fields that have flags: of every such role (`offload.parameters`), or of one
     (`reference.model`). A reward model always has a flag.
     """
-    said = flatten(s.as_dict())
     for name, differs in s.roles.items():
         if name not in PARTNERS or name == "critic" or isinstance(differs, str):
             continue
@@ -201,15 +200,15 @@ def unsaid_of_roles(s: Scenario, sayable: Iterable[str] = ()) -> Iterator[str]:
         for place, value in differs.items():
             if place == "gpus" or {place, f"{name}.{place}"} & {*sayable, "reward.model"}:
                 continue
-            does = _does(s, f"roles.{name}.{place}", said)
-            does = _field(trained, place) if does is None else does
-            if value != does:
-                yield f"roles.{name}.{place} {value}: {runner(s)[0]} has no flag for it, and runs {does}"
+            usual = does(s, f"roles.{name}.{place}")
+            usual = _field(trained, place) if usual is None else usual
+            if value != usual:
+                yield f"roles.{name}.{place} {value}: {runner(s)[0]} has no flag for it, and runs {usual}"
 
 
-def _does(s: Scenario, place: str, said: Mapping[str, Any]) -> Any:
+def does(s: Scenario, place: str) -> Any:
     """The framework's own value for a field, with all other fields as they are."""
-    others = {name: value for name, value in said.items() if name != place}
+    others = {name: value for name, value in flatten(s.as_dict()).items() if name != place}
     return framework(s.framework).defaults(s.task, s.framework_version, others).get(place)
 
 

@@ -35,8 +35,8 @@ def flags(s: Scenario) -> Iterator[Words]:
     if s.model not in CONFIGS:
         allowed = ", ".join(CONFIGS)
         raise LaunchError(f"model: given {s.model!r}, allowed for a command of torchtitan: {allowed}")
-    if s.optimizer != "adamw":
-        raise LaunchError(f"optimizer: given {s.optimizer!r}, allowed for a command of torchtitan: adamw")
+    if s.optimizer != (usual := shell.does(s, "optimizer")):
+        raise LaunchError(f"optimizer: given {s.optimizer!r}, allowed for a command of torchtitan: {usual}")
     if s.loss != "chunked" and s.together == 1:
         raise LaunchError(
             f"loss: given {s.loss!r}, allowed for a command of torchtitan: chunked, as its configurations"

@@ -14,7 +14,6 @@ from calc.scenario.scenario import Scenario
 
 FIRST = "2026.10"
 FILE = "unsloth.yaml"
-OPTIMIZER = "adamw-8bit"
 
 
 def launch(s: Scenario) -> Launch:
@@ -28,8 +27,8 @@ def settings(s: Scenario) -> dict[str, Any]:
     """The file's keys, by section."""
     if s.gpus > 1:
         raise LaunchError(f"gpus: given {s.gpus}, allowed for a command of unsloth: 1")
-    if s.optimizer != OPTIMIZER:
-        raise LaunchError(f"optimizer: given {s.optimizer!r}, allowed for a command of unsloth: {OPTIMIZER}")
+    if s.optimizer != (usual := shell.does(s, "optimizer")):
+        raise LaunchError(f"optimizer: given {s.optimizer!r}, allowed for a command of unsloth: {usual}")
     found: dict[str, Any] = {
         "model": shell.model_name(s.model, variable=True),
         "data": {"format_type": "raw" if s.task == "pretrain" else "auto"},

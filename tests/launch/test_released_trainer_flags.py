@@ -27,7 +27,8 @@ from calc.scenario.scenario import Scenario
 STRIDES = {"llamafactory": 101, "axolotl": 101, "ms-swift": 101, "torchtune": 1, "torchtitan": 1, "unsloth": 1}
 OPTIMIZERS = {
     "adamw_torch_fused": ("adamw", "fused"), "adamw_torch": ("adamw", "foreach"),
-    "adamw_bnb_8bit": ("adamw-8bit", None), "paged_adamw_8bit": ("adamw-paged-8bit", None), "lion_32bit": ("lion", None),
+    "adamw_bnb_8bit": ("adamw-8bit", None), "paged_adamw_8bit": ("adamw-paged-8bit", None),
+    "lion_32bit": ("lion", None),
 }  # fmt: skip
 TORCHRUN = {"--nproc_per_node", "--nnodes", "--rdzv_backend", "--rdzv_endpoint"}  # torch/distributed/run.py
 

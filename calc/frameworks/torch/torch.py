@@ -61,7 +61,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     The habits of a trainer that is named go before them, and others follow from those.
     """
     name = given.get("trainer", "own")
-    habits = TRAINERS[name].habits(task, given) if name in TRAINERS else {}
+    habits = TRAINERS[name].habits(task, given) if name in TRAINERS and task not in RL else {}
     given = {**habits, **given}
     shared, pins = together(given), pinned(RELEASES[version])
     gpus = max(1, int(given.get("gpus", 1)) // shared)  # groups of GPUs, each with sequences of its own
