@@ -76,5 +76,5 @@ def notes(s: Scenario) -> Iterator[str]:
     """Notes on the values that the reader fills in, and on fields that no flag sets."""
     yield shell.needs("ASSETS", "what scripts/download_hf_assets.py has downloaded of the model")
     yield from shell.on_every_node(s)
-    yield from shell.unsaid(s, "grad_dtype", "packing", "no_sync")
+    yield from shell.unsaid(s, "attention", "grad_dtype", "packing", "no_sync")
     yield from shell.common_notes(s)

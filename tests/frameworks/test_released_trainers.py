@@ -115,7 +115,6 @@ def titan(of: str, name: str) -> dict[str, str]:
 
 ROWS: Mapping[str, tuple[Row, ...]] = {
     "llamafactory": (
-        Row("method", field(f"{HPARAMS}/finetuning_args.py:finetuning_type", "0.9.0")),
         Row("seq_len", field(f"{HPARAMS}/data_args.py:cutoff_len", "0.9.0")),
         Row(
             "checkpointing",
@@ -141,7 +140,6 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
         Row("lora.dropout", field(f"{SCHEMAS}/peft.py:lora_dropout", "0.19.0"), {}, LORA),
     ),
     "ms-swift": (
-        Row("method", swift(f"{OLD}/base_args/base_args.py:train_type", f"{NEW}/base_args/base_args.py:tuner_type")),
         Row(
             "micro_batch",
             field("swift/trainers/arguments.py:per_device_train_batch_size", "3.9.0"),
@@ -253,14 +251,13 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
         ),
     ),
     "unsloth": (
-        Row("method", field(f"{CLI}:load_in_4bit", "2026.10.9"), {True: "qlora"}),
         Row("seq_len", field(f"{CLI}:max_seq_length", "2026.10.9")),
         Row("micro_batch", field(f"{CLI}:batch_size", "2026.10.9")),
         Row("global_batch", field(f"{CLI}:gradient_accumulation_steps", "2026.10.9"), {}, {"micro_batch": 1}),
         Row("checkpointing", field(f"{CLI}:gradient_checkpointing", "2026.10.9"), {"unsloth": "full"}),
         Row("packing", field(f"{CLI}:packing", "2026.10.9")),
-        Row("lora.rank", field(f"{CLI}:lora_r", "2026.10.9")),
-        Row("lora.dropout", field(f"{CLI}:lora_dropout", "2026.10.9")),
+        Row("lora.rank", field(f"{CLI}:lora_r", "2026.10.9"), {}, QLORA),
+        Row("lora.dropout", field(f"{CLI}:lora_dropout", "2026.10.9"), {}, QLORA),
     ),
 }  # fmt: skip
 
@@ -299,7 +296,7 @@ def test_torchtune_states_what_it_adapts(released: Released, version: str) -> No
 
 def test_unsloth_states_what_it_adapts(released: Released) -> None:
     found = told(released("unsloth", unsloth.FIRST), f"{CLI}:target_modules")
-    assert stated("unsloth", unsloth.FIRST, Row("lora.targets", {})) == found.split(",")
+    assert stated("unsloth", unsloth.FIRST, Row("lora.targets", {}, {}, QLORA)) == found.split(",")
 
 
 @pytest.mark.parametrize("trainer", ["llamafactory", "axolotl", "ms-swift", "unsloth"])

@@ -71,8 +71,8 @@ def test_a_step_of_all_weights_by_hand(
 @pytest.mark.parametrize(
     ("trainer", "fields", "base", "rank", "states"),
     [
-        ("llamafactory", {}, 2 * P, 8, 8),  # LoRA unless all weights are asked for; Adam's two moments in fp32
-        ("ms-swift", {}, 2 * P, 8, 8),
+        ("llamafactory", {"method": "lora"}, 2 * P, 8, 8),  # Adam's two moments in fp32
+        ("ms-swift", {"method": "lora"}, 2 * P, 8, 8),
         # `unsloth train`: rank 64, two moments of a byte, and an fp32 scale for each 256 of them
         ("unsloth", {"method": "lora"}, 2 * P, 64, 2 * (1 + 4 / 256)),
     ],
@@ -98,7 +98,7 @@ def test_a_step_of_adapters_by_hand(
         (
             "llamafactory",
             {},
-            {"method": "lora", "seq_len": 2048, "micro_batch": 8, "checkpointing": "full", "loss": "full"},
+            {"method": "full", "seq_len": 2048, "micro_batch": 8, "checkpointing": "full", "loss": "full"},
         ),
         ("llamafactory", {"versions__llamafactory": "0.9.0"}, {"seq_len": 1024, "optimizer_impl": "foreach"}),
         ("llamafactory", {"sharding": "zero3", "gpus": 8}, {"precision": "mixed", "grad_dtype": "bf16"}),
@@ -121,7 +121,7 @@ def test_a_step_of_adapters_by_hand(
             {"gpus": 16, "tensor_parallel": 2, "pipeline_parallel": 2},
             {"sequence_parallel": True, "loss": "full", "micro_batch": 1, "global_batch": 8},
         ),
-        ("unsloth", {}, {"method": "qlora", "loss": "fused", "global_batch": 8, "optimizer": "adamw-8bit"}),
+        ("unsloth", {"method": "qlora"}, {"loss": "fused", "global_batch": 8, "optimizer": "adamw-8bit"}),
     ],
 )
 def test_a_trainers_habits_are_the_defaults(trainer: str, fields: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ def test_a_trainers_habits_are_the_defaults(trainer: str, fields: dict[str, Any]
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_what_is_said_goes_before_a_habit(trainer: str) -> None:
     """A setting that the user names is never overwritten."""
-    method = {"method": "lora"} if trainer in ("litgpt", "llamafactory", "ms-swift", "unsloth") else {"method": "full"}
+    method = {"method": "lora" if trainer == "litgpt" else "full"}
     said = {"micro_batch": 3, "global_batch": 9, "seq_len": 777, "checkpointing": "none", "expandable_segments": False}
     s = run(trainer, **said, **method)
     assert {name: getattr(s, name) for name in said | method} == said | method

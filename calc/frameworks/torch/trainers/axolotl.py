@@ -41,8 +41,7 @@ ADAPTERS = Table(
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Its defaults for `task`, by dotted key; `bf16: auto` loads weights in bf16 (utils/config/__init__.py:198)."""
     version, libraries = shared.release("axolotl", RELEASES, given)
-    given = {"method": "full", **given}
-    values = stated(task, version, DEFAULTS, NOTHING if given["method"] == "full" else ADAPTERS)
+    values = stated(task, version, DEFAULTS, NOTHING if given.get("method", "full") == "full" else ADAPTERS)
     sharding = shared.sharded(given)
     # its fsdp2_prepare_model leaves weights in the type they have (monkeypatch/accelerate/fsdp2.py:429)
     precision = "bf16" if sharding == "fsdp2" else shared.narrow(given, sharding, wide="bf16")

@@ -52,7 +52,7 @@ def narrow(given: Mapping[str, Any], sharding: str, *, wide: str) -> str:
     """
     if sharding in DEEPSPEED:
         return "mixed"
-    if given["method"] != "full":
+    if given.get("method", "full") != "full":
         return "bf16"
     return "fsdp-mixed" if sharding in FSDP else wide
 

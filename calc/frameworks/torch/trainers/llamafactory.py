@@ -28,7 +28,6 @@ RELEASES: Mapping[str, Pins] = {
     "0.9.5": Pins("0.19.8", "2.13.0", "5.6.0"),
 }
 FIRST = "0.9.0"
-METHOD = "lora"  # finetuning_type (hparams/finetuning_args.py:464)
 
 DEFAULTS = Table(
     Default("seq_len", FIRST, 1024, "cutoff_len (hparams/data_args.py:44 of 0.9.0)"),
@@ -52,15 +51,13 @@ ADAPTERS = Table(
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Its defaults for `task`, by dotted key; trained weights are upcast to fp32 (model/adapter.py:313-325)."""
     version, libraries = shared.release("llamafactory", RELEASES, given)
-    given = {"method": METHOD, **given}
-    adapters = given["method"] != "full"
+    adapters = given.get("method", "full") != "full"
     values = stated(task, version, DEFAULTS, ADAPTERS if adapters else NOTHING)
     sharding = shared.sharded(given)
     return {
         **libraries,
         **values,
         **shared.batches(values, given, 1),
-        "method": given["method"],
         "sharding": sharding,
         "precision": shared.narrow(given, sharding, wide="autocast"),
         "no_sync": trainer.reduces_once(sharding),

@@ -22,7 +22,6 @@ RELEASES: Mapping[str, Pins] = {
     FIRST: Pins("0.17.6", "2.8.0", "4.57.1"),
     "4.6.0": Pins("0.19.8", "2.13.0", "5.19.0"),
 }
-METHOD = "lora"  # tuner_type (arguments/base_args/base_args.py:121), train_type until 4.0
 STEP = 16  # sequences of a step over all GPUs, unless a number of micro batches is given (trainers/arguments.py:291)
 
 DEFAULTS = Table(
@@ -44,15 +43,13 @@ ADAPTERS = Table(
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Its defaults for `task`, by dotted key; weights load in their checkpoint's type (base_args/model_args.py:114)."""
     version, libraries = shared.release("ms-swift", RELEASES, given)
-    given = {"method": METHOD, **given}
-    values = stated(task, version, DEFAULTS, NOTHING if given["method"] == "full" else ADAPTERS)
+    values = stated(task, version, DEFAULTS, NOTHING if given.get("method", "full") == "full" else ADAPTERS)
     sharding = shared.sharded(given)
     one = shared.batches(values, given, 1)["global_batch"]
     return {
         **libraries,
         **values,
         **shared.batches(values, given, max(1, -(-STEP // one))),
-        "method": given["method"],
         "sharding": sharding,
         "precision": shared.narrow(given, sharding, wide="bf16"),
         "no_sync": trainer.reduces_once(sharding),

@@ -34,7 +34,12 @@ DEFAULTS = Table(
     Default(
         "checkpointing", FIRST, "selective", "activation_checkpoint selective, by operators (train_configs/*.toml)"
     ),
-    Default("attention", FIRST, "sdpa", "F.scaled_dot_product_attention (models/common/attention.py)"),
+    Default(
+        "attention",
+        FIRST,
+        "sdpa",
+        "F.scaled_dot_product_attention, unless attn_backend is varlen (models/common/attention.py)",
+    ),
     Default("loss", FIRST, "full", "cross_entropy_loss (components/loss.py of 0.1.0)"),
     Default("loss", CHUNKED, "chunked", "ChunkedLossWrapper (models/llama3/config_registry.py:187)"),
     Default("packing", FIRST, False, "rows are cut from a stream: none is padded (hf_datasets/text_datasets.py)"),
@@ -77,7 +82,7 @@ def refuse(s: Scenario) -> str | None:
         "method": ("full",),
         "sharding": ("none", "ddp", "fsdp2"),
         "loss": ("full", "chunked"),
-        "attention": ("sdpa",),
+        "attention": ("sdpa", "flash"),
     }
     return shared.refuse(s, TASKS, fixed, together=True)
 

@@ -112,6 +112,8 @@ def path(s: Scenario, usual: Path) -> Path:
 def notes(s: Scenario) -> Iterator[str]:
     """What of torchtune is computed otherwise."""
     yield from shared.told(s, RELEASES)
+    if s.loss == "chunked":
+        yield "compile is computed as off: compiled, the loss keeps no fp32 log-softmax"
     if s.sharding == "none" and not s.lora:
         yield "optimizer_in_bwd, on in its configurations for one GPU, is computed as off: gradients stay"
     if s.method == "qlora" and s.sharding == "none":

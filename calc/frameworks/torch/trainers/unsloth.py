@@ -18,7 +18,6 @@ from calc.scenario.scenario import Scenario
 TASKS = ("pretrain", "sft")
 FIRST = "2026.10.9"
 RELEASES: Mapping[str, Pins] = {FIRST: Pins("0.19.8", "2.13.0", "5.17.0")}  # PyTorch, Transformers: as METADATA allows
-METHOD = "qlora"  # load_in_4bit true, training_type lora (unsloth_cli/config.py:29-31)
 ACCUMULATION = 4  # gradient_accumulation_steps (unsloth_cli/config.py:36)
 
 DEFAULTS = Table(
@@ -45,13 +44,11 @@ ADAPTERS = Table(
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of its command for `task`, by dotted key; weights are bf16, trained whole too (models/vision.py)."""
     version, libraries = shared.release("unsloth", RELEASES, given)
-    given = {"method": METHOD, **given}
-    values = stated(task, version, DEFAULTS, NOTHING if given["method"] == "full" else ADAPTERS)
+    values = stated(task, version, DEFAULTS, NOTHING if given.get("method", "full") == "full" else ADAPTERS)
     return {
         **libraries,
         **values,
         **shared.batches(values, given, ACCUMULATION),
-        "method": given["method"],
         "sharding": shared.sharded(given),
         "precision": "bf16",
     }
