@@ -18,6 +18,7 @@ from calc.base import project
 from calc.base.reading import DOCUMENT, FILE, decode, parse_json, parse_mapping, read_bytes
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import MiB
+from calc.catalog.near import meant
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.hf_config import from_config
 
@@ -147,8 +148,8 @@ class Catalog:
         """The GPU with this id, case aside; CatalogError `gpu: …` otherwise."""
         found = self.gpus.get(name.casefold())
         if found is None:
-            near = closest(name, self.gpus)
-            raise CatalogError(f"gpu: given {show(name)}, allowed: {_some(self.gpus, 'gpus')}{near}")
+            allowed = _some(self.gpus, "gpus")
+            raise CatalogError(f"gpu: given {show(name)}, allowed: {allowed}{meant(name, self.gpus)}")
         return found
 
     def model(self, name: str) -> Model:
@@ -165,7 +166,7 @@ class Catalog:
             return _model_of_config(os.path.join(name, "config.json"))
         known = [*self.models, *(hf for model in self.models.values() for hf in (model.hf, *model.aliases))]
         allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
-        raise CatalogError(f"model: given {show(name)}, allowed: {allowed}{closest(name, known)}")
+        raise CatalogError(f"model: given {show(name)}, allowed: {allowed}{meant(name, known)}")
 
 
 def _some(ids: Iterable[str], command: str) -> str:

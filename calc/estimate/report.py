@@ -15,7 +15,10 @@ from calc.scenario.words import PAIRED
 from calc.throughput import Throughput, Unrated
 
 VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long batch", "oom": "out of memory"}
-TRAINERS = {"transformers": "Transformers' Trainer", "litgpt": "litgpt"}
+TRAINERS = {
+    "transformers": "Transformers' Trainer", "litgpt": "litgpt", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl",
+    "ms-swift": "ms-swift", "torchtune": "torchtune", "torchtitan": "torchtitan", "unsloth": "Unsloth",
+}  # fmt: skip
 REFUSED = "vLLM does not start"
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from calc.base.reading import parse_mapping, read_bytes
 from calc.base.schema import InputError, closest, show, validator
@@ -23,7 +23,7 @@ from calc.scenario import rules
 from calc.scenario.lengths import Lengths, known
 from calc.scenario.rules import Objection
 from calc.scenario.scenario import SCHEMA, SCHEMA_FILE, Lora, Offload, Rollout, Scenario, ScenarioError, changed
-from calc.scenario.words import RL
+from calc.scenario.words import RL, Trainer
 
 NEEDED = tuple(SCHEMA["required"])
 # Defaults that no framework decides. Lengths and batches that follow from other fields are filled in by `parse`.
@@ -238,12 +238,19 @@ def _framework(given: str) -> tuple[str, str | None]:
     """The framework's name, and its version if one is named."""
     name, equals, version = given.partition("==")
     if name not in FRAMEWORKS:
-        near = closest(name, FRAMEWORKS)
+        near = _trained_by(name) or closest(name, FRAMEWORKS)
         raise Objection(f"framework: given {show(given)}, allowed: {', '.join(FRAMEWORKS)}, each with ==version{near}")
     if equals and not _VERSION.fullmatch(version) and version not in framework(name).KNOWN:
         words = "".join(f", or {known}" for known in framework(name).KNOWN if not _VERSION.fullmatch(known))
         raise Objection(f"framework: given {show(given)}, allowed: a version of numbers, such as {name}==1.0{words}")
     return name, version or None
+
+
+def _trained_by(name: str) -> str:
+    """The hint for a trainer that is given as a framework; empty if it is none."""
+    plain = re.sub(r"[\W_]", "", name.casefold())
+    found = next((own for own in get_args(Trainer) if plain == own.replace("-", "") and own != "own"), "")
+    return f"; {found} is a trainer: give framework torch with trainer {found}" if found else ""
 
 
 def _rollout(values: Mapping[str, Any]) -> Rollout:

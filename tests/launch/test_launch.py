@@ -362,7 +362,33 @@ def test_what_no_flag_says_is_noted() -> None:
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"framework": "torch"}, "framework: given torch, which has no command, allowed: openrlhf, verl, trl"),
+        (
+            {"framework": "torch"},
+            "framework: given torch, which has no command, allowed: openrlhf, verl, trl, or a trainer: llamafactory, "
+            "axolotl, ms-swift, torchtune, torchtitan, unsloth",
+        ),
+        (
+            {"framework": "torch", "trainer": "ms-swift", "versions__ms-swift": "3.9"},
+            "versions.ms-swift: given ms-swift==3.9, whose flags differ, allowed: ms-swift==4",
+        ),
+        (
+            {"framework": "torch", "trainer": "llamafactory", "task": "dpo", "roles__reference": "none"},
+            "roles.reference: given 'none' for dpo, allowed: a reference, which a command of llamafactory always loads",
+        ),
+        (
+            {"framework": "torch", "trainer": "unsloth", "gpus": 2},
+            "gpus: given 2, allowed for a command of unsloth: 1",
+        ),
+        (
+            {"framework": "torch", "trainer": "torchtune", "model": "yi-6b"},
+            "model: given 'yi-6b' with method full, allowed for a command of torchtune: llama-3-8b, llama-3.1-8b, "
+            "llama-3.2-1b, llama-3.2-3b, qwen2-0.5b, qwen2-1.5b, qwen2-7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, "
+            "qwen2.5-7b",
+        ),
+        (
+            {"framework": "torch", "trainer": "torchtitan"},
+            "task: given 'sft', allowed for a command of torchtitan: pretrain",
+        ),
         (
             {"framework": "openrlhf==0.6.1"},
             "framework: given openrlhf==0.6.1, whose flags differ, allowed: openrlhf==0.11",

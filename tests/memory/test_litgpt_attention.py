@@ -11,7 +11,7 @@ from tapes import arch, backward_of, check, forward_of, passing, small
 from calc.accuracy.residuals import peak_allocated
 from calc.autograd.tape import Tape
 from calc.estimate.estimate import estimate
-from calc.frameworks.torch.litgpt import modelled
+from calc.frameworks.torch.trainers.litgpt import modelled
 from calc.memory.activations import program
 from calc.memory.run import Adapter, Run
 from calc.models.architecture import Architecture, parameters

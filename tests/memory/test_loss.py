@@ -78,6 +78,8 @@ def peaks(path: Path, **run: Any) -> tuple[float, float, float, float]:
         (Path("flash", head_fp32=True, shift_copy=True), 8, 4, 8, 8),
         # an eighth of the tokens at a time: 2 + 4 + 4, and 4 + 4 + 4 backward
         (Path("chunked"), 10 / 8, 0, 12 / 8, 10 / 8),
+        # all logits 2, an eighth cast 4, all log-softmax 4; then log-softmax, and of an eighth 4 + 4 and 2
+        (Path("chunked-logits"), 6.5, 4, 5.25, 2.5),
         (Path("fused"), 0, 0, 0, 0),
         (Path("scalar"), 0, 0, 0, 0),
     ],

@@ -114,7 +114,7 @@ def test_nothing_feasible_is_an_answer(run: Callable[..., Run]) -> None:
         ((*EIGHT, "--seq-len", "4", "--seq-len", "8"), ["--seq-len", "twice"]),
         ((*EIGHT, "--gpu", "h100"), ["--gpu", "twice"]),
         ((*JOB, "--gpus", "8", "--gpu", "h100-sxn"), ["gpu", "h100-sxn", "did you mean 'h100-sxm'"]),
-        (("--model", "llama-3-8c", *EIGHT[2:]), ["model", "llama-3-8c", "did you mean"]),
+        (("--model", "lama-3-8b", *EIGHT[2:]), ["model", "lama-3-8b", "did you mean"]),
         ((*EIGHT[:3], "stf", *EIGHT[4:]), ["task", "stf", "did you mean 'sft'"]),
         (EIGHT[2:], ["missing field 'model'"]),
         (("--model", "llama-3-8b"), ["missing field 'task'"]),

@@ -100,6 +100,10 @@ class Lookups(Bound):
         """Every field of a scenario, from its schema."""
         return self._place(reference.fields())
 
+    def trainers_table(self) -> str:
+        """What each trainer fills in where a job leaves a setting open."""
+        return self._place(reference.trainers())
+
     # --- how wrong it all is
 
     def accuracy(self, what: str) -> str:

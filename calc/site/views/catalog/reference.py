@@ -9,8 +9,9 @@ from typing import Any
 from calc.answers import answers, fits
 from calc.base.units import gib
 from calc.catalog.catalog import GPU, Model
+from calc.estimate.report import TRAINERS
 from calc.resolve.parse import parse
-from calc.scenario.scenario import SCHEMA
+from calc.scenario.scenario import SCHEMA, ScenarioError
 from calc.site.tables.tables import Cell, Column, Table
 from calc.site.text.inline import inline, within
 from calc.site.views.catalog import sheets
@@ -167,3 +168,48 @@ def fields() -> Table:
         "GRPO with LoRA on eight.",
         versions=answers.versions(),
     )
+
+
+# What trainers differ in: fields of a scenario that a job leaves open.
+HABITS = (
+    "seq_len", "micro_batch", "global_batch", "precision", "grad_dtype", "optimizer", "optimizer_impl", "sharding",
+    "no_sync", "checkpointing", "attention", "loss", "packing", "expandable_segments", "lora.rank", "lora.targets",
+    "lora.dropout", "lora.dtype",
+)  # fmt: skip
+
+
+def trainers() -> Table:
+    """The defaults of every trainer that has releases of its own, for a job of LoRA on eight GPUs."""
+    told = {}
+    for name in TRAINERS:
+        try:
+            told[name] = _habits(name, "lora")
+        except ScenarioError:
+            told[name] = _habits(name, "full")
+    told = {name: data for name, data in told.items() if name in data["versions"] and name != "transformers"}
+    columns = (
+        Column("field", "Field"),
+        *(Column(name, f"{TRAINERS[name]} {data['versions'][name]}") for name, data in told.items()),
+    )
+    rows = tuple(
+        (Cell(field, f"<code>{escape(field)}</code>"), *(Cell(_listed(data, field)) for data in told.values()))
+        for field in HABITS
+    )
+    return Table(
+        "scenario-trainers",
+        "What a trainer fills in",
+        columns,
+        rows,
+        "Supervised fine-tuning of Llama 3.1 8B with LoRA on eight GPUs; torchtitan trains all weights. "
+        "A length that a trainer leaves to the model is that of plain Transformers.",
+        versions=answers.versions(),
+    )
+
+
+def _habits(trainer: str, method: str) -> dict[str, Any]:
+    given = {"model": "llama-3.1-8b", "task": "sft", "gpu": "h100-sxm", "gpus": 8, "method": method, "trainer": trainer}
+    return parse(given).as_dict()
+
+
+def _listed(data: Mapping[str, Any], field: str) -> str:
+    return _look_up(data, field).strip("[]").replace("'", "")
