@@ -9,15 +9,13 @@ from typing import Any
 
 from calc.base.schema import closest
 from calc.catalog.catalog import Catalog, Model
-from calc.check.config_keys import known, known_around
 from calc.check.faults import fault
+from calc.models.config_keys import known, known_around
 from calc.models.families import NESTED
 
 # The parameters counted over the size in a name, which is a round number: 1.31 for Gemma 2 2B, whose name leaves out
 # the embedding, 0.80 for Mixtral 8x22B, whose experts share their attention.
 SIZE = (0.75, 1.35)
-# Transformers' names for a layer's attention in `layer_types`.
-LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 
 
 def config_fields(model: Model, _: Catalog) -> Iterator[str]:
@@ -47,14 +45,6 @@ def named_class(model: Model, _: Catalog) -> Iterator[str]:
     stem = family.replace("_", "").removesuffix("text") + "for"
     if given and not given[0].replace("_", "").casefold().startswith(stem):
         yield fault("config.architectures", given, f"a class of the family {family}, as model_type says")
-
-
-def layer_types(model: Model, _: Catalog) -> Iterator[str]:
-    """A layer's attention is of a kind that Transformers knows."""
-    for index, word in enumerate(_inner(model).get("layer_types") or ()):
-        if word not in LAYERS:
-            near = closest(word, LAYERS) if isinstance(word, str) else ""
-            yield fault(f"config.layer_types[{index}]", word, ", ".join(LAYERS) + near)
 
 
 def published_count(model: Model, _: Catalog) -> Iterator[str]:

@@ -10,8 +10,8 @@ import pytest
 
 from calc.catalog.catalog import load
 from calc.check import models
-from calc.check.config_keys import CARRIED, COMMON, known, known_around
 from calc.check.faults import Rule
+from calc.models.config_keys import CARRIED, COMMON, known, known_around
 from calc.models.families import FAMILIES, NESTED
 from calc.models.hf_config import from_config
 
@@ -114,14 +114,6 @@ def test_each_row_is_of_a_family() -> None:
             {"change": {"architectures": ["MistralForCausalLM"]}},
             "config.architectures: given a list, ['MistralForCausalLM'], allowed: a class of the family llama, as "
             "model_type says",
-        ),
-        (
-            models.layer_types,
-            "qwen3-4b",
-            {"change": {"layer_types": ["full_attention", "sliding_attention"]}},
-            {"change": {"layer_types": ["full_attention", "full_atention"]}},
-            "config.layer_types[1]: given 'full_atention', allowed: full_attention, sliding_attention, "
-            "chunked_attention, linear_attention; did you mean 'full_attention'?",
         ),
         (
             models.published_count,

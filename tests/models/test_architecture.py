@@ -443,6 +443,30 @@ def test_an_unknown_family_lists_the_known_ones(given: str, meant: str) -> None:
         tiny(given)
 
 
+def test_an_unknown_family_is_told_what_else_is_not_modelled() -> None:
+    """Kinds of layers and fields that no family has, those inside `text_config` too, and no name that is alike."""
+    hybrid = {
+        "model_type": "qwen3_next", "hidden_size": 8, "vision_config": {}, "layer_types": ["linear_attention"] * 3,
+        "text_config": {"hidden_size": 8, "layer_types": ["full_attention", "linear_attention"], "mamba_d_conv": 4},
+    }  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        from_config(hybrid)
+    told = "4 layers of linear_attention; the fields vision_config, text_config.mamba_d_conv"
+    assert str(caught.value).endswith(f"; not modelled of this config: {told}")
+    many = {f"mamba_{n}": n for n in range(14)}
+    with pytest.raises(ConfigError, match=r"the fields mamba_0, .*, mamba_11 and 2 more$"):
+        from_config({"model_type": "nemotron_h", **many})
+    with pytest.raises(ConfigError, match=r"; each field of this config is one of theirs$"):
+        from_config({"model_type": "kimi", "hidden_size": 8})
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "llama"])
+def test_a_layer_of_another_kind_is_refused(family: str) -> None:
+    """It would be counted as attention otherwise."""
+    with pytest.raises(ConfigError, match=r"^layer_types\[1\]: given 'linear_attention', allowed: full_attention, "):
+        tiny(family, num_key_value_heads=4, layer_types=["full_attention", "linear_attention"])
+
+
 @pytest.mark.parametrize(
     ("config", "field"),
     [({}, "model_type"), ({"model_type": None}, "model_type"), ({"model_type": ["llama"]}, "model_type"),

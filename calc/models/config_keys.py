@@ -21,8 +21,8 @@ COMMON = frozenset({
 })  # fmt: skip
 # The fields that `calc.models.hf_config` reads for every family, unless the family spells them otherwise.
 _READ = frozenset({
-    "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "vocab_size",
+    "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types", "max_position_embeddings",
+    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size",
 })  # fmt: skip
 _ROUTER = ("norm_topk_prob", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 _GROUPS = ("n_group", "topk_group", "routed_scaling_factor", "num_nextn_predict_layers", "num_mtp_layers")
@@ -87,7 +87,7 @@ def known(family: str) -> frozenset[str]:
     f = FAMILIES[family]
     read = {*_READ, *f.defaults, *f.biases, *f.refused, *f.needed, f.dropout, f.embedding_dropout, f.parallel}
     if f.window:
-        read |= {"layer_types", "sliding_window"}
+        read |= {"sliding_window"}
     if f.experts:
         read |= {f.experts, f.expert_size, "num_experts_per_tok", "num_local_experts"}
     if f.interleaved:
@@ -95,6 +95,10 @@ def known(family: str) -> frozenset[str]:
     read = (read - f.spelled.keys()) | set(f.spelled.values())
     norm = () if "layer" in str(f.fixed.get("norm", "")) or f.fixed.get("norm") == "centred" else _RMS
     return COMMON | (read - {""}) | {*norm, *CARRIED.get(family, ())}
+
+
+# The fields that a family of language models has here, whichever it is.
+MODELLED = frozenset[str]().union(*map(known, FAMILIES))
 
 
 def known_around(family: str) -> frozenset[str]:
