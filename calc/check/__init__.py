@@ -85,6 +85,6 @@ def check_record(record: Any, where: str, catalog: Catalog) -> None:
     if owner := catalog.places.get(record["id"]):
         given = f"given {record['id']!r}, which a record has already, {owner}, allowed: one of its own"
         raise CatalogError(f"{where}: id: {given}")
-    check_names(record, where, catalog.gpus, catalog.names)
+    check_names(record, where, catalog.gpus, catalog.names.listed)
     for line in _judged(RECORDS, record, where, catalog):
         raise CatalogError(line)

@@ -65,12 +65,18 @@ def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
         yield f"config: given {model.parameters:,} parameters, allowed: {low:,.0f} to {high:,.0f}, as hf says {said[0]}"
 
 
-def names(model: Model, _: Catalog) -> Iterator[str]:
-    """A model has each name once, the one for readers is no Hugging Face name, and its config.json is its own."""
+def names(model: Model, catalog: Catalog) -> Iterator[str]:
+    """A model has each name once, the one for readers is no Hugging Face name, and its config.json is its own.
+
+    What it is unlike is no model of the catalog.
+    """
     own = [name.casefold() for name in (model.id, model.hf, *model.aliases)]
     for index, name in enumerate(own[2:]):
         if name in own[: index + 2]:
             yield fault(f"aliases[{index}]", model.aliases[index], "a name that the model does not have yet")
+    for name in model.unlike:
+        if owner := catalog.names.listed.get(name.casefold()):
+            yield f"unlike: given {name!r}, which models/{owner}.yaml lists, allowed: names that no model has"
     if "/" in model.name:
         yield fault("name", model.name, "the name that readers write, such as Llama 3 8B")
     found = re.match(r"https://huggingface\.co/([^/]+/[^/]+)", model.source)

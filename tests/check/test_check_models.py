@@ -147,6 +147,13 @@ def test_each_row_is_of_a_family() -> None:
         (
             models.names,
             "llama-3-8b",
+            {"unlike": {"somebody/Llama-3-8B-Vision": "it reads images"}},
+            {"unlike": {"qwen/Qwen3-8B": "it reads images"}},
+            "unlike: given 'qwen/Qwen3-8B', which models/qwen3-8b.yaml lists, allowed: names that no model has",
+        ),
+        (
+            models.names,
+            "llama-3-8b",
             {},
             {"name": "meta-llama/Meta-Llama-3-8B"},
             "name: given 'meta-llama/Meta-Llama-3-8B', allowed: the name that readers write, such as Llama 3 8B",
