@@ -37,9 +37,9 @@ class GPU:
 
     `smi_mib` is the total that the driver's tool shows, `usable_mib` the total that cudaMemGetInfo gives a process;
     `usable_derived`: the latter was not observed on this very card. Rates are dense and accumulate in fp32;
-    `nvlink_gbs` adds both directions. A value is None where no source gives it. `linked`: there are nodes that join
-    more than two of these cards by NVLink or the like; a bridge between two is extra. `sources` maps a value's field in
-    the file (`memory.usable_mib`) to where it is read.
+    `nvlink_gbs` adds both directions. A value is None where no source gives it, and 0 where the card has none of it.
+    `linked`: there are nodes that join more than two of these cards by NVLink or the like; a bridge between two is
+    extra. `sources` maps a value's field in the file (`memory.usable_mib`) to where it is read.
     """
 
     id: str
