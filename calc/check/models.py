@@ -11,7 +11,7 @@ from calc.base.schema import closest
 from calc.catalog.catalog import Catalog, Model
 from calc.check.faults import fault
 from calc.models.config_keys import known, known_around
-from calc.models.families import NESTED
+from calc.models.families import ALIKE, NESTED
 
 # The parameters counted over the size in a name, which is a round number: 1.31 for Gemma 2 2B, whose name leaves out
 # the embedding, 0.80 for Mixtral 8x22B, whose experts share their attention.
@@ -41,7 +41,7 @@ def _unknown(fields: Mapping[str, Any], allowed: frozenset[str], where: str) -> 
 def named_class(model: Model, _: Catalog) -> Iterator[str]:
     """The class that the config names belongs to the family that it names."""
     given = model.config.get("architectures")
-    family = model.config["model_type"]
+    family = ALIKE.get(model.config["model_type"], model.config["model_type"])
     stem = family.replace("_", "").removesuffix("text") + "for"
     if given and not given[0].replace("_", "").casefold().startswith(stem):
         yield fault("config.architectures", given, f"a class of the family {family}, as model_type says")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from calc.models.families import FAMILIES, NESTED
+from calc.models.families import ALIKE, FAMILIES, NESTED
 
 # PreTrainedConfig's own, and what nearly all families share.
 COMMON = frozenset({
@@ -41,7 +41,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "mixtral": _ROUTER,
     "qwen2": _QWEN,
     "qwen2_moe": (*_ROUTER, *_QWEN),
-    "qwen3_moe": _ROUTER,
+    "qwen3_moe": (*_ROUTER, "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm"),
     "gemma": (*_GEMMA, "hidden_activation"),
     "gemma2": (*_GEMMA, "hidden_act"),
     "gemma3_text": (*_GEMMA, "hidden_act", "rope_local_base_freq", "_sliding_window_pattern"),
@@ -57,7 +57,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "smollm3": ("max_window_layers", "pretraining_tp"),
     "seed_oss": ("pretraining_tp",),
     "cwm": ("pretraining_tp",),
-    "glm4_moe": (*_ROUTER, *_GROUPS, "partial_rotary_factor"),
+    "glm4_moe": (*_ROUTER, *_GROUPS, "moe_router_dtype", "partial_rotary_factor", "topk_method"),
     "olmoe": (*_ROUTER, "clip_qkv"),
     "flex_olmo": _ROUTER,
     "starcoder2": (
@@ -84,6 +84,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
 @cache
 def known(family: str) -> frozenset[str]:
     """The fields of a family of language models."""
+    family = ALIKE.get(family, family)
     f = FAMILIES[family]
     read = {*_READ, *f.defaults, *f.biases, *f.refused, *f.needed, f.dropout, f.embedding_dropout, f.parallel}
     if f.window:

@@ -11,7 +11,7 @@ from typing import Any
 
 from calc.models.architecture import BEFORE, Architecture, ConfigError, LayerSpec, Mla, Norms
 from calc.models.config_keys import MODELLED
-from calc.models.families import FAMILIES, NESTED, Family
+from calc.models.families import ALIKE, FAMILIES, NESTED, Family
 
 # fields of Architecture that a number in the config switches on
 _POSITIVE = {
@@ -90,8 +90,9 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
             raise ConfigError("text_config", inner, f"a mapping, the language model of {model_type}")
         config = {"model_type": NESTED[model_type], **inner}
         model_type = config["model_type"]
+    model_type = ALIKE.get(model_type, model_type) if isinstance(model_type, str) else model_type
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known, strange = (*FAMILIES, *NESTED), _unmodelled(config)
+        known, strange = (*FAMILIES, *ALIKE, *NESTED), _unmodelled(config)
         told = f"not modelled of this config: {strange}" if strange else "each field of this config is one of theirs"
         raise ConfigError("model_type", model_type, f"{', '.join(known)}; {told}", near=() if strange else known)
     family = FAMILIES[model_type]

@@ -16,6 +16,7 @@ from architectures import DEEPSEEK, FALCON, MLA, MODELS, TINY, architectures, pu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calc.catalog.catalog import load
 from calc.models import architecture as A
 from calc.models.architecture import Architecture, ConfigError
 from calc.models.families import FAMILIES
@@ -457,7 +458,14 @@ def test_an_unknown_family_is_told_what_else_is_not_modelled() -> None:
     with pytest.raises(ConfigError, match=r"the fields mamba_0, .*, mamba_11 and 2 more$"):
         from_config({"model_type": "nemotron_h", **many})
     with pytest.raises(ConfigError, match=r"; each field of this config is one of theirs$"):
-        from_config({"model_type": "kimi", "hidden_size": 8})
+        from_config({"model_type": "xyz", "hidden_size": 8})
+
+
+def test_a_model_type_whose_code_is_a_familys_is_that_family() -> None:
+    """Kimi K2's config.json brings DeepSeek's code along."""
+    config = dict(load().models["kimi-k2"].config)
+    assert (config["model_type"], from_config(config).family) == ("kimi_k2", "deepseek_v3")
+    assert from_config(config) == from_config(config | {"model_type": "deepseek_v3"})
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "llama"])
