@@ -175,7 +175,8 @@ def _list(records: list[dict[str, Any]], as_json: bool) -> Iterator[str]:
 
 
 def _check() -> Iterator[str]:
-    c = check()
+    check()
+    c = load()
     counts = f"{len(c.gpus)} GPUs, {len(c.nodes)} nodes, {len(c.models)} models, {len(c.measurements)} measurements"
     counts += f", {len(c.exhausted)} out-of-memory messages"
     yield f"catalog {c.version}: {counts}, all valid\n"
