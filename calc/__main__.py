@@ -1,4 +1,4 @@
-"""The command line: `python -m calc estimate | recommend | lengths | models | gpus | check`.
+"""The command line: `python -m calc estimate | recommend | lengths | models | gpus | check | add`.
 
 Exit status 0 for an answer, 2 for input that cannot be used: then one line on standard error and nothing on standard
 output.
@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, NoReturn
 
+from calc.add import add
+from calc.add.models import OPTIONS
 from calc.base.reading import decode, lines, parse_json, parse_mapping, read_input
 from calc.base.schema import InputError, closest
 from calc.catalog.catalog import load
@@ -60,6 +62,9 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
             return _list(_models(), arguments.json)
         case "gpus":
             return _list(_gpus(), arguments.json)
+        case "add":
+            given = {name: vars(arguments)[name] for name in OPTIONS if vars(arguments)[name] is not None}
+            return [add(arguments.file, given, over=arguments.replace)]
         case _:
             return _check()
 
@@ -215,6 +220,13 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         sub = commands.add_parser(name, help=what, allow_abbrev=False)
         sub.add_argument("--json", action="store_true", help="as JSON")
     commands.add_parser("check", help="reads and checks the catalogs", allow_abbrev=False)
+    sub = commands.add_parser("add", help="writes a file of the catalog after all checks", allow_abbrev=False)
+    sub.add_argument(
+        "file", metavar="CONFIG.json | GPU.yaml", help="a model's config.json or a GPU's file, - for input"
+    )
+    for name, what in OPTIONS.items():
+        sub.add_argument(f"--{name}", dest=name, metavar=name.upper(), help=what)
+    sub.add_argument("--replace", action="store_true", help="replaces the file that is there")
 
     command = next((word for word in argv if not word.startswith("-")), None)
     if command is not None and command not in commands.choices:
@@ -224,7 +236,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     if arguments.command == "recommend":
         arguments.fields = options.read(unknown, f"{PROGRAM} recommend")
     elif unknown:
-        near = closest(unknown[0], ("--json", "--batch", "--help"))
+        near = closest(unknown[0], ("--json", "--batch", "--help", "--replace", *map("--{}".format, OPTIONS)))
         raise InputError(f"{PROGRAM} {arguments.command}: given {unknown[0]!r}, which it does not take{near}")
     if arguments.command == "estimate" and (arguments.scenario is None) == (arguments.batch is None):
         given = "neither" if arguments.batch is None else "both"

@@ -19,6 +19,7 @@ from fuzz import inputs
 from hypothesis import strategies as st
 
 from calc.__main__ import main
+from calc.add import add
 from calc.base.schema import InputError
 from calc.catalog.catalog import load
 from calc.site.calculator import calculator
@@ -82,9 +83,9 @@ def config(raw: bytes) -> bool:
     return command(["estimate", "-", "--json"], json.dumps(job).encode())
 
 
-def catalog(changed: tuple[str, bytes]) -> bool:
-    """A data file of a small catalog."""
-    root = SCRATCH / "catalog"
+def small(name: str) -> Path:
+    """A folder with a small catalog, made once."""
+    root = SCRATCH / name
     if not root.exists():
         for place, text in inputs.data_files().items():
             (root / place).parent.mkdir(parents=True, exist_ok=True)
@@ -94,6 +95,25 @@ def catalog(changed: tuple[str, bytes]) -> bool:
         for place in ("models/schema.json", "measurements/schema.json"):
             shutil.copy(inputs.ROOT / place, root / place)
         (root / "measurements/exhausted/messages.jsonl").write_text("", "utf-8")
+    return root
+
+
+def added(raw: bytes) -> bool:
+    """A config.json that joins a small catalog."""
+    path, root = SCRATCH / "added.json", small("added")
+    path.write_bytes(raw)
+    try:
+        add(str(path), {"hf": "somebody/tuned"}, over=True, root=root)
+    except InputError as error:
+        assert str(error).isprintable()
+        assert str(error).startswith(str(path)), error
+        return False
+    return True
+
+
+def catalog(changed: tuple[str, bytes]) -> bool:
+    """A data file of a small catalog."""
+    root = small("catalog")
     place, raw = changed
     try:
         (root / place).write_bytes(raw)
@@ -147,6 +167,7 @@ DOORS = {
     "batch": Door(inputs.lines(), batch),
     "recommend": Door(inputs.commands(), recommend),
     "config": Door(inputs.configs(), config),
+    "added": Door(inputs.configs(), added),
     "catalog": Door(inputs.catalogs(), catalog),
     "address": Door(inputs.addresses(), address),
     "pasted": Door(inputs.files(), pasted),

@@ -14,6 +14,7 @@ from typing import Any
 from calc.base.schema import InputError
 from calc.catalog import catalog as files
 from calc.catalog.catalog import GPU, Catalog, Model, Node
+from calc.catalog.names import names
 from calc.models.hf_config import from_config
 
 
@@ -22,8 +23,7 @@ def catalog(data: Mapping[str, Any]) -> Catalog:
     gpus = {record["id"]: _made(GPU, record) for record in data["gpus"]}
     nodes = {record["id"]: _made(Node, record) for record in data["nodes"]}
     models = {r["id"]: _made(Model, r | {"architecture": from_config(r["config"])}) for r in data["models"]}
-    names = {name.casefold(): m.id for m in models.values() for name in (m.id, m.hf, *m.aliases)}
-    return Catalog(gpus, nodes, models, (), (), data["catalog"], names)
+    return Catalog(gpus, nodes, models, (), (), data["catalog"], names(models.values()))
 
 
 def _made(kind: Any, record: Mapping[str, Any]) -> Any:

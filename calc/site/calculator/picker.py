@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any
 
 from calc.answers import advice, answers, words
 from calc.answers.fits import by_memory, by_size
+from calc.catalog.catalog import Model
+from calc.catalog.names import plain
 from calc.site.calculator import browser_engine, calculator
 from calc.site.calculator.calculator import Place
 from calc.site.views.advice.recipes import Recipe
@@ -68,12 +70,13 @@ def _form(job: Mapping[str, Any]) -> str:
     catalog = answers.catalog()
     given = {**DEFAULTS[job["task"]], **job}
     models = {m.id: m.name for m in by_size(catalog.models.values())}
+    others = {name: name.partition("/")[2] for m in catalog.models.values() for name in _others(m)}
     gpus = {"": "the smallest that runs it", **{g.id: g.name for g in by_memory(catalog.gpus.values())}}
     counts = "".join(f'<option value="{n}"></option>' for n in COUNTS)
     numbers = "".join(_number(name, title, given.get(name, "")) for name, title in NUMBERS.items())
     return (
         '<form class="picker" aria-label="Calculator" autocomplete="off">'
-        f"{_select('model', 'Model', models, given)}{_select('task', 'Task', words.TASKS, given)}"
+        f"{_select('model', 'Model', models, given, others)}{_select('task', 'Task', words.TASKS, given)}"
         f"{_select('gpu', 'GPU', gpus, given)}{_number('gpus', 'How many', given.get('gpus', ''), 'any')}"
         f'<datalist id="calculator-counts">{counts}</datalist>'
         "<details><summary>Method, framework, lengths, host memory</summary><div>"
@@ -88,9 +91,25 @@ def _form(job: Mapping[str, Any]) -> str:
     )
 
 
-def _select(name: str, title: str, options: Mapping[str, str], given: Mapping[str, Any]) -> str:
+def _others(model: Model) -> Iterator[str]:
+    """The model's Hugging Face names that are more than another spelling of its own."""
+    own = {plain(name) for name in (model.id, model.hf)}
+    yield from (name for name in model.aliases if "/" in name and plain(name) not in own)
+
+
+def _select(
+    name: str,
+    title: str,
+    options: Mapping[str, str],
+    given: Mapping[str, Any],
+    others: Mapping[str, str] | None = None,
+) -> str:
+    """A select of options by value; `others` stand under a heading below them, by name."""
     chosen = given.get(name, "")
     items = "".join(_options(options.items(), chosen))
+    if others:
+        listed = "".join(_options(sorted(others.items(), key=lambda item: item[1].casefold()), chosen))
+        items += f'<optgroup label="The same shapes">{listed}</optgroup>'
     return f'<label class="{name}">{title} <select name="{name}">{items}</select></label>'
 
 

@@ -91,7 +91,16 @@ def model_summary(model: Model) -> str:
         f"{a.layers} layers of width {a.hidden:,}, {heads}, and a vocabulary of {a.vocab:,}"
         f"{', whose embedding is also the output head' if a.tied else ''}.{experts} "
         f"Configuration: {within(sheets.linked(model.source))}. Hugging Face name: <code>{inline(model.hf)}</code>."
+        f"{_aliases(model)}"
     )
+
+
+def _aliases(model: Model) -> str:
+    """A sentence with the other names that the numbers are true of, which the site's search finds."""
+    if not model.aliases:
+        return ""
+    listed = ", ".join(f"<code>{inline(name)}</code>" for name in model.aliases)
+    return f" The same shapes, and so the same numbers, have {listed}."
 
 
 def _leaves(schema: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
