@@ -18,8 +18,8 @@ from calc.base import project
 from calc.base.reading import DOCUMENT, FILE, decode, parse_json, parse_mapping, read_bytes
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import MiB
-from calc.catalog.near import meant
 from calc.catalog.names import Names, names
+from calc.catalog.near import meant
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.hf_config import from_config
 
