@@ -185,6 +185,8 @@
     }
     const folded = figure.querySelector("details.twin");
     if (folded) folded.open = true;
+    const numbers = figure.querySelector(".numbers input");
+    if (numbers) numbers.checked = true;
     const heads = [...figure.querySelectorAll("thead th")]; // columns that only draw are no th
     for (const cell of data.cells.filter((found) => found.lines?.length)) {
       const place = data.columns.findIndex((column) => column.key === cell.column);

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from zipfile import ZipFile
 
 import bibtexparser
@@ -149,7 +150,18 @@ def test_bar_widths_add_up_to_the_share_of_the_scale() -> None:
     assert re.findall(r'<span class="c-\w+ ([^"]+)"', thirds) == ["p300 p30 p3", "p300 p30 p4", "p300 p30 p3"]
     assert "style" not in html + thirds
     assert 'class="stack over"' in html
-    assert 'class="stack"' in charts.bar({"weights": 30}, scale=100, limit=60)
+    below = charts.bar({"weights": 30}, scale=100, limit=60)
+    assert 'class="stack"' in below
+    assert '<em class="p600">' in below and '<em class="p800">' in html  # right of the limit, and of the bar
+
+
+def test_a_column_behind_is_marked_in_every_row_and_the_table_has_a_switch() -> None:
+    model, size, *others = TABLE.columns
+    html = tables.to_html(replace(TABLE, columns=(model, replace(size, behind=True), *others)))
+    assert '<th scope="col" class="number behind">Size' in html
+    assert '<td class="behind number">1,234.6</td>' in html and '<td class="behind empty">' in html
+    assert html.count('<input type="checkbox"') == 1 and html.index("checkbox") < html.index("<table")
+    assert "checkbox" not in tables.to_html(TABLE)
 
 
 def test_citation_names_table_versions_and_licence() -> None:

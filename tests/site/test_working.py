@@ -188,6 +188,39 @@ def violations(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
     return [(v["id"], [n["html"] for n in v["nodes"][:3]]) for v in found["violations"]]
 
 
+def test_bars_have_the_width_and_components_stand_behind_a_switch_that_needs_no_script(
+    browser: Browser, origin: str
+) -> None:
+    for width, table_id in ((1280, "ppo-4xa40-phases"), (360, "ppo-4xa40-remedies")):
+        page, _, _ = opened(
+            browser,
+            f"{origin}/case-studies/ppo-llama-3-8b-4xa40.html",
+            viewport={"width": width, "height": 900},
+            java_script_enabled=False,
+        )
+        figure = page.locator(f"#{table_id}")
+        box = sides(figure.locator(".scroll"))
+        if width > 360:
+            assert figure.locator("table").evaluate("e => e.offsetWidth") <= box[1] - box[0]
+        for bar in figure.locator("tbody .stack").all():
+            limit, label = sides(bar.locator("i")), bar.locator("em")
+            assert box[0] < limit[0] and limit[1] < box[1]
+            assert not label.is_visible() or sides(label)[0] >= limit[1]
+        weights = figure.locator("thead th", has_text="Weights")
+        assert not weights.is_visible()
+        figure.get_by_label("Numbers").check()
+        assert weights.is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.context.close()
+
+
+def sides(place: Locator) -> tuple[float, float]:
+    """The left and the right edge."""
+    box = place.bounding_box()
+    assert box
+    return box["x"], box["x"] + box["width"]
+
+
 def test_print_keeps_caption_assumptions_and_versions_and_drops_the_menu(browser: Browser, origin: str) -> None:
     # what A4 across leaves between its margins, in CSS pixels
     page, _, _ = opened(browser, f"{origin}/{CASE}", viewport={"width": 1046, "height": 718})

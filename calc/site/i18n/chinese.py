@@ -99,6 +99,7 @@ WORDS = {
     "How far off:": "误差：",
     "Download": "下载",
     "Cite": "引用",
+    "Numbers": "数值",
     "Permalink to this version": "此版本的永久链接",
     "Supervised fine-tuning, full, on 8 GPUs: the verdict, and what the fullest GPU needs": (
         "监督微调，全量，八卡：结论，以及最满的那张卡需要多少"

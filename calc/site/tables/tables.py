@@ -23,6 +23,8 @@ LONG = 90  # characters; such a cell gets a wider column
 VERDICT_PARTS = ("verdict", "peak", "with")
 TAG = re.compile(r"<[^>]*>")
 WORDS = {"fits": "fits", "tight": "tight", "oom": "out of memory"}
+# Shows the columns that stand behind, by the style sheet alone.
+NUMBERS = '<label class="numbers"><input type="checkbox" autocomplete="off"> Numbers</label>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Column:
     """A column: its key, title, unit and kind.
 
     `kind` is `text`, `number`, `verdict` (a word, a peak in `unit`, the configuration that reaches it) or `bar` (a
-    picture of other columns, which no export repeats). Numbers show `digits` decimals, and export the same.
+    picture of other columns, which no export repeats). Numbers show `digits` decimals, and export the same. A column
+    that stands `behind` is out of sight until the reader asks for the numbers.
     """
 
     key: str
@@ -39,6 +42,7 @@ class Column:
     kind: str = "text"
     digits: int = 0
     hint: str = ""
+    behind: bool = False
 
     @property
     def heading(self) -> str:
@@ -150,7 +154,7 @@ def verdict_html(verdict: str, label: str | None = None) -> str:
 def _cell_html(column: Column, cell: Cell, first: bool) -> str:
     if column.kind == "bar":
         return f'<td class="bar" aria-hidden="true">{cell.html}</td>'
-    classes = [cell.style] if cell.style else []
+    classes = ([cell.style] if cell.style else []) + (["behind"] if column.behind else [])
     if column.kind == "verdict":
         word, peak, how = cell.values
         if word is None:
@@ -203,12 +207,15 @@ def to_html(table: Table, footer: str = "") -> str:
     )
     if table.folded:
         grid = f'<details class="twin"><summary>{escape(table.folded)}</summary>{grid}</details>'
-    inner = f"{caption}{table.legend}{grid}{note}{footer}"
+    switch = NUMBERS if any(column.behind for column in table.columns) else ""
+    inner = f"{caption}{table.legend}{switch}{grid}{note}{footer}"
     return f'<figure class="computed" id="{table.id}" data-search-exclude>{inner}</figure>'
 
 
 def _kind(column: Column) -> str:
-    return f' class="{column.kind}"' if column.kind in ("number", "verdict") else ""
+    kinds = [column.kind] if column.kind in ("number", "verdict") else []
+    kinds += ["behind"] if column.behind else []
+    return f' class="{" ".join(kinds)}"' if kinds else ""
 
 
 def _hint(column: Column) -> str:
