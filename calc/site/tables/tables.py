@@ -33,7 +33,7 @@ class Column:
 
     `kind` is `text`, `number`, `verdict` (a word, a peak in `unit`, the configuration that reaches it) or `bar` (a
     picture of other columns, which no export repeats). Numbers show `digits` decimals, and export the same. A column
-    that stands `behind` is out of sight until the reader asks for the numbers.
+    that stands `behind` is out of sight until the reader asks for the numbers. `data`: what scripts need to know of it.
     """
 
     key: str
@@ -43,6 +43,7 @@ class Column:
     digits: int = 0
     hint: str = ""
     behind: bool = False
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def heading(self) -> str:
@@ -64,7 +65,10 @@ class Column:
 
 
 class Cell(NamedTuple):
-    """A value and its origin: exact bytes, the scenario that `calc` was asked, the lines of its ledger."""
+    """A value and its origin: exact bytes, the scenario that `calc` was asked, the lines of its ledger.
+
+    `data`: what scripts need to know of it, or, in the first column, of its row.
+    """
 
     value: Value | tuple[Value, ...] = None
     html: str = ""
@@ -72,6 +76,7 @@ class Cell(NamedTuple):
     scenario: Mapping[str, Any] | None = None
     style: str = ""
     working: Working | None = None
+    data: Mapping[str, str] | None = None
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -81,7 +86,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Caption, columns, rows, and the assumptions behind the numbers in one line. A published `id` never changes."""
+    """Caption, columns, rows, and the assumptions behind the numbers in one line. A published `id` never changes.
+
+    `data`: what scripts need to know of the whole.
+    """
 
     id: str
     caption: str
@@ -92,6 +100,7 @@ class Table:
     legend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     folded: str = ""  # the words that open the table, if a drawing above it shows the same
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def worked(self) -> bool:
@@ -170,7 +179,7 @@ def _cell_html(column: Column, cell: Cell, first: bool) -> str:
         classes += ["number"] if column.kind == "number" and not missing else []
         classes += ["empty"] if missing else []
         classes += ["long"] if len(shown) > LONG and not first else []
-    attribute = f' class="{" ".join(classes)}"' if classes else ""
+    attribute = (f' class="{" ".join(classes)}"' if classes else "") + _data(cell.data or {})
     return f'<th scope="row"{attribute}>{inner}</th>' if first else f"<td{attribute}>{inner}</td>"
 
 
@@ -187,7 +196,7 @@ def place(table: Table) -> str:
 def to_html(table: Table, footer: str = "") -> str:
     """The table's figure, on one line, so that no Markdown rule can touch it."""
     head = "".join(
-        f'<th scope="col"{_kind(c)}{_hint(c)}>{escape(c.title)}{_unit(c)}</th>'
+        f'<th scope="col"{_kind(c)}{_hint(c)}{_data(c.data)}>{escape(c.title)}{_unit(c)}</th>'
         if c.kind != "bar"
         else f'<td class="bar" aria-hidden="true">{escape(c.title)}</td>'
         for c in table.columns
@@ -203,7 +212,7 @@ def to_html(table: Table, footer: str = "") -> str:
     note += f'<p class="assumptions">{table.note}</p>' if table.note else ""
     grid = (
         f'<div class="scroll" tabindex="0" role="region" aria-labelledby="{table.id}-caption">'
-        f'<table class="data"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<table class="data"{_data(table.data)}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
     if table.folded:
         grid = f'<details class="twin"><summary>{escape(table.folded)}</summary>{grid}</details>'
@@ -216,6 +225,10 @@ def _kind(column: Column) -> str:
     kinds = [column.kind] if column.kind in ("number", "verdict") else []
     kinds += ["behind"] if column.behind else []
     return f' class="{" ".join(kinds)}"' if kinds else ""
+
+
+def _data(facts: Mapping[str, str]) -> str:
+    return "".join(f' data-{name}="{escape(value)}"' for name, value in facts.items())
 
 
 def _hint(column: Column) -> str:
