@@ -8,6 +8,8 @@
   const kept = new CSSStyleSheet();
   document.adoptedStyleSheets.push(kept);
 
+  const FEW = 12; // cards that fit a sheet of paper with all that their cells say
+
   // ---- filters
 
   const between = (value, range) => {
@@ -29,7 +31,10 @@
     const [models, cards] = form.querySelectorAll("output b");
     models.textContent = rows.filter((row) => !row.hidden).length;
     cards.textContent = heads.length - hidden.length;
-    for (const table of tables) enter(table);
+    for (const table of tables) {
+      table.classList.toggle("few", heads.length - hidden.length <= FEW);
+      enter(table);
+    }
     const chosen = fields.filter((field) => field.value);
     for (const link of document.querySelectorAll(".switch a")) {
       link.search = new URLSearchParams(chosen.map((field) => [field.name, field.value]));

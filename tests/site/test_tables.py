@@ -188,6 +188,7 @@ def test_bibtex_parses_and_escapes_what_tex_would_read() -> None:
     ("url", "version", "address"),
     [
         ("", "", "gpus/x.html#an-id"),
+        ("", "0.3", "gpus/x.html#an-id"),
         ("https://guide.example/", "", "https://guide.example/gpus/x.html#an-id"),
         ("https://guide.example", "0.3", "https://guide.example/0.3/gpus/x.html#an-id"),
     ],
@@ -200,6 +201,7 @@ def test_a_permalink_names_the_version(monkeypatch: pytest.MonkeyPatch, url: str
     footer = menus.footer(TABLE, "gpus/x.html", "../")
     assert f'<a href="{address if url else "#an-id"}">' in footer
     assert datasets.described(TABLE, "gpus/x.html", "../")["url"] == (address if url else "#an-id")
+    assert (' data-address="gpus/x.html#an-id"' in footer) is not bool(url)  # which a script makes whole
 
 
 def test_a_menu_links_each_file_and_says_where_there_is_a_working() -> None:
