@@ -237,7 +237,7 @@ def test_print_keeps_caption_assumptions_and_versions_and_drops_the_menu(browser
     for kept in ("figcaption", ".assumptions", ".provenance code"):
         assert figure.locator(kept).first.is_visible()
     for dropped in ("details.take summary", "details.cite summary", "button.show", ".numbers", "thead .behind"):
-        assert not figure.locator(dropped).is_visible()
+        assert not figure.locator(dropped).first.is_visible()
     assert figure.locator("tbody tr").first.evaluate("e => getComputedStyle(e).breakInside") == "avoid"
     assert figure.locator(".scroll").evaluate("e => getComputedStyle(e).overflow") == "visible"
     page.context.close()
