@@ -174,6 +174,7 @@
     pressed.setAttribute("aria-pressed", on);
     if (!on) {
       for (const made of figure.querySelectorAll("button.work")) made.replaceWith(...made.childNodes);
+      figure.dispatchEvent(new Event("unworked"));
       return;
     }
     let data;
@@ -185,6 +186,8 @@
     }
     const folded = figure.querySelector("details.twin");
     if (folded) folded.open = true;
+    const numbers = figure.querySelector(".numbers input");
+    if (numbers) numbers.checked = true;
     const heads = [...figure.querySelectorAll("thead th")]; // columns that only draw are no th
     for (const cell of data.cells.filter((found) => found.lines?.length)) {
       const place = data.columns.findIndex((column) => column.key === cell.column);
@@ -194,6 +197,7 @@
       const { title, unit } = data.columns[place];
       const name = unit ? `${title} (${unit})` : title;
       const words = `${row.cells[0].textContent.trim()} · ${name}: ${there.textContent.trim()}`;
+      there.querySelector("a.job")?.replaceWith(...there.querySelector("a.job").childNodes);
       const made = button("work", () => open(figure, data, cell, words));
       made.title = t("Show the working");
       made.setAttribute("aria-haspopup", "dialog");

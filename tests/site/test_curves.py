@@ -135,7 +135,7 @@ def test_what_lies_beyond_the_limit_is_hatched_and_said() -> None:
     assert ">80.0, 20.0 over</em>" in html
     below = charts.bar({"weights": 30 * GiB}, scale=100 * GiB, limit=60 * GiB)
     assert "<s " not in below
-    assert ">30.0</em>" in below
+    assert ">30.0, 30.0 free</em>" in below
 
 
 def test_a_heatmaps_ground_is_as_deep_as_the_card_is_used() -> None:

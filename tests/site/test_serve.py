@@ -203,7 +203,13 @@ def test_every_page_is_what_the_build_publishes(served: Served) -> None:
     served.wait("models/qwen2.5-0.5b.html", "Qwen", LEFT_OUT)
     for page in pages:
         assert served.get(page) == (site / page).read_text("utf-8"), page
-    for name in ("data/catalog.json", "data/tables/gpus-overview.md", "assets/extra.css", "search/search_index.json"):
+    for name in (
+        "data/catalog.json",
+        "data/tables/gpus-overview.md",
+        "assets/extra.css",
+        "search/search_index.json",
+        "search/index.json",
+    ):
         assert served.get(name) == (site / name).read_text("utf-8"), name
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from zipfile import ZipFile
 
 import bibtexparser
@@ -149,7 +150,18 @@ def test_bar_widths_add_up_to_the_share_of_the_scale() -> None:
     assert re.findall(r'<span class="c-\w+ ([^"]+)"', thirds) == ["p300 p30 p3", "p300 p30 p4", "p300 p30 p3"]
     assert "style" not in html + thirds
     assert 'class="stack over"' in html
-    assert 'class="stack"' in charts.bar({"weights": 30}, scale=100, limit=60)
+    below = charts.bar({"weights": 30}, scale=100, limit=60)
+    assert 'class="stack"' in below
+    assert '<em class="p600">' in below and '<em class="p800">' in html  # right of the limit, and of the bar
+
+
+def test_a_column_behind_is_marked_in_every_row_and_the_table_has_a_switch() -> None:
+    model, size, *others = TABLE.columns
+    html = tables.to_html(replace(TABLE, columns=(model, replace(size, behind=True), *others)))
+    assert '<th scope="col" class="number behind">Size' in html
+    assert '<td class="behind number">1,234.6</td>' in html and '<td class="behind empty">' in html
+    assert html.count('<input type="checkbox"') == 1 and html.index("checkbox") < html.index("<table")
+    assert "checkbox" not in tables.to_html(TABLE)
 
 
 def test_citation_names_table_versions_and_licence() -> None:
@@ -176,6 +188,7 @@ def test_bibtex_parses_and_escapes_what_tex_would_read() -> None:
     ("url", "version", "address"),
     [
         ("", "", "gpus/x.html#an-id"),
+        ("", "0.3", "gpus/x.html#an-id"),
         ("https://guide.example/", "", "https://guide.example/gpus/x.html#an-id"),
         ("https://guide.example", "0.3", "https://guide.example/0.3/gpus/x.html#an-id"),
     ],
@@ -188,6 +201,7 @@ def test_a_permalink_names_the_version(monkeypatch: pytest.MonkeyPatch, url: str
     footer = menus.footer(TABLE, "gpus/x.html", "../")
     assert f'<a href="{address if url else "#an-id"}">' in footer
     assert datasets.described(TABLE, "gpus/x.html", "../")["url"] == (address if url else "#an-id")
+    assert (' data-address="gpus/x.html#an-id"' in footer) is not bool(url)  # which a script makes whole
 
 
 def test_a_menu_links_each_file_and_says_where_there_is_a_working() -> None:

@@ -30,6 +30,10 @@ class Lookups(Bound):
         """Links to the what-fits heatmaps, task by task."""
         return self._worded(heat.switch(self._current().url.removesuffix(".html"), self._root))
 
+    def fits_filters(self) -> str:
+        """The form that filters the page's heatmaps."""
+        return self._worded(heat.filters(self._root))
+
     def fits_table(self, gpu: str, task: str) -> str:
         """All models on one kind of GPU."""
         return self._place(lookup.on_gpu(answers.catalog().gpu(gpu), task, self._root))

@@ -30,7 +30,7 @@ from calc.recommend.trades import SENSIBLE
 from calc.scenario.scenario import ScenarioError
 from calc.site.calculator import picker
 from calc.site.calculator.calculator import Place
-from calc.site.formats import published
+from calc.site.formats import cite, published
 from calc.site.i18n import languages
 from calc.site.macros import formulas, notices
 from calc.site.macros.bound import PageError, Record, Spoken, View
@@ -331,6 +331,12 @@ class Macros(Effects, Lookups):
     def third_parties(self) -> str:
         """The third-party software that the site redistributes."""
         return notices.table()
+
+    def clone(self) -> str:
+        """The commands that fetch the project and set it up, as a block of code."""
+        address = cite.repository()
+        where = "" if address else "  # ADDRESS: of this project's repository"
+        return f"```sh\ngit clone {address or 'ADDRESS'} headroom{where}\ncd headroom\nmake site\n```"
 
     def versions(self) -> str:
         """The versions of catalog and calc behind this build."""

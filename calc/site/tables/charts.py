@@ -55,9 +55,9 @@ def place(share: float) -> str:
 
 
 def bar(parts: Mapping[str, int], scale: int, limit: int | None) -> str:
-    """One stacked bar with its sum at the end; `scale` bytes are the full width, `limit` is what must not be crossed.
+    """One stacked bar; `scale` bytes are the full width, `limit` is what must not be crossed.
 
-    The part beyond the limit is hatched, and stated in words.
+    The part beyond the limit is hatched. Its sum, and what is free or over, stand right of both bar and limit.
     """
     stacked = [(component, parts[component]) for component in ordered([c for c, n in parts.items() if n > 0])]
     ends = [round(1000 * n / scale) for n in accumulate(n for _, n in stacked)]
@@ -71,8 +71,8 @@ def bar(parts: Mapping[str, int], scale: int, limit: int | None) -> str:
     if limit is not None and beyond > 0:
         hatched = f'<span class="{place(beyond / (scale - limit))}"></span>'  # share of what lies right of the limit
         line += f'<s class="{place(limit / scale)}">{hatched}</s>'
-    words = f"{total / GiB:,.1f}" + (f", {beyond / GiB:,.1f} over" if beyond > 0 else "")
-    sum_of = f'<em class="{place(total / scale)}">{words}</em>'
+    against = "" if limit is None else f", {abs(beyond) / GiB:,.1f} {'over' if beyond > 0 else 'free'}"
+    sum_of = f'<em class="{place(max(total, limit or 0) / scale)}">{total / GiB:,.1f}{against}</em>'
     return f'<span class="stack{" over" if beyond > 0 else ""}">{spans}{line}{sum_of}</span>'
 
 

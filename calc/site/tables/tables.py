@@ -23,6 +23,8 @@ LONG = 90  # characters; such a cell gets a wider column
 VERDICT_PARTS = ("verdict", "peak", "with")
 TAG = re.compile(r"<[^>]*>")
 WORDS = {"fits": "fits", "tight": "tight", "oom": "out of memory"}
+# Shows the columns that stand behind, by the style sheet alone.
+NUMBERS = '<label class="numbers"><input type="checkbox" autocomplete="off"> Numbers</label>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Column:
     """A column: its key, title, unit and kind.
 
     `kind` is `text`, `number`, `verdict` (a word, a peak in `unit`, the configuration that reaches it) or `bar` (a
-    picture of other columns, which no export repeats). Numbers show `digits` decimals, and export the same.
+    picture of other columns, which no export repeats). Numbers show `digits` decimals, and export the same. A column
+    that stands `behind` is out of sight until the reader asks for the numbers. `data`: what scripts need to know of it.
     """
 
     key: str
@@ -39,6 +42,8 @@ class Column:
     kind: str = "text"
     digits: int = 0
     hint: str = ""
+    behind: bool = False
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def heading(self) -> str:
@@ -60,7 +65,10 @@ class Column:
 
 
 class Cell(NamedTuple):
-    """A value and its origin: exact bytes, the scenario that `calc` was asked, the lines of its ledger."""
+    """A value and its origin: exact bytes, the scenario that `calc` was asked, the lines of its ledger.
+
+    `data`: what scripts need to know of it, or, in the first column, of its row.
+    """
 
     value: Value | tuple[Value, ...] = None
     html: str = ""
@@ -68,6 +76,7 @@ class Cell(NamedTuple):
     scenario: Mapping[str, Any] | None = None
     style: str = ""
     working: Working | None = None
+    data: Mapping[str, str] | None = None
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -77,7 +86,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Caption, columns, rows, and the assumptions behind the numbers in one line. A published `id` never changes."""
+    """Caption, columns, rows, and the assumptions behind the numbers in one line. A published `id` never changes.
+
+    `data`: what scripts need to know of the whole.
+    """
 
     id: str
     caption: str
@@ -88,6 +100,7 @@ class Table:
     legend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     folded: str = ""  # the words that open the table, if a drawing above it shows the same
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def worked(self) -> bool:
@@ -150,7 +163,7 @@ def verdict_html(verdict: str, label: str | None = None) -> str:
 def _cell_html(column: Column, cell: Cell, first: bool) -> str:
     if column.kind == "bar":
         return f'<td class="bar" aria-hidden="true">{cell.html}</td>'
-    classes = [cell.style] if cell.style else []
+    classes = ([cell.style] if cell.style else []) + (["behind"] if column.behind else [])
     if column.kind == "verdict":
         word, peak, how = cell.values
         if word is None:
@@ -166,7 +179,7 @@ def _cell_html(column: Column, cell: Cell, first: bool) -> str:
         classes += ["number"] if column.kind == "number" and not missing else []
         classes += ["empty"] if missing else []
         classes += ["long"] if len(shown) > LONG and not first else []
-    attribute = f' class="{" ".join(classes)}"' if classes else ""
+    attribute = (f' class="{" ".join(classes)}"' if classes else "") + _data(cell.data or {})
     return f'<th scope="row"{attribute}>{inner}</th>' if first else f"<td{attribute}>{inner}</td>"
 
 
@@ -183,7 +196,7 @@ def place(table: Table) -> str:
 def to_html(table: Table, footer: str = "") -> str:
     """The table's figure, on one line, so that no Markdown rule can touch it."""
     head = "".join(
-        f'<th scope="col"{_kind(c)}{_hint(c)}>{escape(c.title)}{_unit(c)}</th>'
+        f'<th scope="col"{_kind(c)}{_hint(c)}{_data(c.data)}>{escape(c.title)}{_unit(c)}</th>'
         if c.kind != "bar"
         else f'<td class="bar" aria-hidden="true">{escape(c.title)}</td>'
         for c in table.columns
@@ -199,16 +212,23 @@ def to_html(table: Table, footer: str = "") -> str:
     note += f'<p class="assumptions">{table.note}</p>' if table.note else ""
     grid = (
         f'<div class="scroll" tabindex="0" role="region" aria-labelledby="{table.id}-caption">'
-        f'<table class="data"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<table class="data"{_data(table.data)}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
     if table.folded:
         grid = f'<details class="twin"><summary>{escape(table.folded)}</summary>{grid}</details>'
-    inner = f"{caption}{table.legend}{grid}{note}{footer}"
+    switch = NUMBERS if any(column.behind for column in table.columns) else ""
+    inner = f"{caption}{table.legend}{switch}{grid}{note}{footer}"
     return f'<figure class="computed" id="{table.id}" data-search-exclude>{inner}</figure>'
 
 
 def _kind(column: Column) -> str:
-    return f' class="{column.kind}"' if column.kind in ("number", "verdict") else ""
+    kinds = [column.kind] if column.kind in ("number", "verdict") else []
+    kinds += ["behind"] if column.behind else []
+    return f' class="{" ".join(kinds)}"' if kinds else ""
+
+
+def _data(facts: Mapping[str, str]) -> str:
+    return "".join(f' data-{name}="{escape(value)}"' for name, value in facts.items())
 
 
 def _hint(column: Column) -> str:

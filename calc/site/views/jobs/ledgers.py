@@ -61,7 +61,7 @@ def _scale(answered: Sequence[Answer]) -> int:
 
 
 def _component_columns(components: Sequence[str]) -> list[Column]:
-    return [Column(c, charts.title(c), "GiB", "number", 2) for c in components]
+    return [Column(c, charts.title(c), "GiB", "number", 2, behind=True) for c in components]
 
 
 def phases(answer: Answer, table_id: str, caption: str) -> Table:
@@ -76,7 +76,9 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
         Column("total", "Needs", "GiB", "number", 2, "Everything the process takes of the card"),
         Column("bar", "Against the limit", kind="bar"),
         Column("moment", "Largest moment"),
-        Column("allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show"),
+        Column(
+            "allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show", behind=True
+        ),
         *_component_columns(components),
     )
     rows = []
@@ -188,10 +190,20 @@ def compare(
         Column("total", "Needs", "GiB", "number", 2, "Everything the process takes of the fullest GPU"),
         *(against if base else ()),
         Column("bar", "Against the limit", kind="bar"),
-        Column("usable", "Usable", "GiB", "number", 2, "What the card lets a process use"),
-        Column("probability", "Likely to fit", "%", "number", 0, "The probability that the peak stays below usable"),
+        Column("usable", "Usable", "GiB", "number", 2, "What the card lets a process use", behind=True),
+        Column(
+            "probability",
+            "Likely to fit",
+            "%",
+            "number",
+            0,
+            "The probability that the peak stays below usable",
+            behind=True,
+        ),
         *([Column("reported", "As reported")] if quoted else []),
-        Column("allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show"),
+        Column(
+            "allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show", behind=True
+        ),
         Column("phase", "Peak in"),
         *_component_columns(components),
     )
@@ -279,7 +291,15 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
         Column("moment", "Moment of loading"),
         *([Column("group", "GPUs of")] if len(groups) > 1 else []),
         Column("total", "On the GPU", "GiB", "number", 2, "Everything the processes take of the card by then"),
-        Column("allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.memory_allocated would show by then"),
+        Column(
+            "allocated",
+            "Allocated",
+            "GiB",
+            "number",
+            2,
+            "What torch.cuda.memory_allocated would show by then",
+            behind=True,
+        ),
         Column("bar", "Against the limit", kind="bar"),
         *_component_columns(components),
     )

@@ -192,7 +192,7 @@ def by_phase(pair: Pair, table_id: str, caption: str) -> Table:
         Column("saves", "Saves", "GiB", "number", 2, "Below zero: costs"),
         Column("bar_before", "Before, against the limit", kind="bar"),
         Column("bar_after", "After, against the limit", kind="bar"),
-        *(Column(c, f"of it {charts.name(c)}", "GiB", "number", 2) for c in moved),
+        *(Column(c, f"of it {charts.name(c)}", "GiB", "number", 2, behind=True) for c in moved),
     )
     rows = []
     for n in names:
