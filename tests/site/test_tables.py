@@ -142,14 +142,14 @@ def test_a_workbook_has_numbers_as_numbers_the_same_bytes_each_time_and_says_wha
 
 
 def test_bar_widths_add_up_to_the_share_of_the_scale() -> None:
-    html = charts.bar({"weights": 30, "logits": 50, "gradients": 0}, scale=100, limit=60)
+    html = charts.bar(charts.Bar({"weights": 30, "logits": 50, "gradients": 0}, scale=100, limit=60))
     assert re.findall(r'<span class="c-\w+ ([^"]+)"', html) == ["p300", "p500"]
     assert '<i class="p600">' in html
-    thirds = charts.bar({"weights": 1, "logits": 1, "context": 1}, scale=3, limit=3)
+    thirds = charts.bar(charts.Bar({"weights": 1, "logits": 1, "context": 1}, scale=3, limit=3))
     assert re.findall(r'<span class="c-\w+ ([^"]+)"', thirds) == ["p300 p30 p3", "p300 p30 p4", "p300 p30 p3"]
     assert "style" not in html + thirds
     assert 'class="stack over"' in html
-    assert 'class="stack"' in charts.bar({"weights": 30}, scale=100, limit=60)
+    assert 'class="stack"' in charts.bar(charts.Bar({"weights": 30}, scale=100, limit=60))
 
 
 def test_citation_names_table_versions_and_licence() -> None:

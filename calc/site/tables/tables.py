@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from calc.answers.words import CANNOT
 from calc.answers.workings import Book, Working, spelled
-from calc.site.tables import charts
+from calc.site.tables import charts, pictures
+from calc.site.tables.charts import Bar
+from calc.site.tables.pictures import Picture
 
 Value = str | int | float | bool | None
 
@@ -60,7 +62,7 @@ class Column:
 
 
 class Cell(NamedTuple):
-    """A value and its origin: exact bytes, the scenario that `calc` was asked, the lines of its ledger."""
+    """A value and its origin: exact bytes, the scenario that `calc` was asked, the lines of its ledger; or a bar."""
 
     value: Value | tuple[Value, ...] = None
     html: str = ""
@@ -68,6 +70,7 @@ class Cell(NamedTuple):
     scenario: Mapping[str, Any] | None = None
     style: str = ""
     working: Working | None = None
+    bar: Bar | None = None
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -77,7 +80,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Caption, columns, rows, and the assumptions behind the numbers in one line. A published `id` never changes."""
+    """Caption, columns, rows, and the assumptions behind the numbers in one line. A published `id` never changes.
+
+    A chart is a table with a `picture` of what its rows hold; one whose cells have bars is drawn by them.
+    """
 
     id: str
     caption: str
@@ -88,6 +94,7 @@ class Table:
     legend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     folded: str = ""  # the words that open the table, if a drawing above it shows the same
+    picture: Picture | None = None
 
     @property
     def worked(self) -> bool:
@@ -149,7 +156,7 @@ def verdict_html(verdict: str, label: str | None = None) -> str:
 
 def _cell_html(column: Column, cell: Cell, first: bool) -> str:
     if column.kind == "bar":
-        return f'<td class="bar" aria-hidden="true">{cell.html}</td>'
+        return f'<td class="bar" aria-hidden="true">{charts.bar(cell.bar) if cell.bar else ""}</td>'
     classes = [cell.style] if cell.style else []
     if column.kind == "verdict":
         word, peak, how = cell.values
@@ -203,7 +210,12 @@ def to_html(table: Table, footer: str = "") -> str:
     )
     if table.folded:
         grid = f'<details class="twin"><summary>{escape(table.folded)}</summary>{grid}</details>'
-    inner = f"{caption}{table.legend}{grid}{note}{footer}"
+    drawing = (
+        pictures.svg(table.picture, f"{table.id}-caption") + pictures.legend(table.picture.keys)
+        if table.picture
+        else ""
+    )
+    inner = f"{caption}{drawing}{table.legend}{grid}{note}{footer}"
     return f'<figure class="computed" id="{table.id}" data-search-exclude>{inner}</figure>'
 
 

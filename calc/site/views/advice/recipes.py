@@ -18,6 +18,7 @@ from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario
 from calc.site.tables import charts
+from calc.site.tables.charts import Bar
 from calc.site.tables.tables import WORDS, Cell, Column, Table, verdict_html
 from calc.site.views.jobs import ledgers
 from calc.throughput import Throughput
@@ -136,7 +137,7 @@ def _cells(row: Row, scale: int) -> Iterator[Cell]:
     none, speed = Cell(None, "—"), row.throughput
     verdict = Cell(row.verdict, verdict_html(row.verdict if row.verdict in WORDS else "oom", row.verdict))
     if row.judged is None:
-        yield from [none, verdict, *[none] * 6, *row.extra, none, none, Cell(html="")]
+        yield from [none, verdict, *[none] * 6, *row.extra, none, none, Cell()]
         return
     answer = words.answered(row.judged)
     group, needs = answer.group, answer.device_bytes
@@ -151,7 +152,7 @@ def _cells(row: Row, scale: int) -> Iterator[Cell]:
     yield from row.extra
     yield Cell(answer.peak.name)
     yield Cell(answer.estimate.host_peak / GB)
-    yield Cell(html=charts.bar(ledgers.by_component(answer.peak.moment.lines), scale, group.usable_bytes))
+    yield Cell(bar=Bar(ledgers.by_component(answer.peak.moment.lines), scale, group.usable_bytes))
 
 
 def _best(label: str, found: Recommendation, *extra: Cell) -> Row:

@@ -14,7 +14,7 @@ from calc.catalog.catalog import GPU, Model
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario
 from calc.site.tables import charts
-from calc.site.tables.plots import Band, Plot, Point, svg
+from calc.site.tables.plots import Band, Plot, Point, picture
 from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.views.jobs import ledgers
 
@@ -170,9 +170,9 @@ def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: 
         rows,
         ledgers.shared([answer for _, answer in shown]),
         f"{words[:1].upper()}{words[1:]}. The drawing is stacked as the peak is, on a logarithmic axis.",
-        svg(plot) + charts.legend(components, "what a process can use"),
-        answers.versions(),
+        versions=answers.versions(),
         folded="The points as a table",
+        picture=picture(plot),
     )
 
 

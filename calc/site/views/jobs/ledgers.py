@@ -16,6 +16,7 @@ from calc.base.units import GiB
 from calc.estimate import report
 from calc.estimate.result import Estimate, Group
 from calc.site.tables import charts
+from calc.site.tables.charts import Bar
 from calc.site.tables.tables import Cell, Column, Table, verdict_html
 
 
@@ -89,7 +90,7 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
                     Cell(f"{group.name}: {phase.name}" if apart else phase.name),
                     *([Cell(group.gpus), verdict_cell(group, answer)] if apart else []),
                     held(working, answer, over),
-                    Cell(html=charts.bar(parts, scale, group.usable_bytes)),
+                    Cell(bar=Bar(parts, scale, group.usable_bytes)),
                     Cell(phase.moment.name),
                     held(working.allocated(), answer),
                     *(held(working.of(c), answer) for c in components),
@@ -206,7 +207,7 @@ def compare(
                 verdict_cell(answer.estimate, answer),
                 held(working, answer),
                 *([held(difference(working, of_phase(base.peak)), answer), _changes(base, answer)] if base else []),
-                Cell(html=charts.bar(parts, scale, answer.group.usable_bytes)),
+                Cell(bar=Bar(parts, scale, answer.group.usable_bytes)),
                 in_gib(answer.group.usable_bytes, answer),
                 Cell(round(100 * answer.estimate.fit_probability), scenario=answer.given),
                 *([Cell(quote, f"<q>{escape(quote)}</q>" if quote else "—")] if quoted else []),
@@ -292,7 +293,7 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
                 *([Cell(group)] if len(groups) > 1 else []),
                 held(working, answer, "over" if moment.device_bytes > usable else ""),
                 held(working.allocated(), answer),
-                Cell(html=charts.bar(parts, scale, usable)),
+                Cell(bar=Bar(parts, scale, usable)),
                 *(held(working.of(c), answer) for c in components),
             )
         )

@@ -24,6 +24,7 @@ from calc.base.ledger import Phase
 from calc.base.project import ROOT
 from calc.base.units import GB, GiB, MiB
 from calc.site.tables import charts
+from calc.site.tables.charts import Bar
 from calc.site.tables.tables import Cell, Column, Table
 from calc.site.text.sources import front
 from calc.site.views.jobs import ledgers, speed
@@ -204,8 +205,8 @@ def by_phase(pair: Pair, table_id: str, caption: str) -> Table:
                 _total(before[n], pair.before) if n in before else Cell(None, "—"),
                 _total(after[n], pair.after) if n in after else Cell(None, "—"),
                 _difference(before[n], after[n], pair.after) if there else Cell(None, "—"),
-                Cell(html=charts.bar(was, scale, limits[0])),
-                Cell(html=charts.bar(now, scale, limits[1])),
+                Cell(bar=Bar(was, scale, limits[0])),
+                Cell(bar=Bar(now, scale, limits[1])),
                 *(_difference(before[n], after[n], pair.after, c) if there else Cell(None, "—") for c in moved),
             )
         )
