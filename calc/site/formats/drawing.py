@@ -68,7 +68,7 @@ def _keys(keys: tuple[Key, ...], width: float) -> list[tuple[Key, float, float]]
     placed: list[tuple[Key, float, float]] = []
     x = y = 0.0
     for key in keys:
-        takes = 34 + LETTER * len(key.words)
+        takes = 36 + 0.9 * LETTER * len(key.words)
         if placed and x + takes > width:
             x, y = 0.0, y + LINE + 3
         placed.append((key, x, y))

@@ -40,7 +40,7 @@ from calc.site.tables import charts, tables
 from calc.site.text.inline import inline
 from calc.site.views.advice import commands, minimal, recipes
 from calc.site.views.catalog import changelog, reference, sheets
-from calc.site.views.jobs import curves, hosts, ledgers, roles, speed
+from calc.site.views.jobs import course, curves, hosts, layouts, ledgers, placements, roles, shares, speed
 from calc.throughput.work import Passes
 
 
@@ -167,6 +167,24 @@ class Macros(Effects, Lookups):
         """Memory during loading, moment by moment."""
         return self._place(ledgers.timeline(self._ask(job), id, caption or f"{self._label(job)}: loading"))
 
+    def course(self, job: str, id: str, caption: str) -> str:
+        """A job from loading to the end of a step, instant by instant."""
+        return self._place(course.course(self._ask(job), id, caption))
+
+    def placements(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """The roles of each job on their GPUs, filled to the peak of each group."""
+        return self._place(placements.placements({self._label(job): self._ask(job) for job in jobs}, id, caption))
+
+    def shares(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """Weights, gradients and states on each rank of each job."""
+        asked = {self._label(job): self._ask(job) for job in jobs}
+        return self._place(self._or_fault(id, lambda: shares.shares(asked, id, caption)))
+
+    def layouts(self, model: str, gpus: int, tensor: int, id: str, caption: str) -> str:
+        """A model spread over `gpus` in each way that there is, the last with stages whose layers `tensor` share."""
+        found = answers.catalog().model(model)
+        return self._place(self._or_fault(id, lambda: layouts.table(found, gpus, tensor, id, caption)))
+
     def kv_table(self, jobs: Sequence[str], id: str, caption: str) -> str:
         """The capacity of each job's KV cache."""
         asked = {self._label(job): self._ask(job) for job in jobs}
@@ -175,6 +193,10 @@ class Macros(Effects, Lookups):
     def compare(self, jobs: Sequence[str], id: str, caption: str) -> str:
         """Jobs side by side, with a source's reports about them if the page quotes any."""
         return self._place(ledgers.compare(*self._labelled(jobs, id, caption)))
+
+    def bars(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """The peak of each job as a bar, stacked by component."""
+        return self._place(ledgers.bars({self._label(job): self._ask(job) for job in jobs}, id, caption))
 
     def remedies(self, base: str, jobs: Sequence[str], id: str, caption: str) -> str:
         """The effect of each change to `base`, one row per job."""

@@ -107,9 +107,13 @@ def _ends(p: Plot, band: Band) -> tuple[float, float]:
     return left, right
 
 
+def tick(top: float) -> int:
+    """The distance between the marks of an axis that ends at `top`."""
+    return next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if top / s <= 6)
+
+
 def _grid(p: Plot) -> Iterator[str]:
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if p.top / s <= 6)
-    for gib in range(0, int(p.top) + 1, step):
+    for gib in range(0, int(p.top) + 1, tick(p.top)):
         y = p.y(gib * GiB)
         yield f'<path class="grid" d="M{LEFT} {y:.1f}h{FIELD}"/>'
         yield text(LEFT - 5, y + 4, f"{gib:,}", "end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -15,7 +16,7 @@ from calc.base.ledger import Line, Phase
 from calc.base.units import GiB
 from calc.estimate import report
 from calc.estimate.result import Estimate, Group
-from calc.site.tables import charts
+from calc.site.tables import charts, drawn
 from calc.site.tables.charts import Bar
 from calc.site.tables.tables import Cell, Column, Table, verdict_html
 
@@ -225,6 +226,12 @@ def compare(
         legend=charts.legend(components, "what a process can use"),
         versions=answers.versions(),
     )
+
+
+def bars(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table:
+    """The bars of `compare` as a drawing, with its numbers behind a click."""
+    table = compare(answered, table_id, caption, {})
+    return replace(table, picture=drawn.of(table), legend="", folded="The jobs as a table")
 
 
 def changes(base: Answer, answer: Answer) -> str:
