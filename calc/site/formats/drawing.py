@@ -77,8 +77,9 @@ def _keys(keys: tuple[Key, ...], width: float) -> list[tuple[Key, float, float]]
 
 
 def _key(key: Key) -> str:
-    """A colour as the drawing has it, a line or a square, with its meaning."""
-    mark = line(0, 6, 16, 0, key.style) if key.style in ("limit", "even") else box(2, 0, 12, 12, key.style)
+    """A colour as the drawing has it, a line or a shape, with its meaning."""
+    drawn = f'<path class="{key.style}" d="M3 1{key.shape}"/>'
+    mark = line(0, 6, 16, 0, key.style) if key.style in ("limit", "even") else drawn
     return mark + text(20, 11, key.words)
 
 

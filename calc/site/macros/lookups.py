@@ -13,7 +13,7 @@ from calc.site.text.inline import inline
 from calc.site.views.accuracy import accuracy, measured, odds, peers, rates, reports, scatter
 from calc.site.views.advice import advised
 from calc.site.views.catalog import reference, sheets
-from calc.site.views.fit import heat, lookup
+from calc.site.views.fit import glance, heat, lookup
 from calc.site.views.jobs import curves, speed
 
 
@@ -30,6 +30,15 @@ class Lookups(Bound):
         """Links to the what-fits heatmaps, task by task."""
         return self._worded(heat.switch(self._current().url.removesuffix(".html"), self._root))
 
+    def gpu_glance(self, gpu: str) -> str:
+        """The models that fit on one kind of GPU, as a picture."""
+        return self._place(glance.on_gpu(answers.catalog().gpu(gpu), self._root))
+
+    def model_glance(self, model: str) -> str:
+        """The kinds of GPU on which a model fits, in words and as a picture."""
+        found = answers.catalog().model(model)
+        return f"{glance.summary(found)}\n\n{self._place(glance.of_model(found, self._root))}"
+
     def fits_table(self, gpu: str, task: str) -> str:
         """All models on one kind of GPU."""
         return self._place(lookup.on_gpu(answers.catalog().gpu(gpu), task, self._root))
@@ -41,6 +50,10 @@ class Lookups(Bound):
     def advice_table(self, gpu: str, task: str) -> str:
         """Recommendations for one kind of GPU and one task."""
         return self._place(advised.on_gpu(answers.catalog().gpu(gpu), task, self._root))
+
+    def count_choice(self) -> str:
+        """The choice of a number of GPUs for the tables of recommendations below it."""
+        return advised.choice()
 
     def machines_table(self, model: str) -> str:
         """The smallest machine for each task, and the configuration to run there."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from calc.answers import answers
+from calc.answers import answers, words
 from calc.answers.words import refusal
 from calc.base.schema import closest
 from calc.base.units import GiB, gb, gib
@@ -233,6 +233,13 @@ class Macros(Effects, Lookups):
         pictures = [commands.folded(table.caption, self._place(table)) if table else "" for table in tables]
         shown = [commands.command(self._recipe(job)) for job in jobs]
         return "\n\n".join(part for both in zip(shown, pictures, strict=True) for part in both)
+
+    def recipe_course(self, job: str, id: str, caption: str) -> str:
+        """The recommended configuration for a job from loading to the end of a step, instant by instant."""
+        best = self._recipe(job).answer.recommended
+        if best is None:
+            raise PageError(f"recipe {job}: nothing is recommended, so there is nothing to draw")
+        return self._place(course.course(words.answered(best.judged), id, caption))
 
     def recipes_matrix(self, jobs: Sequence[Sequence[str]], id: str, caption: str) -> str:
         """Recommendations, one row of jobs per task, one column per machine."""

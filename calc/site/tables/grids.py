@@ -10,7 +10,7 @@ from calc.site.tables.pictures import LETTER, Key, Picture, text
 from calc.site.tables.tables import WORDS, Value
 
 SIDE, ROW = 15, 17  # of a mark's place, in units
-SLANT = 0.71  # of a slanted label's length, across and upwards
+ACROSS, UP = 0.5, 0.87  # of a slanted label's length
 # The shape of each verdict in a square of ten units, as a path.
 SHAPES = {
     "fits": "h10v10h-10z",
@@ -28,9 +28,9 @@ class Row(NamedTuple):
 
 def grid(rows: Sequence[Row], columns: Sequence[str]) -> Picture:
     """The grid of `rows`, with slanted labels over its columns."""
-    left = 10 + LETTER * max(len(row.label) for row in rows)
-    top = 14 + SLANT * LETTER * max(len(words) for words in columns)
-    widest = max(left + SIDE * (n + 1) + SLANT * LETTER * len(words) for n, words in enumerate(columns))
+    left = 12 + 1.08 * LETTER * max(len(row.label) for row in rows)
+    top = 14 + UP * 0.9 * LETTER * max(len(words) for words in columns)
+    widest = max(left + SIDE * (n + 1) + ACROSS * LETTER * len(words) for n, words in enumerate(columns))
     marks = {verdict: "" for verdict in WORDS}
     for y, row in enumerate(rows):
         for x, verdict in enumerate(row.verdicts):
@@ -39,10 +39,10 @@ def grid(rows: Sequence[Row], columns: Sequence[str]) -> Picture:
     body = "".join(f'<path class="mark {verdict}" d="{path}"/>' for verdict, path in marks.items() if path)
     body += "".join(text(left - 8, top + ROW * y + 12, row.label, "end") for y, row in enumerate(rows))
     body += "".join(
-        f'<g transform="translate({left + SIDE * x + 9:.0f} {top - 5:.0f}) rotate(-45)">{text(0, 0, words)}</g>'
+        f'<g transform="translate({left + SIDE * x + 9:.0f} {top - 5:.0f}) rotate(-60)">{text(0, 0, words)}</g>'
         for x, words in enumerate(columns)
     )
-    keys = tuple(Key(f"mark {verdict}", WORDS[verdict]) for verdict, path in marks.items() if path)
+    keys = tuple(Key(f"mark {verdict}", WORDS[verdict], SHAPES[verdict]) for verdict, path in marks.items() if path)
     return Picture(max(left + SIDE * len(columns) + 8, widest), top + ROW * len(rows) + 6, body, _words(rows), keys)
 
 

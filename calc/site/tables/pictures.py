@@ -15,10 +15,11 @@ LETTER = 7.2  # the width of a letter
 
 
 class Key(NamedTuple):
-    """A colour of a drawing, as a class, with its meaning."""
+    """A colour of a drawing, as a class, with its meaning, and its shape, a path of ten units, if that is no square."""
 
     style: str
     words: str
+    shape: str = "h10v10h-10z"
 
 
 class Picture(NamedTuple):

@@ -93,7 +93,7 @@ class Table:
     note: str = ""
     legend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    folded: str = ""  # the words that open the table, if a drawing above it shows the same
+    folded: str = ""  # the words that open the table, if it is not to stand open
     picture: Picture | None = None
 
     @property
@@ -209,7 +209,9 @@ def to_html(table: Table, footer: str = "") -> str:
         f'<table class="data"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
     if table.folded:
-        grid = f'<details class="twin"><summary>{escape(table.folded)}</summary>{grid}</details>'
+        about = "" if table.picture else note  # what a drawing rests on stands below it
+        grid = f'<details class="twin"><summary>{escape(table.folded)}</summary>{grid}{about}</details>'
+        note = note if table.picture else ""
     drawing = (
         pictures.svg(table.picture, f"{table.id}-caption") + pictures.legend(table.picture.keys)
         if table.picture
