@@ -16,6 +16,8 @@ from calc.site.views.catalog import reference, sheets
 from calc.site.views.fit import glance, heat, lookup
 from calc.site.views.jobs import curves, speed
 
+LEAST = 0.001  # smaller errors are said to be under it
+
 
 class Lookups(Bound):
     """Macros over the whole catalog and all records."""
@@ -118,8 +120,12 @@ class Lookups(Bound):
     def accuracy(self, what: str) -> str:
         """An accuracy figure: `count`, or an error in per cent: `median`, `mean`, `p95`, `worst`."""
         every = accuracy.overall()
-        value = getattr(every, what) if every else 0
-        shown = str(value) if what == "count" else f"{100 * value:.3f} %" if every else tables.NOT_PUBLISHED
+        if not every:
+            return self._say(f"accuracy({what})", "0" if what == "count" else tables.NOT_PUBLISHED)
+        value = getattr(every, what)
+        shown = (
+            str(value) if what == "count" else f"{100 * value:.1f} %" if value >= LEAST else f"under {100 * LEAST} %"
+        )
         return self._say(f"accuracy({what})", shown)
 
     def accuracy_table(self) -> str:

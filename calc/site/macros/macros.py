@@ -144,7 +144,8 @@ class Macros(Effects, Lookups):
 
     def phases_table(self, job: str, id: str, caption: str = "") -> str:
         """A job's memory, phase by phase."""
-        return self._place(ledgers.phases(self._ask(job), id, caption or f"{self._label(job)}: memory by phase"))
+        answer = self._ask(job)
+        return self._place(ledgers.phases(answer, id, caption or f"{self._label(job)}: {ledgers.headline(answer)}"))
 
     def curve(self, job: str, id: str, caption: str, over: str = "seq_len", values: Sequence[int] = ()) -> str:
         """A job's memory against its sequence length (`seq_len`, `response_len`) or its number of `gpus`."""

@@ -73,7 +73,7 @@ def records() -> Table:
         Column("metric", "Metric"),
         Column("estimated", "Estimated", "GiB", "number", 3),
         Column("measured", "Measured", "GiB", "number", 3),
-        Column("error", "Error", "%", "number", 1),
+        Column("error", "Error", "%", "number", 2),
     )
     rows = tuple(
         (

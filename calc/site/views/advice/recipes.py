@@ -193,7 +193,7 @@ def whole(recipe: Recipe, id: str, caption: str) -> Table:
     for other in found.alternatives:
         rows.append(Row(f"Or: {other.trades}", "fits", other.judged, other.throughput))
     said = [*(f"{line[:1].upper()}{line[1:]}." for line in found.advice)]
-    said.append(f"{found.considered:,} configurations considered, {found.pruned:,} ruled out without.")
+    said.append(f"{found.considered:,} configurations estimated, {found.pruned:,} excluded by quick checks.")
     return _table(rows, id, caption, "Configuration", (), _notes([*said, *found.notes]))
 
 

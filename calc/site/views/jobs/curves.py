@@ -51,7 +51,7 @@ def curve(job: Job, over: str, id: str, caption: str, values: Sequence[int] = ()
         bands,
         shown[0][1].group.usable_bytes,
         AXES[over],
-        f"{caption}: {words}",
+        f"{caption}: {words}. {_needs(over, shown)}",
         steps=over == "gpus",
     )
     return _table(plot, shown, over, caption, words)
@@ -136,6 +136,12 @@ def _words(over: str, bands: Sequence[Band], found: Mapping[int, Answer]) -> str
         return f"{WORDS[bands[0].verdict]} at all lengths up to {int(bands[0].end):,} {AXES[over]}"
     said = [f"{WORDS[bands[0].verdict]} up to {int(bands[0].end) - 1:,} {AXES[over]}"]
     return ", ".join([*said, *(f"{WORDS[band.verdict]} from {int(band.start):,} on" for band in bands[1:])])
+
+
+def _needs(over: str, shown: Sequence[tuple[int, Answer]]) -> str:
+    """The numbers of the drawing in words."""
+    needs = "; ".join(f"{at:,} {AXES[over]}: {a.device_bytes / GiB:,.1f} GiB" for at, a in shown)
+    return f"{needs}. Limit: {shown[0][1].group.usable_bytes / GiB:,.1f} GiB"
 
 
 def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: str, words: str) -> Table:

@@ -50,6 +50,12 @@ def verdict_text(found: Estimate | Group) -> str:
     return found.verdict
 
 
+def headline(answer: Answer) -> str:
+    """A job's answer in a caption: `fits, 25.3 of 39.5 GiB in backward`."""
+    needs, usable = answer.device_bytes / GiB, answer.group.usable_bytes / GiB
+    return f"{verdict_text(answer.estimate)}, {needs:,.1f} of {usable:,.1f} GiB in {answer.peak.name}"
+
+
 def verdict_cell(found: Estimate | Group, answer: Answer) -> Cell:
     """A verdict as a cell of a table of numbers."""
     word = verdict_text(found)
@@ -77,7 +83,7 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
         *([Column("gpus", "GPUs", "", "number"), Column("verdict", "Verdict of these GPUs")] if apart else []),
         Column("total", "Needs", "GiB", "number", 2, "Everything the process takes of the card"),
         Column("bar", "Against the limit", kind="bar"),
-        Column("moment", "Largest moment"),
+        Column("moment", "Peak at"),
         Column("allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show"),
         *_component_columns(components),
     )
@@ -162,7 +168,7 @@ def lines(answer: Answer, table_id: str, caption: str, shown: Phase, root: str) 
         )
         for line in shown.moment.lines
     )
-    where = f"{shown.name}, at its largest moment ({shown.moment.name}). "
+    where = f"{shown.name}, at its peak ({shown.moment.name}). "
     return Table(table_id, caption, columns, rows, where + words.describe(answer), versions=answers.versions())
 
 

@@ -80,7 +80,7 @@ def picture(answered: Mapping[str, Answer]) -> Picture:
 
 def _panel(label: str, b: Bar, ranks: int, left: float, top: float) -> Iterator[str]:
     for n in range(ranks):
-        base = TOP + DEEP
+        base = float(TOP + DEEP)
         for component, size in b.stacked:
             base -= DEEP * size / top
             yield box(left + n * RANK, base, RANK - 2, DEEP * size / top, f"c-{component}")

@@ -122,7 +122,7 @@ def most(pair: Pair) -> tuple[str, int]:
 
 COLUMNS = (
     Column("job", "Job"),
-    Column("saves", "Saves", "GiB", "number", 1, "Of the largest moment of all; below zero it costs memory"),
+    Column("saves", "Saves", "GiB", "number", 1, "Peak before − peak after; below zero it costs memory"),
     Column("times", "Time", "×", "number", 2, "How many times as long a sequence takes after the change"),
     Column("verdict_before", "Before"),
     Column("verdict_after", "After"),
@@ -132,7 +132,7 @@ COLUMNS = (
     Column("phase", "Namely in"),
     Column("host", "Saves in host memory", "GB", "number", 0, "Of the node that needs most"),
 )
-NEEDS = "Needs: everything the process takes of the fullest GPU, at its largest moment."
+NEEDS = "Needs: peak of the most loaded GPU, context and fragmentation included."
 RESTS_ON = f"{NEEDS} Time: of one sequence; a dash where the catalog has no rate."
 
 
