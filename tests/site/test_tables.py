@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from zipfile import ZipFile
 
 import bibtexparser
@@ -196,3 +197,11 @@ def test_a_menu_links_each_file_and_says_where_there_is_a_working() -> None:
     assert " data-worked>" in footer
     bare = Table("bare", "Bare", TABLE.columns, TABLE.rows[1:], versions=TABLE.versions)
     assert " data-worked>" not in menus.footer(bare, "gpus/x.html", "../")
+
+
+def test_a_folded_table_takes_what_it_rests_on_with_it_and_keeps_its_caption_in_sight() -> None:
+    html = tables.to_html(replace(TABLE, folded="All of it", assumptions="Said of it."))
+    shown, inside = html.split("<details")
+    assert TABLE.id in shown and "<figcaption" in shown
+    assert "Said of it." in inside and "<table" in inside
+    assert "Said of it." not in shown
