@@ -25,8 +25,8 @@ def test_a_translation_has_the_numbers_and_tables_of_its_original(tmp_path: Path
     assert rows[0] == rows[1] != []
     assert "按阶段的显存" in chinese
     heads = [re.findall(r"<th scope=\"col\"[^>]*>([^<]*?) ?<", page) for page in (english, chinese)]
-    assert heads[0][:3] == ["Phase", "Needs", "Largest moment"]
-    assert heads[1][:3] == ["阶段", "需要", "最大的时刻"]
+    assert heads[0][:3] == ["Phase", "Needs", "Peak at"]
+    assert heads[1][:3] == ["阶段", "需要", "峰值时刻"]
     assert not set(heads[0]) & set(heads[1]) - {"NCCL", "Logits"}
     assert 'href="../hardware/index.html#cards"' in chinese
     assert 'hreflang="zh"' in english

@@ -143,14 +143,14 @@ def test_a_workbook_has_numbers_as_numbers_the_same_bytes_each_time_and_says_wha
 
 
 def test_bar_widths_add_up_to_the_share_of_the_scale() -> None:
-    html = charts.bar({"weights": 30, "logits": 50, "gradients": 0}, scale=100, limit=60)
+    html = charts.bar(charts.Bar({"weights": 30, "logits": 50, "gradients": 0}, scale=100, limit=60))
     assert re.findall(r'<span class="c-\w+ ([^"]+)"', html) == ["p300", "p500"]
     assert '<i class="p600">' in html
-    thirds = charts.bar({"weights": 1, "logits": 1, "context": 1}, scale=3, limit=3)
+    thirds = charts.bar(charts.Bar({"weights": 1, "logits": 1, "context": 1}, scale=3, limit=3))
     assert re.findall(r'<span class="c-\w+ ([^"]+)"', thirds) == ["p300 p30 p3", "p300 p30 p4", "p300 p30 p3"]
     assert "style" not in html + thirds
     assert 'class="stack over"' in html
-    below = charts.bar({"weights": 30}, scale=100, limit=60)
+    below = charts.bar(charts.Bar({"weights": 30}, scale=100, limit=60))
     assert 'class="stack"' in below
     assert '<em class="p600">' in below and '<em class="p800">' in html  # right of the limit, and of the bar
 
@@ -210,3 +210,11 @@ def test_a_menu_links_each_file_and_says_where_there_is_a_working() -> None:
     assert " data-worked>" in footer
     bare = Table("bare", "Bare", TABLE.columns, TABLE.rows[1:], versions=TABLE.versions)
     assert " data-worked>" not in menus.footer(bare, "gpus/x.html", "../")
+
+
+def test_a_folded_table_takes_what_it_rests_on_with_it_and_keeps_its_caption_in_sight() -> None:
+    html = tables.to_html(replace(TABLE, folded="All of it", assumptions="Said of it."))
+    shown, inside = html.split("<details")
+    assert TABLE.id in shown and "<figcaption" in shown
+    assert "Said of it." in inside and "<table" in inside
+    assert "Said of it." not in shown

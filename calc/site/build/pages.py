@@ -21,6 +21,7 @@ BEFORE_AMPERE = """
     attention kernel: run it in fp16, with PyTorch's own attention.
 """
 
+NEXT = "\n\n"
 LENGTHS = """
 ## How long its sequences may be
 
@@ -64,10 +65,12 @@ def gpu(card: GPU) -> str:
 # {name_of}
 
 [[ gpu_summary({name}) ]]
+
+[[ gpu_glance({name}) ]]
 {BEFORE_AMPERE if card.lacks_bf16 else ""}
 ## What to run
 
-{inline(advised.about(card)) if card.lacks_bf16 else what_to_run}
+{inline(advised.about(card)) if card.lacks_bf16 else f"[[ count_choice() ]]{NEXT}{what_to_run}"}
 
 Another model, another number of cards? [Ask the calculator](../../index.md?gpu={card.id}#calculator).
 
@@ -107,6 +110,8 @@ def model(found: Model) -> str:
 # {name_of}
 
 [[ model_summary({name}) ]]
+
+[[ model_glance({name}) ]]
 
 ## What to run, and on what
 

@@ -213,7 +213,7 @@ def _others(found: Recommendation) -> Iterator[str]:
     lines += [f"Or, {_other(c)}." for c in found.alternatives]
     lines += [words.code(words.sentence(line)) for line in found.advice] if fits else []
     lines += [words.code(words.sentence(note)) for note in found.notes]
-    lines.append(f"{found.considered:,} configurations considered, {found.pruned:,} ruled out without.")
+    lines.append(f"{found.considered:,} configurations estimated, {found.pruned:,} excluded by quick checks.")
     items = "".join(f"<li>{line}</li>" for line in lines)
     yield f"<details><summary>What else could be run, and why not faster</summary><ul>{items}</ul></details>"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from calc.answers import answers
+from calc.answers import answers, words
 from calc.answers.words import refusal
 from calc.base.schema import closest
 from calc.base.units import GiB, gb, gib
@@ -40,7 +40,7 @@ from calc.site.tables import charts, tables
 from calc.site.text.inline import inline
 from calc.site.views.advice import commands, minimal, recipes
 from calc.site.views.catalog import changelog, reference, sheets
-from calc.site.views.jobs import curves, hosts, ledgers, roles, speed
+from calc.site.views.jobs import course, curves, hosts, layouts, ledgers, placements, roles, shares, speed
 from calc.throughput.work import Passes
 
 
@@ -144,7 +144,8 @@ class Macros(Effects, Lookups):
 
     def phases_table(self, job: str, id: str, caption: str = "") -> str:
         """A job's memory, phase by phase."""
-        return self._place(ledgers.phases(self._ask(job), id, caption or f"{self._label(job)}: memory by phase"))
+        answer = self._ask(job)
+        return self._place(ledgers.phases(answer, id, caption or f"{self._label(job)}: {ledgers.headline(answer)}"))
 
     def curve(self, job: str, id: str, caption: str, over: str = "seq_len", values: Sequence[int] = ()) -> str:
         """A job's memory against its sequence length (`seq_len`, `response_len`) or its number of `gpus`."""
@@ -167,6 +168,24 @@ class Macros(Effects, Lookups):
         """Memory during loading, moment by moment."""
         return self._place(ledgers.timeline(self._ask(job), id, caption or f"{self._label(job)}: loading"))
 
+    def course(self, job: str, id: str, caption: str) -> str:
+        """A job from loading to the end of a step, instant by instant."""
+        return self._place(course.course(self._ask(job), id, caption))
+
+    def placements(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """The roles of each job on their GPUs, filled to the peak of each group."""
+        return self._place(placements.placements({self._label(job): self._ask(job) for job in jobs}, id, caption))
+
+    def shares(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """Weights, gradients and states on each rank of each job."""
+        asked = {self._label(job): self._ask(job) for job in jobs}
+        return self._place(self._or_fault(id, lambda: shares.shares(asked, id, caption)))
+
+    def layouts(self, model: str, gpus: int, tensor: int, id: str, caption: str) -> str:
+        """A model spread over `gpus` in each way that there is, the last with stages whose layers `tensor` share."""
+        found = answers.catalog().model(model)
+        return self._place(self._or_fault(id, lambda: layouts.table(found, gpus, tensor, id, caption)))
+
     def kv_table(self, jobs: Sequence[str], id: str, caption: str) -> str:
         """The capacity of each job's KV cache."""
         asked = {self._label(job): self._ask(job) for job in jobs}
@@ -175,6 +194,10 @@ class Macros(Effects, Lookups):
     def compare(self, jobs: Sequence[str], id: str, caption: str) -> str:
         """Jobs side by side, with a source's reports about them if the page quotes any."""
         return self._place(ledgers.compare(*self._labelled(jobs, id, caption)))
+
+    def bars(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """The peak of each job as a bar, stacked by component."""
+        return self._place(ledgers.bars({self._label(job): self._ask(job) for job in jobs}, id, caption))
 
     def remedies(self, base: str, jobs: Sequence[str], id: str, caption: str) -> str:
         """The effect of each change to `base`, one row per job."""
@@ -211,6 +234,13 @@ class Macros(Effects, Lookups):
         pictures = [commands.folded(table.caption, self._place(table)) if table else "" for table in tables]
         shown = [commands.command(self._recipe(job)) for job in jobs]
         return "\n\n".join(part for both in zip(shown, pictures, strict=True) for part in both)
+
+    def recipe_course(self, job: str, id: str, caption: str) -> str:
+        """The recommended configuration for a job from loading to the end of a step, instant by instant."""
+        best = self._recipe(job).answer.recommended
+        if best is None:
+            raise PageError(f"recipe {job}: nothing is recommended, so there is nothing to draw")
+        return self._place(course.course(words.answered(best.judged), id, caption))
 
     def recipes_matrix(self, jobs: Sequence[Sequence[str]], id: str, caption: str) -> str:
         """Recommendations, one row of jobs per task, one column per machine."""

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from calc.answers.words import CANNOT
 from calc.answers.workings import Book, Working, spelled
-from calc.site.tables import charts
+from calc.site.tables import charts, pictures
+from calc.site.tables.charts import Bar
+from calc.site.tables.pictures import Picture
 
 Value = str | int | float | bool | None
 
@@ -65,7 +67,7 @@ class Column:
 
 
 class Cell(NamedTuple):
-    """A value and its origin: exact bytes, the scenario that `calc` was asked, the lines of its ledger.
+    """A value and its origin: exact bytes, the scenario that `calc` was asked, the lines of its ledger; or a bar.
 
     `data`: what scripts need to know of it, or, in the first column, of its row.
     """
@@ -77,6 +79,7 @@ class Cell(NamedTuple):
     style: str = ""
     working: Working | None = None
     data: Mapping[str, str] | None = None
+    bar: Bar | None = None
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -88,6 +91,7 @@ class Cell(NamedTuple):
 class Table:
     """Caption, columns, rows, and the assumptions behind the numbers in one line. A published `id` never changes.
 
+    A chart is a table with a `picture` of what its rows hold; one whose cells have bars is drawn by them.
     `data`: what scripts need to know of the whole.
     """
 
@@ -99,7 +103,8 @@ class Table:
     note: str = ""
     legend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    folded: str = ""  # the words that open the table, if a drawing above it shows the same
+    folded: str = ""  # the words that open the table, if it is not to stand open
+    picture: Picture | None = None
     data: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -162,7 +167,7 @@ def verdict_html(verdict: str, label: str | None = None) -> str:
 
 def _cell_html(column: Column, cell: Cell, first: bool) -> str:
     if column.kind == "bar":
-        return f'<td class="bar" aria-hidden="true">{cell.html}</td>'
+        return f'<td class="bar" aria-hidden="true">{charts.bar(cell.bar) if cell.bar else ""}</td>'
     classes = ([cell.style] if cell.style else []) + (["behind"] if column.behind else [])
     if column.kind == "verdict":
         word, peak, how = cell.values
@@ -215,9 +220,16 @@ def to_html(table: Table, footer: str = "") -> str:
         f'<table class="data"{_data(table.data)}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
     if table.folded:
-        grid = f'<details class="twin"><summary>{escape(table.folded)}</summary>{grid}</details>'
+        about = "" if table.picture else note  # what a drawing rests on stands below it
+        grid = f'<details class="twin"><summary>{escape(table.folded)}</summary>{grid}{about}</details>'
+        note = note if table.picture else ""
+    drawing = (
+        pictures.svg(table.picture, f"{table.id}-caption") + pictures.legend(table.picture.keys)
+        if table.picture
+        else ""
+    )
     switch = NUMBERS if any(column.behind for column in table.columns) else ""
-    inner = f"{caption}{table.legend}{switch}{grid}{note}{footer}"
+    inner = f"{caption}{drawing}{table.legend}{switch}{grid}{note}{footer}"
     return f'<figure class="computed" id="{table.id}" data-search-exclude>{inner}</figure>'
 
 

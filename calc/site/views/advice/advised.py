@@ -66,7 +66,7 @@ def on_gpu(card: GPU, task: str, root: str) -> Table:
         for gpus in topics.asked(card, model, task, catalog):
             all_advice.append(cells[advice.Machine(card.id, gpus)])
             link = f'<a href="{root}models/{model.id}.html">{escape(model.name)}</a>'
-            rows.append((Cell(model.name, link), Cell(gpus)))
+            rows.append((Cell(model.name, link), Cell(gpus, style=f"count n{gpus}")))
     common = _common(all_advice)
     options = {"task": task, **advice.JOBS[task], "gpu": card.id}
     table_id = f"gpu-{card.id}-run-{task}"
@@ -81,7 +81,18 @@ def on_gpu(card: GPU, task: str, root: str) -> Table:
         _settings(task),
         _note(common, options | {"gpus": "N", "model": "M"}),
         versions=answers.versions(),
+        folded=f"{len(rows)} configurations, from one card on",
     )
+
+
+def choice() -> str:
+    """Buttons that leave only the rows of one number of GPUs in the tables below them; they need no script."""
+    counts = {"": "any number", **{str(n): str(n) for n in (*topics.COUNTS, *topics.SEVERAL_NODES)}}
+    buttons = "".join(
+        f'<label><input type="radio" name="count" value="{value}"{" checked" * (not value)}> {words}</label>'
+        for value, words in counts.items()
+    )
+    return f'<fieldset class="choice"><legend>Number of cards</legend>{buttons}</fieldset>'
 
 
 def unsearched(model: Model) -> str:

@@ -17,8 +17,6 @@ from calc.site.text.inline import inline, within
 from calc.site.views.catalog import sheets
 from calc.site.views.jobs import strategies
 
-LEARNING = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
-
 
 def how_many(what: str) -> int:
     """The number of `remedies`, `records`, `messages`, or of another collection of the catalog."""
@@ -38,7 +36,7 @@ def gpu_summary(card: GPU) -> str:
     for n in fits.COUNTS:
         place = "On one card" if n == 1 else f"On {n} cards"
         lines.append(
-            f"- **{place}**: " + ", ".join(f"{_largest(card, m, n)} with {t}" for m, t in LEARNING.items()) + "."
+            f"- **{place}**: " + ", ".join(f"{_largest(card, m, n)} with {t}" for m, t in fits.LEARNING.items()) + "."
         )
     return "\n".join(lines)
 

@@ -123,7 +123,7 @@ LEGEND = (
     + "".join(
         f'<li><span class="swatch heat {v} h5" aria-hidden="true"></span>{word}</li>' for v, word in WORDS.items()
     )
-    + "<li>the deeper the ground, the more of the card is used, or the further off it is</li>"
+    + "<li>Darker: fuller card, or further over</li>"
     + "<li>newest cards first</li></ul>"
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -15,7 +16,8 @@ from calc.base.ledger import Line, Phase
 from calc.base.units import GiB
 from calc.estimate import report
 from calc.estimate.result import Estimate, Group
-from calc.site.tables import charts
+from calc.site.tables import charts, drawn
+from calc.site.tables.charts import Bar
 from calc.site.tables.tables import Cell, Column, Table, verdict_html
 
 
@@ -48,6 +50,12 @@ def verdict_text(found: Estimate | Group) -> str:
     return found.verdict
 
 
+def headline(answer: Answer) -> str:
+    """A job's answer in a caption: `fits, 25.3 of 39.5 GiB in backward`."""
+    needs, usable = answer.device_bytes / GiB, answer.group.usable_bytes / GiB
+    return f"{verdict_text(answer.estimate)}, {needs:,.1f} of {usable:,.1f} GiB in {answer.peak.name}"
+
+
 def verdict_cell(found: Estimate | Group, answer: Answer) -> Cell:
     """A verdict as a cell of a table of numbers."""
     word = verdict_text(found)
@@ -75,7 +83,7 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
         *([Column("gpus", "GPUs", "", "number"), Column("verdict", "Verdict of these GPUs")] if apart else []),
         Column("total", "Needs", "GiB", "number", 2, "Everything the process takes of the card"),
         Column("bar", "Against the limit", kind="bar"),
-        Column("moment", "Largest moment"),
+        Column("moment", "Peak at"),
         Column(
             "allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show", behind=True
         ),
@@ -91,7 +99,7 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
                     Cell(f"{group.name}: {phase.name}" if apart else phase.name),
                     *([Cell(group.gpus), verdict_cell(group, answer)] if apart else []),
                     held(working, answer, over),
-                    Cell(html=charts.bar(parts, scale, group.usable_bytes)),
+                    Cell(bar=Bar(parts, scale, group.usable_bytes)),
                     Cell(phase.moment.name),
                     held(working.allocated(), answer),
                     *(held(working.of(c), answer) for c in components),
@@ -162,7 +170,7 @@ def lines(answer: Answer, table_id: str, caption: str, shown: Phase, root: str) 
         )
         for line in shown.moment.lines
     )
-    where = f"{shown.name}, at its largest moment ({shown.moment.name}). "
+    where = f"{shown.name}, at its peak ({shown.moment.name}). "
     return Table(table_id, caption, columns, rows, where + words.describe(answer), versions=answers.versions())
 
 
@@ -218,7 +226,7 @@ def compare(
                 verdict_cell(answer.estimate, answer),
                 held(working, answer),
                 *([held(difference(working, of_phase(base.peak)), answer), _changes(base, answer)] if base else []),
-                Cell(html=charts.bar(parts, scale, answer.group.usable_bytes)),
+                Cell(bar=Bar(parts, scale, answer.group.usable_bytes)),
                 in_gib(answer.group.usable_bytes, answer),
                 Cell(round(100 * answer.estimate.fit_probability), scenario=answer.given),
                 *([Cell(quote, f"<q>{escape(quote)}</q>" if quote else "—")] if quoted else []),
@@ -236,6 +244,12 @@ def compare(
         legend=charts.legend(components, "what a process can use"),
         versions=answers.versions(),
     )
+
+
+def bars(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table:
+    """The bars of `compare` as a drawing, with its numbers behind a click."""
+    table = compare(answered, table_id, caption, {})
+    return replace(table, picture=drawn.of(table), legend="", folded="The jobs as a table")
 
 
 def changes(base: Answer, answer: Answer) -> str:
@@ -312,7 +326,7 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
                 *([Cell(group)] if len(groups) > 1 else []),
                 held(working, answer, "over" if moment.device_bytes > usable else ""),
                 held(working.allocated(), answer),
-                Cell(html=charts.bar(parts, scale, usable)),
+                Cell(bar=Bar(parts, scale, usable)),
                 *(held(working.of(c), answer) for c in components),
             )
         )
