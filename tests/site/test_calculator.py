@@ -107,7 +107,7 @@ def test_an_open_machine_is_the_smallest() -> None:
     [{"gpu": "rtx409"}, {"seq_len": "long"}, {"framework": "trl", "task": "ppo"}, {"gpus": 0}, {"model": "x"}],
 )
 def test_a_bad_job_is_answered_with_the_command_lines_one_line(changed: Job, run: Callable[..., Run]) -> None:
-    job = {**JOB, **changed}
+    job = {name: str(value) for name, value in {**JOB, **changed}.items()}
     error = json.loads(browser.answer(json.dumps({"root": "", "job": job}), print))["error"]
     options = [word for name, value in job.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     assert run("recommend", *options) == Run(2, "", f"{error}\n")

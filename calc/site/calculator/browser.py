@@ -7,10 +7,13 @@ data.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+from calc.base.reading import parse_mapping
 from calc.base.schema import InputError
 from calc.catalog import catalog as files
 from calc.catalog.catalog import GPU, Catalog, Model, Node
@@ -39,10 +42,11 @@ def start(text: str) -> None:
 
 
 def answer(text: str, progress: Callable[[str], None]) -> str:
-    """The answer to `{"root": …, "job": {field: value}}` or, of a scenario file, `{"root": …, "file": text}`.
+    """The answer to a question, of these: `root` is the relative path to the top of the site.
 
-    `{"line", "html", "file"}`, or `{"error"}`, calc's one line. Any other exception is a fault of calc, and the worker
-    says so.
+    `{"root", "job": {field: text}}`, a job as an address holds it; `{"root", "file": text, "job"}`, a scenario file, or
+    a Hugging Face config.json, which becomes the model of the job. `{"line", "html", "file", "fields"}`, or
+    `{"error"}`, calc's one line. Any other exception is a fault of calc, and the worker says so.
     """
     # imported here, because calc binds `load` at import
     from calc.site.calculator import calculator
@@ -51,10 +55,27 @@ def answer(text: str, progress: Callable[[str], None]) -> str:
     asked = json.loads(text)
     place = calculator.Place(asked["root"], tables.to_html)
     try:
-        if "file" in asked:
-            shown = calculator.check(asked["file"], files.load(), place)
+        if "file" not in asked:
+            shown = calculator.asked(asked["job"], files.load(), place, progress)
+        elif own := _own_model(asked["file"]):
+            job = {**asked["job"], "model": own}
+            shown = calculator.asked(job, files.load(), place, progress)._replace(fields=job)
         else:
-            shown = calculator.find(asked["job"], files.load(), place, progress)
+            shown = calculator.check(asked["file"], files.load(), place)
     except InputError as error:
         return json.dumps({"error": str(error)})
     return json.dumps(shown._asdict())
+
+
+def _own_model(text: str) -> str | None:
+    """The path of a Hugging Face config.json, now a file of this browser's; None if the text is something else."""
+    try:
+        config = parse_mapping(text, "config.json")
+    except InputError:
+        return None
+    if "model_type" not in config or "task" in config:
+        return None
+    name = str(config.get("_name_or_path") or config["model_type"]).rpartition("/")[2]
+    path = Path((re.sub(r"[^\w.-]", "", name) or "model") + ".json")
+    path.write_text(text, "utf-8")
+    return path.name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from html import escape
 from typing import Any, NamedTuple
 
@@ -15,17 +16,19 @@ import yaml
 from calc.answers import answers, words
 from calc.answers.answers import Answer
 from calc.base.reading import parse_mapping
+from calc.base.schema import InputError
 from calc.base.units import gb, gib
 from calc.catalog.catalog import Catalog
 from calc.estimate import report
 from calc.estimate.estimate import estimate, speed
 from calc.estimate.verdict import FITS
 from calc.launch import Launch
-from calc.recommend import Recommendation, Smallest, recommend, smallest
+from calc.recommend import Recommendation, Smallest, options, recommend, smallest
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration
 from calc.resolve.parse import given, parse
 from calc.scenario.scenario import Scenario
+from calc.site.calculator import fields
 from calc.site.tables.tables import Table, verdict_html
 from calc.site.views.jobs import ledgers
 from calc.throughput import Throughput, Unrated
@@ -35,6 +38,7 @@ RECIPES = {
     "sft": "sft", "rm": "reward-model", "dpo": "dpo", "ppo": "ppo", "grpo": "grpo", "reinforce++": "grpo",
 }  # fmt: skip
 TABLE = "calculator-phases"
+ASK, ESTIMATE = "ask", "estimate"  # the part of an address that is no field of a scenario
 Job = Mapping[str, Any]
 
 
@@ -46,11 +50,15 @@ class Place(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """An answer: in one line, as HTML, and as a scenario file."""
+    """An answer: in one line, as HTML, and as a scenario file.
+
+    `fields`: of a job that came as a file, the fields by which an address asks for it.
+    """
 
     line: str
     html: str
     file: str
+    fields: Mapping[str, str] | None = None
 
 
 # ---- asking --------------------------------------------------------------------------------------------------------
@@ -61,42 +69,78 @@ def question(job: Job, catalog: Catalog) -> dict[str, Any]:
 
     InputError, one line, for a bad job.
     """
-    asked = given(job, where="recommend", catalog=catalog)
-    found = machines(catalog, asked["gpu"], asked["gpus"]) if "gpu" in asked and "gpus" in asked else []
-    return {**asked, **(found[0].fields if found else {})}
+    own = given(job, where="recommend", catalog=catalog)
+    found = machines(catalog, own["gpu"], own["gpus"]) if "gpu" in own and "gpus" in own else []
+    return {**own, **(found[0].fields if found else {}), **own}
 
 
-def call(asked: Job) -> str:
+def call(job: Job) -> str:
     """The command line that asks the same question."""
-    options = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in asked.items())
-    return f"python -m calc recommend {options}"
+    texts = {name.replace("_", "-"): shlex.quote(text) for name, text in options.spelled(job).items()}
+    return f"python -m calc recommend {' '.join(f'--{name} {text}' for name, text in texts.items())}"
 
 
 def find(job: Job, catalog: Catalog, place: Place, progress: Callable[[str], None] = lambda line: None) -> Shown:
     """The recommendation for a job; if its machine is open, on the smallest. InputError, one line, for a bad job."""
-    asked = question(job, catalog)
-    if "gpu" in asked and "gpus" in asked:
-        return recommended(asked, recommend(asked, catalog, where="recommend"), place)
-    tried = smallest(asked, catalog, where="recommend", progress=progress)
-    return recommended(asked, tried.recommendation, place, tried)
+    own = question(job, catalog)
+    if "gpu" in own and "gpus" in own:
+        return recommended(own, recommend(own, catalog, where="recommend"), place)
+    tried = smallest(own, catalog, where="recommend", progress=progress)
+    return recommended(own, tried.recommendation, place, tried)
+
+
+def asked(texts: Mapping[str, str], catalog: Catalog, place: Place, progress: Callable[[str], None]) -> Shown:
+    """The answer to a job as an address holds it, its fields as text.
+
+    With `ask` as `estimate` the fields that it leaves open take the framework's defaults; else they are searched.
+    """
+    job = options.typed({name: text for name, text in texts.items() if name != ASK}, "recommend")
+    if texts.get(ASK) == ESTIMATE:
+        return _checked(
+            job, yaml.safe_dump(job, sort_keys=False, default_flow_style=None), "calculator", catalog, place
+        )
+    return find(job, catalog, place, progress)
 
 
 def check(text: str, catalog: Catalog, place: Place) -> Shown:
     """The estimate of a scenario file. InputError, one line, for a bad one."""
     where = "scenario.yaml"
-    s = parse(parse_mapping(text, where), where=where, catalog=catalog)
+    data = parse_mapping(text, where)
+    shown = _checked(data, text, where, catalog, place)
+    return shown._replace(fields=address(given(data, where=where, catalog=catalog), catalog))
+
+
+def _checked(job: Job, text: str, where: str, catalog: Catalog, place: Place) -> Shown:
+    s = parse(job, where=where, catalog=catalog)
     answer = Answer(s.as_dict(), s, estimate(s, catalog))
+    return Shown(_said(answer), "".join(_estimated(answer, rate(answer, catalog), place)), text)
+
+
+def rate(answer: Answer, catalog: Catalog) -> Throughput | None:
+    """The speed of a job; None if a rate is unknown."""
     try:
-        rate = speed(answer.estimate, catalog)
+        return speed(answer.estimate, catalog)
     except Unrated:
-        rate = None
-    return Shown(_said(answer), "".join(_estimated(answer, rate, place)), text)
+        return None
+
+
+def address(job: Job, catalog: Catalog) -> dict[str, str]:
+    """A scenario as an address holds it: the fields that the form has, and of the others those that make a difference.
+
+    `job` has dotted names.
+    """
+    whole, kept = parse(job, catalog=catalog).as_dict(), dict(job)
+    for name in [name for name in job if name not in fields.NAMES]:
+        fewer = {other: value for other, value in kept.items() if other != name}
+        with suppress(InputError):
+            kept = fewer if parse(fewer, catalog=catalog).as_dict() == whole else kept
+    return options.spelled(kept) | {ASK: ESTIMATE}
 
 
 # ---- showing -------------------------------------------------------------------------------------------------------
 
 
-def recommended(asked: Job, found: Recommendation, place: Place, tried: Smallest | None = None) -> Shown:
+def recommended(job: Job, found: Recommendation, place: Place, tried: Smallest | None = None) -> Shown:
     """A recommendation; if nothing fits, the configuration that comes closest."""
     first = found.recommended or found.fails
     if first is None:
@@ -107,14 +151,14 @@ def recommended(asked: Job, found: Recommendation, place: Place, tried: Smallest
     if found.launch:
         parts += _command(found.launch)
     parts += _others(found)
-    parts.append(f'<p class="call">The same on the command line: <code>{escape(call(asked))}</code></p>')
+    parts.append(f'<p class="call">The same on the command line: <code>{escape(call(job))}</code></p>')
     return Shown(_said(answer, found), "".join(parts), file(answer.scenario))
 
 
 def file(s: Scenario) -> str:
     """A scenario as a file for `python -m calc estimate`, null fields left out."""
-    fields = {name: value for name, value in s.as_dict().items() if value is not None}
-    return yaml.safe_dump(fields, sort_keys=False, default_flow_style=False)
+    known = {name: value for name, value in s.as_dict().items() if value is not None}
+    return yaml.safe_dump(known, sort_keys=False, default_flow_style=False)
 
 
 def _said(answer: Answer, found: Recommendation | None = None) -> str:
@@ -143,6 +187,9 @@ def _estimated(
     if tried and tried.machine:
         yield f"<p>The smallest machine that runs it: {tried.smaller} of the catalog are too small.</p>"
     yield "<dl>"
+    if s.model not in answers.catalog().models:
+        own = "a file of your own: it stays in this browser, and a link to this job does not carry it"
+        yield _pair("Model", f"<code>{escape(s.model)}</code>, {own}")
     run = "Run" if found and found.recommended else "The closest" if found else "Settings"
     yield _pair(run, escape(", ".join(words.settings(s))))
     if miss:
@@ -184,7 +231,7 @@ def _pace(rate: Throughput) -> str:
 
 def _links(s: Scenario, root: str) -> str:
     pages = {f"hardware/gpus/{s.gpu}.html": words.machine(s).partition(" × ")[2]}
-    if s.model in answers.catalog().models:  # a model file of the reader's own has no page
+    if s.model in answers.catalog().models:
         pages[f"models/{s.model}.html"] = words.model(s.model)
     if s.task in RECIPES:
         pages[f"recipes/{RECIPES[s.task]}.html"] = f"{words.TASKS[s.task]} recipes"
