@@ -192,6 +192,8 @@ def _estimated(
         yield _pair("Model", f"<code>{escape(s.model)}</code>, {own}")
     run = "Run" if found and found.recommended else "The closest" if found else "Settings"
     yield _pair(run, escape(", ".join(words.settings(s))))
+    if found and found.passed:
+        yield _pair(*map(escape, words.passed(found)))
     if miss:
         yield _pair("It", escape(words.lacks(miss)))
         yield _pair("What would have to change", "; ".join(map(words.code, found.advice)) if found else "")
@@ -203,7 +205,8 @@ def _estimated(
         f"{100 * FITS:.0f} %",
     )
     if host := answer.estimate.host_peak:
-        yield _pair("Host memory", f"{gb(host)} at the most, of {escape(str(answer.estimate.host_memory))}")
+        yield _pair("Host memory", f"{gb(host)} needed of {escape(str(answer.estimate.host_memory))}")
+    yield _pair("It takes", escape(_sized(s)))
     if rate:
         yield _pair("Speed", escape(_pace(rate)) + (", if it fitted" if answer.estimate.verdict == "oom" else ""))
     yield _pair("More", _links(s, place.root))
@@ -215,6 +218,11 @@ def _pair(name: str, html: str) -> str:
     return f"<dt>{name}</dt><dd>{html}</dd>" if html else ""
 
 
+def _sized(s: Scenario) -> str:
+    """The size of a step as a sentence."""
+    return ". ".join(line[:1].upper() + line[1:] for line in report.holds(s))
+
+
 def _likely(probability: float) -> str:
     """A probability in per cent, never shown as certain."""
     if probability > 0.99:
@@ -223,10 +231,7 @@ def _likely(probability: float) -> str:
 
 
 def _pace(rate: Throughput) -> str:
-    return (
-        f"{rate.tokens_per_second:,.0f} tokens a second over the whole job, one step in "
-        f"{report.seconds(rate.step_seconds)} s, most of it {rate.bound_by}"
-    )
+    return f"{report.tokens(rate)}, one step in {report.seconds(rate.step_seconds)} s, most of it {rate.bound_by}"
 
 
 def _links(s: Scenario, root: str) -> str:
@@ -267,6 +272,6 @@ def _others(found: Recommendation) -> Iterator[str]:
 
 def _other(c: Configuration) -> str:
     answer = words.answered(c.judged)
-    rate = f", {c.throughput.tokens_per_second:,.0f} tokens a second" if c.throughput else ""
+    pace = f", {report.tokens(c.throughput)}" if c.throughput else ""
     settings = ", ".join(words.settings(c.scenario))
-    return f"{escape(c.trades)}: {escape(settings)}; {gib(answer.device_bytes)} at the peak{rate}"
+    return f"{escape(c.trades)}: {escape(settings)}; {gib(answer.device_bytes)} at the peak{pace}"

@@ -105,7 +105,7 @@ COLUMNS = (
     Column("usable", "Usable", "GiB", "number", 1, "What the card lets a process use"),
     Column("probability", "Likely to fit", "%", "number", 0, "The probability that the peak stays below usable"),
     Column("step", "One step", "s", "number", 1, "Of the global batch, every sequence at full length"),
-    Column("tokens", "Speed", "tokens/s", "number", 0, "Over the whole job"),
+    ledgers.TOKENS,
     Column("bound", "Bound by"),
 )
 LAST = (

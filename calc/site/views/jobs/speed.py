@@ -12,6 +12,7 @@ from calc.accuracy.step_time_errors import COLLECTIVES, Pace, judging, paces, ra
 from calc.answers import answers, words
 from calc.answers.answers import Answer
 from calc.answers.workings import method_url
+from calc.estimate import report
 from calc.estimate.estimate import speed
 from calc.scenario.words import PAIRED
 from calc.site.tables.tables import Cell, Column, Table
@@ -82,7 +83,7 @@ def terms(answer: Answer, table_id: str, caption: str, root: str) -> Table:
         for x in t.terms
     ]  # fmt: skip
     rows.append((Cell("one step"), Cell(t.step_seconds), Cell("sum"), Cell("")))
-    note = f"{t.tokens_per_second:,.0f} tokens a second over the whole job; most of the time goes into {t.bound_by}."
+    note = f"{report.tokens(t)}; most of the time goes into {t.bound_by}."
     return Table(table_id, caption, columns, tuple(rows), words.describe(answer), note, versions=answers.versions())
 
 
