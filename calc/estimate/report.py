@@ -93,13 +93,22 @@ def holds(s: Scenario) -> list[str]:
     ranks = "each GPU" if trained.together == 1 else f"each {trained.together} GPUs"
     share = -(-trained.global_batch // trained.data_parallel)
     takes = f"{ranks} takes {share:,} of them in {_count(trained.accumulation, 'forward')}, {batched(trained)}"
-    what = "pair" if s.task in PAIRED else "response" if s.rollout else "sequence"
-    step = f"a step: {_count(trained.global_batch, what)}"
+    step = f"a step: {_count(trained.global_batch, sample(s))}"
     if not s.rollout:
         return [f"{step}, {s.sequences * s.expected_len:,} tokens; {takes}"]
-    responses = s.rollout.n * s.rollout.batch
-    whole = f"{_count(responses, what)} for {_count(s.rollout.batch, 'prompt')}, {responses * s.expected_len:,} tokens"
+    responses, prompts = _count(samples(s), sample(s)), _count(s.rollout.batch, "prompt")
+    whole = f"{responses} for {prompts}, {samples(s) * s.expected_len:,} tokens"
     return [f"an iteration: {whole}; {step}; {takes}"]
+
+
+def sample(s: Scenario) -> str:
+    """What a job counts: sequences, pairs, or for RL responses."""
+    return "pair" if s.task in PAIRED else "response" if s.rollout else "sequence"
+
+
+def samples(s: Scenario) -> int:
+    """The sequences or pairs of a step, or the responses of an iteration."""
+    return s.rollout.batch * s.rollout.n if s.rollout else s.global_batch
 
 
 def trainer(s: Scenario) -> list[str]:
@@ -205,10 +214,7 @@ def _speed(e: Estimate) -> Iterator[str]:
 
 def pace(s: Scenario, t: Throughput) -> str:
     """One line: the time of a step, tokens per second, and the term that takes most of the time."""
-    if s.rollout:
-        what = f"one iteration of {_count(s.rollout.batch * s.rollout.n, 'response')}"
-    else:
-        what = f"one step of {_count(s.global_batch, 'pair' if s.task in PAIRED else 'sequence')}"
+    what = f"one {'iteration' if s.rollout else 'step'} of {_count(samples(s), sample(s))}"
     return f"speed: {what} in {seconds(t.step_seconds)} s, {tokens(t)}, most of it {t.bound_by}"
 
 

@@ -21,7 +21,11 @@
       file.value = answer.file;
       if (answer.fields) fill(new Map(Object.entries(answer.fields)));
       if (answer.fields) remember();
-      for (const link of shown.querySelectorAll(".beside")) link.search = compared();
+      const link = shown.querySelector(".beside");
+      if (link && beside.length) {
+        link.search = `${new URLSearchParams(beside.map((other) => ["compare", other]))}&${link.search.slice(1)}`;
+        link.textContent = "Back to the comparison, with this job";
+      }
     },
   });
 
@@ -95,12 +99,6 @@
   function query() {
     const found = new URLSearchParams(Object.entries(job()).filter(([name, v]) => KEPT.includes(name) || v !== usual(name)));
     for (const field of fields) if (!field.value && usual(field.name) && applies(field)) found.set(field.name, "");
-    return found;
-  }
-
-  function compared() {
-    const found = new URLSearchParams();
-    for (const other of [...beside, query()]) found.append("compare", other);
     return found;
   }
 

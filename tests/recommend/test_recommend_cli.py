@@ -173,7 +173,7 @@ def test_adapters_that_nobody_asked_for_say_what_full_fine_tuning_lacks(run: Cal
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        (ONE, "a step: 128 sequences, 262,144 tokens; each GPU takes 128 of them in"),
+        ((*ONE, "--global-batch", "64"), "a step: 64 sequences, 131,072 tokens; each GPU takes 64 of them in"),
         ((*ONE, "--global-batch", "6", "--micro-batch", "3"), "a step: 6 sequences, 12,288 tokens; each GPU takes 6 of "
          "them in 2 forwards, micro batch 3"),
     ],

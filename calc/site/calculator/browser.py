@@ -42,20 +42,23 @@ def start(text: str) -> None:
 
 
 def answer(text: str, progress: Callable[[str], None]) -> str:
-    """The answer to a question, of these: `root` is the relative path to the top of the site.
+    """The answer to a question: `{"line", "html", "file", "fields"}`, or `{"error"}`, calc's one line.
 
-    `{"root", "job": {field: text}}`, a job as an address holds it; `{"root", "file": text, "job"}`, a scenario file, or
-    a Hugging Face config.json, which becomes the model of the job. `{"line", "html", "file", "fields"}`, or
-    `{"error"}`, calc's one line. Any other exception is a fault of calc, and the worker says so.
+    A question has `root`, the relative path to the top of the site, and one of these: `job`, the fields of an address
+    as text; `file`, the text of a scenario, or of a Hugging Face config.json, which becomes the model of `job`; or
+    `compare`, the queries of addresses, with the number of `samples`. Any exception but an InputError is a fault of
+    calc, and the worker says so.
     """
     # imported here, because calc binds `load` at import
-    from calc.site.calculator import calculator
+    from calc.site.calculator import calculator, compare
     from calc.site.tables import tables
 
     asked = json.loads(text)
     place = calculator.Place(asked["root"], tables.to_html)
     try:
-        if "file" not in asked:
+        if "compare" in asked:
+            shown = compare.compared(asked["compare"], asked["samples"], place, progress)
+        elif "file" not in asked:
             shown = calculator.asked(asked["job"], files.load(), place, progress)
         elif own := _own_model(asked["file"]):
             job = {**asked["job"], "model": own}

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from html import escape
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import yaml
 
 from calc.answers import answers, words
 from calc.answers.answers import Answer
 from calc.base.reading import parse_mapping
-from calc.base.schema import InputError
 from calc.base.units import gb, gib
 from calc.catalog.catalog import Catalog
 from calc.estimate import report
@@ -28,7 +27,7 @@ from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration
 from calc.resolve.parse import given, parse
 from calc.scenario.scenario import Scenario
-from calc.site.calculator import fields
+from calc.site.calculator import addresses
 from calc.site.tables.tables import Table, verdict_html
 from calc.site.views.jobs import ledgers
 from calc.throughput import Throughput, Unrated
@@ -38,7 +37,6 @@ RECIPES = {
     "sft": "sft", "rm": "reward-model", "dpo": "dpo", "ppo": "ppo", "grpo": "grpo", "reinforce++": "grpo",
 }  # fmt: skip
 TABLE = "calculator-phases"
-ASK, ESTIMATE = "ask", "estimate"  # the part of an address that is no field of a scenario
 Job = Mapping[str, Any]
 
 
@@ -82,11 +80,19 @@ def call(job: Job) -> str:
 
 def find(job: Job, catalog: Catalog, place: Place, progress: Callable[[str], None] = lambda line: None) -> Shown:
     """The recommendation for a job; if its machine is open, on the smallest. InputError, one line, for a bad job."""
+    own, found, tried = searched(job, catalog, progress)
+    return recommended(own, found, place, tried)
+
+
+def searched(
+    job: Job, catalog: Catalog, progress: Callable[[str], None] = lambda line: None
+) -> tuple[Job, Recommendation, Smallest | None]:
+    """A job's fields with its machine, the recommendation, and the smallest machine if the job leaves it open."""
     own = question(job, catalog)
     if "gpu" in own and "gpus" in own:
-        return recommended(own, recommend(own, catalog, where="recommend"), place)
+        return own, recommend(own, catalog, where="recommend"), None
     tried = smallest(own, catalog, where="recommend", progress=progress)
-    return recommended(own, tried.recommendation, place, tried)
+    return own, tried.recommendation, tried
 
 
 def asked(texts: Mapping[str, str], catalog: Catalog, place: Place, progress: Callable[[str], None]) -> Shown:
@@ -94,26 +100,30 @@ def asked(texts: Mapping[str, str], catalog: Catalog, place: Place, progress: Ca
 
     With `ask` as `estimate` the fields that it leaves open take the framework's defaults; else they are searched.
     """
-    job = options.typed({name: text for name, text in texts.items() if name != ASK}, "recommend")
-    if texts.get(ASK) == ESTIMATE:
-        return _checked(
-            job, yaml.safe_dump(job, sort_keys=False, default_flow_style=None), "calculator", catalog, place
-        )
+    job, defaults = addresses.read(texts)
+    if defaults:
+        text = yaml.safe_dump(job, sort_keys=False, default_flow_style=None)
+        return _checked(job, text, "estimate", catalog, place)._replace(fields=None)
     return find(job, catalog, place, progress)
 
 
 def check(text: str, catalog: Catalog, place: Place) -> Shown:
     """The estimate of a scenario file. InputError, one line, for a bad one."""
     where = "scenario.yaml"
-    data = parse_mapping(text, where)
-    shown = _checked(data, text, where, catalog, place)
-    return shown._replace(fields=address(given(data, where=where, catalog=catalog), catalog))
+    return _checked(parse_mapping(text, where), text, where, catalog, place)
 
 
 def _checked(job: Job, text: str, where: str, catalog: Catalog, place: Place) -> Shown:
+    answer = estimated(job, where, catalog)
+    texts = addresses.of_scenario(given(job, where=where, catalog=catalog), catalog)
+    html = "".join(_estimated(answer, rate(answer, catalog), place, texts))
+    return Shown(_said(answer), html, text, texts)
+
+
+def estimated(job: Job, where: str, catalog: Catalog) -> Answer:
+    """The estimate of a job. InputError, one line that starts with `where`, for a bad one."""
     s = parse(job, where=where, catalog=catalog)
-    answer = Answer(s.as_dict(), s, estimate(s, catalog))
-    return Shown(_said(answer), "".join(_estimated(answer, rate(answer, catalog), place)), text)
+    return Answer(s.as_dict(), s, estimate(s, catalog))
 
 
 def rate(answer: Answer, catalog: Catalog) -> Throughput | None:
@@ -122,19 +132,6 @@ def rate(answer: Answer, catalog: Catalog) -> Throughput | None:
         return speed(answer.estimate, catalog)
     except Unrated:
         return None
-
-
-def address(job: Job, catalog: Catalog) -> dict[str, str]:
-    """A scenario as an address holds it: the fields that the form has, and of the others those that make a difference.
-
-    `job` has dotted names.
-    """
-    whole, kept = parse(job, catalog=catalog).as_dict(), dict(job)
-    for name in [name for name in job if name not in fields.NAMES]:
-        fewer = {other: value for other, value in kept.items() if other != name}
-        with suppress(InputError):
-            kept = fewer if parse(fewer, catalog=catalog).as_dict() == whole else kept
-    return options.spelled(kept) | {ASK: ESTIMATE}
 
 
 # ---- showing -------------------------------------------------------------------------------------------------------
@@ -147,7 +144,8 @@ def recommended(job: Job, found: Recommendation, place: Place, tried: Smallest |
         line = f"nothing can be run: {'; '.join(found.notes)}"
         return Shown(line, f'<p class="headline">{verdict_html("oom", "nothing fits")} {escape(line)}.</p>', "")
     answer = words.answered(first.judged)
-    parts = [*_estimated(answer, first.throughput, place, found, tried)]
+    machine = {name: getattr(answer.scenario, name) for name in ("gpu", "gpus", "gpus_per_node")}
+    parts = [*_estimated(answer, first.throughput, place, options.spelled({**job, **machine}), found, tried)]
     if found.launch:
         parts += _command(found.launch)
     parts += _others(found)
@@ -176,10 +174,11 @@ def _estimated(
     answer: Answer,
     rate: Throughput | None,
     place: Place,
+    asked: Mapping[str, str],
     found: Recommendation | None = None,
     tried: Smallest | None = None,
 ) -> Iterator[str]:
-    """Verdict, configuration, links, and the peak phase by phase."""
+    """Verdict, configuration, links, and the peak phase by phase; `asked` is the job as an address holds it."""
     s, group = answer.scenario, answer.group
     miss = found.fails if found and found.verdict != "fits" else None
     word = found.verdict if found else ledgers.verdict_text(answer.estimate)
@@ -209,7 +208,7 @@ def _estimated(
     yield _pair("It takes", escape(_sized(s)))
     if rate:
         yield _pair("Speed", escape(_pace(rate)) + (", if it fitted" if answer.estimate.verdict == "oom" else ""))
-    yield _pair("More", _links(s, place.root))
+    yield _pair("More", f"{_links(s, place.root)} · {_beside(asked, place.root)}")
     yield "</dl>"
     yield place.table(ledgers.phases(answer, TABLE, f"{_title(s)}: memory by phase"))
 
@@ -241,6 +240,11 @@ def _links(s: Scenario, root: str) -> str:
     if s.task in RECIPES:
         pages[f"recipes/{RECIPES[s.task]}.html"] = f"{words.TASKS[s.task]} recipes"
     return " · ".join(f'<a href="{root}{escape(page)}">{escape(name)}</a>' for page, name in pages.items())
+
+
+def _beside(asked: Mapping[str, str], root: str) -> str:
+    """The link that sets the job beside others."""
+    return f'<a class="beside" href="{escape(addresses.compare(root, [urlencode(asked)]))}">Compare with other jobs</a>'
 
 
 def _command(found: Launch) -> Iterator[str]:

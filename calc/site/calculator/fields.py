@@ -23,8 +23,8 @@ CHOSEN, USUAL = "the calculator chooses", "the framework's default"
 WORDS: Mapping[str, Mapping[str, str]] = {
     "method": words.METHODS,
     "precision": words.PRECISIONS,
-    "sharding": words.SHARDINGS,
-    "attention": words.ATTENTION,
+    "sharding": dict(words.SHARDINGS.items()),
+    "attention": dict(words.ATTENTION.items()),
     "optimizer": {name: facts.label + (" in 8 bits" if facts.eight_bit else "") for name, facts in OPTIMIZERS.items()},
     "rollout.engine": {"vllm": "vLLM", "hf": "Transformers", "none": "nothing"},
     "placement": {"colocated": "all on the same GPUs", "separate": "GPUs apart"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from calc.answers import advice, answers, words
 from calc.answers.fits import by_memory, by_size
 from calc.scenario.scenario import SCHEMA
-from calc.site.calculator import browser_engine, calculator, fields
+from calc.site.calculator import calculator, fields, page
 from calc.site.calculator.calculator import Place
 from calc.site.views.advice.recipes import Recipe
 
@@ -28,23 +27,11 @@ ASKS = {"": "search for the best", "estimate": "take the framework's defaults"}
 def show(first: Recipe, place: Place) -> str:
     """The calculator's HTML, on one line, so that no Markdown rule can touch it."""
     shown = calculator.recommended(calculator.question(first.job, answers.catalog()), first.answer, place)
-    return (
-        f'<div id="calculator" class="calculator">{asked(place.root, HEADS)}{_form(first.job)}'
-        '<p class="offline">Without JavaScript the calculator has this one answer; the tables below have the rest.</p>'
-        f'<div class="answer">{shown.html}</div>{_file(shown.file)}'
-        f'<script type="application/json">{data(place.root, defaults=DEFAULTS, heads=HEADS)}</script>'
-        f"{scripts(place.root, 'calculator')}</div>"
+    inner = (
+        f'{_form(first.job)}<p class="offline">Without JavaScript the calculator has this one answer; the tables below '
+        f'have the rest.</p><div class="answer">{shown.html}</div>{_file(shown.file)}'
     )
-
-
-def asked(root: str, names: Iterable[str]) -> str:
-    """The script that hides an answer before it is painted if the address, by one of `names`, asks for another."""
-    return f'<script src="{root}assets/asked.js" data-names="{" ".join(names)}"></script>'
-
-
-def scripts(root: str, page: str) -> str:
-    """The script of a page that asks calc, behind the one that asks for all of them."""
-    return "".join(f'<script defer src="{root}assets/{name}.js"></script>' for name in ("calculator-engine", page))
+    return page.box("calculator", place.root, HEADS, inner, defaults=DEFAULTS, heads=HEADS)
 
 
 def _file(text: str) -> str:
@@ -57,17 +44,6 @@ def _file(text: str) -> str:
         '<p class="buttons"><button type="button" class="md-button copy-file">Copy</button> '
         '<button type="button" class="md-button estimate">Estimate it</button></p></details>'
     )
-
-
-def data(root: str, **more: Any) -> str:
-    """What a script needs to ask calc, as JSON that cannot close its tag."""
-    found = {
-        "root": root,
-        "engine": f"{root}assets/calculator/{browser_engine.version()}/",
-        "catalog": f"{root}data/catalog.json?v={answers.versions()['catalog']}",
-        **more,
-    }
-    return json.dumps(found).replace("<", "\\u003c")
 
 
 # ---- the form ------------------------------------------------------------------------------------------------------

@@ -59,8 +59,7 @@ def traffic(t: Throughput) -> float:
 
 def seconds_each(answer: Answer) -> float:
     """Seconds per sequence of a step, per pair if the task has pairs, or, for RL, per response of an iteration."""
-    s = answer.scenario
-    return of(answer).step_seconds / (s.rollout.batch * s.rollout.n if s.rollout else s.global_batch)
+    return of(answer).step_seconds / report.samples(answer.scenario)
 
 
 def hours(answer: Answer, items: int) -> float:
