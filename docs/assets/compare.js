@@ -14,7 +14,7 @@
       const { name } = document.activeElement;
       form().replaceWith(shown.querySelector("form"));
       if (name) form().elements[name]?.focus();
-      shown.querySelector(".here").textContent = location.href;
+      shown.querySelector(".here").href = location.href;
     },
   });
   let jobs, samples;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from html import escape
 from math import isfinite
@@ -14,7 +14,7 @@ from calc.recommend import Recommendation
 from calc.site.calculator import addresses, calculator
 from calc.site.calculator.addresses import PRICE
 from calc.site.calculator.calculator import Place, Shown
-from calc.site.views.jobs import ledgers, sides
+from calc.site.views.jobs import sides
 from calc.site.views.jobs.sides import Side
 
 LEAST, MOST = 1, 4  # jobs of one page; a reader who comes with one adds the next
@@ -72,7 +72,13 @@ def _side(one: str) -> Side:
     try:
         return ask(tuple(sorted(texts.items())))._replace(price=price)
     except InputError as error:
-        return Side(None, price=price, refused=str(error))
+        return Side(None, price=price, refused=str(error), name=_named(texts))
+
+
+def _named(texts: Mapping[str, str]) -> str:
+    """A job that cannot be asked, as its reader spelled it."""
+    said = [texts[name] for name in ("model", "task") if name in texts]
+    return ", ".join([" × ".join(texts[name] for name in ("gpus", "gpu") if name in texts) or "no GPU", *said])
 
 
 @lru_cache(maxsize=64)
@@ -83,22 +89,22 @@ def _asked(texts: tuple[tuple[str, str], ...]) -> Side:
     if not defaults:
         return side(calculator.searched(job, catalog)[1])
     answer = calculator.estimated(job, "estimate", catalog)
-    return Side(answer, calculator.rate(answer, catalog), ledgers.verdict_text(answer.estimate))
+    return Side(answer, calculator.rate(answer, catalog))
 
 
 def side(found: Recommendation) -> Side:
     """A recommendation as one side: the configuration to run, or the one that comes closest."""
     first = found.recommended or found.fails
     if first is None:
-        return Side(None, refused="; ".join(found.notes))
-    return Side(words.answered(first.judged), first.throughput, found.verdict)
+        return Side(None, refused="; ".join(found.notes), name="this job")
+    return Side(words.answered(first.judged), first.throughput)
 
 
 # ---- showing -------------------------------------------------------------------------------------------------------
 
 
 def _cited(asked: Sequence[str], samples: int, root: str) -> str:
-    """The versions of a comparison that the reader asked for, and its address, which is all that it takes."""
+    """The versions of a comparison, and its address, which is all that it takes."""
     v, here = answers.versions(), escape(addresses.compare(root, asked, samples))
     return (
         f'<p class="provenance"><span>catalog <code>{v["catalog"]}</code>, calc <code>{v["calc"]}</code></span>'

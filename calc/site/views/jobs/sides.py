@@ -6,7 +6,6 @@ The price is the reader's own: the catalog has none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import NamedTuple
 
 from calc.answers import answers, words
@@ -16,22 +15,28 @@ from calc.base.units import GB, GiB
 from calc.estimate import report
 from calc.scenario.scenario import Scenario
 from calc.site.tables import charts
-from calc.site.tables.tables import Cell, Column, Table, verdict_html
+from calc.site.tables.tables import Cell, Column, Table
 from calc.site.views.jobs import ledgers
 from calc.throughput import Throughput
 
+NONE = Cell(None, "—")
+PRICED = (
+    Column("price", "A GPU hour", "$", "number", 2, "As you say"),
+    Column("cost", "Cost", "$", "number", 0, "Hours, times GPUs, times your price"),
+)
+
 
 class Side(NamedTuple):
-    """A job with its answer, its speed if known, its verdict in words, and the reader's price in $ per GPU hour.
+    """A job with its answer, its speed if known, and the reader's price in $ per GPU hour.
 
-    A job that cannot be asked has no answer but `refused`, the reason in one line.
+    A job that cannot be asked has no answer but `refused`, the reason in one line, and the `name` that its reader gave.
     """
 
     answer: Answer | None
     rate: Throughput | None = None
-    verdict: str = ""
     price: float | None = None
     refused: str = ""
+    name: str = ""
 
 
 def hours(side: Side, samples: int) -> float | None:
@@ -54,7 +59,10 @@ def names(sides: Sequence[Side]) -> list[str]:
     said = [_parts(side.answer.scenario) if side.answer else [] for side in sides]
     known = [parts for parts in said if parts]
     differ = [n for n in range(1, len(known[0])) if len({parts[n] for parts in known}) > 1] if known else []
-    return [", ".join([parts[0], *(parts[n] for n in differ)]) if parts else "cannot run" for parts in said]
+    return [
+        ", ".join([parts[0], *(parts[n] for n in differ)]) if parts else side.name
+        for parts, side in zip(said, sides, strict=True)
+    ]
 
 
 def _parts(s: Scenario) -> list[str]:
@@ -72,17 +80,14 @@ def table(sides: Sequence[Side], samples: int, id: str, caption: str) -> Table:
     what = f"{kinds.pop()}s" if len(kinds) == 1 else "samples"
     columns = (
         Column("job", "Job"),
-        Column("verdict", "Verdict"),
-        Column("total", "Needs", "GiB", "number", 1, "Everything the process takes of the fullest GPU"),
-        Column("usable", "Usable", "GiB", "number", 1, "What the card lets a process use"),
+        Column("run", "Fullest GPU, and what to run", "GiB", "verdict", 1, "Everything the process takes of the GPU"),
         Column("bar", "Against the limit", kind="bar"),
+        Column("usable", "Usable", "GiB", "number", 1, "What the card lets a process use"),
         ledgers.TOKENS,
         Column("step", "One step", "s", "number", 1),
         Column("hours", f"{samples:,} {what}", "h", "number", 1, "At that speed, each of them once"),
-        *([Column("price", "A GPU hour", "$", "number", 2, "As you say")] if priced else []),
-        *([Column("cost", "What it costs", "$", "number", 0, "Hours, times GPUs, times your price")] if priced else []),
+        *(PRICED if priced else ()),
         Column("host", "Host memory", "GB", "number", 0, "Needed of a node"),
-        Column("settings", "Configuration"),
     )
     rows = [(Cell(name), *_cells(side, samples, full, priced)) for name, side in zip(names(sides), sides, strict=True)]
     return Table(
@@ -98,23 +103,23 @@ def table(sides: Sequence[Side], samples: int, id: str, caption: str) -> Table:
 
 
 def _cells(side: Side, samples: int, full: int, priced: bool) -> Iterator[Cell]:
-    none = Cell(None, "—")
-    prices = [Cell(side.price) if side.price is not None else none] if priced else []
-    if side.answer is None:
-        refusal = Cell(side.refused, style="settings")
-        yield from (Cell("cannot run", verdict_html("oom", "cannot run")), none, none, Cell(html=""), none, none, none)
-        yield from (*prices, *([none] if priced else []), none, refusal)
+    answer, rate = side.answer, side.rate
+    time, price = hours(side, samples), cost(side, samples)
+    prices = [_number(side.price), _number(price)] if priced else []
+    if answer is None:
+        yield Cell((None, None, side.refused))
+        yield from (Cell(html=""), NONE, NONE, NONE, NONE, *prices, NONE)
         return
-    answer, group, rate = side.answer, side.answer.group, side.rate
-    needs, time, price = answer.device_bytes, hours(side, samples), cost(side, samples)
-    yield Cell(side.verdict, verdict_html(answer.estimate.verdict, side.verdict), scenario=answer.given)
-    yield ledgers.held(of_phase(answer.peak), answer, "over" if needs > group.usable_bytes else "")
-    yield Cell(group.usable_bytes / GiB)
-    yield Cell(html=charts.bar(ledgers.by_component(answer.peak.moment.lines), full, group.usable_bytes))
-    yield Cell(rate.tokens_per_second) if rate else none
-    yield Cell(rate.step_seconds) if rate else none
-    yield none if time is None else Cell(time)
-    yield from (*prices, *([none if price is None else Cell(price)] if priced else []))
-    yield Cell(answer.estimate.host_peak / GB)
-    settings = ", ".join(words.settings(answer.scenario))
-    yield Cell(settings, escape(settings), style="settings")
+    needs, usable = of_phase(answer.peak), answer.group.usable_bytes
+    said = (answer.estimate.verdict, needs.bytes / GiB, ", ".join(words.settings(answer.scenario)))
+    yield Cell(said, exact=needs.bytes, scenario=answer.given, working=needs)
+    yield Cell(html=charts.bar(ledgers.by_component(answer.peak.moment.lines), full, usable))
+    yield Cell(usable / GiB)
+    yield _number(rate.tokens_per_second if rate else None)
+    yield _number(rate.step_seconds if rate else None)
+    yield _number(time)
+    yield from (*prices, Cell(answer.estimate.host_peak / GB))
+
+
+def _number(value: float | None) -> Cell:
+    return NONE if value is None else Cell(value)
