@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from calc.base.schema import InputError
+from calc.base.schema import InputError, show
 from calc.catalog.catalog import Catalog
 from calc.recommend import options
 from calc.resolve.parse import parse
@@ -25,6 +25,8 @@ Texts = Mapping[str, str]
 
 def read(texts: Texts) -> tuple[dict[str, Any], bool]:
     """The fields of an address as values, and True if those that it leaves open take the framework's defaults."""
+    if texts.get(ASK, "") not in ("", ESTIMATE):
+        raise InputError(f"{ASK}: given {show(texts[ASK])}, allowed: {ESTIMATE}")
     job = options.typed({name: text for name, text in texts.items() if name != ASK}, "recommend")
     return job, texts.get(ASK) == ESTIMATE
 
