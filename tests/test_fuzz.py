@@ -33,7 +33,7 @@ GOOD: dict[str, Any] = {
     "estimate": b"model: qwen3-0.6b\ntask: sft\ngpu: a40\n",
     "batch": b'{"model": "qwen3-0.6b", "task": "sft", "gpu": "a40"}',
     "recommend": ["--model", "qwen3-0.6b", "--task", "sft", "--gpu", "a40", "--gpus", "1"],
-    "address": {"model": "qwen3-0.6b", "task": "sft", "gpu": "a40", "gpus": 1},
+    "address": {"model": "qwen3-0.6b", "task": "sft", "gpu": "a40", "gpus": "1"},
     "pasted": b"model: qwen3-0.6b\ntask: sft\ngpu: a40\n",
 }
 

@@ -14,6 +14,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from fuzz import inputs
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from calc.__main__ import main
 from calc.add import add
 from calc.base.schema import InputError
 from calc.catalog.catalog import load
-from calc.site.calculator import calculator
+from calc.site.calculator import calculator, compare
 from calc.site.calculator.calculator import Place
 from calc.site.tables import tables
 from calc.site.text import sources
@@ -127,10 +128,11 @@ def catalog(changed: tuple[str, bytes]) -> bool:
     return True
 
 
-def address(asked: dict[str, Any]) -> bool:
-    """An address of the calculator."""
+def address(asked: dict[str, str]) -> bool:
+    """An address of the calculator, and the comparison of its job."""
     try:
-        shown = calculator.find(asked, load(), Place("", tables.to_html))
+        shown = calculator.asked(asked, load(), Place("", tables.to_html), print)
+        compare.compared([urlencode(asked)], "100", Place("", tables.to_html), print)
     except InputError as error:
         assert str(error).isprintable()
         return False

@@ -37,7 +37,8 @@ def asked(run: Callable[..., Run], *argv: str) -> dict[str, Any]:
 def test_json_holds_the_configurations_with_their_memory_and_time_and_a_command(run: Callable[..., Run]) -> None:
     answer = asked(run, *EIGHT)
     assert set(answer) == {
-        "recommended", "alternatives", "fails", "advice", "considered", "pruned", "command", "files", "notes",
+        "recommended", "alternatives", "fails", "passed", "advice", "considered", "pruned", "command", "files",
+        "notes",
     }  # fmt: skip
     assert set(answer["recommended"]) == CONFIGURATION
     for other in answer["alternatives"]:
@@ -140,6 +141,59 @@ def test_bad_input_is_one_line_that_names_the_option_or_field(
 ) -> None:
     line = run("recommend", *argv).refused()
     assert all(word in line for word in told), line
+
+
+ONE = (
+    "--model",
+    "llama-3.1-8b",
+    "--task",
+    "sft",
+    "--framework",
+    "trl",
+    "--gpu",
+    "rtx4090",
+    "--gpus",
+    "1",
+    "--seq-len",
+    "2048",
+)
+
+
+def test_adapters_that_nobody_asked_for_say_what_full_fine_tuning_lacks(run: Callable[..., Run]) -> None:
+    answer = asked(run, *ONE)
+    assert answer["recommended"]["scenario"]["method"] == "lora"
+    assert answer["passed"]["scenario"]["method"] == "full"
+    assert answer["passed"]["verdict"] != "fits" or answer["passed"]["shortfall_bytes"] > 0
+    text = run("recommend", *ONE).out
+    assert "method full comes first, and where it is closest lacks" in text
+    assert asked(run, *ONE, "--method", "lora")["passed"] is None
+    assert asked(run, *EIGHT)["passed"] is None
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ((*ONE, "--global-batch", "64"), "a step: 64 sequences, 131,072 tokens; each GPU takes 64 of them in"),
+        ((*ONE, "--global-batch", "6", "--micro-batch", "3"), "a step: 6 sequences, 12,288 tokens; each GPU takes 6 of "
+         "them in 2 forwards, micro batch 3"),
+    ],
+)  # fmt: skip
+def test_an_answer_says_what_a_step_holds_and_its_speed_over_the_whole_job(
+    run: Callable[..., Run], job: tuple[str, ...], said: str
+) -> None:
+    text = run("recommend", *job).out
+    assert said in text
+    assert "tokens a second over the whole job" in text
+
+
+def test_text_of_an_address_is_the_value_that_an_option_has() -> None:
+    values = {
+        "gpus": 8, "rollout.gpu_memory_utilization": 0.5, "roles.reference": {}, "versions.torch": "2.4",
+        "lora.targets": ["q_proj", "v_proj"], "rollout.sleep": True, "model": "llama-3-8b",
+    }  # fmt: skip
+    texts = options.spelled(values)
+    assert texts["rollout.sleep"] == "true" and texts["versions.torch"] == "2.4"
+    assert options.typed(texts, "p") == values
 
 
 def test_every_field_of_a_scenario_is_an_option() -> None:

@@ -32,6 +32,7 @@ ARGUMENTS = [
 WHOLE = os.environ.get("WHOLE_SITE")
 KINDS = [
     "index.html",
+    "compare.html",
     "hardware/index.html",
     "hardware/gpus/rtx4090.html",
     "models/index.html",

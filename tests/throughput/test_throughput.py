@@ -603,6 +603,8 @@ def test_an_engine_that_does_not_start_generates_nothing() -> None:
 
 def test_the_report_says_how_fast_and_why_not() -> None:
     shown = text(estimate(parse(ZERO3)), "A100")
-    assert re.search(r"^speed: one step of 64 sequences in [\d.]+ s, [\d,]+ tokens a second over the job", shown, re.M)
+    assert re.search(
+        r"^speed: one step of 64 sequences in [\d.]+ s, [\d,]+ tokens a second over the whole job", shown, re.M
+    )
     assert "most of it matrix work" in shown
     assert "speed: not estimated, precision" in text(estimate(parse({**SFT, "precision": "fp32"})), "A100")

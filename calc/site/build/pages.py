@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.parse import urlencode
 
-from calc.answers import answers, fits, topics
+from calc.answers import advice, answers, fits, topics
 from calc.catalog.catalog import GPU, Model
 from calc.site.build.exports import add, prune
+from calc.site.calculator import addresses
 from calc.site.macros import notices
 from calc.site.text.inline import coded, inline
 from calc.site.views.advice import advised
@@ -72,7 +74,8 @@ def gpu(card: GPU) -> str:
 
 {inline(advised.about(card)) if card.lacks_bf16 else f"[[ count_choice() ]]{NEXT}{what_to_run}"}
 
-Another model, another number of cards? [Ask the calculator](../../index.md?gpu={card.id}#calculator).
+Another model, another number of cards? [Ask the calculator](../../index.md?gpu={card.id}#calculator). Another card?
+[Compare them]({_beside(card)}).
 
 ## How many of them
 
@@ -96,6 +99,13 @@ with nothing offloaded.
 
 [[ nodes_table({name}) ]]
 """
+
+
+def _beside(card: GPU) -> str:
+    """The comparison of eight of these cards with eight of others on a usual job."""
+    job = {"model": "llama-3.1-8b", "task": "sft", **advice.JOBS["sft"], "gpus": "8"}
+    cards = dict.fromkeys((card.id, "h100-sxm", "a100-80-sxm"))
+    return addresses.compare("../../", [urlencode({**job, "gpu": name}) for name in cards]).replace(".html", ".md", 1)
 
 
 def model(found: Model) -> str:

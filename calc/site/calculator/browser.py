@@ -7,10 +7,13 @@ data.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+from calc.base.reading import parse_mapping
 from calc.base.schema import InputError
 from calc.catalog import catalog as files
 from calc.catalog.catalog import GPU, Catalog, Model, Node
@@ -39,22 +42,43 @@ def start(text: str) -> None:
 
 
 def answer(text: str, progress: Callable[[str], None]) -> str:
-    """The answer to `{"root": …, "job": {field: value}}` or, of a scenario file, `{"root": …, "file": text}`.
+    """The answer to a question: `{"line", "html", "file", "fields"}`, or `{"error"}`, calc's one line.
 
-    `{"line", "html", "file"}`, or `{"error"}`, calc's one line. Any other exception is a fault of calc, and the worker
-    says so.
+    A question has `root`, the relative path to the top of the site, and one of these: `job`, the fields of an address
+    as text; `file`, the text of a scenario, or of a Hugging Face config.json, which becomes the model of `job`; or
+    `compare`, the queries of addresses, with the number of `samples`. Any exception but an InputError is a fault of
+    calc, and the worker says so.
     """
     # imported here, because calc binds `load` at import
-    from calc.site.calculator import calculator
+    from calc.site.calculator import calculator, compare
     from calc.site.tables import tables
 
     asked = json.loads(text)
     place = calculator.Place(asked["root"], tables.to_html)
     try:
-        if "file" in asked:
-            shown = calculator.check(asked["file"], files.load(), place)
+        if "compare" in asked:
+            shown = compare.compared(asked["compare"], asked["samples"], place, progress)
+        elif "file" not in asked:
+            shown = calculator.asked(asked["job"], files.load(), place, progress)
+        elif own := _own_model(asked["file"]):
+            job = {**asked["job"], "model": own}
+            shown = calculator.asked(job, files.load(), place, progress)._replace(fields=job)
         else:
-            shown = calculator.find(asked["job"], files.load(), place, progress)
+            shown = calculator.check(asked["file"], files.load(), place)
     except InputError as error:
         return json.dumps({"error": str(error)})
     return json.dumps(shown._asdict())
+
+
+def _own_model(text: str) -> str | None:
+    """The path of a Hugging Face config.json, now a file of this browser's; None if the text is something else."""
+    try:
+        config = parse_mapping(text, "config.json")
+    except InputError:
+        return None
+    if "model_type" not in config or "task" in config:
+        return None
+    name = str(config.get("_name_or_path") or config["model_type"]).rpartition("/")[2]
+    path = Path((re.sub(r"[^\w.-]", "", name) or "model") + ".json")
+    path.write_text(text, "utf-8")
+    return path.name

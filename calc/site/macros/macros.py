@@ -28,7 +28,7 @@ from calc.models.lora import lora_parameters
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.trades import SENSIBLE
 from calc.scenario.scenario import ScenarioError
-from calc.site.calculator import picker
+from calc.site.calculator import comparison, picker
 from calc.site.calculator.calculator import Place
 from calc.site.formats import cite, published
 from calc.site.i18n import languages
@@ -280,6 +280,11 @@ class Macros(Effects, Lookups):
     def calculator(self, job: str) -> str:
         """The calculator, with the answer to its first job."""
         return self._worded(picker.show(self._recipe(job), Place(self._root, self._place)))
+
+    def comparison(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """Jobs side by side, and the form to compare others."""
+        found = [self._recipe(job) for job in jobs]
+        return comparison.show(found, id, caption, Place(self._root, self._place))
 
     # --- how fast it runs
 

@@ -13,11 +13,12 @@ from calc.catalog.catalog import GPU, Model
 from calc.estimate.verdict import FITS
 from calc.site.tables import tables
 from calc.site.tables.tables import Cell, Column, Table
+from calc.site.views.jobs import ledgers
 
 TITLES = {"sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO"}
 ANSWER = (
     Column("fits", "Fullest GPU", "GiB", "verdict", 1),
-    Column("tokens", "Tokens a second", "", "number"),
+    ledgers.TOKENS,
     Column("run", "What to run: open it for the command"),
 )
 
@@ -49,7 +50,7 @@ def _settings(task: str) -> str:
         f"{words.FRAMEWORKS[job['framework']]}, newest known version, {lengths}. The simplest configuration that fits "
         f"with a probability of {100 * FITS:.0f} % and is as fast as any: full fine-tuning where that fits at all, if "
         "need be with AdamW in 8 bits or offloaded to host memory, else LoRA, else QLoRA; a tight one where nothing is "
-        "safer. Tokens a second are estimated, of all GPUs together."
+        "safer. Tokens a second are estimated, over the whole job."
     )
 
 

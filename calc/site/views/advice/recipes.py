@@ -115,7 +115,7 @@ COLUMNS = (
         behind=True,
     ),
     Column("step", "One step", "s", "number", 1, "Of the global batch, every sequence at full length"),
-    Column("tokens", "Speed", "tokens/s", "number", 0, "Over the whole job"),
+    ledgers.TOKENS,
     Column("bound", "Bound by", behind=True),
 )
 LAST = (

@@ -20,6 +20,9 @@ from calc.site.tables import charts, drawn
 from calc.site.tables.charts import Bar
 from calc.site.tables.tables import Cell, Column, Table, verdict_html
 
+# The one unit of speed, in every table as in every answer (report.tokens).
+TOKENS = Column("tokens", "Tokens a second", "", "number", 0, "Over the whole job")
+
 
 def in_gib(n_bytes: int, answer: Answer | None = None, style: str = "") -> Cell:
     """A number of GiB with the bytes behind it."""
