@@ -94,9 +94,9 @@ def _within(own: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def cards_of_size(total: int, catalog: Catalog) -> list[GPU]:
-    """The cards of which a process gets `total` bytes, the nearest first."""
-    near = [(abs(gpu.usable_bytes - total) / total, gpu.id) for gpu in catalog.gpus.values() if total]
-    return [catalog.gpus[id] for apart, id in sorted(near) if apart <= TOLERANCE]
+    """The cards of which a process gets `total` bytes, those with PCIe alone last."""
+    near = [gpu for gpu in catalog.gpus.values() if total and abs(gpu.usable_bytes - total) <= TOLERANCE * total]
+    return sorted(near, key=lambda gpu: ("pcie" in gpu.id, abs(gpu.usable_bytes - total)))
 
 
 def cards_named(text: str, catalog: Catalog) -> list[GPU]:

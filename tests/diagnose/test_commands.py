@@ -53,7 +53,8 @@ def test_every_command_is_read_back_into_its_scenario(framework: str) -> None:
             if place in ("roles.reference", "roles.reward"):
                 assert s.has(place.removeprefix("roles.")) == (value != "none"), place
                 continue
-            grid.same({place: value}, s)
+            if not one_switch(s, place):
+                grid.same({place: value}, s)
         count += 1
     assert count > 60
 
