@@ -95,7 +95,7 @@ def _recommend(fields: dict[str, Any], path: str | None, as_json: bool) -> Itera
 
 
 def _diagnose(path: str, fields: dict[str, Any], as_json: bool) -> Iterator[str]:
-    """What a pasted command, error, log or scenario died of, and what to change; options give what the text leaves open."""
+    """What a job died of, and what to change; options give what the pasted text leaves open."""
     raw, where = read_input(path)
     catalog = load()
     more = given(fields, where="diagnose", needed=())

@@ -25,8 +25,9 @@ NEAR, SPARE = 0.1, 0.05
 # What a line's component is called in a sentence.
 WORDS: Mapping[str, str] = {
     "weights": "the weights", "master_weights": "the fp32 master weights", "gradients": "the gradients",
-    "optimizer_states": "the optimizer's states", "activations": "the activations", "checkpoints": "the checkpointed layer inputs",
-    "kv_cache": "vLLM's KV cache", "communication": "the buffers for communication", "temporary": "temporary tensors",
+    "optimizer_states": "the optimizer's states", "activations": "the activations",
+    "checkpoints": "the checkpointed layer inputs",
+    "kv_cache": "the KV cache", "communication": "the buffers for communication", "temporary": "temporary tensors",
     "adapter": "the adapters", "context": "the CUDA context", "fragmentation": "what the allocator holds back",
 }  # fmt: skip
 
@@ -183,8 +184,8 @@ def _phases(reading: Reading, e: Estimate) -> Iterator[str]:
         yield f"phase: the traceback died in {told}; by the estimate {first} fails first, and {told} would, too"
     else:
         yield (
-            f"phase: the traceback died in {told}, the estimate in {first}: a setting differs from what was assumed, or "
-            f"data was shorter than its cap until then"
+            f"phase: the traceback died in {told}, the estimate in {first}: a setting differs from what was assumed, "
+            "or data was shorter than its cap until then"
         )
 
 
@@ -201,12 +202,13 @@ def _figures(stated: Mapping[str, int], group: Group, at: Phase) -> Iterator[str
         told = "agrees" if close else "the job needs more than that later on" if ours > wanted else "it holds more"
         reason = "" if close or ours > wanted else ": longer data, another setting, or memory that is not given back"
         yield (
-            f"allocated: {gib(allocated)} and {gib(tried)} asked for, the estimate's {at.name} {gib(ours)}: {told}{reason}"
+            f"allocated: {gib(allocated)} and {gib(tried)} asked for, the estimate's {at.name} {gib(ours)}: "
+            f"{told}{reason}"
         )
     spare = stated.get("unallocated_bytes", 0)
     if spare > max(SPARE * card, tried):
         yield (
-            f"fragmentation: {gib(spare)} are reserved but unallocated, more than the {gib(tried)} that were asked for: "
+            f"fragmentation: {gib(spare)} are reserved but unallocated, more than the {gib(tried)} asked for: "
             "expandable_segments:True makes them usable"
         )
     if others := stated.get("others_bytes", 0):

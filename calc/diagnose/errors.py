@@ -87,7 +87,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "cuda-error",
-        r"(?:CUDA|HIP) error: out of memory|CUDA Error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|(?:CUDA|HIP) out of memory",
+        r"(?:CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|(?:CUDA|HIP) out of memory",
         "gpu",
         None,
         "The driver found the card full; another process may hold it.",
@@ -95,7 +95,9 @@ ROWS: tuple[Row, ...] = (
     Row("out-of-memory", r"torch\.(?:cuda\.)?OutOfMemoryError|^out of memory", "gpu", None, "The card is full."),
     Row(
         "killed",
-        r"exit ?code:? -9|exitcode ?: -9|return code = -9|SIGKILL|^Killed\b|code 137|signal 9|oom-kill|Out of memory: Killed",
+        # DeepSpeed's launcher calls its handler sigkill_handler, whatever the reason
+        r"exit ?code:? -9|exitcode ?: -9|return code = -9|(?-i:SIGKILL)|^Killed\b|code 137|signal 9|oom-kill|"
+        r"Out of memory: Killed",
         "host",
         None,
         "The kernel killed the process, as it does when host memory runs out.",

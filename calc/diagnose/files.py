@@ -23,8 +23,8 @@ def mappings(lines: list[Line]) -> Iterator[dict[str, Any]]:
         yield found
         rest = [line for n, line in enumerate(rest) if not start <= n <= end] if len(rest) == len(lines) else rest
     for block in _blocks(rest):
-        if found := _read(block):
-            yield found
+        if read := _read(block):
+            yield read
 
 
 def _json(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:

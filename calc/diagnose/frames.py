@@ -71,13 +71,14 @@ ROWS: tuple[Row, ...] = (
     ),
     # ---- saving
     Row(
-        r"\bin (?:save_pretrained|save_checkpoint|_save_checkpoint|save_model|_save|save_hf_model)\b|\.save_pretrained\(",
+        r"\bin (?:save_pretrained|_?save_checkpoint|save_model|_save|save_hf_model)\b|\.save_pretrained\(",
         "save",
         WHOLE,
         "transformers trainer.py; openrlhf utils/deepspeed.py; verl checkpoint_manager",
     ),
     Row(
-        r"save_model_and_optimizer_sharded|_consolidated_16bit_state_dict|_full_post_state_dict_hook|from state_dict\(\) call",
+        r"save_model_and_optimizer_sharded|_consolidated_16bit_state_dict|_full_post_state_dict_hook|"
+        r"from state_dict\(\) call",
         "save",
         WHOLE,
         "deepspeed runtime/engine.py; torch fsdp/_state_dict_utils.py",
@@ -123,7 +124,8 @@ ROWS: tuple[Row, ...] = (
     ),
     # ---- the optimizer's step
     Row(
-        r"optimizer\.step\(|\bin (?:_take_model_step|_optimizer_step|_init_group|adamw?|_multi_tensor_adamw?|_single_tensor_adamw?|_fused_adamw?)\b",
+        r"optimizer\.step\(|\bin (?:_take_model_step|_optimizer_step|_init_group|adamw?|_(?:multi_tensor|single_tensor|"
+        r"fused)_adamw?)\b",
         "step",
         INNER,
         "torch optim/adamw.py; deepspeed runtime/engine.py; transformers trainer.py",
@@ -163,7 +165,7 @@ ROWS: tuple[Row, ...] = (
 )
 
 _COMPILED = tuple((re.compile(row.pattern), row) for row in ROWS)
-_TOTALS = re.compile(r"out of memory|OutOfMemoryError:|No available memory|SIGKILL", re.IGNORECASE)
+_TOTALS = re.compile(r"out of memory|OutOfMemoryError:|No available memory|(?-i:SIGKILL)", re.IGNORECASE)
 
 
 class Told(NamedTuple):

@@ -16,12 +16,15 @@ from calc.scenario.words import RL
 NEEDED = ("model", "gpu", "task")
 # The fields whose defaults decide most of the memory, and so are named where the text does not say them.
 SHOWN = (
-    "framework", "gpus", "method", "precision", "optimizer", "sharding", "offload.optimizer", "checkpointing", "attention",
-    "loss", "packing", "micro_batch", "global_batch", "seq_len", "prompt_len", "response_len", "rollout.engine",
-    "rollout.tensor_parallel", "rollout.gpu_memory_utilization", "rollout.n", "rollout.sleep", "placement",
+    "framework", "gpus", "method", "precision", "optimizer", "sharding", "offload.optimizer", "checkpointing",
+    "attention", "loss", "packing", "micro_batch", "global_batch", "seq_len", "prompt_len", "response_len",
+    "rollout.engine", "rollout.tensor_parallel", "rollout.gpu_memory_utilization", "rollout.n", "rollout.sleep",
+    "placement",
 )  # fmt: skip
 # The value that is tried where one field makes a job impossible, before the field is left open.
 INSTEAD: Mapping[str, Any] = {"sharding": "ddp", "rollout.tensor_parallel": 1, "attention": "sdpa"}
+# Fields that give way where they contradict one that says more about the job.
+SOFT = ("precision", "grad_dtype", "global_batch", "gpus_per_node", "packing", "optimizer_impl", "rollout.sleep")
 _ROUNDS = 12
 
 
@@ -50,7 +53,7 @@ def job(reading: Reading, more: Mapping[str, Any], catalog: Catalog) -> Job | No
             scenario = parse(given, where="job", catalog=catalog)
         except ScenarioError as error:
             reason = str(error).removeprefix("job: ")
-            place = _place(reason, given)
+            place = next((name for name in SOFT if name in given and f" with {name} " in reason), _place(reason, given))
             if place in INSTEAD and place not in tried and given.get(place) != INSTEAD[place]:
                 tried.add(place)
                 given[place] = INSTEAD[place]

@@ -143,6 +143,10 @@ def _settings(found: Reading, text: str, lines: list[pasted.Line], catalog: Cata
     said, ignored = _fields(own, kind, project)
     accumulation = said.pop("accumulation", None)
     found.fields = said
+    for name, value in trainer.HABITS.get(project, {}).items():
+        adapts = said.get("method") in ("lora", "qlora")
+        if name not in said and (adapts or not name.startswith("lora.")):
+            _assume(found, name, value, f"{project}'s default")
     found.variables = dict(own.variables)
     found.unread = own.left(ignored)
     _batch(found, accumulation)
@@ -198,13 +202,11 @@ def _scenario(found: Reading, data: Mapping[str, Any], catalog: Catalog) -> None
             found.fields = given(loose, where="pasted", catalog=catalog, needed=())
             break
         except InputError as error:
-            found.notes.append(str(error).removeprefix("pasted: "))
-            place = (
-                str(error).removeprefix("pasted: ").partition(":")[0].split("'")[-2 if "'" in str(error)[:40] else 0]
-            )
-            known.pop(
-                next((name for name in known if place.startswith(str(name)) or str(name) == place), next(iter(known)))
-            )
+            reason = str(error).removeprefix("pasted: ")
+            found.notes.append(reason)
+            match = re.match(r"(?:unknown field )?'?(\w+)", reason)
+            fault = match[1] if match else ""
+            known.pop(next((name for name in known if str(name).partition(".")[0] == fault), next(iter(known))))
     for name in ("model", "gpu"):
         if isinstance(data.get(name), str):
             found.fields[name] = data[name]
@@ -227,7 +229,7 @@ def _framework(found: Reading, text: str) -> None:
         task = next((task for pattern, task in TASKS if re.search(pattern, shown, re.IGNORECASE)), None)
         if task:
             _assume(found, "task", task, "the text names it")
-        elif found.flags or found.told:
+        else:
             _assume(found, "task", "sft", "nothing says what is trained")
 
 

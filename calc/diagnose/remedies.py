@@ -22,19 +22,20 @@ from calc.recommend.space import SHARES
 from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import SHARDED, SHARDINGS
+from calc.scenario.words import SHARDED, SHARDINGS, Sharding
 from calc.throughput import Unrated
 
 Learns = Literal["nothing", "numerics", "what is learned"]
 ORDER: tuple[Learns, ...] = ("nothing", "numerics", "what is learned")
 SHOWN = 12  # remedies of an answer
 PAIRED = 7  # single changes that are tried together with each other
+SHORTER = 3  # times that sequences are halved
 HELPS = 0.01  # of the peak: less is no help
 KEPT = ("global_batch", "rollout.batch", "rollout.n")  # fields that define what a step learns from
 # What defines a job for a search over everything else.
 DEFINING = (
-    "model", "task", "gpu", "gpus", "gpus_per_node", "host_memory", "seq_len", "prompt_len", "response_len", "expected_len",
-    "packing", "global_batch", "rollout.batch", "rollout.n", "trainer",
+    "model", "task", "gpu", "gpus", "gpus_per_node", "host_memory", "seq_len", "prompt_len", "response_len",
+    "expected_len", "packing", "global_batch", "rollout.batch", "rollout.n", "trainer",
 )  # fmt: skip
 
 
@@ -137,7 +138,8 @@ def _spread(s: Scenario) -> Iterator[Change]:
     own = [name for name in SHARDINGS if SHARDED[name].family == family and SHARDED[name].stage > stage]
     if family == "fsdp":
         own = []
-    others = [name for name in ("zero2", "zero3", "fsdp1", "fsdp2") if family in ("none", "ddp") and name not in own]
+    spreading: tuple[Sharding, ...] = ("zero2", "zero3", "fsdp1", "fsdp2")
+    others = [name for name in spreading if family in ("none", "ddp") and name not in own]
     for name in (*own, *others):
         words = {"zero": "ZeRO stage", "fsdp": "FSDP", "ddp": "DDP"}[SHARDED[name].family]  # type: ignore[index]
         title = f"{words} {SHARDED[name].stage}" if SHARDED[name].stage else words
@@ -198,10 +200,10 @@ def _learning(s: Scenario) -> Iterator[Change]:
     if s.method != "qlora":
         yield Change("QLoRA", ({"method": "qlora"},), "what is learned", "adapters beside 4-bit weights")
     if s.rollout:
-        shorter = tuple({"response_len": n} for n in _halves(s.response_len) if n >= 128)
+        shorter = tuple({"response_len": n} for n in _halves(s.response_len)[:SHORTER])
         yield Change("shorter responses", shorter, "what is learned", "longer ones are cut")
     else:
-        shorter = tuple({"seq_len": n} for n in _halves(s.seq_len) if n >= 128)
+        shorter = tuple({"seq_len": n} for n in _halves(s.seq_len)[:SHORTER])
         yield Change("shorter sequences", shorter, "what is learned", "longer ones are cut")
 
 
@@ -285,6 +287,12 @@ def _step(e: Estimate, catalog: Catalog) -> float | None:
         return None
 
 
+def overshoot(e: Estimate, *, host: bool) -> float:
+    """The share of what there is that a job needs where it needs most of it: of a card, or, for `host`, of a node."""
+    shares = [g.peak.moment.device_bytes / g.usable_bytes for g in e.groups]
+    return max([*shares, e.host_peak / e.host_memory.bytes] if host or e.on_host else shares)
+
+
 def rank(remedy: Remedy) -> tuple[Any, ...]:
     """The key that orders remedies."""
     verdict = ("fits", "tight", "oom").index(remedy.estimate.verdict)
@@ -294,24 +302,28 @@ def rank(remedy: Remedy) -> tuple[Any, ...]:
 def remedies(tried: Tried, *, host: bool, phase: str | None) -> list[Remedy]:
     """The remedies of a job, the best first; of a job that fits those that free most in the `phase` where it died."""
     s = tried.job.scenario
-    asked = list(_host(s) if host else changes(s))
+    short = host or tried.before.on_host
+    asked = [*_host(s), *[each for each in changes(s) if "offload" not in each.name]] if short else list(changes(s))
     singles = [remedy for change in asked for remedy in tried.single(change)]
-    if tried.before.verdict == "fits" and not host:
+    if tried.before.verdict == "fits" and not short:
         return _freeing(tried.before, singles, phase)
-    useful = [each for each in singles if each.fits or _helps(tried.before, each, host=host)]
+    most = overshoot(tried.before, host=short) * (1 - HELPS)
+    useful = [each for each in singles if each.fits or overshoot(each.estimate, host=short) < most]
+    if short and tried.before.verdict == "fits":  # the node's memory is only assumed
+        useful = [each for each in singles if each.estimate.host_peak < tried.before.host_peak * (1 - HELPS)]
     found = list(useful)
-    if not any(each.fits and each.learns != ORDER[-1] and not each.machine for each in useful):
-        found += _pairs(tried, asked, useful)
+    if not _done(useful):
+        found += _pairs(tried, asked, useful, host=short)
+    if not _done(found):
+        found += _stacked(tried, asked, singles, host=short)
     if not any(each.fits for each in found):
         found += _searched(tried)
     return sorted(found, key=rank)[:SHOWN]
 
 
-def _helps(before: Estimate, remedy: Remedy, *, host: bool) -> bool:
-    """True if a change lowers the peak that is too high."""
-    if host:
-        return remedy.estimate.host_peak < before.host_peak * (1 - HELPS)
-    return remedy.peak < deciding(before).peak.moment.device_bytes * (1 - HELPS)
+def _done(found: Sequence[Remedy]) -> bool:
+    """True if something fits on the same machine that leaves what is learned as it is."""
+    return any(each.fits and each.learns != ORDER[-1] and not each.machine for each in found)
 
 
 def _freeing(before: Estimate, singles: list[Remedy], phase: str | None) -> list[Remedy]:
@@ -329,10 +341,13 @@ def _in_phase(e: Estimate, phase: str | None) -> int:
     return max(sizes, default=deciding(e).peak.moment.device_bytes)
 
 
-def _pairs(tried: Tried, asked: Sequence[Change], useful: Sequence[Remedy]) -> Iterator[Remedy]:
+def _pairs(tried: Tried, asked: Sequence[Change], useful: Sequence[Remedy], *, host: bool) -> Iterator[Remedy]:
     """Pairs of the changes that help most, those that keep what is learned before the others."""
     by_name = {change.name: change for change in asked}
-    best = sorted((each for each in useful if not each.machine), key=lambda each: (ORDER.index(each.learns), each.peak))
+    best = sorted(
+        (each for each in useful if not each.machine),
+        key=lambda each: (ORDER.index(each.learns), overshoot(each.estimate, host=host)),
+    )
     kept = [each for each in best if each.learns != ORDER[-1]][:PAIRED]
     others = [each for each in best if each.learns == ORDER[-1]][:2]
     for group in ((kept, kept), (kept, others)):
@@ -350,6 +365,39 @@ def _pairs(tried: Tried, asked: Sequence[Change], useful: Sequence[Remedy]) -> I
             return
 
 
+def _stacked(tried: Tried, asked: Sequence[Change], singles: Sequence[Remedy], *, host: bool) -> Iterator[Remedy]:
+    """As many changes as it takes, the one that helps most first; in the end those that are not needed are left out."""
+    by_name = {change.name: change for change in asked}
+    open_ = [each for each in singles if each.learns != ORDER[-1] and not each.machine]
+    held: list[Remedy] = []
+    best: Remedy | None = None
+
+    def together(each: Sequence[Remedy]) -> Remedy | None:
+        values: dict[str, Any] = {}
+        for one in each:
+            values |= one.changes
+        return tried.remedy([by_name[one.names[0]] for one in each], values)
+
+    while open_ and not (best and best.fits):
+        found = [(made, each) for each in open_ if (made := together([*held, each]))]
+        if not found:
+            return
+        made, each = min(found, key=lambda pair: (not pair[0].fits, overshoot(pair[0].estimate, host=host)))
+        if best and not made.fits and overshoot(made.estimate, host=host) >= overshoot(best.estimate, host=host):
+            return
+        best = made
+        held.append(each)
+        open_ = [other for other in open_ if not set(other.changes) & set(each.changes)]
+    if best is None or not best.fits:
+        return
+    for each in list(held):
+        less = [other for other in held if other is not each]
+        made_less = together(less) if less else None
+        if made_less and made_less.fits:
+            held, best = less, made_less
+    yield best
+
+
 def _searched(tried: Tried) -> Iterator[Remedy]:
     """What a search over every setting finds, first as the job is trained, then with any method."""
     given, s = tried.job.given, tried.job.scenario
@@ -359,11 +407,12 @@ def _searched(tried: Tried) -> Iterator[Remedy]:
     roles = {place: value for place, value in given.items() if place.startswith("roles.") and place.endswith(".model")}
     roles |= {place: value for place, value in given.items() if place.startswith("roles.") and place.count(".") == 1}
     loose = {place: value for place, value in kept.items() if place not in ("global_batch", "rollout.batch")}
-    for fields, learns in (
+    searches: tuple[tuple[dict[str, Any], Learns], ...] = (
         ({**kept, **roles, "method": s.method}, "nothing"),
         ({**loose, **roles, "method": s.method}, "nothing"),
         ({**loose, **roles}, "what is learned"),
-    ):
+    )
+    for fields, learns in searches:
         for gpus in (s.gpus, s.gpus * 2, s.gpus * 4):
             asked = {**fields, "framework": name, "gpus": gpus}
             if gpus != s.gpus:
@@ -381,7 +430,7 @@ def _searched(tried: Tried) -> Iterator[Remedy]:
                 costs = "several settings at once, found by a search over all of them"
                 yield Remedy(
                     ("the configuration that recommend finds",), differs, learns, costs, gpus > s.gpus, e, time, own
-                )  # type: ignore[arg-type]
+                )
                 return
 
 

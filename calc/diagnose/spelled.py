@@ -32,8 +32,9 @@ PROJECTS: Mapping[str, Mapping[str, str]] = {
         "checkpointing": "gradient_checkpointing: true", "accumulation": "gradient_accumulation_steps: {}",
     },
     trainer.SWIFT: {
-        "micro_batch": "--per_device_train_batch_size {}", "seq_len": "--max_length {}", "attention": "--attn_impl flash_attn",
-        "method": "--train_type lora", "qlora": "--quant_bits 4", "loss": "--use_liger_kernel true", "optimizer": "--optim {}",
+        "micro_batch": "--per_device_train_batch_size {}", "seq_len": "--max_length {}",
+        "attention": "--attn_impl flash_attn", "method": "--train_type lora", "qlora": "--quant_bits 4",
+        "loss": "--use_liger_kernel true", "optimizer": "--optim {}",
         "checkpointing": "--gradient_checkpointing true", "accumulation": "--gradient_accumulation_steps {}",
     },
     "": {

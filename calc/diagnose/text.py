@@ -50,7 +50,7 @@ def _lines(d: Diagnosis, catalog: Catalog) -> Iterator[str]:
     if not d.remedies:
         yield "no change that was tried helps"
         return
-    yield "remedies"
+    yield "what frees memory there" if d.estimate.verdict == "fits" and not d.host else "remedies"
     peak = d.estimate.host_peak if d.host else deciding(d.estimate).peak.moment.device_bytes
     for n, remedy in enumerate(d.remedies, 1):
         yield from _remedy(n, remedy, peak, d, catalog)
@@ -70,11 +70,9 @@ def time_words(factor: float) -> str:
     """The time of a step against the job's, in words."""
     if 0.995 <= factor <= 1.005:
         return "as long"
-    return (
-        f"{100 * abs(factor - 1):.0f} % {'longer' if factor > 1 else 'less'}"
-        if factor < 3
-        else f"{factor:.1f} times as long"
-    )
+    if not 0.2 < factor < 3:
+        return f"{factor:.2g} times as long"
+    return f"{100 * abs(factor - 1):.0f} % {'longer' if factor > 1 else 'less'}"
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------------

@@ -31,9 +31,15 @@ PROGRAMS: tuple[tuple[str, str], ...] = (
     (r"\btrl grpo\b|\bgrpo(?:_\w+)?\.py|_grpo\.py", "grpo"),
     (r"\brun_clm\w*\.py|\bpretrain", "pretrain"),
 )
+LLAMAFACTORY, AXOLOTL, SWIFT = "LLaMA-Factory", "Axolotl", "ms-swift"
+# What a project sets unless it is told otherwise: LLaMA-Factory's hparams/model_args.py and finetuning_args.py,
+# ms-swift's arguments/tuner_args.py and train_args.py.
+HABITS: Mapping[str, Mapping[str, Any]] = {
+    LLAMAFACTORY: {"checkpointing": "full", "lora.rank": 8, "lora.targets": "all-linear", "lora.dropout": 0},
+    SWIFT: {"checkpointing": "full", "lora.rank": 8, "lora.targets": "all-linear", "lora.dropout": 0.05},
+}
 STAGES = {"sft": "sft", "pt": "pretrain", "rm": "rm", "dpo": "dpo", "reward": "rm"}
 TRL = re.compile(r"\btrl\b|(?:^|/|\s)(?:sft|dpo|grpo|reward_modeling|orpo|kto)\w*\.py|trl/")
-LLAMAFACTORY, AXOLOTL, SWIFT = "LLaMA-Factory", "Axolotl", "ms-swift"
 IGNORED = re.compile(
     r"learning_rate|^lr|warmup|output|save|logging|eval|report_to|wandb|dataset|data_|template|max_samples|epoch|seed|"
     r"scheduler|overwrite|num_proc|preprocess|ddp_timeout|plot|do_train|do_eval|run_name|push_to|hub|weight_decay|adam_|"
@@ -266,7 +272,7 @@ def _grpo(flags: Flags) -> dict[str, Any]:
     uses = flags.text("use_vllm")
     beta = flags.number("beta")
     mode = flags.text("vllm_mode")
-    found = {
+    found: dict[str, Any] = {
         "prompt_len": flags.integer("max_prompt_length"),
         "response_len": flags.integer("max_completion_length"),
         "rollout.n": n,
