@@ -87,12 +87,18 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "cuda-error",
-        r"(?:CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|(?:CUDA|HIP) out of memory",
+        r"(?:CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
         "gpu",
         None,
         "The driver found the card full; another process may hold it.",
     ),
-    Row("out-of-memory", r"torch\.(?:cuda\.)?OutOfMemoryError|^out of memory", "gpu", None, "The card is full."),
+    Row(
+        "out-of-memory",
+        r"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory|^out of memory",
+        "gpu",
+        None,
+        "The card is full.",
+    ),
     Row(
         "killed",
         # DeepSpeed's launcher calls its handler sigkill_handler, whatever the reason

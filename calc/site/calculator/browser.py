@@ -39,19 +39,24 @@ def start(text: str) -> None:
 
 
 def answer(text: str, progress: Callable[[str], None]) -> str:
-    """The answer to `{"root": …, "job": {field: value}}` or, of a scenario file, `{"root": …, "file": text}`.
+    """The answer to `{"root": …, "job": {field: value}}`, of a scenario file to `{"root": …, "file": text}`, and of a
+    job that died to `{"root": …, "diagnose": text, "fields": {field: text}}`.
 
     `{"line", "html", "file"}`, or `{"error"}`, calc's one line. Any other exception is a fault of calc, and the worker
     says so.
     """
     # imported here, because calc binds `load` at import
-    from calc.site.calculator import calculator
+    from calc.recommend import options
+    from calc.site.calculator import calculator, diagnosed
     from calc.site.tables import tables
 
     asked = json.loads(text)
     place = calculator.Place(asked["root"], tables.to_html)
     try:
-        if "file" in asked:
+        if "diagnose" in asked:
+            given = options.read([f"--{name}={value}" for name, value in asked["fields"].items()], "fields")
+            shown = diagnosed.find(asked["diagnose"], given, files.load(), place)
+        elif "file" in asked:
             shown = calculator.check(asked["file"], files.load(), place)
         else:
             shown = calculator.find(asked["job"], files.load(), place, progress)

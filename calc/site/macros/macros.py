@@ -28,7 +28,7 @@ from calc.models.lora import lora_parameters
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.trades import SENSIBLE
 from calc.scenario.scenario import ScenarioError
-from calc.site.calculator import picker
+from calc.site.calculator import pasting, picker
 from calc.site.calculator.calculator import Place
 from calc.site.formats import published
 from calc.site.i18n import languages
@@ -250,6 +250,10 @@ class Macros(Effects, Lookups):
     def calculator(self, job: str) -> str:
         """The calculator, with the answer to its first job."""
         return self._worded(picker.show(self._recipe(job), Place(self._root, self._place)))
+
+    def diagnosis(self, job: str) -> str:
+        """The door for a job that died, with a job's command and log as the worked example."""
+        return self._worded(pasting.show(self._ask(job), Place(self._root, self._place)))
 
     # --- how fast it runs
 
