@@ -98,8 +98,7 @@ def _diagnose(path: str, fields: dict[str, Any], as_json: bool) -> Iterator[str]
     """What a job died of, and what to change; options give what the pasted text leaves open."""
     raw, where = read_input(path)
     catalog = load()
-    more = given(fields, where="diagnose", needed=())
-    answer = diagnose(raw.decode("utf-8", "replace"), more, catalog, where=where)
+    answer = diagnose(raw.decode("utf-8", "replace"), fields, catalog, where=where)
     if as_json:
         yield json.dumps(diagnosed.as_dict(answer, catalog), indent=2) + "\n"
     else:

@@ -17,6 +17,7 @@ from calc.diagnose.remedies import Remedy, Tried, remedies
 from calc.estimate.estimate import estimate
 from calc.estimate.report import deciding
 from calc.estimate.result import Estimate, Group
+from calc.resolve.parse import given
 from calc.scenario.scenario import Scenario
 
 LARGEST = 4  # lines of the moment that are named
@@ -60,9 +61,10 @@ def diagnose(
 ) -> Diagnosis:
     """The diagnosis of a pasted text; `more` gives fields that it does not say, by dotted key.
 
-    Raises InputError, one line, if nothing in the text is recognised.
+    Raises InputError, one line, if nothing in the text is recognised, or a field of `more` cannot be used.
     """
-    catalog, more = catalog or load(), dict(more or {})
+    catalog = catalog or load()
+    more = given(more or {}, where="fields", catalog=catalog, needed=())
     reading = readings.read(text, catalog)
     if not reading.parts:
         known = "a launch command, an error message, the end of a log, or a scenario"

@@ -54,6 +54,8 @@ def job(reading: Reading, more: Mapping[str, Any], catalog: Catalog) -> Job | No
         except ScenarioError as error:
             reason = str(error).removeprefix("job: ")
             place = next((name for name in SOFT if name in given and f" with {name} " in reason), _place(reason, given))
+            if place in more:
+                raise
             if place in INSTEAD and place not in tried and given.get(place) != INSTEAD[place]:
                 tried.add(place)
                 given[place] = INSTEAD[place]
