@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, NoReturn
 
-from calc.base.reading import decode, lines, parse_json, parse_mapping, read_input
+from calc.base.reading import FILE, decode, lines, parse_json, parse_mapping, read_input
 from calc.base.schema import InputError, closest
 from calc.catalog.catalog import load
 from calc.check import check
@@ -96,9 +96,9 @@ def _recommend(fields: dict[str, Any], path: str | None, as_json: bool) -> Itera
 
 def _diagnose(path: str, fields: dict[str, Any], as_json: bool) -> Iterator[str]:
     """What a job died of, and what to change; options give what the pasted text leaves open."""
-    raw, where = read_input(path)
+    raw, where = read_input(path, FILE)
     catalog = load()
-    answer = diagnose(raw.decode("utf-8", "replace"), fields, catalog, where=where)
+    answer = diagnose(raw, fields, catalog, where=where)
     if as_json:
         yield json.dumps(diagnosed.as_dict(answer, catalog), indent=2) + "\n"
     else:
@@ -217,9 +217,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="what a job died of, and what to change: every field of a scenario is an option",
         allow_abbrev=False,
     )
-    sub.add_argument(
-        "text", metavar="FILE", help="a command, an error, a log's end or a scenario, - for standard input"
-    )
+    sub.add_argument("text", metavar="FILE", help="a command, a log, a scenario or a memory snapshot; - for input")
     sub.add_argument("--json", action="store_true", help="the answer as JSON")
     for name, what in (("models", "the models of the catalog"), ("gpus", "the GPUs of the catalog")):
         sub = commands.add_parser(name, help=what, allow_abbrev=False)

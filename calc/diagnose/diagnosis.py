@@ -11,6 +11,7 @@ from calc.base.schema import InputError
 from calc.base.units import gb, gib
 from calc.catalog.catalog import Catalog, load
 from calc.diagnose import reading as readings
+from calc.diagnose import snapshot
 from calc.diagnose.job import Job, job
 from calc.diagnose.reading import Reading
 from calc.diagnose.remedies import Remedy, Tried, remedies
@@ -20,6 +21,7 @@ from calc.estimate.result import Estimate, Group
 from calc.resolve.parse import given
 from calc.scenario.scenario import Scenario
 
+LONGEST = 1_000_000  # bytes of a log that are read
 LARGEST = 4  # lines of the moment that are named
 # Shares of the card from which a difference between message and estimate says something.
 NEAR, SPARE = 0.1, 0.05
@@ -57,15 +59,25 @@ class Diagnosis:
 
 
 def diagnose(
-    text: str, more: Mapping[str, Any] | None = None, catalog: Catalog | None = None, *, where: str = "text"
+    text: str | bytes, more: Mapping[str, Any] | None = None, catalog: Catalog | None = None, *, where: str = "text"
 ) -> Diagnosis:
-    """The diagnosis of a pasted text; `more` gives fields that it does not say, by dotted key.
+    """The diagnosis of a pasted text, or of a file's bytes; `more` gives fields that it does not say, by dotted key.
 
+    Bytes are a log in UTF-8, of which a long one's end is read, or a memory snapshot.
     Raises InputError, one line, if nothing in the text is recognised, or a field of `more` cannot be used.
     """
     catalog = catalog or load()
     more = given(more or {}, where="fields", catalog=catalog, needed=())
+    shows: tuple[str, ...] = ()
+    if isinstance(text, bytes):
+        if snapshot.is_snapshot(text):
+            shows, text = tuple(snapshot.said(text, where)), snapshot.as_text(text, where)
+        else:
+            text = text[-LONGEST:].decode("utf-8", "replace")
     reading = readings.read(text, catalog)
+    if shows:
+        reading.parts[:] = ["a memory snapshot"]
+        reading.notes += shows
     if not reading.parts:
         known = "a launch command, an error message, the end of a log, or a scenario"
         raise InputError(f"{where}: given text in which nothing is recognised, allowed: {known}")

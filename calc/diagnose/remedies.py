@@ -141,7 +141,7 @@ def _spread(s: Scenario) -> Iterator[Change]:
     spreading: tuple[Sharding, ...] = ("zero2", "zero3", "fsdp1", "fsdp2")
     others = [name for name in spreading if family in ("none", "ddp") and name not in own]
     for name in (*own, *others):
-        words = {"zero": "ZeRO stage", "fsdp": "FSDP", "ddp": "DDP"}[SHARDED[name].family]  # type: ignore[index]
+        words = {"zero": "ZeRO stage", "fsdp": "FSDP", "ddp": "DDP"}[SHARDED[name].family]
         title = f"{words} {SHARDED[name].stage}" if SHARDED[name].stage else words
         yield Change(title, ({"sharding": name},), "nothing", "states, gradients or weights are shared out")
 

@@ -18,6 +18,7 @@
       "python -m calc diagnose. The browser's console says what happened, for whoever mends it.",
   };
   let worker, busy = false;
+  let snapshot = null; // a memory snapshot that was dropped, as base64
 
   const absolute = (address) => new URL(address, location.href).href;
 
@@ -70,7 +71,8 @@
     busy = true;
     stop.hidden = false;
     shown.setAttribute("aria-busy", "true");
-    send({ root: site.root, diagnose: area.value.slice(-LARGEST), fields });
+    const base64 = snapshot && { base64: snapshot };
+    send({ root: site.root, diagnose: area.value.slice(-LARGEST), fields, ...base64 });
   }
 
   // What the reader changed in the fields; those left as they were read say nothing new.
@@ -84,6 +86,14 @@
     }
     return given;
   }
+
+  const encoded = (file) =>
+    new Promise((resolve, reject) => {
+      const reader = new FileReader();
+      reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+      reader.onerror = () => reject(reader.error);
+      reader.readAsDataURL(file);
+    });
 
   let said = {}; // fields completed so far, for as long as the text stays the same
 
@@ -99,16 +109,24 @@
   stop.addEventListener("click", () => halt("Stopped."));
   form.querySelector(".clear").addEventListener("click", () => {
     area.value = "";
+    snapshot = null;
     area.focus();
   });
   area.addEventListener("focus", () => local || worker || send(null), { once: true });
+  area.addEventListener("input", () => (snapshot = null));
   area.addEventListener("paste", () => setTimeout(() => ask((said = {}))));
   area.addEventListener("dragover", (event) => event.preventDefault());
   area.addEventListener("drop", async (event) => {
     const [file] = event.dataTransfer.files;
     if (!file) return;
     event.preventDefault();
-    area.value = (await file.text()).slice(-LARGEST);
+    if (file.name.endsWith(".pickle")) {
+      snapshot = await encoded(file);
+      area.value = `memory snapshot: ${file.name}`;
+    } else {
+      snapshot = null;
+      area.value = await file.slice(-LARGEST).text();
+    }
     ask((said = {}));
   });
 })();

@@ -7,6 +7,7 @@ data.
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -40,7 +41,7 @@ def start(text: str) -> None:
 
 def answer(text: str, progress: Callable[[str], None]) -> str:
     """The answer to `{"root": …, "job": {field: value}}`, of a scenario file to `{"root": …, "file": text}`, and of a
-    job that died to `{"root": …, "diagnose": text, "fields": {field: text}}`.
+    job that died to `{"root": …, "diagnose": text, "fields": {field: text}}`, a snapshot of it in `base64` besides.
 
     `{"line", "html", "file"}`, or `{"error"}`, calc's one line. Any other exception is a fault of calc, and the worker
     says so.
@@ -55,7 +56,8 @@ def answer(text: str, progress: Callable[[str], None]) -> str:
     try:
         if "diagnose" in asked:
             given = options.read([f"--{name}={value}" for name, value in asked["fields"].items()], "fields")
-            shown = diagnosed.find(asked["diagnose"], given, files.load(), place)
+            pasted = b64decode(asked["base64"]) if "base64" in asked else asked["diagnose"]
+            shown = diagnosed.find(pasted, given, files.load(), place)
         elif "file" in asked:
             shown = calculator.check(asked["file"], files.load(), place)
         else:

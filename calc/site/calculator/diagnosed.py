@@ -13,7 +13,7 @@ from calc.answers import answers, words
 from calc.answers.answers import Answer
 from calc.answers.workings import method_url
 from calc.base.units import GB, GiB
-from calc.catalog.catalog import Catalog
+from calc.catalog.catalog import GPU, Catalog, Model
 from calc.diagnose import Diagnosis, diagnose
 from calc.diagnose.remedies import Remedy
 from calc.diagnose.spelled import diff
@@ -28,8 +28,8 @@ REMEDIES, PHASES = "diagnose-remedies", "diagnose-phases"
 ASKED = {"model": "Model", "gpu": "GPU", "gpus": "How many GPUs", "host_memory": "Host memory, GB a node"}
 
 
-def find(text: str, more: Mapping[str, Any], catalog: Catalog, place: Place) -> Shown:
-    """The diagnosis of a text, completed by the fields of `more`. InputError, one line, if nothing is recognised."""
+def find(text: str | bytes, more: Mapping[str, Any], catalog: Catalog, place: Place) -> Shown:
+    """The diagnosis of a text or a snapshot, completed by `more`. InputError, one line, if nothing is recognised."""
     found = diagnose(text, more, catalog, where="your text")
     return Shown(_line(found), "".join(_parts(found, catalog, place)), file(found.job.scenario) if found.job else "")
 
@@ -55,6 +55,7 @@ def _parts(d: Diagnosis, catalog: Catalog, place: Place) -> Iterator[str]:
     if d.cause and d.estimate:
         yield _pair("Cause", f"{escape(d.cause)}{_derived(d, place.root)}")
     yield _pair("Message and estimate", _list(d.agrees))
+    yield _pair("Snapshot", _list(tuple(note for note in d.reading.notes if note.startswith("snapshot: "))))
     yield _pair("Still needed", _list(d.questions))
     yield _pair("Not computed", escape(d.refusal))
     yield "</dl>"
@@ -112,7 +113,7 @@ def _form(d: Diagnosis, catalog: Catalog) -> str:
 
 
 def _field(name: str, title: str, value: Any, catalog: Catalog) -> str:
-    known = {"model": catalog.models, "gpu": catalog.gpus}.get(name)
+    known: Mapping[str, Model | GPU] | None = {"model": catalog.models, "gpu": catalog.gpus}.get(name)
     label = f'<label class="{name.replace(".", "-")}">{escape(title)} '
     said = (
         " ".join(map(str, value))
