@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,8 +133,8 @@ def _cause(s: Scenario, e: Estimate, group: Group, at: Phase, *, host: bool) -> 
     """One plain sentence: where the memory goes."""
     if host and e.host_phases:
         peak = max(e.host_phases, key=lambda p: p.moment.device_bytes)
-        largest = _named(s, peak)
-        return f"Host memory peaks in {peak.name} at {gb(e.host_peak)} a node of {e.host_memory}: {largest}."
+        largest = _named(s, peak, gb)
+        return f"Host memory, {peak.name}: {gb(e.host_peak)} a node of {e.host_memory}; {largest}."
     if group.refusal:
         return f"vLLM does not start: {group.refusal}."
     size = gib(at.moment.device_bytes)
@@ -144,13 +144,13 @@ def _cause(s: Scenario, e: Estimate, group: Group, at: Phase, *, host: bool) -> 
     )
 
 
-def _named(s: Scenario, phase: Phase) -> str:
+def _named(s: Scenario, phase: Phase, size: Callable[[float], str] = gib) -> str:
     """The largest lines of a phase in words."""
     sums: dict[str, int] = {}
     for line in phase.moment.lines:
         sums[_words(s, line)] = sums.get(_words(s, line), 0) + line.bytes
     largest = sorted(sums.items(), key=lambda item: -item[1])[:LARGEST]
-    parts = [f"{words} {gib(bytes)}" for words, bytes in largest if bytes > 0]
+    parts = [f"{words} {size(bytes)}" for words, bytes in largest if bytes > 0]
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 

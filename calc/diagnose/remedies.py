@@ -288,8 +288,11 @@ def _step(e: Estimate, catalog: Catalog) -> float | None:
 
 
 def overshoot(e: Estimate, *, host: bool) -> float:
-    """The share of what there is that a job needs where it needs most of it: of a card, or, for `host`, of a node."""
-    shares = [g.peak.moment.device_bytes / g.usable_bytes for g in e.groups]
+    """The share of what there is that a job needs where it needs most of it: of a card, or, for `host`, of a node.
+
+    A card on which vLLM does not start counts as one more.
+    """
+    shares = [g.peak.moment.device_bytes / g.usable_bytes + (g.refusal is not None) for g in e.groups]
     return max([*shares, e.host_peak / e.host_memory.bytes] if host or e.on_host else shares)
 
 
@@ -310,7 +313,8 @@ def remedies(tried: Tried, *, host: bool, phase: str | None) -> list[Remedy]:
     most = overshoot(tried.before, host=short) * (1 - HELPS)
     useful = [each for each in singles if each.fits or overshoot(each.estimate, host=short) < most]
     if short and tried.before.verdict == "fits":  # the node's memory is only assumed
-        useful = [each for each in singles if each.estimate.host_peak < tried.before.host_peak * (1 - HELPS)]
+        spared = [each for each in singles if each.estimate.host_peak < tried.before.host_peak * (1 - HELPS)]
+        return _different(sorted(spared, key=rank))
     found = list(useful)
     if not _done(useful):
         found += _pairs(tried, asked, useful, host=short)
@@ -318,7 +322,15 @@ def remedies(tried: Tried, *, host: bool, phase: str | None) -> list[Remedy]:
         found += _stacked(tried, asked, singles, host=short)
     if not any(each.fits for each in found):
         found += _searched(tried)
-    return sorted(found, key=rank)[:SHOWN]
+    return _different(sorted(found, key=rank))
+
+
+def _different(found: Sequence[Remedy]) -> list[Remedy]:
+    """The first remedies, each scenario once."""
+    once: dict[str, Remedy] = {}
+    for remedy in found:
+        once.setdefault(str(sorted(flatten(remedy.estimate.scenario.as_dict()).items())), remedy)
+    return list(once.values())[:SHOWN]
 
 
 def _done(found: Sequence[Remedy]) -> bool:
@@ -332,7 +344,7 @@ def _freeing(before: Estimate, singles: list[Remedy], phase: str | None) -> list
     saved = [(was - _in_phase(each.estimate, phase), each) for each in singles if each.fits]
     least = HELPS * was
     found = sorted(saved, key=lambda pair: (ORDER.index(pair[1].learns), pair[1].machine, -pair[0]))
-    return [each for bytes, each in found if bytes > least][:SHOWN]
+    return _different([each for bytes, each in found if bytes > least])
 
 
 def _in_phase(e: Estimate, phase: str | None) -> int:

@@ -44,7 +44,8 @@ def _lines(d: Diagnosis, catalog: Catalog) -> Iterator[str]:
         return
     yield ""
     yield verdict(d.estimate, d.gpu_name)
-    yield d.cause
+    if not d.group or not d.group.refusal:
+        yield d.cause
     yield from (f"  {line}" for line in d.agrees)
     yield ""
     if not d.remedies:
@@ -62,7 +63,8 @@ def _remedy(n: int, remedy: Remedy, before: int, d: Diagnosis, catalog: Catalog)
     after = remedy.estimate.host_peak if d.host else remedy.peak
     time = "" if remedy.time is None else f"; a step takes {time_words(remedy.time)}"
     yield f"  {n}. {' and '.join(remedy.names)}: {remedy.estimate.verdict}, {size(before)} → {size(after)}{time}"
-    yield f"     changes {LEARNS[remedy.learns]}; {remedy.costs}"
+    machine = ", on another machine" if remedy.machine else ""
+    yield f"     changes {LEARNS[remedy.learns]}{machine}; {remedy.costs}"
     yield from (f"       {line}" for line in diff(d.job, remedy, d.reading, catalog))
 
 

@@ -18,7 +18,7 @@ METHODS = {word: task for task, word in ESTIMATORS.items()} | {
     "remax": "reinforce++",
 }
 IGNORED = re.compile(
-    r"train_files|val_|\.lr\b|\.lr_|warmup|logger|project_name|experiment_name|save_freq|test_freq|epoch|_key\b|shuffle|"
+    r"^m$|module|train_files|val_|\.lr\b|\.lr_|warmup|logger|project_name|experiment_name|save_freq|test_freq|epoch|_key\b|shuffle|"
     r"truncation|filter_overlong|return_raw|kl_coef|kl_ctrl|kl_loss|clip|custom_reward|reward_|seed|critic_warmup|"
     r"default_|trust_remote|rollout\.(?:name|temperature|top_|do_sample|val_kwargs|swap|enforce|mode|load|enable_chunked)|"
     r"rollout_data|validation|resume|balance|grad_offload|algorithm\.|hydra|image|total_training|wrap_policy|"

@@ -113,7 +113,8 @@ def _form(d: Diagnosis, catalog: Catalog) -> str:
 
 
 def _field(name: str, title: str, value: Any, catalog: Catalog) -> str:
-    known: Mapping[str, Model | GPU] | None = {"model": catalog.models, "gpu": catalog.gpus}.get(name)
+    choices: dict[str, Mapping[str, Model | GPU]] = {"model": catalog.models, "gpu": catalog.gpus}
+    known = choices.get(name)
     label = f'<label class="{name.replace(".", "-")}">{escape(title)} '
     said = (
         " ".join(map(str, value))
