@@ -76,6 +76,11 @@ def recommend(words: list[str]) -> bool:
     return command(["recommend", *words])
 
 
+def diagnose(raw: bytes) -> bool:
+    """What a job left behind, as JSON and as text."""
+    return command(["diagnose", "-", "--json"], raw) and command(["diagnose", "-"], raw)
+
+
 def config(raw: bytes) -> bool:
     """A model that a path to its config.json names."""
     path = SCRATCH / "config.json"
@@ -168,6 +173,7 @@ DOORS = {
     "estimate": Door(inputs.files(), estimate),
     "batch": Door(inputs.lines(), batch),
     "recommend": Door(inputs.commands(), recommend),
+    "diagnose": Door(inputs.files(), diagnose),
     "config": Door(inputs.configs(), config),
     "added": Door(inputs.configs(), added),
     "catalog": Door(inputs.catalogs(), catalog),

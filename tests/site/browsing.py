@@ -52,6 +52,7 @@ KINDS = [
     "mistakes.html",
     "data.html",
     "changelog.html",
+    "diagnose.html",
     "zh/index.html",
     "case-studies/grpo-logic-rl-4xa100.html",
     "zh/case-studies/grpo-logic-rl-4xa100.html",

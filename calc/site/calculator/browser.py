@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -45,18 +46,24 @@ def answer(text: str, progress: Callable[[str], None]) -> str:
     """The answer to a question: `{"line", "html", "file", "fields"}`, or `{"error"}`, calc's one line.
 
     A question has `root`, the relative path to the top of the site, and one of these: `job`, the fields of an address
-    as text; `file`, the text of a scenario, or of a Hugging Face config.json, which becomes the model of `job`; or
-    `compare`, the queries of addresses, with the number of `samples`. Any exception but an InputError is a fault of
+    as text; `file`, the text of a scenario, or of a Hugging Face config.json, which becomes the model of `job`;
+    `compare`, the queries of addresses, with the number of `samples`; or `diagnose`, what a job that died left behind,
+    with `fields` to complete it, a memory snapshot in `base64` besides. Any exception but an InputError is a fault of
     calc, and the worker says so.
     """
     # imported here, because calc binds `load` at import
-    from calc.site.calculator import calculator, compare
+    from calc.recommend import options
+    from calc.site.calculator import calculator, compare, diagnosed
     from calc.site.tables import tables
 
     asked = json.loads(text)
     place = calculator.Place(asked["root"], tables.to_html)
     try:
-        if "compare" in asked:
+        if "diagnose" in asked:
+            given = options.read([f"--{name}={value}" for name, value in asked["fields"].items()], "fields")
+            pasted = b64decode(asked["base64"]) if "base64" in asked else asked["diagnose"]
+            shown = diagnosed.find(pasted, given, files.load(), place)
+        elif "compare" in asked:
             shown = compare.compared(asked["compare"], asked["samples"], place, progress)
         elif "file" not in asked:
             shown = calculator.asked(asked["job"], files.load(), place, progress)

@@ -28,7 +28,7 @@ from calc.models.lora import lora_parameters
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.trades import SENSIBLE
 from calc.scenario.scenario import ScenarioError
-from calc.site.calculator import comparison, picker
+from calc.site.calculator import comparison, pasting, picker
 from calc.site.calculator.calculator import Place
 from calc.site.formats import cite, published
 from calc.site.i18n import languages
@@ -285,6 +285,10 @@ class Macros(Effects, Lookups):
         """Jobs side by side, and the form to compare others."""
         found = [self._recipe(job) for job in jobs]
         return comparison.show(found, id, caption, Place(self._root, self._place))
+
+    def diagnosis(self, job: str) -> str:
+        """The door for a job that died, with a job's command and log as the worked example."""
+        return self._worded(pasting.show(self._ask(job), Place(self._root, self._place)))
 
     # --- how fast it runs
 
