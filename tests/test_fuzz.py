@@ -10,7 +10,7 @@ from fuzz.doors import DOORS
 from hypothesis import HealthCheck, given, settings
 
 # so many inputs that each door takes seconds
-EXAMPLES = {"recommend": 40, "address": 25}
+EXAMPLES = {"recommend": 40, "address": 25, "diagnose": 15}
 
 
 @pytest.mark.parametrize("name", DOORS)
@@ -29,6 +29,7 @@ GOOD: dict[str, Any] = {
     "estimate": b"model: qwen3-0.6b\ntask: sft\ngpu: a40\n",
     "batch": b'{"model": "qwen3-0.6b", "task": "sft", "gpu": "a40"}',
     "recommend": ["--model", "qwen3-0.6b", "--task", "sft", "--gpu", "a40", "--gpus", "1"],
+    "diagnose": b"model: qwen3-0.6b\ntask: sft\ngpu: a40\n",
     "address": {"model": "qwen3-0.6b", "task": "sft", "gpu": "a40", "gpus": 1},
     "pasted": b"model: qwen3-0.6b\ntask: sft\ngpu: a40\n",
 }
