@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from calc.catalog.catalog import load
 
 # so many inputs that each door takes seconds
-EXAMPLES = {"recommend": 40, "address": 25, "added": 25}
+EXAMPLES = {"recommend": 40, "address": 25, "added": 25, "diagnose": 15}
 
 
 @pytest.mark.parametrize("name", DOORS)
@@ -33,6 +33,7 @@ GOOD: dict[str, Any] = {
     "estimate": b"model: qwen3-0.6b\ntask: sft\ngpu: a40\n",
     "batch": b'{"model": "qwen3-0.6b", "task": "sft", "gpu": "a40"}',
     "recommend": ["--model", "qwen3-0.6b", "--task", "sft", "--gpu", "a40", "--gpus", "1"],
+    "diagnose": b"model: qwen3-0.6b\ntask: sft\ngpu: a40\n",
     "address": {"model": "qwen3-0.6b", "task": "sft", "gpu": "a40", "gpus": "1"},
     "pasted": b"model: qwen3-0.6b\ntask: sft\ngpu: a40\n",
 }
