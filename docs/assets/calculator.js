@@ -6,6 +6,7 @@
   const shown = box.querySelector(".answer");
   const file = box.querySelector("textarea");
   const more = form.querySelector(".rest");
+  const NUMBER = /^\d{1,15}(\.\d{1,15})?$/;
   const KEPT = ["model", "task", "gpu", "gpus", "ask"]; // whatever the task
   const fields = [...form.elements].filter((field) => field.name);
   const named = new Map(fields.map((field) => [field.name, field]));
@@ -62,8 +63,7 @@
     if (field.options && ![...field.options].some((option) => option.value === value)) {
       field.add(new Option(value, value)); // calc says what is wrong with it, or it is the reader's own
     }
-    field.value = value;
-    if (field.value !== value) field.type = "text"; // no number
+    if (field.type === "number" && value && !NUMBER.test(value)) field.type = "text"; // calc says so
     field.value = value;
   }
 

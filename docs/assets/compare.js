@@ -4,6 +4,7 @@
   const site = JSON.parse(box.querySelector("script[type='application/json']").textContent);
   const shown = box.querySelector(".answer");
   const form = () => box.querySelector(":scope > form");
+  const stops = () => [...form().querySelectorAll("input, select, button, a")]; // of the keyboard
   const engine = calculatorEngine({
     site,
     shown,
@@ -11,9 +12,9 @@
     stop: box.querySelector(".stop"),
     answered() {
       box.classList.remove("asked");
-      const { name } = document.activeElement;
+      const at = stops().indexOf(document.activeElement);
       form().replaceWith(shown.querySelector("form"));
-      if (name) form().elements[name]?.focus();
+      stops()[at]?.focus();
       shown.querySelector(".here").href = location.href;
     },
   });

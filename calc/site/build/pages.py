@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from urllib.parse import urlencode
 
 from calc.answers import advice, answers, fits, topics
 from calc.catalog.catalog import GPU, Model
+from calc.recommend import options
 from calc.site.build.exports import add, prune
 from calc.site.calculator import addresses
 from calc.site.macros import notices
@@ -103,9 +103,11 @@ with nothing offloaded.
 
 def _beside(card: GPU) -> str:
     """The comparison of eight of these cards with eight of others on a usual job."""
-    job = {"model": "llama-3.1-8b", "task": "sft", **advice.JOBS["sft"], "gpus": "8"}
+    job = {"model": "llama-3.1-8b", "task": "sft", **advice.JOBS["sft"], "gpus": 8}
     cards = dict.fromkeys((card.id, "h100-sxm", "a100-80-sxm"))
-    return addresses.compare("../../", [urlencode({**job, "gpu": name}) for name in cards]).replace(".html", ".md", 1)
+    return addresses.compare(
+        "../../", [addresses.query(options.spelled({**job, "gpu": name})) for name in cards]
+    ).replace(".html", ".md", 1)
 
 
 def model(found: Model) -> str:

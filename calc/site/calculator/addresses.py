@@ -31,6 +31,14 @@ def read(texts: Texts) -> tuple[dict[str, Any], bool]:
     return job, texts.get(ASK) == ESTIMATE
 
 
+def query(texts: Texts) -> str:
+    """A job as the query of an address, the same for the same fields: in the order of the schema."""
+    order = [name for name, _ in options.names()]
+    return urlencode(
+        sorted(texts.items(), key=lambda field: order.index(field[0]) if field[0] in order else len(order))
+    )
+
+
 def of_scenario(job: Mapping[str, Any], catalog: Catalog) -> dict[str, str]:
     """A scenario by dotted names: the fields that the form has, and of the others those that make a difference."""
     whole, kept = parse(job, catalog=catalog).as_dict(), dict(job)

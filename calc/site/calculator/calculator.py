@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from html import escape
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 import yaml
 
@@ -244,7 +243,8 @@ def _links(s: Scenario, root: str) -> str:
 
 def _beside(asked: Mapping[str, str], root: str) -> str:
     """The link that sets the job beside others."""
-    return f'<a class="beside" href="{escape(addresses.compare(root, [urlencode(asked)]))}">Compare with other jobs</a>'
+    there = addresses.compare(root, [addresses.query(asked)])
+    return f'<a class="beside" href="{escape(there)}">Compare with other jobs</a>'
 
 
 def _command(found: Launch) -> Iterator[str]:

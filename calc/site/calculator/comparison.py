@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from urllib.parse import urlencode
 
 from calc.recommend import options
 from calc.site.calculator import addresses, compare, page
@@ -14,7 +13,7 @@ from calc.site.views.jobs import sides
 
 def show(found: Sequence[Recipe], id: str, caption: str, place: Place) -> str:
     """The comparison's HTML, on one line, so that no Markdown rule can touch it."""
-    asked = [urlencode(options.spelled(recipe.job)) for recipe in found]
+    asked = [addresses.query(options.spelled(recipe.job)) for recipe in found]
     shown = [compare.side(recipe.answer) for recipe in found]
     table = place.table(sides.table(shown, addresses.SAMPLES, id, caption))
     inner = (
