@@ -19,7 +19,7 @@ from sites import ROOT
 from calc.site.build import checks
 from calc.site.build.build import EXTERNAL
 
-TRANSFERRED = 260_000  # bytes: a page with all that it loads at once
+TRANSFERRED = 200_000  # bytes: a page with all that it loads at once
 # asked for by the theme's script
 SEARCH = ("assets/search.js", "assets/javascripts/workers/search.*.js", "search/search_index.json")
 

@@ -17,6 +17,8 @@ from calc.answers.workings import Working
 from calc.base.ledger import Line
 from calc.site.formats import cite, datasets, typeset, workbook
 from calc.site.macros import menus
+from calc.site.macros.bound import View
+from calc.site.macros.macros import Macros
 from calc.site.tables import charts, tables
 from calc.site.tables.tables import Cell, Column, Table
 
@@ -202,6 +204,14 @@ def test_a_permalink_names_the_version(monkeypatch: pytest.MonkeyPatch, url: str
     assert f'<a href="{address if url else "#an-id"}">' in footer
     assert datasets.described(TABLE, "gpus/x.html", "../")["url"] == (address if url else "#an-id")
     assert (' data-address="gpus/x.html#an-id"' in footer) is not bool(url)  # which a script makes whole
+
+
+@pytest.mark.parametrize("address", ["", "https://code.example/headroom"])
+def test_the_code_is_where_the_build_was_told(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("HEADROOM_REPOSITORY_URL", address)
+    block = Macros(lambda: View("x.md", "x.html", {})).clone()
+    assert f"git clone {address or 'ADDRESS'} headroom" in block
+    assert ("ADDRESS" in block) is not bool(address)
 
 
 def test_a_menu_links_each_file_and_says_where_there_is_a_working() -> None:
