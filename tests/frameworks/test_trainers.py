@@ -10,7 +10,7 @@ from jobs import P, job
 
 from calc.base.plan import Path
 from calc.estimate.estimate import estimate
-from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, TRAINERS
+from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
 from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
 from calc.scenario.words import Trainer
 
@@ -37,8 +37,8 @@ def test_every_trainer_of_the_contract_has_a_module() -> None:
     assert ["own", *TRAINERS] == words
     assert set(ON_TRANSFORMERS) < set(words)
     assert words == list(Trainer.__args__)  # type: ignore[attr-defined]
-    named = {name for name, module in TRAINERS.items() if hasattr(module, "RELEASES")}
-    assert named < set(SCHEMA["properties"]["versions"]["properties"])
+    assert {name for name, module in TRAINERS.items() if hasattr(module, "RELEASES")} == set(RELEASED)
+    assert set(RELEASED) < set(SCHEMA["properties"]["versions"]["properties"])
 
 
 @pytest.mark.parametrize(

@@ -30,13 +30,14 @@ from calc.frameworks.constraints import (
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
 from calc.frameworks.torch.trainers import litgpt
-from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, TRAINERS
+from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, RL
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
-CHOICES = Choices(own_loop=True, fp16=True, shared="tensor_parallel", cuts=lambda job, rung: rung["method"] == "full")
+CHOICES = Choices(own_loop=True, trainers=frozenset(RELEASED), fp16=True, shared="tensor_parallel",
+                  cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
 
 # torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them
 RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"

@@ -30,9 +30,8 @@ class Trainer(Protocol):
         """Notes on what it does and no field of a scenario says."""
 
 
-TRAINERS: Mapping[str, Trainer] = {
-    "transformers": trainer,
-    "litgpt": litgpt,
+# Those whose releases are told apart, each with `RELEASES` and tables of its defaults.
+RELEASED: Mapping[str, Trainer] = {
     "llamafactory": llamafactory,
     "axolotl": axolotl,
     "ms-swift": ms_swift,
@@ -40,5 +39,6 @@ TRAINERS: Mapping[str, Trainer] = {
     "torchtitan": torchtitan,
     "unsloth": unsloth,
 }
+TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt, **RELEASED}
 # Those whose loop is Transformers' Trainer on Accelerate.
 ON_TRANSFORMERS = ("transformers", "llamafactory", "axolotl", "ms-swift", "unsloth")

@@ -10,6 +10,7 @@ from calc.answers import answers, fits
 from calc.base.units import gib
 from calc.catalog.catalog import GPU, Model
 from calc.estimate.report import TRAINERS
+from calc.frameworks.torch.trainers.registry import RELEASED
 from calc.resolve.parse import parse
 from calc.scenario.scenario import SCHEMA, ScenarioError
 from calc.site.tables.tables import Cell, Column, Table
@@ -188,12 +189,11 @@ HABITS = (
 def trainers() -> Table:
     """The defaults of every trainer that has releases of its own, for a job of LoRA on eight GPUs."""
     told = {}
-    for name in TRAINERS:
+    for name in RELEASED:
         try:
             told[name] = _habits(name, "lora")
         except ScenarioError:
             told[name] = _habits(name, "full")
-    told = {name: data for name, data in told.items() if name in data["versions"] and name != "transformers"}
     columns = (
         Column("field", "Field"),
         *(Column(name, f"{TRAINERS[name]} {data['versions'][name]}") for name, data in told.items()),
