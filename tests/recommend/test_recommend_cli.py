@@ -129,7 +129,7 @@ def test_nothing_feasible_is_an_answer(run: Callable[..., Run]) -> None:
         ((*RL, "--framework", "verl==x"), ["recommend: framework: given 'verl==x'", "verl==1.0"]),
         ((*JOB, "--gpu", "a40", "--gpus", "[1]"), ["recommend: gpus: given a list, [1]", "an integer"]),
         ((*JOB, "--gpu", "[a]"), ["recommend: gpu: given a list, ['a']", "text"]),
-        ((*JOB, "--gpu", "5", "--gpus", "1"), ["recommend: gpu: given '5'", "a40"]),
+        ((*JOB, "--gpu", "5", "--gpus", "1"), ["recommend: gpu: given '5'", "calc gpus"]),
         ((*JOB, "--gpus-per-node", "[1]"), ["recommend: gpus_per_node: given a list, [1]", "an integer"]),
         ((*EIGHT, "--roles.reference", "{a: 1}"), ["roles.reference.a"]),
         ((*EIGHT, "job.yaml"), ["job.yaml", "an option"]),

@@ -15,12 +15,14 @@ import pytest
 
 from calc.answers.workings import Working
 from calc.base.ledger import Line
+from calc.catalog.catalog import load
 from calc.site.formats import cite, datasets, typeset, workbook
 from calc.site.macros import menus
 from calc.site.macros.bound import View
 from calc.site.macros.macros import Macros
 from calc.site.tables import charts, tables
 from calc.site.tables.tables import Cell, Column, Table
+from calc.site.views.catalog import sheets
 
 GIVEN = {"model": "llama-3-8b", "task": "sft", "gpu": "rtx4090"}
 WEIGHTS = Line("weights", "actor", 2, "b·P", {"b": 2, "P": 1, "N": 8}, "weights#replicated")
@@ -105,6 +107,19 @@ def test_markdown_is_a_table_of_what_is_shown() -> None:
     assert lines[4] == r"| A \<b\> | 1,234.6 | out of memory 3.2 ZeRO-3 |"
     assert lines[5] == "| B, with a comma | not published | cannot run |"
     assert lines[-1] == r"Source: who\_wrote it"
+
+
+def test_what_a_card_does_not_have_is_none_in_words_and_zero_in_data() -> None:
+    """Apart from what is not published."""
+    by_id = {row[0].value: row for row in sheets.gpus("").rows}
+    table = replace(sheets.gpus(""), rows=(by_id["A40"], by_id["Ascend 910B 64GB"]))
+    columns = [column.key for column in table.columns]
+    fp8, nvlink = columns.index("fp8_tflops"), columns.index("nvlink_gbs")
+    assert [line.split(" | ")[fp8] for line in typeset.to_markdown(table, "").splitlines()[4:6]] == ["none", "none"]
+    assert typeset.to_markdown(table, "").splitlines()[5].split(" | ")[nvlink] == "not published"
+    assert [row["fp8_tflops"] for row in json.loads(tables.to_json(table))["rows"]] == [0, 0]
+    assert tables.to_html(table).count('<td class="number">none</td>') == 2
+    assert "none" in [row[1].value for row in sheets.gpu(load().gpus["a40"]).rows]
 
 
 def test_latex_is_a_booktabs_table_of_what_is_shown() -> None:

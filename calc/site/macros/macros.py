@@ -23,7 +23,7 @@ from calc.base.units import GiB, gb, gib
 from calc.estimate.verdict import FITS
 from calc.memory.optimizer import Optimizer
 from calc.models.architecture import Architecture, Head, parameters
-from calc.models.families import FAMILIES, NESTED
+from calc.models.families import ALIKE, FAMILIES, NESTED
 from calc.models.lora import lora_parameters
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.trades import SENSIBLE
@@ -138,7 +138,7 @@ class Macros(Effects, Lookups):
 
     def families(self) -> str:
         """The families whose `config.json` works as a model, by their `model_type`."""
-        return ", ".join(f"`{name}`" for name in sorted((*FAMILIES, *NESTED)))
+        return ", ".join(f"`{name}`" for name in sorted((*FAMILIES, *ALIKE, *NESTED)))
 
     # --- tables of jobs
 

@@ -145,14 +145,17 @@ def text(column: Column, value: Value) -> str:
 
 
 def shown(column: Column, cell: Cell) -> str:
-    """A cell's text as the page shows it; if the page shows more than the value, that of the value alone."""
+    """A cell's text as the page shows it; if the page shows more than a value, that of the value alone.
+
+    Nothing, and none, are no such value: the page says in words what they mean.
+    """
     if column.kind == "verdict":
         word, peak, how = cell.values
         if word is None:
             return str(how or CANNOT)
         return " ".join([WORDS[str(word)], text(column, peak), *([str(how)] if how else [])])
     value = cell.values[0]
-    return unescape(TAG.sub("", cell.html)) if value is None and cell.html else text(column, value)
+    return unescape(TAG.sub("", cell.html)) if value in (None, 0) and cell.html else text(column, value)
 
 
 def field_name(name: str, unit: str) -> str:
