@@ -115,6 +115,7 @@ def rows_of(figure: Locator) -> list[list[str]]:
 def test_a_header_sorts_verdicts_by_their_peak_and_rows_stay_whole(browser: Browser, origin: str) -> None:
     page, _, _ = opened(browser, f"{origin}/{GPU}", viewport={"width": 1280, "height": 900})
     figure = page.locator("#gpu-rtx4090-grpo")
+    figure.locator("details.twin > summary").click()
     before = rows_of(figure)
     head = figure.locator("thead th").nth(1)
     for turn in ("ascending", "descending"):

@@ -209,7 +209,7 @@ def _estimated(
         yield _pair("Speed", escape(_pace(rate)) + (", if it fitted" if answer.estimate.verdict == "oom" else ""))
     yield _pair("More", f"{_links(s, place.root)} · {_beside(asked, place.root)}")
     yield "</dl>"
-    yield place.table(ledgers.phases(answer, TABLE, f"{_title(s)}: memory by phase"))
+    yield place.table(ledgers.phases(answer, TABLE, f"{_title(s)}: {ledgers.headline(answer)}"))
 
 
 def _pair(name: str, html: str) -> str:

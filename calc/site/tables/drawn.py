@@ -83,9 +83,9 @@ def _of_bars(table: Table) -> Picture | None:
 
 
 def _of_verdicts(table: Table) -> Picture | None:
-    """The verdicts of a table that has them in most of its columns."""
+    """The verdicts of a table whose cells are coloured by them."""
     places = [n for n, c in enumerate(table.columns) if c.kind == "verdict"]
-    if 2 * len(places) <= len(table.columns) or len(places) < 2:
+    if not any(row[n].style.startswith("heat") for row in table.rows for n in places):
         return None
     rows = [Row(str(row[0].values[0]), [row[n].values[0] for n in places]) for row in table.rows]
     return grid(rows, [table.columns[n].title.partition(":")[0] for n in places])
