@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from calc.base.reading import scalar
@@ -124,8 +124,3 @@ def listed(value: str) -> list[str]:
 def without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are known."""
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def first(values: Iterable[int | None]) -> int | None:
-    """The first number that is known."""
-    return next((value for value in values if value is not None), None)

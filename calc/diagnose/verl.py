@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
-from calc.diagnose.flags import Flags, first, listed, without_none
+from calc.diagnose.flags import Flags, listed, without_none
 from calc.launch.shell import ATTENTION
 from calc.launch.verl import ACTOR, DTYPES, ESTIMATORS, MODEL, REF, ROLLOUT
 from calc.launch.verl_keys import IMPLEMENTATIONS, STRATEGIES
@@ -194,7 +194,7 @@ def _critic(flags: Flags, gpus: int | None) -> dict[str, Any]:
         own[place] = own[place] if own[place] is not None else _switch(flags, f"critic.model.fsdp_config.{name}")
     own |= {
         "model": flags.text("critic.model.path"),
-        "micro_batch": first([_micro(flags, "critic", "ppo_micro_batch_size", gpus)]),
+        "micro_batch": _micro(flags, "critic", "ppo_micro_batch_size", gpus),
         "max_tokens_per_gpu": _dynamic(flags, "critic"),
         "context_parallel": flags.integer("critic.ulysses_sequence_parallel_size"),
         "loss": None,

@@ -80,9 +80,7 @@
     const given = {};
     for (const field of fields.elements) {
       const before = field.options ? [...field.options].find((o) => o.defaultSelected)?.value ?? "" : field.defaultValue;
-      if (field.name && field.value.trim() !== "" && (field.value !== before || field.dataset.said)) {
-        given[field.name] = field.value.trim();
-      }
+      if (field.name && field.value.trim() !== "" && field.value !== before) given[field.name] = field.value.trim();
     }
     return given;
   }
