@@ -312,10 +312,12 @@ def test_jobs_are_compared_by_address_and_from_an_answer(browser: Browser, origi
     until(page, "document.querySelectorAll('#compare-live tbody tr').length == 1")
     page.go_back()
     until(page, "document.querySelectorAll('#compare-live tbody tr').length == 2")
-    page.locator("#compare .sides a", has_text="Change").last.click()
+    with page.expect_navigation():
+        page.locator("#compare .sides a", has_text="Change").last.click()
     assert "rtx4090" in page.url and "compare=" in page.url
-    settle(page)
-    page.locator("#calculator .beside").click()
+    until(page, "!!document.querySelector('#calculator:not(.asked) .beside')", seconds=120)
+    with page.expect_navigation():
+        page.locator("#calculator .beside").click()
     until(page, "document.querySelectorAll('#compare-live tbody tr').length == 2", seconds=120)
     assert parse_qs(urlsplit(page.url).query)["compare"][0].endswith("price=4000")
     assert complaints == []
