@@ -11,6 +11,9 @@
   const fields = [...form.elements].filter((field) => field.name);
   const script = new URL("calculator-worker.js", document.currentScript.src).href;
 
+  const words = JSON.parse(document.getElementById("words")?.textContent ?? "{}");
+  const t = (said) => words[said] ?? said; // what a page in another language says instead
+
   // ---- the picker and the address
 
   const whole = (text) => /^\d{1,15}$/.test(text); // what a number keeps exactly
@@ -72,17 +75,15 @@
 
   let worker, busy = false, next = null;
   const FAILED = {
-    loading: "The calculator could not be loaded: check the connection and ask again. The tables below need nothing.",
-    answering:
-      "The calculator failed at this question, by a fault of its own: change a field and ask again, or ask " +
-      "python -m calc. The browser's console says what happened, for whoever mends it.",
+    loading: t("The calculator could not be loaded: check the connection and ask again. The tables below need nothing."),
+    answering: t("The calculator failed at this question, by a fault of its own: change a field and ask again, or ask python -m calc. The browser's console says what happened, for whoever mends it."),
   };
 
   function running() {
     if (worker) return worker;
     worker = new Worker(script, { type: "module" });
     worker.onmessage = ({ data }) => {
-      if (data.words) return tell(data.words, "working");
+      if (data.words) return tell(t(data.words), "working");
       if (data.ready) return busy || tell("");
       if (data.failed) worker = worker.terminate(); // nobody knows what it still can do: another one starts
       const asked = busy;
@@ -107,7 +108,7 @@
   const absolute = (address) => new URL(address, location.href).href;
   const sent = (question) => ({
     site: { engine: absolute(site.engine), catalog: absolute(site.catalog) },
-    question: question && { root: site.root, ...question },
+    question: question && { root: site.root, language: document.documentElement.lang, ...question },
   });
 
   function tell(words, kind = "") {
@@ -134,7 +135,7 @@
   }
 
   const local = location.protocol === "file:";
-  const OFFLINE = "The calculator works on the site, not from a folder; the tables below work everywhere.";
+  const OFFLINE = t("The calculator works on the site, not from a folder; the tables below work everywhere.");
 
   function warm() {
     if (local) return tell(OFFLINE, "error");
@@ -161,9 +162,9 @@
     const label = button.textContent;
     try {
       await navigator.clipboard.writeText(text);
-      button.textContent = "Copied";
+      button.textContent = t("Copied");
     } catch {
-      button.textContent = "Not allowed here";
+      button.textContent = t("Not allowed here");
     }
     setTimeout(() => (button.textContent = label), 1500);
   }
@@ -178,7 +179,7 @@
     event.preventDefault();
     pick();
   });
-  stop.addEventListener("click", () => halt("Stopped."));
+  stop.addEventListener("click", () => halt(t("Stopped.")));
   form.querySelector(".copy-link").addEventListener("click", (event) => {
     if (!local) history.replaceState(null, "", address());
     copy(event.target, location.href);

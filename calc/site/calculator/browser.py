@@ -39,22 +39,27 @@ def start(text: str) -> None:
 
 
 def answer(text: str, progress: Callable[[str], None]) -> str:
-    """The answer to `{"root": …, "job": {field: value}}` or, of a scenario file, `{"root": …, "file": text}`.
+    """The answer to `{"root": …, "language": …, "job": {field: value}}` or, of a scenario file, to `"file": text`.
 
-    `{"line", "html", "file"}`, or `{"error"}`, calc's one line. Any other exception is a fault of calc, and the worker
-    says so.
+    In the page's language: `{"line", "html", "file"}`, or `{"error"}`, calc's one line. Any other exception is a fault
+    of calc, and the worker says so.
     """
     # imported here, because calc binds `load` at import
     from calc.site.calculator import calculator
+    from calc.site.i18n import speech
     from calc.site.tables import tables
 
     asked = json.loads(text)
+    language = asked.get("language", "")
     place = calculator.Place(asked["root"], tables.to_html)
     try:
         if "file" in asked:
             shown = calculator.check(asked["file"], files.load(), place)
         else:
-            shown = calculator.find(asked["job"], files.load(), place, progress)
+            shown = calculator.find(
+                asked["job"], files.load(), place, lambda line: progress(speech.say(line, language))
+            )
     except InputError as error:
-        return json.dumps({"error": str(error)})
-    return json.dumps(shown._asdict())
+        return json.dumps({"error": speech.say(str(error), language)})
+    said = shown._replace(line=speech.say(shown.line, language), html=speech.speak(shown.html, language))
+    return json.dumps(said._asdict())

@@ -43,7 +43,7 @@ def _cite(table: Table, page: str) -> str:
     there = escape(address) if "://" in address else f"#{table.id}"
     bibtex = escape(cite.bibtex(table, address)).replace("\n", "&#10;")
     return (
-        f'<details class="cite" name="{table.id}"><summary>Cite</summary><p>{escape(cite.line(table, address))}</p>'
-        f'<pre tabindex="0" aria-label="BibTeX">{bibtex}</pre>'
+        f'<details class="cite" name="{table.id}"><summary>Cite</summary>'
+        f'<p translate="no">{escape(cite.line(table, address))}</p><pre tabindex="0" aria-label="BibTeX">{bibtex}</pre>'
         f'<p><a href="{there}">Permalink to this version</a></p></details>'
     )
