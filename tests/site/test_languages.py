@@ -56,11 +56,12 @@ def test_a_translation_has_the_numbers_and_tables_of_its_original(tmp_path: Path
 
 # Words that a Chinese engineer reads in English, and the names of packages and fields.
 NAMES = {
-    "actor", "autocast", "bash", "batch", "bf", "bin", "bitsandbytes", "calc", "chunked", "config", "critic",
-    "cublas", "ddp", "deepspeed", "device", "div", "docs", "dpo", "entropy", "fp", "fsdp", "fused", "grpo", "hf",
-    "json", "kv", "litgpt", "log", "logits", "logsumexp", "lora", "mixed", "mod", "mul", "norm", "nvidia",
-    "openrlhf", "optimizer", "parquet", "perf", "ppo", "pretrain", "proj", "qlora", "rm", "rollout", "sdpa", "sft",
-    "sleep", "softmax", "state", "dict", "tinyzero", "token", "torch", "transformers", "trl", "verl", "vllm", "zero"
+    "actor", "autocast", "bash", "batch", "bf", "bin", "bitsandbytes", "calc", "channels", "chunked", "config",
+    "connections", "critic", "cublas", "ddp", "deepspeed", "device", "dict", "div", "docs", "dpo", "entropy", "fp",
+    "fsdp", "fused", "generate", "grpo", "hf", "json", "kv", "litgpt", "log", "logits", "logsumexp", "lora", "max",
+    "medium", "mini", "mixed", "mod", "mul", "norm", "nvidia", "openrlhf", "optimizer", "parquet", "perf", "ppo",
+    "pretrain", "proj", "qlora", "rm", "rollout", "sdpa", "sft", "sleep", "softmax", "state", "tinyzero", "token",
+    "torch", "transformers", "trl", "up", "verl", "vllm", "zero"
 }  # fmt: skip
 MARKUP = re.compile(
     r"<(code|pre|q|cite|script|style|textarea|title)\b.*?</\1>|<p translate=\"no\">.*?</p>|<[^>]*>|https?://\S+", re.S
@@ -79,7 +80,7 @@ def test_a_line_is_said_message_by_message_and_what_the_catalogue_lacks_stays_wh
     said = {
         "fits": "放得下",
         "out of memory in backward": "显存不足（反向）",
-        "Full activation checkpointing saves 1.2 GiB in `forward`.": "完整的激活重计算在`forward`阶段节省 1.2 GiB。",
+        "Full activation checkpointing saves 1.2 GiB in `forward`.": "完整的激活重计算，在`forward`阶段节省 1.2 GiB。",
         "Qwen2.5 7B, PPO on 8 × A100 80GB PCIe: memory by phase": "Qwen2.5 7B，PPO，8 × A100 80GB PCIe：各阶段的显存",
         "LoRA of rank 64, ZeRO-2, micro batch 4": "秩 64 的 LoRA，ZeRO-2，微批次 4",
         "gpu: given 'rtx409', allowed: 'rtx4090'; did you mean 'rtx4090'?": (
@@ -229,8 +230,9 @@ def test_every_refusal_of_a_job_has_a_translation() -> None:
 
 
 def test_a_chinese_page_has_no_english_line_in_its_tables_and_its_calculator(site: Path) -> None:
-    found = {}
-    for page in sorted((site / "zh").rglob("*.html")):
+    found, pages = {}, sorted((site / "zh").rglob("*.html"))
+    assert len(pages) == len([*(ROOT / "docs").rglob("*.zh.md")])
+    for page in pages:
         html = page.read_text("utf-8")
         made = re.findall(r'<figure class="computed" id="([^"]+)".*?</figure>', html, re.S)
         figures = re.findall(r'<figure class="computed".*?</figure>', html, re.S)
@@ -277,6 +279,16 @@ def test_text_has_no_holes_beside_chinese_punctuation() -> None:
     assert fullwidth.close(given) == "**答案。**在六张卡上，[见](x.md) 第 2 页（附录）GiB\n\n- 一、\n- 二"
     english = "One, two\nthree (four) — five.\n\n    code  is left"
     assert fullwidth.close(english) == english
+
+
+def test_links_lead_to_the_translation_where_there_is_one(tmp_path: Path) -> None:
+    for name in ("index.md", "index.zh.md", "a/b.md", "a/b.zh.md", "a/c.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    html = '<a href="../a/b.html#x">b</a> <a href="../a/c.html">c</a> <a href="https://example.org/a/b.html">d</a>'
+    led = html.replace("../a/b.html#x", "../zh/a/b.html#x")
+    assert languages.lead(html, "../", "zh", tmp_path) == led
+    assert languages.lead(html, "../", "", tmp_path) == html
 
 
 def test_addresses() -> None:

@@ -159,6 +159,7 @@ VERDICTS = {
     "nothing fits": "没有放得下的配置",
     "cannot run": "跑不了",
     "not asked": "未计算",
+    "in a moment": "稍候",
     "far too small": "差得太远",
     "vLLM does not start": "vLLM 无法启动",
     "vLLM does not start: {reason*}": "vLLM 无法启动：{reason}",
@@ -363,6 +364,7 @@ HEADINGS = {
     "sequences": "序列",
     "tokens/s": "token/秒",
     "(tokens)": "(token)",
+    "(tokens/s)": "(token/秒)",
     "(sequences)": "(序列)",
     "(bytes per token)": "(字节/token)",
 }
@@ -518,7 +520,7 @@ LINES = {
     "Same model, GPU, lengths and batch; five responses a prompt, with a reference model; verl 0.4.": (
         "模型、显卡、长度和批次相同；每条提示五个回答，有参考模型；verl 0.4。"
     ),
-    "Theirs: {source} and the scripts that it names.": "官方：{source}，以及其中提到的脚本。",
+    "Theirs: {source*} and the scripts that it names.": "官方：{source}，以及其中提到的脚本。",
     "{model}, GRPO with LoRA": "{model}，GRPO 加 LoRA",
     "Da Vinci": "达芬奇",
     # what is assumed in the tables of what fits
@@ -575,6 +577,7 @@ ADVICE = {
     "Next faster: {settings*}: does not start vLLM: {reason*}.": "更快一档：{settings}：vLLM 无法启动：{reason}。",
     "{settings*}: does not start vLLM: {reason*}": "{settings}：vLLM 无法启动：{reason}",
     "does not start vLLM: {reason*}": "vLLM 无法启动：{reason}",
+    "{n#} GPUs instead of {given#} suffice; the closest {miss*}": "把 {given} 张卡换成 {n} 张就够；最接近的配置{miss}",
     "the closest {miss*}": "最接近的配置{miss}",
     "the safest {miss*}": "最稳妥的配置{miss}",
     "nothing faster was found": "没有找到更快的",
@@ -605,10 +608,10 @@ ADVICE = {
     ),
     "sequences of {n#} tokens, {times#} times as long": "{n} 个 token 的序列，长度为 {times} 倍",
     "{size} free beside the peak and its error": "除峰值及其误差外还空出 {size}",
-    "{setting} saves {size} in {phase}": "{setting}在{phase}阶段节省 {size}",
-    "{setting} would save {size} in {phase}": "{setting}可在{phase}阶段节省 {size}",
+    "{setting} saves {size} in {phase}": "{setting}，在{phase}阶段节省 {size}",
+    "{setting} would save {size} in {phase}": "{setting}，可在{phase}阶段节省 {size}",
     "{setting} would save {size} in {phase}, for {percent#} % more time": (
-        "{setting}可在{phase}阶段节省 {size}，多用 {percent} % 的时间"
+        "{setting}，可在{phase}阶段节省 {size}，多用 {percent} % 的时间"
     ),
     "full activation checkpointing": "完整的激活重计算",
     "selective activation checkpointing": "选择性激活重计算",
@@ -815,7 +818,7 @@ CALCULATOR = {
     "Peak": "峰值",
     "{peak} of {usable} usable on each card, in {phase}; {tensors} of it tensors. It fits with a probability of "
     "{probability}, and where {needed} are usable with one of {wanted}": (
-        "每张卡可用 {usable}，峰值 {peak}，出现在{phase}；其中张量 {tensors}。放得下的概率为{probability}；"
+        "每张卡可用 {usable}，峰值 {peak}，出现在{phase}；其中张量 {tensors}。放得下的概率：{probability}；"
         "若可用显存有 {needed}，概率为 {wanted}"
     ),
     "more than 99 %": "99 % 以上",

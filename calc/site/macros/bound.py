@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from calc.answers import answers
 from calc.answers.answers import Answer
 from calc.base.ledger import Phase
+from calc.base.project import ROOT
 from calc.base.schema import closest
 from calc.site.formats import datasets
 from calc.site.i18n import languages, speech
@@ -181,8 +182,8 @@ class Bound:
         return speech.say(text, self._language)
 
     def _worded(self, html: str) -> str:
-        """HTML generated outside the page, with its words in the page's language."""
-        return speech.speak(html, self._language)
+        """HTML generated outside the page, with its words, and the pages that it leads to, in the page's language."""
+        return languages.lead(speech.speak(html, self._language), self._root, self._language, ROOT / "docs")
 
     def _released(self, release: changelog.Release) -> str:
         """A release as a section of the changelog."""
