@@ -16,13 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from calc.base.versions import numbers
 from calc.frameworks.registry import FRAMEWORKS
 from calc.frameworks.releases import READ
+from calc.frameworks.torch.trainers.registry import RELEASED
 
 ASK = ("index", "versions", "--ignore-requires-python", "--disable-pip-version-check", "--retries=1", "--timeout=10")
 
 
 def known() -> dict[str, str]:
     """The newest release that is known, by package."""
-    return {name: framework.KNOWN[-1] for name, framework in FRAMEWORKS.items()} | READ
+    trainers = {name: tuple(own.RELEASES)[-1] for name, own in RELEASED.items()}
+    return {name: framework.KNOWN[-1] for name, framework in FRAMEWORKS.items()} | trainers | READ
 
 
 def released(pip: Sequence[str], package: str) -> list[str]:

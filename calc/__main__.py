@@ -1,4 +1,4 @@
-"""The command line: `python -m calc estimate | recommend | models | gpus | check`.
+"""The command line: `python -m calc estimate | recommend | diagnose | lengths | models | gpus | check | add`.
 
 Exit status 0 for an answer, 2 for input that cannot be used: then one line on standard error and nothing on standard
 output.
@@ -14,15 +14,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, NoReturn
 
-from calc.base.reading import decode, lines, parse_json, parse_mapping, read_input
+from calc.add import add
+from calc.add.models import OPTIONS
+from calc.base.reading import FILE, decode, lines, parse_json, parse_mapping, read_input
 from calc.base.schema import InputError, closest
 from calc.catalog.catalog import load
 from calc.check import check
+from calc.diagnose import diagnose
+from calc.diagnose import text as diagnosed
 from calc.estimate import report
 from calc.estimate.estimate import as_dict, estimate
 from calc.models.architecture import parameters
 from calc.recommend import options, recommend, smallest, text
 from calc.resolve.parse import given, parse
+from calc.scenario import data_lengths
 
 PROGRAM = "python -m calc"
 
@@ -53,10 +58,17 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
             return _estimate(arguments.scenario, arguments.json)
         case "recommend":
             return _recommend(arguments.fields, arguments.scenario, arguments.json)
+        case "diagnose":
+            return _diagnose(arguments.text, arguments.fields, arguments.json)
+        case "lengths":
+            return _lengths(arguments.data, arguments.tokenizer, arguments.json)
         case "models":
             return _list(_models(), arguments.json)
         case "gpus":
             return _list(_gpus(), arguments.json)
+        case "add":
+            given = {name: vars(arguments)[name] for name in OPTIONS if vars(arguments)[name] is not None}
+            return [add(arguments.file, given, over=arguments.replace)]
         case _:
             return _check()
 
@@ -88,6 +100,17 @@ def _recommend(fields: dict[str, Any], path: str | None, as_json: bool) -> Itera
         tried = smallest(job, where=where, progress=_Progress())
         answer = tried.recommendation
     yield json.dumps(text.as_dict(answer, tried), indent=2) + "\n" if as_json else text.text(answer, catalog, tried)
+
+
+def _diagnose(path: str, fields: dict[str, Any], as_json: bool) -> Iterator[str]:
+    """What a job died of, and what to change; options give what the pasted text leaves open."""
+    raw, where = read_input(path, FILE)
+    catalog = load()
+    answer = diagnose(raw, fields, catalog, where=where)
+    if as_json:
+        yield json.dumps(diagnosed.as_dict(answer, catalog), indent=2) + "\n"
+    else:
+        yield diagnosed.text(answer, catalog)
 
 
 class _Progress:
@@ -137,6 +160,13 @@ def _answer(raw: bytes, where: str, number: int) -> str:
 
 def _error(message: str) -> str:
     return json.dumps({"error": message}) + "\n"
+
+
+def _lengths(path: str, tokenizer: str | None, as_json: bool) -> Iterator[str]:
+    """The lengths of a data set's sequences, as a file that a scenario can name."""
+    tokenize = data_lengths.tokenizer(tokenizer) if tokenizer else None
+    found = data_lengths.counted(lines(path), "standard input" if path == "-" else path, tokenize)
+    yield json.dumps({"counts": data_lengths.binned(found)}) + "\n" if as_json else data_lengths.text(found)
 
 
 def _models() -> list[dict[str, Any]]:
@@ -197,20 +227,38 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     sub.add_argument("--scenario", metavar="FILE", help="fields that stay fixed, as a YAML or JSON file, - for input")
     sub.add_argument("--json", action="store_true", help="the answer as JSON")
+    sub = commands.add_parser(
+        "diagnose",
+        help="what a job died of, and what to change: every field of a scenario is an option",
+        allow_abbrev=False,
+    )
+    sub.add_argument("text", metavar="FILE", help="a command, a log, a scenario or a memory snapshot; - for input")
+    sub.add_argument("--json", action="store_true", help="the answer as JSON")
+    sub = commands.add_parser("lengths", help="lengths of a data set's sequences, for a scenario", allow_abbrev=False)
+    sub.add_argument("data", metavar="DATA.jsonl", help="a sequence a line: tokens, their ids, or text; - for input")
+    sub.add_argument("--tokenizer", metavar="NAME", help="what reads text: a folder or a hub's name, by Transformers")
+    sub.add_argument("--json", action="store_true", help="as JSON")
     for name, what in (("models", "the models of the catalog"), ("gpus", "the GPUs of the catalog")):
         sub = commands.add_parser(name, help=what, allow_abbrev=False)
         sub.add_argument("--json", action="store_true", help="as JSON")
     commands.add_parser("check", help="reads and checks the catalogs", allow_abbrev=False)
+    sub = commands.add_parser("add", help="writes a file of the catalog after all checks", allow_abbrev=False)
+    sub.add_argument(
+        "file", metavar="CONFIG.json | GPU.yaml", help="a model's config.json or a GPU's file, - for input"
+    )
+    for name, what in OPTIONS.items():
+        sub.add_argument(f"--{name}", dest=name, metavar=name.upper(), help=what)
+    sub.add_argument("--replace", action="store_true", help="replaces the file that is there")
 
     command = next((word for word in argv if not word.startswith("-")), None)
     if command is not None and command not in commands.choices:
         near = closest(command, commands.choices)
         raise InputError(f"{PROGRAM}: command: given {command!r}, allowed: {', '.join(commands.choices)}{near}")
     arguments, unknown = parser.parse_known_args(argv)
-    if arguments.command == "recommend":
-        arguments.fields = options.read(unknown, f"{PROGRAM} recommend")
+    if arguments.command in ("recommend", "diagnose"):
+        arguments.fields = options.read(unknown, f"{PROGRAM} {arguments.command}")
     elif unknown:
-        near = closest(unknown[0], ("--json", "--batch", "--help"))
+        near = closest(unknown[0], ("--json", "--batch", "--help", "--replace", *map("--{}".format, OPTIONS)))
         raise InputError(f"{PROGRAM} {arguments.command}: given {unknown[0]!r}, which it does not take{near}")
     if arguments.command == "estimate" and (arguments.scenario is None) == (arguments.batch is None):
         given = "neither" if arguments.batch is None else "both"

@@ -20,6 +20,7 @@ from calc.base.project import ROOT
 from calc.base.reading import parse_mapping, read_input
 from calc.base.schema import InputError
 from calc.base.units import gib
+from calc.base.writing import replace
 from calc.catalog.catalog import Catalog, load
 from calc.check import check, check_record, folders
 from calc.estimate import report
@@ -27,7 +28,6 @@ from calc.estimate.estimate import estimate
 from calc.resolve.parse import parse
 
 from .commands import Parser
-from .files import replace
 
 FOLDER = ROOT / "measurements"
 

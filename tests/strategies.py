@@ -75,7 +75,11 @@ def fields(draw: st.DrawFn, tasks: tuple[str, ...] = TASKS) -> dict[str, Any]:
         "micro_batch": draw(st.integers(1, 16)),
         "seq_len": draw(st.integers(1, 16_384)),
     }
-    data["expected_len"] = draw(st.integers(1, data["seq_len"]))
+    if draw(st.integers(0, 3)):
+        data["expected_len"] = draw(st.integers(1, data["seq_len"]))
+    else:
+        longest = draw(st.integers(1, 2 * data["seq_len"]))
+        data["lengths"] = {"mean": draw(st.integers(1, longest)), "longest": longest}
     data["global_batch"] = data["micro_batch"] * data["gpus"] * draw(st.integers(1, 4))
     if data["gpus"] > 1 or draw(st.booleans()):
         data["sharding"] = draw(st.sampled_from(SHARDINGS[framework]))
@@ -224,6 +228,9 @@ NAMED: dict[str, st.SearchStrategy[Any]] = {
     ),
     "dropout": st.sampled_from((0, 0.05, 0.5)),
     "gpu_memory_utilization": st.floats(0.05, 1),
+    "lengths": st.builds(
+        lambda mean, more: {"mean": mean, "longest": mean * more}, LENGTHS, st.sampled_from((1, 2, 9))
+    ),
 }
 VERSIONS = {
     "torch": ("1.13", "2.0", "2.1", "2.4", "2.5", "2.6", "2.8"),
@@ -246,7 +253,12 @@ def leaves(properties: Mapping[str, Any], under: str = "") -> Iterator[tuple[str
             yield from leaves(node["properties"], f"{place}.")
 
 
-LEAVES = {place: node for place, node in leaves(SCHEMA["properties"]) if place not in SCHEMA["required"]}
+# the parts of `lengths` go together
+LEAVES = {
+    place: node
+    for place, node in leaves(SCHEMA["properties"])
+    if place not in SCHEMA["required"] and not place.startswith("lengths.")
+}
 # What decides most of what else may be said comes first, and often.
 FIRST = ("method", "sharding", "precision", "trainer", "optimizer", "tensor_parallel", "context_parallel")
 
@@ -261,7 +273,7 @@ def applies(place: str, s: Scenario) -> bool:
         )
     if branch in RL_FIELDS or place == "placement":
         return s.rollout is not None
-    return not (branch == "lora" and s.lora is None) and not (place == "seq_len" and s.rollout)
+    return not (branch == "lora" and s.lora is None) and not (place in ("seq_len", "lengths") and s.rollout)
 
 
 def value(place: str, node: Mapping[str, Any], sofar: Scenario) -> st.SearchStrategy[Any]:

@@ -284,7 +284,10 @@ def test_check_says_what_it_checked_in_one_line(run: Callable[..., Run]) -> None
     [
         ([], "command"),
         (["estmate"], "did you mean 'estimate'"),
-        (["recommended"], "allowed: estimate, recommend, models, gpus, check; did you mean 'recommend'?"),
+        (
+            ["recommended"],
+            "allowed: estimate, recommend, diagnose, lengths, models, gpus, check, add; did you mean 'recommend'?",
+        ),
         (["estimate"], "SCENARIO"),
         (["estimate", "a", "--batch", "b"], "both"),
         (["estimate", "--batch"], "--batch"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from fuzz import inputs
 from fuzz.doors import DOORS
 from hypothesis import HealthCheck, given, settings
 
+from calc.catalog.catalog import load
+
 # so many inputs that each door takes seconds
-EXAMPLES = {"recommend": 40, "address": 25}
+EXAMPLES = {"recommend": 40, "address": 25, "added": 25, "diagnose": 15}
 
 
 @pytest.mark.parametrize("name", DOORS)
@@ -26,10 +29,12 @@ def test_a_door_answers_or_refuses_in_one_line(name: str) -> None:
 
 
 GOOD: dict[str, Any] = {
+    "added": json.dumps(load().models["qwen3-8b"].config).encode(),
     "estimate": b"model: qwen3-0.6b\ntask: sft\ngpu: a40\n",
     "batch": b'{"model": "qwen3-0.6b", "task": "sft", "gpu": "a40"}',
     "recommend": ["--model", "qwen3-0.6b", "--task", "sft", "--gpu", "a40", "--gpus", "1"],
-    "address": {"model": "qwen3-0.6b", "task": "sft", "gpu": "a40", "gpus": 1},
+    "diagnose": b"model: qwen3-0.6b\ntask: sft\ngpu: a40\n",
+    "address": {"model": "qwen3-0.6b", "task": "sft", "gpu": "a40", "gpus": "1"},
     "pasted": b"model: qwen3-0.6b\ntask: sft\ngpu: a40\n",
 }
 

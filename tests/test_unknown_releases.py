@@ -13,6 +13,7 @@ import pytest
 from calc.base.versions import numbers
 from calc.frameworks.registry import FRAMEWORKS
 from calc.frameworks.releases import READ
+from calc.frameworks.torch.trainers.registry import RELEASED
 
 PIP = (sys.executable, "-m", "pip")
 
@@ -56,7 +57,7 @@ def test_releases_later_than_the_newest_known_are_listed(
 
 def test_every_framework_and_library_is_asked_about(versions: ModuleType) -> None:
     """PyTorch is both: the library's release is the finer one."""
-    assert versions.known().keys() == {*FRAMEWORKS, *READ}
+    assert versions.known().keys() == {*FRAMEWORKS, *READ, *RELEASED}
     assert versions.known()["torch"] == READ["torch"]
 
 

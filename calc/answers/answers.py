@@ -14,7 +14,7 @@ from calc import __version__
 from calc.answers.processes import Pool
 from calc.base.ledger import Moment, Phase
 from calc.catalog.catalog import Catalog, load
-from calc.estimate.estimate import estimate, loading_moments
+from calc.estimate.estimate import course, estimate, loading_moments
 from calc.estimate.report import deciding
 from calc.estimate.result import Estimate, Group
 from calc.resolve.parse import parse
@@ -73,6 +73,10 @@ class Answer(NamedTuple):
     def loading(self) -> list[tuple[str, Moment]]:
         """Every moment of loading, with the name of the group that it happens on."""
         return loading_moments(self.scenario, load())
+
+    def course(self) -> list[tuple[str, list[Phase]]]:
+        """Every instant from loading to the end of a step that can be the peak of its phase, by GPU group, in order."""
+        return course(self.scenario, load())
 
     @property
     def peak(self) -> Phase:

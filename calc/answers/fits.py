@@ -21,6 +21,7 @@ from calc.base.units import gb
 from calc.catalog.catalog import GPU, Model
 
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
+LEARNING = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}  # the same within a sentence
 COUNTS = (1, 8)
 
 

@@ -158,6 +158,14 @@ def lacks(miss: Miss) -> str:
     return f"lacks {gib(miss.shortfall)} in {miss.phase}"
 
 
+def passed(found: Recommendation) -> tuple[str, str]:
+    """The question and the answer on a method that was chosen because the one that comes first does not fit."""
+    assert found.recommended and found.passed
+    chosen, first = METHODS[found.recommended.scenario.method], found.passed.judged.scenario
+    closest = ", ".join(settings(first)[1:])
+    return f"Why {chosen}", f"{_method(first)} comes first, and {lacks(found.passed)} where it is closest: {closest}"
+
+
 def against(found: Recommendation) -> str:
     """The next faster configuration's other settings and what it lacks; or what would have to change."""
     best, miss = found.recommended, found.fails

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from calc.autograd.polynomial import amount
-from calc.autograd.tape import NOTHING, Course, Op, Size, Tape, Tensor
+from calc.autograd.lifetimes import Lifetimes, Pass, Turn
+from calc.autograd.polynomial import in_bytes
+from calc.autograd.tape import NOTHING, Course, Size, Tape, Tensor
 
 # Slots that are not a piece's own: its input, the gradient of its output, gradients of weights, which stay, and what an
 # operation takes and gives back while it runs. MULTIPLY is where cuBLAS is called first, by forward's thread, 1, or
@@ -36,129 +37,68 @@ class Writer:
     """
 
     def __init__(self, tape: Tape, dims: Mapping[str, int], tokens: int, length: int, grad_bytes: int) -> None:
-        self.tape, self.dims, self.batch, self.grad_bytes = tape, dims, (tokens, length), grad_bytes
-        self.input = next(op.inputs[0].storage for op in tape.ops if op.inputs)
+        self.lifetimes = Lifetimes(tape)
+        self.dims, self.batch, self.grad_bytes = dims, (tokens, length), grad_bytes
         self.rows = tokens // length
-        self.slots: dict[Tensor, int] = {self.input: INPUT}
+        self.slots: dict[Tensor, int] = {self.lifetimes.input: INPUT, self.lifetimes.given: GIVEN}
         self.used = 0
         self.steps: list[tuple[int, int]] = []
-        self.alive: dict[Tensor, None] = {}
+        self.alive: set[Tensor] = set()
         self.sizes: dict[Size, int] = {}
-        self.views: set[Tensor] = set()
 
     def forward(self) -> Script:
         """A forward that keeps what backward needs."""
-        return self._whole(lambda op: op.saves)
+        return self._whole(self.lifetimes.forward())
 
     def without_grad(self) -> Script:
         """A forward that keeps nothing."""
-        return self._whole(lambda op: ())
+        return self._whole(self.lifetimes.without_grad())
 
     def once(self) -> Script:
         """A forward that checkpointing will run again: its input stays, and what selective checkpointing keeps."""
-        return self._whole(lambda op: op.kept, {self.input})
-
-    def _whole(self, stays: Callable[[Op], Iterable[Tensor]], held: Iterable[Tensor] = ()) -> Script:
-        self.alive, self.steps = {self.input: None}, []
-        out = self.tape.final.storage
-        saved = {t.storage for op in self.tape.ops for t in stays(op)}
-        self._run(len(self.tape.ops), stays, {*held, out}, cached={*self.tape.cached} - saved)
-        return Script(tuple(self.steps), self.slots[out])
-
-    def _run(
-        self, end: int, stays: Callable[[Op], Iterable[Tensor]], held: set[Tensor], cached: Container[Tensor] = ()
-    ) -> None:
-        """Runs the operations before `end`, after which what `stays` of each is alive, and what is `held` anyway.
-
-        Tensors that autocast has `cached` are not the piece's own. Tensors that operations after `end` would use live
-        until then: variables of the layer's forward name them.
-        """
-        ops = self.tape.ops[:end]
-        last = {t.storage: n for n, op in enumerate(self.tape.ops) for t in (*op.inputs, *op.outs)}
-        last.update((t.storage, end) for t in self.tape.held)
-        saved = set(held)
-        for n, op in enumerate(ops):
-            kept = [t.storage for t in stays(op)]
-            if op.outs[:1] and op.outs[0] in cached:
-                self.steps.append((CAST, self._bytes(op.outs[0].size)))
-                continue
-            self._take([t.storage for t in op.outs], op.scratch, op.course)
-            if op.flat:
-                self._multiply(1)
-            self._take(kept)
-            saved.update(kept)
-            self._leave(t for t in self.alive if t in saved or last.get(t, -1) > n)
-        self._leave(t for t in self.alive if t in saved)
+        return self._whole(self.lifetimes.once())
 
     def backward(self) -> Script:
         """The backward of a forward that kept everything."""
-        self.alive, self.steps = dict.fromkeys(t.storage for op in self.tape.ops for t in op.saves), []
-        gradient = self._gradients(0, len(self.tape.ops), {})
-        return Script(tuple(self.steps), self._handed(gradient))
+        return self._script(self.lifetimes.backward(), [t.storage for op in self.lifetimes.tape.ops for t in op.saves])
 
     def again(self) -> Script:
-        """The backward of a checkpointed piece, whose forward runs again once an operation asks for what it saved.
+        """The backward of a checkpointed piece, whose forward runs again."""
+        kept = [t.storage for op in self.lifetimes.tape.ops for t in op.kept]
+        return self._script(self.lifetimes.again(), [self.lifetimes.input, *kept])
 
-        That forward stops before the operation that saves last (torch 2.13 `utils/checkpoint.py`).
-        """
-        ops = self.tape.ops
-        kept = {t.storage for op in ops for t in op.kept}
-        self.alive, self.steps = dict.fromkeys((self.input, *kept)), []
-        last = max((n for n, op in enumerate(ops) if op.saves), default=len(ops))
-        gradient = self._gradients(last + 1, len(ops), {}, {self.input, *kept})
-        asked = {t.storage for t in ops[last].saves} if last < len(ops) else set()
-        waiting = {g.storage for g in gradient.values()}
-        self._run(last, lambda op: op.saves, {self.input, *kept, *asked, *waiting})
-        self._take([*asked])
-        gradient = self._gradients(0, last + 1, gradient, {self.input})
-        return Script((*self.steps, (INPUT, 0)), self._handed(gradient))
+    def _whole(self, run: Pass) -> Script:
+        """A forward; casts that autocast keeps are not the piece's own, unless it saves them."""
+        casts = {*self.lifetimes.tape.cached}.difference(run.turns[-1].saved)
+        return self._script(run, [self.lifetimes.input], casts)
 
-    def _gradients(
-        self, first: int, end: int, gradient: dict[Tensor, Tensor], held: Iterable[Tensor] = ()
-    ) -> dict[Tensor, Tensor]:
-        """Runs backward through the operations from `first` to before `end`, last one first."""
-        ops, final = self.tape.ops[first:end], self.tape.final
-        users: dict[Tensor, int] = {}
-        for op in self.tape.ops[:end]:
-            for t in op.saves:
-                users[t.storage] = users.get(t.storage, 0) + 1
-        if not gradient:
-            given = Tensor(final.width, final.b)
-            self.slots[given], gradient = GIVEN, {final: given}
-            self.alive[given] = None
-        stay = set(held)
-        for op in reversed(ops):
-            incoming = [gradient[out] for out in op.outs if out in gradient]
-            if incoming:
-                made = op.gradients(incoming[0])
-                if op.weight:
-                    self.steps.append((WEIGHT, op.weight * self.grad_bytes))
-                if op.flat:
-                    self._multiply(2)
-                if op.rowwise:
-                    self._row_by_row([*made.values()], [t.storage for t in op.saves], op.backward_scratch)
-                else:
-                    self._take([g.storage for g in made.values()], op.backward_scratch, op.backward_course)
-                for out in op.outs:
-                    gradient.pop(out, None)
-            for t in op.saves:
-                users[t.storage] -= 1
-                if not users[t.storage]:
-                    del users[t.storage]
-            if incoming:
-                needed = (g.storage for g in (*made.values(), *gradient.values()))
-                self._leave({*users, *stay, *needed})
-                for t, g in made.items():
-                    gradient[t] = self._sum(gradient[t], g) if t in gradient else g
-                if op.flat:
-                    self.views.update(g.storage for g in made.values())
-            self._leave({*users, *stay, *(g.storage for g in gradient.values())})
-        return gradient
+    def _script(self, run: Pass, there: Iterable[Tensor], casts: Container[Tensor] = ()) -> Script:
+        """The script of a pass that finds these tensors there, and a given gradient."""
+        self.alive, self.steps = {*there, self.lifetimes.given}, []
+        for turn in run.turns:
+            self._backward(turn) if turn.backward else self._forward(turn, casts)
+            self._free(turn.freed)
+        return Script(tuple(self.steps), self.slots[run.out] if run.out else PASSING)
 
-    def _handed(self, gradient: Mapping[Tensor, Tensor]) -> int:
-        """The slot of the input's gradient; PASSING where it needs none."""
-        found = [g for t, g in gradient.items() if t.storage is self.input]
-        return self.slots[found[0].storage] if found else PASSING
+    def _forward(self, turn: Turn, casts: Container[Tensor]) -> None:
+        if turn.made and turn.made[0] in casts:
+            self.steps.append((CAST, self._bytes(turn.made[0].size)))
+            return
+        self._take(turn.made, turn.scratch, turn.course)
+        if turn.op.flat:
+            self._multiply(1)
+        self._take(turn.kept)
+
+    def _backward(self, turn: Turn) -> None:
+        op = turn.op
+        if op.weight:
+            self.steps.append((WEIGHT, op.weight * self.grad_bytes))
+        if op.flat:
+            self._multiply(2)
+        if op.rowwise:
+            self._row_by_row(turn.made, [t.storage for t in op.saves], turn.scratch)
+        else:
+            self._take(turn.made, turn.scratch, turn.course)
 
     def _multiply(self, thread: int) -> None:
         if (MULTIPLY, thread) not in self.steps:
@@ -173,12 +113,12 @@ class Writer:
 
     def _parts(self, t: Tensor) -> list[tuple[int, int]]:
         """The slots of a storage with their bytes: one slot, or one for each sequence."""
-        slot, parts = self._slot(t), self.rows if t.apart else 1
-        return [(slot + n, self._bytes(t.size) // parts) for n in range(parts)]
+        slot, size = self._slot(t), self._bytes(t.size)
+        return [(slot + n, size // self.rows) for n in range(self.rows)] if t.apart else [(slot, size)]
 
     def _bytes(self, size: Size) -> int:
         if size not in self.sizes:
-            self.sizes[size] = amount(size, self.dims).bytes(*self.batch)
+            self.sizes[size] = in_bytes(size, self.dims, *self.batch)
         return self.sizes[size]
 
     def _take(self, storages: Sequence[Tensor], scratch: Size = NOTHING, course: Course = ()) -> None:
@@ -197,7 +137,7 @@ class Writer:
             if each is None:
                 for t in storages:
                     if t not in self.alive:
-                        self.alive[t] = None
+                        self.alive.add(t)
                         self.steps += self._parts(t)
             elif isinstance(each, int):
                 self.steps.append((passing.pop(each), 0))
@@ -216,21 +156,13 @@ class Writer:
             taken = [self._parts(t)[n] for t in made]
             given = [(self._slot(t) + n, 0) for t in saved]
             self.steps += [(PASSING, self._bytes(scratch) // 2), *taken, (PASSING, 0), *given]
-        self.alive.update(dict.fromkeys(made))
-        for t in saved:
-            self.alive.pop(t, None)
+        self.alive.update(made)
+        self.alive.difference_update(saved)
 
-    def _sum(self, first: Tensor, second: Tensor) -> Tensor:
-        """The sum of a gradient's two parts: in place, unless the first part is a view (torch `input_buffer.cpp`)."""
-        if first.storage not in self.views or first.storage is second.storage:
-            return first
-        total = Tensor(first.width, first.b)
-        self._take([total])
-        return total
-
-    def _leave(self, needed: Iterable[Tensor]) -> None:
-        """Frees whatever is not `needed` any more."""
-        stay = set(needed)
-        for t in [t for t in self.alive if t not in stay]:
-            del self.alive[t]
-            self.steps += [(slot, 0) for slot, _ in self._parts(t)]
+    def _free(self, storages: Iterable[Tensor]) -> None:
+        """Frees those of the `storages` that are blocks of the piece and still there."""
+        for t in storages:
+            if t in self.alive:
+                self.alive.remove(t)
+                slot = self._slot(t)
+                self.steps += [(slot + n, 0) for n in range(self.rows if t.apart else 1)]

@@ -1,17 +1,18 @@
-"""Tapes in numbers: the bytes that a piece of a model keeps and needs in passing, as functions of tokens and length.
+"""Closed forms: the bytes that a piece of a model keeps and needs in passing, as functions of tokens and length.
 
-A tape answers in symbols. Here a model's dimensions are put in once, and instants that another one always exceeds are
-dropped, so that an estimate evaluates only a handful of sums.
+The turns of a pass are added up in symbols. Then a model's dimensions are put in once, and instants that another one
+always exceeds are dropped, so that an estimate evaluates only a handful of sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import add, le
 from typing import NamedTuple
 
-from calc.autograd.tape import Size, Snapshot, Tape, text
+from calc.autograd.lifetimes import Lifetimes, Turn
+from calc.autograd.tape import NOTHING, Size, Tape, text, total
 
 
 class Amount(NamedTuple):
@@ -31,6 +32,35 @@ class Amount(NamedTuple):
 NO_BYTES = Amount(0, 0, 0, 0, "0")
 
 
+class Snapshot(NamedTuple):
+    """One instant: bytes saved for backward, bytes in passing, trainable elements whose gradient exists by then.
+
+    Of `gradients`, `making` elements belong to the gradient that the operation itself makes.
+    """
+
+    name: str
+    saved: Size
+    passing: Size
+    gradients: int
+    making: int
+
+
+def snapshots(turns: Iterable[Turn]) -> list[Snapshot]:
+    """The instants of a pass, one for each operation: its temporaries count as if they were all there at once."""
+    done, known, saved, shots = 0, None, NOTHING, []
+    for turn in turns:
+        op = turn.op
+        if not op.outs:
+            continue
+        if turn.saved is not known:
+            known, saved = turn.saved, total(turn.saved)
+        making = op.weight if turn.backward else 0
+        done += making
+        passing = total(turn.passing)
+        shots.append(Snapshot(op.name, saved, passing + turn.scratch if turn.scratch else passing, done, making))
+    return shots
+
+
 class Shot(NamedTuple):
     """A snapshot of a tape in numbers."""
 
@@ -45,6 +75,11 @@ def amount(size: Size, dims: Mapping[str, int]) -> Amount:
     """`size` with a model's dimensions put in."""
     parts = [f"T·({text(size.tokens)})"] * bool(size.tokens) + [text(size.fixed)] * bool(size.fixed)
     return Amount(*_figures(size, dims), formula=" + ".join(parts) or "0")
+
+
+def in_bytes(size: Size, dims: Mapping[str, int], tokens: int, length: int) -> int:
+    """The bytes of `size` for `tokens` tokens in sequences of `length`."""
+    return Amount(*_figures(size, dims), formula="").bytes(tokens, length)
 
 
 def _figures(size: Size, dims: Mapping[str, int]) -> tuple[float, float, float, float]:
@@ -70,7 +105,8 @@ def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Container[s
     Operations named in `apart` run while an engine has something else in memory, so they are compared only with each
     other.
     """
-    keys = [(*map(add, _figures(s.saved, dims), _figures(s.passing, dims)), s.gradients, s.making) for s in snapshots]
+    saved = {size: _figures(size, dims) for size in {s.saved for s in snapshots}}
+    keys = [(*map(add, saved[s.saved], _figures(s.passing, dims)), s.gradients, s.making) for s in snapshots]
     inside = [n for n, s in enumerate(snapshots) if s.name in apart]
     others = [n for n, s in enumerate(snapshots) if s.name not in apart]
     kept = [among[n] for among in (inside, others) for n in maxima([keys[n] for n in among])]
@@ -103,9 +139,10 @@ class Segment:
         another.
         """
         self._tape, self._scoring, self._dims, self._apart = tape, scoring or tape, dims, apart
+        self._lifetimes = Lifetimes(tape)
 
-    def _peaks(self, snapshots: list[Snapshot]) -> tuple[Shot, ...]:
-        return peaks(snapshots, self._dims, self._apart)
+    def _peaks(self, turns: Iterable[Turn]) -> tuple[Shot, ...]:
+        return peaks(snapshots(turns), self._dims, self._apart)
 
     @cached_property
     def saved(self) -> Amount:
@@ -115,32 +152,32 @@ class Segment:
     @cached_property
     def forward(self) -> tuple[Shot, ...]:
         """The instants of a forward that is followed by a backward."""
-        return self._peaks(self._tape.forward())
+        return self._peaks(self._lifetimes.forward().turns)
 
     @cached_property
     def backward(self) -> tuple[Shot, ...]:
         """The instants of backward."""
-        return self._peaks(self._tape.backward())
+        return self._peaks(self._lifetimes.backward().turns)
 
     @cached_property
     def without_grad(self) -> tuple[Shot, ...]:
         """The instants of a forward without gradient, which keeps nothing."""
-        return self._peaks(self._scoring.forward(grad=False))
+        return self._peaks(Lifetimes(self._scoring).without_grad().turns)
 
     @cached_property
     def once(self) -> tuple[Shot, ...]:
         """The instants of a forward that checkpointing will repeat."""
-        return self._peaks(self._tape.once()) if self._tape.selective else self.without_grad
+        return self._peaks(self._lifetimes.once().turns) if self._tape.selective else self.without_grad
 
     @cached_property
     def again(self) -> tuple[Shot, ...]:
         """The instants of the recomputation."""
-        return self._peaks(self._tape.again())
+        return self._peaks(self._lifetimes.recomputed())
 
     @cached_property
     def waiting(self) -> Amount:
         """The gradients that exist during the recomputation."""
-        return amount(self._tape.waiting(), self._dims)
+        return amount(total(self._lifetimes.waiting()), self._dims)
 
     @cached_property
     def kept(self) -> Amount:

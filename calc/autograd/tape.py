@@ -1,16 +1,14 @@
-"""A tape: what a piece of a model keeps, allocates and frees, operation by operation, as PyTorch's autograd does it.
+"""A tape: the operations of a piece of a model, and what each reads, makes and keeps for its backward.
 
 A program (`calc.memory.activations`, `calc.memory.loss`) writes the operations of the real implementation on a tape;
-the tape answers what stays saved for backward and which instants of forward and backward can be the largest.
-Nothing here knows a model: sizes are sums of named terms (`2·h + 4·H`), so the closed forms that the method pages
-print are read off the same tape that the estimates use.
+`calc.autograd.lifetimes` runs forward and backward over it. Nothing here knows a model: sizes are sums of named terms
+(`2·h + 4·H`), so the closed forms that the method pages print are read off the same tape that the estimates use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 
 class Size:
@@ -23,8 +21,8 @@ class Size:
     __slots__ = ("fixed", "tokens")
 
     def __init__(self, tokens: Mapping[str, float] | None = None, fixed: Mapping[str, float] | None = None) -> None:
-        self.tokens = {symbol: c for symbol, c in (tokens or {}).items() if c}
-        self.fixed = {symbol: c for symbol, c in (fixed or {}).items() if c}
+        self.tokens = {symbol: c for symbol, c in tokens.items() if c} if tokens else {}
+        self.fixed = {symbol: c for symbol, c in fixed.items() if c} if fixed else {}
 
     def __add__(self, other: Size) -> Size:
         return Size(_sum(self.tokens, other.tokens), _sum(self.fixed, other.fixed))
@@ -130,19 +128,6 @@ class Op:
         }
 
 
-class Snapshot(NamedTuple):
-    """One instant: bytes saved for backward, bytes in passing, trainable elements whose gradient exists by then.
-
-    Of `gradients`, `making` elements belong to the gradient that the operation itself makes.
-    """
-
-    name: str
-    saved: Size
-    passing: Size
-    gradients: int
-    making: int
-
-
 @dataclass(slots=True)
 class Tape:
     """Operations in the order in which forward runs them."""
@@ -241,116 +226,20 @@ class Tape:
 
     def saved(self) -> Size:
         """Everything kept for backward once forward has ended."""
-        return _total(t for op in self.ops for t in op.saves)
+        return total([t.storage for op in self.ops for t in op.saves])
 
     def kept(self) -> Size:
         """Everything that selective checkpointing keeps beside the input."""
-        return _total(t for op in self.ops for t in op.kept)
-
-    def forward(self, *, grad: bool = True) -> list[Snapshot]:
-        """The instants of the forward pass; without `grad` nothing is saved."""
-        return self._forward(lambda op: op.saves if grad else ())
-
-    def once(self) -> list[Snapshot]:
-        """The instants of a forward pass that selective checkpointing will run again."""
-        return self._forward(lambda op: op.kept)
-
-    def _forward(self, stays: Callable[[Op], Iterable[Tensor]], cached: Iterable[Tensor] = ()) -> list[Snapshot]:
-        """The instants of a forward pass that keeps what `stays` gives for each operation.
-
-        `cached` are tensors of an earlier forward, each alive until the operation that made it takes it again.
-        """
-        waiting = dict.fromkeys(t.storage for t in cached)
-        last: dict[Tensor, int] = {}
-        for n, op in enumerate(self.ops):
-            for t in (*op.inputs, *op.outs):
-                last[t.storage] = n
-        last.update((t.storage, len(self.ops)) for t in self.held)
-        saved: dict[Tensor, None] = {}
-        alive: dict[Tensor, None] = {}
-        shots = []
-        for n, op in enumerate(self.ops):
-            saved.update(dict.fromkeys(t.storage for t in stays(op)))
-            for t in op.kept:
-                waiting.pop(t.storage, None)
-            alive.update(dict.fromkeys(t.storage for t in (*op.inputs, *op.outs)))
-            passing = _total(t for t in alive if t not in saved) + op.scratch
-            if op.outs:
-                shots.append(Snapshot(op.name, _total((*saved, *waiting)), passing, 0, 0))
-            alive = {t: None for t in alive if last[t] > n}
-        return shots
-
-    def again(self) -> list[Snapshot]:
-        """The instants of a recomputed forward, which stops before the operation that saves the last tensor.
-
-        See torch 2.13 `utils/checkpoint.py`, `_StopRecomputationError`. An operation whose output was kept takes it
-        from the cache (`_CachedTorchDispatchMode`).
-        """
-        cached = (t for op in self.ops for t in op.kept)
-        shots = self._forward(lambda op: op.saves, cached)
-        return shots[: sum(bool(op.outs) for op in self.ops[: self._last_save()])]
-
-    def waiting(self) -> Size:
-        """The gradients that exist when recomputation starts: backward has come to the last saved tensor."""
-        final = self.final
-        gradient: dict[Tensor, Tensor] = {final: self._given()}
-        for op in reversed(self.ops[self._last_save() + 1 :]):
-            incoming = [gradient.pop(out) for out in op.outs if out in gradient]
-            for t, g in op.gradients(incoming[0]).items() if incoming else ():
-                gradient.setdefault(t, g)
-        return _total(gradient.values())
-
-    def _given(self) -> Tensor:
-        """The gradient of the last output, with which backward begins."""
-        final = self.final
-        return Tensor(NOTHING if self.received else final.width, final.b)
-
-    def _last_save(self) -> int:
-        """The index of the operation that saves the last tensor; the number of operations if none saves one."""
-        return max((n for n, op in enumerate(self.ops) if op.saves), default=len(self.ops))
-
-    def backward(self) -> list[Snapshot]:
-        """The instants of the backward pass, the gradient of the last output given."""
-        users: dict[Tensor, int] = {}
-        for op in self.ops:
-            for t in op.saves:
-                users[t.storage] = users.get(t.storage, 0) + 1
-        # the cache is freed with the last saved tensor; what recomputation has not come to is still in it
-        cached = [t for op in self.ops[self._last_save() :] for t in op.kept]
-        final = self.final
-        # a gradient is a tensor of its own; aliases share it
-        given = self._given()
-        gradient: dict[Tensor, Tensor] = {final: given}
-        done = 0
-        shots = []
-        for op in reversed(self.ops):
-            incoming = [gradient[out] for out in op.outs if out in gradient]
-            if incoming:
-                made = op.gradients(incoming[0])
-                done += op.weight
-                there = (*gradient.values(), *(() if op.rowwise else made.values()))
-                passing = _total(t for t in there if t.storage not in users) + op.backward_scratch
-                saved = _total((*users, *(t.storage for t in cached if users)))
-                shots.append(Snapshot(op.name, saved, passing, done, op.weight))
-                for out in op.outs:
-                    gradient.pop(out, None)
-                for t, g in made.items():
-                    # a second contribution is added into the first, in place, unless that is a buffer of others
-                    if self.received and gradient.get(t) is given:
-                        gradient[t] = g
-                    gradient.setdefault(t, g)
-            for t in op.saves:
-                users[t.storage] -= 1
-                if not users[t.storage]:
-                    del users[t.storage]
-        return shots
+        return total([t.storage for op in self.ops for t in op.kept])
 
 
-def _total(tensors: Iterable[Tensor]) -> Size:
+def total(storages: Iterable[Tensor]) -> Size:
+    """The bytes of these storages, each counted once."""
     tokens: dict[str, float] = {}
     fixed: dict[str, float] = {}
-    for t in dict.fromkeys([t.storage for t in tensors]):
-        for sums, terms in ((tokens, t.size.tokens), (fixed, t.size.fixed)):
-            for symbol, c in terms.items():
-                sums[symbol] = sums.get(symbol, 0) + c
+    for t in dict.fromkeys(storages):
+        for symbol, c in t.size.tokens.items():
+            tokens[symbol] = tokens.get(symbol, 0) + c
+        for symbol, c in t.size.fixed.items():
+            fixed[symbol] = fixed.get(symbol, 0) + c
     return Size(tokens, fixed)

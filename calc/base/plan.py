@@ -7,8 +7,8 @@ from typing import Any, Literal, assert_never
 
 # The words of `Path`, explained there.
 LossKind = Literal[
-    "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "fused", "tiled", "pieces",
-    "scalar",
+    "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "fused",
+    "tiled", "pieces", "scalar",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
 Cut = Literal["", "slice", "unpad"]
@@ -34,7 +34,8 @@ class Path:
 
     `kind`: `cross-entropy` (a model's own loss, in fp32), `log-softmax` (of all logits, then gather), `selective` (row
     by row), `logsumexp` (gather minus logsumexp), `rows` (the same row by row), `flash` (a kernel that keeps its logits
-    and writes one gradient), `chunked`, `fused`, `tiled`, `pieces` (litgpt's), `scalar` (a value head, no vocabulary).
+    and writes one gradient), `chunked`, `chunked-logits` (torchtune's: all logits, each chunk cast for its own loss),
+    `fused`, `tiled`, `pieces` (litgpt's), `scalar` (a value head, no vocabulary).
 
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides the logits,
     `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
@@ -67,7 +68,7 @@ class Path:
         match self.kind:
             case "cross-entropy" | "chunked" | "fused" | "tiled" | "scalar":
                 return self.held != "turn"
-            case "log-softmax" | "selective" | "logsumexp" | "rows" | "flash" | "pieces":
+            case "log-softmax" | "selective" | "logsumexp" | "rows" | "flash" | "pieces" | "chunked-logits":
                 return False
             case other:
                 assert_never(other)

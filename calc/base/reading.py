@@ -35,11 +35,11 @@ def read_bytes(path: Path, where: str, limit: int = DOCUMENT) -> bytes:
         return _bounded(file, where, limit)
 
 
-def read_input(path: str) -> tuple[bytes, str]:
-    """The bytes of the file at `path` (`-`: standard input), and its name in messages."""
+def read_input(path: str, limit: int = DOCUMENT) -> tuple[bytes, str]:
+    """The bytes of the file at `path` (`-`: standard input), at most `limit`, and its name in messages."""
     if path == "-":
-        return _bounded(sys.stdin.buffer, "standard input", DOCUMENT), "standard input"
-    return read_bytes(Path(path), path), path
+        return _bounded(sys.stdin.buffer, "standard input", limit), "standard input"
+    return read_bytes(Path(path), path, limit), path
 
 
 def lines(path: str) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ import fastjsonschema
 
 FINITE = (str, int, type(None))  # the types of most fields
 LONGEST = 128  # characters of a name that are compared with known ones
+MANY, SHOWN = 20, 6  # fields of which a line no longer lists all, and how many it lists then
 
 
 class InputError(ValueError):
@@ -113,7 +114,8 @@ def _line(error: fastjsonschema.JsonSchemaValueException, root: Mapping[str, Any
                 if name not in known and not any(re.search(pattern, name) for pattern in patterns):
                     near = closest(name, (n for n in known if n not in value))
                     return f"unknown field {inside + name!r}" + (
-                        near.replace("did you mean '", f"did you mean '{inside}") or f", allowed: {', '.join(known)}"
+                        near.replace("did you mean '", f"did you mean '{inside}")
+                        or f", allowed: {_nearest(name, known)}"
                     )
         missing = next(name for name in definition["required"] if name not in value)
         return f"missing field {inside + missing!r}"
@@ -129,6 +131,14 @@ def _line(error: fastjsonschema.JsonSchemaValueException, root: Mapping[str, Any
     allowed = _allowed(definition, root)
     near = closest(value, map(str, definition.get("enum", ()))) if isinstance(value, str) else ""
     return f"{inside[:-1]}: given {show(value)}, allowed: {allowed}{near}".removeprefix(": ")
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """The known fields, or of many the nearest to `name`."""
+    if len(known) <= MANY:
+        return ", ".join(known)
+    near = difflib.get_close_matches(name[:LONGEST], known, n=SHOWN, cutoff=0)
+    return f"{', '.join(near)}, or one of {len(known) - len(near)} others"
 
 
 def _allowed(definition: Mapping[str, Any], root: Mapping[str, Any]) -> str:

@@ -18,6 +18,8 @@ from calc.base import project
 from calc.base.reading import DOCUMENT, FILE, decode, parse_json, parse_mapping, read_bytes
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import MiB
+from calc.catalog.names import Names, names
+from calc.catalog.near import meant
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.hf_config import from_config
 
@@ -36,9 +38,9 @@ class GPU:
 
     `smi_mib` is the total that the driver's tool shows, `usable_mib` the total that cudaMemGetInfo gives a process;
     `usable_derived`: the latter was not observed on this very card. Rates are dense and accumulate in fp32;
-    `nvlink_gbs` adds both directions. A value is None where no source gives it. `linked`: there are nodes that join
-    more than two of these cards by NVLink or the like; a bridge between two is extra. `sources` maps a value's field in
-    the file (`memory.usable_mib`) to where it is read.
+    `nvlink_gbs` adds both directions. A value is None where no source gives it, and 0 where the card has none of it.
+    `linked`: there are nodes that join more than two of these cards by NVLink or the like; a bridge between two is
+    extra. `sources` maps a value's field in the file (`memory.usable_mib`) to where it is read.
     """
 
     id: str
@@ -106,6 +108,7 @@ class Node:
 class Model:
     """A model: its Hugging Face name, `aliases` of the identical architecture, its config and the architecture in it.
 
+    `unlike` maps names that look like this model's to what sets their models apart.
     A model read from a path has the path as `id`, `name` and `source`, and no `published_parameters`.
     """
 
@@ -119,6 +122,7 @@ class Model:
     licence: str
     architecture: Architecture
     config: Mapping[str, Any] = field(hash=False, repr=False)
+    unlike: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
 
     @property
     def parameters(self) -> int:
@@ -130,8 +134,7 @@ class Model:
 class Catalog:
     """All data files, each mapping sorted by id. `version`: 12 hex digits that change when any of the files does.
 
-    `names` maps a model's id, Hugging Face name and aliases, casefolded, to its id; `places` maps a record's id to its
-    file and line.
+    `places` maps a record's id to its file and line.
     """
 
     gpus: Mapping[str, GPU]
@@ -140,32 +143,37 @@ class Catalog:
     measurements: tuple[Mapping[str, Any], ...]
     exhausted: tuple[Mapping[str, Any], ...]  # PyTorch's out-of-memory messages
     version: str
-    names: Mapping[str, str] = field(repr=False)
+    names: Names = field(repr=False)
     places: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def gpu(self, name: str) -> GPU:
         """The GPU with this id, case aside; CatalogError `gpu: …` otherwise."""
         found = self.gpus.get(name.casefold())
         if found is None:
-            near = closest(name, self.gpus)
-            raise CatalogError(f"gpu: given {show(name)}, allowed: {_some(self.gpus, 'gpus')}{near}")
+            allowed = _some(self.gpus, "gpus")
+            raise CatalogError(f"gpu: given {show(name)}, allowed: {allowed}{meant(name, self.gpus)}")
         return found
 
     def model(self, name: str) -> Model:
-        """The model with this id or Hugging Face name (case aside), or at this path to a Hugging Face config.json.
+        """The model with this id or name, as it is listed or spelled alike, or at this path to a config.json.
 
         CatalogError `model: …` for an unknown name; for a config it names file and field.
         """
-        found = self.names.get(name.casefold())
-        if found is not None:
-            return self.models[found]
+        if (listed := self.names.listed.get(name.casefold())) is not None:
+            return self.models[listed]
         if name.endswith(".json"):
             return _model_of_config(name)
         if os.path.isdir(name):
             return _model_of_config(os.path.join(name, "config.json"))
+        if (found := self.names.alike(name)) is not None:
+            return self.models[found]
+        if why := self.names.refusal(name):
+            raise CatalogError(
+                f"model: given {show(name)}, {why}; allowed: a path to its config.json, or another model"
+            )
         known = [*self.models, *(hf for model in self.models.values() for hf in (model.hf, *model.aliases))]
         allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
-        raise CatalogError(f"model: given {show(name)}, allowed: {allowed}{closest(name, known)}")
+        raise CatalogError(f"model: given {show(name)}, allowed: {allowed}{meant(name, known)}")
 
 
 def _some(ids: Iterable[str], command: str) -> str:
@@ -193,13 +201,14 @@ def load(root: Path | None = None) -> Catalog:
         nodes = {record.id: _node(record, gpus) for record in node_files}
         gpus = {name: replace(gpu, linked=_linked(gpu, nodes.values())) for name, gpu in gpus.items()}
         models = {record.id: _model(record) for record in model_files}
-        names = _names(model_files, root)
+        _own_names(model_files, root)
+        named = names(models.values())
         places: dict[str, str] = {}
-        measurements = tuple(_measurements(root, gpus, names, places, digest.update))
+        measurements = tuple(_measurements(root, gpus, named.listed, places, digest.update))
         exhausted = tuple(_exhausted(root, gpus, places, digest.update))
     except InputError as error:
         raise CatalogError(str(error)) from None
-    return Catalog(gpus, nodes, models, measurements, exhausted, digest.hexdigest()[:12], names, places)
+    return Catalog(gpus, nodes, models, measurements, exhausted, digest.hexdigest()[:12], named, places)
 
 
 class _Record(NamedTuple):
@@ -395,6 +404,7 @@ def _model(record: _Record) -> Model:
         licence=data["licence"],
         architecture=_architecture(data["config"], f"{record.where}: config."),
         config=data["config"],
+        unlike=data.get("unlike", {}),
     )
 
 
@@ -408,22 +418,19 @@ def _model_of_config(path: str) -> Model:
     return Model(path, path, "", (), path, None, "counted from the config", "", architecture, config)
 
 
-def _names(records: Iterable[_Record], root: Path) -> dict[str, str]:
-    """Every name of every model, casefolded, with the model's id; no two models may share a name."""
-    names: dict[str, str] = {}
-    claimed: dict[str, str] = {}  # the place of each name
+def _own_names(records: Iterable[_Record], root: Path) -> None:
+    """Refuses a name that two models list, case aside."""
+    claimed: dict[str, tuple[str, str]] = {}  # the model of each name, and the place
     for record in records:
         claims = [("id", record.id), ("hf", record.data["hf"])]
         claims += [(f"aliases[{index}]", alias) for index, alias in enumerate(record.data["aliases"])]
         for place, name in claims:
-            owner = names.setdefault(name.casefold(), record.id)
+            ours = f"{record.where}: {place}"
+            owner, theirs = claimed.setdefault(name.casefold(), (record.id, ours))
             if owner != record.id:
-                ours, theirs = f"{record.where}: {place}", claimed[name.casefold()]
                 blamed, other = newer_first(root, theirs, ours)
                 taken = f"given {name!r}, already a name of {other.partition(':')[0]}, allowed: a name of its own"
                 raise InputError(f"{blamed}: {taken}")
-            claimed.setdefault(name.casefold(), f"{record.where}: {place}")
-    return names
 
 
 def _lines(

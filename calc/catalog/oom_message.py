@@ -1,6 +1,8 @@
 """PyTorch's out-of-memory message: the figures that it states, in bytes.
 
-Both of its forms are read, as c10/cuda/CUDACachingAllocator.cpp has written them since torch 1.3 and since torch 2.1.
+Both of its forms are read, as c10/cuda/CUDACachingAllocator.cpp has written them since torch 1.3 and since torch 2.1;
+builds for AMD say the same with HIP in place of CUDA. `figures` reads a whole message, `stated` what is left of one in
+the midst of other text.
 """
 
 from __future__ import annotations
@@ -69,6 +71,64 @@ def _fields(
         "allocated_bytes": allocated,
         "unallocated_bytes": unallocated,
     }
+
+
+# The figures of either form one by one, without white space: a log breaks lines within words.
+_FIGURE = r"([\d.]+(?:bytes|[KMG]iB))"
+_STATED: Mapping[str, re.Pattern[str]] = {
+    name: re.compile(pattern.replace("FIGURE", _FIGURE))
+    for name, pattern in {
+        "tried_bytes": r"TriedtoallocateFIGURE",
+        "total_bytes": r"totalcapaci?tyofFIGURE|GPU\d+;FIGUREtotalcapacity",
+        "free_bytes": r"ofwhichFIGUREisfree|alreadyallocated;FIGUREfree",
+        "in_use_bytes": r"thisprocesshasFIGUREmemoryinuse",
+        "allocated_bytes": r"OftheallocatedmemoryFIGUREisallocated|totalcapacity;FIGUREalreadyallocated",
+        "reserved_bytes": r"FIGUREreservedintotalbyPyTorch",
+        "unallocated_bytes": r"andFIGUREisreservedbyPyTorchbutunallocated",
+    }.items()
+}
+_OTHERS = re.compile(r"Process\d+has" + _FIGURE + "memoryinuse")
+
+
+def stated(text: str) -> dict[str, int] | None:
+    """The figures of the first message in `text`, whole or cut off, by the fields of `figures`; None without one.
+
+    `others_bytes` is the memory that other processes have on the card. Of processes that are listed by number, the
+    failing one is that which can hold what PyTorch has reserved, or the only one.
+    """
+    tight = "".join(text.split())
+    start = tight.find("Triedtoallocate")
+    if start < 0:
+        return None
+    end = tight.find("Triedtoallocate", start + 1)
+    tight = tight[start : end if end > 0 else None]
+    found: dict[str, int] = {}
+    for name, pattern in _STATED.items():
+        if match := pattern.search(tight):
+            found[name] = _bytes(next(part for part in match.groups() if part))
+    if "reserved_bytes" in found:
+        found["unallocated_bytes"] = max(0, found.pop("reserved_bytes") - found.get("allocated_bytes", 0))
+    listed = [_bytes(each) for each in _OTHERS.findall(tight)]
+    reserved = found.get("allocated_bytes", 0) + found.get("unallocated_bytes", 0)
+    if "in_use_bytes" not in found and listed:
+        able = [each for each in listed if each + ROUNDING >= reserved]
+        if len(listed) == 1 or len(able) == 1:
+            found["in_use_bytes"] = (able or listed)[0]
+            listed.remove(found["in_use_bytes"])
+    if sum(listed):
+        found["others_bytes"] = sum(listed)
+    if not found.get("in_use_bytes"):
+        found.pop("in_use_bytes", None)  # a container is told 0 bytes
+    return found
+
+
+def _bytes(figure: str) -> int:
+    """The bytes of a figure without its space."""
+    unit = next(unit for unit in UNITS if figure.endswith(unit))
+    try:
+        return size(f"{figure.removesuffix(unit)} {unit}")
+    except ValueError:  # a figure such as 1.2.3
+        return 0
 
 
 def newer(message: str) -> bool:

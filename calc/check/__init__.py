@@ -1,7 +1,8 @@
 """The checks of the catalog, which refuse the impossible: rules on each card, node, model and record, and across all.
 
-Each rule is a function of its own, with the bounds and their sources beside it, and a test. `python -m calc check`, the
-site's build and `python -m measurements.add` apply all of them; an estimate reads the catalog without them.
+Each rule is a function of its own, with the bounds and their sources beside it, and a test. `python -m calc check`,
+`python -m calc add`, the site's build and `python -m measurements.add` apply all of them; an estimate reads the catalog
+without them.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ NODES: tuple[Rule[Node], ...] = (
     nodes.link_speed, nodes.measured, nodes.network, nodes.host_memory,
 )  # fmt: skip
 MODELS: tuple[Rule[Model], ...] = (
-    models.config_fields, models.named_class, models.layer_types, models.published_count, models.size_in_name,
-    models.names, texts.model_sources, texts.finished,
+    models.config_fields, models.named_class, models.published_count, models.size_in_name, models.names,
+    texts.model_sources, texts.finished,
 )  # fmt: skip
 RECORDS: tuple[Rule[Mapping[str, Any]], ...] = (
     texts.record_sources, texts.thread, texts.record_finished, texts.dates, records.metric, records.origin,
@@ -41,8 +42,8 @@ MESSAGES: tuple[Rule[Mapping[str, Any]], ...] = (
 ALL: tuple[Callable[[Catalog, Path], Iterator[str]], ...] = (texts.own_names, texts.own_records)
 
 
-def check(root: Path | None = None) -> None:
-    """Reads the catalog of the project at `root` (this one by default), and applies every rule.
+def check(root: Path | None = None) -> Catalog:
+    """The catalog of the project at `root` (this one by default, which is read once), after every rule.
 
     Raises CatalogError for the first fault: one line that names the file and the field (or the line), what was given
     and what is allowed.
@@ -50,8 +51,10 @@ def check(root: Path | None = None) -> None:
     where = root or project.ROOT
     for line in folders.faults(where):
         raise CatalogError(line)
-    for line in faults(files.load(root) if root else files.load(), where):
+    catalog = files.load.__wrapped__(root) if root else files.load()
+    for line in faults(catalog, where):
         raise CatalogError(line)
+    return catalog
 
 
 def faults(catalog: Catalog, root: Path) -> Iterator[str]:
@@ -82,6 +85,6 @@ def check_record(record: Any, where: str, catalog: Catalog) -> None:
     if owner := catalog.places.get(record["id"]):
         given = f"given {record['id']!r}, which a record has already, {owner}, allowed: one of its own"
         raise CatalogError(f"{where}: id: {given}")
-    check_names(record, where, catalog.gpus, catalog.names)
+    check_names(record, where, catalog.gpus, catalog.names.listed)
     for line in _judged(RECORDS, record, where, catalog):
         raise CatalogError(line)

@@ -97,17 +97,19 @@ def rates(gpu: GPU, _: Catalog) -> Iterator[str]:
         low = LEAST_INTENSITY * gpu.bandwidth_gbs / 1000
         high = min(high, FASTER * best.intensity * gpu.bandwidth_gbs / 1000)
     for name, value, width in (("bf16", gpu.bf16_tflops, 1), ("fp16", gpu.fp16_tflops, 1), ("fp8", gpu.fp8_tflops, 2)):
-        if value is not None and not width * low <= value <= width * high:
+        if value and not width * low <= value <= width * high:
             bounds = f"{width * low:.3g} to {width * high:.4g} TFLOPS"
             yield fault(f"dense_tflops.{name}", value, f"{bounds}, dense, of {gpu.architecture} with such a memory")
 
 
 def formats(gpu: GPU, _: Catalog) -> Iterator[str]:
-    """A rate is given only in formats that the architecture's tensor cores have."""
+    """A rate is 0 in the formats that the architecture's tensor cores do not have, and only in those."""
     known = GENERATIONS[gpu.architecture].formats
     for name, value in (("bf16", gpu.bf16_tflops), ("fp16", gpu.fp16_tflops), ("fp8", gpu.fp8_tflops)):
-        if value is not None and name not in known:
-            yield fault(f"dense_tflops.{name}", value, f"none: {gpu.architecture} has {', '.join(known)}")
+        if name not in known and value != 0:
+            yield fault(f"dense_tflops.{name}", value, f"0, for none: {gpu.architecture} has {', '.join(known)}")
+        if name in known and value == 0:
+            yield fault(f"dense_tflops.{name}", value, f"a rate, or none given: {gpu.architecture} has {name}")
 
 
 def formats_agree(gpu: GPU, _: Catalog) -> Iterator[str]:
@@ -115,9 +117,9 @@ def formats_agree(gpu: GPU, _: Catalog) -> Iterator[str]:
     half = gpu.bf16_tflops or gpu.fp16_tflops
     if half is None:
         return
-    if gpu.fp16_tflops is not None and not 0.98 <= gpu.fp16_tflops / half <= 1.02:
+    if gpu.fp16_tflops and not 0.98 <= gpu.fp16_tflops / half <= 1.02:
         yield fault("dense_tflops.fp16", gpu.fp16_tflops, f"{half:g}, as bf16: dense, accumulating in fp32")
-    if gpu.fp8_tflops is not None and not 1.9 <= gpu.fp8_tflops / half <= 2.1:
+    if gpu.fp8_tflops and not 1.9 <= gpu.fp8_tflops / half <= 2.1:
         yield fault("dense_tflops.fp8", gpu.fp8_tflops, f"{2 * half:g}, twice the rate in 16 bits")
 
 
@@ -140,10 +142,9 @@ def slot(gpu: GPU, _: Catalog) -> Iterator[str]:
 def link(gpu: GPU, _: Catalog) -> Iterator[str]:
     """A link between cards is faster than the slot, and none is far ahead of its generation."""
     known = GENERATIONS[gpu.architecture]
-    if not gpu.nvlink_gbs:
-        return
-    if not known.link_gbs:
+    if not known.link_gbs and gpu.nvlink_gbs != 0:
         yield fault("nvlink_gbs", gpu.nvlink_gbs, f"0: {gpu.architecture} has no link between cards")
+    if not known.link_gbs or not gpu.nvlink_gbs:
         return
     low, high = 2 * SLOT[gpu.pcie_gen or min(known.pcie)], FASTER * known.link_gbs
     if not low <= gpu.nvlink_gbs <= high:

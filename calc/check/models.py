@@ -9,15 +9,13 @@ from typing import Any
 
 from calc.base.schema import closest
 from calc.catalog.catalog import Catalog, Model
-from calc.check.config_keys import known, known_around
 from calc.check.faults import fault
-from calc.models.families import NESTED
+from calc.models.config_keys import known, known_around
+from calc.models.families import ALIKE, NESTED
 
 # The parameters counted over the size in a name, which is a round number: 1.31 for Gemma 2 2B, whose name leaves out
 # the embedding, 0.80 for Mixtral 8x22B, whose experts share their attention.
 SIZE = (0.75, 1.35)
-# Transformers' names for a layer's attention in `layer_types`.
-LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 
 
 def config_fields(model: Model, _: Catalog) -> Iterator[str]:
@@ -43,18 +41,10 @@ def _unknown(fields: Mapping[str, Any], allowed: frozenset[str], where: str) -> 
 def named_class(model: Model, _: Catalog) -> Iterator[str]:
     """The class that the config names belongs to the family that it names."""
     given = model.config.get("architectures")
-    family = model.config["model_type"]
+    family = ALIKE.get(model.config["model_type"], model.config["model_type"])
     stem = family.replace("_", "").removesuffix("text") + "for"
     if given and not given[0].replace("_", "").casefold().startswith(stem):
         yield fault("config.architectures", given, f"a class of the family {family}, as model_type says")
-
-
-def layer_types(model: Model, _: Catalog) -> Iterator[str]:
-    """A layer's attention is of a kind that Transformers knows."""
-    for index, word in enumerate(_inner(model).get("layer_types") or ()):
-        if word not in LAYERS:
-            near = closest(word, LAYERS) if isinstance(word, str) else ""
-            yield fault(f"config.layer_types[{index}]", word, ", ".join(LAYERS) + near)
 
 
 def published_count(model: Model, _: Catalog) -> Iterator[str]:
@@ -75,12 +65,18 @@ def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
         yield f"config: given {model.parameters:,} parameters, allowed: {low:,.0f} to {high:,.0f}, as hf says {said[0]}"
 
 
-def names(model: Model, _: Catalog) -> Iterator[str]:
-    """A model has each name once, the one for readers is no Hugging Face name, and its config.json is its own."""
+def names(model: Model, catalog: Catalog) -> Iterator[str]:
+    """A model has each name once, the one for readers is no Hugging Face name, and its config.json is its own.
+
+    What it is unlike is no model of the catalog.
+    """
     own = [name.casefold() for name in (model.id, model.hf, *model.aliases)]
     for index, name in enumerate(own[2:]):
         if name in own[: index + 2]:
             yield fault(f"aliases[{index}]", model.aliases[index], "a name that the model does not have yet")
+    for name in model.unlike:
+        if owner := catalog.names.listed.get(name.casefold()):
+            yield f"unlike: given {name!r}, which models/{owner}.yaml lists, allowed: names that no model has"
     if "/" in model.name:
         yield fault("name", model.name, "the name that readers write, such as Llama 3 8B")
     found = re.match(r"https://huggingface\.co/([^/]+/[^/]+)", model.source)

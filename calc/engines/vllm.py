@@ -178,7 +178,7 @@ class Vllm:
     def _starts(self) -> str | None:
         """The reason that the engine refuses its number of ranks, or None."""
         kv, ranks = self.arch.kv_heads, self.tensor_parallel
-        if not self.arch.mla and kv % ranks and ranks % kv:
+        if self.arch.attends and kv % ranks and ranks % kv:
             return f"rollout.tensor_parallel: given {ranks}, allowed: a divisor or multiple of {kv} key/value heads"
         return None
 

@@ -73,6 +73,12 @@ def loading_moments(s: Scenario, catalog: Catalog | None = None) -> list[tuple[s
     return [("+".join(on.names), moment) for on in sets(job) for moment in on.loading()]
 
 
+def course(s: Scenario, catalog: Catalog | None = None) -> list[tuple[str, list[Phase]]]:
+    """Every instant from loading to the end of a step that can be the peak of its phase, by GPU group, in order."""
+    job = Job(s, (catalog or load()).gpu(s.gpu))
+    return [("+".join(on.names), [*on.course()]) for on in sets(job)]
+
+
 def speed(e: Estimate, catalog: Catalog | None = None) -> Throughput:
     """The throughput of the job of `e`, with the KV cache of its estimate; a job that does not fit is rated as if it
     did.

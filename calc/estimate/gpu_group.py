@@ -172,6 +172,10 @@ class Shared:
         """Every instant of loading, in order."""
         return map(self.moment, self.stages.loading())
 
+    def course(self) -> Iterator[Phase]:
+        """Every instant that can be the peak of its phase, in order, from loading to the end of a step."""
+        return (Phase(candidate.phase, self.moment(candidate)) for candidate in self.stages.moments())
+
     def moment(self, found: Candidate) -> Moment:
         """The instant of a candidate, with everything that is on the card, fragmentation included."""
         loading = found.phase == "load"

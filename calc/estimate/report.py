@@ -15,7 +15,10 @@ from calc.scenario.words import PAIRED
 from calc.throughput import Throughput, Unrated
 
 VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long batch", "oom": "out of memory"}
-TRAINERS = {"transformers": "Transformers' Trainer", "litgpt": "litgpt"}
+TRAINERS = {
+    "transformers": "Transformers' Trainer", "litgpt": "litgpt", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl",
+    "ms-swift": "ms-swift", "torchtune": "torchtune", "torchtitan": "torchtitan", "unsloth": "Unsloth",
+}  # fmt: skip
 REFUSED = "vLLM does not start"
 
 
@@ -72,6 +75,7 @@ def _job(e: Estimate) -> Iterator[str]:
     )
     if s.rollout:
         yield f"{rollout(s)}; {roles(s, {})}"
+    yield from holds(s)
     yield ""
 
 
@@ -79,6 +83,35 @@ def batched(s: Scenario) -> str:
     """The size of one forward: its micro batch and, for dynamic batches, the most tokens."""
     tokens = f" of up to {s.max_tokens_per_gpu} tokens" if s.max_tokens_per_gpu else ""
     return f"micro batch {s.micro_batch}{tokens}"
+
+
+def holds(s: Scenario) -> list[str]:
+    """The size of a step in one line: sequences and tokens of the whole job, and what each GPU makes of them.
+
+    For RL first that of an iteration. Nothing where nothing is trained.
+    """
+    if s.optimizer == "none":
+        return []
+    trained = s.role("actor") or s
+    ranks = "each GPU" if trained.together == 1 else f"each {trained.together} GPUs"
+    share = -(-trained.global_batch // trained.data_parallel)
+    takes = f"{ranks} takes {share:,} of them in {_count(trained.accumulation, 'forward')}, {batched(trained)}"
+    step = f"a step: {_count(trained.global_batch, sample(s))}"
+    if not s.rollout:
+        return [f"{step}, {s.sequences * s.expected_len:,} tokens; {takes}"]
+    responses, prompts = _count(samples(s), sample(s)), _count(s.rollout.batch, "prompt")
+    whole = f"{responses} for {prompts}, {samples(s) * s.expected_len:,} tokens"
+    return [f"an iteration: {whole}; {step}; {takes}"]
+
+
+def sample(s: Scenario) -> str:
+    """What a job counts: sequences, pairs, or for RL responses."""
+    return "pair" if s.task in PAIRED else "response" if s.rollout else "sequence"
+
+
+def samples(s: Scenario) -> int:
+    """The sequences or pairs of a step, or the responses of an iteration."""
+    return s.rollout.batch * s.rollout.n if s.rollout else s.global_batch
 
 
 def trainer(s: Scenario) -> list[str]:
@@ -103,9 +136,11 @@ def segments(s: Scenario) -> list[str]:
 
 
 def lengths(s: Scenario) -> str:
-    """The lengths of sequences: for RL, of prompts and responses separately."""
+    """The lengths of sequences: for RL, of prompts and responses separately; of the data, where they are known."""
     if s.rollout:
         return f"prompts of {s.prompt_len} and responses of {s.response_len} tokens"
+    if s.lengths:
+        return f"{s.seq_len} tokens at most, the longest {s.longest_len}, {s.expected_len} on average"
     return f"{s.seq_len} tokens"
 
 
@@ -184,12 +219,13 @@ def _speed(e: Estimate) -> Iterator[str]:
 
 def pace(s: Scenario, t: Throughput) -> str:
     """One line: the time of a step, tokens per second, and the term that takes most of the time."""
-    if s.rollout:
-        what = f"one iteration of {_count(s.rollout.batch * s.rollout.n, 'response')}"
-    else:
-        what = f"one step of {_count(s.global_batch, 'pair' if s.task in PAIRED else 'sequence')}"
-    rate = f"{t.tokens_per_second:,.0f} tokens a second over the job"
-    return f"speed: {what} in {seconds(t.step_seconds)} s, {rate}, most of it {t.bound_by}"
+    what = f"one {'iteration' if s.rollout else 'step'} of {_count(samples(s), sample(s))}"
+    return f"speed: {what} in {seconds(t.step_seconds)} s, {tokens(t)}, most of it {t.bound_by}"
+
+
+def tokens(t: Throughput) -> str:
+    """The speed in the one unit that all answers share."""
+    return f"{t.tokens_per_second:,.0f} tokens a second over the whole job"
 
 
 def seconds(time: float) -> str:

@@ -92,7 +92,8 @@ def pipeline_fault(s: Scenario) -> str | None:
     }
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:
-            return f"{field}: given {value!r} {given}, allowed: {', '.join(map(str, allowed))}"
+            why = "; the two together are not modelled" if field == "context_parallel" else ""
+            return f"{field}: given {value!r} {given}, allowed: {', '.join(map(str, allowed))}{why}"
     if s.optimizer == "none":
         return f"optimizer: given 'none' {given}, allowed: one that trains"
     if s.packing:

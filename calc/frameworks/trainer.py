@@ -1,18 +1,26 @@
 """Transformers' Trainer on Accelerate: what the two do to the model that they train, whoever calls them.
 
-TRL's trainers are built on it; with plain Transformers it is the scenario's `trainer`. Read in transformers 5.23 and
-accelerate 1.15; where another release is named, in that one.
+TRL's trainers are built on it, and those of LLaMA-Factory, Axolotl, ms-swift and Unsloth; with plain Transformers it is
+the scenario's `trainer`. Read in transformers 5.23 and accelerate 1.15; where another release is named, in that one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from calc.base.plan import Path
 from calc.base.versions import at_least
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP
 
 TASKS = ("pretrain", "sft", "rm", "dpo")
+
+
+def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Its defaults: none that do not follow from others."""
+    return {}
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
@@ -57,3 +65,21 @@ def refuse(s: Scenario) -> str | None:
     if s.together > 1:
         return "trainer: given 'transformers' where GPUs share sequences, allowed: own; not modelled"
     return None
+
+
+def path(s: Scenario, usual: Path) -> Path:
+    """The loss path: the model's own."""
+    return usual
+
+
+def selective(usual: Path) -> Path:
+    """The loss path of TRL's `selective_log_softmax`, which takes the logsumexp of fp32 logits row by row.
+
+    See trl `trainer/utils.py`; Accelerate's autocast makes the logits fp32.
+    """
+    return replace(usual, kind="rows", upcast=False) if usual.kind == "selective" and usual.head_fp32 else usual
+
+
+def notes(s: Scenario) -> tuple[str, ...]:
+    """Notes on what no field of a scenario says: none."""
+    return ()

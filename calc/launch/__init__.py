@@ -1,4 +1,4 @@
-"""Launch commands: what starts the job of a scenario with the framework it names, one module per framework.
+"""Launch commands: what starts the job of a scenario with the framework or trainer it names, one module for each.
 
 Every flag and configuration key is looked up in the released packages by `tests/launch/test_released_flags.py`. Only
 the newest releases are covered; each module names the first.
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from calc.base.versions import at_least
-from calc.launch import openrlhf, trl, verl
-from calc.launch.shell import Launch, LaunchError
+from calc.launch import axolotl, llamafactory, ms_swift, openrlhf, torchtitan, torchtune, trl, unsloth, verl
+from calc.launch.shell import Launch, LaunchError, runner
 from calc.scenario.scenario import Scenario
 
 __all__ = ["Launch", "LaunchError", "launch"]
@@ -27,6 +27,11 @@ class Speller(Protocol):
 
 
 SPELLERS: Mapping[str, Speller] = {"openrlhf": openrlhf, "verl": verl, "trl": trl}
+# With plain PyTorch, by trainer.
+TRAINERS: Mapping[str, Speller] = {
+    "llamafactory": llamafactory, "axolotl": axolotl, "ms-swift": ms_swift, "torchtune": torchtune,
+    "torchtitan": torchtitan, "unsloth": unsloth,
+}  # fmt: skip
 
 
 def launch(s: Scenario) -> Launch:
@@ -35,10 +40,13 @@ def launch(s: Scenario) -> Launch:
     Raises LaunchError, one line, if there is no command: for plain PyTorch, for releases whose flags differ, and for a
     job that the framework's flags cannot describe.
     """
-    speller = SPELLERS.get(s.framework)
+    speller = SPELLERS.get(s.framework) or TRAINERS.get(s.trainer)
     if speller is None:
-        raise LaunchError(f"framework: given {s.framework}, which has no command, allowed: {', '.join(SPELLERS)}")
-    if not at_least(s.framework_version, speller.FIRST):
-        given = f"{s.framework}=={s.framework_version}"
-        raise LaunchError(f"framework: given {given}, whose flags differ, allowed: {s.framework}=={speller.FIRST}")
+        allowed = f"{', '.join(SPELLERS)}, or a trainer: {', '.join(TRAINERS)}"
+        raise LaunchError(f"framework: given {s.framework}, which has no command, allowed: {allowed}")
+    name, version = runner(s)
+    if not at_least(version, speller.FIRST):
+        place = "framework" if s.framework in SPELLERS else f"versions.{name}"
+        given, allowed = f"{name}=={version}", f"{name}=={speller.FIRST}"
+        raise LaunchError(f"{place}: given {given}, whose flags differ, allowed: {allowed}")
     return speller.launch(s)

@@ -79,8 +79,63 @@ def setting(s: Scenario, started: str) -> str:
     return f"PYTORCH_{device}_ALLOC_CONF=expandable_segments:True {started}"
 
 
-def model_name(name: str) -> str:
-    """The Hugging Face name of a catalog model; a placeholder for a model given by path, or one in MXFP4."""
+PORT = 29500
+
+
+def torchrun(s: Scenario) -> list[Words]:
+    """torchrun's flags for the nodes and GPUs of a job."""
+    lines = [option("--nproc_per_node", s.gpus // s.nodes)]
+    if s.nodes > 1:
+        lines += [
+            option("--nnodes", s.nodes),
+            option("--rdzv_backend", "c10d"),
+            option("--rdzv_endpoint", Placeholder("MASTER_ADDR", f"address of the first node, as in node1:{PORT}")),
+        ]
+    return lines
+
+
+def several(s: Scenario) -> str:
+    """Environment variables by which a command line starts torchrun itself; empty for one GPU."""
+    if s.gpus == 1:
+        return ""
+    told = f"NPROC_PER_NODE={s.gpus // s.nodes} "
+    if s.nodes == 1:
+        return told
+    rank = Placeholder("NODE_RANK", "0 on the first node, then 1, 2, ...")
+    address = Placeholder("MASTER_ADDR", "address of the first node")
+    return f"{told}NNODES={s.nodes} NODE_RANK={rank} MASTER_ADDR={address} MASTER_PORT={PORT} "
+
+
+def assigned(name: str, value: object) -> str:
+    """A setting on a command line that overrides a file's: `name=value`."""
+    return f"{name}={word(value)}"
+
+
+def of_files(s: Scenario, files: Iterable[str]) -> Iterator[str]:
+    """Notes on files beside the command, on a model that the reader puts in there, and on several nodes."""
+    if files:
+        yield f"{', '.join(files)}: put into the folder where the command runs"
+    if isinstance(model_name(s.model), Placeholder):
+        yield needs("MODEL", f"in the file or the command, the model computed as {s.model}")
+    yield from on_every_node(s)
+
+
+def on_every_node(s: Scenario) -> Iterator[str]:
+    """The note on a command that runs on every node."""
+    if s.nodes > 1:
+        yield f"run it on each of the {s.nodes} nodes, with the same files there"
+
+
+def model_name(name: str, *, variable: bool = False) -> str:
+    """The Hugging Face name of a catalog model; a placeholder for a model given by path, or one in MXFP4.
+
+    `variable`: of a placeholder its name alone, for a file that no shell reads.
+    """
+    found = _model_name(name)
+    return "MODEL" if variable and isinstance(found, Placeholder) else found
+
+
+def _model_name(name: str) -> str:
     try:
         model = load().models[name]
     except KeyError:
@@ -114,15 +169,22 @@ def needs(name: str, why: str) -> str:
 # ---- what no flag says ---------------------------------------------------------------------------------------------
 
 
+def runner(s: Scenario) -> tuple[str, str]:
+    """Who runs the job, and in which release: the framework, or with plain PyTorch the trainer."""
+    if s.framework == "torch" and s.trainer in s.versions:
+        return s.trainer, s.versions[s.trainer]
+    return s.framework, s.framework_version
+
+
 def unsaid(s: Scenario, *places: str) -> Iterator[str]:
     """A note for each of these fields whose value is not what the framework does anyway."""
     said = flatten(s.as_dict())
     for place in places:
         if place not in said:
             continue
-        does = _does(s, place, said)
-        if said[place] != does:
-            yield f"{place} {said[place]}: {s.framework} has no flag for it, and runs {does}"
+        usual = does(s, place)
+        if said[place] != usual:
+            yield f"{place} {said[place]}: {runner(s)[0]} has no flag for it, and runs {usual}"
 
 
 def unsaid_of_roles(s: Scenario, sayable: Iterable[str] = ()) -> Iterator[str]:
@@ -131,7 +193,6 @@ def unsaid_of_roles(s: Scenario, sayable: Iterable[str] = ()) -> Iterator[str]:
     `sayable` names the fields that have flags: of every such role (`offload.parameters`), or of one
     (`reference.model`). A reward model always has a flag.
     """
-    said = flatten(s.as_dict())
     for name, differs in s.roles.items():
         if name not in PARTNERS or name == "critic" or isinstance(differs, str):
             continue
@@ -139,15 +200,15 @@ def unsaid_of_roles(s: Scenario, sayable: Iterable[str] = ()) -> Iterator[str]:
         for place, value in differs.items():
             if place == "gpus" or {place, f"{name}.{place}"} & {*sayable, "reward.model"}:
                 continue
-            does = _does(s, f"roles.{name}.{place}", said)
-            does = _field(trained, place) if does is None else does
-            if value != does:
-                yield f"roles.{name}.{place} {value}: {s.framework} has no flag for it, and runs {does}"
+            usual = does(s, f"roles.{name}.{place}")
+            usual = _field(trained, place) if usual is None else usual
+            if value != usual:
+                yield f"roles.{name}.{place} {value}: {runner(s)[0]} has no flag for it, and runs {usual}"
 
 
-def _does(s: Scenario, place: str, said: Mapping[str, Any]) -> Any:
+def does(s: Scenario, place: str) -> Any:
     """The framework's own value for a field, with all other fields as they are."""
-    others = {name: value for name, value in said.items() if name != place}
+    others = {name: value for name, value in flatten(s.as_dict()).items() if name != place}
     return framework(s.framework).defaults(s.task, s.framework_version, others).get(place)
 
 
@@ -159,9 +220,13 @@ def _field(s: Scenario, place: str) -> Any:
 
 def common_notes(s: Scenario) -> Iterator[str]:
     """Notes for every command: libraries, the mean length of the data, and what is left to the framework."""
-    libraries = ", ".join(f"{name} {version}" for name, version in sorted(s.versions.items()))
-    yield f"computed for {s.framework} {s.framework_version} with {libraries}; other versions may need other memory"
-    if s.expected_len != s.seq_len:
+    name, release = runner(s)
+    libraries = ", ".join(f"{own} {version}" for own, version in sorted(s.versions.items()) if own != name)
+    yield f"computed for {name} {release} with {libraries}; other versions may need other memory"
+    if s.lengths:
+        mean, longest = s.expected_len, s.longest_len
+        yield f"sequences of {mean} tokens on average, {longest} at most: your data's, which no flag sets"
+    elif s.expected_len != s.seq_len:
         yield f"expected_len {s.expected_len} is the mean length of your data, which no flag sets"
     yield "learning rate, epochs and how often it saves are the framework's defaults: they decide no memory"
 

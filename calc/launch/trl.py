@@ -9,18 +9,19 @@ default; vLLM's length and sequence limits are left as they are, as in the estim
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.launch import shell
+from calc.launch.hugging_face import DEEPSPEED, deepspeed, device, mixed, optim, synchronised, yaml
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
 from calc.scenario.scenario import Scenario
 
 FIRST = "1"
 
 COMMANDS = {"sft": "sft", "rm": "reward", "dpo": "dpo", "grpo": "grpo"}
-ACCELERATE, DEEPSPEED, SERVER = "accelerate.yaml", "deepspeed.json", "vllm_server.sh"
+ACCELERATE, SERVER = "accelerate.yaml", "vllm_server.sh"
 BETA = 0.04  # GRPO's paper (DeepSeekMath, section 4.2); 0 leaves the reference out
 PORT = 29500
 
@@ -28,9 +29,7 @@ PORT = 29500
 def launch(s: Scenario) -> Launch:
     """The command for `s` with its files; raises LaunchError if no flag says what the job cannot do without."""
     trainer = own(s, "actor") if s.rollout else s
-    if not OPTIMIZERS[trainer.optimizer].spelled.trl:
-        allowed = ", ".join(name for name, facts in OPTIMIZERS.items() if facts.spelled.trl)
-        raise LaunchError(f"optimizer: given {trainer.optimizer!r}, allowed for a command of trl: {allowed}")
+    optim(trainer)
     command = shell.command(f"trl {COMMANDS[s.task]}", [*files_and_nodes(trainer), *flags(s, trainer)])
     command = shell.setting(s, command)
     found = files(trainer)
@@ -67,10 +66,9 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     yield option("--per_device_train_batch_size", trainer.micro_batch)
     yield option("--gradient_accumulation_steps", trainer.accumulation)
     if trainer.sharded.family == "fsdp" and not trainer.no_sync:
-        yield option("--accelerator_config", json.dumps({"gradient_accumulation_kwargs": {"sync_each_batch": True}}))
+        yield option("--accelerator_config", json.dumps(synchronised()))
     yield option("--gradient_checkpointing", trainer.checkpointing == "full")
-    facts = OPTIMIZERS[trainer.optimizer]
-    found = facts.spelled.trl.get(trainer.optimizer_impl) or facts.spelled.trl[facts.usual]
+    found = optim(trainer)
     yield option("--optim", found.optim)
     if found.optim_args:
         yield option("--optim_args", found.optim_args)
@@ -167,12 +165,6 @@ def nodes(s: Scenario) -> int:
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def mixed(s: Scenario) -> str:
-    """The mixed precision as Accelerate names it; with it, FSDP makes everything that is trained fp32."""
-    pure = s.precision == "fp32" or (s.precision == "bf16" and s.sharded.family == "fsdp")
-    return "no" if pure else "fp16" if s.precision == "fp16" else "bf16"
-
-
 def files(s: Scenario) -> dict[str, str]:
     """The accelerate file, and one for DeepSpeed if gradients accumulate in fp32, which only that file can say."""
     of_deepspeed = deepspeed(s) if s.sharded.family == "zero" and s.grad_dtype == "fp32" else None
@@ -203,11 +195,6 @@ def files(s: Scenario) -> dict[str, str]:
     return found | ({DEEPSPEED: json.dumps(of_deepspeed, indent=2) + "\n"} if of_deepspeed else {})
 
 
-def device(offloaded: bool) -> str:
-    """DeepSpeed's name for the device that holds offloaded parameters or states."""
-    return "cpu" if offloaded else "none"
-
-
 def zero(s: Scenario, *, in_file: bool) -> dict[str, Any]:
     """DeepSpeed's settings as in `zero1.yaml` to `zero3.yaml`, or only those that may stand beside its own file."""
     found: dict[str, Any] = {"deepspeed_multinode_launcher": "standard", "zero3_init_flag": s.sharding == "zero3"}
@@ -220,23 +207,6 @@ def zero(s: Scenario, *, in_file: bool) -> dict[str, Any]:
         "offload_param_device": device(s.offload.parameters),
     }
     return found | ({"zero3_save_16bit_model": True} if s.sharding == "zero3" else {})
-
-
-def deepspeed(s: Scenario) -> dict[str, Any]:
-    """DeepSpeed's own configuration; `auto` stands for the values of the trainer's flags."""
-    return {
-        "zero_optimization": {
-            "stage": s.sharded.stage,
-            "offload_optimizer": {"device": device(s.offload.optimizer)},
-            "offload_param": {"device": device(s.offload.parameters)},
-            **({"stage3_gather_16bit_weights_on_model_save": True} if s.sharding == "zero3" else {}),
-        },
-        mixed(s): {"enabled": True},
-        "data_types": {"grad_accum_dtype": s.grad_dtype},
-        "train_micro_batch_size_per_gpu": s.micro_batch,
-        "gradient_accumulation_steps": s.accumulation,
-        "gradient_clipping": "auto",
-    }
 
 
 def fsdp(s: Scenario) -> dict[str, Any]:
@@ -258,18 +228,6 @@ def fsdp(s: Scenario) -> dict[str, Any]:
         "fsdp_sync_module_states": True,
         "fsdp_use_orig_params": True,
     }
-
-
-def yaml(settings: Mapping[str, Any]) -> str:
-    """Keys and scalars as YAML, nested one mapping deep; scalars are written as JSON, which YAML reads."""
-    lines = []
-    for name, value in sorted(settings.items()):
-        if isinstance(value, Mapping):
-            lines.append(f"{name}:")
-            lines += [f"  {inner}: {json.dumps(item)}" for inner, item in sorted(value.items())]
-        else:
-            lines.append(f"{name}: {json.dumps(value)}")
-    return "\n".join(lines) + "\n"
 
 
 # ---- notes ---------------------------------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ are fewer of them than ranks. Read in vLLM 0.4.2 to 0.29.0.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from calc.base.ledger import Line
 from calc.base.units import GiB, MiB
 from calc.memory.host import pinned
-from calc.models.architecture import Architecture, tensors
+from calc.models.architecture import Architecture, LayerSpec, layer_kinds, tensors
 
 BYTES = 2  # a bf16 number: weights, activations and cache
 # vLLM's `block_size` in tokens, and `DEFAULT_VOCAB_PADDING_SIZE` (model_executor/layers/vocab_parallel_embedding.py)
@@ -51,9 +51,19 @@ def token_bytes(arch: Architecture, tensor_parallel: int = 1) -> int:
     With multi-head latent attention it is one latent and the rotary part of the keys, whole on every rank (vLLM 0.7 and
     later). Layers with a sliding window count like the others.
     """
-    if arch.mla:
-        return BYTES * arch.layers * (arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim)
-    return 2 * BYTES * arch.layers * heads(arch, tensor_parallel) * arch.head_dim
+    return BYTES * sum(layers * cached(arch, spec, tensor_parallel) for spec, layers in layer_kinds(arch))
+
+
+def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int:
+    """Elements of one token in a rank's cache of a layer of the kind `spec`."""
+    match spec.mixer:
+        case "attention":
+            return 2 * heads(arch, tensor_parallel) * arch.head_dim
+        case "latent":
+            assert arch.mla
+            return arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim
+        case other:
+            assert_never(other)
 
 
 def cache(role: str, blocks: int, arch: Architecture, tensor_parallel: int = 1) -> Line:
@@ -81,7 +91,7 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
     vocabulary = -(-arch.vocab // PADDING) * PADDING
     merged = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
     names = arch.names
-    if not arch.mla:
+    if arch.attends:
         merged |= {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
     found: dict[str, Share] = {}
     for t in tensors(arch):

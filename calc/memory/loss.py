@@ -60,6 +60,8 @@ class Head(Program):
                 return self.score(path)
             case "chunked" | "fused":
                 return self.in_chunks(path)
+            case "chunked-logits":
+                return self.of_chunks()
             case "pieces":
                 return self.in_pieces(path)
             case "tiled":
@@ -245,6 +247,20 @@ class Head(Program):
         else:
             made = [Tensor(WIDTH, c), Tensor(head, c)]
             tape.op("fused loss", [x], ONE, 4, saves=made, scratch=WIDTH * (2 * c))
+        return tape
+
+    def of_chunks(self) -> Tape:
+        """torchtune's loss: the head on eight chunks of the tokens, and each chunk's cross entropy in fp32.
+
+        The list of logits lives until the loss is there, every chunk's log-softmax until its backward, which comes
+        before the head's of any: a chunk has two fp32 gradients and one in the type of the logits, which stays.
+        torchtune 0.6.1 `modules/loss/ce_chunked_output_loss.py`, `modules/transformer.py:chunked_output`.
+        """
+        tape, piece = self.tape, V * (1 / CHUNKS)
+        x = tape.hold(self.linear("lm_head", self.input, V))
+        cast = piece * 4 if x.b < 4 else NOTHING
+        tape.op("losses of chunks", [x], ONE, 4, saves=[Tensor(V, 4)], scratch=cast,
+                backward_scratch=piece * (4 + 4 + x.b), rowwise=True)  # fmt: skip
         return tape
 
     def in_pieces(self, path: Path) -> Tape:

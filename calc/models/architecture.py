@@ -172,6 +172,11 @@ class Architecture:
         return len(self.specs)
 
     @property
+    def attends(self) -> bool:
+        """True if some layers have keys and values of their heads, and not latent ones alone."""
+        return any(spec.mixer == "attention" for spec, _ in layer_kinds(self))
+
+    @property
     def sliding_layers(self) -> tuple[int, ...]:
         """The indices of the layers with a window."""
         return tuple([n for n, spec in enumerate(self.specs) if spec.slides])

@@ -39,6 +39,8 @@ class Family:
     parallel: str = ""  # config field that says if attention and MLP both read the layer's input
 
 
+# model types whose published code is that of a family
+ALIKE = {"kimi_k2": "deepseek_v3"}
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
 # models with a part for images, whose `text_config` is the language model, and the family it has by default

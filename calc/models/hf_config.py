@@ -5,17 +5,22 @@ A field that the config leaves out takes the default of the family's `configurat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from calc.models.architecture import BEFORE, Architecture, ConfigError, LayerSpec, Mla, Norms
-from calc.models.families import FAMILIES, NESTED, Family
+from calc.models.config_keys import MODELLED
+from calc.models.families import ALIKE, FAMILIES, NESTED, Family
 
 # fields of Architecture that a number in the config switches on
 _POSITIVE = {
     "softcap_attn": "attn_logit_softcapping",
     "softcap_logits": "final_logit_softcapping",
 }
+# Transformers' names in `layer_types` for the kinds of layers that are modelled
+KINDS = ("full_attention", "sliding_attention")
+_SHOWN = 12  # fields that a line lists
 # no real model has more; lists of layers are built one by one
 MOST = {"num_hidden_layers": 10_000}
 
@@ -73,7 +78,8 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     The five sizes (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, vocab_size) must be given,
     except those that Gemma 3's published configs leave out; other fields default as in the family's config class;
     fields that change no tensor are ignored. For a model that reads images, only the language model is described.
-    Raises ConfigError for an unknown family, a missing field, or a value that no model can have.
+    Raises ConfigError for an unknown family (and says what else of the config is not modelled), a missing field, or a
+    value that no model can have.
     """
     if not isinstance(config, Mapping):
         raise ConfigError("config", config, "a mapping, the content of a config.json")
@@ -84,9 +90,11 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
             raise ConfigError("text_config", inner, f"a mapping, the language model of {model_type}")
         config = {"model_type": NESTED[model_type], **inner}
         model_type = config["model_type"]
+    model_type = ALIKE.get(model_type, model_type) if isinstance(model_type, str) else model_type
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known = (*FAMILIES, *NESTED)
-        raise ConfigError("model_type", model_type, ", ".join(known), near=known)
+        known, strange = (*FAMILIES, *ALIKE, *NESTED), _unmodelled(config)
+        told = f"not modelled of this config: {strange}" if strange else "each field of this config is one of theirs"
+        raise ConfigError("model_type", model_type, f"{', '.join(known)}; {told}", near=() if strange else known)
     family = FAMILIES[model_type]
     common = {
         "max_position_embeddings": 32768,
@@ -96,6 +104,9 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     }
     read = _Reader(config, {**common, **family.defaults}, family.spelled)
     hidden, layers, heads = map(read.integer, ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    for index, kind in enumerate(_listed(read.value("layer_types"))):
+        if kind not in KINDS:
+            raise ConfigError(f"layer_types[{index}]", kind, f"{', '.join(KINDS)}; other kinds are not modelled", KINDS)
     kv_heads = read.optional("num_key_value_heads") or heads
     if heads % kv_heads:
         raise read.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads = {heads}")
@@ -162,6 +173,23 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         activation=_activation(read),
         **facts,
     )
+
+
+def _unmodelled(config: Mapping[str, Any]) -> str:
+    """What a config has that no family here has, in words: kinds of layers, then fields; empty if it has nothing."""
+    inner = config.get("text_config")
+    parts = [("", config), *([("text_config.", inner)] if isinstance(inner, Mapping) else [])]
+    fields = [f"{where}{name}" for where, part in parts for name in part if name not in {*MODELLED, "text_config"}]
+    kinds = Counter(str(kind) for _, part in parts for kind in _listed(part.get("layer_types")) if kind not in KINDS)
+    found = [f"{count} layers of {kind}" for kind, count in kinds.items()]
+    if fields:
+        more = f" and {len(fields) - _SHOWN} more" if len(fields) > _SHOWN else ""
+        found.append(f"the fields {', '.join(fields[:_SHOWN])}{more}")
+    return "; ".join(found)
+
+
+def _listed(value: object) -> Sequence[object]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
 def _head_dim(read: _Reader, hidden: int, heads: int) -> int:

@@ -10,7 +10,7 @@ from calc.base.units import gb
 from calc.catalog.catalog import GPU, Catalog, load
 from calc.frameworks.registry import framework
 from calc.launch import Launch, LaunchError, launch
-from calc.recommend.failing import changes, closest, next_faster, tight
+from calc.recommend.failing import changes, closest, next_faster, passed, tight
 from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
 from calc.recommend.trades import advice, lighter, methods, trades
@@ -24,8 +24,9 @@ from calc.scenario.words import RL
 class Recommendation:
     """The answer. `recommended` is None where nothing fits; `fails` is then the closest miss, else the next faster one.
 
-    Where nothing safer was found `recommended` is tight, and `fails` says what it lacks itself. `considered`
-    configurations had their memory computed, `pruned` ones were ruled out without.
+    Where nothing safer was found `recommended` is tight, and `fails` says what it lacks itself. `passed` is the closest
+    miss of full fine-tuning where that was passed over for adapters, or of LoRA for QLoRA. `considered` configurations
+    had their memory computed, `pruned` ones were ruled out without.
     """
 
     recommended: Configuration | None
@@ -36,6 +37,7 @@ class Recommendation:
     pruned: int
     notes: tuple[str, ...] = ()
     launch: Launch | None = None
+    passed: Miss | None = None
 
     @property
     def verdict(self) -> str:
@@ -74,6 +76,7 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
         pruned=problem.size - problem.considered,
         notes=(*problem.notes, *_notes(search, best), *why),
         launch=command,
+        passed=passed(problem, rung),
     )
 
 

@@ -54,6 +54,14 @@ def closest(problem: Problem) -> Miss | None:
     return _least(problem.misses)
 
 
+def passed(problem: Problem, rung: Fields) -> Miss | None:
+    """The closest miss of the method that would come first, where the method was open and `rung` has another."""
+    first = problem.rungs[0]["method"]
+    if rung["method"] == first:
+        return None
+    return _least(search for search in problem.misses if search.branches[0].base.method == first)
+
+
 def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], bool] = lambda *at: True) -> Miss | None:
     """The place that lacks least, of those that searches looked at, that do not fit and that `asked` accepts."""
     least: tuple[Search, int, Place] | None = None

@@ -1,7 +1,11 @@
-"""The command line of `recommend`: every field of a scenario is an option, spelled with dashes, nested ones dotted."""
+"""Fields of a scenario as text: options of the command line, spelled with dashes, and the address of the calculator.
+
+Every field is one, nested ones dotted: `--offload.optimizer true`, `?offload.optimizer=true`.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,17 +16,44 @@ from calc.scenario.scenario import SCHEMA
 FLAGS = ("--json", "--scenario", "--help")
 
 
-def names(schema: Mapping[str, Any] = SCHEMA, head: str = "") -> Iterator[tuple[str, str]]:
-    """Every field's dotted name with its JSON Schema type."""
+def fields(schema: Mapping[str, Any] = SCHEMA, head: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every field's dotted name with its definition in JSON Schema."""
     for name, definition in schema["properties"].items():
         while "$ref" in definition:
             definition = SCHEMA["properties"][definition["$ref"].removeprefix("#/properties/")]
-        kinds = definition.get("type", "string")
-        kinds = [kinds] if isinstance(kinds, str) else kinds
         if "properties" in definition:
-            yield from names(definition, f"{head}{name}.")
-        if "properties" not in definition or "string" in kinds:
-            yield head + name, next(kind for kind in kinds if kind not in ("object", "null"))
+            yield from fields(definition, f"{head}{name}.")
+        if "properties" not in definition or "string" in _kinds(definition):
+            yield head + name, definition
+
+
+def names() -> Iterator[tuple[str, str]]:
+    """Every field's dotted name with its JSON Schema type."""
+    for name, definition in fields():
+        yield name, next(kind for kind in _kinds(definition) if kind not in ("object", "null"))
+
+
+def _kinds(definition: Mapping[str, Any]) -> list[str]:
+    kinds = definition.get("type", "string")
+    return [kinds] if isinstance(kinds, str) else list(kinds)
+
+
+def typed(texts: Mapping[str, str], program: str) -> dict[str, Any]:
+    """The values of fields that are given as text, by dotted name; what is no field stays as it is.
+
+    Raises InputError, one line, for text that is neither a word nor YAML.
+    """
+    kinds = dict(names())
+    return {name: _value(text, kinds.get(name, "string"), f"{program}: {name}") for name, text in texts.items()}
+
+
+def spelled(values: Mapping[str, Any]) -> dict[str, str]:
+    """The text of each value, of which `typed` makes the value again."""
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+
+
+def _value(text: str, kind: str, where: str) -> Any:
+    return text if kind == "string" and not text.startswith(("[", "{")) else parse_yaml(text, where)
 
 
 def read(words: Sequence[str], program: str) -> dict[str, Any]:
@@ -30,7 +61,7 @@ def read(words: Sequence[str], program: str) -> dict[str, Any]:
 
     Raises InputError, one line that names the option, for one that is unknown, given twice, or without a value.
     """
-    fields: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     known = {f"--{name.replace('_', '-')}": (name, kind) for name, kind in names()}
     left = list(words)
     while left:
@@ -43,8 +74,7 @@ def read(words: Sequence[str], program: str) -> dict[str, Any]:
             if not left or left[0].startswith("--"):
                 raise InputError(f"{program}: {option}: given nothing, allowed: a value after it")
             value = left.pop(0)
-        if name in fields:
+        if name in given:
             raise InputError(f"{program}: {option}: given twice, allowed: once")
-        text = kind == "string" and not value.startswith(("[", "{"))
-        fields[name] = value if text else parse_yaml(value, option)
-    return fields
+        given[name] = _value(value, kind, option)
+    return given

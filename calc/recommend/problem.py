@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from calc.base.schema import InputError
@@ -49,13 +50,21 @@ class Miss(NamedTuple):
     reason: str
 
 
+def _alias(job: Fields, catalog: Catalog) -> Iterator[str]:
+    """A note for a model asked for by the name of another with the same shapes, as the command has the latter's."""
+    asked = str(job["model"])
+    model = catalog.model(asked)
+    if asked.casefold() not in {name.casefold() for name in (model.id, model.name, model.hf, model.source)}:
+        yield f"model {asked}: has the shapes of {model.id}, as which it is computed; a command names {model.hf}"
+
+
 class Problem:
     """One job on one machine: its rungs, each searched at most once, and how many configurations were looked at."""
 
     def __init__(self, job: Fields, catalog: Catalog, where: str = "scenario") -> None:
         """Raises ScenarioError where no configuration of the job can be run."""
         self.catalog = catalog
-        self.notes: list[str] = []
+        self.notes: list[str] = [*_alias(job, catalog)]
         self.job = job = self._grouped(self._framed(job, catalog, where))
         self.fields = seed(job, catalog, where)
         self.rungs = list(rungs(self.fields))

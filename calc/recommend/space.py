@@ -324,7 +324,8 @@ def _spares(optimizer: str) -> bool:
 
 
 def _choices_of(job: Fields) -> Choices:
-    return framework(str(job.get("framework", "torch")).partition("==")[0]).CHOICES
+    found = framework(str(job.get("framework", "torch")).partition("==")[0]).CHOICES
+    return found._replace(own_loop=False) if job.get("trainer") in found.trainers else found
 
 
 def _as_published(given: Fields) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from calc.base.units import gib
 from calc.catalog.catalog import Catalog
-from calc.estimate.report import deciding, degrees, lengths, rollout, segments, span
+from calc.estimate.report import deciding, degrees, holds, lengths, rollout, segments, span, tokens
 from calc.recommend.answer import Recommendation
 from calc.recommend.machines import Smallest
 from calc.recommend.problem import Configuration, Miss
@@ -23,6 +23,7 @@ def as_dict(r: Recommendation, tried: Smallest | None = None) -> dict[str, Any]:
         "recommended": _configuration(r.recommended) if r.recommended else None,
         "alternatives": [_configuration(c) for c in r.alternatives],
         "fails": _miss(r.fails) if r.fails else None,
+        "passed": _miss(r.passed) if r.passed else None,
         "advice": list(r.advice),
         "considered": r.considered,
         "pruned": r.pruned,
@@ -91,6 +92,10 @@ def _lines(r: Recommendation, catalog: Catalog, tried: Smallest | None) -> Itera
         yield f"smallest machine: {m.gpus} x {m.gpu.name}, after {tried.smaller} that are too small"
     if r.recommended:
         yield from _shown("recommended", r.recommended, catalog)
+        if r.passed:
+            first = r.passed.judged
+            yield f"  method {first.scenario.method} comes first, and where it is closest {_lacking(r.passed)}:"
+            yield f"    {_settings(first, catalog)}"
     else:
         yield r.verdict
     fits = r.verdict == "fits"
@@ -126,6 +131,7 @@ def _shown(title: str, c: Configuration, catalog: Catalog) -> Iterator[str]:
     group = deciding(c.judged.estimate)
     yield title
     yield f"  {_settings(c.judged, catalog)}"
+    yield from (f"  {line}" for line in holds(c.scenario))
     yield (
         f"  {span(group)} of {gib(group.usable_bytes)} in {group.peak.name}; fits with probability "
         f"{c.judged.estimate.fit_probability:.2f}"
@@ -158,10 +164,7 @@ def _lacking(m: Miss) -> str:
 def _pace(t: Throughput | None) -> Iterator[str]:
     if t:
         largest = next(term for term in t.terms if term.name == t.bound_by)
-        yield (
-            f"  {t.step_seconds:.3g} s a step, {t.tokens_per_second:,.0f} tokens a second; bound by {t.bound_by}, "
-            f"{largest.seconds:.3g} s of it"
-        )
+        yield (f"  {t.step_seconds:.3g} s a step, {tokens(t)}; bound by {t.bound_by}, {largest.seconds:.3g} s of it")
 
 
 def _settings(judged: Judged, catalog: Catalog) -> str:

@@ -10,17 +10,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, Literal, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from calc.base.reading import parse_mapping, read_bytes
 from calc.base.schema import InputError, closest, show, validator
 from calc.catalog.catalog import Catalog, CatalogError, load
 from calc.frameworks.registry import FRAMEWORKS, framework, plan
 from calc.frameworks.releases import READ
 from calc.models.architecture import Architecture, ConfigError
 from calc.scenario import rules
+from calc.scenario.lengths import Lengths, known
 from calc.scenario.rules import Objection
 from calc.scenario.scenario import SCHEMA, SCHEMA_FILE, Lora, Offload, Rollout, Scenario, ScenarioError, changed
-from calc.scenario.words import RL
+from calc.scenario.words import RL, Trainer
 
 NEEDED = tuple(SCHEMA["required"])
 # Defaults that no framework decides. Lengths and batches that follow from other fields are filled in by `parse`.
@@ -108,7 +111,11 @@ def _valid(data: Any, where: str, needed: tuple[str, ...]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in data.items():
         _put(nested, key, value, "")
-    validator(SCHEMA_FILE, needed)(nested, where)
+    check = validator(SCHEMA_FILE, needed)
+    check(nested, where)
+    if isinstance(file := nested.get("lengths"), str):
+        nested["lengths"] = parse_mapping(read_bytes(Path(file), f"{where}: lengths: {file}"), file)
+        check(nested, f"{where}: {file}")
     return nested
 
 
@@ -193,6 +200,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     architecture = module.modelled(model.architecture, values["trainer"])
     values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
     roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known))
+    values["lengths"] = _lengths(given)
     rules.follow(values, given, task)
     rules.check(values, given)
     roles = rules.placed(values, roles)
@@ -200,6 +208,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         **{place: values[place] for place in _PLAIN},
         framework=name,
         host_memory=values.get("host_memory"),
+        lengths=values["lengths"],
         entropy_coeff=float(values["entropy_coeff"]),
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
         framework_version=known,
@@ -229,7 +238,7 @@ def _framework(given: str) -> tuple[str, str | None]:
     """The framework's name, and its version if one is named."""
     name, equals, version = given.partition("==")
     if name not in FRAMEWORKS:
-        near = closest(name, FRAMEWORKS)
+        near = _trained_by(name) or closest(name, FRAMEWORKS)
         raise Objection(f"framework: given {show(given)}, allowed: {', '.join(FRAMEWORKS)}, each with ==version{near}")
     if equals and not _VERSION.fullmatch(version) and version not in framework(name).KNOWN:
         words = "".join(f", or {known}" for known in framework(name).KNOWN if not _VERSION.fullmatch(known))
@@ -237,11 +246,27 @@ def _framework(given: str) -> tuple[str, str | None]:
     return name, version or None
 
 
+def _trained_by(name: str) -> str:
+    """The hint for a trainer that is given as a framework; empty if it is none."""
+    plain = re.sub(r"[\W_]", "", name.casefold())
+    found = next((own for own in get_args(Trainer) if plain == own.replace("-", "") and own != "own"), "")
+    return f"; {found} is a trainer: give framework torch with trainer {found}" if found else ""
+
+
 def _rollout(values: Mapping[str, Any]) -> Rollout:
     """The rollout's fields; without GPUs of its own it runs on all."""
     own = {f.name: values.get(f"rollout.{f.name}") for f in fields(Rollout)}
     own["gpus"] = own["gpus"] or values["gpus"]
     return Rollout(**own)  # type: ignore[arg-type]
+
+
+def _lengths(given: Mapping[str, Any]) -> Lengths | None:
+    """The data's lengths, if any are given."""
+    said = {place.removeprefix("lengths."): value for place, value in given.items() if place.startswith("lengths.")}
+    try:
+        return known(said) if said else None
+    except ValueError as error:
+        raise Objection(str(error)) from None
 
 
 def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:

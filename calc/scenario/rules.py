@@ -73,6 +73,8 @@ def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
             values["rollout.sleep"] = False
     else:
         values["prompt_len"] = values["response_len"] = 0
+    if (lengths := values["lengths"]) and "expected_len" not in given:
+        values["expected_len"] = max(1, round(lengths.mean_below(values["seq_len"])))
     values.setdefault("expected_len", values["seq_len"])
 
 
@@ -91,6 +93,10 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     for place in given:
         if task not in RL and place.partition(".")[0] in RL_FIELDS:
             raise Objection(f"{place}: given for {task}, allowed: for RL tasks alone; {task} has seq_len")
+    if task in RL and values["lengths"]:
+        raise Objection(f"lengths: given for {task}, allowed: for tasks without a rollout; {task} has expected_len")
+    if values["lengths"] and "expected_len" in given:
+        raise Objection(f"expected_len: given {given['expected_len']} with lengths, allowed: one of them")
     unbuilt(values, UNBUILT_DEGREES)
     if values["placement"] != "colocated" and task not in RL:
         raise Objection(f"placement: given 'separate', allowed: colocated; {task} has no role on GPUs of its own")

@@ -16,6 +16,7 @@ from typing import Any
 from calc.base.plan import Keeps
 from calc.base.schema import InputError
 from calc.models.architecture import Architecture
+from calc.scenario.lengths import Lengths, fullest
 from calc.scenario.words import (
     PAIRED,
     PARTNERS,
@@ -152,6 +153,7 @@ class Scenario:
     seq_len: int
     prompt_len: int
     response_len: int
+    lengths: Lengths | None
     expected_len: int
     packing: bool
     expandable_segments: bool
@@ -213,6 +215,31 @@ class Scenario:
         """Sequences of a dynamic batch of `tokens` a GPU: at least one, at most the GPU's share of all `sequences`."""
         held = tokens * self.context_parallel // self.expected_len
         return max(1, min(held, -(-sequences // self.data_parallel)))
+
+    @property
+    def longest_len(self) -> int:
+        """Tokens of the longest sequence: the cap, unless `lengths` say that the data has none so long."""
+        return self.lengths.longest_below(self.seq_len) if self.lengths else self.seq_len
+
+    def held_len(self, rows: int) -> int:
+        """Tokens of a sequence, padding included, in the fullest batch of `rows`, the whole batch over `rows`.
+
+        With packing each has its mean length, unless `lengths` say how full the fullest batch is; without, each is
+        padded to the longest. A dynamic batch is no fuller than its bound, but for a single sequence that is longer.
+        """
+        if not self.packing:
+            return self.longest_len
+        if self.lengths is None:
+            return self.expected_len
+        if self.max_tokens_per_gpu:
+            return max(self.expected_len, -(-self.longest_len // rows))
+        return -(-fullest(self.lengths, self.seq_len, rows) // rows)
+
+    def computed_len(self, rows: int) -> float:
+        """Tokens of a sequence in an average batch of `rows`, with its padding, which only `lengths` tell."""
+        if self.lengths is None or self.packing:
+            return self.expected_len
+        return self.lengths.padded(self.seq_len, rows)
 
     @property
     def scoring_rows(self) -> int:
@@ -319,6 +346,8 @@ class Scenario:
             data["prompt_len"] = data["response_len"] = None
         if self.max_tokens_per_gpu:
             data["micro_batch"] = None
+        if self.lengths:
+            data |= {"lengths": self.lengths.as_dict(), "expected_len": None}
         data["framework"] = self.framework_asked
         data["offload"] = {"optimizer": self.offload.optimizer, "parameters": self.offload.parameters}
         if self.lora:

@@ -7,7 +7,9 @@ from typing import Literal, NamedTuple
 
 # The values of the fields that choose among words, as `scenario.schema.json` lists them.
 Task = Literal["pretrain", "sft", "rm", "dpo", "ppo", "grpo", "reinforce++", "inference"]
-Trainer = Literal["own", "transformers", "litgpt"]
+Trainer = Literal[
+    "own", "transformers", "litgpt", "llamafactory", "axolotl", "ms-swift", "torchtune", "torchtitan", "unsloth"
+]
 Method = Literal["full", "lora", "qlora"]
 AdapterDtype = Literal["fp32", "bf16"]
 AdapterUnits = Literal["own", "layer"]

@@ -52,11 +52,11 @@ class Roles(Memo):
         return {role.name: placement.place(self.s, role, self.keeps) for role in self.keeps.roles}
 
     def batch(self, s: Scenario, rows: int) -> Batch:
-        """`rows` sequences as a role with scenario `s` runs them: at maximum length, or with packing at mean length.
+        """The fullest batch of `rows` sequences that a role with scenario `s` runs.
 
         One GPU has the share of their tokens that context parallelism leaves it.
         """
-        length = s.expected_len if s.packing else s.seq_len
+        length = s.held_len(rows)
         return Batch(-(-rows * length // s.context_parallel), length)
 
     def masked(self, r: Replica, s: Scenario, batch: Batch) -> bool:

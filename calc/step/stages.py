@@ -62,23 +62,23 @@ class Stages:
         """The peak instants among `moments`."""
         return largest(self.moments(serving=serving))
 
-    def moments(self, *, serving: bool) -> Candidates:
-        """The candidates of the job's stages.
+    def moments(self, *, serving: bool | None = None) -> Candidates:
+        """The candidates of the job's stages, in their order.
 
         `serving`: those of the stages in which vLLM has a part, as it starts, generates or gets weights, or as a
-        checkpoint is written; else those of the stages that train and score.
+        checkpoint is written, or else those of the stages that train and score; all of them if it is None.
         """
         self.gathered = self.frozen_roots()
-        if serving:
+        if serving is not False:
             yield from self.loading()
         for stage in self.roles.keeps.stages:
             if stage.role in self.placed or (stage.role == "rollout" and self.serves):
-                if (stage.does not in RESTING) is serving:
+                if serving in (None, stage.does not in RESTING):
                     awake: Awake = "all" if stage.does == "serve" else stage.engine
                     for phase, at, lines in self.instants(stage):
                         yield Candidate(phase, at, lines, awake if self.serves else "")
                 self.leave(stage)
-            elif stage.does == "sync" and self.serves and serving:
+            elif stage.does == "sync" and self.serves and serving is not False:
                 yield Candidate("sync", "weights arrive", [], "all")
 
     def instants(self, stage: Stage) -> Moments:

@@ -49,9 +49,10 @@ def throughput(s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | Non
     """The step time of `s` on `gpu`, joined as in `node` (None: by the card's own link).
 
     Sequences count with their mean length, `expected_len`, by default the cap; for RL it is divided between prompt and
-    response as their caps are. `cache_tokens` is the size of the KV cache that an estimate found; without it, the cache
-    is sized as if the rollout had its card alone. Raises Unrated, one line, if the catalog lacks a rate that the job
-    needs, or if vLLM would not start.
+    response as their caps are. Padding takes time where `lengths` tell how much there is, and is no token of the rate.
+    `cache_tokens` is the size of the KV cache that an estimate found; without it, the cache is sized as if the rollout
+    had its card alone. Raises Unrated, one line, if the catalog lacks a rate that the job needs, or if vLLM would not
+    start.
     """
     r = rated(gpu, node, s.gpus_per_node, s.precision)
     if s.rollout:
@@ -70,7 +71,7 @@ def supervised(s: Scenario, r: Rates) -> list[Term]:
     rows = s.rows
     if s.max_tokens_per_gpu:  # dynamic batches are balanced
         rows = -(-s.sequences // (s.data_parallel * s.accumulation))
-    load = Load(rows, s.expected_len, s.accumulation, 1)
+    load = Load(rows, s.computed_len(rows), s.accumulation, 1)
     head: Head = "scalar" if s.task == "rm" else "lm"
     terms = list(update(s, r, load, head))
     if reference := s.role("reference"):

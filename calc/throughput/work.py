@@ -7,9 +7,9 @@ for one optimizer step, in which the GPU processes T tokens in m micro batches.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
-from calc.models.architecture import Architecture, Head, layer_kinds, linears, tensors
+from calc.models.architecture import Architecture, Head, LayerSpec, layer_kinds, linears, tensors
 from calc.throughput.terms import Constant, Term
 
 
@@ -110,8 +110,6 @@ def counts(arch: Architecture, head: Head) -> Counts:
             experts += t.elements * t.count
             routed += int(t.elements * t.count * used)
     h, q, kv = arch.hidden, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    values = arch.heads * arch.mla.v_head_dim if arch.mla else q
-    sliding = len(arch.sliding_layers)
     sparse = arch.layers - arch.dense_layers
     wide = arch.dense_layers * arch.intermediate
     wide += sparse * (arch.experts_per_token * arch.moe_intermediate + arch.shared_intermediate)
@@ -129,14 +127,26 @@ def counts(arch: Architecture, head: Head) -> Counts:
         experts=experts,
         grouped=copies * (4 * h + 6 * arch.moe_intermediate),  # rows in and out of both products, in bf16
         head=arch.vocab * h if head == "lm" else h if head == "scalar" else 0,
-        attention=(arch.layers - sliding) * (q + values),
-        windowed=sliding * (q + values),
+        attention=sum(q + value_width(arch, spec) for spec in arch.specs if not spec.slides),
+        windowed=sum(q + value_width(arch, spec) for spec in arch.specs if spec.slides),
         window=arch.sliding_window or 0,
         elementwise=touched(FORWARD),
         backward=touched(BACKWARD),
         modules=modules,
         norms=2 * bool(arch.qk_norm),
     )
+
+
+def value_width(arch: Architecture, spec: LayerSpec) -> int:
+    """Elements of the values of all query heads in a layer of the kind `spec`."""
+    match spec.mixer:
+        case "attention":
+            return arch.heads * arch.head_dim
+        case "latent":
+            assert arch.mla
+            return arch.heads * arch.mla.v_head_dim
+        case other:
+            assert_never(other)
 
 
 class Adapters(NamedTuple):

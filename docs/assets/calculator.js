@@ -3,158 +3,127 @@
   const box = document.getElementById("calculator");
   const site = JSON.parse(box.querySelector("script[type='application/json']").textContent);
   const form = box.querySelector("form");
-  const state = form.querySelector(".state");
   const shown = box.querySelector(".answer");
   const file = box.querySelector("textarea");
-  const stop = form.querySelector(".stop");
-  const FIXED = ["model", "task", "gpu", "gpus", "host_memory"]; // whatever the task
+  const more = form.querySelector(".rest");
+  const NUMBER = /^\d{1,15}(\.\d{1,15})?$/;
+  const KEPT = ["model", "task", "gpu", "gpus", "ask"]; // whatever the task
   const fields = [...form.elements].filter((field) => field.name);
-  const script = new URL("calculator-worker.js", document.currentScript.src).href;
-
-  const words = JSON.parse(document.getElementById("words")?.textContent ?? "{}");
-  const t = (said) => words[said] ?? said; // what a page in another language says instead
+  const named = new Map(fields.map((field) => [field.name, field]));
+  const rest = new Map(); // what the job has beyond the form's fields
+  const beside = new URLSearchParams(location.search).getAll("compare"); // the jobs to compare it with
+  const engine = calculatorEngine({
+    site,
+    shown,
+    state: form.querySelector(".state"),
+    stop: form.querySelector(".stop"),
+    answered(answer) {
+      box.classList.remove("asked");
+      file.value = answer.file;
+      if (answer.fields) fill(new Map(Object.entries(answer.fields)));
+      if (answer.fields) remember();
+      const link = shown.querySelector(".beside");
+      if (link && beside.length) {
+        link.search = `${new URLSearchParams(beside.map((other) => ["compare", other]))}&${link.search.slice(1)}`;
+        link.textContent = t("Back to the comparison, with this job");
+      }
+    },
+  });
 
   // ---- the picker and the address
 
-  const whole = (text) => /^\d{1,15}$/.test(text); // what a number keeps exactly
-  const lengths = () => site.defaults[Object.hasOwn(site.defaults, form.task.value) ? form.task.value : "sft"];
-
-  function fill() {
-    for (const field of fields) {
-      const own = lengths()[field.name];
-      if (!FIXED.includes(field.name) && field.name !== "method") field.value = own ?? "";
-    }
-    relevant();
-  }
+  const task = () => (Object.hasOwn(site.defaults, form.task.value) ? form.task.value : "sft");
+  // What a field is if nobody sets it; a job of which the framework fills the rest has nothing else.
+  const usual = (name) => (named.get("ask").value ? "" : String(site.defaults[task()][name] ?? ""));
+  const owed = (name) => Object.values(site.defaults).some((own) => name in own);
+  const applies = (field) => field.closest(".field").dataset.tasks?.split(" ").includes(form.task.value) ?? true;
 
   function relevant() {
-    for (const name of site.numbers) {
-      if (!FIXED.includes(name)) form[name].closest("label").hidden = !(name in lengths());
-    }
+    for (const field of fields) field.closest(".field").hidden = !field.value && !applies(field);
+    for (const group of form.querySelectorAll("details")) group.hidden = !group.querySelector(".field:not([hidden])");
+    more.hidden = !rest.size;
+    more.replaceChildren(t("Also in this job:"), ...[...rest].map(([name, value]) => left(name, value)));
+  }
+
+  function left(name, value) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "md-button";
+    button.textContent = `${name}: ${value} ✕`;
+    button.setAttribute("aria-label", t("Leave out {field}", { field: `${name}: ${value}` }));
+    button.addEventListener("click", () => {
+      rest.delete(name);
+      relevant();
+      pick();
+    });
+    return button;
   }
 
   function set(field, value) {
     if (field.options && ![...field.options].some((option) => option.value === value)) {
-      field.add(new Option(value, value)); // calc says what is wrong with it
+      field.add(new Option(value, value)); // calc says what is wrong with it, or it is the reader's own
     }
-    if (field.type === "number" && !whole(value)) field.type = "text";
+    if (field.type === "number" && value && !NUMBER.test(value)) field.type = "text"; // calc says so
     field.value = value;
   }
 
-  function job() {
-    const asked = {};
-    for (const { name, value } of fields) {
-      if (value.trim() === "" || form[name].closest("label").hidden) continue;
-      asked[name] = site.numbers.includes(name) && whole(value) ? Number(value) : value;
+  // Another task: its lengths and framework, and nothing that it lacks; what the reader set beside them stays.
+  function retask() {
+    for (const field of fields.filter((field) => !KEPT.includes(field.name))) {
+      if (!applies(field)) field.value = "";
+      else if (owed(field.name) && !named.get("ask").value) set(field, usual(field.name));
     }
+    relevant();
+  }
+
+  // The form shows these fields and no others.
+  function fill(given) {
+    for (const name of ["ask", "task", ...named.keys()]) {
+      if (given.has(name)) set(named.get(name), given.get(name));
+      else if (name !== "model" && name !== "task") set(named.get(name), usual(name));
+    }
+    rest.clear();
+    for (const [name, value] of given) {
+      if (!named.has(name) && site.heads.includes(name.split(".")[0])) rest.set(name, value);
+    }
+    relevant();
+  }
+
+  function job() {
+    const asked = Object.fromEntries(rest);
+    for (const { name, value } of fields) if (value.trim()) asked[name] = value;
     return asked;
   }
 
-  function address() {
-    const query = new URLSearchParams();
-    for (const [name, value] of Object.entries(job())) {
-      if (FIXED.includes(name) || String(lengths()[name] ?? "") !== String(value)) query.set(name, value);
-    }
-    return `?${query}#calculator`;
+  // The fields of the job that no default gives, and those that the reader has emptied.
+  function query() {
+    const found = new URLSearchParams(Object.entries(job()).filter(([name, v]) => KEPT.includes(name) || v !== usual(name)));
+    for (const field of fields) if (!field.value && usual(field.name) && applies(field)) found.set(field.name, "");
+    return found;
+  }
+
+  function remember() {
+    const found = query();
+    for (const other of beside) found.append("compare", other);
+    if (!engine.local) history.replaceState(null, "", `?${found}#calculator`);
   }
 
   function restore() {
-    const query = new URLSearchParams(location.search);
-    const known = fields.filter((field) => query.has(field.name));
-    if (!known.length) return relevant();
-    if (query.has("task")) set(form.task, query.get("task"));
-    fill();
-    for (const name of ["gpu", "gpus"]) if (!query.has(name)) form[name].value = "";
-    for (const field of known) set(field, query.get(field.name));
-    relevant();
-    box.querySelector(".picker details").open = known.some((field) => field.closest("details"));
-    ask({ job: job() });
-  }
-
-  // ---- the worker: one question at a time; of those that come meanwhile only the last is asked
-
-  let worker, busy = false, next = null;
-  const FAILED = {
-    loading: t("The calculator could not be loaded: check the connection and ask again. The tables below need nothing."),
-    answering: t("The calculator failed at this question, by a fault of its own: change a field and ask again, or ask python -m calc. The browser's console says what happened, for whoever mends it."),
-  };
-
-  function running() {
-    if (worker) return worker;
-    worker = new Worker(script, { type: "module" });
-    worker.onmessage = ({ data }) => {
-      if (data.words) return tell(t(data.words), "working");
-      if (data.ready) return busy || tell("");
-      if (data.failed) worker = worker.terminate(); // nobody knows what it still can do: another one starts
-      const asked = busy;
-      busy = false;
-      if (next) {
-        const question = next;
-        next = null;
-        return ask(question);
-      }
-      done();
-      if (data.failed) return asked ? refused(FAILED[data.failed]) : tell(FAILED[data.failed], "error");
-      if (data.answer.error) return refused(data.answer.error);
-      shown.innerHTML = data.answer.html;
-      shown.hidden = false;
-      file.value = data.answer.file;
-      tell(data.answer.line);
-    };
-    worker.onerror = () => halt(FAILED.loading, "error");
-    return worker;
-  }
-
-  const absolute = (address) => new URL(address, location.href).href;
-  const sent = (question) => ({
-    site: { engine: absolute(site.engine), catalog: absolute(site.catalog) },
-    question: question && { root: site.root, language: document.documentElement.lang, ...question },
-  });
-
-  function tell(words, kind = "") {
-    state.textContent = words;
-    state.className = `state ${kind}`;
-  }
-
-  function refused(line) {
-    shown.hidden = true;
-    tell(line, "error");
-  }
-
-  function done() {
-    shown.removeAttribute("aria-busy");
-    stop.hidden = true;
-  }
-
-  function halt(words, kind) {
-    worker?.terminate();
-    worker = next = null;
-    busy = false;
-    done();
-    tell(words, kind);
-  }
-
-  const local = location.protocol === "file:";
-  const OFFLINE = t("The calculator works on the site, not from a folder; the tables below work everywhere.");
-
-  function warm() {
-    if (local) return tell(OFFLINE, "error");
-    if (!worker) running().postMessage(sent(null));
-  }
-
-  function ask(question) {
-    if (local) return tell(OFFLINE, "error");
-    if (busy) return void (next = question);
-    busy = true;
-    shown.setAttribute("aria-busy", "true");
-    stop.hidden = false;
-    running().postMessage(sent(question));
+    if (!box.classList.contains("asked")) return relevant();
+    fill(new Map(new URLSearchParams(location.search)));
+    for (const group of form.querySelectorAll("details")) {
+      group.open = [...group.querySelectorAll("[name]")].some((field) => field.value !== usual(field.name));
+    }
+    engine.ask({ job: job() });
   }
 
   function pick() {
-    if (!local) history.replaceState(null, "", address());
-    ask({ job: job() });
+    remember();
+    engine.ask({ job: job() });
   }
+
+  const read = (text) => engine.ask({ file: text, job: job() });
+  const open = async (files) => files.length && read(await files[0].text());
 
   // ---- what the reader does
 
@@ -169,25 +138,40 @@
     setTimeout(() => (button.textContent = label), 1500);
   }
 
-  form.addEventListener("focusin", warm, { once: true });
-  form.addEventListener("pointerdown", warm, { once: true });
-  form.addEventListener("change", (event) => {
-    if (event.target === form.task) fill();
+  form.addEventListener("focusin", engine.warm, { once: true });
+  form.addEventListener("pointerdown", engine.warm, { once: true });
+  form.addEventListener("change", ({ target }) => {
+    if (target.type === "file") return open(target.files);
+    if (target === form.task) retask();
     pick();
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     pick();
   });
-  stop.addEventListener("click", () => halt(t("Stopped.")));
+  // A config.json, or a scenario: calc knows which.
+  form.addEventListener("paste", (event) => {
+    const text = event.clipboardData.getData("text");
+    if (!text.trim().startsWith("{")) return;
+    event.preventDefault();
+    read(text);
+  });
+  for (const place of [form, file]) {
+    place.addEventListener("dragover", (event) => event.preventDefault());
+    place.addEventListener("drop", (event) => {
+      if (!event.dataTransfer.files.length) return;
+      event.preventDefault();
+      open(event.dataTransfer.files);
+    });
+  }
   form.querySelector(".copy-link").addEventListener("click", (event) => {
-    if (!local) history.replaceState(null, "", address());
+    remember();
     copy(event.target, location.href);
   });
   box.querySelector(".copy-file").addEventListener("click", (event) => copy(event.target, file.value));
   shown.addEventListener("click", ({ target }) => {
     if (target.matches(".copy-command")) copy(target, shown.querySelector("pre").textContent);
   });
-  box.querySelector(".estimate").addEventListener("click", () => ask({ file: file.value }));
+  box.querySelector(".estimate").addEventListener("click", () => read(file.value));
   restore();
 })();

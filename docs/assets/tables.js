@@ -5,8 +5,6 @@
 
   const top = new URL("..", document.currentScript.src);
   const served = location.protocol !== "file:"; // opened from a folder, a page may not read the files beside it
-  const words = JSON.parse(document.getElementById("words")?.textContent ?? "{}");
-  const t = (said, values = {}) => (words[said] ?? said).replace(/\{(\w+)\}/g, (_, name) => values[name]);
   const COPIED = { md: "Markdown", csv: "CSV", tex: "LaTeX" };
   const SHOWN = 2000; // milliseconds that a button says what it did
   const TURNS = { none: "ascending", ascending: "descending", descending: "none" };
@@ -170,6 +168,7 @@
     pressed.setAttribute("aria-pressed", on);
     if (!on) {
       for (const made of figure.querySelectorAll("button.work")) made.replaceWith(...made.childNodes);
+      figure.dispatchEvent(new Event("unworked"));
       return;
     }
     let data;
@@ -181,6 +180,8 @@
     }
     const folded = figure.querySelector("details.twin");
     if (folded) folded.open = true;
+    const numbers = figure.querySelector(".numbers input");
+    if (numbers) numbers.checked = true;
     const heads = [...figure.querySelectorAll("thead th")]; // columns that only draw are no th
     for (const cell of data.cells.filter((found) => found.lines?.length)) {
       const place = data.columns.findIndex((column) => column.key === cell.column);
@@ -190,6 +191,7 @@
       const { title, unit } = data.columns[place];
       const name = unit ? `${title} (${unit})` : title;
       const words = `${row.cells[0].textContent.trim()} · ${name}: ${there.textContent.trim()}`;
+      there.querySelector("a.job")?.replaceWith(...there.querySelector("a.job").childNodes);
       const made = button("work", () => open(figure, data, cell, words));
       made.title = t("Show the working");
       made.setAttribute("aria-haspopup", "dialog");

@@ -11,7 +11,7 @@ from typing import Any
 
 from calc.base.reading import FILE, decode, parse_json, read_bytes
 from calc.base.schema import InputError, validator
-from measurements.files import replace
+from calc.base.writing import replace
 
 from .edge import Found
 from .machine import Machine

@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from calc.base.writing import replace
 from measurements.commands import Parser
-from measurements.files import replace
 
 from .case import MODELS
 from .reading import CaseError, documents, read_text

@@ -104,6 +104,21 @@ def test_a_misspelt_required_field_is_called_misspelt_not_missing(tmp_path: Path
     assert line(lambda: validator(path)({"name": "x"}, "f")) == "f: missing field 'size'"
 
 
+def test_of_many_fields_the_nearest_are_listed(tmp_path: Path) -> None:
+    """A line that lists all forty fields of a scenario helps nobody."""
+    fields = [f"field_{n}" for n in range(30)] + ["offload", "rollout"]
+    path = tmp_path / "s.json"
+    path.write_text(
+        json.dumps({"type": "object", "additionalProperties": False, "properties": dict.fromkeys(fields, True)})
+    )
+    got = line(lambda: validator(path)({"onload": 1}, "f"))
+    assert got.endswith("; did you mean 'offload'?")
+    got = line(lambda: validator(path)({"lol": 1}, "f"))
+    assert got.startswith("f: unknown field 'lol', allowed: ")
+    assert {"rollout", "offload"} < set(got.partition("allowed: ")[2].split(", "))
+    assert got.endswith(", or one of 26 others")
+
+
 def test_a_name_with_a_line_break_stays_on_one_line(check: Callable[..., None]) -> None:
     assert "\\n" in line(lambda: check(**{"a\nb": 1}))
     assert "\\udc80" in line(lambda: check(**{"a\udc80": 1}))

@@ -97,7 +97,21 @@ def said(rule: Rule[Any], card: str, **fields: Any) -> list[str]:
             "v100-32",
             {},
             {"bf16_tflops": 125.0},
-            "dense_tflops.bf16: given 125, allowed: none: Volta has fp16",
+            "dense_tflops.bf16: given 125, allowed: 0, for none: Volta has fp16",
+        ),
+        (
+            gpus.formats,
+            "a40",
+            {},
+            {"fp8_tflops": None},  # what the card does not have is known
+            "dense_tflops.fp8: given null, allowed: 0, for none: Ampere has bf16, fp16",
+        ),
+        (
+            gpus.formats,
+            "l4",
+            {"fp8_tflops": None},
+            {"fp8_tflops": 0.0},
+            "dense_tflops.fp8: given 0, allowed: a rate, or none given: Ada Lovelace has fp8",
         ),
         (
             gpus.formats_agree,
@@ -134,6 +148,13 @@ def said(rule: Rule[Any], card: str, **fields: Any) -> list[str]:
             {"nvlink_gbs": 0.0},
             {"nvlink_gbs": 112.5},
             "nvlink_gbs: given 112.5, allowed: 0: Ada Lovelace has no link between cards",
+        ),
+        (
+            gpus.link,
+            "l4",
+            {},
+            {"nvlink_gbs": None},
+            "nvlink_gbs: given null, allowed: 0: Ada Lovelace has no link between cards",
         ),
     ],
 )

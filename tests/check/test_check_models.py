@@ -10,8 +10,8 @@ import pytest
 
 from calc.catalog.catalog import load
 from calc.check import models
-from calc.check.config_keys import CARRIED, COMMON, known, known_around
 from calc.check.faults import Rule
+from calc.models.config_keys import CARRIED, COMMON, known, known_around
 from calc.models.families import FAMILIES, NESTED
 from calc.models.hf_config import from_config
 
@@ -116,14 +116,6 @@ def test_each_row_is_of_a_family() -> None:
             "model_type says",
         ),
         (
-            models.layer_types,
-            "qwen3-4b",
-            {"change": {"layer_types": ["full_attention", "sliding_attention"]}},
-            {"change": {"layer_types": ["full_attention", "full_atention"]}},
-            "config.layer_types[1]: given 'full_atention', allowed: full_attention, sliding_attention, "
-            "chunked_attention, linear_attention; did you mean 'full_attention'?",
-        ),
-        (
             models.published_count,
             "llama-3-8b",
             {"published_parameters": None},
@@ -151,6 +143,13 @@ def test_each_row_is_of_a_family() -> None:
             {"aliases": ("a/b", "a/c")},
             {"aliases": ("a/b", "A/B")},
             "aliases[1]: given 'A/B', allowed: a name that the model does not have yet",
+        ),
+        (
+            models.names,
+            "llama-3-8b",
+            {"unlike": {"somebody/Llama-3-8B-Vision": "it reads images"}},
+            {"unlike": {"qwen/Qwen3-8B": "it reads images"}},
+            "unlike: given 'qwen/Qwen3-8B', which models/qwen3-8b.yaml lists, allowed: names that no model has",
         ),
         (
             models.names,

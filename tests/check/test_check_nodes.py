@@ -45,7 +45,7 @@ def said(rule: Rule[Any], node: str, **fields: Any) -> list[str]:
             nodes.link,
             "consumer-pcie-gen5",
             {"link": "PCIe Gen4 x16"},  # an older slot takes a newer card
-            {"link": "PCIe Gen6 x16"},
+            {"link": "PCIe Gen6 x16", "gpu_ids": ("rtx5090",)},
             "link: given 'PCIe Gen6 x16', allowed: at most PCIe Gen5, which rtx5090 has",
         ),
         (

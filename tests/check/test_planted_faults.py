@@ -84,11 +84,16 @@ GPU_FAULTS = [
         "fp16 with fp16 sums", L4, value("dense_tflops.fp16", 150), ": dense_tflops.fp16: given 150, allowed: 121, as",
     ),
     Fault(
-        "bf16 on Volta", V100, swap("  fp16:", "  bf16:"), ": dense_tflops.bf16: given 125, allowed: none: Volta has",
+        "bf16 on Volta", V100, value("dense_tflops.bf16", 125),
+        ": dense_tflops.bf16: given 125, allowed: 0, for none: Volta",
     ),
     Fault(
-        "fp8 on Ampere", A100, swap("nvlink_gbs:", "  fp8:\n    value: 624\n    source: a data sheet\nnvlink_gbs:"),
-        ": dense_tflops.fp8: given 624, allowed: none: Ampere",
+        "fp8 on Ampere", A100, value("dense_tflops.fp8", 624),
+        ": dense_tflops.fp8: given 624, allowed: 0, for none: Ampere",
+    ),
+    Fault(
+        "no fp8 on Hopper", "hardware/gpus/h100-sxm.yaml", value("dense_tflops.fp8", 0),
+        ": dense_tflops.fp8: given 0, allowed: a rate, or none given: Hopper has fp8",
     ),
     Fault(
         "another card's memory", A100, value("memory.marketing_gb", 88),

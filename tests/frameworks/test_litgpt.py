@@ -62,7 +62,7 @@ def test_four_bits_hold_the_head_and_come_back_twice() -> None:
     [
         ({"model": "qwen2.5-7b"}, "trainer: given 'litgpt', allowed: own, transformers for the family qwen2; "
          "litgpt's code is read for llama, mistral, falcon"),
-        ({"task": "dpo"}, "trainer: given 'litgpt' for dpo, allowed: own; its scripts are for sft, inference"),
+        ({"task": "dpo"}, "trainer: given 'litgpt' for dpo, allowed: own; modelled for sft, inference"),
         ({"method": "full"}, "method: given 'full' with trainer litgpt, allowed: lora, qlora; "
          "the loss of its full fine-tuning is not modelled"),
         ({"sharding": "zero3", "gpus": 2}, "sharding: given 'zero3' with trainer litgpt, allowed: none, ddp, fsdp1"),

@@ -14,14 +14,16 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from fuzz import inputs
 from hypothesis import strategies as st
 
 from calc.__main__ import main
+from calc.add import add
 from calc.base.schema import InputError
 from calc.catalog.catalog import load
-from calc.site.calculator import calculator
+from calc.site.calculator import calculator, compare
 from calc.site.calculator.calculator import Place
 from calc.site.tables import tables
 from calc.site.text import sources
@@ -74,6 +76,11 @@ def recommend(words: list[str]) -> bool:
     return command(["recommend", *words])
 
 
+def diagnose(raw: bytes) -> bool:
+    """What a job left behind, as JSON and as text."""
+    return command(["diagnose", "-", "--json"], raw) and command(["diagnose", "-"], raw)
+
+
 def config(raw: bytes) -> bool:
     """A model that a path to its config.json names."""
     path = SCRATCH / "config.json"
@@ -82,9 +89,9 @@ def config(raw: bytes) -> bool:
     return command(["estimate", "-", "--json"], json.dumps(job).encode())
 
 
-def catalog(changed: tuple[str, bytes]) -> bool:
-    """A data file of a small catalog."""
-    root = SCRATCH / "catalog"
+def small(name: str) -> Path:
+    """A folder with a small catalog, made once."""
+    root = SCRATCH / name
     if not root.exists():
         for place, text in inputs.data_files().items():
             (root / place).parent.mkdir(parents=True, exist_ok=True)
@@ -94,6 +101,25 @@ def catalog(changed: tuple[str, bytes]) -> bool:
         for place in ("models/schema.json", "measurements/schema.json"):
             shutil.copy(inputs.ROOT / place, root / place)
         (root / "measurements/exhausted/messages.jsonl").write_text("", "utf-8")
+    return root
+
+
+def added(raw: bytes) -> bool:
+    """A config.json that joins a small catalog."""
+    path, root = SCRATCH / "added.json", small("added")
+    path.write_bytes(raw)
+    try:
+        add(str(path), {"hf": "somebody/tuned"}, over=True, root=root)
+    except InputError as error:
+        assert str(error).isprintable()
+        assert str(error).startswith(str(path)), error
+        return False
+    return True
+
+
+def catalog(changed: tuple[str, bytes]) -> bool:
+    """A data file of a small catalog."""
+    root = small("catalog")
     place, raw = changed
     try:
         (root / place).write_bytes(raw)
@@ -107,10 +133,11 @@ def catalog(changed: tuple[str, bytes]) -> bool:
     return True
 
 
-def address(asked: dict[str, Any]) -> bool:
-    """An address of the calculator."""
+def address(asked: dict[str, str]) -> bool:
+    """An address of the calculator, and the comparison of its job."""
     try:
-        shown = calculator.find(asked, load(), Place("", tables.to_html))
+        shown = calculator.asked(asked, load(), Place("", tables.to_html), print)
+        compare.compared([urlencode(asked)], "100", Place("", tables.to_html), print)
     except InputError as error:
         assert str(error).isprintable()
         return False
@@ -146,7 +173,9 @@ DOORS = {
     "estimate": Door(inputs.files(), estimate),
     "batch": Door(inputs.lines(), batch),
     "recommend": Door(inputs.commands(), recommend),
+    "diagnose": Door(inputs.files(), diagnose),
     "config": Door(inputs.configs(), config),
+    "added": Door(inputs.configs(), added),
     "catalog": Door(inputs.catalogs(), catalog),
     "address": Door(inputs.addresses(), address),
     "pasted": Door(inputs.files(), pasted),

@@ -17,6 +17,8 @@ from strategies import fields, rl_fields
 from calc.catalog.catalog import load
 from calc.recommend import options
 from calc.scenario.scenario import SCHEMA
+from calc.site.calculator.addresses import ASK
+from calc.site.calculator.fields import NAMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -187,14 +189,13 @@ def commands(draw: st.DrawFn) -> list[str]:
 
 
 @st.composite
-def addresses(draw: st.DrawFn) -> dict[str, Any]:
-    """The fields that an address of the calculator gives: whole numbers where they are some, else text."""
-    names = ("model", "task", "gpu", "gpus", "method", "framework", "seq_len", "prompt_len", "response_len")
-    asked: dict[str, Any] = {"model": "qwen3-0.6b", "task": "sft", "gpu": "rtx4090", "gpus": 2}
+def addresses(draw: st.DrawFn) -> dict[str, str]:
+    """The fields that an address of the calculator gives, as text."""
+    names = (*sorted(NAMES), ASK)
+    asked = {"model": "qwen3-0.6b", "task": "sft", "gpu": "rtx4090", "gpus": "2"}
     for name in draw(st.lists(st.sampled_from(names), max_size=5)):
-        value = draw(st.one_of(allowed(name), SCALARS, st.text(max_size=6)))
-        text = value if isinstance(value, str) else json.dumps(value)
-        asked[name] = int(text) if text.isascii() and text.isdigit() else text
+        value = draw(st.one_of(allowed(name) if name in FIELDS else SCALARS, SCALARS, st.text(max_size=6)))
+        asked[name] = value if isinstance(value, str) else json.dumps(value)
     return asked
 
 

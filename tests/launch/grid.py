@@ -135,6 +135,37 @@ def trl() -> Iterator[dict[str, Any]]:
     yield from joined(TRL, "grpo", *held, server, served, roles)
 
 
+ON_TRANSFORMERS = ("llamafactory", "axolotl", "ms-swift")
+LOSSES: tuple[dict[str, Any], ...] = ({}, {"loss": "fused"})
+
+
+def trainer(name: str) -> Iterator[dict[str, Any]]:
+    """The jobs of a trainer of plain PyTorch."""
+    of = ({"trainer": name},)
+    if name in ON_TRANSFORMERS:
+        sharded = (*ZERO, *shardings("fsdp1", "fsdp2"))
+        usual = (METHODS, sharded, SWITCHES, ATTENTIONS, PRECISIONS, LOSSES, MACHINES)
+        yield from supervised("torch", ("pretrain", "sft", "rm", "dpo"), *usual, of)
+    elif name == "torchtune":
+        held = (METHODS, ({}, {"loss": "full"}), ATTENTIONS[1:3], SWITCHES[:1], STEPPED[-3:], MACHINES, of)
+        yield from supervised("torch", ("sft",), *held, ({"model": "llama-3.1-8b"}, {"model": "qwen2.5-7b"}))
+        yield from supervised("torch", ("sft",), METHODS[:2], SWITCHES[2:3], MACHINES[1:], of)
+    elif name == "torchtitan":
+        cut = (*({place: 2} for place in ("tensor_parallel", "pipeline_parallel", "context_parallel")), {})
+        few = ({"tensor_parallel": 4, "sequence_parallel": False}, *shardings("ddp", "fsdp2"))
+        kept = tuple({"checkpointing": word} for word in ("none", "full", "selective"))
+        held = (({"model": "llama-3.1-8b"}, {"model": "qwen3-14b"}), kept, STEPPED[-3:], MACHINES, of)
+        yield from supervised("torch", ("pretrain",), *held, (*cut, *few))
+    else:
+        held = (METHODS, ({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), ({"lora.rank": 16}, {}), of)
+        yield from supervised("torch", ("pretrain", "sft"), *held)
+
+
+def kept_or_not() -> tuple[dict[str, Any], ...]:
+    """Checkpointing, on and off."""
+    return tuple({"checkpointing": word} for word in ("none", "full"))
+
+
 def accepted(drawn: Iterator[dict[str, Any]], every: int = 1) -> Iterator[Scenario]:
     """The jobs that their framework runs, every so many of them."""
     for data in itertools.islice(drawn, 0, None, every):

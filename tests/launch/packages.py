@@ -19,13 +19,19 @@ from typing import Any
 import yaml
 from frameworks.released import LOADER, Release, Unreachable, read
 
-# what is launched, and what reads the files beside; Transformers and DeepSpeed are those that the frameworks state
+# what is launched, and what reads the files beside; Transformers and DeepSpeed are those that TRL states
 VERSIONS = {
     "openrlhf": ("0.11.0", "0.11.2"),
     "verl": ("0.9.0", "0.9.1"),
     "trl": ("1.16.0",),
     "transformers": ("5.23.0",),
     "accelerate": ("1.15.0",),
+    "llamafactory": ("0.9.5",),
+    "axolotl": ("0.19.0",),
+    "ms_swift": ("4.6.0",),
+    "torchtune": ("0.6.1",),
+    "torchtitan": ("0.3.0",),
+    "unsloth": ("2026.10.9",),
 }
 DEEPSPEED = "0.19.8"
 

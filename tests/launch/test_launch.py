@@ -260,12 +260,12 @@ OTHERS = {
     "optimizer_impl": ("fused", "foreach", "single"), "lora.dtype": ("fp32", "bf16"), "rollout.sleep": (True, False),
     "expandable_segments": (True, False), "double_quantization": (True, False),
 }  # fmt: skip
-# The machine itself, the framework, parallelism that is not modelled, losses, in which nobody here has a choice, and an
-# engine that the vLLM of these releases has not
+# The machine itself, the data's lengths, the framework, parallelism that is not modelled, losses, in which nobody here
+# has a choice, and an engine that the vLLM of these releases has not
 NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "sequence_parallel",
     "expert_parallel", "host_memory", "loss", "lora.units", "memory_efficient_linear",
-    "rollout.v0",
+    "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
 }  # fmt: skip
 STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "openrlhf", "task": "sft", "micro_batch": 2, "global_batch": 64},
@@ -355,12 +355,40 @@ def test_what_no_flag_says_is_noted() -> None:
     for framework, task in (("openrlhf", "ppo"), ("trl", "grpo")):
         assert "has no flag" not in notes(framework=framework, task=task, roles__reward={"model": "llama-3.2-1b"}, **RL)
     assert "expected_len 100 is the mean" in notes(framework="openrlhf", task="sft", expected_len=100)
+    lengths = {"mean": 100, "longest": 300}
+    assert "100 tokens on average, 300 at most: your data's" in notes(framework="openrlhf", task="sft", lengths=lengths)
 
 
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"framework": "torch"}, "framework: given torch, which has no command, allowed: openrlhf, verl, trl"),
+        (
+            {"framework": "torch"},
+            "framework: given torch, which has no command, allowed: openrlhf, verl, trl, or a trainer: llamafactory, "
+            "axolotl, ms-swift, torchtune, torchtitan, unsloth",
+        ),
+        (
+            {"framework": "torch", "trainer": "ms-swift", "versions__ms-swift": "3.9"},
+            "versions.ms-swift: given ms-swift==3.9, whose flags differ, allowed: ms-swift==4",
+        ),
+        (
+            {"framework": "torch", "trainer": "llamafactory", "task": "dpo", "roles__reference": "none"},
+            "roles.reference: given 'none' for dpo, allowed: a reference, which a command of llamafactory always loads",
+        ),
+        (
+            {"framework": "torch", "trainer": "unsloth", "gpus": 2},
+            "gpus: given 2, allowed for a command of unsloth: 1",
+        ),
+        (
+            {"framework": "torch", "trainer": "torchtune", "model": "yi-6b"},
+            "model: given 'yi-6b' with method full, allowed for a command of torchtune: llama-3-8b, llama-3.1-8b, "
+            "llama-3.2-1b, llama-3.2-3b, qwen2-0.5b, qwen2-1.5b, qwen2-7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, "
+            "qwen2.5-7b",
+        ),
+        (
+            {"framework": "torch", "trainer": "torchtitan"},
+            "task: given 'sft', allowed for a command of torchtitan: pretrain",
+        ),
         (
             {"framework": "openrlhf==0.6.1"},
             "framework: given openrlhf==0.6.1, whose flags differ, allowed: openrlhf==0.11",

@@ -8,7 +8,20 @@ from typing import Any
 import pytest
 from architectures import FALCON
 from formulas import form, terms
-from tapes import BF16_LORA, arch, check, frozen, of_kind, passing, per_token, small, table, tape
+from tapes import (
+    BF16_LORA,
+    arch,
+    backward_of,
+    check,
+    forward_of,
+    frozen,
+    of_kind,
+    passing,
+    per_token,
+    small,
+    table,
+    tape,
+)
 
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import Tensor, of
@@ -83,7 +96,7 @@ def test_backward_makes_the_gradient_of_every_parameter_of_a_layer_once(model: s
     a = arch(model)
     for moe in {index >= a.dense_layers for index in (0, a.layers - 1)}:
         for precision in ("bf16", "autocast"):
-            shots = tape(model, moe=moe, precision=precision).backward()
+            shots = backward_of(tape(model, moe=moe, precision=precision))
             assert shots[-1].gradients == layer_parameters(a, a.specs[-1 if moe else 0])
             assert sum(shot.making for shot in shots) == shots[-1].gradients
 
@@ -163,7 +176,7 @@ def test_every_instant_of_a_llama_layers_forward_passes_what_lies_between_saved_
     q, k and v pass until attention saves them; `rotate_half` has three temporaries of its input beside input and
     output: 2q + 2q + 6q. The MLP's pair is gate and act(gate), or act(gate), up and what is not saved of them yet.
     """
-    found = passing("llama-3-8b", tape("llama-3-8b").forward())
+    found = passing("llama-3-8b", forward_of(tape("llama-3-8b")))
     assert list(found) == list(table(LLAMA_FORWARD))
     check(found, LLAMA_FORWARD)
 
@@ -177,14 +190,14 @@ def test_every_instant_of_a_llama_layers_backward_passes_its_gradients() -> None
     fp32 accumulator of dq 4q + 4H, and dk and dv for every query head before they are summed, 4q. `heads`: what lies
     head by head is copied, to be seen as a matrix of tokens.
     """
-    found = passing("llama-3-8b", tape("llama-3-8b").backward())
+    found = passing("llama-3-8b", backward_of(tape("llama-3-8b")))
     assert list(found) == list(table(LLAMA_BACKWARD))
     check(found, LLAMA_BACKWARD)
 
 
 def test_the_largest_instant_of_a_llama_layers_backward_is_that_of_the_mlps_product() -> None:
     """Closed form, checked against traces of six models: T·(form + 4i + 2h) and down_proj's gradient."""
-    shots = tape("llama-3-8b").backward()
+    shots = backward_of(tape("llama-3-8b"))
     product = next(s for s in shots if s.name == "mlp: product")
     total, _ = terms(product.saved + product.passing, arch("llama-3-8b"))
     assert total == form("18h + 4q + 4kv + 12i + 4H + 8")[0]
@@ -225,7 +238,7 @@ def test_the_highest_instants_of_backward_are_those_traced(
     """
     a = arch(model)
     dims = dimensions(a, 16)
-    shots = {s.name: s for s in tape(model, moe=moe, **run).backward()}
+    shots = {s.name: s for s in backward_of(tape(model, moe=moe, **run))}
     both = amount(shots[op].saved + shots[op].passing, dims)
     assert (both.bytes(2048, 2048) + 2 * shots[op].making) / 2048 == pytest.approx(traced, abs=1)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from formulas import form, terms
-from tapes import arch, check, frozen, of_kind, passing, small, tape
+from tapes import arch, backward_of, check, forward_of, frozen, of_kind, passing, small, tape
 
 from calc.autograd.alloc_trace import GIVEN, INPUT, PASSING, Script, Writer
 from calc.autograd.tape import NOTHING, Op, Tape, Tensor, of
@@ -101,8 +101,8 @@ def test_flash_sums_keys_and_values_gradients_only_where_heads_share_them() -> N
     """Llama 2 7B: output's gradient 2q, dq 2q, dk and dv 4kv, dq's accumulator 4q + 4H. Llama 3 8B has four query
     heads to a key head: dk and dv of every query head, 2q each, beside them.
     """
-    check(passing("llama-2-7b", tape("llama-2-7b").backward()), "attention = 2h + 8q + 4kv + 4H")
-    check(passing("llama-3-8b", tape("llama-3-8b").backward()), "attention = 2h + 12q + 4kv + 4H")
+    check(passing("llama-2-7b", backward_of(tape("llama-2-7b"))), "attention = 2h + 8q + 4kv + 4H")
+    check(passing("llama-3-8b", backward_of(tape("llama-3-8b"))), "attention = 2h + 12q + 4kv + 4H")
 
 
 # --- rotation ---
@@ -161,17 +161,17 @@ def test_a_layer_without_positions_neither_rotates_nor_copies_gradients_head_by_
     made = Program(Run(arch("smollm3-3b")), arch("smollm3-3b").specs[3]).layer()
     names = [op.name for op in made.ops if op.name]
     assert names[names.index("q_proj") : names.index("o_proj")] == ["q_proj", "k_proj", "v_proj", "attention"]
-    check(passing("smollm3-3b", made.backward()), """
+    check(passing("smollm3-3b", backward_of(made)), """
         v_proj = 4h + 2q + 4kv
         k_proj = 6h + 2q + 2kv
         q_proj = 6h + 2q
     """)  # fmt: skip
     rotated = tape("smollm3-3b")
-    check(passing("smollm3-3b", rotated.forward()), """
+    check(passing("smollm3-3b", forward_of(rotated)), """
         q: heads = 2h + 2q
         k: heads = 2h + 2q + 2kv
     """)  # fmt: skip
-    check(passing("smollm3-3b", rotated.backward()), """
+    check(passing("smollm3-3b", backward_of(rotated)), """
         k: heads = 4h + 2q + 4kv
         q: heads = 4h + 4q
     """)  # fmt: skip
@@ -228,20 +228,20 @@ def test_eager_attention_passes_its_scores_two_or_three_at_a_time() -> None:
     The keys and values that heads share, 4kv, are named by variables until the block returns.
     """
     made = tape("llama-3-8b", kernel="eager")
-    check(passing("llama-3-8b", made.forward()), EAGER_FORWARD)
-    check(passing("llama-3-8b", made.backward()), EAGER_BACKWARD)
+    check(passing("llama-3-8b", forward_of(made)), EAGER_FORWARD)
+    check(passing("llama-3-8b", backward_of(made)), EAGER_BACKWARD)
 
 
 def test_gemma_2_caps_its_scores_in_three_more_operations() -> None:
     """Divide, tanh, multiply: each a new tensor of 2; tanh's own is kept from then on."""
     made = tape("gemma-2-2b", kernel="eager")
-    check(passing("gemma-2-2b", made.forward()), """
+    check(passing("gemma-2-2b", forward_of(made)), """
         scores: over cap = 2h + 2q + 4H·S + 4kv
         scores: tanh = 2h + 2q + 2H·S + 4kv
         scores: times cap = 2h + 2q + 2H·S + 4kv
         scores: mask = 2h + 2q + 4H·S + 4kv
     """)  # fmt: skip
-    check(passing("gemma-2-2b", made.backward()), """
+    check(passing("gemma-2-2b", backward_of(made)), """
         scores: times cap = 2h + 2q + 4H·S
         scores: tanh = 2h + 2q + 4H·S
         scores: over cap = 2h + 2q + 4H·S
@@ -252,42 +252,42 @@ def test_gpt_oss_attends_with_a_column_for_its_sink_in_the_compute_type() -> Non
     """A column more: 2H beside each 2H·S from the join on. `less maximum` has a product more in backward."""
     oss = arch("gpt-oss-20b")
     made = tape("gpt-oss-20b", moe=True, kernel="eager")
-    check(passing("gpt-oss-20b", made.forward()), """
+    check(passing("gpt-oss-20b", forward_of(made)), """
         scores: join sink = 2h + 2q + 4H·S + 2H + 4kv
         scores: less maximum = 2h + 2q + 6H·S + 4H + 4kv
         softmax = 2h + 2q + 4H·S + 2H + 4kv
         probabilities: drop sink = 2h + 2q + 4H·S + 2H + 4kv
     """)  # fmt: skip
-    check(passing("gpt-oss-20b", made.backward()), """
+    check(passing("gpt-oss-20b", backward_of(made)), """
         values = 2h + 4q + 2H·S + 2H
         probabilities: drop sink = 2h + 2q + 4H·S + 4H
         softmax = 2h + 2q + 4H·S + 4H
         scores: less maximum = 2h + 2q + 4H·S + 4H
         scores: join sink = 2h + 2q + 4H·S + 2H
     """)  # fmt: skip
-    assert made.backward()[-1].gradients == layer_parameters(oss, oss.specs[-1])  # the sinks' own, 64, among them
+    assert backward_of(made)[-1].gradients == layer_parameters(oss, oss.specs[-1])  # the sinks' own, 64, among them
 
 
 def test_the_memory_efficient_kernel_accumulates_dq_in_fp32_only_from_16_bits() -> None:
     """Repeated k and v: gradients 2q each; dq 2q, output's 2q, accumulator 4q + 4H. In fp32 all are 4q, without it."""
-    check(passing("llama-3-8b", tape("llama-3-8b", kernel="masked").backward()), """
+    check(passing("llama-3-8b", backward_of(tape("llama-3-8b", kernel="masked"))), """
         attention = 2h + 12q + 4H
         v: repeat = 2h + 6q + 2kv
         k: repeat = 2h + 4q + 4kv
     """)  # fmt: skip
-    single = tape("llama-2-7b", kernel="efficient", precision="fp32").backward()
+    single = backward_of(tape("llama-2-7b", kernel="efficient", precision="fp32"))
     check(passing("llama-2-7b", single), "attention = 4h + 8q + 8kv + 4H")
 
 
 def test_qk_norms_work_on_each_heads_rows() -> None:
     """As any norm, on q instead of h, with a scale for every head: 4H. k and v, 4kv, wait beside."""
     made = tape("qwen3-8b")
-    check(passing("qwen3-8b", made.forward()), """
+    check(passing("qwen3-8b", forward_of(made)), """
         q_norm: to fp32 = 2h + 4kv + 6q
         q_norm: mean = 2h + 4kv + 4q + 4H
         k_norm: mean = 2h + 2q + 6kv + 4K
     """)  # fmt: skip
-    check(passing("qwen3-8b", made.backward()), """
+    check(passing("qwen3-8b", backward_of(made)), """
         q_norm: scale = 2h + 4kv + 12q + 4H
         q_norm: square = 2h + 4kv + 20q
     """)  # fmt: skip
@@ -296,7 +296,7 @@ def test_qk_norms_work_on_each_heads_rows() -> None:
 def test_olmo_2_norms_all_heads_of_a_token_as_one_row() -> None:
     """One mean a token, 4, beside the square, 4q, and k and v, 4kv; the block's input, 2h, is kept by its linears."""
     made = tape("olmo-2-7b")
-    check(passing("olmo-2-7b", made.forward()), """
+    check(passing("olmo-2-7b", forward_of(made)), """
         q_norm: mean = 4q + 4kv + 4
         k_norm: mean = 2q + 6kv + 4
     """)  # fmt: skip
@@ -306,14 +306,14 @@ def test_olmo_2_norms_all_heads_of_a_token_as_one_row() -> None:
 def test_phi_3_slices_one_product_and_joins_the_gradients_again() -> None:
     """Views are free forward; backward each slice writes a gradient of the whole product, 2q + 4kv, zero elsewhere."""
     made = tape("phi-3-mini")
-    check(passing("phi-3-mini", made.forward()), """
+    check(passing("phi-3-mini", forward_of(made)), """
         q: slice = 2h + 2q + 4kv
         q: rotate = 2h + 10q + 4kv
         k: rotate = 2h + 4q + 12kv
         attention: contiguous = 2h + 2q
         gate, up = 4h + 4i
     """)  # fmt: skip
-    check(passing("phi-3-mini", made.backward()), """
+    check(passing("phi-3-mini", backward_of(made)), """
         gate, up = 2h + 8i
         attention: contiguous = 2h + 4q
         attention = 2h + 8q + 4kv + 4H
@@ -327,7 +327,9 @@ def test_gpt_neox_chunks_one_product_whose_gradient_is_joined_once() -> None:
     """`qkv.chunk(3, dim=-1)`: three gradients, 2q + 4kv, and what they are concatenated to, 2q + 4kv."""
     a = small("gpt_neox", num_key_value_heads=None)
     made = Program(Run(a)).layer()
-    forward, backward = ({s.name: terms(s.passing, a) for s in shots} for shots in (made.forward(), made.backward()))
+    forward, backward = (
+        {s.name: terms(s.passing, a) for s in shots} for shots in (forward_of(made), backward_of(made))
+    )
     check(forward, "q, k, v = 2q + 4kv")
     check(
         backward,
@@ -344,7 +346,7 @@ def test_latent_attention_splits_rotates_and_joins() -> None:
     Backward, `k: split` concatenates the gradients of k_pass and v, 2kvb, beside them.
     """
     made = tape("deepseek-v3")
-    check(passing("deepseek-v3", made.forward()), """
+    check(passing("deepseek-v3", forward_of(made)), """
         q: split = 2h + 2q
         kv_a_layernorm: mean = 2h + 2q + 6c_kv + 2rope + 4
         q: rotate = 2h + 2q + 4c_kv + 2rope + 8H·rope
@@ -354,7 +356,7 @@ def test_latent_attention_splits_rotates_and_joins() -> None:
         k: join = 2h + 4q + 2rope + 2kvb
         attention: contiguous = 2h + 2o
     """)  # fmt: skip
-    check(passing("deepseek-v3", made.backward()), """
+    check(passing("deepseek-v3", backward_of(made)), """
         attention: contiguous = 2h + 4o
         attention = 2h + 8q + 4o + 4H
         k: join = 2h + 4q + 2kvb + 2rope
@@ -445,15 +447,15 @@ def test_ulysses_sends_and_receives_pieces_of_queries_keys_values_and_output(
     those that were exchanged. Backward an exchange of gradients does the same. Only up to 8 ranks is nothing repeated.
     """
     made = tape("llama-3-8b", context=ranks, exchange="all-to-all")
-    check(passing("llama-3-8b", made.forward()), forward)
-    check(passing("llama-3-8b", made.backward()), backward)
+    check(passing("llama-3-8b", forward_of(made)), forward)
+    check(passing("llama-3-8b", backward_of(made)), backward)
     assert ("k: repeat" in {op.name for op in made.ops}) == (ranks > 8)
 
 
 def test_ulysses_without_grouped_queries_sums_no_keys_and_values() -> None:
     """Llama 2 7B on 4 ranks, 8 heads of each kind on one: as alone, output's gradient 2q, dq 2q, 4q + 4H."""
     made = tape("llama-2-7b", context=4, exchange="all-to-all")
-    check(passing("llama-2-7b", made.backward()), "attention = 2h + 8q + 4kv + 4H")
+    check(passing("llama-2-7b", backward_of(made)), "attention = 2h + 8q + 4kv + 4H")
 
 
 @pytest.mark.parametrize(
@@ -478,7 +480,7 @@ def test_llama_3s_ring_has_buffers_of_one_key_head(model: str, ranks: int, forwa
     queries, 4 each, and dk and dv of all positions for each of them, 2·2 a rank.
     """
     made = tape(model, context=ranks, exchange="all-gather")
-    found = [terms(s.passing, arch(model))[0] for shots in (made.forward(), made.backward()) for s in shots
+    found = [terms(s.passing, arch(model))[0] for shots in (forward_of(made), backward_of(made)) for s in shots
              if s.name == "attention"]  # fmt: skip
     assert [each["D"] for each in found] == [forward, backward]
     assert found[0]["q"] == 2
@@ -492,15 +494,15 @@ def test_pytorchs_ring_without_grouped_queries_sums_keys_and_values_once() -> No
     16kv, what was made before 2q + 4kv and sent 4kv, the kernel's 4q + 4H, whose dk and dv are of half the positions.
     """
     made = tape("llama-2-7b", context=4, exchange="ring")
-    check(passing("llama-2-7b", made.forward()), """
+    check(passing("llama-2-7b", forward_of(made)), """
         attention = 2h + 16q + 16kv + 8H
         attention: contiguous = 2h + 2q
     """)  # fmt: skip
-    check(passing("llama-2-7b", made.backward()), """
+    check(passing("llama-2-7b", backward_of(made)), """
         attention: contiguous = 2h + 4q
         attention = 2h + 14q + 50kv + 4H
     """)  # fmt: skip
-    check(passing("llama-3-8b", tape("llama-3-8b", context=4, exchange="ring").backward()), """
+    check(passing("llama-3-8b", backward_of(tape("llama-3-8b", context=4, exchange="ring"))), """
         attention = 2h + 16q + 50kv + 4H
     """)  # fmt: skip
 

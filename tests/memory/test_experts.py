@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from formulas import form, terms
-from tapes import arch, check, frozen, of_kind, passing, small, tape
+from tapes import arch, backward_of, check, forward_of, frozen, of_kind, passing, small, tape, without_grad_of
 
 from calc.memory import activations
 from calc.memory.activations import Program
@@ -109,22 +109,22 @@ def test_every_instant_of_mixtrals_experts_passes_what_its_copies_of_tokens_need
     Sorting backward sums k rows into one: 2kh in, 2h out and 2h of scratch beside the residual's 2h.
     """
     made = tape("mixtral-8x7b", moe=True)
-    check(passing("mixtral-8x7b", made.forward()), EXPERTS_FORWARD)
-    check(passing("mixtral-8x7b", made.backward()), EXPERTS_BACKWARD)
+    check(passing("mixtral-8x7b", forward_of(made)), EXPERTS_FORWARD)
+    check(passing("mixtral-8x7b", backward_of(made)), EXPERTS_BACKWARD)
     # where nothing is kept, two variables hold the sorted rows and what the second product made of them
-    before = passing("mixtral-8x7b", made.forward(grad=False))["experts: unsort"]
+    before = passing("mixtral-8x7b", without_grad_of(made))["experts: unsort"]
     assert before == form("6h + 12k·h")
 
 
 def test_a_router_with_bf16_weights_leaves_the_experts_narrow() -> None:
     """Qwen3-MoE casts its weights, 2k: weighing makes 2kh, not 4kh, and no cast follows."""
     made = tape("qwen3-30b-a3b", moe=True)
-    check(passing("qwen3-30b-a3b", made.forward()), """
+    check(passing("qwen3-30b-a3b", forward_of(made)), """
         router: to bf16 = 4h + 2k
         experts: weigh = 4h + 2k·h
         experts: sum = 6h + 2k·h
     """)  # fmt: skip
-    check(passing("qwen3-30b-a3b", made.backward()), """
+    check(passing("qwen3-30b-a3b", backward_of(made)), """
         experts: weigh = 2h + 2k + 6k·h
         router: to bf16 = 4h + 6k
     """)  # fmt: skip
@@ -133,7 +133,7 @@ def test_a_router_with_bf16_weights_leaves_the_experts_narrow() -> None:
 def test_gpt_oss_clamps_strided_halves_of_one_product() -> None:
     """The halves are views; clamping makes each contiguous, 2kj. The sigmoid reads a scaled gate, 2kj more."""
     made = tape("gpt-oss-20b", moe=True)
-    check(passing("gpt-oss-20b", made.forward()), """
+    check(passing("gpt-oss-20b", forward_of(made)), """
         router: top k = 4h + 2E + 2k
         router: softmax = 4h + 2k
         experts: up = 4h + 4k·j
@@ -145,7 +145,7 @@ def test_gpt_oss_clamps_strided_halves_of_one_product() -> None:
         experts: up + 1 = 4h + 6k·j
         experts: product = 4h + 2k·j
     """)  # fmt: skip
-    check(passing("gpt-oss-20b", made.backward()), """
+    check(passing("gpt-oss-20b", backward_of(made)), """
         experts: product = 2h + 2k + 6k·j
         experts: up + 1 = 2h + 2k + 4k·j
         experts: glu = 2h + 2k + 8k·j
@@ -161,7 +161,7 @@ def test_gpt_oss_clamps_strided_halves_of_one_product() -> None:
 
 def test_deepseeks_router_multiplies_in_fp32() -> None:
     """A cast of the input, 4h, and of the router's weight, 4 bytes an element, both kept for backward."""
-    shots = tape("deepseek-v3", moe=True).backward()
+    shots = backward_of(tape("deepseek-v3", moe=True))
     router = next(s for s in shots if s.name == "router")
     assert terms(router.passing) == form("8h + 4E | 4W_gate")
     assert terms(router.saved)[1] == form("0 | 4W_gate")[1]
@@ -180,12 +180,12 @@ def test_granites_router_weighs_the_best_in_fp32_and_casts_back() -> None:
 def test_shared_experts_run_beside_the_routed_ones() -> None:
     """The input and the routed experts' sum wait, 2h each, beside the residual; backward they share a gradient."""
     made = tape("deepseek-v3", moe=True)
-    check(passing("deepseek-v3", made.forward()), """
+    check(passing("deepseek-v3", forward_of(made)), """
         shared_up_proj = 6h + 4s
         shared_down_proj = 8h
         experts: add shared = 10h
     """)  # fmt: skip
-    check(passing("deepseek-v3", made.backward()), """
+    check(passing("deepseek-v3", backward_of(made)), """
         experts: add shared = 2h
         shared_down_proj = 2h + 2s
         shared_gate_proj = 6h + 2s
@@ -195,12 +195,12 @@ def test_shared_experts_run_beside_the_routed_ones() -> None:
 def test_qwen2_moe_weighs_its_shared_expert() -> None:
     """Backward of the weighing: 2h for the expert, and a product of 2h that is summed to one number a row."""
     made = tape("qwen1.5-moe-a2.7b", moe=True)
-    check(passing("qwen1.5-moe-a2.7b", made.forward()), """
+    check(passing("qwen1.5-moe-a2.7b", forward_of(made)), """
         shared_expert_gate = 8h + 2
         shared: sigmoid = 8h + 2
         shared: weigh = 8h
     """)  # fmt: skip
-    check(passing("qwen1.5-moe-a2.7b", made.backward()), """
+    check(passing("qwen1.5-moe-a2.7b", backward_of(made)), """
         shared: weigh = 6h + 2
         shared: sigmoid = 4h + 4
     """)  # fmt: skip

@@ -251,3 +251,12 @@ def test_falcons_cache_holds_a_key_for_every_query() -> None:
     assert kv_cache.dynamic("actor", a, 100, 2).bytes == 2 * 100 * 60 * 2 * 128 * 64
     assert kv_cache.grown("actor", a, 100, 2).bytes == 2 * 100 * 128 * 64
     assert kv_cache.token_bytes(a) == 2 * 2 * 60 * 8 * 64
+
+
+def test_each_layer_keeps_what_its_own_mixer_does() -> None:
+    """DeepSeek-V2-Lite with every third of its 27 layers as plain attention: 18 of 512 + 64, 9 of 2 · 16 · 192."""
+    lite = load().model("deepseek-v2-lite").architecture
+    specs = [spec._replace(mixer="attention" if n % 3 == 0 else "latent") for n, spec in enumerate(lite.specs)]
+    mixed = replace(lite, specs=tuple(specs))
+    assert kv_cache.token_bytes(mixed) == 2 * (18 * (512 + 64) + 9 * 2 * 16 * 192)
+    assert (lite.attends, mixed.attends) == (False, True)

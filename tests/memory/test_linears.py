@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 from formulas import form, terms
-from tapes import BF16_LORA, FP32_LORA, arch, check, frozen, of_kind, passing, per_token, small, tape
+from tapes import (
+    BF16_LORA,
+    FP32_LORA,
+    arch,
+    backward_of,
+    check,
+    forward_of,
+    frozen,
+    of_kind,
+    passing,
+    per_token,
+    small,
+    tape,
+)
 
 from calc.autograd.tape import Size, Tape, Tensor
 from calc.catalog.catalog import load
@@ -85,18 +98,18 @@ def test_backward_makes_the_gradient_of_every_adapter_once(model: str, every: bo
     adapter = Adapter(16, targets, False, 2)
     layers = [(False, a.dense_layers)] if a.dense_layers else []
     layers += [(True, a.layers - a.dense_layers)] if a.dense_layers < a.layers else []
-    made = sum(tape(model, moe=moe, **frozen(adapter)).backward()[-1].gradients * n for moe, n in layers)
+    made = sum(backward_of(tape(model, moe=moe, **frozen(adapter)))[-1].gradients * n for moe, n in layers)
     assert made == lora_parameters(a, 16, targets)
 
 
 def test_a_late_norm_multiplies_its_weight_in_fp32() -> None:
     """Gemma and GPT-OSS: the weight's gradient makes a product of 4h, the bf16 cast comes after it."""
     made = tape("gemma-2-2b")
-    check(passing("gemma-2-2b", made.forward()), """
+    check(passing("gemma-2-2b", forward_of(made)), """
         input_layernorm: weight = 6h
         input_layernorm: to bf16 = 8h
     """)  # fmt: skip
-    check(passing("gemma-2-2b", made.backward()), """
+    check(passing("gemma-2-2b", backward_of(made)), """
         post_feedforward_layernorm: to bf16 = 6h
         post_feedforward_layernorm: weight = 14h
     """)  # fmt: skip
@@ -107,7 +120,7 @@ def test_a_late_norm_multiplies_its_weight_in_fp32() -> None:
 def test_a_frozen_norm_makes_no_gradient_of_its_weight() -> None:
     """2h less in its own backward than where the weight's product is made: 6h, not 8h."""
     run = frozen(BF16_LORA)
-    check(passing("llama-3-8b", tape("llama-3-8b", **run).backward()), "input_layernorm: weight = 6h")
+    check(passing("llama-3-8b", backward_of(tape("llama-3-8b", **run))), "input_layernorm: weight = 6h")
 
 
 def test_an_fp32_adapter_beside_a_bf16_linear_works_in_fp32() -> None:
@@ -115,7 +128,7 @@ def test_an_fp32_adapter_beside_a_bf16_linear_works_in_fp32() -> None:
     to the end, and dropped out, 4q; B puts out 4h, scaled 4h.
     """
     made = tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), True, 4)))
-    check(passing("llama-3-8b", made.forward()), """
+    check(passing("llama-3-8b", forward_of(made)), """
         o_proj: LoRA: to fp32 = 6h + 4q
         o_proj: LoRA dropout = 6h + 8q
         o_proj: LoRA A = 6h + 4r + 4q
@@ -124,7 +137,7 @@ def test_an_fp32_adapter_beside_a_bf16_linear_works_in_fp32() -> None:
         o_proj: LoRA add = 14h + 4q
         o_proj: LoRA: to bf16 = 10h
     """)  # fmt: skip
-    check(passing("llama-3-8b", made.backward()), """
+    check(passing("llama-3-8b", backward_of(made)), """
         o_proj: LoRA: to bf16 = 6h
         o_proj: LoRA add = 8h
         o_proj: LoRA scale = 12h
@@ -139,7 +152,7 @@ def test_an_fp32_adapter_beside_a_bf16_linear_works_in_fp32() -> None:
 def test_a_bf16_adapter_shares_the_gradient_of_its_sum() -> None:
     """No casts: the sum's gradient is y's and the scaled product's, one tensor of 2h."""
     made = tape("llama-3-8b", **frozen(Adapter(64, ("o_proj",), False, 2)))
-    check(passing("llama-3-8b", made.backward()), """
+    check(passing("llama-3-8b", backward_of(made)), """
         o_proj: LoRA add = 2h
         o_proj: LoRA scale = 4h
         o_proj: LoRA B = 4h + 2r
@@ -151,7 +164,7 @@ def test_a_bf16_adapter_shares_the_gradient_of_its_sum() -> None:
 def test_a_quantised_linear_is_dequantised_whole_in_forward_and_backward() -> None:
     """NF4 weights become bf16 for each multiplication, 2 bytes an element, beside an fp32 scale of 64 while forward."""
     made = tape("llama-3-8b", **frozen(BF16_LORA, quantised=True))
-    for shots, scale in ((made.forward(), 4 / 64), (made.backward(), 0)):
+    for shots, scale in ((forward_of(made), 4 / 64), (backward_of(made), 0)):
         found = passing("llama-3-8b", shots)
         assert found["down_proj"][1] == {"W_down_proj": 2 + scale}
         assert found["q_proj"][1] == {"W_q_proj": 2 + scale}
@@ -161,7 +174,7 @@ def test_a_quantised_linear_is_dequantised_whole_in_forward_and_backward() -> No
 def test_scales_that_were_not_quantised_need_not_come_back() -> None:
     """`_dequant_linear_fallback`: an fp32 copy where `absmax_8bit` is given."""
     made = tape("llama-3-8b", **frozen(BF16_LORA, quantised=True, nested=False))
-    assert passing("llama-3-8b", made.forward())["q_proj"][1] == {"W_q_proj": 2}
+    assert passing("llama-3-8b", forward_of(made))["q_proj"][1] == {"W_q_proj": 2}
 
 
 def test_scales_come_back_in_a_block_of_their_own_before_the_weight() -> None:
@@ -182,7 +195,7 @@ def test_old_bitsandbytes_keeps_the_input_of_every_four_bit_product() -> None:
 
 def test_a_quantised_model_of_fp32_dequantises_to_fp32() -> None:
     """The copy has the type that the multiplication runs in."""
-    found = passing("llama-3-8b", tape("llama-3-8b", **frozen(quantised=True, precision="fp32")).forward())
+    found = passing("llama-3-8b", forward_of(tape("llama-3-8b", **frozen(quantised=True, precision="fp32"))))
     assert found["q_proj"][1] == {"W_q_proj": 4 + 4 / 64}
 
 
@@ -237,7 +250,7 @@ def test_a_product_in_four_bits_without_an_adapter_is_that_product_alone() -> No
 def test_four_bits_that_were_fp32_come_back_as_fp32_before_autocast_casts_them() -> None:
     """TRL's own loading: 4 bytes an element, and 2 of the copy that multiplies; the head is cast as any is."""
     made = tape("llama-3-8b", **frozen(BF16_LORA, precision="autocast", quantised=True, unpacked=6))
-    for shots, scale in ((made.forward(), 4 / 64), (made.backward(), 0)):
+    for shots, scale in ((forward_of(made), 4 / 64), (backward_of(made), 0)):
         assert passing("llama-3-8b", shots)["q_proj"][1] == {"W_q_proj": 6 + scale}
 
 
@@ -285,9 +298,9 @@ def test_autocast_casts_inputs_and_weights_of_every_linear() -> None:
     4h + 4h + 2h + 4h. Seen on an H100, event by event.
     """
     made = tape("llama-3-8b", precision="autocast")
-    check(passing("llama-3-8b", made.forward()), AUTOCAST_FORWARD)
-    check(passing("llama-3-8b", made.backward()), AUTOCAST_BACKWARD)
-    making = {s.name: s.making for s in made.backward()}
+    check(passing("llama-3-8b", forward_of(made)), AUTOCAST_FORWARD)
+    check(passing("llama-3-8b", backward_of(made)), AUTOCAST_BACKWARD)
+    making = {s.name: s.making for s in backward_of(made)}
     assert making["q_proj: weight to bf16"] == 4096 * 4096
     assert making["q_proj"] == 0
 
@@ -370,7 +383,7 @@ def test_an_rms_norm_keeps_its_fp32_input_the_scale_and_what_its_weight_multipli
     """4h, a number of 4 a row, 2h. The mean of squares, 4, passes until its root, which is kept, is taken."""
     made, out = normed(arch("llama-3-8b"))
     assert (terms(made.saved()), out.b) == (form("6h + 4"), 2)
-    check({s.name.partition(": ")[2]: terms(s.passing) for s in made.forward()}, RMS)
+    check({s.name.partition(": ")[2]: terms(s.passing) for s in forward_of(made)}, RMS)
 
 
 def test_cohere_subtracts_the_mean_twice_and_keeps_both_differences() -> None:
@@ -381,8 +394,8 @@ def test_cohere_subtracts_the_mean_twice_and_keeps_both_differences() -> None:
     """
     made, out = normed(small("cohere"))
     assert (terms(made.saved()), out.b) == (form("12h + 4"), 2)
-    check({s.name.partition(": ")[2]: terms(s.passing) for s in made.forward()}, CENTRED)
-    found = {s.name.partition(": ")[2]: terms(s.passing) for s in made.backward()}
+    check({s.name.partition(": ")[2]: terms(s.passing) for s in forward_of(made)}, CENTRED)
+    found = {s.name.partition(": ")[2]: terms(s.passing) for s in backward_of(made)}
     check(found, CENTRED_BACKWARD)
 
 
@@ -393,7 +406,7 @@ def test_a_layer_norm_runs_in_fp32_under_autocast(precision: str, b: int, cast: 
     """PyTorch's kernel keeps its input and two numbers of 4 a row; a bf16 input is cast for it, 6h at once."""
     made, out = normed(arch("starcoder2-7b"), precision=precision)
     assert (terms(made.saved()), out.b) == (form(f"{b}h + 8"), b)
-    first = made.forward()[0]
+    first = forward_of(made)[0]
     assert (terms(first.passing) == form("6h")) == cast == first.name.endswith("to fp32")
 
 
@@ -468,8 +481,8 @@ def test_ranks_sum_the_outputs_of_row_wise_linears_and_the_gradients_of_column_w
     """
     model = part(arch("llama-3-8b"), 2)
     made = Program(Run(model)).layer()
-    check({s.name: terms(s.passing) for s in made.forward()}, SUMMED)
-    check({s.name: terms(s.passing) for s in made.backward()}, SUMMED_BACKWARD)
+    check({s.name: terms(s.passing) for s in forward_of(made)}, SUMMED)
+    check({s.name: terms(s.passing) for s in backward_of(made)}, SUMMED_BACKWARD)
     assert terms(made.saved()) == form("16h + 2q + 4kv + 4H + 2o + 8i + 8")
 
 
@@ -479,6 +492,6 @@ def test_ranks_with_parts_of_the_sequence_gather_before_and_scatter_after_a_bloc
     """
     model = part(arch("llama-3-8b"), 2)
     made = Program(Run(model, sequences=True)).layer()
-    check({s.name: terms(s.passing) for s in made.forward()}, PIECES)
-    check({s.name: terms(s.passing) for s in made.backward()}, PIECES_BACKWARD)
+    check({s.name: terms(s.passing) for s in forward_of(made)}, PIECES)
+    check({s.name: terms(s.passing) for s in backward_of(made)}, PIECES_BACKWARD)
     assert terms(made.saved()) == form("10h + 2q + 4kv + 4H + 2o + 8i + 4")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from formulas import form, terms
-from tapes import arch, check, passing, small
+from tapes import arch, backward_of, check, forward_of, passing, small
 
 from calc.accuracy.residuals import peak_allocated
 from calc.autograd.tape import Tape
 from calc.estimate.estimate import estimate
-from calc.frameworks.torch.litgpt import modelled
+from calc.frameworks.torch.trainers.litgpt import modelled
 from calc.memory.activations import program
 from calc.memory.run import Adapter, Run
 from calc.models.architecture import Architecture, parameters
@@ -50,7 +50,7 @@ def test_backward_makes_the_gradient_of_every_adapter_once(targets: tuple[str, .
     """Rank times inputs and outputs of each that is adapted, as PEFT would have them; k and v are a quarter of q."""
     a = modelled(arch("llama-3-8b"))
     width = {"q_proj": 4096 + 4096, "k_proj": 4096 + 1024, "v_proj": 4096 + 1024}
-    made = layer(a, Adapter(8, targets, False, 2)).backward()[-1].gradients
+    made = backward_of(layer(a, Adapter(8, targets, False, 2)))[-1].gradients
     assert made == 8 * sum(width[name] for name in targets) == lora_parameters(a, 8, targets) // a.layers
 
 
@@ -58,8 +58,8 @@ def test_adapters_elsewhere_are_as_they_are_beside_any_linear() -> None:
     """Rank times inputs and outputs of o_proj and up_proj; nothing stands beside the product."""
     a = modelled(small("llama"))
     made = layer(a, Adapter(8, ("o_proj", "up_proj"), False, 2))
-    assert made.backward()[-1].gradients == 8 * (64 + 64 + 64 + 96)
-    assert "qkv: LoRA A" not in {s.name for s in made.forward()}
+    assert backward_of(made)[-1].gradients == 8 * (64 + 64 + 64 + 96)
+    assert "qkv: LoRA A" not in {s.name for s in forward_of(made)}
 
 
 def test_rotation_passes_through_fp32_and_is_concatenated() -> None:
@@ -68,7 +68,7 @@ def test_rotation_passes_through_fp32_and_is_concatenated() -> None:
     """
     a = modelled(arch("llama-3-8b"))
     made = layer(a, Adapter(8, QV, False, 2))
-    found = passing("llama-3-8b", made.forward())
+    found = passing("llama-3-8b", forward_of(made))
     check(found, """
         q: rotate = 2h + 22q + 4kv
         q: rotate: to bf16 = 2h + 12q + 4kv
@@ -79,7 +79,7 @@ def test_rotation_passes_through_fp32_and_is_concatenated() -> None:
     assert [terms(size, a)[0] for size in (half, whole, cosine, sine)] == [{"q": 1}, {"q": 2}, {"q": 4}, {"q": 4}]
     assert (freed, out) == (0, None)
     # beside what is there of the others: the gradient in fp32, its products with cosine and sine, halves of zeros
-    back = passing("llama-3-8b", made.backward())
+    back = passing("llama-3-8b", backward_of(made))
     check(back, "q: rotate = 2h + 20q")
 
 

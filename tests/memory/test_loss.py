@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from formulas import form, terms
+from tapes import backward_of, forward_of, without_grad_of
 
-from calc.autograd.polynomial import Amount, Shot
-from calc.autograd.tape import Op, Snapshot, Tape
+from calc.autograd.polynomial import Amount, Shot, Snapshot
+from calc.autograd.tape import Op, Tape
 from calc.base.plan import Path
 from calc.catalog.catalog import load
 from calc.frameworks.openrlhf.openrlhf import loss_path
@@ -37,10 +38,10 @@ def peaks(path: Path, **run: Any) -> tuple[float, float, float, float]:
     made = tape(path, **run)
     alone = tape(path, grad=False, **run)
     return (
-        max(logits(made.forward()).values()),
+        max(logits(forward_of(made)).values()),
         made.saved().tokens.get("V", 0),
-        max(logits(made.backward()).values()),
-        max(logits(alone.forward(grad=False)).values()),
+        max(logits(backward_of(made)).values()),
+        max(logits(without_grad_of(alone)).values()),
     )
 
 
@@ -77,6 +78,8 @@ def peaks(path: Path, **run: Any) -> tuple[float, float, float, float]:
         (Path("flash", head_fp32=True, shift_copy=True), 8, 4, 8, 8),
         # an eighth of the tokens at a time: 2 + 4 + 4, and 4 + 4 + 4 backward
         (Path("chunked"), 10 / 8, 0, 12 / 8, 10 / 8),
+        # all logits 2, an eighth cast 4, all log-softmax 4; then log-softmax, and of an eighth 4 + 4 and 2
+        (Path("chunked-logits"), 6.5, 4, 5.25, 2.5),
         (Path("fused"), 0, 0, 0, 0),
         (Path("scalar"), 0, 0, 0, 0),
     ],
@@ -120,7 +123,7 @@ def test_outputs_that_the_caller_references_live_through_the_whole_backward(
     """Protects `held`: the model's outputs beside everything, down to the last layer's backward."""
     assert peaks(path)[2] == backward
     assert head(Run(LLAMA), path)[1].tokens == held * 128_256
-    assert all(s.saved.tokens.get("V", 0) >= held for s in tape(path).backward())
+    assert all(s.saved.tokens.get("V", 0) >= held for s in backward_of(tape(path)))
 
 
 @pytest.mark.parametrize("held", ["backward", "step", "next"])
@@ -143,17 +146,17 @@ CROSS_ENTROPY_BACKWARD = {"nll": 8, "log-softmax": 12, "logits: to fp32": 6, "lm
 def test_every_instant_of_the_cross_entropy() -> None:
     """nll makes its gradient beside the kept log-softmax, 4 + 4; the cast's is 2 from 4."""
     made = tape(Path("cross-entropy"))
-    assert logits(made.forward()) == CROSS_ENTROPY_FORWARD
-    assert logits(made.backward()) == CROSS_ENTROPY_BACKWARD
+    assert logits(forward_of(made)) == CROSS_ENTROPY_FORWARD
+    assert logits(backward_of(made)) == CROSS_ENTROPY_BACKWARD
 
 
 def test_soft_capped_logits_are_divided_and_multiplied_by_new_tensors() -> None:
     """Gemma 2: each of the three operations makes 2; forward and backward two at a time, tanh's own kept."""
     made = tape(Path("cross-entropy"), GEMMA)
-    assert list(logits(made.forward()).items())[:4] == [
+    assert list(logits(forward_of(made)).items())[:4] == [
         ("lm_head", 2), ("logits: over cap", 4), ("logits: tanh", 4), ("logits: times cap", 4),
     ]  # fmt: skip
-    assert list(logits(made.backward()).items())[2:] == [
+    assert list(logits(backward_of(made)).items())[2:] == [
         ("logits: to fp32", 8), ("logits: times cap", 6), ("logits: tanh", 6), ("logits: over cap", 4), ("lm_head", 2),
     ]  # fmt: skip
 
@@ -165,22 +168,22 @@ def test_logsumexp_and_gather_each_make_a_gradient_of_all_logits() -> None:
     """
     made = tape(Path("logsumexp"))
     assert terms(made.saved()) == form("2h + 2V + 2")  # the logits and their logsumexp
-    assert logits(made.forward()) == {"lm_head": 2, "gather": 2, "logsumexp": 4, "log-probability": 2}
-    assert logits(made.backward()) == {"log-probability": 2, "logsumexp": 8, "gather": 6, "lm_head": 2}
+    assert logits(forward_of(made)) == {"lm_head": 2, "gather": 2, "logsumexp": 4, "log-probability": 2}
+    assert logits(backward_of(made)) == {"log-probability": 2, "logsumexp": 8, "gather": 6, "lm_head": 2}
 
 
 def test_selective_log_softmax_holds_one_row_more_at_a_time() -> None:
     """A row of S tokens: its two gradients backward, 4, its log-softmax without grad, 2; bf16."""
-    row = {s.name: s.passing.fixed for s in tape(Path("selective")).backward()}
+    row = {s.name: s.passing.fixed for s in backward_of(tape(Path("selective")))}
     assert row["log-softmax"] == {"V·S": 4}
-    alone = {s.name: s.passing.fixed for s in tape(Path("selective"), grad=False).forward(grad=False)}
+    alone = {s.name: s.passing.fixed for s in without_grad_of(tape(Path("selective"), grad=False))}
     assert alone["log-softmax"] == {"V·S": 2}
 
 
 def test_a_loss_puts_out_one_fp32_number_a_token() -> None:
     """4 bytes a token, beside the logits that flash-attn's kernel and nll read."""
     for path in (Path("cross-entropy"), Path("flash", head_fp32=True)):
-        assert terms(tape(path).forward()[-1].passing)[0][""] == 4
+        assert terms(forward_of(tape(path))[-1].passing)[0][""] == 4
 
 
 # --- reinforcement learning ---
@@ -262,11 +265,11 @@ def test_an_eager_entropy_of_all_positions_is_scored_in_fp32(scaled: str, score:
 def test_every_instant_of_an_eager_entropy() -> None:
     """In steps: `product` has both its gradients in fp32, 4 + 4, before the logits' is cast to 2."""
     made = tape(Path("flash", entropy="eager"))
-    assert [(s.name, (s.saved + s.passing).tokens["V"]) for s in made.forward()] == [
+    assert [(s.name, (s.saved + s.passing).tokens["V"]) for s in forward_of(made)] == [
         ("lm_head", 2), ("cross entropy", 2), ("entropy: to fp32", 6), ("entropy: softmax", 10),
         ("entropy: to fp32", 10), ("entropy: logsumexp", 14), ("entropy: product", 14), ("loss", 10),
     ]  # fmt: skip
-    assert [(s.name, (s.saved + s.passing).tokens["V"]) for s in made.backward()] == [
+    assert [(s.name, (s.saved + s.passing).tokens["V"]) for s in backward_of(made)] == [
         ("loss", 10), ("entropy: product", 20), ("entropy: logsumexp", 28), ("entropy: to fp32", 18),
         ("entropy: softmax", 16), ("entropy: to fp32", 10), ("cross entropy", 6), ("lm_head", 2),
     ]  # fmt: skip
@@ -275,19 +278,19 @@ def test_every_instant_of_an_eager_entropy() -> None:
 @pytest.mark.parametrize(("scaled", "largest"), [("view", 8), ("in-place", 4), ("copy", 4)])
 def test_a_division_costs_most_through_a_view(scaled: str, largest: float) -> None:
     """What comes in and the quotient, 2 each; a view's backward has a clone and its own result beside them."""
-    assert logits(tape(Path("flash", scaled=scaled)).backward())["logits: divide"] == largest
+    assert logits(backward_of(tape(Path("flash", scaled=scaled))))["logits: divide"] == largest
 
 
 def test_a_gradient_written_over_the_logits_lives_on_until_the_head_has_read_it() -> None:
     """2 in all at the kernel; the head's own gradient comes of them, 2 beside 2h."""
     made = tape(Path("flash", in_place=True))
-    assert logits(made.backward()) == {"cross entropy": 2, "lm_head": 2}
-    assert terms(made.backward()[-1].passing) == form("2h + 2V")
+    assert logits(backward_of(made)) == {"cross entropy": 2, "lm_head": 2}
+    assert terms(backward_of(made)[-1].passing) == form("2h + 2V")
 
 
 def test_outputs_that_are_held_and_written_over_count_once() -> None:
     """The caller's variable names the gradient by then."""
-    assert logits(tape(Path("flash", in_place=True, held="step")).backward()) == {"cross entropy": 2, "lm_head": 2}
+    assert logits(backward_of(tape(Path("flash", in_place=True, held="step")))) == {"cross entropy": 2, "lm_head": 2}
 
 
 @pytest.mark.parametrize(
@@ -327,13 +330,13 @@ def test_half_of_the_positions_cost_half_behind_a_head_of_all(
 ) -> None:
     """Traced for the first three: the slice is a view, its backward zeros of all logits beside the gradient of half."""
     made = tape(path)
-    assert logits(made.forward()) == forward
-    assert logits(made.backward()) == backward
+    assert logits(forward_of(made)) == forward
+    assert logits(backward_of(made)) == backward
 
 
 def test_rows_of_half_the_positions_are_half_as_long() -> None:
     """A row's log-softmax without grad, 2 bytes for S/2 tokens."""
-    alone = {s.name: s.passing.fixed for s in tape(Path("selective", kept=0.5), grad=False).forward(grad=False)}
+    alone = {s.name: s.passing.fixed for s in without_grad_of(tape(Path("selective", kept=0.5), grad=False))}
     assert alone["log-softmax"] == {"V·S": 1}
 
 
@@ -344,7 +347,7 @@ def test_a_trained_head_keeps_its_input_and_makes_its_gradient_last() -> None:
     """2h of the final norm's output, which nobody else keeps; 128,256 x 4096 gradients at the end."""
     made = tape(Path("cross-entropy"))
     assert terms(made.saved()) == form("2h + 4V")
-    last = made.backward()[-1]
+    last = backward_of(made)[-1]
     assert (last.name, last.gradients, last.making) == ("lm_head", ELEMENTS, ELEMENTS)
     assert terms(last.passing) == form("2h + 2V")
 
@@ -353,7 +356,7 @@ def test_a_frozen_head_keeps_no_input_and_makes_no_gradient() -> None:
     """LoRA leaves the head alone: the gradient passes through it, 2V in and 2h out."""
     made = tape(Path("cross-entropy"), trained=False)
     assert terms(made.saved()) == form("4V")
-    assert made.backward()[-1].gradients == 0
+    assert backward_of(made)[-1].gradients == 0
 
 
 def test_a_frozen_heads_input_lives_as_long_as_the_models_forward() -> None:
@@ -362,9 +365,9 @@ def test_a_frozen_heads_input_lives_as_long_as_the_models_forward() -> None:
     OpenRLHF's sft trainer computes the loss of the logits that the model has returned (`held="next"`).
     """
     made = tape(Path("cross-entropy"), trained=False)
-    assert {terms(s.saved + s.passing)[0]["h"] for s in made.forward()} == {2}
-    assert [terms(s.saved + s.passing)[0].get("h", 0) for s in made.backward()] == [0, 0, 0, 2]
-    outside = tape(Path("cross-entropy", held="next"), trained=False).forward()
+    assert {terms(s.saved + s.passing)[0]["h"] for s in forward_of(made)} == {2}
+    assert [terms(s.saved + s.passing)[0].get("h", 0) for s in backward_of(made)] == [0, 0, 0, 2]
+    outside = forward_of(tape(Path("cross-entropy", held="next"), trained=False))
     assert "h" not in terms(outside[-1].saved + outside[-1].passing)[0]
 
 
@@ -372,7 +375,7 @@ def test_under_autocast_the_head_keeps_casts_of_its_input_and_weight() -> None:
     """2h in bf16 and 2 bytes for each element of the weight, whose fp32 gradient comes of the cast's backward."""
     made = tape(Path("cross-entropy"), precision="autocast")
     assert terms(made.saved()) == form("2h + 4V | 2W_lm_head")
-    making = {s.name: s.making for s in made.backward()}
+    making = {s.name: s.making for s in backward_of(made)}
     assert making["lm_head"] == 0
     assert making["lm_head: weight to bf16"] == ELEMENTS
 
@@ -381,9 +384,9 @@ def test_a_value_head_puts_out_one_number_a_token() -> None:
     """Reward models: 2h kept, 2 bytes a token out, h gradients; under autocast a cast of the h weights too."""
     made = tape(Path("scalar"))
     assert terms(made.saved()) == form("2h")
-    assert terms(made.forward()[-1].passing) == form("2")
-    assert terms(made.backward()[-1].passing) == form("2h + 2")
-    assert made.backward()[-1].gradients == 4096
+    assert terms(forward_of(made)[-1].passing) == form("2")
+    assert terms(backward_of(made)[-1].passing) == form("2h + 2")
+    assert backward_of(made)[-1].gradients == 4096
     segment, held = head(Run(LLAMA, "autocast"), Path("scalar"))
     assert segment.saved.fixed == 2 * 4096
     assert held.formula == "0"
@@ -398,14 +401,14 @@ def test_a_value_models_output_is_its_last_hidden_state() -> None:
 
 def test_a_chunked_loss_holds_a_piece_of_the_logits_and_two_gradients_of_the_head() -> None:
     """The sum so far counts as made, 128,256 x 4096 elements; the piece's own, 2 bytes an element, is scratch."""
-    pieces = tape(Path("chunked")).backward()[0]
+    pieces = backward_of(tape(Path("chunked")))[0]
     assert terms(pieces.passing) == form("2h + 1.5V + 4 | 2W_lm_head")
     assert (pieces.gradients, pieces.making) == (ELEMENTS, ELEMENTS)
-    assert tape(Path("chunked")).backward()[-1].gradients == ELEMENTS
+    assert backward_of(tape(Path("chunked")))[-1].gradients == ELEMENTS
     assert terms(tape(Path("chunked")).saved()) == form("2h")
-    assert terms(tape(Path("chunked")).forward()[0].passing) == form("2h")  # the input itself, no copy
-    assert terms(tape(Path("chunked")).forward()[-1].passing) == form("1.25V + 4")
-    frozen = tape(Path("chunked"), trained=False).backward()[0]
+    assert terms(forward_of(tape(Path("chunked")))[0].passing) == form("2h")  # the input itself, no copy
+    assert terms(forward_of(tape(Path("chunked")))[-1].passing) == form("1.25V + 4")
+    frozen = backward_of(tape(Path("chunked"), trained=False))[0]
     assert terms(frozen.passing) == form("2h + 1.5V + 4")
     assert frozen.gradients == 0
 
@@ -417,9 +420,9 @@ def test_a_fused_loss_makes_the_gradients_of_input_and_head_in_forward() -> None
     """
     made = tape(Path("fused"))
     assert terms(made.saved()) == form("2h | 2W_lm_head")
-    assert terms(made.forward()[-1].passing) == form("6h + 4")
-    assert [terms(s.passing) for s in made.backward()] == [form("2h + 4"), form("2h")]
-    assert made.backward()[-1].gradients == ELEMENTS
+    assert terms(forward_of(made)[-1].passing) == form("6h + 4")
+    assert [terms(s.passing) for s in backward_of(made)] == [form("2h + 4"), form("2h")]
+    assert backward_of(made)[-1].gradients == ELEMENTS
     assert terms(tape(Path("fused"), trained=False).saved()) == form("2h")
 
 
@@ -435,10 +438,10 @@ def test_a_tiled_loss_holds_one_tile_and_sums_its_gradients_in_fp32() -> None:
     """
     made = tape(TILED)
     assert terms(made.saved()) == form("2h + 32")
-    pick, loss = made.forward()
+    pick, loss = forward_of(made)
     assert terms(pick.passing) == form("4h")  # the copy, not yet kept, beside the output
     assert terms(loss.passing) == ({"h": 2, "": 32}, {"": 2 * TILE})
-    backward = {s.name: s for s in made.backward()}
+    backward = {s.name: s for s in backward_of(made)}
     assert terms(backward["lm_head"].passing) == ({"h": 6, "": 4}, {"": 2 * TILE, "W_lm_head": 4})
     assert (backward["lm_head"].gradients, backward["lm_head"].making) == (ELEMENTS, ELEMENTS)
     assert terms(backward["hidden states: pick"].passing) == form("4h")
@@ -454,7 +457,7 @@ def test_only_the_positions_that_count_are_tiled() -> None:
     """Half of them are completions: h kept, and h of gradient beside the 2h of all."""
     made = tape(Path("tiled", kept=0.5))
     assert terms(made.saved()) == form("h + 16")
-    assert terms(made.backward()[-1].passing) == form("3h")
+    assert terms(backward_of(made)[-1].passing) == form("3h")
 
 
 def test_a_tiled_loss_under_autocast_casts_what_a_tile_reads() -> None:
@@ -464,7 +467,7 @@ def test_a_tiled_loss_under_autocast_casts_what_a_tile_reads() -> None:
     """
     made = tape(TILED, precision="autocast")
     assert terms(made.saved()) == form("4h + 32")
-    backward = made.backward()[0]
+    backward = backward_of(made)[0]
     assert terms(backward.passing) == ({"h": 4, "": 4}, {"": 2 * TILE, "h": 2 * (4096 + 2 * 32_768)})
     assert made.ops[-1].scratch.fixed == {"": 2 * TILE, "h": 2 * (4096 + 32_768)}
     assert backward.making == ELEMENTS
@@ -472,14 +475,14 @@ def test_a_tiled_loss_under_autocast_casts_what_a_tile_reads() -> None:
 
 def test_a_frozen_tiled_head_sums_no_gradient_of_its_own() -> None:
     """LoRA: 4h in fp32 beside 2h, and a tile."""
-    backward = tape(TILED, trained=False).backward()[0]
+    backward = backward_of(tape(TILED, trained=False))[0]
     assert terms(backward.passing) == ({"h": 6, "": 4}, {"": 2 * TILE})
     assert backward.gradients == 0
 
 
 def test_the_final_logits_are_held_to_the_end_of_forward() -> None:
     """A model's forward returns them: at nll there are logits 2, the fp32 copy 4 and the log-softmax 4."""
-    assert logits(tape(Path("cross-entropy")).forward())["nll"] == 10
+    assert logits(forward_of(tape(Path("cross-entropy"))))["nll"] == 10
 
 
 def test_a_heads_numbers_are_the_models_own() -> None:

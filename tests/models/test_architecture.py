@@ -16,6 +16,7 @@ from architectures import DEEPSEEK, FALCON, MLA, MODELS, TINY, architectures, pu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calc.catalog.catalog import load
 from calc.models import architecture as A
 from calc.models.architecture import Architecture, ConfigError
 from calc.models.families import FAMILIES
@@ -441,6 +442,37 @@ def test_an_unknown_family_lists_the_known_ones(given: str, meant: str) -> None:
         ConfigError, match=rf"^model_type: given '{given}', allowed: llama, .*; did you mean '{meant}'\?$"
     ):
         tiny(given)
+
+
+def test_an_unknown_family_is_told_what_else_is_not_modelled() -> None:
+    """Kinds of layers and fields that no family has, those inside `text_config` too, and no name that is alike."""
+    hybrid = {
+        "model_type": "qwen3_next", "hidden_size": 8, "vision_config": {}, "layer_types": ["linear_attention"] * 3,
+        "text_config": {"hidden_size": 8, "layer_types": ["full_attention", "linear_attention"], "mamba_d_conv": 4},
+    }  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        from_config(hybrid)
+    told = "4 layers of linear_attention; the fields vision_config, text_config.mamba_d_conv"
+    assert str(caught.value).endswith(f"; not modelled of this config: {told}")
+    many = {f"mamba_{n}": n for n in range(14)}
+    with pytest.raises(ConfigError, match=r"the fields mamba_0, .*, mamba_11 and 2 more$"):
+        from_config({"model_type": "nemotron_h", **many})
+    with pytest.raises(ConfigError, match=r"; each field of this config is one of theirs$"):
+        from_config({"model_type": "xyz", "hidden_size": 8})
+
+
+def test_a_model_type_whose_code_is_a_familys_is_that_family() -> None:
+    """Kimi K2's config.json brings DeepSeek's code along."""
+    config = dict(load().models["kimi-k2"].config)
+    assert (config["model_type"], from_config(config).family) == ("kimi_k2", "deepseek_v3")
+    assert from_config(config) == from_config(config | {"model_type": "deepseek_v3"})
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "llama"])
+def test_a_layer_of_another_kind_is_refused(family: str) -> None:
+    """It would be counted as attention otherwise."""
+    with pytest.raises(ConfigError, match=r"^layer_types\[1\]: given 'linear_attention', allowed: full_attention, "):
+        tiny(family, num_key_value_heads=4, layer_types=["full_attention", "linear_attention"])
 
 
 @pytest.mark.parametrize(

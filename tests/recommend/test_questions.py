@@ -212,4 +212,4 @@ def test_every_known_rate_is_known() -> None:
     """A card without rates is answered by what is simple; most have theirs, the RTX 6000 Ada by its datasheet."""
     unrated = [g.id for g in load().gpus.values() if not (g.bandwidth_gbs and (g.bf16_tflops or g.fp16_tflops))]
     assert "rtx6000ada" not in unrated
-    assert unrated == ["ascend910b"]
+    assert unrated == ["ascend910b", "gb10"]

@@ -37,7 +37,8 @@ def asked(run: Callable[..., Run], *argv: str) -> dict[str, Any]:
 def test_json_holds_the_configurations_with_their_memory_and_time_and_a_command(run: Callable[..., Run]) -> None:
     answer = asked(run, *EIGHT)
     assert set(answer) == {
-        "recommended", "alternatives", "fails", "advice", "considered", "pruned", "command", "files", "notes",
+        "recommended", "alternatives", "fails", "passed", "advice", "considered", "pruned", "command", "files",
+        "notes",
     }  # fmt: skip
     assert set(answer["recommended"]) == CONFIGURATION
     for other in answer["alternatives"]:
@@ -114,7 +115,7 @@ def test_nothing_feasible_is_an_answer(run: Callable[..., Run]) -> None:
         ((*EIGHT, "--seq-len", "4", "--seq-len", "8"), ["--seq-len", "twice"]),
         ((*EIGHT, "--gpu", "h100"), ["--gpu", "twice"]),
         ((*JOB, "--gpus", "8", "--gpu", "h100-sxn"), ["gpu", "h100-sxn", "did you mean 'h100-sxm'"]),
-        (("--model", "llama-3-8c", *EIGHT[2:]), ["model", "llama-3-8c", "did you mean"]),
+        (("--model", "lama-3-8b", *EIGHT[2:]), ["model", "lama-3-8b", "did you mean"]),
         ((*EIGHT[:3], "stf", *EIGHT[4:]), ["task", "stf", "did you mean 'sft'"]),
         (EIGHT[2:], ["missing field 'model'"]),
         (("--model", "llama-3-8b"), ["missing field 'task'"]),
@@ -128,7 +129,7 @@ def test_nothing_feasible_is_an_answer(run: Callable[..., Run]) -> None:
         ((*RL, "--framework", "verl==x"), ["recommend: framework: given 'verl==x'", "verl==1.0"]),
         ((*JOB, "--gpu", "a40", "--gpus", "[1]"), ["recommend: gpus: given a list, [1]", "an integer"]),
         ((*JOB, "--gpu", "[a]"), ["recommend: gpu: given a list, ['a']", "text"]),
-        ((*JOB, "--gpu", "5", "--gpus", "1"), ["recommend: gpu: given '5'", "a40"]),
+        ((*JOB, "--gpu", "5", "--gpus", "1"), ["recommend: gpu: given '5'", "calc gpus"]),
         ((*JOB, "--gpus-per-node", "[1]"), ["recommend: gpus_per_node: given a list, [1]", "an integer"]),
         ((*EIGHT, "--roles.reference", "{a: 1}"), ["roles.reference.a"]),
         ((*EIGHT, "job.yaml"), ["job.yaml", "an option"]),
@@ -140,6 +141,59 @@ def test_bad_input_is_one_line_that_names_the_option_or_field(
 ) -> None:
     line = run("recommend", *argv).refused()
     assert all(word in line for word in told), line
+
+
+ONE = (
+    "--model",
+    "llama-3.1-8b",
+    "--task",
+    "sft",
+    "--framework",
+    "trl",
+    "--gpu",
+    "rtx4090",
+    "--gpus",
+    "1",
+    "--seq-len",
+    "2048",
+)
+
+
+def test_adapters_that_nobody_asked_for_say_what_full_fine_tuning_lacks(run: Callable[..., Run]) -> None:
+    answer = asked(run, *ONE)
+    assert answer["recommended"]["scenario"]["method"] == "lora"
+    assert answer["passed"]["scenario"]["method"] == "full"
+    assert answer["passed"]["verdict"] != "fits" or answer["passed"]["shortfall_bytes"] > 0
+    text = run("recommend", *ONE).out
+    assert "method full comes first, and where it is closest lacks" in text
+    assert asked(run, *ONE, "--method", "lora")["passed"] is None
+    assert asked(run, *EIGHT)["passed"] is None
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ((*ONE, "--global-batch", "64"), "a step: 64 sequences, 131,072 tokens; each GPU takes 64 of them in"),
+        ((*ONE, "--global-batch", "6", "--micro-batch", "3"), "a step: 6 sequences, 12,288 tokens; each GPU takes 6 of "
+         "them in 2 forwards, micro batch 3"),
+    ],
+)  # fmt: skip
+def test_an_answer_says_what_a_step_holds_and_its_speed_over_the_whole_job(
+    run: Callable[..., Run], job: tuple[str, ...], said: str
+) -> None:
+    text = run("recommend", *job).out
+    assert said in text
+    assert "tokens a second over the whole job" in text
+
+
+def test_text_of_an_address_is_the_value_that_an_option_has() -> None:
+    values = {
+        "gpus": 8, "rollout.gpu_memory_utilization": 0.5, "roles.reference": {}, "versions.torch": "2.4",
+        "lora.targets": ["q_proj", "v_proj"], "rollout.sleep": True, "model": "llama-3-8b",
+    }  # fmt: skip
+    texts = options.spelled(values)
+    assert texts["rollout.sleep"] == "true" and texts["versions.torch"] == "2.4"
+    assert options.typed(texts, "p") == values
 
 
 def test_every_field_of_a_scenario_is_an_option() -> None:

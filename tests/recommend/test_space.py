@@ -220,3 +220,13 @@ def test_twelve_gpus_are_whole_nodes_unless_somebody_says_which() -> None:
     assert [parse(job | {"gpus": n}).gpus_per_node for n in (4, 8, 12, 14, 16, 24)] == [4, 8, 6, 7, 8, 8]
     with pytest.raises(ScenarioError, match="gpus: given 12, allowed: a multiple of gpus_per_node = 8, as 8 or 16"):
         parse(job | {"gpus": 12, "gpus_per_node": 8})
+
+
+@pytest.mark.parametrize(
+    ("trainer", "batch"), [("own", 128), ("transformers", 128), ("torchtune", 16), ("unsloth", 64)]
+)
+def test_a_trainer_with_habits_keeps_its_own_batch(trainer: str, batch: int) -> None:
+    """The loop is not the user's there: neither its batch nor its loss is chosen, and a loss it lacks bars nothing."""
+    job = {"model": "llama-3-8b", "task": "sft", "gpu": "h100-sxm", "gpus": 8, "trainer": trainer}
+    assert space.seed(job, load(), "job")["global_batch"] == batch
+    assert ("loss" in space._free(job)) is (trainer in ("own", "transformers"))

@@ -114,7 +114,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"roles.reference.lora.rank": 8},
         f"roles.reference.lora.rank: given for a role that is not trained, {FROZEN}",
     ),
-    "lengths of a role": (PPO, {"roles.actor.seq_len": 5}, "unknown field 'roles.actor.seq_len', allowed: model, gpus"),
+    "lengths of a role": (PPO, {"roles.actor.seq_len": 5}, "unknown field 'roles.actor.seq_len', allowed: "),
     # GPUs
     "GPUs that are left over": (
         APART,

@@ -32,6 +32,7 @@ ARGUMENTS = [
 WHOLE = os.environ.get("WHOLE_SITE")
 KINDS = [
     "index.html",
+    "compare.html",
     "hardware/index.html",
     "hardware/gpus/rtx4090.html",
     "models/index.html",
@@ -51,6 +52,7 @@ KINDS = [
     "mistakes.html",
     "data.html",
     "changelog.html",
+    "diagnose.html",
     "zh/index.html",
     "case-studies/grpo-logic-rl-4xa100.html",
     "zh/case-studies/grpo-logic-rl-4xa100.html",

@@ -63,8 +63,7 @@ def sample(target: Path) -> Path:
     """
     made = copy(target)
     gpus, models = named("hardware/gpus"), named("models")
-    nodes = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (made / "hardware/nodes").glob("*.yaml")}
-    joined = {name for name, node in nodes.items() if set(node["gpu_ids"]) <= gpus}
+    joined = {path.stem for path in (made / "hardware/nodes").glob("*.yaml") if _joins(path, gpus)}
     for folder, kept in (("hardware/gpus", gpus), ("hardware/nodes", joined), ("models", models)):
         for path in (made / folder).glob("*.yaml"):
             if path.stem not in kept:
@@ -73,6 +72,14 @@ def sample(target: Path) -> Path:
         lines = path.read_text("utf-8").splitlines(keepends=True)
         path.write_text("".join(line for line in lines if _about(json.loads(line), gpus, models)), "utf-8")
     return made
+
+
+def _joins(path: Path, gpus: set[str]) -> bool:
+    """Leaves a node the cards that are kept; whether there are any."""
+    text = path.read_text("utf-8")
+    kept = [card for card in yaml.safe_load(text)["gpu_ids"] if card in gpus]
+    path.write_text(re.sub(r"gpu_ids:.*?(?=^gpus:)", f"gpu_ids: {kept}\n", text, flags=re.S | re.M), "utf-8")
+    return bool(kept)
 
 
 def _about(record: dict[str, Any], gpus: set[str], models: set[str]) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sites import ROOT
 
 from calc.answers import advice, answers, kept, topics
 from calc.answers.advice import Machine
@@ -198,3 +199,11 @@ def test_every_gpu_and_model_has_its_tables_or_says_why_not(project: Path, site:
 def test_no_page_of_the_catalog_transfers_too_much(site: Path) -> None:
     for path in (*site.glob("hardware/gpus/*.html"), *site.glob("models/*.html")):
         assert len(gzip.compress(path.read_bytes())) < TRANSFERRED, path
+
+
+def test_a_choice_of_cards_leaves_the_rows_of_one_number_without_a_script() -> None:
+    css = (ROOT / "docs/assets/extra.css").read_text("utf-8")
+    for count in (*topics.COUNTS, *topics.SEVERAL_NODES):
+        assert f'value="{count}"' in advised.choice()
+        assert f'.choice [value="{count}"]:checked) tr:has(.count):not(:has(.n{count}))' in css
+    assert advised.choice().count("<input") == 1 + len({*topics.COUNTS, *topics.SEVERAL_NODES})

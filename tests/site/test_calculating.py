@@ -17,7 +17,7 @@ from sites import ROOT
 
 from calc.base.units import GiB
 from calc.catalog.catalog import load
-from calc.site.calculator import calculator
+from calc.site.calculator import addresses, calculator, compare
 from calc.site.calculator.calculator import Place
 from calc.site.tables import tables
 
@@ -25,6 +25,7 @@ AXE = (ROOT / "node_modules/axe-core/axe.min.js").read_text("utf-8")
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 WIDE = {"width": 1280, "height": 900}
 LENGTHS = {"prompt_len": 512, "response_len": 1024}
+LLAMA = {"model": "llama-3.1-8b", "task": "sft", "framework": "trl", "seq_len": "2048", "global_batch": "128"}
 JOBS: Mapping[str, Mapping[str, Any]] = {
     "sft": {
         "model": "llama-3.1-8b",
@@ -171,6 +172,184 @@ def test_an_address_is_a_question_which_the_keyboard_can_ask_too(browser: Browse
     query = {name: value for name, (value,) in parse_qs(urlsplit(link).query).items()}
     assert query == {"model": "qwen2.5-7b", "task": "dpo", "gpu": "h100-sxm", "gpus": "2", "method": "lora"}
     assert complaints == []
+    page.context.close()
+
+
+SCENARIO = """
+model: llama-3-8b
+task: sft
+gpu: h100-sxm
+gpus: 4
+framework: openrlhf
+sharding: zero3
+offload: {optimizer: true}
+micro_batch: 2
+seq_len: 3072
+versions: {torch: "2.4"}
+"""
+FIELD = "name => document.querySelector('#calculator form').elements[name].value"
+
+
+def test_a_pasted_scenario_fills_the_form_and_its_link_restores_it(browser: Browser, origin: str) -> None:
+    page, _, complaints = opened(
+        browser, f"{origin}/index.html", viewport=WIDE, permissions=["clipboard-read", "clipboard-write"]
+    )
+    page.locator("#calculator .scenario summary").click()
+    page.locator("#calculator textarea").fill(SCENARIO)
+    page.locator("#calculator .estimate").click()
+    said = settle(page)
+    assert said == calculator.check(SCENARIO, load(), Place("", tables.to_html)).line
+    filled = {"model": "llama-3-8b", "sharding": "zero3", "offload.optimizer": "true", "micro_batch": "2",
+              "seq_len": "3072", "ask": "estimate", "global_batch": "", "method": ""}  # fmt: skip
+    assert {name: page.evaluate(FIELD, name) for name in filled} == filled
+    assert "versions.torch: 2.4" in page.locator("#calculator .rest").inner_text()
+    page.locator("#calculator .copy-link").click()
+    until(page, "document.querySelector('.copy-link').textContent == 'Copied'")
+    link = page.evaluate("navigator.clipboard.readText()")
+    html = page.locator("#calculator .answer").inner_html()
+    page.goto("about:blank")
+    page.goto(link)
+    assert settle(page) == said
+    assert {name: page.evaluate(FIELD, name) for name in filled} == filled
+    assert page.locator("#calculator .answer").inner_html() == html
+    page.locator("#calculator .rest button").click()  # what the form has no field for can be left out
+    settle(page)
+    assert not page.locator("#calculator .rest").is_visible()
+    assert "versions" not in page.url
+    assert complaints == []
+    page.context.close()
+
+
+def test_an_address_never_shows_another_jobs_answer(browser: Browser, origin: str) -> None:
+    page, _, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
+    assert page.locator("#calculator .headline").is_visible()
+    endless = "onmessage = () => { for (;;); }"
+    page.route("**/calculator-worker.js", lambda route: route.fulfill(body=endless, content_type="text/javascript"))
+    page.route("**/calculator.js", lambda route: route.abort())  # before the form's own script has come, too
+    for name in ("calculator.js", "calculator-worker.js"):
+        page.goto(f"{origin}/index.html?model=llama-3.1-70b&task=sft&gpu=rtx4090&gpus=1")
+        assert not page.locator("#calculator .headline").is_visible(), name
+        page.unroute("**/calculator.js")
+    page.locator("#calculator .stop").click()
+    assert not page.locator("#calculator .headline").is_visible()
+    complaints[:] = [line for line in complaints if "ERR_FAILED" not in line]
+    assert complaints == []
+    page.context.close()
+
+
+def test_another_job_hides_the_answer_until_its_own_is_there(home: Page) -> None:
+    home.evaluate(PICK, JOBS["sft"])
+    settle(home)
+    shown = """() => {
+      const form = document.querySelector('#calculator form');
+      form.gpus.value = '4';
+      form.gpus.dispatchEvent(new Event('change', {bubbles: true}));
+      return getComputedStyle(document.querySelector('#calculator .headline')).visibility;
+    }"""
+    assert home.evaluate(shown) == "hidden"
+    settle(home)
+    assert home.locator("#calculator .headline").is_visible()
+
+
+def test_a_field_that_the_reader_set_is_kept(browser: Browser, origin: str) -> None:
+    page, requests, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
+    for group in page.locator("#calculator form details").all():
+        if group.is_visible():
+            group.locator("summary").click()
+    page.locator("#calculator [name=checkpointing]").select_option("none")
+    settle(page)
+    page.locator("#calculator [name=micro_batch]").fill("1")
+    page.locator("#calculator [name=gpu]").select_option("h200")
+    said = settle(page)
+    assert "no checkpointing" in page.locator("#calculator .answer dl").inner_text()
+    page.locator("#calculator [name=seq_len]").fill("")
+    page.locator("#calculator [name=seq_len]").blur()
+    assert settle(page) != said  # an emptied field is the framework's default, not ours
+    assert parse_qs(urlsplit(page.url).query, keep_blank_values=True)["seq_len"] == [""]
+    page.locator("#calculator [name=task]").select_option("ppo")
+    settle(page)
+    kept = {"checkpointing": "none", "micro_batch": "1", "gpu": "h200", "framework": "openrlhf", "seq_len": ""}
+    assert {name: page.evaluate(FIELD, name) for name in kept} == kept
+    assert page.locator("#calculator [name=prompt_len]").is_visible()
+    assert not page.locator("#calculator [name=seq_len]").is_visible()
+    assert len([r for r in requests if "pyodide.asm.wasm" in r]) == 1  # one engine for all of it
+    page.reload()
+    settle(page)
+    assert {name: page.evaluate(FIELD, name) for name in kept} == kept
+    assert complaints == []
+    page.context.close()
+
+
+def test_a_config_json_is_a_model_that_stays_in_the_browser(browser: Browser, origin: str) -> None:
+    page, requests, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
+    page.locator("#calculator form details summary").first.click()
+    config = json.dumps(dict(load().model("qwen2.5-0.5b").config)).encode()
+    file = {"name": "config.json", "mimeType": "application/json", "buffer": config}
+    page.locator("#calculator [type=file]").set_input_files(file)  # type: ignore[arg-type]
+    assert "qwen2.json, supervised fine-tuning on" in settle(page)
+    assert page.evaluate(FIELD, "model") == "qwen2.json"
+    assert "it stays in this browser" in page.locator("#calculator .answer").inner_text()
+    page.locator("#calculator [name=gpu]").select_option("h200")
+    assert settle(page).startswith("fits: qwen2.json")
+    assert [r for r in requests if not r.startswith((origin, "data:", "blob:"))] == []
+    assert complaints == []
+    page.context.close()
+
+
+COMPARED = [
+    urlencode({**LLAMA, "gpu": "h100-sxm", "gpus": "8", "price": "2"}),
+    urlencode({**LLAMA, "gpu": "rtx4090", "gpus": "8"}),
+]
+
+
+def test_jobs_are_compared_by_address_and_from_an_answer(browser: Browser, origin: str) -> None:
+    address = addresses.compare(f"{origin}/", COMPARED, 5000)
+    page, requests, complaints = opened(browser, address, "load", viewport=WIDE)
+    until(
+        page, "document.querySelector('#compare .stop').hidden && document.getElementById('compare-live')", seconds=120
+    )
+    expected = compare.compared(COMPARED, "5000", Place("", tables.to_html), print)
+    assert page.locator("#compare .state").inner_text() == expected.line
+    rows = page.locator("#compare-live tbody tr")
+    assert [row.locator("th").inner_text() for row in rows.all()] == ["8 × H100 SXM 80GB HBM3", "8 × GeForce RTX 4090"]
+    assert page.locator("#compare [name=samples]").input_value() == "5000"
+    cost = page.locator("#compare-live tbody tr").first.locator("td").nth(7).inner_text
+    before = float(cost())
+    page.locator("#compare [name=price-0]").fill("4000")
+    page.keyboard.press("Tab")
+    until(page, "document.querySelector('#compare .stop').hidden && location.search.includes('4000')")
+    assert page.url != address
+    assert float(cost().replace(",", "")) > 100 * before
+    focused = page.evaluate("document.activeElement.textContent")
+    assert focused == "Change"
+    assert len([r for r in requests if "pyodide.asm.wasm" in r]) == 1
+    page.locator("#compare .ask").last.click()
+    until(page, "document.querySelectorAll('#compare-live tbody tr').length == 1")
+    page.go_back()
+    until(page, "document.querySelectorAll('#compare-live tbody tr').length == 2")
+    with page.expect_navigation():
+        page.locator("#compare .sides a", has_text="Change").last.click()
+    assert "rtx4090" in page.url and "compare=" in page.url
+    until(page, "!!document.querySelector('#calculator:not(.asked) .beside')", seconds=120)
+    with page.expect_navigation():
+        page.locator("#calculator .beside").click()
+    until(page, "document.querySelectorAll('#compare-live tbody tr').length == 2", seconds=120)
+    assert parse_qs(urlsplit(page.url).query)["compare"][0].endswith("price=4000")
+    assert complaints == []
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_field_of_the_form_is_for_everybody(browser: Browser, origin: str, scheme: str) -> None:
+    page, _, _ = opened(browser, f"{origin}/index.html", color_scheme=scheme, viewport={"width": 360, "height": 740})
+    page.evaluate("document.querySelectorAll('#calculator details').forEach(d => { d.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    small = """() => [...document.querySelectorAll('#calculator form :is(select, input, button, summary)')]
+      .filter(e => e.offsetParent && Math.min(e.offsetHeight, e.offsetWidth) < 24).map(e => e.outerHTML.slice(0, 80))"""
+    assert page.evaluate(small) == []
+    page.evaluate(AXE)
+    found = page.evaluate("tags => axe.run('#calculator', {runOnly: tags, resultTypes: ['violations']})", RULES)
+    assert [(v["id"], [n["html"] for n in v["nodes"][:3]]) for v in found["violations"]] == []
     page.context.close()
 
 

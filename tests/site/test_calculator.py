@@ -9,6 +9,8 @@ from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 import yaml
@@ -20,10 +22,11 @@ from calc.base.schema import InputError
 from calc.base.units import gib
 from calc.catalog.catalog import load
 from calc.estimate.estimate import as_dict, estimate
-from calc.recommend import recommend
-from calc.resolve.parse import parse
+from calc.frameworks.registry import FRAMEWORKS
+from calc.recommend import options, recommend
+from calc.resolve.parse import given, parse
 from calc.site.build import exports
-from calc.site.calculator import browser, browser_engine, calculator, picker
+from calc.site.calculator import browser, browser_engine, calculator, fields, picker
 from calc.site.calculator.calculator import Job, Place
 from calc.site.tables import tables
 from calc.site.text.sources import front
@@ -107,7 +110,7 @@ def test_an_open_machine_is_the_smallest() -> None:
     [{"gpu": "rtx409"}, {"seq_len": "long"}, {"framework": "trl", "task": "ppo"}, {"gpus": 0}, {"model": "x"}],
 )
 def test_a_bad_job_is_answered_with_the_command_lines_one_line(changed: Job, run: Callable[..., Run]) -> None:
-    job = {**JOB, **changed}
+    job = {name: str(value) for name, value in {**JOB, **changed}.items()}
     error = json.loads(browser.answer(json.dumps({"root": "", "job": job}), print))["error"]
     options = [word for name, value in job.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     assert run("recommend", *options) == Run(2, "", f"{error}\n")
@@ -121,7 +124,7 @@ def test_a_bad_job_is_answered_with_the_command_lines_one_line(changed: Job, run
     ],
 )
 def test_a_bad_file_is_answered_with_one_line(text: str, said: str) -> None:
-    error = json.loads(browser.answer(json.dumps({"root": "", "file": text}), print))["error"]
+    error = json.loads(browser.answer(json.dumps({"root": "", "file": text, "job": {}}), print))["error"]
     assert error.startswith(said)
     assert "\n" not in error
 
@@ -136,6 +139,109 @@ def test_every_model_task_and_gpu_can_be_picked_and_what_a_reader_types_stays_te
         calculator.find({**JOB, "model": "<img src=x>"}, load(), PLACE)
     assert "<img" in str(refused.value)  # shown as text, never as HTML
     assert "&lt;img" in calculator._code("<img>", "x")
+
+
+def answered(**question: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(browser.answer(json.dumps({"root": "", **question}), print))
+    return found
+
+
+PASTED = {
+    "ZeRO and offload": """
+model: llama-3-8b
+task: sft
+gpu: h100-sxm
+gpus: 8
+framework: openrlhf==0.8.3
+sharding: zero3
+offload: {optimizer: true}
+micro_batch: 2
+checkpointing: full
+versions: {torch: "2.4"}
+seq_len: 4096
+""",
+    "roles": """
+model: qwen2.5-0.5b
+task: ppo
+gpu: rtx4090
+gpus: 4
+framework: openrlhf
+roles.critic.model: qwen2.5-1.5b
+roles.reward: none
+rollout: {gpu_memory_utilization: 0.4, n: 2}
+""",
+    "adapters": "{model: qwen2.5-7b, task: sft, gpu: a40, method: lora, lora: {rank: 8, targets: [q_proj, v_proj]}}",
+}
+
+
+@pytest.mark.parametrize("name", PASTED)
+def test_a_pasted_scenario_is_an_address_that_asks_for_the_same(name: str) -> None:
+    shown = answered(file=PASTED[name], job={"model": "llama-3.1-8b", "task": "dpo"})
+    again = answered(job=dict(parse_qsl(urlencode(shown["fields"]))))
+    assert (again["line"], again["html"]) == (shown["line"], shown["html"])
+    assert shown["file"] == PASTED[name]
+    assert again["fields"] is None  # the form has them
+
+
+def test_an_address_keeps_of_a_whole_scenario_what_the_form_shows_and_what_makes_a_difference() -> None:
+    whole = answered(job={name: str(value) for name, value in JOB.items()})["file"]
+    kept = answered(file=whole, job={})["fields"]
+    assert {"micro_batch", "sharding", "checkpointing", "offload.optimizer"} <= {*kept}
+    assert {*kept} - fields.NAMES <= {"ask", "expandable_segments"}  # this search sets segments that grow
+    other = yaml.safe_load(whole)
+    other["versions"]["torch"] = "2.4"
+    assert answered(file=yaml.safe_dump(other), job={})["fields"]["versions.torch"] == "2.4"
+
+
+def test_a_config_json_is_a_model_of_the_same_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = json.dumps(dict(load().model("qwen2.5-0.5b").config))
+    job = {"model": "llama-3.1-8b", "task": "sft", "framework": "trl", "gpu": "rtx4090", "gpus": "1"}
+    shown = answered(file=config, job=job)
+    assert shown["fields"] == job | {"model": "qwen2.json"}
+    assert "it stays in this browser" in shown["html"]
+    known = answered(job=job | {"model": "qwen2.5-0.5b"})["line"]
+    assert shown["line"].partition("peak")[2] == known.partition("peak")[2]
+    assert answered(job=shown["fields"])["line"] == shown["line"]
+    broken = answered(file=config.replace('"hidden_size": 896', '"hidden_size": -1'), job=job)
+    assert "qwen2.json" in broken["error"] and "hidden_size" in broken["error"]
+
+
+@pytest.mark.parametrize("name", [field.name for group in fields.GROUPS for field in group.fields])
+def test_a_field_of_the_form_is_a_field_of_a_scenario_with_its_words(name: str) -> None:
+    field = next(field for group in fields.GROUPS for field in group.fields if field.name == name)
+    definition = dict(options.fields())[name]
+    assert field.about == definition["description"]
+    assert set(definition.get("enum", ())) <= set(field.choices)
+    usual = {"integer": "1", "number": "0.5", "string": "trl"}
+    value = next(iter(field.choices), usual.get(field.kind, ""))
+    job = {"model": "llama-3.1-8b", "task": field.tasks[1 if field.tasks[0] == "pretrain" else 0], name: value}
+    given(options.typed(job, "form"), where="form", catalog=load())
+
+
+def test_every_known_version_of_a_framework_can_be_picked() -> None:
+    offered = {value for _, versions in fields.frameworks() for value in versions}
+    assert offered >= {f"{name}=={known}" for name, module in FRAMEWORKS.items() for known in module.KNOWN}
+    for value in offered:
+        given({"model": "llama-3.1-8b", "task": "sft", "framework": value}, where="form", catalog=load())
+
+
+def test_settings_left_open_are_searched_or_the_frameworks() -> None:
+    job = {"model": "llama-3.1-8b", "task": "sft", "framework": "openrlhf", "gpu": "h100-sxm", "gpus": "8"}
+    estimated = answered(job=job | {"ask": "estimate"})
+    assert estimated["line"] == calculator.check(yaml.safe_dump(options.typed(job, "")), load(), PLACE).line
+    assert answered(job=job)["line"] != estimated["line"]
+    assert answered(job=job | {"ask": "guess"})["error"] == "ask: given 'guess', allowed: estimate"
+
+
+def test_an_answer_says_why_adapters_what_a_step_holds_and_the_memory_of_the_host() -> None:
+    job = {"model": "llama-3.1-8b", "task": "sft", "framework": "trl", "gpu": "rtx4090", "gpus": "1"}
+    html = answered(job=job | {"global_batch": "64", "seq_len": "2048"})["html"]
+    assert "<dt>Why LoRA</dt><dd>full fine-tuning comes first, and lacks " in html
+    assert "A step: 64 sequences, 131,072 tokens; each GPU takes 64 of them in" in html
+    assert "tokens a second over the whole job" in html
+    assert "GB needed of" in html and "as given" not in html
+    assert "GB a node, as given" in answered(job=job | {"host_memory": "500"})["html"]
 
 
 EVIL = "\"'><img src=x onerror=run()>&lt;b"

@@ -13,6 +13,8 @@ from calc.base.units import GiB
 from calc.estimate.estimate import estimate
 from calc.resolve.parse import parse
 from calc.site.tables import charts, plots, tables
+from calc.site.tables.charts import Bar
+from calc.site.tables.pictures import LETTER
 from calc.site.views.accuracy import scatter
 from calc.site.views.fit import heat
 from calc.site.views.jobs import curves
@@ -36,22 +38,27 @@ def shown(over: str, values: list[int]) -> tables.Table:
     return curves.curve(JOB, over, "x", "caption", values)
 
 
+def body(table: tables.Table) -> str:
+    assert table.picture
+    return table.picture.body
+
+
 def test_points_are_estimates_and_stand_as_numbers_on_the_drawing() -> None:
     lengths = [1024, 2048, 4096]
     table = shown("seq_len", lengths)
     totals = [peak(seq_len=n) for n in lengths]
     assert [row[2].exact for row in table.rows] == totals
-    assert re.findall(r'class="name total"[^>]*>([\d.]+)<', table.legend) == [f"{n / GiB:.1f}" for n in totals]
-    limit = float(re.findall(r">([\d.]+) usable<", table.legend)[0])
+    assert re.findall(r'class="name total"[^>]*>([\d.]+)<', body(table)) == [f"{n / GiB:.1f}" for n in totals]
+    limit = float(re.findall(r">([\d.]+) usable<", body(table))[0])
     assert limit == pytest.approx(table.rows[0][3].values[0], abs=0.05)
 
 
 def test_areas_are_the_components_to_scale() -> None:
     table = shown("seq_len", [1024, 4096])
-    limit = float(re.findall(r'class="limit" d="M\d+ ([\d.]+)h', table.legend)[0])
+    limit = float(re.findall(r'class="limit" d="M\d+ ([\d.]+)h', body(table))[0])
     floor = plots.TOP + plots.DEEP
     unit = (floor - limit) / (table.rows[0][3].values[0])  # of the drawing for a GiB
-    drawn = dict(re.findall(r'<path class="c-(\w+)" d="M([^"]+)Z"', table.legend))
+    drawn = dict(re.findall(r'<path class="c-(\w+)" d="M([^"]+)Z"', body(table)))
     for c, path in drawn.items():
         first, last, back_last, back_first = [float(pair.split()[1]) for pair in path.split("L")]
         for row, high in ((table.rows[0], back_first - first), (table.rows[1], back_last - last)):
@@ -61,7 +68,7 @@ def test_areas_are_the_components_to_scale() -> None:
 
 
 def test_a_name_stands_within_its_area() -> None:
-    drawing = shown("seq_len", [512, 1024, 2048, 4096, 8192, 32768]).legend
+    drawing = body(shown("seq_len", [512, 1024, 2048, 4096, 8192, 32768]))
     named = re.findall(r'<text class="name" x="([\d.]+)" y="([\d.]+)" text-anchor="end">([a-z ]+)</text>', drawing)
     assert named[0][2] == "weights"
     for right, base, name in named:
@@ -69,7 +76,7 @@ def test_a_name_stands_within_its_area() -> None:
         assert path
         edge = [tuple(map(float, pair.split())) for pair in path[1].split("L")]
         above, below = edge[: len(edge) // 2], edge[: len(edge) // 2 - 1 : -1]
-        for x in (float(right) - plots.LETTER * len(name), float(right)):
+        for x in (float(right) - LETTER * len(name), float(right)):
             highest, lowest = (
                 next(a[1] + (b[1] - a[1]) * (x - a[0]) / (b[0] - a[0]) for a, b in pairwise(side) if x <= b[0])
                 for side in (above, below)
@@ -81,8 +88,8 @@ def test_a_name_stands_within_its_area() -> None:
 def test_columns_stand_for_numbers_of_gpus_and_add_up() -> None:
     table = shown("gpus", [2, 3, 6])
     assert [row[2].exact for row in table.rows] == [peak(gpus=n, gpus_per_node=n) for n in (2, 3, 6)]
-    rects = re.findall(r'<rect class="c-\w+" x="([\d.]+)" y="[\d.]+" width="[\d.]+" height="([\d.]+)"', table.legend)
-    limit = float(re.findall(r'class="limit" d="M\d+ ([\d.]+)h', table.legend)[0])
+    rects = re.findall(r'<rect class="c-\w+" x="([\d.]+)" y="[\d.]+" width="[\d.]+" height="([\d.]+)"', body(table))
+    limit = float(re.findall(r'class="limit" d="M\d+ ([\d.]+)h', body(table))[0])
     unit = (plots.TOP + plots.DEEP - limit) / table.rows[0][3].values[0]
     for row, x in zip(table.rows, sorted({float(x) for x, _ in rects}), strict=True):
         high = sum(float(h) for at, h in rects if float(at) == x)
@@ -94,9 +101,9 @@ def test_bands_end_at_the_very_token() -> None:
     fits, tight, oom = (int(n.replace(",", "")) for n in re.findall(r"[\d,]{4,}", table.note))
     assert tight == fits + 1
     assert [verdict(n) for n in (fits, tight, oom - 1, oom)] == ["fits", "tight", "tight", "oom"]
-    words = re.findall(r'class="word (\w+)"[^>]*>([a-z ]+)<', table.legend)
+    words = re.findall(r'class="word (\w+)"[^>]*>([a-z ]+)<', body(table))
     assert ("fits", "fits") in words
-    assert "hatch" in table.legend
+    assert "hatch" in body(table)
 
 
 def test_a_curve_needs_two_points_and_a_known_axis() -> None:
@@ -125,17 +132,17 @@ def test_a_cards_curve_is_of_the_largest_size_that_eight_of_it_train_in_full(gpu
 
 def test_a_drawing_opens_its_table_and_has_a_name() -> None:
     html = tables.to_html(shown("gpus", [2, 6]))
-    assert re.search(r'<svg class="plot" [^>]*role="img" aria-label="caption: 2 GPUs: ', html)
+    assert re.search(r'<svg class="drawing" [^>]*role="img" aria-label="caption: 2 GPUs: ', html)
     assert re.search(r'<details class="twin"><summary>[^<]+</summary><div class="scroll".*</div></details>', html)
 
 
 def test_what_lies_beyond_the_limit_is_hatched_and_said() -> None:
-    html = charts.bar({"weights": 30 * GiB, "logits": 50 * GiB}, scale=100 * GiB, limit=60 * GiB)
+    html = charts.bar(Bar({"weights": 30 * GiB, "logits": 50 * GiB}, scale=100 * GiB, limit=60 * GiB))
     assert '<s class="p600"><span class="p500"></span></s>' in html
     assert ">80.0, 20.0 over</em>" in html
-    below = charts.bar({"weights": 30 * GiB}, scale=100 * GiB, limit=60 * GiB)
+    below = charts.bar(Bar({"weights": 30 * GiB}, scale=100 * GiB, limit=60 * GiB))
     assert "<s " not in below
-    assert ">30.0</em>" in below
+    assert ">30.0, 30.0 free</em>" in below
 
 
 def test_a_heatmaps_ground_is_as_deep_as_the_card_is_used() -> None:
@@ -160,13 +167,13 @@ def test_a_heatmap_of_each_task_is_one_click_from_the_others() -> None:
 
 def test_every_record_is_a_point_at_its_place() -> None:
     table = scatter.records()
-    points = re.findall(r'<path class="point [\w-]+" d="M([\d.]+) ([\d.]+)m', table.legend)
+    points = re.findall(r'<path class="point [\w-]+" d="M([\d.]+) ([\d.]+)m', body(table))
     assert len(points) == len(table.rows) > 100
 
     def gib(place: float) -> float:
         return float(scatter.LOW * (scatter.HIGH / scatter.LOW) ** (place / scatter.FIELD))
 
-    drawn = sorted((gib(float(x) - scatter.LEFT), gib(scatter.FIELD - float(y))) for x, y in points)
+    placed = sorted((gib(float(x) - scatter.LEFT), gib(scatter.FIELD - float(y))) for x, y in points)
     held = sorted((row[4].exact / GiB, row[3].exact / GiB) for row in table.rows if row[4].exact and row[3].exact)
-    assert [x for x, _ in drawn] == pytest.approx([x for x, _ in held], rel=0.002)
-    assert sorted(y for _, y in drawn) == pytest.approx(sorted(y for _, y in held), rel=0.002)
+    assert [x for x, _ in placed] == pytest.approx([x for x, _ in held], rel=0.002)
+    assert sorted(y for _, y in placed) == pytest.approx(sorted(y for _, y in held), rel=0.002)

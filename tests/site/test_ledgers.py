@@ -235,3 +235,10 @@ def test_a_job_is_described_by_what_its_numbers_rest_on() -> None:
 )
 def test_a_note_is_a_sentence_that_leaves_names_as_they_are_spelled(note: str, said: str) -> None:
     assert words.sentence(note) == said
+
+
+def test_a_headline_is_the_answer_that_the_estimate_gives() -> None:
+    answer = ask(VERL)
+    needs, usable = answer.peak.moment.device_bytes / GiB, answer.group.usable_bytes / GiB
+    verdict = ledgers.verdict_text(answer.estimate)
+    assert ledgers.headline(answer) == f"{verdict}, {needs:.1f} of {usable:.1f} GiB in {answer.peak.name}"

@@ -165,7 +165,7 @@ def test_changes_of_data_code_and_prose_reach_every_page_that_shows_them(served:
     (served.project / "hardware/gpus/newcard.yaml").write_text(new, "utf-8")
     served.wait("hardware/gpus/newcard.html", "New Card")
     assert "New Card" in served.get("data/tables/gpus-overview.csv")
-    served.edit("calc/site/views/jobs/ledgers.py", '"Largest moment"', '"Highest moment"')
+    served.edit("calc/site/views/jobs/ledgers.py", '"Peak at"', '"Highest at"')
     served.wait("index.html", "Highest moment")
     served.edit("docs/index.md", "# A job {", "# Will it fit now? {")
     served.wait("index.html", "Will it fit now?")
@@ -203,7 +203,13 @@ def test_every_page_is_what_the_build_publishes(served: Served) -> None:
     served.wait("models/qwen2.5-0.5b.html", "Qwen", LEFT_OUT)
     for page in pages:
         assert served.get(page) == (site / page).read_text("utf-8"), page
-    for name in ("data/catalog.json", "data/tables/gpus-overview.md", "assets/extra.css", "search/search_index.json"):
+    for name in (
+        "data/catalog.json",
+        "data/tables/gpus-overview.md",
+        "assets/extra.css",
+        "search/search_index.json",
+        "search/index.json",
+    ):
         assert served.get(name) == (site / name).read_text("utf-8"), name
 
 

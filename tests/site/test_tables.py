@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from zipfile import ZipFile
 
 import bibtexparser
@@ -14,10 +15,14 @@ import pytest
 
 from calc.answers.workings import Working
 from calc.base.ledger import Line
+from calc.catalog.catalog import load
 from calc.site.formats import cite, datasets, typeset, workbook
 from calc.site.macros import menus
+from calc.site.macros.bound import View
+from calc.site.macros.macros import Macros
 from calc.site.tables import charts, tables
 from calc.site.tables.tables import Cell, Column, Table
+from calc.site.views.catalog import sheets
 
 GIVEN = {"model": "llama-3-8b", "task": "sft", "gpu": "rtx4090"}
 WEIGHTS = Line("weights", "actor", 2, "b·P", {"b": 2, "P": 1, "N": 8}, "weights#replicated")
@@ -104,6 +109,19 @@ def test_markdown_is_a_table_of_what_is_shown() -> None:
     assert lines[-1] == r"Source: who\_wrote it"
 
 
+def test_what_a_card_does_not_have_is_none_in_words_and_zero_in_data() -> None:
+    """Apart from what is not published."""
+    by_id = {row[0].value: row for row in sheets.gpus("").rows}
+    table = replace(sheets.gpus(""), rows=(by_id["A40"], by_id["Ascend 910B 64GB"]))
+    columns = [column.key for column in table.columns]
+    fp8, nvlink = columns.index("fp8_tflops"), columns.index("nvlink_gbs")
+    assert [line.split(" | ")[fp8] for line in typeset.to_markdown(table, "").splitlines()[4:6]] == ["none", "none"]
+    assert typeset.to_markdown(table, "").splitlines()[5].split(" | ")[nvlink] == "not published"
+    assert [row["fp8_tflops"] for row in json.loads(tables.to_json(table))["rows"]] == [0, 0]
+    assert tables.to_html(table).count('<td class="number">none</td>') == 2
+    assert "none" in [row[1].value for row in sheets.gpu(load().gpus["a40"]).rows]
+
+
 def test_latex_is_a_booktabs_table_of_what_is_shown() -> None:
     lines = [line.strip() for line in typeset.to_latex(TABLE, "50 % of [it]").splitlines()]
     assert r"\begin{tabular}{lrl}" in lines
@@ -142,14 +160,25 @@ def test_a_workbook_has_numbers_as_numbers_the_same_bytes_each_time_and_says_wha
 
 
 def test_bar_widths_add_up_to_the_share_of_the_scale() -> None:
-    html = charts.bar({"weights": 30, "logits": 50, "gradients": 0}, scale=100, limit=60)
+    html = charts.bar(charts.Bar({"weights": 30, "logits": 50, "gradients": 0}, scale=100, limit=60))
     assert re.findall(r'<span class="c-\w+ ([^"]+)"', html) == ["p300", "p500"]
     assert '<i class="p600">' in html
-    thirds = charts.bar({"weights": 1, "logits": 1, "context": 1}, scale=3, limit=3)
+    thirds = charts.bar(charts.Bar({"weights": 1, "logits": 1, "context": 1}, scale=3, limit=3))
     assert re.findall(r'<span class="c-\w+ ([^"]+)"', thirds) == ["p300 p30 p3", "p300 p30 p4", "p300 p30 p3"]
     assert "style" not in html + thirds
     assert 'class="stack over"' in html
-    assert 'class="stack"' in charts.bar({"weights": 30}, scale=100, limit=60)
+    below = charts.bar(charts.Bar({"weights": 30}, scale=100, limit=60))
+    assert 'class="stack"' in below
+    assert '<em class="p600">' in below and '<em class="p800">' in html  # right of the limit, and of the bar
+
+
+def test_a_column_behind_is_marked_in_every_row_and_the_table_has_a_switch() -> None:
+    model, size, *others = TABLE.columns
+    html = tables.to_html(replace(TABLE, columns=(model, replace(size, behind=True), *others)))
+    assert '<th scope="col" class="number behind">Size' in html
+    assert '<td class="behind number">1,234.6</td>' in html and '<td class="behind empty">' in html
+    assert html.count('<input type="checkbox"') == 1 and html.index("checkbox") < html.index("<table")
+    assert "checkbox" not in tables.to_html(TABLE)
 
 
 def test_citation_names_table_versions_and_licence() -> None:
@@ -176,6 +205,7 @@ def test_bibtex_parses_and_escapes_what_tex_would_read() -> None:
     ("url", "version", "address"),
     [
         ("", "", "gpus/x.html#an-id"),
+        ("", "0.3", "gpus/x.html#an-id"),
         ("https://guide.example/", "", "https://guide.example/gpus/x.html#an-id"),
         ("https://guide.example", "0.3", "https://guide.example/0.3/gpus/x.html#an-id"),
     ],
@@ -188,6 +218,15 @@ def test_a_permalink_names_the_version(monkeypatch: pytest.MonkeyPatch, url: str
     footer = menus.footer(TABLE, "gpus/x.html", "../")
     assert f'<a href="{address if url else "#an-id"}">' in footer
     assert datasets.described(TABLE, "gpus/x.html", "../")["url"] == (address if url else "#an-id")
+    assert (' data-address="gpus/x.html#an-id"' in footer) is not bool(url)  # which a script makes whole
+
+
+@pytest.mark.parametrize("address", ["", "https://code.example/headroom"])
+def test_the_code_is_where_the_build_was_told(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("HEADROOM_REPOSITORY_URL", address)
+    block = Macros(lambda: View("x.md", "x.html", {})).clone()
+    assert f"git clone {address or 'ADDRESS'} headroom" in block
+    assert ("ADDRESS" in block) is not bool(address)
 
 
 def test_a_menu_links_each_file_and_says_where_there_is_a_working() -> None:
@@ -196,3 +235,11 @@ def test_a_menu_links_each_file_and_says_where_there_is_a_working() -> None:
     assert " data-worked>" in footer
     bare = Table("bare", "Bare", TABLE.columns, TABLE.rows[1:], versions=TABLE.versions)
     assert " data-worked>" not in menus.footer(bare, "gpus/x.html", "../")
+
+
+def test_a_folded_table_takes_what_it_rests_on_with_it_and_keeps_its_caption_in_sight() -> None:
+    html = tables.to_html(replace(TABLE, folded="All of it", assumptions="Said of it."))
+    shown, inside = html.split("<details")
+    assert TABLE.id in shown and "<figcaption" in shown
+    assert "Said of it." in inside and "<table" in inside
+    assert "Said of it." not in shown

@@ -10,6 +10,7 @@ from functools import cache
 from html import unescape
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import bibtexparser
 import openpyxl
@@ -19,7 +20,7 @@ from pylatexenc.latex2text import LatexNodes2Text
 
 from calc.base.ledger import Moment
 from calc.catalog.catalog import Catalog, load
-from calc.estimate.estimate import estimate, loading_moments
+from calc.estimate.estimate import course, estimate, loading_moments
 from calc.resolve.parse import parse
 from calc.site.build import checks
 
@@ -54,6 +55,24 @@ def latex_rows(text: str) -> Iterator[list[str]]:
     for line in body.splitlines():
         assert line.endswith(" \\\\")
         yield [said(cell) for cell in re.split(r"(?<!\\) & ", line.strip().removesuffix(" \\\\"))]
+
+
+def test_every_chart_is_a_figure_with_words_and_with_files_of_it(site: Path) -> None:
+    charts = 0
+    for page in site.rglob("*.html"):
+        for figure, html in re.findall(r'<figure class="computed" id="([^"]+)"(.*?)</figure>', page.read_text("utf-8")):
+            drawing = site / f"data/tables/{figure}.svg"
+            drawn = re.search(r'<svg class="drawing" [^>]*aria-label="([^"]*)"', html)
+            assert drawing.exists() or not drawn
+            if drawing.exists():
+                charts += 1
+                root = ElementTree.parse(drawing).getroot()
+                words = root.findtext("{http://www.w3.org/2000/svg}desc") or ""
+                assert re.search(r"\d", words) and (not drawn or unescape(drawn[1]) == words), figure
+                assert f'<figcaption id="{figure}-caption">' in html
+                assert all(f'{figure}.{kind}" download' in html for kind in ("svg", "png")), figure
+                assert drawing.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert charts
 
 
 @pytest.mark.parametrize(("end", "rows"), [("md", markdown_rows), ("tex", latex_rows)])
@@ -100,11 +119,13 @@ def test_the_lines_behind_each_cell_add_up_to_it(found: dict[str, dict[str, Any]
     assert worked > 20_000
 
 
-def moments(catalog: Catalog, given: dict[str, Any], *, loading: bool) -> Iterator[Moment]:
-    """The largest moments of an estimate's phases, on the GPU and on the host; or those of loading."""
+def moments(catalog: Catalog, given: dict[str, Any], first: str) -> Iterator[Moment]:
+    """The moments that a table's rows can be of, by its `first` column: of loading, of a whole step, or its peaks."""
     scenario = parse(given, catalog=catalog)
-    if loading:
+    if first == "moment":
         yield from (moment for _, moment in loading_moments(scenario, catalog))
+    elif first == "number":
+        yield from (phase.moment for _, phases in course(scenario, catalog) for phase in phases)
     else:
         answer = estimate(scenario, catalog)
         yield from (p.moment for p in [*(p for g in answer.groups for p in g.phases), *answer.host_phases])
@@ -121,7 +142,7 @@ def test_the_lines_behind_a_cell_are_those_of_its_scenario(project: Path, found:
     # a model at a time, because what is compiled of one serves all its scenarios
     for cell, data in sorted(chosen, key=lambda c: str(c[0]["scenario"]["model"])):
         lines = {tuple(data["lines"][i][name] for name in BRIEF) for i in cell["lines"]}
-        there = moments(catalog, cell["scenario"], loading=data["columns"][0]["key"] == "moment")
+        there = moments(catalog, cell["scenario"], data["columns"][0]["key"])
         found_at = [m.name for m in there if lines <= {tuple(getattr(x, n) for n in BRIEF) for x in m.lines}]
         assert any(cell["at"].split(", as ")[0].endswith(name) for name in found_at), (data["id"], cell["at"])
 

@@ -115,6 +115,7 @@ def rows_of(figure: Locator) -> list[list[str]]:
 def test_a_header_sorts_verdicts_by_their_peak_and_rows_stay_whole(browser: Browser, origin: str) -> None:
     page, _, _ = opened(browser, f"{origin}/{GPU}", viewport={"width": 1280, "height": 900})
     figure = page.locator("#gpu-rtx4090-grpo")
+    figure.locator("details.twin > summary").click()
     before = rows_of(figure)
     head = figure.locator("thead th").nth(1)
     for turn in ("ascending", "descending"):
@@ -188,22 +189,109 @@ def violations(found: dict[str, Any]) -> list[tuple[str, list[str]]]:
     return [(v["id"], [n["html"] for n in v["nodes"][:3]]) for v in found["violations"]]
 
 
+def test_bars_have_the_width_and_components_stand_behind_a_switch_that_needs_no_script(
+    browser: Browser, origin: str
+) -> None:
+    for width, table_id in ((1280, "ppo-4xa40-phases"), (360, "ppo-4xa40-remedies")):
+        page, _, _ = opened(
+            browser,
+            f"{origin}/case-studies/ppo-llama-3-8b-4xa40.html",
+            viewport={"width": width, "height": 900},
+            java_script_enabled=False,
+        )
+        figure = page.locator(f"#{table_id}")
+        box = sides(figure.locator(".scroll"))
+        if width > 360:
+            assert figure.locator("table").evaluate("e => e.offsetWidth") <= box[1] - box[0]
+        for bar in figure.locator("tbody .stack").all():
+            limit, label = sides(bar.locator("i")), bar.locator("em")
+            assert box[0] < limit[0] and limit[1] < box[1]
+            assert not label.is_visible() or sides(label)[0] >= limit[1]
+        weights = figure.locator("thead th", has_text=re.compile("^Weights"))
+        assert not weights.is_visible()
+        figure.get_by_label("Numbers").check()
+        assert weights.is_visible()
+        assert sides(figure.locator(".scroll")) == box  # it scrolls within
+        page.context.close()
+
+
+def sides(place: Locator) -> tuple[float, float]:
+    """The left and the right edge."""
+    box = place.bounding_box()
+    assert box
+    return box["x"], box["x"] + box["width"]
+
+
 def test_print_keeps_caption_assumptions_and_versions_and_drops_the_menu(browser: Browser, origin: str) -> None:
-    # what A4 across leaves between its margins, in CSS pixels
-    page, _, _ = opened(browser, f"{origin}/{CASE}", viewport={"width": 1046, "height": 718})
+    # what A4 upright leaves between its margins, in CSS pixels
+    page, _, _ = opened(browser, f"{origin}/{CASE}", viewport={"width": 703, "height": 1009})
     page.emulate_media(media="print")
     figure = page.locator("#rm-6x4090")
-    assert figure.evaluate("e => getComputedStyle(e).page") == "wide"
+    assert figure.evaluate("e => getComputedStyle(e).page") == "auto"
     assert figure.evaluate("e => e.querySelector('table').offsetWidth <= e.offsetWidth")
     assert (
         max(figure.locator("tbody tr").evaluate_all("rows => rows.map(row => row.offsetHeight)")) < 60
     )  # no word broken
+    bar = figure.locator("tbody .stack").first
+    assert bar.evaluate("e => e.offsetWidth") > 60
+    assert bar.locator("span").first.evaluate("e => getComputedStyle(e).printColorAdjust") == "exact"
     for kept in ("figcaption", ".assumptions", ".provenance code"):
         assert figure.locator(kept).first.is_visible()
-    for dropped in ("details.take summary", "details.cite summary", "button.show"):
-        assert not figure.locator(dropped).is_visible()
+    for dropped in ("details.take summary", "details.cite summary", "button.show", ".numbers", "thead .behind"):
+        assert not figure.locator(dropped).first.is_visible()
     assert figure.locator("tbody tr").first.evaluate("e => getComputedStyle(e).breakInside") == "avoid"
     assert figure.locator(".scroll").evaluate("e => getComputedStyle(e).overflow") == "visible"
+    page.context.close()
+
+
+def test_a_matrix_is_printed_across_in_letters_that_can_be_read(browser: Browser, origin: str) -> None:
+    page, _, _ = opened(browser, f"{origin}/what-fits/ppo.html", viewport={"width": 1032, "height": 680})
+    page.emulate_media(media="print")
+    table = page.locator("#fits-ppo-full-8 table")
+    assert table.evaluate("e => getComputedStyle(document.body).page") == "wide"
+    assert table.evaluate("e => e.offsetWidth <= e.closest('figure').offsetWidth")
+    assert table.locator("td").first.evaluate("e => parseFloat(getComputedStyle(e).fontSize)") >= 8  # 6 pt
+    assert table.locator("thead th").nth(1).evaluate("e => e.offsetHeight > 2 * e.offsetWidth")
+    page.context.close()
+
+
+def test_what_is_folded_is_printed_if_the_reader_has_opened_it(browser: Browser, origin: str) -> None:
+    page, _, _ = opened(browser, f"{origin}/recipes/dpo.html", viewport={"width": 1280, "height": 900})
+    commands = page.locator("details.example")
+    assert commands.count() > 2
+    commands.nth(1).locator("summary").click()
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    until(page, "document.querySelectorAll('details.example')[0].open")  # the theme opens all for a printer
+    assert [c.is_visible() for c in commands.all()[:3]] == [False, True, False]
+    page.context.close()
+
+
+@pytest.mark.parametrize(
+    ("page_at", "pages"), [("recipes/sft.html", 8), (CASE, 12), ("index.html", 12), ("what-fits/ppo.html", 8)]
+)
+def test_a_page_that_one_would_hand_in_takes_few_sheets_and_says_how_to_cite_it(
+    browser: Browser, origin: str, page_at: str, pages: int
+) -> None:
+    page, _, _ = opened(browser, f"{origin}/{page_at}", viewport={"width": 1280, "height": 900})
+    made = page.pdf(format="A4", prefer_css_page_size=True)
+    assert 0 < len(re.findall(rb"/Type\s*/Page\b", made)) <= pages
+    cited = page.locator("p.printed")
+    assert not cited.is_visible()
+    page.emulate_media(media="print")
+    assert cited.is_visible()
+    assert cited.inner_text().startswith("The Headroom authors. (2026). ")
+    assert cited.inner_text().endswith(f"Headroom. {origin}/{page_at}")
+    page.context.close()
+
+
+def test_a_citation_takes_the_address_at_which_it_is_read(browser: Browser, origin: str) -> None:
+    page, _, _ = opened(browser, f"{origin}/{CASE}", viewport={"width": 1280, "height": 900})
+    cited, whole = page.locator("#rm-6x4090 details.cite"), f"{origin}/{CASE}#rm-6x4090"
+    assert str(cited.locator("p").first.text_content()).endswith(whole)
+    assert f'url = "{whole}"' in str(cited.locator("pre").text_content())
+    assert cited.locator("p a").text_content() == whole
+    assert cited.locator("p a").evaluate("e => e.href") == whole
     page.context.close()
 
 

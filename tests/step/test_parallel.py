@@ -12,6 +12,7 @@ import yaml
 from formulas import form, holds, terms
 from hypothesis import given
 from hypothesis import strategies as st
+from tapes import backward_of, forward_of
 
 from calc.autograd.polynomial import Segment
 from calc.base.ledger import Line
@@ -215,8 +216,8 @@ def test_an_all_to_all_keeps_what_it_sends_and_copies_it_twice_on_the_way() -> N
     """Flash keeps its output before the exchange, o_proj what came of it; pieces and what they become pass."""
     whole, cut = (Program(Run(arch(), context=c, exchange="all-to-all")).layer() for c in (1, 4))
     assert terms(cut.saved() + whole.saved() * -1, arch()) == form("2·q")
-    sent = next(shot for shot in cut.forward() if shot.name == "q: all-to-all")
-    before = next(shot for shot in cut.forward() if shot.name == "v_proj")
+    sent = next(shot for shot in forward_of(cut) if shot.name == "q: all-to-all")
+    before = next(shot for shot in forward_of(cut) if shot.name == "v_proj")
     assert terms(sent.passing, arch())[0].get("q", 0) >= 6
     assert sent.saved.tokens == before.saved.tokens
 
@@ -230,7 +231,7 @@ def test_keys_are_repeated_to_one_head_for_each_rank() -> None:
 def test_a_ring_holds_two_buffers_of_one_key_heads_positions() -> None:
     """Keys and values of every position for one head of 128, twice, in bf16, beside the head being sent."""
     tape = Program(Run(arch(), context=4, exchange="all-gather")).layer()
-    shot = next(shot for shot in tape.forward() if shot.name == "attention")
+    shot = next(shot for shot in forward_of(tape) if shot.name == "attention")
     assert terms(shot.passing, arch())[0]["D"] == 2 * 2 * 4 * 2 + 2 * 2
     assert tape.saved().tokens == Program(Run(arch())).layer().saved().tokens
 
@@ -263,7 +264,7 @@ def test_pytorchs_ring_attends_backward_beside_all_keys_and_sums_in_fp32() -> No
     2·4096 + 2·2·1024 and of the second 2·4096 + 2·1024, and the kernel's 4·4096 + 4·32 + 2·4096.
     """
     tape = Program(Run(arch(), context=4, exchange="ring")).layer()
-    shot = next(shot for shot in tape.backward() if shot.name == "attention")
+    shot = next(shot for shot in backward_of(tape) if shot.name == "attention")
     counts = {"q": 4096, "kv": 1024, "H": 32, "h": 4096, "o": 4096}
     found = sum(counts[symbol] * times for symbol, times in terms(shot.passing, arch())[0].items())
     # beside them the gradients of the residual stream and of the output, in 16 bits

@@ -603,6 +603,17 @@ def test_an_engine_that_does_not_start_generates_nothing() -> None:
 
 def test_the_report_says_how_fast_and_why_not() -> None:
     shown = text(estimate(parse(ZERO3)), "A100")
-    assert re.search(r"^speed: one step of 64 sequences in [\d.]+ s, [\d,]+ tokens a second over the job", shown, re.M)
+    assert re.search(
+        r"^speed: one step of 64 sequences in [\d.]+ s, [\d,]+ tokens a second over the whole job", shown, re.M
+    )
     assert "most of it matrix work" in shown
     assert "speed: not estimated, precision" in text(estimate(parse({**SFT, "precision": "fp32"})), "A100")
+
+
+def test_each_layers_mixer_says_how_wide_its_values_are() -> None:
+    """DeepSeek-V2-Lite has queries of 16 heads of 192, and values of 128; with one layer of 27 as plain attention its
+    values are as wide as the queries."""
+    lite = load().model("deepseek-v2-lite").architecture
+    mixed = replace(lite, specs=(lite.specs[0]._replace(mixer="attention"), *lite.specs[1:]))
+    assert work.counts(lite, "lm").attention == 27 * 16 * (192 + 128)
+    assert work.counts(mixed, "lm").attention == 26 * 16 * (192 + 128) + 16 * (192 + 192)

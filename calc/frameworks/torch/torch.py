@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import DeepSpeed, Does, Keeps, Path, Role, Stage, pipelined, supervised
@@ -28,30 +28,21 @@ from calc.frameworks.constraints import (
     tensor_fault,
 )
 from calc.frameworks.releases import pinned
-from calc.frameworks.torch import litgpt
 from calc.frameworks.torch.releases import RELEASES
+from calc.frameworks.torch.trainers import litgpt
+from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, RL
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
-CHOICES = Choices(own_loop=True, fp16=True, shared="tensor_parallel", cuts=lambda job, rung: rung["method"] == "full")
+CHOICES = Choices(own_loop=True, trainers=frozenset(RELEASED), fp16=True, shared="tensor_parallel",
+                  cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
 
 # torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them
 RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
 
 
-class Trainer(Protocol):
-    """The interface of a module whose training loop takes the place of the scenario's own."""
-
-    def refuse(self, s: Scenario) -> str | None:
-        """The reason why it cannot run `s`, in one line, or None."""
-
-    def keeps(self, s: Scenario) -> dict[str, Any]:
-        """The fields that it sets in a `calc.base.plan.Role`."""
-
-
-TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt}
 WITH_ADAPTERS = ("lora", "qlora")
 
 
@@ -66,7 +57,13 @@ def nearest(version: str) -> str:
 
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of a loop without further settings for `task`, by dotted key; `given` is what the user set."""
+    """The defaults of a loop without further settings for `task`, by dotted key; `given` is what the user set.
+
+    The habits of a trainer that is named go before them, and others follow from those.
+    """
+    name = given.get("trainer", "own")
+    habits = TRAINERS[name].habits(task, given) if name in TRAINERS and task not in RL else {}
+    given = {**habits, **given}
     shared, pins = together(given), pinned(RELEASES[version])
     gpus = max(1, int(given.get("gpus", 1)) // shared)  # groups of GPUs, each with sequences of its own
     micro_batch = int(given.get("micro_batch", 1))
@@ -90,7 +87,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         # .grad has the parameter's type; under fsdp-mixed the reduced shard has that of the fp32 shard
         # (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:696)
         "grad_dtype": accumulated(precision, sharding),
-        "no_sync": given.get("trainer") == "transformers" and trainer.reduces_once(sharding),
+        "no_sync": name in ON_TRANSFORMERS and trainer.reduces_once(sharding),
         "checkpointing": "none",  # gradient_checkpointing_enable() is a call of its own
         "attention": "sdpa",  # transformers modeling_utils.py: sdpa where the model has it and nothing else is asked
         "loss": "full",  # transformers/loss/loss_utils.py: ForCausalLMLoss
@@ -106,9 +103,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
             "lora.units": "own",  # peft/utils/other.py: fsdp_auto_wrap_policy
             "lora.dtype": "bf16" if sharding in DEEPSPEED else "fp32",  # peft/mapping_func.py:36 autocast_adapter_dtype
         }
-    if given.get("trainer") == "litgpt":
-        values |= {place: value for place, value in litgpt.defaults(given).items() if place in values}
-    return values
+    return values | habits
 
 
 def stepped(given: Mapping[str, Any], sharding: str, optimizer: str) -> str:
@@ -119,7 +114,7 @@ def stepped(given: Mapping[str, Any], sharding: str, optimizer: str) -> str:
     names none (transformers `integrations/deepspeed.py:deepspeed_optim_sched`).
     """
     facts = OPTIMIZERS[optimizer]
-    if given.get("trainer") == "transformers" and "fused" in facts.spelled.trl:
+    if given.get("trainer") in ON_TRANSFORMERS and "fused" in facts.spelled.trl:
         fused = trainer.fuses(str(given["versions.transformers"]), str(given["versions.torch"]))
     else:
         fused = sharding in DEEPSPEED and facts.usual == "foreach"
@@ -193,17 +188,18 @@ def one_thread(s: Scenario) -> bool:
 
 def keeps(s: Scenario) -> Keeps:
     """The plan of plain PyTorch: Transformers' own loss, and nothing referenced longer than the loss needs it."""
-    return replace(_plan(s), bare=True)
+    plan = _plan(s)
+    own = TRAINERS[s.trainer].notes(s) if s.trainer != "own" else ()
+    return replace(plan, bare=True, notes=(*plan.notes, *own))
 
 
 def _plan(s: Scenario) -> Keeps:
     deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
     path = loss_path(s)
-    # modeling_utils.py, gradient_checkpointing_enable; not lightning's fabric/strategies/fsdp.py
-    reentrant = not at_least(s.versions["transformers"], "5") and s.trainer != "litgpt"
+    reentrant = not at_least(s.versions["transformers"], "5")  # modeling_utils.py, gradient_checkpointing_enable
     if s.task in RL:
         return reinforcement(s, path, deepspeed, reentrant=reentrant)
-    own = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else {}
+    own = {"reentrant": reentrant} | (TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else {})
     if s.pipeline_parallel > 1:
         return pipelined("actor", replace(path, held="turn"), s.rows, s.pipeline_parallel, notes=(RETURNED,))
     if s.task == "inference":
@@ -214,10 +210,10 @@ def _plan(s: Scenario) -> Keeps:
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
         wrapped = own.get("wrapped", False)
         reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares, wrapped=wrapped)
-        return supervised("actor", path, s.rows, reference=reference, reentrant=reentrant, deepspeed=deepspeed, **own)
+        return supervised("actor", path, s.rows, reference=reference, deepspeed=deepspeed, **own)
     exchange = "ring" if s.context_parallel > 1 else ""
     name = "reward" if s.task == "rm" else "actor"
-    return supervised(name, path, s.rows, exchange=exchange, reentrant=reentrant, deepspeed=deepspeed, **own)
+    return supervised(name, path, s.rows, exchange=exchange, deepspeed=deepspeed, **own)
 
 
 def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reentrant: bool) -> Keeps:
@@ -244,7 +240,15 @@ def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reent
 
 
 def loss_path(s: Scenario) -> Path:
-    """The loss path: `loss_utils.py` for sft, the scenario's `logprob` for dpo and RL, a value head for rm.
+    """The loss path of `s`: that of Transformers' models, or the trainer's own."""
+    usual = _loss_path(s)
+    return usual if s.trainer == "own" or s.task == "rm" else TRAINERS[s.trainer].path(s, usual)
+
+
+def _loss_path(s: Scenario) -> Path:
+    """The loss path of Transformers' models.
+
+    It is `loss_utils.py` for sft, the scenario's `logprob` for dpo and RL, a value head for rm.
 
     Transformers cast logits to fp32 in the model up to 4.45 (Mistral's own class up to 4.47) and in the loss since. Up
     to 4.48 logits were shifted by one position, which copies them unless there is a single sequence; since then labels
@@ -257,11 +261,9 @@ def loss_path(s: Scenario) -> Path:
     early = not at_least(transformers, "4.46")
     if s.task == "dpo" or s.task in RL:
         kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
-        kept = (s.response_len if s.task in RL else s.seq_len - 1) / s.seq_len
-        wide = early or (s.trainer == "transformers" and trainer.wrapped(s))
+        kept = s.response_len / s.seq_len if s.task in RL else (s.longest_len - 1) / s.longest_len
+        wide = early or (s.trainer in ON_TRANSFORMERS and trainer.wrapped(s))
         return Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
-    if s.trainer == "litgpt" and s.task != "inference":
-        return litgpt.path(s)
     if s.loss != "full":
         return Path(s.loss)
     early = not at_least(transformers, "4.48" if s.architecture.family == "mistral" else "4.46")

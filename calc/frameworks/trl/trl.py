@@ -191,7 +191,7 @@ def keeps(s: Scenario) -> Keeps:
         return grpo(s, deepspeed)
     if s.task == "rm":
         return supervised("reward", Path("scalar"), s.rows, deepspeed=deepspeed, **trained(s))
-    path = Path("tiled", tile=min(TILE, s.rows * (s.seq_len - 1)))
+    path = Path("tiled", tile=min(TILE, s.rows * (s.longest_len - 1)))
     if s.task == "dpo" and s.has("reference"):
         # a PEFT policy is its own reference unless another model is passed (trainer/dpo_trainer.py, __init__)
         other = reference_of(s, path)

@@ -15,7 +15,7 @@ from calc.answers import answers, fits, searched, topics
 from calc.base.project import ROOT
 from calc.base.reading import decode
 from calc.check import check
-from calc.site.build import cards, checks, exports, ids, pages, policy, strict, swap
+from calc.site.build import cards, checks, exports, ids, pages, policy, search, strict, swap
 from calc.site.build.guide import Guide
 from calc.site.calculator import browser_engine
 from calc.site.faults import BuildError, short
@@ -117,10 +117,17 @@ def _into(fresh: Path, engine: str) -> None:
     made = strict.Strict(engine, ROOT / "mkdocs.yml", fresh)  # so that its faults are reported before the computing
     with writing():
         made.build()
+        search.set_aside(fresh)
         cards.write(fresh)
     shutil.copytree(exports.FOLDER, fresh / "data")
     found = checks.read(fresh)
-    if faults := [*checks.faults(fresh, found, ROOT), *policy.faults(fresh), *notices.faults(fresh), *ids.lost(fresh)]:
+    if faults := [
+        *checks.faults(fresh, found, ROOT),
+        *policy.faults(fresh),
+        *notices.faults(fresh),
+        *ids.lost(fresh),
+        *search.lost(fresh),
+    ]:
         raise BuildError("\n".join(faults))
     (fresh / EXTERNAL).write_text(json.dumps(checks.external(found), indent=1) + "\n", "utf-8")
 

@@ -14,10 +14,10 @@ from calc.answers import answers
 from calc.answers.processes import Pool
 from calc.base.project import ROOT
 from calc.models.architecture import Architecture, parameters
-from calc.site.formats import cite, typeset, workbook
-from calc.site.formats.published import ALTERNATES, KINDS
+from calc.site.formats import cite, drawing, typeset, workbook
+from calc.site.formats.published import kinds
 from calc.site.macros.bound import Record
-from calc.site.tables import tables
+from calc.site.tables import drawn, tables
 from calc.site.tables.tables import Table
 
 FOLDER = ROOT / "build" / "data"  # of the last build
@@ -48,7 +48,7 @@ class Tables:
         described = [resource for written in self._written for resource in written.result()]
         whole = about(record, sorted(described, key=lambda r: str(r["name"])))
         add(self._root, whole)
-        wanted = {*whole, *(f"tables/{name}.{kind}" for name in record.tables for kind in KINDS)}
+        wanted = {*whole, *(f"tables/{t.id}.{kind}" for t, _ in record.tables.values() for kind in kinds(t))}
         prune(self._root, wanted)
 
 
@@ -83,13 +83,17 @@ def about(record: Record, described: Sequence[dict[str, Any]]) -> dict[str, str 
 
 def twins(table: Table, page: str) -> dict[str, str | bytes]:
     """A table's files, with the same values as on the page, by extension."""
-    source = cite.line(table, cite.permalink(table, page))
+    address = cite.permalink(table, page)
+    source = cite.line(table, address)
+    picture = drawn.of(table)
+    svg = drawing.to_svg(table, picture, address) if picture else ""
     return {
         "csv": tables.to_csv(table),
         "json": tables.to_json(table),
         "md": typeset.to_markdown(table, source),
         "tex": typeset.to_latex(table, source),
         "xlsx": workbook.to_xlsx(table, source),
+        **({"svg": svg, "png": drawing.to_png(svg)} if svg else {}),
     }
 
 
@@ -109,7 +113,7 @@ def _described(table: Table, page: str, content: str | bytes) -> dict[str, Any]:
         **({"description": table.assumptions} if table.assumptions else {}),
         homepage=f"{page}#{table.id}",
         schema={"fields": fields, "missingValues": [""]},
-        alternates=[f"tables/{table.id}.{kind}" for kind in ALTERNATES],
+        alternates=[f"tables/{table.id}.{kind}" for kind in kinds(table) if kind != "csv"],
     )
 
 

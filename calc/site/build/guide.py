@@ -15,9 +15,9 @@ from calc.base.project import ROOT
 from calc.site.macros.rendered import Pages
 
 FILE = ROOT / "build" / "guide"
-# The inputs of macros: code and data, prose, and the versions of the packages that write.
+# The inputs of macros: code and data, prose, the colours of drawings, and the versions of the packages that write.
 FOLDERS = ("calc", "docs", "hardware", "models", "measurements", "requirements")
-KINDS = (".json", ".jsonl", ".md", ".py", ".txt", ".yaml")
+KINDS = (".css", ".json", ".jsonl", ".md", ".py", ".txt", ".yaml")
 FILES = ("mkdocs.yml", "package-lock.json", "pyproject.toml")
 SETTINGS = "HEADROOM_"  # environment variables with the guide's address and version
 

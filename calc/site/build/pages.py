@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from calc.answers import answers, fits, topics
+from calc.answers import advice, answers, fits, topics
 from calc.catalog.catalog import GPU, Model
+from calc.recommend import options
 from calc.site.build.exports import add, prune
+from calc.site.calculator import addresses
 from calc.site.macros import notices
 from calc.site.text.inline import coded, inline
 from calc.site.views.advice import advised
@@ -21,6 +23,7 @@ BEFORE_AMPERE = """
     attention kernel: run it in fp16, with PyTorch's own attention.
 """
 
+NEXT = "\n\n"
 LENGTHS = """
 ## How long its sequences may be
 
@@ -64,12 +67,15 @@ def gpu(card: GPU) -> str:
 # {name_of}
 
 [[ gpu_summary({name}) ]]
+
+[[ gpu_glance({name}) ]]
 {BEFORE_AMPERE if card.lacks_bf16 else ""}
 ## What to run
 
-{inline(advised.about(card)) if card.lacks_bf16 else what_to_run}
+{inline(advised.about(card)) if card.lacks_bf16 else f"[[ count_choice() ]]{NEXT}{what_to_run}"}
 
-Another model, another number of cards? [Ask the calculator](../../index.md?gpu={card.id}#calculator).
+Another model, another number of cards? [Ask the calculator](../../index.md?gpu={card.id}#calculator). Another card?
+[Compare them]({_beside(card)}).
 
 ## How many of them
 
@@ -95,6 +101,15 @@ with nothing offloaded.
 """
 
 
+def _beside(card: GPU) -> str:
+    """The comparison of eight of these cards with eight of others on a usual job."""
+    job = {"model": "llama-3.1-8b", "task": "sft", **advice.JOBS["sft"], "gpus": 8}
+    cards = dict.fromkeys((card.id, "h100-sxm", "a100-80-sxm"))
+    return addresses.compare(
+        "../../", [addresses.query(options.spelled({**job, "gpu": name})) for name in cards]
+    ).replace(".html", ".md", 1)
+
+
 def model(found: Model) -> str:
     """A model's page."""
     name = json.dumps(found.id)
@@ -107,6 +122,8 @@ def model(found: Model) -> str:
 # {name_of}
 
 [[ model_summary({name}) ]]
+
+[[ model_glance({name}) ]]
 
 ## What to run, and on what
 

@@ -7,13 +7,18 @@ data.
 from __future__ import annotations
 
 import json
+import re
+from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+from calc.base.reading import parse_mapping
 from calc.base.schema import InputError
 from calc.catalog import catalog as files
 from calc.catalog.catalog import GPU, Catalog, Model, Node
+from calc.catalog.names import names
 from calc.models.hf_config import from_config
 
 
@@ -22,8 +27,7 @@ def catalog(data: Mapping[str, Any]) -> Catalog:
     gpus = {record["id"]: _made(GPU, record) for record in data["gpus"]}
     nodes = {record["id"]: _made(Node, record) for record in data["nodes"]}
     models = {r["id"]: _made(Model, r | {"architecture": from_config(r["config"])}) for r in data["models"]}
-    names = {name.casefold(): m.id for m in models.values() for name in (m.id, m.hf, *m.aliases)}
-    return Catalog(gpus, nodes, models, (), (), data["catalog"], names)
+    return Catalog(gpus, nodes, models, (), (), data["catalog"], names(models.values()))
 
 
 def _made(kind: Any, record: Mapping[str, Any]) -> Any:
@@ -39,27 +43,56 @@ def start(text: str) -> None:
 
 
 def answer(text: str, progress: Callable[[str], None]) -> str:
-    """The answer to `{"root": …, "language": …, "job": {field: value}}` or, of a scenario file, to `"file": text`.
+    """The answer to a question: `{"line", "html", "file", "fields"}`, or `{"error"}`, calc's one line.
 
-    In the page's language: `{"line", "html", "file"}`, or `{"error"}`, calc's one line. Any other exception is a fault
-    of calc, and the worker says so.
+    A question has `root`, the relative path to the top of the site, and one of these: `job`, the fields of an address
+    as text; `file`, the text of a scenario, or of a Hugging Face config.json, which becomes the model of `job`;
+    `compare`, the queries of addresses, with the number of `samples`; or `diagnose`, what a job that died left behind,
+    with `fields` to complete it, a memory snapshot in `base64` besides. The answer is in the question's `language`,
+    that of the page. Any exception but an InputError is a fault of calc, and the worker says so.
     """
     # imported here, because calc binds `load` at import
-    from calc.site.calculator import calculator
+    from calc.recommend import options
+    from calc.site.calculator import calculator, compare, diagnosed
     from calc.site.i18n import speech
     from calc.site.tables import tables
 
     asked = json.loads(text)
     language = asked.get("language", "")
     place = calculator.Place(asked["root"], tables.to_html)
+
+    def tell(line: str) -> None:
+        progress(speech.say(line, language))
+
     try:
-        if "file" in asked:
-            shown = calculator.check(asked["file"], files.load(), place)
+        if "diagnose" in asked:
+            given = options.read([f"--{name}={value}" for name, value in asked["fields"].items()], "fields")
+            pasted = b64decode(asked["base64"]) if "base64" in asked else asked["diagnose"]
+            shown = diagnosed.find(pasted, given, files.load(), place)
+        elif "compare" in asked:
+            shown = compare.compared(asked["compare"], asked["samples"], place, tell)
+        elif "file" not in asked:
+            shown = calculator.asked(asked["job"], files.load(), place, tell)
+        elif own := _own_model(asked["file"]):
+            job = {**asked["job"], "model": own}
+            shown = calculator.asked(job, files.load(), place, tell)._replace(fields=job)
         else:
-            shown = calculator.find(
-                asked["job"], files.load(), place, lambda line: progress(speech.say(line, language))
-            )
+            shown = calculator.check(asked["file"], files.load(), place)
     except InputError as error:
         return json.dumps({"error": speech.say(str(error), language)})
     said = shown._replace(line=speech.say(shown.line, language), html=speech.speak(shown.html, language))
     return json.dumps(said._asdict())
+
+
+def _own_model(text: str) -> str | None:
+    """The path of a Hugging Face config.json, now a file of this browser's; None if the text is something else."""
+    try:
+        config = parse_mapping(text, "config.json")
+    except InputError:
+        return None
+    if "model_type" not in config or "task" in config:
+        return None
+    name = str(config.get("_name_or_path") or config["model_type"]).rpartition("/")[2]
+    path = Path((re.sub(r"[^\w.-]", "", name) or "model") + ".json")
+    path.write_text(text, "utf-8")
+    return path.name

@@ -21,11 +21,12 @@ from calc.estimate import report
 from calc.estimate.estimate import estimate, speed
 from calc.estimate.verdict import FITS
 from calc.launch import Launch
-from calc.recommend import Recommendation, Smallest, recommend, smallest
+from calc.recommend import Recommendation, Smallest, options, recommend, smallest
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration
 from calc.resolve.parse import given, parse
 from calc.scenario.scenario import Scenario
+from calc.site.calculator import addresses
 from calc.site.tables.tables import Table, verdict_html
 from calc.site.views.jobs import ledgers
 from calc.throughput import Throughput, Unrated
@@ -46,11 +47,15 @@ class Place(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """An answer: in one line, as HTML, and as a scenario file."""
+    """An answer: in one line, as HTML, and as a scenario file.
+
+    `fields`: of a job that came as a file, the fields by which an address asks for it.
+    """
 
     line: str
     html: str
     file: str
+    fields: Mapping[str, str] | None = None
 
 
 # ---- asking --------------------------------------------------------------------------------------------------------
@@ -61,60 +66,96 @@ def question(job: Job, catalog: Catalog) -> dict[str, Any]:
 
     InputError, one line, for a bad job.
     """
-    asked = given(job, where="recommend", catalog=catalog)
-    found = machines(catalog, asked["gpu"], asked["gpus"]) if "gpu" in asked and "gpus" in asked else []
-    return {**asked, **(found[0].fields if found else {})}
+    own = given(job, where="recommend", catalog=catalog)
+    found = machines(catalog, own["gpu"], own["gpus"]) if "gpu" in own and "gpus" in own else []
+    return {**own, **(found[0].fields if found else {}), **own}
 
 
-def call(asked: Job) -> str:
+def call(job: Job) -> str:
     """The command line that asks the same question."""
-    options = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in asked.items())
-    return f"python -m calc recommend {options}"
+    texts = {name.replace("_", "-"): shlex.quote(text) for name, text in options.spelled(job).items()}
+    return f"python -m calc recommend {' '.join(f'--{name} {text}' for name, text in texts.items())}"
 
 
 def find(job: Job, catalog: Catalog, place: Place, progress: Callable[[str], None] = lambda line: None) -> Shown:
     """The recommendation for a job; if its machine is open, on the smallest. InputError, one line, for a bad job."""
-    asked = question(job, catalog)
-    if "gpu" in asked and "gpus" in asked:
-        return recommended(asked, recommend(asked, catalog, where="recommend"), place)
-    tried = smallest(asked, catalog, where="recommend", progress=progress)
-    return recommended(asked, tried.recommendation, place, tried)
+    own, found, tried = searched(job, catalog, progress)
+    return recommended(own, found, place, tried)
+
+
+def searched(
+    job: Job, catalog: Catalog, progress: Callable[[str], None] = lambda line: None
+) -> tuple[Job, Recommendation, Smallest | None]:
+    """A job's fields with its machine, the recommendation, and the smallest machine if the job leaves it open."""
+    own = question(job, catalog)
+    if "gpu" in own and "gpus" in own:
+        return own, recommend(own, catalog, where="recommend"), None
+    tried = smallest(own, catalog, where="recommend", progress=progress)
+    return own, tried.recommendation, tried
+
+
+def asked(texts: Mapping[str, str], catalog: Catalog, place: Place, progress: Callable[[str], None]) -> Shown:
+    """The answer to a job as an address holds it, its fields as text.
+
+    With `ask` as `estimate` the fields that it leaves open take the framework's defaults; else they are searched.
+    """
+    job, defaults = addresses.read(texts)
+    if defaults:
+        text = yaml.safe_dump(job, sort_keys=False, default_flow_style=None)
+        return _checked(job, text, "estimate", catalog, place)._replace(fields=None)
+    return find(job, catalog, place, progress)
 
 
 def check(text: str, catalog: Catalog, place: Place) -> Shown:
     """The estimate of a scenario file. InputError, one line, for a bad one."""
     where = "scenario.yaml"
-    s = parse(parse_mapping(text, where), where=where, catalog=catalog)
-    answer = Answer(s.as_dict(), s, estimate(s, catalog))
+    return _checked(parse_mapping(text, where), text, where, catalog, place)
+
+
+def _checked(job: Job, text: str, where: str, catalog: Catalog, place: Place) -> Shown:
+    answer = estimated(job, where, catalog)
+    texts = addresses.of_scenario(given(job, where=where, catalog=catalog), catalog)
+    html = "".join(_estimated(answer, rate(answer, catalog), place, texts))
+    return Shown(_said(answer), html, text, texts)
+
+
+def estimated(job: Job, where: str, catalog: Catalog) -> Answer:
+    """The estimate of a job. InputError, one line that starts with `where`, for a bad one."""
+    s = parse(job, where=where, catalog=catalog)
+    return Answer(s.as_dict(), s, estimate(s, catalog))
+
+
+def rate(answer: Answer, catalog: Catalog) -> Throughput | None:
+    """The speed of a job; None if a rate is unknown."""
     try:
-        rate = speed(answer.estimate, catalog)
+        return speed(answer.estimate, catalog)
     except Unrated:
-        rate = None
-    return Shown(_said(answer), "".join(_estimated(answer, rate, place)), text)
+        return None
 
 
 # ---- showing -------------------------------------------------------------------------------------------------------
 
 
-def recommended(asked: Job, found: Recommendation, place: Place, tried: Smallest | None = None) -> Shown:
+def recommended(job: Job, found: Recommendation, place: Place, tried: Smallest | None = None) -> Shown:
     """A recommendation; if nothing fits, the configuration that comes closest."""
     first = found.recommended or found.fails
     if first is None:
         line = f"nothing can be run: {'; '.join(found.notes)}"
         return Shown(line, f'<p class="headline">{verdict_html("oom", "nothing fits")} {escape(line)}.</p>', "")
     answer = words.answered(first.judged)
-    parts = [*_estimated(answer, first.throughput, place, found, tried)]
+    machine = {name: getattr(answer.scenario, name) for name in ("gpu", "gpus", "gpus_per_node")}
+    parts = [*_estimated(answer, first.throughput, place, options.spelled({**job, **machine}), found, tried)]
     if found.launch:
         parts += _command(found.launch)
     parts += _others(found)
-    parts.append(f'<p class="call">The same on the command line: <code>{escape(call(asked))}</code></p>')
+    parts.append(f'<p class="call">The same on the command line: <code>{escape(call(job))}</code></p>')
     return Shown(_said(answer, found), "".join(parts), file(answer.scenario))
 
 
 def file(s: Scenario) -> str:
     """A scenario as a file for `python -m calc estimate`, null fields left out."""
-    fields = {name: value for name, value in s.as_dict().items() if value is not None}
-    return yaml.safe_dump(fields, sort_keys=False, default_flow_style=False)
+    known = {name: value for name, value in s.as_dict().items() if value is not None}
+    return yaml.safe_dump(known, sort_keys=False, default_flow_style=False)
 
 
 def _said(answer: Answer, found: Recommendation | None = None) -> str:
@@ -132,10 +173,11 @@ def _estimated(
     answer: Answer,
     rate: Throughput | None,
     place: Place,
+    asked: Mapping[str, str],
     found: Recommendation | None = None,
     tried: Smallest | None = None,
 ) -> Iterator[str]:
-    """Verdict, configuration, links, and the peak phase by phase."""
+    """Verdict, configuration, links, and the peak phase by phase; `asked` is the job as an address holds it."""
     s, group = answer.scenario, answer.group
     miss = found.fails if found and found.verdict != "fits" else None
     word = found.verdict if found else ledgers.verdict_text(answer.estimate)
@@ -143,8 +185,13 @@ def _estimated(
     if tried and tried.machine:
         yield f"<p>The smallest machine that runs it: {tried.smaller} of the catalog are too small.</p>"
     yield "<dl>"
+    if s.model not in answers.catalog().models:
+        own = "a file of your own: it stays in this browser, and a link to this job does not carry it"
+        yield _pair("Model", f"<code>{escape(s.model)}</code>, {own}")
     run = "Run" if found and found.recommended else "The closest" if found else "Settings"
     yield _pair(run, escape(", ".join(words.settings(s))))
+    if found and found.passed:
+        yield _pair(*map(escape, words.passed(found)))
     if miss:
         yield _pair("It", escape(words.lacks(miss)))
         yield _pair("What would have to change", "; ".join(map(words.code, found.advice)) if found else "")
@@ -156,16 +203,22 @@ def _estimated(
         f"{100 * FITS:.0f} %",
     )
     if host := answer.estimate.host_peak:
-        yield _pair("Host memory", f"{gb(host)} at the most, of {escape(str(answer.estimate.host_memory))}")
+        yield _pair("Host memory", f"{gb(host)} needed of {escape(str(answer.estimate.host_memory))}")
+    yield _pair("It takes", escape(_sized(s)))
     if rate:
         yield _pair("Speed", escape(_pace(rate)) + (", if it fitted" if answer.estimate.verdict == "oom" else ""))
-    yield _pair("More", _links(s, place.root))
+    yield _pair("More", f"{_links(s, place.root)} · {_beside(asked, place.root)}")
     yield "</dl>"
-    yield place.table(ledgers.phases(answer, TABLE, f"{_title(s)}: memory by phase"))
+    yield place.table(ledgers.phases(answer, TABLE, f"{_title(s)}: {ledgers.headline(answer)}"))
 
 
 def _pair(name: str, html: str) -> str:
     return f"<dt>{name}</dt><dd>{html}</dd>" if html else ""
+
+
+def _sized(s: Scenario) -> str:
+    """The size of a step as a sentence."""
+    return ". ".join(line[:1].upper() + line[1:] for line in report.holds(s))
 
 
 def _likely(probability: float) -> str:
@@ -176,19 +229,22 @@ def _likely(probability: float) -> str:
 
 
 def _pace(rate: Throughput) -> str:
-    return (
-        f"{rate.tokens_per_second:,.0f} tokens a second over the whole job, one step in "
-        f"{report.seconds(rate.step_seconds)} s, most of it {rate.bound_by}"
-    )
+    return f"{report.tokens(rate)}, one step in {report.seconds(rate.step_seconds)} s, most of it {rate.bound_by}"
 
 
 def _links(s: Scenario, root: str) -> str:
     pages = {f"hardware/gpus/{s.gpu}.html": words.machine(s).partition(" × ")[2]}
-    if s.model in answers.catalog().models:  # a model file of the reader's own has no page
+    if s.model in answers.catalog().models:
         pages[f"models/{s.model}.html"] = words.model(s.model)
     if s.task in RECIPES:
         pages[f"recipes/{RECIPES[s.task]}.html"] = f"{words.TASKS[s.task]} recipes"
     return " · ".join(f'<a href="{root}{escape(page)}">{escape(name)}</a>' for page, name in pages.items())
+
+
+def _beside(asked: Mapping[str, str], root: str) -> str:
+    """The link that sets the job beside others."""
+    there = addresses.compare(root, [addresses.query(asked)])
+    return f'<a class="beside" href="{escape(there)}">Compare with other jobs</a>'
 
 
 def _command(found: Launch) -> Iterator[str]:
@@ -213,13 +269,13 @@ def _others(found: Recommendation) -> Iterator[str]:
     lines += [f"Or, {_other(c)}." for c in found.alternatives]
     lines += [words.code(words.sentence(line)) for line in found.advice] if fits else []
     lines += [words.code(words.sentence(note)) for note in found.notes]
-    lines.append(f"{found.considered:,} configurations considered, {found.pruned:,} ruled out without.")
+    lines.append(f"{found.considered:,} configurations estimated, {found.pruned:,} excluded by quick checks.")
     items = "".join(f"<li>{line}</li>" for line in lines)
     yield f"<details><summary>What else could be run, and why not faster</summary><ul>{items}</ul></details>"
 
 
 def _other(c: Configuration) -> str:
     answer = words.answered(c.judged)
-    rate = f", {c.throughput.tokens_per_second:,.0f} tokens a second" if c.throughput else ""
+    pace = f", {report.tokens(c.throughput)}" if c.throughput else ""
     settings = ", ".join(words.settings(c.scenario))
-    return f"{escape(c.trades)}: {escape(settings)}; {gib(answer.device_bytes)} at the peak{rate}"
+    return f"{escape(c.trades)}: {escape(settings)}; {gib(answer.device_bytes)} at the peak{pace}"

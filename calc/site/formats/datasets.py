@@ -31,7 +31,7 @@ def described(table: Table, page: str, root: str) -> dict[str, Any]:
         "name": table.caption,
         "description": f"{table.caption}. {rests_on or 'Computed by Headroom, each value with its source'}.",
         "url": address if "://" in address else f"#{table.id}",
-        "version": cite.edition(table),
+        "version": cite.edition(table.versions),
         "license": LICENCE,
         "creator": {"@id": "#authors"},
         "distribution": [

@@ -8,12 +8,18 @@ from itertools import groupby
 from typing import NamedTuple
 
 from calc.answers import answers
+from calc.site.tables import drawn
 from calc.site.tables.tables import Table
 
 Tables = Mapping[str, tuple[Table, str]]  # by id, with the address of the page that each is on
 ALTERNATES = ("json", "md", "tex", "xlsx")
-KINDS = ("csv", *ALTERNATES)  # the kinds of file of each table
+DRAWN = ("svg", "png")
 UNKNOWN = "(counted by make site)"  # while pages may still add tables; the preview renders only requested pages
+
+
+def kinds(table: Table) -> tuple[str, ...]:
+    """The kinds of file of a table; a table that can be drawn has pictures, too."""
+    return ("csv", *ALTERNATES, *(DRAWN if drawn.of(table) else ()))
 
 
 class Home(NamedTuple):
@@ -61,4 +67,6 @@ def _group(part: str, homes: list[Home], root: str) -> str:
 
 
 def _files(table: Table, root: str) -> str:
-    return " ".join(f'<a href="{root}data/tables/{table.id}.{kind}" download>{kind.upper()}</a>' for kind in KINDS)
+    return " ".join(
+        f'<a href="{root}data/tables/{table.id}.{kind}" download>{kind.upper()}</a>' for kind in kinds(table)
+    )

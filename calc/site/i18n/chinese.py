@@ -252,7 +252,7 @@ HEADINGS = {
     "Needs": "需要",
     "Usable": "可用",
     "Against the limit": "与上限相比",
-    "Largest moment": "显存峰值时刻",
+    "Peak at": "显存峰值时刻",
     "Allocated": "分配器持有",
     "Model": "模型",
     "Job": "任务",
@@ -294,6 +294,11 @@ HEADINGS = {
     "tokens a sequence": "每条序列的 token 数",
     "tokens a sequence on average": "每条序列平均 token 数",
     "tokens a response": "每个回答的 token 数",
+    "Tokens a second": "每秒 token 数",
+    "Instant": "时刻",
+    "No.": "序号",
+    "Together, on each": "每张卡合计",
+    "On all GPUs": "所有卡合计",
     "Mean length": "平均长度",
     "One step": "一步",
     "Without collectives": "不计集合通信",
@@ -362,9 +367,7 @@ HEADINGS = {
     "{n#} responses": "{n} 个回答",
     "tokens": "token",
     "sequences": "序列",
-    "tokens/s": "token/秒",
     "(tokens)": "(token)",
-    "(tokens/s)": "(token/秒)",
     "(sequences)": "(序列)",
     "(bytes per token)": "(字节/token)",
 }
@@ -387,7 +390,8 @@ HINTS = {
     "In one rollout": "一次 rollout 中",
     "The step less its data-parallel collectives": "一步减去数据并行的集合通信",
     "Gathers and reductions, whatever part of them is hidden": "收集与归约，不论有多少被计算掩盖",
-    "Of the largest moment of all; below zero it costs memory": "按全程的显存峰值算；负数表示反而多用",
+    "Peak before − peak after; below zero it costs memory": "改动前的峰值 − 改动后的峰值；负数表示反而多用",
+    "The same times the number of GPUs": "乘以卡数",
     "How many times as long a sequence takes after the change": "改动之后一条序列所用时间是之前的几倍",
     "What the change saves in the phase that it helps most": "在获益最大的阶段节省多少",
     "Of the node that needs most": "需求最大的那个节点",
@@ -432,7 +436,40 @@ LINES = {
     "what a process can use: {size}": "进程可用：{size}",
     "{size} over": "超出 {size}",
     "{size} usable": "可用 {size}",
-    "the deeper the ground, the more of the card is used, or the further off it is": "底色越深，卡用得越满，或差得越远",
+    "Darker: fuller card, or further over": "颜色越深：卡用得越满，或超出越多",
+    "newest cards first": "新卡在前",
+    "Numbers": "数值",
+    "{gpu} (one die)": "{gpu}（单芯片）",
+    "{n#} free": "空余 {n}",
+    "{n#} over": "超出 {n}",
+    "{n#} before": "之前 {n}",
+    "{n#} after": "之后 {n}",
+    "{n#} over before": "超出 {n}（之前）",
+    "{n#} over after": "超出 {n}（之后）",
+    "{n#} each": "每张 {n}",
+    "{used#} of {size#} GiB in {phase}": "{phase}阶段 {used} / {size} GiB",
+    "Limit": "上限",
+    "what a process can use of the card": "进程在卡上可用",
+    "The parts as a table": "各部分的数值表",
+    "The instants as a table": "各时刻的数值表",
+    "The jobs as a table": "各任务的数值表",
+    "A column is a GPU: the area of its colour is what all of them together hold. Activations, logits and buffers are "
+    "left out; the limit is for all of it.": (
+        "一列是一张卡：同色的面积是所有卡合计持有的。激活值、logits 和缓冲区没有画出；上限是对全部而言。"
+    ),
+    "From left to right in the order of a step, not to scale in time. Of forward, backward and optimizer step the "
+    "fullest instant stands for all.": (
+        "从左到右为一步的次序，不按时间比例。前向、反向和优化器更新各只画显存最满的一刻。"
+    ),
+    "The drawing has the first job of each remedy: before the change, and after it.": (
+        "图中是每种办法的第一个任务：改动之前和之后。"
+    ),
+    "A cell opens the calculator with its job, and not with its defaults: {fields!}, and what the cell names.": (
+        "点一格会在计算器中打开它的任务；不同于计算器默认值的设置：{fields}，以及格中所写的。"
+    ),
+    "A cell opens the calculator with its job, and not with its defaults: {fields!}.": (
+        "点一格会在计算器中打开它的任务；不同于计算器默认值的设置：{fields}。"
+    ),
     "The points as a table": "各点的数值表",
     "The drawing is stacked as the peak is, on a logarithmic axis": "图按峰值的组成堆叠，横轴为对数",
     "{verdict} up to {n#} {axis}": "{n} 以内（{axis}）{verdict}",
@@ -447,7 +484,7 @@ LINES = {
     "Markdown": "Markdown",
     "Cite": "引用",
     "Permalink to this version": "此版本的永久链接",
-    "{phase}, at its largest moment ({moment*}). {job*}": "{phase}，显存峰值时刻（{moment}）。{job}",
+    "{phase}, at its peak ({moment*}). {job*}": "{phase}，显存峰值时刻（{moment}）。{job}",
     "{task*}, {method}, on {gpus}: the verdict, and what the fullest GPU needs": (
         "{task}，{method}，{gpus}：结论，以及占用最多的那张卡需要多少"
     ),
@@ -463,9 +500,9 @@ LINES = {
     "Every remedy on two jobs or more: what it saves, where, and what it costs in time": (
         "每种办法在两个或更多任务上：省多少，省在哪里，多花多少时间"
     ),
-    "Needs: everything the process takes of the fullest GPU, at its largest moment. Time: of one sequence; a dash "
-    "where the catalog has no rate.": (
-        "需要：进程在占用最多的那张卡上、显存峰值时刻的全部占用。时间：按一条序列计；目录中没有速率的记为短横。"
+    "Needs: peak of the most loaded GPU, context and fragmentation included. Time: of one sequence; a dash where the "
+    "catalog has no rate.": (
+        "需要：占用最多的那张卡的峰值，包括上下文和碎片。时间：按一条序列计；目录中没有速率的记为短横。"
     ),
     "Changed: {fields}. Verdict: {before} before, {after} after. Host memory of a node: {held} GB before, {holds} GB "
     "after. Time: {time}.": (
@@ -586,7 +623,7 @@ ADVICE = {
     "Next faster: {miss*}.": "更快一档：{miss}。",
     "Or, {other*}": "或者：{other}",
     "Or: {other*}": "或者：{other}",
-    "{trade*}: {settings*}; {peak} at the peak, {rate#} tokens a second": (
+    "{trade*}: {settings*}; {peak} at the peak, {rate#} tokens a second over the whole job": (
         "{trade}：{settings}；峰值 {peak}，每秒 {rate} 个 token"
     ),
     "{trade*}: {settings*}; {peak} at the peak": "{trade}：{settings}；峰值 {peak}",
@@ -603,7 +640,7 @@ ADVICE = {
         "{trade}，这是最少的卡数：GPU 小时为推荐配置的 {hours} 倍"
     ),
     "{trade*}, the fewest that hold it: {hours} times the GPU hours of what is recommended: {settings*}; {peak} at the "
-    "peak, {rate#} tokens a second": (
+    "peak, {rate#} tokens a second over the whole job": (
         "{trade}，这是最少的卡数，GPU 小时为推荐配置的 {hours} 倍：{settings}；峰值 {peak}，每秒 {rate} 个 token"
     ),
     "sequences of {n#} tokens, {times#} times as long": "{n} 个 token 的序列，长度为 {times} 倍",
@@ -628,7 +665,7 @@ ADVICE = {
     "host_memory {size} (GB a node) fits on this machine, instead of {host*}": (
         "若 host_memory 为 {size}（每节点 GB）就放得下，而不是{host}"
     ),
-    "{n#} configurations considered, {pruned} ruled out without.": (
+    "{n#} configurations estimated, {pruned} excluded by quick checks.": (
         "估算了 {n} 种配置，另有 {pruned} 种由快速检查排除。"
     ),
     "host memory: {size} needed of {host*}": "主机内存：需要 {size}，共有{host}",
@@ -793,7 +830,137 @@ CALCULATOR = {
     "How many": "几张",
     "any": "不限",
     "the smallest that runs it": "能跑的最小的卡",
-    "Method, framework, lengths, host memory": "方法、框架、长度、主机内存",
+    "Method, framework, lengths": "方法、框架、长度",
+    "Precision, sharding, offload, batches": "精度、分片、卸载、批次",
+    "Rollout, placement, roles": "rollout、放置、角色",
+    "Nodes and host memory": "节点与主机内存",
+    "the calculator chooses": "由计算器选择",
+    "the framework's default": "框架的默认值",
+    "as they are sold": "按整机出售的数目",
+    "LoRA rank": "LoRA 的秩",
+    "Framework and version": "框架与版本",
+    "newest": "最新",
+    "Mean real length, tokens": "平均实际长度（token）",
+    "Settings left open": "没有填的设置",
+    "search for the best": "搜索最好的",
+    "take the framework's defaults": "用框架的默认值",
+    "A model of your own: its config.json": "您自己的模型：它的 config.json",
+    "The config.json of a Hugging Face model, chosen, dropped or pasted here. It stays in this browser: a link to the "
+    "job does not carry it.": (
+        "Hugging Face 模型的 config.json，在这里选取、拖入或粘贴。它只留在这个浏览器里：任务的链接不会带上它。"
+    ),
+    "{model}, a file of your own: it stays in this browser, and a link to this job does not carry it": (
+        "{model}，您自己的文件：它只留在这个浏览器里，任务的链接不会带上它"
+    ),
+    "The same shapes": "形状相同的模型",
+    "Micro batch": "微批次",
+    "Precision": "精度",
+    "Sharding": "分片",
+    "Optimizer in host memory": "优化器放在主机内存",
+    "Weights in host memory": "权重放在主机内存",
+    "Placement": "放置",
+    "all on the same GPUs": "共用全部显卡",
+    "What generates": "由谁生成",
+    "vLLM's share of the card": "vLLM 的显存占比",
+    "vLLM's tensor parallel": "vLLM 的张量并行",
+    "Responses for a prompt": "每条提示的回答数",
+    "vLLM sleeps": "vLLM 休眠",
+    "Reference model": "参考模型",
+    "Critic model": "critic 模型",
+    "runs": "运行",
+    "does not run": "不运行",
+    "every layer": "每一层",
+    "selective": "选择性",
+    "all tokens at once": "所有 token 一次算完",
+    "in chunks": "分块",
+    "fused": "融合",
+    "GPUs in a node": "每个节点的卡数",
+    "Searched: the simplest configuration that fits and is as fast as any. Defaults: the job as you state it.": (
+        "搜索：在放得下、并且不比任何别的配置慢的那些里，取最简单的。默认值：就按您所写的任务计算。"
+    ),
+    # what the fields mean, as the schema says
+    "What is trained: every weight, adapters beside frozen weights, or adapters beside 4-bit weights.": (
+        "训练什么：全部权重，冻结权重旁的适配器，或 4 位权重旁的适配器。"
+    ),
+    "Rank r of an adapter, a count.": "适配器的秩 r，一个数目。",
+    "What runs the job, optionally with its version: torch (plain PyTorch and Transformers, nothing hidden), openrlhf, "
+    "verl or trl, as in openrlhf==0.6. The newest known version when none is named.": (
+        "由什么运行任务，可带版本：torch（纯 PyTorch 和 Transformers，没有隐藏的东西）、openrlhf、verl 或 trl，"
+        "如 openrlhf==0.6。不写版本时为已知的最新版本。"
+    ),
+    "Length cap of a sequence, in tokens; RL tasks use prompt_len and response_len.": (
+        "一条序列的长度上限，以 token 计；强化学习任务用 prompt_len 和 response_len。"
+    ),
+    "Length cap of a prompt, in tokens, for RL tasks.": "强化学习任务中一条提示的长度上限，以 token 计。",
+    "Length cap of a response, in tokens, for RL tasks.": "强化学习任务中一个回答的长度上限，以 token 计。",
+    "Mean real length of a sequence, in tokens, where padding is removed or batches are packed; the cap when absent, "
+    "or what lengths say. With max_tokens_per_gpu a forward pass holds max_tokens_per_gpu / expected_len sequences of "
+    "it. Step times count sequences with it in any case.": (
+        "去掉填充或打包时，一条序列的平均实际长度，以 token 计；不填则为上限，或由 "
+        "lengths 决定。有 max_tokens_per_gpu 时，"
+        "一次前向有 max_tokens_per_gpu / expected_len 条这样的序列。一步的时间总是按它计算序列。"
+    ),
+    "Whether sequences are packed so that no padding is computed.": "是否把序列打包，使填充不参与计算。",
+    "Sequences (pairs for rm and dpo) in one optimizer step over all GPUs, a count.": (
+        "所有卡在一次优化器更新中的序列数（rm 和 dpo 为样本对数）。"
+    ),
+    "Sequences (pairs for rm and dpo) on one GPU in one forward pass, a count; not read where batches are dynamic.": (
+        "一张卡一次前向的序列数（rm 和 dpo 为样本对数）；动态批次时不用。"
+    ),
+    "Number formats of weights, gradients and optimizer states. bf16: all bf16. mixed: bf16 weights, fp32 master "
+    "weights and states (DeepSpeed, Megatron). fsdp-mixed: fp32 shards, bf16 compute. autocast: fp32 weights under "
+    "torch.autocast. fp16: as mixed under DeepSpeed, else as autocast, in fp16 and with a loss scaler, for cards "
+    "without bf16. fp32: all fp32.": (
+        "权重、梯度和优化器状态的数值格式。bf16：全部 bf16。mixed：bf16 权重，fp32 "
+        "主权重和状态（DeepSpeed、Megatron）。"
+        "fsdp-mixed：fp32 分片，bf16 计算。autocast：torch.autocast 下的 fp32 权重。fp16：在 DeepSpeed 下同 mixed，"
+        "否则同 autocast，但用 fp16 和损失缩放，用于没有 bf16 的卡。fp32：全部 fp32。"
+    ),
+    "The optimizer; none: nothing is trained.": "优化器；none：不训练任何东西。",
+    "How the data-parallel GPUs share weights, gradients and optimizer states.": (
+        "数据并行的各卡怎样分担权重、梯度和优化器状态。"
+    ),
+    "Whether optimizer states and master weights live in host memory.": "优化器状态和主权重是否放在主机内存。",
+    "Whether the weights live in host memory.": "权重是否放在主机内存。",
+    "Activation recomputation: none; full: every layer, from its input; selective: PyTorch's, which keeps attention "
+    "and every second matrix product of a layer (torchtitan's policy for operators).": (
+        "激活重计算：none 为不开；full 为每一层都从输入重算；selective 为 PyTorch 的选择性重计算，"
+        "保留注意力和每层中每两个矩阵乘积的一个（torchtitan 按算子的策略）。"
+    ),
+    "Attention kernel. flash: FlashAttention. sdpa: PyTorch's, without a padding mask. eager: the scores are written "
+    "out.": "注意力内核。flash：FlashAttention。sdpa：PyTorch 自带，不带填充掩码。eager：写出全部注意力分数。",
+    "How logits and cross entropy are computed: all tokens at once, in chunks, or fused so that logits are never "
+    "whole.": "logits 和交叉熵怎样计算：所有 token 一次算完，分块，或融合而从不产生完整的 logits。",
+    "GPUs that share each layer's matrices, a count.": "共同分担每层矩阵的卡数。",
+    "GPUs that share the tokens of a sequence, a count.": "共同分担一条序列的 token 的卡数。",
+    "Whether all roles share the same GPUs or each has its own.": "所有角色共用显卡，还是各用各的。",
+    "What generates: vLLM, Transformers' generate, or nothing in this job.": (
+        "由谁生成：vLLM、Transformers 的 generate，或这个任务中不生成。"
+    ),
+    "Share of the card that an engine may take, above 0 to 1, no unit.": (
+        "引擎可占用的显存比例，大于 0、不大于 1，无单位。"
+    ),
+    "GPUs that share one engine's model, a count.": "共同分担一个引擎的模型的卡数。",
+    "Responses for one prompt, a count.": "一条提示的回答数。",
+    "Whether an engine gives its memory back outside the rollout.": "引擎在 rollout 之外是否交还显存。",
+    "The frozen model that dpo and RL compare with; none: its log-probabilities are computed beforehand.": (
+        "dpo 和强化学习用来比较的冻结模型；none：预先算好它的对数概率。"
+    ),
+    "The value model of ppo.": "ppo 的价值模型。",
+    "The reward model of RL; none: it runs elsewhere.": "强化学习的奖励模型；none：在别处运行。",
+    "GPUs in one node, a count; a job of more GPUs fills whole nodes.": "一个节点的卡数；更多卡的任务占满整数个节点。",
+    "Host memory of a node that the job may use, GB (10^9 bytes). Where it is left open: the share of the node in the "
+    "catalog that the job's GPUs have, or twice the GPUs' memory where the catalog knows none.": (
+        "任务在一个节点上可用的主机内存，GB（10^9 字节）。不填时：目录中该节点的内存按任务所用卡数的份额；"
+        "目录中没有这样的节点时，为显存的两倍。"
+    ),
+    # the filters of heatmaps
+    "Filter": "筛选",
+    "Vendor": "厂商",
+    "Card's memory": "显存容量",
+    "Family": "模型系列",
+    "models": "个模型",
+    "cards": "种显卡",
     "Method": "方法",
     "full if it fits, else LoRA, else QLoRA": "能全量就全量，否则 LoRA，再否则 QLoRA",
     "Sequences or pairs a step": "每步的序列数或样本对数",
@@ -824,13 +991,28 @@ CALCULATOR = {
     "more than 99 %": "99 % 以上",
     "less than 1 %": "不到 1 %",
     "{size} at the most, of {host*}": "最多 {size}，共有{host}",
-    "{rate#} tokens a second over the whole job, one step in {time} s, most of it {term}": (
+    "{rate#} tokens a second over the whole job, one step in {time} s, most of it {term*}": (
         "整个任务每秒 {rate} 个 token，一步 {time} 秒，主要花在{term}上"
     ),
-    "{rate#} tokens a second over the whole job, one step in {time} s, most of it {term}, if it fitted": (
+    "{rate#} tokens a second over the whole job, one step in {time} s, most of it {term*}, if it fitted": (
         "假如放得下，整个任务每秒 {rate} 个 token，一步 {time} 秒，主要花在{term}上"
     ),
     "More": "更多",
+    "Compare with other jobs": "与其他任务比较",
+    "It takes": "规模",
+    "a step": "一步",
+    "an iteration": "一次迭代",
+    "{n#} responses for {prompts#} prompts": "{prompts} 条提示的 {n} 个回答",
+    "{n#} response for {prompts#} prompts": "{prompts} 条提示的 {n} 个回答",
+    "each GPU takes {share#} of them in {n#} forwards": "每张卡分到 {share} 个，用 {n} 次前向",
+    "each GPU takes {share#} of them in {n#} forward": "每张卡分到 {share} 个，用 {n} 次前向",
+    "each {gpus#} GPUs takes {share#} of them in {n#} forwards": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
+    "each {gpus#} GPUs takes {share#} of them in {n#} forward": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
+    "Why {method}": "为什么用{method}",
+    "{method} comes first, and {lack} where it is closest: {settings*}": (
+        "{method}本应优先，但最接近的配置{lack}：{settings}"
+    ),
+    "{size} needed of {host*}": "需要 {size}，共有{host}",
     "{task*} recipes": "{task}配方",
     "The smallest machine that runs it: {n#} of the catalog are too small.": "能跑的最小的机器：目录中有 {n} 种太小。",
     "command": "命令",
@@ -853,10 +1035,13 @@ SCRIPTS = {
     "calc. The browser's console says what happened, for whoever mends it.": (
         "计算器自身出错，答不了这个问题：请改一个字段再试，或用 python -m calc。浏览器控制台记有详情，供修复者查看。"
     ),
-    "The calculator works on the site, not from a folder; the tables below work everywhere.": (
-        "计算器只能在网站上使用，不能从文件夹打开；下面的表格到处都能用。"
+    "The calculator works on the site, not from a folder; the tables of the pages work everywhere.": (
+        "计算器只能在网站上使用，不能从文件夹打开；各页的表格到处都能用。"
     ),
     "Stopped.": "已停止。",
+    "Back to the comparison, with this job": "带着这个任务回到比较",
+    "Also in this job:": "此任务还有：",
+    "Leave out {field}": "去掉 {field}",
     "Copied": "已复制",
     "Not allowed here": "此处不允许",
     "Not copied": "未能复制",
@@ -977,6 +1162,29 @@ REFUSALS = {
     "{line?}: other fields may follow from it": "{line}：其他字段可能由它决定",
     "nothing": "空",
     "nothing given": "没有给定",
+    "{place@}: given {given!} on {n} GPUs, allowed for a command of {framework!}: {allowed?}": (
+        "{place}：在 {n} 张卡上给定 {given}，{framework} 的命令允许：{allowed}"
+    ),
+    "{place@}: given {given!} without Ray, allowed: {allowed?}": "{place}：没有 Ray 时给定 {given}，允许：{allowed}",
+    "{place@}: given counts and more, allowed: {allowed?}": "{place}：除 counts 外还给了别的，允许：{allowed}",
+    "{place@}: given {given!} with method {method!}, allowed for a command of {framework!}: {allowed?}": (
+        "{place}：在 method {method} 下给定 {given}，{framework} 的命令允许：{allowed}"
+    ),
+    "with DeepSpeed, or bf16, fp32": "在 DeepSpeed 下，或用 bf16、fp32",
+    "one of them": "只给其中一个",
+    "for tasks without a rollout; {task} has expected_len": "用于没有 rollout 的任务；{task} 用 expected_len",
+    "a list of names": "名称的列表",
+    "products of attention, with or without all three of the MLP": "注意力的各个乘积，可加上 MLP 的全部三个",
+    "on one": "一张卡",
+    "own; modelled for {tasks!}": "own；只模拟了 {tasks}",
+    "chunked, as its configurations": "chunked，与它的配置一致",
+    "mean and longest, or counts": "mean 和 longest，或 counts",
+    "counts alone, or mean and longest": "只给 counts，或者 mean 和 longest",
+    "bf16, or mixed with DeepSpeed; a frozen base is loaded in 16 bits": (
+        "bf16，或在 DeepSpeed 下用 mixed；冻结的基座以 16 位加载"
+    ),
+    "{place@}: given {given!}, {name!}; allowed: {allowed?}": "{place}：给定 {given}，即 {name}；允许：{allowed}",
+    "a path to its config.json, or another model": "它的 config.json 的路径，或别的模型",
     # what is allowed
     "a mapping of fields": "字段的映射",
     "a mapping of fields, or a list of them": "字段的映射，或其列表",

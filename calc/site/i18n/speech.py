@@ -40,6 +40,9 @@ KEPT = r"<(script|style|textarea|pre)\b.*?</\1>|<p translate=\"no\">.*?</p>"  # 
 TAG = r"</?(?:a|abbr|b|cite|code|em|i|q|s|small|span|strong)\b[^<>]*>"
 INLINE = re.compile(rf"<(code|q|cite)\b.*?</\1>|{TAG}", re.S)  # within a line; code and quotations are no messages
 BLOCK = re.compile(rf"{KEPT}|(?!{TAG})</?[a-z][^<>]*>", re.S)  # between lines
+BROKEN = re.compile(r"<text [^<>]*>((?:<tspan [^<>]*>[^<>]*</tspan>){2,})</text>")  # a sentence of a drawing, in lines
+LINE = re.compile("(<tspan [^<>]*>)([^<>]*)(</tspan>)")
+PIECE = re.compile(r"[A-Za-z0-9.%-]+ ?|.")  # what a line is not broken within
 NAMED = re.compile(r'(\s(?:alt|aria-label|placeholder|title)=")([^"]+)(?=")')
 # Inline markup within a line, a character for each: elements that are no messages, and tags.
 FIRST_WHOLE, FIRST_TAG = 0xE000, 0xF000
@@ -143,11 +146,27 @@ def speak(html: str, language: str) -> str:
     """HTML with its lines, and the names and hints in its tags, in a language."""
     if language not in CATALOGUES:
         return html
+    html = BROKEN.sub(lambda found: found[0].replace(found[1], _rebroken(found[1], language)), html)
     made, end = [], 0
     for found in BLOCK.finditer(html):
         made += [_line(html[end : found.start()], language), _named(found[0], language)]
         end = found.end()
     return "".join(made) + _line(html[end:], language)
+
+
+def _rebroken(markup: str, language: str) -> str:
+    """A sentence that stands in lines, in a language and in as many lines, which are equally long."""
+    lines = LINE.findall(markup)
+    text = " ".join(unescape(words) for _, words, _ in lines)
+    if (said := say(text, language)) == text:
+        return markup
+    parts, at, longest = [""] * len(lines), 0, len(said) / len(lines)
+    for piece in PIECE.findall(said):
+        at += at < len(lines) - 1 and len(parts[at]) + len(piece) / 2 >= longest
+        parts[at] += piece
+    return "".join(
+        f"{start}{escape(part, quote=False)}{end}" for (start, _, end), part in zip(lines, parts, strict=True)
+    )
 
 
 def _named(markup: str, language: str) -> str:

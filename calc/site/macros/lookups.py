@@ -13,8 +13,10 @@ from calc.site.text.inline import inline
 from calc.site.views.accuracy import accuracy, measured, odds, peers, rates, reports, scatter
 from calc.site.views.advice import advised
 from calc.site.views.catalog import reference, sheets
-from calc.site.views.fit import heat, lookup
+from calc.site.views.fit import glance, heat, lookup
 from calc.site.views.jobs import curves, speed
+
+LEAST = 0.001  # smaller errors are said to be under it
 
 
 class Lookups(Bound):
@@ -30,6 +32,19 @@ class Lookups(Bound):
         """Links to the what-fits heatmaps, task by task."""
         return self._worded(heat.switch(self._current().url.removesuffix(".html"), self._root))
 
+    def fits_filters(self) -> str:
+        """The form that filters the page's heatmaps."""
+        return self._worded(heat.filters(self._root))
+
+    def gpu_glance(self, gpu: str) -> str:
+        """The models that fit on one kind of GPU, as a picture."""
+        return self._place(glance.on_gpu(answers.catalog().gpu(gpu), self._root))
+
+    def model_glance(self, model: str) -> str:
+        """The kinds of GPU on which a model fits, in words and as a picture."""
+        found = answers.catalog().model(model)
+        return f"{glance.summary(found)}\n\n{self._place(glance.of_model(found, self._root))}"
+
     def fits_table(self, gpu: str, task: str) -> str:
         """All models on one kind of GPU."""
         return self._place(lookup.on_gpu(answers.catalog().gpu(gpu), task, self._root))
@@ -41,6 +56,10 @@ class Lookups(Bound):
     def advice_table(self, gpu: str, task: str) -> str:
         """Recommendations for one kind of GPU and one task."""
         return self._place(advised.on_gpu(answers.catalog().gpu(gpu), task, self._root))
+
+    def count_choice(self) -> str:
+        """The choice of a number of GPUs for the tables of recommendations below it."""
+        return advised.choice()
 
     def machines_table(self, model: str) -> str:
         """The smallest machine for each task, and the configuration to run there."""
@@ -100,13 +119,21 @@ class Lookups(Bound):
         """Every field of a scenario, from its schema."""
         return self._place(reference.fields())
 
+    def trainers_table(self) -> str:
+        """What each trainer fills in where a job leaves a setting open."""
+        return self._place(reference.trainers())
+
     # --- how wrong it all is
 
     def accuracy(self, what: str) -> str:
         """An accuracy figure: `count`, or an error in per cent: `median`, `mean`, `p95`, `worst`."""
         every = accuracy.overall()
-        value = getattr(every, what) if every else 0
-        shown = str(value) if what == "count" else f"{100 * value:.3f} %" if every else tables.NOT_PUBLISHED
+        if not every:
+            return self._say(f"accuracy({what})", "0" if what == "count" else tables.NOT_PUBLISHED)
+        value = getattr(every, what)
+        shown = (
+            str(value) if what == "count" else f"{100 * value:.1f} %" if value >= LEAST else f"under {100 * LEAST} %"
+        )
         return self._say(f"accuracy({what})", shown)
 
     def accuracy_table(self) -> str:

@@ -16,21 +16,21 @@ from typing import Any
 
 import yaml
 
-from calc.answers import answers
+from calc.answers import answers, words
 from calc.answers.words import refusal
 from calc.base.schema import closest
 from calc.base.units import GiB, gb, gib
 from calc.estimate.verdict import FITS
 from calc.memory.optimizer import Optimizer
 from calc.models.architecture import Architecture, Head, parameters
-from calc.models.families import FAMILIES, NESTED
+from calc.models.families import ALIKE, FAMILIES, NESTED
 from calc.models.lora import lora_parameters
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.trades import SENSIBLE
 from calc.scenario.scenario import ScenarioError
-from calc.site.calculator import picker
+from calc.site.calculator import comparison, pasting, picker
 from calc.site.calculator.calculator import Place
-from calc.site.formats import published
+from calc.site.formats import cite, published
 from calc.site.i18n import languages
 from calc.site.macros import formulas, notices
 from calc.site.macros.bound import PageError, Record, Spoken, View
@@ -40,7 +40,7 @@ from calc.site.tables import charts, tables
 from calc.site.text.inline import inline
 from calc.site.views.advice import commands, minimal, recipes
 from calc.site.views.catalog import changelog, reference, sheets
-from calc.site.views.jobs import curves, hosts, ledgers, roles, speed
+from calc.site.views.jobs import course, curves, hosts, layouts, ledgers, placements, roles, shares, speed
 from calc.throughput.work import Passes
 
 
@@ -138,13 +138,14 @@ class Macros(Effects, Lookups):
 
     def families(self) -> str:
         """The families whose `config.json` works as a model, by their `model_type`."""
-        return ", ".join(f"`{name}`" for name in sorted((*FAMILIES, *NESTED)))
+        return ", ".join(f"`{name}`" for name in sorted((*FAMILIES, *ALIKE, *NESTED)))
 
     # --- tables of jobs
 
     def phases_table(self, job: str, id: str, caption: str = "") -> str:
         """A job's memory, phase by phase."""
-        return self._place(ledgers.phases(self._ask(job), id, caption or f"{self._label(job)}: memory by phase"))
+        answer = self._ask(job)
+        return self._place(ledgers.phases(answer, id, caption or f"{self._label(job)}: {ledgers.headline(answer)}"))
 
     def curve(self, job: str, id: str, caption: str, over: str = "seq_len", values: Sequence[int] = ()) -> str:
         """A job's memory against its sequence length (`seq_len`, `response_len`) or its number of `gpus`."""
@@ -167,6 +168,24 @@ class Macros(Effects, Lookups):
         """Memory during loading, moment by moment."""
         return self._place(ledgers.timeline(self._ask(job), id, caption or f"{self._label(job)}: loading"))
 
+    def course(self, job: str, id: str, caption: str) -> str:
+        """A job from loading to the end of a step, instant by instant."""
+        return self._place(course.course(self._ask(job), id, caption))
+
+    def placements(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """The roles of each job on their GPUs, filled to the peak of each group."""
+        return self._place(placements.placements({self._label(job): self._ask(job) for job in jobs}, id, caption))
+
+    def shares(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """Weights, gradients and states on each rank of each job."""
+        asked = {self._label(job): self._ask(job) for job in jobs}
+        return self._place(self._or_fault(id, lambda: shares.shares(asked, id, caption)))
+
+    def layouts(self, model: str, gpus: int, tensor: int, id: str, caption: str) -> str:
+        """A model spread over `gpus` in each way that there is, the last with stages whose layers `tensor` share."""
+        found = answers.catalog().model(model)
+        return self._place(self._or_fault(id, lambda: layouts.table(found, gpus, tensor, id, caption)))
+
     def kv_table(self, jobs: Sequence[str], id: str, caption: str) -> str:
         """The capacity of each job's KV cache."""
         asked = {self._label(job): self._ask(job) for job in jobs}
@@ -175,6 +194,10 @@ class Macros(Effects, Lookups):
     def compare(self, jobs: Sequence[str], id: str, caption: str) -> str:
         """Jobs side by side, with a source's reports about them if the page quotes any."""
         return self._place(ledgers.compare(*self._labelled(jobs, id, caption)))
+
+    def bars(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """The peak of each job as a bar, stacked by component."""
+        return self._place(ledgers.bars({self._label(job): self._ask(job) for job in jobs}, id, caption))
 
     def remedies(self, base: str, jobs: Sequence[str], id: str, caption: str) -> str:
         """The effect of each change to `base`, one row per job."""
@@ -211,6 +234,13 @@ class Macros(Effects, Lookups):
         pictures = [commands.folded(self._said(table.caption), self._place(table)) if table else "" for table in tables]
         shown = [commands.command(self._recipe(job), self._said) for job in jobs]
         return "\n\n".join(part for both in zip(shown, pictures, strict=True) for part in both)
+
+    def recipe_course(self, job: str, id: str, caption: str) -> str:
+        """The recommended configuration for a job from loading to the end of a step, instant by instant."""
+        best = self._recipe(job).answer.recommended
+        if best is None:
+            raise PageError(f"recipe {job}: nothing is recommended, so there is nothing to draw")
+        return self._place(course.course(words.answered(best.judged), id, caption))
 
     def recipes_matrix(self, jobs: Sequence[Sequence[str]], id: str, caption: str) -> str:
         """Recommendations, one row of jobs per task, one column per machine."""
@@ -250,6 +280,15 @@ class Macros(Effects, Lookups):
     def calculator(self, job: str) -> str:
         """The calculator, with the answer to its first job."""
         return self._worded(picker.show(self._recipe(job), Place(self._root, self._place)))
+
+    def comparison(self, jobs: Sequence[str], id: str, caption: str) -> str:
+        """Jobs side by side, and the form to compare others."""
+        found = [self._recipe(job) for job in jobs]
+        return comparison.show(found, id, caption, Place(self._root, self._place))
+
+    def diagnosis(self, job: str) -> str:
+        """The door for a job that died, with a job's command and log as the worked example."""
+        return self._worded(pasting.show(self._ask(job), Place(self._root, self._place)))
 
     # --- how fast it runs
 
@@ -331,6 +370,12 @@ class Macros(Effects, Lookups):
     def third_parties(self) -> str:
         """The third-party software that the site redistributes."""
         return notices.table()
+
+    def clone(self) -> str:
+        """The commands that fetch the project and set it up, as a block of code."""
+        address = cite.repository()
+        where = "" if address else "  # ADDRESS: of this project's repository"
+        return f"```sh\ngit clone {address or 'ADDRESS'} headroom{where}\ncd headroom\nmake site\n```"
 
     def versions(self) -> str:
         """The versions of catalog and calc behind this build."""

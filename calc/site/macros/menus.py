@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from html import escape
 
-from calc.site.formats import cite
+from calc.site.formats import cite, published
 from calc.site.tables.tables import Table
 from calc.site.views.accuracy import odds
 
 # File extensions, with the names that a reader knows.
-FILES = {"csv": "CSV", "json": "JSON", "xlsx": "XLSX", "md": "Markdown", "tex": "LaTeX"}
+FILES = {
+    "csv": "CSV", "json": "JSON", "xlsx": "XLSX", "md": "Markdown", "tex": "LaTeX", "svg": "SVG", "png": "PNG",
+}  # fmt: skip
 
 
 def footer(table: Table, page: str, root: str) -> str:
@@ -33,7 +35,10 @@ def _far_off(table: Table, root: str) -> str:
 
 
 def _take(table: Table, root: str) -> str:
-    files = " ".join(f'<a href="{root}data/tables/{table.id}.{end}" download>{name}</a>' for end, name in FILES.items())
+    offered = {end: name for end, name in FILES.items() if end in published.kinds(table)}
+    files = " ".join(
+        f'<a href="{root}data/tables/{table.id}.{end}" download>{name}</a>' for end, name in offered.items()
+    )
     note = " The JSON has the job and the lines behind each cell." if table.worked else ""
     return f'<details class="take" name="{table.id}"><summary>Download</summary><p>{files}{note}</p></details>'
 
@@ -43,7 +48,8 @@ def _cite(table: Table, page: str) -> str:
     there = escape(address) if "://" in address else f"#{table.id}"
     bibtex = escape(cite.bibtex(table, address)).replace("\n", "&#10;")
     return (
-        f'<details class="cite" name="{table.id}"><summary>Cite</summary>'
-        f'<p translate="no">{escape(cite.line(table, address))}</p><pre tabindex="0" aria-label="BibTeX">{bibtex}</pre>'
-        f'<p><a href="{there}">Permalink to this version</a></p></details>'
+        f'<details class="cite" name="{table.id}"{cite.relative(address)}><summary>Cite</summary>'
+        f'<p translate="no">{escape(cite.line(table, address))}</p>'
+        f'<pre tabindex="0" aria-label="BibTeX">{bibtex}</pre>'
+        f'<p><span>Permalink to this version</span> <a href="{there}">{escape(address)}</a></p></details>'
     )

@@ -43,7 +43,8 @@ from calc.site.text.sources import front
 
 DOCS = ROOT / "docs"
 CODE = ("calc", "hardware", "models", "measurements")  # sources of the numbers
-CALCULATOR, DATA, SEARCH = "assets/calculator/", "data/", "search/search_index.json"
+EMPTY = '{"config":{"lang":["en"],"separator":"\\\\s+","pipeline":[],"fields":{"title":{}}},"docs":[]}'  # of a search
+CALCULATOR, DATA, SEARCH = "assets/calculator/", "data/", "search/"
 TITLE = re.compile(r"^# +(.*?)(?: +\{.*\})?$", re.M)
 log = logging.getLogger("mkdocs.preview")
 
@@ -206,8 +207,8 @@ class Preview(LiveReloadServer):
             self._export(path.removeprefix(DATA))
         elif path.startswith(CALCULATOR):
             _fresh("site.calculator.browser_engine").write(self.out / CALCULATOR)
-        elif path == SEARCH:
-            self._search()
+        elif path.startswith(SEARCH):
+            self._search(path)
         else:
             edition = self._edition(path)
             if found := edition.places.get(path):
@@ -227,13 +228,14 @@ class Preview(LiveReloadServer):
                 made = {f"tables/{name.stem}.{kind}": content for kind, content in twins.items()}
         exports.add(self.out / DATA, made)
 
-    def _search(self) -> None:
-        target, last = self.out / SEARCH, ROOT / "site" / SEARCH
+    def _search(self, path: str) -> None:
+        """Copies a file of the search index from the last site; without one, nothing is found."""
+        target, last = self.out / path, ROOT / "site" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if last.is_file():
             shutil.copyfile(last, target)
         else:
-            target.write_text('{"config":{"lang":["en"],"separator":"\\\\s+","pipeline":[]},"docs":[]}', "utf-8")
+            target.write_text(EMPTY, "utf-8")
 
 
 FAULT = "<!doctype html><html lang=en><title>Fault</title><body><h1>This page cannot be made</h1><pre>{}</pre></body>"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import accumulate
+from typing import NamedTuple
 
 from calc.base.units import GiB
+from calc.site.tables import pictures
+from calc.site.tables.pictures import Key
 
 # The order of the stack and of the legend, and with it the colour (docs/assets/extra.css). One colour everywhere.
 COMPONENTS = {
@@ -54,32 +56,58 @@ def place(share: float) -> str:
     return " ".join(f"p{digit}" for digit in digits if digit)
 
 
-def bar(parts: Mapping[str, int], scale: int, limit: int | None) -> str:
-    """One stacked bar with its sum at the end; `scale` bytes are the full width, `limit` is what must not be crossed.
+class Bar(NamedTuple):
+    """A stacked bar: bytes by component; `scale` bytes are the full width, `limit` is what must not be crossed."""
 
-    The part beyond the limit is hatched, and stated in words.
-    """
-    stacked = [(component, parts[component]) for component in ordered([c for c, n in parts.items() if n > 0])]
-    ends = [round(1000 * n / scale) for n in accumulate(n for _, n in stacked)]
+    parts: Mapping[str, int]
+    scale: int
+    limit: int | None
+
+    @property
+    def stacked(self) -> list[tuple[str, int]]:
+        """The components that take anything, in stacking order, with their bytes."""
+        return [
+            (component, self.parts[component]) for component in ordered([c for c, n in self.parts.items() if n > 0])
+        ]
+
+    @property
+    def total(self) -> int:
+        """The bytes of all components."""
+        return sum(self.parts.values())
+
+    @property
+    def beyond(self) -> int:
+        """The bytes that lie beyond the limit; 0 or less where it is not crossed."""
+        return self.total - self.limit if self.limit is not None else 0
+
+    @property
+    def words(self) -> str:
+        """The sum in GiB, and what of it lies beyond the limit."""
+        return f"{self.total / GiB:,.1f}" + (f", {self.beyond / GiB:,.1f} over" if self.beyond > 0 else "")
+
+
+def bar(b: Bar) -> str:
+    """One stacked bar; the part beyond the limit is hatched. Its sum, and what is free or over, stand right of both."""
+    ends = [round(1000 * n / b.scale) for n in accumulate(n for _, n in b.stacked)]
     spans = "".join(
         f'<span class="c-{component} {place((end - start) / 1000)}"></span>'
-        for (component, _), start, end in zip(stacked, [0, *ends], ends, strict=False)
+        for (component, _), start, end in zip(b.stacked, [0, *ends], ends, strict=False)
     )
-    total = sum(parts.values())
-    beyond = total - limit if limit is not None else 0
-    line = f'<i class="{place(limit / scale)}"></i>' if limit is not None else ""
-    if limit is not None and beyond > 0:
-        hatched = f'<span class="{place(beyond / (scale - limit))}"></span>'  # share of what lies right of the limit
-        line += f'<s class="{place(limit / scale)}">{hatched}</s>'
-    words = f"{total / GiB:,.1f}" + (f", {beyond / GiB:,.1f} over" if beyond > 0 else "")
-    sum_of = f'<em class="{place(total / scale)}">{words}</em>'
-    return f'<span class="stack{" over" if beyond > 0 else ""}">{spans}{line}{sum_of}</span>'
+    line = f'<i class="{place(b.limit / b.scale)}"></i>' if b.limit is not None else ""
+    if b.limit is not None and b.beyond > 0:
+        # share of what lies right of the limit
+        hatched = f'<span class="{place(b.beyond / (b.scale - b.limit))}"></span>'
+        line += f'<s class="{place(b.limit / b.scale)}">{hatched}</s>'
+    against = "" if b.limit is None else f", {abs(b.beyond) / GiB:,.1f} {'over' if b.beyond > 0 else 'free'}"
+    sum_of = f'<em class="{place(max(b.total, b.limit or 0) / b.scale)}">{b.total / GiB:,.1f}{against}</em>'
+    return f'<span class="stack{" over" if b.beyond > 0 else ""}">{spans}{line}{sum_of}</span>'
+
+
+def keys(components: Sequence[str], limit: str) -> tuple[Key, ...]:
+    """The key to the colours, and to the limit's line."""
+    return (*(Key(f"c-{c}", name(c)) for c in ordered(components)), Key("limit", limit))
 
 
 def legend(components: Sequence[str], limit: str) -> str:
-    """The key to the colours, and to the limit's line."""
-    keys = "".join(
-        f'<li><span class="swatch c-{c}" aria-hidden="true"></span>{escape(name(c))}</li>' for c in ordered(components)
-    )
-    line = f'<li><span class="swatch limit" aria-hidden="true"></span>{escape(limit)}</li>'
-    return f'<ul class="legend">{keys}{line}</ul>'
+    """The key as HTML."""
+    return pictures.legend(keys(components, limit))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from itertools import pairwise
 from math import log2
 from typing import NamedTuple
 
 from calc.base.units import GiB
 from calc.site.tables import charts
+from calc.site.tables.pictures import LETTER, LINE, Picture, text
 from calc.site.tables.tables import WORDS
 
 # the drawing in its own units, small enough that a phone shows its text at a readable size
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BELOW = 420, 330, 40, 28, 10, 42
 FIELD, DEEP = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BELOW
-LINE, LETTER = 14, 7.2  # the height of a line of text, and the width of a letter
 # The words for a verdict, longest first, each with the width that it needs: narrow bands get the shorter ones.
 SAID = {
     "fits": ((WORDS["fits"], 30),),
@@ -75,18 +74,18 @@ class Plot(NamedTuple):
         return LEFT + free + (FIELD - 2 * free) * log2(at / first) / max(log2(last / first), 1e-9)
 
 
-def svg(p: Plot) -> str:
-    """The plot as SVG."""
+def picture(p: Plot) -> Picture:
+    """The plot as a drawing."""
     components = charts.ordered([c for point in p.points for c, n in point.parts.items() if n])
     shapes = _columns(p, components) if p.steps else _areas(p, components)
     hatch = f"{p.id}-hatch"
-    return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(p.words)}">'
+    body = (
         f'<pattern id="{hatch}" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         f'<path class="hatch" d="M0 0V7"/></pattern>{"".join(_bands(p, hatch))}{"".join(_grid(p))}{"".join(shapes)}'
         f"{_limit(p)}{''.join(_numbers(p))}"
-        f"{_text(LEFT + FIELD / 2, HEIGHT - 4, p.axis, 'middle')}{_text(4, TOP - 10, 'GiB', 'start')}</svg>"
+        f"{text(LEFT + FIELD / 2, HEIGHT - 4, p.axis, 'middle')}{text(4, TOP - 10, 'GiB')}"
     )
+    return Picture(WIDTH, HEIGHT, body, p.words, charts.keys(components, "what a process can use"))
 
 
 def _bands(p: Plot, hatch: str) -> Iterator[str]:
@@ -98,7 +97,7 @@ def _bands(p: Plot, hatch: str) -> Iterator[str]:
         if band.verdict == "oom":
             yield f'<rect fill="url(#{hatch})" x="{left:.1f}" y="{TOP}" width="{room:.1f}" height="{DEEP}"/>'
         for word in [word for word, needed in SAID[band.verdict] if room >= needed][:1]:
-            yield _text(middle, TOP - 10, word, "middle", f"word {band.verdict}")
+            yield text(middle, TOP - 10, word, "middle", f"word {band.verdict}")
 
 
 def _ends(p: Plot, band: Band) -> tuple[float, float]:
@@ -108,15 +107,19 @@ def _ends(p: Plot, band: Band) -> tuple[float, float]:
     return left, right
 
 
+def tick(top: float) -> int:
+    """The distance between the marks of an axis that ends at `top`."""
+    return next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if top / s <= 6)
+
+
 def _grid(p: Plot) -> Iterator[str]:
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if p.top / s <= 6)
-    for gib in range(0, int(p.top) + 1, step):
+    for gib in range(0, int(p.top) + 1, tick(p.top)):
         y = p.y(gib * GiB)
         yield f'<path class="grid" d="M{LEFT} {y:.1f}h{FIELD}"/>'
-        yield _text(LEFT - 5, y + 4, f"{gib:,}", "end")
+        yield text(LEFT - 5, y + 4, f"{gib:,}", "end")
     for point in p.points:
         x = p.x(point.at)
-        yield _text(x, TOP + DEEP + 16, _short(point.at), _anchor(x, 12))
+        yield text(x, TOP + DEEP + 16, _short(point.at), _anchor(x, 12))
 
 
 def _short(n: int) -> str:
@@ -125,8 +128,8 @@ def _short(n: int) -> str:
 
 
 def _anchor(x: float, room: float) -> str:
-    """The text anchor: middle, but at the right edge the end, so that text stays within the drawing."""
-    return "end" if x > LEFT + FIELD - room else "middle"
+    """The text anchor: middle, but the start or the end at an edge, so that text stays within the field."""
+    return "end" if x > LEFT + FIELD - room else "start" if x < LEFT + room else "middle"
 
 
 def _areas(p: Plot, components: Sequence[str]) -> Iterator[str]:
@@ -174,7 +177,7 @@ def _limit(p: Plot) -> str:
     """The card's limit; its number is where there is most room: curves rise to the right, columns to the left."""
     y = p.y(p.limit)
     x, anchor = (LEFT + FIELD - 5, "end") if p.steps else (LEFT + 5, "start")
-    words = _text(x, y - 4, f"{p.limit / GiB:.1f} usable", anchor, "name")
+    words = text(x, y - 4, f"{p.limit / GiB:.1f} usable", anchor, "name")
     return f'<path class="limit" d="M{LEFT} {y:.1f}h{FIELD}"/>{words}'
 
 
@@ -184,8 +187,4 @@ def _numbers(p: Plot) -> Iterator[str]:
         x, y = p.x(point.at), p.y(point.bytes)
         if not p.steps:
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>'
-        yield _text(x, y - 6, f"{point.bytes / GiB:,.1f}", _anchor(x, 14), "name total")
-
-
-def _text(x: float, y: float, words: str, anchor: str, style: str = "axis") -> str:
-    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+        yield text(x, y - 6, f"{point.bytes / GiB:,.1f}", _anchor(x, 14), "name total")

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from calc.answers.words import CANNOT
 from calc.answers.workings import Book, Working, spelled
-from calc.site.tables import charts
+from calc.site.tables import charts, pictures
+from calc.site.tables.charts import Bar
+from calc.site.tables.pictures import Picture
 
 Value = str | int | float | bool | None
 
@@ -23,6 +25,8 @@ LONG = 90  # characters; such a cell gets a wider column
 VERDICT_PARTS = ("verdict", "peak", "with")
 TAG = re.compile(r"<[^>]*>")
 WORDS = {"fits": "fits", "tight": "tight", "oom": "out of memory"}
+# Shows the columns that stand behind, by the style sheet alone.
+NUMBERS = '<label class="numbers"><input type="checkbox" autocomplete="off"> Numbers</label>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,8 @@ class Column:
     """A column: its key, title, unit and kind.
 
     `kind` is `text`, `number`, `verdict` (a word, a peak in `unit`, the configuration that reaches it) or `bar` (a
-    picture of other columns, which no export repeats). Numbers show `digits` decimals, and export the same.
+    picture of other columns, which no export repeats). Numbers show `digits` decimals, and export the same. A column
+    that stands `behind` is out of sight until the reader asks for the numbers. `data`: what scripts need to know of it.
     """
 
     key: str
@@ -39,6 +44,8 @@ class Column:
     kind: str = "text"
     digits: int = 0
     hint: str = ""
+    behind: bool = False
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def heading(self) -> str:
@@ -60,7 +67,10 @@ class Column:
 
 
 class Cell(NamedTuple):
-    """A value and its origin: exact bytes, the scenario that `calc` was asked, the lines of its ledger."""
+    """A value and its origin: exact bytes, the scenario that `calc` was asked, the lines of its ledger; or a bar.
+
+    `data`: what scripts need to know of it, or, in the first column, of its row.
+    """
 
     value: Value | tuple[Value, ...] = None
     html: str = ""
@@ -68,6 +78,8 @@ class Cell(NamedTuple):
     scenario: Mapping[str, Any] | None = None
     style: str = ""
     working: Working | None = None
+    data: Mapping[str, str] | None = None
+    bar: Bar | None = None
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -77,7 +89,11 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Caption, columns, rows, and the assumptions behind the numbers in one line. A published `id` never changes."""
+    """Caption, columns, rows, and the assumptions behind the numbers in one line. A published `id` never changes.
+
+    A chart is a table with a `picture` of what its rows hold; one whose cells have bars is drawn by them.
+    `data`: what scripts need to know of the whole.
+    """
 
     id: str
     caption: str
@@ -87,7 +103,9 @@ class Table:
     note: str = ""
     legend: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    folded: str = ""  # the words that open the table, if a drawing above it shows the same
+    folded: str = ""  # the words that open the table, if it is not to stand open
+    picture: Picture | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def worked(self) -> bool:
@@ -127,14 +145,17 @@ def text(column: Column, value: Value) -> str:
 
 
 def shown(column: Column, cell: Cell) -> str:
-    """A cell's text as the page shows it; if the page shows more than the value, that of the value alone."""
+    """A cell's text as the page shows it; if the page shows more than a value, that of the value alone.
+
+    Nothing, and none, are no such value: the page says in words what they mean.
+    """
     if column.kind == "verdict":
         word, peak, how = cell.values
         if word is None:
             return str(how or CANNOT)
         return " ".join([WORDS[str(word)], text(column, peak), *([str(how)] if how else [])])
     value = cell.values[0]
-    return unescape(TAG.sub("", cell.html)) if value is None and cell.html else text(column, value)
+    return unescape(TAG.sub("", cell.html)) if value in (None, 0) and cell.html else text(column, value)
 
 
 def field_name(name: str, unit: str) -> str:
@@ -149,8 +170,8 @@ def verdict_html(verdict: str, label: str | None = None) -> str:
 
 def _cell_html(column: Column, cell: Cell, first: bool) -> str:
     if column.kind == "bar":
-        return f'<td class="bar" aria-hidden="true">{cell.html}</td>'
-    classes = [cell.style] if cell.style else []
+        return f'<td class="bar" aria-hidden="true">{charts.bar(cell.bar) if cell.bar else ""}</td>'
+    classes = ([cell.style] if cell.style else []) + (["behind"] if column.behind else [])
     if column.kind == "verdict":
         word, peak, how = cell.values
         if word is None:
@@ -166,7 +187,7 @@ def _cell_html(column: Column, cell: Cell, first: bool) -> str:
         classes += ["number"] if column.kind == "number" and not missing else []
         classes += ["empty"] if missing else []
         classes += ["long"] if len(shown) > LONG and not first else []
-    attribute = f' class="{" ".join(classes)}"' if classes else ""
+    attribute = (f' class="{" ".join(classes)}"' if classes else "") + _data(cell.data or {})
     return f'<th scope="row"{attribute}>{inner}</th>' if first else f"<td{attribute}>{inner}</td>"
 
 
@@ -183,7 +204,7 @@ def place(table: Table) -> str:
 def to_html(table: Table, footer: str = "") -> str:
     """The table's figure, on one line, so that no Markdown rule can touch it."""
     head = "".join(
-        f'<th scope="col"{_kind(c)}{_hint(c)}>{escape(c.title)}{_unit(c)}</th>'
+        f'<th scope="col"{_kind(c)}{_hint(c)}{_data(c.data)}>{escape(c.title)}{_unit(c)}</th>'
         if c.kind != "bar"
         else f'<td class="bar" aria-hidden="true">{escape(c.title)}</td>'
         for c in table.columns
@@ -199,16 +220,30 @@ def to_html(table: Table, footer: str = "") -> str:
     note += f'<p class="assumptions">{table.note}</p>' if table.note else ""
     grid = (
         f'<div class="scroll" tabindex="0" role="region" aria-labelledby="{table.id}-caption">'
-        f'<table class="data"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<table class="data"{_data(table.data)}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
     if table.folded:
-        grid = f'<details class="twin"><summary>{escape(table.folded)}</summary>{grid}</details>'
-    inner = f"{caption}{table.legend}{grid}{note}{footer}"
+        about = "" if table.picture else note  # what a drawing rests on stands below it
+        grid = f'<details class="twin"><summary>{escape(table.folded)}</summary>{grid}{about}</details>'
+        note = note if table.picture else ""
+    drawing = (
+        pictures.svg(table.picture, f"{table.id}-caption") + pictures.legend(table.picture.keys)
+        if table.picture
+        else ""
+    )
+    switch = NUMBERS if any(column.behind for column in table.columns) else ""
+    inner = f"{caption}{drawing}{table.legend}{switch}{grid}{note}{footer}"
     return f'<figure class="computed" id="{table.id}" data-search-exclude>{inner}</figure>'
 
 
 def _kind(column: Column) -> str:
-    return f' class="{column.kind}"' if column.kind in ("number", "verdict") else ""
+    kinds = [column.kind] if column.kind in ("number", "verdict") else []
+    kinds += ["behind"] if column.behind else []
+    return f' class="{" ".join(kinds)}"' if kinds else ""
+
+
+def _data(facts: Mapping[str, str]) -> str:
+    return "".join(f' data-{name}="{escape(value)}"' for name, value in facts.items())
 
 
 def _hint(column: Column) -> str:

@@ -27,14 +27,14 @@ PUBLISHED = (
 
 ERRORS = (
     Column("records", "Records", kind="number", digits=0),
-    Column("median", "Median error", "%", "number", 3),
-    Column("mean", "Mean", "%", "number", 3),
-    Column("p95", "95th percentile", "%", "number", 3),
-    Column("worst", "Worst", "%", "number", 3),
-    Column("bias", "Mean with its sign", "%", "number", 3),
+    Column("median", "Median error", "%", "number", 2),
+    Column("mean", "Mean", "%", "number", 2),
+    Column("p95", "95th percentile", "%", "number", 2),
+    Column("worst", "Worst", "%", "number", 2),
+    Column("bias", "Mean with its sign", "%", "number", 2),
 )
 ALL = "all"
-OF = {"phase": "the phase's own peak", "peak": "the largest moment"}
+OF = {"phase": "the phase's own peak", "peak": "the peak"}
 Record = Mapping[str, Any]
 
 
@@ -117,7 +117,7 @@ def by_part() -> Table:
     for (what, name), members in grouped(parts, lambda p: (p[0], p[1].name)):
         errors = summed([(part.predicted - part.measured) / whole for _, part, whole in members])
         rows.append((Cell(name), Cell(OF[what]), *error_cells(errors)))
-    caption = "Estimated against traced: each phase, and what the largest moment is made of"
+    caption = "Estimated against traced: each phase, and what the peak is made of"
     note = (
         "A phase's error is relative to its own peak, a part's to the whole one. Parts are not told apart under ZeRO."
     )
@@ -244,7 +244,7 @@ def furthest(id: str, caption: str, found: Iterable[Residual], count: int, rests
         Column("record", "Record"),
         Column("estimated", "Estimated", "GiB", "number", 2),
         Column("measured", "Measured", "GiB", "number", 2),
-        Column("error", "Error", "%", "number", 3),
+        Column("error", "Error", "%", "number", 2),
     )
     shown = sorted(found, key=lambda r: -abs(r.error))[:count]
     rows = [(record_cell(r), gib(r.predicted), gib(r.measured), Cell(100 * r.error)) for r in shown]

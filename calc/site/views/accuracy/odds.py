@@ -15,13 +15,14 @@ from calc.estimate import verdict
 from calc.memory import runtime
 from calc.resolve.parse import parse
 from calc.scenario.words import SHARDED, Family, Sharding
+from calc.site.tables.pictures import Key, Picture, text
 from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.views.accuracy import accuracy
 
 # The way a model is spread over its GPUs decides which mechanisms make up its peak.
 KINDS: Mapping[Family, str] = {"none": "whole", "ddp": "whole", "fsdp": "FSDP", "zero": "ZeRO"}
 FULL, ADAPTERS = "full", "adapters"
-FIELD, LEFT = 240, 52  # of the drawing, in its own units
+FIELD, LEFT, TOP = 240, 52, 10  # of the drawing, in its own units
 FOUND = {False: "tables and logs", True: "threads on runs that died"}
 BINS = (0.0, verdict.TIGHT, 0.5, 0.8, verdict.FITS, 0.99, 1.0)
 
@@ -58,12 +59,12 @@ def comparable() -> Table:
         Column("kind", "The model lies"),
         Column("method", "Trained"),
         Column("traced", "Traced", kind="number"),
-        Column("median", "Median error", "%", "number", 3),
-        Column("p95", "95th percentile", "%", "number", 3),
-        Column("worst", "Worst", "%", "number", 3),
+        Column("median", "Median error", "%", "number", 2),
+        Column("p95", "95th percentile", "%", "number", 2),
+        Column("worst", "Worst", "%", "number", 2),
         Column("measured", "Measured", kind="number"),
-        Column("measured_median", "Median error", "%", "number", 3),
-        Column("measured_worst", "Worst", "%", "number", 3),
+        Column("measured_median", "Median error", "%", "number", 2),
+        Column("measured_worst", "Worst", "%", "number", 2),
         Column("published", "Published", kind="number"),
         Column("agree", "Agree", kind="number"),
     )
@@ -144,37 +145,39 @@ def outcomes() -> Table:
             "For each job its own source was left out of what the probability is computed from. Threads were searched "
             "for runs that died: what share of them ran says nothing, and the chart leaves them out."
         ),
-        legend=curve(),
         versions=answers.versions(),
+        picture=curve(),
     )
 
 
-def curve() -> str:
+def curve() -> Picture:
     """The calibration curve: the share that ran over the estimated probability, with its 95 % interval."""
-    dots = ""
-    for sought, _, _, found in _binned():
+    dots, said = "", []
+    for sought, low_said, high_said, found in _binned():
         if not sought:
             ran, n = sum(o.ran for o in found), len(found)
             x = LEFT + FIELD * sum(o.probability for o in found) / n
             low, high = wilson(ran, n)
             dots += (
-                f'<path class="bar" d="M{x:.1f} {FIELD * (1 - low):.1f}V{FIELD * (1 - high):.1f}"/>'
-                f'<circle class="c-logits" cx="{x:.1f}" cy="{FIELD * (1 - ran / n):.1f}" r="{3 + sqrt(n) / 2:.1f}"/>'
+                f'<path class="interval" d="M{x:.1f} {TOP + FIELD * (1 - low):.1f}V{TOP + FIELD * (1 - high):.1f}"/>'
+                f'<circle class="c-logits" cx="{x:.1f}" cy="{TOP + FIELD * (1 - ran / n):.1f}" '
+                f'r="{3 + sqrt(n) / 2:.1f}"/>'
             )
+            said.append(f"of {n} that were said to fit with {100 * low_said:g} to {100 * high_said:g} % {ran} ran")
     ticks = "".join(
-        f'<path class="grid" d="M{LEFT + FIELD * t / 100} 0V{FIELD}M{LEFT} {FIELD * (1 - t / 100)}h{FIELD}"/>'
-        f'<text x="{LEFT + FIELD * t / 100}" y="{FIELD + 16}" text-anchor="middle">{t}</text>'
-        f'<text x="{LEFT - 6}" y="{FIELD * (1 - t / 100) + 4}" text-anchor="end">{t}</text>'
+        f'<path class="grid" d="M{LEFT + FIELD * t / 100} {TOP}v{FIELD}M{LEFT} {TOP + FIELD * (1 - t / 100)}h{FIELD}"/>'
+        f"{text(LEFT + FIELD * t / 100, TOP + FIELD + 16, str(t), 'middle')}"
+        f"{text(LEFT - 6, TOP + FIELD * (1 - t / 100) + 4, str(t), 'end')}"
         for t in (0, 20, 50, 80, 100)
     )
-    words = f"{figure('jobs')} jobs of published tables: how many in a hundred ran, over the probability said"
-    box = f"0 -10 {LEFT + FIELD + 16} {FIELD + 50}"
-    return (
-        f'<svg class="scatter small" viewBox="{box}" role="img" aria-label="{words}">{ticks}'
-        f'<path class="even" d="M{LEFT} {FIELD}L{LEFT + FIELD} 0"/>{dots}'
-        f'<text x="{LEFT + FIELD / 2}" y="{FIELD + 34}" text-anchor="middle">said to fit, %</text>'
-        f'<text transform="translate(12 {FIELD / 2}) rotate(-90)" text-anchor="middle">ran, %</text></svg>'
+    body = (
+        f'{ticks}<path class="even" d="M{LEFT} {TOP + FIELD}l{FIELD} {-FIELD}"/>{dots}'
+        f"{text(LEFT + FIELD / 2, TOP + FIELD + 34, 'said to fit, %', 'middle')}"
+        f'<g transform="translate(12 {TOP + FIELD / 2}) rotate(-90)">{text(0, 0, "ran, %", "middle")}</g>'
     )
+    keys = (Key("c-logits", "jobs of published tables, with the 95 % interval"), Key("even", "as said"))
+    words = f"{figure('jobs')} jobs of published tables: {'; '.join(said)}"
+    return Picture(LEFT + FIELD + 16, TOP + FIELD + 40, body, words, keys)
 
 
 def wilson(k: int, n: int) -> tuple[float, float]:

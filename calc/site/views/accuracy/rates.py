@@ -7,7 +7,7 @@ from statistics import median
 
 from calc.accuracy import timing
 from calc.accuracy.timing import Rate
-from calc.answers import answers
+from calc.answers import answers, words
 from calc.site.tables.tables import Cell, Column, Table
 from calc.throughput.work import START
 
@@ -28,7 +28,7 @@ def products() -> Table:
     for (card, model), members in groupby(found, key=lambda r: (r.gpu.name, r.model)):
         own = list(members)
         shares = [timing.share([r for r in own if r.row["tokens"] == n]) for n in tokens]
-        rows.append((Cell(card), Cell(model), *(Cell(100 * share) for share in shares)))
+        rows.append((Cell(card), Cell(words.model(model)), *(Cell(100 * share) for share in shares)))
     caption = "bf16 products of each linear layer's shape and of the head: share of the card's peak"
     note = f"{RESTS_ON} A product shorter than the launch of a kernel took as long as that."
     return Table("speed-rates-matrix", caption, columns, tuple(rows), note, versions=answers.versions())
@@ -71,8 +71,8 @@ def decoding() -> Table:
     decoded = timing.rates(catalog, "decode")
     short = [r for r in decoded if r.row["kv_len"] == timing.SHORT and r.row["batch"] in SEQUENCES]
     rows = [
-        (Cell(r.gpu.name), Cell(r.model), Cell(r.row["batch"]), Cell(1e3 * r.row["seconds"]), Cell(1e3 * seconds(r)),
-         Cell(100 * (seconds(r) / r.row["seconds"] - 1)), Cell(1e3 * r.row["eager_seconds"]))
+        (Cell(r.gpu.name), Cell(words.model(r.model)), Cell(r.row["batch"]), Cell(1e3 * r.row["seconds"]),
+         Cell(1e3 * seconds(r)), Cell(100 * (seconds(r) / r.row["seconds"] - 1)), Cell(1e3 * r.row["eager_seconds"]))
         for r in short
     ]  # fmt: skip
     caption = f"A decoding step with {timing.SHORT} tokens in each cache, from a CUDA graph"

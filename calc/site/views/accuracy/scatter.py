@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log
+from statistics import median
 
 from calc.accuracy.residuals import Residual
 from calc.answers import answers
 from calc.base.units import GiB
+from calc.site.tables.pictures import Key, Picture, text
 from calc.site.tables.tables import Cell, Column, Table
 from calc.site.views.accuracy import accuracy
 
@@ -30,12 +32,11 @@ def _at(gib: float) -> float:
     return FIELD * log(min(max(gib, LOW), HIGH) / LOW) / log(HIGH / LOW)
 
 
-def svg(points: Sequence[Residual]) -> str:
+def picture(points: Sequence[Residual]) -> Picture:
     """The chart: measured to the right, estimated upwards, both axes logarithmic; the diagonal means no error."""
     grid = "".join(
         f'<path class="grid" d="M{LEFT + _at(t):.1f} 0V{FIELD}M{LEFT} {FIELD - _at(t):.1f}h{FIELD}"/>'
-        f'<text x="{LEFT + _at(t):.1f}" y="{FIELD + 16}" text-anchor="middle">{t}</text>'
-        f'<text x="{LEFT - 6}" y="{FIELD - _at(t) + 4:.1f}" text-anchor="end">{t}</text>'
+        f"{text(LEFT + _at(t), FIELD + 16, str(t), 'middle')}{text(LEFT - 6, FIELD - _at(t) + 4, str(t), 'end')}"
         for t in TICKS
     )
     dots = "".join(
@@ -45,22 +46,22 @@ def svg(points: Sequence[Residual]) -> str:
         for r in points
         if r.kind == kind
     )
-    words = f"{len(points)} records: estimated against measured memory, in GiB, on logarithmic axes"
-    return (
-        f'<svg class="scatter" viewBox="0 0 {LEFT + FIELD + 12} {FIELD + BELOW}" role="img" aria-label="{words}">{grid}'
-        f'<path class="even" d="M{LEFT} {FIELD}L{LEFT + FIELD} 0"/>{dots}'
-        f'<text x="{LEFT + FIELD / 2}" y="{FIELD + 34}" text-anchor="middle">measured, GiB</text>'
-        f'<text transform="translate(12 {FIELD / 2}) rotate(-90)" text-anchor="middle">estimated, GiB</text></svg>'
+    body = (
+        f'{grid}<path class="even" d="M{LEFT} {FIELD}L{LEFT + FIELD} 0"/>{dots}'
+        f"{text(LEFT + FIELD / 2, FIELD + 34, 'measured, GiB', 'middle')}"
+        f'<g transform="translate(12 {FIELD / 2}) rotate(-90)">{text(0, 0, "estimated, GiB", "middle")}</g>'
     )
+    return Picture(LEFT + FIELD, FIELD + BELOW, body, _words(points), (*_keys(points), Key("even", "no error")))
 
 
-def _legend(points: Sequence[Residual]) -> str:
-    shown = [kind for kind in KINDS if any(r.kind == kind for r in points)]
-    keys = "".join(
-        f'<li><span class="swatch {KINDS[kind]}" aria-hidden="true"></span>{kind} ({SHAPES[kind][0]})</li>'
-        for kind in shown
-    )
-    return f'<ul class="legend">{keys}<li>the line: no error</li></ul>'
+def _words(points: Sequence[Residual]) -> str:
+    """The drawing in words: how many points there are, and how far off they are."""
+    off = 100 * median(abs(r.error) for r in points)
+    return f"{len(points)} records, estimated against measured memory: half are off by less than {off:.1f} %"
+
+
+def _keys(points: Sequence[Residual]) -> list[Key]:
+    return [Key(c, f"{kind} ({SHAPES[kind][0]})") for kind, c in KINDS.items() if any(r.kind == kind for r in points)]
 
 
 def records() -> Table:
@@ -72,7 +73,7 @@ def records() -> Table:
         Column("metric", "Metric"),
         Column("estimated", "Estimated", "GiB", "number", 3),
         Column("measured", "Measured", "GiB", "number", 3),
-        Column("error", "Error", "%", "number", 3),
+        Column("error", "Error", "%", "number", 2),
     )
     rows = tuple(
         (
@@ -95,6 +96,6 @@ def records() -> Table:
         columns,
         rows,
         note=note,
-        legend=svg(points) + _legend(points),
         versions=answers.versions(),
+        picture=picture(points),
     )

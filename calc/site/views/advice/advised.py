@@ -13,11 +13,12 @@ from calc.catalog.catalog import GPU, Model
 from calc.estimate.verdict import FITS
 from calc.site.tables import tables
 from calc.site.tables.tables import Cell, Column, Table
+from calc.site.views.jobs import ledgers
 
 TITLES = {"sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO"}
 ANSWER = (
     Column("fits", "Fullest GPU", "GiB", "verdict", 1),
-    Column("tokens", "Tokens a second", "", "number"),
+    ledgers.TOKENS,
     Column("run", "What to run: open it for the command"),
 )
 
@@ -49,7 +50,7 @@ def _settings(task: str) -> str:
         f"{words.FRAMEWORKS[job['framework']]}, newest known version, {lengths}. The simplest configuration that fits "
         f"with a probability of {100 * FITS:.0f} % and is as fast as any: full fine-tuning where that fits at all, if "
         "need be with AdamW in 8 bits or offloaded to host memory, else LoRA, else QLoRA; a tight one where nothing is "
-        "safer. Tokens a second are estimated, of all GPUs together."
+        "safer. Tokens a second are estimated, over the whole job."
     )
 
 
@@ -66,7 +67,7 @@ def on_gpu(card: GPU, task: str, root: str) -> Table:
         for gpus in topics.asked(card, model, task, catalog):
             all_advice.append(cells[advice.Machine(card.id, gpus)])
             link = f'<a href="{root}models/{model.id}.html">{escape(model.name)}</a>'
-            rows.append((Cell(model.name, link), Cell(gpus)))
+            rows.append((Cell(model.name, link), Cell(gpus, style=f"count n{gpus}")))
     common = _common(all_advice)
     options = {"task": task, **advice.JOBS[task], "gpu": card.id}
     table_id = f"gpu-{card.id}-run-{task}"
@@ -81,7 +82,18 @@ def on_gpu(card: GPU, task: str, root: str) -> Table:
         _settings(task),
         _note(common, options | {"gpus": "N", "model": "M"}),
         versions=answers.versions(),
+        folded=f"{len(rows)} configurations, from one card on",
     )
+
+
+def choice() -> str:
+    """Buttons that leave only the rows of one number of GPUs in the tables below them; they need no script."""
+    counts = {"": "any number", **{str(n): str(n) for n in (*topics.COUNTS, *topics.SEVERAL_NODES)}}
+    buttons = "".join(
+        f'<label><input type="radio" name="count" value="{value}"{" checked" * (not value)}> {words}</label>'
+        for value, words in counts.items()
+    )
+    return f'<fieldset class="choice"><legend>Number of cards</legend>{buttons}</fieldset>'
 
 
 def unsearched(model: Model) -> str:

@@ -52,8 +52,10 @@ def _fenced(kind: str, name: str, content: str) -> str:
 def phases(recipe: Recipe, id: str) -> Table | None:
     """The recommended configuration phase by phase; None if nothing fits."""
     best = recipe.answer.recommended
-    caption = f"{recipes.title(recipe)}: memory by phase"
-    return ledgers.phases(words.answered(best.judged), id, caption) if best else None
+    if best is None:
+        return None
+    answer = words.answered(best.judged)
+    return ledgers.phases(answer, id, f"{recipes.title(recipe)}: {ledgers.headline(answer)}")
 
 
 def folded(title: str, figure: str) -> str:

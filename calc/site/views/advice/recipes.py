@@ -18,6 +18,7 @@ from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario
 from calc.site.tables import charts
+from calc.site.tables.charts import Bar
 from calc.site.tables.tables import WORDS, Cell, Column, Table, verdict_html
 from calc.site.views.jobs import ledgers
 from calc.throughput import Throughput
@@ -102,16 +103,24 @@ COLUMNS = (
     Column("settings", "Settings"),
     Column("verdict", "Verdict"),
     Column("total", "Needs", "GiB", "number", 1, "Everything the process takes of the fullest GPU"),
-    Column("usable", "Usable", "GiB", "number", 1, "What the card lets a process use"),
-    Column("probability", "Likely to fit", "%", "number", 0, "The probability that the peak stays below usable"),
+    Column("bar", "Against the limit", kind="bar"),
+    Column("usable", "Usable", "GiB", "number", 1, "What the card lets a process use", behind=True),
+    Column(
+        "probability",
+        "Likely to fit",
+        "%",
+        "number",
+        0,
+        "The probability that the peak stays below usable",
+        behind=True,
+    ),
     Column("step", "One step", "s", "number", 1, "Of the global batch, every sequence at full length"),
-    Column("tokens", "Speed", "tokens/s", "number", 0, "Over the whole job"),
-    Column("bound", "Bound by"),
+    ledgers.TOKENS,
+    Column("bound", "Bound by", behind=True),
 )
 LAST = (
-    Column("phase", "Peak in"),
+    Column("phase", "Peak in", behind=True),
     Column("host", "Host memory", "GB", "number", 0, "Of a node, at the most"),
-    Column("bar", "Against the limit", kind="bar"),
 )
 
 
@@ -136,13 +145,14 @@ def _cells(row: Row, scale: int) -> Iterator[Cell]:
     none, speed = Cell(None, "—"), row.throughput
     verdict = Cell(row.verdict, verdict_html(row.verdict if row.verdict in WORDS else "oom", row.verdict))
     if row.judged is None:
-        yield from [none, verdict, *[none] * 6, *row.extra, none, none, Cell(html="")]
+        yield from [none, verdict, none, Cell(), *[none] * 5, *row.extra, none, none]
         return
     answer = words.answered(row.judged)
     group, needs = answer.group, answer.device_bytes
     yield Cell(", ".join(words.settings(answer.scenario)), style="settings")
     yield verdict
     yield ledgers.held(of_phase(answer.peak), answer, "over" if needs > group.usable_bytes else "")
+    yield Cell(bar=Bar(ledgers.by_component(answer.peak.moment.lines), scale, group.usable_bytes))
     yield ledgers.in_gib(group.usable_bytes)
     yield Cell(round(100 * answer.estimate.fit_probability))
     yield Cell(speed.step_seconds) if speed else none
@@ -151,7 +161,6 @@ def _cells(row: Row, scale: int) -> Iterator[Cell]:
     yield from row.extra
     yield Cell(answer.peak.name)
     yield Cell(answer.estimate.host_peak / GB)
-    yield Cell(html=charts.bar(ledgers.by_component(answer.peak.moment.lines), scale, group.usable_bytes))
 
 
 def _best(label: str, found: Recommendation, *extra: Cell) -> Row:
@@ -192,7 +201,7 @@ def whole(recipe: Recipe, id: str, caption: str) -> Table:
     for other in found.alternatives:
         rows.append(Row(f"Or: {other.trades}", "fits", other.judged, other.throughput))
     said = [*(f"{line[:1].upper()}{line[1:]}." for line in found.advice)]
-    said.append(f"{found.considered:,} configurations considered, {found.pruned:,} ruled out without.")
+    said.append(f"{found.considered:,} configurations estimated, {found.pruned:,} excluded by quick checks.")
     return _table(rows, id, caption, "Configuration", (), _notes([*said, *found.notes]))
 
 

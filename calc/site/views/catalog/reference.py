@@ -9,15 +9,15 @@ from typing import Any
 from calc.answers import answers, fits
 from calc.base.units import gib
 from calc.catalog.catalog import GPU, Model
+from calc.estimate.report import TRAINERS
+from calc.frameworks.torch.trainers.registry import RELEASED
 from calc.resolve.parse import parse
-from calc.scenario.scenario import SCHEMA
+from calc.scenario.scenario import SCHEMA, ScenarioError
 from calc.site.tables.tables import Cell, Column, Table
 from calc.site.text.inline import inline, within
 from calc.site.text.sources import front
 from calc.site.views.catalog import sheets
 from calc.site.views.jobs import strategies
-
-LEARNING = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 
 
 def how_many(what: str) -> int:
@@ -38,7 +38,7 @@ def gpu_summary(card: GPU) -> str:
     for n in fits.COUNTS:
         place = "On one card" if n == 1 else f"On {n} cards"
         lines.append(
-            f"- **{place}**: " + ", ".join(f"{_largest(card, m, n)} with {t}" for m, t in LEARNING.items()) + "."
+            f"- **{place}**: " + ", ".join(f"{_largest(card, m, n)} with {t}" for m, t in fits.LEARNING.items()) + "."
         )
     return "\n".join(lines)
 
@@ -91,7 +91,16 @@ def model_summary(model: Model) -> str:
         f"{a.layers} layers of width {a.hidden:,}, {heads}, and a vocabulary of {a.vocab:,}"
         f"{', whose embedding is also the output head' if a.tied else ''}.{experts} "
         f"Configuration: {within(sheets.linked(model.source))}. Hugging Face name: <code>{inline(model.hf)}</code>."
+        f"{_aliases(model)}"
     )
+
+
+def _aliases(model: Model) -> str:
+    """A sentence with the other names that the numbers are true of, which the site's search finds."""
+    if not model.aliases:
+        return ""
+    listed = ", ".join(f"<code>{inline(name)}</code>" for name in model.aliases)
+    return f" The same shapes, and so the same numbers, have {listed}."
 
 
 def _leaves(schema: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -168,3 +177,47 @@ def fields() -> Table:
         "GRPO with LoRA on eight.",
         versions=answers.versions(),
     )
+
+
+# What trainers differ in: fields of a scenario that a job leaves open.
+HABITS = (
+    "seq_len", "micro_batch", "global_batch", "precision", "grad_dtype", "optimizer", "optimizer_impl", "sharding",
+    "no_sync", "checkpointing", "attention", "loss", "packing", "expandable_segments", "lora.rank", "lora.targets",
+    "lora.dropout", "lora.dtype",
+)  # fmt: skip
+
+
+def trainers() -> Table:
+    """The defaults of every trainer that has releases of its own, for a job of LoRA on eight GPUs."""
+    told = {}
+    for name in RELEASED:
+        try:
+            told[name] = _habits(name, "lora")
+        except ScenarioError:
+            told[name] = _habits(name, "full")
+    columns = (
+        Column("field", "Field"),
+        *(Column(name, f"{TRAINERS[name]} {data['versions'][name]}") for name, data in told.items()),
+    )
+    rows = tuple(
+        (Cell(field, f"<code>{escape(field)}</code>"), *(Cell(_listed(data, field)) for data in told.values()))
+        for field in HABITS
+    )
+    return Table(
+        "scenario-trainers",
+        "What a trainer fills in",
+        columns,
+        rows,
+        "Supervised fine-tuning of Llama 3.1 8B with LoRA on eight GPUs; torchtitan trains all weights. "
+        "A length that a trainer leaves to the model is that of plain Transformers.",
+        versions=answers.versions(),
+    )
+
+
+def _habits(trainer: str, method: str) -> dict[str, Any]:
+    given = {"model": "llama-3.1-8b", "task": "sft", "gpu": "h100-sxm", "gpus": 8, "method": method, "trainer": trainer}
+    return parse(given).as_dict()
+
+
+def _listed(data: Mapping[str, Any], field: str) -> str:
+    return _look_up(data, field).strip("[]").replace("'", "")

@@ -31,6 +31,12 @@ GPU_FACTS = (
     ("architecture", "architecture", "Architecture", ""),
 )
 DERIVED = "derived, not observed"
+NONE = "none"
+
+
+def _quantity(value: float | None) -> Cell:
+    """A rate or a link's bandwidth: where the card has none, the cell says so."""
+    return Cell(value, NONE if value == 0 else "")
 
 
 def gpus(root: str) -> Table:
@@ -55,9 +61,9 @@ def gpus(root: str) -> Table:
             Cell(g.usable_bytes / GiB, exact=g.usable_bytes),
             Cell("derived" if g.usable_derived else "observed", style="derived" if g.usable_derived else ""),
             Cell(g.bandwidth_gbs),
-            Cell(g.bf16_tflops),
-            Cell(g.fp8_tflops),
-            Cell(g.nvlink_gbs),
+            _quantity(g.bf16_tflops),
+            _quantity(g.fp8_tflops),
+            _quantity(g.nvlink_gbs),
             Cell(g.pcie_gen),
             Cell(g.tdp_w),
             Cell(g.architecture),
@@ -111,7 +117,8 @@ def gpu(card: GPU) -> Table:
     rows = []
     for attribute, field, title, unit in GPU_FACTS:
         value = getattr(card, attribute)
-        shown = None if value is None else f"{value:,.6g} {unit}".strip() if isinstance(value, int | float) else value
+        number = f"{value:,.6g} {unit}".strip() if isinstance(value, int | float) else value
+        shown = NONE if value == 0 else number
         if attribute == "usable_mib":
             shown = f"{shown} = {gib(card.usable_bytes, 2)}" + (f" ({DERIVED})" if card.usable_derived else "")
         source, note = card.sources.get(field, ""), card.notes.get(field, "")

@@ -23,6 +23,11 @@ from calc.catalog.catalog import GPU, Model
 from calc.site.tables.tables import Cell, Column, Table
 
 
+def counted(gpus: int) -> str:
+    """A number of GPUs in words."""
+    return f"{gpus} GPU{'s' if gpus > 1 else ''}"
+
+
 def cell(asked: Asked) -> Cell:
     """The verdict cell of one combination."""
     found = best(asked)
@@ -37,7 +42,7 @@ def on_gpu(gpu: GPU, task: str, root: str) -> Table:
     cases = sorted(TASKS[task].ladders, key=lambda case: (case[1], list(METHODS).index(case[0])))
     columns = (
         Column("model", "Model"),
-        *(Column(f"{m}_{n}", f"{METHODS[m]}, {n} GPU{'s' if n > 1 else ''}", "GiB", "verdict", 1) for m, n in cases),
+        *(Column(f"{m}_{n}", f"{METHODS[m]}, {counted(n)}", "GiB", "verdict", 1) for m, n in cases),
     )
     rows = tuple(
         (
@@ -48,7 +53,15 @@ def on_gpu(gpu: GPU, task: str, root: str) -> Table:
     )
     caption = f"{TASKS[task].title} on the {gpu.name}: the verdict, and what the fullest GPU needs"
     about = TASKS[task].assumptions
-    return Table(f"gpu-{gpu.id}-{task}", caption, columns, rows, about, versions=answers.versions())
+    return Table(
+        f"gpu-{gpu.id}-{task}",
+        caption,
+        columns,
+        rows,
+        about,
+        versions=answers.versions(),
+        folded=f"All {len(rows)} models, with what each needs",
+    )
 
 
 def smallest(model: Model, root: str) -> Table:
@@ -62,7 +75,7 @@ def smallest(model: Model, root: str) -> Table:
             column
             for n in COUNTS
             for column in (
-                Column(f"gpu_{n}", f"Smallest card, {n} GPU{'s' if n > 1 else ''}"),
+                Column(f"gpu_{n}", f"Smallest card, {counted(n)}"),
                 Column(f"on_{n}", "There", "GiB", "verdict", 1),
             )
         ),

@@ -14,7 +14,7 @@ from calc.catalog.catalog import GPU, Model
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario
 from calc.site.tables import charts
-from calc.site.tables.plots import Band, Plot, Point, svg
+from calc.site.tables.plots import Band, Plot, Point, picture
 from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.views.jobs import ledgers
 
@@ -51,7 +51,7 @@ def curve(job: Job, over: str, id: str, caption: str, values: Sequence[int] = ()
         bands,
         shown[0][1].group.usable_bytes,
         AXES[over],
-        f"{caption}: {words}",
+        f"{caption}: {words}. {_needs(over, shown)}",
         steps=over == "gpus",
     )
     return _table(plot, shown, over, caption, words)
@@ -138,6 +138,12 @@ def _words(over: str, bands: Sequence[Band], found: Mapping[int, Answer]) -> str
     return ", ".join([*said, *(f"{WORDS[band.verdict]} from {int(band.start):,} on" for band in bands[1:])])
 
 
+def _needs(over: str, shown: Sequence[tuple[int, Answer]]) -> str:
+    """The numbers of the drawing in words."""
+    needs = "; ".join(f"{at:,} {AXES[over]}: {a.device_bytes / GiB:,.1f} GiB" for at, a in shown)
+    return f"{needs}. Limit: {shown[0][1].group.usable_bytes / GiB:,.1f} GiB"
+
+
 def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: str, words: str) -> Table:
     components = charts.ordered([c for point in plot.points for c in point.parts])
     columns = (
@@ -170,9 +176,9 @@ def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: 
         rows,
         ledgers.shared([answer for _, answer in shown]),
         f"{words[:1].upper()}{words[1:]}. The drawing is stacked as the peak is, on a logarithmic axis.",
-        svg(plot) + charts.legend(components, "what a process can use"),
-        answers.versions(),
+        versions=answers.versions(),
         folded="The points as a table",
+        picture=picture(plot),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -15,8 +16,12 @@ from calc.base.ledger import Line, Phase
 from calc.base.units import GiB
 from calc.estimate import report
 from calc.estimate.result import Estimate, Group
-from calc.site.tables import charts
+from calc.site.tables import charts, drawn
+from calc.site.tables.charts import Bar
 from calc.site.tables.tables import Cell, Column, Table, verdict_html
+
+# The one unit of speed, in every table as in every answer (report.tokens).
+TOKENS = Column("tokens", "Tokens a second", "", "number", 0, "Over the whole job")
 
 
 def in_gib(n_bytes: int, answer: Answer | None = None, style: str = "") -> Cell:
@@ -48,6 +53,12 @@ def verdict_text(found: Estimate | Group) -> str:
     return found.verdict
 
 
+def headline(answer: Answer) -> str:
+    """A job's answer in a caption: `fits, 25.3 of 39.5 GiB in backward`."""
+    needs, usable = answer.device_bytes / GiB, answer.group.usable_bytes / GiB
+    return f"{verdict_text(answer.estimate)}, {needs:,.1f} of {usable:,.1f} GiB in {answer.peak.name}"
+
+
 def verdict_cell(found: Estimate | Group, answer: Answer) -> Cell:
     """A verdict as a cell of a table of numbers."""
     word = verdict_text(found)
@@ -61,7 +72,7 @@ def _scale(answered: Sequence[Answer]) -> int:
 
 
 def _component_columns(components: Sequence[str]) -> list[Column]:
-    return [Column(c, charts.title(c), "GiB", "number", 2) for c in components]
+    return [Column(c, charts.title(c), "GiB", "number", 2, behind=True) for c in components]
 
 
 def phases(answer: Answer, table_id: str, caption: str) -> Table:
@@ -75,8 +86,10 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
         *([Column("gpus", "GPUs", "", "number"), Column("verdict", "Verdict of these GPUs")] if apart else []),
         Column("total", "Needs", "GiB", "number", 2, "Everything the process takes of the card"),
         Column("bar", "Against the limit", kind="bar"),
-        Column("moment", "Largest moment"),
-        Column("allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show"),
+        Column("moment", "Peak at"),
+        Column(
+            "allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show", behind=True
+        ),
         *_component_columns(components),
     )
     rows = []
@@ -89,7 +102,7 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
                     Cell(f"{group.name}: {phase.name}" if apart else phase.name),
                     *([Cell(group.gpus), verdict_cell(group, answer)] if apart else []),
                     held(working, answer, over),
-                    Cell(html=charts.bar(parts, scale, group.usable_bytes)),
+                    Cell(bar=Bar(parts, scale, group.usable_bytes)),
                     Cell(phase.moment.name),
                     held(working.allocated(), answer),
                     *(held(working.of(c), answer) for c in components),
@@ -160,7 +173,7 @@ def lines(answer: Answer, table_id: str, caption: str, shown: Phase, root: str) 
         )
         for line in shown.moment.lines
     )
-    where = f"{shown.name}, at its largest moment ({shown.moment.name}). "
+    where = f"{shown.name}, at its peak ({shown.moment.name}). "
     return Table(table_id, caption, columns, rows, where + words.describe(answer), versions=answers.versions())
 
 
@@ -188,10 +201,20 @@ def compare(
         Column("total", "Needs", "GiB", "number", 2, "Everything the process takes of the fullest GPU"),
         *(against if base else ()),
         Column("bar", "Against the limit", kind="bar"),
-        Column("usable", "Usable", "GiB", "number", 2, "What the card lets a process use"),
-        Column("probability", "Likely to fit", "%", "number", 0, "The probability that the peak stays below usable"),
+        Column("usable", "Usable", "GiB", "number", 2, "What the card lets a process use", behind=True),
+        Column(
+            "probability",
+            "Likely to fit",
+            "%",
+            "number",
+            0,
+            "The probability that the peak stays below usable",
+            behind=True,
+        ),
         *([Column("reported", "As reported")] if quoted else []),
-        Column("allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show"),
+        Column(
+            "allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show", behind=True
+        ),
         Column("phase", "Peak in"),
         *_component_columns(components),
     )
@@ -206,7 +229,7 @@ def compare(
                 verdict_cell(answer.estimate, answer),
                 held(working, answer),
                 *([held(difference(working, of_phase(base.peak)), answer), _changes(base, answer)] if base else []),
-                Cell(html=charts.bar(parts, scale, answer.group.usable_bytes)),
+                Cell(bar=Bar(parts, scale, answer.group.usable_bytes)),
                 in_gib(answer.group.usable_bytes, answer),
                 Cell(round(100 * answer.estimate.fit_probability), scenario=answer.given),
                 *([Cell(quote, f"<q>{escape(quote)}</q>" if quote else "—")] if quoted else []),
@@ -224,6 +247,12 @@ def compare(
         legend=charts.legend(components, "what a process can use"),
         versions=answers.versions(),
     )
+
+
+def bars(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table:
+    """The bars of `compare` as a drawing, with its numbers behind a click."""
+    table = compare(answered, table_id, caption, {})
+    return replace(table, picture=drawn.of(table), legend="", folded="The jobs as a table")
 
 
 def changes(base: Answer, answer: Answer) -> str:
@@ -279,7 +308,15 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
         Column("moment", "Moment of loading"),
         *([Column("group", "GPUs of")] if len(groups) > 1 else []),
         Column("total", "On the GPU", "GiB", "number", 2, "Everything the processes take of the card by then"),
-        Column("allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.memory_allocated would show by then"),
+        Column(
+            "allocated",
+            "Allocated",
+            "GiB",
+            "number",
+            2,
+            "What torch.cuda.memory_allocated would show by then",
+            behind=True,
+        ),
         Column("bar", "Against the limit", kind="bar"),
         *_component_columns(components),
     )
@@ -292,7 +329,7 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
                 *([Cell(group)] if len(groups) > 1 else []),
                 held(working, answer, "over" if moment.device_bytes > usable else ""),
                 held(working.allocated(), answer),
-                Cell(html=charts.bar(parts, scale, usable)),
+                Cell(bar=Bar(parts, scale, usable)),
                 *(held(working.of(c), answer) for c in components),
             )
         )

@@ -12,6 +12,7 @@ from calc.accuracy.step_time_errors import COLLECTIVES, Pace, judging, paces, ra
 from calc.answers import answers, words
 from calc.answers.answers import Answer
 from calc.answers.workings import method_url
+from calc.estimate import report
 from calc.estimate.estimate import speed
 from calc.scenario.words import PAIRED
 from calc.site.tables.tables import Cell, Column, Table
@@ -58,8 +59,7 @@ def traffic(t: Throughput) -> float:
 
 def seconds_each(answer: Answer) -> float:
     """Seconds per sequence of a step, per pair if the task has pairs, or, for RL, per response of an iteration."""
-    s = answer.scenario
-    return of(answer).step_seconds / (s.rollout.batch * s.rollout.n if s.rollout else s.global_batch)
+    return of(answer).step_seconds / report.samples(answer.scenario)
 
 
 def hours(answer: Answer, items: int) -> float:
@@ -82,7 +82,7 @@ def terms(answer: Answer, table_id: str, caption: str, root: str) -> Table:
         for x in t.terms
     ]  # fmt: skip
     rows.append((Cell("one step"), Cell(t.step_seconds), Cell("sum"), Cell("")))
-    note = f"{t.tokens_per_second:,.0f} tokens a second over the whole job; most of the time goes into {t.bound_by}."
+    note = f"{report.tokens(t)}; most of the time goes into {t.bound_by}."
     return Table(table_id, caption, columns, tuple(rows), words.describe(answer), note, versions=answers.versions())
 
 

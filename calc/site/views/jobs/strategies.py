@@ -23,7 +23,9 @@ from calc.answers.workings import difference, of_phase
 from calc.base.ledger import Phase
 from calc.base.project import ROOT
 from calc.base.units import GB, GiB, MiB
-from calc.site.tables import charts
+from calc.site.tables import charts, drawn
+from calc.site.tables.charts import Bar
+from calc.site.tables.pictures import Picture
 from calc.site.tables.tables import Cell, Column, Table
 from calc.site.text.sources import front
 from calc.site.views.jobs import ledgers, speed
@@ -120,7 +122,7 @@ def most(pair: Pair) -> tuple[str, int]:
 
 COLUMNS = (
     Column("job", "Job"),
-    Column("saves", "Saves", "GiB", "number", 1, "Of the largest moment of all; below zero it costs memory"),
+    Column("saves", "Saves", "GiB", "number", 1, "Peak before − peak after; below zero it costs memory"),
     Column("times", "Time", "×", "number", 2, "How many times as long a sequence takes after the change"),
     Column("verdict_before", "Before"),
     Column("verdict_after", "After"),
@@ -130,7 +132,7 @@ COLUMNS = (
     Column("phase", "Namely in"),
     Column("host", "Saves in host memory", "GB", "number", 0, "Of the node that needs most"),
 )
-NEEDS = "Needs: everything the process takes of the fullest GPU, at its largest moment."
+NEEDS = "Needs: peak of the most loaded GPU, context and fragmentation included."
 RESTS_ON = f"{NEEDS} Time: of one sequence; a dash where the catalog has no rate."
 
 
@@ -173,7 +175,32 @@ def overview(found: Sequence[Remedy], root: str) -> Table:
     ]
     columns = (Column("remedy", "Remedy"), *COLUMNS)
     caption = "Every remedy on two jobs or more: what it saves, where, and what it costs in time"
-    return Table("strategies-overview", caption, columns, tuple(rows), RESTS_ON, versions=answers.versions())
+    return Table(
+        "strategies-overview",
+        caption,
+        columns,
+        tuple(rows),
+        RESTS_ON,
+        "The drawing has the first job of each remedy: before the change, and after it.",
+        versions=answers.versions(),
+        picture=picture(found),
+    )
+
+
+def picture(found: Sequence[Remedy]) -> Picture:
+    """The first job of each remedy before and after it; every bar's limit, whatever the card, is at the same place."""
+    shown = [(f"{r.name}: {pair.job}", pair) for r in found for pair in [*r.pairs.values()][:1]]
+    ends = [a for _, pair in shown for a in (pair.before, pair.after)]
+    times = 1.04 * max(1.0, *(a.device_bytes / a.group.usable_bytes for a in ends))
+    rows = [
+        drawn.Bars(label, [("before", _bar(p.before, times)), ("after", _bar(p.after, times))]) for label, p in shown
+    ]
+    return drawn.bars(rows, "what a process can use of the card")
+
+
+def _bar(answer: Answer, times: float) -> Bar:
+    usable = answer.group.usable_bytes
+    return Bar(_parts(answer.peak), round(times * usable), usable)
 
 
 def by_phase(pair: Pair, table_id: str, caption: str) -> Table:
@@ -192,7 +219,7 @@ def by_phase(pair: Pair, table_id: str, caption: str) -> Table:
         Column("saves", "Saves", "GiB", "number", 2, "Below zero: costs"),
         Column("bar_before", "Before, against the limit", kind="bar"),
         Column("bar_after", "After, against the limit", kind="bar"),
-        *(Column(c, f"of it {charts.name(c)}", "GiB", "number", 2) for c in moved),
+        *(Column(c, f"of it {charts.name(c)}", "GiB", "number", 2, behind=True) for c in moved),
     )
     rows = []
     for n in names:
@@ -204,8 +231,8 @@ def by_phase(pair: Pair, table_id: str, caption: str) -> Table:
                 _total(before[n], pair.before) if n in before else Cell(None, "—"),
                 _total(after[n], pair.after) if n in after else Cell(None, "—"),
                 _difference(before[n], after[n], pair.after) if there else Cell(None, "—"),
-                Cell(html=charts.bar(was, scale, limits[0])),
-                Cell(html=charts.bar(now, scale, limits[1])),
+                Cell(bar=Bar(was, scale, limits[0])),
+                Cell(bar=Bar(now, scale, limits[1])),
                 *(_difference(before[n], after[n], pair.after, c) if there else Cell(None, "—") for c in moved),
             )
         )

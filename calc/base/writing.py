@@ -1,4 +1,4 @@
-"""The writing of files by this folder's commands: whole or not at all."""
+"""The writing of files by commands: whole or not at all."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def replace(path: Path, raw: bytes) -> None:
-    """Replace the file's content by `raw` at once, flushed to disk: a reader finds all of the old or all of the new."""
+    """Replaces the file's content by `raw`, flushed to disk: a reader finds all of the old or all of the new."""
     beside = path.with_name(f".{path.name}.new")
     try:
         with beside.open("wb") as file:

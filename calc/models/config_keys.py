@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from calc.models.families import FAMILIES, NESTED
+from calc.models.families import ALIKE, FAMILIES, NESTED
 
 # PreTrainedConfig's own, and what nearly all families share.
 COMMON = frozenset({
@@ -21,8 +21,8 @@ COMMON = frozenset({
 })  # fmt: skip
 # The fields that `calc.models.hf_config` reads for every family, unless the family spells them otherwise.
 _READ = frozenset({
-    "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "vocab_size",
+    "head_dim", "hidden_act", "hidden_size", "intermediate_size", "layer_types", "max_position_embeddings",
+    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size",
 })  # fmt: skip
 _ROUTER = ("norm_topk_prob", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 _GROUPS = ("n_group", "topk_group", "routed_scaling_factor", "num_nextn_predict_layers", "num_mtp_layers")
@@ -41,7 +41,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "mixtral": _ROUTER,
     "qwen2": _QWEN,
     "qwen2_moe": (*_ROUTER, *_QWEN),
-    "qwen3_moe": _ROUTER,
+    "qwen3_moe": (*_ROUTER, "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm"),
     "gemma": (*_GEMMA, "hidden_activation"),
     "gemma2": (*_GEMMA, "hidden_act"),
     "gemma3_text": (*_GEMMA, "hidden_act", "rope_local_base_freq", "_sliding_window_pattern"),
@@ -57,7 +57,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "smollm3": ("max_window_layers", "pretraining_tp"),
     "seed_oss": ("pretraining_tp",),
     "cwm": ("pretraining_tp",),
-    "glm4_moe": (*_ROUTER, *_GROUPS, "partial_rotary_factor"),
+    "glm4_moe": (*_ROUTER, *_GROUPS, "moe_router_dtype", "partial_rotary_factor", "topk_method"),
     "olmoe": (*_ROUTER, "clip_qkv"),
     "flex_olmo": _ROUTER,
     "starcoder2": (
@@ -84,10 +84,11 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
 @cache
 def known(family: str) -> frozenset[str]:
     """The fields of a family of language models."""
+    family = ALIKE.get(family, family)
     f = FAMILIES[family]
     read = {*_READ, *f.defaults, *f.biases, *f.refused, *f.needed, f.dropout, f.embedding_dropout, f.parallel}
     if f.window:
-        read |= {"layer_types", "sliding_window"}
+        read |= {"sliding_window"}
     if f.experts:
         read |= {f.experts, f.expert_size, "num_experts_per_tok", "num_local_experts"}
     if f.interleaved:
@@ -95,6 +96,10 @@ def known(family: str) -> frozenset[str]:
     read = (read - f.spelled.keys()) | set(f.spelled.values())
     norm = () if "layer" in str(f.fixed.get("norm", "")) or f.fixed.get("norm") == "centred" else _RMS
     return COMMON | (read - {""}) | {*norm, *CARRIED.get(family, ())}
+
+
+# The fields that a family of language models has here, whichever it is.
+MODELLED = frozenset[str]().union(*map(known, FAMILIES))
 
 
 def known_around(family: str) -> frozenset[str]:

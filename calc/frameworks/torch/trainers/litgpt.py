@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from calc.base.plan import Path
+from calc.frameworks.torch.trainers import habits as shared
 from calc.models.architecture import Architecture, ConfigError
 from calc.scenario.scenario import Scenario
 
@@ -35,9 +36,15 @@ def modelled(arch: Architecture) -> Architecture:
     )  # fmt: skip
 
 
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of litgpt's scripts, by dotted key (`finetune/lora.py`)."""
     several = int(given.get("gpus", 1)) > 1
+    adapters = {
+        "lora.dropout": 0.05,
+        "lora.units": "layer" if several else "own",
+        "lora.dtype": "bf16",
+        "lora.targets": ["q_proj", "v_proj"],
+    }
     return {
         "precision": "bf16",  # bf16-true
         "sharding": "fsdp1" if several else "none",
@@ -46,24 +53,29 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer_impl": "foreach",
         "grad_dtype": "bf16",
         "loss": "chunked",
-        "lora.dropout": 0.05,
-        "lora.units": "layer" if several else "own",
-        "lora.dtype": "bf16",
-        "lora.targets": ["q_proj", "v_proj"],
+        **(adapters if given.get("method", "full") != "full" else {}),
     }
 
 
-def path(s: Scenario) -> Path:
+def path(s: Scenario, usual: Path) -> Path:
     """The loss path: pieces of logits that a variable of the loop holds until there are new ones (`fit`)."""
-    return Path("pieces", held="step", tile=min(PIECE, s.seq_len) * s.rows)
+    if s.task == "inference":
+        return usual
+    return Path("pieces", held="step", tile=min(PIECE, s.longest_len) * s.rows)
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
     """The fields that Fabric sets in the trained `Role`: 4-bit weights unpack to fp16, and are then cast to bf16.
 
     They were quantised in fp16 (`plugins/precision/bitsandbytes.py`, `torch.half`); both copies exist at once.
+    Checkpointing is of PyTorch's own kind (`fabric/strategies/fsdp.py`).
     """
-    return {"unpacks": 4} if s.method == "qlora" else {}
+    return {"reentrant": False} | ({"unpacks": 4} if s.method == "qlora" else {})
+
+
+def notes(s: Scenario) -> tuple[str, ...]:
+    """Notes on what no field of a scenario says: none."""
+    return ()
 
 
 def refuse(s: Scenario) -> str | None:
@@ -71,10 +83,6 @@ def refuse(s: Scenario) -> str | None:
     given = "with trainer litgpt"
     if s.task == "sft" and s.method == "full":
         return f"method: given 'full' {given}, allowed: lora, qlora; the loss of its full fine-tuning is not modelled"
-    if s.task not in TASKS:
-        return f"trainer: given 'litgpt' for {s.task}, allowed: own; its scripts are for {', '.join(TASKS)}"
-    if s.together > 1:
-        return "trainer: given 'litgpt' where GPUs share sequences, allowed: own; not modelled"
     fixed: dict[str, tuple[str, ...]] = {
         "sharding": ("none", "ddp", "fsdp1"),
         "precision": ("bf16", "fp32"),
@@ -82,9 +90,8 @@ def refuse(s: Scenario) -> str | None:
         "attention": ("sdpa",),
         "checkpointing": ("none", "full"),
     }
-    for field, allowed in fixed.items():
-        if (value := getattr(s, field)) not in allowed:
-            return f"{field}: given {value!r} {given}, allowed: {', '.join(allowed)}"
+    if fault := shared.refuse(s, TASKS, fixed):
+        return fault
     if s.lora and s.lora.dtype != s.precision:
         return f"lora.dtype: given {s.lora.dtype!r} {given}, allowed: {s.precision}, as the model"
     return None

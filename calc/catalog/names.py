@@ -1,0 +1,70 @@
+"""The names of models: as files list them, and as people write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from calc.catalog.catalog import Model
+
+_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.: -]*", re.ASCII)  # no path
+_WORD = re.compile(r"[a-z]+|[0-9]+(?:\.[0-9]+)*[a-z]*")
+# Words that change no tensor: who made a model, how it was tuned or saved, QLoRA's 4 bits, and the 1M of Qwen's long
+# context. `base` is none of them: tuning often adds rows to the vocabulary.
+_SAME = frozenset({
+    "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "1m",
+})  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def words(name: str) -> str:
+    """The words and numbers of a name without the organisation, case and punctuation aside: `llama 3.1 8b`."""
+    return " ".join(_WORD.findall(name.rpartition("/")[2].casefold()))
+
+
+@lru_cache(maxsize=4096)
+def plain(name: str) -> str:
+    """The words of a name that say which shapes the model has."""
+    return " ".join(word for word in words(name).split() if word not in _SAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The ids of models by name.
+
+    `listed`: by id, Hugging Face name and alias, casefolded. `spelled`: by the plain words of these and of the name for
+    readers, where they are of one model alone. `unlike`: the reason why a name that looks like a model's is of another,
+    by its words.
+    """
+
+    listed: Mapping[str, str]
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    unlike: Mapping[str, str] = field(default_factory=dict)
+
+    def alike(self, name: str) -> str | None:
+        """The id of the model whose name this is, spelled otherwise."""
+        return None if self.refusal(name) or not _NAME.fullmatch(name) else self.spelled.get(plain(name))
+
+    def refusal(self, name: str) -> str:
+        """The reason why the name is not that of the model that it looks like, or ""."""
+        return self.unlike.get(words(name)) or self.unlike.get(plain(name), "")
+
+
+def names(models: Iterable[Model]) -> Names:
+    """The names of these models, none of which two of them list."""
+    listed: dict[str, str] = {}
+    spelled: dict[str, str] = {}
+    unlike: dict[str, str] = {}
+    for model in models:
+        for name in (model.id, model.hf, *model.aliases):
+            listed[name.casefold()] = model.id
+        for form in {plain(name) for name in (model.id, model.name, model.hf, *model.aliases)}:
+            spelled[form] = "" if form in spelled else model.id
+        for name, reason in model.unlike.items():
+            unlike[words(name)] = unlike[plain(name)] = f"not {model.id}: {reason}"
+    known = {form: id for form, id in spelled.items() if form and id}
+    return Names(listed, known, {form: why for form, why in unlike.items() if form not in known})

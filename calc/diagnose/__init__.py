@@ -1,0 +1,11 @@
+"""What a job died of: a pasted command, error, log or scenario read as a job, with phase, cause and remedies.
+
+`reading` finds the parts of a text, with a module for the flags of each framework; `job` makes a scenario of them;
+`diagnosis` computes it, and `remedies` what to change.
+"""
+
+from __future__ import annotations
+
+from calc.diagnose.diagnosis import Diagnosis, diagnose
+
+__all__ = ["Diagnosis", "diagnose"]

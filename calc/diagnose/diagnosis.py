@@ -1,0 +1,232 @@
+"""The diagnosis: the job of a text, where its memory runs out and why, whether its message agrees, and the remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from calc.base.ledger import Line, Phase
+from calc.base.schema import InputError
+from calc.base.units import gb, gib
+from calc.catalog.catalog import Catalog, load
+from calc.diagnose import reading as readings
+from calc.diagnose import snapshot
+from calc.diagnose.job import Job, job
+from calc.diagnose.reading import Reading
+from calc.diagnose.remedies import Remedy, Tried, remedies
+from calc.estimate.estimate import estimate
+from calc.estimate.report import deciding
+from calc.estimate.result import Estimate, Group
+from calc.resolve.parse import given
+from calc.scenario.scenario import Scenario
+
+LONGEST = 1_000_000  # bytes of a log that are read
+LARGEST = 4  # lines of the moment that are named
+# Shares of the card from which a difference between message and estimate says something.
+NEAR, SPARE = 0.1, 0.05
+# What a line's component is called in a sentence.
+WORDS: Mapping[str, str] = {
+    "weights": "the weights", "master_weights": "the fp32 master weights", "gradients": "the gradients",
+    "optimizer_states": "the optimizer's states", "activations": "the activations",
+    "checkpoints": "the checkpointed layer inputs",
+    "kv_cache": "the KV cache", "communication": "the buffers for communication", "temporary": "temporary tensors",
+    "adapter": "the adapters", "context": "the CUDA context", "fragmentation": "what the allocator holds back",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A text as read, and, where its job can be computed, the estimate with what follows from it.
+
+    `where` is the phase that the text tells, or else the estimate's, with `group` and `at`, its peak there. `refusal`:
+    the one line in which the job was refused.
+    """
+
+    reading: Reading
+    questions: tuple[str, ...]
+    job: Job | None = None
+    refusal: str = ""
+    estimate: Estimate | None = None
+    host: bool = False
+    where: str | None = None
+    group: Group | None = None
+    at: Phase | None = None
+    cause: str = ""
+    agrees: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    gpu_name: str = ""
+
+
+def diagnose(
+    text: str | bytes, more: Mapping[str, Any] | None = None, catalog: Catalog | None = None, *, where: str = "text"
+) -> Diagnosis:
+    """The diagnosis of a pasted text, or of a file's bytes; `more` gives fields that it does not say, by dotted key.
+
+    Bytes are a log in UTF-8, of which a long one's end is read, or a memory snapshot.
+    Raises InputError, one line, if nothing in the text is recognised, or a field of `more` cannot be used.
+    """
+    catalog = catalog or load()
+    more = given(more or {}, where="fields", catalog=catalog, needed=())
+    shows: tuple[str, ...] = ()
+    if isinstance(text, bytes):
+        if snapshot.is_snapshot(text):
+            shows, text = tuple(snapshot.said(text, where)), snapshot.as_text(text, where)
+        else:
+            text = text[-LONGEST:].decode("utf-8", "replace")
+    reading = readings.read(text, catalog)
+    if shows:
+        reading.parts[:] = ["a memory snapshot"]
+        reading.notes += shows
+    if not reading.parts:
+        known = "a launch command, an error message, the end of a log, or a scenario"
+        raise InputError(f"{where}: given text in which nothing is recognised, allowed: {known}")
+    fields = {**reading.fields, **more}
+    asked = tuple(readings.questions(reading, fields))
+    try:
+        made = job(reading, more, catalog)
+    except InputError as error:
+        return Diagnosis(reading, asked, refusal=str(error).removeprefix("job: "))
+    if made is None:
+        return Diagnosis(reading, asked, where=reading.phase, host=_host_error(reading), cause=_unknown_cause(reading))
+    e = estimate(made.scenario, catalog)
+    host = _host_error(reading) or (reading.error is None and e.on_host)
+    group, at = _place(e, reading, host=host)
+    tried = Tried(made, e, catalog)
+    phase = reading.phase or e.verdict_phase or at.name
+    return Diagnosis(
+        reading,
+        asked,
+        made,
+        estimate=e,
+        host=host,
+        where=phase,
+        group=group,
+        at=at,
+        cause=_cause(made.scenario, e, group, at, host=host),
+        agrees=tuple(_agreement(reading, e, group, at, host=host)),
+        remedies=tuple(remedies(tried, host=host, phase=reading.phase)),
+        gpu_name=catalog.gpu(made.scenario.gpu).name,
+    )
+
+
+def _host_error(reading: Reading) -> bool:
+    return reading.error is not None and reading.error.row.kind == "host"
+
+
+def _unknown_cause(reading: Reading) -> str:
+    return reading.error.row.means if reading.error else ""
+
+
+def _place(e: Estimate, reading: Reading, *, host: bool) -> tuple[Group, Phase]:
+    """The GPU group and the phase that the diagnosis is about: what the text tells, or else what fails first."""
+    wanted = reading.phase or (None if e.on_host else e.verdict_phase)
+    fullest = deciding(e)
+    for group in sorted(e.groups, key=lambda g: g is not fullest):
+        for phase in group.phases:
+            if phase.name == wanted:
+                return group, phase
+    return fullest, fullest.peak
+
+
+def _cause(s: Scenario, e: Estimate, group: Group, at: Phase, *, host: bool) -> str:
+    """One plain sentence: where the memory goes."""
+    if host and e.host_phases:
+        peak = max(e.host_phases, key=lambda p: p.moment.device_bytes)
+        largest = _named(s, peak, gb)
+        return f"Host memory, {peak.name}: {gb(e.host_peak)} a node of {e.host_memory}; {largest}."
+    if group.refusal:
+        return f"vLLM does not start: {group.refusal}."
+    size = gib(at.moment.device_bytes)
+    return (
+        f"In {at.name}, at the {at.moment.name}, each GPU of {group.name} takes {size} of {gib(group.usable_bytes)}: "
+        f"{_named(s, at)}."
+    )
+
+
+def _named(s: Scenario, phase: Phase, size: Callable[[float], str] = gib) -> str:
+    """The largest lines of a phase in words."""
+    sums: dict[str, int] = {}
+    for line in phase.moment.lines:
+        sums[_words(s, line)] = sums.get(_words(s, line), 0) + line.bytes
+    largest = sorted(sums.items(), key=lambda item: -item[1])[:LARGEST]
+    parts = [f"{words} {size(bytes)}" for words, bytes in largest if bytes > 0]
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+
+
+def _words(s: Scenario, line: Line) -> str:
+    """A line in words, with the role where there are several."""
+    what = WORDS.get(line.component, line.component.replace("_", " "))
+    if line.component == "logits":
+        own = s.role(line.role) or s
+        tokens = own.rows * own.expected_len
+        what = f"the logits of {tokens:,} tokens over {own.architecture.vocab:,} words"
+    return f"{what} of the {line.role}" if s.roles and line.role in s.roles else what
+
+
+# ---- the message beside the estimate -------------------------------------------------------------------------------
+
+
+def _agreement(reading: Reading, e: Estimate, group: Group, at: Phase, *, host: bool) -> Iterator[str]:
+    """Whether message and estimate agree, a line for each thing compared, and what it means if they do not."""
+    if reading.told:
+        yield from _phases(reading, e)
+    if host:
+        lacks = e.host_peak > e.host_memory.bytes
+        said = "agrees" if lacks else "does not: other processes, page cache in /dev/shm, or less memory than assumed"
+        yield f"host memory: {gb(e.host_peak)} needed of {e.host_memory}; the estimate {said}"
+    elif reading.error and e.verdict == "fits":
+        yield (
+            f"the estimate says that this job fits, with probability {e.fit_probability:.2f}: then something differs, "
+            "such as other processes on the card, longer data than the caps say, another release, an evaluation step, "
+            "or fragmentation"
+        )
+    if reading.figures and not host:
+        yield from _figures(reading.figures, group, at)
+
+
+def _phases(reading: Reading, e: Estimate) -> Iterator[str]:
+    """The phase of the traceback beside that of the estimate."""
+    told, first = reading.phase, e.verdict_phase
+    if first is None or e.on_host:
+        return
+    if told == first:
+        yield f"phase: the traceback died in {told}, and so does the estimate"
+        return
+    full = {p.name for g in e.groups for p in g.phases if p.moment.device_bytes > g.usable_bytes}
+    if told in full:
+        yield f"phase: the traceback died in {told}; by the estimate {first} fails first, and {told} would, too"
+    else:
+        yield (
+            f"phase: the traceback died in {told}, the estimate in {first}: a setting differs from what was assumed, "
+            "or data was shorter than its cap until then"
+        )
+
+
+def _figures(stated: Mapping[str, int], group: Group, at: Phase) -> Iterator[str]:
+    """Each figure of PyTorch's message beside the estimate's."""
+    total, allocated = stated.get("total_bytes"), stated.get("allocated_bytes")
+    tried = stated.get("tried_bytes", 0)
+    card = total or group.usable_bytes
+    if total and abs(total - group.usable_bytes) > NEAR * total:
+        yield f"card: the message has {gib(total)}, the GPU assumed {gib(group.usable_bytes)}: name the right GPU"
+    if allocated:
+        wanted, ours = allocated + tried, at.moment.allocated_bytes
+        close = abs(wanted - ours) <= NEAR * card
+        told = "agrees" if close else "the job needs more than that later on" if ours > wanted else "it holds more"
+        reason = "" if close or ours > wanted else ": longer data, another setting, or memory that is not given back"
+        yield (
+            f"allocated: {gib(allocated)} and {gib(tried)} asked for, the estimate's {at.name} {gib(ours)}: "
+            f"{told}{reason}"
+        )
+    spare = stated.get("unallocated_bytes", 0)
+    if spare > max(SPARE * card, tried):
+        yield (
+            f"fragmentation: {gib(spare)} are reserved but unallocated, more than the {gib(tried)} asked for: "
+            "expandable_segments:True makes them usable"
+        )
+    if others := stated.get("others_bytes", 0):
+        yield f"other processes have {gib(others)} of the card: the estimate gives it to this job alone"
+    outside = card - stated.get("free_bytes", 0) - stated.get("in_use_bytes", card) - others
+    if "in_use_bytes" in stated and outside > SPARE * card:
+        yield f"{gib(outside)} of the card are held by nobody whom the message lists: another container, or a driver"

@@ -1,0 +1,129 @@
+"""The errors of a job that ran out of memory, a row each: what they say, and of whose memory."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from calc.diagnose.pasted import LONGEST, Line
+
+
+class Row(NamedTuple):
+    """A pattern, what the error means in one sentence, whose memory is short, and the phase if the error tells it.
+
+    `kind`: `gpu`, `host`, or `vllm` for an engine that does not start. The first row that is found counts.
+    """
+
+    name: str
+    pattern: str
+    kind: str
+    phase: str | None
+    means: str
+
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        "vllm-no-cache",
+        r"No available memory for the cache blocks",
+        "vllm",
+        "load",
+        "vLLM's share of the card is used up by weights and profiling, so that no room is left for its KV cache.",
+    ),
+    Row(
+        "vllm-short-cache",
+        r"max seq len \(\d+\) is larger than the maximum number of tokens|to serve at least one request",
+        "vllm",
+        "load",
+        "vLLM's KV cache does not hold one sequence of full length.",
+    ),
+    Row(
+        "vllm-share",
+        r"is less than desired GPU memory utilization",
+        "vllm",
+        "load",
+        "When vLLM starts, other processes have more of the card than its share leaves them.",
+    ),
+    Row(
+        "vllm-warming",
+        r"occurred when warming up sampler",
+        "vllm",
+        "load",
+        "vLLM runs out while it tries a step with its largest number of sequences.",
+    ),
+    Row(
+        "ray-host",
+        r"node running low on memory|killed due to memory pressure|OutOfMemoryError: Task was killed",
+        "host",
+        None,
+        "Ray ends workers when a node's host memory is 95 % full: what is short is host memory, not GPU memory.",
+    ),
+    Row(
+        "host-allocation",
+        r"DefaultCPUAllocator: can't allocate memory|cudaHostAlloc|Cannot allocate memory|std::bad_alloc",
+        "host",
+        None,
+        "An allocation in host memory failed: pinned buffers and offloaded states need more than the node has.",
+    ),
+    Row(
+        "cuda",
+        r"(?:CUDA|HIP|NPU) out of memory\. Tried|\(GPU \d+; [\d.]+ \w+ total capacity|Tried to allocate [\d.]+ [KMG]iB",
+        "gpu",
+        None,
+        "PyTorch's allocator found no room on the card.",
+    ),
+    Row(
+        "nccl",
+        r"[Cc]uda failure 2|ncclUnhandledCudaError[^\n]*out of memory|unhandled cuda error[^\n]*out of memory",
+        "gpu",
+        None,
+        "NCCL allocates outside PyTorch's allocator and found the card full.",
+    ),
+    Row(
+        "cublas",
+        r"CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED",
+        "gpu",
+        None,
+        "cuBLAS found no room for its workspace: PyTorch holds all of the card.",
+    ),
+    Row(
+        "cuda-error",
+        r"(?:CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
+        "gpu",
+        None,
+        "The driver found the card full; another process may hold it.",
+    ),
+    Row(
+        "out-of-memory",
+        r"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory|^out of memory",
+        "gpu",
+        None,
+        "The card is full.",
+    ),
+    Row(
+        "killed",
+        # DeepSpeed's launcher calls its handler sigkill_handler, whatever the reason
+        r"exit ?code:? -9|exitcode ?: -9|return code = -9|(?-i:SIGKILL)|^Killed\b|code 137|signal 9|oom-kill|"
+        r"Out of memory: Killed",
+        "host",
+        None,
+        "The kernel killed the process, as it does when host memory runs out.",
+    ),
+)
+
+_COMPILED = tuple((re.compile(row.pattern, re.IGNORECASE), row) for row in ROWS)
+
+
+class Error(NamedTuple):
+    """An error that a text shows, and the line that shows it."""
+
+    row: Row
+    line: str
+
+
+def error(lines: list[Line]) -> Error | None:
+    """The most telling error of a text."""
+    for pattern, row in _COMPILED:
+        for line in lines:
+            if "PYTORCH_CUDA_ALLOC_CONF" not in line.text[:20] and pattern.search(line.text[:LONGEST]):
+                return Error(row, line.text.strip()[:300])
+    return None

@@ -1,0 +1,131 @@
+"""Models and GPUs as people write them, found in the catalog: by name, by the end of a path, by parts of a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from calc.catalog.catalog import GPU, Catalog
+from calc.catalog.near import meant
+from calc.models.families import MXFP4
+
+_PARTS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
+# Words that say how a model was trained on, and not its shape; and those that name another architecture.
+_TRAINED_ON = {"coder", "math", "meta", "hf", "instruct", "chat", "base", "it", "model", "models"}
+_OTHER_SHAPE = {
+    "vl",
+    "omni",
+    "audio",
+    "vision",
+    "vlm",
+    "mini",
+    "small",
+    "moe",
+    "next",
+    "nano",
+    "tiny",
+    "pruned",
+    "medium",
+}
+# A driver reports the same card a little differently in each release, and messages print two decimals.
+TOLERANCE = 0.004
+
+
+class Named(NamedTuple):
+    """A model as a text names it, with its catalog id, or None and near misses; `alike`: by parts of the name."""
+
+    given: str
+    id: str | None
+    alike: bool = False
+    near: str = ""
+
+
+def model(given: str, catalog: Catalog) -> Named:
+    """The catalog's model that a name or a path means."""
+    names = catalog.names
+    parts = [given, *_ends(given)]
+    for part in parts:
+        if found := names.listed.get(part.casefold()) or names.alike(part):
+            return Named(given, found)
+    if not any(names.refusal(part) for part in parts):
+        for part in parts[1:]:
+            if found := _made_of(part, catalog):
+                return Named(given, found, alike=True)
+    last = next(iter(parts[1:]), given)
+    return Named(given, None, near=meant(last, [*catalog.models, *(m.hf for m in catalog.models.values())]))
+
+
+def _ends(path: str) -> list[str]:
+    """The names in a path that can be a model's, the last first; a hub's cache has them as `models--owner--name`."""
+    parts = [part for part in path.replace("\\", "/").split("/") if part and part not in (".", "..")]
+    cached = [part.split("--") for part in parts if part.startswith("models--")]
+    return [*("/".join(names[1:]) for names in cached), *(names[-1] for names in cached), *parts[::-1][:3]]
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in _PARTS.findall(name.casefold()) if part not in _TRAINED_ON]
+
+
+def _made_of(name: str, catalog: Catalog) -> str | None:
+    """The model with the longest name all parts of which stand in `name`, one after another."""
+    parts = _parts(name)
+    if _OTHER_SHAPE & set(parts):
+        return None
+    fits = [
+        (len(own), known.id)
+        for known in catalog.models.values()
+        for own in (_parts(known.id), _parts(known.hf.rpartition("/")[2]))
+        if known.architecture.family not in MXFP4 and len(own) > 2 and _within(own, parts)
+    ]
+    return max(fits)[1] if fits else None
+
+
+def _within(own: Sequence[str], parts: Sequence[str]) -> bool:
+    return any(list(parts[n : n + len(own)]) == list(own) for n in range(len(parts) - len(own) + 1))
+
+
+def cards_of_size(total: int, catalog: Catalog) -> list[GPU]:
+    """The cards of which a process gets `total` bytes, those with PCIe alone last."""
+    near = [gpu for gpu in catalog.gpus.values() if total and abs(gpu.usable_bytes - total) <= TOLERANCE * total]
+    return sorted(near, key=lambda gpu: ("pcie" in gpu.id, abs(gpu.usable_bytes - total)))
+
+
+def cards_named(text: str, catalog: Catalog) -> list[GPU]:
+    """The cards that a text names, such as `NVIDIA A100-SXM4-80GB` or `8 * H20`; of several kinds, none."""
+    kinds: dict[str, list[GPU]] = {}
+    for gpu in catalog.gpus.values():
+        kinds.setdefault(_kind(gpu.id), []).append(gpu)
+    seen = [
+        kind for kind in kinds if re.search(rf"(?<![A-Za-z0-9]){_spelled(kind)}(?![A-Za-z0-9])", text, re.IGNORECASE)
+    ]
+    if len(seen) != 1:
+        return []
+    found = kinds[seen[0]]
+    sizes = {int(size) for size in re.findall(r"(?<![\d.])(\d{2,3}) ?Gi?B?\b", text, re.IGNORECASE)}
+    return _narrowed([gpu for gpu in found if round(gpu.memory_gb) in sizes] or found, text)
+
+
+def _narrowed(found: list[GPU], text: str) -> list[GPU]:
+    """The cards of a kind that the text's form factor, PCIe or SXM, leaves; SXM first, which most people train on."""
+    for form in ("pcie", "sxm"):
+        if form in text.casefold() and (own := [gpu for gpu in found if form in gpu.id]):
+            return own
+    return sorted(found, key=lambda gpu: "pcie" in gpu.id)
+
+
+def _kind(id: str) -> str:
+    return id.partition("-")[0]
+
+
+def _spelled(kind: str) -> str:
+    """A pattern for a kind of card: `rtx4090` is also written `RTX 4090` and `4090`."""
+    if kind.startswith("rtx"):
+        rest = re.escape(kind.removeprefix("rtx"))
+        return rf"(?:RTX[ -]?)?{rest}" if rest[0].isdigit() and not rest.endswith("ada") else rf"RTX[ -]?{rest}"
+    return re.escape(kind)
+
+
+def listed(cards: Iterable[GPU]) -> str:
+    """The names of cards in words."""
+    return ", ".join(gpu.name for gpu in cards)

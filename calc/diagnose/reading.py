@@ -1,0 +1,313 @@
+"""What a pasted text says of a job: fields of a scenario, the error, the phase, and what could not be read.
+
+A text may hold a command, files of settings, a scenario, an error and a traceback at once, in any order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from calc.base.schema import InputError
+from calc.catalog import oom_message
+from calc.catalog.catalog import Catalog
+from calc.diagnose import errors, files, flags, frames, names, openrlhf, pasted, shell, trainer, verl
+from calc.diagnose.errors import Error
+from calc.diagnose.flags import Flags
+from calc.diagnose.frames import Told
+from calc.resolve.parse import given
+from calc.scenario.scenario import SCHEMA
+
+# What tells a scenario from another file of settings: these fields and nothing a trainer calls by the same name.
+SCENARIO = ("task", "gpu")
+SEGMENTS = re.compile(r"expandable_segments ?: ?True", re.IGNORECASE)
+# Where a traceback shows whose code runs.
+FRAMEWORKS: tuple[tuple[str, str], ...] = (
+    (r"/openrlhf/|/openllama2/", "openrlhf"),
+    (r"/verl/(?:workers|trainer|single_controller)|\bWorkerDict\b", "verl"),
+    (r"/trl/trainer/", "trl"),
+)
+TASKS: tuple[tuple[str, str], ...] = (
+    (r"train_ppo_ray\.py|ppo_trainer\.py|train_ppo\.py", "ppo"),
+    (r"grpo_trainer\.py|grpo", "grpo"),
+    (r"dpo_trainer\.py|train_dpo", "dpo"),
+    (r"rm_trainer\.py|train_rm|reward_trainer\.py", "rm"),
+    (r"sft_trainer\.py|train_sft|/sft/workflow\.py|in run_sft\b|finetun|/sft\.py", "sft"),
+)
+_RANK = re.compile(r"rank(\d+)")
+_CARD = re.compile(r"GPU (\d+)(?:;| has a total)")
+_CUDA_DEVICES = re.compile(r"\d+(?:,\d+)*")
+
+
+class Assumed(NamedTuple):
+    """A field that the text does not say, with the value that is taken and why."""
+
+    field: str
+    value: Any
+    why: str
+
+
+@dataclass
+class Reading:
+    """A text as read: `fields` by dotted key, and everything said about them.
+
+    `parts` names what the text holds; `flags` are the settings of the command that was read, `project` whose it is.
+    `unread` are settings that may matter and are not understood, `variables` those whose value the text does not show.
+    """
+
+    parts: list[str] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    assumed: list[Assumed] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    error: Error | None = None
+    told: Told | None = None
+    figures: dict[str, int] | None = None
+    cards: list[str] = field(default_factory=list)
+    flags: Flags | None = None
+    project: str = ""
+    models: list[names.Named] = field(default_factory=list)
+
+    @property
+    def phase(self) -> str | None:
+        """The phase in which the job died, as far as the text tells."""
+        return self.told.phase if self.told else self.error.row.phase if self.error else None
+
+
+def read(text: str, catalog: Catalog) -> Reading:
+    """What `text` says; a reading without `parts` if nothing in it is recognised."""
+    lines = pasted.lines(text)
+    found = Reading()
+    _settings(found, text, lines, catalog)
+    found.error = errors.error(lines)
+    found.figures = oom_message.stated(pasted.joined(lines))
+    found.told = frames.phase(lines)
+    if found.error:
+        found.parts.append("an error message")
+    if any(re.match(r'\s*File ".*", line \d+', line.text[:500]) for line in lines) or (found.told and not found.flags):
+        found.parts.append("a traceback")
+    if not found.parts:
+        return found
+    _framework(found, text)
+    _models(found, catalog)
+    _gpu(found, text, catalog)
+    _gpus(found, text)
+    if SEGMENTS.search(text[:500_000]) and _set_segments(text):
+        found.fields.setdefault("expandable_segments", True)
+    return found
+
+
+def _set_segments(text: str) -> bool:
+    """True if the allocator's setting is made, and not only advised by PyTorch's message."""
+    return any(
+        SEGMENTS.search(line) and "try setting" not in line and re.search(r"ALLOC_CONF\W{1,3}", line)
+        for line in text.splitlines()
+    )
+
+
+# ---- settings: commands, files, scenarios --------------------------------------------------------------------------
+
+
+def _settings(found: Reading, text: str, lines: list[pasted.Line], catalog: Catalog) -> None:
+    """Reads the scenario, or the command with the most settings and the files beside it."""
+    mappings = list(files.mappings(lines))
+    for data in mappings:
+        if _is_scenario(data):
+            found.parts.append("a scenario")
+            _scenario(found, data, catalog)
+            return
+    commands = [(flags.of(command), command) for command in shell.commands(text)]
+    servers = [own for own, _ in commands if "vllm-serve" in own.program]
+    commands = [(own, command) for own, command in commands if own not in servers]
+    merged: dict[str, str] = {}
+    for data in mappings:
+        merged |= flags.flat(data)
+    for read_flags, command in commands:
+        read_flags.values = {**merged, **read_flags.values}
+        _devices(read_flags, command)
+    if merged:
+        found.parts.append("a file of settings")
+        commands.append((Flags(merged, {}), shell.Command((), {})))
+    readers = [(own, reader) for own, _ in commands if (reader := _reader(own, text))]
+    if not readers:
+        if merged:
+            found.parts.remove("a file of settings")
+        return
+    own, (kind, project) = max(readers, key=lambda pair: len(pair[0].values))
+    if any(command.words for read_flags, command in commands if read_flags is own):
+        found.parts.insert(0, "a launch command")
+    found.flags, found.project = own, project
+    said, ignored = _fields(own, kind, project)
+    accumulation = said.pop("accumulation", None)
+    found.fields = said
+    for name, value in trainer.HABITS.get(project, {}).items():
+        adapts = said.get("method") in ("lora", "qlora")
+        if name not in said and (adapts or not name.startswith("lora.")):
+            _assume(found, name, value, f"{project}'s default")
+    found.variables = dict(own.variables)
+    found.unread = own.left(ignored)
+    _batch(found, accumulation)
+    if servers and said.get("placement") == "separate":
+        found.fields |= trainer.served(servers[0])
+        found.fields["gpus"] = said.get("gpus", 1) + found.fields["rollout.gpus"]
+
+
+def _devices(own: Flags, command: shell.Command) -> None:
+    """The number of GPUs that the environment shows a command, unless the command says it itself."""
+    shown = command.environment.get("CUDA_VISIBLE_DEVICES", "")
+    if _CUDA_DEVICES.fullmatch(shown) and not {"num_gpus", "nproc_per_node", "num_processes"} & set(own.values):
+        own.values["num_gpus"] = str(shown.count(",") + 1)
+    if per_node := command.environment.get("NPROC_PER_NODE"):
+        own.values.setdefault("nproc_per_node", per_node)
+
+
+def _reader(own: Flags, text: str) -> tuple[str, str] | None:
+    """The reader of a command and the project whose command it is."""
+    if openrlhf.recognised(own):
+        return "openrlhf", "openrlhf"
+    if verl.recognised(own):
+        return "verl", "verl"
+    return ("trainer", trainer.built_on(own, text)) if trainer.recognised(own) else None
+
+
+def _fields(own: Flags, kind: str, project: str) -> tuple[dict[str, Any], re.Pattern[str]]:
+    if kind == "openrlhf":
+        return openrlhf.fields(own), openrlhf.IGNORED
+    if kind == "verl":
+        return verl.fields(own), verl.IGNORED
+    return trainer.fields(own, project), trainer.IGNORED
+
+
+def _batch(found: Reading, accumulation: int | None) -> None:
+    """The global batch that accumulation makes, once the number of GPUs is known."""
+    micro, gpus = found.fields.get("micro_batch"), found.fields.get("gpus")
+    if accumulation and micro and gpus and "global_batch" not in found.fields:
+        found.fields["global_batch"] = micro * gpus * accumulation
+
+
+def _is_scenario(data: Mapping[str, Any]) -> bool:
+    return "model" in data and any(name in data for name in SCENARIO) and "trainer.n_gpus_per_node" not in data
+
+
+def _scenario(found: Reading, data: Mapping[str, Any], catalog: Catalog) -> None:
+    """The fields of a scenario; those that it does not have are named and left out, a bad value too."""
+    known = {name: value for name, value in data.items() if str(name).partition(".")[0] in SCHEMA["properties"]}
+    found.unread = [str(name) for name in data if name not in known]
+    for _ in range(len(known) + 1):
+        try:
+            loose = {name: value for name, value in known.items() if name not in ("model", "gpu")}
+            found.fields = given(loose, where="pasted", catalog=catalog, needed=())
+            break
+        except InputError as error:
+            reason = str(error).removeprefix("pasted: ")
+            found.notes.append(reason)
+            match = re.match(r"(?:unknown field )?'?(\w+)", reason)
+            fault = match[1] if match else ""
+            known.pop(next((name for name in known if str(name).partition(".")[0] == fault), next(iter(known))))
+    for name in ("model", "gpu"):
+        if isinstance(data.get(name), str):
+            found.fields[name] = data[name]
+
+
+# ---- what the text does not say in so many words --------------------------------------------------------------------
+
+
+def _framework(found: Reading, text: str) -> None:
+    """Framework and task from the files of a traceback, where no command says them."""
+    shown = text[:500_000]
+    if "framework" not in found.fields:
+        if name := next((name for pattern, name in FRAMEWORKS if re.search(pattern, shown)), None):
+            found.fields["framework"] = name
+            found.notes.append(f"framework {name}: its files are in the traceback")
+        elif re.search(r"transformers/trainer\.py|llamafactory|LLaMA-Factory|LLaMA-Efficient|llmtuner", shown):
+            found.fields["trainer"] = "transformers"
+    if found.fields.get("task") is None:
+        found.fields.pop("task", None)
+        task = next((task for pattern, task in TASKS if re.search(pattern, shown, re.IGNORECASE)), None)
+        if task:
+            _assume(found, "task", task, "the text names it")
+        else:
+            _assume(found, "task", "sft", "nothing says what is trained")
+
+
+def _assume(found: Reading, name: str, value: Any, why: str) -> None:
+    found.fields[name] = value
+    found.assumed.append(Assumed(name, value, why))
+
+
+def _models(found: Reading, catalog: Catalog) -> None:
+    """Catalog ids for the models of the job and its roles; what is not in the catalog is left out, and named."""
+    for place in [name for name in found.fields if name == "model" or name.endswith(".model")]:
+        value = str(found.fields.pop(place))
+        named = names.model(value, catalog)
+        if place == "model":
+            found.models.append(named)
+        if named.id is None:
+            if place != "model":
+                found.notes.append(
+                    f"{place}: {named.given} is not in the catalog{named.near}; taken to be the policy's"
+                )
+            continue
+        found.fields[place] = named.id
+        if named.alike:
+            found.assumed.append(Assumed(place, named.id, f"the shape that {named.given!r} is named after"))
+
+
+def _gpu(found: Reading, text: str, catalog: Catalog) -> None:
+    """The GPU that the text names, or whose size the message states."""
+    name = found.fields.pop("gpu", None)
+    if isinstance(name, str):
+        own = [catalog.gpus[name.casefold()]] if name.casefold() in catalog.gpus else names.cards_named(name, catalog)
+        found.cards = [gpu.id for gpu in own]
+        if own:
+            found.fields["gpu"] = own[0].id
+            return
+    total = (found.figures or {}).get("total_bytes", 0)
+    sized = names.cards_of_size(total, catalog)
+    said = names.cards_named(text[:500_000], catalog)
+    cards = [gpu for gpu in said if gpu in sized] or sized or said
+    found.cards = [gpu.id for gpu in cards]
+    if cards:
+        why = "the card that the text names"
+        if cards is not said and len(cards) > 1:
+            why = f"the message's total is that of {names.listed(cards)}: the memory is theirs, speed may differ"
+        elif cards is not said:
+            why = "the card whose memory the message states"
+        _assume(found, "gpu", cards[0].id, why)
+
+
+def _gpus(found: Reading, text: str) -> None:
+    """The number of GPUs, at least as many as ranks and cards that speak."""
+    if found.fields.get("gpus"):
+        return
+    found.fields.pop("gpus", None)
+    seen = [int(n) for pattern in (_RANK, _CARD) for n in pattern.findall(text[:500_000]) if len(n) < 4]
+    if seen and max(seen) > 0:
+        count = 1 << max(seen).bit_length()
+        _assume(found, "gpus", count, f"rank or card {max(seen)} speaks, so there are at least {max(seen) + 1}")
+
+
+def near(reading: Reading) -> Iterator[str]:
+    """Models that are not in the catalog, with near misses."""
+    for named in reading.models:
+        if named.id is None:
+            yield f"model {named.given!r} is not in the catalog{named.near}"
+
+
+def questions(reading: Reading, fields: Mapping[str, Any]) -> Sequence[str]:
+    """What is still needed to compute the job, one question each."""
+    asked = []
+    if "model" not in fields:
+        variable = next(
+            (v for n, v in reading.variables.items() if n in trainer.MODEL or "pretrain" in n or "path" in n), ""
+        )
+        missing = (
+            f" ${variable} is not set in the text." if variable else "".join(f" {line}." for line in near(reading))
+        )
+        asked.append(f"Which model is trained?{missing} Say it as model: <an id that `python -m calc models` lists>")
+    if "gpu" not in fields:
+        asked.append("Which GPU? Say it as gpu: <an id that `python -m calc gpus` lists>")
+    return asked

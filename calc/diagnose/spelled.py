@@ -1,0 +1,126 @@
+"""A remedy in the framework's own spelling: the flags that differ between the commands before and after it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from calc.base.schema import InputError
+from calc.catalog.catalog import Catalog
+from calc.diagnose import openrlhf, trainer
+from calc.diagnose.job import Job
+from calc.diagnose.reading import Reading
+from calc.diagnose.remedies import Remedy
+from calc.launch import launch
+from calc.launch.shell import Launch
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
+
+SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+# Settings as the projects built on Transformers' Trainer write them: a flag, or a line of their YAML.
+PROJECTS: Mapping[str, Mapping[str, str]] = {
+    trainer.LLAMAFACTORY: {
+        "micro_batch": "per_device_train_batch_size: {}", "seq_len": "cutoff_len: {}", "attention": "flash_attn: fa2",
+        "method": "finetuning_type: lora", "qlora": "quantization_bit: 4", "loss": "enable_liger_kernel: true",
+        "optimizer": "optim: {}", "checkpointing": "disable_gradient_checkpointing: false",
+        "precision": "pure_bf16: true", "accumulation": "gradient_accumulation_steps: {}",
+    },
+    trainer.AXOLOTL: {
+        "micro_batch": "micro_batch_size: {}", "seq_len": "sequence_len: {}", "attention": "flash_attention: true",
+        "method": "adapter: lora", "qlora": "load_in_4bit: true", "optimizer": "optimizer: {}",
+        "checkpointing": "gradient_checkpointing: true", "accumulation": "gradient_accumulation_steps: {}",
+    },
+    trainer.SWIFT: {
+        "micro_batch": "--per_device_train_batch_size {}", "seq_len": "--max_length {}",
+        "attention": "--attn_impl flash_attn", "method": "--train_type lora", "qlora": "--quant_bits 4",
+        "loss": "--use_liger_kernel true", "optimizer": "--optim {}",
+        "checkpointing": "--gradient_checkpointing true", "accumulation": "--gradient_accumulation_steps {}",
+    },
+    "": {
+        "micro_batch": "--per_device_train_batch_size {}", "attention": "--attn_implementation flash_attention_2",
+        "loss": "--use_liger_kernel True", "optimizer": "--optim {}", "checkpointing": "--gradient_checkpointing True",
+        "accumulation": "--gradient_accumulation_steps {}",
+    },
+}  # fmt: skip
+# A file of DeepSpeed or accelerate, in every project.
+FILES: Mapping[str, str] = {
+    "offload.optimizer": '"offload_optimizer": {"device": "cpu"} in DeepSpeed\'s file',
+    "offload.parameters": '"offload_param": {"device": "cpu"} in DeepSpeed\'s file',
+}
+_OPTION = re.compile(r"(-\w*-?[\w.]+|[+\w.]+=|[A-Z_]+=)")
+
+
+def diff(job: Job, remedy: Remedy, reading: Reading, catalog: Catalog) -> list[str]:
+    """What to change in the command: `flag old → flag new`; the fields of a scenario where no command is known."""
+    before, after = _command(job.given, catalog), _command(remedy.given, catalog)
+    if before and after:
+        found = list(_changed(_options(before), _options(after)))
+        if reading.flags and reading.project == "openrlhf" and openrlhf.older(reading.flags):
+            found = [_older(line) for line in found]
+        if found:
+            return found
+    named = PROJECTS.get(reading.project) if reading.flags or reading.fields.get("trainer") == "transformers" else None
+    if named is not None and job.scenario.framework == "torch":
+        return list(_named(named, job.scenario, remedy))
+    return [f"{name}: {_value(value)}" for name, value in remedy.changes.items() if value is not None]
+
+
+def _command(given: Mapping[str, Any], catalog: Catalog) -> Launch | None:
+    """The newest release's command for a job, or None."""
+    newest = {**given, "framework": str(given.get("framework", "")).partition("==")[0]}
+    try:
+        return launch(parse(newest, catalog=catalog))
+    except InputError:
+        return None
+
+
+def _options(found: Launch) -> list[str]:
+    """The options of a command, and the lines of its files."""
+    lines = [line.strip().removesuffix("\\").strip() for line in found.command.splitlines()]
+    first = [word for word in lines[0].split() if word.startswith("PYTORCH_")]
+    files = [f"{name}: {line.strip().rstrip(',')}" for name, text in found.files.items() for line in text.splitlines()]
+    return [*first, *lines[1:], *files]
+
+
+def _changed(before: list[str], after: list[str]) -> Iterator[str]:
+    gone = [line for line in before if line not in after]
+    new = [line for line in after if line not in before]
+    for line in new:
+        match = _OPTION.match(line)
+        old = next((each for each in gone if match and each.startswith(match[1])), None)
+        if old:
+            gone.remove(old)
+        yield f"{old} → {line}" if old else line
+    yield from (f"without {line}" for line in gone)
+
+
+def _older(line: str) -> str:
+    """A line with the names that flags had before 0.11."""
+    for name, old in openrlhf.OLDER.items():
+        line = re.sub(rf"--{re.escape(name)}(?![\w.])", f"--{old}", line)
+    return line.replace("--attn_implementation flash_attention_2", "--flash_attn")
+
+
+def _named(names: Mapping[str, str], s: Scenario, remedy: Remedy) -> Iterator[str]:
+    """A project's own settings for what a remedy changes."""
+    after = remedy.estimate.scenario
+    for place, value in remedy.changes.items():
+        if place == "expandable_segments":
+            yield SEGMENTS
+        elif place == "sharding":
+            yield f"{value} in the file for DeepSpeed or FSDP"
+        elif place in FILES and value:
+            yield FILES[place]
+        elif place == "method" and value == "qlora" and "qlora" in names:
+            yield from (names["method"], names["qlora"])
+        elif place in names:
+            yield names[place].format({"adamw-8bit": "adamw_bnb_8bit"}.get(str(value), value))
+        elif value is not None:
+            yield f"{place}: {_value(value)}"
+    if after.accumulation != s.accumulation and "accumulation" in names:
+        yield names["accumulation"].format(after.accumulation)
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

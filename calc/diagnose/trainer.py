@@ -1,0 +1,293 @@
+"""Commands and files of Transformers' Trainer read back as fields of a scenario: TRL's, and what is built like it.
+
+TRL's are the inverse of `calc/launch/trl.py`, with the files for accelerate and DeepSpeed beside the command. Names of
+LLaMA-Factory, Axolotl and ms-swift are read where they mean the same; these run as plain Transformers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from calc.base.optimizers import OPTIMIZERS
+from calc.diagnose.flags import Flags, listed, without_none
+from calc.launch.shell import ATTENTION
+
+MODEL = ("model_name_or_path", "base_model", "model_id_or_path", "model_id", "model", "model_name")
+MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "batch_size")
+LENGTH = (
+    "max_length", "max_seq_length", "max_seq_len", "cutoff_len", "sequence_len", "model_max_length", "block_size",
+)  # fmt: skip
+CHECKPOINTING = ("gradient_checkpointing",)
+OPTIMIZER = ("optim", "optimizer")
+FLASH = ("attn_implementation", "attn_impl")
+TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules")
+# The programs and the task that each runs.
+PROGRAMS: tuple[tuple[str, str], ...] = (
+    (r"\btrl (?:sft)\b|\bsft(?:_\w+)?\.py|_sft\b|\bswift sft|sft_trainer", "sft"),
+    (r"\btrl reward\b|\breward_modeling\.py|\btrain_reward", "rm"),
+    (r"\btrl dpo\b|\bdpo(?:_\w+)?\.py", "dpo"),
+    (r"\btrl grpo\b|\bgrpo(?:_\w+)?\.py|_grpo\.py", "grpo"),
+    (r"\brun_clm\w*\.py|\bpretrain", "pretrain"),
+)
+LLAMAFACTORY, AXOLOTL, SWIFT = "LLaMA-Factory", "Axolotl", "ms-swift"
+# What a project sets unless it is told otherwise: LLaMA-Factory's hparams/model_args.py and finetuning_args.py,
+# ms-swift's arguments/tuner_args.py and train_args.py.
+HABITS: Mapping[str, Mapping[str, Any]] = {
+    LLAMAFACTORY: {"checkpointing": "full", "lora.rank": 8, "lora.targets": "all-linear", "lora.dropout": 0},
+    SWIFT: {"checkpointing": "full", "lora.rank": 8, "lora.targets": "all-linear", "lora.dropout": 0.05},
+}
+STAGES = {"sft": "sft", "pt": "pretrain", "rm": "rm", "dpo": "dpo", "reward": "rm"}
+TRL = re.compile(r"\btrl\b|(?:^|/|\s)(?:sft|dpo|grpo|reward_modeling|orpo|kto)\w*\.py|trl/")
+IGNORED = re.compile(
+    r"learning_rate|^lr|warmup|output|save|logging|eval|report_to|wandb|dataset|data_|template|max_samples|epoch|seed|"
+    r"scheduler|overwrite|num_proc|preprocess|ddp_timeout|plot|do_train|do_eval|run_name|push_to|hub|weight_decay|adam_|"
+    r"max_steps|trust_remote|config_file|accelerate_config|machine_rank|main_process|master_|node_rank|rdzv|tf32|"
+    r"train_on|group_by|early_stop|special_tokens|tokenizer|val_|strict|local_rank|max_grad_norm|dataloader|resume|"
+    r"beta|pref_|stage$|template|temperature|top_|reward_func|epsilon|loss_type|lora_alpha|alpha|use_cpu|same_network|"
+    r"compute_environment|debug|downcast|main_training|gpu_ids|tpu|distributed_type|mixed_precision|zero3_init|zero3_save|"
+    r"^module$|^m$|max_prompt|lazy|neftune|gradient_clipping|multinode|state_dict|backward_prefetch|forward_prefetch|"
+    r"sync_module|use_orig|ram_efficient|wrap|cast|steps_per|wall_clock|scheduler|bucket|overlap|contiguous|sub_group|"
+    r"live_param|reuse_dist|persistence|prefetch|gather_16bit|round_robin|initial_scale|loss_scale|hysteresis|"
+    r"train_batch_size$|label|shuffle|base_model_config|model_type|is_\w+_model|debug|task_type|bnb_4bit_quant_type|"
+    r"random_state|fast_inference|prompt_|host|port|evals_per|saves_per|path$|datasets|finetuning|cache_dir|add_eos|"
+    r"low_cpu|flash_attn|rope_scaling|resize|print_param|freeze_|image_|video_|shift_attn|activation_checkpointing"
+)
+
+
+def recognised(flags: Flags) -> bool:
+    """True for settings of the Trainer or of something built like it."""
+    names = {*flags.values, *flags.variables}
+    telling = {"per_device_train_batch_size", "model_name_or_path", "base_model", "sft_type", "train_type", "lora_r",
+               "finetuning_type", "zero_optimization.stage", "distributed_type", "model_id_or_path", "micro_batch_size",
+               "gradient_accumulation_steps", "cutoff_len"}  # fmt: skip
+    started = re.search(
+        r"\btrl (?:sft|dpo|grpo|reward)|llamafactory-cli|swift (?:sft|rlhf)|accelerate launch", flags.program
+    )
+    return bool(names & telling) or bool(started)
+
+
+def built_on(flags: Flags, text: str) -> str:
+    """The project whose command it is: LLaMA-Factory, Axolotl, ms-swift, trl, or "" for plain Transformers."""
+    names, where = {*flags.values, *flags.variables}, f"{flags.program}\n{text}"
+    if "finetuning_type" in names or re.search(r"llamafactory|LLaMA-Factory|llmtuner|train_bash\.py", where):
+        return LLAMAFACTORY
+    if ("base_model" in names and {"sequence_len", "adapter"} & names) or "axolotl" in where:
+        return AXOLOTL
+    if {"sft_type", "train_type"} & names or re.search(r"\bswift (?:sft|rlhf)|/swift/", where):
+        return SWIFT
+    if TRL.search(flags.program) or "/trl/" in text or {"use_peft", "num_generations"} & names:
+        return "trl"
+    return ""
+
+
+def fields(flags: Flags, project: str) -> dict[str, Any]:
+    """The fields that a command with its files states."""
+    task = _task(flags)
+    trl = project == "trl"
+    found: dict[str, Any] = {
+        "framework": "trl" if trl or task == "grpo" else "torch",
+        "trainer": None if trl or task == "grpo" else "transformers",
+        "task": task,
+        "model": flags.text(*MODEL),
+        "gpus": _gpus(flags),
+        "micro_batch": flags.integer(*MICRO_BATCH),
+        "checkpointing": _checkpointing(flags),
+        "attention": _attention(flags),
+        "packing": _packing(flags),
+        "loss": "fused" if flags.on("use_liger_kernel", "enable_liger_kernel", "use_liger") else None,
+        **_optimizer(flags),
+        **_adapters(flags, project),
+        **_sharding(flags),
+    }
+    found |= _grpo(flags) if task == "grpo" else {"seq_len": flags.integer(*LENGTH)}
+    if flags.has("roles.reference", "precompute_ref_log_probs") and flags.on("precompute_ref_log_probs"):
+        found["roles.reference"] = "none"
+    found["precision"] = _precision(flags, found)
+    if found["method"] is None and _full(flags):
+        found["method"] = "full"
+    return without_none(found) | {"accumulation": flags.integer("gradient_accumulation_steps")}
+
+
+def _task(flags: Flags) -> str | None:
+    stage = STAGES.get(flags.text("stage", "rlhf_type") or "")
+    return stage or next((task for pattern, task in PROGRAMS if re.search(pattern, flags.program)), None)
+
+
+def _gpus(flags: Flags) -> int | None:
+    whole = flags.integer("num_processes")
+    each = flags.integer("nproc_per_node", "num_gpus")
+    machines = flags.integer("nnodes", "num_nodes", "num_machines") or 1
+    return whole or (each * machines if each else None)
+
+
+def _checkpointing(flags: Flags) -> str | None:
+    if flags.text(*CHECKPOINTING) is not None:
+        return "full" if flags.on(*CHECKPOINTING) else "none"
+    return "none" if flags.on("disable_gradient_checkpointing") else None
+
+
+def _attention(flags: Flags) -> str | None:
+    spelled = {word: name for name, word in ATTENTION.items()} | {
+        "flash_attn": "flash",
+        "kernels-community/flash-attn2": "flash",
+    }
+    named = flags.text(*FLASH)
+    if named in spelled:
+        return spelled[named]
+    flash = flags.text("flash_attention", "use_flash_attn", "flash_attn", "use_flash_attention_2")
+    if flash is None:
+        return None
+    return "flash" if flags.on("flash_attention", "use_flash_attn", "flash_attn") and flash != "disabled" else None
+
+
+def _packing(flags: Flags) -> bool | None:
+    names = ("packing", "sample_packing", "neat_packing")
+    return flags.on(*names) if flags.text(*names) is not None else None
+
+
+def _optimizer(flags: Flags) -> dict[str, Any]:
+    """The optimizer and its implementation, by Transformers' name."""
+    named, more = flags.text(*OPTIMIZER), flags.text("optim_args") or ""
+    for name, facts in OPTIMIZERS.items():
+        for implementation, spelled in facts.spelled.trl.items():
+            if named == spelled.optim and more == spelled.optim_args:
+                chosen = facts.usual if implementation not in facts.implementations else implementation
+                return {"optimizer": name, "optimizer_impl": chosen if len(facts.spelled.trl) > 1 else None}
+    return {"optimizer": "adamw" if named in ("adamw_hf", "adamw_torch_xla", "adamw") else None}
+
+
+def _adapters(flags: Flags, project: str) -> dict[str, Any]:
+    """The method, and the adapters of LoRA and QLoRA."""
+    kind = flags.text("finetuning_type", "sft_type", "train_type", "adapter", "tuner_type")
+    four = flags.on("load_in_4bit") or flags.text("quantization_bit", "quant_bits") == "4"
+    rank = flags.integer("lora_r", "lora_rank", "lora_dim")
+    uses = flags.on("use_peft", "use_lora") or kind in ("lora", "qlora") or (
+        kind is None and flags.text("use_peft") is None and bool(rank)
+    )  # fmt: skip
+    if not uses:
+        return {"method": None}
+    named = flags.text(*TARGETS)
+    everything = flags.on("lora_target_linear") or named in ("all", "all-linear", "ALL")
+    double = flags.text("use_bnb_nested_quant", "double_quantization", "bnb_4bit_use_double_quant")
+    qlora = four or kind == "qlora"
+    return {
+        "method": "qlora" if qlora else "lora",
+        "lora.rank": rank,
+        "lora.dropout": flags.number("lora_dropout"),
+        "lora.targets": "all-linear" if everything else listed(named) if named else None,
+        "double_quantization": flags.on("use_bnb_nested_quant", "double_quantization", "bnb_4bit_use_double_quant")
+        if qlora and double is not None
+        else None,
+    }
+
+
+def _full(flags: Flags) -> bool:
+    kind = flags.text("finetuning_type", "sft_type", "train_type")
+    return kind in ("full", "freeze") or flags.text("use_peft") == "false"
+
+
+def _precision(flags: Flags, found: Mapping[str, Any]) -> str | None:
+    """The layout of weights and states that types of loading and of computing give together."""
+    loaded, bf16, fp16 = flags.text("dtype", "torch_dtype"), flags.text("bf16"), flags.on("fp16")
+    pure = flags.on("pure_bf16")
+    sharding = str(found.get("sharding") or "")
+    if fp16:
+        return "fp16"
+    if pure:
+        return "bf16"
+    on = bf16 is not None and flags.on("bf16")
+    narrow = loaded in ("bfloat16", "bf16", "float16")
+    if sharding.startswith("zero"):
+        return "mixed" if on or bf16 == "auto" else None
+    if found.get("method") in ("lora", "qlora"):
+        return "bf16" if narrow else None
+    if sharding.startswith("fsdp"):
+        mixed = flags.text("mixed_precision")
+        return (
+            "bf16"
+            if narrow and mixed == "no"
+            else "fsdp-mixed"
+            if on
+            else "fp32"
+            if bf16 == "false" and not narrow
+            else None
+        )
+    if narrow and loaded:
+        return "bf16"
+    return "autocast" if on else "fp32" if bf16 == "false" else None
+
+
+def _sharding(flags: Flags) -> dict[str, Any]:
+    """Sharding and offload: of a file of settings, or as the name of one hints."""
+    kind = (flags.text("distributed_type") or "").upper()
+    stage = flags.integer("zero_optimization.stage", "deepspeed_config.zero_stage", "zero_stage")
+    named = " ".join(
+        flags.text(name) or "" for name in ("deepspeed", "config_file", "deepspeed_config", "accelerate_config")
+    )
+    hint = re.search(r"(?:zero|z)[-_]?([123])", named.casefold())
+    fsdp = flags.text("fsdp")
+    found: dict[str, Any] = {"grad_dtype": flags.text("data_types.grad_accum_dtype")}
+    if stage or kind == "DEEPSPEED" or (hint and kind != "FSDP"):
+        level = stage or (int(hint[1]) if hint else None)
+        found["sharding"] = f"zero{level}" if level else None
+        offloads = {"optimizer": _device(flags, "optimizer"), "parameters": _device(flags, "param")}
+        if "offload" in named.casefold() and not any(offloads.values()):
+            offloads = {"optimizer": True, "parameters": "3" in str(level)}
+        found |= {f"offload.{name}": value for name, value in offloads.items()}
+    elif kind == "FSDP" or fsdp or "fsdp" in named.casefold():
+        version = flags.integer("fsdp_config.fsdp_version", "fsdp_version") or 1
+        offloaded = flags.on("fsdp_config.fsdp_offload_params") or "offload" in (fsdp or "") or None
+        found |= {"sharding": f"fsdp{version}", "offload.optimizer": offloaded, "offload.parameters": offloaded}
+        found["no_sync"] = False if "sync_each_batch" in (flags.text("accelerator_config") or "") else None
+    elif kind == "MULTI_GPU":
+        found["sharding"] = "ddp"
+    elif kind == "NO":
+        found["sharding"] = "none"
+    return found
+
+
+def served(flags: Flags) -> dict[str, Any]:
+    """The fields of a server of vLLM beside the trainer, from the command `trl vllm-serve` that starts it."""
+    ranks = flags.integer("tensor_parallel_size") or 1
+    return without_none(
+        {
+            "rollout.engine": "vllm",
+            "rollout.tensor_parallel": ranks,
+            "rollout.gpu_memory_utilization": flags.number("gpu_memory_utilization"),
+            "rollout.gpus": ranks * (flags.integer("data_parallel_size") or 1),
+        }
+    )
+
+
+def _device(flags: Flags, what: str) -> bool | None:
+    value = flags.text(f"zero_optimization.offload_{what}.device", f"deepspeed_config.offload_{what}_device")
+    return None if value is None else value == "cpu"
+
+
+def _grpo(flags: Flags) -> dict[str, Any]:
+    """The fields of generation."""
+    n, batch = flags.integer("num_generations"), flags.integer("generation_batch_size")
+    uses = flags.text("use_vllm")
+    beta = flags.number("beta")
+    mode = flags.text("vllm_mode")
+    found: dict[str, Any] = {
+        "prompt_len": flags.integer("max_prompt_length"),
+        "response_len": flags.integer("max_completion_length"),
+        "rollout.n": n,
+        "rollout.batch": batch // n if batch and n else None,
+        "rollout.engine": None if uses is None else "vllm" if flags.on("use_vllm") else "hf",
+        "roles.reference": None if beta is None else "none" if beta == 0 else {},
+        "roles.reward": "none" if flags.has("reward_funcs") else None,
+        "roles.reward.model": flags.text("reward_model_name_or_path"),
+    }
+    if flags.on("use_vllm") and mode != "server":
+        found |= {
+            "rollout.gpu_memory_utilization": flags.number("vllm_gpu_memory_utilization"),
+            "rollout.tensor_parallel": flags.integer("vllm_tensor_parallel_size"),
+            "rollout.sleep": flags.on("vllm_enable_sleep_mode") or None,
+        }
+    if mode == "server":
+        found["placement"] = "separate"
+    return found

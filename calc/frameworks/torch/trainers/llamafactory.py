@@ -1,0 +1,86 @@
+"""LLaMA-Factory on Transformers' Trainer: what it trains in fp32, and its own checkpointing and DPO loss.
+
+Files are those of llamafactory 0.9.5 (`src/llamafactory/`) unless a release is named. `bf16` is off unless it is asked
+for, which every example does: it is taken to be on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from calc.base.plan import Path
+from calc.frameworks import trainer
+from calc.frameworks.releases import NOTHING, Default, Table, stated
+from calc.frameworks.torch.releases import Pins
+from calc.frameworks.torch.trainers import habits as shared
+from calc.scenario.scenario import Scenario
+
+TASKS = ("pretrain", "sft", "rm", "dpo")
+
+# Transformers as new as METADATA allows, DeepSpeed as its extra allows where there is one, PyTorch as new as its day's.
+RELEASES: Mapping[str, Pins] = {
+    "0.9.0": Pins("0.14.4", "2.4.1", "4.45.0"),
+    "0.9.1": Pins("0.14.4", "2.5.1", "4.46.1"),
+    "0.9.2": Pins("0.16.4", "2.6.0", "4.49.0"),
+    "0.9.3": Pins("0.16.9", "2.7.1", "4.52.4"),
+    "0.9.4": Pins("0.16.9", "2.9.1", "4.57.1"),
+    "0.9.5": Pins("0.19.8", "2.13.0", "5.6.0"),
+}
+FIRST = "0.9.0"
+
+DEFAULTS = Table(
+    Default("seq_len", FIRST, 1024, "cutoff_len (hparams/data_args.py:44 of 0.9.0)"),
+    Default("seq_len", "0.9.1", 2048, "cutoff_len (hparams/data_args.py:46)"),
+    Default("micro_batch", FIRST, 8, "per_device_train_batch_size (transformers training_args.py)"),
+    Default("checkpointing", FIRST, "full", "disable_gradient_checkpointing false (hparams/model_args.py:145)"),
+    Default("attention", FIRST, "sdpa", "flash_attn auto: Transformers' choice (hparams/model_args.py:117)"),
+    Default("loss", FIRST, "full", "enable_liger_kernel false (hparams/model_args.py:137)"),
+    Default("logprob", FIRST, "log-softmax-fp32", "logits.to(torch.float32), log_softmax (train/dpo/trainer.py:230)"),
+    Default("packing", FIRST, False, "packing None (hparams/parser.py:520)"),
+    Default("packing", FIRST, True, "packing None in stage pt (hparams/parser.py:520)", ("pretrain",)),
+)
+ADAPTERS = Table(
+    Default("lora.rank", FIRST, 8, "lora_rank (hparams/finetuning_args.py:77)"),
+    Default("lora.dropout", FIRST, 0, "lora_dropout (hparams/finetuning_args.py:73)"),
+    Default("lora.targets", FIRST, "all-linear", "lora_target all (hparams/finetuning_args.py:81)"),
+    Default("double_quantization", FIRST, True, "double_quantization (hparams/model_args.py:291)"),
+)
+
+
+def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Its defaults for `task`, by dotted key; trained weights are upcast to fp32 (model/adapter.py:313-325)."""
+    version, libraries = shared.release("llamafactory", RELEASES, given)
+    adapters = given.get("method", "full") != "full"
+    values = stated(task, version, DEFAULTS, ADAPTERS if adapters else NOTHING)
+    sharding = shared.sharded(given)
+    return {
+        **libraries,
+        **values,
+        **shared.batches(values, given, 1),
+        "sharding": sharding,
+        "precision": shared.narrow(given, sharding, wide="autocast"),
+        "no_sync": trainer.reduces_once(sharding),
+    }
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why LLaMA-Factory cannot run `s`, in one line, or None."""
+    return shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
+
+
+def keeps(s: Scenario) -> dict[str, Any]:
+    """The Trainer's fields of the trained role; checkpointing is reentrant but for FSDP 2 (checkpointing.py:148)."""
+    return trainer.keeps(s) | {"reentrant": s.sharding != "fsdp2"}
+
+
+def path(s: Scenario, usual: Path) -> Path:
+    """The loss path: the model's own, as the Trainer calls it."""
+    return usual
+
+
+def notes(s: Scenario) -> Iterator[str]:
+    """What of LLaMA-Factory is computed otherwise."""
+    yield from shared.told(s, RELEASES)
+    if s.loss == "fused":
+        yield shared.LIGER

@@ -1,0 +1,80 @@
+"""ms-swift's `swift pt`, `swift sft` and `swift rlhf` on Transformers' Trainer; megatron-swift is another engine.
+
+Files are those of ms-swift 4.6.0 (`swift/`) unless a release is named; 3.9.0 has the same in `swift/llm/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from calc.base.plan import Path
+from calc.frameworks import trainer
+from calc.frameworks.releases import NOTHING, Default, Table, stated
+from calc.frameworks.torch.releases import Pins
+from calc.frameworks.torch.trainers import habits as shared
+from calc.scenario.scenario import Scenario
+
+TASKS = ("pretrain", "sft", "rm", "dpo")
+FIRST = "3.9.0"
+# Transformers as new as METADATA allows; PyTorch and DeepSpeed, which it leaves open, as new as their day's.
+RELEASES: Mapping[str, Pins] = {
+    FIRST: Pins("0.17.6", "2.8.0", "4.57.1"),
+    "4.6.0": Pins("0.19.8", "2.13.0", "5.19.0"),
+}
+STEP = 16  # sequences of a step over all GPUs, unless a number of micro batches is given (trainers/arguments.py:291)
+
+DEFAULTS = Table(
+    Default("micro_batch", FIRST, 1, "per_device_train_batch_size (trainers/arguments.py:130)"),
+    Default("checkpointing", FIRST, "full", "gradient_checkpointing true (trainers/arguments.py:135)"),
+    Default("attention", FIRST, "sdpa", "attn_impl None: Transformers' choice (arguments/base_args/model_args.py:79)"),
+    Default("loss", FIRST, "full", "the model's own; use_liger_kernel false (transformers training_args.py)"),
+    Default("logprob", FIRST, "selective", "selective_log_softmax (rlhf_trainers/rlhf_mixin.py:169)"),
+    Default("packing", FIRST, False, "packing false (arguments/base_args/base_args.py:133)"),
+)
+ADAPTERS = Table(
+    Default("lora.rank", FIRST, 8, "lora_rank (arguments/tuner_args.py:133)"),
+    Default("lora.dropout", FIRST, 0.05, "lora_dropout (arguments/tuner_args.py:135)"),
+    Default("lora.targets", FIRST, "all-linear", "target_modules (arguments/tuner_args.py:126)"),
+    Default("double_quantization", FIRST, True, "bnb_4bit_use_double_quant (arguments/base_args/quant_args.py:42)"),
+)
+
+
+def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Its defaults for `task`, by dotted key; weights load in their checkpoint's type (base_args/model_args.py:114)."""
+    version, libraries = shared.release("ms-swift", RELEASES, given)
+    values = stated(task, version, DEFAULTS, NOTHING if given.get("method", "full") == "full" else ADAPTERS)
+    sharding = shared.sharded(given)
+    one = shared.batches(values, given, 1)["global_batch"]
+    return {
+        **libraries,
+        **values,
+        **shared.batches(values, given, max(1, -(-STEP // one))),
+        "sharding": sharding,
+        "precision": shared.narrow(given, sharding, wide="bf16"),
+        "no_sync": trainer.reduces_once(sharding),
+    }
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why ms-swift cannot run `s`, in one line, or None."""
+    return shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
+
+
+def keeps(s: Scenario) -> dict[str, Any]:
+    """The Trainer's fields of the trained role; checkpointing is reentrant but under DDP (trainers/mixin.py:950)."""
+    return trainer.keeps(s) | {"reentrant": s.sharding != "ddp"}
+
+
+def path(s: Scenario, usual: Path) -> Path:
+    """The loss path: the model's own; for pairs TRL's, see `trainer.selective`."""
+    return trainer.selective(usual)
+
+
+def notes(s: Scenario) -> Iterator[str]:
+    """What of ms-swift is computed otherwise."""
+    yield from shared.told(s, RELEASES)
+    if s.task in ("pretrain", "sft") and s.loss == "full":
+        yield "use_logits_to_keep cuts prompts off before the head: computed as if every position were a response's"
+    if s.loss == "fused":
+        yield shared.LIGER

@@ -1,0 +1,44 @@
+"""The trainers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from calc.base.plan import Path
+from calc.frameworks import trainer
+from calc.frameworks.torch.trainers import axolotl, litgpt, llamafactory, ms_swift, torchtitan, torchtune, unsloth
+from calc.scenario.scenario import Scenario
+
+
+class Trainer(Protocol):
+    """The interface of a module whose training loop takes the place of the scenario's own."""
+
+    def habits(self, task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Its defaults for `task` where they are not those of a loop of one's own, by dotted key; as `defaults`."""
+
+    def refuse(self, s: Scenario) -> str | None:
+        """The reason why it cannot run `s`, in one line, or None."""
+
+    def keeps(self, s: Scenario) -> dict[str, Any]:
+        """The fields that it sets in a `calc.base.plan.Role`."""
+
+    def path(self, s: Scenario, usual: Path) -> Path:
+        """The loss path, where `usual` is that of Transformers' models."""
+
+    def notes(self, s: Scenario) -> Iterable[str]:
+        """Notes on what it does and no field of a scenario says."""
+
+
+# Those whose releases are told apart, each with `RELEASES` and tables of its defaults.
+RELEASED: Mapping[str, Trainer] = {
+    "llamafactory": llamafactory,
+    "axolotl": axolotl,
+    "ms-swift": ms_swift,
+    "torchtune": torchtune,
+    "torchtitan": torchtitan,
+    "unsloth": unsloth,
+}
+TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt, **RELEASED}
+# Those whose loop is Transformers' Trainer on Accelerate.
+ON_TRANSFORMERS = ("transformers", "llamafactory", "axolotl", "ms-swift", "unsloth")

@@ -1,0 +1,107 @@
+"""torchtitan's loop: FSDP 2 with fp32 shards, selective checkpointing, and since 0.3 a loss in chunks.
+
+Files are those of torchtitan 0.3.0 unless a release is named; 0.1 and 0.2 keep their settings in `config_manager.py`
+and `config/job_config.py`. Its layers are taken as Transformers', its parallelism as PyTorch's, which `torch` computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from calc.base.plan import Path
+from calc.base.versions import at_least, nearest
+from calc.frameworks.releases import NOTHING, Default, Table, stated
+from calc.frameworks.torch.releases import Pins
+from calc.frameworks.torch.trainers import habits as shared
+from calc.scenario.scenario import Scenario
+
+TASKS = ("pretrain", "sft")
+FIRST = "0.1.0"
+CHUNKED = "0.3.0"
+# PyTorch's nightly of its day. Transformers does not run; DeepSpeed neither.
+RELEASES: Mapping[str, Pins] = {
+    FIRST: Pins("0.16.4", "2.8.0", "5.23.0"),
+    "0.2.2": Pins("0.16.4", "2.11.0", "5.23.0"),
+    CHUNKED: Pins("0.16.4", "2.13.0", "5.23.0"),
+}
+
+DEFAULTS = Table(
+    Default("micro_batch", FIRST, 8, "local_batch_size (config/configs.py:37)"),
+    Default("seq_len", FIRST, 2048, "seq_len (config/configs.py:52)"),
+    Default("optimizer", FIRST, "adamw", "default_adamw (components/optimizer/optimizer.py:378)"),
+    Default("grad_dtype", FIRST, "fp32", "mixed_precision_reduce (config/configs.py:93)"),
+    Default(
+        "checkpointing", FIRST, "selective", "activation_checkpoint selective, by operators (train_configs/*.toml)"
+    ),
+    Default(
+        "attention",
+        FIRST,
+        "sdpa",
+        "F.scaled_dot_product_attention, unless attn_backend is varlen (models/common/attention.py)",
+    ),
+    Default("loss", FIRST, "full", "cross_entropy_loss (components/loss.py of 0.1.0)"),
+    Default("loss", CHUNKED, "chunked", "ChunkedLossWrapper (models/llama3/config_registry.py:187)"),
+    Default("packing", FIRST, False, "rows are cut from a stream: none is padded (hf_datasets/text_datasets.py)"),
+    Default("no_sync", FIRST, False, "every micro batch is reduced (trainer.py)"),
+    Default("expandable_segments", FIRST, True, "run_train.sh of the repository: PYTORCH_ALLOC_CONF"),
+)
+# Where GPUs share a layer or stages of the model.
+WHOLE = Table(Default("loss", FIRST, "full", "what is computed there"))
+CUT = Table(Default("sequence_parallel", FIRST, True, "enable_sequence_parallel (config/configs.py:160)"))
+STAGED = Table(Default("micro_batch", FIRST, 1, "pipeline_parallel_microbatch_size (config/configs.py:226)"))
+
+
+def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of its configuration for `task`, by dotted key.
+
+    Weights, gradients and states are fp32. FSDP's policy computes in bf16; without FSDP autocast does
+    (distributed/utils.py:maybe_enable_amp of 0.2.2).
+    """
+    version, libraries = shared.release("torchtitan", RELEASES, given)
+    cut, staged = int(given.get("tensor_parallel", 1)) > 1, int(given.get("pipeline_parallel", 1)) > 1
+    tables = (WHOLE if cut or staged else NOTHING, CUT if cut else NOTHING, STAGED if staged else NOTHING)
+    values = stated(task, version, DEFAULTS, *tables)
+    # on one GPU, too, since it is there that FSDP's policy casts (models/llama3/parallelize.py:80)
+    one = "fsdp2" if at_least(version, CHUNKED) else "none"
+    sharding = shared.sharded(given, "fsdp2", one)
+    steps = int(given.get("pipeline_parallel", 1))
+    return {
+        **libraries,
+        **values,
+        **shared.batches(values, given, steps),
+        **shared.fused(given),
+        "sharding": sharding,
+        "precision": "fsdp-mixed" if sharding == "fsdp2" else "fp32" if cut or staged else "autocast",
+    }
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why torchtitan cannot run `s`, in one line, or None."""
+    fixed: dict[str, tuple[str, ...]] = {
+        "method": ("full",),
+        "sharding": ("none", "ddp", "fsdp2"),
+        "loss": ("full", "chunked"),
+        "attention": ("sdpa", "flash"),
+    }
+    return shared.refuse(s, TASKS, fixed, together=True)
+
+
+def keeps(s: Scenario) -> dict[str, Any]:
+    """The fields of the trained role: checkpoints are not reentrant (distributed/activation_checkpoint.py)."""
+    return {"reentrant": False}
+
+
+def path(s: Scenario, usual: Path) -> Path:
+    """The loss path: labels come shifted; a chunk's backward runs at once, as it does where it is computed again."""
+    return Path("chunked") if s.loss == "chunked" else Path("cross-entropy")
+
+
+def notes(s: Scenario) -> Iterator[str]:
+    """What of torchtitan is computed otherwise."""
+    yield from shared.told(s, RELEASES)
+    yield "compile.enable, off unless asked for, and converters to float8 are not computed; layers are Transformers'"
+    if at_least(nearest(s.versions["torchtitan"], tuple(RELEASES)), CHUNKED):
+        yield "training.disable_cuda_graphs: computed as true; captured graphs keep a pool of their own"
+        if s.loss == "full" and s.together > 1:
+            yield "ChunkedLossWrapper is computed as a loss of whole logits where GPUs share layers or sequences"

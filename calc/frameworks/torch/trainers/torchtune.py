@@ -1,0 +1,120 @@
+"""torchtune's recipes: everything in bf16, FSDP 2 with embedding and head as units, logits in chunks.
+
+Files are those of torchtune 0.6.1 unless a release is named. Defaults are those of the configurations for Llama 3.1 8B
+(`recipes/configs/llama3_1/8B_*.yaml`), which those of other models follow. Its layers are taken as Transformers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from calc.base.plan import Path
+from calc.frameworks.releases import NOTHING, Default, Table, stated
+from calc.frameworks.torch.releases import Pins
+from calc.frameworks.torch.trainers import habits as shared
+from calc.scenario.scenario import Scenario
+
+TASKS = ("pretrain", "sft", "dpo")
+FIRST = "0.3.1"
+# PyTorch of its day: it names none. Transformers does not run; DeepSpeed neither.
+RELEASES: Mapping[str, Pins] = {
+    FIRST: Pins("0.16.4", "2.5.0", "5.23.0"),
+    "0.4.0": Pins("0.16.4", "2.5.1", "5.23.0"),
+    "0.5.0": Pins("0.16.4", "2.5.1", "5.23.0"),
+    "0.6.1": Pins("0.16.4", "2.6.0", "5.23.0"),
+}
+
+DEFAULTS = Table(
+    Default("micro_batch", FIRST, 2, "batch_size (8B_full.yaml)"),
+    Default("precision", FIRST, "bf16", "dtype bf16 (8B_full.yaml)"),
+    Default("grad_dtype", FIRST, "bf16", "fully_shard without a policy (training/_distributed.py:559)"),
+    Default("optimizer", FIRST, "adamw", "torch.optim.AdamW (8B_full.yaml)"),
+    Default("checkpointing", FIRST, "full", "enable_activation_checkpointing (8B_full.yaml)"),
+    Default("attention", FIRST, "sdpa", "F.scaled_dot_product_attention (modules/attention_utils.py)"),
+    Default("loss", FIRST, "chunked", "CEWithChunkedOutputLoss (8B_full.yaml)"),
+    Default("loss", FIRST, "full", "DPO's logits are whole (recipes/full_dpo_distributed.py)", ("dpo",)),
+    Default("logprob", FIRST, "log-softmax-fp32", "log_softmax of fp32 logits (rlhf/sequence_processing.py:98)"),
+    Default("packing", FIRST, False, "dataset.packed (8B_full.yaml)"),
+    Default("no_sync", FIRST, False, "every micro batch is reduced (recipes/full_finetune_distributed.py)"),
+)
+# On one GPU, where all weights are trained.
+SINGLE = Table(
+    Default("optimizer", FIRST, "adamw-paged-8bit", "bitsandbytes.optim.PagedAdamW8bit (8B_full_single_device.yaml)"),
+)
+ADAPTERS = Table(
+    Default("lora.rank", FIRST, 8, "lora_rank (8B_lora.yaml)"),
+    Default("lora.targets", FIRST, ["q_proj", "v_proj"], "lora_attn_modules (8B_lora.yaml of 0.3.1)"),
+    Default(
+        "lora.targets", "0.4.0", ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        "lora_attn_modules, apply_lora_to_mlp (8B_lora.yaml)",
+    ),
+    Default("lora.dropout", FIRST, 0, "lora_dropout (8B_lora.yaml)"),
+    Default("lora.dtype", FIRST, "bf16", "dtype bf16 (8B_lora.yaml)"),
+    Default("lora.units", FIRST, "own", "fully_shard wraps layers: no flat parameter joins types"),
+    Default("double_quantization", FIRST, True, "NF4Tensor quantises its scales (torchao dtypes/nf4tensor.py)"),
+)  # fmt: skip
+# With adapters on several GPUs.
+SPREAD = Table(Default("checkpointing", FIRST, "none", "enable_activation_checkpointing (8B_lora.yaml)"))
+# Micro batches of a step of LoRA on several GPUs, and on one (gradient_accumulation_steps); full fine-tuning has one.
+ACCUMULATION = {FIRST: (32, 64), "0.4.0": (8, 8), "0.5.0": (8, 8), "0.6.1": (8, 8)}
+
+
+def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of its configurations for `task`, by dotted key."""
+    version, libraries = shared.release("torchtune", RELEASES, given)
+    adapters = given.get("method", "full") != "full"
+    sharding = shared.sharded(given, "fsdp2")
+    several = sharding != "none"
+    tables = (ADAPTERS, SPREAD if several else NOTHING) if adapters else (NOTHING if several else SINGLE,)
+    values = stated(task, version, DEFAULTS, *tables)
+    steps = ACCUMULATION[version][0 if several else 1] if adapters else 1
+    return {
+        **libraries,
+        **values,
+        **shared.batches(values, given, steps),
+        **shared.fused(given, str(values["optimizer"])),
+        "sharding": sharding,
+    }
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why torchtune's recipes cannot run `s`, in one line, or None."""
+    fixed: dict[str, tuple[str, ...]] = {
+        "sharding": ("none", "fsdp2"),
+        "precision": ("bf16", "fp32"),
+        "loss": ("full", "chunked"),
+        "checkpointing": ("none", "full"),
+    }
+    if fault := shared.refuse(s, TASKS, fixed):
+        return fault
+    if s.lora and s.lora.dtype != s.precision:
+        return f"lora.dtype: given {s.lora.dtype!r} with trainer torchtune, allowed: {s.precision}, as the model"
+    return None
+
+
+def keeps(s: Scenario) -> dict[str, Any]:
+    """The fields of the trained role: checkpoints are not reentrant (torchtune/training/activations.py:24)."""
+    return {"reentrant": False}
+
+
+def path(s: Scenario, usual: Path) -> Path:
+    """The loss path: logits in chunks, or whole ones that the model casts to fp32 (modules/transformer.py:655-659).
+
+    DPO divides a slice of them by a temperature of 1, which copies it (rlhf/sequence_processing.py:95-98).
+    """
+    if s.task == "dpo":
+        return replace(usual, head_fp32=True, upcast=False, scaled="copy")
+    return Path("chunked-logits") if s.loss == "chunked" else Path("cross-entropy", head_fp32=True)
+
+
+def notes(s: Scenario) -> Iterator[str]:
+    """What of torchtune is computed otherwise."""
+    yield from shared.told(s, RELEASES)
+    if s.loss == "chunked":
+        yield "compile is computed as off: compiled, the loss keeps no fp32 log-softmax"
+    if s.sharding == "none" and not s.lora:
+        yield "optimizer_in_bwd, on in its configurations for one GPU, is computed as off: gradients stay"
+    if s.method == "qlora" and s.sharding == "none":
+        yield "enable_activation_offloading, on in its configurations of QLoRA, is computed as off"

@@ -1,0 +1,116 @@
+"""What commands share that start Transformers' Trainer: its arguments, a file for DeepSpeed, and YAML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from calc.base.optimizers import OPTIMIZERS, Optim
+from calc.launch.shell import LaunchError, runner
+from calc.scenario.scenario import Scenario
+
+DEEPSPEED = "deepspeed.json"
+
+
+def optim(s: Scenario) -> Optim:
+    """The optimizer as TrainingArguments name it; LaunchError if they have no word for it."""
+    facts = OPTIMIZERS[s.optimizer]
+    if not facts.spelled.trl:
+        allowed = ", ".join(name for name, facts in OPTIMIZERS.items() if facts.spelled.trl)
+        raise LaunchError(f"optimizer: given {s.optimizer!r}, allowed for a command of {runner(s)[0]}: {allowed}")
+    return facts.spelled.trl.get(s.optimizer_impl) or facts.spelled.trl[facts.usual]
+
+
+def synchronised() -> dict[str, Any]:
+    """The `accelerator_config` with which FSDP reduces the gradients of every micro batch."""
+    return {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+
+
+def mixed(s: Scenario) -> str:
+    """The mixed precision as Accelerate names it; with it, FSDP makes everything that is trained fp32."""
+    pure = s.precision == "fp32" or (s.precision == "bf16" and s.sharded.family == "fsdp")
+    return "no" if pure else "fp16" if s.precision == "fp16" else "bf16"
+
+
+def device(offloaded: bool) -> str:
+    """DeepSpeed's name for the device that holds offloaded parameters or states."""
+    return "cpu" if offloaded else "none"
+
+
+def deepspeed(s: Scenario) -> dict[str, Any]:
+    """DeepSpeed's own configuration; `auto` stands for the values of the trainer's flags."""
+    return {
+        "zero_optimization": {
+            "stage": s.sharded.stage,
+            "offload_optimizer": {"device": device(s.offload.optimizer)},
+            "offload_param": {"device": device(s.offload.parameters)},
+            **({"stage3_gather_16bit_weights_on_model_save": True} if s.sharding == "zero3" else {}),
+            **({} if s.memory_efficient_linear else {"memory_efficient_linear": False}),
+        },
+        mixed(s): {"enabled": True},
+        "data_types": {"grad_accum_dtype": s.grad_dtype},
+        "train_micro_batch_size_per_gpu": s.micro_batch,
+        "gradient_accumulation_steps": s.accumulation,
+        "gradient_clipping": "auto",
+    }
+
+
+def yaml(settings: Mapping[str, Any]) -> str:
+    """Keys and scalars as YAML, nested one mapping deep; scalars are written as JSON, which YAML reads."""
+    lines = []
+    for name, value in sorted(settings.items()):
+        if isinstance(value, Mapping):
+            lines.append(f"{name}:")
+            lines += [f"  {inner}: {json.dumps(item)}" for inner, item in sorted(value.items())]
+        else:
+            lines.append(f"{name}: {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def arguments(s: Scenario) -> dict[str, Any]:
+    """The TrainingArguments that every trainer on it has under their own names: optimizer, accumulation, sharding."""
+    found = optim(s)
+    told: dict[str, Any] = {
+        "gradient_accumulation_steps": s.accumulation,
+        "gradient_checkpointing": s.checkpointing == "full",
+        "optim": found.optim,
+    }
+    if found.optim_args:
+        told["optim_args"] = found.optim_args
+    if s.sharded.family == "zero":
+        told["deepspeed"] = DEEPSPEED
+    if s.sharded.family == "fsdp" and not s.no_sync:
+        told["accelerator_config"] = synchronised()
+    return told
+
+
+def fsdp(s: Scenario) -> dict[str, Any]:
+    """`fsdp` and `fsdp_config` of TrainingArguments; they offload parameters and states together."""
+    offload = " offload" if s.offload.parameters or s.offload.optimizer else ""
+    return {
+        "fsdp": f"full_shard auto_wrap{offload}",
+        "fsdp_config": {"fsdp_version": s.sharded.stage, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+    }
+
+
+def sharding_files(s: Scenario) -> dict[str, str]:
+    """The file for DeepSpeed, if it shards."""
+    return {DEEPSPEED: json.dumps(deepspeed(s), indent=2) + "\n"} if s.sharded.family == "zero" else {}
+
+
+def reference(s: Scenario) -> None:
+    """Raises LaunchError for DPO without a reference, which every trainer here loads."""
+    if s.task == "dpo" and not s.has("reference"):
+        given = "roles.reference: given 'none' for dpo, allowed: a reference"
+        raise LaunchError(f"{given}, which a command of {runner(s)[0]} always loads")
+
+
+def unsaid(s: Scenario) -> tuple[str, ...]:
+    """The fields that no argument of the Trainer sets, whatever is made of it."""
+    places = ["lora.units", "logprob"]
+    if s.sharded.family != "zero":
+        places.append("grad_dtype")
+    if s.optimizer_impl not in OPTIMIZERS[s.optimizer].spelled.trl:
+        places.append("optimizer_impl")
+    return tuple(places)

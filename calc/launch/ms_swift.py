@@ -1,0 +1,78 @@
+"""ms-swift 4's commands: `swift pt`, `swift sft` and `swift rlhf`, whose flags are fields of `swift/arguments`.
+
+NPROC_PER_NODE and its like make it start torchrun (`cli/main.py` of 4.6.0).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from calc.launch import hugging_face, shell
+from calc.launch.shell import Launch, LaunchError, Placeholder, Words, option
+from calc.scenario.scenario import Scenario
+
+FIRST = "4"
+FSDP = "fsdp.json"
+
+COMMANDS = {"pretrain": "pt", "sft": "sft", "rm": "rlhf", "dpo": "rlhf"}
+ATTENTION = {"flash": "flash_attn", "sdpa": "sdpa", "eager": "eager"}
+# torch_dtype and mixed precision by our word; DeepSpeed and FSDP make fp32 of what they train.
+PRECISIONS = {
+    "bf16": ("bfloat16", "bf16"), "mixed": ("bfloat16", "bf16"), "fsdp-mixed": ("bfloat16", "bf16"),
+    "autocast": ("float32", "bf16"), "fp16": ("float16", "fp16"), "fp32": ("float32", ""),
+}  # fmt: skip
+
+
+def launch(s: Scenario) -> Launch:
+    """The command for `s` with its files; raises LaunchError if no flag says what the job cannot do without."""
+    hugging_face.reference(s)
+    files = hugging_face.sharding_files(s)
+    if s.sharded.family == "fsdp":
+        files[FSDP] = json.dumps(hugging_face.fsdp(s), indent=2) + "\n"
+    command = shell.command(f"swift {COMMANDS[s.task]}", flags(s))
+    return Launch(shell.setting(s, shell.several(s) + command), files, tuple(notes(s, files)))
+
+
+def flags(s: Scenario) -> Iterator[Words]:
+    """The command's flags."""
+    if s.precision == "fp16" and s.sharded.family != "zero":
+        raise LaunchError("precision: given 'fp16', allowed for a command of ms-swift: with DeepSpeed, or bf16, fp32")
+    dtype, mixed = PRECISIONS[s.precision]
+    if COMMANDS[s.task] == "rlhf":
+        yield option("--rlhf_type", s.task)
+    yield option("--model", shell.model_name(s.model))
+    yield option("--use_hf", True)
+    yield option("--dataset", Placeholder("DATASET", "name or path of the training data"))
+    yield option("--tuner_type", "full" if s.method == "full" else "lora")
+    yield option("--torch_dtype", dtype)
+    yield option("--bf16", mixed == "bf16")
+    yield option("--fp16", mixed == "fp16")
+    yield option("--attn_impl", ATTENTION[s.attention])
+    yield option("--max_length", s.seq_len)
+    yield option("--packing", s.packing)
+    yield option("--per_device_train_batch_size", s.micro_batch)
+    yield option("--use_liger_kernel", s.loss == "fused")
+    for name, value in hugging_face.arguments(s).items():
+        yield option(f"--{name}", json.dumps(value) if isinstance(value, dict) else value)
+    if s.sharded.family == "fsdp":
+        yield option("--fsdp", FSDP)
+    if s.lora:
+        yield option("--lora_rank", s.lora.rank)
+        yield option("--lora_dropout", s.lora.dropout)
+        yield option("--target_modules", *([s.lora.targets] if isinstance(s.lora.targets, str) else s.lora.targets))
+        if s.lora.dtype == "bf16" and s.sharded.family != "zero":
+            yield option("--lora_dtype", "bfloat16")
+    if s.method == "qlora":
+        yield option("--quant_method", "bnb")
+        yield option("--quant_bits", 4)
+        yield option("--bnb_4bit_use_double_quant", s.double_quantization)
+
+
+def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
+    """Notes on the values that the reader fills in, and on fields that no flag sets."""
+    yield shell.needs("DATASET", "your data, or a data set's name")
+    yield from shell.of_files(s, files)
+    yield from shell.unsaid(s, *hugging_face.unsaid(s))
+    yield from shell.unsaid_of_roles(s)
+    yield from shell.common_notes(s)

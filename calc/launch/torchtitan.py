@@ -1,0 +1,80 @@
+"""torchtitan 0.3's command: `torchrun -m torchtitan.train` with a configuration of its registry, and flags over it.
+
+Flags are fields of `config/configs.py` and `components/optimizer/optimizer.py`, as tyro spells them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from calc.launch import shell
+from calc.launch.shell import Launch, LaunchError, Placeholder, Words, option
+from calc.scenario.scenario import Scenario
+
+FIRST = "0.3"
+
+# The module and configuration of a model (`models/*/config_registry.py`), those without converters to float8.
+CONFIGS = {
+    "llama-3.1-8b": ("llama3", "llama3_8b"), "llama-3.1-70b": ("llama3", "llama3_70b"),
+    "qwen3-0.6b": ("qwen3", "qwen3_0_6b"), "qwen3-1.7b": ("qwen3", "qwen3_1_7b"), "qwen3-14b": ("qwen3", "qwen3_14b"),
+    "qwen3-32b": ("qwen3", "qwen3_32b"),
+}  # fmt: skip
+IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "single": "for-loop"}
+
+
+def launch(s: Scenario) -> Launch:
+    """The command for `s`; raises LaunchError if the registry has no configuration for it."""
+    command = shell.command("torchrun", [*shell.torchrun(s), option("-m", "torchtitan.train"), *flags(s)])
+    return Launch(shell.setting(s, command), notes=tuple(notes(s)))
+
+
+def flags(s: Scenario) -> Iterator[Words]:
+    """The flags of the job, and last the policy of checkpointing, which is a subcommand."""
+    if s.task != "pretrain":
+        raise LaunchError(f"task: given {s.task!r}, allowed for a command of torchtitan: pretrain")
+    if s.model not in CONFIGS:
+        allowed = ", ".join(CONFIGS)
+        raise LaunchError(f"model: given {s.model!r}, allowed for a command of torchtitan: {allowed}")
+    if s.optimizer != (usual := shell.does(s, "optimizer")):
+        raise LaunchError(f"optimizer: given {s.optimizer!r}, allowed for a command of torchtitan: {usual}")
+    if s.loss != "chunked" and s.together == 1:
+        raise LaunchError(
+            f"loss: given {s.loss!r}, allowed for a command of torchtitan: chunked, as its configurations"
+        )
+    module, config = CONFIGS[s.model]
+    yield option("--module", module)
+    yield option("--config", config)
+    yield option("--hf_assets_path", Placeholder("ASSETS", "folder of the downloaded tokenizer"))
+    yield option("--training.local_batch_size", s.micro_batch * (s.accumulation if s.pipeline_parallel > 1 else 1))
+    yield option("--training.global_batch_size", s.global_batch)
+    yield option("--training.seq_len", s.seq_len)
+    yield option("--training.dtype", "bfloat16" if s.precision == "bf16" else "float32")
+    yield option("--training.mixed_precision_param", "float32" if s.precision == "fp32" else "bfloat16")
+    yield ("--training.disable_cuda_graphs",)
+    if s.offload.parameters or s.offload.optimizer:
+        yield ("--training.enable_cpu_offload",)
+    yield from degrees(s)
+    yield option("--optimizer.implementation", IMPLEMENTATIONS[s.optimizer_impl])
+    yield (f"activation-checkpoint:{s.checkpointing}",)
+
+
+def degrees(s: Scenario) -> Iterator[Words]:
+    """The flags of parallelism; shards and copies are over the GPUs that share no sequences."""
+    copies = s.sharding == "ddp"
+    yield option("--parallelism.data_parallel_replicate_degree", s.data_parallel if copies else 1)
+    yield option("--parallelism.data_parallel_shard_degree", 1 if copies else s.data_parallel)
+    yield option("--parallelism.tensor_parallel_degree", s.tensor_parallel)
+    yield option("--parallelism.pipeline_parallel_degree", s.pipeline_parallel)
+    yield option("--parallelism.context_parallel_degree", s.context_parallel)
+    if s.tensor_parallel > 1 and not s.sequence_parallel:
+        yield ("--parallelism.no-enable-sequence-parallel",)
+    if s.pipeline_parallel > 1:
+        yield option("--parallelism.pipeline_parallel_microbatch_size", s.micro_batch)
+
+
+def notes(s: Scenario) -> Iterator[str]:
+    """Notes on the values that the reader fills in, and on fields that no flag sets."""
+    yield shell.needs("ASSETS", "what scripts/download_hf_assets.py has downloaded of the model")
+    yield from shell.on_every_node(s)
+    yield from shell.unsaid(s, "attention", "grad_dtype", "packing", "no_sync")
+    yield from shell.common_notes(s)

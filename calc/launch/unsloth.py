@@ -1,0 +1,62 @@
+"""Unsloth's command: `unsloth train` with a YAML file of `unsloth_cli/config.py`, on one GPU.
+
+Its optimizer is fixed (`unsloth_cli/commands/train.py`); a script of one's own may choose another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from calc.launch import hugging_face, shell
+from calc.launch.shell import Launch, LaunchError, Placeholder
+from calc.scenario.scenario import Scenario
+
+FIRST = "2026.10"
+FILE = "unsloth.yaml"
+
+
+def launch(s: Scenario) -> Launch:
+    """The command for `s` with its file; raises LaunchError if no setting says what the job cannot do without."""
+    start = f"unsloth train --config {FILE} --dataset {Placeholder('DATASET', 'name of the training data')}"
+    files = {FILE: hugging_face.yaml(settings(s))}
+    return Launch(shell.setting(s, start), files, tuple(notes(s, files)))
+
+
+def settings(s: Scenario) -> dict[str, Any]:
+    """The file's keys, by section."""
+    if s.gpus > 1:
+        raise LaunchError(f"gpus: given {s.gpus}, allowed for a command of unsloth: 1")
+    if s.optimizer != (usual := shell.does(s, "optimizer")):
+        raise LaunchError(f"optimizer: given {s.optimizer!r}, allowed for a command of unsloth: {usual}")
+    found: dict[str, Any] = {
+        "model": shell.model_name(s.model, variable=True),
+        "data": {"format_type": "raw" if s.task == "pretrain" else "auto"},
+        "training": {
+            "training_type": "full" if s.method == "full" else "lora",
+            "max_seq_length": s.seq_len,
+            "load_in_4bit": s.method == "qlora",
+            "batch_size": s.micro_batch,
+            "gradient_accumulation_steps": s.accumulation,
+            "packing": s.packing,
+            "gradient_checkpointing": "true" if s.checkpointing == "full" else "none",
+        },
+    }
+    if s.lora:
+        if isinstance(s.lora.targets, str):
+            raise LaunchError("lora.targets: given 'all-linear', allowed for a command of unsloth: a list of names")
+        found["lora"] = {
+            "lora_r": s.lora.rank,
+            "lora_dropout": s.lora.dropout,
+            "target_modules": ",".join(s.lora.targets),
+        }
+    return found
+
+
+def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
+    """Notes on the values that the reader fills in, and on fields that no key sets."""
+    yield shell.needs("DATASET", "your data on Hugging Face; local_dataset takes files")
+    yield from shell.of_files(s, files)
+    yield "gradient_checkpointing true keeps checkpoints on the GPU, as computed: unsloth moves them to the host"
+    yield from shell.unsaid(s, *hugging_face.unsaid(s), "attention", "lora.dtype", "loss")
+    yield from shell.common_notes(s)

@@ -1,0 +1,159 @@
+"""The lengths of a data set's sequences: what the fullest batch of an epoch holds, and what an average one does.
+
+A batch without packing is padded to its own longest sequence, so that its length follows from the data and not from the
+cap alone. What is known is either a histogram, or the mean and the longest; then the distribution is the one of
+greatest entropy between 1 and the longest with that mean, which is an exponential one, cut off at the longest (Jaynes,
+Information Theory and Statistical Mechanics, 1957).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from math import ceil, exp, sqrt
+from operator import mul
+from typing import Any
+
+SAMPLES = 10_000  # sequences of an epoch where nobody says
+POINTS = 256  # lengths that stand for a distribution known by its mean and its longest
+CELLS = 512  # most cells of the distribution of a batch's tokens, and the least to one of its standard deviations
+FINE = 8
+NEVER = 1e-12  # a probability left out
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths in tokens: `counts` of (length, sequences), shortest first, or `mean` and `longest` of `samples`."""
+
+    mean: float
+    longest: int
+    samples: int
+    counts: tuple[tuple[int, int], ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The field `lengths` of a scenario, from which the same is read."""
+        if self.counts:
+            return {"counts": [list(pair) for pair in self.counts]}
+        return {"mean": self.mean, "longest": self.longest, "samples": self.samples}
+
+    def longest_below(self, cap: int) -> int:
+        """Tokens of the longest sequence, cut off at `cap`; every epoch meets it."""
+        return min(cap, self.longest)
+
+    def mean_below(self, cap: int) -> float:
+        """Tokens of a sequence on average, cut off at `cap`."""
+        return sum([length * weight for length, weight in _weights(self, cap)])
+
+    def padded(self, cap: int, rows: int) -> float:
+        """Tokens to which each of `rows` sequences is padded, on average over the batches: the mean of their longest.
+
+        The longest of n is at most x with the probability F(x)^n.
+        """
+        weights = _weights(self, cap)
+        below = [min(1.0, total) ** rows for total in accumulate(weight for _, weight in weights)]
+        before = [0.0, *below]
+        return sum([length * (to - since) for (length, _), to, since in zip(weights, below, before, strict=False)])
+
+
+def known(said: Mapping[str, Any]) -> Lengths:
+    """The lengths that the field `lengths` of a scenario describes; ValueError, one line, where that cannot be."""
+    if "counts" in said:
+        if len(said) > 1:
+            raise ValueError("lengths: given counts and more, allowed: counts alone, or mean and longest")
+        merged: dict[int, int] = {}
+        for length, count in said["counts"]:
+            merged[length] = merged.get(length, 0) + count
+        counts = tuple(sorted(merged.items()))
+        samples = sum(merged.values())
+        return Lengths(sum([length * count for length, count in counts]) / samples, counts[-1][0], samples, counts)
+    for name in ("mean", "longest"):
+        if name not in said:
+            raise ValueError(f"lengths.{name}: given nothing, allowed: mean and longest, or counts")
+    mean, longest = said["mean"], said["longest"]
+    if mean > longest:
+        raise ValueError(f"lengths.mean: given {mean}, allowed: at most lengths.longest = {longest}")
+    return Lengths(mean, longest, said.get("samples", SAMPLES))
+
+
+@lru_cache(maxsize=256)
+def _weights(lengths: Lengths, cap: int) -> tuple[tuple[int, float], ...]:
+    """Lengths, cut off at `cap`, with their probabilities, shortest first."""
+    if lengths.counts:
+        pairs = [(length, count / lengths.samples) for length, count in lengths.counts]
+    else:
+        pairs = _exponential(lengths.mean, lengths.longest)
+    below = [(length, weight) for length, weight in pairs if length < cap]
+    rest = sum([weight for length, weight in pairs if length >= cap])
+    return (*below, (cap, rest)) if rest else tuple(below)
+
+
+def _exponential(mean: float, longest: int) -> list[tuple[int, float]]:
+    """The distribution of greatest entropy with this mean on up to POINTS lengths from 1 to `longest`."""
+    step = max(1, ceil((longest - 1) / POINTS))
+    lengths = [*range(1, longest, step), longest]
+
+    def weights(rate: float) -> list[float]:
+        top = max(rate, rate * longest)
+        raw = [exp(max(-700.0, rate * length - top)) for length in lengths]
+        return [weight / sum(raw) for weight in raw]
+
+    low, high = -700.0, 700.0  # rates at which all are the shortest, and the longest
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(map(mul, lengths, weights(middle))) < mean:
+            low = middle
+        else:
+            high = middle
+    return list(zip(lengths, weights(high), strict=True))
+
+
+@lru_cache(maxsize=1024)
+def fullest(lengths: Lengths, cap: int, rows: int, met: float = 0.95) -> int:
+    """Tokens of `rows` sequences, without padding, that no batch of an epoch exceeds with the probability `met`.
+
+    An epoch has `samples` / `rows` batches. Of one sequence to a batch it meets the longest for certain.
+    """
+    longest = lengths.longest_below(cap)
+    if rows == 1 or longest == 1:
+        return longest * rows
+    weights = _weights(lengths, cap)
+    mean = lengths.mean_below(cap)
+    deviation = sqrt(rows * sum([weight * (length - mean) ** 2 for length, weight in weights]))
+    width = max(1, ceil(min(longest * rows / CELLS, deviation / FINE)))
+    cells = _together(_cells(weights, width), rows)
+    exceeded = 1 - met ** min(1.0, rows / lengths.samples)  # by one batch
+    rest = 0.0
+    for cell in range(len(cells) - 1, 0, -1):
+        rest += cells[cell]
+        if rest > exceeded:
+            return min(longest * rows, max(longest, cell * width))
+    return longest
+
+
+def _cells(weights: tuple[tuple[int, float], ...], width: int) -> list[float]:
+    """The probabilities of lengths by multiples of `width`, each shared by its neighbours so that the mean stays."""
+    cells = [0.0] * (weights[-1][0] // width + 2)
+    for length, weight in weights:
+        cell, over = divmod(length, width)
+        cells[cell] += weight * (1 - over / width)
+        cells[cell + 1] += weight * over / width
+    return cells
+
+
+def _together(cells: list[float], rows: int) -> list[float]:
+    """The distribution of the sum of `rows` independent draws from `cells`."""
+    if rows == 1:
+        return cells
+    half = _together(cells, rows // 2)
+    whole = _sums(half, half)
+    return _sums(whole, cells) if rows % 2 else whole
+
+
+def _sums(one: list[float], other: list[float]) -> list[float]:
+    back, last = other[::-1], len(other) - 1
+    sums = [sum(map(mul, one[max(0, n - last) : n + 1], back[max(0, last - n) :])) for n in range(len(one) + last)]
+    while sums[-1] < NEVER:
+        sums.pop()
+    return sums

@@ -1,0 +1,31 @@
+"""What a page needs that asks calc in a reader's browser: the answer's place, its scripts, the way to the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from calc.answers import answers
+from calc.site.calculator import browser_engine
+
+
+def box(name: str, root: str, asks: Iterable[str], inner: str, **more: Any) -> str:
+    """The HTML around the form and the answer of the script `name`, on one line, so that no Markdown rule can touch it.
+
+    An address with one of the names `asks` asks for another answer than `inner` has, which is then never painted.
+    """
+    data = {
+        "root": root,
+        "engine": f"{root}assets/calculator/{browser_engine.version()}/",
+        "catalog": f"{root}data/catalog.json?v={answers.versions()['catalog']}",
+        **more,
+    }
+    closed = json.dumps(data).replace("<", "\\u003c")  # JSON that cannot close its tag
+    return (
+        f'<div id="{name}" class="calculator">'
+        f'<script src="{root}assets/asked.js" data-names="{" ".join(asks)}"></script>{inner}'
+        f'<script type="application/json">{closed}</script>'
+        f'<script defer src="{root}assets/calculator-engine.js"></script>'
+        f'<script defer src="{root}assets/{name}.js"></script></div>'
+    )

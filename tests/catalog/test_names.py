@@ -1,0 +1,158 @@
+"""Names of models as people type them: each leads to the model with these shapes, or is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import Run
+
+from calc.catalog.catalog import CatalogError, load
+from calc.catalog.names import names, plain, words
+
+# What people type, and the model whose tensors that has; "": one that is not modelled.
+TYPED = {
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "deepseek-r1-distill-qwen-1.5b",
+    "DeepScaleR-1.5B-Preview": "deepseek-r1-distill-qwen-1.5b",
+    "DeepSeek-R1-Distill-Qwen-7B": "qwen2.5-7b",
+    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
+    "R1-Distill-Qwen-32B": "qwen2.5-32b",
+    "unsloth/DeepSeek-R1-Distill-Llama-8B": "llama-3.1-8b",
+    "R1-Distill-Llama-70B": "llama-3.1-70b",
+    "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": "qwen3-8b",
+    "DeepSeek-R1": "deepseek-v3",
+    "deepseek v3.1": "deepseek-v3",
+    "Qwen2.5-7B-Instruct": "qwen2.5-7b",
+    "qwen2.5:7b": "qwen2.5-7b",
+    "Qwen 2.5 14B Instruct": "qwen2.5-14b",
+    "Qwen/Qwen2.5-7B-Instruct-1M": "qwen2.5-7b",
+    "Qwen/Qwen2.5-14B-Instruct-1M": "qwen2.5-14b",
+    "Qwen/Qwen2.5-Math-1.5B": "qwen2.5-1.5b",
+    "Qwen2.5-Math-7B-Instruct": "qwen2.5-7b",
+    "qwen2.5-math-72b-instruct": "qwen2.5-72b",
+    "Qwen2.5-Coder-0.5B-Instruct": "qwen2.5-0.5b",
+    "unsloth/Qwen2.5-Coder-7B-bnb-4bit": "qwen2.5-7b",
+    "Qwen2.5-Coder-32B-Instruct": "qwen2.5-32b",
+    "unsloth/Qwen2.5-3B-Instruct-unsloth-bnb-4bit": "qwen2.5-3b",
+    "QwQ-32B": "qwen2.5-32b",
+    "Mistral-Small-24B-Instruct-2501": "mistral-small-24b",
+    "simplescaling/s1.1-32B": "qwen2.5-32b",
+    "OpenThinker-7B": "qwen2.5-7b",
+    "Skywork-OR1-7B": "qwen2.5-7b",
+    "Sky-T1-32B-Preview": "qwen2.5-32b",
+    "zai-org/GLM-4.5-Air": "glm-4.5-air",
+    "Kimi K2": "kimi-k2",
+    "Qwen3-4B-Thinking-2507": "qwen3-4b",
+    "Qwen/Qwen3-30B-A3B-Thinking-2507": "qwen3-30b-a3b",
+    "Qwen3-Coder-30B-A3B-Instruct": "qwen3-30b-a3b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "Llama 3.1 8B": "llama-3.1-8b",
+    "llama3.1:70b": "llama-3.1-70b",
+    "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit": "llama-3.1-8b",
+    "Llama-3.3-70B-Instruct": "llama-3.1-70b",
+    "NousResearch/Meta-Llama-3-8B-Instruct": "llama-3-8b",
+    "allenai/Llama-3.1-Tulu-3-8B-DPO": "tulu-3-8b",
+    "NousResearch/Hermes-3-Llama-3.1-8B": "llama-3.1-8b",
+    "Llama-3.1-Nemotron-70B-Instruct": "llama-3.1-70b",
+    "HuggingFaceH4/zephyr-7b-beta": "mistral-7b-v0.1",
+    "Mistral-7B-Instruct-v0.2": "mistral-7b-v0.2",
+    "mistral-7b-instruct-v0.3": "mistral-7b",
+    "Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
+    "unsloth/gemma-2-9b-it": "gemma-2-9b",
+    "gemma3-12b-it": "gemma-3-12b",
+    "microsoft/Phi-3.5-mini-instruct": "phi-3-mini",
+    "openai/gpt-oss-20b": "gpt-oss-20b",
+    "Qwen2.5-VL-7B-Instruct": "",
+    "Qwen/Qwen3-VL-30B-A3B-Thinking": "",
+    "Qwen3-Next-80B-A3B-Thinking": "",
+    "meta-llama/Llama-3.2-11B-Vision": "",
+    "deepseek-ai/DeepSeek-V3.2": "",
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": "",
+    "Mistral-Small-3.2-24B-Instruct-2506": "",
+    "Qwen/Qwen3-32B-FP8": "",
+    "Qwen2.5-7B-Instruct-GPTQ-Int4": "",
+    "Llama-2-7b-instruct-tuned": "",
+}
+
+
+@pytest.mark.parametrize("name", [typed for typed, id in TYPED.items() if id])
+def test_a_name_that_people_type_leads_to_the_model_with_its_shapes(name: str) -> None:
+    assert load().model(name).id == TYPED[name]
+
+
+@pytest.mark.parametrize("name", [typed for typed, id in TYPED.items() if not id])
+def test_what_only_looks_alike_is_refused(name: str) -> None:
+    with pytest.raises(CatalogError, match=r"^model: given '"):
+        load().model(name)
+
+
+def test_sixty_names_are_tried() -> None:
+    assert len(TYPED) == 60
+
+
+def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
+    """However it is spelled; and the model that it looks like is still found."""
+    catalog = load()
+    with pytest.raises(CatalogError) as caught:
+        catalog.model("unsloth/qwen2.5-vl-7b-instruct-bnb-4bit")
+    assert str(caught.value) == (
+        "model: given 'unsloth/qwen2.5-vl-7b-instruct-bnb-4bit', not qwen2.5-7b: it reads images, and its vision tower "
+        "is not modelled; allowed: a path to its config.json, or another model"
+    )
+    for model in catalog.models.values():
+        assert catalog.model(model.hf.partition("/")[2]) is catalog.model(model.name) is model
+        for name in model.unlike:
+            with pytest.raises(CatalogError, match=f"not {model.id}: "):
+                catalog.model(name)
+
+
+def test_no_two_models_are_spelled_alike() -> None:
+    """A name that could be either model's is none."""
+    catalog = load()
+    forms = {(plain(n), m.id) for m in catalog.models.values() for n in (m.id, m.name, m.hf, *m.aliases)}
+    assert len(forms) == len({form for form, _ in forms}) == len(catalog.names.spelled)
+    twins = [catalog.models["qwen3-8b"], catalog.models["llama-3-8b"]]
+    assert "qwen 3 8b" in names(twins[:1]).spelled
+    assert "qwen 3 8b" not in names([*twins, type(twins[0])(**{**fields(twins[1]), "name": "Qwen3 8B"})]).spelled
+
+
+def fields(model: object) -> dict[str, object]:
+    return {name: getattr(model, name) for name in model.__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "shapes"),
+    [
+        ("org/Qwen2.5-7B-Instruct-1M", "qwen 2.5 7b instruct 1m", "qwen 2.5 7b"),
+        ("Mixtral-8x7B", "mixtral 8x 7b", "mixtral 8x 7b"),
+        ("unsloth/Llama3.1-8B-bnb-4bit", "llama 3.1 8b bnb 4bit", "llama 3.1 8b"),
+        ("granite-3.1-8b-base", "granite 3.1 8b base", "granite 3.1 8b base"),  # with a smaller vocabulary
+        ("instruct", "instruct", ""),
+    ],
+)
+def test_words_of_a_name(name: str, said: str, shapes: str) -> None:
+    assert (words(name), plain(name)) == (said, shapes)
+
+
+def test_a_path_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder named like a model has a config of its own, and one that is not there is not found."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen2.5-7B-it").mkdir()
+    config = {**load().models["llama-3-8b"].config}
+    (tmp_path / "Qwen2.5-7B-it" / "config.json").write_text(json.dumps(config))
+    assert load().model("./Qwen2.5-7B-it").architecture == load().models["llama-3-8b"].architecture
+    assert load().model("Qwen2.5-7B-it").architecture == load().models["llama-3-8b"].architecture
+    for name in ("./Qwen3-8B", "/data/models/Qwen3-8B", "checkpoints/tuned/Qwen3-8B", ""):
+        with pytest.raises(CatalogError):
+            load().model(name)
+
+
+def test_a_recommendation_says_that_the_command_names_another(run: Callable[..., Run]) -> None:
+    """A command that loads another model than was asked for must not pass unseen."""
+    job = ("--task", "sft", "--gpu", "h100-sxm", "--gpus", "1", "--framework", "trl", "--method", "lora")
+    asked = run("recommend", "--model", "DeepSeek-R1-Distill-Qwen-7B", *job).out
+    note = "has the shapes of qwen2.5-7b, as which it is computed; a command names Qwen/Qwen2.5-7B"
+    assert f"note: model DeepSeek-R1-Distill-Qwen-7B: {note}" in asked
+    assert "has the shapes of" not in run("recommend", "--model", "Qwen/Qwen2.5-7B", *job).out

@@ -1,0 +1,61 @@
+"""Near misses of the catalog's names: a typo is mended, another card or model is never put forward."""
+
+from __future__ import annotations
+
+import pytest
+
+from calc.catalog.catalog import CatalogError, load
+
+
+def led_to(kind: str, name: str) -> str:
+    """The id of what a name leads to, at once or as the one that is put forward."""
+    find = getattr(load(), kind)
+    try:
+        return str(find(name).id)
+    except CatalogError:
+        near = hint(kind, name)
+        return str(find(near).id) if near else ""
+
+
+def hint(kind: str, name: str) -> str:
+    """The name that is put forward for one that the catalog does not have; empty for none."""
+    with pytest.raises(CatalogError) as refused:
+        getattr(load(), kind)(name)
+    return str(refused.value).partition("; did you mean '")[2].removesuffix("'?")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("a100-80-sxn", "a100-80-sxm"), ("rtx409", "rtx4090"), ("4090", "rtx4090"), ("h100sxm", "h100-sxm"),
+        ("H100 SXM", "h100-sxm"), ("RTX 6000 Ada", "rtx6000ada"), ("A800 80GB PCIe", "a800-80-pcie"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40-pcie"), ("NVIDIA A100-SXM4-80GB", "a100-80-sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("V100 32GB", "v100-32"),
+    ],
+)  # fmt: skip
+def test_a_card_is_found_by_its_letters_and_number(given: str, meant: str) -> None:
+    assert led_to("gpu", given) == meant
+
+
+@pytest.mark.parametrize("given", ["l30", "l40", "h10", "a5500", "rtx3080", "h800x", "b100", "a100-64-sxm"])
+def test_another_card_is_never_meant(given: str) -> None:
+    assert hint("gpu", given) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("lama-3-8b", "llama-3-8b"), ("llama-3-8", "llama-3-8b"), ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("qwen2.5-7b-instruct", "qwen2.5-7b"), ("gemma-2-27", "gemma-2-27b"), ("llama3-8b", "llama-3-8b"),
+    ],
+)  # fmt: skip
+def test_a_model_is_found_by_its_words_and_sizes(given: str, meant: str) -> None:
+    assert led_to("model", given) == meant
+
+
+@pytest.mark.parametrize(
+    "given", ["Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct", "qwen3-vl-8b", "llama-3-9b", "mistral-7b-v0.4"]
+)
+def test_another_model_is_never_meant(given: str) -> None:
+    """A vision model is no text model, and another size or version no near miss."""
+    assert hint("model", given) == ""

@@ -1,0 +1,74 @@
+"""Commands read back: every command that `calc.launch` writes gives the fields of the scenario that it came from."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from launch import grid
+
+from calc.catalog.catalog import load
+from calc.diagnose.reading import read
+from calc.launch import LaunchError, launch
+from calc.scenario.scenario import Scenario
+from calc.scenario.words import FSDP
+
+CATALOG = load()
+# What no command states by itself: how many nodes a job has follows, and a release is that of the flags.
+UNSTATED = ("framework", "gpu", "trainer")
+JOBS = {"openrlhf": grid.openrlhf, "verl": grid.verl, "trl": grid.trl}
+
+
+def stated(s: Scenario) -> dict[str, Any]:
+    """The fields that the command of a scenario states, its files beside it."""
+    found = launch(s)
+    text = "\n\n".join([found.command, *found.files.values()])
+    fields = {name: value for name, value in read(text, CATALOG).fields.items() if name not in UNSTATED}
+    assert fields["model"] == s.model
+    return fields
+
+
+def one_switch(s: Scenario, place: str) -> bool:
+    """True for settings of which a command says less than the scenario; `calc.launch` notes both.
+
+    FSDP offloads weights and states together, TRL has no word for AdamW a tensor at a time, and on one GPU stage 0 of
+    DeepSpeed is no sharding as well as DDP.
+    """
+    if place == "sharding" and s.gpus == 1:
+        return s.sharding in ("none", "ddp")
+    moved = place.startswith("offload.") and s.framework == "trl" and s.sharding in FSDP
+    return moved or (place == "optimizer_impl" and s.optimizer_impl == "single")
+
+
+@pytest.mark.parametrize("framework", JOBS)
+def test_every_command_is_read_back_into_its_scenario(framework: str) -> None:
+    count = 0
+    for s in grid.accepted(JOBS[framework](), every=97):
+        try:
+            fields = stated(s)
+        except LaunchError:
+            continue
+        for place, value in fields.items():
+            if place in ("roles.reference", "roles.reward"):
+                assert s.has(place.removeprefix("roles.")) == (value != "none"), place
+                continue
+            if not one_switch(s, place):
+                grid.same({place: value}, s)
+        count += 1
+    assert count > 60
+
+
+def test_the_settings_that_decide_memory_are_among_those_read_back() -> None:
+    needed = {"task", "model", "gpus", "sharding", "micro_batch", "checkpointing", "attention", "offload.optimizer"}
+    for framework, drawn in JOBS.items():
+        for s in itertools.islice(grid.accepted(drawn(), every=997), 8):
+            try:
+                fields = stated(s)
+            except LaunchError:
+                continue
+            one = {"max_tokens_per_gpu"} & set(fields)
+            missing = needed - set(fields) - ({"micro_batch"} if one else set()) - {"offload.optimizer"}
+            if s.sharding == "none" or framework == "verl":
+                missing -= {"sharding"}
+            assert not missing, (framework, missing, s)

@@ -1,0 +1,146 @@
+"""A diagnosis: cause, agreement, remedies and their spelling, the command line, and any text at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from commands import Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calc.base.schema import InputError
+from calc.base.units import GiB
+from calc.catalog.catalog import load
+from calc.diagnose import diagnose
+from calc.diagnose.spelled import diff
+from calc.diagnose.text import as_dict, text
+
+CATALOG = load()
+SFT = (
+    "deepspeed --num_gpus 4 --module openrlhf.cli.train_sft --pretrain meta-llama/Meta-Llama-3-8B --max_len 2048 "
+    "--micro_train_batch_size 8 --train_batch_size 128 --zero_stage 2 --bf16 --flash_attn --packing_samples\n"
+)
+FITS = (
+    "model: llama-3-8b\ntask: sft\ngpu: h100-sxm\ngpus: 8\nframework: openrlhf\nsharding: zero3\ncheckpointing: full\n"
+)
+ERROR = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB "
+    "of which 1.00 GiB is free. Process 8 has 68.00 GiB memory in use. Of the allocated memory 50.00 GiB is allocated "
+    "by PyTorch, and 17.00 GiB is reserved by PyTorch but unallocated.\n"
+)
+HOST = "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n"
+
+
+def test_a_smaller_micro_batch_in_the_spelling_of_the_command() -> None:
+    found = diagnose(SFT + ERROR)
+    first = found.remedies[0]
+    assert found.job and first.names == ("smaller micro batch",)
+    assert first.fits and first.learns == "nothing" and first.time and first.time > 1
+    assert first.peak < first.estimate.groups[0].usable_bytes
+    changed = diff(found.job, first, found.reading, CATALOG)
+    assert changed == [f"--micro_train_batch_size 8 → --micro_train_batch_size {first.changes['micro_batch']}"]
+
+
+def test_remedies_that_fit_come_first_and_of_these_those_that_learn_the_same() -> None:
+    found = diagnose(SFT + ERROR).remedies
+    fits = [remedy.fits for remedy in found]
+    assert fits == sorted(fits, reverse=True)
+    learns = [remedy.learns for remedy in found if remedy.fits]
+    assert learns == sorted(learns, key=("nothing", "numerics", "what is learned").index)
+
+
+def test_the_cause_names_the_logits_with_their_tokens() -> None:
+    assert "the logits of 16,384 tokens over 128,256 words" in diagnose(SFT + ERROR).cause
+
+
+def test_the_message_is_set_beside_the_estimate() -> None:
+    said = "\n".join(diagnose(SFT + ERROR + "  loss.backward()").agrees)
+    assert "fragmentation: 17.0 GiB are reserved but unallocated" in said
+    assert "are held by nobody whom the message lists" in said
+    assert "phase: " in said
+
+
+def test_a_job_that_fits_by_the_estimate_is_said_to_and_what_frees_most_is_named() -> None:
+    found = diagnose(f"{FITS}\n{ERROR}  loss.backward()")
+    assert found.estimate and found.estimate.verdict == "fits"
+    assert any(line.startswith("the estimate says that this job fits") for line in found.agrees)
+    assert found.where == "backward"
+    assert found.remedies and all(remedy.fits for remedy in found.remedies)
+
+
+def test_short_host_memory_has_remedies_for_the_host() -> None:
+    job = FITS.replace("8b", "70b").replace("h100", "a100-80") + "offload.optimizer: true\nhost_memory: 256\n"
+    found = diagnose(f"{job}micro_batch: 1\nseq_len: 1024\n\n{HOST}")
+    assert found.host and found.cause.startswith("Host memory, ")
+    before = found.estimate.host_peak if found.estimate else 0
+    assert any("host memory" in " ".join(remedy.names) for remedy in found.remedies)
+    for remedy in found.remedies:
+        assert remedy.fits or remedy.estimate.host_peak < before
+
+
+def test_what_cannot_be_told_is_asked_once() -> None:
+    found = diagnose(ERROR)
+    assert [question.partition("?")[0] for question in found.questions] == ["Which model is trained"]
+    assert found.reading.fields["gpu"]
+
+
+def test_options_complete_what_the_text_leaves_open(run: Callable[..., Run]) -> None:
+    found = run("diagnose", "-", "--model", "llama-3-8b", "--json", stdin=ERROR)
+    answer = json.loads(found.out)
+    assert found.status == 0
+    assert answer["estimate"]["scenario"]["model"] == "llama-3-8b"
+    assert answer["message"]["tried_bytes"] == 2 * GiB
+    assert answer["questions"] == []
+
+
+def test_text_in_which_nothing_is_recognised_is_refused_in_one_line(run: Callable[..., Run]) -> None:
+    found = run("diagnose", "-", stdin="a poem about clouds\n")
+    assert (found.status, found.out) == (2, "")
+    assert found.err.strip() == (
+        "standard input: given text in which nothing is recognised, allowed: a launch command, an error message, the "
+        "end of a log, or a scenario"
+    )
+
+
+def test_the_text_of_an_answer_has_all_its_parts(run: Callable[..., Run]) -> None:
+    said = run("diagnose", "-", stdin=SFT + ERROR).out
+    for part in (
+        "recognised: a launch command, an error message",
+        "assumed: ",
+        "out of memory in ",
+        "remedies",
+        "changes nothing",
+    ):
+        assert part in said
+
+
+PIECES = st.sampled_from([
+    SFT, ERROR, HOST, FITS, "--zero_stage", "--micro_train_batch_size -1", "{", "}", "'", '"', "\\", "\x1b[31m",
+    "(A pid=1)",
+    "trl grpo --num_generations 0 --beta x", '{"zero_optimization": {"stage": 9}, "a": [', "gpus: 99999999", "model: 5",
+    "actor_rollout_ref.rollout.n=1e9 data.max_prompt_length=[]", "task: [1]", "$X ${Y:?z} `", "micro_batch: .inf",
+    "Traceback (most recent call last):", "roles: {actor: none}",
+    "Tried to allocate 1.2.3 GiB. GPU 0 has a total capacity of 0 bytes of which",
+])  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(st.lists(st.one_of(PIECES, st.text(max_size=60)), max_size=6).map("\n".join))
+def test_any_text_is_answered_or_refused_in_one_line(pasted: str) -> None:
+    try:
+        found = diagnose(pasted)
+    except InputError as error:
+        assert str(error).isprintable()
+        return
+    assert text(found, CATALOG).endswith("\n")
+    json.dumps(as_dict(found, CATALOG))
+
+
+@pytest.mark.parametrize("more", [{"gpu": "h100-sxm", "model": "llama-3-8b", "gpus": 4}, {"method": "lora"}])
+def test_what_is_said_beside_the_text_overrides_it(more: dict[str, object]) -> None:
+    found = diagnose(SFT + ERROR, more)
+    assert found.estimate
+    for name, value in more.items():
+        assert getattr(found.estimate.scenario, name) == value

@@ -1,0 +1,353 @@
+"""Every default that `calc.frameworks.torch.trainers` states, beside what the released package says of itself.
+
+As `test_released_defaults.py` does for the frameworks: fields of dataclasses and of pydantic's models, keys of recipes.
+Skipped where the registry cannot be reached; what a package does not hold, or holds otherwise, fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from released import LOADER, Release, Unreachable, read
+
+from calc.base.versions import at_least
+from calc.frameworks.releases import Default, Table
+from calc.frameworks.torch import torch
+from calc.frameworks.torch.trainers import axolotl, llamafactory, ms_swift, torchtitan, torchtune, unsloth
+
+Released = Callable[[str, str], Release]
+MODULES: Mapping[str, Any] = {
+    "llamafactory": llamafactory,
+    "axolotl": axolotl,
+    "ms-swift": ms_swift,
+    "torchtune": torchtune,
+    "torchtitan": torchtitan,
+    "unsloth": unsloth,
+}
+# where the modules lie in the wheel that the sources' file names are relative to
+ROOTS = {"llamafactory": "llamafactory/", "axolotl": "axolotl/", "ms-swift": "swift/", "torchtitan": "torchtitan/"}
+LORA, QLORA, EIGHT = {"method": "lora"}, {"method": "qlora"}, {"gpus": 8}
+
+
+class Row(NamedTuple):
+    """Where the releases of a trainer tell one of our fields: file and name, by the first release that has it there.
+
+    A name is that of a class and its field, of a field, or of a key; `means`: their word in ours; `given`: what a user
+    says to get the field.
+    """
+
+    field: str
+    told: Mapping[str, str]
+    means: Mapping[Any, Any] = {}
+    given: Mapping[str, Any] = {}
+    task: str = "sft"
+
+
+@pytest.fixture(scope="session")
+def released(pytestconfig: pytest.Config) -> Released:
+    """A release by trainer and version, fetched once and kept in pytest's cache."""
+    folder = pytestconfig.cache.mkdir("released")
+
+    @cache
+    def release(trainer: str, version: str) -> Release:
+        try:
+            return read(folder, trainer.replace("-", "_"), version, tuple(MODULES[trainer].RELEASES))
+        except Unreachable as reason:
+            pytest.skip(f"the registry cannot be reached: {reason}")
+
+    return release
+
+
+def told(release: Release, place: str) -> Any:
+    """What a release says at a place: the field of a module, of a class in it, or the key of a recipe."""
+    path, _, name = place.partition(":")
+    if path.endswith(".yaml"):
+        found: Any = yaml.load(release.text(path), Loader=LOADER)
+        for part in name.split("."):
+            found = found[part]
+        return found
+    if "." not in name:
+        return release.field(path, name)
+    within, _, name = name.partition(".")
+    [node] = [n for n in ast.walk(release.tree(path)) if isinstance(n, ast.ClassDef) and n.name == within]
+    [value] = [n.value for n in node.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == name]
+    assert value
+    return ast.literal_eval(value)
+
+
+def stated(trainer: str, version: str, row: Row) -> Any:
+    """What is stated of a row's field for one release."""
+    given = {"trainer": trainer, f"versions.{trainer}": version, **row.given}
+    return torch.defaults(row.task, torch.KNOWN[-1], given)[row.field]
+
+
+HPARAMS = "llamafactory/hparams"
+SCHEMAS = "axolotl/utils/schemas"
+OLD, NEW = "swift/llm/argument", "swift/arguments"
+RECIPES = "recipes/configs/llama3_1"
+CLI = "unsloth_cli/config.py"
+
+
+def field(path: str, since: str) -> dict[str, str]:
+    """One place, since the first release that is known."""
+    return {since: path}
+
+
+def swift(old: str, new: str) -> dict[str, str]:
+    """A place of ms-swift 3.9, and since 4.0."""
+    return {"3.9.0": old, "4.6.0": new}
+
+
+def titan(of: str, name: str) -> dict[str, str]:
+    """A place of torchtitan, whose configuration has moved twice."""
+    return {
+        "0.1.0": f"torchtitan/config_manager.py:{of}.{name}",
+        "0.2.2": f"torchtitan/config/job_config.py:{of}.{name}",
+        "0.3.0": f"torchtitan/config/configs.py:{of}Config.{name}",
+    }
+
+
+ROWS: Mapping[str, tuple[Row, ...]] = {
+    "llamafactory": (
+        Row("seq_len", field(f"{HPARAMS}/data_args.py:cutoff_len", "0.9.0")),
+        Row(
+            "checkpointing",
+            field(f"{HPARAMS}/model_args.py:disable_gradient_checkpointing", "0.9.0"),
+            {False: "full"},
+        ),
+        Row("loss", field(f"{HPARAMS}/model_args.py:enable_liger_kernel", "0.9.0"), {False: "full"}),
+        Row("packing", field(f"{HPARAMS}/data_args.py:packing", "0.9.0"), {None: False}),
+        Row("packing", field(f"{HPARAMS}/data_args.py:packing", "0.9.0"), {None: True}, task="pretrain"),
+        Row("lora.rank", field(f"{HPARAMS}/finetuning_args.py:lora_rank", "0.9.0"), {}, LORA),
+        Row("lora.dropout", field(f"{HPARAMS}/finetuning_args.py:lora_dropout", "0.9.0"), {}, LORA),
+        Row("lora.targets", field(f"{HPARAMS}/finetuning_args.py:lora_target", "0.9.0"), {"all": "all-linear"}, LORA),
+        Row("double_quantization", field(f"{HPARAMS}/model_args.py:double_quantization", "0.9.0"), {}, QLORA),
+    ),
+    "axolotl": (
+        Row("seq_len", field(f"{SCHEMAS}/config.py:sequence_len", "0.19.0")),
+        Row("micro_batch", field(f"{SCHEMAS}/training.py:micro_batch_size", "0.19.0")),
+        Row("global_batch", field(f"{SCHEMAS}/training.py:gradient_accumulation_steps", "0.19.0")),
+        Row("optimizer", field(f"{SCHEMAS}/training.py:optimizer", "0.19.0"), {"adamw_torch_fused": "adamw"}),
+        Row("checkpointing", field(f"{SCHEMAS}/config.py:gradient_checkpointing", "0.19.0"), {False: "none"}),
+        Row("attention", field(f"{SCHEMAS}/config.py:attn_implementation", "0.19.0"), {None: "sdpa"}),
+        Row("packing", field(f"{SCHEMAS}/config.py:sample_packing", "0.19.0"), {None: False}),
+        Row("lora.dropout", field(f"{SCHEMAS}/peft.py:lora_dropout", "0.19.0"), {}, LORA),
+    ),
+    "ms-swift": (
+        Row(
+            "micro_batch",
+            field("swift/trainers/arguments.py:per_device_train_batch_size", "3.9.0"),
+        ),
+        Row(
+            "checkpointing",
+            field("swift/trainers/arguments.py:gradient_checkpointing", "3.9.0"),
+            {True: "full"},
+        ),
+        Row(
+            "attention",
+            swift(f"{OLD}/base_args/model_args.py:attn_impl", f"{NEW}/base_args/model_args.py:attn_impl"),
+            {None: "sdpa"},
+        ),
+        Row("packing", swift(f"{OLD}/base_args/base_args.py:packing", f"{NEW}/base_args/base_args.py:packing")),
+        Row("lora.rank", swift(f"{OLD}/tuner_args.py:lora_rank", f"{NEW}/tuner_args.py:lora_rank"), {}, LORA),
+        Row("lora.dropout", swift(f"{OLD}/tuner_args.py:lora_dropout", f"{NEW}/tuner_args.py:lora_dropout"), {}, LORA),
+        Row(
+            "double_quantization",
+            swift(*(f"{at}/base_args/quant_args.py:bnb_4bit_use_double_quant" for at in (OLD, NEW))),
+            {},
+            QLORA,
+        ),
+    ),
+    "torchtune": (
+        Row("micro_batch", field(f"{RECIPES}/8B_full.yaml:batch_size", "0.3.1"), {}, EIGHT),
+        Row("precision", field(f"{RECIPES}/8B_full.yaml:dtype", "0.3.1"), {}, EIGHT),
+        Row("grad_dtype", field(f"{RECIPES}/8B_full.yaml:dtype", "0.3.1"), {}, EIGHT),
+        Row(
+            "optimizer",
+            field(f"{RECIPES}/8B_full.yaml:optimizer._component_", "0.3.1"),
+            {"torch.optim.AdamW": "adamw"},
+            EIGHT,
+        ),
+        Row(
+            "optimizer",
+            field(f"{RECIPES}/8B_full_single_device.yaml:optimizer._component_", "0.3.1"),
+            {"bitsandbytes.optim.PagedAdamW8bit": "adamw-paged-8bit"},
+        ),
+        Row("optimizer_impl", field(f"{RECIPES}/8B_full.yaml:optimizer.fused", "0.3.1"), {True: "fused"}, EIGHT),
+        Row(
+            "checkpointing",
+            field(f"{RECIPES}/8B_full.yaml:enable_activation_checkpointing", "0.3.1"),
+            {True: "full"},
+            EIGHT,
+        ),
+        Row(
+            "checkpointing",
+            field(f"{RECIPES}/8B_lora.yaml:enable_activation_checkpointing", "0.3.1"),
+            {False: "none"},
+            {**LORA, **EIGHT},
+        ),
+        Row(
+            "checkpointing",
+            field(f"{RECIPES}/8B_lora_single_device.yaml:enable_activation_checkpointing", "0.3.1"),
+            {True: "full"},
+            LORA,
+        ),
+        Row(
+            "loss",
+            field(f"{RECIPES}/8B_full.yaml:loss._component_", "0.3.1"),
+            {"torchtune.modules.loss.CEWithChunkedOutputLoss": "chunked"},
+            EIGHT,
+        ),
+        Row("packing", field(f"{RECIPES}/8B_full.yaml:dataset.packed", "0.4.0"), {}, EIGHT),
+        Row("lora.rank", field(f"{RECIPES}/8B_lora.yaml:model.lora_rank", "0.3.1"), {}, {**LORA, **EIGHT}),
+        Row("lora.dropout", field(f"{RECIPES}/8B_lora.yaml:model.lora_dropout", "0.3.1"), {}, {**LORA, **EIGHT}),
+        Row("lora.dtype", field(f"{RECIPES}/8B_lora.yaml:dtype", "0.3.1"), {}, {**LORA, **EIGHT}),
+        Row(
+            "global_batch",  # of a micro batch of 1 on one GPU
+            field(f"{RECIPES}/8B_lora_single_device.yaml:gradient_accumulation_steps", "0.3.1"),
+            {},
+            {**LORA, "micro_batch": 1},
+        ),
+        Row(
+            "global_batch",  # of 1 on each of eight
+            field(f"{RECIPES}/8B_lora.yaml:gradient_accumulation_steps", "0.3.1"),
+            {8: 64, 32: 256},
+            {**LORA, **EIGHT, "micro_batch": 1},
+        ),
+    ),
+    "torchtitan": (
+        Row("micro_batch", titan("Training", "local_batch_size")),
+        Row("seq_len", titan("Training", "seq_len")),
+        Row("grad_dtype", titan("Training", "mixed_precision_reduce"), {"float32": "fp32"}, EIGHT),
+        Row("precision", titan("Training", "mixed_precision_param"), {"bfloat16": "fsdp-mixed"}, EIGHT),
+        Row(
+            "checkpointing",
+            {"0.1.0": "torchtitan/config_manager.py:ActivationCheckpoint.mode",
+             "0.2.2": "torchtitan/config/job_config.py:ActivationCheckpoint.mode", "0.3.0": ""},
+        ),
+        Row(
+            "optimizer",
+            {"0.1.0": "torchtitan/config_manager.py:Optimizer.name",
+             "0.2.2": "torchtitan/config/job_config.py:Optimizer.name", "0.3.0": ""},
+            {"AdamW": "adamw"},
+        ),
+        Row(
+            "optimizer_impl",
+            {"0.1.0": "torchtitan/config_manager.py:Optimizer.implementation",
+             "0.2.2": "torchtitan/config/job_config.py:Optimizer.implementation",
+             "0.3.0": "torchtitan/components/optimizer/optimizer.py:implementation"},
+        ),
+        Row(
+            "sequence_parallel",
+            {"0.3.0": "torchtitan/config/configs.py:ParallelismConfig.enable_sequence_parallel"},
+            {},
+            {**EIGHT, "tensor_parallel": 2},
+        ),
+    ),
+    "unsloth": (
+        Row("seq_len", field(f"{CLI}:max_seq_length", "2026.10.9")),
+        Row("micro_batch", field(f"{CLI}:batch_size", "2026.10.9")),
+        Row("global_batch", field(f"{CLI}:gradient_accumulation_steps", "2026.10.9"), {}, {"micro_batch": 1}),
+        Row("checkpointing", field(f"{CLI}:gradient_checkpointing", "2026.10.9"), {"unsloth": "full"}),
+        Row("packing", field(f"{CLI}:packing", "2026.10.9")),
+        Row("lora.rank", field(f"{CLI}:lora_r", "2026.10.9"), {}, QLORA),
+        Row("lora.dropout", field(f"{CLI}:lora_dropout", "2026.10.9"), {}, QLORA),
+    ),
+}  # fmt: skip
+
+
+def place(row: Row, version: str) -> str:
+    """Where `version` tells a row; "" where it does not."""
+    return next((path for first, path in reversed(row.told.items()) if at_least(version, first)), "")
+
+
+CASES = [
+    pytest.param(trainer, version, row, id=f"{trainer}-{version}-{row.field}-{n}")
+    for trainer, rows in ROWS.items()
+    for version in MODULES[trainer].RELEASES
+    for n, row in enumerate(rows)
+    if place(row, version)
+]
+
+
+@pytest.mark.parametrize(("trainer", "version", "row"), CASES)
+def test_a_trainer_states_its_configuration(released: Released, trainer: str, version: str, row: Row) -> None:
+    release, where = released(trainer, version), place(row, version)
+    found = told(release, where)
+    theirs, ours = row.means.get(found, found), stated(trainer, version, row)
+    assert ours == theirs, f"{release.name}, {where} is {found!r}: {row.field} is {theirs!r}; stated: {ours!r}"
+
+
+@pytest.mark.parametrize("version", torchtune.RELEASES)
+def test_torchtune_states_what_it_adapts(released: Released, version: str) -> None:
+    """Its names of attention's products, and the MLP's three where they are adapted."""
+    release = released("torchtune", version)
+    model = yaml.load(release.text(f"{RECIPES}/8B_lora.yaml"), Loader=LOADER)["model"]
+    names = [name.replace("output_proj", "o_proj") for name in model["lora_attn_modules"]]
+    names += ["gate_proj", "up_proj", "down_proj"] if model["apply_lora_to_mlp"] else []
+    assert stated("torchtune", version, Row("lora.targets", {}, {}, {**LORA, **EIGHT})) == names
+
+
+def test_unsloth_states_what_it_adapts(released: Released) -> None:
+    found = told(released("unsloth", unsloth.FIRST), f"{CLI}:target_modules")
+    assert stated("unsloth", unsloth.FIRST, Row("lora.targets", {}, {}, QLORA)) == found.split(",")
+
+
+@pytest.mark.parametrize("trainer", ["llamafactory", "axolotl", "ms-swift", "unsloth"])
+def test_a_trainer_states_a_transformers_that_it_allows(released: Released, trainer: str) -> None:
+    for version, pins in MODULES[trainer].RELEASES.items():
+        allowed = released(trainer, version).requires("transformers", "none")
+        assert allowed.contains(pins.transformers), f"{trainer} {version}: {allowed}; stated: {pins.transformers}"
+
+
+# What no field or key tells: it is in a release's code, in its examples, or in a library beneath it.
+IN_CODE = {
+    "sharding",
+    "precision",
+    "no_sync",
+    "logprob",
+    "attention",
+    "loss",
+    "optimizer",
+    "optimizer_impl",
+    "grad_dtype",
+}
+IN_CODE |= {"lora.dtype", "lora.units", "lora.targets", "double_quantization", "expandable_segments", "global_batch"}
+UNTOLD = {"llamafactory": {"micro_batch"}, "torchtune": {"packing"}, "torchtitan": {"packing"}}
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+def test_every_default_is_read_somewhere(trainer: str) -> None:
+    module = MODULES[trainer]
+    found = {
+        name
+        for version in module.RELEASES
+        for task in module.TASKS
+        for given in ({}, LORA, QLORA)
+        for name in module.habits(task, {f"versions.{trainer}": version, **given})
+        if not name.startswith("versions.")
+    }
+    assert found - {row.field for row in ROWS[trainer]} <= IN_CODE | UNTOLD.get(trainer, set())
+
+
+SOURCE = re.compile(r"(\w+)[^(]*\((\w\S+\.py):(\d+)\)")
+
+
+@pytest.mark.parametrize("trainer", MODULES)
+def test_a_source_names_the_line_of_the_newest_release(released: Released, trainer: str) -> None:
+    """The word that a source begins with stands in the line that it names."""
+    module = MODULES[trainer]
+    release = released(trainer, list(module.RELEASES)[-1])
+    rows: list[Default] = [row for table in vars(module).values() if isinstance(table, Table) for row in table.rows]
+    found = [match for row in rows if (match := SOURCE.fullmatch(row.source))]
+    assert len(found) > 1
+    for word, path, line in (match.groups() for match in found):
+        whole = next(p for p in (ROOTS.get(trainer, "") + path, path, f"{trainer}/{path}") if p in release.members)
+        there = release.text(whole).splitlines()[int(line) - 1]
+        assert word in there, f"{release.name}, {whole}:{line} has no {word}: {there}"

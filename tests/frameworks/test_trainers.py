@@ -1,0 +1,230 @@
+"""The trainers of plain PyTorch: what a job that names one gets, its step by hand, and what is refused or noted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from jobs import P, job
+
+from calc.base.plan import Path
+from calc.estimate.estimate import estimate
+from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
+from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
+from calc.scenario.words import Trainer
+
+# Adapters of rank 8 on all linears of Llama 3 8B: 32 layers of 8 (2 (4096 + 4096) + 2 (4096 + 1024) + 3 (4096 + 14336))
+ADAPTERS = 20_971_520
+
+
+def run(trainer: str, **fields: Any) -> Scenario:
+    """A job of a trainer."""
+    return job(trainer=trainer, **fields)
+
+
+def step(s: Scenario) -> Counter[str]:
+    """Bytes by component at the peak of the optimizer's step, but for what libraries take to compute in."""
+    (group,) = estimate(s).groups
+    (phase,) = (phase for phase in group.phases if phase.name == "step")
+    return Counter({line.component: line.bytes for line in phase.moment.lines if line.allocated}) - Counter(
+        workspace=1 << 40
+    )
+
+
+def test_every_trainer_of_the_contract_has_a_module() -> None:
+    words = SCHEMA["properties"]["trainer"]["enum"]
+    assert ["own", *TRAINERS] == words
+    assert set(ON_TRANSFORMERS) < set(words)
+    assert words == list(Trainer.__args__)  # type: ignore[attr-defined]
+    assert {name for name, module in TRAINERS.items() if hasattr(module, "RELEASES")} == set(RELEASED)
+    assert set(RELEASED) < set(SCHEMA["properties"]["versions"]["properties"])
+
+
+@pytest.mark.parametrize(
+    ("trainer", "fields", "weights", "gradients", "states"),
+    [
+        # LLaMA-Factory upcasts what it trains: 4 + 4 + 8 bytes a parameter, whole
+        ("llamafactory", {"method": "full"}, 4 * P, 4 * P, 8 * P),
+        # Axolotl and ms-swift train bf16 weights: 2 + 2 + 4
+        ("axolotl", {}, 2 * P, 2 * P, 4 * P),
+        ("ms-swift", {"method": "full"}, 2 * P, 2 * P, 4 * P),
+        # over eight GPUs Axolotl's own FSDP 2 leaves bf16; FSDP 1 is Accelerate's, which makes fp32 of it
+        ("axolotl", {"gpus": 8, "sharding": "fsdp2"}, 2 * P / 8, 2 * P / 8, 4 * P / 8),
+        ("axolotl", {"gpus": 8, "sharding": "fsdp1"}, 4 * P / 8, 4 * P / 8, 8 * P / 8),
+        ("ms-swift", {"gpus": 8, "sharding": "fsdp2", "method": "full"}, 4 * P / 8, 4 * P / 8, 8 * P / 8),
+        # torchtune: bf16 shards; paged states of 8 bits on one GPU
+        ("torchtune", {"gpus": 8}, 2 * P / 8, 2 * P / 8, 4 * P / 8),
+        ("torchtune", {}, 2 * P, 2 * P, 0),
+        # torchtitan: fp32 shards
+        ("torchtitan", {"gpus": 8, "task": "pretrain"}, 4 * P / 8, 4 * P / 8, 8 * P / 8),
+    ],
+)
+def test_a_step_of_all_weights_by_hand(
+    trainer: str, fields: dict[str, Any], weights: float, gradients: float, states: float
+) -> None:
+    found = step(run(trainer, **fields, seq_len=512, micro_batch=1))
+    expected = {"weights": weights, "gradients": gradients, "optimizer_states": states}
+    assert dict(found) == {name: size for name, size in expected.items() if size}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "fields", "base", "rank", "states"),
+    [
+        ("llamafactory", {"method": "lora"}, 2 * P, 8, 8),  # Adam's two moments in fp32
+        ("ms-swift", {"method": "lora"}, 2 * P, 8, 8),
+        # `unsloth train`: rank 64, two moments of a byte, and an fp32 scale for each 256 of them
+        ("unsloth", {"method": "lora"}, 2 * P, 64, 2 * (1 + 4 / 256)),
+    ],
+)
+def test_a_step_of_adapters_by_hand(
+    trainer: str, fields: dict[str, Any], base: float, rank: int, states: float
+) -> None:
+    """Adapters of PEFT are fp32 beside a base of 16 bits: 4 + 4 bytes a parameter, and their optimizer's."""
+    adapters = ADAPTERS * rank // 8
+    found = step(run(trainer, **fields, seq_len=512, micro_batch=1))
+    expected = {
+        "weights": base,
+        "adapter": 4 * adapters,
+        "gradients": 4 * adapters,
+        "optimizer_states": states * adapters,
+    }
+    assert dict(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("trainer", "fields", "expected"),
+    [
+        (
+            "llamafactory",
+            {},
+            {"method": "full", "seq_len": 2048, "micro_batch": 8, "checkpointing": "full", "loss": "full"},
+        ),
+        ("llamafactory", {"versions__llamafactory": "0.9.0"}, {"seq_len": 1024, "optimizer_impl": "foreach"}),
+        ("llamafactory", {"sharding": "zero3", "gpus": 8}, {"precision": "mixed", "grad_dtype": "bf16"}),
+        ("llamafactory", {"task": "pretrain"}, {"packing": True}),
+        ("axolotl", {}, {"seq_len": 512, "checkpointing": "none", "expandable_segments": True, "method": "full"}),
+        ("axolotl", {"task": "dpo"}, {"logprob": "selective"}),
+        ("ms-swift", {"gpus": 4}, {"global_batch": 16, "micro_batch": 1, "checkpointing": "full"}),
+        ("ms-swift", {"gpus": 24}, {"global_batch": 24}),
+        (
+            "torchtune",
+            {"method": "lora", "gpus": 8},
+            {"checkpointing": "none", "sharding": "fsdp2", "global_batch": 128},
+        ),
+        ("torchtune", {"method": "lora"}, {"checkpointing": "full", "loss": "chunked", "optimizer_impl": "fused"}),
+        ("torchtitan", {"gpus": 8}, {"precision": "fsdp-mixed", "checkpointing": "selective", "loss": "chunked"}),
+        ("torchtitan", {"versions__torchtitan": "0.2"}, {"loss": "full", "sharding": "none", "precision": "autocast"}),
+        ("torchtitan", {}, {"sharding": "fsdp2", "precision": "fsdp-mixed"}),
+        (
+            "torchtitan",
+            {"gpus": 16, "tensor_parallel": 2, "pipeline_parallel": 2},
+            {"sequence_parallel": True, "loss": "full", "micro_batch": 1, "global_batch": 8},
+        ),
+        ("unsloth", {"method": "qlora"}, {"loss": "fused", "global_batch": 8, "optimizer": "adamw-8bit"}),
+    ],
+)
+def test_a_trainers_habits_are_the_defaults(trainer: str, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    s = run(trainer, **fields)
+    assert {name: getattr(s, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_is_said_goes_before_a_habit(trainer: str) -> None:
+    """A setting that the user names is never overwritten."""
+    method = {"method": "lora" if trainer == "litgpt" else "full"}
+    said = {"micro_batch": 3, "global_batch": 9, "seq_len": 777, "checkpointing": "none", "expandable_segments": False}
+    s = run(trainer, **said, **method)
+    assert {name: getattr(s, name) for name in said | method} == said | method
+
+
+@pytest.mark.parametrize(
+    ("trainer", "fields", "kept"),
+    [
+        ("llamafactory", {}, True), ("llamafactory", {"gpus": 2, "sharding": "fsdp2"}, False),
+        ("axolotl", {}, True), ("axolotl", {"task": "dpo"}, False),
+        ("ms-swift", {}, True), ("ms-swift", {"gpus": 2}, False), ("ms-swift", {"gpus": 2, "sharding": "zero2"}, True),
+        ("torchtune", {}, False), ("torchtitan", {}, False), ("unsloth", {}, True),
+    ],
+)  # fmt: skip
+def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], kept: bool) -> None:
+    assert run(trainer, **fields).keeps.roles[0].reentrant is kept
+
+
+@pytest.mark.parametrize(
+    ("trainer", "fields", "path"),
+    [
+        ("torchtune", {}, Path("chunked-logits")),
+        ("torchtune", {"loss": "full"}, Path("cross-entropy", head_fp32=True)),
+        ("torchtune", {"task": "dpo", "seq_len": 512},
+         Path("log-softmax", head_fp32=True, scaled="copy", kept=511 / 512)),
+        ("torchtitan", {}, Path("chunked")),
+        ("torchtitan", {"versions__torchtitan": "0.1"}, Path("cross-entropy")),
+        ("unsloth", {}, Path("fused")),
+        # fp32 logits under Accelerate's autocast, of which TRL takes the logsumexp row by row; none under DeepSpeed
+        ("ms-swift", {"task": "dpo", "seq_len": 512}, Path("rows", head_fp32=True, kept=511 / 512)),
+        ("axolotl", {"task": "dpo", "seq_len": 512, "gpus": 2, "sharding": "zero2"}, Path("selective", kept=511 / 512)),
+        ("llamafactory", {"task": "dpo", "seq_len": 512},
+         Path("log-softmax", head_fp32=True, upcast=True, kept=511 / 512)),
+        ("ms-swift", {"task": "rm"}, Path("scalar")),
+    ],
+)  # fmt: skip
+def test_the_way_to_a_loss(trainer: str, fields: dict[str, Any], path: Path) -> None:
+    assert run(trainer, **fields).keeps.roles[0].path == path
+
+
+@pytest.mark.parametrize(
+    ("trainer", "fields", "note"),
+    [
+        ("axolotl", {"versions__axolotl": "0.12"}, "axolotl 0.12 is computed as 0.19.0, the nearest release"),
+        ("axolotl", {"method": "lora"}, "lora_mlp_kernel"),
+        ("ms-swift", {}, "use_logits_to_keep"),
+        ("torchtune", {}, "optimizer_in_bwd"),
+        ("torchtune", {"method": "qlora"}, "enable_activation_offloading"),
+        ("torchtitan", {}, "compile.enable"),
+        ("torchtitan", {}, "disable_cuda_graphs"),
+        ("unsloth", {}, "moves checkpoints to the host: computed as true"),
+        ("llamafactory", {"loss": "fused"}, "of Liger's kernels the loss alone is computed"),
+    ],
+)
+def test_what_no_field_says_is_a_note_of_the_estimate(trainer: str, fields: dict[str, Any], note: str) -> None:
+    assert any(note in line for line in estimate(run(trainer, **fields)).notes)
+
+
+def test_a_release_that_was_read_has_no_note() -> None:
+    for asked in ("0.9.1", "0.9", "0.9.5"):
+        notes = estimate(run("llamafactory", versions__llamafactory=asked)).notes
+        assert not any("computed as" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "fields", "message"),
+    [
+        ("unsloth", {"task": "grpo"}, "trainer: given 'unsloth' for grpo, allowed: own; modelled for pretrain, sft"),
+        ("ms-swift", {"gpus": 2, "tensor_parallel": 2},
+         "trainer: given 'ms-swift' where GPUs share sequences, allowed: own; not modelled"),
+        ("torchtitan", {"method": "lora"}, "method: given 'lora' with trainer torchtitan, allowed: full"),
+        ("torchtune", {"gpus": 2, "sharding": "ddp"},
+         "sharding: given 'ddp' with trainer torchtune, allowed: none, fsdp2"),
+        ("torchtune", {"method": "lora", "lora__dtype": "fp32"},
+         "lora.dtype: given 'fp32' with trainer torchtune, allowed: bf16, as the model"),
+        ("axolotl", {"loss": "chunked"}, "loss: given 'chunked' with trainer axolotl, allowed: full, fused"),
+        ("unsloth", {"gpus": 2, "sharding": "fsdp2"},
+         "sharding: given 'fsdp2' with trainer unsloth, allowed: none, ddp"),
+        ("ms-swift", {"framework": "verl"}, "trainer: given 'ms-swift', allowed with verl: own"),
+        ("axolotl", {"framework": "openrlhf"}, "trainer: given 'axolotl', allowed with openrlhf: own"),
+        ("unsloth", {"framework": "trl"}, "trainer: given 'unsloth', allowed with trl: transformers"),
+    ],
+)  # fmt: skip
+def test_what_a_trainer_cannot_run_is_refused_in_one_line(trainer: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        run(trainer, **fields)
+    assert str(refused.value) == f"scenario: {message}"
+
+
+@pytest.mark.parametrize("given", ["ms-swift", "ms-swift==4.6", "LLaMA-Factory", "axolotl", "torch_tune", "Unsloth"])
+def test_a_trainer_that_is_given_as_a_framework_is_named(given: str) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        job(framework=given)
+    name = given.partition("==")[0].lower().replace("llama-f", "llamaf").replace("_", "")
+    assert str(refused.value).endswith(f"; {name} is a trainer: give framework torch with trainer {name}")

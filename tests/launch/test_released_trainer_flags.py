@@ -1,0 +1,468 @@
+"""Every flag and key of a trainer's command exists in its release, with a legal value, and says what the scenario says.
+
+As `test_released_flags.py` does for the frameworks, by fields of dataclasses and pydantic models, read as text.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import grid
+import pytest
+import yaml
+from frameworks.released import LOADER, Release
+from packages import Packages, check_deepspeed, fields, members
+
+from calc.catalog.catalog import load
+from calc.launch import TRAINERS, LaunchError, launch
+from calc.launch.hugging_face import DEEPSPEED
+from calc.launch.shell import Launch
+from calc.scenario.scenario import Scenario
+
+STRIDES = {"llamafactory": 101, "axolotl": 101, "ms-swift": 101, "torchtune": 1, "torchtitan": 1, "unsloth": 1}
+OPTIMIZERS = {
+    "adamw_torch_fused": ("adamw", "fused"), "adamw_torch": ("adamw", "foreach"),
+    "adamw_bnb_8bit": ("adamw-8bit", None), "paged_adamw_8bit": ("adamw-paged-8bit", None),
+    "lion_32bit": ("lion", None),
+}  # fmt: skip
+TORCHRUN = {"--nproc_per_node", "--nnodes", "--rdzv_backend", "--rdzv_endpoint"}  # torch/distributed/run.py
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_commands_say_the_scenario_in_words_of_the_release(packages: Packages, name: str) -> None:
+    check: Callable[[Packages, Scenario, Launch], dict[str, Any]]
+    check = {
+        "llamafactory": check_llamafactory, "axolotl": check_axolotl, "ms-swift": check_ms_swift,
+        "torchtune": check_torchtune, "torchtitan": check_torchtitan, "unsloth": check_unsloth,
+    }[name]  # fmt: skip
+    count = 0
+    for s in grid.accepted(grid.trainer(name), STRIDES[name]):
+        try:
+            found = launch(s)
+        except LaunchError as refusal:
+            assert "allowed" in str(refusal)
+            continue
+        count += 1
+        try:
+            grid.same(check(packages, s, found), s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{s.as_dict()}\n{found.command}\n{found.files}") from None
+    assert count > 100
+
+
+# ---- what a release knows ------------------------------------------------------------------------------------------
+
+
+@cache
+def known(release: Release, *paths: str) -> dict[str, str]:
+    """The fields of all classes of these modules, with their annotations."""
+    found: dict[str, str] = {}
+    for path in paths:
+        names = [node.name for node in release.tree(path).body if isinstance(node, ast.ClassDef)]
+        found |= {name: annotation for name, annotation, _ in fields(release, path, *names)}
+    return found
+
+
+@cache
+def training(packages: Packages) -> dict[str, str]:
+    """The fields of Transformers' TrainingArguments."""
+    return known(packages.release("transformers"), "transformers/training_args.py")
+
+
+def legal(name: str, value: Any, of: Mapping[str, str]) -> None:
+    """A value of a field that exists, and of its type."""
+    assert name in of, f"no field {name}"
+    annotation = of[name]
+    words = re.findall(r"Literal\[(.*?)\]", annotation)
+    if isinstance(value, str) and words:
+        assert value in ast.literal_eval(f"({','.join(words)},)"), f"{name}: {value!r} is none of {annotation}"
+        return
+    kinds = {"bool": bool, "int": int, "float": (int, float), "str": str}
+    named = [kind for word, kind in kinds.items() if re.search(rf"\b{word}\b", annotation)]
+    if named and "dict" not in annotation and "list" not in annotation.lower():
+        assert any(isinstance(value, kind) and (kind is not int or value is not True) for kind in named), (
+            f"{name}: {value!r} is no {annotation}"
+        )
+
+
+def optimizer(packages: Packages, word: str, args: str | None) -> dict[str, Any]:
+    """The optimizer that a word of Transformers' names."""
+    assert word in members(packages.release("transformers"), "transformers/training_args.py", "OptimizerNames")
+    name, impl = OPTIMIZERS.get(word, (word, None))
+    found = {"optimizer": "sgd-momentum" if args == "momentum=0.9" else name}
+    return found | ({"optimizer_impl": impl} if impl else {})
+
+
+def hf(s: Scenario) -> str:
+    """The name of the model that is trained."""
+    return load().models[s.model].hf
+
+
+def of_trainer(packages: Packages, s: Scenario, said: Mapping[str, Any], found: Launch, batch: str) -> dict[str, Any]:
+    """What the arguments of Transformers' Trainer say, however they are told."""
+    assert said["gradient_accumulation_steps"] == s.accumulation
+    told = {"micro_batch": said[batch]} | optimizer(packages, said["optim"], said.get("optim_args"))
+    if "deepspeed" in said:
+        own = json.loads(found.files[said["deepspeed"]])
+        check_deepspeed(packages, own)
+        optimization = own["zero_optimization"]
+        told |= {
+            "sharding": f"zero{optimization['stage']}",
+            "offload.optimizer": optimization["offload_optimizer"]["device"] == "cpu",
+            "offload.parameters": optimization["offload_param"]["device"] == "cpu",
+            "grad_dtype": own["data_types"]["grad_accum_dtype"],
+        }
+    else:
+        assert DEEPSPEED not in found.files
+    if s.sharded.family == "fsdp":
+        accelerator = said.get("accelerator_config", {}).get("gradient_accumulation_kwargs", {})
+        told["no_sync"] = not accelerator.get("sync_each_batch", False)
+    return told
+
+
+def nodes(words: list[str], s: Scenario) -> None:
+    """The flags of torchrun."""
+    told = dict(zip(words[::2], words[1::2], strict=True))
+    assert set(told) <= TORCHRUN
+    assert int(told["--nproc_per_node"]) * int(told.get("--nnodes", 1)) == s.gpus
+    assert ("--rdzv_endpoint" in told) == (s.nodes > 1)
+
+
+def environment(words: list[str], s: Scenario) -> list[str]:
+    """The words behind the environment variables of a command, which say how many GPUs it runs on."""
+    told: dict[str, str] = {}
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        told[name] = value
+    assert int(told.get("NPROC_PER_NODE", 1)) * int(told.get("NNODES", 1)) == s.gpus
+    assert ("MASTER_ADDR" in told) == ("NODE_RANK" in told) == (s.nodes > 1)
+    assert ("PYTORCH_CUDA_ALLOC_CONF" in told) == s.expandable_segments
+    return words
+
+
+def sharded(said: Mapping[str, Any], s: Scenario) -> dict[str, Any]:
+    """What `fsdp` and `fsdp_config` of TrainingArguments say."""
+    if s.sharded.family != "fsdp":
+        assert not said.get("fsdp")
+        return {}
+    words = said["fsdp"].split()
+    assert words[:2] == ["full_shard", "auto_wrap"]
+    assert ("offload" in words) == (s.offload.parameters or s.offload.optimizer)
+    assert said["fsdp_config"]["auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+    return {"sharding": f"fsdp{said['fsdp_config']['fsdp_version']}"}
+
+
+# ---- the trainers --------------------------------------------------------------------------------------------------
+
+HPARAMS = tuple(f"llamafactory/hparams/{name}_args.py" for name in ("model", "data", "finetuning", "training"))
+
+
+def check_llamafactory(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
+    """What a file of LLaMA-Factory says."""
+    release = packages.release("llamafactory")
+    [words] = grid.processes(found.command)
+    program, command, file, data = environment([word for word in words if word != "FORCE_TORCHRUN=1"], s)
+    assert ("FORCE_TORCHRUN=1" in words) == (s.gpus > 1)
+    assert 'is_env_enabled("FORCE_TORCHRUN")' in release.text("llamafactory/launcher.py")
+    assert (program, command, data) == ("llamafactory-cli", "train", "dataset=${DATASET}")
+    assert '"train"' in release.text("llamafactory/launcher.py")
+    said = yaml.load(found.files[file], Loader=LOADER)
+    of = training(packages) | known(release, *HPARAMS)
+    for name, value in said.items():
+        legal(name, value, of) if name != "flash_attn" else None
+    kinds = members(release, "llamafactory/extras/constants.py", "AttentionFunction")
+    assert said["flash_attn"] in kinds
+    assert said["model_name_or_path"] == hf(s)
+    if said["bf16"]:
+        full = "mixed" if "deepspeed" in said else "fsdp-mixed" if "fsdp" in said else "autocast"
+        frozen = "mixed" if "deepspeed" in said else "bf16"
+        precision = "bf16" if said["pure_bf16"] else full if said["finetuning_type"] == "full" else frozen
+    else:
+        precision = "fp16" if said["fp16"] else "fp32"
+    told = {
+        "task": {"pt": "pretrain"}.get(said["stage"], said["stage"]),
+        "seq_len": said["cutoff_len"],
+        "packing": said["packing"],
+        "attention": {"fa2": "flash", "disabled": "eager"}.get(said["flash_attn"], said["flash_attn"]),
+        "checkpointing": "none" if said["disable_gradient_checkpointing"] else "full",
+        "loss": "fused" if said["enable_liger_kernel"] else "full",
+        "precision": precision,
+        "method": "full" if said["finetuning_type"] == "full" else "qlora" if "quantization_bit" in said else "lora",
+    }
+    if s.lora:
+        targets = said["lora_target"]
+        told |= {"lora.rank": said["lora_rank"], "lora.dropout": said["lora_dropout"]}
+        told["lora.targets"] = "all-linear" if targets == "all" else targets.split(",")
+    return told | sharded(said, s) | of_trainer(packages, s, said, found, "per_device_train_batch_size")
+
+
+SCHEMAS = tuple(
+    f"axolotl/utils/schemas/{name}.py" for name in ("config", "training", "peft", "model", "deprecated", "fsdp")
+)
+
+
+def check_axolotl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
+    """What a file of Axolotl says."""
+    release = packages.release("axolotl")
+    [words] = grid.processes(found.command)
+    program, command, file, *launcher = words
+    assert (program, command) == ("axolotl", "train")
+    if s.gpus > 1:
+        assert launcher[:3] == ["--launcher", "torchrun", "--"]
+        assert '"torchrun"' in release.text("axolotl/cli/main.py")
+        nodes(launcher[3:], s)
+    said = yaml.load(found.files[file], Loader=LOADER)
+    schema = known(release, *SCHEMAS)
+    of = {**schema, **known(release, "axolotl/integrations/liger/args.py")}
+    for name, value in said.items():
+        legal(name, value, of)
+    for name, value in said.get("fsdp_config", {}).items():
+        legal(name, value, known(release, "axolotl/utils/schemas/fsdp.py"))
+    if "plugins" in said:
+        [plugin] = said["plugins"]
+        assert f"class {plugin.rpartition('.')[2]}(" in release.text("axolotl/integrations/liger/plugin.py")
+    assert f'"{said["attn_implementation"]}"' in release.text("axolotl/utils/schemas/enums.py")
+    assert said["base_model"] == hf(s)
+    assert (said.get("rl") == "dpo") == (s.task == "dpo")
+    assert said.get("reward_model", False) == (s.task == "rm")
+    fsdp = said.get("fsdp_config")
+    if fsdp:
+        assert fsdp["offload_params"] == (s.offload.parameters or s.offload.optimizer)
+    sharding = {"sharding": f"fsdp{said['fsdp_version']}"} if fsdp else {}
+    wide = bool(fsdp) and said["fsdp_version"] == 1 and "adapter" not in said
+    attention = said["attn_implementation"]
+    told = {
+        "seq_len": said["sequence_len"],
+        "packing": said["sample_packing"],
+        "attention": "flash" if attention == "flash_attention_2" else attention,
+        "checkpointing": "full" if said["gradient_checkpointing"] else "none",
+        "loss": "fused" if said.get("liger_fused_linear_cross_entropy") else "full",
+        "method": said.get("adapter", "full"),
+    }
+    if s.precision != "bf16" or not wide:  # FSDP 1 makes fp32 of weights, and nothing says that it shall not
+        kinds = "mixed" if "deepspeed" in said else "fsdp-mixed" if wide else "bf16"
+        if s.precision != "fsdp-mixed":
+            told["precision"] = kinds if said["bf16"] else "fp32"
+    if s.lora:
+        linear = said.get("lora_target_linear", False)
+        told |= {"lora.rank": said["lora_r"], "lora.dropout": said["lora_dropout"]}
+        told["lora.targets"] = "all-linear" if linear else said["lora_target_modules"]
+        told["lora.dtype"] = "fp32" if said["peft_autocast_adapter_dtype"] else "bf16"
+        assert said["load_in_4bit"] == (said["adapter"] == "qlora")
+    trained = {"optim": said["optimizer"], **said}
+    return told | sharding | of_trainer(packages, s, trained, found, "micro_batch_size")
+
+
+BASE_ARGS = tuple(
+    f"swift/arguments/base_args/{name}_args.py" for name in ("base", "model", "quant", "template", "data")
+)
+SWIFT = (
+    *BASE_ARGS,
+    *(f"swift/arguments/{name}_args.py" for name in ("sft", "tuner", "rlhf")),
+    "swift/trainers/arguments.py",
+)
+
+
+def check_ms_swift(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
+    """What a command of ms-swift says."""
+    release = packages.release("ms_swift")
+    [words] = grid.processes(found.command)
+    program, command, *own = environment(words, s)
+    assert program == "swift"
+    assert f"'{command}': 'swift.cli.{command}'" in release.text("swift/cli/main.py")
+    of = training(packages) | known(release, *SWIFT)
+    said: dict[str, Any] = {}
+    starts = [n for n, word in enumerate(own) if word.startswith("--")]
+    for n, end in zip(starts, [*starts[1:], len(own)], strict=True):
+        name, values = own[n][2:], own[n + 1 : end]
+        said[name] = values if name in ("target_modules", "dataset") else yaml.load(values[0], Loader=LOADER)
+        legal(name, said[name], of)
+    assert command == {"pretrain": "pt", "sft": "sft"}.get(s.task, "rlhf")
+    assert said.get("rlhf_type") == (s.task if command == "rlhf" else None)
+    assert (said["model"], said["dataset"]) == (hf(s), ["${DATASET}"])
+    fsdp = json.loads(found.files[said["fsdp"]]) if "fsdp" in said else {}
+    frozen = said["tuner_type"] == "lora"
+    told = {
+        "seq_len": said["max_length"],
+        "packing": said["packing"],
+        "attention": {"flash_attn": "flash"}.get(said["attn_impl"], said["attn_impl"]),
+        "checkpointing": "full" if said["gradient_checkpointing"] else "none",
+        "loss": "fused" if said["use_liger_kernel"] else "full",
+        "method": "full" if not frozen else "qlora" if "quant_bits" in said else "lora",
+    }
+    if not fsdp:
+        half = "fp16" if said["fp16"] else "mixed" if "deepspeed" in said else "bf16"
+        told["precision"] = half if said["torch_dtype"] != "float32" else "autocast" if said["bf16"] else "fp32"
+    if s.lora:
+        targets = said["target_modules"]
+        told |= {"lora.rank": said["lora_rank"], "lora.dropout": said["lora_dropout"]}
+        told["lora.targets"] = "all-linear" if targets == ["all-linear"] else targets
+        if "deepspeed" not in said:
+            told["lora.dtype"] = {"bfloat16": "bf16"}.get(said.get("lora_dtype", ""), "fp32")
+    return told | sharded(fsdp, s) | of_trainer(packages, s, said, found, "per_device_train_batch_size")
+
+
+def check_torchtune(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
+    """What a command of torchtune says."""
+    release = packages.release("torchtune")
+    [words] = grid.processes(found.command)
+    words = [word for word in words if not word.startswith("PYTORCH_CUDA_ALLOC_CONF=")]
+    at = words.index("--config")
+    program, run, *launcher, recipe = words[:at]
+    assert (program, run) == ("tune", "run")
+    if launcher:
+        nodes(launcher, s)
+    registry = release.text("torchtune/_recipe_registry.py")
+    assert f'name="{recipe}"' in registry
+    config = words[at + 1]
+    assert f'"{config}"' in registry
+    whole = yaml.load(release.text(f"recipes/configs/{config}.yaml"), Loader=LOADER)
+    code = release.text(f"recipes/{recipe}.py")
+    said: dict[str, Any] = {}
+    for word in words[at + 2 :]:
+        name, _, text = word.partition("=")
+        *above, last = name.removeprefix("~").split(".")
+        section = whole
+        for part in above:
+            section = section[part]
+        if name.startswith("~"):
+            assert last in section, f"{config}: no {name} to remove"
+            continue
+        asked = last in section or f'cfg.get("{last}"' in code or name == "optimizer.fused"
+        assert asked, f"{config}: no key {name}"
+        said[name] = yaml.load(text, Loader=LOADER)
+        if last in section and not isinstance(section[last], dict) and section[last] is not None and name[0] != "c":
+            assert type(said[name]) is type(section[last]), f"{name}: {said[name]!r}"
+    assert said["checkpointer.checkpoint_dir"] == "${MODEL_DIR}"
+    assert not said["compile"] and not said["enable_activation_offloading"]
+    module, _, loss = said["loss"].rpartition(".")
+    assert module == "torch.nn" or loss in release.text("torchtune/modules/loss/__init__.py")
+    single = recipe.endswith("single_device")
+    told = {
+        "micro_batch": said["batch_size"],
+        "seq_len": said["tokenizer.max_seq_len"],
+        "precision": said["dtype"],
+        "packing": said["dataset.packed"],
+        "loss": {"CrossEntropyLoss": "full", "CEWithChunkedOutputLoss": "chunked"}[loss],
+        "checkpointing": "full" if said["enable_activation_checkpointing"] else "none",
+        "sharding": "none" if single else "fsdp2",
+        "method": "full" if recipe.startswith("full") else "qlora" if "qlora" in config else "lora",
+        "optimizer": {
+            "torch.optim.AdamW": "adamw", "bitsandbytes.optim.PagedAdamW8bit": "adamw-paged-8bit",
+            "bitsandbytes.optim.AdamW8bit": "adamw-8bit", "torch.optim.SGD": "sgd",
+        }[said["optimizer"]],
+    }  # fmt: skip
+    assert said["gradient_accumulation_steps"] == s.accumulation
+    assert (said.get("optimizer.fused", False)) == (s.optimizer_impl == "fused")
+    if s.lora:
+        names = [name.replace("output_proj", "o_proj") for name in said["model.lora_attn_modules"]]
+        names += ["gate_proj", "up_proj", "down_proj"] if said["model.apply_lora_to_mlp"] else []
+        own = [*("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")]
+        assert set(names) == set(own if isinstance(s.lora.targets, str) else s.lora.targets)
+        told |= {"lora.rank": said["model.lora_rank"], "lora.dropout": said["model.lora_dropout"]}
+    return told
+
+
+def check_torchtitan(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
+    """What a command of torchtitan says."""
+    release = packages.release("torchtitan")
+    [words] = grid.processes(found.command)
+    words = [word for word in words if not word.startswith("PYTORCH_CUDA_ALLOC_CONF=")]
+    at = words.index("-m")
+    assert (words[0], words[at + 1], words[-1].partition(":")[0]) == (
+        "torchrun",
+        "torchtitan.train",
+        "activation-checkpoint",
+    )
+    nodes(words[1:at], s)
+    said: dict[str, Any] = {}
+    own = words[at + 2 : -1]
+    while own:
+        name = own.pop(0)[2:]
+        said[name] = yaml.load(own.pop(0), Loader=LOADER) if own and not own[0].startswith("--") else True
+    policies = release.text("torchtitan/distributed/activation_checkpoint.py")
+    policy = words[-1].partition(":")[2]
+    assert f'tyro.conf.subcommand("{policy}")' in policies
+    module, config = said.pop("module"), said.pop("config")
+    assert f"def {config}() -> Trainer.Config:" in release.text(f"torchtitan/models/{module}/config_registry.py")
+    assert said.pop("hf_assets_path") == "${ASSETS}"
+    of = {
+        f"{place}.{name}": annotation
+        for place, path, cls in (
+            ("training", "torchtitan/config/configs.py", "TrainingConfig"),
+            ("parallelism", "torchtitan/config/configs.py", "ParallelismConfig"),
+        )
+        for name, annotation, _ in fields(release, path, cls)
+    }
+    assert '"for-loop"' in release.text("torchtitan/components/optimizer/optimizer.py")
+    of["optimizer.implementation"] = "Literal['for-loop', 'foreach', 'fused']"
+    sequence = said.pop("parallelism.no-enable-sequence-parallel", False)
+    for name, value in said.items():
+        legal(name, value, of)
+    degree = {name.rpartition(".")[2]: value for name, value in said.items() if name.endswith("_degree")}
+    shards, copies = degree["data_parallel_shard_degree"], degree["data_parallel_replicate_degree"]
+    assert shards * copies == s.data_parallel
+    stages = degree["pipeline_parallel_degree"]
+    assert said["training.mixed_precision_param"] == "bfloat16"
+    told = {
+        "global_batch": said["training.global_batch_size"],
+        "seq_len": said["training.seq_len"],
+        "checkpointing": policy,
+        "tensor_parallel": degree["tensor_parallel_degree"],
+        "pipeline_parallel": stages,
+        "context_parallel": degree["context_parallel_degree"],
+        "micro_batch": said[
+            "parallelism.pipeline_parallel_microbatch_size" if stages > 1 else "training.local_batch_size"
+        ],
+        "optimizer_impl": {"for-loop": "single"}.get(
+            said["optimizer.implementation"], said["optimizer.implementation"]
+        ),
+    }
+    if degree["tensor_parallel_degree"] > 1:
+        told["sequence_parallel"] = not sequence
+    if copies > 1:
+        told["sharding"] = "ddp"
+    return told
+
+
+def check_unsloth(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
+    """What a file of Unsloth says."""
+    release = packages.release("unsloth")
+    [words] = grid.processes(found.command)
+    program, command, flag, file, *data = words
+    assert (program, command, flag, data) == ("unsloth", "train", "--config", ["--dataset", "${DATASET}"])
+    assert '"--config"' in release.text("unsloth_cli/commands/train.py")
+    said = yaml.load(found.files[file], Loader=LOADER)
+    assert said.pop("model") == hf(s)
+    path = "unsloth_cli/config.py"
+    for section, cls in (("data", "DataConfig"), ("training", "TrainingConfig"), ("lora", "LoraConfig")):
+        of = {name: annotation for name, annotation, _ in fields(release, path, cls)}
+        for name, value in said.get(section, {}).items():
+            legal(name, value, of)
+    own = said["training"]
+    assert own["gradient_accumulation_steps"] == s.accumulation
+    assert (said["data"]["format_type"] == "raw") == (s.task == "pretrain")
+    told = {
+        "seq_len": own["max_seq_length"],
+        "micro_batch": own["batch_size"],
+        "packing": own["packing"],
+        "checkpointing": {"true": "full", "none": "none"}[own["gradient_checkpointing"]],
+        "method": "full" if own["training_type"] == "full" else "qlora" if own["load_in_4bit"] else "lora",
+    }
+    if s.lora:
+        told |= {"lora.rank": said["lora"]["lora_r"], "lora.dropout": said["lora"]["lora_dropout"]}
+        told["lora.targets"] = said["lora"]["target_modules"].split(",")
+    return told
+
+
+def test_a_wrong_key_is_found(packages: Packages) -> None:
+    """The checks can fail: a name that is no field, another type, a word that is none."""
+    of = known(packages.release("llamafactory"), *HPARAMS)
+    for name, value in (("cutoff_length", 1), ("cutoff_len", "long"), ("stage", "sfft"), ("packing", 3)):
+        with pytest.raises(AssertionError):
+            legal(name, value, of)

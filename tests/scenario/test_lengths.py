@@ -1,0 +1,150 @@
+"""Real lengths in place of the cap: what the fullest batch of an epoch holds, and what an average one computes."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from calc.base.schema import InputError
+from calc.estimate.estimate import estimate, speed
+from calc.resolve.parse import parse
+from calc.scenario.lengths import Lengths, fullest, known
+
+CAP = 1 << 20
+SFT = {
+    "model": "llama-3.2-1b", "task": "sft", "framework": "openrlhf", "gpu": "a100-80-sxm", "gpus": 2,
+    "sharding": "zero3", "checkpointing": "full", "attention": "flash", "micro_batch": 4, "global_batch": 16,
+    "seq_len": 4096,
+}  # fmt: skip
+
+
+def job(**changes: Any) -> Any:
+    return parse({**SFT, **changes})
+
+
+def peak(**changes: Any) -> int:
+    return max(group.peak.moment.device_bytes for group in estimate(job(**changes)).groups)
+
+
+def test_the_mean_of_the_longest_of_a_batch_is_that_of_all_draws() -> None:
+    """Three lengths, two draws, all nine outcomes by hand."""
+    lengths = known({"counts": [[10, 1], [20, 1], [40, 1]]})
+    assert lengths.padded(CAP, 2) == pytest.approx(mean(map(max, product((10, 20, 40), repeat=2))))
+    assert lengths.padded(CAP, 1) == pytest.approx(mean((10, 20, 40))) == pytest.approx(lengths.mean)
+
+
+def test_the_fullest_batch_by_hand() -> None:
+    """Of 100 batches of two, one in four of which is 2 + 2: the chance that none is, 0.75^100, is far below 5 %."""
+    lengths = known({"counts": [[1, 100], [2, 100]]})
+    assert fullest(lengths, CAP, 2) == 4
+    # of one batch of two, 4 comes with 1/4: more than 5 %; of ten sequences all long, 1/1024: less
+    assert fullest(known({"counts": [[1, 5], [2, 5]]}), CAP, 10) < 20
+    assert fullest(lengths, CAP, 1) == 2
+
+
+def test_the_fullest_batch_is_what_shuffled_epochs_meet() -> None:
+    """The statement itself, on seeded epochs: with the stated probability no batch is fuller, and hardly any room lies
+    between."""
+    draw = random.Random(7)
+    data = [min(4096, 1 + int(draw.lognormvariate(5.5, 0.9))) for _ in range(4000)]
+    lengths = known({"counts": [[length, 1] for length in data]})
+    for rows in (4, 16):
+        most = []
+        for _ in range(40):
+            draw.shuffle(data)
+            most.append(max(sum(data[at : at + rows]) for at in range(0, len(data), rows)))
+        said = fullest(lengths, CAP, rows)
+        assert sum(full <= said for full in most) >= (0.95 - 0.12) * len(most)
+        assert said <= 1.1 * max(most)
+
+
+def test_a_mean_and_a_longest_give_the_distribution_of_greatest_entropy() -> None:
+    """It has that mean and that longest; in the middle it is the uniform one."""
+    lengths = known({"mean": 700, "longest": 4096})
+    assert lengths.mean_below(CAP) == pytest.approx(700, rel=1e-6)
+    assert fullest(lengths, CAP, 1) == 4096
+    even = known({"mean": 500.5, "longest": 1000})
+    assert even.padded(CAP, 2) == pytest.approx(1000 * 2 / 3, rel=0.01)
+    assert fullest(known({"mean": 64, "longest": 64}), CAP, 3) == 3 * 64
+
+
+@pytest.mark.parametrize("lengths", [known({"mean": 300, "longest": 4000}), known({"counts": [[9, 70], [4000, 2]]})])
+def test_more_sequences_are_never_less(lengths: Lengths) -> None:
+    most = [fullest(lengths, CAP, rows) for rows in (1, 2, 3, 4, 6, 8, 16, 64)]
+    assert most == sorted(most)
+    assert all(full <= rows * lengths.longest for full, rows in zip(most, (1, 2, 3, 4, 6, 8, 16, 64), strict=True))
+    capped = [fullest(lengths, cap, 8) for cap in (10, 100, 1000, 4000, CAP)]
+    assert capped == sorted(capped)
+
+
+def test_a_padded_batch_is_as_long_as_the_longest_sequence_and_no_longer() -> None:
+    """Data of at most 1,024 tokens take what a cap of 1,024 does, whatever the cap."""
+    assert peak(lengths={"mean": 300, "longest": 1024}) == peak(seq_len=1024)
+    assert peak(lengths={"mean": 300, "longest": 9999}) == peak()  # cut off at the cap
+
+
+def test_a_packed_batch_is_between_its_mean_and_its_longest() -> None:
+    short, long = peak(packing=True, expected_len=300), peak(packing=True, expected_len=3000)
+    assert short < peak(packing=True, lengths={"mean": 300, "longest": 3000}) < long
+    assert peak(packing=True, lengths={"mean": 300, "longest": 300}) == short
+
+
+def test_padding_takes_time_and_is_no_token() -> None:
+    """Padded to the longest of four, the same tokens take longer; sequences of one length have no padding."""
+    said = {"mean": 1500, "longest": 4096}
+    uneven, even, packed = (
+        speed(estimate(job(**changes)))
+        for changes in ({"lengths": said}, {"lengths": {"counts": [[1500, 9]]}}, {"lengths": said, "packing": True})
+    )
+    assert uneven.step_seconds > 1.2 * even.step_seconds
+    assert packed.step_seconds == pytest.approx(even.step_seconds, rel=0.02)
+    assert uneven.tokens_per_second * uneven.step_seconds == pytest.approx(16 * 1500)
+
+
+def test_a_dynamic_batch_holds_its_bound_or_one_longer_sequence() -> None:
+    verl = {
+        "model": "qwen2.5-0.5b", "task": "sft", "framework": "verl", "gpu": "a100-80-sxm", "max_tokens_per_gpu": 4096,
+        "seq_len": 4096,
+    }  # fmt: skip
+    s = parse({**verl, "lengths": {"mean": 512, "longest": 3000}})
+    assert s.held_len(s.rows) * s.rows == 4096
+    s = parse({**verl, "max_tokens_per_gpu": 4096, "lengths": {"counts": [[4000, 1], [3000, 1]]}})
+    assert s.rows == 1
+    assert s.held_len(1) == 4000
+
+
+def test_a_scenario_says_its_lengths_again(tmp_path: Any) -> None:
+    """As given, from a file, and read back from the estimate's own scenario."""
+    file = tmp_path / "lengths.yaml"
+    file.write_text("counts:\n- [100, 7]\n- [900, 1]\n")
+    for said in ({"mean": 70.5, "longest": 900}, {"counts": [[100, 7], [900, 1]]}, str(file)):
+        s = job(lengths=said)
+        assert parse(s.as_dict()) == s
+        assert s.expected_len in (71, 200)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"lengths": {"mean": 5}}, "lengths.longest: given nothing, allowed: mean and longest, or counts"),
+        ({"lengths": {"mean": 9, "longest": 5}}, "lengths.mean: given 9, allowed: at most lengths.longest = 5"),
+        ({"lengths": {"counts": [[5, 1]], "mean": 5}}, "lengths: given counts and more, allowed: counts alone"),
+        ({"lengths": {"mena": 5}}, "unknown field 'lengths.mena'; did you mean 'lengths.mean'?"),
+        ({"lengths": "no/such.yaml"}, "lengths: no/such.yaml: no such file"),
+        ({"lengths": "-"}, "lengths: -: no such file"),
+        ({"lengths": {"mean": 5, "longest": 5}, "expected_len": 5}, "expected_len: given 5 with lengths"),
+        (
+            {"task": "grpo", "seq_len": None, "lengths": {"mean": 5, "longest": 5}},
+            "lengths: given for grpo, allowed: for tasks without a rollout; grpo has expected_len",
+        ),
+    ],
+)
+def test_lengths_that_cannot_be_are_refused_in_one_line(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        job(**changes)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
