@@ -2,12 +2,10 @@
 window.calculatorEngine = (() => {
   const script = new URL("calculator-worker.js", document.currentScript.src).href;
   const local = location.protocol === "file:";
-  const OFFLINE = "The calculator works on the site, not from a folder; the tables of the pages work everywhere.";
+  const OFFLINE = t("The calculator works on the site, not from a folder; the tables of the pages work everywhere.");
   const FAILED = {
-    loading: "The calculator could not be loaded: check the connection and ask again. The tables below need nothing.",
-    answering:
-      "The calculator failed at this question, by a fault of its own: change a field and ask again, or ask " +
-      "python -m calc. The browser's console says what happened, for whoever mends it.",
+    loading: t("The calculator could not be loaded: check the connection and ask again. The tables below need nothing."),
+    answering: t("The calculator failed at this question, by a fault of its own: change a field and ask again, or ask python -m calc. The browser's console says what happened, for whoever mends it."),
   };
 
   // `site` says where the engine lies; `state` tells, `stop` stops, `shown` holds the answer; `answered` gets each one.
@@ -16,7 +14,7 @@ window.calculatorEngine = (() => {
     const absolute = (address) => new URL(address, location.href).href;
     const sent = (question) => ({
       site: { engine: absolute(site.engine), catalog: absolute(site.catalog) },
-      question: question && { root: site.root, ...question },
+      question: question && { root: site.root, language: document.documentElement.lang, ...question },
     });
 
     function tell(words, kind = "") {
@@ -47,7 +45,7 @@ window.calculatorEngine = (() => {
       if (worker) return worker;
       worker = new Worker(script, { type: "module" });
       worker.onmessage = ({ data }) => {
-        if (data.words) return tell(data.words, "working");
+        if (data.words) return tell(t(data.words), "working");
         if (data.ready) return busy || tell("");
         if (data.failed) worker = worker.terminate(); // nobody knows what it still can do: another one starts
         const asked = busy;
@@ -83,7 +81,7 @@ window.calculatorEngine = (() => {
       running().postMessage(sent(question));
     }
 
-    stop.addEventListener("click", () => halt("Stopped.", ""));
+    stop.addEventListener("click", () => halt(t("Stopped."), ""));
     return { ask, warm, local };
   };
 })();

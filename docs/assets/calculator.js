@@ -25,7 +25,7 @@
       const link = shown.querySelector(".beside");
       if (link && beside.length) {
         link.search = `${new URLSearchParams(beside.map((other) => ["compare", other]))}&${link.search.slice(1)}`;
-        link.textContent = "Back to the comparison, with this job";
+        link.textContent = t("Back to the comparison, with this job");
       }
     },
   });
@@ -42,7 +42,7 @@
     for (const field of fields) field.closest(".field").hidden = !field.value && !applies(field);
     for (const group of form.querySelectorAll("details")) group.hidden = !group.querySelector(".field:not([hidden])");
     more.hidden = !rest.size;
-    more.replaceChildren("Also in this job:", ...[...rest].map(([name, value]) => left(name, value)));
+    more.replaceChildren(t("Also in this job:"), ...[...rest].map(([name, value]) => left(name, value)));
   }
 
   function left(name, value) {
@@ -50,7 +50,7 @@
     button.type = "button";
     button.className = "md-button";
     button.textContent = `${name}: ${value} ✕`;
-    button.setAttribute("aria-label", `Leave out ${name}: ${value}`);
+    button.setAttribute("aria-label", t("Leave out {field}", { field: `${name}: ${value}` }));
     button.addEventListener("click", () => {
       rest.delete(name);
       relevant();
@@ -131,9 +131,9 @@
     const label = button.textContent;
     try {
       await navigator.clipboard.writeText(text);
-      button.textContent = "Copied";
+      button.textContent = t("Copied");
     } catch {
-      button.textContent = "Not allowed here";
+      button.textContent = t("Not allowed here");
     }
     setTimeout(() => (button.textContent = label), 1500);
   }

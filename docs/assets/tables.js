@@ -5,19 +5,6 @@
 
   const top = new URL("..", document.currentScript.src);
   const served = location.protocol !== "file:"; // opened from a folder, a page may not read the files beside it
-  // The menu under a table speaks the page's language; the working itself is in English, as its formulas are.
-  const CHINESE = {
-    "Download or copy": "下载或复制",
-    "Copy as ": "复制为 ",
-    "Copy the line": "复制引文",
-    "Copy BibTeX": "复制 BibTeX",
-    "Copied": "已复制",
-    "Not copied": "未能复制",
-    "Not found": "未找到",
-    "Show the working": "查看计算过程",
-    "Then choose a number": "然后点一个数字",
-  };
-  const t = (words) => (document.documentElement.lang === "zh" && CHINESE[words]) || words;
   const COPIED = { md: "Markdown", csv: "CSV", tex: "LaTeX" };
   const SHOWN = 2000; // milliseconds that a button says what it did
   const TURNS = { none: "ascending", ascending: "descending", descending: "none" };
@@ -124,12 +111,12 @@
   const lineRow = (line, names) => {
     const [page, anchor] = line.source.split("#");
     const derived = new URL(`method/${page}.html${anchor ? `#${anchor}` : ""}`, top);
-    const outside = line.allocated === false ? [" ", make("small", {}, "outside PyTorch's allocator")] : [];
+    const outside = line.allocated === false ? [" ", make("small", {}, t("outside PyTorch's allocator"))] : [];
     const swatch = make("span", { class: `swatch c-${line.component}`, "aria-hidden": "true" });
     return make(
       "tr",
       {},
-      make("th", { scope: "row" }, swatch, names[line.component], ...outside),
+      make("th", { scope: "row" }, swatch, t(names[line.component]), ...outside),
       make("td", {}, line.role),
       ...sized(line.bytes),
       make("td", {}, make("code", {}, line.formula)),
@@ -137,32 +124,39 @@
       make("td", {}, make("a", { href: derived.href }, line.source)),
     );
   };
-  const HEADS = ["Component", "Role", "GiB", "Bytes", "Formula", "Values put in", "Derived in"];
+  const HEADS = [t("Component"), t("Role"), "GiB", t("Bytes"), t("Formula"), t("Values put in"), t("Derived in")];
   const workingTable = (data, cell) => {
     const lines = cell.lines.map((place) => data.lines[place]);
     const together = lines.reduce((sum, line) => sum + line.bytes, 0);
-    const heads = HEADS.map((name) =>
-      make("th", { scope: "col", ...(/GiB|Bytes/.test(name) ? { class: "number" } : {}) }, name),
+    const heads = HEADS.map((name, place) =>
+      make("th", { scope: "col", ...(place === 2 || place === 3 ? { class: "number" } : {}) }, name),
     );
     return make(
       "table",
       { class: "data" },
       make("thead", {}, make("tr", {}, ...heads)),
       make("tbody", {}, ...lines.map((line) => lineRow(line, data.components))),
-      make("tfoot", {}, make("tr", {}, make("th", { scope: "row", colspan: 2 }, "Together"), ...sized(together), make("td", { colspan: 3 }))),
+      make("tfoot", {}, make("tr", {}, make("th", { scope: "row", colspan: 2 }, t("Together")), ...sized(together), make("td", { colspan: 3 }))),
     );
   };
   const open = (figure, data, cell, title) => {
-    const close = button("close", () => shown.close(), "Close");
+    const close = button("close", () => shown.close(), t("Close"));
     const job = make("pre", { tabindex: "0" }, make("code", {}, JSON.stringify(cell.scenario, null, 1)));
+    const about = t("Of “{table}”, at {moment}. Catalog {catalog}, calc {calc}.", {
+      table: figure.querySelector("figcaption").textContent,
+      moment: cell.at,
+      catalog: data.catalog_version,
+      calc: data.calc_version,
+    });
+    const [before, after] = t("The job, as {command} reads it", { command: "\n" }).split("\n");
     const shown = make(
       "dialog",
       { class: "working", "aria-labelledby": "working-title" },
       close,
       make("p", { id: "working-title", role: "heading", "aria-level": "2" }, title),
-      make("p", {}, `Of “${data.caption}”, at ${cell.at}. Catalog ${data.catalog_version}, calc ${data.calc_version}.`),
+      make("p", {}, about),
       make("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": "working-title" }, workingTable(data, cell)),
-      make("details", {}, make("summary", {}, "The job, as ", make("code", {}, "python -m calc estimate -"), " reads it"), job),
+      make("details", {}, make("summary", {}, before, make("code", {}, "python -m calc estimate -"), after), job),
     );
     shown.addEventListener("close", () => shown.remove());
     shown.addEventListener("click", (event) => event.target === shown && shown.close()); // beside it

@@ -100,6 +100,21 @@ def test_an_answer_is_the_command_lines(home: Page, project: Path, name: str) ->
     }.items()
 
 
+def test_on_a_chinese_page_the_answer_and_the_refusal_are_chinese(browser: Browser, origin: str) -> None:
+    page, _, complaints = opened(browser, f"{origin}/zh/index.html", viewport=WIDE)
+    page.evaluate(PICK, JOBS["sft"])
+    assert settle(page).startswith("放得下：Llama 3.1 8B，监督微调，2 × GeForce RTX 4090")
+    answer = page.locator("#calculator .answer").text_content() or ""
+    assert [word for word in ("显存峰值时刻", "反向", "主机内存") if word not in answer] == []
+    assert [word for word in ("Largest moment", "Phase", "Host memory") if word in answer] == []
+    page.evaluate(PICK, {**JOBS["sft"], "task": "ppo"})
+    refused = settle(page)
+    assert "允许：" in refused
+    assert "allowed" not in refused
+    assert complaints == []
+    page.context.close()
+
+
 def test_the_very_command_that_an_answer_shows_gives_the_same_phases(home: Page, project: Path) -> None:
     home.evaluate(PICK, JOBS["grpo"])
     settle(home)

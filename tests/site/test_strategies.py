@@ -16,7 +16,7 @@ from calc.site.text.sources import front
 from calc.site.views.jobs import strategies
 
 FOLDER = ROOT / "docs" / "strategies"
-PAGES = sorted(p for p in FOLDER.glob("*.md") if p.stem != "index")
+PAGES = sorted(p for p in FOLDER.glob("*.md") if p.stem != "index" and not languages.split(p.name)[1])
 HEADINGS = [
     "Before and after",
     "What it costs in time",
@@ -171,6 +171,6 @@ def test_pages_say_their_answer_first_and_describe_themselves() -> None:
         blocks: list[Any] = [b for b in body.split("\n\n") if b.strip()]
         opening = blocks[next(i for i, b in enumerate(blocks) if b.lstrip().startswith("# ")) + 1]
         assert opening[0] not in "#|[", f"{page} opens with no sentence: {opening[:60]}"
-        short = "**简短的回答。**" if languages.split(page.name)[1] else "**The short answer.**"
+        short = "**结论。**" if languages.split(page.name)[1] else "**The short answer.**"
         if page.parent.name in ("strategies", "recipes", "case-studies", "hardware", "models"):
             assert opening.startswith(short), page

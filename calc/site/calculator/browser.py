@@ -48,33 +48,40 @@ def answer(text: str, progress: Callable[[str], None]) -> str:
     A question has `root`, the relative path to the top of the site, and one of these: `job`, the fields of an address
     as text; `file`, the text of a scenario, or of a Hugging Face config.json, which becomes the model of `job`;
     `compare`, the queries of addresses, with the number of `samples`; or `diagnose`, what a job that died left behind,
-    with `fields` to complete it, a memory snapshot in `base64` besides. Any exception but an InputError is a fault of
-    calc, and the worker says so.
+    with `fields` to complete it, a memory snapshot in `base64` besides. The answer is in the question's `language`,
+    that of the page. Any exception but an InputError is a fault of calc, and the worker says so.
     """
     # imported here, because calc binds `load` at import
     from calc.recommend import options
     from calc.site.calculator import calculator, compare, diagnosed
+    from calc.site.i18n import speech
     from calc.site.tables import tables
 
     asked = json.loads(text)
+    language = asked.get("language", "")
     place = calculator.Place(asked["root"], tables.to_html)
+
+    def tell(line: str) -> None:
+        progress(speech.say(line, language))
+
     try:
         if "diagnose" in asked:
             given = options.read([f"--{name}={value}" for name, value in asked["fields"].items()], "fields")
             pasted = b64decode(asked["base64"]) if "base64" in asked else asked["diagnose"]
             shown = diagnosed.find(pasted, given, files.load(), place)
         elif "compare" in asked:
-            shown = compare.compared(asked["compare"], asked["samples"], place, progress)
+            shown = compare.compared(asked["compare"], asked["samples"], place, tell)
         elif "file" not in asked:
-            shown = calculator.asked(asked["job"], files.load(), place, progress)
+            shown = calculator.asked(asked["job"], files.load(), place, tell)
         elif own := _own_model(asked["file"]):
             job = {**asked["job"], "model": own}
-            shown = calculator.asked(job, files.load(), place, progress)._replace(fields=job)
+            shown = calculator.asked(job, files.load(), place, tell)._replace(fields=job)
         else:
             shown = calculator.check(asked["file"], files.load(), place)
     except InputError as error:
-        return json.dumps({"error": str(error)})
-    return json.dumps(shown._asdict())
+        return json.dumps({"error": speech.say(str(error), language)})
+    said = shown._replace(line=speech.say(shown.line, language), html=speech.speak(shown.html, language))
+    return json.dumps(said._asdict())
 
 
 def _own_model(text: str) -> str | None:

@@ -26,6 +26,8 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "sharding": dict(words.SHARDINGS.items()),
     "attention": dict(words.ATTENTION.items()),
     "optimizer": {name: facts.label + (" in 8 bits" if facts.eight_bit else "") for name, facts in OPTIMIZERS.items()},
+    "checkpointing": {"full": "every layer"},
+    "loss": {"full": "all tokens at once", "chunked": "in chunks"},
     "rollout.engine": {"vllm": "vLLM", "hf": "Transformers", "none": "nothing"},
     "placement": {"colocated": "all on the same GPUs", "separate": "GPUs apart"},
 }

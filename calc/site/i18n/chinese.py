@@ -1,42 +1,258 @@
-"""The words around a table and in the calculator's form, in Chinese: headings, the legend, the menu, the fields.
+"""The catalogue of Chinese: what the guide says outside the prose of its pages, by the English words.
 
-Cells, assumptions and notes stay as they are: a translation shows the tables of its original.
+How it is read: `calc.site.i18n.speech`. A word that Chinese engineers leave in English stands for itself.
 """
 
 from __future__ import annotations
 
-import re
-
-from calc.site.tables import charts
+from collections.abc import Mapping
 
 COMPONENTS = {
     "weights": "权重",
-    "master_weights": "fp32 主权重",
-    "optimizer_states": "优化器状态",
+    "fp32 master weights": "fp32 主权重",
+    "optimizer states": "优化器状态",
     "gradients": "梯度",
-    "adapter": "适配器",
+    "adapters": "适配器",
     "checkpoints": "检查点",
     "activations": "激活值",
     "logits": "logits",
-    "kv_cache": "KV 缓存",
-    "cuda_graphs": "CUDA 图",
+    "KV cache": "KV 缓存",
+    "CUDA graphs": "CUDA 图",
     "communication": "通信",
     "temporary": "临时",
-    "workspace": "cuBLAS 工作区",
-    "nccl": "NCCL",
+    "cuBLAS workspace": "cuBLAS 工作区",
+    "NCCL": "NCCL",
     "fragmentation": "碎片",
-    "context": "CUDA 上下文",
-    "checkpoint": "主机上的检查点",
+    "CUDA context": "CUDA 上下文",
+    "checkpoint on the host": "主机上的检查点",
 }
-WORDS = {
-    **{charts.title(c): name for c, name in COMPONENTS.items()},
-    **{charts.name(c): name for c, name in COMPONENTS.items()},
-    # headings of tables
+# Phases, roles, and the moments within a phase.
+MOMENTS = {
+    "load": "加载",
+    "rollout": "rollout",
+    "score": "打分",
+    "forward": "前向",
+    "backward": "反向",
+    "step": "优化器更新",
+    "sync": "权重同步",
+    "save": "保存",
+    "actor": "actor",
+    "critic": "critic",
+    "reference": "参考模型",
+    "reward": "奖励模型",
+    "process": "进程",
+    "{one}+{other}": "{one}+{other}",
+    "layer": "层",
+    "first layer": "第一层",
+    "mlp": "MLP",
+    "loss": "损失",
+    "embedding": "嵌入层",
+    "final norm": "最后的归一化",
+    "weight": "权重",
+    "lm_head": "lm_head",
+    "product": "乘积",
+    "divide": "除以温度",
+    "add": "相加",
+    "sort weights": "排序权重",
+    "sort": "排序",
+    "unsort": "还原次序",
+    "clamp gate": "截断 gate",
+    "clamp up": "截断 up",
+    "scale gate": "缩放 gate",
+    "add shared": "加上共享专家",
+    "weigh": "加权",
+    "down": "down",
+    "up": "up",
+    "gate": "gate",
+    "glu": "glu",
+    "activation": "激活函数",
+    "sigmoid": "sigmoid",
+    "router": "路由",
+    "top k": "top k",
+    "normalise": "归一化",
+    "softmax": "softmax",
+    "shared": "共享专家",
+    "probabilities": "注意力概率",
+    "expand": "扩展",
+    "heads": "分头",
+    "join": "合并",
+    "rotate": "旋转位置",
+    "split": "切分",
+    "slice": "切片",
+    "rows": "取行",
+    "shift": "错位",
+    "scale": "缩放",
+    "unpad": "去掉填充",
+    "tanh": "tanh",
+    "over cap": "除以上限",
+    "times cap": "乘以上限",
+    "mask": "掩码",
+    "join sink": "并入 sink",
+    "drop sink": "去掉 sink",
+    "less maximum": "减去最大值",
+    "add attention": "加上注意力",
+    "add cube": "加三次项",
+    "cube": "三次方",
+    "part of cube": "三次项系数",
+    "half": "减半",
+    "square": "平方",
+    "contiguous": "连续化",
+    "less mean": "减去均值",
+    "kv": "kv",
+    "k": "k",
+    "q": "q",
+    "entropy": "熵",
+    "log-softmax": "log-softmax",
+    "logsumexp": "logsumexp",
+    "generation": "生成",
+    "decode": "解码",
+    "prompts": "提示",
+    "last token": "最后一个 token",
+    "gather": "收集分片",
+    "recompute": "重计算",
+    "to bf16": "转为 bf16",
+    "to fp32": "转为 fp32",
+    "weight to bf16": "权重转为 bf16",
+    "LoRA A": "LoRA A",
+    "LoRA B": "LoRA B",
+    "LoRA scale": "LoRA 缩放",
+    "LoRA add": "LoRA 相加",
+    "{name}_proj": "{name}_proj",
+    "ready": "就绪",
+    "state dict": "state dict",
+    "root group": "根 FSDP 单元",
+    "root group flattened": "根 FSDP 单元展平",
+    "shards on the GPU": "分片已在显卡上",
+    "weights on the GPU": "权重已在显卡上",
+    "weights arrive": "权重到达",
+    "weights to the engine": "权重交给引擎",
+    "weights flattened": "权重展平",
+    "gradients flattened": "梯度展平",
+    "gradients of a sub-group flattened": "子组的梯度展平",
+    "layer: gradients joined": "层：梯度合并",
+    "reduction of all gradients": "归约全部梯度",
+    "reduction of the last gradients": "归约最后的梯度",
+    "gradient norm": "梯度范数",
+    "overflow check": "溢出检查",
+    "optimizer built": "优化器建成",
+    "optimizer step": "优化器更新",
+    "optimizer step on the host": "主机上的优化器更新",
+    "optimizer step of a sub-group": "子组的优化器更新",
+    "before the first step": "第一次更新前",
+    "after the first step": "第一次更新后",
+    "loading": "加载",
+    "KV cache allocated": "KV 缓存已分配",
+    "profile run": "试运行",
+    "cross entropy": "交叉熵",
+    "fused loss": "融合损失",
+    "loss in pieces": "分块损失",
+    "logsumexp of rows": "各行的 logsumexp",
+}
+VERDICTS = {
+    "fits": "放得下",
+    "tight": "勉强",
+    "out of memory": "显存不足",
+    "out of memory in {phase}": "显存不足（{phase}）",
+    "out of host memory in {phase}": "主机内存不足（{phase}）",
+    "out of host memory": "主机内存不足",
+    "out of memory: {moment*}": "内存不足：{moment}",
+    "nothing fits": "没有放得下的配置",
+    "cannot run": "跑不了",
+    "not asked": "未计算",
+    "in a moment": "稍候",
+    "far too small": "差得太远",
+    "vLLM does not start": "vLLM 无法启动",
+    "vLLM does not start: {reason*}": "vLLM 无法启动：{reason}",
+    "nothing can be run: {reason*}": "没有可以运行的配置：{reason}",
+}
+# What describes a job: model, task, machine, settings.
+JOBS = {
+    "supervised fine-tuning": "监督微调",
+    "reward model": "奖励模型",
+    "pre-training": "预训练",
+    "inference": "推理",
+    "Supervised fine-tuning, other methods": "监督微调，其他方法",
+    "full": "全量",
+    "full fine-tuning": "全量微调",
+    "verl": "verl",
+    "verl {version!}": "verl {version}",
+    "plain PyTorch": "纯 PyTorch",
+    "plain PyTorch {version}": "纯 PyTorch {version}",
+    "litgpt": "litgpt",
+    "Transformers' Trainer": "Transformers 的 Trainer",
+    "LoRA of rank {rank#}": "秩 {rank} 的 LoRA",
+    "QLoRA of rank {rank#}": "秩 {rank} 的 QLoRA",
+    "{optimizer} in 8 bits": "8 位 {optimizer}",
+    "SGD with momentum": "带动量的 SGD",
+    "bf16": "bf16",
+    "fp16 with a loss scaler": "fp16 加损失缩放",
+    "mixed precision": "混合精度",
+    "FSDP's mixed precision": "FSDP 的混合精度",
+    "fp32 under autocast": "autocast 下的 fp32",
+    "FlashAttention": "FlashAttention",
+    "PyTorch's attention": "PyTorch 自带的注意力",
+    "eager attention": "eager 注意力",
+    "mixed": "mixed",
+    "fsdp-mixed": "fsdp-mixed",
+    "autocast": "autocast",
+    "none": "none",
+    "not sharded": "不分片",
+    "zero{stage}": "zero{stage}",
+    "ddp": "ddp",
+    "fsdp{version}": "fsdp{version}",
+    "one GPU": "单卡",
+    "no checkpointing": "不开激活重计算",
+    "checkpointing": "激活重计算",
+    "full checkpointing": "完整的激活重计算",
+    "selective checkpointing": "选择性激活重计算",
+    "checkpointing selective": "选择性激活重计算",
+    "expandable segments": "可扩展段",
+    "tensor parallel {n#}": "张量并行 {n}",
+    "pipeline parallel {n#}": "流水线并行 {n}",
+    "context parallel {n#}": "上下文并行 {n}",
+    "tensor parallel": "张量并行",
+    "context parallel": "上下文并行",
+    "sequence parallel": "序列并行",
+    "micro batch {n#}": "微批次 {n}",
+    "micro batch {n#} of up to {tokens} tokens": "微批次 {n}，至多 {tokens} 个 token",
+    "in pairs": "成对样本",
+    "{n#} tokens": "{n} 个 token",
+    "prompts of {prompt} and responses of {response} tokens": "提示 {prompt}、回答 {response} 个 token",
+    "no rollout": "没有 rollout",
+    "rollout by Transformers": "由 Transformers 生成",
+    "rollout by vLLM {version}": "由 vLLM {version} 生成",
+    "rollout by vLLM": "由 vLLM 生成",
+    "Transformers generates": "由 Transformers 生成",
+    "one for each of {prompts} prompts": "{prompts} 条提示各一个回答",
+    "{n#} for each of {prompts} prompts": "{prompts} 条提示各 {n} 个回答",
+    "utilization {share}": "显存占比 {share}",
+    "sleeps while others work": "别的角色工作时休眠",
+    "asleep while others work": "别的角色工作时休眠",
+    "never sleeps": "从不休眠",
+    "never asleep": "从不休眠",
+    "vLLM with tensor parallel {n#}": "vLLM 张量并行 {n}",
+    "{share} of the card for vLLM": "显存的 {share} 给 vLLM",
+    "on all GPUs": "共用全部显卡",
+    "GPUs apart": "各用各的显卡",
+    "{role} on {n#}": "{role} 用 {n} 张",
+    "{role} ({model}) on {n#}": "{role}（{model}）用 {n} 张",
+    "{role} with {other}": "{role} 与 {other} 共用",
+    "{role} ({model})": "{role}（{model}）",
+    "{n#} for {role}": "{role} {n} 张",
+    "{what} in host memory": "{what}放在主机内存",
+    "nothing in host memory": "不卸载",
+    "optimizer": "优化器",
+    "{n#} GPUs": "{n} 张卡",
+    "{n#} GPU": "{n} 张卡",
+    "offload": "卸载",
+    "host {size}": "主机 {size}",
+}
+HEADINGS = {
     "Phase": "阶段",
     "Needs": "需要",
     "Usable": "可用",
     "Against the limit": "与上限相比",
-    "Peak at": "峰值时刻",
+    "Peak at": "显存峰值时刻",
     "Allocated": "分配器持有",
     "Model": "模型",
     "Job": "任务",
@@ -56,10 +272,10 @@ WORDS = {
     "What it does": "做什么",
     "What changes": "改动",
     "Against the first": "与第一行相比",
-    "While others work": "别人工作时",
+    "While others work": "别的角色工作时",
     "Held by": "由谁持有",
     "Weights on each GPU": "每张卡上的权重",
-    "Optimizer states there": "那里的优化器状态",
+    "Optimizer states there": "每张卡上的优化器状态",
     "Tensor parallel": "张量并行",
     "Utilization": "显存占比",
     "KV cache of each GPU": "每张卡的 KV 缓存",
@@ -68,12 +284,6 @@ WORDS = {
     "Of full length at once": "可同时容纳的满长序列",
     "To generate, each engine": "每个引擎要生成",
     "Starts": "能否启动",
-    "Loading": "加载",
-    "Optimizer built": "优化器建成",
-    "Before the first step": "第一次更新前",
-    "After the first step": "第一次更新后",
-    "Weights flattened": "权重展平",
-    "Save": "保存",
     "Moment of loading": "加载的时刻",
     "On the GPU": "显卡上",
     "GPUs": "卡数",
@@ -81,6 +291,14 @@ WORDS = {
     "Tokens a sequence": "每条序列的 token 数",
     "Tokens a sequence on average": "每条序列平均 token 数",
     "Tokens a response": "每个回答的 token 数",
+    "tokens a sequence": "每条序列的 token 数",
+    "tokens a sequence on average": "每条序列平均 token 数",
+    "tokens a response": "每个回答的 token 数",
+    "Tokens a second": "每秒 token 数",
+    "Instant": "时刻",
+    "No.": "序号",
+    "Together, on each": "每张卡合计",
+    "On all GPUs": "所有卡合计",
     "Mean length": "平均长度",
     "One step": "一步",
     "Without collectives": "不计集合通信",
@@ -89,115 +307,1117 @@ WORDS = {
     "Term": "项",
     "Seconds": "时间",
     "With": "代入",
-    # beside and below them
+    "Saves": "节省",
+    "Before": "之前",
+    "After": "之后",
+    "Time": "时间",
+    "Needs before": "之前需要",
+    "Needs after": "之后需要",
+    "Most in one phase": "单个阶段最多节省",
+    "Namely in": "即在",
+    "Saves in host memory": "节省的主机内存",
+    "Before, against the limit": "之前，与上限相比",
+    "After, against the limit": "之后，与上限相比",
+    "of it {component}": "其中{component}",
+    "Remedy": "办法",
+    "Settings": "设置",
+    "Speed": "速度",
+    "Bound by": "瓶颈",
+    "Host memory": "主机内存",
+    "Configuration": "配置",
+    "Next faster, and what it lacks": "更快一档的配置缺什么",
+    "Next faster, which does not fit": "更快一档，放不下",
+    "Closest miss": "最接近的一个",
+    "Run this": "就跑这个",
+    "Theirs": "官方",
+    "Ours": "本指南",
+    "What ours sets otherwise": "本指南的不同设置",
+    "Ours needs": "本指南的配置需要",
+    "Theirs sets": "官方的设置",
+    "Card": "显卡",
+    "Cards": "显卡",
+    "Sold with": "标称",
+    "As sold": "标称",
+    "If that were 10⁹ bytes each": "若按 10⁹ 字节计",
+    "If that were 2³⁰ bytes each": "若按 2³⁰ 字节计",
+    "A process gets": "进程实际可用",
+    "Less than the second": "比前一列少",
+    "Error correction": "纠错（ECC）",
+    "Usable is": "可用值来自",
+    "Bandwidth": "带宽",
+    "BF16 dense": "BF16 稠密",
+    "FP8 dense": "FP8 稠密",
+    "NVLink, both ways": "NVLink，双向",
+    "PCIe gen": "PCIe 代数",
+    "Power": "功耗",
+    "Architecture": "架构",
+    "Node": "节点",
+    "Link": "互连",
+    "Direct (peer to peer)": "卡间直连（P2P）",
+    "In the node, per GPU, one way": "节点内，每卡单向",
+    "All-reduce, measured": "All-reduce 实测",
+    "Between nodes, per GPU, one way": "节点间，每卡单向",
+    "Host RAM, as usually sold": "主机内存，常见配置",
+    "Value": "数值",
+    "Source": "来源",
+    "Note": "备注",
+    "A node of {size} GB": "{size} GB 的节点",
+    "{n#} pairs": "{n} 对样本",
+    "{n#} sequences": "{n} 条序列",
+    "{n#} responses": "{n} 个回答",
+    "tokens": "token",
+    "sequences": "序列",
+    "(tokens)": "(token)",
+    "(sequences)": "(序列)",
+    "(bytes per token)": "(字节/token)",
+}
+# What a heading says when a pointer rests on it.
+HINTS = {
+    "Everything the process takes of the card": "进程在卡上占用的全部",
+    "Everything the process takes of the fullest GPU": "进程在占用最多的那张卡上的全部",
+    "Everything the processes take of the card by then": "到那时各进程在卡上占用的全部",
+    "What torch.cuda.max_memory_allocated would show": "torch.cuda.max_memory_allocated 会显示的值",
+    "What torch.cuda.memory_allocated would show by then": "到那时 torch.cuda.memory_allocated 会显示的值",
+    "What the card lets a process use": "这张卡上进程可用的显存",
+    "The probability that the peak stays below usable": "峰值不超过可用显存的概率",
+    "Its name, and what a process can use of it": "显卡名称，以及进程可用的显存",
+    "What a process can use, as PyTorch sees it": "PyTorch 看到的进程可用显存",
+    "While the role works": "该角色工作时",
+    "With fp32 master weights": "包括 fp32 主权重",
+    "The share of the card that the engine may take": "引擎可占用的显存比例",
+    "The longest sequence that the engine is built for": "引擎所支持的最长序列",
+    "No more than the engine runs at once": "不超过引擎同时运行的数目",
+    "In one rollout": "一次 rollout 中",
+    "The step less its data-parallel collectives": "一步减去数据并行的集合通信",
+    "Gathers and reductions, whatever part of them is hidden": "收集与归约，不论有多少被计算掩盖",
+    "Peak before − peak after; below zero it costs memory": "改动前的峰值 − 改动后的峰值；负数表示反而多用",
+    "The same times the number of GPUs": "乘以卡数",
+    "How many times as long a sequence takes after the change": "改动之后一条序列所用时间是之前的几倍",
+    "What the change saves in the phase that it helps most": "在获益最大的阶段节省多少",
+    "Of the node that needs most": "需求最大的那个节点",
+    "Of the global batch, every sequence at full length": "一个全局批次，每条序列都达到最大长度",
+    "Over the whole job": "整个任务",
+    "Of a node, at the most": "一个节点的最大值",
+    "Below zero: costs": "负数：反而多用",
+    "Bus bandwidth": "总线带宽",
+}
+# Cells, captions, and the lines around tables and charts.
+LINES = {
+    "yes": "是",
+    "no": "否",
+    "no {reason*}": "否，{reason}",
+    "all": "全部",
+    "sum": "合计",
+    "one step": "一步",
+    "nothing": "无",
+    "not published": "未公布",
+    "observed": "实测",
+    "derived": "推算",
+    "on, inline": "开启，内联",
+    "off, inline when on": "关闭，开启时内联",
+    "on, at no capacity": "开启，不占容量",
+    "trained": "受训",
+    "scores": "打分",
+    "generates": "生成",
+    "nothing on the GPU": "不占显卡",
+    "stays on the GPU": "留在显卡上",
+    "scoring": "打分",
+    "{used} of {size#} GB a node, {basis*}": "{used}（每节点 {size} GB，{basis}）",
+    "sleeps: its weights go to host memory": "休眠：权重移到主机内存",
+    "sleeps: its weights are dropped": "休眠：权重丢弃",
+    "{what} always in host memory": "{what}始终在主机内存",
+    "{what} go to host memory": "{what}移到主机内存",
+    "{what} stay on the GPU": "{what}留在显卡上",
+    "states": "优化器状态",
+    "the actor, its adapters off": "关掉适配器的 actor",
+    "LoRA r={rank#}": "LoRA r={rank}",
+    "vLLM {version}": "vLLM {version}",
     "what a process can use": "进程可用",
-    "fits": "fits：放得下",
-    "tight": "tight：勉强",
-    "out of memory": "out of memory：显存不足",
+    "what a process can use: {size}": "进程可用：{size}",
+    "{size} over": "超出 {size}",
+    "{size} usable": "可用 {size}",
     "Darker: fuller card, or further over": "颜色越深：卡用得越满，或超出越多",
     "newest cards first": "新卡在前",
-    "The points as a table": "各点的表格",
-    "How far off:": "误差：",
-    "Download": "下载",
-    "Cite": "引用",
     "Numbers": "数值",
+    "{gpu} (one die)": "{gpu}（单芯片）",
+    "{n#} free": "空余 {n}",
+    "{n#} over": "超出 {n}",
+    "{n#} before": "之前 {n}",
+    "{n#} after": "之后 {n}",
+    "{n#} over before": "超出 {n}（之前）",
+    "{n#} over after": "超出 {n}（之后）",
+    "{n#} each": "每张 {n}",
+    "{used#} of {size#} GiB in {phase}": "{phase}阶段 {used} / {size} GiB",
+    "Limit": "上限",
+    "what a process can use of the card": "进程在卡上可用",
+    "The parts as a table": "各部分的数值表",
+    "The instants as a table": "各时刻的数值表",
+    "The jobs as a table": "各任务的数值表",
+    "A column is a GPU: the area of its colour is what all of them together hold. Activations, logits and buffers are "
+    "left out; the limit is for all of it.": (
+        "一列是一张卡：同色的面积是所有卡合计持有的。激活值、logits 和缓冲区没有画出；上限是对全部而言。"
+    ),
+    "From left to right in the order of a step, not to scale in time. Of forward, backward and optimizer step the "
+    "fullest instant stands for all.": (
+        "从左到右为一步的次序，不按时间比例。前向、反向和优化器更新各只画显存最满的一刻。"
+    ),
+    "The drawing has the first job of each remedy: before the change, and after it.": (
+        "图中是每种办法的第一个任务：改动之前和之后。"
+    ),
+    "A cell opens the calculator with its job, and not with its defaults: {fields!}, and what the cell names.": (
+        "点一格会在计算器中打开它的任务；不同于计算器默认值的设置：{fields}，以及格中所写的。"
+    ),
+    "A cell opens the calculator with its job, and not with its defaults: {fields!}.": (
+        "点一格会在计算器中打开它的任务；不同于计算器默认值的设置：{fields}。"
+    ),
+    "The points as a table": "各点的数值表",
+    "The drawing is stacked as the peak is, on a logarithmic axis": "图按峰值的组成堆叠，横轴为对数",
+    "{verdict} up to {n#} {axis}": "{n} 以内（{axis}）{verdict}",
+    "{verdict} from {n#} on": "{n} 起{verdict}",
+    "{verdict} at all lengths up to {n#} {axis}": "直到 {n} 都{verdict}（{axis}）",
+    "How far off:": "误差依据：",
+    "whole": "不分片",
+    "catalog {catalog}, calc {calc}": "目录 {catalog}，calc {calc}",
+    "Download": "下载",
+    "{files*} The JSON has the job and the lines behind each cell.": "{files} JSON 中有每一格背后的任务和逐项明细。",
+    "CSV": "CSV",
+    "Markdown": "Markdown",
+    "Cite": "引用",
     "Permalink to this version": "此版本的永久链接",
-    "Supervised fine-tuning, full, on 8 GPUs: the verdict, and what the fullest GPU needs": (
-        "监督微调，全量，八卡：结论，以及最满的那张卡需要多少"
+    "{phase}, at its peak ({moment*}). {job*}": "{phase}，显存峰值时刻（{moment}）。{job}",
+    "{task*}, {method}, on {gpus}: the verdict, and what the fullest GPU needs": (
+        "{task}，{method}，{gpus}：结论，以及占用最多的那张卡需要多少"
     ),
-    "Supervised fine-tuning, LoRA, on one GPU: the verdict, and what the fullest GPU needs": (
-        "监督微调，LoRA，单卡：结论，以及最满的那张卡需要多少"
+    "on one GPU": "单卡",
+    "on {n#} GPUs": "{n} 卡",
+    "{job*}: memory by phase": "{job}：各阶段的显存",
+    "{job*}: what to run, and what else": "{job}：该跑什么，还有什么可选",
+    "{job*}: before and after": "{job}：改动前后",
+    "{job*}: before and after, phase by phase": "{job}：改动前后，逐阶段",
+    "{job*}: the command, for {framework}": "{job}：命令（{framework}）",
+    "{job*}: {verdict}, so there is no command": "{job}：{verdict}，所以没有命令",
+    "{model}, {task*} on {machine}": "{model}，{task}，{machine}",
+    "Every remedy on two jobs or more: what it saves, where, and what it costs in time": (
+        "每种办法在两个或更多任务上：省多少，省在哪里，多花多少时间"
     ),
-    # the calculator's form, and the other tasks
-    "Supervised fine-tuning": "监督微调",
-    "Supervised fine-tuning, other methods": "监督微调，其他方法",
-    "Reward model": "奖励模型",
+    "Needs: peak of the most loaded GPU, context and fragmentation included. Time: of one sequence; a dash where the "
+    "catalog has no rate.": (
+        "需要：占用最多的那张卡的峰值，包括上下文和碎片。时间：按一条序列计；目录中没有速率的记为短横。"
+    ),
+    "Changed: {fields}. Verdict: {before} before, {after} after. Host memory of a node: {held} GB before, {holds} GB "
+    "after. Time: {time}.": (
+        "改动：{fields}。结论：之前{before}，之后{after}。节点的主机内存：之前 {held} GB，之后 {holds} GB。"
+        "时间：{time}。"
+    ),
+    "{times#} times as long a sequence": "每条序列为原来的 {times} 倍",
+    "no rate is known": "没有已知的速率",
+    "as long": "相同",
+    "Framework": "框架",
+    "Command": "命令",
+    "Setting": "设置",
+    "KV cache of each engine: {tokens} tokens, {sequences} sequences of full length ({length} tokens) at once.": (
+        "每个引擎的 KV 缓存：{tokens} 个 token，可同时容纳 {sequences} 条满长序列（{length} 个 token）。"
+    ),
+    "Against a node of {size} GB. What the operating system and other processes take comes on top.": (
+        "以 {size} GB 的节点为准。操作系统和其他进程的占用另计。"
+    ),
+    "Against a node of {size} GB on which jobs are killed from {share} on, that is {limit} GB. What the operating "
+    "system and other processes take comes on top.": (
+        "以 {size} GB 的节点为准，用到 {share}（即 {limit} GB）时任务被终止。操作系统和其他进程的占用另计。"
+    ),
+    '<cite lang="zh">{title!}</cite> ({month}, {link!})': ('<cite lang="zh">{title}</cite>（{month}，{link}）'),
+    "June 2025": "2025 年 6 月",
+    "July 2025": "2025 年 7 月",
+    "computed again": "重新计算",
+    "Every GPU of the catalog, by the memory a process can use": "目录中的所有显卡，按进程可用显存排序",
+    "Each value has its source on the GPU's page. Rates are dense, with fp32 accumulation where that differs.": (
+        "每个数值的来源见该显卡的页面。算力为稠密算力；若有区别，取 fp32 累加。"
+    ),
+    "How GPUs are joined": "显卡如何互连",
+    "Sources: see {link*}.": "来源：见{link}。",
+    "{gpu} in fp16": "{gpu}（fp16）",
+    "one of its two dies": "两个芯片之一",
+    "as in the {machine}": "同 {machine}",
+    "Consumer cards on PCIe Gen{n}": "PCIe Gen{n} 消费级显卡",
+    "PCIe Gen{n} server": "PCIe Gen{n} 服务器",
+    "Two A100 PCIe with NVLink bridges": "两张 A100 PCIe，NVLink 桥接",
+    "Two A800 PCIe with NVLink bridges": "两张 A800 PCIe，NVLink 桥接",
+    "Two H100 PCIe with NVLink bridges": "两张 H100 PCIe，NVLink 桥接",
+    "Two Ampere cards with an NVLink bridge": "两张 Ampere 卡，NVLink 桥接",
+    "{machine} with {gpu}": "{machine}（{gpu}）",
+    "where each value is read": "各数值的出处",
+    "Where each value is read": "各数值的出处",
+    "all to all": "全互连",
+    "hybrid cube mesh": "混合立方网格",
+    "NVLink 3 bridge": "NVLink 3 桥接",
+    "NVLink 4 bridge": "NVLink 4 桥接",
+    "The smallest machines of verl's tuning guide, and ours for the same jobs": (
+        "verl 调优指南给出的最小机器，与本指南对同样任务的答案"
+    ),
+    "Same model, GPU, lengths and batch; five responses a prompt, with a reference model; verl 0.4.": (
+        "模型、显卡、长度和批次相同；每条提示五个回答，有参考模型；verl 0.4。"
+    ),
+    "Theirs: {source*} and the scripts that it names.": "官方：{source}，以及其中提到的脚本。",
+    "{model}, GRPO with LoRA": "{model}，GRPO 加 LoRA",
+    "Da Vinci": "达芬奇",
+    # what is assumed in the tables of what fits
+    "OpenRLHF's newest known version and its defaults, 2048 tokens a sequence, micro batch 1 (a pair for the reward "
+    "model and for DPO), full activation checkpointing, FlashAttention; LoRA and QLoRA on all linear layers. A cell "
+    "shows the first configuration that fits, of those its column may use, and what the fullest GPU then needs; with "
+    "offload also what a node must have of its own memory.": (
+        "OpenRLHF 已知的最新版本及其默认值，每条序列 2048 个 token，微批次 1（奖励模型和 DPO 为一对样本），"
+        "完整的激活重计算，FlashAttention；LoRA 和 QLoRA 作用于所有线性层。每格给出该列可用的配置中第一个放得下的，"
+        "以及占用最多的那张卡此时需要多少；有卸载时还给出节点自身须有的内存。"
+    ),
+    "verl's newest known version on FSDP 2, all else its defaults (vLLM on the same GPUs with tensor parallel 2 and "
+    "half of the card, asleep while others work), with a reference model, rewards from a function, prompts of 512 and "
+    "responses of 1536 tokens, micro batch 1, full activation checkpointing; LoRA on all linear layers. A cell shows "
+    "the first configuration that fits, of those its column may use, and what the fullest GPU then "
+    "needs. With offload, "
+    "weights and optimizer states wait in host memory, of which a node must have what is shown; TP "
+    "8: tensor parallel 8 "
+    "and 0.8 of the card for vLLM.": (
+        "verl 已知的最新版本，用 FSDP 2，其余为默认值（vLLM 在同样的卡上，张量并行 2，占一半显存，"
+        "别的角色工作时休眠）；"
+        "有参考模型，奖励来自函数，提示 512、回答 1536 个 token，微批次 1，完整的激活重计算；LoRA 作用于所有线性层。"
+        "每格给出该列可用的配置中第一个放得下的，以及占用最多的那张卡此时需要多少。有卸载时，"
+        "权重和优化器状态放在主机内存，"
+        "节点须有所示的内存；TP 8：张量并行 8，显存的 0.8 给 vLLM。"
+    ),
+}
+# What time goes into.
+TERMS = {
+    "matrix work": "矩阵乘法",
+    "attention": "注意力",
+    "kernel starts": "内核启动",
+    "repacking": "重新打包",
+    "launch": "主机派发",
+    "reduce": "梯度归约",
+    "all-reduce": "all-reduce",
+    "overlap": "被掩盖的通信",
+    "parameters": "参数",
+    "bubble": "流水线空泡",
+    "experts": "专家",
+    "element-wise": "逐元素运算",
+    "dequantise": "反量化",
+    "casts": "类型转换",
+    "weight sync": "权重同步",
+    "{role}: {term}": "{role}：{term}",
+    "{rate#} tokens a second over the whole job; most of the time goes into {term}.": (
+        "整个任务每秒 {rate} 个 token；时间主要花在{term}上。"
+    ),
+}
+# A recommendation: its trades, what the next one lacks, notes.
+ADVICE = {
+    "lacks {size} in {phase}": "在{phase}阶段差 {size}",
+    "lacks {size} of host memory in {phase}": "在{phase}阶段主机内存差 {size}",
+    "Next faster: {settings*}: does not start vLLM: {reason*}.": "更快一档：{settings}：vLLM 无法启动：{reason}。",
+    "{settings*}: does not start vLLM: {reason*}": "{settings}：vLLM 无法启动：{reason}",
+    "does not start vLLM: {reason*}": "vLLM 无法启动：{reason}",
+    "{n#} GPUs instead of {given#} suffice; the closest {miss*}": "把 {given} 张卡换成 {n} 张就够；最接近的配置{miss}",
+    "the closest {miss*}": "最接近的配置{miss}",
+    "the safest {miss*}": "最稳妥的配置{miss}",
+    "nothing faster was found": "没有找到更快的",
+    "the framework can run no configuration of this job": "框架跑不了这个任务的任何配置",
+    "the framework can run no configuration of this job on this machine": "在这台机器上，框架跑不了这个任务的任何配置",
+    "Next faster: {miss*}.": "更快一档：{miss}。",
+    "Or, {other*}": "或者：{other}",
+    "Or: {other*}": "或者：{other}",
+    "{trade*}: {settings*}; {peak} at the peak, {rate#} tokens a second over the whole job": (
+        "{trade}：{settings}；峰值 {peak}，每秒 {rate} 个 token"
+    ),
+    "{trade*}: {settings*}; {peak} at the peak": "{trade}：{settings}；峰值 {peak}",
+    "trains adapters of rank {rank#} beside {base*}": "在{base}旁训练秩 {rank} 的适配器",
+    "frozen weights": "冻结的权重",
+    "4-bit weights that stay frozen": "冻结的 4 位权重",
+    "weights of 16 bits alone, which stay on the card": "只留 16 位权重，放在卡上",
+    "states of 8 bits, which stay on the card": "8 位优化器状态，放在卡上",
+    "the {smaller} instead of the {larger}": "用 {smaller} 代替 {larger}",
+    "{n#} GPUs instead of {many#}": "用 {n} 张卡代替 {many} 张",
+    "{n#} GPU instead of {many#}": "用 {n} 张卡代替 {many} 张",
+    "{percent#} % more GPU hours": "多用 {percent} % 的 GPU 小时",
+    "{trade*}, the fewest that hold it: {hours} times the GPU hours of what is recommended": (
+        "{trade}，这是最少的卡数：GPU 小时为推荐配置的 {hours} 倍"
+    ),
+    "{trade*}, the fewest that hold it: {hours} times the GPU hours of what is recommended: {settings*}; {peak} at the "
+    "peak, {rate#} tokens a second over the whole job": (
+        "{trade}，这是最少的卡数，GPU 小时为推荐配置的 {hours} 倍：{settings}；峰值 {peak}，每秒 {rate} 个 token"
+    ),
+    "sequences of {n#} tokens, {times#} times as long": "{n} 个 token 的序列，长度为 {times} 倍",
+    "{size} free beside the peak and its error": "除峰值及其误差外还空出 {size}",
+    "{setting} saves {size} in {phase}": "{setting}，在{phase}阶段节省 {size}",
+    "{setting} would save {size} in {phase}": "{setting}，可在{phase}阶段节省 {size}",
+    "{setting} would save {size} in {phase}, for {percent#} % more time": (
+        "{setting}，可在{phase}阶段节省 {size}，多用 {percent} % 的时间"
+    ),
+    "full activation checkpointing": "完整的激活重计算",
+    "selective activation checkpointing": "选择性激活重计算",
+    "offloading the optimizer": "卸载优化器",
+    "offloading the weights": "卸载权重",
+    "offloading weights and optimizer": "卸载权重和优化器",
+    "offloading the frozen roles": "卸载冻结的角色",
+    "letting vLLM sleep while others work": "别的角色工作时让 vLLM 休眠",
+    "a share of {share} of the card for vLLM": "把显存的 {share} 给 vLLM",
+    "{n#} GPUs instead of {given} suffice": "把 {given} 张卡换成 {n} 张就够",
+    "method {method} fits on this machine": "在这台机器上 method {method} 放得下",
+    "seq_len {length} fits on this machine": "在这台机器上 seq_len {length} 放得下",
+    "response_len {length} fits on this machine": "在这台机器上 response_len {length} 放得下",
+    "host_memory {size} (GB a node) fits on this machine, instead of {host*}": (
+        "若 host_memory 为 {size}（每节点 GB）就放得下，而不是{host}"
+    ),
+    "{n#} configurations estimated, {pruned} excluded by quick checks.": (
+        "估算了 {n} 种配置，另有 {pruned} 种由快速检查排除。"
+    ),
+    "host memory: {size} needed of {host*}": "主机内存：需要 {size}，共有{host}",
+    "host memory: {size} needed, held against {host*}": "主机内存：需要 {size}，对照{host}",
+    "host memory: held against {host*}": "主机内存：对照{host}",
+    "{size} GB a node, {basis*}": "每节点 {size} GB，{basis}",
+    "as given": "由您给出",
+    "assumed: {times#} times the memory of its GPUs, as the catalog knows no such node": (
+        "假设为其显存总量的 {times} 倍，因为目录中没有这样的节点"
+    ),
+    "taken from the catalog: the {size} GB of the {node*}": "取自目录：{node} 有 {size} GB",
+    "taken from the catalog: the share of {gpus} of {all} GPUs in the {size} GB of the {node*}": (
+        "取自目录：{node} 的 {size} GB 中 {all} 张卡里 {gpus} 张的份额"
+    ),
+    "no reference model runs, as the framework has it; {field} adds the one of a KL term": (
+        "按框架的默认，没有参考模型；{field} 可加上 KL 项所需的那个"
+    ),
+    "offload.optimizer: the launcher leaves Adam one thread a rank; a larger OMP_NUM_THREADS is quicker": (
+        "offload.optimizer：启动器给每个进程的 Adam 只留一个线程；调大 OMP_NUM_THREADS 会更快"
+    ),
+    "rollout.sleep stands for ds.enable_sleep, too, as in OpenRLHF's template: states of the optimizers are in host "
+    "memory outside their own updates": (
+        "rollout.sleep 也代表 ds.enable_sleep，与 OpenRLHF 的模板一致：优化器状态在自身更新之外放在主机内存"
+    ),
+    "this release cannot put the optimizer's states to sleep with this sharding: they stay on the GPU": (
+        "这个版本在这种分片下不能让优化器状态休眠：它们留在显卡上"
+    ),
+    "{reason*}: configurations are ranked by how simple they are": "{reason}：改按配置的简单程度排序",
+    "gpu: no source gives the {what} of the {gpu}, so nothing is said of its speed": (
+        "gpu：没有资料给出 {gpu} 的{what}，所以不估算速度"
+    ),
+    "precision: given 'fp32', whose matrix rate the catalog does not have, so nothing is said of speed": (
+        "precision：给定 'fp32'，目录中没有它的矩阵算力，所以不估算速度"
+    ),
+    "16-bit matrix rate": "16 位矩阵算力",
+    "memory bandwidth": "显存带宽",
+    "framework {name}: none was asked for; plain PyTorch would generate without vLLM": (
+        "framework {name}：未指定框架；纯 PyTorch 生成时不用 vLLM"
+    ),
+    "rollout.n {n#}: GRPO compares the responses of a group, and the framework's own number is {usual}": (
+        "rollout.n {n}：GRPO 比较一组回答，而框架自己的默认值是 {usual}"
+    ),
+    "rollout.batch {n#}: the framework's own number cannot be shared by {gpus} GPUs": (
+        "rollout.batch {n}：框架自己的默认值不能由 {gpus} 张卡平分"
+    ),
+    "no command: as computed the job does not start on this card": "没有命令：按所算的设置，任务在这张卡上无法启动",
+    "no command: {reason*}": "没有命令：{reason}",
+    "The fork runs {rows} sequences in one forward: it multiplies its micro-batch flag, here {micro} for each GPU, by "
+    "rollout.n = {n#}, so that {least} are the least, and a GPU's whole rollout, {whole}, the most.": (
+        "该分支一次前向处理 {rows} 条序列：它把微批次参数（这里每张卡 {micro}）乘以 rollout.n = {n}，"
+        "所以最少 {least} 条，"
+        "最多是一张卡的整个 rollout，即 {whole} 条。"
+    ),
+    "{setting} has no effect with sharding {sharding}: the weights stay on the GPU": (
+        "sharding {sharding} 下 {setting} 不起作用：权重留在显卡上"
+    ),
+    "seq_len {n#} is beyond the {most} positions of {model}": "seq_len {n} 超过 {model} 的 {most} 个位置",
+    "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16": (
+        "检查点是 MXFP4 格式，不能训练：按反量化为 bf16 的权重计算"
+    ),
+    "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone": (
+        "路由专家保持 16 位：Transformers 5 把它们融合了，而 4 位加载只处理线性层"
+    ),
+    "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too": (
+        "all-linear 不含路由专家；PEFT 0.21 对某些系列也会适配它们"
+    ),
+    "{name!} {version} is computed as {known}, the nearest version that is known": (
+        "{name} {version} 按已知的最近版本 {known} 计算"
+    ),
+    "the {gpu} has no bf16: take precision fp16, with torch or trl": (
+        "{gpu} 没有 bf16：用 precision fp16，配 torch 或 trl"
+    ),
+    "FlashAttention-2 does not run on the {gpu}, a {kind} card: take sdpa": (
+        "FlashAttention-2 不能在 {gpu}（{kind} 架构）上运行：用 sdpa"
+    ),
+    "vLLM's wheels from 0.21 on have no kernels for the {gpu}: generate with rollout.engine hf": (
+        "vLLM 自 0.21 起的发行包没有 {gpu} 的内核：用 rollout.engine hf 生成"
+    ),
+    "what a process takes beside its tensors was not measured on the {gpu}: an NVIDIA card's is counted": (
+        "{gpu} 上进程在张量以外的占用没有实测：按 NVIDIA 显卡计"
+    ),
+    "PyTorch from 2.11 on has kernels for the {gpu} in its builds for CUDA 12.6 alone": (
+        "PyTorch 自 2.11 起只在 CUDA 12.6 的构建中有 {gpu} 的内核"
+    ),
+    "bitsandbytes, which {what} need, has no kernels for the {gpu}": "{what}需要 bitsandbytes，而它没有 {gpu} 的内核",
+    "4-bit weights": "4 位权重",
+    "states of 8 bits": "8 位优化器状态",
+}
+# Notes on a command.
+COMMANDS = {
+    "set {name?}: {what*}": "设置 {name}：{what}",
+    "a data set in TRL's format for {task!}": "TRL 格式的 {task} 数据集",
+    "name or path of the training data": "训练数据的名称或路径",
+    "name or path of the prompts": "提示数据的名称或路径",
+    "your data; {keys} and {template} say how to read it": "您的数据；{keys} 和 {template} 说明如何读取",
+    "your prompts; --data.input_key and --data.apply_chat_template say how to read them": (
+        "您的提示；--data.input_key 和 --data.apply_chat_template 说明如何读取"
+    ),
+    "a reward model of the size of the one computed": "与所计算的同样大小的奖励模型",
+    "a reward model made of {model}": "由 {model} 做成的奖励模型",
+    "{model} in bf16, as saved after Mxfp4Config(dequantize=True)": (
+        "bf16 的 {model}，即 Mxfp4Config(dequantize=True) 之后保存的"
+    ),
+    "the model whose config.json is {name}": "config.json 为 {name} 的模型",
+    "what scores the responses": "给回答打分的东西",
+    "address of a reward server, or reward_func.py": "奖励服务的地址，或 reward_func.py",
+    "file that lists the nodes": "列出各节点的文件",
+    "a line {line} for each node, which the launcher reaches by ssh": "每个节点一行 {line}，启动器通过 ssh 访问",
+    "parquet files with a column {column} of chat messages": "parquet 文件，{column} 列为聊天消息",
+    "parquet file with a column {column} of chat messages": "parquet 文件，{column} 列为聊天消息",
+    "parquet file of the training prompts": "训练提示的 parquet 文件",
+    "parquet file of the validation prompts": "验证提示的 parquet 文件",
+    "parquet file of the conversations": "对话的 parquet 文件",
+    "rewards come from the function for the data's {source}, or reward.custom_reward_function.path": (
+        "奖励来自数据 {source} 对应的函数，或 reward.custom_reward_function.path"
+    ),
+    "{files!}: put into the folder where the command runs": "{files}：放到运行命令的目录",
+    "computed for {framework!} with {libraries!}; other versions may need other memory": (
+        "按 {framework} 与 {libraries} 计算；其他版本的显存可能不同"
+    ),
+    "learning rate, epochs and how often it saves are the framework's defaults: they decide no memory": (
+        "学习率、轮数和保存频率用框架默认值：它们不影响显存"
+    ),
+    "expected_len {n#} is the mean length of your data, which no flag sets": (
+        "expected_len {n} 是您数据的平均长度，没有参数可设"
+    ),
+    "{field!}: {framework!} has no flag for it, and runs {value!}": (
+        "{field}：{framework} 没有这个参数，运行时为 {value}"
+    ),
+    "{field!} {given!}: {framework!} has no flag for it, and runs {value!}": (
+        "{field} {given}：{framework} 没有这个参数，运行时为 {value}"
+    ),
+    "on each of the {nodes} nodes (gpus_per_node {n#})": "在 {nodes} 个节点上各运行一次（gpus_per_node {n}）",
+    "{where}: ray start, with --head on the one where the command runs, else --address of that": (
+        "{where}：ray start，运行命令的节点用 --head，其余用它的 --address"
+    ),
+    "run it on every node, with NODE_RANK, MASTER_ADDR and the files there": (
+        "在每个节点上运行，带上 NODE_RANK、MASTER_ADDR 和这些文件"
+    ),
+    "0 on the first node, then 1, 2, ...": "第一个节点为 0，然后 1、2……",
+    "address of the first node": "第一个节点的地址",
+    "import path of a reward function": "奖励函数的导入路径",
+    "a function's import path, or the name of one of TRL's own": "函数的导入路径，或 TRL 自带函数的名称",
+    "prompts are not cut: keep them within prompt_len {n#}": "提示不会被截断：请控制在 prompt_len {n} 以内",
+    "--data.max_len bounds prompt and response together; keep prompts within prompt_len {n#}": (
+        "--data.max_len 限制提示与回答之和；请把提示控制在 prompt_len {n} 以内"
+    ),
+    "FSDP has one switch for offload: parameters and optimizer states go to host memory together": (
+        "FSDP 只有一个卸载开关：参数和优化器状态一起移到主机内存"
+    ),
+    "roles.reference none: under FSDP TRL loads a reference even where its log-probabilities are precomputed": (
+        "roles.reference none：FSDP 下即使预先算好对数概率，TRL 也会加载参考模型"
+    ),
+    "roles share GPUs without vLLM only where training is asynchronous: --train.async_enable": (
+        "只有异步训练（--train.async_enable）时，角色才能在没有 vLLM 的情况下共用显卡"
+    ),
+}
+CALCULATOR = {
+    "Calculator": "计算器",
     "Task": "任务",
-    "Vendor": "厂商",
-    "Card's memory": "显存容量",
-    "Family": "模型系列",
-    "any": "不限",
-    "models": "个模型",
-    "cards": "种显卡",
     "GPU": "显卡",
     "How many": "几张",
+    "any": "不限",
     "the smallest that runs it": "能跑的最小的卡",
     "Method, framework, lengths": "方法、框架、长度",
     "Precision, sharding, offload, batches": "精度、分片、卸载、批次",
-    "Rollout, placement, roles": "生成、放置、角色",
+    "Rollout, placement, roles": "rollout、放置、角色",
     "Nodes and host memory": "节点与主机内存",
     "the calculator chooses": "由计算器选择",
     "the framework's default": "框架的默认值",
-    "LoRA rank": "LoRA 秩",
+    "as they are sold": "按整机出售的数目",
+    "LoRA rank": "LoRA 的秩",
     "Framework and version": "框架与版本",
+    "newest": "最新",
     "Mean real length, tokens": "平均实际长度（token）",
-    "Packing": "打包 (packing)",
-    "Settings left open": "未填的设置",
-    "search for the best": "搜索最优配置",
-    "take the framework's defaults": "取框架默认值",
-    "A model of your own: its config.json": "自己的模型：config.json",
+    "Settings left open": "没有填的设置",
+    "search for the best": "搜索最好的",
+    "take the framework's defaults": "用框架的默认值",
+    "A model of your own: its config.json": "您自己的模型：它的 config.json",
+    "The config.json of a Hugging Face model, chosen, dropped or pasted here. It stays in this browser: a link to the "
+    "job does not carry it.": (
+        "Hugging Face 模型的 config.json，在这里选取、拖入或粘贴。它只留在这个浏览器里：任务的链接不会带上它。"
+    ),
+    "{model}, a file of your own: it stays in this browser, and a link to this job does not carry it": (
+        "{model}，您自己的文件：它只留在这个浏览器里，任务的链接不会带上它"
+    ),
+    "The same shapes": "形状相同的模型",
     "Micro batch": "微批次",
     "Precision": "精度",
-    "Optimizer": "优化器",
     "Sharding": "分片",
-    "Optimizer in host memory": "优化器放主机内存",
-    "Weights in host memory": "权重放主机内存",
-    "Activation checkpointing": "激活重计算",
-    "Attention": "注意力实现",
-    "Cross entropy": "交叉熵",
-    "Context parallel": "上下文并行",
+    "Optimizer in host memory": "优化器放在主机内存",
+    "Weights in host memory": "权重放在主机内存",
     "Placement": "放置",
-    "all on the same GPUs": "全部共用显卡",
-    "GPUs apart": "各用各的显卡",
+    "all on the same GPUs": "共用全部显卡",
     "What generates": "由谁生成",
     "vLLM's share of the card": "vLLM 的显存占比",
     "vLLM's tensor parallel": "vLLM 的张量并行",
     "Responses for a prompt": "每条提示的回答数",
     "vLLM sleeps": "vLLM 休眠",
     "Reference model": "参考模型",
-    "Critic model": "价值模型 (critic)",
+    "Critic model": "critic 模型",
     "runs": "运行",
     "does not run": "不运行",
-    "yes": "是",
-    "no": "否",
-    "GPUs in a node": "每节点卡数",
-    "Host memory, GB a node": "每节点主机内存（GB）",
+    "every layer": "每一层",
+    "selective": "选择性",
+    "all tokens at once": "所有 token 一次算完",
+    "in chunks": "分块",
+    "fused": "融合",
+    "GPUs in a node": "每个节点的卡数",
+    "Searched: the simplest configuration that fits and is as fast as any. Defaults: the job as you state it.": (
+        "搜索：在放得下、并且不比任何别的配置慢的那些里，取最简单的。默认值：就按您所写的任务计算。"
+    ),
+    # what the fields mean, as the schema says
+    "What is trained: every weight, adapters beside frozen weights, or adapters beside 4-bit weights.": (
+        "训练什么：全部权重，冻结权重旁的适配器，或 4 位权重旁的适配器。"
+    ),
+    "Rank r of an adapter, a count.": "适配器的秩 r，一个数目。",
+    "What runs the job, optionally with its version: torch (plain PyTorch and Transformers, nothing hidden), openrlhf, "
+    "verl or trl, as in openrlhf==0.6. The newest known version when none is named.": (
+        "由什么运行任务，可带版本：torch（纯 PyTorch 和 Transformers，没有隐藏的东西）、openrlhf、verl 或 trl，"
+        "如 openrlhf==0.6。不写版本时为已知的最新版本。"
+    ),
+    "Length cap of a sequence, in tokens; RL tasks use prompt_len and response_len.": (
+        "一条序列的长度上限，以 token 计；强化学习任务用 prompt_len 和 response_len。"
+    ),
+    "Length cap of a prompt, in tokens, for RL tasks.": "强化学习任务中一条提示的长度上限，以 token 计。",
+    "Length cap of a response, in tokens, for RL tasks.": "强化学习任务中一个回答的长度上限，以 token 计。",
+    "Mean real length of a sequence, in tokens, where padding is removed or batches are packed; the cap when absent, "
+    "or what lengths say. With max_tokens_per_gpu a forward pass holds max_tokens_per_gpu / expected_len sequences of "
+    "it. Step times count sequences with it in any case.": (
+        "去掉填充或打包时，一条序列的平均实际长度，以 token 计；不填则为上限，或由 "
+        "lengths 决定。有 max_tokens_per_gpu 时，"
+        "一次前向有 max_tokens_per_gpu / expected_len 条这样的序列。一步的时间总是按它计算序列。"
+    ),
+    "Whether sequences are packed so that no padding is computed.": "是否把序列打包，使填充不参与计算。",
+    "Sequences (pairs for rm and dpo) in one optimizer step over all GPUs, a count.": (
+        "所有卡在一次优化器更新中的序列数（rm 和 dpo 为样本对数）。"
+    ),
+    "Sequences (pairs for rm and dpo) on one GPU in one forward pass, a count; not read where batches are dynamic.": (
+        "一张卡一次前向的序列数（rm 和 dpo 为样本对数）；动态批次时不用。"
+    ),
+    "Number formats of weights, gradients and optimizer states. bf16: all bf16. mixed: bf16 weights, fp32 master "
+    "weights and states (DeepSpeed, Megatron). fsdp-mixed: fp32 shards, bf16 compute. autocast: fp32 weights under "
+    "torch.autocast. fp16: as mixed under DeepSpeed, else as autocast, in fp16 and with a loss scaler, for cards "
+    "without bf16. fp32: all fp32.": (
+        "权重、梯度和优化器状态的数值格式。bf16：全部 bf16。mixed：bf16 权重，fp32 "
+        "主权重和状态（DeepSpeed、Megatron）。"
+        "fsdp-mixed：fp32 分片，bf16 计算。autocast：torch.autocast 下的 fp32 权重。fp16：在 DeepSpeed 下同 mixed，"
+        "否则同 autocast，但用 fp16 和损失缩放，用于没有 bf16 的卡。fp32：全部 fp32。"
+    ),
+    "The optimizer; none: nothing is trained.": "优化器；none：不训练任何东西。",
+    "How the data-parallel GPUs share weights, gradients and optimizer states.": (
+        "数据并行的各卡怎样分担权重、梯度和优化器状态。"
+    ),
+    "Whether optimizer states and master weights live in host memory.": "优化器状态和主权重是否放在主机内存。",
+    "Whether the weights live in host memory.": "权重是否放在主机内存。",
+    "Activation recomputation: none; full: every layer, from its input; selective: PyTorch's, which keeps attention "
+    "and every second matrix product of a layer (torchtitan's policy for operators).": (
+        "激活重计算：none 为不开；full 为每一层都从输入重算；selective 为 PyTorch 的选择性重计算，"
+        "保留注意力和每层中每两个矩阵乘积的一个（torchtitan 按算子的策略）。"
+    ),
+    "Attention kernel. flash: FlashAttention. sdpa: PyTorch's, without a padding mask. eager: the scores are written "
+    "out.": "注意力内核。flash：FlashAttention。sdpa：PyTorch 自带，不带填充掩码。eager：写出全部注意力分数。",
+    "How logits and cross entropy are computed: all tokens at once, in chunks, or fused so that logits are never "
+    "whole.": "logits 和交叉熵怎样计算：所有 token 一次算完，分块，或融合而从不产生完整的 logits。",
+    "GPUs that share each layer's matrices, a count.": "共同分担每层矩阵的卡数。",
+    "GPUs that share the tokens of a sequence, a count.": "共同分担一条序列的 token 的卡数。",
+    "Whether all roles share the same GPUs or each has its own.": "所有角色共用显卡，还是各用各的。",
+    "What generates: vLLM, Transformers' generate, or nothing in this job.": (
+        "由谁生成：vLLM、Transformers 的 generate，或这个任务中不生成。"
+    ),
+    "Share of the card that an engine may take, above 0 to 1, no unit.": (
+        "引擎可占用的显存比例，大于 0、不大于 1，无单位。"
+    ),
+    "GPUs that share one engine's model, a count.": "共同分担一个引擎的模型的卡数。",
+    "Responses for one prompt, a count.": "一条提示的回答数。",
+    "Whether an engine gives its memory back outside the rollout.": "引擎在 rollout 之外是否交还显存。",
+    "The frozen model that dpo and RL compare with; none: its log-probabilities are computed beforehand.": (
+        "dpo 和强化学习用来比较的冻结模型；none：预先算好它的对数概率。"
+    ),
+    "The value model of ppo.": "ppo 的价值模型。",
+    "The reward model of RL; none: it runs elsewhere.": "强化学习的奖励模型；none：在别处运行。",
+    "GPUs in one node, a count; a job of more GPUs fills whole nodes.": "一个节点的卡数；更多卡的任务占满整数个节点。",
+    "Host memory of a node that the job may use, GB (10^9 bytes). Where it is left open: the share of the node in the "
+    "catalog that the job's GPUs have, or twice the GPUs' memory where the catalog knows none.": (
+        "任务在一个节点上可用的主机内存，GB（10^9 字节）。不填时：目录中该节点的内存按任务所用卡数的份额；"
+        "目录中没有这样的节点时，为显存的两倍。"
+    ),
+    # the filters of heatmaps
+    "Filter": "筛选",
+    "Vendor": "厂商",
+    "Card's memory": "显存容量",
+    "Family": "模型系列",
+    "models": "个模型",
+    "cards": "种显卡",
     "Method": "方法",
-    "Framework": "框架",
     "full if it fits, else LoRA, else QLoRA": "能全量就全量，否则 LoRA，再否则 QLoRA",
-    "full fine-tuning": "全量微调",
-    "plain PyTorch": "纯 PyTorch",
     "Sequences or pairs a step": "每步的序列数或样本对数",
     "Tokens a prompt": "每条提示的 token 数",
+    "Host memory, GB a node": "主机内存，每节点 GB",
+    "its share": "按份额",
     "What do I run?": "该怎么跑？",
     "Copy link": "复制链接",
     "Stop": "停止",
-    "The scenario file, to copy or to change": "场景文件，可复制或修改",
-    "Copy": "复制",
-    "Estimate it": "估算",
     "Without JavaScript the calculator has this one answer; the tables below have the rest.": (
         "没有 JavaScript 时计算器只有这一个答案，其余见下面的表格。"
     ),
+    "The scenario file, to copy or to change": "场景文件，可复制或修改",
+    "Save it, and ask {command}; or change it here.": "保存后运行 {command}；也可以在这里修改。",
+    "Scenario file": "场景文件",
+    "Copy": "复制",
+    "Estimate it": "估算",
+    "Run": "运行",
+    "The closest": "最接近的",
+    "It": "缺口",
+    "What would have to change": "需要改变什么",
+    "Peak": "峰值",
+    "{peak} of {usable} usable on each card, in {phase}; {tensors} of it tensors. It fits with a probability of "
+    "{probability}, and where {needed} are usable with one of {wanted}": (
+        "每张卡可用 {usable}，峰值 {peak}，出现在{phase}；其中张量 {tensors}。放得下的概率：{probability}；"
+        "若可用显存有 {needed}，概率为 {wanted}"
+    ),
+    "more than 99 %": "99 % 以上",
+    "less than 1 %": "不到 1 %",
+    "{size} at the most, of {host*}": "最多 {size}，共有{host}",
+    "{rate#} tokens a second over the whole job, one step in {time} s, most of it {term*}": (
+        "整个任务每秒 {rate} 个 token，一步 {time} 秒，主要花在{term}上"
+    ),
+    "{rate#} tokens a second over the whole job, one step in {time} s, most of it {term*}, if it fitted": (
+        "假如放得下，整个任务每秒 {rate} 个 token，一步 {time} 秒，主要花在{term}上"
+    ),
+    "More": "更多",
+    "Compare with other jobs": "与其他任务比较",
+    "It takes": "规模",
+    "a step": "一步",
+    "an iteration": "一次迭代",
+    "{n#} responses for {prompts#} prompts": "{prompts} 条提示的 {n} 个回答",
+    "{n#} response for {prompts#} prompts": "{prompts} 条提示的 {n} 个回答",
+    "each GPU takes {share#} of them in {n#} forwards": "每张卡分到 {share} 个，用 {n} 次前向",
+    "each GPU takes {share#} of them in {n#} forward": "每张卡分到 {share} 个，用 {n} 次前向",
+    "each {gpus#} GPUs takes {share#} of them in {n#} forwards": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
+    "each {gpus#} GPUs takes {share#} of them in {n#} forward": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
+    "Why {method}": "为什么用{method}",
+    "{method} comes first, and {lack} where it is closest: {settings*}": (
+        "{method}本应优先，但最接近的配置{lack}：{settings}"
+    ),
+    "{size} needed of {host*}": "需要 {size}，共有{host}",
+    "{task*} recipes": "{task}配方",
+    "The smallest machine that runs it: {n#} of the catalog are too small.": "能跑的最小的机器：目录中有 {n} 种太小。",
+    "command": "命令",
+    "Copy the command": "复制命令",
+    "What else could be run, and why not faster": "还能怎么跑，为什么不能更快",
+    "The same on the command line: {command}": "同样的问题用命令行：{command}",
+    "{verdict}: {job*}, peak {peak} of {usable} usable": "{verdict}：{job}，可用 {usable}，峰值 {peak}",
+    "{n#} machines too small, now {machine}": "已有 {n} 种机器太小，正在试 {machine}",
+    "{gpus} x {gpu}": "{gpus} × {gpu}",
 }
-PHRASES = (
-    (re.compile(r"what a process can use: ([\d.]+) GiB"), r"进程可用：\1 GiB"),
-    (re.compile(r"(.+): ([\d.]+) usable"), r"\1：可用 \2"),
-)
-TEXT = re.compile(r"(?<=>)([^<>]+?)(?=\s*<)")
-LEFT = re.compile(r'(<tbody>.*?</tbody>|<span class="verdict.*?</span>)', re.S)
-
-
-def speak(html: str) -> str:
-    """The HTML with its words in Chinese; rows of tables and verdicts as they are."""
-    parts = LEFT.split(html)
-    return "".join(part if i % 2 else TEXT.sub(_said, part) for i, part in enumerate(parts))
-
-
-def _said(found: re.Match[str]) -> str:
-    text = found[1].strip()
-    if text in WORDS:
-        return WORDS[text]
-    for pattern, chinese in PHRASES:
-        if pattern.fullmatch(text):
-            return pattern.sub(chinese, text)
-    return found[1]
+# What scripts say.
+SCRIPTS = {
+    "Loading the calculator: Python and the formulas, 7 MB, once …": "正在加载计算器：Python 和公式，7 MB，只需一次……",
+    "Reading the formulas …": "正在读取公式……",
+    "Computing …": "正在计算……",
+    "The calculator could not be loaded: check the connection and ask again. The tables below need nothing.": (
+        "计算器无法加载：请检查网络后再试。下面的表格不受影响。"
+    ),
+    "The calculator failed at this question, by a fault of its own: change a field and ask again, or ask python -m "
+    "calc. The browser's console says what happened, for whoever mends it.": (
+        "计算器自身出错，答不了这个问题：请改一个字段再试，或用 python -m calc。浏览器控制台记有详情，供修复者查看。"
+    ),
+    "The calculator works on the site, not from a folder; the tables of the pages work everywhere.": (
+        "计算器只能在网站上使用，不能从文件夹打开；各页的表格到处都能用。"
+    ),
+    "Stopped.": "已停止。",
+    "Back to the comparison, with this job": "带着这个任务回到比较",
+    "Also in this job:": "此任务还有：",
+    "Leave out {field}": "去掉 {field}",
+    "Copied": "已复制",
+    "Not allowed here": "此处不允许",
+    "Not copied": "未能复制",
+    "Not found": "未找到",
+    "Download or copy": "下载或复制",
+    "Copy as ": "复制为 ",
+    "Copy the line": "复制引文",
+    "Copy BibTeX": "复制 BibTeX",
+    "Show the working": "查看计算过程",
+    "Then choose a number": "然后点一个数字",
+    "Bytes": "字节",
+    "Values put in": "代入的数值",
+    "Together": "合计",
+    "Close": "关闭",
+    "outside PyTorch's allocator": "不计入 PyTorch 分配器",
+    "Of “{table}”, at {moment}. Catalog {catalog}, calc {calc}.": "“{table}”，{moment}。目录 {catalog}，calc {calc}。",
+    "The job, as {command} reads it": "任务，可交给 {command}",
+}
+# A line about input that cannot be used: place, what was given, what is allowed, and why.
+REFUSALS = {
+    "{line?}; did you mean {near!}?": "{line}；是不是想写 {near}？",
+    "{place@}: given {given!}, allowed: {allowed?}": "{place}：给定 {given}，允许：{allowed}",
+    "{place@}: given {given!}, allowed with {release!}: {allowed?}": "{place}：给定 {given}，{release} 允许：{allowed}",
+    "{place@}: given {given!}, allowed for {what!}: {allowed?}": "{place}：给定 {given}，{what} 允许：{allowed}",
+    "{place@}: given {given!}, allowed with {release!} for {task!}: {allowed?}": (
+        "{place}：给定 {given}，{release} 的 {task} 允许：{allowed}"
+    ),
+    "{place@}: given {given!}, allowed with openrlhf, which trains on DeepSpeed: {allowed?}": (
+        "{place}：给定 {given}，openrlhf 用 DeepSpeed 训练，允许：{allowed}"
+    ),
+    "{place@}: given {given!} on {n} GPUs, allowed with {release!}: {allowed?}": (
+        "{place}：在 {n} 张卡上给定 {given}，{release} 允许：{allowed}"
+    ),
+    "{place@}: given for a role of the trainer, allowed with {release!}: {allowed?}": (
+        "{place}：为训练中的角色给定，{release} 允许：{allowed}"
+    ),
+    "{place@}: given for a role that is not trained, allowed: {allowed?}": (
+        "{place}：为不训练的角色给定，允许：{allowed}"
+    ),
+    "{place@}: given {given!}, allowed for the family {family!}: {allowed?}": (
+        "{place}：给定 {given}，{family} 系列允许：{allowed}"
+    ),
+    "{place@}: given {given!}, allowed for a command of {framework!}: {allowed?}": (
+        "{place}：给定 {given}，{framework} 的命令允许：{allowed}"
+    ),
+    "{place@}: given {given!}, on which FlashAttention-2 does not run": (
+        "{place}：给定 {given}，FlashAttention-2 不能在上面运行"
+    ),
+    "{place@}: given {given!} with {other!}, allowed: {allowed?}": (
+        "{place}：在 {other} 下给定 {given}，允许：{allowed}"
+    ),
+    "{place@}: given {given!} with {other!}, allowed with {release!}: {allowed?}": (
+        "{place}：在 {other} 下给定 {given}，{release} 允许：{allowed}"
+    ),
+    "{place@}: given {given!} for {task!}, allowed: {allowed?}": "{place}：为 {task} 给定 {given}，允许：{allowed}",
+    "{place@}: given {given!} for {task!}, allowed with {release!}: {allowed?}": (
+        "{place}：为 {task} 给定 {given}，{release} 允许：{allowed}"
+    ),
+    "{place@}: given with {other!}, allowed: {allowed?}": "{place}：在 {other} 下给定，允许：{allowed}",
+    "{place@}: given with {other!}, which has no adapters, allowed: {allowed?}": (
+        "{place}：在 {other} 下给定，而它没有适配器，允许：{allowed}"
+    ),
+    "{place@}: given with method lora, allowed: none, or {} for the actor without its adapters": (
+        "{place}：在 method lora 下给定，允许：none，或用 {} 表示关掉适配器的 actor"
+    ),
+    "{place@}: given for {task!}, allowed: {allowed?}": "{place}：为 {task} 给定，允许：{allowed}",
+    "{place@}: given {given!} where GPUs share sequences, allowed: {allowed?}": (
+        "{place}：在多卡共用序列时给定 {given}，允许：{allowed}"
+    ),
+    "{place@}: given {given!}, not modelled yet, allowed: {allowed?}": (
+        "{place}：给定 {given}，尚未模拟，允许：{allowed}"
+    ),
+    "{place@}: given {given!}, which has no command, allowed: {allowed?}": (
+        "{place}：给定 {given}，它没有命令，允许：{allowed}"
+    ),
+    "{place@}: given {given!}, whose flags differ, allowed: {allowed?}": (
+        "{place}：给定 {given}，它的参数不同，允许：{allowed}"
+    ),
+    "{place@}: given {given!} GPUs for {parts!}, allowed: GPUs of roles and rollout that add up to gpus = {total}": (
+        "{place}：给 {parts} 的是 {given} 张卡，允许：各角色与 rollout 的卡数之和等于 gpus = {total}"
+    ),
+    "{place@}: given none with placement 'separate', allowed: GPUs of its own, as no role runs whose GPUs it could "
+    "share": "{place}：placement 为 'separate' 而没有给定，允许：自己的卡，因为没有可与之共用显卡的角色",
+    "{place@}: given {given!} beside a trainer on {nodes} of {all} nodes, allowed for a command of "
+    "trl: at most {most}, "
+    "on a node without the trainer": (
+        "{place}：训练占用 {all} 个节点中的 {nodes} 个，此外给定 {given}，trl 的命令允许：至多 {most}，"
+        "在没有训练的节点上"
+    ),
+    "{place@}: given where {others!} shares the actor's GPUs, allowed with openrlhf: none, as one flag puts all roles "
+    "there": "{place}：{others} 与 actor 共用显卡时给定，openrlhf 允许：不给，因为一个参数把所有角色放在一起",
+    "{place@}: given twice, allowed: once": "{place}：给定了两次，允许：一次",
+    "{place@}: given nothing, allowed: {allowed?}": "{place}：什么都没有给，允许：{allowed}",
+    "{place@}: given the name {given!}, allowed: text": "{place}：给定的名称是 {given}，允许：文本",
+    "{place@}: given the tag {given!}, allowed: values without tags": "{place}：给定标签 {given}，允许：不带标签的值",
+    "{place@}: given the alias {given!}, allowed: one that is complete above it": (
+        "{place}：给定别名 {given}，允许：在它之前已经完整的别名"
+    ),
+    "{place@}: given {n#} characters, allowed: at most {most#}": "{place}：有 {n} 个字符，允许：至多 {most} 个",
+    "{place@}: given more than {n#} bytes, allowed: no more": "{place}：超过 {n} 字节，允许：不超过",
+    "{place@}: given more than {n#} values, allowed: no more": "{place}：超过 {n} 个值，允许：不超过",
+    "{place@}: given an integer of more than {n#} digits, allowed: a shorter one": (
+        "{place}：给定的整数超过 {n} 位，允许：短一些的"
+    ),
+    "{place@}: given a number that is not finite, allowed: a finite number": (
+        "{place}：给定的数不是有限数，允许：有限数"
+    ),
+    "{place@}: nested too deeply, allowed: at most {n#} levels": "{place}：嵌套太深，允许：至多 {n} 层",
+    "{place@}: unknown field {field!}, allowed: {allowed?}": "{place}：没有字段 {field}，允许：{allowed}",
+    "{place@}: unknown field {field!}": "{place}：没有字段 {field}",
+    "{place@}: missing field {field!}": "{place}：缺少字段 {field}",
+    "{place@}: field {field!} given twice": "{place}：字段 {field} 给定了两次",
+    "{place@}: not YAML: {problem?}": "{place}：不是 YAML：{problem}",
+    "{place@}: not JSON: {problem?}": "{place}：不是 JSON：{problem}",
+    "expected a single document, but found another one": "应当只有一个文档，却还有一个",
+    "{place@}: not a role of {task!}, allowed: {allowed?}": "{place}：不是 {task} 的角色，允许：{allowed}",
+    "{place@}: a field's name must be text": "{place}：字段名必须是文本",
+    "{line?}: other fields may follow from it": "{line}：其他字段可能由它决定",
+    "nothing": "空",
+    "nothing given": "没有给定",
+    "{place@}: given {given!} on {n} GPUs, allowed for a command of {framework!}: {allowed?}": (
+        "{place}：在 {n} 张卡上给定 {given}，{framework} 的命令允许：{allowed}"
+    ),
+    "{place@}: given {given!} without Ray, allowed: {allowed?}": "{place}：没有 Ray 时给定 {given}，允许：{allowed}",
+    "{place@}: given counts and more, allowed: {allowed?}": "{place}：除 counts 外还给了别的，允许：{allowed}",
+    "{place@}: given {given!} with method {method!}, allowed for a command of {framework!}: {allowed?}": (
+        "{place}：在 method {method} 下给定 {given}，{framework} 的命令允许：{allowed}"
+    ),
+    "with DeepSpeed, or bf16, fp32": "在 DeepSpeed 下，或用 bf16、fp32",
+    "one of them": "只给其中一个",
+    "for tasks without a rollout; {task} has expected_len": "用于没有 rollout 的任务；{task} 用 expected_len",
+    "a list of names": "名称的列表",
+    "products of attention, with or without all three of the MLP": "注意力的各个乘积，可加上 MLP 的全部三个",
+    "on one": "一张卡",
+    "own; modelled for {tasks!}": "own；只模拟了 {tasks}",
+    "chunked, as its configurations": "chunked，与它的配置一致",
+    "mean and longest, or counts": "mean 和 longest，或 counts",
+    "counts alone, or mean and longest": "只给 counts，或者 mean 和 longest",
+    "bf16, or mixed with DeepSpeed; a frozen base is loaded in 16 bits": (
+        "bf16，或在 DeepSpeed 下用 mixed；冻结的基座以 16 位加载"
+    ),
+    "{place@}: given {given!}, {name!}; allowed: {allowed?}": "{place}：给定 {given}，即 {name}；允许：{allowed}",
+    "a path to its config.json, or another model": "它的 config.json 的路径，或别的模型",
+    # what is allowed
+    "a mapping of fields": "字段的映射",
+    "a mapping of fields, or a list of them": "字段的映射，或其列表",
+    "true or false": "true 或 false",
+    "a number": "一个数",
+    "an integer": "一个整数",
+    "a number of at least {n}": "不小于 {n} 的数",
+    "an integer of at least {n}": "不小于 {n} 的整数",
+    "a number above {n}": "大于 {n} 的数",
+    "a number above {n} and of at most {most}": "大于 {n}、不大于 {most} 的数",
+    "a number above {n} and below {most}": "大于 {n}、小于 {most} 的数",
+    "a number of at least {n} and below {most}": "不小于 {n}、小于 {most} 的数",
+    "a number of at least {n} and of at most {most}": "不小于 {n}、不大于 {most} 的数",
+    "an integer of at least {n} and of at most {most}": "不小于 {n}、不大于 {most} 的整数",
+    "{one!} or null": "{one} 或 null",
+    "{one!} or a list{rest!}": "{one} 或列表{rest}",
+    "text": "文本",
+    "text that is not empty": "非空文本",
+    "text such as {example!}": "文本，如 {example}",
+    "text that matches {pattern!}": "符合 {pattern} 的文本",
+    "a positive integer": "正整数",
+    "an integer, 0 or more": "不小于 0 的整数",
+    "a number, 0 or more, or null": "不小于 0 的数，或 null",
+    "a number above 0, at most 1": "大于 0、不大于 1 的数",
+    "a number that fills whole nodes": "能占满整数个节点的数",
+    "an id that {command!} lists": "{command} 列出的 id",
+    "an id that {command!} lists, a Hugging Face name among theirs, or a path to a config.json": (
+        "{command} 列出的 id、其中的 Hugging Face 名称，或 config.json 的路径"
+    ),
+    "{ids!}, a Hugging Face name among theirs, or a path to a config.json": (
+        "{ids}、其中的 Hugging Face 名称，或 config.json 的路径"
+    ),
+    "{names!}, each with ==version": "{names}，都可带 ==版本",
+    "a version of numbers, such as {name!}": "由数字组成的版本，如 {name}",
+    "a multiple of {what!}, as {near!}": "{what} 的倍数，如 {near}",
+    "with rollout.n = {n} a multiple of {ranks}": "rollout.n = {n} 时为 {ranks} 的倍数",
+    "a multiple of {n} GPUs": "{n} 张卡的倍数",
+    "{one#} or {other#}": "{one} 或 {other}",
+    "at most {what!}": "至多 {what}",
+    "at least {what!}": "至少 {what}",
+    "at least {n}, a micro batch of {scored} for each of the actor's {gpus} GPUs": (
+        "至少 {n}，即 actor 的 {gpus} 张卡各一个 {scored} 的微批次"
+    ),
+    "at least {n} in a group": "一组至少 {n} 个",
+    "2 or more in a group": "一组 2 个或更多",
+    "at most the model's window of {n}": "至多为模型的窗口 {n}",
+    "a divisor of {what!}": "{what} 的约数",
+    "a divisor or multiple of {n} key/value heads": "{n} 个键值头的约数或倍数",
+    "a divisor of the model's {n} attention heads": "模型 {n} 个注意力头的约数",
+    "a divisor of the rollout's {n} GPUs": "rollout 的 {n} 张卡的约数",
+    "a divisor of the actor's {n}": "actor 的 {n} 张卡的约数",
+    "a divisor or a multiple of the model's {n} key heads": "模型 {n} 个键头的约数或倍数",
+    "a number that divides {n} GPUs": "能整除 {n} 张卡的数",
+    "a power of two": "二的幂",
+    "{gpus}, as all roles share the GPUs": "{gpus}，因为所有角色共用显卡",
+    "{value!}, as in the whole job": "{value}，与整个任务相同",
+    "{value!}, as for all roles": "{value}，与所有角色相同",
+    "{value!}, as the layer": "{value}，与该层相同",
+    "{value!}, as the model": "{value}，与模型相同",
+    "prompt_len and response_len": "prompt_len 和 response_len",
+    "for RL tasks alone; {task} has seq_len": "只用于强化学习任务；{task} 用 seq_len",
+    "{allowed?}; it has no such setting": "{allowed}；它没有这个设置",
+    "colocated; {task} has no role on GPUs of its own": "colocated；{task} 没有独占显卡的角色",
+    "with {what!}": "与 {what} 一起",
+    "own, or with {what!}": "own，或与 {what} 一起",
+    "less; vLLM finds {free} free on startup, less than the {wanted} it is to use": (
+        "更小；vLLM 启动时空闲 {free}，少于要用的 {wanted}"
+    ),
+    "more; vLLM has no available memory for the cache blocks": "更大；vLLM 没有显存可放缓存块",
+    "more; the model's max seq len ({length}) is larger than the {n} tokens that can be stored in KV cache": (
+        "更大；模型的最大长度（{length}）超过 KV 缓存能放的 {n} 个 token"
+    ),
+    "fsdp2, or none where no GPU is left to share shards with": "fsdp2；没有可分担分片的显卡时用 none",
+    "full; adapters of cut layers are not modelled": "full；没有模拟被切开的层上的适配器",
+    "for pretrain and sft, whose loss takes cut logits": "用于 pretrain 和 sft，它们的损失接受切开的 logits",
+    "false; no plan is known": "false；没有已知的方案",
+    "true; sequences are cut without their padding": "true；序列去掉填充后再切",
+    "{allowed?}; not modelled": "{allowed}；没有模拟",
+    "1, or for pretrain and sft": "1，或用于 pretrain 和 sft",
+    "sdpa, whose place PyTorch's ring takes": "sdpa，由 PyTorch 的环形注意力代替",
+    "16 bits for SDPA's flash kernel": "SDPA 的 flash 内核需要 16 位",
+    "false; the ring knows no borders between sequences": "false；环形注意力不区分序列边界",
+    "1; SDPA's flash kernel cannot attend for it": "1；SDPA 的 flash 内核不能为它计算注意力",
+    "one that trains": "能训练的优化器",
+    "false; stages hand on tensors of one size": "false；各段传递同样大小的张量",
+    "a micro batch for each stage, {least?}": "每段一个微批次，{least}",
+    "1; it has no stages": "1；它没有流水线",
+    "1; {why}": "1；{why}",
+    "false; {why}": "false；{why}",
+    "DeepSpeed's AutoTP is not modelled": "没有模拟 DeepSpeed 的 AutoTP",
+    "accelerate's ring attention is not modelled": "没有模拟 accelerate 的环形注意力",
+    "its losses read the whole head": "它的损失要读整个输出头",
+    "its FSDP trainer does not cut layers, and Megatron's is not modelled": (
+        "它的 FSDP 训练不切层，而 Megatron 的没有模拟"
+    ),
+    "with GPUs that share a layer": "须有共用一层的显卡",
+    "false, as vLLM that sleeps refuses them": "false，因为会休眠的 vLLM 不接受它",
+    "true, or false with torch and zero3": "true；torch 加 zero3 时也可为 false",
+    "false; stages reduce once a step anyway": "false；流水线本来就每步只归约一次",
+    "own, by PEFT's wrapping policy": "own，按 PEFT 的包装策略",
+    "mixed, fp16; DeepSpeed has both": "mixed、fp16；DeepSpeed 两者都有",
+    "fp32, DeepSpeed demands it": "fp32，DeepSpeed 要求如此",
+    "false for the trained model": "受训的模型须为 false",
+    "mixed, as DeepSpeed keeps fp32 master weights": "mixed，因为 DeepSpeed 保留 fp32 主权重",
+    "adamw; bitsandbytes steps on a GPU, and Accelerate makes it DeepSpeedCPUAdam, with fp32 states": (
+        "adamw；bitsandbytes 在显卡上更新，而 Accelerate 会改用状态为 fp32 的 DeepSpeedCPUAdam"
+    ),
+    "{names!}, or none and ddp for zero_stage 0": "{names}；zero_stage 0 用 none 和 ddp",
+    "{names!}; 4-bit weights are not partitioned": "{names}；4 位权重不能分片",
+    "full, lora; this Transformers cannot move a 4-bit model": "full、lora；这个版本的 Transformers 不能移动 4 位模型",
+    "false; packing for {task} came with {version}": "false；{task} 的序列打包自 {version} 起才有",
+    "false; RL got it with {version}": "false；强化学习自 {version} 起才有",
+    "an actor, which always trains": "一个 actor，它总要训练",
+    "an actor, which it always trains": "一个 actor，它总要训练",
+    "a critic, which gae needs": "一个 critic，gae 需要它",
+    "a reference, whatever the KL coefficient": "一个参考模型，不论 KL 系数是多少",
+    "a reference, which train_dpo always loads": "一个参考模型，train_dpo 总会加载它",
+    "a reward model": "一个奖励模型",
+    "a role to train for {task}": "{task} 要训练的角色",
+    "full; vLLM cannot take adapters over": "full；vLLM 不能接收适配器",
+    "true, which it then turns on": "true，它随后会自动打开",
+    "false": "false",
+    "for reference and reward, by one flag": "用于参考模型和奖励模型，由一个参数设定",
+    "zero1, zero2, or vllm": "zero1、zero2，或 vllm",
+    "less than 0.9, of which ray.py makes 0.4": "小于 0.9，ray.py 会把它改为 0.4",
+    "GPUs without the actor": "不与 actor 共用的卡",
+    "lora, qlora; the loss of its full fine-tuning is not modelled": "lora、qlora；没有模拟它全量微调的损失",
+    "own; its scripts are for {tasks!}": "own；它的脚本用于 {tasks}",
+    "own; the Trainer is for {tasks!}": "own；这个 Trainer 用于 {tasks}",
+    "hf, none; a framework places vLLM beside a trainer": "hf、none；由框架把 vLLM 放在训练旁边",
+    "none; nothing is trained": "none；不训练任何东西",
+    "full, or qlora for weights in four bits": "full，或用 qlora 表示四位权重",
+    "with DeepSpeed for the whole job": "整个任务都用 DeepSpeed",
+    "{value!}, over tiles of the logits": "{value}，分块处理 logits",
+    "false; SFTTrainer alone packs": "false；只有 SFTTrainer 会打包",
+    "fsdp-mixed, which bf16 sets, bf16, fp32": "fsdp-mixed（由 bf16 设定）、bf16、fp32",
+    "any but the head, whose weight the loss reads itself": "除输出头外的任何层，因为损失直接读它的权重",
+    "the policy, which it trains": "它所训练的策略模型",
+    "completions that are a multiple of micro_batch x GPUs of the actor = {n}": (
+        "回答数为 micro_batch × actor 的卡数 = {n} 的倍数"
+    ),
+    "{model!}, the policy's own": "{model}，与策略模型相同",
+    "with vllm, as a server": "与 vllm 一起，作为服务",
+    "none, it shares the actor's": "不给，它与 actor 共用",
+    "{n}; vLLM serves no replicas of a model without experts": "{n}；没有专家的模型，vLLM 不提供副本",
+    "ppo, grpo, reinforce++; sft from {version} on": "ppo、grpo、reinforce++；sft 自 {version} 起",
+    "true; batches have no padding": "true；批次没有填充",
+    "colocated; trainer and rollout share one pool of GPUs": "colocated；训练与 rollout 共用一组显卡",
+    "with lora, whose adapters it gathers": "与 lora 一起，它会收集其适配器",
+    "none; its server is not modelled yet": "none；它的服务尚未模拟",
+    "true, which it forces": "true，它强制如此",
+    "with colocated, where others need the GPUs": "与 colocated 一起，那时别的角色需要显卡",
+    "with vllm 0.8 to 0.10, which have two engines": "vllm 0.8 到 0.10，它们有两个引擎",
+    "with max_tokens_per_gpu, for dynamic batches": "与 max_tokens_per_gpu 一起，用于动态批次",
+    "rollout.max_tokens_per_gpu, as batches that are scored are dynamic, too": (
+        "rollout.max_tokens_per_gpu，因为打分的批次也是动态的"
+    ),
+    "none beside the trained model, which the other fields describe": "除受训的模型外没有，它由其他字段描述",
+}
+# The changes that pages are about: their names, their jobs, what switches them on.
+REMEDIES = {
+    "8-bit Adam": "8 位 Adam",
+    "bf16 gradients": "bf16 梯度",
+    "Fewer samples": "减少样本数",
+    "Fewer workers": "减少进程数",
+    "Gradient accumulation": "梯度累积",
+    "Model parallelism": "模型并行",
+    "Packing": "序列打包",
+    "Ray with vLLM": "Ray 加 vLLM",
+    "Shorter sequences": "更短的序列",
+    "Smaller micro batch": "更小的微批次",
+    "Smaller rollout n": "更小的 rollout n",
+    "ZeRO stages": "ZeRO 各阶段",
+    "activation checkpointing": "激活重计算",
+    "{task} of {model}": "{model} {task}",
+    "{task} of {model} on {machine}": "{machine} 上的 {model} {task}",
+    "{task} of {model} with vLLM on {machine}": "{machine} 上的 {model} {task}，用 vLLM",
+    "{task} of {model} with verl on {machine}": "{machine} 上的 {model} {task}，用 verl",
+    "{task} of {model} under {sharding}": "{sharding} 下的 {model} {task}",
+    "{task} of {model} under {sharding} on {machine}": "{machine} 上 {sharding} 下的 {model} {task}",
+    "{task} of {model} at {n#} tokens": "长度 {n} 的 {model} {task}",
+    "{task} of {model} on an H100 with room to spare": "显存有余的 H100 上的 {model} {task}",
+    "{task} at {n#} tokens": "长度 {n} 的 {task}",
+    "{task} on {machine}": "{machine} 上的 {task}",
+    "{task} under FSDP with TRL": "用 TRL、FSDP 下的 {task}",
+    "one {gpu}": "一张 {gpu}",
+    "four {gpu}": "四张 {gpu}",
+    "six {gpu}": "六张 {gpu}",
+    "eight {gpu}": "八张 {gpu}",
+    "sixteen {gpu}": "十六张 {gpu}",
+    "{n#} H100": "{n} 张 H100",
+    "optimizer offloaded": "卸载优化器",
+    "{sharding} with offload": "{sharding} 加卸载",
+    "{before} to {after}": "{before} 换成 {after}",
+    "{n#} to {less#} tokens": "{n} 个 token 换成 {less} 个",
+    "n {n#} to {less#}": "n 从 {n} 到 {less}",
+    "{n#} prompts in a rollout to {less#}": "一次 rollout {n} 条提示换成 {less} 条",
+    "{n#} sequences in a step to {less#}": "一步 {n} 条序列换成 {less} 条",
+    "{n#} sequences a step": "一步 {n} 条序列",
+    "eight workers to four": "八个进程换成四个",
+    "from PyTorch's own kernel": "从 PyTorch 自带的内核换来",
+    "more micro-batches": "更多微批次",
+    "fp32 to bf16 compute": "fp32 换成 bf16 计算",
+    "fp32 to autocast": "fp32 换成 autocast",
+    "The same with LoRA": "同上，用 LoRA",
+    "The same with everything in bf16": "同上，全部用 bf16",
+    "The same with verl {version}": "同上，用 verl {version}",
+    "The same with vLLM awake, then asleep while others work": "同上，vLLM 先常驻，后在别的角色工作时休眠",
+    "From shared GPUs to GPUs of their own": "从共用显卡到各用各的显卡",
+    "vLLM over one GPU and over four": "vLLM 用一张卡和用四张卡",
+    "vLLM over two GPUs and over four": "vLLM 用两张卡和用四张卡",
+    "layers and residual stream over eight": "层和残差流分到八张卡",
+    "{task} of {model} with sequences of {n#} tokens, each over four GPUs": (
+        "{model} {task}，序列 {n} 个 token，每条分到四张卡"
+    ),
+    "cap of {n#} tokens": "上限 {n} 个 token",
+    "{n#} on average": "平均 {n}",
+    "{task} with every sequence at its cap": "每条序列都到上限的 {task}",
+    "from Transformers' generate to vLLM": "从 Transformers 的 generate 换成 vLLM",
+    "an eighth of the lengths": "长度减到八分之一",
+    "four pairs to one": "四对样本换成一对",
+    "GRPO with Logic-RL's fork of verl": "用 Logic-RL 的 verl 分支做 GRPO",
+    "{n#} by default": "默认为 {n}",
+    "and with it reference and reward model": "参考模型和奖励模型也随之",
+    "verl shards by FSDP, which is stage 3; {field!} is the default": "verl 用 FSDP 分片，相当于阶段 3；默认为 {field}",
+    "the stage stands in that file; or in accelerate's": "阶段写在这个文件里；或在 accelerate 的文件里",
+    "optimizer and master weights": "优化器和主权重",
+    "weights of frozen roles, under ZeRO-3 alone": "冻结角色的权重，只在 ZeRO-3 下",
+    "between the actor's own phases": "在 actor 自己的阶段之间",
+    "{field!} in accelerate's file": "accelerate 文件中的 {field}",
+}
+MESSAGES: Mapping[str, str] = {
+    **COMPONENTS, **MOMENTS, **VERDICTS, **JOBS, **HEADINGS, **HINTS, **LINES, **TERMS, **ADVICE, **COMMANDS,
+    **CALCULATOR, **SCRIPTS,
+    **REFUSALS, **REMEDIES,
+}  # fmt: skip

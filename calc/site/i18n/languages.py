@@ -1,7 +1,8 @@
 """Pages in other languages: `index.zh.md` is a translation of `index.md`, and takes its jobs and tables from it.
 
-A translation has its own title, description, labels and prose. Jobs are read from the page that it translates, so a
-number cannot differ between languages; a table keeps its id, and only the original is exported.
+A translation has its own title, description, labels and prose. Jobs, and the change that a page is about, are read from
+the page that it translates, so a number cannot differ between languages; a table keeps its id, and only the original is
+exported.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from calc.site.text.sources import JOBS, SPEAK, Source, front
+from calc.site.text.sources import CHANGES, JOBS, SPEAK, Source, front
 
 LANGUAGES = ("zh",)
 CALL = re.compile(r"\[\[ (\w+)\((.*?)\) \]\]", re.S)
@@ -41,8 +42,19 @@ def meta(source: str, own: MutableMapping[str, Any], docs: Path) -> MutableMappi
     return (
         {name: shared[name] for name in SPEAK if name in shared}
         | dict(own)
-        | {name: shared[name] for name in JOBS if name in shared}
+        | {name: shared[name] for name in (*JOBS, *CHANGES) if name in shared}
     )
+
+
+def lead(html: str, root: str, language: str, docs: Path) -> str:
+    """HTML whose links lead to pages in a language, where `docs` has them; `root` is the top of the site from there."""
+    translated = {url(f"{path.relative_to(docs)}") for path in docs.rglob(f"*.{language}.md")} if language else {}
+
+    def there(link: re.Match[str]) -> str:
+        address = f"{language}/{link[1]}"
+        return f'href="{root}{address}' if address in translated else link[0]
+
+    return re.sub(rf'href="{re.escape(root)}([\w./-]+\.html)', there, html)
 
 
 Call = tuple[str, tuple[str, ...]]  # a macro, and the names among its arguments

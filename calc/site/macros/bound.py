@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 from calc.answers import answers
 from calc.answers.answers import Answer
 from calc.base.ledger import Phase
+from calc.base.project import ROOT
 from calc.base.schema import closest
 from calc.site.formats import datasets
-from calc.site.i18n import chinese, languages
+from calc.site.i18n import languages, speech
 from calc.site.macros import menus
 from calc.site.tables import tables
 from calc.site.tables.tables import Table
@@ -101,6 +102,10 @@ class Bound:
         return self._current().root
 
     @property
+    def _language(self) -> str:
+        return languages.split(self._current().source)[1]
+
+    @property
     def _scenarios(self) -> Mapping[str, Any]:
         return self._current().meta.get("scenarios") or {}
 
@@ -152,9 +157,9 @@ class Bound:
         return self._record.every(self._current().source) if self._record else None
 
     def _say(self, call: str, text: str) -> str:
-        if self._record is not None and not languages.split(self._current().source)[1]:
+        if self._record is not None and not self._language:
             self._record.say(Spoken(self._current().url, call, text))
-        return text.replace(" ", "&nbsp;")
+        return self._said(text).replace(" ", "&nbsp;")
 
     def _place(self, table: Table) -> str:
         """A placeholder, which the theme fills: neither Markdown nor the search index has to read the table's HTML."""
@@ -172,9 +177,13 @@ class Bound:
         )
         return place
 
+    def _said(self, text: str) -> str:
+        """A line generated outside the page, in the page's language."""
+        return speech.say(text, self._language)
+
     def _worded(self, html: str) -> str:
-        """HTML generated outside the page, with its words in the page's language."""
-        return chinese.speak(html) if languages.split(self._current().source)[1] == "zh" else html
+        """HTML generated outside the page, with its words, and the pages that it leads to, in the page's language."""
+        return languages.lead(speech.speak(html, self._language), self._root, self._language, ROOT / "docs")
 
     def _released(self, release: changelog.Release) -> str:
         """A release as a section of the changelog."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from calc.base.units import gb, gib
+from calc.site.i18n import languages
 from calc.site.macros.bound import Bound, PageError
 from calc.site.views.jobs import strategies
 from calc.site.views.jobs.strategies import SHOWN, Pair
@@ -35,18 +36,23 @@ class Effects(Bound):
 
     def switch_on(self) -> str:
         """The settings that make the change, by framework."""
-        lines = ["| Framework | Command | Setting |", "| --- | --- | --- |"]
+        heads = " | ".join(map(self._said, ("Framework", "Command", "Setting")))
+        lines = [f"| {heads} |", "| --- | --- | --- |"]
         for row in self._current().meta["switch"]:
             framework = strategies.FRAMEWORKS[row["framework"]]
             command = f"`{row['command']}`" if "command" in row else ""
             flag = f"`{row['flag']}`" if "flag" in row else ""
-            lines.append(f"| {framework} | {command} | {' '.join(filter(None, [flag, row.get('note', '')]))} |")
+            lines.append(
+                f"| {framework} | {command} | {' '.join(filter(None, [flag, self._said(row.get('note', ''))]))} |"
+            )
         return "\n".join(['<div class="switch" markdown>', "", *lines, "", "</div>"])
 
     def post(self, key: str) -> str:
         """One of the five posts by its title, linked to the case study that recomputes it."""
         title, month, page = strategies.POSTS[key]
-        return f'<cite lang="zh">{title}</cite> ({month}, [computed again]({self._root}case-studies/{page}.md))'
+        up = "../" * self._current().source.count("/")  # to the top of docs/
+        again = f"[{self._said('computed again')}]({up}case-studies/{page}.md)"
+        return self._said(f'<cite lang="zh">{title}</cite> ({month}, {again})')
 
     # --- claims
 
@@ -105,7 +111,7 @@ class Effects(Bound):
         times = self._times(before, after)
         if abs(times - 1) > SAME_PACE:
             raise PageError(f"as_fast({before}, {after}): {times:.3f} times as long")
-        return "as long"
+        return self._said("as long")
 
     # --- behind them
 
@@ -132,4 +138,4 @@ class Effects(Bound):
             raise PageError(f"front matter, remedy: {missing} is missing") from None
 
     def _stem(self) -> str:
-        return self._current().source.rpartition("/")[2].removesuffix(".md")
+        return languages.split(self._current().source)[0].rpartition("/")[2].removesuffix(".md")

@@ -88,7 +88,7 @@ class Macros(Effects, Lookups):
         found = self._or_fault(job, lambda: answer.group_of(group)) if group else answer.estimate
         word = ledgers.verdict_text(found)
         self._say(f"verdict({_call(job, group=group)})", word)
-        return tables.verdict_html(found.verdict, word)
+        return tables.verdict_html(found.verdict, self._said(word))
 
     def kv(self, job: str, what: str = "tokens", digits: int = 1) -> str:
         """The capacity of a job's KV cache: `tokens`, or `sequences` of full length at once; or `gib` on each GPU."""
@@ -231,8 +231,8 @@ class Macros(Effects, Lookups):
         """For each of these jobs, behind a click: the complete command with the files that it reads, and the phases."""
         page = languages.split(self._current().source)[0].removesuffix(".md").replace("/", "-")
         tables = [commands.phases(self._recipe(job), f"{page}-{job}-phases") for job in jobs]
-        pictures = [commands.folded(table.caption, self._place(table)) if table else "" for table in tables]
-        shown = [commands.command(self._recipe(job)) for job in jobs]
+        pictures = [commands.folded(self._said(table.caption), self._place(table)) if table else "" for table in tables]
+        shown = [commands.command(self._recipe(job), self._said) for job in jobs]
         return "\n\n".join(part for both in zip(shown, pictures, strict=True) for part in both)
 
     def recipe_course(self, job: str, id: str, caption: str) -> str:

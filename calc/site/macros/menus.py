@@ -49,7 +49,7 @@ def _cite(table: Table, page: str) -> str:
     bibtex = escape(cite.bibtex(table, address)).replace("\n", "&#10;")
     return (
         f'<details class="cite" name="{table.id}"{cite.relative(address)}><summary>Cite</summary>'
-        f"<p>{escape(cite.line(table, address))}</p>"
+        f'<p translate="no">{escape(cite.line(table, address))}</p>'
         f'<pre tabindex="0" aria-label="BibTeX">{bibtex}</pre>'
         f'<p><span>Permalink to this version</span> <a href="{there}">{escape(address)}</a></p></details>'
     )

@@ -11,7 +11,7 @@ from calc.base.units import GiB
 from calc.site.tables import charts
 from calc.site.tables.charts import Bar
 from calc.site.tables.grids import Row, grid
-from calc.site.tables.pictures import LINE, Picture, box, line, text
+from calc.site.tables.pictures import LINE, Picture, box, line, lines, text
 from calc.site.tables.tables import Table
 
 # of a drawing of bars, in its units
@@ -55,8 +55,7 @@ def bars(rows: Sequence[Bars], limit: str) -> Picture:
 
 
 def _row(row: Bars, top: float) -> Iterator[str]:
-    for n, words in enumerate(row.lines):
-        yield text(0, top + 12 + LINE * n, words)
+    yield lines(0, top + 12, row.lines)
     for n, (name, b) in enumerate(row.bars):
         y = top + (THICK + 4) * n
         yield from _bar(b, y)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -52,6 +52,12 @@ def legend(keys: Iterable[Key]) -> str:
 def text(x: float, y: float, words: str, anchor: str = "start", style: str = "axis") -> str:
     """Words on a line at `y`, which start, end or have their middle at `x`."""
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def lines(x: float, y: float, words: Sequence[str]) -> str:
+    """A sentence in lines below each other, the first at `y`: one element, so that it can be said otherwise."""
+    spans = "".join(f'<tspan x="{x:.1f}" y="{y + LINE * n:.1f}">{escape(line)}</tspan>' for n, line in enumerate(words))
+    return f'<text class="axis">{spans}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, style: str) -> str:

@@ -16,6 +16,7 @@ from calc.site.faults import short
 SCHEMAS = Path(__file__).parent / "schema"
 FRONT = re.compile(r"---\n(.*?^)---[ \t]*(?:\n|\Z)", re.M | re.S)
 JOBS = ("scenarios", "recipes")
+CHANGES = ("remedy", "switch")  # the pairs of jobs before and after a change, and the settings that make it
 SPEAK = ("labels", "said")  # sentences and labels about jobs, keyed by the jobs' names
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import PurePosixPath
 
@@ -18,26 +18,29 @@ from calc.site.views.jobs import ledgers
 LANGUAGES = {".yaml": "yaml", ".json": "json", ".py": "python"}
 
 
-def command(recipe: Recipe) -> str:
-    """Markdown: the command that starts the recommended configuration and its files, folded; or why there is none."""
+def command(recipe: Recipe, say: Callable[[str], str] = str) -> str:
+    """Markdown: the command that starts the recommended configuration and its files, folded; or why there is none.
+
+    `say` puts its lines into the page's language.
+    """
     found = recipe.answer
     if found.recommended is None:
-        return f"{inline(recipes.title(recipe))}: {found.verdict}, so there is no command."
+        return inline(say(f"{recipes.title(recipe)}: {found.verdict}, so there is no command."))
     if found.launch is None:
         why = next((note for note in found.notes if note.startswith("no command")), "no command")
-        return f"{inline(recipes.title(recipe))}: {coded(why)}."
+        return coded(say(f"{recipes.title(recipe)}: {why}."))
     s = found.recommended.scenario
-    body = "\n\n".join(_blocks(found.launch))
+    body = "\n\n".join(_blocks(found.launch, say))
     inner = "\n".join(f"    {line}".rstrip() for line in body.splitlines())
     title = f"{recipes.title(recipe)}: the command, for {words.FRAMEWORKS[s.framework]} {s.framework_version}"
-    return f'??? example "{inline(title)}"\n\n{inner}\n'
+    return f'??? example "{inline(say(title))}"\n\n{inner}\n'
 
 
-def _blocks(launch: Launch) -> Iterator[str]:
-    yield _fenced("bash", "command", launch.command)
+def _blocks(launch: Launch, say: Callable[[str], str]) -> Iterator[str]:
+    yield _fenced("bash", say("command"), launch.command)
     for name, content in launch.files.items():
         yield _fenced(LANGUAGES.get(PurePosixPath(name).suffix, "text"), name, content)
-    yield f"<ul>{''.join(f'<li>{coded(note)}</li>' for note in launch.notes)}</ul>"
+    yield f"<ul>{''.join(f'<li>{coded(say(note))}</li>' for note in launch.notes)}</ul>"
 
 
 def _fenced(kind: str, name: str, content: str) -> str:

@@ -15,6 +15,7 @@ from calc.resolve.parse import parse
 from calc.scenario.scenario import SCHEMA, ScenarioError
 from calc.site.tables.tables import Cell, Column, Table
 from calc.site.text.inline import inline, within
+from calc.site.text.sources import front
 from calc.site.views.catalog import sheets
 from calc.site.views.jobs import strategies
 
@@ -23,7 +24,7 @@ def how_many(what: str) -> int:
     """The number of `remedies`, `records`, `messages`, or of another collection of the catalog."""
     found = answers.catalog()
     if what == "remedies":
-        return len([p for p in strategies.FOLDER.glob("*.md") if p.stem != "index"])
+        return sum("remedy" in front(path)[0] for path in strategies.FOLDER.glob("*.md"))
     return len(getattr(found, {"records": "measurements", "messages": "exhausted"}.get(what, what)))
 
 

@@ -63,7 +63,7 @@ def matrix(task: str, method: str, gpus: int, root: str) -> Table:
         columns,
         rows,
         TASKS[task].assumptions,
-        escape(differs(task, job, rungs)),
+        differs(task, job, rungs),
         legend=LEGEND,
         versions=answers.versions(),
         data={
@@ -104,14 +104,13 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def differs(task: str, job: Mapping[str, Any], rungs: Sequence[Rung]) -> str:
-    """The settings of a matrix's cells that the calculator does not have by itself, in a sentence."""
+    """The settings of a matrix's cells that the calculator does not have by itself, in a sentence of HTML."""
     own, given = advice.JOBS[task], _plain(job)
     others = [f"{name} {given[name]} (not {own[name]})" for name in given if name in own and own[name] != job[name]]
     fixed = [f"{name} {value}" for name, value in given.items() if name not in (*own, "task", "gpus")]
     named = ", and what the cell names" if any(rung.fields for rung in rungs) else ""
-    return (
-        f"A cell opens the calculator with its job, and not with its defaults: {', '.join([*others, *fixed])}{named}."
-    )
+    settings = ", ".join(f"<code>{escape(setting)}</code>" for setting in [*others, *fixed])
+    return f"A cell opens the calculator with its job, and not with its defaults: {settings}{named}."
 
 
 def _title(card: GPU) -> str:

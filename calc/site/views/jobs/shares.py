@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from calc.answers import answers
@@ -89,9 +90,9 @@ def _panel(label: str, b: Bar, ranks: int, left: float, top: float) -> Iterator[
     yield text(left, TOP + DEEP - high - 6, f"{b.total / GiB:.1f} each", style="name total")
     if b.limit:
         yield line(left - 4, TOP + DEEP - DEEP * b.limit / top, wide, 0, "limit")
-    name, _, more = label.partition(", ")
+    name, *more = re.split(", |，", label, maxsplit=1)
     yield text(left, TOP + DEEP + 16, name, style="heading")
-    yield text(left, TOP + DEEP + 32, more)
+    yield text(left, TOP + DEEP + 32, "".join(more))
 
 
 def _grid(top: float, right: float) -> Iterator[str]:
