@@ -52,9 +52,10 @@ def test_twice_the_samples_take_twice_the_hours() -> None:
 def test_all_bars_have_one_scale_and_each_card_its_own_limit() -> None:
     shown = sides.table([compare._side(one) for one in (HERE, THERE)], 1, "x", "x")
     alone = sides.table([compare._side(THERE)], 1, "x", "x")
-    bars = [row[2].html for row in shown.rows]
-    assert bars[1] != alone.rows[0][2].html  # drawn against the larger card
-    assert all('<i class="p' in bar for bar in bars)
+    bars = [row[2].bar for row in shown.rows]
+    assert all(bars) and len({bar.scale for bar in bars if bar}) == 1
+    assert bars[1] != alone.rows[0][2].bar  # drawn against the larger card
+    assert [bar.limit for bar in bars if bar] == [load().gpu(gpu).usable_bytes for gpu in ("h100-sxm", "rtx4090")]
 
 
 def test_a_job_that_cannot_run_is_a_row_that_says_why() -> None:

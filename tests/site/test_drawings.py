@@ -76,7 +76,7 @@ def test_a_chart_can_be_taken_with_its_words_source_and_versions(kind: str) -> N
     files = exports.twins(table, "page.html")
     root = ElementTree.fromstring(str(files["svg"]))
     written = " ".join("".join(text.itertext()) for text in root.iter(f"{NAMESPACE}text"))
-    for words in (table.caption, cite.edition(table), cite.LICENCE, f"page.html#{table.id}"):
+    for words in (table.caption, cite.edition(table.versions), cite.LICENCE, f"page.html#{table.id}"):
         assert words in re.sub(r"\s+", " ", written), words
     alone = root.find(f"{NAMESPACE}desc")
     picture = drawn.of(table)

@@ -16,7 +16,7 @@ FOUND = [
     ("OOM", "case-studies/index.html"),
     ("CUDA out of memory", "case-studies/index.html"),
     ("显存", "zh/"),
-    ("R1-Distill", "models/llama-3.1-"),
+    ("R1-Distill", "models/"),
     ("DeepSeek-R1-Distill-Qwen-7B", "models/qwen2.5-7b.html"),
     ("VRAM", "index.html"),
     ("ZeRO3", "strategies/zero-stages.html"),

@@ -163,10 +163,11 @@ def _row(remedy: Remedy, before: int, host: bool, one: int, d: Diagnosis, catalo
     after = remedy.estimate.host_peak if host else remedy.peak
     lines = diff(d.job, remedy, d.reading, catalog)
     scenario = remedy.estimate.scenario.as_dict()
-    names, code = " and ".join(remedy.names), "".join(f"<br><code>{escape(line)}</code>" for line in lines)
+    names = " and ".join(remedy.names) + (": " if lines else "")
+    code = "; ".join(f"<br><code>{escape(line)}</code>" for line in lines)
     word = WORDS[remedy.estimate.verdict]
     return (
-        Cell(f"{names}: {'; '.join(lines)}", f"{escape(names)}{code}"),
+        Cell(f"{names}{'; '.join(lines)}", f"{escape(names)}{code}"),
         Cell(word, verdict_html(remedy.estimate.verdict)),
         Cell(before / one),
         Cell(after / one, exact=after, scenario=scenario),

@@ -24,7 +24,8 @@ from calc.site.views.fit.lookup import cell, key
 STEPS = 10
 # From the newest on, by the year in which cards of it could first be bought. One that is not listed is newer.
 ARCHITECTURES = (
-    "Blackwell", "CDNA 3", "Hopper", "Ada Lovelace", "Da Vinci", "CDNA 2", "Ampere", "Turing", "Volta", "Pascal",
+    "CDNA 4", "Blackwell", "CDNA 3", "Hopper", "Ada Lovelace", "Da Vinci", "CDNA 2", "Ampere", "Turing", "Volta",
+    "Pascal",
 )  # fmt: skip
 # The limits between the choices of a filter: GB of a card as it is sold, billions of parameters.
 MEMORY, SIZE = (24, 48, 80), (2, 10, 40)
