@@ -143,10 +143,6 @@ def _settings(found: Reading, text: str, lines: list[pasted.Line], catalog: Cata
     said, ignored = _fields(own, kind, project)
     accumulation = said.pop("accumulation", None)
     found.fields = said
-    for name, value in trainer.HABITS.get(project, {}).items():
-        adapts = said.get("method") in ("lora", "qlora")
-        if name not in said and (adapts or not name.startswith("lora.")):
-            _assume(found, name, value, f"{project}'s default")
     found.variables = dict(own.variables)
     found.unread = own.left(ignored)
     _batch(found, accumulation)

@@ -8,7 +8,7 @@ from typing import Any
 
 from calc.base.schema import InputError
 from calc.catalog.catalog import Catalog
-from calc.diagnose import openrlhf, trainer
+from calc.diagnose import openrlhf
 from calc.diagnose.job import Job
 from calc.diagnose.reading import Reading
 from calc.diagnose.remedies import Remedy
@@ -18,30 +18,11 @@ from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 
 SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-# Settings as the projects built on Transformers' Trainer write them: a flag, or a line of their YAML.
-PROJECTS: Mapping[str, Mapping[str, str]] = {
-    trainer.LLAMAFACTORY: {
-        "micro_batch": "per_device_train_batch_size: {}", "seq_len": "cutoff_len: {}", "attention": "flash_attn: fa2",
-        "method": "finetuning_type: lora", "qlora": "quantization_bit: 4", "loss": "enable_liger_kernel: true",
-        "optimizer": "optim: {}", "checkpointing": "disable_gradient_checkpointing: false",
-        "precision": "pure_bf16: true", "accumulation": "gradient_accumulation_steps: {}",
-    },
-    trainer.AXOLOTL: {
-        "micro_batch": "micro_batch_size: {}", "seq_len": "sequence_len: {}", "attention": "flash_attention: true",
-        "method": "adapter: lora", "qlora": "load_in_4bit: true", "optimizer": "optimizer: {}",
-        "checkpointing": "gradient_checkpointing: true", "accumulation": "gradient_accumulation_steps: {}",
-    },
-    trainer.SWIFT: {
-        "micro_batch": "--per_device_train_batch_size {}", "seq_len": "--max_length {}",
-        "attention": "--attn_impl flash_attn", "method": "--train_type lora", "qlora": "--quant_bits 4",
-        "loss": "--use_liger_kernel true", "optimizer": "--optim {}",
-        "checkpointing": "--gradient_checkpointing true", "accumulation": "--gradient_accumulation_steps {}",
-    },
-    "": {
-        "micro_batch": "--per_device_train_batch_size {}", "attention": "--attn_implementation flash_attention_2",
-        "loss": "--use_liger_kernel True", "optimizer": "--optim {}", "checkpointing": "--gradient_checkpointing True",
-        "accumulation": "--gradient_accumulation_steps {}",
-    },
+# Settings as Transformers' Trainer has them, which has no command of its own.
+TRAINER: Mapping[str, str] = {
+    "micro_batch": "--per_device_train_batch_size {}", "attention": "--attn_implementation flash_attention_2",
+    "loss": "--use_liger_kernel True", "optimizer": "--optim {}", "checkpointing": "--gradient_checkpointing True",
+    "accumulation": "--gradient_accumulation_steps {}",
 }  # fmt: skip
 # A file of DeepSpeed or accelerate, in every project.
 FILES: Mapping[str, str] = {
@@ -60,9 +41,8 @@ def diff(job: Job, remedy: Remedy, reading: Reading, catalog: Catalog) -> list[s
             found = [_older(line) for line in found]
         if found:
             return found
-    named = PROJECTS.get(reading.project) if reading.flags or reading.fields.get("trainer") == "transformers" else None
-    if named is not None and job.scenario.framework == "torch":
-        return list(_named(named, job.scenario, remedy))
+    if job.scenario.trainer == "transformers" and job.scenario.framework == "torch":
+        return list(_named(TRAINER, job.scenario, remedy))
     return [f"{name}: {_value(value)}" for name, value in remedy.changes.items() if value is not None]
 
 

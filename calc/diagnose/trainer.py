@@ -1,7 +1,7 @@
 """Commands and files of Transformers' Trainer read back as fields of a scenario: TRL's, and what is built like it.
 
 TRL's are the inverse of `calc/launch/trl.py`, with the files for accelerate and DeepSpeed beside the command. Names of
-LLaMA-Factory, Axolotl and ms-swift are read where they mean the same; these run as plain Transformers.
+LLaMA-Factory, Axolotl and ms-swift are read where they mean the same.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ PROGRAMS: tuple[tuple[str, str], ...] = (
     (r"\brun_clm\w*\.py|\bpretrain", "pretrain"),
 )
 LLAMAFACTORY, AXOLOTL, SWIFT = "LLaMA-Factory", "Axolotl", "ms-swift"
-# What a project sets unless it is told otherwise: LLaMA-Factory's hparams/model_args.py and finetuning_args.py,
-# ms-swift's arguments/tuner_args.py and train_args.py.
-HABITS: Mapping[str, Mapping[str, Any]] = {
-    LLAMAFACTORY: {"checkpointing": "full", "lora.rank": 8, "lora.targets": "all-linear", "lora.dropout": 0},
-    SWIFT: {"checkpointing": "full", "lora.rank": 8, "lora.targets": "all-linear", "lora.dropout": 0.05},
-}
+TRAINERS = {LLAMAFACTORY: "llamafactory", AXOLOTL: "axolotl", SWIFT: "ms-swift"}
 STAGES = {"sft": "sft", "pt": "pretrain", "rm": "rm", "dpo": "dpo", "reward": "rm"}
 TRL = re.compile(r"\btrl\b|(?:^|/|\s)(?:sft|dpo|grpo|reward_modeling|orpo|kto)\w*\.py|trl/")
 IGNORED = re.compile(
@@ -88,7 +83,7 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
     trl = project == "trl"
     found: dict[str, Any] = {
         "framework": "trl" if trl or task == "grpo" else "torch",
-        "trainer": None if trl or task == "grpo" else "transformers",
+        "trainer": None if trl or task == "grpo" else TRAINERS.get(project, "transformers"),
         "task": task,
         "model": flags.text(*MODEL),
         "gpus": _gpus(flags),

@@ -190,12 +190,12 @@ YAML: dict[str, dict[str, Any]] = {
     "model_name_or_path: meta-llama/Meta-Llama-3-8B\nstage: sft\nfinetuning_type: lora\nlora_rank: 16\n"
     "cutoff_len: 2048\nper_device_train_batch_size: 2\ndeepspeed: ds_z3_config.json": {
         "model": "llama-3-8b", "task": "sft", "method": "lora", "lora.rank": 16, "seq_len": 2048, "micro_batch": 2,
-        "sharding": "zero3", "checkpointing": "full",
+        "sharding": "zero3", "trainer": "llamafactory",
     },
     "base_model: mistralai/Mistral-7B-v0.1\nadapter: qlora\nsequence_len: 4096\nsample_packing: true\n"
     "micro_batch_size: 2\ngradient_checkpointing: true\nflash_attention: true\nload_in_4bit: true": {
         "model": "mistral-7b-v0.1", "method": "qlora", "seq_len": 4096, "packing": True, "checkpointing": "full",
-        "attention": "flash",
+        "attention": "flash", "trainer": "axolotl",
     },
 }  # fmt: skip
 

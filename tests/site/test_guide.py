@@ -9,6 +9,7 @@ import pytest
 from sites import command, tiny
 
 from calc.site.build import guide
+from calc.site.macros import rendered
 from calc.site.macros.rendered import Pages, Rendered
 
 PAGE = Rendered("# A page", {"figures": {"<figure>": "<table>"}})
@@ -21,7 +22,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     monkeypatch.setattr(guide, "ROOT", tmp_path)
-    monkeypatch.setattr(guide, "FILE", tmp_path / "build/guide")
+    monkeypatch.setattr(guide, "FILE", tmp_path / "build/pages")
     made = Pages(tmp_path / "docs")
     made.found["index.md"] = PAGE
     guide.Guide(made, tmp_path / "build/data").keep()
@@ -49,13 +50,20 @@ def test_where_nothing_changed_the_pages_are_those_of_the_last_build(project: Pa
         lambda p: (p / "build/data/t.csv").write_text("other"),
         lambda p: (p / "build/data/t.csv").unlink(),
         lambda p: (p / "build/data/u.csv").write_text("more"),
-        lambda p: (p / "build/guide").write_bytes((p / "build/guide").read_bytes()[:-1] + b"x"),
-        lambda p: (p / "build/guide").unlink(),
+        lambda p: (p / "build/pages").write_bytes((p / "build/pages").read_bytes()[:-1] + b"x"),
+        lambda p: (p / "build/pages").unlink(),
     ],
     ids=["page", "code", "gpu", "name", "packages", "data", "no-data", "more-data", "damaged", "none"],
 )
 def test_whatever_changed_they_are_rendered_anew(project: Path, change: Callable[[Path], object]) -> None:
     change(project)
+    assert recalled(project) == {}
+
+
+def test_pages_kept_by_another_calc_are_not_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its classes may have been elsewhere: to read them would fail."""
+    (project / "calc/a.py").write_text("moved")
+    monkeypatch.delattr(rendered, "Rendered")
     assert recalled(project) == {}
 
 

@@ -14,7 +14,7 @@ from calc.answers.kept import checked, of_files, sealed
 from calc.base.project import ROOT
 from calc.site.macros.rendered import Pages
 
-FILE = ROOT / "build" / "guide"
+FILE = ROOT / "build" / "pages"
 # The inputs of macros: code and data, prose, the colours of drawings, and the versions of the packages that write.
 FOLDERS = ("calc", "docs", "hardware", "models", "measurements", "requirements")
 KINDS = (".css", ".json", ".jsonl", ".md", ".py", ".txt", ".yaml")
@@ -35,16 +35,16 @@ class Guide:
             text = checked(FILE.read_bytes())
         except OSError:
             return False
-        inputs, contents, found = pickle.loads(text) if text else ("", "", {})  # our own file
+        inputs, contents, found = pickle.loads(text) if text else ("", "", b"")  # our own file
         if inputs != self._inputs or contents != self._contents():
             return False
-        self._pages.found.update(found)
+        self._pages.found.update(pickle.loads(found))  # by now: another calc has perhaps no such class
         return True
 
     def keep(self) -> None:
         """Keeps all rendered pages, with a hash of the data that was written beside them."""
-        kept = (self._inputs, self._contents(), self._pages.found)
-        FILE.write_bytes(sealed(pickle.dumps(kept, pickle.HIGHEST_PROTOCOL)))
+        found = pickle.dumps(self._pages.found, pickle.HIGHEST_PROTOCOL)
+        FILE.write_bytes(sealed(pickle.dumps((self._inputs, self._contents(), found), pickle.HIGHEST_PROTOCOL)))
 
     def _contents(self) -> str:
         return of_files(self._data, self._data.rglob("*"))

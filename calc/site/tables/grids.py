@@ -29,7 +29,7 @@ class Row(NamedTuple):
 def grid(rows: Sequence[Row], columns: Sequence[str]) -> Picture:
     """The grid of `rows`, with slanted labels over its columns."""
     left = 12 + 1.08 * LETTER * max(len(row.label) for row in rows)
-    top = 14 + UP * 0.9 * LETTER * max(len(words) for words in columns)
+    top = 14 + UP * 1.08 * LETTER * max(len(words) for words in columns)
     widest = max(left + SIDE * (n + 1) + ACROSS * LETTER * len(words) for n, words in enumerate(columns))
     marks = {verdict: "" for verdict in WORDS}
     for y, row in enumerate(rows):
