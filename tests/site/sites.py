@@ -144,6 +144,7 @@ description: 一个任务、一个数字和一张表，都在构建网站时由�
 
 [[ phases_table("job", id="job-phases", caption="按阶段的显存") ]]
 """,
+    "docs/compare.md": "---\ndescription: Jobs side by side.\n---\n\n# Compare\n",  # to which pages of cards lead
     "docs/hardware/index.md": """---
 description: All of the cards.
 ---

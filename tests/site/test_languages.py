@@ -33,7 +33,7 @@ def test_a_translation_has_the_numbers_and_tables_of_its_original(tmp_path: Path
     peaks = [re.search(r"([\d.]+)(?:&nbsp;|\xa0)(?:<abbr[^>]*>)?GiB", page) for page in (english, chinese)]
     assert peaks[0] and peaks[1] and peaks[0][1] == peaks[1][1]
     rows = [re.findall(r"<tbody>.*?</tbody>", page) for page in (english, chinese)]
-    numbers = [re.findall(r"\d[\d.,]*", re.sub("<[^>]*>", " ", "".join(found))) for found in rows]
+    numbers = [re.findall(r"\d+(?:[.,]\d+)*", re.sub("<[^>]*>", " ", "".join(found))) for found in rows]
     assert numbers[0] == numbers[1] != []
     assert "加载" in rows[1][0]
     assert "按阶段的显存" in chinese
