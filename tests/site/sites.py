@@ -155,7 +155,6 @@ description: All of the cards.
 [[ node_sources_table() ]]
 """,
     "docs/models/index.md": "---\ndescription: All of the models.\n---\n# Models\n\n[[ models_table() ]]\n",
-    "docs/compare.md": "---\ndescription: Jobs side by side.\n---\n# Compare\n\nNone so far.\n",
     "docs/changelog.md": "---\ndescription: What moved, and when.\n---\n# Changelog\n\n[[ changelog() ]]\n",
     "docs/validation.md": "---\ndescription: What the verdicts rest on.\n---\n# Validation\n\n[[ odds_tables() ]]\n",
 }
