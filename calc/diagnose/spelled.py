@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.base.schema import InputError
 from calc.catalog.catalog import Catalog
 from calc.diagnose import openrlhf
@@ -95,7 +96,8 @@ def _named(names: Mapping[str, str], s: Scenario, remedy: Remedy) -> Iterator[st
         elif place == "method" and value == "qlora" and "qlora" in names:
             yield from (names["method"], names["qlora"])
         elif place in names:
-            yield names[place].format({"adamw-8bit": "adamw_bnb_8bit"}.get(str(value), value))
+            optims = OPTIMIZERS[value].spelled.trl.values() if place == "optimizer" else ()
+            yield names[place].format(next((each.optim for each in optims), value))
         elif value is not None:
             yield f"{place}: {_value(value)}"
     if after.accumulation != s.accumulation and "accumulation" in names:

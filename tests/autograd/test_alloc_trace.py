@@ -107,8 +107,8 @@ def test_a_layer_keeps_and_takes_what_its_tape_says(model: str, run: dict[str, A
 def test_the_most_that_a_script_takes_is_the_largest_closed_form(setting: dict[str, Any]) -> None:
     """In each kind of layer of each family, for both are folds of the same turns; a script's sizes are whole bytes.
 
-    Two exceptions. DeepSeek's attention around a ring writes its log-sum-exp when its temporaries have gone, less than
-    a thousandth, and the closed form adds up all that an operation has. An adapter beside the down projection of an MLP
+    Two exceptions. Attention around a ring writes its log-sum-exp when its temporaries have gone, less than two
+    thousandths, and the closed form adds up all that an operation has. An adapter beside the down projection of an MLP
     without a gate: autograd adds both gradients of the wide input in a third tensor, which no operation's instant has.
     """
     for name, run, spec in layers(**setting):
@@ -116,9 +116,9 @@ def test_the_most_that_a_script_takes_is_the_largest_closed_form(setting: dict[s
         segment, writer = Segment(tape, dims), Writer(tape, dims, TOKENS, LENGTH, 2)
         alive = {INPUT: in_bytes(writer.lifetimes.input.size, dims, TOKENS, LENGTH)}
         forward, backward = writer.forward(), writer.backward()
-        rounding, ring = 3 * len(tape.ops), setting.get("exchange") == "ring" and run.arch.mla
+        rounding, ring = 3 * len(tape.ops), setting.get("exchange") == "ring"
         most, _ = follow(forward, alive)
-        assert most == pytest.approx(largest(segment.forward), rel=1e-3 if ring else 0, abs=rounding), name
+        assert most == pytest.approx(largest(segment.forward), rel=2e-3 if ring else 0, abs=rounding), name
         alive[GIVEN] = alive.pop(forward.out)
         most, _ = follow(backward, alive)
         third = 0.25 if run.adapter and not run.arch.gated else 0

@@ -74,10 +74,11 @@ def test_numbers_that_a_step_moves(name: str, fused: int, foreach: int) -> None:
 
 def test_readers_ask_the_row_and_compare_no_name() -> None:
     """What follows from an optimizer is said once: else the next one would be forgotten somewhere. The rungs of a
-    recommendation choose some by name; a default is the framework's."""
+    recommendation and a remedy choose some by name; a default is the framework's."""
     names = re.compile("|".join(f'"{name}"' for name in TRAINS if name != USUAL))
     compared = re.compile(rf'[!=]= "{USUAL}"|\.(?:starts|ends)with\("(?:{USUAL}|8bit)')
     allowed = {CALC / "base" / "optimizers.py", CALC / "recommend" / "space.py"}
+    allowed |= {CALC / "diagnose" / "remedies.py"}
     allowed |= {*(CALC / "frameworks" / "torch" / "trainers").glob("*.py")}  # tables of their defaults
     texts = {path: path.read_text("utf-8") for path in CALC.rglob("*.py") if path not in allowed}
     assert [path.name for path, text in texts.items() if names.search(text) or compared.search(text)] == []

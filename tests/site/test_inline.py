@@ -123,7 +123,11 @@ def test_no_part_of_a_page_comes_from_data(tmp_path: Path) -> None:
     for name, page in pages.items():
         for tag, attribute, value in page.markup:
             assert "planted" not in f"{tag}{attribute}", (name, tag, attribute)
-            assert attribute in ("href", "id", "title", "aria-label", "content", "value"), (name, tag, attribute)
+            assert attribute in ("href", "id", "title", "aria-label", "content", "value", "data-family"), (
+                name,
+                tag,
+                attribute,
+            )
             assert value.startswith(("https://planted.dev/", "#")) or attribute != "href", (name, value)
         assert not [around for around, _ in page.found if {"em", "strong", "style", "cite"} & {*around}], name
         for text in page.of("script"):

@@ -42,6 +42,8 @@ def test_csv_equals_json_in_every_table(site: Path) -> None:
 def test_the_page_shows_what_the_json_holds_in_every_table(site: Path) -> None:
     on_pages: dict[str, list[list[str]]] = {}
     for page in site.rglob("*.html"):
+        if "zh" in page.relative_to(site).parts:
+            continue  # the same tables, in Chinese words
         on_pages |= Figures(page.read_text("utf-8")).found
     found = tables(site)
     assert on_pages.keys() == found.keys()

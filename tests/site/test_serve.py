@@ -166,7 +166,7 @@ def test_changes_of_data_code_and_prose_reach_every_page_that_shows_them(served:
     served.wait("hardware/gpus/newcard.html", "New Card")
     assert "New Card" in served.get("data/tables/gpus-overview.csv")
     served.edit("calc/site/views/jobs/ledgers.py", '"Peak at"', '"Highest at"')
-    served.wait("index.html", "Highest moment")
+    served.wait("index.html", "Highest at")
     served.edit("docs/index.md", "# A job {", "# Will it fit now? {")
     served.wait("index.html", "Will it fit now?")
 
