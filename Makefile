@@ -8,7 +8,7 @@ NPM := $(VENV)/bin/npm ci --ignore-scripts --no-audit --no-fund --silent
 # The tracer's packages stand apart: PyTorch, which nothing else here needs.
 TRACE := $(VENV)/trace
 
-.PHONY: site engines release publish ids test fuzz look mutate trace trace-check serve check-catalog diff lock audit versions browser clean
+.PHONY: site engines release publish ids readable test fuzz look mutate trace trace-check serve check-catalog diff lock audit versions browser clean
 
 site: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site build site $(if $(ENGINE),--engine $(ENGINE))
@@ -25,6 +25,11 @@ serve: $(VENV)/.site node_modules/.site
 # Lists the tables that the last build published for the first time: from then on a build without one of them fails.
 ids: $(VENV)/.site
 	@$(PY) -m calc.site ids
+
+# Long and passive sentences of the pages, and their first ones: a list to look at. ONLY=method takes pages with that in
+# their path.
+readable: $(VENV)/.site
+	@$(PY) -m calc.site readable $(ONLY)
 
 check-catalog: $(VENV)/.site
 	@$(PY) -m calc check

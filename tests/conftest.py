@@ -11,11 +11,11 @@ from collections.abc import Callable
 import pytest
 from commands import Run
 from hypothesis import HealthCheck, settings
-from sharing import once
+from sharing import alone, once
 
 from calc.__main__ import main
 from calc.accuracy import calibration, largest_size
-from calc.accuracy.residuals import Residual, residual
+from calc.accuracy.residuals import Residual
 from calc.catalog.catalog import load
 from calc.site.views.accuracy import accuracy
 
@@ -45,10 +45,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="session")
 def residuals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Residual, ...]:
     """How far the estimate of each record that can be compared lies off."""
-    catalog = load()
-    return once(
-        tmp_path_factory, "residuals", lambda: tuple(residual(r, catalog) for r in accuracy.comparable(catalog))
-    )
+    with alone(tmp_path_factory, "residuals"):
+        return accuracy.residuals()
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,16 @@ def pow2(n: float) -> float:
     return 2.0 ** ceil(log2(n)) if n > 0 else 0.0
 
 
+def pin(n: float, t: float) -> float:
+    """A block of pinned memory where those above `t` bytes are not rounded."""
+    return n if n > t else pow2(n)
+
+
 def evaluate(formula: str, values: Mapping[str, Any]) -> float:
     """`formula` with its values put in; NameError for a symbol that has none."""
-    return float(eval(formula.replace("·", "*"), {"__builtins__": {}, "min": min, "pow2": pow2}, dict(values)))
+    return float(
+        eval(formula.replace("·", "*"), {"__builtins__": {}, "min": min, "pin": pin, "pow2": pow2}, dict(values))
+    )
 
 
 def holds(phase: Mapping[str, Any], printed: float | None = 0) -> None:

@@ -20,7 +20,7 @@ from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
 from calc.scenario.words import RL as TASKS_OF_RL
 from calc.scenario.words import ROLES, TRAINED_ROLES
 
-TASKS = ("pretrain", "sft", "rm", "dpo")
+TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo")
 RL = {
     "torch": ("ppo", "grpo", "reinforce++"),
     "openrlhf": ("ppo", "grpo", "reinforce++"),
@@ -43,8 +43,9 @@ OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
     "grad_dtype": st.sampled_from(("bf16", "fp32")),
     "no_sync": st.booleans(),
     "checkpointing": st.sampled_from(("none", "full")),
+    "reentrant": st.booleans(),
     "attention": st.sampled_from(("flash", "sdpa", "eager")),
-    "loss": st.sampled_from(("full", "chunked", "fused")),
+    "loss": st.sampled_from(("full", "chunked", "fused", "cut")),
     "logprob": st.sampled_from(("log-softmax-fp32", "selective", "logsumexp")),
     "packing": st.booleans(),
     "lora.rank": st.integers(1, 256),
@@ -294,7 +295,7 @@ def value(place: str, node: Mapping[str, Any], sofar: Scenario) -> st.SearchStra
         return NAMED[name]
     if "enum" in node:
         return st.sampled_from(node["enum"])
-    if node["type"] == "boolean":
+    if "boolean" in node["type"]:
         return st.booleans()
     if "minimum" in node:
         return st.sampled_from([node["minimum"] * 2**n for n in range(5)])

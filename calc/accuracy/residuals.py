@@ -69,9 +69,9 @@ class Allocator(NamedTuple):
 class Residual:
     """A record's memory in bytes as estimated and as measured, and whether the job ran.
 
-    `predicted` is a peak of the allocator, `low` to `high` the range of what the metric counts. `measured` is 0 for a
-    mere verdict; `most` is the largest value that the source may mean by its number. `phases` and `components` come
-    from a trace, `allocator` from a measured job.
+    `predicted` is a peak of the allocator, `counted` the estimate of what the metric counts, `low` to `high` its range.
+    `measured` is 0 for a mere verdict; `most` is the largest value that the source may mean by its number. `phases` and
+    `components` come from a trace, `allocator` from a measured job.
     """
 
     id: str
@@ -83,6 +83,7 @@ class Residual:
     kind: str  # the record's class
     metric: str
     predicted: int
+    counted: int
     low: int
     high: int
     measured: int
@@ -161,6 +162,7 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
         kind=record["class"],
         metric=metric,
         predicted=predicted,
+        counted=counted(e, metric) if metric in RANGES else predicted,
         low=low,
         high=high,
         measured=measured,
@@ -283,6 +285,12 @@ def held(s: Scenario, moment: str, catalog: Catalog) -> int:
 
 def _allocated(lines: Iterable[Line], left_out: frozenset[str]) -> int:
     return sum(line.bytes for line in lines if line.allocated and line.component not in left_out)
+
+
+def counted(e: Estimate, metric: str) -> int:
+    """The bytes of which `reach` is the range; a tool that is not named is taken to count all of the process."""
+    moment = max(e.groups, key=lambda g: g.peak.moment.device_bytes).peak.moment
+    return moment.allocated_bytes + moment.held_back if metric == "reserved" else moment.device_bytes
 
 
 def reach(e: Estimate, metric: str) -> tuple[int, int]:

@@ -139,7 +139,7 @@ def _lacks(m: Miss) -> str:
 PENDING = nothing("asked anew by make site, not by the preview")
 SHARDINGS: Mapping[Sharding, str] = {
     "none": "", "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp1": "FSDP",
-    "fsdp2": "FSDP2",
+    "fsdp2": "FSDP2", "megatron": "Megatron",
 }  # fmt: skip
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 
@@ -148,10 +148,18 @@ def words(best: Configuration) -> str:
     """A configuration in a few words: method, sharding, degrees, memory savings, batches and response generation."""
     s = best.scenario
     facts = OPTIMIZERS[s.optimizer]
-    moved = [word for word, on in (("optimizer", s.offload.optimizer), ("weights", s.offload.parameters)) if on]
+    moved = [
+        word
+        for word, on in (
+            ("optimizer", s.offload.optimizer),
+            ("weights", s.offload.parameters),
+            ("checkpoints", s.offload.activations),
+        )
+        if on
+    ]
     frozen = [n for n in s.roles if (own := s.role(n)) and own.offload.parameters and not s.offload.parameters]
     parts = [
-        METHODS[s.method] + (f", 8-bit {facts.label}" if facts.eight_bit else ""),
+        METHODS[s.method] + (f", {facts.bits}-bit {facts.label}" if facts.eight_bit else ""),
         SHARDINGS[s.sharding],
         *degrees(s),
         f"{' and '.join([*moved, *frozen])} offloaded" if moved or frozen else "",

@@ -35,10 +35,11 @@ ATTENTION: Mapping[Attention, str] = {
 }
 SHARDINGS: Mapping[Sharding, str] = {
     "none": "not sharded", "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3",
-    "fsdp1": "FSDP1", "fsdp2": "FSDP2",
+    "fsdp1": "FSDP1", "fsdp2": "FSDP2", "megatron": "Megatron",
 }  # fmt: skip
 TASKS = {
-    "sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO",
+    "sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "kto": "KTO", "orpo": "ORPO",
+    "simpo": "SimPO", "ppo": "PPO", "grpo": "GRPO",
     "reinforce++": "REINFORCE++",
 }  # fmt: skip
 
@@ -52,6 +53,23 @@ def refusal(message: str) -> str:
     """The field and value that a framework refuses, taken from a parser's message; "" if it names no field."""
     given = _REFUSED.search(message)
     return f"{given['field']} {given['value'].replace(chr(39), '')}" if given else ""
+
+
+# A refusal of `calc.engines.vllm`, and the same for readers.
+_UNSTARTED = tuple((re.compile(pattern), said) for pattern, said in (
+    (r".*vLLM finds (.+) free on startup, less than the (.+) it is to use", r"it asks for \2 and finds \1 free"),
+    (r".*: given (.+), allowed: more; .*no available memory.*", r"its share of \1 leaves no room for a KV cache"),
+    (
+        r".*: given (.+), allowed: more; .*max seq len \((\d+)\) is larger than the (\d+) tokens.*",
+        r"its share of \1 leaves a KV cache of \3 tokens, less than one sequence of \2",
+    ),
+    (r".*parallel: given (\d+), .* multiple of (\d+) key/value heads", r"\1 GPUs cannot share \2 key/value heads"),
+))  # fmt: skip
+
+
+def unstarted(reason: str) -> str:
+    """The reason why vLLM does not start, in words; one that is not known stays as it is."""
+    return next((p.sub(said, reason) for p, said in _UNSTARTED if p.fullmatch(reason)), reason)
 
 
 def kind(task: str, method: str, sharding: Sharding) -> tuple[str, str, str]:
@@ -80,7 +98,12 @@ def describe(answer: Answer) -> str:
     """A job in one line: the assumptions behind the numbers of its tables."""
     s = answer.scenario
     names = {found.id: found.name for found in answers.catalog().models.values()}
-    kept = [what for what, off in (("weights", s.offload.parameters), ("optimizer", s.offload.optimizer)) if off]
+    moved = (
+        ("weights", s.offload.parameters),
+        ("optimizer", s.offload.optimizer),
+        ("checkpoints", s.offload.activations),
+    )
+    kept = [what for what, off in moved if off]
     parts = [
         model(s.model),
         task(s.task) + ("" if s.method == "full" else f", {_method(s)}"),
@@ -91,6 +114,8 @@ def describe(answer: Answer) -> str:
         PRECISIONS.get(s.precision, s.precision),
         ATTENTION[s.attention],
         checkpointing(s.checkpointing),
+        *(["Liger's kernels"] if s.kernels == "liger" else []),
+        *(["parameters step in backward"] if s.optimizer_in_backward else []),
         *segments(s),
         lengths(s),
         batched(s) + (", in pairs" if s.task in PAIRED else ""),
@@ -112,7 +137,7 @@ def settings(s: Scenario) -> list[str]:
     """The settings of a configuration, one part each, in the order in which a reader decides on them."""
     facts = OPTIMIZERS[s.optimizer]
     parts = [
-        _method(s) + (f", {facts.label} in 8 bits" if facts.eight_bit else ""),
+        _method(s) + (f", {facts.label}{facts.in_bits}" if facts.eight_bit else ""),
         SHARDINGS[s.sharding] if s.gpus > 1 else "one GPU",
         *degrees(s),
         batched(s),
@@ -143,7 +168,12 @@ def _groups(s: Scenario) -> dict[str, int]:
 
 def _offloaded(s: Scenario) -> str:
     frozen = [name for name in ("reference", "reward") if (own := s.role(name)) and own.offload.parameters]
-    names = ["optimizer"] * s.offload.optimizer + ["weights"] * s.offload.parameters + frozen
+    names = (
+        ["optimizer"] * s.offload.optimizer
+        + ["weights"] * s.offload.parameters
+        + ["checkpoints"] * s.offload.activations
+        + frozen
+    )
     *most, last = names or ["nothing"]
     return f"{', '.join(most)} and {last} in host memory" if most else f"{last} in host memory"
 
@@ -151,7 +181,7 @@ def _offloaded(s: Scenario) -> str:
 def lacks(miss: Miss) -> str:
     """The reason why a configuration does not fit, in words."""
     if miss.where == "vllm":
-        return f"does not start vLLM: {miss.reason}"
+        return f"does not start vLLM: {unstarted(miss.reason)}"
     assert miss.shortfall is not None
     if miss.where == "host":
         return f"lacks {gb(miss.shortfall)} of host memory in {miss.phase}"

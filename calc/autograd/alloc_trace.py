@@ -161,8 +161,9 @@ class Writer:
 
     def _free(self, storages: Iterable[Tensor]) -> None:
         """Frees those of the `storages` that are blocks of the piece and still there."""
+        others = self.lifetimes.given if self.lifetimes.tape.received else None
         for t in storages:
-            if t in self.alive:
+            if t in self.alive and t is not others:
                 self.alive.remove(t)
                 slot = self._slot(t)
                 self.steps += [(slot + n, 0) for n in range(self.rows if t.apart else 1)]

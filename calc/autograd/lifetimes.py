@@ -53,7 +53,11 @@ class Pass(NamedTuple):
 
 
 class Lifetimes:
-    """The passes over a tape."""
+    """The passes over a tape.
+
+    Reentrant checkpointing runs a piece again to its end, and the piece's backward within its own: the output stays
+    until then, and so does its gradient, an argument (torch 2.13 `utils/checkpoint.py`, `CheckpointFunction`).
+    """
 
     def __init__(self, tape: Tape) -> None:
         """Takes a tape with at least one operation that has an input: the first such input is the piece's."""
@@ -61,7 +65,9 @@ class Lifetimes:
         self.input = next(op.inputs[0].storage for op in tape.ops if op.inputs)
         final = tape.final
         self.given = Tensor(NOTHING if tape.received else final.width, final.b)
-        self.saves_last = max((n for n, op in enumerate(tape.ops) if op.saves), default=len(tape.ops))
+        saving = [n for n, op in enumerate(tape.ops) if op.saves]
+        self.saves_last = len(tape.ops) if tape.reentrant or not saving else saving[-1]
+        self.stays: Storages = (final.storage, self.given) if tape.reentrant else ()
 
     def forward(self) -> Pass:
         """A forward that is followed by a backward."""
@@ -91,7 +97,7 @@ class Lifetimes:
         above = [*backward.through(ops[after:])]
         cache = {t.storage for op in ops for t in op.kept}
         below = [*backward.through(ops[:after], stay=[self.input], cache=cache)]
-        end = Turn(BETWEEN, True, (), (), (), freed=(self.input,))
+        end = Turn(BETWEEN, True, (), (), (), freed=(self.input, *self.stays))
         return Pass([*above, *self.recomputed(), *below, end], backward.of_input)
 
     def waiting(self) -> Storages:
@@ -102,7 +108,7 @@ class Lifetimes:
         return tuple(dict.fromkeys([g.storage for g in backward.gradient.values()]))
 
     def recomputed(self) -> list[Turn]:
-        """The forward that runs again, which stops before the operation that saves the last tensor.
+        """The forward that runs again, which stops before the operation that saves the last tensor, unless reentrant.
 
         See torch 2.13 `utils/checkpoint.py`, `_StopRecomputationError`. An operation whose output was kept takes it
         from the cache (`_CachedTorchDispatchMode`).
@@ -110,7 +116,7 @@ class Lifetimes:
         ops = self.tape.ops
         cached = [t.storage for op in ops for t in op.kept]
         asked = tuple([t.storage for op in ops[self.saves_last :][:1] for t in op.saves])
-        held = {self.input, *cached, *asked}
+        held = {self.input, *cached, *asked, *self.stays}
         turns = [*self._run(self.saves_last, lambda op: op.saves, held, cached)]
         return [*turns, Turn(BETWEEN, False, (), (), (), asked)]
 
@@ -187,6 +193,7 @@ class Backward:
             new = tuple([g.storage for g in made.values()])
             saved, there = self._saved, [g.storage for g in gradient.values()]
             there += () if op.rowwise else new
+            there = [*self._lifetimes.stays, *there]
             passing = tuple([t for t in dict.fromkeys(there) if t not in self._users])
             for out in op.outs:
                 gradient.pop(out, None)
@@ -212,7 +219,7 @@ class Backward:
 
     def _free(self, gone: Iterable[Tensor], stay: Collection[Tensor]) -> Storages:
         """Those of `gone` that are no gradients, not saved, and shall not `stay`."""
-        gradients = [g.storage for g in self.gradient.values()]
+        gradients = [*self._lifetimes.stays, *[g.storage for g in self.gradient.values()]]
         return tuple([t for t in dict.fromkeys(gone) if t not in self._users and t not in stay and t not in gradients])
 
     def _add(self, made: dict[Tensor, Tensor], stay: Collection[Tensor]) -> Iterator[Turn]:
@@ -226,7 +233,7 @@ class Backward:
             if first is g:
                 continue
             parts.append(g.storage)
-            if first is self._lifetimes.given and self._lifetimes.tape.received:
+            if first is self._lifetimes.given and (self._lifetimes.tape.received or self._lifetimes.stays):
                 gradient[t] = g
             elif first.storage in self._flat and first.storage is not g.storage:
                 gradient[t] = total = Tensor(first.width, first.b)

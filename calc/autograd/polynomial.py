@@ -141,6 +141,16 @@ class Segment:
         self._tape, self._scoring, self._dims, self._apart = tape, scoring or tape, dims, apart
         self._lifetimes = Lifetimes(tape)
 
+    @property
+    def saves(self) -> int:
+        """The number of tensors that operations save, each as often as it is saved."""
+        return sum([len(op.saves) for op in self._tape.ops])
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        """The numbers behind the symbols of the formulas."""
+        return self._dims
+
     def _peaks(self, turns: Iterable[Turn]) -> tuple[Shot, ...]:
         return peaks(snapshots(turns), self._dims, self._apart)
 

@@ -137,6 +137,7 @@ class Tape:
     cached: list[Tensor] = field(default_factory=list)
     received: bool = False  # the gradient of the last output lies in a buffer that others count
     selective: bool = False  # checkpointing keeps what `keeps` says
+    reentrant: bool = False  # checkpointing is PyTorch's reentrant kind, see `calc.autograd.lifetimes.Lifetimes`
     products: int = 0  # matrix products recorded so far
 
     def op(

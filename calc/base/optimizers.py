@@ -14,9 +14,9 @@ from typing import NamedTuple
 class Step(NamedTuple):
     """What an implementation of an optimizer's step takes for each parameter.
 
-    `temporaries`: tensors of a parameter's size that it allocates, for all parameters at once where it is foreach, else
-    for one after another. `moved`: numbers that it reads and writes, moments of 8 bits apart. Fused kernels pass once,
-    foreach and single tensors once for each operation.
+    `temporaries`: tensors of a parameter's size, in the type that it steps in, that it allocates, for all parameters at
+    once where it is foreach, else for one after another. `moved`: numbers that it reads and writes, moments of 8 bits
+    apart. Fused kernels pass once, foreach and single tensors once for each operation.
     """
 
     temporaries: int
@@ -47,19 +47,26 @@ class Spelling(NamedTuple):
 class Facts:
     """What is known of an optimizer.
 
-    `moments`: states of each element, in the type that it steps in, or `eight_bit`: a byte each, with one fp32 scale
-    for a block of elements. `factored`: a matrix keeps a row and a column in place of a moment. `paged`: states may
+    `moments`: states of each element, in the type that it steps in, or in fp32 (`wide`), or `packed`: so many bytes
+    each, an fp32 scale for each block of elements included; tensors of fewer than 4,096 stay in fp32 if it is `wide`,
+    else in their own type. `factored`: a matrix keeps a row and a column in place of a moment. `paged`: states may
     leave the GPU under pressure. `implementations`: those that its class can be asked for, what it does unasked first;
     `steps` has others too, which a scenario may name. `deepspeed`: on flat partitions DeepSpeed's own fused kernel is
-    counted.
+    counted. `in_backward`: it steps each parameter as soon as backward has made its gradient, and cannot otherwise.
+    `scratch`: bytes an element that its step of one parameter takes, whatever the type, in place of `temporaries`.
+    `widens`: it steps in fp32 copies of gradient and weight, whatever their type, once the next gradient is there.
     """
 
     label: str
     moments: int
-    eight_bit: bool = False
+    packed: float = 0
+    wide: bool = False
     factored: bool = False
     paged: bool = False
     deepspeed: bool = False
+    in_backward: bool = False
+    scratch: int = 0
+    widens: bool = False
     implementations: tuple[str, ...]
     steps: Mapping[str, Step]
     spelled: Spelling
@@ -70,11 +77,28 @@ class Facts:
         return self.implementations[0]
 
     @property
+    def eight_bit(self) -> bool:
+        """True if its states are packed, in 8 bits or fewer."""
+        return self.packed > 0
+
+    @property
+    def bits(self) -> int:
+        """The bits of a packed state, without its scale; 0 if states are not packed."""
+        return int(self.packed * 2) * 4
+
+    @property
+    def in_bits(self) -> str:
+        """The same in words, as ` in 8 bits`; empty if states are not packed."""
+        return f" in {self.bits} bits" if self.packed else ""
+
+    @property
     def bitsandbytes(self) -> bool:
         """True if bitsandbytes steps it, whose kernels run on a GPU."""
         return self.spelled.torch.startswith("bitsandbytes.")
 
 
+BLOCK = 256  # elements that share a scale (bitsandbytes `blocksize` since 0.44, 2048 before; torchao 0.18)
+BYTE = 1 + 4 / BLOCK
 USUAL = "adamw"  # the frameworks' default
 
 _ADAMW = Facts(
@@ -96,7 +120,8 @@ _ADAMW = Facts(
 _ADAMW_8BIT = Facts(
     label="AdamW",
     moments=2,  # state1, state2: a byte each, and absmax1, absmax2
-    eight_bit=True,
+    packed=BYTE,
+    wide=True,  # tensors below min_8bit_size
     implementations=("foreach",),  # it knows no choice: a kernel of its own steps tensor by tensor, in place
     steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 3)),
     spelled=Spelling(
@@ -104,6 +129,20 @@ _ADAMW_8BIT = Facts(
         openrlhf="",
         verl="",
         trl={"foreach": Optim("adamw_bnb_8bit")},
+    ),
+)
+_TORCHAO = Facts(
+    label="torchao's AdamW",
+    moments=2,  # exp_avg, exp_avg_sq: codes and scales (torchao 0.18 `optim/subclass_8bit.py`)
+    packed=BYTE,
+    scratch=8,  # both moments in fp32, as torch 2.13 compiles the step for a CPU
+    implementations=("foreach",),  # a compiled step of its own, tensor by tensor (`optim/adam.py`, single_param_adam)
+    steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 3)),
+    spelled=Spelling(
+        torch="torchao.optim.AdamW8bit",
+        openrlhf="",
+        verl="",
+        trl={"foreach": Optim("adamw_torch_8bit")},
     ),
 )
 _SGD = Facts(
@@ -127,6 +166,20 @@ OPTIMIZERS: Mapping[str, Facts] = {
             trl={"foreach": Optim("paged_adamw_8bit")},
         ),
     ),
+    "adamw-paged": replace(
+        _ADAMW_8BIT,
+        label="paged AdamW",
+        packed=0,  # fp32 whatever a parameter's type (bitsandbytes 0.50 `optim/optimizer.py:508`)
+        paged=True,
+        steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 7)),
+        spelled=Spelling(
+            torch="bitsandbytes.optim.PagedAdamW32bit",
+            openrlhf="",
+            verl="",
+            trl={"foreach": Optim("paged_adamw_32bit")},
+        ),
+    ),
+    "adamw-torchao-8bit": _TORCHAO,
     "adafactor": Facts(
         label="Adafactor",
         moments=1,  # variance, of a vector or a flat partition; row_var and col_var of a matrix
@@ -157,6 +210,15 @@ OPTIMIZERS: Mapping[str, Facts] = {
         # one by one a clone and a sum; foreach the updates
         steps={"fused": Step(0, 5), "foreach": Step(1, 12), "single": Step(2, 12)},
         spelled=Spelling(torch="lion_pytorch.Lion", openrlhf="", verl="", trl={"single": Optim("lion_32bit")}),
+    ),
+    "lomo": Facts(
+        label="LOMO",
+        moments=0,
+        in_backward=True,
+        widens=True,  # grad_fp32, then p_fp32 in the gradient's place (lomo_optim 0.1.1 `lomo.py:fuse_update`)
+        implementations=("single",),
+        steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 6)),
+        spelled=Spelling(torch="lomo_optim.Lomo", openrlhf="", verl="", trl={}),
     ),
     "none": Facts(  # nothing is trained
         label="none",

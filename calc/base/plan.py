@@ -7,17 +7,18 @@ from typing import Any, Literal, assert_never
 
 # The words of `Path`, explained there.
 LossKind = Literal[
-    "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "fused",
-    "tiled", "pieces", "scalar",
+    "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "ahead",
+    "fused", "cut", "tiled", "pieces", "scalar", "vocab-parallel", "vocab-parallel-compiled",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
 Cut = Literal["", "slice", "unpad"]
 Entropy = Literal["", "compiled", "eager"]
 Lasting = Literal["step", "next", "turn"]  # outputs outlive their own backward
-Held = Literal["forward", "backward", Lasting]
+Held = Literal["forward", "inside", "backward", Lasting]
 
 # The words of `Role`.
 Leaves = Literal["weights", "states"]
+Streams = Literal["", "each", "stash", "buffers"]
 Exchange = Literal["", "all-to-all", "all-gather", "ring"]
 
 # The words of `Stage`.
@@ -35,7 +36,9 @@ class Path:
     `kind`: `cross-entropy` (a model's own loss, in fp32), `log-softmax` (of all logits, then gather), `selective` (row
     by row), `logsumexp` (gather minus logsumexp), `rows` (the same row by row), `flash` (a kernel that keeps its logits
     and writes one gradient), `chunked`, `chunked-logits` (torchtune's: all logits, each chunk cast for its own loss),
-    `fused`, `tiled`, `pieces` (litgpt's), `scalar` (a value head, no vocabulary).
+    `ahead` (torchtitan's: chunks whose backward runs at once), `fused`, `cut` (cut-cross-entropy), `tiled`, `pieces`
+    (litgpt's), `scalar` (a value head, no vocabulary), `vocab-parallel` (Megatron-core's, in fp32 over a rank's part
+    of the vocabulary) and `vocab-parallel-compiled` (the same as compiled kernels).
 
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides the logits,
     `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
@@ -44,10 +47,15 @@ class Path:
     `in_place`: `flash` writes its gradient over the logits. `entropy`: the entropy of every position is computed beside
     the log-probability, in a `compiled` kernel or `eager`, under autocast.
 
-    `held`: how long the caller's variables keep the outputs: to the end of `forward`, `backward`, the `step`, the
-    `next` forward, or, in a step of several micro-batches, of the `turn` after their own. `kept` is the share of the
-    positions that enter the loss, where the others are cut off by a slice after the head, or before the head (`tiled`).
-    `tile` is the number of tokens whose logits `tiled` has at once, or whose gradients `pieces` has.
+    `held`: how long the caller's variables keep the outputs: to the end of `forward`, of another model's forward
+    `inside` it, of `backward`, the `step`, the `next` forward, or, in a step of several micro-batches, of the `turn`
+    after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
+    after the head, or before the head (`tiled`).
+    `tile` is the number of tokens whose logits `tiled` has at once, or whose gradients `pieces` has. For `ahead`
+    `summed` has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies.
+    `compiled`: the loss runs in kernels that `torch.compile` has fused.
+    `nll` is the share of the rows that enter a cross entropy of their own, beside their log-probabilities; `shift_copy`
+    then says whether that copies them.
     """
 
     kind: LossKind
@@ -61,14 +69,20 @@ class Path:
     held: Held = "forward"
     kept: float = 1.0
     tile: int = 0
+    summed: int = 0
+    copied: bool = False
+    compiled: bool = False
+    nll: float = 0.0
 
     @property
     def inside(self) -> bool:
         """True if the loss runs in the model's own forward, and not in a schedule that keeps outputs for a turn."""
         match self.kind:
-            case "cross-entropy" | "chunked" | "fused" | "tiled" | "scalar":
+            case "cross-entropy" | "chunked" | "fused" | "cut" | "tiled" | "scalar":
                 return self.held != "turn"
-            case "log-softmax" | "selective" | "logsumexp" | "rows" | "flash" | "pieces" | "chunked-logits":
+            case "vocab-parallel" | "vocab-parallel-compiled":
+                return True
+            case "log-softmax" | "selective" | "logsumexp" | "rows" | "flash" | "pieces" | "chunked-logits" | "ahead":
                 return False
             case other:
                 assert_never(other)
@@ -102,11 +116,16 @@ class Role:
     `exchange`: the context-parallel communication of attention, `all-to-all` (Ulysses), `all-gather` of keys and values
     head by head, or PyTorch's `ring`.
 
-    `dropout`: dropout is on while the role trains. `reentrant`: checkpointing is of PyTorch's reentrant kind.
+    `dropout`: dropout is on while the role trains.
     `wrapped`: each forward runs under an autocast of its own, whatever the type of the weights. `unfrozen`: the weights
     of a model that is only scored require gradients all the same, as they were loaded. `unpacks`: bytes per element of
     a 4-bit weight while it multiplies; where it is 0, those of other products. `wide_embeddings`: 8-bit optimizers
-    leave the states of embeddings in 32 bits.
+    leave the states of embeddings in 32 bits. `finds_unused`: DDP looks for parameters without a gradient.
+    `cut_scales`: the scales of 4-bit weights are sharded with them.
+
+    `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
+    the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
+    leave). `pageable`: the copies lie in host memory that is not pinned.
 
     `pipeline`: the pipeline stage, from 0, and the number of stages, where a role is one stage of a model and runs its
     layers alone; `model` then names the role whose part it is. Roles with the same `process` live in one process of the
@@ -124,11 +143,14 @@ class Role:
     reduce_bytes: int = 0
     exchange: Exchange = ""
     dropout: bool = True
-    reentrant: bool = False
     wrapped: bool = False
     unfrozen: bool = False
     unpacks: int = 0
     wide_embeddings: bool = False
+    streams: Streams = ""
+    pageable: bool = False
+    finds_unused: bool = False
+    cut_scales: bool = False
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""
     process: str = "trainer"

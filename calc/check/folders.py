@@ -26,9 +26,12 @@ FOLDERS: Mapping[str, Folder] = {
     "hardware/schema": Folder("", ("gpu.schema.json", "node.schema.json")),
     "models": Folder(".yaml", ("schema.json",)),
     "measurements": Folder(
-        ".jsonl", ("schema.json", "*.py", "bench", "exhausted", "peers", "suites", "trace", "__pycache__")
+        ".jsonl",
+        ("schema.json", "*.py", "bench", "blind", "exhausted", "megatron", "peers", "suites", "trace", "__pycache__"),
     ),
+    "measurements/blind": Folder(".yaml"),
     "measurements/exhausted": Folder(".jsonl", ("schema.json",)),
+    "measurements/megatron": Folder(".jsonl"),
     "measurements/peers": Folder(".yaml"),
     "measurements/suites": Folder(".yaml"),
 }

@@ -66,11 +66,13 @@ def metric(record: Record, _: Catalog) -> Iterator[str]:
 
 def origin(record: Record, _: Catalog) -> Iterator[str]:
     """A published record has an address and a quote; a record of the harness has its machine and its day."""
-    if record["class"] == "published":
+    if record["class"] in ("published", "blind"):
         if record["url"] is None:
-            yield fault("url", None, "an address, as class is published")
+            yield fault("url", None, f"an address, as class is {record['class']}")
         if "quote" not in record:
-            yield "missing field 'quote': the source's own words, as class is published"
+            yield f"missing field 'quote': the source's own words, as class is {record['class']}"
+    if (record["class"] == "blind") != ("blind" in record):
+        yield fault("class", record["class"], "blind with a field 'blind', and only then")
     if record["class"] == "traced" and record["metric"] != "allocated":
         yield fault("metric", record["metric"], "allocated, as class is traced")
     for part in ("edge", "rates"):

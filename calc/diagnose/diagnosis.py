@@ -11,7 +11,7 @@ from calc.base.schema import InputError
 from calc.base.units import gb, gib
 from calc.catalog.catalog import Catalog, load
 from calc.diagnose import reading as readings
-from calc.diagnose import snapshot
+from calc.diagnose import snapshot, tracker
 from calc.diagnose.job import Job, job
 from calc.diagnose.reading import Reading
 from calc.diagnose.remedies import Remedy, Tried, remedies
@@ -31,7 +31,9 @@ WORDS: Mapping[str, str] = {
     "optimizer_states": "the optimizer's states", "activations": "the activations",
     "checkpoints": "the checkpointed layer inputs",
     "kv_cache": "the KV cache", "communication": "the buffers for communication", "temporary": "temporary tensors",
-    "adapter": "the adapters", "context": "the CUDA context", "fragmentation": "what the allocator holds back",
+    "adapter": "the adapters", "context": "the CUDA context", "nccl": "NCCL", "cuda_graphs": "CUDA graphs of vLLM",
+    "workspace": "cuBLAS's workspace", "fragmentation": "what the allocator holds back",
+    "checkpoint": "the checkpoint",
 }  # fmt: skip
 
 
@@ -183,6 +185,9 @@ def _agreement(reading: Reading, e: Estimate, group: Group, at: Phase, *, host: 
         )
     if reading.figures and not host:
         yield from _figures(reading.figures, group, at)
+    if reading.tracked:
+        for words, tracked, ours in tracker.beside(reading.tracked, at.moment):
+            yield f"MemTracker: {words} {gib(tracked, 2)}, the estimate's {at.name} {gib(ours, 2)}"
 
 
 def _phases(reading: Reading, e: Estimate) -> Iterator[str]:

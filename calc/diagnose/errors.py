@@ -11,7 +11,8 @@ from calc.diagnose.pasted import LONGEST, Line
 class Row(NamedTuple):
     """A pattern, what the error means in one sentence, whose memory is short, and the phase if the error tells it.
 
-    `kind`: `gpu`, `host`, or `vllm` for an engine that does not start. The first row that is found counts.
+    `kind`: `gpu`, `host`, or `vllm` for an engine that does not start. `example`: a line as logs have it. The first row
+    that is found counts.
     """
 
     name: str
@@ -19,6 +20,7 @@ class Row(NamedTuple):
     kind: str
     phase: str | None
     means: str
+    example: str
 
 
 ROWS: tuple[Row, ...] = (
@@ -28,6 +30,7 @@ ROWS: tuple[Row, ...] = (
         "vllm",
         "load",
         "vLLM's share of the card is used up by weights and profiling, so that no room is left for its KV cache.",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
     ),
     Row(
         "vllm-short-cache",
@@ -35,6 +38,7 @@ ROWS: tuple[Row, ...] = (
         "vllm",
         "load",
         "vLLM's KV cache does not hold one sequence of full length.",
+        "max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache (21504)",
     ),
     Row(
         "vllm-share",
@@ -42,6 +46,7 @@ ROWS: tuple[Row, ...] = (
         "vllm",
         "load",
         "When vLLM starts, other processes have more of the card than its share leaves them.",
+        "Free memory on device (39.0/79.15 GiB) on startup is less than desired GPU memory utilization (0.6)",
     ),
     Row(
         "vllm-warming",
@@ -49,6 +54,7 @@ ROWS: tuple[Row, ...] = (
         "vllm",
         "load",
         "vLLM runs out while it tries a step with its largest number of sequences.",
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests",
     ),
     Row(
         "ray-host",
@@ -56,6 +62,7 @@ ROWS: tuple[Row, ...] = (
         "host",
         None,
         "Ray ends workers when a node's host memory is 95 % full: what is short is host memory, not GPU memory.",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory",
     ),
     Row(
         "host-allocation",
@@ -63,6 +70,7 @@ ROWS: tuple[Row, ...] = (
         "host",
         None,
         "An allocation in host memory failed: pinned buffers and offloaded states need more than the node has.",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory",
     ),
     Row(
         "cuda",
@@ -70,6 +78,7 @@ ROWS: tuple[Row, ...] = (
         "gpu",
         None,
         "PyTorch's allocator found no room on the card.",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
     ),
     Row(
         "nccl",
@@ -77,6 +86,7 @@ ROWS: tuple[Row, ...] = (
         "gpu",
         None,
         "NCCL allocates outside PyTorch's allocator and found the card full.",
+        "ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure 2 'out of memory'",
     ),
     Row(
         "cublas",
@@ -84,6 +94,7 @@ ROWS: tuple[Row, ...] = (
         "gpu",
         None,
         "cuBLAS found no room for its workspace: PyTorch holds all of the card.",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     ),
     Row(
         "cuda-error",
@@ -91,6 +102,7 @@ ROWS: tuple[Row, ...] = (
         "gpu",
         None,
         "The driver found the card full; another process may hold it.",
+        "RuntimeError: CUDA error: out of memory",
     ),
     Row(
         "out-of-memory",
@@ -98,6 +110,7 @@ ROWS: tuple[Row, ...] = (
         "gpu",
         None,
         "The card is full.",
+        "torch.OutOfMemoryError",
     ),
     Row(
         "killed",
@@ -107,6 +120,7 @@ ROWS: tuple[Row, ...] = (
         "host",
         None,
         "The kernel killed the process, as it does when host memory runs out.",
+        "exitcode: -9, Signal 9 (SIGKILL) received by PID 4242",
     ),
 )
 

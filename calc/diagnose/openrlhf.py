@@ -26,6 +26,8 @@ OLDER: Mapping[str, str] = {
     "model.pretrain_mode_enable": "pretrain_mode",
     "model.gradient_checkpointing_enable": "gradient_checkpointing",
     "actor.gradient_checkpointing_enable": "gradient_checkpointing",
+    "model.gradient_checkpointing_reentrant": "gradient_checkpointing_use_reentrant",
+    "actor.gradient_checkpointing_reentrant": "gradient_checkpointing_use_reentrant",
     "data.max_len": "max_len",
     "train.micro_batch_size": "micro_train_batch_size",
     "train.batch_size": "train_batch_size",
@@ -70,6 +72,10 @@ AGES: tuple[tuple[str, str], ...] = (
     (r"--bf16\b", "0.9"),
 )
 TASKS = {script: task for task, script in SCRIPTS.items() if task != "pretrain"}
+REENTRANT = (
+    "model.gradient_checkpointing_reentrant", "actor.gradient_checkpointing_reentrant",
+    "gradient_checkpointing_use_reentrant",
+)  # fmt: skip
 METHODS = {estimator: task for task, estimator in ESTIMATORS.items()} | {
     "reinforce_baseline": "reinforce++",
     "rloo": "grpo",
@@ -146,6 +152,7 @@ def _shared(flags: Flags) -> dict[str, Any]:
         "packing": flags.on(*_ask("ds.packing_samples")),
         "context_parallel": flags.integer(*_ask("ds.ring_attn_size")),
         "checkpointing": "full" if _checkpoints(flags) else "none",
+        "reentrant": flags.on(*REENTRANT) or None,
         "method": ("qlora" if four else "lora") if rank else None,
         "lora.rank": rank,
         "lora.targets": _targets(flags) if rank else None,

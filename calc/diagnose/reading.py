@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from calc.base.schema import InputError
 from calc.catalog import oom_message
 from calc.catalog.catalog import Catalog
-from calc.diagnose import errors, files, flags, frames, names, openrlhf, pasted, shell, trainer, verl
+from calc.diagnose import errors, files, flags, frames, names, openrlhf, pasted, shell, tracker, trainer, verl
 from calc.diagnose.errors import Error
 from calc.diagnose.flags import Flags
 from calc.diagnose.frames import Told
@@ -22,6 +22,7 @@ from calc.scenario.scenario import SCHEMA
 
 # What tells a scenario from another file of settings: these fields and nothing a trainer calls by the same name.
 SCENARIO = ("task", "gpu")
+PINNING = re.compile(r"pinned_max_round_threshold_mb ?: ?(\d{1,7})")
 SEGMENTS = re.compile(r"expandable_segments ?: ?True", re.IGNORECASE)
 # Where a traceback shows whose code runs.
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -33,6 +34,8 @@ TASKS: tuple[tuple[str, str], ...] = (
     (r"train_ppo_ray\.py|ppo_trainer\.py|train_ppo\.py", "ppo"),
     (r"grpo_trainer\.py|grpo", "grpo"),
     (r"dpo_trainer\.py|train_dpo", "dpo"),
+    (r"kto_trainer\.py", "kto"),
+    (r"orpo_trainer\.py", "orpo"),
     (r"rm_trainer\.py|train_rm|reward_trainer\.py", "rm"),
     (r"sft_trainer\.py|train_sft|/sft/workflow\.py|in run_sft\b|finetun|/sft\.py", "sft"),
 )
@@ -54,6 +57,7 @@ class Reading:
     """A text as read: `fields` by dotted key, and everything said about them.
 
     `parts` names what the text holds; `flags` are the settings of the command that was read, `project` whose it is.
+    `tracked` are the bytes of a table of MemTracker.
     `unread` are settings that may matter and are not understood, `variables` those whose value the text does not show.
     """
 
@@ -66,6 +70,7 @@ class Reading:
     error: Error | None = None
     told: Told | None = None
     figures: dict[str, int] | None = None
+    tracked: dict[str, int] | None = None
     cards: list[str] = field(default_factory=list)
     flags: Flags | None = None
     project: str = ""
@@ -84,11 +89,14 @@ def read(text: str, catalog: Catalog) -> Reading:
     _settings(found, text, lines, catalog)
     found.error = errors.error(lines)
     found.figures = oom_message.stated(pasted.joined(lines))
+    found.tracked = tracker.largest(lines)
     found.told = frames.phase(lines)
     if found.error:
         found.parts.append("an error message")
     if any(re.match(r'\s*File ".*", line \d+', line.text[:500]) for line in lines) or (found.told and not found.flags):
         found.parts.append("a traceback")
+    if found.tracked:
+        found.parts.append("a table of MemTracker")
     if not found.parts:
         return found
     _framework(found, text)
@@ -97,6 +105,8 @@ def read(text: str, catalog: Catalog) -> Reading:
     _gpus(found, text)
     if SEGMENTS.search(text[:500_000]) and _set_segments(text):
         found.fields.setdefault("expandable_segments", True)
+    if (pinned := PINNING.search(text[:500_000])) and int(pinned[1]):
+        found.fields.setdefault("pinned_max_round_threshold_mb", int(pinned[1]))
     return found
 
 
@@ -283,7 +293,7 @@ def _gpus(found: Reading, text: str) -> None:
     seen = [int(n) for pattern in (_RANK, _CARD) for n in pattern.findall(text[:500_000]) if len(n) < 4]
     if seen and max(seen) > 0:
         count = 1 << max(seen).bit_length()
-        _assume(found, "gpus", count, f"rank or card {max(seen)} speaks, so there are at least {max(seen) + 1}")
+        _assume(found, "gpus", count, f"rank or card {max(seen)} appears, so there are at least {max(seen) + 1}")
 
 
 def near(reading: Reading) -> Iterator[str]:
@@ -303,7 +313,7 @@ def questions(reading: Reading, fields: Mapping[str, Any]) -> Sequence[str]:
         missing = (
             f" ${variable} is not set in the text." if variable else "".join(f" {line}." for line in near(reading))
         )
-        asked.append(f"Which model is trained?{missing} Say it as model: <an id that `python -m calc models` lists>")
+        asked.append(f"Which model is trained?{missing} Say it as model, with an id that `python -m calc models` lists")
     if "gpu" not in fields:
-        asked.append("Which GPU? Say it as gpu: <an id that `python -m calc gpus` lists>")
+        asked.append("Which GPU? Say it as gpu, with an id that `python -m calc gpus` lists")
     return asked

@@ -30,6 +30,7 @@ ORDER: tuple[Learns, ...] = ("nothing", "numerics", "what is learned")
 SHOWN = 12  # remedies of an answer
 PAIRED = 7  # single changes that are tried together with each other
 SHORTER = 3  # times that sequences are halved
+PINNED_MIB = 64  # a threshold below every block that counts: an embedding, a layer, a rank's share
 HELPS = 0.01  # of the peak: less is no help
 KEPT = ("global_batch", "rollout.batch", "rollout.n")  # fields that define what a step learns from
 # What defines a job for a search over everything else.
@@ -469,6 +470,13 @@ def _host(s: Scenario) -> Iterator[Change]:
             yield Change(f"the {name} model stays on the GPU", ({place: False},), "nothing", "more GPU memory")
     if s.rollout and s.rollout.sleep:
         yield Change("vLLM does not sleep", ({"rollout.sleep": False},), "nothing", "its weights stay on the GPU")
+    if not s.pinned_max_round_threshold_mb:
+        yield Change(
+            "pinned memory that is not rounded",
+            ({"pinned_max_round_threshold_mb": PINNED_MIB},),
+            "nothing",
+            "large blocks are pinned anew each time",
+        )
     more = tuple({"host_memory": n} for n in (256, 512, 1024, 1536, 2048, 4096) if n > (s.host_memory or 0))
     yield Change("more host memory", more, "nothing", "nodes with more memory", machine=True)
     yield Change("LoRA", ({"method": "lora"},), "what is learned", "few states to keep on the host")

@@ -19,6 +19,7 @@ from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 
 SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+PINNING = "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:{0},pinned_max_cached_size_mb:{0}"
 # Settings as Transformers' Trainer has them, which has no command of its own.
 TRAINER: Mapping[str, str] = {
     "micro_batch": "--per_device_train_batch_size {}", "attention": "--attn_implementation flash_attention_2",
@@ -89,6 +90,8 @@ def _named(names: Mapping[str, str], s: Scenario, remedy: Remedy) -> Iterator[st
     for place, value in remedy.changes.items():
         if place == "expandable_segments":
             yield SEGMENTS
+        elif place == "pinned_max_round_threshold_mb":
+            yield PINNING.format(value)
         elif place == "sharding":
             yield f"{value} in the file for DeepSpeed or FSDP"
         elif place in FILES and value:

@@ -62,7 +62,7 @@ def _remedy(n: int, remedy: Remedy, before: int, d: Diagnosis, catalog: Catalog)
     size = gb if d.host else gib
     after = remedy.estimate.host_peak if d.host else remedy.peak
     time = "" if remedy.time is None else f"; a step takes {time_words(remedy.time)}"
-    yield f"  {n}. {' and '.join(remedy.names)}: {remedy.estimate.verdict}, {size(before)} → {size(after)}{time}"
+    yield f"  {n}. {' + '.join(remedy.names)}: {remedy.estimate.verdict}, {size(before)} → {size(after)}{time}"
     machine = ", on another machine" if remedy.machine else ""
     yield f"     changes {LEARNS[remedy.learns]}{machine}; {remedy.costs}"
     yield from (f"       {line}" for line in diff(d.job, remedy, d.reading, catalog))
@@ -103,6 +103,7 @@ def as_dict(d: Diagnosis, catalog: Catalog) -> dict[str, Any]:
         if r.error
         else None,
         "message": r.figures,
+        "tracked": r.tracked,
         "phase": {"told": r.phase, "line": r.told.line if r.told else None, "seen": r.told.seen if r.told else None},
         "questions": list(d.questions),
         "refusal": d.refusal or None,

@@ -13,6 +13,7 @@ from typing import Any
 from calc.base.optimizers import OPTIMIZERS
 from calc.diagnose.flags import Flags, listed, without_none
 from calc.launch.shell import ATTENTION
+from calc.scenario.words import PREFERENCE
 
 MODEL = ("model_name_or_path", "base_model", "model_id_or_path", "model_id", "model", "model_name")
 MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "batch_size")
@@ -20,6 +21,8 @@ LENGTH = (
     "max_length", "max_seq_length", "max_seq_len", "cutoff_len", "sequence_len", "model_max_length", "block_size",
 )  # fmt: skip
 CHECKPOINTING = ("gradient_checkpointing",)
+LIGER = ("use_liger_kernel", "enable_liger_kernel", "use_liger")
+REENTRANT = ("gradient_checkpointing_kwargs.use_reentrant", "use_reentrant_gc")
 OPTIMIZER = ("optim", "optimizer")
 FLASH = ("attn_implementation", "attn_impl")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules")
@@ -28,12 +31,14 @@ PROGRAMS: tuple[tuple[str, str], ...] = (
     (r"\btrl (?:sft)\b|\bsft(?:_\w+)?\.py|_sft\b|\bswift sft|sft_trainer", "sft"),
     (r"\btrl reward\b|\breward_modeling\.py|\btrain_reward", "rm"),
     (r"\btrl dpo\b|\bdpo(?:_\w+)?\.py", "dpo"),
+    (r"\btrl kto\b|\bkto(?:_\w+)?\.py", "kto"),
+    (r"\borpo(?:_\w+)?\.py", "orpo"),
     (r"\btrl grpo\b|\bgrpo(?:_\w+)?\.py|_grpo\.py", "grpo"),
     (r"\brun_clm\w*\.py|\bpretrain", "pretrain"),
 )
 LLAMAFACTORY, AXOLOTL, SWIFT = "LLaMA-Factory", "Axolotl", "ms-swift"
 TRAINERS = {LLAMAFACTORY: "llamafactory", AXOLOTL: "axolotl", SWIFT: "ms-swift"}
-STAGES = {"sft": "sft", "pt": "pretrain", "rm": "rm", "dpo": "dpo", "reward": "rm"}
+STAGES = {"sft": "sft", "pt": "pretrain", "rm": "rm", "reward": "rm", **{name: name for name in PREFERENCE}}
 TRL = re.compile(r"\btrl\b|(?:^|/|\s)(?:sft|dpo|grpo|reward_modeling|orpo|kto)\w*\.py|trl/")
 IGNORED = re.compile(
     r"learning_rate|^lr|warmup|output|save|logging|eval|report_to|wandb|dataset|data_|template|max_samples|epoch|seed|"
@@ -58,7 +63,7 @@ def recognised(flags: Flags) -> bool:
                "finetuning_type", "zero_optimization.stage", "distributed_type", "model_id_or_path", "micro_batch_size",
                "gradient_accumulation_steps", "cutoff_len"}  # fmt: skip
     started = re.search(
-        r"\btrl (?:sft|dpo|grpo|reward)|llamafactory-cli|swift (?:sft|rlhf)|accelerate launch", flags.program
+        r"\btrl (?:sft|dpo|kto|grpo|reward)|llamafactory-cli|swift (?:sft|rlhf)|accelerate launch", flags.program
     )
     return bool(names & telling) or bool(started)
 
@@ -89,9 +94,16 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
         "gpus": _gpus(flags),
         "micro_batch": flags.integer(*MICRO_BATCH),
         "checkpointing": _checkpointing(flags),
+        "offload.activations": True if flags.on("activation_offloading", "use_unsloth_gc") else None,
+        "reentrant": _reentrant(flags),
         "attention": _attention(flags),
         "packing": _packing(flags),
-        "loss": "fused" if flags.on("use_liger_kernel", "enable_liger_kernel", "use_liger") else None,
+        "kernels": "liger" if flags.on(*LIGER, "liger_rms_norm") else None,
+        "loss": "cut"
+        if flags.on("cut_cross_entropy")
+        else "fused"
+        if flags.on(*LIGER, "liger_fused_linear_cross_entropy")
+        else None,
         **_optimizer(flags),
         **_adapters(flags, project),
         **_sharding(flags),
@@ -106,6 +118,9 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
 
 
 def _task(flags: Flags) -> str | None:
+    preferred = flags.text("pref_loss")
+    if preferred in PREFERENCE:
+        return preferred
     stage = STAGES.get(flags.text("stage", "rlhf_type") or "")
     return stage or next((task for pattern, task in PROGRAMS if re.search(pattern, flags.program)), None)
 
@@ -115,6 +130,14 @@ def _gpus(flags: Flags) -> int | None:
     each = flags.integer("nproc_per_node", "num_gpus")
     machines = flags.integer("nnodes", "num_nodes", "num_machines") or 1
     return whole or (each * machines if each else None)
+
+
+def _reentrant(flags: Flags) -> bool | None:
+    """The kind of checkpointing: a key of a file, LLaMA-Factory's own, or a word of JSON on a command line."""
+    if (told := flags.text(*REENTRANT)) is not None:
+        return told.casefold() == "true"
+    found = re.search(r"use_reentrant\W+(true|false)", flags.text("gradient_checkpointing_kwargs") or "", re.IGNORECASE)
+    return found[1].casefold() == "true" if found else None
 
 
 def _checkpointing(flags: Flags) -> str | None:

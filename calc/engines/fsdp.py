@@ -24,11 +24,13 @@ from calc.models.architecture import (
     Head,
     LayerSpec,
     Tensor,
+    largest_in_layer,
     layer_kinds,
     layer_parameters,
     layer_tensors,
     parameters,
     tensors,
+    vision_tensors,
 )
 
 
@@ -92,7 +94,7 @@ class Fsdp(Holder):
         """This rank's shard of the weights and of the adapters."""
         r = self.replica
         if self.offload:
-            return []
+            return [r.scales()] if r.quantised else []
         own = [
             r.packed(r.ranks)
             if r.quantised
@@ -130,6 +132,8 @@ class Fsdp(Holder):
         lines = self.gathered(where)
         if r.optimizer is None or not (where.backward or r.accumulates):
             return lines
+        if r.in_backward:
+            return [*lines, *self.at_once(where)]
         if r.defers and r.accumulates:
             return [*lines, *max(self.last(where), self.before(where), key=total)]
         lines += self.pending(where)
@@ -142,6 +146,31 @@ class Fsdp(Holder):
         elif unreduced := where.root + where.here:
             lines.append(gradients.unreduced(r.role, unreduced, r.run.compute))
         return lines
+
+    def at_once(self, where: Where) -> list[Line]:
+        """Gradients where parameters step in backward: those of the layer at work, and shards of one unit that step.
+
+        Hooks on the shards run as soon as their unit is reduced (torch 2.13 `_fsdp_collectives.py`, `foreach_reduce`).
+        """
+        r, c = self.replica, self.replica.run.compute
+        lines = [*self.pending(where), *self.tied(where, c), *self.whole_embedding(where, c)]
+        if where.segment == "reduce":
+            return [*lines, *self.reducing_root()]
+        if where.segment in ("layer", "end") and where.above:
+            above = 0 if where.segment == "end" else min(where.layer + 1, r.arch.layers - 1)
+            lines += self.stepped_shards(self.layer(above), self.largest_in(above))
+        return [*lines, gradients.unreduced(r.role, where.root + where.here, c)]
+
+    def stepped_shards(self, unit: int, largest: int) -> list[Line]:
+        """A rank's shards of a unit's gradients, and the temporaries of the step of the largest of them."""
+        r = self.replica
+        assert r.optimizer
+        each = optimizer.single_step(r.optimizer, r.role, -(-largest // r.ranks), r.grad_bytes, r.step_bytes)
+        return [self.reduced(unit), each]
+
+    def largest_in(self, layer: int) -> int:
+        """Elements of the largest tensor in a layer."""
+        return largest_in_layer(self.replica.arch, self.replica.arch.specs[layer])
 
     def last(self, where: Where) -> list[Line]:
         """Gradients in a step's last micro batch, if reduction waits for it: whole, but shards of the layers above.
@@ -184,7 +213,7 @@ class Fsdp(Holder):
         if not where.backward:
             return []
         match where.segment:
-            case "end":
+            case "end" | "tower":
                 return [self.reducing(self.adapter_layer or self.layer(0))]
             case "layer" if where.layer < self.replica.arch.layers - 1:
                 return [self.reducing(self.adapter_layer or self.layer(where.layer + 1))]
@@ -206,7 +235,7 @@ class Fsdp(Holder):
 
     def fetches(self, where: Where) -> bool:
         """True if the next layer is gathered while another's backward runs."""
-        return where.layer > 0 and not self.replica.run.reentrant
+        return where.layer > 0
 
     def gathering(self, where: Where) -> list[Line]:
         """The root unit and whole layers in the compute type: several copies of a layer while gathering runs ahead."""
@@ -219,6 +248,10 @@ class Fsdp(Holder):
             case "end" | "outside" | "waiting":
                 # the root's forward has ended, which frees the last gather's buffer
                 return lines
+            case "tower":
+                # the block that runs and the next one's buffer
+                block = sum(t.elements for t in vision_tensors(r.arch, "blocks"))
+                return [*lines, communication.gathered(r.role, "vision blocks", block, c, 2 if r.ranks > 1 else 1)]
             case "gather":
                 # the buffer of the unit before, the layer's own, and the parameters copied out of it
                 copies = 3
@@ -236,10 +269,10 @@ class Fsdp(Holder):
             copies = 1
         if r.quantised:
             packed = layer_parameters(r.arch, r.arch.specs[index])
-            lines.append(communication.gathered(r.role, "4-bit layers", packed, weights.NF4[r.run.nested], copies))
+            lines.append(communication.gathered(r.role, "4-bit layers", packed, weights.PACKED, copies))
             lines.append(communication.gathered(r.role, "adapters", self.adapter_layer, c, copies))
         else:
-            lines.append(communication.gathered(r.role, "layers", self.layer(index), c, copies))
+            lines.append(communication.gathered(r.role, "layers", self.layer(index), r.gathers or c, copies))
         return lines
 
     def reducing_root(self) -> list[Line]:
@@ -260,7 +293,9 @@ class Fsdp(Holder):
     def stepping(self) -> Moments:
         """Sharded gradients and the optimizer's temporaries; the root unit is no longer gathered."""
         r = self.replica
-        if r.optimizer and self.offload:
+        if r.in_backward:
+            yield "optimizer step of the root unit", self.stepped_shards(self.root_elements, r.embedding)
+        elif r.optimizer and self.offload:
             yield "optimizer step on the host", []
         elif r.optimizer:
             kept = self.reduced(self.differentiated)
@@ -296,6 +331,8 @@ class Fsdp(Holder):
         """Elements of a rank's part of each FSDP unit: the layers, the root, and adapters that are units."""
         r = self.replica
         layers = [self.layer_of(spec) for spec, n in layer_kinds(r.arch) for _ in range(n)]
+        if r.arch.vision:
+            layers += [sum(t.elements for t in vision_tensors(r.arch, "blocks"))] * r.arch.vision.blocks.layers
         groups = tuple(-(-elements // r.ranks) for elements in (*layers, self.root_elements))
         return (*groups, *self.adapters) if self.apart else groups
 
@@ -311,12 +348,16 @@ class Fsdp(Holder):
         r = self.replica
         if r.leaves:
             # pinned: copied with `non_blocking=True` (verl `utils/fsdp_utils.py`)
-            moved = [host.units(r.role, "weights", self.units, r.weight_bytes)] if "weights" in r.leaves else []
+            moved = (
+                [host.units(r.role, "weights", self.units, r.weight_bytes, pins=r.pins)]
+                if "weights" in r.leaves
+                else []
+            )
             yield "before the first step", times(moved, ranks)
             if "states" in r.leaves and r.optimizer:
                 states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
                 trained = self.adapters or self.units
-                moved = [*moved, host.units(r.role, "optimizer_states", trained, 4, int(states) // 4)]
+                moved = [*moved, host.units(r.role, "optimizer_states", trained, 4, int(states) // 4, r.pins)]
             yield "after the first step", times(moved, ranks)
         for name, lines in self.offloaded() if self.offload else ():
             yield name, times(lines, ranks)
@@ -324,13 +365,13 @@ class Fsdp(Holder):
     def offloaded(self) -> Moments:
         """A rank's pinned shards of parameters and gradients, and the optimizer's states from its first step."""
         r = self.replica
-        kept = [host.fsdp(r.role, "weights", tensors(r.arch, head=r.head), r.ranks, r.weight_bytes)]
+        kept = [host.fsdp(r.role, "weights", tensors(r.arch, head=r.head), r.ranks, r.weight_bytes, r.pins)]
         if r.adapter:
-            kept.append(host.fsdp(r.role, "adapter", r.trained_tensors, r.ranks, r.adapter_bytes))
+            kept.append(host.fsdp(r.role, "adapter", r.trained_tensors, r.ranks, r.adapter_bytes, r.pins))
         if r.optimizer is None:
             yield "before the first step", kept
             return
-        kept.append(host.fsdp(r.role, "gradients", r.trained_tensors, r.ranks, r.grad_bytes))
+        kept.append(host.fsdp(r.role, "gradients", r.trained_tensors, r.ranks, r.grad_bytes, r.pins))
         yield "before the first step", kept
         states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
         yield "after the first step", [*kept, host.moments(r.role, -(-r.trainable // r.ranks), states)]
@@ -343,4 +384,7 @@ def _layer_elements(arch: Architecture, spec: LayerSpec, ranks: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _root_elements(arch: Architecture, head: Head) -> int:
-    return parameters(arch, head=head) - sum(layer_parameters(arch, spec) * n for spec, n in layer_kinds(arch))
+    # vision blocks are units of their own, too (Transformers' `_no_split_modules`); patches and projector are not
+    blocks = sum(t.elements * t.count for t in vision_tensors(arch, "blocks"))
+    layers = sum(layer_parameters(arch, spec) * n for spec, n in layer_kinds(arch))
+    return parameters(arch, head=head) - layers - blocks

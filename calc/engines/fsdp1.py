@@ -17,7 +17,7 @@ from calc.base.ledger import Line, total
 from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Moments, Where
 from calc.memory import communication, gradients, weights
-from calc.models.architecture import Architecture, LayerSpec, Tensor, layer_parameters
+from calc.models.architecture import Architecture, LayerSpec, Tensor, layer_parameters, vision_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,16 @@ class Fsdp1(Fsdp):
         r = self.replica
         if r.defers and r.accumulates:
             return [gradients.deferred(r.role, r.trainable, r.run.compute)]
-        if self.offload:
-            return []
-        return [self.reduced(r.trainable if r.accumulates else where.above + where.here)]
+        return self.shards(where.above + where.here)
+
+    def shards(self, made: int) -> list[Line]:
+        """Reduced shards of the `made` elements, or of all if earlier micro batches have left theirs on the GPU.
+
+        Offloaded ones are copied to the host as they are made, and freed as backward ends (`_flat_param.py`,
+        `prepare_gradient_for_optim`, which deletes `_saved_grad_shard`).
+        """
+        done = self.differentiated if self.replica.accumulates and not self.offload else made
+        return [self.reduced(done)] if done else []
 
     def kept(self, where: Where) -> list[Line]:
         """Gradients of units that have theirs: shards or, while reduction waits for the last micro batch, whole ones.
@@ -118,10 +125,9 @@ class Fsdp1(Fsdp):
         first = 0 if where.segment in ("end", "reduce") else where.layer + 1
         above = self.layers(first) if where.backward else 0
         if not (r.defers and r.accumulates):
-            done = self.differentiated if r.accumulates else above
-            return [self.reduced(done)] if done and not self.offload else []
+            return self.shards(above)
         last = [gradients.deferred(r.role, self.differentiated - above, c)]
-        if above and not self.offload:
+        if above:
             last.append(self.reduced(above))
         before = [gradients.deferred(r.role, self.differentiated if r.micro_batches > 2 else above, c)]
         return max(last, before, key=total)
@@ -143,7 +149,7 @@ class Fsdp1(Fsdp):
         if not self.casts:
             return [*lines, gradients.unreduced(r.role, unit, c)]
         lines.append(communication.reducing(r.role, unit, r.reduce_bytes))
-        return lines if self.offload or r.ranks == 1 else [*lines, self.reduced(unit)]
+        return lines if r.ranks == 1 else [*lines, self.reduced(unit)]
 
     def gathering(self, where: Where) -> list[Line]:
         """The gathered units, whole in the compute type."""
@@ -158,7 +164,12 @@ class Fsdp1(Fsdp):
                 left = where.segment == "join" and self.casts
                 layers = [where.layer] * (not left) + [where.layer - 1] * self.fetches(where)
             case "head" | "loss" | "norm":
-                layers = [r.arch.layers - 1] * where.backward
+                layers = [r.arch.layers - 1] * (where.backward and not r.run.reentrant)
+            case "tower":
+                block = sum([t.elements for t in vision_tensors(r.arch, "blocks")])
+                copies = 2 if where.backward else 1
+                blocks = communication.gathered(r.role, "vision blocks", block, r.run.compute, copies)
+                return [*self.root(), blocks]
             case "outside" | "waiting" | "end":
                 layers = []
             case other:
@@ -185,7 +196,7 @@ class Fsdp1(Fsdp):
             return []
         if r.quantised:
             packed = layer_parameters(r.arch, r.arch.specs[layers[0]])
-            return [communication.gathered(r.role, "4-bit layers", packed, weights.NF4[r.run.nested], len(layers))]
+            return [communication.gathered(r.role, "4-bit layers", packed, weights.PACKED, len(layers))]
         return [communication.gathered(r.role, "layers", sum(map(self.layer, layers)), r.run.compute)]
 
 

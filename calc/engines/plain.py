@@ -12,10 +12,11 @@ from calc.memory import communication, gradients, optimizer, weights
 
 @dataclass(frozen=True, slots=True)
 class Plain(Holder):
-    """`replica` as one process holds it; `buckets`: under DDP."""
+    """`replica` as one process holds it; `buckets`: under DDP, which may have to find parameters that are `unused`."""
 
     replica: Replica
     buckets: bool = False
+    unused: bool = False
 
     def weights(self) -> list[Line]:
         """The model's own weights and its adapters."""
@@ -47,6 +48,9 @@ class Plain(Holder):
         r = self.replica
         if r.optimizer is None:
             return []
+        if r.in_backward:
+            waiting = [] if where.segment == "end" else self.waiting_head(where, r.grad_bytes)
+            return [*self.stepped_at_once(where), *waiting, *self.tied(where, r.grad_bytes)]
         if r.accumulates:
             lines = [gradients.accumulated(r.role, r.trainable, r.grad_bytes)]
             if where.making:
@@ -63,7 +67,9 @@ class Plain(Holder):
     def stepping(self) -> Moments:
         """All gradients and the optimizer's temporaries."""
         r = self.replica
-        if r.optimizer:
+        if r.in_backward:
+            yield from self.last_step()
+        elif r.optimizer:
             kept = [gradients.accumulated(r.role, r.trainable, r.grad_bytes)]
             passing = [optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.largest, r.step_bytes)]
             if r.embedding_kept:

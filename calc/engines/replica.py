@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from calc.base.ledger import Line
-from calc.base.plan import Handed, Leaves, Path
-from calc.memory import gradients, weights
+from calc.base.plan import Handed, Leaves, Path, Streams
+from calc.memory import gradients, optimizer, weights
+from calc.memory.host import ROUNDED, HostAllocator
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
 from calc.models.architecture import Architecture, Head, Tensor, embedding_parameters
@@ -23,7 +24,9 @@ class Replica:
     the optimizer steps in. `ranks` share what is sharded; a step has `micro_batches`. FSDP's ranks reduce gradients of
     `reduce_bytes`, with `defers` once a step. `leaves` names what moves to the host while other roles run, `weights` or
     the optimizer's `states`. `stays`: weights that FSDP gathers for the first micro batch of a step stay until the
-    last, as do whole gradients.
+    last, as do whole gradients. `pins`: the allocator of pinned host memory. `in_backward`: each parameter steps as
+    soon as its gradient is there, which then goes. `streams`: see `calc.base.plan.Role`. `gathers`: bytes of
+    an element that FSDP gathers of a layer, 0 for the compute type's.
     """
 
     role: str
@@ -48,6 +51,11 @@ class Replica:
     reduce_bytes: int = 0
     defers: bool = False
     stays: bool = False
+    pins: HostAllocator = ROUNDED
+    in_backward: bool = False
+    streams: Streams = ""
+    gathers: int = 0
+    cut_scales: bool = False
 
     @property
     def accumulates(self) -> bool:
@@ -61,8 +69,13 @@ class Replica:
 
     def packed(self, shards: int = 1) -> Line:
         """The model in four bits, over `shards` GPUs."""
-        how = {"linear_experts": self.run.linear_experts, "nested": self.run.nested}
+        how = {"linear_experts": self.run.linear_experts, "nested": self.run.nested, "cut_scales": self.cut_scales}
         return weights.quantised(self.role, self.arch, self.head, self.weight_bytes, shards, **how)
+
+    def scales(self) -> Line:
+        """The scales of the model in four bits."""
+        how = {"linear_experts": self.run.linear_experts, "nested": self.run.nested}
+        return weights.scales(self.role, self.arch, **how)
 
     @property
     def ties_gradients(self) -> bool:
@@ -75,7 +88,7 @@ class Replica:
 
         Autocast's cast has written it anew, or the loss makes it itself; else it is a view of a transposed product.
         """
-        return self.run.precision == "autocast" or self.path.kind in ("fused", "tiled")
+        return self.run.precision == "autocast" or self.path.kind in ("fused", "cut", "tiled")
 
     @property
     def embedding(self) -> int:
@@ -105,15 +118,17 @@ class Replica:
         return max([t.elements for t in self.trained_tensors], default=0)
 
 
-Place = Literal["gather", "layer", "join", "norm", "head", "loss", "outside", "waiting", "end", "reduce"]
+Place = Literal[
+    "gather", "layer", "join", "norm", "head", "loss", "outside", "waiting", "tower", "end", "reduce"
+]  # fmt: skip
 
 
 class Where(NamedTuple):
     """A place in the step, as an engine needs to know it.
 
     `segment`: gather (a layer's weights come together), layer, join (FSDP 1 joins a layer's gradients), norm, head,
-    loss (in the model's own forward), outside (a loss that is no part of the model), waiting (another model runs), end
-    (the embedding's backward), reduce (the last gradients leave).
+    loss (in the model's own forward), outside (a loss that is no part of the model), waiting (another model runs),
+    tower (the vision tower runs), end (the embedding's backward), reduce (the last gradients leave).
     `layer` counts from 0. In backward, `root` trained elements of head and final norm and `above` of the layers above
     have their gradient, and `here` of this layer; `making` is what the operation that runs makes. `sorting`: the
     embedding's gradient is still being made, and not added to a tied head's yet.
@@ -153,7 +168,7 @@ class Holder:
     def waiting_head(self: TrainingEngine, where: Where, b: int) -> list[Line]:
         """A tied head's gradient, waiting in autograd for the embedding's, beside those of earlier micro batches."""
         r = self.replica
-        waits = where.backward and r.ties_gradients and where.segment in ("norm", "layer")
+        waits = where.backward and r.ties_gradients and where.segment in ("norm", "layer", "tower")
         return [gradients.new(r.role, r.embedding, b)] if waits else []
 
     def tied(self: TrainingEngine, where: Where, b: int) -> list[Line]:
@@ -162,6 +177,31 @@ class Holder:
         if where.segment != "end" or not r.ties_gradients:
             return []
         return [gradients.tied_embedding(r.role, r.embedding, b, contiguous=r.ties_in_place or where.sorting)]
+
+    def stepped_at_once(self: TrainingEngine, where: Where, *, part: bool = False) -> list[Line]:
+        """The gradient that is being made, and the temporaries of a step, where parameters step in backward.
+
+        An untied head steps once its backward has let go of the logits' gradient, before the final norm's begins.
+        `part`: each rank steps its own part of a parameter alone.
+        """
+        r = self.replica
+        if not where.backward or r.optimizer is None:
+            return []
+        untied = r.run.trained and r.head == "lm" and not r.ties_gradients
+        stepped = r.embedding if where.segment == "norm" and untied else where.making
+        made = where.making if r.optimizer.facts.widens else stepped
+        lines = [gradients.new(r.role, made, r.grad_bytes)]
+        if where.segment in ("norm", "layer"):
+            lines.append(optimizer.single_step(r.optimizer, r.role, stepped, r.grad_bytes, r.step_bytes, part=part))
+        return lines
+
+    def last_step(self: TrainingEngine, *, part: bool = False) -> Moments:
+        """The step of the parameter that gets its gradient last, the embedding, after which none is left."""
+        r = self.replica
+        assert r.optimizer
+        made = 0 if r.optimizer.facts.widens else r.embedding
+        scratch = optimizer.single_step(r.optimizer, r.role, r.embedding, r.grad_bytes, r.step_bytes, part=part)
+        yield "optimizer step of the embedding", [gradients.new(r.role, made, r.grad_bytes), scratch]
 
     def whole_embedding(self: TrainingEngine, where: Where, b: int) -> list[Line]:
         """The rows of the embedding's gradient that belong to other tensor-parallel ranks: backward makes all rows.
@@ -181,6 +221,9 @@ class TrainingEngine(Protocol):
     @property
     def replica(self) -> Replica:
         """The model that the engine spreads."""
+
+    def __hash__(self) -> int:
+        """Engines are compared by what they hold."""
 
     def loading(self) -> Moments:
         """The instants of loading, in order: a name and the lines of this role alive at each."""

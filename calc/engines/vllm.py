@@ -5,11 +5,14 @@ and whether other processes count, differs:
 
 - to 0.7, and by the first of the two engines of 0.8 to 0.10: weights, the profile run's peak, and what the process grew
   by outside PyTorch; others do not count (worker/worker.py:205-271)
-- 0.8: everything on the card that this process's PyTorch has not allocated counts too, whoever holds it
-  (v1/worker/gpu_worker.py:165-212)
-- from 0.9: as to 0.7, but the engine does not start where less is free than its pool (gpu_worker.py:143, later
-  v1/worker/utils.py); from 0.11 it looks after NCCL has its buffers, which the pool then need not hold
-- from 0.21: CUDA graphs belong to the pool too, as estimated before capture (gpu_worker.py:421-447)
+- 0.8 and 0.9.0: everything on the card that this process's PyTorch has not allocated counts too, whoever holds it
+  (v1/worker/gpu_worker.py:165-212; :202-214 of 0.9.0)
+- from 0.9.1: as to 0.7 (#18974; gpu_worker.py:201-219), but the engine does not start where less is free than its pool
+  (:129-144, later v1/worker/utils.py); from 0.11 it looks after NCCL has its buffers, which the pool then need not hold
+- from 0.20: CUDA graphs belong to the pool too, as vLLM estimates them before capture (gpu_worker.py:399-426 of 0.20.0,
+  whose log says 0.21). It captures two graphs of each mode and multiplies the second (gpu_model_runner.py:6049-6147 of
+  0.21.0), although graphs share a pool: reports have it several times too high (#45178, #53013). It is counted here as
+  what the graphs then take; `VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0` brings back the older division
 
 verl's worker for vLLM up to 0.6 takes the share of what is free after the profile run instead
 (verl/third_party/vllm/vllm_v_0_6_3/worker.py:210).
@@ -23,9 +26,13 @@ from typing import assert_never
 from calc.base.ledger import Line
 from calc.base.plan import Serving
 from calc.base.units import GiB, gib
+from calc.base.versions import numbers
 from calc.engines.rollout import ROLE, Cache, Starting
 from calc.memory import kv_cache
+from calc.memory.host import ROUNDED, HostAllocator
 from calc.models.architecture import Architecture
+
+OWN = (0, 9, 1)  # the first release after 0.8 whose share is the engine's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,7 @@ class Vllm:
 
     `context` is the memory that its process takes of the card before vLLM first looks, `growth` the memory that it
     takes later beside weights and activations: NCCL's buffers. Both are 0 for an engine that lives in the trainer's
-    process. `v0`: the first of a release's two engines runs.
+    process. `v0`: the first of a release's two engines runs. `pins`: the allocator of pinned host memory.
     """
 
     arch: Architecture
@@ -46,6 +53,7 @@ class Vllm:
     context: int = 0
     growth: int = 0
     v0: bool = False
+    pins: HostAllocator = ROUNDED
 
     @property
     def first(self) -> bool:
@@ -53,10 +61,9 @@ class Vllm:
         return self.v0 or self.release < (0, 8)
 
     @property
-    def release(self) -> tuple[int, int]:
-        """The first two numbers of the version."""
-        major, minor = [*self.serving.version.split("."), "0"][:2]
-        return int(major), int(minor)
+    def release(self) -> tuple[int, ...]:
+        """The numbers of the version."""
+        return numbers(self.serving.version)
 
     @property
     def max_num_seqs(self) -> int:
@@ -132,8 +139,9 @@ class Vllm:
 
     def host(self, level: int) -> list[Line]:
         """Host memory of this rank: V0's swap space, and at sleep `level` 1 the weights; level 0: it never sleeps."""
-        swap = [kv_cache.swap(ROLE, self.arch, self.tensor_parallel)] if self.first else []
-        return [*swap, *([kv_cache.backup(ROLE, self.arch, self.tensor_parallel)] if level == 1 else [])]
+        swap = [kv_cache.swap(ROLE, self.arch, self.tensor_parallel, self.pins)] if self.first else []
+        asleep = [kv_cache.backup(ROLE, self.arch, self.tensor_parallel, self.pins)] if level == 1 else []
+        return [*swap, *asleep]
 
     def cache(self, others: int) -> Cache:
         """The KV cache that the engine allocates if `others` bytes of the card are not its own."""
@@ -158,11 +166,11 @@ class Vllm:
         around = others + self.context + self.growth
         if self.serving.share_of_free:
             return int(self.utilization * (self.total - around - used))
-        if (0, 8) <= self.release < (0, 9) and not self.first:
+        if (0, 8) <= self.release < OWN and not self.first:
             used += around
         elif self.release < (0, 11):
             used += self.growth
-        elif self.release >= (0, 21):
+        elif self.release >= (0, 20):
             used += sum(line.bytes for line in self.asleep())
         return self._pool - used
 
@@ -185,7 +193,7 @@ class Vllm:
     def _crowded(self, others: int) -> str | None:
         """The reason that the engine refuses the room that others leave it, before it loads anything, or None."""
         free = self.total - others - self.context - (self.growth if self.release >= (0, 11) else 0)
-        if self.release >= (0, 9) and not self.first and free < self._pool:
+        if self.release >= OWN and not self.first and free < self._pool:
             return (
                 f"{self._given}, allowed: less; vLLM finds {gib(free, 2)} free on startup, less than the"
                 f" {gib(self._pool, 2)} it is to use"

@@ -16,7 +16,14 @@ from calc.base.versions import numbers
 from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.engines.zero_partition import Cut, cut
 from calc.memory import communication, gradients, host, optimizer, weights
-from calc.models.architecture import Architecture, largest_in_layer, layer_parameters, layer_tensors, tensors
+from calc.models.architecture import (
+    Architecture,
+    largest_in_layer,
+    layer_parameters,
+    layer_tensors,
+    tensors,
+    vision_tensors,
+)
 
 LAZY_BUCKET = (0, 18, 3)  # the bucket of stages 1 and 2 is allocated at the first gradient, before at backward's start
 GPU_STEP_COPY = ((0, 14, 1), (0, 17, 0))  # ZeRO-Offload copies the fp32 partition to the GPU in the step
@@ -27,6 +34,7 @@ NORM_CHUNK = 250_000_000  # elements that ZeRO-3's offload squares at once (`_co
 # first (`runtime/utils.py:has_inf_or_nan`); stage 3 takes absolute values and a mask of all at once (`has_overflow`).
 REDUCES, COPIED, MASKED = (0, 19, 6), 11, 3
 B = 2  # DeepSpeed's bf16 engine: every parameter, bucket and gathered weight
+FOURS = 4  # elements of four bits in one of `bnb_4bit_quant_storage`, of B bytes
 
 
 class Reduced(NamedTuple):
@@ -106,7 +114,7 @@ class Zero(Holder):
         shards = r.ranks if self.stage == 3 else 1
         lines = []
         if r.quantised:
-            lines.append(r.packed())
+            lines.append(r.packed(shards))
         elif not self.parameters_on_host:
             lines.append(weights.weights(r.role, r.parameters, r.weight_bytes, shards, "weights#zero"))
         if r.adapter and not self.parameters_on_host:
@@ -125,6 +133,9 @@ class Zero(Holder):
         runs out of memory.
         """
         r, lines = self.replica, self.weights()
+        if r.quantised and self.stage == 3:
+            # no zero.Init for 4-bit weights (transformers modeling_utils.py): each rank loads all, then keeps its part
+            yield "whole weights on the GPU", [r.packed()]
         yield "weights on the GPU", lines
         if r.optimizer is None:
             return
@@ -193,19 +204,30 @@ class Zero(Holder):
         within = where.backward and where.segment == "layer"
         stays = within and self.recomputes and r.arch.tied and r.head == "lm"
         module = r.embedding if stays or where.segment == "end" else self.layer_largest(where.layer)
-        elements = r.parameters + r.adapter
+        elements = self.stored(r.parameters, r.arch.layers) + r.adapter
         kept = _linears(r.arch, where.layer) if self.keeps_weights and r.optimizer else 0
         if within or where.segment == "end":
             begun = where.layer + 1 if within else 0  # layers whose backward is not over
-            below = _parameters(r.arch, begun) + r.adapter * begun // r.arch.layers
+            below = self.stored(_parameters(r.arch, begun), begun) + r.adapter * begun // r.arch.layers
             # backward gathers anew what forward has released: by now as much as lies above
             elements = kept + elements - below + module if kept else r.embedding + below
+        if where.segment == "tower":
+            # the language model has been released, or is not gathered yet
+            elements = sum(t.elements * t.count for t in vision_tensors(r.arch))
         elements *= r.ranks > 1 or self.offload_parameters
         return communication.live_parameters(r.role, elements, self.config.max_live, module, B, kept)
 
     def layer_largest(self, layer: int) -> int:
-        """Elements of the largest tensor in a layer."""
-        return largest_in_layer(self.replica.arch, self.replica.arch.specs[min(layer, self.replica.arch.layers - 1)])
+        """Elements of the largest tensor in a layer, as stored."""
+        r = self.replica
+        return largest_in_layer(r.arch, r.arch.specs[min(layer, r.arch.layers - 1)]) // (FOURS if r.quantised else 1)
+
+    def stored(self, elements: int, layers: int) -> int:
+        """Elements of storage of `elements` parameters, those of the lowest `layers` layers among them."""
+        if not self.replica.quantised:
+            return elements
+        linears = _linears(self.replica.arch, layers - 1)
+        return elements - linears + linears // FOURS
 
     def partitioning(self, where: Where, out: Reduced) -> list[Line]:
         """Stages 1 and 2: the bucket, and gradients kept whole or for the rank's own partition."""
@@ -273,12 +295,12 @@ class Zero(Holder):
                 return Reduced(head if where.making else 0, copied(head), head, True)
             case "gather" | "join" | "norm" | "head" | "loss" | "outside" | "waiting":
                 return Reduced()
-            case "layer" | "end" | "reduce" if min(there, r.trainable) <= bucket:
+            case "layer" | "tower" | "end" | "reduce" if min(there, r.trainable) <= bucket:
                 # all that exists fits the bucket
                 return Reduced()
             case "end":
                 return Reduced(0, max(bucket, copied(where.making)) if r.ranks > 1 else 0, where.making, True)
-            case "layer" | "reduce":
+            case "layer" | "tower" | "reduce":
                 # the first bucket to leave may hold the head
                 first = there <= 2 * bucket and where.root <= bucket and not r.ties_gradients
                 largest = c.largest if first or r.adapter else self.layer_largest(where.layer)
@@ -346,9 +368,12 @@ class Zero(Holder):
         r = self.replica
         if "states" in r.leaves:
             # pinned copies, tensor by tensor (runtime/zero/offload_states.py)
-            moved = [host.asleep(r.role, "master_weights", self.cut.share, 4)]
+            moved = [host.asleep(r.role, "master_weights", self.cut.share, 4, pins=r.pins)]
             yield "before the first step", moved
-            yield "after the first step", [*moved, host.asleep(r.role, "optimizer_states", self.cut.share, 4, 2)]
+            yield (
+                "after the first step",
+                [*moved, host.asleep(r.role, "optimizer_states", self.cut.share, 4, 2, r.pins)],
+            )
         loaded = [host.loading(r.role, r.parameters, r.weight_bytes, streamed=self.stage == 3 or r.quantised)]
         yield "loading", loaded
         if self.stage < 3 and not self.plain_bf16 and self.version < FLATTENS_ON_GPU:
@@ -357,8 +382,8 @@ class Zero(Holder):
         kept = []
         if self.parameters_on_host:
             frozen = tensors(r.arch, head=r.head) if r.adapter or r.optimizer is None else ()
-            kept.append(host.frozen_parameters(r.role, frozen, r.ranks))
-            kept.append(host.parameters(r.role, r.trainable, r.ranks))
+            kept.append(host.frozen_parameters(r.role, frozen, r.ranks, r.pins))
+            kept.append(host.parameters(r.role, r.trainable, r.ranks, r.pins))
         if r.optimizer and self.offload_optimizer:
             yield from self.offloaded(kept)
         elif kept:
@@ -370,22 +395,22 @@ class Zero(Holder):
         assert r.optimizer is not None
         if self.stage == 3:
             built = [
-                *host.zero_optimizer(r.role, c.rank_elements, c.sub_groups, pinned_master=False),
-                host.accumulation_buffer(r.role, c.rank_elements, r.grad_bytes),
+                *host.zero_optimizer(r.role, c.rank_elements, c.sub_groups, pinned_master=False, pins=r.pins),
+                host.accumulation_buffer(r.role, c.rank_elements, r.grad_bytes, r.pins),
             ]
             last = r.grad_bytes * c.rank_elements
         else:
             pinned = self.version >= GPU_STEP_COPY[0]
-            built = host.zero_optimizer(r.role, c.share, (c.share,), pinned_master=pinned)
-            built.append(host.staging(r.role, c.largest))
+            built = host.zero_optimizer(r.role, c.share, (c.share,), pinned_master=pinned, pins=r.pins)
+            built.append(host.staging(r.role, c.largest, r.pins))
             if self.version >= GPU_STEP_COPY[1]:
-                built.append(host.half_precision_copy(r.role, c.share))
+                built.append(host.half_precision_copy(r.role, c.share, r.pins))
             last = 4 * c.share
         if self.version < CPU_ADAM_LEAN:
             built.append(host.cpu_adam_buffers(r.role))
         yield "optimizer built", [*kept, *built, host.pinning(r.role, last)]
         if self.stage < 3 and r.accumulates:
-            built.append(host.accumulated_gradients(r.role, c.touched))
+            built.append(host.accumulated_gradients(r.role, c.touched, r.pins))
         yield "before the first step", [*kept, *built]
         states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
         moments = host.moments(r.role, c.rank_elements if self.stage == 3 else c.share, states)

@@ -70,6 +70,8 @@ class Hosts:
                 lines = role.get(at, role.get("before the first step", []) if at == "after the first step" else [])
                 moments[at] += lines
         for at in HOST[-2:]:
+            for name, count in ranks.items():
+                moments[at].extend(self.checkpoints(name, count))
             moments[at].extend(self.serving(ranks.get("rollout", 0)))
         saves = [
             stage for stage in self.job.keeps.stages if stage.does == "save" and stage.host and stage.role in ranks
@@ -80,6 +82,17 @@ class Hosts:
             moments["save"] = [*moments["after the first step"], max(copies, key=lambda line: line.bytes)]
         found = {at: tuple(line for line in lines if line.bytes) for at, lines in moments.items()}
         return [Phase(at, Moment(at, lines)) for at, lines in found.items() if lines]
+
+    def checkpoints(self, name: str, ranks: int) -> list[Line]:
+        """Host memory of the checkpoints of a role's `ranks` ranks, if they leave the GPU."""
+        placed = self.job.placed.get(name)
+        if not placed or not placed.engine.replica.streams:
+            return []
+        r = placed.engine.replica
+        batch = self.job.roles.batch(placed.s, placed.role.rows)
+        one = batch.tokens * r.arch.hidden * r.run.residual
+        pageable = placed.role.pageable
+        return times([host.checkpoints(r.role, r.arch.layers, one, pageable=pageable, pins=r.pins)], ranks)
 
     def serving(self, ranks: int) -> list[Line]:
         """Host memory of `ranks` vLLM ranks: swap space, and the weights of ranks that sleep at level 1."""

@@ -18,6 +18,7 @@ VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long ba
 TRAINERS = {
     "transformers": "Transformers' Trainer", "litgpt": "litgpt", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl",
     "ms-swift": "ms-swift", "torchtune": "torchtune", "torchtitan": "torchtitan", "unsloth": "Unsloth",
+    "megatron": "Megatron-LM",
 }  # fmt: skip
 REFUSED = "vLLM does not start"
 
@@ -131,8 +132,10 @@ def degrees(s: Scenario) -> list[str]:
 
 
 def segments(s: Scenario) -> list[str]:
-    """A note of expandable segments, if the job is told to use them; jobs with a rollout switch them themselves."""
-    return ["expandable segments"] if s.expandable_segments and not s.rollout else []
+    """What a job tells PyTorch's allocators; jobs with a rollout switch expandable segments themselves."""
+    told = ["expandable segments"] if s.expandable_segments and not s.rollout else []
+    size = s.pinned_max_round_threshold_mb
+    return [*told, f"pinned memory not rounded above {size} MiB"] if size else told
 
 
 def lengths(s: Scenario) -> str:

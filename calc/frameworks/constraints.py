@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.models.architecture import BEFORE
+from calc.models.kernels import replaced
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP
 
+ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
+COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
 SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 
 
@@ -23,8 +26,8 @@ def tensor_fault(s: Scenario) -> str | None:
         )
     if s.method != "full":
         return f"method: given {s.method!r} {given}, allowed: full; adapters of cut layers are not modelled"
-    if s.loss != "full":
-        return f"loss: given {s.loss!r} {given}, allowed: full"
+    if s.loss != "full" and not (s.loss == "chunked" and s.trainer == "torchtitan"):
+        return f"loss: given {s.loss!r} {given}, allowed: full, or with trainer torchtitan its chunks"
     if s.sequence_parallel and s.task not in ("pretrain", "sft"):
         return f"sequence_parallel: given true for {s.task}, allowed: for pretrain and sft, whose loss takes cut logits"
     if s.sequence_parallel and (s.architecture.experts or s.architecture.norms != BEFORE):
@@ -178,6 +181,8 @@ def sharding_fault(s: Scenario) -> str | None:
     """The reason why precision, offload, method or FSDP settings do not go with the sharding of `s`, or None."""
     if fault := fsdp_fault(s):
         return fault
+    if s.sharding == "megatron" and s.trainer != "megatron":
+        return f"sharding: given 'megatron' with {s.framework}, allowed: with torch and trainer megatron"
     if s.precision == "fsdp-mixed" and s.sharding not in FSDP:
         return f"precision: given 'fsdp-mixed' with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
     if s.sharding in DEEPSPEED and s.layout != "mixed":
@@ -197,9 +202,90 @@ def sharding_fault(s: Scenario) -> str | None:
         allowed = "adamw; bitsandbytes steps on a GPU, and Accelerate makes it DeepSpeedCPUAdam, with fp32 states"
         moved = "offload.optimizer" if s.offload.optimizer else "offload.parameters"
         return f"optimizer: given {s.optimizer!r} with {moved}, allowed: {allowed}"
-    if s.method == "qlora" and s.sharding == "zero3":
-        return "sharding: given 'zero3' with method qlora, allowed: none, ddp, zero1, zero2, fsdp1, fsdp2"
+    if s.method == "qlora" and s.sharding == "zero3" and s.checkpointing != "full":
+        # `matmul_4bit(x, self.weight.t())` of older bitsandbytes keeps a view of the gathered weight for backward
+        return f"checkpointing: given {s.checkpointing!r} with method qlora and sharding zero3, allowed: full"
+    if s.method == "qlora" and s.sharding == "zero3" and s.offload.parameters:
+        return "offload.parameters: given true with method qlora and sharding zero3, allowed: false; not modelled"
     return None
+
+
+def kernels_fault(s: Scenario) -> str | None:
+    """The reason why the kernels of `s` cannot run its layers, in one line, or None.
+
+    Liger's norms gather DTensors whole (liger-kernel 0.8.5 `ops/rms_norm.py:658`).
+    """
+    if s.kernels == "eager":
+        return None
+    if s.framework not in ON_KERNELS:
+        return f"kernels: given {s.kernels!r} with {s.framework}, allowed: eager; not modelled there"
+    if s.tensor_parallel > 1:
+        return f"kernels: given {s.kernels!r} with tensor_parallel = {s.tensor_parallel}, allowed: eager"
+    if not replaced(s.kernels, s.architecture.family):
+        known = f"allowed for the family {s.architecture.family}: eager"
+        return f"kernels: given {s.kernels!r}, {known}; Liger has none for it"
+    return None
+
+
+def streams_fault(s: Scenario) -> str | None:
+    """The reason why checkpoints cannot wait on the host, in one line; None if they can, or shall not."""
+    if not s.offload.activations:
+        return None
+    given = "offload.activations: given true"
+    if s.framework not in ON_KERNELS:
+        return f"{given} with {s.framework}, allowed: false; not modelled there"
+    if s.checkpointing != "full":
+        return f"{given} with checkpointing {s.checkpointing}, allowed: with full, whose checkpoints move"
+    if s.task not in ("pretrain", "sft", "rm", "dpo"):
+        return f"{given} for {s.task}, allowed: false"
+    return f"{given} where GPUs share sequences, allowed: false; not modelled" if s.together > 1 else None
+
+
+def in_backward_fault(s: Scenario) -> str | None:
+    """The reason why parameters cannot step in backward, in one line; None if they can, or shall not.
+
+    A parameter steps once a step: on one micro batch, without clipping, which needs all gradients first.
+    """
+    own = OPTIMIZERS[s.optimizer].in_backward
+    if not s.optimizer_in_backward:
+        given = f"optimizer_in_backward: given false with optimizer {s.optimizer}"
+        return f"{given}, allowed: true, as it steps no other way" if own else None
+    given = "with optimizer_in_backward"
+    allowed = ("none", "zero3") if own else ("none", "fsdp2")
+    if s.sharding not in allowed:
+        return f"sharding: given {s.sharding!r} {given} and optimizer {s.optimizer}, allowed: {', '.join(allowed)}"
+    fixed: dict[str, tuple[str | int | bool, ...]] = {
+        "task": ("pretrain", "sft"), "method": ("full",), "together": (1,),
+        "precision": ("bf16", "fp32", "fsdp-mixed", "autocast"),
+    }  # fmt: skip
+    if s.sharding == "zero3":
+        fixed["precision"] = ("mixed",)
+    for field, values in fixed.items():
+        if (value := getattr(s, field)) not in values:
+            return f"{field}: given {value!r} {given}, allowed: {', '.join(map(str, values))}"
+    if s.accumulation > 1:
+        one = s.rows * s.data_parallel
+        return f"global_batch: given {s.global_batch} {given}, allowed: one micro batch a GPU, {one}"
+    if s.optimizer == "none":
+        return f"optimizer: given 'none' {given}, allowed: one that trains"
+    if s.offload.optimizer or (s.offload.parameters and s.sharding != "zero3"):
+        field = "optimizer" if s.offload.optimizer else "parameters"
+        return f"offload.{field}: given true {given}, allowed: false"
+    return None
+
+
+def whole_gradients(s: Scenario) -> str | None:
+    """The reason why a framework cannot step parameters in backward, in one line; None if it shall not."""
+    if OPTIMIZERS[s.optimizer].in_backward:
+        return f"optimizer: given {s.optimizer!r}, allowed with {s.framework}: one that steps after backward"
+    if s.optimizer_in_backward:
+        return f"optimizer_in_backward: given true with {s.framework}, allowed: false"
+    return None
+
+
+def unmodelled(s: Scenario) -> str | None:
+    """The reason why a framework that is not plain PyTorch cannot have some of its settings, in one line, or None."""
+    return kernels_fault(s) or whole_gradients(s) or streams_fault(s) or compile_fault(s)
 
 
 def trainer_fault(s: Scenario, usual: str = "own") -> str | None:
@@ -216,3 +302,58 @@ def linear_fault(s: Scenario) -> str | None:
         return None
     given = f"given false with {s.framework} and sharding {s.sharding}"
     return f"memory_efficient_linear: {given}, allowed: true, or false with torch and zero3"
+
+
+def compile_fault(s: Scenario) -> str | None:
+    """The reason why compiled layers or a compiled loss are not modelled for `s`, in one line, or None.
+
+    What the partitioner saves was traced for layers of Llama's shape alone: two RMSNorms, a gated MLP, no adapters.
+    """
+    if fault := float8_fault(s):
+        return fault
+    if s.compile == "none":
+        return None
+    given = f"compile: given {s.compile!r}"
+    if s.framework != "torch" or s.trainer not in COMPILES:
+        who = s.framework if s.framework != "torch" else f"trainer {s.trainer}"
+        return f"{given} with {who}, allowed: none; not modelled"
+    if s.task not in ("pretrain", "sft"):
+        return f"{given} for {s.task}, allowed: none; modelled for pretrain, sft"
+    if s.loss in ("fused", "cut") and s.compile != "model":
+        return f"{given} with loss {s.loss}, allowed: none, model; this loss is a kernel already"
+    if s.kernels != "eager" and s.compile != "loss":
+        return f"{given} with kernels {s.kernels}, allowed: none, loss; modelled for a model's own operations"
+    if s.compile == "loss":
+        return None
+    arch, norms = s.architecture, s.architecture.norms
+    plain = arch.norm == "rms" and arch.gated and not (arch.experts or arch.mla or arch.parallel or arch.joined)
+    plain = plain and arch.vision is None
+    if not plain or norms.attention_output or norms.mlp_output or arch.residual_dropout or arch.attention_sinks:
+        return f"{given} with model {s.model}, allowed: none, loss; modelled for layers as Llama's"
+    if s.lora:
+        return f"{given} with method {s.method}, allowed: none, loss; modelled for full"
+    if s.attention == "eager":
+        return f"{given} with attention eager, allowed: none, loss; modelled with sdpa, flash"
+    if s.precision not in ("bf16", "fsdp-mixed") or s.sharded.family == "zero":
+        return f"{given} with precision {s.precision}, allowed: none, loss; modelled with bf16, fsdp-mixed"
+    return None
+
+
+def float8_fault(s: Scenario) -> str | None:
+    """The reason why float8 linears are not modelled for `s`, in one line, or None.
+
+    Eager, torchao keeps a float8 copy of each weight, which was not traced.
+    """
+    if s.float8 == "none":
+        return (
+            "float8_all_gather: given true, allowed: false, or with float8 tensorwise" if s.float8_all_gather else None
+        )
+    if s.compile not in ("model", "model-and-loss"):
+        return f"float8: given {s.float8!r} with compile {s.compile}, allowed: none; modelled with compiled layers"
+    if s.float8_all_gather and (s.float8 != "tensorwise" or s.sharding != "fsdp2"):
+        given = f"float8_all_gather: given true with float8 {s.float8} and sharding {s.sharding}"
+        return f"{given}, allowed: false; torchao gathers so with tensorwise under fsdp2"
+    wide = s.architecture
+    if any(n % 16 for n in (wide.hidden, wide.intermediate, wide.heads * wide.head_dim, wide.kv_heads * wide.head_dim)):
+        return f"float8: given {s.float8!r} with model {s.model}, allowed: none; its linears are no multiples of 16"
+    return None

@@ -15,7 +15,8 @@ from calc.base.versions import at_least
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP
 
-TASKS = ("pretrain", "sft", "rm", "dpo")
+TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo")
+NO_SYNC = "1.11"  # of Accelerate: `no_sync` of FSDP 2 calls set_requires_gradient_sync
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,21 +28,27 @@ def keeps(s: Scenario) -> dict[str, Any]:
     """The fields that the Trainer sets in a trained `calc.base.plan.Role`, whatever its loss.
 
     FSDP reduces gradients in the compute type (accelerate `utils/dataclasses.py:2137`). Embeddings: `trainer.py:1338`.
+    DDP finds unused parameters, unless the model is Transformers' own, which PEFT's is not, and checkpoints
+    (`trainer.py:749`).
     """
     return {
         "reduce_bytes": 2 if s.precision == "fsdp-mixed" else 0,
         "wrapped": wrapped(s),
         "wide_embeddings": True,
+        "finds_unused": s.checkpointing == "none" or bool(s.lora),
     }
 
 
-def reduces_once(sharding: str) -> bool:
+def reduces_once(sharding: str, given: Mapping[str, Any]) -> bool:
     """True if a step's gradients are reduced once unless `sync_each_batch` is asked for.
 
     Every micro batch but the last runs under `no_sync`, whatever the sharding (`trainer.py:1896`, accelerate
-    `accelerator.py:1165`; transformers 4.28 `trainer.py:1926`, before the Trainer was built on Accelerate).
+    `accelerator.py:1165`; transformers 4.28 `trainer.py:1926`, before the Trainer was built on Accelerate). For FSDP 2
+    Accelerate has one since 1.11; before, it looked for a method that such a model does not have (1.10.1
+    `accelerator.py:1170`). The newest release counts unless `given` names one.
     """
-    return sharding in FSDP
+    early = not at_least(str(given.get("versions.accelerate", NO_SYNC)), NO_SYNC)
+    return sharding in FSDP and not (sharding == "fsdp2" and early)
 
 
 def wrapped(s: Scenario) -> bool:
@@ -62,6 +69,8 @@ def refuse(s: Scenario) -> str | None:
     """The reason why Transformers' Trainer cannot run `s`, in one line, or None."""
     if s.task not in TASKS:
         return f"trainer: given 'transformers' for {s.task}, allowed: own; the Trainer is for {', '.join(TASKS)}"
+    if s.offload.activations:
+        return "offload.activations: given true with trainer transformers, allowed: false; it has no switch for it"
     if s.together > 1:
         return "trainer: given 'transformers' where GPUs share sequences, allowed: own; not modelled"
     return None
@@ -78,6 +87,14 @@ def selective(usual: Path) -> Path:
     See trl `trainer/utils.py`; Accelerate's autocast makes the logits fp32.
     """
     return replace(usual, kind="rows", upcast=False) if usual.kind == "selective" and usual.head_fp32 else usual
+
+
+def likelihood(s: Scenario, usual: Path) -> Path:
+    """The loss path of log-probabilities with the chosen half's cross entropy beside them: ORPO's, and CPO's.
+
+    One row without its last position is contiguous, several are copied.
+    """
+    return replace(usual, nll=0.5, shift_copy=s.micro_batch > 1)
 
 
 def notes(s: Scenario) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from calc.scenario.scenario import Scenario
 FIRST = "0.19"
 FILE = "axolotl.yaml"
 LIGER = "axolotl.integrations.liger.LigerPlugin"
+CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 FOUR_BITS = {"full": (), "lora": (), "qlora": ("double_quantization",)}  # which no key of the schema sets
 PRECISIONS = ("bf16", "mixed", "fsdp-mixed", "fp32")
 
@@ -24,6 +25,8 @@ def launch(s: Scenario) -> Launch:
     if s.gpus > 1:
         words = " ".join(" ".join(words) for words in shell.torchrun(s))
         command += f" --launcher torchrun -- {words}"
+    if s.pinned_max_round_threshold_mb:
+        command = shell.setting(s, command)  # axolotl leaves the variable alone where it is set
     return Launch(command, files, tuple(notes(s, files)))
 
 
@@ -42,6 +45,7 @@ def settings(s: Scenario) -> dict[str, Any]:
         "attn_implementation": ATTENTION[s.attention],
         "micro_batch_size": s.micro_batch,
         "bf16": s.precision != "fp32",
+        **({"activation_offloading": True} if s.offload.activations else {}),
         "optimizer": trained.pop("optim"),
         **trained,
     }
@@ -49,8 +53,16 @@ def settings(s: Scenario) -> dict[str, Any]:
         found["rl"] = "dpo"
     if s.task == "rm":
         found["reward_model"] = True
-    if s.loss == "fused":
-        found |= {"plugins": [LIGER], "liger_fused_linear_cross_entropy": True}
+    plugins = []
+    if s.loss == "cut":
+        plugins.append(CUT)
+        found["cut_cross_entropy"] = True
+    if s.loss == "fused" or s.kernels == "liger":
+        plugins.append(LIGER)
+        own = {"liger_rope": True, "liger_rms_norm": True, "liger_glu_activation": True}
+        found |= {"liger_fused_linear_cross_entropy": s.loss == "fused", **(own if s.kernels == "liger" else {})}
+    if plugins:
+        found["plugins"] = plugins
     if s.sharded.family == "fsdp":
         found |= {
             "fsdp_version": s.sharded.stage,
@@ -81,7 +93,7 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
     """Notes on the values that the reader fills in, and on fields that no key sets."""
     yield f"datasets: put the path of your data into {FILE}, and the type that reads it"
     yield from shell.of_files(s, files)
-    if not s.expandable_segments:
+    if not (s.expandable_segments or s.pinned_max_round_threshold_mb):
         yield "expandable_segments false: set PYTORCH_ALLOC_CONF yourself, or axolotl switches them on"
     yield from shell.unsaid(s, *hugging_face.unsaid(s), *FOUR_BITS[s.method])
     yield from shell.unsaid_of_roles(s)

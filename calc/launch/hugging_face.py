@@ -9,8 +9,11 @@ from typing import Any
 from calc.base.optimizers import OPTIMIZERS, Optim
 from calc.launch.shell import LaunchError, runner
 from calc.scenario.scenario import Scenario
+from calc.scenario.words import ROLES
 
 DEEPSPEED = "deepspeed.json"
+# the fields that `use_liger_kernel` decides together
+LIGER = ("kernels", "loss")
 
 
 def optim(s: Scenario) -> Optim:
@@ -25,6 +28,11 @@ def optim(s: Scenario) -> Optim:
 def synchronised() -> dict[str, Any]:
     """The `accelerator_config` with which FSDP reduces the gradients of every micro batch."""
     return {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+
+
+def reentrant(s: Scenario) -> dict[str, Any]:
+    """The `gradient_checkpointing_kwargs` that say which kind of checkpointing runs."""
+    return {"use_reentrant": s.reentrant}
 
 
 def mixed(s: Scenario) -> str:
@@ -76,6 +84,8 @@ def arguments(s: Scenario) -> dict[str, Any]:
         "gradient_checkpointing": s.checkpointing == "full",
         "optim": found.optim,
     }
+    if s.checkpointing == "full":
+        told["gradient_checkpointing_kwargs"] = reentrant(s)
     if found.optim_args:
         told["optim_args"] = found.optim_args
     if s.sharded.family == "zero":
@@ -100,9 +110,9 @@ def sharding_files(s: Scenario) -> dict[str, str]:
 
 
 def reference(s: Scenario) -> None:
-    """Raises LaunchError for DPO without a reference, which every trainer here loads."""
-    if s.task == "dpo" and not s.has("reference"):
-        given = "roles.reference: given 'none' for dpo, allowed: a reference"
+    """Raises LaunchError for DPO or KTO without a reference, which every trainer here loads."""
+    if "reference" in ROLES.get(s.task, ()) and not s.has("reference"):
+        given = f"roles.reference: given 'none' for {s.task}, allowed: a reference"
         raise LaunchError(f"{given}, which a command of {runner(s)[0]} always loads")
 
 

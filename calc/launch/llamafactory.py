@@ -15,7 +15,7 @@ from calc.scenario.scenario import Scenario
 FIRST = "0.9.2"  # use_reentrant_gc
 FILE = "llamafactory.yaml"
 
-STAGES = {"pretrain": "pt", "sft": "sft", "rm": "rm", "dpo": "dpo"}
+STAGES = {"pretrain": "pt", "sft": "sft", "rm": "rm", "dpo": "dpo", "orpo": "dpo", "simpo": "dpo"}
 ATTENTION = {"flash": "fa2", "sdpa": "sdpa", "eager": "disabled"}
 
 
@@ -46,14 +46,29 @@ def settings(s: Scenario) -> dict[str, Any]:
         "packing": s.packing,
         "flash_attn": ATTENTION[s.attention],
         "disable_gradient_checkpointing": s.checkpointing == "none",
-        "enable_liger_kernel": s.loss == "fused",
+        "use_reentrant_gc": s.reentrant,
+        "enable_liger_kernel": s.loss == "fused" or s.kernels == "liger",
+        **({"use_unsloth_gc": True} if s.offload.activations else {}),
         "per_device_train_batch_size": s.micro_batch,
         "bf16": s.precision not in ("fp32", "fp16"),
         "fp16": s.precision == "fp16",
         "pure_bf16": pure,
-        **{key: value for key, value in hugging_face.arguments(s).items() if key != "gradient_checkpointing"},
+        **{
+            key: value
+            for key, value in hugging_face.arguments(s).items()
+            if not key.startswith("gradient_checkpointing")
+        },
         **(hugging_face.fsdp(s) if s.sharded.family == "fsdp" else {}),
     }
+    if s.task in ("orpo", "simpo"):
+        told["pref_loss"] = s.task
+    if s.images:
+        told |= {
+            "freeze_vision_tower": s.images.freeze != "none",
+            "freeze_multi_modal_projector": s.images.freeze == "vision",
+            "image_min_pixels": s.images.min_pixels,
+            "image_max_pixels": s.images.max_pixels,
+        }
     if s.lora:
         told |= {
             "lora_rank": s.lora.rank,
@@ -69,6 +84,6 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
     """Notes on the values that the reader fills in, and on fields that no key sets."""
     yield shell.needs("DATASET", "a name in dataset_info.json, whose folder dataset_dir names")
     yield from shell.of_files(s, files)
-    yield from shell.unsaid(s, *hugging_face.unsaid(s), "lora.dtype")
+    yield from shell.unsaid(s, *hugging_face.unsaid(s), *hugging_face.LIGER, "lora.dtype")
     yield from shell.unsaid_of_roles(s)
     yield from shell.common_notes(s)

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from calc.launch import hugging_face, shell
 from calc.launch.shell import Launch, LaunchError, Placeholder, Words, option
 from calc.scenario.scenario import Scenario
+from calc.scenario.words import PREFERENCE
 
 FIRST = "4"
 FSDP = "fsdp.json"
 
-COMMANDS = {"pretrain": "pt", "sft": "sft", "rm": "rlhf", "dpo": "rlhf"}
+COMMANDS = {"pretrain": "pt", "sft": "sft", **dict.fromkeys(("rm", *PREFERENCE), "rlhf")}
 ATTENTION = {"flash": "flash_attn", "sdpa": "sdpa", "eager": "eager"}
 # torch_dtype and mixed precision by our word; DeepSpeed and FSDP make fp32 of what they train.
 PRECISIONS = {
@@ -30,7 +31,8 @@ def launch(s: Scenario) -> Launch:
     files = hugging_face.sharding_files(s)
     if s.sharded.family == "fsdp":
         files[FSDP] = json.dumps(hugging_face.fsdp(s), indent=2) + "\n"
-    command = shell.command(f"swift {COMMANDS[s.task]}", flags(s))
+    seen = f"MIN_PIXELS={s.images.min_pixels} MAX_PIXELS={s.images.max_pixels} " if s.images else ""
+    command = seen + shell.command(f"swift {COMMANDS[s.task]}", flags(s))
     return Launch(shell.setting(s, shell.several(s) + command), files, tuple(notes(s, files)))
 
 
@@ -41,6 +43,8 @@ def flags(s: Scenario) -> Iterator[Words]:
     dtype, mixed = PRECISIONS[s.precision]
     if COMMANDS[s.task] == "rlhf":
         yield option("--rlhf_type", s.task)
+    if s.task == "simpo":
+        yield option("--cpo_alpha", 1.0)
     yield option("--model", shell.model_name(s.model))
     yield option("--use_hf", True)
     yield option("--dataset", Placeholder("DATASET", "name or path of the training data"))
@@ -52,11 +56,15 @@ def flags(s: Scenario) -> Iterator[Words]:
     yield option("--max_length", s.seq_len)
     yield option("--packing", s.packing)
     yield option("--per_device_train_batch_size", s.micro_batch)
-    yield option("--use_liger_kernel", s.loss == "fused")
+    yield option("--use_liger_kernel", s.loss == "fused" or s.kernels == "liger")
     for name, value in hugging_face.arguments(s).items():
         yield option(f"--{name}", json.dumps(value) if isinstance(value, dict) else value)
     if s.sharded.family == "fsdp":
         yield option("--fsdp", FSDP)
+    if s.images:
+        yield option("--freeze_vit", s.images.freeze != "none")
+        yield option("--freeze_aligner", s.images.freeze == "vision")
+        yield option("--vit_gradient_checkpointing", bool(s.images.checkpointing))
     if s.lora:
         yield option("--lora_rank", s.lora.rank)
         yield option("--lora_dropout", s.lora.dropout)
@@ -73,6 +81,6 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
     """Notes on the values that the reader fills in, and on fields that no flag sets."""
     yield shell.needs("DATASET", "your data, or a data set's name")
     yield from shell.of_files(s, files)
-    yield from shell.unsaid(s, *hugging_face.unsaid(s))
+    yield from shell.unsaid(s, *hugging_face.unsaid(s), *hugging_face.LIGER)
     yield from shell.unsaid_of_roles(s)
     yield from shell.common_notes(s)

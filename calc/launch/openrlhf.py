@@ -44,6 +44,7 @@ def supervised(s: Scenario) -> str:
         option("--data.max_len", s.seq_len),
         *shared(s),
         *switch("--model.gradient_checkpointing_enable", s.checkpointing == "full"),
+        *switch("--model.gradient_checkpointing_reentrant", reentrant(s)),
         optim("--optim", s),
     ]
     if s.task == "dpo":
@@ -56,6 +57,11 @@ def supervised(s: Scenario) -> str:
 def optim(flag: str, s: Scenario) -> Words:
     """The flag for a trained model's optimizer."""
     return option(flag, OPTIMIZERS[s.optimizer].spelled.openrlhf)
+
+
+def reentrant(s: Scenario) -> bool:
+    """True if checkpointing is on and of the reentrant kind."""
+    return s.checkpointing == "full" and s.reentrant
 
 
 def shared(s: Scenario) -> Iterator[Words]:
@@ -111,6 +117,7 @@ def ray(s: Scenario) -> str:
             option("--algo.advantage.estimator", ESTIMATORS[s.task]),
             *shared(actor),
             *switch("--actor.gradient_checkpointing_enable", actor.checkpointing == "full"),
+            *switch("--actor.gradient_checkpointing_reentrant", reentrant(actor)),
             optim("--actor.optim", actor),
             *([option("--actor.entropy_coef", f"{s.entropy_coeff:g}")] if s.entropy_coeff else []),
             *([optim("--critic.optim", own(s, "critic"))] if s.has("critic") else []),

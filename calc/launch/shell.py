@@ -71,12 +71,19 @@ def command(start: str, lines: Iterable[Words]) -> str:
     return " \\\n  ".join([start, *[" ".join(line) for line in lines]])
 
 
-def setting(s: Scenario, started: str) -> str:
-    """A command with the environment variable of PyTorch's allocator in front, unless that is at its default."""
-    if not s.expandable_segments:
-        return started
-    device = "NPU" if load().gpu(s.gpu).lacks_cuda else "CUDA"  # torch_npu/csrc/core/npu/NPUAllocatorConfig
-    return f"PYTORCH_{device}_ALLOC_CONF=expandable_segments:True {started}"
+def setting(s: Scenario, started: str, *, switches_segments: bool = False) -> str:
+    """A command with the environment variable of PyTorch's allocator in front, unless that is at its default.
+
+    `switches_segments`: the framework makes segments expandable itself. Thresholds of pinned memory are those of the
+    variable that holds for every device (c10/core/AllocatorConfig.h of torch 2.13), both the same: 2.13 hands out a
+    smaller block for a larger one where blocks are cached that were not rounded (pytorch/pytorch#192722).
+    """
+    options = ["expandable_segments:True"] if s.expandable_segments and not switches_segments else []
+    device = "NPU_" if load().gpu(s.gpu).lacks_cuda else "CUDA_"  # torch_npu/csrc/core/npu/NPUAllocatorConfig
+    if size := s.pinned_max_round_threshold_mb:
+        options += [f"pinned_max_round_threshold_mb:{size}", f"pinned_max_cached_size_mb:{size}"]
+        device = ""
+    return f"PYTORCH_{device}ALLOC_CONF={','.join(options)} {started}" if options else started
 
 
 PORT = 29500
@@ -228,13 +235,27 @@ def common_notes(s: Scenario) -> Iterator[str]:
         yield f"sequences of {mean} tokens on average, {longest} at most: your data's, which no flag sets"
     elif s.expected_len != s.seq_len:
         yield f"expected_len {s.expected_len} is the mean length of your data, which no flag sets"
+    if s.pinned_max_round_threshold_mb:
+        yield (
+            "pinned_max_cached_size_mb stands beside pinned_max_round_threshold_mb with the same size: without it "
+            "torch 2.13 would hand out a smaller block for a larger one"
+        )
+    if s.images:
+        yield (
+            f"{s.images.count} x {s.images.width} x {s.images.height} pixels a sample, resized to at most "
+            f"{s.images.max_pixels}: your data's column of images and its processor decide; images.freeze "
+            f"{s.images.freeze}: freeze the tower so where no flag above says it"
+        )
     yield "learning rate, epochs and how often it saves are the framework's defaults: they decide no memory"
 
 
 def ray_on_every_node(s: Scenario) -> str:
     """The note on a Ray cluster over several nodes, which the command joins."""
     where = f"on each of the {s.nodes} nodes (gpus_per_node {s.gpus_per_node})"
-    return f"{where}: ray start, with --head on the one where the command runs, else --address of that"
+    told = "ray start, with --head on the one where the command runs, else --address of that"
+    if s.pinned_max_round_threshold_mb:
+        told += "; PYTORCH_ALLOC_CONF set there as for the command, as workers have Ray's environment"
+    return f"{where}: {told}"
 
 
 def nodes_of(gpus: int, per_node: int) -> tuple[int, int]:

@@ -37,6 +37,10 @@ def flags(s: Scenario) -> Iterator[Words]:
         raise LaunchError(f"model: given {s.model!r}, allowed for a command of torchtitan: {allowed}")
     if s.optimizer != (usual := shell.does(s, "optimizer")):
         raise LaunchError(f"optimizer: given {s.optimizer!r}, allowed for a command of torchtitan: {usual}")
+    if s.float8 != "none":
+        raise LaunchError(
+            f"float8: given {s.float8!r}, allowed for a command of torchtitan: none, whose flags have none"
+        )
     if s.loss != "chunked" and s.together == 1:
         raise LaunchError(
             f"loss: given {s.loss!r}, allowed for a command of torchtitan: chunked, as its configurations"
@@ -53,6 +57,9 @@ def flags(s: Scenario) -> Iterator[Words]:
     yield ("--training.disable_cuda_graphs",)
     if s.offload.parameters or s.offload.optimizer:
         yield ("--training.enable_cpu_offload",)
+    if s.compile != "none":
+        yield ("--compile.enable",)
+        yield option("--compile.components", *s.compile.split("-and-"))
     yield from degrees(s)
     yield option("--optimizer.implementation", IMPLEMENTATIONS[s.optimizer_impl])
     yield (f"activation-checkpoint:{s.checkpointing}",)
@@ -76,5 +83,5 @@ def notes(s: Scenario) -> Iterator[str]:
     """Notes on the values that the reader fills in, and on fields that no flag sets."""
     yield shell.needs("ASSETS", "what scripts/download_hf_assets.py has downloaded of the model")
     yield from shell.on_every_node(s)
-    yield from shell.unsaid(s, "attention", "grad_dtype", "packing", "no_sync")
+    yield from shell.unsaid(s, "attention", "grad_dtype", "packing", "no_sync", "reentrant")
     yield from shell.common_notes(s)

@@ -65,12 +65,12 @@ def overrides(s: Scenario) -> Iterator[Words]:
     yield key("dtype", s.precision)
     yield key("dataset.packed", s.packing)
     yield key("loss", LOSSES[s.loss])
-    yield key("compile", False)
+    yield key("compile", s.compile == "model-and-loss")
     yield key("enable_activation_checkpointing", s.checkpointing == "full")
-    yield key("enable_activation_offloading", False)
+    yield key("enable_activation_offloading", s.offload.activations)
     yield key("optimizer", OPTIMIZERS[s.optimizer].spelled.torch)
     if s.method == "full":
-        yield key("optimizer_in_bwd", False)
+        yield key("optimizer_in_bwd", s.optimizer_in_backward)
     eight_bit = s.sharding == "none" and s.method == "full"  # whose configuration names no implementation
     if s.optimizer_impl == "fused":
         yield key("optimizer.fused", True)
@@ -110,5 +110,7 @@ def notes(s: Scenario) -> Iterator[str]:
     yield shell.needs("MODEL_DIR", f"where `tune download {shell.model_name(s.model)}` has put the checkpoint")
     yield "the configuration names the data set and the tokenizer's file: dataset, tokenizer.path"
     yield from shell.on_every_node(s)
-    yield from shell.unsaid(s, "attention", "grad_dtype", "lora.units", "no_sync")
+    if s.compile in ("model", "loss"):
+        yield f"compile: {s.compile}: this recipe's key compiles the model and the loss, or neither"
+    yield from shell.unsaid(s, "attention", "grad_dtype", "lora.units", "no_sync", "reentrant")
     yield from shell.common_notes(s)

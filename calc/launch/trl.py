@@ -1,4 +1,4 @@
-"""TRL 1.x's commands: `trl {sft,reward,dpo,grpo}` with a file for accelerate, which names DDP, ZeRO or FSDP.
+"""TRL 1.x's commands: `trl {sft,reward,dpo,kto,grpo}` with a file for accelerate, which names DDP, ZeRO or FSDP.
 
 Flags are fields of the trainers' configurations (`trl/trainer/*_config.py`, above Transformers' TrainingArguments),
 of `trl/trainer/model_config.py` and of the scripts. The accelerate file is the package's own of that kind
@@ -14,13 +14,13 @@ from typing import Any, assert_never
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.launch import shell
-from calc.launch.hugging_face import DEEPSPEED, deepspeed, device, mixed, optim, synchronised, yaml
+from calc.launch.hugging_face import DEEPSPEED, deepspeed, device, mixed, optim, reentrant, synchronised, yaml
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
 from calc.scenario.scenario import Scenario
 
 FIRST = "1"
 
-COMMANDS = {"sft": "sft", "rm": "reward", "dpo": "dpo", "grpo": "grpo"}
+COMMANDS = {"sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "grpo": "grpo"}
 ACCELERATE, SERVER = "accelerate.yaml", "vllm_server.sh"
 BETA = 0.04  # GRPO's paper (DeepSeekMath, section 4.2); 0 leaves the reference out
 PORT = 29500
@@ -28,6 +28,9 @@ PORT = 29500
 
 def launch(s: Scenario) -> Launch:
     """The command for `s` with its files; raises LaunchError if no flag says what the job cannot do without."""
+    if s.task not in COMMANDS:
+        allowed = f"allowed for a command of trl: {', '.join(COMMANDS)}"
+        raise LaunchError(f"task: given {s.task!r}, {allowed}; its trainer is a class of trl.experimental")
     trainer = own(s, "actor") if s.rollout else s
     optim(trainer)
     command = shell.command(f"trl {COMMANDS[s.task]}", [*files_and_nodes(trainer), *flags(s, trainer)])
@@ -63,11 +66,17 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     if mixed(trainer) == "fp16":
         yield option("--fp16", True)
     yield option("--attn_implementation", ATTENTION[trainer.attention])
+    if trainer.kernels == "liger":
+        yield option("--use_liger_kernel", True)
     yield option("--per_device_train_batch_size", trainer.micro_batch)
     yield option("--gradient_accumulation_steps", trainer.accumulation)
     if trainer.sharded.family == "fsdp" and not trainer.no_sync:
         yield option("--accelerator_config", json.dumps(synchronised()))
     yield option("--gradient_checkpointing", trainer.checkpointing == "full")
+    if trainer.offload.activations:
+        yield option("--activation_offloading", True)
+    if trainer.checkpointing == "full":
+        yield option("--gradient_checkpointing_kwargs", json.dumps(reentrant(trainer)))
     found = optim(trainer)
     yield option("--optim", found.optim)
     if found.optim_args:
@@ -79,7 +88,7 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
         yield option("--max_length", s.seq_len)
     if s.task == "sft":
         yield option("--packing", s.packing)
-    if s.task == "dpo":
+    if s.task in ("dpo", "kto"):
         yield option("--precompute_ref_log_probs", not s.has("reference"))
 
 
@@ -178,6 +187,9 @@ def files(s: Scenario) -> dict[str, str]:
             settings |= {"distributed_type": "MULTI_GPU", "gpu_ids": "all"}
         case "none":
             settings |= {"distributed_type": "NO", "gpu_ids": "all"}
+        case "megatron":
+            allowed = "none, ddp, zero1, zero2, zero3, fsdp1, fsdp2"
+            raise LaunchError(f"sharding: given {s.sharding!r}, allowed for a command of trl: {allowed}")
         case other:
             assert_never(other)
     if not of_deepspeed:  # Accelerate refuses the key beside a DeepSpeed file, which says it

@@ -14,6 +14,7 @@ from calc.scenario.scenario import Scenario
 
 FIRST = "2026.10"
 FILE = "unsloth.yaml"
+CHECKPOINTING = {("full", True): "unsloth", ("full", False): "true", ("none", False): "none"}
 
 
 def launch(s: Scenario) -> Launch:
@@ -39,7 +40,7 @@ def settings(s: Scenario) -> dict[str, Any]:
             "batch_size": s.micro_batch,
             "gradient_accumulation_steps": s.accumulation,
             "packing": s.packing,
-            "gradient_checkpointing": "true" if s.checkpointing == "full" else "none",
+            "gradient_checkpointing": CHECKPOINTING[s.checkpointing, s.offload.activations],
         },
     }
     if s.lora:
@@ -57,6 +58,5 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
     """Notes on the values that the reader fills in, and on fields that no key sets."""
     yield shell.needs("DATASET", "your data on Hugging Face; local_dataset takes files")
     yield from shell.of_files(s, files)
-    yield "gradient_checkpointing true keeps checkpoints on the GPU, as computed: unsloth moves them to the host"
-    yield from shell.unsaid(s, *hugging_face.unsaid(s), "attention", "lora.dtype", "loss")
+    yield from shell.unsaid(s, *hugging_face.unsaid(s), "attention", "lora.dtype", "loss", "reentrant")
     yield from shell.common_notes(s)

@@ -26,7 +26,8 @@ def launch(s: Scenario) -> Launch:
     """The command for `s`; raises LaunchError if a key is missing that the job cannot do without."""
     if not s.rollout:
         return verl_sft.launch(s)
-    return Launch(shell.command("python3 -m verl.trainer.main_ppo", keys(s)), notes=tuple(notes(s)))
+    command = shell.command("python3 -m verl.trainer.main_ppo", keys(s))
+    return Launch(shell.setting(s, command, switches_segments=True), notes=tuple(notes(s)))
 
 
 def prompts(s: Scenario, place: str) -> int:

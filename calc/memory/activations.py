@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from calc.autograd.polynomial import Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.attention import Attention
+from calc.memory.compiled import Fused, graph
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
+from calc.memory.megatron import MegatronLayer
 from calc.memory.run import Run, dimensions
 from calc.models.architecture import LayerSpec, layer_kinds
 
@@ -35,6 +37,9 @@ class Program(Attention):
         `owner` is the prefix of the names of its weights.
         """
         tape, names, i = self.tape, self.arch.names, width or of(i=1)
+        if "gate" in self.run.replaced and self.arch.gated:
+            product = self.gate_kernel(x, i, owner)
+            return self.block_output(self.linear(f"{owner}{names.down}", product, WIDTH), "mlp")
         if self.arch.fused_gate_up:
             pair = self.linear("gate_up_proj", x, i * 2)
             gate, up = tape.split("gate, up", pair, [i, i])
@@ -47,6 +52,19 @@ class Program(Attention):
             return self.block_output(self.linear(names.down, act, WIDTH), "mlp")
         product = tape.op("mlp: product", [act, up], i, act.b, saves=[act, up])
         return self.block_output(self.linear(f"{owner}{names.down}", product, WIDTH), "mlp")
+
+    def gate_kernel(self, x: Tensor, i: Size, owner: str) -> Tensor:
+        """Liger's `act(gate)·up`: keeps gate and up alone, and writes their gradients over them.
+
+        Halves of one product are copied first (`ensure_contiguous`). liger-kernel 0.8.5 `ops/swiglu.py`, `geglu.py`.
+        """
+        tape = self.tape
+        if self.arch.fused_gate_up:
+            halves = tape.split("gate, up", self.linear("gate_up_proj", x, i * 2), [i, i])
+            gate, up = (tape.op("mlp: contiguous", [half], i, half.b, aliases=[half]) for half in halves)
+        else:
+            gate, up = (self.linear(f"{owner}{name}", x, i) for name in ("gate_proj", "up_proj"))
+        return tape.op("mlp: gate", [gate, up], i, gate.b, saves=[gate, up], overwrites=True)
 
     def activated(self, x: Tensor) -> Tensor:
         """The activation: one kernel that keeps its input or, ReLU, its output; `gelu_new` runs eight operations.
@@ -227,9 +245,25 @@ class Litgpt(LitgptAttention, Program):
     """Writes the operations of a model that litgpt's code runs."""
 
 
-def program(run: Run, spec: LayerSpec | None = None, **how: bool) -> Program:
-    """The program of a layer of the kind `spec`, Transformers' or litgpt's, whichever runs it; `how`: see `Linears`."""
-    return (Litgpt if run.arch.modeling == "litgpt" else Program)(run, spec, **how)
+class Compiled(Fused, Program):
+    """Writes the operations of a layer that `torch.compile` has compiled."""
+
+    def layer(self) -> Tape:
+        """The layer as one graph."""
+        return graph(super().layer())
+
+
+def program(run: Run, spec: LayerSpec | None = None, **how: bool) -> Program | MegatronLayer:
+    """The program of a layer of the kind `spec`, by the library whose code runs it; `how`: see `Linears`."""
+    match run.arch.modeling:
+        case "":
+            return (Compiled if run.compiled else Program)(run, spec, **how)
+        case "litgpt":
+            return Litgpt(run, spec, **how)
+        case "megatron" | "megatron-local":
+            return MegatronLayer(run, spec, **how)
+        case other:
+            assert_never(other)
 
 
 class Kind(NamedTuple):
@@ -274,14 +308,16 @@ def layer(
     counted: bool = False,
     received: bool = False,
     selective: bool = False,
+    reentrant: bool = False,
 ) -> Segment:
     """A decoder layer of the kind `spec`: bytes it keeps a token, and the instants of its forward and backward.
 
     `first`: the layer above a frozen embedding, which keeps less since its input needs no gradient. `counted`: the
     layer's input is a checkpoint, or a buffer, and not counted here; `received`: nor is the gradient of its output.
-    `selective`: the layer is run again except for what a policy keeps.
+    `selective`: the layer is run again except for what a policy keeps; `reentrant`: as a whole.
     """
-    tape = program(run, spec, first=first, counted=counted, received=received, selective=selective).layer()
+    how = {"first": first, "counted": counted, "received": received, "selective": selective, "reentrant": reentrant}
+    tape = program(run, spec, **how).layer()
     return Segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
 
 
@@ -305,4 +341,4 @@ def kept_products(run: Run) -> int:
 @lru_cache(maxsize=4096)
 def final_norm(run: Run) -> Segment:
     """The norm after the last layer."""
-    return Segment(Program(run).final_norm(), dimensions(run.arch))
+    return Segment(program(run).final_norm(), dimensions(run.arch))

@@ -22,6 +22,12 @@ class Attention(Linears):
         """
         if not self.spec.rotated:
             return x
+        if "rotation" in self.run.replaced:
+            # in place on what lies by token, as gradients do but for those of scores that are written out; a slice of
+            # a product is copied (liger-kernel 0.8.5 `ops/rope.py`, `rope_forward`, `rope_backward`)
+            return self.tape.op(
+                name, [x], x.width, x.b, view=not self.arch.fused_qkv, aliases=[] if self.run.whole_scores else [x]
+            )
         fp32 = self.arch.rotation == "fp32"
         b = 4 if fp32 else max(x.b, self.run.residual)
         passing, whole = x.width * (3 * b), x.width * b
@@ -35,7 +41,8 @@ class Attention(Linears):
 
     def heads(self, x: Tensor, name: str) -> Tensor:
         """A view of each head; the gradient that rotation makes lies head by head, and is copied to lie by token."""
-        return self.tape.op(name, [x], x.width, x.b, view=True) if self.spec.rotated else x
+        copied = self.spec.rotated and "rotation" not in self.run.replaced
+        return self.tape.op(name, [x], x.width, x.b, view=True) if copied else x
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
         """The projections, QK norm and rotation of plain, fused (Phi-3) and grouped-query attention.
@@ -140,7 +147,9 @@ class Attention(Linears):
         if self.run.context > 1:
             return self.across_ranks(q, k, v)
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
-        joined = arch.mla is not None or (arch.rotation == "joined" and self.spec.rotated)
+        rotated = self.spec.rotated and "rotation" not in self.run.replaced
+        joined = arch.mla is not None or (arch.rotation == "joined" and rotated)
+        joined = joined or (arch.pieces and not self.run.packaged)
         if self.run.kernel == "flash":
             sums = self.accumulators(grouped=self.arch.grouped)
             out = self.kernel(q, k, v, sums, course=(None, sums))

@@ -11,7 +11,7 @@ from typing import NamedTuple, assert_never
 
 from calc.base.ledger import Line
 from calc.base.units import GiB, MiB
-from calc.memory.host import pinned
+from calc.memory.host import ROUNDED, HostAllocator
 from calc.models.architecture import Architecture, LayerSpec, layer_kinds, tensors
 
 BYTES = 2  # a bf16 number: weights, activations and cache
@@ -73,12 +73,12 @@ def cache(role: str, blocks: int, arch: Architecture, tensor_parallel: int = 1) 
     return Line("kv_cache", role, blocks * BLOCK * b, "n·s·b", values, "kv-cache#blocks")
 
 
-def swap(role: str, arch: Architecture, tensor_parallel: int = 1) -> Line:
+def swap(role: str, arch: Architecture, tensor_parallel: int = 1, pins: HostAllocator = ROUNDED) -> Line:
     """The V0 engine's blocks in host memory, pinned, one buffer for each layer (worker/cache_engine.py)."""
     block = BLOCK * token_bytes(arch, tensor_parallel)
     share = SWAP // block * block // arch.layers
-    values = {"L": arch.layers, "s": share}
-    return Line("kv_cache", role, arch.layers * pinned(share), "L·pow2(s)", values, "kv-cache#swap")
+    values = {"L": arch.layers, "s": share} | pins.values
+    return Line("kv_cache", role, arch.layers * pins.block(share), f"L·{pins.formula('s')}", values, "kv-cache#swap")
 
 
 @lru_cache(maxsize=1024)
@@ -99,7 +99,7 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
         module = path.rpartition(".")[2] if last in ("weight", "bias") else last
         if t.kind in ("embedding", "head"):
             elements = vocabulary * t.shape[1] // tensor_parallel
-        elif t.kind in ("norm", "router") or module in _WHOLE:
+        elif t.kind in ("norm", "router", "patches") or module in _WHOLE:
             elements = t.elements
         elif module in ("k_proj", "v_proj"):
             elements = t.elements // arch.kv_heads * heads(arch, tensor_parallel)
@@ -122,12 +122,12 @@ def weights(role: str, arch: Architecture, tensor_parallel: int = 1) -> Line:
     return Line("weights", role, BYTES * count, "b·P_r", {"b": BYTES, "P_r": count}, "kv-cache#weights")
 
 
-def backup(role: str, arch: Architecture, tensor_parallel: int = 1) -> Line:
+def backup(role: str, arch: Architecture, tensor_parallel: int = 1, pins: HostAllocator = ROUNDED) -> Line:
     """A rank's weights in pinned host memory while it sleeps, each tensor on its own (device_allocator/cumem.py)."""
     parts = shares(arch, tensor_parallel)
-    values = {"p": max(s.elements for s in parts), "P_r": sum(s.elements * s.layers for s in parts)}
-    count = sum(s.layers * pinned(BYTES * s.elements) for s in parts)
-    return Line("weights", role, count, "sum of pow2(2·p)", values, "kv-cache#sleep")
+    values = {"p": max(s.elements for s in parts), "P_r": sum(s.elements * s.layers for s in parts)} | pins.values
+    count = sum(s.layers * pins.block(BYTES * s.elements) for s in parts)
+    return Line("weights", role, count, f"sum of {pins.formula('2·p')}", values, "kv-cache#sleep")
 
 
 def profile(role: str, arch: Architecture, tokens: int, rows: int, logit_bytes: int, tensor_parallel: int = 1) -> Line:

@@ -30,17 +30,18 @@ class Linears:
         counted: bool = False,
         received: bool = False,
         selective: bool = False,
+        reentrant: bool = False,
     ) -> None:
         """A piece of `run`: a layer of the kind `spec`, by default the last one's.
 
         `first`: nothing before this piece is trained, so that its input needs no gradient. `counted`: the input is a
         checkpoint, or a buffer, that others count; `received`: so is the output's gradient. `selective`: some
-        operations are not run again for backward.
+        operations are not run again for backward. `reentrant`: the layer runs again as a whole.
         """
         self.spec = spec or run.arch.specs[-1].shapes
         self.run = run
         self.arch = run.arch
-        self.tape = Tape(received=received, selective=selective)
+        self.tape = Tape(received=received, selective=selective, reentrant=reentrant)
         self.c = run.compute
         self.autocast = run.autocast
         self.elements = elements(run.arch, self.spec)
@@ -57,6 +58,8 @@ class Linears:
     def norm(self, x: Tensor, name: str, rows: Size | None = None) -> Tensor:
         """The family's norm of each of the `rows` of `x`, one a token if not given; `x` itself without a `name`."""
         rows = rows or Size({"": self.run.share})
+        if self.run.replaced & {"norm", "norm in place"} and self.arch.norm == "rms" and name:
+            return self.norm_kernel(x, name, rows)
         kinds = {"rms": self.rms_norm, "centred": self.centred_norm, "layer": self.layer_norm}
         return kinds[self.arch.norm](x, name, rows) if name else x
 
@@ -71,6 +74,16 @@ class Linears:
         scale = tape.op(f"{name}: rsqrt", [mean], rows, 4, saves_out=True)
         n = tape.op(f"{name}: scale", [x32, scale], width, 4, saves=[x32, scale], backward_scratch=wide)
         return self.weighed(n, x.b, name)
+
+    def norm_kernel(self, x: Tensor, name: str, rows: Size) -> Tensor:
+        """Liger's: keeps its input and the scale of each row in fp32, and makes the input's gradient over the output's.
+
+        It runs in the input's type. A weight's gradient is first a row for each of the card's processors, in fp32: a
+        few MiB, left out (liger-kernel 0.8.5 `ops/rms_norm.py:449,526,674`).
+        """
+        weight = self.elements.get(name, self.arch.norm_elements) if self.run.trained else 0
+        over = [x] if "norm in place" in self.run.replaced else []
+        return self.tape.op(name, [x], x.width, x.b, saves=[x, Tensor(rows, 4)], aliases=over, weight=weight)
 
     def centred_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
         """Cohere's: subtracts the mean twice, once to be squared and once to be scaled, and keeps both differences."""

@@ -39,7 +39,7 @@ class Head(Program):
         """The head's output, soft-capped where the model does, as the model returns it."""
         spread = V * (1 / self.arch.ranks)
         x = self.linear("lm_head", self.gathered(self.input, "lm_head"), spread)
-        if self.arch.ranks > 1 and not self.run.sequences:
+        if self.arch.ranks > 1 and not self.run.sequences and not self.arch.modeling.startswith("megatron"):
             # all ranks' logits, gathered one after another, then joined by a copy
             x = self.tape.op("logits: gather", [x], V, x.b, scratch=V * x.b)
         if self.arch.logits_scaled:
@@ -61,7 +61,11 @@ class Head(Program):
             case "chunked" | "fused":
                 return self.in_chunks(path)
             case "chunked-logits":
-                return self.of_chunks()
+                return self.of_chunks(path)
+            case "ahead":
+                return self.ahead(path)
+            case "cut":
+                return self.cut()
             case "pieces":
                 return self.in_pieces(path)
             case "tiled":
@@ -78,6 +82,8 @@ class Head(Program):
                 return self.of_logits(path, self.rows)
             case "flash":
                 return self.of_logits(path, self.flash)
+            case "vocab-parallel" | "vocab-parallel-compiled":
+                return self.of_logits(path, self.vocab_parallel)
             case other:
                 assert_never(other)
 
@@ -91,6 +97,7 @@ class Head(Program):
         """The head, what becomes of its logits on the way to `loss`, and `loss` itself."""
         tape = self.tape
         x = self.divided(tape.hold(self.logits(path)), path)
+        nll = self.nll(x, path) if path.nll else None
         if sliced(path):
             # backward makes zeros of all positions, into which it copies
             x = tape.op("logits: slice", [x], V * path.kept, x.b, view=True)
@@ -100,7 +107,23 @@ class Head(Program):
         loss(x, path)
         # a copy of the logits serves the kernel alone
         self.entropy(x, path)
+        if nll:
+            tape.op("loss", [tape.final, nll], ONE, 4)
         return tape
+
+    def nll(self, x: Tensor, path: Path) -> Tensor:
+        """`CrossEntropyLoss` of some rows of the logits without their last position, in the type that logits have.
+
+        A slice for the rows, and one for the positions; each makes zeros of all that it was cut from in backward. A
+        single row is contiguous without its last position. trl 1.16 `experimental/orpo/orpo_trainer.py:779-800`.
+        """
+        tape, wide = self.tape, V * path.nll
+        rows = tape.op("nll: rows", [x], wide, x.b, view=True)
+        shifted = tape.op("nll: slice", [rows], wide, x.b, view=True)
+        if path.shift_copy:
+            shifted = tape.op("nll: shift", [shifted], wide, x.b, aliases=[shifted])
+        softmax = tape.op("nll: log-softmax", [shifted], wide, x.b, saves_out=True)
+        return tape.op("nll", [softmax], ONE, 4)
 
     def divided(self, x: Tensor, path: Path) -> Tensor:
         """The logits over the temperature."""
@@ -125,6 +148,7 @@ class Head(Program):
         """Outputs that the caller references live through the whole backward, as if the first operation saved them."""
         if path.held != "forward":
             self.held = self.tape.hold(output)
+        if path.held not in ("forward", "inside"):
             self.tape.ops[0].saves += (output,)
 
     def entropy(self, x: Tensor, path: Path) -> None:
@@ -164,12 +188,22 @@ class Head(Program):
         tape = self.tape
         if path.held == "forward":
             tape.hold(self.input)
+        if path.compiled:
+            return self.fused_cross_entropy(x)
         x = tape.hold(self.cast(x, 4, "logits"))
         x = tape.hold(self.shifted(x, path))
         # over a part of the vocabulary step by step (torch `distributed/tensor/parallel/loss.py`)
         shifted = x.size if self.run.sequences else NOTHING
         x = tape.op("log-softmax", [x], x.width, x.b, saves_out=True, scratch=shifted)
         tape.op("nll", [x], ONE, 4)
+
+    def fused_cross_entropy(self, x: Tensor) -> None:
+        """The loss as `torch.compile` has it: keeps the logits, and two numbers in fp32 of each position.
+
+        These are the maximum and the logarithm of the sum; the cast, the softmax and its gradient are never tensors.
+        Backward writes one gradient, in the type of the logits (traced with torch 2.13 `_functorch/partitioners.py`).
+        """
+        self.tape.op("cross entropy", [x], ONE, 4, saves=[x, Tensor(ONE, 8)])
 
     def log_softmax(self, x: Tensor, path: Path) -> None:
         """`F.log_softmax(logits).gather(labels)`, in the type that the logits have by then."""
@@ -210,6 +244,17 @@ class Head(Program):
         in_place = path.in_place and not path.entropy
         self.tape.op("cross entropy", [read], ONE, 4, saves=[read], overwrites=in_place)
 
+    def vocab_parallel(self, x: Tensor, path: Path) -> None:
+        """Megatron-core's: a cast to fp32 that is turned into probabilities in place, and then into their gradient.
+
+        Compiled kernels (`cross_entropy_loss_fusion`) do not write over their inputs: the cast stays a variable of the
+        forward beside the probabilities, which an output of their own takes. Backward casts the gradient to 16 bits.
+        `core/tensor_parallel/cross_entropy.py`, `core/fusions/fused_cross_entropy.py`.
+        """
+        read = self.cast(x, 4, "logits")
+        beside = read.size if path.kind == "vocab-parallel-compiled" else NOTHING
+        self.tape.op("cross entropy", [read], ONE, 4, saves=[read], overwrites=True, scratch=beside)
+
     def rows(self, x: Tensor, path: Path) -> None:
         """`logsumexp` row by row: nothing of all rows in forward, their gradients and a stack of these in backward."""
         self.tape.op("logsumexp of rows", [x], ONE, x.b, saves=[x], backward_scratch=x.size)
@@ -242,25 +287,73 @@ class Head(Program):
                     weight=0 if chunked else elements)  # fmt: skip
         if chunked:
             piece = V * (1 / CHUNKS)
-            tape.op("loss in pieces", [x], ONE, 4, saves=[x], scratch=piece * (c + 4 + 4),
-                    backward_scratch=piece * 12 + head * c, weight=elements)  # fmt: skip
+            # compiled, the logits of a piece and their gradient; else three tensors in fp32
+            forward, backward = (c, 2 * c) if path.compiled else (c + 4 + 4, 12)
+            tape.op("loss in pieces", [x], ONE, 4, saves=[x], scratch=piece * forward,
+                    backward_scratch=piece * backward + head * c, weight=elements)  # fmt: skip
         else:
             made = [Tensor(WIDTH, c), Tensor(head, c)]
             tape.op("fused loss", [x], ONE, 4, saves=made, scratch=WIDTH * (2 * c))
         return tape
 
-    def of_chunks(self) -> Tape:
+    def of_chunks(self, path: Path) -> Tape:
         """torchtune's loss: the head on eight chunks of the tokens, and each chunk's cross entropy in fp32.
 
         The list of logits lives until the loss is there, every chunk's log-softmax until its backward, which comes
         before the head's of any: a chunk has two fp32 gradients and one in the type of the logits, which stays.
-        torchtune 0.6.1 `modules/loss/ce_chunked_output_loss.py`, `modules/transformer.py:chunked_output`.
+        torchtune 0.6.1 `modules/loss/ce_chunked_output_loss.py`, `modules/transformer.py:chunked_output`. Compiled,
+        each chunk's cross entropy keeps its logits instead (`training/_compile.py:compile_loss`).
         """
         tape, piece = self.tape, V * (1 / CHUNKS)
         x = tape.hold(self.linear("lm_head", self.input, V))
+        if path.compiled:
+            tape.op("losses of chunks", [x], ONE, 4, saves=[x, Tensor(ONE, 8)], backward_scratch=piece * x.b,
+                    rowwise=True)  # fmt: skip
+            return tape
         cast = piece * 4 if x.b < 4 else NOTHING
         tape.op("losses of chunks", [x], ONE, 4, saves=[Tensor(V, 4)], scratch=cast,
                 backward_scratch=piece * (4 + 4 + x.b), rowwise=True)  # fmt: skip
+        return tape
+
+    def ahead(self, path: Path) -> Tape:
+        """torchtitan's loss: eight chunks of each sequence, each with its backward before the next one's forward.
+
+        The head's weight stays gathered, and its gradients are summed beside the new one. The input's gradient is put
+        together in fp32, then cast. Ranks that share the vocabulary have their part of each chunk's logits, and a
+        cross entropy step by step: shifted logits and exponentials in forward, three more tensors in backward.
+        torchtitan 0.3.0 `components/loss.py`: `ChunkedLossWrapper`, `GradAccumulator`, `_LossParallelCrossEntropy`.
+        Compiled, a chunk has its logits and their gradient alone, as `fused_cross_entropy` has them.
+        """
+        tape, c, trained, ranks = self.tape, self.c, self.run.trained, self.arch.ranks
+        piece = V * (1 / ranks / CHUNKS)
+        whole = self.gathered(self.input, "lm_head")
+        x = tape.op("chunks", [whole], WIDTH, whole.b, view=not path.copied)
+        alone = ranks == 1
+        head = Size({}, {"W_lm_head": 1}) if trained else NOTHING
+        # the sum so far, beside the gradient that the engine counts; of the input's own gradient what fp32 has more
+        summed = head * path.summed + WIDTH * (4 - c if c < 4 else 0)
+        forward, backward = (0, c) if path.compiled and alone else (8, 12) if alone else (12, 16)
+        tape.op("loss of chunks", [x], ONE, 4, saves=[whole, x], scratch=piece * (c + forward),
+                backward_scratch=piece * (c + backward) + summed,
+                weight=self.elements["lm_head"] if trained else 0)  # fmt: skip
+        return tape
+
+    def cut(self) -> Tape:
+        """Cut-cross-entropy: logits exist in the kernels alone, which compute them again for backward.
+
+        Keeps the input, and of each token a log-sum-exp, its target and its place among those that count; of each
+        vocabulary entry the mean of its logits, by which backward orders them. cut_cross_entropy 25.1.1 `cce.py`.
+        """
+        tape, entries = self.tape, Size({}, {"": self.arch.vocab})
+        elements = self.elements["lm_head"] if self.run.trained else 0
+        copies = list[Tensor]()
+        if self.run.precision == "autocast":
+            copies = [tape.op("lm_head: weight to bf16", [], Size({}, {"W_lm_head": 1}), 2, weight=elements)]
+            elements = 0
+        x = self.cast(self.input, self.c, "lm_head")
+        kept = [Tensor(ONE, 4), Tensor(ONE, 8), Tensor(ONE, 8), Tensor(entries, 4)]
+        tape.op("lm_head", [*copies, x], ONE, 4, saves=[*copies, x, *kept], scratch=ONE * 4,
+                backward_scratch=entries * 12, weight=elements)  # fmt: skip
         return tape
 
     def in_pieces(self, path: Path) -> Tape:

@@ -13,8 +13,7 @@ from calc.base.ledger import Line
 from calc.base.optimizers import OPTIMIZERS, Facts
 from calc.models.architecture import Tensor
 
-SMALL = 4096  # bitsandbytes `min_8bit_size`
-BLOCK = 256  # bitsandbytes `blocksize` since 0.44, 2048 before
+SMALL = 4096  # bitsandbytes `min_8bit_size`, torchao 0.18 `optim/adam.py:_new_buffer`
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +34,11 @@ def state_bytes_per_parameter(optimizer: Optimizer, b: int) -> float:
     """Bytes of state for each trained parameter, where its tensors are large; `b` bytes is the type it steps in.
 
     AdamW keeps two moments, Lion and SGD with momentum one, plain SGD none; 8-bit AdamW keeps two bytes and one fp32
-    scale for each block of 256 elements and moment. Adafactor keeps one moment of a flat partition; a matrix's depends
-    on its shape: see `adafactor_bytes`.
+    scale for each block of 256 elements and moment, bitsandbytes' 32-bit one fp32 always. Adafactor keeps one moment of
+    a flat partition; a matrix's depends on its shape: see `adafactor_bytes`.
     """
     facts = optimizer.facts
-    return facts.moments * (1 + 4 / BLOCK if facts.eight_bit else b)
+    return facts.moments * (facts.packed or (4 if facts.wide else b))
 
 
 def adafactor_bytes(tensors: Sequence[Tensor], b: int) -> int:
@@ -51,11 +50,12 @@ def adafactor_bytes(tensors: Sequence[Tensor], b: int) -> int:
 
 
 def in_32_bits(optimizer: Optimizer, tensor: Tensor) -> bool:
-    """True if an 8-bit optimizer leaves a tensor's states in 32 bits: it is small, or was named as an exception.
+    """True if an 8-bit optimizer does not pack a tensor's states: it is small, or was named as an exception.
 
-    Transformers' Trainer names every embedding (5.23 `trainer.py`, `register_module_override`).
+    Transformers' Trainer names every embedding to bitsandbytes (5.23 `trainer.py`, `register_module_override`).
     """
-    return tensor.elements < SMALL or (optimizer.wide_embeddings and tensor.kind == "embedding")
+    named = optimizer.wide_embeddings and optimizer.facts.bitsandbytes
+    return tensor.elements < SMALL or (named and tensor.kind == "embedding")
 
 
 def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Sequence[Tensor], shards: int = 1) -> Line:
@@ -74,14 +74,15 @@ def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Seque
     if facts.eight_bit:
         whole = sum(t.elements * t.count for t in tensors if in_32_bits(optimizer, t))
         values = {"P_t": trained, "P_32": whole, "N": shards, "s": per}
-        wide = 4 * facts.moments
+        wide = (4 if facts.wide else b) * facts.moments
         count = int((per * (trained - whole) + wide * whole) / shards)
         # paged states are managed memory (bitsandbytes `get_paged`): on the card, but not of PyTorch's allocator
         own = not facts.paged
         formula = f"(s·(P_t - P_32) + {wide}·P_32)/N"
         return Line("optimizer_states", role, count, formula, values, "optimizer#8-bit", own)
     values = {"P_t": trained, "N": shards, "s": per}
-    return Line("optimizer_states", role, int(per * trained / shards), "s·P_t/N", values, "optimizer#states")
+    own = not facts.paged
+    return Line("optimizer_states", role, int(per * trained / shards), "s·P_t/N", values, "optimizer#states", own)
 
 
 def temporaries(optimizer: Optimizer) -> int:
@@ -89,9 +90,25 @@ def temporaries(optimizer: Optimizer) -> int:
     return optimizer.facts.steps[optimizer.impl].temporaries
 
 
+def single_step(optimizer: Optimizer, role: str, elements: int, grad: int, b: int, *, part: bool = False) -> Line:
+    """The temporaries of one parameter's own step, in backward: `b` bytes an element, times their number.
+
+    LOMO steps a parameter when the next one's gradient comes in, and so keeps a gradient of `grad` bytes until then. A
+    16-bit one is copied to fp32 and dropped, then the weight is copied: 6 bytes, then 8. Of `part` of a weight, its
+    rank's, the copy is small: 6.
+    """
+    each = optimizer.facts.scratch or b * temporaries(optimizer)
+    if optimizer.facts.widens:
+        each = grad if grad == 4 else 6 if part else 8
+    return Line("temporary", role, each * elements, "b·W", {"b": each, "W": elements}, "optimizer#in-backward")
+
+
 def step_scratch(optimizer: Optimizer, role: str, trained: int, largest: int, b: int, shards: int = 1) -> Line:
     """The step's temporaries (see `temporaries`): foreach for all parameters, else for the largest."""
     n = temporaries(optimizer)
+    if own := optimizer.facts.scratch:
+        values = {"b": own, "P_max": largest, "N": shards}
+        return Line("temporary", role, own * largest // shards, "b·P_max/N", values, "optimizer#step")
     if not n:
         return Line("temporary", role, 0, "0", {}, "optimizer#step")
     if optimizer.impl == "foreach":

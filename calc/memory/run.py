@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, assert_never
 
 from calc.base.plan import Exchange
 from calc.models.architecture import Architecture, LayerSpec, layer_kinds, layer_tensors
+from calc.models.kernels import Replaced
 
 # bf16: every tensor; autocast: fp32 weights and residual stream; autocast-bf16: both in bf16; fp32: every tensor
 Format = Literal["bf16", "autocast", "autocast-bf16", "fp32"]
@@ -67,8 +68,12 @@ class Run:
     linear_experts: bool = False  # routed experts, too, are in four bits, each of them three linears
     keeps_inputs: bool = False  # 4-bit linears keep inputs that a frozen weight does not need: bitsandbytes < 0.43.2
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
-    reentrant: bool = False  # FSDP 1 around layers that PyTorch's reentrant checkpointing runs again
+    reentrant: bool = False  # PyTorch's reentrant checkpointing runs layers again
+    flat: bool = False  # FSDP 1 around layers
     context: int = 1  # context-parallel ranks, each with some of the positions in all layers
+    replaced: frozenset[Replaced] = frozenset()  # operations that a library's kernels run
+    compiled: bool = False  # each layer is compiled, by torch.compile
+    narrow: bool = False  # compiled linears that cast their inputs to float8 for all three products
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     @property
@@ -102,7 +107,7 @@ class Run:
         The hook that reshards a frozen unit refers to its inputs (torch 2.13 `distributed/fsdp/_runtime_utils.py`,
         `_register_post_backward_reshard_only_hook`), which reentrant checkpointing makes leaves (`detach_variable`).
         """
-        return self.reentrant and self.adapter is not None
+        return self.flat and self.reentrant and self.adapter is not None
 
     @property
     def whole_scores(self) -> bool:

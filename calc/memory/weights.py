@@ -14,8 +14,9 @@ from calc.base.ledger import Line
 from calc.models.architecture import Architecture, Head, parameters, tensors
 
 SCALE = 4 / 64  # bytes of an element's part of an fp32 scale
-# bytes of an element, by whether scales are quantised themselves
-NF4 = {True: 0.5 + 1 / 64 + SCALE / 256, False: 0.5 + SCALE}
+PACKED = 0.5  # bytes of an element without its part of the scales
+# bytes of an element with it, by whether scales are quantised themselves
+NF4 = {True: PACKED + 1 / 64 + SCALE / 256, False: PACKED + SCALE}
 
 
 def weights(role: str, count: int, b: float, shards: int = 1, source: str = "weights") -> Line:
@@ -61,18 +62,32 @@ def quantised(
     *,
     linear_experts: bool = False,
     nested: bool = True,
+    cut_scales: bool = False,
 ) -> Line:
     """A model loaded in NF4: `P_4` elements in four bits, the rest in `rest_bytes`, over `shards` GPUs.
 
-    `nested`: their scales are quantised, too.
+    `nested`: their scales are quantised, too. Scales are no parameter: every GPU has all of them, in the `quant_state`
+    that a linear keeps beside its weight (bitsandbytes 0.50.2 `nn/modules.py:393`, :487-501). With `cut_scales` they
+    are tensors within the weight, which is cut with them: torchao's NF4Tensor (`dtypes/nf4tensor.py`).
     """
     four, total = quantised_elements(arch, linear_experts=linear_experts), parameters(arch, head=head)
-    values = {"P_4": four, "P": total, "b": rest_bytes, "n": NF4[nested], "N": shards}
+    if shards == 1 or cut_scales:
+        values = {"P_4": four, "P": total, "b": rest_bytes, "n": NF4[nested], "N": shards}
+        size, formula = int((NF4[nested] * four + rest_bytes * (total - four)) / shards), "(n·P_4 + b·(P - P_4))/N"
+        return Line("weights", role, size, formula, values, "weights#nf4")
+    scale = NF4[nested] - PACKED
+    values = {"P_4": four, "P": total, "b": rest_bytes, "p": PACKED, "s": scale, "N": shards}
     return Line(
         "weights",
         role,
-        int((NF4[nested] * four + rest_bytes * (total - four)) / shards),
-        "(n·P_4 + b·(P - P_4))/N",
+        int((PACKED * four + rest_bytes * (total - four)) / shards + scale * four),
+        "(p·P_4 + b·(P - P_4))/N + s·P_4",
         values,
         "weights#nf4",
     )
+
+
+def scales(role: str, arch: Architecture, *, linear_experts: bool = False, nested: bool = True) -> Line:
+    """The scales of a model in NF4, which stay on the GPU where its shards lie on the host."""
+    four, scale = quantised_elements(arch, linear_experts=linear_experts), NF4[nested] - PACKED
+    return Line("weights", role, int(scale * four), "s·P_4", {"s": scale, "P_4": four}, "weights#nf4")

@@ -10,10 +10,12 @@ import difflib
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, Literal, NamedTuple
+
+from calc.models.vision import Tower
 
 Head = Literal["lm", "scalar", "none"]
 
@@ -148,7 +150,11 @@ class Architecture:
     mla: Mla | None = None
     activation: str = "silu"
     names: Names = NAMES
-    modeling: Literal["", "litgpt"] = ""  # the library whose code runs the layers, if not Transformers
+    vision: Tower | None = None  # the part for images
+    pieces: bool = False  # attends piece by piece and joins the outputs, but in one call of the flash-attn package
+    positions: int = 0  # rows of a learned embedding of positions (the first GPTs')
+    # the library whose code runs the layers, if not Transformers; Megatron-core with Transformer Engine, or without it
+    modeling: Literal["", "litgpt", "megatron", "megatron-local"] = ""
     # the part that one GPU holds where several share a model, see `calc.models.slices`
     ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them
     embeds: bool = True  # the embedding is here, and not on another pipeline stage
@@ -214,7 +220,7 @@ class Tensor(NamedTuple):
     """A parameter tensor; `*` in its name stands for the layer, `count` says how many layers have it.
 
     `kind`: embedding, norm, linear, bias, sink, expert (everything with one slice per routed expert, its biases too),
-    router, head. `module`: embed, attn, mlp, norm, head.
+    router, head, patches. `module`: embed, attn, mlp, norm, head, vision.
     """
 
     name: str
@@ -346,8 +352,33 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     if arch.head_bias:
         lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
     heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
-    begins, ends = (embedding,) * arch.embeds, (*norm, *heads[head]) * arch.ends
-    return (*begins, *layers.values(), *ends)
+    learned = Tensor(f"{names.model}.embed_positions.weight", (arch.positions, arch.hidden), 1, "embedding", "embed")
+    begins, ends = (embedding, *[learned] * (arch.positions > 0)) * arch.embeds, (*norm, *heads[head]) * arch.ends
+    return (*begins, *layers.values(), *ends, *vision_tensors(arch))
+
+
+@lru_cache(maxsize=4096)
+def vision_tensors(arch: Architecture, part: Literal["all", "blocks", "projector"] = "all") -> tuple[Tensor, ...]:
+    """The parameter tensors of the vision tower and its projector, or one part of them; none without a tower."""
+    tower = arch.vision
+    if tower is None:
+        return ()
+    spec, count = layer_kinds(tower.blocks)[0]
+    blocks = tuple(t._replace(count=count, module="vision") for t in layer_tensors(tower.blocks, spec))
+    outside = [Tensor(f"{tower.blocks.names.model}.{n}", shape, 1, kind, "vision") for n, shape, kind in tower.outside]
+    merger = tuple(t for t in outside if ".merger." in t.name)
+    match part:
+        case "all":
+            return (outside[0], *blocks, *merger)
+        case "blocks":
+            return blocks
+        case "projector":
+            return merger
+
+
+def language(arch: Architecture) -> Architecture:
+    """The language model alone."""
+    return arch if arch.vision is None else replace(arch, vision=None)
 
 
 @lru_cache(maxsize=4096)

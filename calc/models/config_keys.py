@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from calc.models.families import ALIKE, FAMILIES, NESTED
+from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
 
 # PreTrainedConfig's own, and what nearly all families share.
 COMMON = frozenset({
@@ -102,6 +102,15 @@ def known(family: str) -> frozenset[str]:
 MODELLED = frozenset[str]().union(*map(known, FAMILIES))
 
 
+# Fields of Qwen2.5-VL's config around those of its language model.
+_SEEN = frozenset({
+    "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+    "vision_token_id",
+})  # fmt: skip
+
+
 def known_around(family: str) -> frozenset[str]:
     """The fields of a config of this `model_type`; of a model with a part for images, those around `text_config`."""
+    if family in SEEING:
+        return known(SEEING[family]) | _SEEN
     return COMMON | {*CARRIED[family]} if family in NESTED else known(family)

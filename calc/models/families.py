@@ -45,6 +45,16 @@ ALIKE = {"kimi_k2": "deepseek_v3"}
 MXFP4 = ("gpt_oss",)
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+# models with a vision tower that is counted, and the family of their language model: its fields stand beside
+# `vision_config`, or in a `text_config` of their own
+SEEING = {"qwen2_5_vl": "qwen2"}
+# the fields of each one's `vision_config`, with the defaults of its config class
+TOWERS: Mapping[str, Mapping[str, Any]] = {
+    "qwen2_5_vl": dict(
+        depth=32, hidden_size=3584, hidden_act="silu", intermediate_size=3420, num_heads=16, in_channels=3,
+        patch_size=14, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=3584,
+    ),
+}  # fmt: skip
 _ATTENTION = ("attention_bias", "attention_bias", "")
 _LLAMA = ("attention_bias", "attention_bias", "mlp_bias")
 _SANDWICH = Norms(

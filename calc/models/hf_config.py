@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from calc.models.architecture import BEFORE, Architecture, ConfigError, LayerSpec, Mla, Norms
+from calc.models.architecture import BEFORE, Architecture, ConfigError, LayerSpec, Mla, Names, Norms
 from calc.models.config_keys import MODELLED
-from calc.models.families import ALIKE, FAMILIES, NESTED, Family
+from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING, TOWERS, Family
+from calc.models.vision import Tower
 
 # fields of Architecture that a number in the config switches on
 _POSITIVE = {
@@ -77,13 +79,16 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
 
     The five sizes (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, vocab_size) must be given,
     except those that Gemma 3's published configs leave out; other fields default as in the family's config class;
-    fields that change no tensor are ignored. For a model that reads images, only the language model is described.
+    fields that change no tensor are ignored. A model that reads images has its vision tower if its family is
+    in `SEEING`; of the others, in `NESTED`, the language model alone is described.
     Raises ConfigError for an unknown family (and says what else of the config is not modelled), a missing field, or a
     value that no model can have.
     """
     if not isinstance(config, Mapping):
         raise ConfigError("config", config, "a mapping, the content of a config.json")
     model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in SEEING:
+        return _seeing(config)
     if isinstance(model_type, str) and model_type in NESTED:
         inner = config.get("text_config")
         if not isinstance(inner, Mapping):
@@ -92,7 +97,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         model_type = config["model_type"]
     model_type = ALIKE.get(model_type, model_type) if isinstance(model_type, str) else model_type
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known, strange = (*FAMILIES, *ALIKE, *NESTED), _unmodelled(config)
+        known, strange = (*FAMILIES, *ALIKE, *NESTED, *SEEING), _unmodelled(config)
         told = f"not modelled of this config: {strange}" if strange else "each field of this config is one of theirs"
         raise ConfigError("model_type", model_type, f"{', '.join(known)}; {told}", near=() if strange else known)
     family = FAMILIES[model_type]
@@ -173,6 +178,56 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         activation=_activation(read),
         **facts,
     )
+
+
+def _seeing(config: Mapping[str, Any]) -> Architecture:
+    """A language model with its vision tower (Qwen2.5-VL)."""
+    family = config["model_type"]
+    inner = config.get("text_config") or {k: v for k, v in config.items() if k not in ("vision_config", "text_config")}
+    if not isinstance(inner, Mapping):
+        raise ConfigError("text_config", inner, f"a mapping, the language model of {family}")
+    tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
+    arch = from_config({**inner, **tied, "model_type": SEEING[family]})
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping):
+        raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
+    read = _Reader(vision, TOWERS[family], {})
+    hidden, heads = read.integer("hidden_size"), read.integer("num_heads")
+    if hidden % heads:
+        raise ConfigError("vision_config.num_heads", heads, f"a divisor of hidden_size = {hidden}")
+    if (out := read.integer("out_hidden_size")) != arch.hidden:
+        raise ConfigError("vision_config.out_hidden_size", out, f"hidden_size = {arch.hidden} of the language model")
+    blocks = Architecture(
+        family=family,
+        hidden=hidden,
+        specs=(LayerSpec(),) * read.integer("depth"),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=read.integer("intermediate_size"),
+        vocab=1,
+        tied=True,
+        max_positions=1,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        norms=Norms("norm1", mlp="norm2"),
+        fused_qkv="split",
+        rotation="fp32",
+        pieces=True,
+        activation=_activation(read),
+        names=Names("model.visual", attention="attn", qkv="qkv", output="proj", layers="blocks"),
+    )
+    tower = Tower(
+        blocks,
+        patch=read.integer("patch_size"),
+        frames=read.integer("temporal_patch_size"),
+        channels=read.integer("in_channels"),
+        merge=read.integer("spatial_merge_size"),
+        out=out,
+    )
+    names = arch.names._replace(model="model.language_model")
+    return replace(arch, family=family, names=names, vision=tower)
 
 
 def _unmodelled(config: Mapping[str, Any]) -> str:

@@ -7,6 +7,8 @@ from functools import lru_cache
 
 from calc.models.architecture import Architecture, ConfigError
 
+PADDED = 128  # rows of Megatron-core's embedding on a rank are a multiple of these
+
 
 @lru_cache(maxsize=1024)
 def part(arch: Architecture, ranks: int) -> Architecture:
@@ -16,6 +18,10 @@ def part(arch: Architecture, ranks: int) -> Architecture:
     `base_model_tp_plan`; Megatron-LM cuts the same way. Raises ConfigError for the field `tensor_parallel` if the model
     cannot be cut into so many parts, or is cut in a way that is not known here.
     """
+    if arch.modeling.startswith("megatron"):
+        # rows of the embedding are added until each rank has a multiple of 128 (`make_vocab_size_divisible_by`)
+        rows = PADDED * ranks
+        arch = replace(arch, vocab=-(-arch.vocab // rows) * rows)
     if ranks == 1:
         return arch
     for here, why in (
@@ -24,6 +30,7 @@ def part(arch: Architecture, ranks: int) -> Architecture:
         (arch.mla, "with latent attention"),
         (arch.attention_sinks, "whose attention stays whole"),
         (arch.shared_experts, "with shared experts"),
+        (arch.vision, "whose vision tower stays whole"),
     ):
         if here:
             raise ConfigError(
@@ -58,6 +65,10 @@ def stage(arch: Architecture, index: int, stages: int) -> Architecture:
     """
     if stages == 1:
         return arch
+    if arch.vision:
+        raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a vision tower")
+    if arch.modeling.startswith("megatron"):
+        return _equal_stage(arch, index, stages)
     if arch.tied:
         raise ConfigError("pipeline_parallel", stages, "1 for a model whose head is its embedding, at the other end")
     if stages > (most := (arch.layers + 2) // 2):
@@ -67,3 +78,12 @@ def stage(arch: Architecture, index: int, stages: int) -> Architecture:
     counts = layers_of(arch.layers, stages)
     below, count = sum(counts[:index]), counts[index]
     return replace(arch, specs=arch.specs[below : below + count], embeds=index == 0, ends=index == stages - 1)
+
+
+def _equal_stage(arch: Architecture, index: int, stages: int) -> Architecture:
+    """A stage of Megatron-core: as many layers as each other, and at both ends a copy of a tied embedding."""
+    if arch.layers % stages:
+        raise ConfigError("pipeline_parallel", stages, f"a divisor of the model's {arch.layers} layers")
+    count = arch.layers // stages
+    specs = arch.specs[index * count : (index + 1) * count]
+    return replace(arch, specs=specs, embeds=index == 0, ends=index == stages - 1, tied=False)

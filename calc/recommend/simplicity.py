@@ -11,7 +11,7 @@ from calc.scenario.scenario import Scenario
 
 # From what every loop can run to what takes most care. FSDP 2, which replaces FSDP 1 in PyTorch, saves and loads each
 # parameter by its name and takes frozen ones beside trained ones in any order, where FSDP 1 has flat parameters.
-SHARDING = ("none", "ddp", "zero1", "zero2", "fsdp2", "zero3", "fsdp1")
+SHARDING = ("none", "ddp", "zero1", "zero2", "fsdp2", "zero3", "fsdp1", "megatron")
 
 
 class Effort(NamedTuple):

@@ -29,7 +29,7 @@ from calc.models.architecture import Architecture
 from calc.resolve.parse import parse, vary
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario, ScenarioError, on_card
-from calc.scenario.words import DEEPSPEED, FSDP, RL, SERVERS, SHARDINGS, TOGETHER
+from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, PREFERENCE, RL, SERVERS, SHARDINGS, TOGETHER
 from calc.step.roles import Memo, Roles
 
 Fields = Mapping[str, Any]
@@ -310,7 +310,7 @@ def _free(fields: Fields) -> dict[str, Any]:
     grows = {"expandable_segments": True} if replayed else {}
     if not plain:
         return grows
-    matters = {"sft": "loss", "pretrain": "loss", "dpo": "logprob"} | dict.fromkeys(RL, "logprob")
+    matters = {"sft": "loss", "pretrain": "loss"} | dict.fromkeys((*PREFERENCE, *RL), "logprob")
     place = matters.get(fields["task"])
     loss = {place: FREE[place][-1]} if place else {}
     fused = {"optimizer_impl": FREE["optimizer_impl"][-1]} if _spares(fields.get("optimizer", USUAL)) else {}
@@ -339,7 +339,8 @@ def _as_published(given: Fields) -> dict[str, Any]:
 def _choices(given: Fields) -> Iterator[dict[str, Any]]:
     """Every combination of the settings in which the branches of a job differ, except vLLM's tensor parallelism."""
     gpus = int(given.get("gpus", 1))
-    options: dict[str, tuple[Any, ...]] = {"sharding": SHARDINGS if gpus > 1 else ALONE}
+    usual = SHARDINGS if gpus > 1 else ALONE
+    options: dict[str, tuple[Any, ...]] = {"sharding": OWN_SHARDINGS.get(str(given.get("trainer")), usual)}
     if given["task"] in RL:
         options["rollout.engine"] = ("vllm", "hf")
     free = {name: values for name, values in options.items() if name not in given}

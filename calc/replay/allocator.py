@@ -7,6 +7,10 @@ their own; only the sum of these blocks is tracked, as if they left no gaps.
 A block is one integer, since an estimate allocates and frees tens of thousands of them: its bytes in the bits above
 WIDTH, its address below. Sorted, the smallest block comes first, and of equal ones the lowest; splitting a block is a
 subtraction. A small block has no address and is negative, and 0 stands for no block.
+
+Where a tensor is freed while another stream still works on it (`Tensor.record_stream`), its block counts no more as
+allocated, and serves nobody until the host has seen that stream pass the work (`free`, `insert_events`,
+`process_events`). `Process` has the clock for that.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import lru_cache
-from typing import Self
+from typing import NamedTuple, Self
 
 from calc.base.units import MiB
 
@@ -28,7 +32,15 @@ SMALL = MiB << WIDTH  # kSmallSize: the largest small block, and the largest rem
 
 Block = int
 Steps = Sequence[tuple[int, int]]  # a slot and its request, a block at address 0; or 0 to free the slot's block
-State = tuple[int, list[Block], dict[int, int], int, tuple[Block, ...]]
+Awaited = tuple[int, int, Block]  # a freed block, and the clock's counts of which it waits for
+State = tuple[int, list[Block], dict[int, int], int, tuple[Block, ...], list[Awaited]]
+
+
+class Event(NamedTuple):
+    """A place in the stream that computes: its number, and the last collective that the stream has waited for there."""
+
+    number: int
+    collective: int
 
 
 def address(block: Block) -> int:
@@ -69,12 +81,19 @@ class Process:
     blocks, each with any remainder too small to be split off. `released` counts how often the limit made cached
     segments go back, and `refused` is the smallest total that the limit kept from being reserved: under any limit from
     `most_reserved` to just below `refused`, everything would have happened in the same way.
+
+    The clock: `recorded` events so far, `issued` collectives, `met` the last one for which the stream that computes has
+    waited, and `seen`, the last event for which the host has. Collectives of one communicator run in the order of their
+    issue, so that all before one that has been waited for are over. The device is never taken to be further than the
+    host has seen: it is the slower one.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.reserved = self.most_reserved = self.allocated = self.most = self.released = 0
         self.refused = ENDLESS
+        self.recorded = self.issued = self.met = 0
+        self.seen = Event(0, 0)
         self.streams: list[Allocator] = []
 
     def copy(self, limit: int | None) -> Process:
@@ -93,9 +112,26 @@ class Process:
         self.refused = min(self.refused, self.reserved + whole)
         return True
 
+    def record(self) -> Event:
+        """An event at the end of what has been asked of the stream that computes."""
+        self.recorded += 1
+        return Event(self.recorded, self.met)
+
+    def wait(self, event: Event) -> None:
+        """The host waits for an event: the blocks that waited for it, or for a collective before it, are free."""
+        if event.number > self.seen.number:
+            self.seen = event
+            for stream in self.streams:
+                stream.settle(event)
+
     def release(self) -> None:
-        """Return everything that is free in any stream, and can go, to the driver: `release_cached_blocks`."""
+        """Return everything that is free in any stream, and can go, to the driver: `release_cached_blocks`.
+
+        It first waits for everything: `synchronize_and_free_events`.
+        """
         self.released += 1
+        for stream in self.streams:
+            stream.settle(Event(ENDLESS, ENDLESS))
         for stream in self.streams:
             stream.release()
 
@@ -135,6 +171,7 @@ class Allocator:
         self._segments: tuple[Block, ...] = ()
         self._unmapped: dict[int, int] = {}  # bytes of each unmapped range of an expandable segment, by its start
         self._end = ENDLESS  # the next segment ends below this address: drivers map each below the last
+        self._awaited: list[Awaited] = []
 
     def beside(self) -> Self:
         """An allocator for another stream of the same process."""
@@ -146,12 +183,15 @@ class Allocator:
         other._spare, other._end, other._segments = self._spare, self._end, self._segments
         other._free, other._starts = self._free.copy(), self._starts.copy()
         other._ends, other._unmapped = self._ends.copy(), self._unmapped.copy()
+        other._awaited = self._awaited.copy()
         return other
 
     @property
     def state(self) -> State:
         """Everything that decides how requests are served: free blocks, segments, and what small blocks have left."""
-        return self._spare, self._free.copy(), self._unmapped.copy(), self._end, self._segments
+        number, collective = self.process.seen
+        awaited = [(max(event - number, 0), max(n - collective, 0), block) for event, n, block in self._awaited]
+        return self._spare, self._free.copy(), self._unmapped.copy(), self._end, self._segments, awaited
 
     def take(self, size: int) -> Block:
         """Allocate a block of `size` bytes: the smallest free block that is large enough, split to size."""
@@ -171,6 +211,20 @@ class Allocator:
         """Free blocks, one after another."""
         own = dict(enumerate(blocks))
         self.play(frees(len(own)), own)
+
+    def give_later(self, block: Block, *, event: int = 0, collective: int = 0) -> None:
+        """Free a block on which another stream works until the event, or the collective, of this number is over."""
+        self.process.allocated -= length(block)
+        self._awaited.append((event, collective, block))
+
+    def settle(self, seen: Event) -> None:
+        """Free the awaited blocks whose event and collective the host has seen pass."""
+        if not self._awaited:
+            return
+        over = [block for event, n, block in self._awaited if event <= seen.number and n <= seen.collective]
+        self._awaited = [a for a in self._awaited if a[0] > seen.number or a[1] > seen.collective]
+        self.process.allocated += sum(map(length, over))
+        self.give_all(over)
 
     def play(self, steps: Steps, own: dict[int, Block]) -> None:
         """Allocate and free as `steps` says, one step after another; `own` maps slots to their blocks."""
@@ -203,9 +257,10 @@ class Allocator:
                 own[slot] = -size
                 spare -= size
                 if spare < 0:
-                    process.allocated = allocated >> WIDTH
+                    # awaited blocks may become free on the way
+                    process.allocated, self._spare = allocated >> WIDTH, spare >> WIDTH
                     process.reserve(GRAIN, size >> WIDTH)
-                    spare += GRAIN << WIDTH
+                    spare = self._spare + GRAIN << WIDTH
             else:
                 place = bisect_left(free, size)
                 if place < len(free):
@@ -220,8 +275,9 @@ class Allocator:
                     del starts[start]
                     del free[place]
                 else:
-                    process.allocated = allocated >> WIDTH
+                    process.allocated, self._spare = allocated >> WIDTH, spare >> WIDTH
                     found = self._segment(size >> WIDTH)
+                    spare = self._spare << WIDTH
                     start = found & ADDRESS
                     end = start + (found >> WIDTH)
                 rest = found - size

@@ -8,22 +8,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import starmap
+from itertools import chain, starmap
 from typing import NamedTuple
 
 from calc.autograd.alloc_trace import Script, Writer
 from calc.autograd.tape import Tape
-from calc.engines.replica import Replica
+from calc.base.units import MiB
+from calc.engines.fsdp import Fsdp
+from calc.engines.fsdp1 import Fsdp1
+from calc.engines.plain import Plain
+from calc.engines.replica import Replica, TrainingEngine
 from calc.engines.zero_partition import part_of
 from calc.memory.activations import Program, kinds, program
 from calc.memory.loss import head_dimensions, written
-from calc.memory.optimizer import BLOCK, in_32_bits, state_bytes_per_parameter, temporaries
+from calc.memory.optimizer import in_32_bits, single_step, state_bytes_per_parameter, temporaries
 from calc.memory.run import dimensions
-from calc.memory.weights import NF4, quantised_kinds
-from calc.models.architecture import Architecture, Head, LayerSpec, Tensor, layer_tensors, tensors
+from calc.memory.weights import NF4, PACKED, quantised_kinds
+from calc.models.architecture import (
+    Architecture,
+    Head,
+    LayerSpec,
+    Tensor,
+    layer_parameters,
+    layer_tensors,
+    tensors,
+)
 from calc.models.lora import adapter_matrices
 from calc.step.compiled_model import SORTING
 from calc.step.instants import LASTING, SORTED_TOKENS, Batch
+
+# DDP's buckets of gradients, and the one that is full first (torch 2.13 `nn/parallel/distributed.py`,
+# `_DEFAULT_BUCKET_CAP_MB`; `csrc/distributed/c10d/reducer.hpp`, `kDefaultFirstBucketBytes`); what it broadcasts at once
+BUCKET, FIRST_BUCKET, BROADCAST = 25 * MiB, MiB, 250 * MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,52 @@ class Unit(NamedTuple):
     reduced: int
 
 
+class Flat(NamedTuple):
+    """A flat parameter of FSDP 1; all sizes in bytes.
+
+    `whole` has the tensors that it is made of, where they are on the GPU before; `shard` is this rank's part as it is
+    stored, `cast` that part in the compute type, 0 if that is the stored one, and `gathered` all parts. Its gradient is
+    `joined` of the gradients of its tensors, 0 where nothing is trained; `reducing` is the gradient in the type in
+    which it is reduced, 0 if that is the compute type, `reduced` this rank's part of it, and `kept` that part in the
+    type in which it stays, 0 if that is no other.
+    """
+
+    whole: tuple[int, ...]
+    shard: int
+    cast: int
+    gathered: int
+    joined: int
+    reducing: int
+    reduced: int
+    kept: int
+
+
+class Flats(NamedTuple):
+    """A model's flat parameters: of each layer, of the adapters in each that are units of their own, and of the root.
+
+    `offload`: shards lie on the host. `ahead`: a layer's backward gathers the next layer; reentrant checkpointing
+    gathers each layer twice instead, to run it again and to differentiate it.
+    """
+
+    layers: tuple[Flat, ...]
+    adapters: tuple[tuple[Flat, ...], ...]
+    root: Flat
+    offload: bool
+    ahead: bool
+
+
+class Buckets(NamedTuple):
+    """DDP's buffers in bytes: weights are `broadcast` at its start; gradients are reduced in buckets.
+
+    The `first` ones are those of the first backward, from which DDP learns the order of the gradients; then they are
+    `rebuilt` in that order, or stay if there are none.
+    """
+
+    broadcast: tuple[int, ...]
+    first: tuple[int, ...]
+    rebuilt: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
     """A role's model on one micro-batch, all in bytes; compared by identity, since `blocks` makes each only once.
@@ -62,8 +124,10 @@ class Blocks:
     each, either all `at_once` or one by one. `stream` is the embedding's output, `tables` are cosines and sines.
     `embedding` is the embedding's gradient, 0 where it gets none, `sorting` the scratch memory of that gradient; `tied`
     says how a tied head's gradient is added to it: "in place" or "apart". `held`: how long outputs stay, a word of
-    `calc.base.plan.Path`. `inside`: the loss runs inside the model's own forward. `wrapped`: an autocast begins and
-    ends with each forward.
+    `calc.base.plan.Path`. `beside`: where parameters step in backward, what the step of one allocates for each byte of
+    its gradient, which it then frees; else None. `inside`: the loss runs inside the model's own forward. `wrapped`: an
+    autocast begins and ends with each forward. `flats`: the model is in FSDP 1's flat parameters, `weights` and `units`
+    are empty. `buckets` are DDP's. `retains`: see `calc.memory.run.Run`.
     """
 
     weights: tuple[int, ...]
@@ -82,37 +146,196 @@ class Blocks:
     held: str
     inside: bool
     wrapped: bool
+    beside: float | None = None
+    flats: Flats | None = None
+    buckets: Buckets | None = None
+    retains: bool = False
+
+    @property
+    def sharded(self) -> bool:
+        """True if FSDP has the model in shards."""
+        return bool(self.units or self.flats)
 
 
 @lru_cache(maxsize=256)
-def blocks(r: Replica, batch: Batch, masked: bool, checkpointing: str, sharded: bool = False) -> Blocks:
-    """The blocks of a replica on a micro-batch, `sharded` by FSDP 2; `masked` as in `calc.step.compiled_model`."""
-    arch, run = r.arch, r.run
-    optimizer, changed = r.optimizer, [*_trained(r)]
+def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: str) -> Blocks:
+    """The blocks of an engine's replica on a micro-batch; `masked` as in `calc.step.compiled_model`."""
+    r = engine.replica
+    arch, run, optimizer = r.arch, r.run, r.optimizer
+    whole = not isinstance(engine, Fsdp)
     own = [_weight(r, t) for t in _in_order(arch, r.head)]
-    adapters = [t.elements * r.adapter_bytes for t in changed] if run.adapter else []
-    if sharded:
-        changed = [part_of(t, r.ranks) for t in changed]
-        r = replace(r, grad_bytes=run.compute)  # bytes of a whole gradient's element, until it is reduced
-    each = temporaries(optimizer) * r.step_bytes if optimizer else 0
+    adapters = [t.elements * r.adapter_bytes for t in _trained(r)] if run.adapter else []
+    flats = _flats(engine) if isinstance(engine, Fsdp1) else None
+    units = () if whole or flats else _units(r)
+    buckets = _buckets(engine) if isinstance(engine, Plain) and engine.buckets and optimizer else None
+    changed = [*_stepped(engine, flats)]
+    if not whole:
+        # bytes of a whole gradient's element, until it is reduced
+        r = replace(r, grad_bytes=run.adapter.b if run.adapter and flats and any(flats.adapters) else run.compute)
+    if isinstance(engine, Fsdp1) and engine.joined:
+        # all views of a flat parameter that holds adapters get gradients
+        r = replace(r, run=replace(run, trained=True))
+    scratch = optimizer.facts.scratch if optimizer else 0
+    each = scratch or (temporaries(optimizer) * r.step_bytes if optimizer else 0)
     return Blocks(
-        weights=() if sharded else (*own, *adapters),
-        units=_units(r) if sharded else (),
+        weights=(*own, *adapters) if whole else tuple(_scales(r)),
+        units=units,
         states=tuple([_states(r, t) for t in changed]),
-        passing=tuple([t.elements * each for t in changed]),
-        at_once=optimizer is not None and optimizer.impl == "foreach",
+        passing=() if r.in_backward else tuple([t.elements * each for t in changed]),
+        at_once=optimizer is not None and optimizer.impl == "foreach" and not scratch,
+        beside=_beside(r),
         stream=batch.tokens * arch.hidden * run.residual,
         tables=(batch.length * arch.head_dim * run.residual,) * 2 if any(spec.rotated for spec in arch.specs) else (),
         layers=_layers(r, batch, masked, checkpointing if optimizer else "none"),
         norm=_piece(r, batch, Program(run).final_norm()),
-        head=_head(r, batch),
+        head=_head(replace(r, run=run), batch),
         embedding=r.embedding * r.grad_bytes if run.trained else 0,
         sorting=int(SORTING * arch.hidden * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
         tied=("in place" if r.ties_in_place else "apart") if r.ties_gradients else "",
         held=r.path.held,
         inside=r.path.inside,
         wrapped=run.wrapped,
+        flats=flats,
+        buckets=buckets,
+        retains=optimizer is not None and run.retains,
     )
+
+
+def _beside(r: Replica) -> float | None:
+    """See `Blocks`."""
+    if not r.in_backward or r.optimizer is None:
+        return None
+    return single_step(r.optimizer, r.role, r.embedding, r.grad_bytes, r.step_bytes).bytes / r.embedding / r.grad_bytes
+
+
+def _stepped(engine: TrainingEngine, flats: Flats | None) -> Iterator[Tensor]:
+    """The tensors that the optimizer steps on this GPU: whole ones, their shards, or shards of flat parameters.
+
+    Adapters in their layer's flat parameter are stepped as the views of it that they are (`use_orig_params`).
+    """
+    r = engine.replica
+    if isinstance(engine, Fsdp1) and flats:
+        found = (
+            [-(-t.elements // r.ranks) for t in _trained(r)] if engine.joined else [*_reduced(flats, r.reduce_bytes)]
+        )
+        yield from [Tensor("flat parameter", (n,), 1, "linear", "") for n in found if not engine.offload]
+    elif isinstance(engine, Fsdp):
+        yield from [part_of(t, r.ranks) for t in _trained(r)]
+    else:
+        yield from _trained(r)
+
+
+def _reduced(flats: Flats, b: int) -> Iterator[int]:
+    """Elements of this rank's part of each trained flat parameter, which is reduced in `b` bytes an element."""
+    for flat in (*flats.layers, *chain.from_iterable(flats.adapters), flats.root):
+        if flat.reduced:
+            yield flat.reduced // b
+
+
+def _flats(e: Fsdp1) -> Flats:
+    """The flat parameters of a model under FSDP 1."""
+    r = e.replica
+    arch, trained, joined = r.arch, r.optimizer is not None, e.joined
+    b, own = r.weight_bytes, {spec: [*layer_tensors(arch, spec)] for spec in arch.specs}
+    inside = {t.name for tensors in own.values() for t in tensors}
+    root = [(t, b) for t in _in_order(arch, r.head) if t.name not in inside]
+    stored = {spec: [(t, b) for t in own[spec]] for spec in own}
+    if joined:
+        stored = {spec: [*found, *[(t, r.adapter_bytes) for t in _adapters(r, spec)]] for spec, found in stored.items()}
+    layer = {
+        spec: _packed(e, layer_parameters(arch, spec))
+        if r.quantised
+        else _flat(e, found, trained and (r.run.trained or joined))
+        for spec, found in stored.items()
+    }
+    adapters = {
+        spec: tuple([_flat(e, [(t, r.adapter_bytes)], trained) for t in _adapters(r, spec)]) if e.apart else ()
+        for spec in own
+    }
+    return Flats(
+        layers=tuple([layer[spec] for spec in arch.specs]),
+        adapters=tuple([adapters[spec] for spec in arch.specs]),
+        root=_flat(e, root, trained and r.run.trained),
+        offload=e.offload,
+        ahead=not r.run.reentrant,
+    )
+
+
+def _flat(e: Fsdp1, stored: Sequence[tuple[Tensor, int]], trained: bool) -> Flat:
+    """The flat parameter of tensors `stored` with so many bytes an element, all of the same type."""
+    r = e.replica
+    b, compute = stored[0][1], r.run.compute
+    if e.apart and trained and r.run.adapter:
+        compute = r.run.adapter.b
+    part = -(-sum([t.elements for t, _ in stored]) // r.ranks)
+    whole = part * r.ranks
+    casts = trained and r.reduce_bytes != compute
+    return Flat(
+        whole=() if r.quantised else tuple([t.elements * b for t, _ in stored]),
+        shard=part * b,
+        cast=part * compute if b != compute else 0,
+        gathered=whole * compute,
+        joined=whole * compute if trained else 0,
+        reducing=whole * r.reduce_bytes if casts else 0,
+        reduced=part * r.reduce_bytes if trained else 0,
+        kept=part * r.grad_bytes if trained and r.grad_bytes != r.reduce_bytes else 0,
+    )
+
+
+def _packed(e: Fsdp1, elements: int) -> Flat:
+    """The flat parameter of a layer in four bits, whose storage has the compute type, so that nothing casts it.
+
+    Scales are in it only where they are cut with the weights.
+    """
+    r = e.replica
+    whole = int(elements * (NF4[r.run.nested] if r.cut_scales else PACKED))
+    return Flat((), whole // r.ranks, 0, whole, 0, 0, 0, 0)
+
+
+def _scales(r: Replica) -> Iterator[int]:
+    """The scales of 4-bit weights that every rank has whole, beside its part of the weights (`calc.memory.weights`)."""
+    if r.quantised and not r.cut_scales:
+        scale = NF4[r.run.nested] - PACKED
+        yield from [int(scale * t.elements) for t in _in_order(r.arch, r.head) if _in_four(r, t)]
+
+
+def _buckets(e: Plain) -> Buckets:
+    """DDP's buckets: gradients come in the order of the parameters, the last one first.
+
+    At first there is a single one, unless unused parameters have to be found: then parameters are put into buckets in
+    their own order, and stay there (torch 2.13 `nn/parallel/distributed.py`, `compute_bucket_size_limits`;
+    `csrc/distributed/c10d/reducer.cpp`, `compute_bucket_assignment_by_size`, `should_rebuild_buckets`). What is
+    broadcast is copied, but for a tensor that is alone (`comm.cpp`, `broadcast_coalesced`).
+    """
+    r = e.replica
+    stored = [(_weight(r, t), _in_four(r, t)) for t in _in_order(r.arch, r.head)]
+    if r.run.adapter:
+        stored += [(t.elements * r.adapter_bytes, False) for t in _trained(r)]
+    sent = [
+        found
+        for four in (False, True)
+        for found in _assigned([size for size, own in stored if own is four], (BROADCAST,))
+    ]
+    made = [t.elements * r.grad_bytes for t in _trained(r)]
+    ordered, limits = made[::-1], (FIRST_BUCKET, BUCKET)
+    return Buckets(
+        broadcast=tuple([sum(found) for found in sent if len(found) > 1]),
+        first=tuple([sum(found) for found in _assigned(made, limits)][::-1]) if e.unused else (sum(made),),
+        rebuilt=() if e.unused else tuple([sum(found) for found in _assigned(ordered, limits)]),
+    )
+
+
+def _assigned(sizes: Sequence[int], limits: Sequence[int]) -> Iterator[list[int]]:
+    """Tensors in buckets, each closed by the tensor that fills it; the last limit holds for all further buckets."""
+    found: list[int] = []
+    closed = 0
+    for size in sizes:
+        found.append(size)
+        if sum(found) >= limits[min(closed, len(limits) - 1)]:
+            yield found
+            found, closed = [], closed + 1
+    if found:
+        yield found
 
 
 def _units(r: Replica) -> tuple[Unit, ...]:
@@ -167,8 +390,12 @@ def _adapters(r: Replica, spec: LayerSpec) -> Iterator[Tensor]:
 
 def _weight(r: Replica, t: Tensor) -> int:
     """The bytes of a stored tensor, in four bits or unquantised."""
-    four = r.quantised and t.kind in quantised_kinds(r.arch, r.run.linear_experts) and len(t.shape) > 1
-    return int(t.elements * (NF4[r.run.nested] if four else r.weight_bytes))
+    return int(t.elements * (NF4[r.run.nested] if _in_four(r, t) else r.weight_bytes))
+
+
+def _in_four(r: Replica, t: Tensor) -> bool:
+    """True if a tensor is stored in four bits."""
+    return r.quantised and t.kind in quantised_kinds(r.arch, r.run.linear_experts) and len(t.shape) > 1
 
 
 def _states(r: Replica, t: Tensor) -> tuple[int, ...]:
@@ -182,8 +409,9 @@ def _states(r: Replica, t: Tensor) -> tuple[int, ...]:
     n = 0 if facts.paged or facts.factored else facts.moments
     if n and facts.eight_bit:
         if in_32_bits(r.optimizer, t):
-            return (4 * t.elements,) * n
-        return (t.elements,) * n + (4 * -(-t.elements // BLOCK),) * n
+            return ((4 if facts.wide else r.step_bytes) * t.elements,) * n
+        codes = int(facts.packed * 2) * t.elements // 2
+        return (codes,) * n + (int(facts.packed * t.elements) - codes,) * n
     return (int(t.elements * state_bytes_per_parameter(r.optimizer, r.step_bytes) / n),) * n if n else ()
 
 
@@ -204,12 +432,15 @@ def _writer(r: Replica, batch: Batch, tape: Tape) -> Writer:
 
 def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple[Piece, ...]:
     """The pieces of all layers; each kind of layer is written once."""
-    found = kinds(r.run, masked, checkpointing != "none")
+    # the gradient of a layer's output belongs to the layer above where that retains it
+    top = r.arch.layers - 1
+    received = [r.optimizer is not None and r.run.retains and n < top for n in range(r.arch.layers)]
+    found = [*zip(kinds(r.run, masked, checkpointing != "none"), received, strict=True)]
     pieces = {}
-    for kind in set(found):
-        writer = program(kind.run(r.run), kind.spec, first=kind.first, selective=checkpointing == "selective")
-        pieces[kind] = _piece(r, batch, writer.layer(), checkpointing)
-    return tuple([pieces[kind] for kind in found])
+    for kind, others in set(found):
+        how = {"first": kind.first, "received": others, "selective": checkpointing == "selective"}
+        pieces[kind, others] = _piece(r, batch, program(kind.run(r.run), kind.spec, **how).layer(), checkpointing)
+    return tuple([pieces[each] for each in found])
 
 
 def _head(r: Replica, batch: Batch) -> Piece:

@@ -2,13 +2,13 @@
 
 The bytes allocated at a peak do not decide whether a step runs: between blocks lie freed ones that are too small for
 the next request. This fragmentation follows from the sizes and the order of all blocks, and both follow from the model,
-the batch and the code that runs. They are all known here where one model is trained on one GPU, or by plain PyTorch
-under FSDP 2, alone or with a frozen model beside it.
+the batch and the code that runs. They are all known here where one model is trained on one GPU, under DDP, or by plain
+PyTorch under FSDP, alone or with a frozen model beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,8 +18,9 @@ from calc.base.plan import Stage
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
-from calc.replay.allocator import Allocator, Block, Expandable, OutOfMemory, Steps, asked
+from calc.replay.allocator import Allocator, Block, Expandable, OutOfMemory, Steps, asked, length
 from calc.replay.blocks import Blocks, Piece, blocks
+from calc.replay.fsdp1_streams import Gathers
 from calc.replay.fsdp2_streams import Shards
 from calc.step.placement import Placed
 from calc.step.roles import Roles
@@ -29,7 +30,9 @@ MICRO_BATCHES = 2  # the first leaves its gradients, later ones are added to the
 
 Own = dict[int, Block]  # a piece's blocks by their slots
 Kept = list[Own]  # the blocks that each piece keeps for its backward, lowest piece first
+STEPPED = 1 << 29  # the slot of the temporaries of a step in backward
 OUTLIVING = 1 << 30  # the first slot of blocks that outlive their piece
+INFLIGHT = 2  # broadcasts at once (torch 2.13 `csrc/distributed/c10d/comm.cpp`, `max_in_flight`)
 
 
 class Act(NamedTuple):
@@ -48,13 +51,13 @@ class Act(NamedTuple):
 
 
 def known(roles: Roles) -> bool:
-    """True if a job can be replayed: it has one stage, of models that are whole or sharded by FSDP 2."""
+    """True if a job can be replayed: it has one stage, of models that are whole or sharded by FSDP."""
     stages, placed = roles.keeps.stages, [*roles.placed.values()]
     if len(stages) != 1 or stages[0].does not in ("train", "score"):
         return False
     return (
         not stages[0].beside
-        and all(_known(own, roles.keeps.bare) for own in placed)
+        and all(_known(own, roles.keeps.bare) and own.role.path.held != "inside" for own in placed)
         and len(placed) == 1 + bool(stages[0].inside)
     )
 
@@ -78,22 +81,39 @@ def act(roles: Roles) -> Act | None:
 
 
 def _known(placed: Placed, bare: bool) -> bool:
-    """True if all blocks of a role are known: it is whole on one GPU, or sharded by `bare` PyTorch's FSDP 2."""
+    """True if all blocks of a role are known: it is whole on its GPU, or sharded by `bare` PyTorch's FSDP.
+
+    The blocks of a vision tower are not.
+    """
     s, engine = placed.s, placed.engine
-    if isinstance(engine, Plain):
-        return s.gpus == 1
-    if not isinstance(engine, Fsdp) or isinstance(engine, Fsdp1) or not bare:
+    if engine.replica.run.compiled or engine.replica.path.compiled:
+        return False  # the order in which Inductor's code allocates was not traced
+    if engine.replica.streams or engine.replica.arch.vision:
         return False
-    uncut = s.gpus == engine.replica.ranks > 1 and s.context_parallel == 1
-    return uncut and not engine.offload and not engine.replica.quantised
+    uncut = s.gpus == s.shards and s.context_parallel == 1
+    if isinstance(engine, Plain):
+        return uncut and (s.gpus == 1 or not engine.replica.in_backward)
+    if engine.replica.in_backward:
+        return False
+    if not isinstance(engine, Fsdp) or not bare or not uncut or s.shards == 1:
+        return False
+    if isinstance(engine, Fsdp1):
+        return _flattened(engine)
+    return not engine.offload and not engine.replica.quantised
+
+
+def _flattened(engine: Fsdp1) -> bool:
+    """True if the blocks of flat parameters are known: gradients are reduced in every micro batch, and types agree."""
+    r = engine.replica
+    mixed = r.quantised and (engine.joined or r.weight_bytes != r.run.compute)
+    return not mixed and not (r.defers and r.accumulates) and r.run.precision != "autocast"
 
 
 def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
     rows = placed.role.scoring_rows if scores else placed.role.rows
     batch = roles.batch(placed.s, rows)
-    replica = placed.scorer.replica if scores else placed.engine.replica
-    sharded = isinstance(placed.engine, Fsdp)
-    return blocks(replica, batch, roles.masked(replica, placed.s, batch), placed.s.checkpointing, sharded)
+    engine = placed.scorer if scores else placed.engine
+    return blocks(engine, batch, roles.masked(engine.replica, placed.s, batch), placed.s.checkpointing)
 
 
 class Tried(NamedTuple):
@@ -241,10 +261,14 @@ class Replay:
         self.phase = "load"
         self.workspace, self.threads = workspace, 0
         self.courses: dict[tuple[object, ...], Course] = {}
-        self.shards: dict[int, Shards] = {}  # by the identity of the model's blocks
+        self.shards: dict[int, Shards | Gathers] = {}  # by the identity of the model's blocks
+        self.buckets: list[Block] = []  # DDP's
+        self.rebuilt = False  # they have the order of the gradients
+        self.retained: list[Block] = []  # inputs of layers that ran again, and their gradients
         self.kept: Kept = []
         self.gradients: list[Block] = []
-        self.adding = False  # gradients of earlier micro batches exist
+        self.adding = False  # gradients of earlier micro batches exist, or none stays
+        self.beside = 0.0  # see `calc.replay.blocks.Blocks`
         self.apart = False  # the next gradient is a tied head's, which waits for the embedding's
         self.head: Block = 0
         self.late: Block = 0  # outputs that outlive their backward
@@ -261,6 +285,7 @@ class Replay:
         other.shards = {model: shards[id(own)] for model, own in self.shards.items()}
         other.kept = [own.copy() for own in self.kept]
         other.gradients, other.casts, other.before = self.gradients.copy(), self.casts.copy(), self.before.copy()
+        other.buckets, other.retained = self.buckets.copy(), self.retained.copy()
         return other
 
     def all(self, a: Act, marks: list[Replay] | None = None) -> None:
@@ -285,7 +310,7 @@ class Replay:
         process = self.heap.process
         spare, *found = zip(*[stream.state for stream in process.streams], strict=True)
         ours = process.allocated, self.threads, self.stepped, self.adding, self.late, self.head
-        blocks = *self.gradients, *self.casts, *[(*own.items(),) for own in self.kept]
+        blocks = *self.gradients, *self.casts, *self.buckets, *[(*own.items(),) for own in self.kept]
         shards = [own.state for own in self.shards.values()]
         return State((*found, *ours, blocks, shards), spare, process.reserved, process.released)
 
@@ -294,11 +319,12 @@ class Replay:
         self.load(a.model)
         if a.inside and not a.shares:
             self.load(a.inside)
-        elif a.inside and a.model.units:
+        elif a.inside and a.model.sharded:
             self.shards[id(a.inside)] = self.shards[id(a.model)]
 
     def run_forward(self, a: Act) -> None:
         """Runs the forward of a micro batch, and that of the model that scores inside it."""
+        self.rebuild(a.model)
         self.kept = self.forward(a.model)
         if a.inside:
             self.leave(self.forward(a.inside))
@@ -329,8 +355,27 @@ class Replay:
     def load(self, m: Blocks) -> None:
         """Loads a model's weights, which stay, whole or in shards."""
         self.heap.take_all(m.weights)
-        if m.units:
-            self.shards[id(m)] = Shards(m, self.heap)
+        if m.sharded:
+            self.shards[id(m)] = Gathers(m, self.heap) if m.flats else Shards(m, self.heap)
+        if m.buckets:
+            self.broadcast(m.buckets.broadcast)
+            self.buckets = self.heap.take_all(m.buckets.first)
+
+    def broadcast(self, sizes: Sequence[int]) -> None:
+        """Sends the weights to all ranks, two copies at a time."""
+        sent: list[Block] = []
+        for size in sizes:
+            if len(sent) == INFLIGHT:
+                self.give(sent.pop(0))
+            sent.append(self.take(size))
+        self.give(*sent)
+
+    def rebuild(self, m: Blocks) -> None:
+        """Replaces DDP's first buckets by those in the order of the gradients, before the second step's forward."""
+        if m.buckets and m.buckets.rebuilt and self.stepped and not self.rebuilt:
+            self.rebuilt = True
+            self.give(*self.buckets)
+            self.buckets = self.heap.take_all(m.buckets.rebuilt)
 
     def play(self, script: Script, own: Own, late: int | None = None) -> None:
         """Plays a script's steps over the blocks of its piece; the block in slot `late` is not freed yet."""
@@ -351,7 +396,7 @@ class Replay:
     def course(self, script: Script, late: int | None) -> Course:
         """The steps that a script takes in the present situation, worked out once."""
         adds = self.adding and not self.shards
-        key = id(script), late, adds, self.apart, self.threads
+        key = id(script), late, adds, self.apart, self.threads, self.beside
         if key not in self.courses:
             self.courses[key] = self._course(script, late, adds=adds and not self.apart)
         return self.courses[key]
@@ -372,6 +417,8 @@ class Replay:
             if size and slot in outlives:
                 steps.append((n, asked(size)))
                 if slot == WEIGHT and adds:
+                    if self.beside:
+                        steps += [(STEPPED, asked(int(size * self.beside))), (STEPPED, 0)]
                     steps.append((n, 0))
                 else:
                     outlives[slot].append(n)
@@ -384,6 +431,8 @@ class Replay:
     def keep(self, block: Block) -> None:
         """Takes over a new weight gradient: it stays, or is freed once it has been added to an earlier one."""
         if self.adding and not self.shards:
+            if self.beside and block:
+                self.give(self.take(int(length(block) * self.beside)))
             self.give(block)
         elif block:
             self.gradients.append(block)
@@ -437,6 +486,8 @@ class Replay:
         self.phase = "backward"
         block: Block = 0
         self.apart = bool(m.tied)
+        if m.beside is not None:
+            self.adding, self.beside = True, m.beside
         shards = self.shards.get(id(m))
         if shards:
             shards.turn()
@@ -445,12 +496,15 @@ class Replay:
             if layer:
                 layer.reenter(n)
             before = len(self.gradients)
-            block = self.back(piece, kept.pop(), block)
+            block = self.back(piece, kept.pop(), block, retains=m.retains and layer is not None)
             self.apart = False
             if layer:
                 own, self.gradients = self.gradients[before:], self.gradients[:before]
                 layer.reduce(n, own, adding=self.adding)
         self.leave(kept)
+        # the lowest gradient is among those that are retained
+        self.give(*[each for each in self.retained if each != block])
+        self.retained = []
         if m.embedding:
             made = self.take(m.embedding)
             self.give(self.take(m.sorting))
@@ -463,14 +517,22 @@ class Replay:
             shards.wait()
             self.gradients = []
 
-    def back(self, piece: Piece, own: Own, given: Block) -> Block:
-        """Runs one piece's backward and returns the gradient of its input."""
+    def back(self, piece: Piece, own: Own, given: Block, *, retains: bool) -> Block:
+        """Runs one piece's backward and returns the gradient of its input.
+
+        `retains`: its input stays, with that gradient, until backward ends.
+        """
         assert piece.backward
         if given:
             own[GIVEN] = given
+        held = own.pop(INPUT) if retains else 0
         self.play(piece.backward, own, piece.late)
         block = own.pop(piece.backward.out, 0)
+        if given in self.retained:
+            own.pop(GIVEN, 0)
         self.give(*own.values())
+        if retains:
+            self.retained += [held, block]
         return block
 
     def tie(self, m: Blocks, made: Block) -> Block:

@@ -20,6 +20,7 @@ from calc.frameworks.registry import FRAMEWORKS, framework, plan
 from calc.frameworks.releases import READ
 from calc.models.architecture import Architecture, ConfigError
 from calc.scenario import rules
+from calc.scenario.images import MAX_PIXELS, MIN_PIXELS, Images
 from calc.scenario.lengths import Lengths, known
 from calc.scenario.rules import Objection
 from calc.scenario.scenario import SCHEMA, SCHEMA_FILE, Lora, Offload, Rollout, Scenario, ScenarioError, changed
@@ -33,14 +34,22 @@ NEUTRAL: Mapping[str, Any] = {
     "method": "full",
     "double_quantization": True,
     "no_sync": False,
+    "reentrant": False,
     "memory_efficient_linear": True,
+    "compile": "none",
+    "float8": "none",
+    "float8_all_gather": False,
     "tensor_parallel": 1,
     "pipeline_parallel": 1,
     "context_parallel": 1,
     "sequence_parallel": False,
     "expert_parallel": 1,
     "packing": False,
+    "optimizer_in_backward": False,
+    "offload.activations": False,
+    "kernels": "eager",
     "expandable_segments": False,
+    "pinned_max_round_threshold_mb": None,
     "counts_prompts": False,
     "placement": "colocated",
     "rollout.v0": False,
@@ -211,10 +220,12 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         lengths=values["lengths"],
         entropy_coeff=float(values["entropy_coeff"]),
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
+        pinned_max_round_threshold_mb=values["pinned_max_round_threshold_mb"],
         framework_version=known,
         framework_asked=f"{name}=={version or known}",
         lora=_lora(values, architecture),
-        offload=Offload(values["offload.optimizer"], values["offload.parameters"]),
+        offload=Offload(**{f.name: values[f"offload.{f.name}"] for f in fields(Offload)}),
+        images=_images(values, architecture),
         rollout=_rollout(values) if task in RL else None,
         roles=roles,
         versions={place[9:]: value for place, value in values.items() if place.startswith("versions.")},
@@ -229,7 +240,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     scenario = rules.batched(scenario, given)
     if scenario.max_tokens_per_gpu:
         scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
-    if (reason := rules.serving_fault(scenario, given) or module.refuse(scenario)) is not None:
+    reason = rules.pinning_fault(scenario, catalog.gpu(scenario.gpu)) or rules.serving_fault(scenario, given)
+    if (reason := reason or module.refuse(scenario)) is not None:
         raise Objection(reason)
     return scenario
 
@@ -258,6 +270,21 @@ def _rollout(values: Mapping[str, Any]) -> Rollout:
     own = {f.name: values.get(f"rollout.{f.name}") for f in fields(Rollout)}
     own["gpus"] = own["gpus"] or values["gpus"]
     return Rollout(**own)  # type: ignore[arg-type]
+
+
+def _images(values: Mapping[str, Any], architecture: Architecture) -> Images | None:
+    """The images of a sample, checked against the model and the lengths; None where the job reads none."""
+    if "images.width" not in values:
+        return None
+    adapted = values["method"] != "full"
+    usual = {
+        "count": 1, "frames": 1, "min_pixels": MIN_PIXELS, "max_pixels": MAX_PIXELS,
+        "freeze": "vision" if adapted else "none", "checkpointing": None,
+    }  # fmt: skip
+    said = {f.name: values[f"images.{f.name}"] for f in fields(Images) if f"images.{f.name}" in values}
+    images = Images(**{**usual, **said})
+    rules.seen(images, values, architecture)
+    return images
 
 
 def _lengths(given: Mapping[str, Any]) -> Lengths | None:

@@ -17,6 +17,7 @@ from calc.models.architecture import Architecture, ConfigError
 from calc.models.families import MXFP4
 from calc.models.lora import lora_parameters
 from calc.models.slices import part, stage
+from calc.scenario.images import WIDEST, Images
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SERVERS, SHARDINGS, TOGETHER, TRAINED_ROLES
 
@@ -33,6 +34,8 @@ ABSENT: Mapping[str, Any] = {
     "rollout.max_num_batched_tokens": None,
     "rollout.layered_summon": False,
 }
+# The first releases in which blocks of pinned memory need not be rounded.
+PINS_SINCE, PINS_SINCE_VLLM = "2.13", "0.27"
 FROZEN_ROLE_FIELDS = (
     "model",
     "gpus",
@@ -104,6 +107,9 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         no_adapters(given)
     if values["method"] != "qlora" and not values["double_quantization"]:
         raise Objection(f"double_quantization: given false with method {values['method']}, allowed: with qlora")
+    if values["checkpointing"] == "selective" and given.get("reentrant"):
+        # torch `utils/checkpoint.py`: context_fn "only when use_reentrant=False"
+        raise Objection("reentrant: given true with checkpointing selective, allowed: false, or with full")
     if gpus > per_node and gpus % per_node:
         allowed = f"a multiple of gpus_per_node = {per_node}, as {near(gpus, per_node)}"
         raise Objection(f"gpus: given {gpus}, allowed: {allowed}")
@@ -111,6 +117,32 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if expected > cap:
         named = "prompt_len + response_len" if task in RL else "seq_len"
         raise Objection(f"expected_len: given {expected}, allowed: at most {named} = {cap}")
+
+
+def seen(images: Images, values: Mapping[str, Any], architecture: Architecture) -> None:
+    """Refuses images that the model, its processor or the sequences cannot take, and ways to run that are not known."""
+    tower = architecture.vision
+    if tower is None:
+        raise Objection("images: given for a model without a vision tower, allowed: with one, such as qwen2.5-vl-7b")
+    if values["method"] != "full" and images.freeze != "vision":
+        allowed = f"vision with method {values['method']}; adapters in the tower are not modelled"
+        raise Objection(f"images.freeze: given {images.freeze!r}, allowed: {allowed}")
+    if values["attention"] == "eager":
+        raise Objection(
+            "attention: given 'eager' with images, allowed: flash, sdpa; the tower's scores are not modelled"
+        )
+    if values["context_parallel"] > 1:
+        raise Objection(f"context_parallel: given {values['context_parallel']} with images, allowed: 1; not modelled")
+    if images.min_pixels > images.max_pixels:
+        raise Objection(
+            f"images.min_pixels: given {images.min_pixels}, allowed: at most max_pixels = {images.max_pixels}"
+        )
+    if max(images.width, images.height) > WIDEST * min(images.width, images.height):
+        allowed = f"sides of which neither is more than {WIDEST} times the other"
+        raise Objection(f"images.width: given {images.width} with height {images.height}, allowed: {allowed}")
+    room = "prompt_len" if values["task"] in RL else "seq_len"
+    if (tokens := images.tokens(tower)) > values[room]:
+        raise Objection(f"{room}: given {values[room]}, allowed: at least the {tokens} tokens of a sample's images")
 
 
 def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
@@ -145,6 +177,24 @@ def place_of(s: Scenario, name: str, field: str) -> str:
     """The dotted name of a role's field: the role's own if the role sets it, else the job's."""
     own = s.roles.get(name, "none")
     return f"roles.{name}.{field}" if not isinstance(own, str) and field in own else field
+
+
+def pinning_fault(s: Scenario, gpu: GPU) -> str | None:
+    """The reason that PyTorch rounds all pinned memory of the job, in one line; None if it need not.
+
+    The threshold came with torch 2.13.0 (ATen/core/CachingHostAllocator.h), on which vLLM runs from 0.27.0: each of its
+    wheels needs one torch (METADATA: 2.11.0 in 0.26.0, 2.13.0 in 0.27.0 to 0.31.0).
+    """
+    if s.pinned_max_round_threshold_mb is None:
+        return None
+    given = f"pinned_max_round_threshold_mb: given {s.pinned_max_round_threshold_mb}"
+    if gpu.lacks_cuda:
+        return f"{given} on {gpu.id}, allowed: null; PyTorch's setting is for CUDA"
+    vllm = s.versions.get("vllm") if s.rollout and s.rollout.engine == "vllm" else None
+    for name, version, since in (("vllm", vllm, PINS_SINCE_VLLM), ("torch", s.versions.get("torch"), PINS_SINCE)):
+        if version is not None and not at_least(version, since):
+            return f"{given} with {name} {version}, allowed: null, or with {name} {since} or later"
+    return None
 
 
 def serving_fault(s: Scenario, given: Mapping[str, Any]) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 from calc.base.plan import Keeps
 from calc.base.schema import InputError
 from calc.models.architecture import Architecture
+from calc.scenario.images import Images
 from calc.scenario.lengths import Lengths, fullest
 from calc.scenario.words import (
     PAIRED,
@@ -27,8 +28,11 @@ from calc.scenario.words import (
     AdapterUnits,
     Attention,
     Checkpointing,
+    Compile,
+    Float8,
     Generates,
     GradDtype,
+    Kernels,
     Layout,
     Logprob,
     Loss,
@@ -73,6 +77,7 @@ class Offload:
 
     optimizer: bool
     parameters: bool
+    activations: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,7 @@ class Scenario:
     precision: Precision
     optimizer: str
     optimizer_impl: str
+    optimizer_in_backward: bool
     sharding: Sharding
     tensor_parallel: int
     pipeline_parallel: int
@@ -143,7 +149,12 @@ class Scenario:
     no_sync: bool
     memory_efficient_linear: bool
     checkpointing: Checkpointing
+    reentrant: bool
     attention: Attention
+    kernels: Kernels
+    compile: Compile
+    float8: Float8
+    float8_all_gather: bool
     loss: Loss
     logprob: Logprob
     entropy_coeff: float
@@ -157,7 +168,9 @@ class Scenario:
     expected_len: int
     packing: bool
     expandable_segments: bool
+    pinned_max_round_threshold_mb: int | None
     counts_prompts: bool
+    images: Images | None
     rollout: Rollout | None
     roles: Mapping[str, Mapping[str, Any] | str] = field(hash=False)
     versions: Mapping[str, str] = field(hash=False)
@@ -344,12 +357,14 @@ class Scenario:
             data["rollout"] = {f.name: getattr(self.rollout, f.name) for f in fields(Rollout)}
         else:
             data["prompt_len"] = data["response_len"] = None
+        if self.images:
+            data["images"] = {f.name: getattr(self.images, f.name) for f in fields(Images)}
         if self.max_tokens_per_gpu:
             data["micro_batch"] = None
         if self.lengths:
             data |= {"lengths": self.lengths.as_dict(), "expected_len": None}
         data["framework"] = self.framework_asked
-        data["offload"] = {"optimizer": self.offload.optimizer, "parameters": self.offload.parameters}
+        data["offload"] = {f.name: getattr(self.offload, f.name) for f in fields(Offload)}
         if self.lora:
             targets = self.lora.targets if isinstance(self.lora.targets, str) else list(self.lora.targets)
             data["lora"] = {

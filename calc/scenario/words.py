@@ -6,25 +6,40 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 # The values of the fields that choose among words, as `scenario.schema.json` lists them.
-Task = Literal["pretrain", "sft", "rm", "dpo", "ppo", "grpo", "reinforce++", "inference"]
+Task = Literal[
+    "pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo", "ppo", "grpo", "reinforce++", "inference"
+]  # fmt: skip
 Trainer = Literal[
-    "own", "transformers", "litgpt", "llamafactory", "axolotl", "ms-swift", "torchtune", "torchtitan", "unsloth"
+    "own",
+    "transformers",
+    "litgpt",
+    "llamafactory",
+    "axolotl",
+    "ms-swift",
+    "torchtune",
+    "torchtitan",
+    "unsloth",
+    "megatron",
 ]
 Method = Literal["full", "lora", "qlora"]
 AdapterDtype = Literal["fp32", "bf16"]
 AdapterUnits = Literal["own", "layer"]
 Precision = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp16", "fp32"]
 Layout = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp32"]  # a precision without its 16-bit type
-Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"]
+Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "megatron"]
 GradDtype = Literal["bf16", "fp16", "fp32"]
 Checkpointing = Literal["none", "full", "selective"]
+Freeze = Literal["none", "tower", "vision"]
 Attention = Literal["flash", "sdpa", "eager"]
-Loss = Literal["full", "chunked", "fused"]
+Kernels = Literal["eager", "liger"]
+Loss = Literal["full", "chunked", "fused", "cut"]
+Float8 = Literal["none", "tensorwise", "rowwise", "rowwise_with_gw_hp"]
+Compile = Literal["none", "model", "loss", "model-and-loss"]
 Logprob = Literal["log-softmax-fp32", "selective", "logsumexp"]
 Generates = Literal["vllm", "hf", "none"]
 Placement = Literal["colocated", "separate"]
 
-Family = Literal["none", "ddp", "zero", "fsdp"]
+Family = Literal["none", "ddp", "zero", "fsdp", "megatron"]
 
 
 class Sharded(NamedTuple):
@@ -47,19 +62,24 @@ SHARDED: Mapping[Sharding, Sharded] = {
     "zero3": Sharded("zero", 3),
     "fsdp1": Sharded("fsdp", 1),
     "fsdp2": Sharded("fsdp", 2),
+    "megatron": Sharded("megatron"),
 }
 RL = ("ppo", "grpo", "reinforce++")
 SERVERS: tuple[Generates, ...] = ("vllm",)  # engines of their own, beside a trainer that generates itself
 NODE = 8  # GPUs of a node, unless given
-PAIRED = ("rm", "dpo")  # a micro batch counts pairs: chosen and rejected run as one batch
+PAIRED = ("rm", "dpo", "orpo", "simpo")  # a micro batch counts pairs: chosen and rejected run as one batch
+PREFERENCE = ("dpo", "kto", "orpo", "simpo")  # the loss is one of log-probabilities of given sequences
 DEEPSPEED: tuple[Sharding, ...] = tuple(name for name, own in SHARDED.items() if own.family == "zero")
 FSDP: tuple[Sharding, ...] = tuple(name for name, own in SHARDED.items() if own.family == "fsdp")
-SHARDINGS: tuple[Sharding, ...] = ("ddp", *DEEPSPEED, *FSDP)  # over several GPUs
+SHARDINGS: tuple[Sharding, ...] = ("ddp", *DEEPSPEED, *FSDP)  # over several GPUs, with most trainers
+# Trainers with shardings of their own, and of no others.
+OWN_SHARDINGS: Mapping[str, tuple[Sharding, ...]] = {"megatron": ("megatron",)}
 TOGETHER = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # degrees by which GPUs share sequences
 # The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's
 # own fields, which every role takes over unless its own say otherwise.
 ROLES: Mapping[str, tuple[str, ...]] = {
     "dpo": ("reference",),
+    "kto": ("reference",),
     "ppo": ("actor", "critic", "reference", "reward"),
     "grpo": ("actor", "reference", "reward"),
     "reinforce++": ("actor", "reference", "reward"),

@@ -21,7 +21,7 @@ def main() -> None:
 
 def _run() -> None:
     from calc.site import faults
-    from calc.site.build import build, compare_engines, diff, exports, ids, release, strict
+    from calc.site.build import build, compare_engines, diff, exports, ids, readability, release, strict
 
     parser = argparse.ArgumentParser(prog="python -m calc.site", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -37,6 +37,8 @@ def _run() -> None:
     commands.add_parser("diff", help="what changes in the published numbers since a revision").add_argument("rev")
     commands.add_parser("ids", help="list the tables that the last build published for the first time")
     commands.add_parser("release", help="write a new version into the tree").add_argument("version")
+    readable = commands.add_parser("readable", help="long and passive sentences of the pages, as a list to look at")
+    readable.add_argument("only", nargs="?", default="", help="part of a page's path")
     commands.add_parser("publish", help="put the tagged version on the branch gh-pages")
     arguments = parser.parse_args()
     match arguments.command:
@@ -57,6 +59,8 @@ def _run() -> None:
             print(f"{ids.add(exports.FOLDER)} new ids of tables in {ids.FILE.name}.")
         case "release":
             release.make(arguments.version)
+        case "readable":
+            print("\n".join(readability.report(build.DOCS, arguments.only)))
         case "publish":
             release.publish()
 

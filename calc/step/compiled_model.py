@@ -105,7 +105,7 @@ def stack(
         adapters = trained // arch.layers if adapter else 0
         segment = activations.layer(
             own.run(within), own.spec, first=own.first, counted=counted, received=received,
-            selective=checkpointing == "selective",
+            selective=checkpointing == "selective", reentrant=run.reentrant and checkpointing == "full",
         )  # fmt: skip
         blocks.append(Block(segment, weights + adapters, count))
     stops = []

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from calc.autograd.polynomial import Amount, Shot, maxima
+from calc.autograd.polynomial import NO_BYTES, Amount, Shot, maxima
 from calc.base.ledger import Line
-from calc.base.plan import Held, Lasting, Path
+from calc.base.plan import Held, Lasting, Path, Streams
 from calc.engines.replica import Place, Where
 from calc.memory.linears import OUTPUTS
 from calc.memory.run import Run
@@ -50,6 +50,17 @@ def instant(name: str, where: Where, parts: Iterable[Part]) -> Instant:
     return Instant(name, where, parts, Amount(tokens, pairs, fixed, row, ""))
 
 
+# What runs while checkpoints lie on the GPU: a layer's forward, the head with the loss, a layer again, its backward.
+Running = Literal["forward", "head", "again", "backward"]
+STASH = 5  # tensors in flight to the host (torchtune 0.6.1, trl 1.16 `OffloadActivations`: max_fwd_stash_size)
+# The inputs of layers that are on the GPU meanwhile. A stash is dropped as backward begins; then one comes back while
+# the one before is in use. Buffers are two, and the last layer's input does not leave (unsloth_zoo 2026.10.9
+# `gradient_checkpointing.py:1408`).
+ON_GPU: Mapping[Streams, Mapping[Running, int]] = {
+    "each": {"forward": 1, "head": 0, "again": 1, "backward": 1},
+    "stash": {"forward": STASH, "head": STASH, "again": 2, "backward": 1},
+    "buffers": {"forward": 3, "head": 3, "again": 2, "backward": 2},
+}
 During = Literal["step", "next"]
 # by `Path.held`: during which of the `step` and the `next` forward a caller still references the outputs
 LASTING: Mapping[Lasting, tuple[During, ...]] = {"step": ("step",), "next": ("step", "next"), "turn": ("next",)}
@@ -60,16 +71,18 @@ class Layout:
     """Everything that can be alive in a step, before the size of its micro batch is known.
 
     `recompute`: activation checkpointing is on, so that layers keep only their input and what selective checkpointing
-    keeps of them. `held`: how long the outputs of a micro batch stay referenced, see `calc.base.plan.Path`.
+    keeps of them. `held`: how long the outputs of a micro batch stay referenced, see `calc.base.plan.Path`. `streams`:
+    how checkpoints leave for the host, see `calc.base.plan.Role`.
     """
 
     stack: Stack
     recompute: bool
     held: Held
+    streams: Streams = ""
 
     def over(self, during: During) -> list[Part]:
         """Logits of the previous micro batch that are still referenced during the `step` or the `next` forward."""
-        if self.held == "forward" or self.held == "backward":
+        if self.held == "forward" or self.held == "inside" or self.held == "backward":
             return []
         return [Part("logits", self.stack.held, "loss#held")] if during in LASTING[self.held] else []
 
@@ -83,11 +96,21 @@ class Layout:
         kept = grad and not self.recompute
         return [Part("temporary", amount, "activations#autocast")] if amount.fixed and not kept else []
 
-    def checkpoints(self, layers: int) -> list[Part]:
-        """The inputs of the lowest `layers`, less the one that a later pipeline stage receives in a buffer."""
-        return [Part("checkpoints", self.stack.residual, "activations#checkpoints", layers - (not self.stack.embeds))]
+    def checkpoints(self, layers: int, running: Running) -> list[Part]:
+        """The inputs of the lowest `layers`, less the one that a later pipeline stage receives in a buffer.
 
-    def lowest(self, numbers: Sequence[int], inputs: int) -> list[Part]:
+        Of those that wait on the host only a few are here. A stash holds as many tensors of the final norm as it has
+        saved, its weight among them, in place of inputs.
+        """
+        number = layers - (not self.stack.embeds)
+        if self.streams:
+            there = ON_GPU[self.streams][running]
+            if self.streams == "stash" and running == "head":
+                there = max(0, there - self.stack.norm.saves - 1)
+            number = min(self.stack.layers, there)
+        return [Part("checkpoints", self.stack.residual, "activations#checkpoints", number)] if number else []
+
+    def lowest(self, numbers: Sequence[int], inputs: int, running: Running) -> list[Part]:
         """The tensors that the lowest layers keep, `numbers` of each kind, and those kept below the first layer.
 
         With recomputation layers keep their inputs, `inputs` of them, and what selective checkpointing keeps.
@@ -96,11 +119,11 @@ class Layout:
         if not self.recompute:
             return self.bottom() + [Part("activations", s.saved, "activations#saved", number) for s, number in counted]
         kept = [Part("checkpoints", s.kept, "activations#selective", n) for s, n in counted if s.kept.formula != "0"]
-        return [*self.bottom(), *self.checkpoints(inputs), *kept]
+        return [*self.bottom(), *self.checkpoints(inputs, running), *kept]
 
-    def below(self, stop: Stop) -> list[Part]:
+    def below(self, stop: Stop, running: Running) -> list[Part]:
         """The tensors that the layers below `stop` keep and, with recomputation, the input of the layer itself."""
-        return self.lowest(stop.below, stop.layer + 1)
+        return self.lowest(stop.below, stop.layer + 1, running)
 
     def retained(self, stop: Stop) -> list[Part]:
         """The inputs of the layers above `stop` with their gradients, if the run retains them.
@@ -113,7 +136,7 @@ class Layout:
 
     def layers(self) -> list[Part]:
         """The tensors that all layers keep once forward has passed them."""
-        return self.lowest([block.number for block in self.stack.blocks], self.stack.layers)
+        return self.lowest([block.number for block in self.stack.blocks], self.stack.layers, "head")
 
     def waiting(self) -> list[Part]:
         """Everything alive while another model's forward runs.
@@ -122,7 +145,13 @@ class Layout:
         """
         cache = [] if self.stack.wrapped else self.casts(self.stack.casts)
         norm = Part("activations", self.stack.norm.saved, "activations#final-norm")
-        return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept"), *cache]
+        held = [Part("logits", self.stack.held, "loss#held")] if self.held == "inside" else []
+        return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept"), *held, *cache]
+
+    @property
+    def outputs(self) -> Amount:
+        """The outputs that are still referenced during backward."""
+        return NO_BYTES if self.held == "inside" else self.stack.held
 
     def place(self, shot: Shot) -> Place:
         """The segment in which an instant lies: the head, a loss inside the model's forward, or a loss outside."""
@@ -139,7 +168,7 @@ class Layout:
         block = stack.blocks[last.kind]
         before = self.over("next") if grad else []
         cast, cached = (self.casts(amount, grad=grad) for amount in (stack.casts_below, stack.casts))
-        below = [*(self.below(last) if grad else []), *before, *cast]
+        below = [*(self.below(last, "forward") if grad else []), *before, *cast]
         segment = block.segment
         shots = (segment.once if self.recompute else segment.forward) if grad else segment.without_grad
         if stack.fsdp:
@@ -161,7 +190,7 @@ class Layout:
     def backward(self) -> Iterator[Instant]:
         """The instants of a backward pass: the loss, the final norm, layers, and the end of the network."""
         stack = self.stack
-        layers, held = self.layers(), Part("logits", stack.held, "loss#held")
+        layers, held = self.layers(), Part("logits", self.outputs, "loss#held")
         norm = Part("activations", stack.norm.saved, "activations#final-norm")
         for shot in stack.head.backward if stack.ends else ():
             where = Where(self.place(shot), stack.layers, True, root=shot.gradients, making=shot.making)
@@ -171,12 +200,13 @@ class Layout:
             yield instant(f"final {shot.name}", where, [*layers, held, *alive(shot)])
         for stop in stack.stops:
             segment = stack.blocks[stop.kind].segment
-            below = [*self.below(stop), *self.retained(stop), held]
+            below = [*self.below(stop, "backward"), *self.retained(stop), held]
             if self.recompute:
                 gradient = Part("temporary", segment.waiting, "activations#passing")
+                again = [*self.below(stop, "again"), *self.retained(stop), held]
                 for shot in segment.again:
                     where = Where("layer", stop.layer, True, stack.root_trained, stop.above)
-                    yield instant(f"recompute: {shot.name}", where, [*below, *alive(shot), gradient])
+                    yield instant(f"recompute: {shot.name}", where, [*again, *alive(shot), gradient])
             for shot in segment.backward:
                 where = Where("layer", stop.layer, True, stack.root_trained, stop.above, shot.gradients, shot.making)
                 yield instant(f"layer: {shot.name}", where, [*below, *alive(shot)])
@@ -204,7 +234,7 @@ class Layout:
             stack.embedding_trained,
             sorting,
         )
-        parts = [Part("logits", stack.held, "loss#held"), Part("temporary", scratch, "activations#embedding")]
+        parts = [Part("logits", self.outputs, "loss#held"), Part("temporary", scratch, "activations#embedding")]
         return instant("embedding", where, parts)
 
 
@@ -273,10 +303,11 @@ def plan(
     fsdp: int,
     grouped: bool,
     bucket: int = 0,
+    streams: Streams = "",
 ) -> Plan:
     """The instants of a model run in one way; see `stack` for `masked`, `fsdp`, `bucket`, `uncovered` for `grouped`."""
     compiled = stack(run, path, masked, trained, fsdp, checkpointing, bucket)
-    return Plan(Layout(compiled, checkpointing != "none", path.held), grouped)
+    return Plan(Layout(compiled, checkpointing != "none", path.held, streams), grouped)
 
 
 class Step(NamedTuple):
@@ -319,7 +350,8 @@ def step(
     fsdp: int = 0,
     grouped: bool = False,
     bucket: int = 0,
+    streams: Streams = "",
 ) -> Step:
     """The step of one role on one micro batch; see `plan`."""
-    made = plan(run, path, trained, masked, checkpointing, fsdp, grouped, bucket)
+    made = plan(run, path, trained, masked, checkpointing, fsdp, grouped, bucket, streams)
     return Step(role, made, batch, {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length})

@@ -9,21 +9,26 @@ from typing import NamedTuple, assert_never
 
 from calc.base.ledger import Line, total
 from calc.base.plan import Keeps, Role
+from calc.base.units import MiB
 from calc.base.versions import at_least
 from calc.catalog.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
+from calc.engines.megatron import Megatron
 from calc.engines.plain import Plain
 from calc.engines.replica import Replica, TrainingEngine
 from calc.engines.rollout import RolloutEngine
 from calc.engines.staged import Staged
 from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
+from calc.engines.zero_parameters import ZeroParameters
 from calc.frameworks.constraints import SDPA_FLASH_HEAD
+from calc.memory.host import HostAllocator
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Format, Kernel, Run
 from calc.memory.runtime import process
-from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors
+from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors, vision_tensors
+from calc.models.kernels import replaced
 from calc.models.lora import adapter_matrices, lora_parameters
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Scenario
@@ -74,6 +79,21 @@ def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...
     return tuple(t for spec, n in layer_kinds(arch) for t in adapter_matrices(arch, spec, rank, targets, n))
 
 
+def pins(s: Scenario) -> HostAllocator:
+    """PyTorch's allocator of pinned host memory, as the job's environment sets it."""
+    threshold = s.pinned_max_round_threshold_mb
+    return HostAllocator(None if threshold is None else threshold * MiB)
+
+
+def frozen_tensors(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
+    """The tensors of a vision tower that stay as they are in a model that is trained otherwise."""
+    freeze = s.images.freeze if s.images else "none"
+    if freeze == "none":
+        return ()
+    trained = vision_tensors(arch, "projector") if freeze == "tower" else ()
+    return tuple(t for t in vision_tensors(arch) if t not in trained)
+
+
 def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
     arch = part(stage(s.architecture, *role.pipeline), s.tensor_parallel)
@@ -100,7 +120,9 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         grad, stepped = adapter_bytes, stepped if master else adapter_bytes
         master = master if adapter_bytes == 2 else 0
     elif trained:
-        changed = tensors(arch, head=head)
+        frozen = frozen_tensors(s, arch)
+        changed = tuple(t for t in tensors(arch, head=head) if t not in frozen)
+        elements = sum(t.elements * t.count for t in changed) if frozen else 0
     if s.layout == "mixed" and s.grad_dtype == "fp32":
         grad = 4
     precision = TAPES[s.layout]
@@ -116,8 +138,12 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         kernel=kernel(arch, s.attention, s.layout),
         packaged=s.attention == "flash",
         sequences=s.sequence_parallel and s.tensor_parallel > 1,
-        reentrant=role.reentrant and s.sharding == "fsdp1" and s.checkpointing == "full",
+        reentrant=s.reentrant and s.checkpointing == "full",
+        flat=s.sharding == "fsdp1",
         context=s.context_parallel,
+        replaced=replaced(s.kernels, arch.family),
+        compiled=trained and s.compile in ("model", "model-and-loss"),
+        narrow=trained and s.float8 in ("tensorwise", "rowwise"),
         exchange=role.exchange,
         quantised=s.method == "qlora",
         nested=s.double_quantization,
@@ -136,7 +162,8 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         parameters=count,
         weight_bytes=weight,
         quantised=run.quantised,
-        adapter=elements,
+        cut_scales=role.cut_scales,
+        adapter=elements if adapter else 0,
         adapter_bytes=adapter_bytes,
         trainable=(elements or count) if trained else 0,
         trained_tensors=changed,
@@ -150,11 +177,18 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         reduce_bytes=role.reduce_bytes or grad,
         defers=s.no_sync,
         stays=role.pipeline[1] > 1,
+        pins=pins(s),
+        in_backward=trained and s.optimizer_in_backward,
+        streams=role.streams if trained else "",
+        gathers=1 if trained and s.float8_all_gather else 0,
     )
 
 
-def engine(s: Scenario, model: Replica, keeps: Keeps) -> TrainingEngine:
-    """The engine that the scenario's sharding names; DeepSpeed at stage 0 partitions its fp32 states all the same."""
+def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -> TrainingEngine:
+    """The engine that the scenario's sharding names; DeepSpeed at stage 0 partitions its fp32 states all the same.
+
+    `unused`: DDP looks for parameters without a gradient.
+    """
     match s.sharded.family:
         case "fsdp":
             # a framework that moves shards between phases does without PyTorch's own offload
@@ -163,6 +197,12 @@ def engine(s: Scenario, model: Replica, keeps: Keeps) -> TrainingEngine:
             if s.sharding == "fsdp1":
                 return Fsdp1(model, offload)
             return (Staged if model.stays else Fsdp)(model, offload)
+        case "zero" if keeps.deepspeed and model.in_backward:
+            return ZeroParameters(
+                model, 3, keeps.deepspeed, offload_parameters=s.offload.parameters, recomputes=s.checkpointing != "none"
+            )
+        case "megatron":
+            return Megatron(model)
         case "none" | "ddp" | "zero" if keeps.deepspeed:
             again = s.checkpointing != "none"
             return Zero(
@@ -170,7 +210,7 @@ def engine(s: Scenario, model: Replica, keeps: Keeps) -> TrainingEngine:
                 recomputes=again, keeps_weights=not (s.memory_efficient_linear or again), scaled=s.precision == "fp16",
             )  # fmt: skip
         case "none" | "ddp" | "zero":
-            return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1)
+            return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1, unused=unused)
         case other:
             assert_never(other)
 
@@ -203,7 +243,8 @@ def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
         optimizer=None,
         micro_batches=1,
     )
-    return Placed(role, own, engine(own, model, keeps), engine(own, frozen, keeps))
+    trains, scores = (engine(own, each, keeps, unused=role.finds_unused) for each in (model, frozen))
+    return Placed(role, own, trains, scores)
 
 
 def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:
@@ -230,6 +271,7 @@ def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> RolloutEngine | None:
         context=total(lines) - growth,
         growth=growth,
         v0=s.rollout.v0,
+        pins=pins(s),
     )
 
 

@@ -79,6 +79,7 @@ class Roles(Memo):
             fsdp=fsdp,
             grouped=fsdp == 1 or (fsdp == 2 and not r.adds_singly),
             bucket=config.reduce_bucket if config and s.sharding in ("zero2", "zero3") else 0,
+            streams=r.streams if r.optimizer else "",
         )
 
 

@@ -76,7 +76,7 @@ def _begun(placed: Placed, own: Step, buffers: list[Line]) -> tuple[str, list[Li
     layout = own.plan.layout
     stop = max(layout.stack.stops)
     gathered = _first(placed.engine).at(Where("gather", stop.layer, False))
-    return "first micro-batch: gather", [*buffers, *own.lines(layout.below(stop)), *gathered]
+    return "first micro-batch: gather", [*buffers, *own.lines(layout.below(stop, "forward")), *gathered]
 
 
 def _first(engine: TrainingEngine) -> TrainingEngine:

@@ -13,13 +13,16 @@ from typing import Literal, NamedTuple, assert_never
 
 from calc.base.ledger import Line, Sums, total
 from calc.base.plan import Awake, Does, Path, Stage
-from calc.engines.replica import Where
+from calc.base.versions import at_least
+from calc.engines.megatron import Megatron
+from calc.engines.replica import TrainingEngine, Where
 from calc.engines.rollout import STARTING, Starting
 from calc.memory import kv_cache, runtime
-from calc.step import peaks, schedule_1f1b
+from calc.step import peaks, schedule_1f1b, schedule_megatron
 from calc.step.instants import Batch, Step
 from calc.step.placement import Placed
 from calc.step.roles import Roles
+from calc.step.tower import Seen
 
 BETWEEN = Where("waiting", 0, False)  # between two micro batches
 FIRST = Where("gather", 0, False)  # the first layer's parameters are gathered
@@ -195,6 +198,9 @@ class Stages:
 
     def _scoring(self, placed: Placed, there: bool) -> tuple[str, list[Line]]:
         scored = self.roles.step(placed.scorer.replica, placed.s, self.roles.batch(placed.s, placed.role.scoring_rows))
+        if seen := self.seen(placed, placed.role.scoring_rows):
+            run = peaks.peak(placed.scorer, scored, scored.plan.scoring)
+            return peaks.largest([seen.forward(placed.scorer, grad=False), peaks.beside(seen.pixels(), run)])
         return peaks.peak(placed.scorer, scored, [i for i in scored.plan.scoring if not (there and i.where == FIRST)])
 
     def train(self, stage: Stage) -> Moments:
@@ -218,6 +224,9 @@ class Stages:
 
     def _training(self, placed: Placed, stage: Stage) -> Moments:
         engine, own = placed.engine, self._step(placed)
+        if isinstance(engine, Megatron):
+            yield from schedule_megatron.training(engine, own, *placed.role.pipeline, 1, placed.s.accumulation)
+            return
         if engine.replica.stays:
             yield from schedule_1f1b.training(placed, own)
             return
@@ -225,14 +234,47 @@ class Stages:
         waiting = self.idle(inside) if inside else []
         # where nothing is trained, nothing is kept for a backward
         instants = own.plan.forward if placed.trained else own.plan.scoring
-        forward = [peaks.beside(waiting, peaks.peak(engine, own, instants))]
+        seen = self.seen(placed, placed.role.rows)
+        kept = [*waiting, *(seen.kept() if placed.trained else seen.pixels())] if seen else waiting
+        forward = [peaks.beside(kept, peaks.peak(engine, own, instants))]
+        if seen:
+            forward.append(peaks.beside(waiting, seen.forward(engine, grad=placed.trained)))
         if inside:
             forward.append(self.within(placed, own, inside))
         yield "forward", *peaks.largest(forward)
         if placed.trained:
-            yield "backward", *peaks.beside(waiting, peaks.peak(engine, own, own.backward()))
+            yield "backward", *self._backward(engine, own, waiting, seen)
             over = own.lines(own.plan.layout.over("step"))
             yield "step", *peaks.beside([*waiting, *over], peaks.largest(engine.stepping()))
+
+    def _backward(
+        self, engine: TrainingEngine, own: Step, waiting: list[Line], seen: Seen | None
+    ) -> tuple[str, list[Line]]:
+        """The peak instant of backward: of the language model while a tower waits, of the tower, of the embedding."""
+        if seen is None:
+            return peaks.beside(waiting, peaks.peak(engine, own, own.backward()))
+        over = [i for i in own.backward() if i.where.segment in ("end", "reduce")]
+        over = [i._replace(where=i.where._replace(above=i.where.above + seen.trained)) for i in over]
+        before = [i for i in own.backward() if i.where.segment not in ("end", "reduce")]
+        found = [peaks.beside([*waiting, *seen.kept()], peaks.peak(engine, own, before))]
+        found += [peaks.beside(waiting, moment) for moment in seen.backward(engine, own.plan.layout.stack)]
+        if over:
+            found.append(peaks.beside([*waiting, *seen.pixels()], peaks.peak(engine, own, over)))
+        return peaks.largest(found)
+
+    def seen(self, placed: Placed, rows: int) -> Seen | None:
+        """The images of a micro batch before the role's vision tower; None where it has none, or reads none.
+
+        Checkpointing beside adapters hooks the input embeddings of every model inside, from Transformers 5 on.
+        """
+        r, images = placed.engine.replica, placed.s.images
+        if not (images and r.arch.vision):
+            return None
+        new = at_least(placed.s.versions.get("transformers", "5"), "5")
+        hooked = r.run.adapter is not None and placed.s.checkpointing != "none" and new
+        if images.checkpointing is None:
+            images = replace(images, checkpointing=placed.s.checkpointing != "none")
+        return Seen(r.role, r.arch, r.arch.vision, r.run, images, rows, hooked)
 
     def _step(self, placed: Placed) -> Step:
         """The step of a role that trains."""

@@ -18,8 +18,8 @@ from calc.throughput.terms import Constant, Term
 
 # Bytes read and written for each logit, forward and backward, counted in the code of each path: a copy to fp32 (6),
 # log-softmax (8), its backward (12), the cast back (6) and the head's own reads (4); a fused kernel writes a gradient
-# over the logits; chunks cost what the full loss does, without the copies of all logits.
-PER_LOGIT: Mapping[Loss, float] = {"full": 44.0, "chunked": 36.0, "fused": 12.0}
+# over the logits, one that cuts none; chunks cost what the full loss does, without the copies of all logits.
+PER_LOGIT: Mapping[Loss, float] = {"full": 44.0, "chunked": 36.0, "fused": 12.0, "cut": 0.0}
 SCORED = 18.0  # log-probabilities without gradient: cast, log-softmax, gather
 _HIDES = "share of its collectives that it can hide behind computation"
 _PREFETCH = "it gathers ahead, as far as buckets of modules allow"
@@ -30,6 +30,7 @@ OVERLAP: Mapping[Sharding, Constant] = {
     "ddp": Constant(0.7, _HIDES, "assumed", "buckets are reduced while backward goes on"),
     "zero1": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
     "zero2": Constant(0.0, _HIDES, "assumed", "DeepSpeed's overlap_comm is off by default"),
+    "megatron": Constant(0.0, _HIDES, "assumed", "overlap-grad-reduce and overlap-param-gather are off by default"),
 }
 CLIPPED = 3  # numbers for each parameter: clipping by the norm reads the gradient, then reads and writes it
 EIGHT_BIT = 2  # bytes: a moment of one, read and written
@@ -61,11 +62,6 @@ def passes(s: Scenario, trained: bool) -> work.Passes:
     if not trained:
         return work.Passes()
     return work.Passes(1, float(s.checkpointing != "none"), 1, 0 if s.lora and s.lora.units == "own" else 1)
-
-
-def reentrant(s: Scenario) -> bool:
-    """True if checkpointing is PyTorch's reentrant kind, as the framework's plan says."""
-    return any(role.reentrant for role in s.keeps.roles)
 
 
 def wrapped(s: Scenario) -> bool:
@@ -117,11 +113,10 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     elements = parameters(s.architecture, head=head) + a.elements
     changed = a.elements if s.lora else elements
     given = c.layers + a.elements if s.lora and s.lora.units == "layer" else changed  # elements with a gradient
-    if s.shards > 1 and s.sharding != "ddp":  # DDP's buckets are reduced once a step
+    if s.shards > 1 and s.sharding not in ("ddp", "megatron"):  # these reduce buckets in place, once a step
         computed.append(repacked(s, r, load, elements / n, given / n, p))
     busy = sum([t.seconds for t in computed])
-    # the plan is not asked where nothing is recomputed
-    again = work.REENTRANT if p.again and reentrant(s) else work.DISPATCHED
+    again = work.REENTRANT if s.reentrant else work.DISPATCHED
     dispatched = work.operations(again, layers, c, a, p)
     hooked = work.modules(c, a) if s.sharding == "zero3" else 0
     computed.append(work.launched(dispatched, load.micro, p, hooked, busy))
@@ -161,18 +156,18 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
         yield traffic.collective("gather", elements, gathered, often, ranks, bus)
     if not p.inputs:
         return
-    reduced = 4 if s.grad_dtype == "fp32" and s.sharded.family == "fsdp" else b
+    reduced = 4 if s.grad_dtype == "fp32" and s.sharded.family in ("fsdp", "megatron") else b
     match s.sharding:
         case "zero2" | "zero3" | "fsdp1" | "fsdp2":
             often = load.steps if staged or s.no_sync else load.micro
             yield traffic.collective("reduce", given, reduced, often, ranks, bus)
-        case "zero1":
+        case "zero1" | "megatron":
             yield traffic.collective("reduce", given, reduced, load.steps, ranks, bus)
         case "none" | "ddp":
             yield traffic.collective("all-reduce", given, reduced, 2 * load.steps, ranks, bus)
         case other:
             assert_never(other)
-    if s.sharding in ("zero1", "zero2"):
+    if s.sharding in ("zero1", "zero2", "megatron"):
         yield traffic.collective("gather", given, b, load.steps, ranks, bus)
 
 

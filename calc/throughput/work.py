@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple, assert_never
 
-from calc.models.architecture import Architecture, Head, LayerSpec, layer_kinds, linears, tensors
+from calc.models.architecture import Architecture, Head, LayerSpec, language, layer_kinds, linears, tensors
 from calc.throughput.terms import Constant, Term
 
 
@@ -100,7 +100,7 @@ class Counts(NamedTuple):
 def counts(arch: Architecture, head: Head) -> Counts:
     """The counts of a model. An embedding is looked up, never multiplied; a tied head is multiplied all the same."""
     layers = routed = experts = modules = 0
-    for t in tensors(arch, head="none"):
+    for t in tensors(language(arch), head="none"):
         modules += t.count * t.name.endswith("weight")
         if len(t.shape) == 1 or t.kind == "embedding" or t.name.endswith("_bias"):
             continue

@@ -14,7 +14,9 @@ window.calculatorEngine = (() => {
     const absolute = (address) => new URL(address, location.href).href;
     const sent = (question) => ({
       site: { engine: absolute(site.engine), catalog: absolute(site.catalog) },
-      question: question && { root: site.root, language: document.documentElement.lang, ...question },
+      question: question && {
+        root: site.root, translated: site.translated, language: document.documentElement.lang, ...question,
+      },
     });
 
     function tell(words, kind = "") {

@@ -10,7 +10,7 @@ from .reading import CaseError, mapping
 
 MODELS = Path(__file__).parents[2] / "models"
 LAYERS = "(?:layers|h)"  # a pattern for the names that models give the list of their decoder layers
-TASKS = ("sft", "rm", "dpo", "ppo-actor", "ppo-critic", "logprob")
+TASKS = ("sft", "rm", "dpo", "orpo", "ppo-actor", "ppo-critic", "logprob")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Case:
     model: str
     task: str = "sft"  # one of TASKS
     seq: int = 2048  # tokens in a row
-    mb: int = 1  # rows in a micro batch; pairs for rm and dpo
+    mb: int = 1  # rows in a micro batch; pairs for rm, dpo and orpo
     ckpt: str = "none"  # none, full, selective (torchtitan's policy for operators), reentrant
     attn: str = "sdpa"  # sdpa (no mask), sdpa-mask (4-D padding mask), fa2, eager
     prec: str = "bf16"  # bf16, autocast, fp32, mp (FSDP: fp32 shards, bf16 compute, fp32 reduce),

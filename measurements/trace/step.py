@@ -90,7 +90,7 @@ class Step:
         case = self.case
         if case.pp > 1:
             return pipeline_parallel.inputs(case)
-        rows = case.mb * (2 if case.task in ("rm", "dpo") else 1)
+        rows = case.mb * (2 if case.task in ("rm", "dpo", "orpo") else 1)
 
         def ids() -> torch.Tensor:
             return torch.zeros(rows, case.seq, dtype=torch.long, device=DEVICE)
@@ -205,6 +205,17 @@ class Step:
         logits = self._forward(model, **extra).logits
         return logprobs(logits[:, -tokens - 1 : -1], ids[:, -tokens:], LOGPROB[case.logprob])
 
+    def _odds(self) -> torch.Tensor:
+        """ORPO's loss (trl 1.16 `experimental/orpo/orpo_trainer.py:745-810`): a likelihood, and a ratio of odds."""
+        case, ids = self.case, self.inputs["input_ids"]
+        logits = self._forward(self.model).logits
+        chosen = logits[: case.mb][..., :-1, :].contiguous()
+        targets = ids[: case.mb][..., 1:].contiguous()
+        likelihood = torch.nn.CrossEntropyLoss()(chosen.view(-1, chosen.shape[-1]), targets.view(-1))
+        del chosen
+        logps = logprobs(logits[:, :-1, :], ids[:, 1:], LOGPROB[case.logprob]).mean(-1)
+        return likelihood + pair_loss(logps, case.mb)
+
     def _loss(self) -> tuple[torch.Tensor, Any]:
         """The loss, and the outputs that the caller keeps."""
         case, inputs = self.case, self.inputs
@@ -214,6 +225,8 @@ class Step:
         if case.task == "rm":
             rewards = self._forward(self.model).logits.squeeze(-1)
             return pair_loss(rewards, case.mb), None
+        if case.task == "orpo":
+            return self._odds(), None
         if case.task == "ppo-critic":
             old, target = inputs["old"], inputs["target"]
             values = self._forward(self.model)[:, -old.shape[1] :].float()

@@ -138,7 +138,7 @@ def test_reserved_is_compared_without_context_and_an_unnamed_tool_with_everythin
 def test_a_source_that_may_mean_either_unit_agrees_with_either() -> None:
     made = Residual(
         id="x", group="", framework="torch", task="sft", method="full", sharding="none", kind="published",
-        metric="reserved", predicted=1050, low=1040, high=1060, measured=1000, most=1074,
+        metric="reserved", predicted=1050, counted=1050, low=1040, high=1060, measured=1000, most=1074,
         verdict="fits", reported="fits", explanation="",
     )  # fmt: skip
     assert made.inside and made.agrees
@@ -150,7 +150,7 @@ def test_a_source_that_may_mean_either_unit_agrees_with_either() -> None:
 def test_a_number_agrees_within_what_is_allowed_and_a_verdict_by_whether_it_ran() -> None:
     made = Residual(
         id="x", group="", framework="torch", task="sft", method="full", sharding="none", kind="published",
-        metric="allocated", predicted=1039, low=0, high=0, measured=1000, most=1000,
+        metric="allocated", predicted=1039, counted=1039, low=0, high=0, measured=1000, most=1000,
         verdict="tight", reported="fits", explanation="",
     )  # fmt: skip
     assert made.agrees

@@ -315,6 +315,24 @@ def test_what_saves_nothing_runs_again_whole() -> None:
     assert waiting_of(tape).tokens == {"h": 2}
 
 
+def test_reentrant_a_forward_runs_again_to_its_end_and_output_and_gradient_stay() -> None:
+    """As above, h and i: `add` runs, too. In its backward y stays, and its gradient, an argument of that backward.
+
+    At `up`, the last: y 2h, its gradient 2h, that of `wide` 2i, and of x 2h, into which x's first part is added.
+    """
+    tape = Tape(reentrant=True)
+    x = Tensor(X, 2)
+    wide = tape.op("up", [x], of(i=1), 2, saves=[x])
+    y = tape.op("down", [wide], X, 2, saves=[wide])
+    tape.op("add", [x, y], X, 2, aliases=[x, y])
+    assert [shot.name for shot in again_of(tape)] == ["up", "down", "add"]
+    assert waiting_of(tape).tokens == {"h": 2}
+    shots = {shot.name: (shot.saved.tokens, shot.passing.tokens) for shot in backward_of(tape)}
+    assert shots["add"] == ({"h": 2, "i": 2}, {"h": 2 + 2})
+    assert shots["down"] == ({"h": 2, "i": 2}, {"h": 2 + 2, "i": 2})
+    assert shots["up"] == ({"h": 2}, {"h": 2 + 2 + 2, "i": 2})
+
+
 # --- what comes and goes, and what is alive ---
 
 
@@ -359,7 +377,8 @@ PATHS = [
     Path("cross-entropy"), Path("cross-entropy", upcast=True, shift_copy=True), Path("cross-entropy", held="next"),
     Path("log-softmax"), Path("selective"), Path("logsumexp", entropy="eager"), Path("rows"), Path("scalar"),
     Path("flash", in_place=True, scaled="view"), Path("flash", entropy="compiled", in_place=True),
-    Path("chunked"), Path("fused"), Path("pieces", tile=128), Path("tiled", tile=4), Path("selective", kept=0.5),
+    Path("chunked"), Path("ahead", summed=4, copied=True), Path("cut"),
+    Path("fused"), Path("pieces", tile=128), Path("tiled", tile=4), Path("selective", kept=0.5),
 ]  # fmt: skip
 
 

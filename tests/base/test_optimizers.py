@@ -43,18 +43,24 @@ def test_every_row_says_what_each_framework_calls_it(facts: Facts) -> None:
     ("name", "moments", "said"),
     [
         ("adamw", 2, {"deepspeed"}),
-        ("adamw-8bit", 2, {"eight_bit", "bitsandbytes"}),
-        ("adamw-paged-8bit", 2, {"eight_bit", "bitsandbytes", "paged"}),
+        ("adamw-8bit", 2, {"eight_bit", "bitsandbytes", "wide"}),
+        ("adamw-paged-8bit", 2, {"eight_bit", "bitsandbytes", "paged", "wide"}),
+        ("adamw-paged", 2, {"bitsandbytes", "paged", "wide"}),
+        ("adamw-torchao-8bit", 2, {"eight_bit"}),
         ("adafactor", 1, {"factored"}),
         ("sgd", 0, set()),
         ("sgd-momentum", 1, set()),
         ("lion", 1, set()),
+        ("lomo", 0, {"in_backward"}),
         ("none", 0, set()),
     ],
 )
 def test_a_row_says_what_its_code_keeps(name: str, moments: int, said: set[str]) -> None:
     """torch 2.13 `optim/*.py`, bitsandbytes 0.50 `optim/optimizer.py`, lion_pytorch.py."""
-    facts, words = OPTIMIZERS[name], ("deepspeed", "eight_bit", "bitsandbytes", "paged", "factored")
+    facts, words = (
+        OPTIMIZERS[name],
+        ("deepspeed", "eight_bit", "bitsandbytes", "paged", "factored", "in_backward", "wide"),
+    )
     assert (facts.moments, {word for word in words if getattr(facts, word)}) == (moments, said)
 
 

@@ -64,7 +64,7 @@ TYPED = {
     "gemma3-12b-it": "gemma-3-12b",
     "microsoft/Phi-3.5-mini-instruct": "phi-3-mini",
     "openai/gpt-oss-20b": "gpt-oss-20b",
-    "Qwen2.5-VL-7B-Instruct": "",
+    "Qwen2-VL-7B-Instruct": "",
     "Qwen/Qwen3-VL-30B-A3B-Thinking": "",
     "Qwen3-Next-80B-A3B-Thinking": "",
     "meta-llama/Llama-3.2-11B-Vision": "",
@@ -96,9 +96,9 @@ def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
     """However it is spelled; and the model that it looks like is still found."""
     catalog = load()
     with pytest.raises(CatalogError) as caught:
-        catalog.model("unsloth/qwen2.5-vl-7b-instruct-bnb-4bit")
+        catalog.model("unsloth/qwen2-vl-7b-instruct-bnb-4bit")
     assert str(caught.value) == (
-        "model: given 'unsloth/qwen2.5-vl-7b-instruct-bnb-4bit', not qwen2.5-7b: it reads images, and its vision tower "
+        "model: given 'unsloth/qwen2-vl-7b-instruct-bnb-4bit', not qwen2-7b: it reads images, and its vision tower "
         "is not modelled; allowed: a path to its config.json, or another model"
     )
     for model in catalog.models.values():

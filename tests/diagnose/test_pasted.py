@@ -224,3 +224,11 @@ def test_older_flags_of_openrlhf_are_read_as_a_release_of_their_age() -> None:
 def test_a_flag_that_may_matter_and_is_not_known_is_named() -> None:
     text = "trl sft --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --layers_per_gpu 4"
     assert read(text, CATALOG).unread == ["layers_per_gpu"]
+
+
+@pytest.mark.parametrize("row", errors.ROWS, ids=lambda row: row.name)
+def test_the_example_of_an_error_is_read_as_that_error(row: errors.Row) -> None:
+    """The guide shows it beside the sentence that the diagnosis says of it."""
+    found = errors.error(pasted.lines(row.example))
+    assert found is not None
+    assert found.row is row

@@ -202,12 +202,20 @@ def test_lora_reduces_adapters_alone() -> None:
 
 
 def test_four_bit_layers_are_sharded_and_gathered_in_four_bits() -> None:
-    """FSDP with QLoRA: packed weights over N, and a gather of 0.516 bytes an element; adapters beside them in bf16."""
+    """FSDP with QLoRA: packed weights over N, and a gather of half a byte an element; adapters beside them in bf16.
+
+    The scales are no parameter, so that every GPU has all of them, under offload, too (bitsandbytes `nn/modules.py`,
+    fix_4bit_weight_quant_state_from_module).
+    """
     e = fsdp(method="qlora", precision="bf16", lora__rank=64)
     alone = engine(method="qlora", lora__rank=64)
-    assert total(e.resident(), "weights") == total(alone.resident(), "weights") // 8
+    scales = (NF4[True] - 0.5) * 32 * 218_103_808
+    whole = total(alone.resident(), "weights")
+    assert total(e.resident(), "weights") == pytest.approx((whole - scales) / 8 + scales, abs=2)
+    offloaded = fsdp(method="qlora", precision="bf16", lora__rank=64, offload__parameters=True)
+    assert total(offloaded.weights(), "weights") == int(scales)
     gathered = [line for line in e.at(GATHER) if line.values.get("what") == "4-bit layers"]
-    assert total(gathered) == int(3 * NF4[True] * LAYER)
+    assert total(gathered) == 3 * LAYER // 2
 
 
 def test_a_frozen_models_root_stays_gathered() -> None:
@@ -245,7 +253,10 @@ def test_offloaded_adapters_have_gradients_and_states_of_adapters_alone() -> Non
 
 
 @pytest.mark.parametrize(
-    "optimizer", sorted(name for name, facts in OPTIMIZERS.items() if not facts.bitsandbytes and name != "none")
+    "optimizer",
+    sorted(
+        name for name, facts in OPTIMIZERS.items() if not (facts.bitsandbytes or facts.in_backward) and name != "none"
+    ),
 )
 def test_every_optimizer_has_an_answer_under_offload(optimizer: str) -> None:
     """Adafactor's states depend on shapes; that must not end in an error."""

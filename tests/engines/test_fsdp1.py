@@ -87,6 +87,10 @@ def test_reentrant_checkpointing_gathers_no_layer_ahead_in_backward(
     e = fsdp(precision="bf16", checkpointing=checkpointing, versions={"transformers": transformers})
     assert at(e.at(Where("layer", 30, True)), "communication#gathered") == 2 * ROOT + layers * 2 * LAYER
     assert at(e.at(Where("layer", 30, False)), "communication#gathered") == 2 * ROOT + 2 * LAYER
+    for segment in ("loss", "head", "norm"):
+        # the last layer, too, waits for its own turn
+        gathered = at(e.at(Where(segment, 32, True)), "communication#gathered")
+        assert gathered == 2 * ROOT + (layers - 1) * 2 * LAYER
 
 
 # --- gradients ---
@@ -233,8 +237,18 @@ def test_a_role_under_another_sharding_has_no_flat_parameter() -> None:
 
 
 def test_offload_leaves_gathered_units_and_what_is_being_reduced() -> None:
-    """CPUOffload: shards of weights and gradients live on the host."""
+    """CPUOffload: weights live on the host, and gradients from the end of backward on.
+
+    `_accumulate_sharded_grad` keeps what `_offload_grad` copies, until `prepare_gradient_for_optim` deletes
+    `_saved_grad_shard`. A second micro batch finds none.
+    """
     e = fsdp(offload={"optimizer": True, "parameters": True})
     assert total(e.resident()) == 0
-    assert total(e.at(JOIN)) == total(fsdp().at(JOIN)) - 2 * 4 * LAYER // 8
-    assert replace(e, offload=False).at(JOIN) == fsdp().at(JOIN)
+    assert e.at(JOIN) == fsdp().at(JOIN)
+    assert total(e.at(END), "gradients") == total(fsdp().at(END), "gradients")
+    assert moments(e, "stepping")["optimizer step on the host"] == []
+    more = fsdp(offload={"optimizer": True, "parameters": True}, global_batch=16)
+    assert total(more.at(FORWARD), "gradients") == 0
+    assert more.at(JOIN) == e.at(JOIN)
+    apart = lora(lora={"units": "own"}, offload={"optimizer": True, "parameters": True})
+    assert total(apart.at(Where("end", 0, True, above=32 * QV)), "gradients") == 2 * 32 * QV // 8

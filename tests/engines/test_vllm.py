@@ -23,7 +23,20 @@ QWEN = load().model("qwen2.5-7b").architecture
 LLAMA = load().model("llama-3-8b").architecture
 CARD = 79 * GiB
 BLOCK = 16 * 57_344  # Qwen2.5 7B
-RELEASES = ("0.4.2", "0.6.3", "0.7.2", "0.8.5", "0.9.2", "0.10.2", "0.11.0", "0.14.0", "0.18.0", "0.21.0", "0.29.0")
+RELEASES = (
+    "0.4.2",
+    "0.6.3",
+    "0.7.2",
+    "0.8.5",
+    "0.9.0",
+    "0.9.1",
+    "0.10.2",
+    "0.11.0",
+    "0.14.0",
+    "0.18.0",
+    "0.20.0",
+    "0.29.0",
+)
 
 
 def engine(version: str, *, utilization: float = 0.6, **changes: Any) -> Vllm:
@@ -66,12 +79,12 @@ def test_verls_worker_takes_its_share_of_what_is_free() -> None:
         ("0.4.2", ("growth",)),
         ("0.7.2", ("growth",)),
         ("0.8.5", ("growth", "context", "others")),
-        ("0.9.2", ("growth",)),
+        ("0.9.0", ("growth", "context", "others")),
+        ("0.9.1", ("growth",)),
         ("0.10.2", ("growth",)),
         ("0.11.0", ()),
-        ("0.18.0", ()),
-        ("0.20.0", ()),
-        ("0.21.0", ("graphs",)),
+        ("0.19.0", ()),
+        ("0.20.0", ("graphs",)),
         ("0.29.0", ("graphs",)),
     ],
 )
@@ -93,11 +106,12 @@ def test_eager_mode_leaves_a_newer_releases_cache_what_graphs_would_take() -> No
     assert eager.room(0) - with_graphs.room(0) == 560 * 2**20
 
 
-def test_only_0_8_counts_the_trainers_memory() -> None:
-    """40 GiB of a trainer: 0.7 does not see it, 0.8 has 14 GiB less than nothing left, 0.9 does not start."""
+def test_only_0_8_and_0_9_0_count_the_trainers_memory() -> None:
+    """40 GiB of a trainer: 0.7 does not see it, 0.8 has 14 GiB less than nothing left, 0.9.1 does not start."""
     assert engine("0.7.2").cache(40 * GiB) == engine("0.7.2").cache(0)
-    assert "no available memory" in str(engine("0.8.5").cache(40 * GiB).refusal)
-    refusal = str(engine("0.9.2").cache(40 * GiB).refusal)
+    for version in ("0.8.5", "0.9.0"):
+        assert "no available memory" in str(engine(version).cache(40 * GiB).refusal)
+    refusal = str(engine("0.9.1").cache(40 * GiB).refusal)
     assert refusal == (
         "rollout.gpu_memory_utilization: given 0.6, allowed: less; vLLM finds 39.00 GiB free on startup, less than the"
         " 47.40 GiB it is to use"
@@ -214,13 +228,13 @@ versions = st.sampled_from(RELEASES)
 
 @given(versions, st.floats(0.05, 1.0), st.integers(0, 20 * GiB), st.integers(0, GiB))
 def test_the_pool_adds_up_to_the_share_of_the_card(version: str, share: float, others: int, growth: int) -> None:
-    """Weights, peak and cache, with NCCL's buffers to 0.10 and graphs from 0.21: the share, but for less than a block.
-    0.8 alone takes others off."""
+    """Weights, peak and cache, with NCCL's buffers to 0.10 and graphs from 0.20: the share, but for less than a block.
+    0.8 and 0.9.0 alone take others off."""
     e = engine(version, utilization=share, growth=growth)
     cache = e.cache(others)
-    if cache.blocks == 0 or e.release == (0, 8):
+    if cache.blocks == 0 or (0, 8) <= e.release < (0, 9, 1):
         return
-    inside = (growth if e.release < (0, 11) else 0) + (held(e.asleep()) if e.release >= (0, 21) else 0)
+    inside = (growth if e.release < (0, 11) else 0) + (held(e.asleep()) if e.release >= (0, 20) else 0)
     assert 0 <= int(share * CARD) - used(e) - inside - cache.bytes < BLOCK
 
 

@@ -627,6 +627,23 @@ def test_the_shards_of_all_ranks_add_up_to_at_least_the_whole(drawn: Scenario, s
         assert r.ranks * (total(lines, "weights") + 1) >= 2 * r.parameters
 
 
+def test_zero_3_cuts_four_bits_and_leaves_their_scales_whole() -> None:
+    """Llama 3 8B over 8: half a byte for each of P_4 = 32 x 218,103,808 elements and 2 for the rest, cut; scales whole.
+
+    Loaded whole first. Gathered are bf16 elements of storage, four of four bits in each: in forward all of them, with
+    the adapters, unless the window of 10^9 and the largest product are less, 14,336 x 4,096 / 4.
+    """
+    fields = {"framework": "torch", "method": "qlora", "sharding": "zero3", "gpus": 8, "checkpointing": "full"}
+    e = zero(**fields, global_batch=8)
+    four, scale = 32 * 218_103_808, 1 / 64 + 4 / (64 * 256)
+    whole = 0.5 * four + 2 * (P - four)
+    assert total(e.resident(), "weights") == int(whole / 8 + scale * four)
+    assert total(next(iter(e.loading()))[1], "weights") == int(whole + scale * four)
+    forward = total([e.live(Where("layer", 0, False))])
+    stored = P - four + four // 4 + e.replica.adapter
+    assert forward == 2 * min(stored, 10**9 + 14_336 * 4_096 // 4)
+
+
 def test_the_parts_of_a_reward_model_with_lora_on_six_gpus() -> None:
     """OpenRLHF issue 354 by hand: 7,504,928,768 weights of 2 bytes are 13.98 GiB; the bucket 0.93; adapters of 335 MB
     and an sixth of 12 bytes for each of their parameters together

@@ -41,7 +41,7 @@ def test_logits_are_pieces_of_128_positions_of_every_row() -> None:
 
 def test_layers_are_never_run_again_by_reentrant_checkpointing() -> None:
     """lightning `fabric/strategies/fsdp.py`: CheckpointImpl.NO_REENTRANT, whatever Transformers does."""
-    assert not job(gpus=2, **{"versions.transformers": "4.40"}).keeps.roles[0].reentrant
+    assert not job(gpus=2, **{"versions.transformers": "4.40"}).reentrant
 
 
 def test_four_bits_hold_the_head_and_come_back_twice() -> None:

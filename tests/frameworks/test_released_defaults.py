@@ -138,6 +138,16 @@ OPENRLHF = (
         scripts=RL,
     ),
     Row(
+        "reentrant",
+        dotted("gradient_checkpointing_use_reentrant", "model.gradient_checkpointing_reentrant"),
+        scripts=SUPERVISED,
+    ),
+    Row(
+        "reentrant",
+        dotted("gradient_checkpointing_use_reentrant", "actor.gradient_checkpointing_reentrant"),
+        scripts=RL,
+    ),
+    Row(
         "attention",
         {"0.3.6": "flash_attn", "0.8.10": "attn_implementation", "0.10.2": "ds.attn_implementation"},
         {False: "eager", "flash_attention_2": "flash"},
@@ -373,6 +383,12 @@ TRL = (
     Row("lora.dropout", of(MODEL_CONFIG, "lora_dropout"), given=LORA, scripts=("sft", "grpo")),
     Row("lora.dropout", of(REWARD, "disable_dropout"), {True: 0}, LORA, ("rm",)),
     Row("lora.dropout", of(DPO, "disable_dropout"), {True: 0}, LORA, ("dpo",)),
+    Row("lora.dropout", of("trainer/kto_config", "disable_dropout"), {True: 0}, LORA, ("kto",)),
+    Row("lora.dropout", of("experimental/orpo/orpo_config", "disable_dropout"), {True: 0}, LORA, ("orpo",)),
+    Row("lora.dropout", of("experimental/cpo/cpo_config", "disable_dropout"), {True: 0}, LORA, ("simpo",)),
+    Row("seq_len", of("trainer/kto_config", "max_length"), scripts=("kto",)),
+    Row("seq_len", of("experimental/orpo/orpo_config", "max_length"), scripts=("orpo",)),
+    Row("seq_len", of("experimental/cpo/cpo_config", "max_length"), scripts=("simpo",)),
     Row("lora.targets", of(MODEL_CONFIG, "lora_target_modules"), {None: "all-linear"}, LORA),
     Row("response_len", of(GRPO, "max_completion_length"), scripts=("grpo",)),
     Row("placement", of(GRPO, "vllm_mode"), {"colocate": None}, scripts=("grpo",)),  # what no framework need say
@@ -417,7 +433,15 @@ UNTOLD = {
     | {"roles.reference.micro_batch", "roles.reward.precision", "roles.reward.offload.parameters"},
     "trl": IN_CODE
     | {"micro_batch", "global_batch", "sharding", "offload.optimizer", "offload.parameters", "loss", "prompt_len"}
-    | {"no_sync", "trainer", "rollout.batch", "roles.reward", "roles.reward.precision", "roles.reward.sharding"},
+    | {
+        "no_sync",
+        "reentrant",
+        "trainer",
+        "rollout.batch",
+        "roles.reward",
+        "roles.reward.precision",
+        "roles.reward.sharding",
+    },
 }
 
 

@@ -76,7 +76,7 @@ REFUSED = {
     "offloaded parameters under ddp": {"gpus": 2, "sharding": "ddp", "offload__parameters": True},
     "offloaded parameters under zero2": {"gpus": 2, "sharding": "zero2", "offload__parameters": True},
     "an offloaded optimizer alone": {"offload__optimizer": True},
-    "4-bit weights under zero3": {"gpus": 2, "sharding": "zero3", "method": "qlora"},
+    "4-bit weights under zero3": {"gpus": 2, "sharding": "zero3", "method": "qlora", "checkpointing": "none"},
     "layers gathered module by module and run again in part": {
         "gpus": 2,
         "sharding": "zero3",

@@ -117,3 +117,12 @@ def test_dpo_copies_the_slice_of_logits_that_accelerate_has_made_fp32() -> None:
     trainer, own = (allocated(s, "forward") for s in (run(**fields), job(**fields)))
     # fp32 logits stay where 16-bit ones did, beside what both have
     assert trainer - own == pytest.approx(2 * 2 * 512 * 128_256, rel=0.01)
+
+
+@pytest.mark.parametrize(("accelerate", "once"), [("1.10.1", False), ("1.11", True), (None, True)])
+def test_fsdp_2_reduces_every_micro_batch_before_accelerate_1_11(accelerate: str | None, once: bool) -> None:
+    """Until then `no_sync` was `getattr(model, "no_sync", nullcontext)`, and FSDP 2 has no such method; FSDP 1 has."""
+    fields = {"versions__accelerate": accelerate} if accelerate else {}
+    for sharding, found in (("fsdp2", once), ("fsdp1", True)):
+        s = job(trainer="transformers", gpus=8, sharding=sharding, precision="fsdp-mixed", **fields)
+        assert s.no_sync is found

@@ -55,7 +55,7 @@ def test_every_trainer_of_the_contract_has_a_module() -> None:
         ("ms-swift", {"gpus": 8, "sharding": "fsdp2", "method": "full"}, 4 * P / 8, 4 * P / 8, 8 * P / 8),
         # torchtune: bf16 shards; paged states of 8 bits on one GPU
         ("torchtune", {"gpus": 8}, 2 * P / 8, 2 * P / 8, 4 * P / 8),
-        ("torchtune", {}, 2 * P, 2 * P, 0),
+        ("torchtune", {"optimizer_in_backward": False}, 2 * P, 2 * P, 0),
         # torchtitan: fp32 shards
         ("torchtitan", {"gpus": 8, "task": "pretrain"}, 4 * P / 8, 4 * P / 8, 8 * P / 8),
     ],
@@ -129,6 +129,19 @@ def test_a_trainers_habits_are_the_defaults(trainer: str, fields: dict[str, Any]
     assert {name: getattr(s, name) for name in expected} == expected
 
 
+def test_whose_orpo_and_simpo_have_a_cross_entropy() -> None:
+    """ms-swift's SimPO is CPOTrainer's with cpo_alpha 1; LLaMA-Factory's ORPO takes its log-probabilities for it."""
+    found = {
+        (trainer, task): run(trainer, task=task).keeps.roles[0].path.nll
+        for trainer in ("ms-swift", "llamafactory")
+        for task in ("orpo", "simpo")
+    }
+    assert found == {
+        ("ms-swift", "orpo"): 0.5, ("ms-swift", "simpo"): 0.5,
+        ("llamafactory", "orpo"): 0, ("llamafactory", "simpo"): 0,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_what_is_said_goes_before_a_habit(trainer: str) -> None:
     """A setting that the user names is never overwritten."""
@@ -148,7 +161,7 @@ def test_what_is_said_goes_before_a_habit(trainer: str) -> None:
     ],
 )  # fmt: skip
 def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], kept: bool) -> None:
-    assert run(trainer, **fields).keeps.roles[0].reentrant is kept
+    assert run(trainer, **fields).reentrant is kept
 
 
 @pytest.mark.parametrize(
@@ -158,14 +171,14 @@ def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], 
         ("torchtune", {"loss": "full"}, Path("cross-entropy", head_fp32=True)),
         ("torchtune", {"task": "dpo", "seq_len": 512},
          Path("log-softmax", head_fp32=True, scaled="copy", kept=511 / 512)),
-        ("torchtitan", {}, Path("chunked")),
+        ("torchtitan", {}, Path("ahead", summed=4, copied=True)),
         ("torchtitan", {"versions__torchtitan": "0.1"}, Path("cross-entropy")),
         ("unsloth", {}, Path("fused")),
         # fp32 logits under Accelerate's autocast, of which TRL takes the logsumexp row by row; none under DeepSpeed
         ("ms-swift", {"task": "dpo", "seq_len": 512}, Path("rows", head_fp32=True, kept=511 / 512)),
         ("axolotl", {"task": "dpo", "seq_len": 512, "gpus": 2, "sharding": "zero2"}, Path("selective", kept=511 / 512)),
         ("llamafactory", {"task": "dpo", "seq_len": 512},
-         Path("log-softmax", head_fp32=True, upcast=True, kept=511 / 512)),
+         Path("log-softmax", head_fp32=True, upcast=True, kept=511 / 512, held="inside")),
         ("ms-swift", {"task": "rm"}, Path("scalar")),
     ],
 )  # fmt: skip
@@ -179,12 +192,9 @@ def test_the_way_to_a_loss(trainer: str, fields: dict[str, Any], path: Path) -> 
         ("axolotl", {"versions__axolotl": "0.12"}, "axolotl 0.12 is computed as 0.19.0, the nearest release"),
         ("axolotl", {"method": "lora"}, "lora_mlp_kernel"),
         ("ms-swift", {}, "use_logits_to_keep"),
-        ("torchtune", {}, "optimizer_in_bwd"),
-        ("torchtune", {"method": "qlora"}, "enable_activation_offloading"),
         ("torchtitan", {}, "compile.enable"),
         ("torchtitan", {}, "disable_cuda_graphs"),
-        ("unsloth", {}, "moves checkpoints to the host: computed as true"),
-        ("llamafactory", {"loss": "fused"}, "of Liger's kernels the loss alone is computed"),
+        ("llamafactory", {"loss": "fused", "model": "qwen3-30b-a3b"}, "Liger's kernel for routed experts"),
     ],
 )
 def test_what_no_field_says_is_a_note_of_the_estimate(trainer: str, fields: dict[str, Any], note: str) -> None:
@@ -208,7 +218,7 @@ def test_a_release_that_was_read_has_no_note() -> None:
          "sharding: given 'ddp' with trainer torchtune, allowed: none, fsdp2"),
         ("torchtune", {"method": "lora", "lora__dtype": "fp32"},
          "lora.dtype: given 'fp32' with trainer torchtune, allowed: bf16, as the model"),
-        ("axolotl", {"loss": "chunked"}, "loss: given 'chunked' with trainer axolotl, allowed: full, fused"),
+        ("axolotl", {"loss": "chunked"}, "loss: given 'chunked' with trainer axolotl, allowed: full, fused, cut"),
         ("unsloth", {"gpus": 2, "sharding": "fsdp2"},
          "sharding: given 'fsdp2' with trainer unsloth, allowed: none, ddp"),
         ("ms-swift", {"framework": "verl"}, "trainer: given 'ms-swift', allowed with verl: own"),
@@ -228,3 +238,16 @@ def test_a_trainer_that_is_given_as_a_framework_is_named(given: str) -> None:
         job(framework=given)
     name = given.partition("==")[0].lower().replace("llama-f", "llamaf").replace("_", "")
     assert str(refused.value).endswith(f"; {name} is a trainer: give framework torch with trainer {name}")
+
+
+def test_llamafactorys_dpo_keeps_the_policys_logits_while_the_reference_runs() -> None:
+    """In fp32, for its metrics, all positions of both sequences but the last, beside the log-softmax for backward."""
+
+    def waiting(trainer: str) -> int:
+        s = run(trainer, task="dpo", seq_len=512, micro_batch=1, logprob="log-softmax-fp32", precision="bf16")
+        (group,) = estimate(s).groups
+        (forward,) = (phase for phase in group.phases if phase.name == "forward")
+        return sum(x.bytes for x in forward.moment.lines if x.source == "loss#held")
+
+    assert waiting("llamafactory") == 4 * 2 * 511 * 128_256
+    assert waiting("axolotl") == 0

@@ -11,6 +11,8 @@ from calc.base.plan import DeepSpeed, Path, Role, Serving, Stage
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.frameworks.trl import trl
+from calc.launch import launch
+from calc.launch.shell import LaunchError
 from calc.scenario.scenario import Scenario, ScenarioError
 
 TILED = Path("tiled", tile=4096)
@@ -55,6 +57,34 @@ def test_models_load_in_fp32_and_train_under_autocast(
     """`create_model_from_path` has dtype float32, bf16 is true: DeepSpeed and FSDP keep fp32 in ways of their own."""
     s = run(**fields)
     assert (s.precision, s.sharding, s.grad_dtype, s.optimizer_impl) == (precision, sharding, grad_dtype, "fused")
+
+
+def test_kto_is_dpo_of_single_sequences() -> None:
+    """A pair is two sequences; the reference is scored inside, or is the policy without its adapters."""
+    kto, dpo = run(task="kto", micro_batch=2), run(task="dpo", micro_batch=1)
+    assert kto.rows == dpo.rows == 2
+    assert kto.keeps == dpo.keeps
+    assert run(task="kto", method="lora").keeps.role("reference").shares
+
+
+@pytest.mark.parametrize("task", ["orpo", "simpo"])
+def test_orpo_and_simpo_have_whole_logits_and_the_chosen_half_in_a_cross_entropy(task: str) -> None:
+    """experimental/orpo/orpo_trainer.py:777-800, experimental/cpo/cpo_trainer.py:824-850; Accelerate's are fp32."""
+    [role] = run(task=task, micro_batch=2).keeps.roles
+    assert (role.path.kind, role.path.head_fp32, role.path.nll, role.path.shift_copy) == ("flash", True, 0.5, True)
+    assert role.rows == 4
+    assert not role.dropout
+    [narrow] = run(task=task, micro_batch=1, gpus=8, sharding="zero3").keeps.roles
+    assert (narrow.path.head_fp32, narrow.path.shift_copy) == (False, False)
+    with pytest.raises(LaunchError, match=r"a class of trl\.experimental"):
+        launch(run(task=task))
+
+
+def test_checkpointing_is_reentrant_for_adapters_under_zero_3_alone() -> None:
+    """trainer/sft_trainer.py:872-895 of 1.16.0: "PEFT + DeepSpeed ZeRO-3 requires reentrant checkpointing"."""
+    assert run(gpus=8, sharding="zero3", method="lora").reentrant
+    assert not run(gpus=8, sharding="zero3").reentrant
+    assert not run(gpus=8, sharding="zero2", method="lora").reentrant
 
 
 def test_grpo_generates_with_transformers_and_has_no_reference() -> None:
@@ -126,7 +156,7 @@ REFUSED = {
     "sharded fp32 without FSDP": {"precision": "fsdp-mixed"},
     "offloaded parameters below ZeRO-3": {"gpus": 2, "sharding": "zero2", "offload__parameters": True},
     "an offloaded optimizer without shards": {"offload__optimizer": True},
-    "4-bit weights under ZeRO-3": {"gpus": 2, "sharding": "zero3", "method": "qlora"},
+    "4-bit weights under ZeRO-3": {"gpus": 2, "sharding": "zero3", "method": "qlora", "checkpointing": "none"},
     "an adapter on the head": {"method": "lora", "lora__targets": ["q_proj", "lm_head"]},
     "a policy of cut sequences": {"task": "grpo", "gpus": 4, "roles": {"actor": {"context_parallel": 2}}},
     "a policy of cut layers": {"task": "grpo", "gpus": 4, "roles": {"actor": {"tensor_parallel": 2}}},
@@ -155,7 +185,7 @@ def test_what_cannot_run_is_refused_in_one_line(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("task", ["ppo", "reinforce++"])
 def test_the_tasks_that_are_gone_are_named(task: str) -> None:
     """Neither `trl.trainer` nor `trl.experimental` has a PPOTrainer."""
-    with pytest.raises(ScenarioError, match=r"allowed with trl 1\.16\.0: sft, rm, dpo, grpo"):
+    with pytest.raises(ScenarioError, match=r"allowed with trl 1\.16\.0: sft, rm, dpo, kto, orpo, simpo, grpo"):
         run(task=task)
 
 

@@ -124,7 +124,7 @@ def trl() -> Iterator[dict[str, Any]]:
     """TRL's jobs."""
     sharded = (*ZERO, *shardings("fsdp1", "fsdp2"))
     usual = (METHODS, sharded, SWITCHES, ATTENTIONS, PRECISIONS, MACHINES)
-    yield from supervised(TRL, ("sft", "rm", "dpo"), *usual, ({},))
+    yield from supervised(TRL, ("sft", "rm", "dpo", "kto"), *usual, ({},))
     yield from supervised(TRL, ("sft",), METHODS[:2], sharded, SWITCHES[:1], STEPPED, MACHINES[:2])
     engines = (*ROLLOUTS, {"rollout.engine": "hf", "rollout.batch": 256})
     held = (METHODS, sharded, SWITCHES[:3], ATTENTIONS[:1], BATCHES, LENGTHS, PRECISIONS, ({"rollout.n": 8},))
@@ -136,7 +136,7 @@ def trl() -> Iterator[dict[str, Any]]:
 
 
 ON_TRANSFORMERS = ("llamafactory", "axolotl", "ms-swift")
-LOSSES: tuple[dict[str, Any], ...] = ({}, {"loss": "fused"})
+LOSSES: tuple[dict[str, Any], ...] = ({}, {"loss": "fused", "kernels": "liger"})
 
 
 def trainer(name: str) -> Iterator[dict[str, Any]]:
@@ -144,10 +144,19 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
     of = ({"trainer": name},)
     if name in ON_TRANSFORMERS:
         sharded = (*ZERO, *shardings("fsdp1", "fsdp2"))
-        usual = (METHODS, sharded, SWITCHES, ATTENTIONS, PRECISIONS, LOSSES, MACHINES)
+        moved = (*SWITCHES, {"checkpointing": "full", "offload.activations": True})
+        if name == "axolotl":
+            yield from supervised(
+                "torch", ("sft",), METHODS, ({"loss": "cut"}, {"loss": "cut", "kernels": "liger"}), of
+            )
+        usual = (METHODS, sharded, moved, ATTENTIONS, PRECISIONS, LOSSES, MACHINES)
         yield from supervised("torch", ("pretrain", "sft", "rm", "dpo"), *usual, of)
+        kin = {"llamafactory": ("orpo", "simpo"), "ms-swift": ("kto", "orpo", "simpo"), "axolotl": ()}[name]
+        yield from supervised("torch", kin, METHODS, ZERO, MACHINES, of)
     elif name == "torchtune":
         held = (METHODS, ({}, {"loss": "full"}), ATTENTIONS[1:3], SWITCHES[:1], STEPPED[-3:], MACHINES, of)
+        moved = {"checkpointing": "full", "offload.activations": True}
+        yield from supervised("torch", ("sft",), METHODS, ({"optimizer_in_backward": False}, moved), MACHINES, of)
         yield from supervised("torch", ("sft",), *held, ({"model": "llama-3.1-8b"}, {"model": "qwen2.5-7b"}))
         yield from supervised("torch", ("sft",), METHODS[:2], SWITCHES[2:3], MACHINES[1:], of)
     elif name == "torchtitan":

@@ -241,7 +241,7 @@ def trl(packages: Packages, command: str) -> Parser:
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
     }
     assert command in named, f"{release.name}: no command {command}"
-    [config] = [name for name in ("SFT", "Reward", "DPO", "GRPO") if name.lower() == command]
+    [config] = [name for name in ("SFT", "Reward", "DPO", "KTO", "GRPO") if name.lower() == command]
     training = "transformers/training_args.py"
     choices = {"optim": members(transformers, training, "OptimizerNames"), "vllm_mode": {"server", "colocate"}}
     parser = Parser()

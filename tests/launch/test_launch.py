@@ -238,8 +238,9 @@ CHANGES: dict[str, Any] = {
     "model": "qwen2.5-7b", "gpus": 4, "method": "lora", "double_quantization": "other", "lora.rank": 8,
     "no_sync": False, "lora.targets": ["o_proj"], "lora.dropout": 0.25, "lora.dtype": "other", "precision": "bf16",
     "optimizer": "sgd", "optimizer_impl": "other", "sharding": "other", "offload.optimizer": True,
-    "offload.parameters": True, "grad_dtype": "fp32",
-    "checkpointing": "other", "attention": "sdpa", "logprob": "selective", "micro_batch": 4,
+    "offload.parameters": True, "offload.activations": True, "grad_dtype": "fp32",
+    "checkpointing": "other", "reentrant": {"checkpointing": "full", "reentrant": True},
+    "attention": "sdpa", "kernels": "liger", "logprob": "selective", "micro_batch": 4,
     "global_batch": 128, "seq_len": 777, "prompt_len": 777, "response_len": 777, "expected_len": 99, "packing": True,
     "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
     "rollout.sleep": "other", "rollout.layered_summon": True, "rollout.micro_batch": 8, "rollout.batch": 128,
@@ -247,7 +248,8 @@ CHANGES: dict[str, Any] = {
     "rollout.max_num_seqs": 512, "rollout.max_num_batched_tokens": 4096,
     "rollout.max_tokens_per_gpu": {"max_tokens_per_gpu": 16_384, "rollout.max_tokens_per_gpu": 32_768},
     "rollout.gpus": 6, "gpus_per_node": 4,
-    "expandable_segments": "other", "placement": {"placement": "separate", "rollout.gpus": 4},
+    "expandable_segments": "other", "pinned_max_round_threshold_mb": 64,
+    "placement": {"placement": "separate", "rollout.gpus": 4},
     "context_parallel": {"context_parallel": 2, "packing": True, "attention": "flash"},
     "roles.reference": "none", "roles.reward": "none", "roles.reference.precision": "bf16",
     "roles.reference.micro_batch": 1, "roles.reference.offload.parameters": True, "roles.reward.model": "llama-3.2-1b",
@@ -261,11 +263,15 @@ OTHERS = {
     "expandable_segments": (True, False), "double_quantization": (True, False),
 }  # fmt: skip
 # The machine itself, the data's lengths, the framework, parallelism that is not modelled, losses, in which nobody here
-# has a choice, and an engine that the vLLM of these releases has not
+# has a choice, an engine that the vLLM of these releases has not, and images, which none of these models reads:
+# `tests/scenario/test_images.py`
 NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "sequence_parallel",
-    "expert_parallel", "host_memory", "loss", "lora.units", "memory_efficient_linear",
+    "expert_parallel", "host_memory", "loss", "lora.units", "memory_efficient_linear", "optimizer_in_backward",
+    "compile", "float8", "float8_all_gather",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
+    "images.count", "images.width", "images.height", "images.min_pixels", "images.max_pixels", "images.frames",
+    "images.freeze", "images.checkpointing",
 }  # fmt: skip
 STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "openrlhf", "task": "sft", "micro_batch": 2, "global_batch": 64},
@@ -329,6 +335,44 @@ def altered(start: dict[str, Any]) -> set[str]:
 def test_another_value_of_a_field_is_another_command() -> None:
     """Where the framework refuses a value there is no command; somewhere every field has one, but those of `NOTED`."""
     assert set().union(*map(altered, STARTS)) == set(CHANGES) - NOTED
+
+
+VARIABLE = "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:64,pinned_max_cached_size_mb:64 "
+NEWER = {"versions.torch": "2.13", "versions.vllm": "0.27"}  # verl's own are older
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"framework": "openrlhf", "task": "sft"},
+        {"framework": "trl", "task": "dpo"},
+        {"framework": "verl", "task": "grpo", **RL, **NEWER},
+        {"framework": "torch", "trainer": "llamafactory", "task": "sft"},
+        {"framework": "torch", "trainer": "axolotl", "task": "sft", "expandable_segments": False},
+    ],
+)
+def test_blocks_that_are_not_rounded_are_not_cached_either(fields: dict[str, Any]) -> None:
+    """One size for both: torch 2.13 hands out any block of the same power of two (pytorch/pytorch#192722)."""
+    made = command(**fields, pinned_max_round_threshold_mb=64)
+    assert VARIABLE in made.command
+    assert not any("set PYTORCH_ALLOC_CONF yourself" in note for note in made.notes)
+    assert any(note.startswith("pinned_max_cached_size_mb stands beside") for note in made.notes)
+    assert VARIABLE not in command(**fields).command
+
+
+def test_on_several_nodes_the_variable_is_set_where_ray_starts() -> None:
+    """Ray's workers have the environment of the raylet that starts them, and not the command's."""
+    rl = {"framework": "openrlhf", "task": "ppo", "gpus": 16, "gpus_per_node": 8, **RL}
+    said, silent = ("\n".join(command(**rl, **more).notes) for more in ({"pinned_max_round_threshold_mb": 64}, {}))
+    assert "PYTORCH_ALLOC_CONF set there as for the command" in said
+    assert "ray start" in silent and "PYTORCH_ALLOC_CONF" not in silent
+
+
+def test_one_variable_says_all_that_the_allocator_is_told() -> None:
+    """PYTORCH_CUDA_ALLOC_CONF is not read where PYTORCH_ALLOC_CONF is set (c10/core/AllocatorConfig.h of 2.13)."""
+    made = command(framework="trl", task="sft", expandable_segments=True, pinned_max_round_threshold_mb=64)
+    assert VARIABLE.replace("=", "=expandable_segments:True,") in made.command
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in made.command
 
 
 def test_what_no_flag_says_is_noted() -> None:
@@ -422,8 +466,8 @@ def test_what_no_flag_says_is_noted() -> None:
         ),
         (
             {"framework": "trl", "task": "sft", "optimizer": "none"},
-            "optimizer: given 'none', allowed for a command of trl: adamw, adamw-8bit, adamw-paged-8bit, adafactor, "
-            "sgd, sgd-momentum, lion",
+            "optimizer: given 'none', allowed for a command of trl: adamw, adamw-8bit, adamw-paged-8bit, adamw-paged, "
+            "adamw-torchao-8bit, adafactor, sgd, sgd-momentum, lion",
         ),
     ],
 )  # fmt: skip

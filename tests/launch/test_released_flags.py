@@ -366,12 +366,14 @@ def check_trl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
         fields |= {"lora.rank": said["lora_r"], "lora.dropout": said["lora_dropout"]}
         fields["lora.targets"] = "all-linear" if targets == ["all-linear"] else targets
         assert (said.get("lora_task_type") == "SEQ_CLS") == (s.task == "rm")
+    if s.checkpointing == "full":
+        fields["reentrant"] = json.loads(said["gradient_checkpointing_kwargs"])["use_reentrant"]
     assert said["model_name_or_path"] == hf(s, "actor" if s.rollout else "")
     assert said["dataset_name"] == "${DATASET}"
     if not s.rollout:
         fields["seq_len"] = said["max_length"]
         assert said.get("packing", False) == s.packing
-        assert s.task != "dpo" or said["precompute_ref_log_probs"] != s.has("reference")
+        assert s.task not in ("dpo", "kto") or said["precompute_ref_log_probs"] != s.has("reference")
         return fields
     return fields | generation(packages, s, said, servers)
 
@@ -392,7 +394,8 @@ def precision(settings: Mapping[str, Any], said: Mapping[str, Any]) -> str:
 def optimizer(said: Mapping[str, Any]) -> str:
     """The optimizer that Transformers' Trainer builds."""
     names = {"adamw_torch_fused": "adamw", "adamw_torch": "adamw", "adamw_bnb_8bit": "adamw-8bit"}
-    names |= {"paged_adamw_8bit": "adamw-paged-8bit", "lion_32bit": "lion"}
+    names |= {"paged_adamw_8bit": "adamw-paged-8bit", "paged_adamw_32bit": "adamw-paged", "lion_32bit": "lion"}
+    names |= {"adamw_torch_8bit": "adamw-torchao-8bit"}
     found = names.get(said["optim"], said["optim"])
     return "sgd-momentum" if said.get("optim_args") == "momentum=0.9" else str(found)
 

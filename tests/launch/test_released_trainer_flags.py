@@ -119,6 +119,8 @@ def of_trainer(packages: Packages, s: Scenario, said: Mapping[str, Any], found: 
         }
     else:
         assert DEEPSPEED not in found.files
+    if "gradient_checkpointing_kwargs" in said:
+        told["reentrant"] = said["gradient_checkpointing_kwargs"]["use_reentrant"]
     if s.sharded.family == "fsdp":
         accelerator = said.get("accelerator_config", {}).get("gradient_accumulation_kwargs", {})
         told["no_sync"] = not accelerator.get("sync_each_batch", False)
@@ -185,12 +187,15 @@ def check_llamafactory(packages: Packages, s: Scenario, found: Launch) -> dict[s
     else:
         precision = "fp16" if said["fp16"] else "fp32"
     told = {
-        "task": {"pt": "pretrain"}.get(said["stage"], said["stage"]),
+        "task": said.get("pref_loss", {"pt": "pretrain"}.get(said["stage"], said["stage"])),
+        "reentrant": said["use_reentrant_gc"],
         "seq_len": said["cutoff_len"],
         "packing": said["packing"],
         "attention": {"fa2": "flash", "disabled": "eager"}.get(said["flash_attn"], said["flash_attn"]),
         "checkpointing": "none" if said["disable_gradient_checkpointing"] else "full",
+        "offload.activations": said.get("use_unsloth_gc", False),
         "loss": "fused" if said["enable_liger_kernel"] else "full",
+        "kernels": "liger" if said["enable_liger_kernel"] else "eager",
         "precision": precision,
         "method": "full" if said["finetuning_type"] == "full" else "qlora" if "quantization_bit" in said else "lora",
     }
@@ -218,14 +223,16 @@ def check_axolotl(packages: Packages, s: Scenario, found: Launch) -> dict[str, A
         nodes(launcher[3:], s)
     said = yaml.load(found.files[file], Loader=LOADER)
     schema = known(release, *SCHEMAS)
-    of = {**schema, **known(release, "axolotl/integrations/liger/args.py")}
+    plugins = (f"axolotl/integrations/{name}/args.py" for name in ("liger", "cut_cross_entropy"))
+    of = {**schema, **known(release, *plugins)}
     for name, value in said.items():
         legal(name, value, of)
     for name, value in said.get("fsdp_config", {}).items():
         legal(name, value, known(release, "axolotl/utils/schemas/fsdp.py"))
-    if "plugins" in said:
-        [plugin] = said["plugins"]
-        assert f"class {plugin.rpartition('.')[2]}(" in release.text("axolotl/integrations/liger/plugin.py")
+    files = {"liger": "plugin", "cut_cross_entropy": "__init__"}
+    for plugin in said.get("plugins", []):
+        folder, _, name = plugin.removeprefix("axolotl.integrations.").rpartition(".")
+        assert f"class {name}(" in release.text(f"axolotl/integrations/{folder}/{files[folder]}.py")
     assert f'"{said["attn_implementation"]}"' in release.text("axolotl/utils/schemas/enums.py")
     assert said["base_model"] == hf(s)
     assert (said.get("rl") == "dpo") == (s.task == "dpo")
@@ -241,7 +248,13 @@ def check_axolotl(packages: Packages, s: Scenario, found: Launch) -> dict[str, A
         "packing": said["sample_packing"],
         "attention": "flash" if attention == "flash_attention_2" else attention,
         "checkpointing": "full" if said["gradient_checkpointing"] else "none",
-        "loss": "fused" if said.get("liger_fused_linear_cross_entropy") else "full",
+        "offload.activations": said.get("activation_offloading", False),
+        "loss": "cut"
+        if said.get("cut_cross_entropy")
+        else "fused"
+        if said.get("liger_fused_linear_cross_entropy")
+        else "full",
+        "kernels": "liger" if said.get("liger_rms_norm") else "eager",
         "method": said.get("adapter", "full"),
     }
     if s.precision != "bf16" or not wide:  # FSDP 1 makes fp32 of weights, and nothing says that it shall not
@@ -293,6 +306,7 @@ def check_ms_swift(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
         "attention": {"flash_attn": "flash"}.get(said["attn_impl"], said["attn_impl"]),
         "checkpointing": "full" if said["gradient_checkpointing"] else "none",
         "loss": "fused" if said["use_liger_kernel"] else "full",
+        "kernels": "liger" if said["use_liger_kernel"] else "eager",
         "method": "full" if not frozen else "qlora" if "quant_bits" in said else "lora",
     }
     if not fsdp:
@@ -339,7 +353,7 @@ def check_torchtune(packages: Packages, s: Scenario, found: Launch) -> dict[str,
         if last in section and not isinstance(section[last], dict) and section[last] is not None and name[0] != "c":
             assert type(said[name]) is type(section[last]), f"{name}: {said[name]!r}"
     assert said["checkpointer.checkpoint_dir"] == "${MODEL_DIR}"
-    assert not said["compile"] and not said["enable_activation_offloading"]
+    assert said["compile"] is (s.compile == "model-and-loss")
     module, _, loss = said["loss"].rpartition(".")
     assert module == "torch.nn" or loss in release.text("torchtune/modules/loss/__init__.py")
     single = recipe.endswith("single_device")
@@ -350,6 +364,7 @@ def check_torchtune(packages: Packages, s: Scenario, found: Launch) -> dict[str,
         "packing": said["dataset.packed"],
         "loss": {"CrossEntropyLoss": "full", "CEWithChunkedOutputLoss": "chunked"}[loss],
         "checkpointing": "full" if said["enable_activation_checkpointing"] else "none",
+        "offload.activations": said["enable_activation_offloading"],
         "sharding": "none" if single else "fsdp2",
         "method": "full" if recipe.startswith("full") else "qlora" if "qlora" in config else "lora",
         "optimizer": {
@@ -451,7 +466,8 @@ def check_unsloth(packages: Packages, s: Scenario, found: Launch) -> dict[str, A
         "seq_len": own["max_seq_length"],
         "micro_batch": own["batch_size"],
         "packing": own["packing"],
-        "checkpointing": {"true": "full", "none": "none"}[own["gradient_checkpointing"]],
+        "checkpointing": {"unsloth": "full", "true": "full", "none": "none"}[own["gradient_checkpointing"]],
+        "offload.activations": own["gradient_checkpointing"] == "unsloth",
         "method": "full" if own["training_type"] == "full" else "qlora" if own["load_in_4bit"] else "lora",
     }
     if s.lora:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from formulas import evaluate
 from hypothesis import given
@@ -31,6 +33,14 @@ def test_nothing_pinned_takes_nothing() -> None:
     assert host.pinned(1) == 1
     assert host.pinned(4 * GiB) == 4 * GiB
     assert host.pinned(4 * GiB + 1) == 8 * GiB
+
+
+@given(st.integers(1, 10**13), st.integers(1, 10**13))
+def test_blocks_above_the_threshold_take_what_is_asked_for(n: int, threshold: int) -> None:
+    """`size <= pinned_max_round_threshold()` is rounded (ATen/core/CachingHostAllocator.h:303 of torch 2.13)."""
+    assert host.pinned(n, threshold) == (host.pinned(n) if n <= threshold else n)
+    assert host.HostAllocator(threshold).block(n) == host.pinned(n, threshold)
+    assert host.HostAllocator().block(n) == host.pinned(n)
 
 
 def test_each_rank_loads_the_whole_model_or_a_shard_of_the_checkpoint() -> None:
@@ -115,6 +125,58 @@ def test_llama_2_70bs_buffers_are_exact_for_four_ranks() -> None:
     assert adam == 8 * LLAMA_70B
 
 
+@pytest.mark.parametrize(("g", "rounded", "exact"), [("fp32", 1670, 1380), ("bf16", 1395, 1242)])
+def test_without_rounding_llama_2_70b_takes_its_bytes(g: str, rounded: int, exact: int) -> None:
+    """68.98 billion parameters at 12 bytes of master and moments, 4 of gradients, 4 or 2 accumulated: 20 or 18 bytes.
+
+    No block is below 64 MiB, so that nothing is rounded any more.
+    """
+    job = {
+        "model": "llama-2-70b", "task": "sft", "framework": "openrlhf", "gpu": "a800-80", "gpus": 4,
+        "sharding": "zero3", "offload.optimizer": True, "grad_dtype": g, "micro_batch": 1,
+    }  # fmt: skip
+
+    def after(**more: int) -> int:
+        return next(
+            p for p in estimate(parse(job | more)).host_phases if p.name == "after the first step"
+        ).moment.device_bytes
+
+    assert round(after() / GB) == rounded
+    assert after(pinned_max_round_threshold_mb=64) == (20 if g == "fp32" else 18) * LLAMA_70B
+    assert round(after(pinned_max_round_threshold_mb=64) / GB) == exact
+
+
+ROUNDED: list[tuple[dict[str, Any], str]] = [
+    ({"framework": "openrlhf", "task": "sft", "sharding": "zero2", "offload.optimizer": True}, "before the first step"),
+    (
+        {"framework": "torch", "task": "dpo", "sharding": "zero3", "offload.parameters": True,
+         "offload.optimizer": True, "roles.reference": {"offload.parameters": True}},
+        "after the first step",
+    ),
+    ({"framework": "torch", "task": "sft", "sharding": "fsdp2", "offload.parameters": True}, "after the first step"),
+    (
+        {"framework": "openrlhf", "task": "ppo", "sharding": "zero3", "rollout": {"engine": "vllm", "sleep": True},
+         "prompt_len": 64, "response_len": 64},
+        "before the first step",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "moment"), ROUNDED)
+def test_every_pinned_block_of_a_job_keeps_to_the_threshold(fields: dict[str, Any], moment: str) -> None:
+    """ZeRO-2 and 3, FSDP and a vLLM that sleeps: less with a threshold, and its lines' formulas name it as t."""
+    job = {"model": "llama-3.1-8b", "gpu": "h100-sxm", "gpus": 4, "micro_batch": 1, **fields}
+    rounded, exact = (
+        next(p for p in estimate(parse(job | more)).host_phases if p.name == moment)
+        for more in ({}, {"pinned_max_round_threshold_mb": 1})
+    )
+    assert exact.moment.device_bytes < rounded.moment.device_bytes
+    assert not [line for line in exact.moment.lines if "pow2" in line.formula]
+    told = [line for line in exact.moment.lines if "pin(" in line.formula]
+    assert told
+    assert {line.values["t"] for line in told} == {2**20}
+
+
 def test_a_policy_that_is_its_own_reference_is_loaded_once() -> None:
     """Plain PyTorch's DPO with LoRA switches the adapter off: 2P on the host of each of 2 ranks, not 4P."""
     job = {"model": "llama-3-8b", "task": "dpo", "gpu": "a100-80-sxm", "gpus": 2, "sharding": "zero2"}
@@ -177,6 +239,8 @@ def test_every_buffer_takes_its_bytes_and_its_formula_says_so() -> None:
         (host.asleep("a", "weights", 1025, 2), 4096),
         (host.asleep("a", "weights", 1025, 2, 3), 3 * 4096),
         (host.saved("a", 1025, 2), 2050),
+        (host.accumulation_buffer("a", 1025, 2, host.HostAllocator(2048)), 2050),
+        (host.accumulation_buffer("a", 1025, 2, host.HostAllocator(2050)), 4096),
     ):
         assert (line.bytes, type(line.bytes)) == (expected, int), line
         assert evaluate(line.formula, line.values) == expected

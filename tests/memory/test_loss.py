@@ -12,7 +12,7 @@ from calc.autograd.tape import Op, Tape
 from calc.base.plan import Path
 from calc.catalog.catalog import load
 from calc.frameworks.openrlhf.openrlhf import loss_path
-from calc.memory.loss import Head, head, sliced
+from calc.memory.loss import Head, head, sliced, written
 from calc.memory.run import Run
 from calc.models.slices import part
 
@@ -80,7 +80,12 @@ def peaks(path: Path, **run: Any) -> tuple[float, float, float, float]:
         (Path("chunked"), 10 / 8, 0, 12 / 8, 10 / 8),
         # all logits 2, an eighth cast 4, all log-softmax 4; then log-softmax, and of an eighth 4 + 4 and 2
         (Path("chunked-logits"), 6.5, 4, 5.25, 2.5),
+        # an eighth: 2 + 4 + 4; its log-softmax 4, two gradients 8 and the logits, which a variable names, 2
+        (Path("ahead", summed=4), 10 / 8, 0, 14 / 8, 10 / 8),
+        # compiled: an eighth's logits 2, then their gradient 2 beside them
+        (Path("ahead", summed=4, compiled=True), 2 / 8, 0, 4 / 8, 2 / 8),
         (Path("fused"), 0, 0, 0, 0),
+        (Path("cut"), 0, 0, 0, 0),
         (Path("scalar"), 0, 0, 0, 0),
     ],
 )  # fmt: skip
@@ -178,6 +183,23 @@ def test_selective_log_softmax_holds_one_row_more_at_a_time() -> None:
     assert row["log-softmax"] == {"V·S": 4}
     alone = {s.name: s.passing.fixed for s in without_grad_of(tape(Path("selective"), grad=False))}
     assert alone["log-softmax"] == {"V·S": 2}
+
+
+def test_a_likelihood_of_half_the_rows_beside_log_probabilities() -> None:
+    """ORPO on fp32 logits, 4 for each of T x V: half copied, 2, and its log-softmax, 2, which stays; the logits stay.
+
+    Backward: the log-probabilities' gradients of rows and their stack, 4 + 4, come first, then zeros of all positions,
+    4, then the half's own: of its softmax, 2, its shift shares that, two slices make zeros of 2 and of 4.
+    """
+    path = Path("rows", head_fp32=True, kept=0.999, nll=0.5, shift_copy=True)
+    made = tape(path)
+    forward, backward = logits(forward_of(made)), logits(backward_of(made))
+    assert forward["nll: shift"] == 4 + 2
+    assert forward["nll: log-softmax"] == 4 + 2 + 2
+    assert made.saved().tokens["V"] == 4 + 2
+    assert backward["nll: log-softmax"] == pytest.approx(2 + 4 + 2 + 2)
+    assert backward["nll: rows"] == 4 + 2 + 4
+    assert "nll: shift" not in logits(forward_of(tape(replace(path, shift_copy=False))))
 
 
 def test_a_loss_puts_out_one_fp32_number_a_token() -> None:
@@ -411,6 +433,36 @@ def test_a_chunked_loss_holds_a_piece_of_the_logits_and_two_gradients_of_the_hea
     frozen = backward_of(tape(Path("chunked"), trained=False))[0]
     assert terms(frozen.passing) == form("2h + 1.5V + 4")
     assert frozen.gradients == 0
+
+
+def test_chunks_whose_backward_runs_at_once_sum_both_gradients_in_fp32() -> None:
+    """torchtitan's: of the head the sum so far, 4 bytes an element, beside the new one; of the input 4h.
+
+    Chunks of several sequences are copies, 2h. Ranks that share the vocabulary have a half of the logits each: 2 + 12
+    forward (fp32, shifted, exponentials), 2 + 16 backward (log-softmax, zeros, exponentials, their sum). The released
+    class, followed on a CPU without FSDP: 16.19 bytes an entry of a chunk where these sums make 16.13.
+    """
+    path = Path("ahead", summed=4)
+    shot = backward_of(tape(path))[0]
+    assert terms(shot.saved) == form("2h")
+    assert terms(shot.passing) == form("4h + 1.75V + 4 | 4W_lm_head")
+    assert shot.making == ELEMENTS
+    copied = backward_of(tape(replace(path, copied=True)))[0]
+    assert terms(copied.saved) == form("4h")
+    cut = Run(part(LLAMA, 2), sequences=True)
+    shots = backward_of(written(cut, path).tape)
+    assert terms(shots[0].passing)[0]["V"] == 18 / 16
+    assert terms(forward_of(written(cut, path).tape)[-1].passing)[0]["V"] == 14 / 16
+
+
+def test_cut_cross_entropy_keeps_its_input_and_twenty_bytes_a_token() -> None:
+    """A log-sum-exp 4, the target 8, its place 8, and 4 for each entry of the vocabulary; no logits."""
+    kept = tape(Path("cut"))
+    assert terms(kept.saved()) == form(f"2h + 20 | {4 * 128_256}")
+    shot = backward_of(kept)[0]
+    assert shot.making == ELEMENTS and "V" not in terms(shot.passing)[0]
+    cast = tape(Path("cut"), precision="autocast")
+    assert terms(cast.saved())[1]["W_lm_head"] == 2
 
 
 def test_a_fused_loss_makes_the_gradients_of_input_and_head_in_forward() -> None:

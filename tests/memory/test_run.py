@@ -47,8 +47,9 @@ def test_autocast_caches_casts_of_fp32_weights_that_require_gradients() -> None:
 
 def test_reentrant_checkpointing_under_fsdp_1_retains_inputs_of_frozen_layers() -> None:
     """The hook that reshards a unit without gradients refers to its inputs: adapters beside it, and both."""
-    assert replace(PLAIN, reentrant=True, adapter=ADAPTER).retains
-    assert not replace(PLAIN, reentrant=True).retains
+    assert replace(PLAIN, reentrant=True, flat=True, adapter=ADAPTER).retains
+    assert not replace(PLAIN, reentrant=True, flat=True).retains
+    assert not replace(PLAIN, reentrant=True, adapter=ADAPTER).retains
     assert not replace(PLAIN, adapter=ADAPTER).retains
 
 

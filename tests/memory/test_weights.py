@@ -47,7 +47,6 @@ def test_four_bits_are_for_linears_inside_the_layers_alone() -> None:
     assert P - LINEAR == 2 * VH + 65 * 4096
     line = weights.quantised("actor", LLAMA, "lm", 2)
     assert line.bytes == int(weights.NF4[True] * LINEAR + 2 * (P - LINEAR))
-    assert weights.quantised("actor", LLAMA, "lm", 2, 8).bytes == line.bytes // 8
 
 
 def test_routed_experts_are_not_quantised() -> None:
@@ -88,5 +87,8 @@ def test_a_shard_is_rounded_down_to_whole_bytes() -> None:
     assert weights.weights("actor", 7, 1.5, 4).bytes == 2
     for line in (weights.adapter("actor", 7, 2, 4), weights.master("actor", 7, 2, 4)):
         assert (line.bytes, type(line.bytes)) == (3, int)
-    whole = weights.NF4[True] * LINEAR + 2 * (P - LINEAR)
-    assert weights.quantised("actor", LLAMA, "lm", 2, 7).bytes == int(whole / 7)
+    cut, scales = LINEAR / 2 + 2 * (P - LINEAR), (weights.NF4[True] - 0.5) * LINEAR
+    assert weights.quantised("actor", LLAMA, "lm", 2, 7).bytes == int(cut / 7 + scales)
+    assert weights.scales("actor", LLAMA).bytes == int(scales)
+    tuned = weights.quantised("actor", LLAMA, "lm", 2, 7, cut_scales=True)
+    assert tuned.bytes == int((cut + scales) / 7)

@@ -15,6 +15,7 @@ from calc.base.optimizers import OPTIMIZERS
 from calc.base.units import MiB
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
+from calc.memory.weights import NF4
 from calc.replay import replay
 from calc.replay.allocator import Expandable
 from calc.replay.blocks import Blocks
@@ -48,7 +49,8 @@ def gradients(model: Blocks) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "optimizer", sorted(name for name, facts in OPTIMIZERS.items() if not facts.factored and name != "none")
+    "optimizer",
+    sorted(name for name, facts in OPTIMIZERS.items() if not (facts.factored or facts.in_backward) and name != "none"),
 )
 @pytest.mark.parametrize("fields", [{}, {"precision": "autocast"}, {"method": "lora"}, {"method": "qlora"}])
 def test_weights_states_and_gradients_add_up_to_the_ledgers_lines(optimizer: str, fields: dict[str, Any]) -> None:
@@ -176,6 +178,61 @@ def test_the_replays_peak_is_the_ledgers_in_shards(model: str, fields: dict[str,
     assert replayed.heap.process.most == pytest.approx(peak, rel=0.0015)
 
 
+FLAT = {"gpus": 4, "sharding": "fsdp1", "expandable_segments": True}
+OWN = {"method": "lora", "lora": {"units": "own", "dtype": "bf16"}}
+REENTRANT = {"checkpointing": "full", "versions": {"transformers": "4.57"}}
+FLATS: tuple[dict[str, Any], ...] = (
+    {},
+    MIXED,
+    {**MIXED, "checkpointing": "full"},
+    REENTRANT,
+    {**OWN, "checkpointing": "full"},
+    {**OWN, **REENTRANT},
+    {**OWN, "task": "dpo", "checkpointing": "full"},
+    {**MIXED, "method": "lora", "lora": {"units": "layer"}, "checkpointing": "full"},
+    {**MIXED, "task": "dpo", "checkpointing": "full"},
+    {"task": "rm"},
+    {**MIXED, "gpus": 64},
+    {**MIXED, "offload": {"parameters": True}},
+    {**OWN, **REENTRANT, "offload": {"parameters": True}},
+    {**MIXED, "global_batch": 16, "no_sync": False},
+    {"sharding": "ddp"},
+    {"sharding": "ddp", "checkpointing": "full", "global_batch": 16},
+    {"sharding": "ddp", "precision": "autocast"},
+)
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "llama-3-8b"])
+@pytest.mark.parametrize("fields", FLATS, ids=str)
+def test_the_replays_peak_is_the_ledgers_in_flat_parameters_and_beside_buckets(
+    model: str, fields: dict[str, Any]
+) -> None:
+    s = parse({**JOB, **FLAT, "model": model, **fields}, where="test", catalog=load())
+    assert replayed_peak(s) == pytest.approx(ledgers_peak(s), rel=0.0015)
+
+
+@pytest.mark.parametrize(
+    "fields", [OWN, {"sharding": "ddp", "method": "lora"}, {**OWN, **REENTRANT, "method": "qlora"}]
+)
+def test_the_replays_peak_of_adapters_is_nearly_the_ledgers(fields: dict[str, Any]) -> None:
+    """The next layer is gathered before the last adapter's backward, in the replay after the layer's."""
+    s = parse({**JOB, **FLAT, "model": "llama-3-8b", **fields}, where="test", catalog=load())
+    assert replayed_peak(s) == pytest.approx(ledgers_peak(s), rel=0.005)
+
+
+def replayed_peak(s: Scenario) -> int:
+    act = replay.act(Roles(s))
+    assert act
+    replayed = replay.Replay(Expandable(), 32 * MiB)
+    replayed.all(act)
+    return replayed.heap.process.most
+
+
+def ledgers_peak(s: Scenario) -> int:
+    (group,) = estimate(s, load()).groups
+    return max(p.moment.allocated_bytes for p in group.phases)
+
+
 def test_units_by_hand() -> None:
     """Qwen2.5 0.5B on 32 ranks: 896 rows of the down projection are 28 a rank, the 151,936 of the embedding 4,748;
     the 128 of a key projection 4. A layer has 14,912,384 parameters, none of which pads; fp32 is gathered in bf16."""
@@ -221,3 +278,105 @@ def test_the_first_layer_differs_above_a_frozen_embedding() -> None:
     _, again = job(method="lora", checkpointing="full")
     assert plain.layers[0] is not plain.layers[1] is plain.layers[2]
     assert again.layers[0] is again.layers[1]
+
+
+def test_a_step_in_backward_leaves_no_gradient_and_allocates_beside_each() -> None:
+    """AdamW's single tensor has two temporaries of the gradient's size, LOMO 8 bytes beside the 2 of the next one."""
+    fields = {"optimizer_in_backward": True, "optimizer_impl": "single"}
+    assert job(**fields)[1].beside == 2 and job(optimizer="lomo")[1].beside == 4 and job()[1].beside is None
+    assert job(**fields)[1].passing == ()
+    kept = [replay.reserve(act(**own), 0).undisturbed for own in ({"optimizer_impl": "single"}, fields)]
+    assert kept[1] < kept[0]
+
+
+def act(**fields: Any) -> replay.Act:
+    found = replay.act(Roles(parse({**JOB, **fields}, where="test", catalog=load())))
+    assert found
+    return found
+
+
+def test_flat_parameters_by_hand() -> None:
+    """Qwen2.5 0.5B on 32 ranks, whose layers have 14,912,384 parameters, 466,012 a rank; the root 151,936 x 896 + 896.
+
+    fp32 shards are cast to bf16 and gathered, gradients are joined in bf16 and reduced in fp32.
+    """
+    _, model = job(gpus=32, sharding="fsdp1", precision="fsdp-mixed", grad_dtype="fp32")
+    assert model.flats and (model.weights, model.units) == ((), ())
+    layer, root = model.flats.layers[0], model.flats.root
+    n = 466_012
+    assert sum(layer.whole) == 4 * 14_912_384 and len(layer.whole) == 12
+    assert layer[1:] == (4 * n, 2 * n, 2 * 32 * n, 2 * 32 * n, 4 * 32 * n, 4 * n, 0)
+    assert root.shard == 4 * (TABLE + 896) // 32  # the head is tied
+    assert model.states == ((4 * n,) * 2,) * 24 + ((root.shard,) * 2,)
+    assert (model.flats.adapters, model.flats.ahead, model.flats.offload) == (((),) * 24, True, False)
+
+
+def test_flat_parameters_are_padded_to_equal_parts() -> None:
+    """On 48 ranks 310,674.67 elements are 310,675; bf16 is gathered as it lies, and reduced so."""
+    _, model = job(gpus=48, sharding="fsdp1")
+    assert model.flats
+    assert model.flats.layers[0][1:] == (2 * 310_675, 0, *(2 * 48 * 310_675,) * 2, 0, 2 * 310_675, 0)
+
+
+def test_adapters_that_are_units_are_flat_parameters_of_their_own() -> None:
+    """Rank 8 beside seven linears: two matrices each. The layer itself has no gradient."""
+    _, model = job(gpus=4, sharding="fsdp1", **OWN)
+    assert model.flats
+    layer, (first, *others) = model.flats.layers[0], model.flats.adapters[0]
+    assert (layer.joined, layer.reduced, model.flats.root.joined) == (0, 0, 0)
+    assert len(others) == 13
+    assert first.shard == 2 * 8 * 896 // 4
+    assert first.joined == first.gathered == 2 * 8 * 896
+    assert len(model.states) == 24 * 14
+
+
+def test_layers_in_four_bits_are_gathered_as_they_are_packed() -> None:
+    """NF4: half a byte an element; the scales stay whole on each GPU, and the root in bf16."""
+    _, model = job(gpus=4, sharding="fsdp1", **{**OWN, "method": "qlora"})
+    assert model.flats
+    layer, whole = model.flats.layers[0], int(14_912_384 / 2)
+    assert len(model.weights) == 24 * 7 and max(model.weights) == int(896 * 4864 * (NF4[True] - 0.5))
+    assert layer == ((), whole // 4, 0, whole, 0, 0, 0, 0)
+    assert model.flats.root.gathered == 2 * (TABLE + 896)
+
+
+def test_buckets_by_hand() -> None:
+    """Gradients come from the last parameter on: the final norm, then the last layer. The gradient that fills a bucket
+    closes it: norms of 896 and the down projection fill 1 MiB; then 25 MiB, and the embedding ends the last one."""
+    _, model = job(gpus=2)
+    assert model.buckets
+    first, *others = model.buckets.rebuilt
+    assert model.buckets.first == (first + sum(others),)
+    down, last = 2 * 896 * 4864, 2 * TABLE
+    # final norm, two norms of the last layer, its down projection
+    assert first == 2 * 896 * 3 + down
+    assert all(bucket >= 25 * MiB for bucket in others)
+    assert all(bucket < 25 * MiB + down for bucket in others[:-1])
+    assert last <= others[-1] < last + 25 * MiB
+    assert first + sum(others) == 2 * (TABLE + 896 + 24 * 14_912_384)
+    # the embedding is alone in its bucket, and broadcast as it lies
+    assert sum(model.buckets.broadcast) == 2 * (896 + 24 * 14_912_384)
+    assert all(250 * MiB <= sent for sent in model.buckets.broadcast[:-1])
+
+
+def test_only_a_trained_model_under_ddp_has_buckets() -> None:
+    assert job()[1].buckets is None
+    assert job(gpus=2, optimizer="none")[1].buckets is None
+    _, adapters = job(gpus=2, method="lora")
+    assert adapters.buckets and sum(adapters.buckets.rebuilt) == sum(gradients(adapters))
+
+
+def test_buckets_stay_where_ddp_looks_for_unused_parameters() -> None:
+    """They are filled in the order of the parameters, the embedding alone, and allocated the other way round.
+
+    Transformers' Trainer has DDP look unless its model checkpoints (`trainer.py:749` of 5.23).
+    """
+    _, model = job(gpus=2, framework="trl", precision="bf16", checkpointing="none")
+    assert model.buckets and model.buckets.rebuilt == ()
+    assert model.buckets.first[-1] == 2 * TABLE
+    assert sum(model.buckets.first) == 2 * (TABLE + 896 + 24 * 14_912_384)
+    assert all(bucket >= 25 * MiB for bucket in model.buckets.first[1:])
+    again = job(gpus=2, framework="trl", checkpointing="full")[1].buckets
+    assert again and len(again.first) == 1 and again.rebuilt
+    adapters = job(gpus=2, framework="trl", checkpointing="full", method="lora")[1].buckets
+    assert adapters and not adapters.rebuilt

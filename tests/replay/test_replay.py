@@ -12,7 +12,7 @@ from calc.base.units import MiB
 from calc.catalog.catalog import load
 from calc.replay import replay
 from calc.replay.allocator import Allocator, Expandable, OutOfMemory, length
-from calc.replay.blocks import Blocks, Piece
+from calc.replay.blocks import Blocks, Buckets, Piece
 from calc.resolve.parse import parse
 from calc.step.roles import Roles
 
@@ -36,7 +36,8 @@ def act(**fields: Any) -> replay.Act | None:
         ({"framework": "trl"}, True),
         ({"task": "ppo", **ALONE, "roles": {"critic": "none", "reference": "none", "reward": "none"}}, True),
         ({"task": "ppo", **ALONE}, False),  # several models, one after another
-        ({"gpus": 2}, False),  # DDP's buckets
+        ({"gpus": 2}, True),  # under DDP
+        ({"gpus": 2, "framework": "trl"}, True),
         ({"gpus": 2, "tensor_parallel": 2}, False),
         ({"gpus": 2, "pipeline_parallel": 2, "model": "llama-3-8b"}, False),
         ({"sharding": "ddp"}, True),  # with nobody to share with
@@ -49,14 +50,22 @@ def act(**fields: Any) -> replay.Act | None:
         ({"gpus": 4, "sharding": "fsdp2", "tensor_parallel": 2}, False),
         ({"gpus": 4, "sharding": "fsdp2", "pipeline_parallel": 2, "model": "llama-3-8b"}, False),
         ({"gpus": 4, "sharding": "fsdp2", "context_parallel": 2}, False),
-        ({"gpus": 2, "sharding": "fsdp1"}, False),
+        ({"gpus": 2, "sharding": "fsdp1"}, True),
+        ({"gpus": 2, "sharding": "fsdp1", "method": "lora"}, True),
+        ({"gpus": 2, "sharding": "fsdp1", "method": "qlora", "lora": {"dtype": "bf16"}}, True),
+        ({"gpus": 2, "sharding": "fsdp1", "precision": "fsdp-mixed", "offload": {"parameters": True}}, True),
+        ({"gpus": 2, "sharding": "fsdp1", "global_batch": 4, "no_sync": True}, False),  # gradients that wait
+        ({"gpus": 2, "sharding": "fsdp1", "global_batch": 2, "no_sync": True}, True),
+        ({"gpus": 2, "sharding": "fsdp1", "framework": "trl"}, False),
+        ({"gpus": 2, "sharding": "fsdp1", "framework": "verl"}, False),
+        ({"gpus": 1, "sharding": "fsdp1"}, False),
         ({"gpus": 1, "sharding": "fsdp2"}, False),
         ({"framework": "openrlhf"}, False),  # DeepSpeed
         ({"task": "inference"}, False),
     ],
     ids=str,
 )
-def test_one_model_on_one_gpu_or_in_fsdp_2s_shards_is_replayed(fields: dict[str, Any], known: bool) -> None:
+def test_one_model_whole_on_its_gpu_or_in_fsdps_shards_is_replayed(fields: dict[str, Any], known: bool) -> None:
     assert (act(**fields) is not None) is known
 
 
@@ -300,6 +309,27 @@ def test_a_segment_that_grows_never_needs_more_of_a_full_card(model: str, fields
     assert least[1] >= peak(growing)
 
 
+@pytest.mark.parametrize("model", ["qwen2.5-0.5b", "llama-3-8b"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sharding": "ddp"},
+        {"sharding": "ddp", "method": "lora", "checkpointing": "full"},
+        {"sharding": "fsdp1", "precision": "fsdp-mixed"},
+        {"sharding": "fsdp1", "checkpointing": "full", "task": "dpo"},
+        {"sharding": "fsdp1", "method": "lora", "micro_batch": 4, "checkpointing": "full"},
+    ],
+    ids=str,
+)
+def test_a_segment_that_grows_needs_hardly_more_of_a_full_card_on_several_gpus(
+    model: str, fields: dict[str, Any]
+) -> None:
+    fixed, growing = (act(model=model, gpus=8, **fields, expandable_segments=word) for word in (False, True))
+    assert fixed and growing
+    least = [replay.Reserve(a, 0).least for a in (fixed, growing)]
+    assert peak(growing) <= least[1] <= 1.01 * least[0]
+
+
 def peak(a: replay.Act) -> int:
     """The most that is allocated at once."""
     r = replay.Replay(Expandable(), 0)
@@ -330,6 +360,27 @@ def test_a_forward_that_trains_nothing_leaves_what_it_found() -> None:
     r = replay.Replay(Allocator(), workspace=0)
     r.all(replay.Act(model, trained=False, micro_batches=1))
     assert (r.heap.process.allocated, r.heap.process.most) == (110 * MiB, (290 + 10) * MiB)
+
+
+def test_ddps_first_bucket_is_replaced_before_the_second_step() -> None:
+    """Weights of 110 are sent in copies of 40, two at a time; one bucket of all gradients, 110; three in its place.
+
+    torch 2.13 `csrc/distributed/c10d/comm.cpp`, `broadcast_coalesced`; `reducer.cpp`, `initialize_buckets`, which
+    clears the old ones first.
+    """
+    m = changed(buckets=Buckets((40 * MiB, 40 * MiB, 30 * MiB), (110 * MiB,), (50 * MiB, 30 * MiB, 30 * MiB)))
+    a = replay.Act(m, trained=True, micro_batches=1)
+    r = replay.Replay(Allocator(), workspace=0)
+    r.run_load(a)
+    process = r.heap.process
+    assert (process.allocated, process.most) == (220 * MiB, 220 * MiB)
+    assert process.reserved == (110 + 40 + 40 + 110) * MiB  # the third copy fits where the first one was
+    for step in range(3):
+        r.run_forward(a)
+        assert sorted(length(bucket) // MiB for bucket in r.buckets) == ([110] if step == 0 else [30, 30, 50])
+        r.run_backward(a)
+        r.run_step(a)
+        assert process.allocated == (110 + 110 + 220) * MiB
 
 
 def test_more_micro_batches_than_two_need_no_more() -> None:
@@ -421,6 +472,17 @@ def outright_breaks(a: replay.Act, limit: int) -> bool:
         {"method": "lora", "seq_len": 4096},
         {"task": "rm", "optimizer": "none"},
         {"gpus": 2, "sharding": "fsdp2", "global_batch": 4, "checkpointing": "full"},
+        {"gpus": 2, "global_batch": 4},
+        {"gpus": 2, "sharding": "fsdp1", "global_batch": 4, "no_sync": False, "precision": "fsdp-mixed"},
+        {"gpus": 2, "sharding": "fsdp1", "task": "dpo", "checkpointing": "full", "precision": "fsdp-mixed"},
+        {
+            "gpus": 2,
+            "sharding": "fsdp1",
+            "method": "lora",
+            "checkpointing": "full",
+            "offload": {"parameters": True},
+            "versions": {"transformers": "4.57"},
+        },
     ],
     ids=str,
 )

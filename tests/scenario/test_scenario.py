@@ -195,7 +195,7 @@ def test_an_error_stays_on_one_line_whatever_is_given() -> None:
     [
         ("verl==0.5", "sft", "ppo, grpo, reinforce++; sft from 0.7.1 on"),
         ("verl", "dpo", "ppo, grpo, reinforce++, sft"),
-        ("trl", "ppo", "sft, rm, dpo, grpo"),
+        ("trl", "ppo", "sft, rm, dpo, kto, orpo, simpo, grpo"),
         ("openrlhf==0.5.0", "grpo", "ppo"),
     ],
 )
@@ -205,8 +205,41 @@ def test_a_task_that_a_framework_lacks_is_refused_with_those_it_has(name: str, t
     assert f": {allowed}" in line
 
 
+def test_selective_checkpointing_is_never_reentrant() -> None:
+    """torch `utils/checkpoint.py`: `context_fn` goes with use_reentrant=False alone."""
+    assert "reentrant: given true with checkpointing selective" in error(checkpointing="selective", reentrant=True)
+
+
 def test_a_parallelism_that_is_not_modelled_is_refused() -> None:
     assert "expert_parallel: given 2, not modelled yet" in error(gpus=2, sharding="fsdp2", expert_parallel=2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"gpu": "ascend910b"}, "on ascend910b, allowed: null; PyTorch's setting is for CUDA"),
+        ({"versions.torch": "2.12"}, "with torch 2.12, allowed: null, or with torch 2.13 or later"),
+        ({"versions.torch": "2.13.0"}, ""),
+        ({"framework": "verl", "task": "sft"}, "with torch 2.11.0, allowed: null, or with torch 2.13 or later"),
+        (
+            {"framework": "openrlhf==0.10.4", "task": "ppo"},
+            "with vllm 0.22.1, allowed: null, or with vllm 0.27 or later",
+        ),
+        ({"framework": "openrlhf==0.11.0", "task": "ppo"}, ""),
+        ({"framework": "openrlhf==0.10.4"}, ""),
+    ],
+)
+def test_pinned_memory_is_rounded_unless_pytorch_knows_the_threshold(fields: dict[str, Any], said: str) -> None:
+    """OpenRLHF pins no torch, but a vLLM that needs one: METADATA of vLLM 0.26.0 has 2.11.0, of 0.27.0 2.13.0."""
+    given = SFT | fields | {"pinned_max_round_threshold_mb": 64}
+    given |= {"prompt_len": 64, "response_len": 64} if given["task"] == "ppo" else {}
+    if said:
+        with pytest.raises(ScenarioError, match=r"^scenario: pinned_max_round_threshold_mb: given 64 ") as caught:
+            parse(given)
+        assert str(caught.value).endswith(f"given 64 {said}")
+    else:
+        assert parse(given).pinned_max_round_threshold_mb == 64
+    assert parse(given | {"pinned_max_round_threshold_mb": None}).pinned_max_round_threshold_mb is None
 
 
 @pytest.mark.parametrize("degree", ["tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"])

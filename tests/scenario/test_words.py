@@ -8,14 +8,26 @@ from calc.answers import words as shown
 from calc.base.plan import Lasting
 from calc.launch import shell
 from calc.memory.run import WIDTHS, Format
+from calc.scenario.images import Images
 from calc.scenario.scenario import SCHEMA, Lora, Rollout, Scenario
-from calc.scenario.words import DEEPSPEED, FSDP, SHARDED, SHARDINGS, Attention, Family, Layout, Loss, Sharding
+from calc.scenario.words import (
+    DEEPSPEED,
+    FSDP,
+    OWN_SHARDINGS,
+    SHARDED,
+    SHARDINGS,
+    Attention,
+    Family,
+    Layout,
+    Loss,
+    Sharding,
+)
 from calc.site.views.accuracy import odds
 from calc.step.instants import LASTING
 from calc.step.placement import FORMATS, TAPES
 from calc.throughput.training import OVERLAP, PER_LOGIT
 
-NESTED = {"lora": Lora, "rollout": Rollout}
+NESTED = {"images": Images, "lora": Lora, "rollout": Rollout}
 
 
 def literals(of: type, prefix: str = "") -> dict[str, tuple[str, ...]]:
@@ -51,7 +63,8 @@ def test_every_sharding_has_a_family_and_its_number() -> None:
     assert tuple(SHARDED) == get_args(Sharding)
     for word, (family, stage) in SHARDED.items():
         assert word == f"{family}{stage or ''}"
-    assert get_args(Sharding)[1:] == SHARDINGS
+    # those that most trainers have, then those that one trainer alone has
+    assert get_args(Sharding)[1:] == (*SHARDINGS, *OWN_SHARDINGS["megatron"])
     assert [w for w in SHARDED if SHARDED[w].family == "zero"] == [*DEEPSPEED]
     assert [w for w in SHARDED if SHARDED[w].family == "fsdp"] == [*FSDP]
 

@@ -150,7 +150,7 @@ PARTS = {
     ("docs/index.md", "\nIt needs", "\n<img src='gone.png'>\n\nIt needs"): "docs/index.md:10: loads gone.png, which is",
     ("docs/index.md", "\nIt needs", "\n<embed src='//x.org/y'>\n\nIt needs"): "docs/index.md:12: loads //x",
     ("docs/assets/extra.css", "", "@import 'https://x.org/y.css';\n"): "docs/assets/extra.css:",
-    ("mkdocs.yml", "assets/scroll.js", "assets/scrol.js"): "loads assets/scrol.js, which is not there (",
+    ("mkdocs.yml", "assets/scroll.js", "assets/scrol.js"): "loads assets/scrol.js, which is not there (9",
     ("overrides/main.html", "{{ super() }}", "{{ super() }}<base href='x/'>"): "has a <base>, which moves",
 }
 

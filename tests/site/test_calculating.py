@@ -313,7 +313,7 @@ def test_jobs_are_compared_by_address_and_from_an_answer(browser: Browser, origi
     rows = page.locator("#compare-live tbody tr")
     assert [row.locator("th").inner_text() for row in rows.all()] == ["8 × H100 SXM 80GB HBM3", "8 × GeForce RTX 4090"]
     assert page.locator("#compare [name=samples]").input_value() == "5000"
-    cost = page.locator("#compare-live tbody tr").first.locator("td").nth(7).inner_text
+    cost = page.locator("#compare-live tbody tr").first.locator("td").nth(7).text_content
     before = float(cost())
     page.locator("#compare [name=price-0]").fill("4000")
     page.keyboard.press("Tab")

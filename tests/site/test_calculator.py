@@ -216,6 +216,8 @@ def test_a_field_of_the_form_is_a_field_of_a_scenario_with_its_words(name: str) 
     usual = {"integer": "1", "number": "0.5", "string": "trl"}
     value = next(iter(field.choices), usual.get(field.kind, ""))
     job = {"model": "llama-3.1-8b", "task": field.tasks[1 if field.tasks[0] == "pretrain" else 0], name: value}
+    if name.startswith("images."):
+        job = {"images.width": "512", "images.height": "512", **job}
     given(options.typed(job, "form"), where="form", catalog=load())
 
 

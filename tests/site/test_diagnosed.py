@@ -29,7 +29,7 @@ def test_the_browser_is_answered_as_the_command_line_is() -> None:
     own = diagnose(TEXT, {"gpu": "a100-80-sxm", "host_memory": 512}, load())
     assert own.cause.partition(":")[0] in found["html"]
     for remedy in own.remedies:
-        assert " and ".join(remedy.names) in found["html"]
+        assert " + ".join(remedy.names) in found["html"]
     assert "--micro_train_batch_size 8 → --micro_train_batch_size" in found["html"]
     assert found["line"].startswith("out of memory in ")
 

@@ -25,7 +25,7 @@ def test_one_paste_gives_a_verdict_with_remedies(browser: Browser, origin: str) 
         seconds=120,
     )
     assert page.locator("#diagnose-remedies tbody tr").count() > 1
-    assert "fits" in page.locator("#diagnose-remedies tbody").inner_text()
+    assert "fits" in (page.locator("#diagnose-remedies tbody").text_content() or "")
     page.select_option("#diagnose .fields select[name=gpu]", "h200")
     page.click("#diagnose .fields button[type=submit]")
     until(page, "document.querySelector('#diagnose .headline').textContent.includes('H200')", seconds=60)

@@ -9,11 +9,13 @@ from functools import cache
 from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from sites import ROOT, command, tiny
 
 from calc.answers import words
+from calc.scenario.scenario import SCHEMA
 from calc.site.build import scripted
 from calc.site.calculator import browser, browser_engine, fields, picker
 from calc.site.calculator.closure import closure
@@ -58,24 +60,25 @@ def test_a_translation_has_the_numbers_and_tables_of_its_original(tmp_path: Path
 # Words that a Chinese engineer reads in English, and the names of packages, fields and their values.
 NAMES = {
     "actor", "autocast", "bash", "batch", "bf", "bin", "bitsandbytes", "calc", "channels", "chunked", "config",
-    "connections", "critic", "cublas", "ddp", "deepspeed", "device", "dict", "div", "docs", "dpo", "eager", "entropy",
-    "flash", "fp", "fsdp", "full", "fused", "generate", "grpo", "hf", "json", "kv", "lengths", "litgpt", "log",
-    "logits", "logsumexp", "lora", "max", "medium", "mini", "mixed", "mod", "mul", "none", "norm", "nvidia", "openrlhf",
-    "optimizer", "parquet", "perf", "ppo", "pretrain", "proj", "qlora", "rm", "rollout", "sdpa", "selective", "sft",
-    "sleep", "softmax", "state", "tinyzero", "token", "torch", "torchtitan", "transformers", "trl", "up", "verl",
-    "vllm", "zero",
+    "connections", "critic", "cublas", "ddp", "deepspeed", "device", "dict", "div", "docs", "dpo", "eager",
+    "entropy", "flash", "fp", "fsdp", "full", "fused", "generate", "grpo", "hf", "json", "kernel", "kto", "kv",
+    "lengths", "litgpt", "log", "logits", "logsumexp", "lora", "max", "medium", "megatron", "mini", "mixed", "mod",
+    "mul", "none", "norm", "nvidia", "openrlhf", "optimizer", "orpo", "parquet", "perf", "ppo", "pretrain", "price",
+    "proj", "qlora", "rm", "rollout", "scenario", "sdpa", "selective", "sft", "simpo", "sleep", "softmax", "state",
+    "tinyzero", "token", "torch", "torchao", "torchtitan", "transformers", "trl", "up", "verl", "vllm", "zero",
 }  # fmt: skip
 MARKUP = re.compile(
     r"<(code|pre|q|cite|script|style|textarea|title)\b.*?</\1>|<p translate=\"no\">.*?</p>|<[^>]*>|https?://\S+", re.S
 )
 ENGLISH = re.compile(r"(?<![\w./#&<=-])[a-z]{2,}(?![\w/=.#-])")
+FIELD = re.compile(rf"(?:{'|'.join(SCHEMA['properties'])})(?:\.\w+)*(?: \S+)?(?:：.*)?")
 DATA = ("gpus-overview", "nodes-overview", "nodes-sources")  # names and sources as the catalog has them
 
 
 def english(html: str) -> list[str]:
-    """The lines of HTML that still have an English word."""
+    """The lines of HTML that still have an English word; a field alone in a line has its own name."""
     lines = [unescape(line).strip() for line in re.split("\x00+", MARKUP.sub("\x00", html))]
-    return [line for line in lines if set(ENGLISH.findall(line)) - NAMES]
+    return [line for line in lines if set(ENGLISH.findall(line)) - NAMES and not FIELD.fullmatch(line)]
 
 
 def test_a_line_is_said_message_by_message_and_what_the_catalogue_lacks_stays_whole() -> None:
@@ -214,8 +217,7 @@ def _refusals() -> list[str]:
 
 
 FILES = re.compile("no such folder|no regular file|an option, as ")  # of the command line alone
-# The pages that compare jobs and say why one died are in English alone, and so are their refusals.
-UNTRANSLATED = ("calc/diagnose/", "calc/catalog/oom_message.py", "calc/site/calculator/compare.py")
+UNTRANSLATED = ("calc/diagnose/snapshot.py", "calc/catalog/oom_message.py")  # of files that are read
 
 
 def test_every_refusal_of_a_job_has_a_translation() -> None:
@@ -253,7 +255,7 @@ def test_a_chinese_page_has_no_english_line_in_its_tables_and_its_calculator(sit
         made = re.findall(r'<figure class="computed" id="([^"]+)".*?</figure>', html, re.S)
         figures = re.findall(r'<figure class="computed".*?</figure>', html, re.S)
         shown = [figure for name, figure in zip(made, figures, strict=True) if name not in DATA]
-        shown += re.findall(r'<div id="calculator".*?(?=<script type)', html, re.S)
+        shown += re.findall(r'<div id="(?:calculator|compare|diagnose)".*?(?=<script type)', html, re.S)
         if lines := [line for figure in shown for line in english(figure)]:
             found[page.relative_to(site).as_posix()] = lines
     assert found == {}
@@ -280,6 +282,28 @@ def test_the_calculator_answers_in_the_language_of_its_page(changed: dict[str, A
     assert re.findall(r"\d+\.\d+ GiB", other["line"]) and "usable" in other["line"]
 
 
+def test_jobs_side_by_side_are_said_in_the_language_of_the_page_and_lead_to_its_pages() -> None:
+    jobs = [urlencode({**JOB, "gpu": gpu, "gpus": "8"}) for gpu in ("h100-sxm", "h200", "rtx409")]
+    asked = {"root": "../", "language": "zh", "translated": ["zh/index.html"], "compare": jobs, "samples": "20000"}
+    answer = json.loads(browser.answer(json.dumps(asked), print))
+    assert [line for line in english(answer["html"]) if "rtx409" not in line] == []
+    assert 'href="../zh/index.html?' in answer["html"] and 'href="../compare.html' in answer["html"]
+
+
+def test_a_diagnosis_is_said_in_the_language_of_its_page() -> None:
+    text = (
+        "deepspeed --num_gpus 4 --module openrlhf.cli.train_sft --pretrain meta-llama/Meta-Llama-3-8B --max_len 2048 "
+        "--micro_train_batch_size 8 --train_batch_size 128 --zero_stage 2 --bf16 --flash_attn\n"
+        "torch.OutOfMemoryError: CUDA out of memory."
+    )
+    for more in ({}, {"gpu": "a100-80-sxm"}):
+        asked = {"root": "", "language": "zh", "diagnose": text, "fields": more}
+        answer = json.loads(browser.answer(json.dumps(asked), print))
+        lines = [line for part in ("html", "line") for line in english(answer[part])]
+        assert lines == []
+    assert "改动" in answer["html"] and "显存" in answer["html"]
+
+
 def test_the_calculator_refuses_in_the_language_of_its_page() -> None:
     asked = {"root": "", "language": "zh", "job": JOB | {"gpu": "rtx409"}}
     error = json.loads(browser.answer(json.dumps(asked), print))["error"]
@@ -293,6 +317,7 @@ JOB = {"model": "llama-3.1-8b", "task": "sft", "framework": "trl", "gpu": "rtx40
 def test_text_has_no_holes_beside_chinese_punctuation() -> None:
     given = "**答案。** 在六张\n卡上，\n  [见](x.md) 第 2 页 （附录）\nGiB\n\n- 一、\n- 二"
     assert fullwidth.close(given) == "**答案。**在六张卡上，[见](x.md) 第 2 页（附录）GiB\n\n- 一、\n- 二"
+    assert fullwidth.close("## 多宽？ { #how-wide }") == "## 多宽？ { #how-wide }", "attributes need their space"
     english = "One, two\nthree (four) — five.\n\n    code  is left"
     assert fullwidth.close(english) == english
 
@@ -303,8 +328,9 @@ def test_links_lead_to_the_translation_where_there_is_one(tmp_path: Path) -> Non
         (tmp_path / name).touch()
     html = '<a href="../a/b.html#x">b</a> <a href="../a/c.html">c</a> <a href="https://example.org/a/b.html">d</a>'
     led = html.replace("../a/b.html#x", "../zh/a/b.html#x")
-    assert languages.lead(html, "../", "zh", tmp_path) == led
-    assert languages.lead(html, "../", "", tmp_path) == html
+    assert speech.lead(html, "../", "zh", languages.translated("zh", tmp_path)) == led
+    assert languages.translated("", tmp_path) == frozenset()
+    assert speech.lead(html, "../", "", ()) == html
 
 
 def test_addresses() -> None:

@@ -45,6 +45,15 @@ def test_a_family_is_the_name_up_to_its_first_number(model: str, family: str) ->
     assert heat.family(answers.catalog().model(model)) == family
 
 
+def test_families_that_differ_in_case_alone_have_one_order_whatever_the_hash_seed() -> None:
+    # a set's order is that of hashes; two builds of one catalog give the same bytes
+    names = sorted({heat.family(m) for m in answers.catalog().models.values()})
+    assert len({name.casefold() for name in names}) == len(names)
+    models = answers.catalog().models
+    some = [replace(models["llama-2-7b"], id=f"m{n}", name=f"{name} 1") for n, name in enumerate(("lLaMa", "Llama"))]
+    assert heat.families(some) == heat.families(some[::-1]) == ["Llama", "lLaMa"]
+
+
 @pytest.mark.parametrize("task", fits.TASKS)
 def test_what_differs_from_the_calculators_defaults_is_said(task: str) -> None:
     method, gpus = next(iter(fits.TASKS[task].ladders))

@@ -7,6 +7,7 @@ import pytest
 from calc.accuracy.step_time_errors import judging, paces, steps
 from calc.answers import answers
 from calc.catalog.catalog import load
+from calc.site.macros.macros import Macros, Record, View
 from calc.site.tables.tables import to_dict
 from calc.site.views.accuracy import rates
 from calc.site.views.jobs import speed
@@ -42,6 +43,16 @@ def test_jobs_side_by_side_take_hours_for_the_same_pairs() -> None:
     assert slow["hours"] == pytest.approx(slow["step"] * 1000 / 3600, abs=0.1)
     assert slow["traffic"] > 5 * fast["traffic"]
     assert "126,000 pairs" in [column.title for column in speed.compare(answered, "x", "c", 126_000).columns]
+
+
+def test_prices_are_even_where_hours_times_cards_times_price_are_equal() -> None:
+    """Six cards for three hours and eight for one: an hour of the latter may cost 18/8 = 2.25 of the former's."""
+    jobs = {"slow": SLOW, "fast": {**SLOW, "gpu": "a100-80-sxm", "gpus": 8, "global_batch": 128}}
+    macros = Macros(lambda: View("x.md", "x.html", {"scenarios": jobs}), Record())
+    slow, fast = (speed.hours(answers.ask(job), 1000) for job in jobs.values())
+    assert float(macros.even_price("fast", "slow", 3)) == pytest.approx(slow * 6 / (fast * 8), abs=0.001)
+    assert float(macros.even_price("slow", "slow", 3)) == 1
+    assert float(macros.short_of("slow", 1000, 2 * slow, 3)) == 2
 
 
 def test_every_judging_record_is_counted_in_its_source_and_in_all() -> None:

@@ -25,7 +25,7 @@ HEADINGS = [
     "What the posts claim",
     "More",
 ]
-# issue 7, item 4: every remedy that the five posts name
+# issue 7, item 4: every remedy that the five posts name; and issue 26: one that they could not know
 NAMED = {
     "gradient-accumulation", "mixed-precision", "model-parallelism", "activation-checkpointing", "8-bit-adam", "lora",
     "flashattention", "zero-stages", "shorter-sequences", "smaller-micro-batch", "packing", "bf16-gradients", "offload",
@@ -49,7 +49,7 @@ def macros() -> Macros:
 
 
 def test_every_remedy_of_the_posts_has_a_page() -> None:
-    assert {p.stem for p in PAGES} == NAMED
+    assert {p.stem for p in PAGES} == NAMED | {"pinned-memory"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
@@ -174,3 +174,14 @@ def test_pages_say_their_answer_first_and_describe_themselves() -> None:
         short = "**结论。**" if languages.split(page.name)[1] else "**The short answer.**"
         if page.parent.name in ("strategies", "recipes", "case-studies", "hardware", "models"):
             assert opening.startswith(short), page
+
+
+def test_gpu_hours_are_hours_times_gpus_and_the_comparison_holds_the_job(macros: Macros) -> None:
+    """Eight cards: samples take eight times as many GPU hours as hours; the link has model, count and samples."""
+    hours, gpu_hours = (float(shown(macros)) for shown in (
+        lambda m: m.hours("kept", 1000, 4), lambda m: m.gpu_hours("kept", 1000, 4)))  # fmt: skip
+    assert gpu_hours == pytest.approx(8 * hours, abs=1e-3)
+    link = macros.priced(["kept", "recomputed"], 1000, "prices")
+    assert link.count("compare=") == 2
+    assert "samples=1000" in link
+    assert "llama-3.1-8b" in link and link.endswith(">prices</a>")

@@ -296,7 +296,7 @@ def test_selective_checkpointing_keeps_inputs_and_what_the_policy_keeps() -> Non
     layout = made(checkpointing="selective").layout
     checkpoints = [(p.times, p.amount.tokens) for p in layout.waiting() if p.component == "checkpoints"]
     assert checkpoints == [(32, 2 * H), (32, kept)]
-    last = [(p.times, p.amount.tokens) for p in layout.below(max(layout.stack.stops))]
+    last = [(p.times, p.amount.tokens) for p in layout.below(max(layout.stack.stops), "again")]
     assert last == [(32, 2 * H), (31, kept)]
 
 
@@ -490,13 +490,14 @@ def test_a_scenario_and_its_spelled_out_copy_give_the_same_estimate(s: Scenario)
 def test_fsdp_1_keeps_what_went_into_frozen_layers_that_reentrant_checkpointing_runs_again() -> None:
     """In the lowest of 32 layers: 32 inputs and the gradients of 31, 63 x 2h, the last of which comes into the layer.
 
-    `_register_post_backward_reshard_only_hook` (torch 2.13 `distributed/fsdp/_runtime_utils.py`) refers to the inputs
-    until `_finalize_params`. Without it: 1 x 2h, and the gradient that comes in. In the top layer nothing differs.
+    The hook is that of FSDP 1: `_register_post_backward_reshard_only_hook` (torch 2.13
+    `distributed/fsdp/_runtime_utils.py`) refers to the inputs until `_finalize_params`. Without it: 1 x 2h, and the
+    gradient that comes in. In the top layer nothing differs.
     """
     lora = Adapter(8, "all-linear", False, 2)
     kept, usual = (
-        made(checkpointing="full", fsdp=2, trained=False, adapter=lora, reentrant=reentrant).backward
-        for reentrant in (True, False)
+        made(checkpointing="full", fsdp=2, trained=False, adapter=lora, reentrant=True, flat=flat).backward
+        for flat in (True, False)
     )
 
     def checkpoints(instants: tuple[Instant, ...], layer: int) -> set[float]:

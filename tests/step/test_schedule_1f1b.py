@@ -27,7 +27,8 @@ SFT = {
     "model": "llama-3-8b", "task": "sft", "gpu": "h200", "gpus": 4, "pipeline_parallel": 4, "optimizer_impl": "fused",
     "micro_batch": 1, "global_batch": 8, "seq_len": 2048,
 }  # fmt: skip
-UNTIED = sorted(name for name, model in load().models.items() if not model.architecture.tied)
+WHOLE = sorted(n for n, model in load().models.items() if not model.architecture.tied and model.architecture.vision)
+UNTIED = sorted(name for name, model in load().models.items() if not model.architecture.tied and name not in WHOLE)
 
 
 def of_job(**changes: Any) -> Estimate:
@@ -72,6 +73,12 @@ def test_every_stage_has_a_layer_and_all_have_as_many_as_the_model(layers: int, 
     assert sum(counts) == layers
     assert min(counts) >= 1
     assert max(counts) - min(counts) <= 2
+
+
+@pytest.mark.parametrize("model", WHOLE)
+def test_a_vision_tower_is_not_cut(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"^pipeline_parallel: given 2, allowed: 1 for the family"):
+        stage(load().models[model].architecture, 0, 2)
 
 
 @pytest.mark.parametrize("model", UNTIED)

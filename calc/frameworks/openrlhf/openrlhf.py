@@ -23,6 +23,7 @@ from calc.frameworks.constraints import (
     fsdp_fault,
     linear_fault,
     trainer_fault,
+    unmodelled,
     whole_layers,
     whole_sequences,
 )
@@ -82,7 +83,7 @@ def _adapter(given: Mapping[str, Any], pin: str) -> str:
 def refuse(s: Scenario) -> str | None:
     """The reason why OpenRLHF cannot run `s`, in one line, or None."""
     version, method = s.framework_version, s.method
-    if reason := trainer_fault(s) or linear_fault(s):
+    if reason := trainer_fault(s) or linear_fault(s) or unmodelled(s):
         return reason
     if s.task not in TASKS:
         return f"task: given {s.task!r}, allowed with openrlhf: {', '.join(TASKS)}"

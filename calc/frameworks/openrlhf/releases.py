@@ -119,6 +119,7 @@ DEFAULTS = Table(
     Default(
         "checkpointing", FIRST, "none", "--gradient_checkpointing, train_sft.py:150 (0.3.8), :168 (0.11.0)"
     ),
+    Default("reentrant", FIRST, False, "--gradient_checkpointing_use_reentrant; train_sft.py:204 (0.11.0)"),
     Default("attention", FIRST, "eager", "eager unless --flash_attn (models/actor.py:45, model.py:60 of 0.3.8)"),
     Default("attention", "0.8.10", "flash", "train_sft.py:188-193 (0.11.0)"),
     Default(

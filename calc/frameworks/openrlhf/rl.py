@@ -28,7 +28,7 @@ TRAINED = ("actor", "critic")
 # Fields that one flag sets for all roles, and fields that one flag sets for the trained roles.
 SHARED = (
     "method", "lora", "precision", "optimizer", "optimizer_impl", "sharding", "grad_dtype", "checkpointing",
-    "attention", "loss", "logprob", "packing",
+    "reentrant", "attention", "loss", "logprob", "packing",
 )  # fmt: skip
 SHARED_BY_TRAINED = ("micro_batch", "max_tokens_per_gpu", "offload.optimizer", "offload.parameters")
 SET = {place: attrgetter(place) for place in (*SHARED, *SHARED_BY_TRAINED)}

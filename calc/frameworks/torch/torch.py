@@ -20,23 +20,27 @@ from calc.base.versions import nearest as _nearest
 from calc.frameworks import trainer
 from calc.frameworks.base import Choices, accumulated, together
 from calc.frameworks.constraints import (
+    compile_fault,
     cut_alike,
+    in_backward_fault,
+    kernels_fault,
     linear_fault,
     pipeline_fault,
     ring_fault,
     sharding_fault,
+    streams_fault,
     tensor_fault,
 )
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
-from calc.frameworks.torch.trainers import litgpt
+from calc.frameworks.torch.trainers import litgpt, megatron
 from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import DEEPSPEED, RL
+from calc.scenario.words import DEEPSPEED, PREFERENCE, RL
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
-CHOICES = Choices(own_loop=True, trainers=frozenset(RELEASED), fp16=True, shared="tensor_parallel",
+CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp16=True, shared="tensor_parallel",
                   cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
 
 # torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them
@@ -47,8 +51,9 @@ WITH_ADAPTERS = ("lora", "qlora")
 
 
 def modelled(architecture: Architecture, trainer: str) -> Architecture:
-    """The model as litgpt has it where that trains, else as Transformers has it."""
-    return litgpt.modelled(architecture) if trainer == "litgpt" else architecture
+    """The model as litgpt or Megatron-core has it where they train, else as Transformers has it."""
+    own = {"litgpt": litgpt.modelled, "megatron": megatron.modelled}.get(trainer)
+    return own(architecture) if own else architecture
 
 
 def nearest(version: str) -> str:
@@ -81,14 +86,17 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "precision": precision,
         "sharding": sharding,
         "optimizer": optimizer,
+        "optimizer_in_backward": OPTIMIZERS[optimizer].in_backward,
         "optimizer_impl": stepped({**pins, **given}, sharding, optimizer),
         "offload.optimizer": False,
         "offload.parameters": False,
         # .grad has the parameter's type; under fsdp-mixed the reduced shard has that of the fp32 shard
         # (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py:696)
         "grad_dtype": accumulated(precision, sharding),
-        "no_sync": name in ON_TRANSFORMERS and trainer.reduces_once(sharding),
+        "no_sync": name in ON_TRANSFORMERS and trainer.reduces_once(sharding, given),
         "checkpointing": "none",  # gradient_checkpointing_enable() is a call of its own
+        # what that sets where nothing is asked: modeling_utils.py, `use_reentrant`, its pull request 43203
+        "reentrant": not at_least(str({**pins, **given}["versions.transformers"]), "5"),
         "attention": "sdpa",  # transformers modeling_utils.py: sdpa where the model has it and nothing else is asked
         "loss": "full",  # transformers/loss/loss_utils.py: ForCausalLMLoss
         "logprob": "log-softmax-fp32",  # as DPO's paper and first implementations: log_softmax(logits.float())
@@ -138,10 +146,14 @@ def rollout(sequences: int) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> str | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
+    if fault := compile_fault(s):
+        return fault
     if s.sharding != "zero3" and (fault := linear_fault(s)):
         return fault
     if s.rollout and s.rollout.engine == "vllm":
         return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
+    if fault := kernels_fault(s) or in_backward_fault(s) or streams_fault(s):
+        return fault
     if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):
         return fault
     if s.task == "inference" and s.optimizer != "none":
@@ -163,6 +175,8 @@ def refuse(s: Scenario) -> str | None:
         reason = sharding_fault(role)
         if reason and reason.partition(":")[0] in s.roles[name]:
             return f"roles.{name}.{reason}"
+    if s.sharding == "megatron":
+        return sharding_fault(s)  # its parallelism is its own
     return sharding_fault(s) or checkpointing_fault(s) or tensor_fault(s) or ring_fault(s) or pipeline_fault(s)
 
 
@@ -196,16 +210,19 @@ def keeps(s: Scenario) -> Keeps:
 def _plan(s: Scenario) -> Keeps:
     deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
     path = loss_path(s)
-    reentrant = not at_least(s.versions["transformers"], "5")  # modeling_utils.py, gradient_checkpointing_enable
     if s.task in RL:
-        return reinforcement(s, path, deepspeed, reentrant=reentrant)
-    own = {"reentrant": reentrant} | (TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else {})
+        return reinforcement(s, path, deepspeed)
+    own = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else {}
+    if s.offload.activations:
+        own = {"streams": "each"} | own  # torch/autograd/graph.py: save_on_cpu(pin_memory=True)
+    if s.pipeline_parallel > 1 and s.sharding == "megatron":
+        return pipelined("actor", path, s.rows, s.pipeline_parallel)
     if s.pipeline_parallel > 1:
         return pipelined("actor", replace(path, held="turn"), s.rows, s.pipeline_parallel, notes=(RETURNED,))
     if s.task == "inference":
         model = Role("actor", path, path, s.rows, s.rows, **own)
         return Keeps((model,), (Stage("generate", "actor", rows=s.rows),), ("actor",), deepspeed=deepspeed)
-    if s.task == "dpo" and s.has("reference"):
+    if s.has("reference"):
         # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
         wrapped = own.get("wrapped", False)
@@ -216,7 +233,7 @@ def _plan(s: Scenario) -> Keeps:
     return supervised(name, path, s.rows, exchange=exchange, deepspeed=deepspeed, **own)
 
 
-def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reentrant: bool) -> Keeps:
+def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None) -> Keeps:
     """The plan of RL, all roles in one process: generation, scores, the critic's update, the actor's."""
     roles = []
     for name in ("actor", "critic", "reference", "reward"):
@@ -225,7 +242,7 @@ def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reent
             way = path if name in ("actor", "reference") else Path("scalar")
             shares = name == "reference" and bool(s.lora) and s.roles[name] == {"model": s.model}
             rows, scored = own.rows, s.scored_by(name)
-            roles.append(Role(name, way, way, rows, scored, root_stays=True, shares=shares, reentrant=reentrant))
+            roles.append(Role(name, way, way, rows, scored, root_stays=True, shares=shares))
     names = [role.name for role in roles]
     stages = []
     if "actor" in names:
@@ -242,13 +259,15 @@ def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None, *, reent
 def loss_path(s: Scenario) -> Path:
     """The loss path of `s`: that of Transformers' models, or the trainer's own."""
     usual = _loss_path(s)
-    return usual if s.trainer == "own" or s.task == "rm" else TRAINERS[s.trainer].path(s, usual)
+    path = usual if s.trainer == "own" or s.task == "rm" else TRAINERS[s.trainer].path(s, usual)
+    return replace(path, compiled=s.compile in ("loss", "model-and-loss"))
 
 
 def _loss_path(s: Scenario) -> Path:
     """The loss path of Transformers' models.
 
-    It is `loss_utils.py` for sft, the scenario's `logprob` for dpo and RL, a value head for rm.
+    It is `loss_utils.py` for sft, the scenario's `logprob` for preference losses and RL, a value head for rm. ORPO adds
+    the chosen sequences' cross entropy (its paper, section 4.3).
 
     Transformers cast logits to fp32 in the model up to 4.45 (Mistral's own class up to 4.47) and in the loss since. Up
     to 4.48 logits were shifted by one position, which copies them unless there is a single sequence; since then labels
@@ -259,11 +278,12 @@ def _loss_path(s: Scenario) -> Path:
         return Path("scalar")
     transformers = s.versions["transformers"]
     early = not at_least(transformers, "4.46")
-    if s.task == "dpo" or s.task in RL:
+    if s.task in PREFERENCE or s.task in RL:
         kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
         kept = s.response_len / s.seq_len if s.task in RL else (s.longest_len - 1) / s.longest_len
         wide = early or (s.trainer in ON_TRANSFORMERS and trainer.wrapped(s))
-        return Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
+        path = Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
+        return trainer.likelihood(s, path) if s.task == "orpo" else path
     if s.loss != "full":
         return Path(s.loss)
     early = not at_least(transformers, "4.48" if s.architecture.family == "mistral" else "4.46")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from calc.frameworks.releases import Default, Table
-from calc.scenario.words import PAIRED
+from calc.scenario.words import PREFERENCE
 
 
 class Pins(NamedTuple):
@@ -39,14 +39,16 @@ DEFAULTS = Table(
     Default("attention", FIRST, "sdpa", "transformers modeling_utils.py: sdpa where nothing else is asked"),
     Default("loss", FIRST, "fused", "add_fused_lm_head (trainer/utils.py:1548)"),
     Default("loss", FIRST, "full", "a scalar head has no logits to fold", ("rm",)),
+    Default("loss", FIRST, "full", "outputs.logits (experimental/orpo/orpo_trainer.py:777)", ("orpo", "simpo")),
     Default("logprob", FIRST, "logsumexp", "an online logsumexp over the tiles (kernels/chunked_logprob.py)"),
+    Default("logprob", FIRST, "selective", "selective_log_softmax (orpo_trainer.py:738)", ("orpo", "simpo")),
     Default("packing", FIRST, False, "packing false (trainer/sft_config.py)"),
 )
 
 SUPERVISED = Table(
     Default(
         "seq_len", FIRST, 1024,
-        "max_length 1024 (trainer/sft_config.py:203, dpo_config.py:196, reward_config.py:145)",
+        "max_length 1024 (trainer/sft_config.py:203, dpo_config.py:196, kto_config.py:166, reward_config.py:145)",
     ),
 )  # fmt: skip
 
@@ -86,8 +88,8 @@ ADAPTERS = Table(
     Default("lora.dropout", FIRST, 0.05, "trainer/model_config.py:115"),
     Default(
         "lora.dropout", FIRST, 0,
-        "for pairs `disable_dropout` is true (reward_config.py:128, dpo_config.py:185)",
-        PAIRED,
+        "`disable_dropout` is true (reward_config.py:128, dpo_config.py:185, kto_config.py:156, orpo_config.py:97)",
+        ("rm", *PREFERENCE),
     ),
     Default("lora.units", FIRST, "own", "peft/utils/other.py: fsdp_auto_wrap_policy"),
 )  # fmt: skip

@@ -1,9 +1,9 @@
-"""TRL 1.16: SFTTrainer, RewardTrainer, DPOTrainer and GRPOTrainer on Transformers' Trainer and Accelerate.
+"""TRL 1.16: its trainers of SFT, reward models, DPO, KTO, ORPO, CPO and GRPO on Transformers' Trainer and Accelerate.
 
 Files are those of the package trl 1.16.0, from `trl/` on, unless another package is named: transformers 5.15.0,
 accelerate 1.10.1. Models that are given by name load in fp32 and train under autocast. Logits are never materialised as
-a whole: the head is folded into the loss, in tiles. There is no PPO and no REINFORCE++ in this release; RLOO runs as
-GRPO does.
+a whole, but by ORPOTrainer and CPOTrainer: the head is folded into the loss, in tiles. There is no PPO and no
+REINFORCE++ in this release; RLOO runs as GRPO does.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from calc.frameworks.constraints import (
     segments_fault,
     sharding_fault,
     trainer_fault,
+    unmodelled,
     whole_layers,
     whole_sequences,
 )
 from calc.frameworks.releases import NOTHING, pinned, stated
 from calc.frameworks.trl.releases import ADAPTERS, DEFAULTS, GENERATING, RELEASES, SERVER, SUPERVISED, WHOLE
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import DEEPSPEED, FSDP, PAIRED, RL, Sharding
+from calc.scenario.words import DEEPSPEED, FSDP, RL, Sharding
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(fp16=True, precision="bf16")  # model_init_kwargs
 
-TASKS = ("sft", "rm", "dpo", "grpo")
+TASKS = ("sft", "rm", "dpo", "kto", "orpo", "simpo", "grpo")
+WHOLE_LOGITS = ("orpo", "simpo")  # trl.experimental: their trainers take the model's own logits
 TILE = 4096  # tokens whose logits exist at once, at most (kernels/chunked_logprob.py)
 
 # the weights that a sharding gathers to hand them on, on top of those already there
@@ -75,7 +77,9 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "optimizer_impl": "fused" if "fused" in facts.spelled.trl else facts.usual,
         # DeepSpeed's own choice under ZeRO; .grad has the parameter's type else, fp32 for FSDP's fp32 shard
         "grad_dtype": accumulated(precision, sharding),
-        "no_sync": trainer.reduces_once(sharding),
+        "no_sync": trainer.reduces_once(sharding, given),
+        # off, but PEFT under ZeRO-3 needs it (trainer/sft_trainer.py:872-895, :1075-1081, and the others alike)
+        "reentrant": adapters and sharding == "zero3",
     }
     if adapters:
         # peft makes adapters fp32; DeepSpeed casts them, under ZeRO-3 the trainers ask for the base's type, and those
@@ -110,7 +114,7 @@ def rollout(task: str, version: str, given: Mapping[str, Any], least: int) -> di
 
 def refuse(s: Scenario) -> str | None:
     """The reason why TRL cannot run `s`, in one line, or None."""
-    if reason := trainer_fault(s, "transformers") or linear_fault(s):
+    if reason := trainer_fault(s, "transformers") or linear_fault(s) or unmodelled(s):
         return reason
     if s.task not in TASKS:
         return f"task: given {s.task!r}, allowed with trl {s.framework_version}: {', '.join(TASKS)}"
@@ -191,17 +195,34 @@ def keeps(s: Scenario) -> Keeps:
         return grpo(s, deepspeed)
     if s.task == "rm":
         return supervised("reward", Path("scalar"), s.rows, deepspeed=deepspeed, **trained(s))
+    if s.task in WHOLE_LOGITS:
+        return supervised("actor", whole(s), s.rows, deepspeed=deepspeed, **trained(s))
     path = Path("tiled", tile=min(TILE, s.rows * (s.longest_len - 1)))
-    if s.task == "dpo" and s.has("reference"):
+    if s.has("reference"):
         # a PEFT policy is its own reference unless another model is passed (trainer/dpo_trainer.py, __init__)
         other = reference_of(s, path)
         return supervised("actor", path, s.rows, reference=other, deepspeed=deepspeed, **trained(s))
     return supervised("actor", path, s.rows, deepspeed=deepspeed, **trained(s))
 
 
+def whole(s: Scenario) -> Path:
+    """The path of ORPOTrainer and CPOTrainer: a kernel that keeps the logits, and the chosen half's cross entropy.
+
+    `selective_log_softmax` has a kernel on any NVIDIA card (trainer/utils.py:510, kernels/logprob_entropy.py:146).
+    SimPO is CPOTrainer's loss_type simpo, whose cross entropy cpo_alpha, 1.0, leaves on (experimental/cpo/
+    cpo_trainer.py:842). Accelerate's autocast makes the logits fp32.
+    """
+    kept = (s.longest_len - 1) / s.longest_len
+    return trainer.likelihood(s, Path("flash", head_fp32=trainer.wrapped(s), kept=kept))
+
+
 def trained(s: Scenario) -> dict[str, Any]:
-    """The fields that Transformers' Trainer sets in the trained role; trainers of pairs switch dropout off."""
-    return trainer.keeps(s) | {"dropout": s.task not in PAIRED, "unpacks": unpacks(s)}  # adapters' dropout, too
+    """The fields that Transformers' Trainer sets in the trained role; trainers of pairs and KTO switch dropout off."""
+    # adapters' dropout, too
+    own: dict[str, Any] = {"dropout": s.task == "sft" or bool(s.rollout), "unpacks": unpacks(s)}
+    if s.offload.activations:
+        own["streams"] = "stash"  # models/activation_offloading.py
+    return trainer.keeps(s) | own
 
 
 def unpacks(s: Scenario) -> int:

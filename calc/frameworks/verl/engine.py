@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import HostCopies, Leaves, Path, Role, Scaled, Stage
+from calc.base.schema import show
 from calc.base.versions import at_least
 from calc.frameworks.constraints import context_fault, own_units, whole_layers
 from calc.frameworks.releases import stated
@@ -27,11 +28,12 @@ def refuse(s: Scenario) -> str | None:
     if s.method == "qlora" or (s.method == "lora" and not lora):
         return f"method: given {s.method!r}, allowed with verl {version}: {'full, lora' if lora else 'full'}"
     free = at_least(version, "0.6.1")  # override_config.attn_implementation (fsdp_workers.py:318 of 0.6.1)
-    fixed: dict[str, tuple[str, ...]] = {
+    fixed: dict[str, tuple[str | bool, ...]] = {
         "precision": ("fsdp-mixed",),
         "optimizer": tuple(name for name, facts in OPTIMIZERS.items() if facts.spelled.verl),
         "grad_dtype": ("fp32",),
         "checkpointing": ("none", "full"),
+        "reentrant": (False,),  # workers/engine/fsdp/transformer_impl.py:336
         "attention": ("flash", "sdpa", "eager") if free and not s.packing else ("flash",),
         "loss": ("full",),
         "logprob": ("logsumexp",),
@@ -50,8 +52,8 @@ def refuse(s: Scenario) -> str | None:
     for place, allowed in fixed.items():
         if getattr(s, place) not in allowed:
             with_packing = " with packing" if place == "attention" and free else ""
-            given = getattr(s, place)
-            return f"{place}: given {given!r}, allowed with verl {version}{with_packing}: {', '.join(allowed)}"
+            given, words = show(getattr(s, place)), ", ".join(map(show, allowed))
+            return f"{place}: given {given}, allowed with verl {version}{with_packing}: {words}"
     if s.no_sync is not (once := stated(s.task, version, DEFAULTS)["no_sync"]):
         return f"no_sync: given {str(s.no_sync).lower()}, allowed with verl {version}: {str(once).lower()}"
     return None

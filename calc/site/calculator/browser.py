@@ -59,7 +59,8 @@ def answer(text: str, progress: Callable[[str], None]) -> str:
 
     asked = json.loads(text)
     language = asked.get("language", "")
-    place = calculator.Place(asked["root"], tables.to_html)
+    translated = asked.get("translated", ())
+    place = calculator.Place(asked["root"], tables.to_html, translated)
 
     def tell(line: str) -> None:
         progress(speech.say(line, language))
@@ -80,8 +81,8 @@ def answer(text: str, progress: Callable[[str], None]) -> str:
             shown = calculator.check(asked["file"], files.load(), place)
     except InputError as error:
         return json.dumps({"error": speech.say(str(error), language)})
-    said = shown._replace(line=speech.say(shown.line, language), html=speech.speak(shown.html, language))
-    return json.dumps(said._asdict())
+    html = speech.lead(speech.speak(shown.html, language), place.root, language, translated)
+    return json.dumps(shown._replace(line=speech.say(shown.line, language), html=html)._asdict())
 
 
 def _own_model(text: str) -> str | None:

@@ -6,7 +6,7 @@ Both come from the functions behind `python -m calc recommend` and `python -m ca
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from html import escape
 from typing import Any, NamedTuple
 
@@ -33,17 +33,22 @@ from calc.throughput import Throughput, Unrated
 
 # The page of each task's recipes.
 RECIPES = {
-    "sft": "sft", "rm": "reward-model", "dpo": "dpo", "ppo": "ppo", "grpo": "grpo", "reinforce++": "grpo",
+    "sft": "sft", "rm": "reward-model", "dpo": "dpo", "kto": "dpo", "orpo": "dpo", "simpo": "dpo",
+    "ppo": "ppo", "grpo": "grpo", "reinforce++": "grpo",
 }  # fmt: skip
 TABLE = "calculator-phases"
 Job = Mapping[str, Any]
 
 
 class Place(NamedTuple):
-    """The page that shows an answer: the relative path to the top of the site, and the function that shows a table."""
+    """The page that shows an answer: the relative path to the top of the site, and the function that shows a table.
+
+    `translated`: the addresses of the pages in the page's language, where that is not English.
+    """
 
     root: str
     table: Callable[[Table], str]
+    translated: Collection[str] = ()
 
 
 class Shown(NamedTuple):

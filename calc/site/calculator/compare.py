@@ -72,7 +72,7 @@ def _side(one: str) -> Side:
     try:
         return ask(tuple(sorted(texts.items())))._replace(price=price)
     except InputError as error:
-        return Side(None, price=price, refused=str(error), name=_named(texts))
+        return Side(None, price=price, refused=str(error).removeprefix("recommend: "), name=_named(texts))
 
 
 def _named(texts: Mapping[str, str]) -> str:

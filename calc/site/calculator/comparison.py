@@ -21,4 +21,4 @@ def show(found: Sequence[Recipe], id: str, caption: str, place: Place) -> str:
         '<p class="buttons"><button type="button" class="md-button stop" hidden>Stop</button></p>'
         '<p class="state" role="status" aria-live="polite"></p>'
     )
-    return page.box("compare", place.root, ["compare"], inner, compare=asked, samples=str(addresses.SAMPLES))
+    return page.box("compare", place, ["compare"], inner, compare=asked, samples=str(addresses.SAMPLES))

@@ -23,6 +23,7 @@ from calc.site.calculator.calculator import Place, Shown, file
 from calc.site.tables.tables import WORDS, Cell, Column, Table, verdict_html
 from calc.site.views.jobs import ledgers
 
+INCOMPLETE = "What is read does not make a whole job yet."
 REMEDIES, PHASES = "diagnose-remedies", "diagnose-phases"
 # Fields that a reader is asked to complete, whatever the text states.
 ASKED = {"model": "Model", "gpu": "GPU", "gpus": "How many GPUs", "host_memory": "Host memory, GB a node"}
@@ -37,7 +38,7 @@ def find(text: str | bytes, more: Mapping[str, Any], catalog: Catalog, place: Pl
 def _line(d: Diagnosis) -> str:
     """The diagnosis in one line, for screen readers."""
     if not d.estimate:
-        return d.refusal or " ".join(d.questions)
+        return d.refusal or INCOMPLETE
     fits = sum(remedy.fits for remedy in d.remedies)
     many = "1 change" if fits == 1 else f"{fits} changes"
     return f"{ledgers.verdict_text(d.estimate)}; {many} that fit{'s' if fits == 1 else ''}"
@@ -78,7 +79,7 @@ def _headline(d: Diagnosis) -> Iterator[str]:
         word = ledgers.verdict_text(d.estimate)
         yield f'<p class="headline">{verdict_html(d.estimate.verdict, word)} <b>{escape(title)}</b></p>'
     else:
-        yield '<p class="headline"><b>What is read does not make a whole job yet.</b></p>'
+        yield f'<p class="headline"><b>{INCOMPLETE}</b></p>'
 
 
 def _pair(name: str, html: str) -> str:
@@ -163,7 +164,7 @@ def _row(remedy: Remedy, before: int, host: bool, one: int, d: Diagnosis, catalo
     after = remedy.estimate.host_peak if host else remedy.peak
     lines = diff(d.job, remedy, d.reading, catalog)
     scenario = remedy.estimate.scenario.as_dict()
-    names = " and ".join(remedy.names) + (": " if lines else "")
+    names = " + ".join(remedy.names) + (": " if lines else "")
     code = "; ".join(f"<br><code>{escape(line)}</code>" for line in lines)
     word = WORDS[remedy.estimate.verdict]
     return (

@@ -25,9 +25,9 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "precision": words.PRECISIONS,
     "sharding": dict(words.SHARDINGS.items()),
     "attention": dict(words.ATTENTION.items()),
-    "optimizer": {name: facts.label + (" in 8 bits" if facts.eight_bit else "") for name, facts in OPTIMIZERS.items()},
+    "optimizer": {name: facts.label + facts.in_bits for name, facts in OPTIMIZERS.items()},
     "checkpointing": {"full": "every layer"},
-    "loss": {"full": "all tokens at once", "chunked": "in chunks"},
+    "loss": {"full": "all tokens at once", "chunked": "in chunks", "cut": "in kernels alone"},
     "rollout.engine": {"vllm": "vLLM", "hf": "Transformers", "none": "nothing"},
     "placement": {"colocated": "all on the same GPUs", "separate": "GPUs apart"},
 }
@@ -93,6 +93,9 @@ GROUPS = (
             Field("expected_len", "Mean real length, tokens"),
             Field("packing", "Packing"),
             Field("global_batch", "Sequences or pairs a step"),
+            Field("images.count", "Images a sample", "1, if there are any"),
+            Field("images.width", "Width of an image, pixels", "no images"),
+            Field("images.height", "Height of an image, pixels", "no images"),
         ),
     ),
     Group(

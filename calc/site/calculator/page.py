@@ -8,15 +8,18 @@ from typing import Any
 
 from calc.answers import answers
 from calc.site.calculator import browser_engine
+from calc.site.calculator.calculator import Place
 
 
-def box(name: str, root: str, asks: Iterable[str], inner: str, **more: Any) -> str:
+def box(name: str, place: Place, asks: Iterable[str], inner: str, **more: Any) -> str:
     """The HTML around the form and the answer of the script `name`, on one line, so that no Markdown rule can touch it.
 
     An address with one of the names `asks` asks for another answer than `inner` has, which is then never painted.
     """
+    root = place.root
     data = {
         "root": root,
+        "translated": sorted(place.translated),
         "engine": f"{root}assets/calculator/{browser_engine.version()}/",
         "catalog": f"{root}data/catalog.json?v={answers.versions()['catalog']}",
         **more,

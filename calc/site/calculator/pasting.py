@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
 
 from calc.answers import answers
 from calc.answers.answers import Answer
 from calc.launch import launch
-from calc.site.calculator import browser_engine, diagnosed
+from calc.site.calculator import diagnosed, page
 from calc.site.calculator.calculator import Place
 
 # The end of a log: what a job on DeepSpeed leaves when it runs out in backward, without the figures of any one run.
@@ -25,13 +24,9 @@ def show(died: Answer, place: Place) -> str:
     s = died.scenario
     text = f"{launch(s).command}\n\n{TRACEBACK}\n\n{answers.catalog().gpu(s.gpu).name}"
     shown = diagnosed.find(text, {"gpu": s.gpu}, answers.catalog(), place)
-    return (
-        f'<div id="diagnose" class="calculator">{_form(text)}'
-        '<p class="offline">Without JavaScript this page has this one example; the command line has every other.</p>'
-        f'<div class="answer">{shown.html}</div>'
-        f'<script type="application/json">{_data(place.root)}</script>'
-        f'<script defer src="{place.root}assets/diagnose.js"></script></div>'
-    )
+    offline = "Without JavaScript this page has this one example; the command line has every other."
+    inner = f'{_form(text)}<p class="offline">{offline}</p><div class="answer">{shown.html}</div>'
+    return page.box("diagnose", place, (), inner)
 
 
 def _form(text: str) -> str:
@@ -45,13 +40,3 @@ def _form(text: str) -> str:
         '<button type="button" class="md-button stop" hidden>Stop</button></p>'
         '<p class="state" role="status" aria-live="polite"></p></form>'
     )
-
-
-def _data(root: str) -> str:
-    """The script's data as JSON that cannot close its tag."""
-    data = {
-        "root": root,
-        "engine": f"{root}assets/calculator/{browser_engine.version()}/",
-        "catalog": f"{root}data/catalog.json?v={answers.versions()['catalog']}",
-    }
-    return json.dumps(data).replace("<", "\\u003c")

@@ -33,7 +33,7 @@ def show(first: Recipe, place: Place) -> str:
         f'{_form(first.job)}<p class="offline">Without JavaScript the calculator has this one answer; the tables below '
         f'have the rest.</p><div class="answer">{shown.html}</div>{_file(shown.file)}'
     )
-    return page.box("calculator", place.root, HEADS, inner, defaults=DEFAULTS, heads=HEADS)
+    return page.box("calculator", place, HEADS, inner, defaults=DEFAULTS, heads=HEADS)
 
 
 def _file(text: str) -> str:

@@ -103,6 +103,7 @@ MOMENTS = {
     "q": "q",
     "entropy": "熵",
     "log-softmax": "log-softmax",
+    "nll": "负对数似然",
     "logsumexp": "logsumexp",
     "generation": "生成",
     "decode": "解码",
@@ -179,10 +180,31 @@ JOBS = {
     "plain PyTorch": "纯 PyTorch",
     "plain PyTorch {version}": "纯 PyTorch {version}",
     "litgpt": "litgpt",
+    "Megatron-LM": "Megatron-LM",
+    "Functional test of Megatron-LM": "Megatron-LM 的功能测试",
+    "Stored peak": "存档峰值",
+    "Decoders without experts among Megatron-LM's functional tests, on eight H100": (
+        "Megatron-LM 功能测试中不含专家的解码器，八张 H100"
+    ),
+    "Bytes in use at most on the last rank (mem-max-allocated-bytes), golden values of {commit}.": (
+        "最后一个 rank 使用字节数的最大值（mem-max-allocated-bytes），取自 {commit} 的基准值。"
+    ),
+    "Megatron": "Megatron",
+    "computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, 1F1B": (
+        "按 Transformer Engine 的层、融合的 RoPE、在矩阵乘积内累加的梯度和 1F1B 计算"
+    ),
+    "full recomputation is --recompute-method uniform with one layer at a time": (
+        "完全重计算即 --recompute-method uniform，每次一层"
+    ),
     "Transformers' Trainer": "Transformers 的 Trainer",
     "LoRA of rank {rank#}": "秩 {rank} 的 LoRA",
     "QLoRA of rank {rank#}": "秩 {rank} 的 QLoRA",
     "{optimizer} in 8 bits": "8 位 {optimizer}",
+    "Liger's kernels": "Liger 的 kernel",
+    "parameters step in backward": "参数在反向中更新",
+    "paged AdamW": "分页 AdamW",
+    "torchao's AdamW": "torchao 的 AdamW",
+    "LOMO": "LOMO",
     "SGD with momentum": "带动量的 SGD",
     "bf16": "bf16",
     "fp16 with a loss scaler": "fp16 加损失缩放",
@@ -207,6 +229,7 @@ JOBS = {
     "selective checkpointing": "选择性激活重计算",
     "checkpointing selective": "选择性激活重计算",
     "expandable segments": "可扩展段",
+    "pinned memory not rounded above {n#} MiB": "{n} MiB 以上的锁页内存不取整",
     "tensor parallel {n#}": "张量并行 {n}",
     "pipeline parallel {n#}": "流水线并行 {n}",
     "context parallel {n#}": "上下文并行 {n}",
@@ -471,7 +494,9 @@ LINES = {
         "点一格会在计算器中打开它的任务；不同于计算器默认值的设置：{fields}。"
     ),
     "The points as a table": "各点的数值表",
-    "The drawing is stacked as the peak is, on a logarithmic axis": "图按峰值的组成堆叠，横轴为对数",
+    "The drawing is stacked as the peak is; the horizontal axis is logarithmic, the vertical one linear": (
+        "图按峰值的组成堆叠，横轴为对数，纵轴为线性"
+    ),
     "{verdict} up to {n#} {axis}": "{n} 以内（{axis}）{verdict}",
     "{verdict} from {n#} on": "{n} 起{verdict}",
     "{verdict} at all lengths up to {n#} {axis}": "直到 {n} 都{verdict}（{axis}）",
@@ -614,6 +639,12 @@ ADVICE = {
     "Next faster: {settings*}: does not start vLLM: {reason*}.": "更快一档：{settings}：vLLM 无法启动：{reason}。",
     "{settings*}: does not start vLLM: {reason*}": "{settings}：vLLM 无法启动：{reason}",
     "does not start vLLM: {reason*}": "vLLM 无法启动：{reason}",
+    "it asks for {wanted} and finds {free} free": "它要用 {wanted}，而空闲 {free}",
+    "its share of {share} leaves no room for a KV cache": "占比 {share} 没有给 KV 缓存留下显存",
+    "its share of {share} leaves a KV cache of {n} tokens, less than one sequence of {length}": (
+        "占比 {share} 留下的 KV 缓存只有 {n} 个 token，放不下一条 {length} 的序列"
+    ),
+    "{n} GPUs cannot share {heads} key/value heads": "{n} 张卡分不了 {heads} 个键值头",
     "{n#} GPUs instead of {given#} suffice; the closest {miss*}": "把 {given} 张卡换成 {n} 张就够；最接近的配置{miss}",
     "the closest {miss*}": "最接近的配置{miss}",
     "the safest {miss*}": "最稳妥的配置{miss}",
@@ -841,6 +872,14 @@ CALCULATOR = {
     "Framework and version": "框架与版本",
     "newest": "最新",
     "Mean real length, tokens": "平均实际长度（token）",
+    "Images a sample": "每条样本的图片数",
+    "1, if there are any": "有图片时为 1",
+    "Width of an image, pixels": "图片宽度（像素）",
+    "Height of an image, pixels": "图片高度（像素）",
+    "no images": "无图片",
+    "Images, or videos, in a sample; 1 when absent.": "每条样本中的图片或视频数；未填时为 1。",
+    "Width of an image in pixels, before the image processor resizes it.": "图片宽度（像素），缩放之前。",
+    "Height of an image in pixels, before the image processor resizes it.": "图片高度（像素），缩放之前。",
     "Settings left open": "没有填的设置",
     "search for the best": "搜索最好的",
     "take the framework's defaults": "用框架的默认值",
@@ -873,6 +912,7 @@ CALCULATOR = {
     "selective": "选择性",
     "all tokens at once": "所有 token 一次算完",
     "in chunks": "分块",
+    "in kernels alone": "只在 kernel 内",
     "fused": "融合",
     "GPUs in a node": "每个节点的卡数",
     "Searched: the simplest configuration that fits and is as fast as any. Defaults: the job as you state it.": (
@@ -901,12 +941,11 @@ CALCULATOR = {
         "一次前向有 max_tokens_per_gpu / expected_len 条这样的序列。一步的时间总是按它计算序列。"
     ),
     "Whether sequences are packed so that no padding is computed.": "是否把序列打包，使填充不参与计算。",
-    "Sequences (pairs for rm and dpo) in one optimizer step over all GPUs, a count.": (
-        "所有卡在一次优化器更新中的序列数（rm 和 dpo 为样本对数）。"
+    "Sequences (pairs for rm, dpo, orpo and simpo) in one optimizer step over all GPUs, a count.": (
+        "所有卡在一次优化器更新中的序列数（rm、dpo、orpo 和 simpo 为样本对数）。"
     ),
-    "Sequences (pairs for rm and dpo) on one GPU in one forward pass, a count; not read where batches are dynamic.": (
-        "一张卡一次前向的序列数（rm 和 dpo 为样本对数）；动态批次时不用。"
-    ),
+    "Sequences (pairs for rm, dpo, orpo and simpo) on one GPU in one forward pass, a count; not read where batches are "
+    "dynamic.": ("一张卡一次前向的序列数（rm、dpo、orpo 和 simpo 为样本对数）；动态批次时不用。"),
     "Number formats of weights, gradients and optimizer states. bf16: all bf16. mixed: bf16 weights, fp32 master "
     "weights and states (DeepSpeed, Megatron). fsdp-mixed: fp32 shards, bf16 compute. autocast: fp32 weights under "
     "torch.autocast. fp16: as mixed under DeepSpeed, else as autocast, in fp16 and with a loss scaler, for cards "
@@ -917,8 +956,10 @@ CALCULATOR = {
         "否则同 autocast，但用 fp16 和损失缩放，用于没有 bf16 的卡。fp32：全部 fp32。"
     ),
     "The optimizer; none: nothing is trained.": "优化器；none：不训练任何东西。",
-    "How the data-parallel GPUs share weights, gradients and optimizer states.": (
-        "数据并行的各卡怎样分担权重、梯度和优化器状态。"
+    "How the data-parallel GPUs share weights, gradients and optimizer states; megatron: Megatron-core's distributed "
+    "optimizer, with trainer megatron.": (
+        "数据并行的各卡怎样分担权重、梯度和优化器状态；"
+        "megatron 为 Megatron-core 的分布式优化器，与训练器 megatron 同用。"
     ),
     "Whether optimizer states and master weights live in host memory.": "优化器状态和主权重是否放在主机内存。",
     "Whether the weights live in host memory.": "权重是否放在主机内存。",
@@ -929,8 +970,11 @@ CALCULATOR = {
     ),
     "Attention kernel. flash: FlashAttention. sdpa: PyTorch's, without a padding mask. eager: the scores are written "
     "out.": "注意力内核。flash：FlashAttention。sdpa：PyTorch 自带，不带填充掩码。eager：写出全部注意力分数。",
-    "How logits and cross entropy are computed: all tokens at once, in chunks, or fused so that logits are never "
-    "whole.": "logits 和交叉熵怎样计算：所有 token 一次算完，分块，或融合而从不产生完整的 logits。",
+    "How logits and cross entropy are computed: all tokens at once, in chunks, fused with the head so that logits are "
+    "never whole (Liger's), or cut (cut-cross-entropy, whose logits never leave its kernels).": (
+        "logits 和交叉熵怎样计算：所有 token 一次算完，分块，与输出头融合而从不产生完整的 logits（Liger），"
+        "或用 cut-cross-entropy，logits 不离开 kernel。"
+    ),
     "GPUs that share each layer's matrices, a count.": "共同分担每层矩阵的卡数。",
     "GPUs that share the tokens of a sequence, a count.": "共同分担一条序列的 token 的卡数。",
     "Whether all roles share the same GPUs or each has its own.": "所有角色共用显卡，还是各用各的。",
@@ -943,8 +987,8 @@ CALCULATOR = {
     "GPUs that share one engine's model, a count.": "共同分担一个引擎的模型的卡数。",
     "Responses for one prompt, a count.": "一条提示的回答数。",
     "Whether an engine gives its memory back outside the rollout.": "引擎在 rollout 之外是否交还显存。",
-    "The frozen model that dpo and RL compare with; none: its log-probabilities are computed beforehand.": (
-        "dpo 和强化学习用来比较的冻结模型；none：预先算好它的对数概率。"
+    "The frozen model that dpo, kto and RL compare with; none: its log-probabilities are computed beforehand.": (
+        "dpo、kto 和强化学习用来比较的冻结模型；none：预先算好它的对数概率。"
     ),
     "The value model of ppo.": "ppo 的价值模型。",
     "The reward model of RL; none: it runs elsewhere.": "强化学习的奖励模型；none：在别处运行。",
@@ -1023,6 +1067,267 @@ CALCULATOR = {
     "{n#} machines too small, now {machine}": "已有 {n} 种机器太小，正在试 {machine}",
     "{gpus} x {gpu}": "{gpus} × {gpu}",
 }
+# Jobs side by side.
+COMPARISON = {
+    "Compare": "对比",
+    "Leave out": "去掉",
+    "Leave out {name*}": "去掉{name}",
+    "Change {name*}": "修改{name}",
+    "Change": "修改",
+    "Fullest GPU, and what to run": "占用最多的卡，以及该跑什么",
+    "Everything the process takes of the GPU": "进程在卡上占用的全部",
+    "Tokens a second, and hours, are estimates for all GPUs together; what does not fit has no hours.": (
+        "每秒 token 数和小时数都是所有卡合计的估算；放不下的没有小时数。"
+    ),
+    "The address of this comparison": "此对比的地址",
+    "Samples to train on": "训练样本数",
+    "The first job on another GPU": "第一个任务换一种卡",
+    "Add it": "加上",
+    "A GPU hour": "每 GPU 小时",
+    "As you say": "由您给出",
+    "Cost": "费用",
+    "Hours, times GPUs, times your price": "小时数 × 卡数 × 您的价格",
+    "At that speed, each of them once": "按此速度，每个样本一遍",
+    "Needed of a node": "一个节点所需",
+    "{name*}: $ per GPU hour": "{name}：每 GPU 小时多少美元",
+    "{jobs*}: {n#} side by side": "{jobs}：{n} 个并列",
+    "Nothing that runs": "没有能运行的",
+    "{n#} samples": "{n} 个样本",
+    "no GPU": "没有显卡",
+    "Computing {n#} of {all#} …": "正在计算第 {n} 个，共 {all} 个……",
+    "{place@}: given {n#} jobs, allowed: {allowed?}": "{place}：给定 {n} 个任务，允许：{allowed}",
+    "{n#} to {most#}": "{n} 到 {most}",
+    "a number of $ per GPU hour, 0 or more": "每 GPU 小时的美元数，不小于 0",
+    "a whole number above 0": "大于 0 的整数",
+}
+# Why a job died: what was read, the cause, whether message and estimate agree, the changes.
+DIAGNOSIS = {
+    "Diagnosis": "诊断",
+    "A launch command, an error message, the end of a log, or a scenario; a file can be dropped here": (
+        "启动命令、报错、日志末尾或 scenario 文件；也可以把文件拖到这里"
+    ),
+    "Diagnose": "诊断",
+    "Clear": "清空",
+    "Without JavaScript this page has this one example; the command line has every other.": (
+        "没有 JavaScript 时本页只有这一个例子；其余用命令行。"
+    ),
+    "Read": "读到的",
+    "Error": "报错",
+    "Died in": "终止于",
+    "Cause": "原因",
+    "Message and estimate": "报错与估算",
+    "Snapshot": "快照",
+    "Still needed": "还缺",
+    "Not computed": "未能计算",
+    "How many GPUs": "几张卡",
+    "choose one": "请选择",
+    "Every field that was read": "读到的所有字段",
+    "What was recognised": "认出的内容",
+    "Ask again with these": "按这些再问一次",
+    "No change that was tried helps.": "试过的改动都不起作用。",
+    "What is read does not make a whole job yet.": "读到的内容还不足以构成一个完整的任务。",
+    "What was assumed, and what was not understood": "假设了什么，没看懂什么",
+    "{verdict*}; {n#} changes that fit": "{verdict}；{n} 种改动放得下",
+    "{verdict*}; {n#} change that fits": "{verdict}；{n} 种改动放得下",
+    "a launch command": "启动命令",
+    "an error message": "报错",
+    "a traceback": "调用栈",
+    "a scenario": "scenario",
+    "a file of settings": "配置文件",
+    "a memory snapshot": "显存快照",
+    "a table of MemTracker": "MemTracker 的表",
+    "MemTracker: {what} {size#} GiB, the estimate's {phase} {ours#} GiB": (
+        "MemTracker：{what} {size} GiB，估算的{phase}阶段 {ours} GiB"
+    ),
+    "activations and temporary tensors": "激活值和临时张量",
+    "all that is allocated": "分配的全部",
+    "{place?}: given text in which nothing is recognised, allowed: {allowed?}": (
+        "{place}：给定的文字中认不出任何内容，允许：{allowed}"
+    ),
+    "your text": "您的文字",
+    "a launch command, an error message, the end of a log, or a scenario": "启动命令、报错、日志末尾或 scenario 文件",
+    "{phase}, by the estimate": "{phase}，按估算",
+    "{phase}, by {line!}": "{phase}，见{line}",
+    "How these are counted": "这些怎样算出",
+    # errors
+    "vLLM's share of the card is used up by weights and profiling, so that no room is left for its KV cache": (
+        "分给 vLLM 的显存已被权重和试运行用完，没有地方放 KV 缓存"
+    ),
+    "vLLM's KV cache does not hold one sequence of full length": "vLLM 的 KV 缓存放不下一条满长序列",
+    "When vLLM starts, other processes have more of the card than its share leaves them": (
+        "vLLM 启动时，其他进程占用的显存超过了它的份额之外所剩"
+    ),
+    "vLLM runs out while it tries a step with its largest number of sequences": (
+        "vLLM 用最多的序列数试跑一步时显存用尽"
+    ),
+    "Ray ends workers when a node's host memory is 95 % full: what is short is host memory, not GPU memory": (
+        "节点的主机内存用到 95 % 时，Ray 会终止工作进程：缺的是主机内存，不是显存"
+    ),
+    "An allocation in host memory failed: pinned buffers and offloaded states need more than the node has": (
+        "主机内存分配失败：锁页缓冲区和卸载的状态所需超过节点所有"
+    ),
+    "PyTorch's allocator found no room on the card": "PyTorch 的分配器在卡上找不到空间",
+    "NCCL allocates outside PyTorch's allocator and found the card full": (
+        "NCCL 在 PyTorch 的分配器之外分配显存，卡已满"
+    ),
+    "cuBLAS found no room for its workspace: PyTorch holds all of the card": (
+        "cuBLAS 的工作区没有空间：PyTorch 占满了整张卡"
+    ),
+    "The driver found the card full; another process may hold it": "驱动发现卡已满；可能被其他进程占用",
+    "The card is full": "卡已满",
+    "The kernel killed the process, as it does when host memory runs out": "内核终止了进程，主机内存用尽时就会如此",
+    # the cause
+    "In {phase}, at the {moment*}, each GPU of {group} takes {size!} of {limit!}: {lines*}": (
+        "{phase}阶段，在{moment}这一刻，{group} 的每张卡需要 {size}，可用 {limit}：{lines}"
+    ),
+    "In {phase}, at the {moment*}, each GPU of {group} takes {size!} of {limit!}": (
+        "{phase}阶段，在{moment}这一刻，{group} 的每张卡需要 {size}，可用 {limit}"
+    ),
+    "Host memory, {phase}: {size!} a node of {limit!}; {lines*}": (
+        "主机内存，{phase}：每节点 {size}，共有 {limit}；{lines}"
+    ),
+    "{what} {n#} GiB": "{what} {n} GiB",
+    "{what} {n#} GB": "{what} {n} GB",
+    "{what} {n#} MiB": "{what} {n} MiB",
+    "{what} of the {role}": "{role}的{what}",
+    "the weights": "权重",
+    "the fp32 master weights": "fp32 主权重",
+    "the gradients": "梯度",
+    "the optimizer's states": "优化器状态",
+    "the activations": "激活值",
+    "the checkpointed layer inputs": "重计算所存的层输入",
+    "the KV cache": "KV 缓存",
+    "the buffers for communication": "通信缓冲区",
+    "temporary tensors": "临时张量",
+    "the adapters": "适配器",
+    "CUDA graphs of vLLM": "vLLM 的 CUDA 图",
+    "cuBLAS's workspace": "cuBLAS 的工作区",
+    "the checkpoint": "检查点",
+    "{one*} + {other*}": "{one} + {other}",
+    "the CUDA context": "CUDA 上下文",
+    "what the allocator holds back": "分配器扣留的部分",
+    "the logits of {tokens#} tokens over {vocab#} words": "{tokens} 个 token 对 {vocab} 个词的 logits",
+    # message and estimate
+    "host memory: {size!} needed of {limit!}; the estimate agrees": "主机内存：需要 {size}，共有 {limit}；与估算一致",
+    "host memory: {size!} needed of {limit!}; the estimate does not: other processes, page cache in /dev/shm, or less "
+    "memory than assumed": (
+        "主机内存：需要 {size}，共有 {limit}；与估算不符：可能有其他进程、/dev/shm 中的页缓存，或内存比假设的少"
+    ),
+    "the estimate says that this job fits, with probability {p#}: then something differs, such as other processes on "
+    "the card, longer data than the caps say, another release, an evaluation step, or fragmentation": (
+        "估算认为这个任务放得下，概率 {p}：那么必有不同之处，例如卡上有其他进程、"
+        "数据比上限长、版本不同、评测步骤，或碎片"
+    ),
+    "phase: the traceback died in {told}, and so does the estimate": "阶段：调用栈终止于{told}，估算也是",
+    "phase: the traceback died in {told}; by the estimate {first} fails first, and {again} would, too": (
+        "阶段：调用栈终止于{told}；按估算先失败的是{first}，{again}也会失败"
+    ),
+    "phase: the traceback died in {told}, the estimate in {first}: a setting differs from what was assumed, or data "
+    "was shorter than its cap until then": (
+        "阶段：调用栈终止于{told}，估算在{first}：某项设置与假设不同，或者此前的数据没有到上限"
+    ),
+    "card: the message has {size!}, the GPU assumed {other!}: name the right GPU": (
+        "显卡：报错中为 {size}，所假设的卡为 {other}：请指明正确的显卡"
+    ),
+    "allocated: {size!} and {more!} asked for, the estimate's {phase} {ours!}: {told}": (
+        "已分配 {size}，又要 {more}；估算的{phase}阶段为 {ours}：{told}"
+    ),
+    "allocated: {size!} and {more!} asked for, the estimate's {phase} {ours!}: it holds more: longer data, another "
+    "setting, or memory that is not given back": (
+        "已分配 {size}，又要 {more}；估算的{phase}阶段为 {ours}：实际更多：数据更长、设置不同，或有未归还的显存"
+    ),
+    "agrees": "一致",
+    "the job needs more than that later on": "任务后面还需要更多",
+    "fragmentation: {size!} are reserved but unallocated, more than the {asked!} asked for: expandable_segments:True "
+    "makes them usable": ("碎片：{size} 已保留但未分配，多于所要的 {asked}：expandable_segments:True 能让它们可用"),
+    "other processes have {size!} of the card: the estimate gives it to this job alone": (
+        "其他进程占用了这张卡的 {size}：估算把它全算给这个任务"
+    ),
+    "{size!} of the card are held by nobody whom the message lists: another container, or a driver": (
+        "卡上有 {size} 不属于报错中列出的任何一方：别的容器，或驱动"
+    ),
+    # questions
+    "Which model is trained? {why*}. Say it as model, with an id that {command!} lists": (
+        "训练哪个模型？{why}。请选择，或给出 {command} 列出的名称"
+    ),
+    "Which model is trained? Say it as model, with an id that {command!} lists": (
+        "训练哪个模型？请选择，或给出 {command} 列出的名称"
+    ),
+    "Which GPU? Say it as gpu, with an id that {command!} lists": "哪种显卡？请选择，或给出 {command} 列出的名称",
+    "${name!} is not set in the text": "文中没有设定 ${name}",
+    "model {name!} is not in the catalog": "目录中没有模型 {name}",
+    "model {name!} is not in the catalog; did you mean {near!}?": "目录中没有模型 {name}；是不是想写 {near}？",
+    # what was assumed
+    "{name@} {value!}: the default of {release!}": "{name} {value}：{release} 的默认值",
+    "{name@} {value!}: the default of plain PyTorch": "{name} {value}：纯 PyTorch 的默认值",
+    "{name@} {value!}: plain Transformers' default": "{name} {value}：Transformers 的默认值",
+    "{name@} {value!}: one GPU unless said": "{name} {value}：未说明时按一张卡",
+    "{name@} {value!}: the newest release with flags of this age": "{name} {value}：有这些参数的最新版本",
+    "{name@} {value!}: the text names it": "{name} {value}：文中提到",
+    "{name@} {value!}: nothing says what is trained": "{name} {value}：没有说明训练什么",
+    "{name@} {value!}: the shape that {given!} is named after": "{name} {value}：{given} 由它得名，形状相同",
+    "{name@} {value!}: the card that the text names": "{name} {value}：文中提到的卡",
+    "{name@} {value!}: the card whose memory the message states": "{name} {value}：报错所示显存大小的卡",
+    "{name@} {value!}: the message's total is that of {cards!}: the memory is theirs, speed may differ": (
+        "{name} {value}：报错中的总显存与 {cards} 相同：显存一致，速度可能不同"
+    ),
+    "{name@} {value!}: rank or card {n#} appears, so there are at least {least#}": (
+        "{name} {value}：出现了第 {n} 号进程或卡，所以至少有 {least} 张"
+    ),
+    "framework {name!}: its files are in the traceback": "framework {name}：调用栈中有它的文件",
+    "{place@}: {given!} is not in the catalog; taken to be the policy's": (
+        "{place}：目录中没有 {given}；按与策略模型相同"
+    ),
+    "{place@}: {given!} is not in the catalog; did you mean {near!}?; taken to be the policy's": (
+        "{place}：目录中没有 {given}；是不是想写 {near}？按与策略模型相同"
+    ),
+    "left out: {line?}": "略去：{line}",
+    "not understood: {name!}": "没看懂：{name}",
+    "not said: {name!}, as ${variable!} is not set in the text": "不清楚：{name}，因为文中没有设定 ${variable}",
+    # remedies
+    "Remedies computed for this job: what to change, the best first": "为这个任务算出的办法：改什么，最好的在前",
+    "Remedies computed for this job: what frees memory where it died, the best first": (
+        "为这个任务算出的办法：什么能在它终止的地方腾出显存，最好的在前"
+    ),
+    "Each row is the job with that change alone, estimated as a whole; time is that of one step.": (
+        "每一行是只做该项改动的任务，整体估算；时间为一步的时间。"
+    ),
+    "Change, and how the command says it": "改动，以及命令中的写法",
+    "Peak before": "之前的峰值",
+    "Peak after": "之后的峰值",
+    "A step takes": "一步的时间",
+    "Changes for the training": "对训练的影响",
+    "what is learned": "改变所学",
+    "numerics only": "仅数值精度",
+    "{percent#} % longer": "长 {percent} %",
+    "{percent#} % less": "短 {percent} %",
+    "{n#} times as long": "{n} 倍",
+    "fewer tokens in a batch": "每批更少 token",
+    "smaller micro batch": "更小的微批次",
+    "smaller micro batch in scoring": "打分时更小的微批次",
+    "ZeRO stage {n#}": "ZeRO 阶段 {n}",
+    "offload the optimizer": "卸载优化器",
+    "offload weights and optimizer": "卸载权重和优化器",
+    "offload the {role} model": "卸载{role}",
+    "fused or chunked loss": "融合或分块的损失",
+    "a smaller share for vLLM": "给 vLLM 更小的份额",
+    "a larger share for vLLM": "给 vLLM 更大的份额",
+    "let vLLM sleep while others work": "别的角色工作时让 vLLM 休眠",
+    "more GPUs for each engine of vLLM": "每个 vLLM 引擎用更多卡",
+    "GPUs of its own for vLLM": "给 vLLM 单独的卡",
+    "all roles on all GPUs, vLLM asleep between": "所有角色共用全部显卡，vLLM 间歇休眠",
+    "bf16 weights and states": "bf16 权重和状态",
+    "shorter responses": "更短的回答",
+    "shorter sequences": "更短的序列",
+    "more GPUs": "更多显卡",
+    "weights stay on the GPU": "权重留在显卡上",
+    "nothing is offloaded": "什么都不卸载",
+    "nothing is offloaded, ZeRO stage {n#}": "什么都不卸载，ZeRO 阶段 {n}",
+    "the {role} model stays on the GPU": "{role}留在显卡上",
+    "vLLM does not sleep": "vLLM 不休眠",
+    "more host memory": "更多主机内存",
+    "the configuration that recommend finds": "recommend 找到的配置",
+}
 # What scripts say.
 SCRIPTS = {
     "Loading the calculator: Python and the formulas, 7 MB, once …": "正在加载计算器：Python 和公式，7 MB，只需一次……",
@@ -1039,6 +1344,7 @@ SCRIPTS = {
         "计算器只能在网站上使用，不能从文件夹打开；各页的表格到处都能用。"
     ),
     "Stopped.": "已停止。",
+    "memory snapshot: {file}": "显存快照：{file}",
     "Back to the comparison, with this job": "带着这个任务回到比较",
     "Also in this job:": "此任务还有：",
     "Leave out {field}": "去掉 {field}",
@@ -1111,6 +1417,15 @@ REFUSALS = {
     "{place@}: given {given!} where GPUs share sequences, allowed: {allowed?}": (
         "{place}：在多卡共用序列时给定 {given}，允许：{allowed}"
     ),
+    "{place@}: given for a model without a vision tower, allowed: with one, such as {model!}": (
+        "{place}：该模型没有视觉塔，允许：有视觉塔的模型，例如 {model}"
+    ),
+    "{place@}: given {given!}, allowed: at least the {tokens!} tokens of a sample's images": (
+        "{place}：给定 {given}，允许：不小于每条样本的图片所占的 {tokens} 个 token"
+    ),
+    "{place@}: given {given!} with images, allowed: {allowed?}; the tower's scores are not modelled": (
+        "{place}：有图片时给定 {given}，允许：{allowed}；没有模拟视觉塔的注意力分数"
+    ),
     "{place@}: given {given!}, not modelled yet, allowed: {allowed?}": (
         "{place}：给定 {given}，尚未模拟，允许：{allowed}"
     ),
@@ -1153,6 +1468,7 @@ REFUSALS = {
     "{place@}: unknown field {field!}, allowed: {allowed?}": "{place}：没有字段 {field}，允许：{allowed}",
     "{place@}: unknown field {field!}": "{place}：没有字段 {field}",
     "{place@}: missing field {field!}": "{place}：缺少字段 {field}",
+    "missing field {field!}": "缺少字段 {field}",
     "{place@}: field {field!} given twice": "{place}：字段 {field} 给定了两次",
     "{place@}: not YAML: {problem?}": "{place}：不是 YAML：{problem}",
     "{place@}: not JSON: {problem?}": "{place}：不是 JSON：{problem}",
@@ -1160,7 +1476,6 @@ REFUSALS = {
     "{place@}: not a role of {task!}, allowed: {allowed?}": "{place}：不是 {task} 的角色，允许：{allowed}",
     "{place@}: a field's name must be text": "{place}：字段名必须是文本",
     "{line?}: other fields may follow from it": "{line}：其他字段可能由它决定",
-    "nothing": "空",
     "nothing given": "没有给定",
     "{place@}: given {given!} on {n} GPUs, allowed for a command of {framework!}: {allowed?}": (
         "{place}：在 {n} 张卡上给定 {given}，{framework} 的命令允许：{allowed}"
@@ -1222,6 +1537,7 @@ REFUSALS = {
     "a multiple of {what!}, as {near!}": "{what} 的倍数，如 {near}",
     "with rollout.n = {n} a multiple of {ranks}": "rollout.n = {n} 时为 {ranks} 的倍数",
     "a multiple of {n} GPUs": "{n} 张卡的倍数",
+    "a multiple of tensor_parallel = {n}": "tensor_parallel = {n} 的倍数",
     "{one#} or {other#}": "{one} 或 {other}",
     "at most {what!}": "至多 {what}",
     "at least {what!}": "至少 {what}",
@@ -1263,12 +1579,20 @@ REFUSALS = {
     "false; no plan is known": "false；没有已知的方案",
     "true; sequences are cut without their padding": "true；序列去掉填充后再切",
     "{allowed?}; not modelled": "{allowed}；没有模拟",
+    "{allowed?}; not modelled there": "{allowed}；那里没有模拟",
+    "full, or with trainer torchtitan its chunks": "full，或用 trainer torchtitan 的分块",
+    "false; it has no switch for it": "false；它没有这个开关",
+    "one that steps after backward": "反向之后才更新的优化器",
+    "one that trains": "能训练的优化器",
+    "with full, whose checkpoints move": "与 full 一起，移动的是它的检查点",
+    "true, as it steps no other way": "true，它只能这样更新",
+    "one micro batch a GPU, {n#}": "每卡一个 micro batch，{n}",
+    "eager; Liger has none for it": "eager；Liger 没有它的 kernel",
     "1, or for pretrain and sft": "1，或用于 pretrain 和 sft",
     "sdpa, whose place PyTorch's ring takes": "sdpa，由 PyTorch 的环形注意力代替",
     "16 bits for SDPA's flash kernel": "SDPA 的 flash 内核需要 16 位",
     "false; the ring knows no borders between sequences": "false；环形注意力不区分序列边界",
     "1; SDPA's flash kernel cannot attend for it": "1；SDPA 的 flash 内核不能为它计算注意力",
-    "one that trains": "能训练的优化器",
     "false; stages hand on tensors of one size": "false；各段传递同样大小的张量",
     "a micro batch for each stage, {least?}": "每段一个微批次，{least}",
     "1; it has no stages": "1；它没有流水线",
@@ -1316,6 +1640,11 @@ REFUSALS = {
     "own; the Trainer is for {tasks!}": "own；这个 Trainer 用于 {tasks}",
     "hf, none; a framework places vLLM beside a trainer": "hf、none；由框架把 vLLM 放在训练旁边",
     "none; nothing is trained": "none；不训练任何东西",
+    "none; modelled with compiled layers": "none；只模拟了编译的层",
+    "none; its linears are no multiples of 16": "none；它的线性层不是 16 的倍数",
+    "none, whose flags have none": "none，它没有这样的参数",
+    "false, or with float8 tensorwise": "false，或与 float8 tensorwise 一起",
+    "false, or with full": "false，或与 full 一起",
     "full, or qlora for weights in four bits": "full，或用 qlora 表示四位权重",
     "with DeepSpeed for the whole job": "整个任务都用 DeepSpeed",
     "{value!}, over tiles of the logits": "{value}，分块处理 logits",
@@ -1353,6 +1682,7 @@ REMEDIES = {
     "Gradient accumulation": "梯度累积",
     "Model parallelism": "模型并行",
     "Packing": "序列打包",
+    "Pinned memory": "锁页内存",
     "Ray with vLLM": "Ray 加 vLLM",
     "Shorter sequences": "更短的序列",
     "Smaller micro batch": "更小的微批次",
@@ -1365,6 +1695,7 @@ REMEDIES = {
     "{task} of {model} with verl on {machine}": "{machine} 上的 {model} {task}，用 verl",
     "{task} of {model} under {sharding}": "{sharding} 下的 {model} {task}",
     "{task} of {model} under {sharding} on {machine}": "{machine} 上 {sharding} 下的 {model} {task}",
+    "{task} of {model} with {n#} tokens, checkpoints on the host": "{n} 个 token 的 {model} {task}，检查点放在主机",
     "{task} of {model} at {n#} tokens": "长度 {n} 的 {model} {task}",
     "{task} of {model} on an H100 with room to spare": "显存有余的 H100 上的 {model} {task}",
     "{task} at {n#} tokens": "长度 {n} 的 {task}",
@@ -1377,6 +1708,7 @@ REMEDIES = {
     "sixteen {gpu}": "十六张 {gpu}",
     "{n#} H100": "{n} 张 H100",
     "optimizer offloaded": "卸载优化器",
+    "vLLM asleep": "vLLM 休眠",
     "{sharding} with offload": "{sharding} 加卸载",
     "{before} to {after}": "{before} 换成 {after}",
     "{n#} to {less#} tokens": "{n} 个 token 换成 {less} 个",
@@ -1418,6 +1750,6 @@ REMEDIES = {
 }
 MESSAGES: Mapping[str, str] = {
     **COMPONENTS, **MOMENTS, **VERDICTS, **JOBS, **HEADINGS, **HINTS, **LINES, **TERMS, **ADVICE, **COMMANDS,
-    **CALCULATOR, **SCRIPTS,
+    **CALCULATOR, **COMPARISON, **DIAGNOSIS, **SCRIPTS,
     **REFUSALS, **REMEDIES,
 }  # fmt: skip

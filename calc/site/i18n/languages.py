@@ -46,15 +46,10 @@ def meta(source: str, own: MutableMapping[str, Any], docs: Path) -> MutableMappi
     )
 
 
-def lead(html: str, root: str, language: str, docs: Path) -> str:
-    """HTML whose links lead to pages in a language, where `docs` has them; `root` is the top of the site from there."""
-    translated = {url(f"{path.relative_to(docs)}") for path in docs.rglob(f"*.{language}.md")} if language else {}
-
-    def there(link: re.Match[str]) -> str:
-        address = f"{language}/{link[1]}"
-        return f'href="{root}{address}' if address in translated else link[0]
-
-    return re.sub(rf'href="{re.escape(root)}([\w./-]+\.html)', there, html)
+def translated(language: str, docs: Path) -> frozenset[str]:
+    """The addresses of the pages that `docs` has in a language; none for English, which is nobody's translation."""
+    found = docs.rglob(f"*.{language}.md") if language else ()
+    return frozenset(url(f"{path.relative_to(docs)}") for path in found)
 
 
 Call = tuple[str, tuple[str, ...]]  # a macro, and the names among its arguments

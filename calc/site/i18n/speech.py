@@ -16,7 +16,7 @@ A line of which the catalogue lacks a part stays English as a whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from html import escape, unescape
 from typing import NamedTuple
@@ -188,3 +188,16 @@ def _line(html: str, language: str) -> str:
 
     said = say(unescape(INLINE.sub(put, html)), language)
     return ASIDE.sub(lambda found: aside[found[0]], escape(said, quote=False))
+
+
+def lead(html: str, root: str, language: str, translated: Collection[str]) -> str:
+    """HTML whose links lead to pages in a language, where their addresses are among `translated`.
+
+    `root` is the top of the site from there.
+    """
+
+    def there(link: re.Match[str]) -> str:
+        address = f"{language}/{link[1]}"
+        return f'href="{root}{address}' if address in translated else link[0]
+
+    return re.sub(rf'href="{re.escape(root)}([\w./-]+\.html)', there, html)

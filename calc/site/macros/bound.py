@@ -106,6 +106,11 @@ class Bound:
         return languages.split(self._current().source)[1]
 
     @property
+    def _translated(self) -> frozenset[str]:
+        """The addresses of the pages in the page's language."""
+        return languages.translated(self._language, ROOT / "docs")
+
+    @property
     def _scenarios(self) -> Mapping[str, Any]:
         return self._current().meta.get("scenarios") or {}
 
@@ -183,7 +188,7 @@ class Bound:
 
     def _worded(self, html: str) -> str:
         """HTML generated outside the page, with its words, and the pages that it leads to, in the page's language."""
-        return languages.lead(speech.speak(html, self._language), self._root, self._language, ROOT / "docs")
+        return speech.lead(speech.speak(html, self._language), self._root, self._language, self._translated)
 
     def _released(self, release: changelog.Release) -> str:
         """A release as a section of the changelog."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from calc.base.units import gb, gib
 from calc.site.i18n import languages
 from calc.site.macros.bound import Bound, PageError
-from calc.site.views.jobs import strategies
+from calc.site.views.jobs import claims, strategies
 from calc.site.views.jobs.strategies import SHOWN, Pair
 
 SAME_PACE = 0.02  # the share within which pages may say "as fast"
@@ -53,6 +53,16 @@ class Effects(Bound):
         up = "../" * self._current().source.count("/")  # to the top of docs/
         again = f"[{self._said('computed again')}]({up}case-studies/{page}.md)"
         return self._said(f'<cite lang="zh">{title}</cite> ({month}, {again})')
+
+    def claims_table(self, post: str) -> str:
+        """Everything that a post claims, with this guide's finding and the page that treats it."""
+        return self._place(claims.of_post(post, self._root))
+
+    def claims_counted(self, finding: str = "", post: str = "") -> str:
+        """The number of claims of the five posts, or of those with a finding, or of one post."""
+        if not (found := claims.counted(finding, post)):
+            raise PageError(f"claims_counted({finding!r}, {post!r}): there are none")
+        return self._say(f"claims_counted({finding}, {post})", str(found))
 
     # --- claims
 

@@ -35,11 +35,12 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def show(name: str, example: Mapping[str, Any] | None = None, bytes_: bool = True, label: str = "") -> str:
-    """Markdown: the docstring, the source folded under its signature, and the example with its result."""
+    """Markdown: what the docstring says first, the rest of it folded, the source, and the example with its result."""
     function = find(name)
-    doc = inspect.getdoc(function) or ""
+    summary, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
     source = without_docstring(textwrap.dedent(inspect.getsource(function)))
-    parts = [doc, f'```python title="{name.replace(":", ".")}"\n{source}```']
+    code = f'```python title="{name.replace(":", ".")}"\n{source}```'
+    parts = [summary, *([f'??? note "In detail"\n\n{textwrap.indent(rest, "    ")}'] if rest else []), code]
     if example is not None:
         parts.append(worked(function, example, bytes_, label))
     return "\n\n".join(parts)

@@ -10,8 +10,8 @@ from calc.site.macros.bound import Bound
 from calc.site.tables import tables
 from calc.site.text import glossary
 from calc.site.text.inline import inline
-from calc.site.views.accuracy import accuracy, measured, odds, peers, rates, reports, scatter
-from calc.site.views.advice import advised
+from calc.site.views.accuracy import accuracy, blind, golden, measured, odds, peers, rates, reports, scatter
+from calc.site.views.advice import advised, symptoms
 from calc.site.views.catalog import reference, sheets
 from calc.site.views.fit import glance, heat, lookup
 from calc.site.views.jobs import curves, speed
@@ -119,6 +119,14 @@ class Lookups(Bound):
         """Every field of a scenario, from its schema."""
         return self._place(reference.fields())
 
+    def errors_table(self) -> str:
+        """Every error of a job that ran out of memory."""
+        return self._place(symptoms.messages())
+
+    def tracebacks_table(self) -> str:
+        """The functions that tell the phase in which a job died."""
+        return self._place(symptoms.phases())
+
     def trainers_table(self) -> str:
         """What each trainer fills in where a job leaves a setting open."""
         return self._place(reference.trainers())
@@ -188,6 +196,14 @@ class Lookups(Bound):
         )
         return "\n\n".join(self._place(table) for table in made)
 
+    def blind_tables(self) -> str:
+        """Published figures that were kept back: errors at first and today, every figure, and what no scenario says."""
+        return "\n\n".join(self._place(made()) for made in blind.TABLES)
+
+    def blind(self, what: str) -> str:
+        """A figure of what was kept back: see `blind.figure`."""
+        return self._say(f"blind({what})", self._or_fault("blind", lambda: blind.figure(what)))
+
     def reports_table(self) -> str:
         """Every published report of an RL job beside what `calc` computes for it."""
         return self._place(reports.table())
@@ -206,6 +222,16 @@ class Lookups(Bound):
         found = self._or_fault("speed_error", lambda: speed.error(what, of))
         shown = tables.NOT_PUBLISHED if found is None else f"{found:.0f}" + (" %" if what != "count" else "")
         return self._say(f"speed_error({what}, {of})", shown)
+
+    def megatron_error(self, what: str) -> str:
+        """An error against peaks that Megatron-LM's tests store: the `median` or the `worst`, or their `count`."""
+        found = self._or_fault("megatron_error", lambda: golden.error(what))
+        shown = tables.NOT_PUBLISHED if found is None else f"{found:.0f}" if what == "count" else f"{found:.1f} %"
+        return self._say(f"megatron_error({what})", shown)
+
+    def megatron_golden(self) -> str:
+        """Every peak that Megatron-LM's tests store, beside its estimate."""
+        return self._place(golden.each())
 
     def speed_constants(self) -> str:
         """Every constant of a step time, with its source."""
@@ -229,6 +255,11 @@ class Lookups(Bound):
     def gpu_summary(self, gpu: str) -> str:
         """A card in one paragraph, with the largest model that each method fits on it."""
         return reference.gpu_summary(answers.catalog().gpu(gpu))
+
+    def largest(self, gpu: str, task: str, method: str, gpus: int) -> str:
+        """The largest model of the catalog that fits on so many cards of one kind."""
+        found = reference.largest(answers.catalog().gpu(gpu), task, method, gpus)
+        return self._say(f"largest({gpu}, {task}, {method}, {gpus})", found)
 
     def gpu_links(self, gpu: str) -> str:
         """The effect of a card's links on a job."""

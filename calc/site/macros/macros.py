@@ -12,6 +12,7 @@ to run, are listed under `recipes:`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 import yaml
@@ -28,7 +29,7 @@ from calc.models.lora import lora_parameters
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.trades import SENSIBLE
 from calc.scenario.scenario import ScenarioError
-from calc.site.calculator import comparison, pasting, picker
+from calc.site.calculator import addresses, comparison, pasting, picker
 from calc.site.calculator.calculator import Place
 from calc.site.formats import cite, published
 from calc.site.i18n import languages
@@ -279,16 +280,16 @@ class Macros(Effects, Lookups):
 
     def calculator(self, job: str) -> str:
         """The calculator, with the answer to its first job."""
-        return self._worded(picker.show(self._recipe(job), Place(self._root, self._place)))
+        return self._worded(picker.show(self._recipe(job), Place(self._root, self._place, self._translated)))
 
     def comparison(self, jobs: Sequence[str], id: str, caption: str) -> str:
         """Jobs side by side, and the form to compare others."""
         found = [self._recipe(job) for job in jobs]
-        return comparison.show(found, id, caption, Place(self._root, self._place))
+        return self._worded(comparison.show(found, id, caption, Place(self._root, self._place, self._translated)))
 
     def diagnosis(self, job: str) -> str:
         """The door for a job that died, with a job's command and log as the worked example."""
-        return self._worded(pasting.show(self._ask(job), Place(self._root, self._place)))
+        return self._worded(pasting.show(self._ask(job), Place(self._root, self._place, self._translated)))
 
     # --- how fast it runs
 
@@ -311,6 +312,31 @@ class Macros(Effects, Lookups):
         """Hours that a job takes for `items` sequences or pairs."""
         found = self._or_fault(job, lambda: speed.hours(self._ask(job), items))
         return self._say(f"hours({job}, {items})", f"{found:,.{digits}f}")
+
+    def even_price(self, job: str, base: str, digits: int = 1) -> str:
+        """The price of a GPU hour, in those of `base`, at which a job costs as much as `base` on the same sequences."""
+
+        def ratio() -> float:
+            spent = [speed.hours(self._ask(each), 1) * self._ask(each).scenario.gpus for each in (base, job)]
+            return spent[0] / spent[1]
+
+        return self._say(f"even_price({job}, {base})", f"{self._or_fault(job, ratio):.{digits}f}")
+
+    def short_of(self, job: str, items: int, reported: float, digits: int = 1) -> str:
+        """The factor by which the hours computed for `items` sequences or pairs fall short of those `reported`."""
+        found = self._or_fault(job, lambda: reported / speed.hours(self._ask(job), items))
+        return self._say(f"short_of({job}, {items}, {reported})", f"{found:.{digits}f}")
+
+    def gpu_hours(self, job: str, items: int, digits: int = 0) -> str:
+        """Hours for `items` sequences or pairs, times the job's GPUs: what a GPU hour's price multiplies."""
+        found = self._or_fault(job, lambda: speed.hours(self._ask(job), items)) * self._ask(job).scenario.gpus
+        return self._say(f"gpu_hours({job}, {items})", f"{found:,.{digits}f}")
+
+    def priced(self, jobs: Sequence[str], items: int, words: str) -> str:
+        """A link to the comparison of these jobs, where readers put in their own prices."""
+        given = [dict(self._ask(job).given) for job in jobs]
+        asked = [addresses.query(addresses.of_scenario(job, answers.catalog())) for job in given]
+        return f'<a href="{escape(addresses.compare(self._root, asked, items))}">{words}</a>'
 
     # --- formulas and versions
 

@@ -17,7 +17,7 @@ LETTER = "[\u3400-\u9fff]"
 OPENED = r"(?:<[^<>/][^<>]*>|\[|\*\*)*"  # markup that may precede a character: a tag, a link, bold type
 BREAK = r"\n[ ]*(?![ \n#>|]|[-*+] |\d+\. |\[\[)"  # the end of a line within a paragraph
 HOLES = re.compile(
-    rf"(?<={MARK})(\*\*)?(?:[ ]+|{BREAK})(?=\S)|(?<={LETTER}){BREAK}(?={OPENED}{LETTER})|(?<=\S)[ ]+(?={MARK})"
+    rf"(?<={MARK})(\*\*)?(?:[ ]+|{BREAK})(?=[^\s{{])|(?<={LETTER}){BREAK}(?={OPENED}{LETTER})|(?<=\S)[ ]+(?={MARK})"
 )
 
 

@@ -51,22 +51,22 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         **shared.batches(values, given, 1),
         "sharding": sharding,
         "precision": precision,
-        "no_sync": trainer.reduces_once(sharding),
+        "no_sync": trainer.reduces_once(sharding, given),
+        # unless `rl` is set (utils/config/__init__.py:401), or checkpoint wrappers are within TRL's OffloadActivations
+        # (core/trainers/mixins/activation_checkpointing.py)
+        "reentrant": task != "dpo" and not given.get("offload.activations"),
     }
 
 
 def refuse(s: Scenario) -> str | None:
     """The reason why Axolotl cannot run `s`, in one line, or None."""
-    return shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
+    return shared.refuse(s, TASKS, {"loss": ("full", "fused", "cut"), "checkpointing": ("none", "full")})
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The Trainer's fields of the trained role.
-
-    Checkpointing is reentrant unless `rl` is set (utils/config/__init__.py:401); TRL's trainers of pairs switch dropout
-    off.
-    """
-    return trainer.keeps(s) | {"reentrant": s.task != "dpo", "dropout": s.task not in PAIRED}
+    """The Trainer's fields of the trained role; TRL's trainers of pairs switch dropout off."""
+    own: dict[str, Any] = {"dropout": s.task not in PAIRED}
+    return trainer.keeps(s) | own | ({"streams": "stash"} if s.offload.activations else {})
 
 
 def path(s: Scenario, usual: Path) -> Path:
@@ -81,5 +81,3 @@ def notes(s: Scenario) -> Iterator[str]:
         yield "lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel: on by themselves without dropout, computed as off"
     if not s.lora and s.attention != "flash" and s.sharded.family not in ("fsdp", "zero"):
         yield "without FlashAttention embeddings, head and norms are trained in fp32: computed in bf16"
-    if s.loss == "fused":
-        yield "loss fused stands for Liger's fused_linear_cross_entropy, and for the plugin cut_cross_entropy"

@@ -13,8 +13,8 @@ from calc.frameworks.torch.releases import Pins
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP
 
-# the note on a loss that Liger fuses
-LIGER = "of Liger's kernels the loss alone is computed: norms, rotation and MLP are Transformers'"
+# the note on Liger's kernels
+LIGER = "Liger's kernel for routed experts is not computed: experts run as Transformers'"
 
 
 def release(name: str, releases: Mapping[str, Pins], given: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -42,6 +42,19 @@ def fused(given: Mapping[str, Any], usual: str = "adamw") -> dict[str, str]:
     """The implementation of an optimizer that a trainer's configuration asks to be fused, if it can be."""
     facts = OPTIMIZERS[str(given.get("optimizer", usual))]
     return {"optimizer_impl": "fused" if "fused" in facts.implementations else facts.usual}
+
+
+def liger(task: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """The loss and the kernels where one switch of Transformers' Trainer, `use_liger_kernel`, has all of Liger's."""
+    if given.get("loss") == "fused":
+        return {"kernels": "liger"}
+    return {"loss": "fused"} if given.get("kernels") == "liger" and task in ("pretrain", "sft") else {}
+
+
+def liger_notes(s: Scenario) -> Iterator[str]:
+    """The note on what of Liger's kernels is computed otherwise."""
+    if s.kernels == "liger" and s.architecture.experts:
+        yield LIGER
 
 
 def narrow(given: Mapping[str, Any], sharding: str, *, wide: str) -> str:

@@ -50,6 +50,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "sharding": "fsdp1" if several else "none",
         "no_sync": several,
         "checkpointing": "full" if several else "none",  # activation_checkpointing_policy={Block}
+        "reentrant": False,  # CheckpointImpl.NO_REENTRANT (lightning fabric/strategies/fsdp.py)
         "optimizer_impl": "foreach",
         "grad_dtype": "bf16",
         "loss": "chunked",
@@ -68,9 +69,8 @@ def keeps(s: Scenario) -> dict[str, Any]:
     """The fields that Fabric sets in the trained `Role`: 4-bit weights unpack to fp16, and are then cast to bf16.
 
     They were quantised in fp16 (`plugins/precision/bitsandbytes.py`, `torch.half`); both copies exist at once.
-    Checkpointing is of PyTorch's own kind (`fabric/strategies/fsdp.py`).
     """
-    return {"reentrant": False} | ({"unpacks": 4} if s.method == "qlora" else {})
+    return {"unpacks": 4} if s.method == "qlora" else {}
 
 
 def notes(s: Scenario) -> tuple[str, ...]:
@@ -80,12 +80,15 @@ def notes(s: Scenario) -> tuple[str, ...]:
 
 def refuse(s: Scenario) -> str | None:
     """The reason why litgpt cannot run `s`, in one line, or None."""
+    if s.offload.activations:
+        return "offload.activations: given true with trainer litgpt, allowed: false; it has no switch for it"
     given = "with trainer litgpt"
     if s.task == "sft" and s.method == "full":
         return f"method: given 'full' {given}, allowed: lora, qlora; the loss of its full fine-tuning is not modelled"
     fixed: dict[str, tuple[str, ...]] = {
         "sharding": ("none", "ddp", "fsdp1"),
         "precision": ("bf16", "fp32"),
+        "kernels": ("eager",),
         "loss": ("chunked",),
         "attention": ("sdpa",),
         "checkpointing": ("none", "full"),

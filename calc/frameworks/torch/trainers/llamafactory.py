@@ -7,6 +7,7 @@ for, which every example does: it is taken to be on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from calc.base.plan import Path
@@ -16,7 +17,7 @@ from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
 from calc.scenario.scenario import Scenario
 
-TASKS = ("pretrain", "sft", "rm", "dpo")
+TASKS = ("pretrain", "sft", "rm", "dpo", "orpo", "simpo")
 
 # Transformers as new as METADATA allows, DeepSpeed as its extra allows where there is one, PyTorch as new as its day's.
 RELEASES: Mapping[str, Pins] = {
@@ -57,10 +58,15 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **libraries,
         **values,
+        **shared.liger(task, given),
+        # freeze_vision_tower and freeze_multi_modal_projector (hparams/finetuning_args.py:493 of 0.9.4)
+        **({"images.freeze": "vision"} if "images.width" in given else {}),
         **shared.batches(values, given, 1),
         "sharding": sharding,
         "precision": shared.narrow(given, sharding, wide="autocast"),
-        "no_sync": trainer.reduces_once(sharding),
+        "no_sync": trainer.reduces_once(sharding, given),
+        # use_reentrant_gc, but for FSDP 2 (model_utils/checkpointing.py:148); use_unsloth_gc is always of that kind
+        "reentrant": sharding != "fsdp2" or bool(given.get("offload.activations")),
     }
 
 
@@ -70,17 +76,23 @@ def refuse(s: Scenario) -> str | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The Trainer's fields of the trained role; checkpointing is reentrant but for FSDP 2 (checkpointing.py:148)."""
-    return trainer.keeps(s) | {"reentrant": s.sharding != "fsdp2"}
+    """The Trainer's fields of the trained role."""
+    # use_unsloth_gc: `hidden_states.to("cpu", non_blocking=True)`
+    return trainer.keeps(s) | ({"streams": "each", "pageable": True} if s.offload.activations else {})
 
 
 def path(s: Scenario, usual: Path) -> Path:
-    """The loss path: the model's own, as the Trainer calls it."""
-    return usual
+    """The loss path: the model's own, as the Trainer calls it.
+
+    DPO's logits are variables of `get_batch_loss_metrics` while the reference runs (train/dpo/trainer.py:283); ORPO's
+    loss takes its log-probabilities for the likelihood (:56).
+    """
+    if s.task == "orpo":
+        return replace(usual, nll=0.0, shift_copy=False)
+    return replace(usual, held="inside") if s.task == "dpo" else usual
 
 
 def notes(s: Scenario) -> Iterator[str]:
     """What of LLaMA-Factory is computed otherwise."""
     yield from shared.told(s, RELEASES)
-    if s.loss == "fused":
-        yield shared.LIGER
+    yield from shared.liger_notes(s)

@@ -15,7 +15,7 @@ from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
 from calc.scenario.scenario import Scenario
 
-TASKS = ("pretrain", "sft", "rm", "dpo")
+TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo")
 FIRST = "3.9.0"
 # Transformers as new as METADATA allows; PyTorch and DeepSpeed, which it leaves open, as new as their day's.
 RELEASES: Mapping[str, Pins] = {
@@ -49,26 +49,44 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **libraries,
         **values,
+        **shared.liger(task, given),
         **shared.batches(values, given, max(1, -(-STEP // one))),
         "sharding": sharding,
         "precision": shared.narrow(given, sharding, wide="bf16"),
-        "no_sync": trainer.reduces_once(sharding),
+        "no_sync": trainer.reduces_once(sharding, given),
+        "reentrant": sharding != "ddp",  # trainers/mixin.py:950
+        **(seen(given) if "images.width" in given else {}),
     }
+
+
+def seen(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A frozen tower and projector (`freeze_vit`, `freeze_aligner`: arguments/tuner_args.py:123 of 4.4.0).
+
+    `vit_gradient_checkpointing` is on where the tower is trained (arguments/sft_args.py:212).
+    """
+    freeze = given.get("images.freeze", "vision")
+    return {"images.freeze": freeze, "images.checkpointing": freeze == "none"}
 
 
 def refuse(s: Scenario) -> str | None:
     """The reason why ms-swift cannot run `s`, in one line, or None."""
+    if s.offload.activations:
+        return "offload.activations: given true with trainer ms-swift, allowed: false; it has no switch for it"
     return shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The Trainer's fields of the trained role; checkpointing is reentrant but under DDP (trainers/mixin.py:950)."""
-    return trainer.keeps(s) | {"reentrant": s.sharding != "ddp"}
+    """The Trainer's fields of the trained role."""
+    return trainer.keeps(s)
 
 
 def path(s: Scenario, usual: Path) -> Path:
-    """The loss path: the model's own; for pairs TRL's, see `trainer.selective`."""
-    return trainer.selective(usual)
+    """The loss path: the model's own; for preferences TRL's, see `trainer.selective`.
+
+    SimPO is CPO's: cpo_alpha, 1, adds the chosen half's cross entropy (arguments/rlhf_args.py:251).
+    """
+    path = trainer.selective(usual)
+    return trainer.likelihood(s, path) if s.task == "simpo" else path
 
 
 def notes(s: Scenario) -> Iterator[str]:
@@ -76,5 +94,4 @@ def notes(s: Scenario) -> Iterator[str]:
     yield from shared.told(s, RELEASES)
     if s.task in ("pretrain", "sft") and s.loss == "full":
         yield "use_logits_to_keep cuts prompts off before the head: computed as if every position were a response's"
-    if s.loss == "fused":
-        yield shared.LIGER
+    yield from shared.liger_notes(s)

@@ -7,7 +7,16 @@ from typing import Any, Protocol
 
 from calc.base.plan import Path
 from calc.frameworks import trainer
-from calc.frameworks.torch.trainers import axolotl, litgpt, llamafactory, ms_swift, torchtitan, torchtune, unsloth
+from calc.frameworks.torch.trainers import (
+    axolotl,
+    litgpt,
+    llamafactory,
+    megatron,
+    ms_swift,
+    torchtitan,
+    torchtune,
+    unsloth,
+)
 from calc.scenario.scenario import Scenario
 
 
@@ -39,6 +48,6 @@ RELEASED: Mapping[str, Trainer] = {
     "torchtitan": torchtitan,
     "unsloth": unsloth,
 }
-TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt, **RELEASED}
+TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt, **RELEASED, "megatron": megatron}
 # Those whose loop is Transformers' Trainer on Accelerate.
 ON_TRANSFORMERS = ("transformers", "llamafactory", "axolotl", "ms-swift", "unsloth")

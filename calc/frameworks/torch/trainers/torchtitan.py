@@ -44,9 +44,10 @@ DEFAULTS = Table(
     Default("loss", CHUNKED, "chunked", "ChunkedLossWrapper (models/llama3/config_registry.py:187)"),
     Default("packing", FIRST, False, "rows are cut from a stream: none is padded (hf_datasets/text_datasets.py)"),
     Default("no_sync", FIRST, False, "every micro batch is reduced (trainer.py)"),
+    Default("reentrant", FIRST, False, "PyTorch's own wrapper (distributed/activation_checkpoint.py)"),
     Default("expandable_segments", FIRST, True, "run_train.sh of the repository: PYTORCH_ALLOC_CONF"),
 )
-# Where GPUs share a layer or stages of the model.
+# Where GPUs share stages of the model.
 WHOLE = Table(Default("loss", FIRST, "full", "what is computed there"))
 CUT = Table(Default("sequence_parallel", FIRST, True, "enable_sequence_parallel (config/configs.py:160)"))
 STAGED = Table(Default("micro_batch", FIRST, 1, "pipeline_parallel_microbatch_size (config/configs.py:226)"))
@@ -60,7 +61,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     version, libraries = shared.release("torchtitan", RELEASES, given)
     cut, staged = int(given.get("tensor_parallel", 1)) > 1, int(given.get("pipeline_parallel", 1)) > 1
-    tables = (WHOLE if cut or staged else NOTHING, CUT if cut else NOTHING, STAGED if staged else NOTHING)
+    tables = (WHOLE if staged else NOTHING, CUT if cut else NOTHING, STAGED if staged else NOTHING)
     values = stated(task, version, DEFAULTS, *tables)
     # on one GPU, too, since it is there that FSDP's policy casts (models/llama3/parallelize.py:80)
     one = "fsdp2" if at_least(version, CHUNKED) else "none"
@@ -78,9 +79,12 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> str | None:
     """The reason why torchtitan cannot run `s`, in one line, or None."""
+    if s.offload.activations:
+        return "offload.activations: given true with trainer torchtitan, allowed: false; it has no switch for it"
     fixed: dict[str, tuple[str, ...]] = {
         "method": ("full",),
         "sharding": ("none", "ddp", "fsdp2"),
+        "kernels": ("eager",),
         "loss": ("full", "chunked"),
         "attention": ("sdpa", "flash"),
     }
@@ -88,20 +92,27 @@ def refuse(s: Scenario) -> str | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields of the trained role: checkpoints are not reentrant (distributed/activation_checkpoint.py)."""
-    return {"reentrant": False}
+    """The fields of the trained role: none of its own."""
+    return {}
 
 
 def path(s: Scenario, usual: Path) -> Path:
-    """The loss path: labels come shifted; a chunk's backward runs at once, as it does where it is computed again."""
-    return Path("chunked") if s.loss == "chunked" else Path("cross-entropy")
+    """The loss path: labels come shifted; a chunk's backward runs at once.
+
+    FSDP keeps gradients that it does not reduce yet in the type that it reduces in (`set_requires_gradient_sync`).
+    """
+    if s.loss != "chunked":
+        return Path("cross-entropy")
+    narrow = 2 if s.layout == "bf16" else 4
+    return Path("ahead", summed=narrow, copied=s.rows > 1)
 
 
 def notes(s: Scenario) -> Iterator[str]:
     """What of torchtitan is computed otherwise."""
     yield from shared.told(s, RELEASES)
-    yield "compile.enable, off unless asked for, and converters to float8 are not computed; layers are Transformers'"
+    if s.compile == "none":
+        yield "compile.enable is off unless asked for, with compile: model-and-loss; layers are Transformers'"
     if at_least(nearest(s.versions["torchtitan"], tuple(RELEASES)), CHUNKED):
         yield "training.disable_cuda_graphs: computed as true; captured graphs keep a pool of their own"
-        if s.loss == "full" and s.together > 1:
-            yield "ChunkedLossWrapper is computed as a loss of whole logits where GPUs share layers or sequences"
+        if s.loss == "full" and s.pipeline_parallel > 1:
+            yield "ChunkedLossWrapper is computed as a loss of whole logits under pipeline_parallel"

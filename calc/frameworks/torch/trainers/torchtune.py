@@ -38,6 +38,7 @@ DEFAULTS = Table(
     Default("logprob", FIRST, "log-softmax-fp32", "log_softmax of fp32 logits (rlhf/sequence_processing.py:98)"),
     Default("packing", FIRST, False, "dataset.packed (8B_full.yaml)"),
     Default("no_sync", FIRST, False, "every micro batch is reduced (recipes/full_finetune_distributed.py)"),
+    Default("reentrant", FIRST, False, "NO_REENTRANT (torchtune/training/activations.py:24)"),
 )
 # On one GPU, where all weights are trained.
 SINGLE = Table(
@@ -70,13 +71,20 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     tables = (ADAPTERS, SPREAD if several else NOTHING) if adapters else (NOTHING if several else SINGLE,)
     values = stated(task, version, DEFAULTS, *tables)
     steps = ACCUMULATION[version][0 if several else 1] if adapters else 1
+    batches = shared.batches(values, given, steps)
     return {
         **libraries,
         **values,
-        **shared.batches(values, given, steps),
+        **batches,
+        "optimizer_in_backward": not (adapters or several or task == "dpo") and stepped_once(given, batches),
         **shared.fused(given, str(values["optimizer"])),
         "sharding": sharding,
     }
+
+
+def stepped_once(given: Mapping[str, Any], usual: Mapping[str, int]) -> bool:
+    """True if a step has one micro batch, so that `optimizer_in_bwd` can be on, as it is for one GPU."""
+    return int(given.get("global_batch", usual["global_batch"])) == usual["global_batch"]
 
 
 def refuse(s: Scenario) -> str | None:
@@ -84,6 +92,7 @@ def refuse(s: Scenario) -> str | None:
     fixed: dict[str, tuple[str, ...]] = {
         "sharding": ("none", "fsdp2"),
         "precision": ("bf16", "fp32"),
+        "kernels": ("eager",),
         "loss": ("full", "chunked"),
         "checkpointing": ("none", "full"),
     }
@@ -95,8 +104,11 @@ def refuse(s: Scenario) -> str | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields of the trained role: checkpoints are not reentrant (torchtune/training/activations.py:24)."""
-    return {"reentrant": False}
+    """The fields of the trained role: where checkpoints wait, and NF4Tensor's scales, which FSDP 2 cuts with its bytes.
+
+    4-bit weights are torchao's.
+    """
+    return {"cut_scales": True} | ({"streams": "stash"} if s.offload.activations else {})
 
 
 def path(s: Scenario, usual: Path) -> Path:
@@ -112,9 +124,5 @@ def path(s: Scenario, usual: Path) -> Path:
 def notes(s: Scenario) -> Iterator[str]:
     """What of torchtune is computed otherwise."""
     yield from shared.told(s, RELEASES)
-    if s.loss == "chunked":
+    if s.loss == "chunked" and s.compile == "none":
         yield "compile is computed as off: compiled, the loss keeps no fp32 log-softmax"
-    if s.sharding == "none" and not s.lora:
-        yield "optimizer_in_bwd, on in its configurations for one GPU, is computed as off: gradients stay"
-    if s.method == "qlora" and s.sharding == "none":
-        yield "enable_activation_offloading, on in its configurations of QLoRA, is computed as off"

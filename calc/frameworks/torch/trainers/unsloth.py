@@ -51,6 +51,9 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         **shared.batches(values, given, ACCUMULATION),
         "sharding": shared.sharded(given),
         "precision": "bf16",
+        # the checkpointing named unsloth (unsloth_zoo/gradient_checkpointing.py): of the reentrant kind
+        "offload.activations": given.get("checkpointing", values["checkpointing"]) == "full",
+        "reentrant": True,
     }
 
 
@@ -59,6 +62,7 @@ def refuse(s: Scenario) -> str | None:
     fixed: dict[str, tuple[str, ...]] = {
         "sharding": ("none", "ddp"),
         "precision": ("bf16",),
+        "kernels": ("eager",),
         "loss": ("full", "fused"),
         "checkpointing": ("none", "full"),
     }
@@ -66,8 +70,8 @@ def refuse(s: Scenario) -> str | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The Trainer's fields of the trained role; its checkpointing recomputes as the reentrant kind does."""
-    return trainer.keeps(s) | {"reentrant": True}
+    """The Trainer's fields of the trained role."""
+    return trainer.keeps(s) | ({"streams": "buffers"} if s.offload.activations else {})
 
 
 def path(s: Scenario, usual: Path) -> Path:
@@ -78,8 +82,6 @@ def path(s: Scenario, usual: Path) -> Path:
 def notes(s: Scenario) -> Iterator[str]:
     """What of Unsloth is computed otherwise."""
     yield from shared.told(s, RELEASES)
-    if s.checkpointing == "full":
-        yield "gradient_checkpointing unsloth moves checkpoints to the host: computed as true, on the GPU"
     yield "Unsloth's kernels for norms, rotation, MLP and adapters keep less than the layers computed, Transformers'"
     if s.loss == "fused":
         yield "its fused loss takes chunks as large as free memory allows: computed with as small ones as Liger's"

@@ -20,7 +20,13 @@ from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.views.accuracy import accuracy
 
 # The way a model is spread over its GPUs decides which mechanisms make up its peak.
-KINDS: Mapping[Family, str] = {"none": "whole", "ddp": "whole", "fsdp": "FSDP", "zero": "ZeRO"}
+KINDS: Mapping[Family, str] = {
+    "none": "whole",
+    "ddp": "whole",
+    "fsdp": "FSDP",
+    "zero": "ZeRO",
+    "megatron": "Megatron",
+}
 FULL, ADAPTERS = "full", "adapters"
 FIELD, LEFT, TOP = 240, 52, 10  # of the drawing, in its own units
 FOUND = {False: "tables and logs", True: "threads on runs that died"}

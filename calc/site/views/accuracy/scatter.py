@@ -18,11 +18,12 @@ FIELD, LEFT, BELOW = 400, 52, 40
 LOW, HIGH = 0.5, 400.0  # GiB at the ends of both axes
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200)
 # the kinds of points in drawing order, each with the class that sets its colour
-KINDS = {"traced": "c-weights", "published": "c-logits", "measured": "c-optimizer_states"}
+KINDS = {"traced": "c-weights", "published": "c-logits", "blind": "c-gradients", "measured": "c-optimizer_states"}
 # the shape of each kind around its place, for readers to whom the colours look alike
 SHAPES = {
     "traced": ("dots", "m-2.4 0a2.4 2.4 0 1 0 4.8 0a2.4 2.4 0 1 0-4.8 0"),
     "published": ("diamonds", "m0-3.3l3.3 3.3-3.3 3.3-3.3-3.3z"),
+    "blind": ("triangles", "m0-3.4l3.2 5.8h-6.4z"),
     "measured": ("squares", "m-2.5-2.5h5v5h-5z"),
 }
 

@@ -38,14 +38,17 @@ def gpu_summary(card: GPU) -> str:
     for n in fits.COUNTS:
         place = "On one card" if n == 1 else f"On {n} cards"
         lines.append(
-            f"- **{place}**: " + ", ".join(f"{_largest(card, m, n)} with {t}" for m, t in fits.LEARNING.items()) + "."
+            f"- **{place}**: "
+            + ", ".join(f"{largest(card, 'sft', m, n)} with {t}" for m, t in fits.LEARNING.items())
+            + "."
         )
     return "\n".join(lines)
 
 
-def _largest(card: GPU, method: str, gpus: int) -> str:
+def largest(card: GPU, task: str, method: str, gpus: int) -> str:
+    """The largest model of the catalog that fits on so many of a card, and how if there are several ways; or none."""
     for model in reversed(fits.by_size(answers.catalog().models.values())):
-        found = fits.best(fits.Asked(model.id, card.id, "sft", method, gpus))
+        found = fits.best(fits.Asked(model.id, card.id, task, method, gpus))
         if found is fits.PENDING:
             return found.rung
         if found is not None and found.verdict == "fits":
@@ -182,8 +185,8 @@ def fields() -> Table:
 # What trainers differ in: fields of a scenario that a job leaves open.
 HABITS = (
     "seq_len", "micro_batch", "global_batch", "precision", "grad_dtype", "optimizer", "optimizer_impl", "sharding",
-    "no_sync", "checkpointing", "attention", "loss", "packing", "expandable_segments", "lora.rank", "lora.targets",
-    "lora.dropout", "lora.dtype",
+    "no_sync", "checkpointing", "reentrant", "attention", "loss", "packing", "expandable_segments", "lora.rank",
+    "lora.targets", "lora.dropout", "lora.dtype",
 )  # fmt: skip
 
 

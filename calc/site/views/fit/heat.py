@@ -95,6 +95,11 @@ def family(model: Model) -> str:
     return BEFORE_SIZE.split(model.name)[0]
 
 
+def families(models: Iterable[Model]) -> list[str]:
+    """The families of models by name; of two that differ in case alone, capitals come first."""
+    return sorted({family(m) for m in models}, key=lambda name: (name.casefold(), name))
+
+
 def _billions(model: Model) -> float:
     return round(model.parameters / 1e9, 2)
 
@@ -161,7 +166,7 @@ def filters(root: str) -> str:
     every = {
         "vendor": ("Vendor", {v: v for v in sorted({g.vendor for g in cards})}),
         "memory": ("Card's memory", _ranges([g.memory_gb for g in cards], MEMORY, " GB")),
-        "family": ("Family", {f: f for f in sorted({family(m) for m in models}, key=str.casefold)}),
+        "family": ("Family", {f: f for f in families(models)}),
         "size": ("Parameters", _ranges([_billions(m) for m in models], SIZE, "B")),
     }
     fields = "".join(

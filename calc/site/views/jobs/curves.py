@@ -144,6 +144,9 @@ def _needs(over: str, shown: Sequence[tuple[int, Answer]]) -> str:
     return f"{needs}. Limit: {shown[0][1].group.usable_bytes / GiB:,.1f} GiB"
 
 
+AXES_SAID = "The drawing is stacked as the peak is; the horizontal axis is logarithmic, the vertical one linear."
+
+
 def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: str, words: str) -> Table:
     components = charts.ordered([c for point in plot.points for c in point.parts])
     columns = (
@@ -175,7 +178,7 @@ def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: 
         columns,
         rows,
         ledgers.shared([answer for _, answer in shown]),
-        f"{words[:1].upper()}{words[1:]}. The drawing is stacked as the peak is, on a logarithmic axis.",
+        f"{words[:1].upper()}{words[1:]}. {AXES_SAID}",
         versions=answers.versions(),
         folded="The points as a table",
         picture=picture(plot),

@@ -1,0 +1,144 @@
+"""Peaks that Megatron-LM's own functional tests store, beside estimates of the same jobs from their arguments.
+
+A test file of that project has the arguments of a run and the bytes that PyTorch's allocator had in use on the last
+rank at most (`mem-max-allocated-bytes`); `measurements/megatron/golden.jsonl` holds both, for decoders without experts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path as File
+from typing import Any
+
+from calc.base.ledger import total
+from calc.base.plan import Path
+from calc.engines.megatron import Megatron
+from calc.engines.replica import Replica
+from calc.memory.optimizer import Optimizer
+from calc.memory.run import Run
+from calc.memory.runtime import WORKSPACE_HOPPER, WORKSPACES
+from calc.models.architecture import Architecture, LayerSpec, parameters, tensors
+from calc.models.slices import part
+from calc.step import schedule_megatron
+from calc.step.instants import Batch, step
+
+FILE = File(__file__).parents[2] / "measurements" / "megatron" / "golden.jsonl"
+# the vocabulary of GPT-2's tokenizer, whose files the tests name, padded so that each rank has a multiple of these rows
+VOCABULARY, ROWS = 50_257, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """One run: its name, where its figure is from, its arguments, and its peak in bytes as stored and as estimated."""
+
+    id: str
+    source: str
+    measured: int
+    predicted: int
+    instant: str
+
+    @property
+    def error(self) -> float:
+        """The relative error, positive where the estimate is too high."""
+        return self.predicted / self.measured - 1
+
+
+def architecture(a: Mapping[str, Any]) -> Architecture:
+    """The model of a run's arguments; defaults are those of `megatron/training/arguments.py`."""
+    hidden, heads = a["hidden-size"], a["num-attention-heads"]
+    gated = a.get("swiglu", False)
+    usual = int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden
+    rotated = a.get("position-embedding-type") == "rope"
+    rms, bias = a.get("normalization") == "RMSNorm", not a.get("disable-bias-linear", False)
+    rows = ROWS * a["tensor-model-parallel-size"]
+    dropped = a.get("hidden-dropout", 0.1) > 0
+    return Architecture(
+        family="gpt",
+        hidden=hidden,
+        specs=(LayerSpec(rotated=rotated),) * a["num-layers"],
+        heads=heads,
+        kv_heads=a.get("num-query-groups", heads),
+        head_dim=hidden // heads,
+        intermediate=a.get("ffn-hidden-size", usual),
+        vocab=-(-a.get("vocab-size", VOCABULARY) // rows) * rows,
+        tied=not a.get("untie-embeddings-and-output-weights", False),
+        max_positions=a["max-position-embeddings"],
+        positions=0 if rotated else a["max-position-embeddings"],
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+        qk_norm="heads" if a.get("qk-layernorm") else "",
+        norm="rms" if rms else "layer",
+        norm_bias=not rms,
+        gated=gated,
+        activation="gelu",
+        residual_dropout=dropped,
+        embedding_dropout=dropped,
+        attention_dropout=a.get("attention-dropout", 0.1) > 0,
+        modeling="megatron-local" if a["transformer-impl"] == "local" else "megatron",
+    )
+
+
+def golden(record: Mapping[str, Any]) -> Golden:
+    """A record with its estimate: the largest instant of the last rank's step."""
+    a = record["arguments"]
+    whole, stages = architecture(a), a["pipeline-model-parallel-size"]
+    tensor, context = a["tensor-model-parallel-size"], a.get("context-parallel-size", 1)
+    layers = whole.layers // stages
+    chunk_layers = a.get("num-layers-per-virtual-pipeline-stage", layers)
+    chunks = layers // chunk_layers
+    last = whole
+    if stages > 1:
+        # the last stage has a copy of a tied embedding, as its head
+        last = replace(whole, specs=whole.specs[:layers], embeds=False, tied=False)
+    last = part(last, tensor)
+    local = a["transformer-impl"] == "local"
+    unfused = local or a.get("attention-backend") == "unfused"
+    run = Run(
+        replace(last, specs=last.specs[:chunk_layers]),
+        training=True,
+        kernel="eager" if unfused else "flash",
+        sequences=a.get("sequence-parallel", False) and tensor > 1,
+    )
+    ranks = record["gpus"] // (tensor * stages)
+    micro = a["global-batch-size"] * context // (a["micro-batch-size"] * ranks)
+    compiled = a.get("cross-entropy-loss-fusion", False)
+    model = Replica(
+        role="actor",
+        arch=last,
+        head="lm",
+        run=run,
+        path=Path("vocab-parallel-compiled" if compiled else "vocab-parallel"),
+        parameters=parameters(last),
+        weight_bytes=2,
+        quantised=False,
+        adapter=0,
+        adapter_bytes=2,
+        trainable=parameters(last),
+        trained_tensors=tensors(last),
+        grad_bytes=4 if a.get("bf16") else 2,
+        master_bytes=4,
+        step_bytes=4,
+        optimizer=Optimizer("adamw", "fused"),
+        ranks=ranks,
+        micro_batches=micro,
+    )
+    engine = Megatron(
+        model, a.get("use-distributed-optimizer", False), fuses=not a.get("no-gradient-accumulation-fusion", False)
+    )
+    batch = Batch(a["micro-batch-size"] * a["seq-length"] // context, a["seq-length"])
+    recompute = "full" if a.get("recompute-granularity") == "full" else "none"
+    own = step("actor", run, model.path, model.trainable, batch, masked=False, checkpointing=recompute)  # type: ignore[arg-type]
+    moments = schedule_megatron.training(engine, own, stages - 1, stages, chunks, micro)
+    _, instant, lines = max(moments, key=lambda moment: total(moment[2]))
+    fixed = total(engine.resident()) + WORKSPACES * WORKSPACE_HOPPER
+    return Golden(record["id"], record["source"], record["max_allocated_bytes"], fixed + total(lines), instant)
+
+
+@lru_cache
+def all_golden() -> tuple[Golden, ...]:
+    """Every record, in the order of its file."""
+    return tuple(golden(json.loads(line)) for line in FILE.read_text("utf-8").splitlines())

@@ -1,0 +1,117 @@
+"""Megatron-core's DistributedDataParallel with its mixed-precision optimizers, distributed or not.
+
+Weights and gradients lie in contiguous buffers that are made before the first step, gradients in fp32. Beside 16-bit
+weights the optimizer keeps fp32 masters and two moments: of all parameters, or with the distributed optimizer of this
+rank's part of each bucket. Read in Megatron-LM d98e8a64dd `megatron/core/distributed/{param_and_grad_buffer,
+distributed_data_parallel}.py`, `megatron/core/optimizer/{optimizer,distrib_optimizer,param_layout}.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+
+from calc.base.ledger import Line
+from calc.base.plan import Handed
+from calc.base.units import MiB
+from calc.engines.replica import Holder, Moments, Replica, Where
+from calc.memory import communication, gradients, optimizer, weights
+
+ALIGNED = 64  # elements at a multiple of which each parameter begins (`pad_param_start`)
+CUBLAS = 32 * MiB + 1024  # bytes of Transformer Engine's own workspace
+BUCKET_END = 128  # and each bucket ends, as at one of the ranks (`bucket_end_divisor`)
+
+
+@dataclass(frozen=True, slots=True)
+class Megatron(Holder):
+    """`replica` as one rank holds it; `distributed`: ranks share masters and moments.
+
+    `fuses`: products add the gradients of their weights to the buffer themselves (`gradient_accumulation_fusion`).
+    """
+
+    replica: Replica
+    distributed: bool = True
+    fuses: bool = True
+
+    @property
+    def padded(self) -> int:
+        """Elements of a buffer: with the distributed optimizer each parameter is aligned, and so is the buffer's end.
+
+        Parameters are of one bucket here: every further one adds less than 128·N elements.
+        """
+        r = self.replica
+        if not self.distributed or r.optimizer is None:
+            return r.parameters
+        aligned = sum(t.count * (-(-t.elements // ALIGNED) * ALIGNED) for t in r.trained_tensors)
+        end = lcm(r.ranks, BUCKET_END)
+        return -(-aligned // end) * end
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share masters and moments."""
+        return self.replica.ranks if self.distributed else 1
+
+    def weights(self) -> list[Line]:
+        """The buffer of 16-bit weights, or the model itself if it is not trained."""
+        r = self.replica
+        return [weights.weights(r.role, self.padded, r.weight_bytes)]
+
+    def loading(self) -> Moments:
+        """One instant: the weights are on the GPU."""
+        yield "weights on the GPU", self.weights()
+
+    def states(self) -> list[Line]:
+        """The buffer of gradients, fp32 masters, and the optimizer's moments."""
+        r = self.replica
+        if not r.optimizer:
+            return []
+        lines = [gradients.accumulated(r.role, self.padded, r.grad_bytes)]
+        if r.master_bytes:
+            lines.append(weights.master(r.role, self.padded, r.master_bytes, self.shards))
+        tensors = () if self.distributed else r.trained_tensors
+        return [*lines, optimizer.states(r.optimizer, r.role, self.padded, r.step_bytes, tensors, self.shards)]
+
+    def workspace(self, tokens: int, length: int) -> list[Line]:
+        """What the layers' library takes once: Transformer Engine for cuBLAS, the `local` spec for attention scores.
+
+        32 MiB from Hopper on, counted for all cards, where older ones take 4 (TransformerEngine
+        `pytorch/cpp_extensions/gemm.py`, `get_cublas_workspace_size_bytes`). Scores are written into one
+        global buffer, 16 bits for each head and pair of positions of a micro batch of `tokens` in sequences of `length`
+        (`dot_product_attention.py`).
+        """
+        r = self.replica
+        if r.arch.modeling == "megatron":
+            return [Line("workspace", r.role, CUBLAS, "w", {"w": CUBLAS}, "runtime#cublas")]
+        values = {"b": 2, "H": r.arch.heads, "T": tokens, "S": length}
+        return [Line("workspace", r.role, 2 * r.arch.heads * tokens * length, "b·H·T·S", values, "runtime#cublas")]
+
+    def root(self) -> list[Line]:
+        """Empty: nothing is gathered to compute, since weights are gathered in place after the step."""
+        return []
+
+    def at(self, where: Where) -> list[Line]:
+        """The gradient that an operation makes in the weights' type, before a hook adds it to the buffer."""
+        r = self.replica
+        if r.optimizer is None or not where.backward:
+            return []
+        made = 0 if self.fuses and where.segment != "end" else where.making
+        return [gradients.new(r.role, made, r.weight_bytes)] if made else []
+
+    def stepping(self) -> Moments:
+        """The optimizer step in place: masters get views of the gradients' buffer, and a kernel needs nothing else."""
+        r = self.replica
+        if r.optimizer:
+            own = self.padded // self.shards
+            scratch = optimizer.step_scratch(r.optimizer, r.role, own, min(own, r.largest), r.step_bytes)
+            # gradients that are not in fp32 are copied (`_copy_model_grads_to_main_grads`)
+            copied = own if r.grad_bytes < r.step_bytes else 0
+            yield "optimizer step", [scratch, gradients.new(r.role, copied, r.step_bytes)]
+
+    def handing(self, word: Handed) -> Line:
+        """The memory to hand weights on takes: none beside a clone of the largest parameter."""
+        r = self.replica
+        return communication.handed(r.role, word, r.embedding if word == "clone" else 0, r.weight_bytes)
+
+    def host(self, ranks: int) -> Moments:
+        """Empty: nothing stays on the host."""
+        return iter(())

@@ -1,0 +1,98 @@
+"""Megatron-LM's own loop on Megatron-core: its layers on Transformer Engine, its optimizer, its parallelism.
+
+With plain PyTorch it is the scenario's `trainer`, and its distributed optimizer the `sharding` that goes with it. Read
+in Megatron-LM d98e8a64dd, `megatron/training/{arguments,training}.py` beside what `calc.engines.megatron` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from calc.base.plan import Path
+from calc.frameworks.torch.trainers import habits as shared
+from calc.models.architecture import Architecture, ConfigError
+from calc.scenario.scenario import Scenario
+
+TASKS = ("pretrain", "sft")
+# families that Megatron-core's own layers are, by number and order of their tensors
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def modelled(arch: Architecture) -> Architecture:
+    """The model as Megatron-core has it: fused projections and norms, attention without a window.
+
+    Raises ConfigError for the field `trainer` if it has other layers than those that were read.
+    """
+    if arch.family not in FAMILIES or arch.experts:
+        known = f"Megatron-core's layers are modelled for {', '.join(FAMILIES)}"
+        raise ConfigError("trainer", "megatron", f"own for the family {arch.family}; {known}")
+    specs = tuple(spec._replace(slides=False) for spec in arch.specs)
+    return replace(arch, modeling="megatron", sliding_window=None, specs=specs)
+
+
+def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Its defaults, by dotted key.
+
+    With `--bf16` gradients are added up and reduced in fp32 (`accumulate_allreduce_grads_in_fp32`, `validate_args`),
+    beside fp32 masters. Tensor parallelism is taken with the sequence parallelism that its guide asks for.
+    """
+    return {
+        "sharding": "megatron",  # --use-distributed-optimizer
+        "precision": "mixed",  # --bf16
+        "grad_dtype": "fp32",
+        "optimizer": "adamw",
+        "optimizer_impl": "fused",  # Transformer Engine's FusedAdam
+        "attention": "flash",  # attention_backend auto: a fused kernel
+        "sequence_parallel": int(given.get("tensor_parallel", 1)) > 1,
+    }
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why Megatron-core cannot run `s`, or is not modelled for it, in one line, or None."""
+    given = "with trainer megatron"
+    fixed: dict[str, tuple[Any, ...]] = {
+        "sharding": ("megatron",),
+        "method": ("full",),
+        "precision": ("mixed",),
+        "grad_dtype": ("fp32",),
+        "optimizer": ("adamw",),
+        "optimizer_impl": ("fused",),
+        "attention": ("flash",),
+        "loss": ("full",),
+        "checkpointing": ("none", "full"),
+        "packing": (False,),
+        "no_sync": (False,),
+        "context_parallel": (1,),
+        "kernels": ("eager",),
+        "optimizer_in_backward": (False,),
+        "reentrant": (False,),
+    }
+    if fault := shared.refuse(s, TASKS, fixed, together=True):
+        return fault
+    for field in ("optimizer", "parameters", "activations"):
+        if getattr(s.offload, field):
+            return f"offload.{field}: given true {given}, allowed: false; not modelled"
+    if s.sequence_parallel and s.tensor_parallel == 1:
+        return f"sequence_parallel: given true {given}, allowed: with tensor_parallel above 1"
+    if s.sequence_parallel and s.seq_len % s.tensor_parallel:
+        return f"seq_len: given {s.seq_len} {given}, allowed: a multiple of tensor_parallel = {s.tensor_parallel}"
+    return None
+
+
+def keeps(s: Scenario) -> dict[str, Any]:
+    """The fields that it sets in a trained `Role`: none beside the defaults."""
+    return {}
+
+
+def path(s: Scenario, usual: Path) -> Path:
+    """The loss path: its own cross entropy over a rank's part of the vocabulary, in fp32."""
+    return Path("vocab-parallel")
+
+
+def notes(s: Scenario) -> Iterator[str]:
+    """Notes on what no field of a scenario says."""
+    yield "computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, 1F1B"
+    if s.checkpointing == "full":
+        yield "full recomputation is --recompute-method uniform with one layer at a time"

@@ -1,0 +1,142 @@
+"""Megatron-core's own layers on a tape: fused norms and products, fused activations, dropout with bias and residual.
+
+Both of its specs are written: Transformer Engine's modules, and the `local` one, whose attention keeps probabilities.
+A layer keeps the input of each norm, the norm's output, which the product behind it multiplies, queries, keys and
+values in one tensor, attention's output with its log-sum-exp, and the input and output of the activation: for the first
+GPT's layer with dropout 34·h bytes a token. Read in Megatron-LM d98e8a64dd `megatron/core/transformer/
+{transformer_layer,attention,dot_product_attention,mlp}.py`, `fusions/fused_bias_{gelu,swiglu,dropout}.py`,
+`tensor_parallel/{layers,cross_entropy}.py`, and TransformerEngine `pytorch/module/{layernorm_linear,linear}.py`,
+`pytorch/attention/dot_product_attention/backends.py`.
+"""
+
+from __future__ import annotations
+
+from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
+from calc.memory.linears import WIDTH, Linears
+
+BF16 = 2
+MASK = 1  # byte of an element of a dropout mask
+
+
+class MegatronLayer(Linears):
+    """Writes one of Megatron-core's layers, or its final norm."""
+
+    def layer(self) -> Tape:
+        """A layer: attention and MLP, each behind a norm, each added to the residual stream with bias and dropout."""
+        norms = self.arch.norms
+        x = self.attention(self.input, norms.attention)
+        self.feed_forward(x, norms.mlp)
+        return self.tape
+
+    def final_norm(self) -> Tape:
+        """The norm between the last layer and the head."""
+        self.normed(self.input, self.arch.names.final_norm)
+        return self.tape
+
+    def normed(self, x: Tensor, name: str) -> Tensor:
+        """One kernel: keeps its input, the scale of each row in fp32, and its mean unless it is an RMSNorm."""
+        rows = Size({"": self.run.share})
+        statistics = Tensor(rows, 8 if self.arch.norm == "layer" else 4)
+        weight = self.elements.get(name, self.arch.norm_elements) if self.run.trained else 0
+        return self.tape.op(name, [x], x.width, x.b, saves=[x, statistics], weight=weight)
+
+    def column(self, name: str, x: Tensor, out: Size, weight: int) -> Tensor:
+        """A product cut by its outputs: keeps its input, with sequence parallelism as this rank has it.
+
+        All positions are gathered for forward, and again for the gradient of the weight.
+        """
+        whole = WIDTH * BF16 if self.run.sequences else NOTHING
+        # the gradient of all positions, before it is reduced and scattered
+        back = whole * 2 if self.run.sequences else NOTHING
+        return self.tape.op(name, [x], out, BF16, saves=[x], scratch=whole, backward_scratch=back, weight=weight)
+
+    def row(self, name: str, x: Tensor, weight: int) -> Tensor:
+        """A product cut by its inputs, whose partial sums are added in place, or reduced and scattered."""
+        y = self.tape.op(name, [x], WIDTH, BF16, saves=[x], weight=weight)
+        if not self.run.sequences:
+            return y
+        return self.tape.op(f"{name}: reduce-scatter", [y], self.stream, BF16)
+
+    def added(self, residual: Tensor, y: Tensor, name: str) -> Tensor:
+        """Bias, dropout and residual stream in one kernel: keeps the mask."""
+        dropped = self.run.training and self.arch.residual_dropout
+        mask = [Tensor(self.stream, MASK)] if dropped else []
+        same = [residual] if dropped else [residual, y]
+        return self.tape.op(f"{name}: add", [residual, y], self.stream, BF16, saves=mask, aliases=same)
+
+    def trained_elements(self, *names: str) -> int:
+        """Elements of the weights and biases called `names` that are trained."""
+        return sum(self.elements.get(name, 0) for name in names) if self.run.trained else 0
+
+    def attention(self, x: Tensor, norm: str) -> Tensor:
+        """The attention block, from the residual stream to the residual stream."""
+        tape, q, kv = self.tape, of(q=1), of(kv=1)
+        n = self.normed(x, norm)
+        qkv = self.column("linear_qkv", n, of(q=1, kv=2), self.trained_elements("q_proj", "k_proj", "v_proj"))
+        queries, keys, values = tape.split("q, k, v", qkv, [q, kv, kv])
+        tape.returns(n)
+        if self.arch.grouped:
+            # the queries of a group lie together: `reshape` to heads copies them
+            queries = tape.op("q: heads", [queries], q, BF16)
+        plain = not (self.arch.grouped or self.arch.qk_norm or self.spec.rotated)
+        if self.arch.qk_norm:
+            queries, keys = self.head_norm(queries, "q_norm", of(H=1)), self.head_norm(keys, "k_norm", of(K=1))
+        if self.spec.rotated:
+            queries = tape.op("q: rotate", [queries], q, BF16)
+            keys = tape.op("k: rotate", [keys], kv, BF16)
+        if self.run.kernel == "eager":
+            context = self.unfused(queries, keys, values)
+        else:
+            if not plain:
+                # only where all three still lie in one tensor as the kernels know it (`get_qkv_layout`, sbh3d)
+                keys, values = self.apart(keys, "k", self.arch.qk_norm or self.spec.rotated), self.apart(values, "v")
+            context = self.fused(queries, keys, values)
+        y = self.row("linear_proj", context, self.trained_elements("o_proj"))
+        return self.added(x, y, "attention")
+
+    def apart(self, x: Tensor, name: str, already: object = False) -> Tensor:
+        """A contiguous copy of keys or values, unless they have a tensor of their own `already`."""
+        return x if already else self.tape.op(f"{name}: contiguous", [x], x.width, BF16)
+
+    def head_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
+        """A norm of each head, which keeps its input and the scale of each of its `rows`."""
+        weight = self.trained_elements(name)
+        return self.tape.op(name, [x], x.width, BF16, saves=[x, Tensor(rows, 4)], weight=weight)
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """cuDNN's or FlashAttention's kernel: keeps q, k, v, its output and a log-sum-exp; dq is summed in fp32."""
+        sums = of(q=4, H=4)
+        lse = Tensor(of(H=1), 4)
+        return self.tape.op("attention", [q, k, v], of(q=1), BF16, saves=[q, k, v, lse], saves_out=True,
+                            backward_scratch=sums)  # fmt: skip
+
+    def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Scores, a fused softmax that keeps its output, dropout, and the product with the values.
+
+        Keys and values are written out for every query where heads share them.
+        """
+        tape, scores = self.tape, Size({"H·S": 1})
+        if self.arch.grouped:
+            k, v = (tape.op(f"{n}: repeat", [t], of(q=1), BF16) for n, t in (("k", k), ("v", v)))
+        x = tape.op("scores", [q, k], scores, BF16, saves=[q, k])
+        p = tape.op("softmax", [x], scores, BF16, saves_out=True)
+        tape.returns(x)
+        if self.run.training and self.arch.attention_dropout:
+            p = tape.op("probabilities: dropout", [p], scores, BF16, saves=[Tensor(scores, MASK)])
+        mixed = tape.op("values", [p, v], of(q=1), BF16, saves=[p, v])
+        return tape.op("attention: contiguous", [mixed], of(q=1), BF16)
+
+    def feed_forward(self, x: Tensor, norm: str) -> Tensor:
+        """The MLP block, from the residual stream to the residual stream; its activation is one kernel."""
+        tape, arch, i = self.tape, self.arch, of(i=1)
+        n = self.normed(x, norm)
+        names: tuple[str, ...]
+        if arch.gated:
+            names, width = ("gate_proj", "up_proj"), i * 2
+        else:
+            names, width = (arch.names.up,), i
+        pair = self.column("linear_fc1", n, width, self.trained_elements(*names))
+        act = tape.op("mlp: activation", [pair], i, BF16, saves=[pair])
+        tape.returns(n)
+        y = self.row("linear_fc2", act, self.trained_elements(arch.names.down))
+        return self.added(x, y, "mlp")

@@ -1,0 +1,34 @@
+"""Triton kernels in place of a model's own operations: which of them a library replaces in each family.
+
+Liger's are those of liger-kernel 0.8.5, `transformers/monkey_patch.py`, with the defaults of `apply_liger_kernel_to_*`;
+they keep what 0.5.10 kept. What each keeps is written in `calc.memory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+# norm: keeps its input and a number a row; in place: its gradient is written over the output's. rotation: of queries
+# and keys, in place. gate: the MLP's activation and product, which keeps gate and up alone.
+Replaced = Literal["norm", "norm in place", "rotation", "gate"]
+
+_ALL: tuple[Replaced, ...] = ("norm in place", "rotation", "gate")
+# a residual stream or a second norm reads the same gradient: `in_place=False`
+_APART: tuple[Replaced, ...] = ("norm", "rotation", "gate")
+# Routed experts have kernels of their own under Transformers 5, which are not computed.
+_ROUTED: tuple[Replaced, ...] = ("norm in place", "rotation")
+
+LIGER: Mapping[str, tuple[Replaced, ...]] = {
+    **dict.fromkeys(("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "phi3", "granite", "smollm3"), _ALL),
+    **dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4"), _APART),
+    **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), _ROUTED),
+    "glm4": ("norm", "gate"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("norm in place", "gate")),
+}
+LIBRARIES: Mapping[str, Mapping[str, tuple[Replaced, ...]]] = {"eager": {}, "liger": LIGER}
+
+
+def replaced(library: str, family: str) -> frozenset[Replaced]:
+    """The operations that a library's kernels take over in a family, none where it does not know the family."""
+    return frozenset(LIBRARIES[library].get(family, ()))

@@ -1,0 +1,233 @@
+"""Published figures that were kept back: scenarios written without sight of them, the first comparison and today's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from html import escape
+from math import ceil
+from statistics import median
+from typing import Any, NamedTuple
+
+from calc.accuracy.residuals import RANGES, Residual
+from calc.answers import answers
+from calc.base.project import ROOT
+from calc.base.reading import parse_mapping, read_bytes
+from calc.base.units import GiB
+from calc.site.tables.tables import Cell, Column, Table
+from calc.site.views.accuracy import accuracy
+
+FILE = ROOT / "measurements" / "blind" / "unsaid.yaml"
+RESTS_ON = (
+    "Records of measurements/published_blind.jsonl: each scenario with a first comparison was written from the "
+    "source's settings by somebody who had seen neither the figure nor an estimate; those without one came later. "
+    "The first comparison is that of the code of its day, and is not computed again. Since then a scenario has "
+    "changed only where a field came for what it could not say."
+)
+SAID = {"all": "the whole job", "part": "a part of it"}
+
+
+class Compared(NamedTuple):
+    """An estimate of what a record's metric counts, its range in bytes, and its verdict."""
+
+    estimated: int
+    low: int
+    high: int
+    verdict: str
+
+
+class Kept(NamedTuple):
+    """A figure that was kept back, in bytes (0: only whether the job ran), with the first comparison and today's.
+
+    `first` is None where the code of that day had no word for the job.
+    """
+
+    record: Mapping[str, Any]
+    measured: int
+    most: int
+    first: Compared | None
+    now: Compared
+
+    def error(self, of: Compared) -> float:
+        """The relative error, positive where the estimate is too high; of a figure in GB or GiB, against the nearer."""
+        return min((of.estimated / figure - 1 for figure in (self.measured, self.most)), key=abs)
+
+    def inside(self, of: Compared) -> bool:
+        """True if the range holds a value that the source may mean."""
+        return of.low <= self.most and self.measured <= of.high
+
+    def same_verdict(self, of: Compared) -> bool:
+        """True if the job ran out of memory both by the estimate and in the record, or in neither."""
+        return bool((of.verdict == "oom") == (self.record["verdict"] == "oom"))
+
+
+def found() -> list[Kept]:
+    """Every figure and verdict that was kept back and that a scenario can say, in whole or in part."""
+    records = {r["id"]: r for r in answers.catalog().measurements if r["class"] == "blind"}
+    return [_kept(records[r.id], r) for r in accuracy.residuals() if r.kind == "blind"]
+
+
+def _kept(record: Mapping[str, Any], r: Residual) -> Kept:
+    then = record["blind"]["first"]
+    first = Compared(then["estimated_bytes"], then["low_bytes"], then["high_bytes"], then["verdict"]) if then else None
+    return Kept(record, r.measured, r.most, first, Compared(r.counted, r.low, r.high, r.verdict))
+
+
+@cache
+def unsaid_jobs() -> tuple[Mapping[str, Any], ...]:
+    """The jobs that no scenario says, each with what is missing."""
+    return tuple(parse_mapping(read_bytes(FILE, FILE.name), FILE.name)["jobs"])
+
+
+def figures() -> list[Kept]:
+    """Those of which the source prints a figure."""
+    return [one for one in found() if one.measured]
+
+
+def figure(what: str) -> str:
+    """A figure of the class: `count`, `unsaid`, `whole` (jobs said as a whole), or of the figures said as a whole today
+    `median`, `p90`, `inside`; `first_median`, `first_p90` and `first_inside` of the first comparison, of all then said.
+    """
+    every, lost = figures(), sum(job["figure"] for job in unsaid_jobs())
+    whole = [(one, one.now) for one in every if one.record["blind"]["said"] == "all"]
+    first = [(one, one.first) for one in every if one.first]
+    values = {"count": str(len(every) + lost), "unsaid": str(lost), "whole": str(len(whole)), **_summed(whole)}
+    values |= {f"first_{name}": value for name, value in _summed(first).items()}
+    if what not in values:
+        raise ValueError(f"no {what!r}; there is {', '.join(values)}")
+    return values[what]
+
+
+def _summed(pairs: Sequence[tuple[Kept, Compared]]) -> dict[str, str]:
+    errors = sorted(abs(one.error(of)) for one, of in pairs)
+    inside = [one.inside(of) for one, of in pairs if one.record["metric"] in RANGES]
+    return {
+        "median": f"{100 * median(errors):.1f} %",
+        "p90": f"{100 * _ninetieth(errors):.0f} %",
+        "inside": f"{sum(inside)} of {len(inside)}",
+    }
+
+
+def _ninetieth(errors: Sequence[float]) -> float:
+    """The 90th percentile of sorted errors."""
+    return errors[ceil(0.9 * len(errors)) - 1]
+
+
+def summary() -> Table:
+    """The errors of the first comparison and today's, of jobs said as a whole, in part, and all."""
+    columns = (
+        Column("said", "The scenario says"),
+        Column("when", "Compared"),
+        Column("figures", "Figures", kind="number"),
+        Column("median", "Median error", "%", "number", 1),
+        Column("p90", "90th percentile", "%", "number", 1),
+        Column("inside", "Inside the range", kind="number"),
+        Column("ranges", "of", kind="number"),
+        Column("jobs", "Jobs that ran or died", kind="number"),
+        Column("agree", "Verdict agrees", kind="number"),
+    )
+    rows = []
+    for said in (*SAID, None):
+        first = [
+            (one, one.first) for one in found() if one.first and said in (None, one.record["blind"]["first"]["said"])
+        ]
+        now = [(one, one.now) for one in found() if said in (None, one.record["blind"]["said"])]
+        for when, pairs in (("at first", first), ("today", now)):
+            rows.append((Cell(SAID[said] if said else "either"), Cell(when), *_cells(pairs)))
+    caption = "Published figures that were kept back: the first comparison, and today's"
+    note = (
+        "An allocated figure is compared with the allocated peak, a reserved one with what is reserved, any other with "
+        "all that the process takes. What no scenario says stands in the last table of this section."
+    )
+    return accuracy.table("blind", caption, columns, rows, RESTS_ON, note)
+
+
+def _cells(pairs: Iterable[tuple[Kept, Compared]]) -> tuple[Cell, ...]:
+    every = list(pairs)
+    errors = sorted(abs(one.error(of)) for one, of in every if one.measured)
+    inside = [one.inside(of) for one, of in every if one.measured and one.record["metric"] in RANGES]
+    judged = [one.same_verdict(of) for one, of in every if one.record["verdict"] in ("fits", "oom")]
+    return (
+        Cell(len(errors)),
+        Cell(100 * median(errors)) if errors else Cell(None, "—"),
+        Cell(100 * _ninetieth(errors)) if errors else Cell(None, "—"),
+        Cell(sum(inside)),
+        Cell(len(inside)),
+        Cell(len(judged)),
+        Cell(sum(judged)),
+    )
+
+
+def one_by_one() -> Table:
+    """Every figure with the first estimate and today's, and why it is missed."""
+    columns = (
+        Column("record", "Record"),
+        Column("metric", "Metric"),
+        Column("printed", "Printed", "GiB"),
+        Column("first", "At first", "GiB", "number", 1),
+        Column("first_error", "Off by", "%", "number", 1),
+        Column("now", "Today", "GiB", "number", 1),
+        Column("error", "Off by", "%", "number", 1),
+        Column("inside", "In the range"),
+        Column("lacks", "Not said"),
+        Column("why", "Why it is off"),
+    )
+    rows = []
+    for one in sorted(figures(), key=lambda one: str(one.record["id"])):
+        record, none = one.record, Cell(None, "—")
+        name = record["id"].removeprefix("blind/")
+        rows.append(
+            (
+                Cell(name, f'<a href="{escape(record["url"])}">{escape(name)}</a>'),
+                Cell(record["metric"]),
+                Cell(_printed(one)),
+                Cell(one.first.estimated / GiB) if one.first else none,
+                Cell(100 * one.error(one.first)) if one.first else none,
+                Cell(one.now.estimated / GiB, exact=one.now.estimated),
+                Cell(100 * one.error(one.now)),
+                Cell("yes" if one.inside(one.now) else "no") if record["metric"] in RANGES else Cell("—"),
+                Cell(record["blind"]["lacks"] or ""),
+                Cell(record.get("explanation", "")),
+            )
+        )
+    return accuracy.table("blind-rows", "Every figure that was kept back", columns, rows, RESTS_ON)
+
+
+def _printed(one: Kept) -> str:
+    return f"{one.measured / GiB:.1f}" + (f" to {one.most / GiB:.1f}" if one.most > one.measured else "")
+
+
+def verdicts() -> Table:
+    """Jobs of which the source prints only that they ran or died, against the verdicts."""
+    kind = ("The scenario says", lambda r: SAID[_said(r)])
+    caption = "Kept-back jobs that ran and that did not, against today's verdict"
+    every = [r for r in accuracy.residuals() if r.kind == "blind" and r.metric == "verdict"]
+    return accuracy.verdicts("blind-verdicts", caption, every, kind, RESTS_ON)
+
+
+def _said(r: Residual) -> str:
+    return str(next(x for x in answers.catalog().measurements if x["id"] == r.id)["blind"]["said"])
+
+
+def unsaid() -> Table:
+    """The jobs that no scenario says, and what is missing."""
+    columns = (
+        Column("job", "Job"),
+        Column("framework", "Run by"),
+        Column("figure", "Prints a figure"),
+        Column("lacks", "No field says"),
+    )
+    rows = [
+        (
+            Cell(row["id"], f'<a href="{escape(row["url"])}">{escape(row["id"])}</a>'),
+            Cell(row["framework"]),
+            Cell("yes" if row["figure"] else "no"),
+            Cell(row["lacks"]),
+        )
+        for row in unsaid_jobs()
+    ]
+    rests_on = "Rows of measurements/blind/unsaid.yaml, of the same sources."
+    return accuracy.table("blind-unsaid", "Kept-back jobs that no scenario says", columns, rows, rests_on)
+
+
+TABLES = (summary, verdicts, one_by_one, unsaid)

@@ -1,0 +1,50 @@
+"""Megatron-core's pipeline schedules, 1F1B and interleaved: the micro batches under way on a stage at its peak.
+
+A stage runs forwards ahead of its first backward. Each micro batch under way keeps what its layers saved and the input
+that the stage received; outputs are freed once they are sent (`deallocate_output_tensor`). With several model chunks a
+stage, micro batches go through a chunk in groups of as many as there are stages. Read in Megatron-LM d98e8a64dd
+`megatron/core/pipeline_parallel/schedules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from calc.autograd.polynomial import amount
+from calc.autograd.tape import of
+from calc.base.ledger import Line
+from calc.engines.megatron import Megatron
+from calc.step import peaks
+from calc.step.instants import Part, Step
+
+
+def warmup(index: int, stages: int, chunks: int, micro: int) -> int:
+    """The forwards of stage `index`, each of one chunk, that run ahead of its first forward with a backward behind it.
+
+    See `get_pp_rank_microbatches`; `micro` are the micro batches of a step.
+    """
+    ahead = stages - index - 1
+    if chunks > 1:
+        ahead = 2 * ahead + (chunks - 1) * stages
+    return min(ahead, micro * chunks)
+
+
+def training(
+    engine: Megatron, own: Step, index: int, stages: int, chunks: int, micro: int
+) -> Iterator[tuple[str, str, list[Line]]]:
+    """The peak instant of each phase of a stage, without the resident tensors; `own` is its last chunk's step."""
+    layout = own.plan.layout
+    waiting = min(warmup(index, stages, chunks, micro), micro * chunks - 1)
+    kept = [part._replace(times=part.times * waiting) for part in layout.layers()] if waiting else []
+    # a first stage makes its inputs itself, and its layers keep them; of several chunks only the first begins there
+    inputs = 0 if layout.stack.embeds else waiting + 1
+    received = [Part("communication", layout.stack.residual, "parallelism#stages", inputs)] if inputs else []
+    # the loader makes a mask of every pair of a sequence's positions, a byte each (`create_attention_mask`)
+    mask = Part("temporary", amount(of(S=1), layout.stack.dims), "parallelism#stages")
+    fixed = engine.workspace(*own.batch)
+    beside = [*fixed, *own.lines([*kept, *received, mask])]
+    gradient = own.lines([Part("communication", layout.stack.residual, "parallelism#stages")])
+    yield "forward", *peaks.beside(beside, peaks.peak(engine, own, own.plan.forward))
+    back = beside if layout.stack.ends else [*beside, *gradient]
+    yield "backward", *peaks.beside(back, peaks.peak(engine, own, own.backward()))
+    yield "step", *peaks.beside(fixed, peaks.largest(engine.stepping()))

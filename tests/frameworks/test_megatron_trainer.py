@@ -1,0 +1,111 @@
+"""Megatron-LM as a trainer: what a job that names it gets, its parts and stages, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.estimate.estimate import estimate
+from calc.models.slices import part, stage
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario, ScenarioError
+
+LLAMA = {
+    "model": "llama-3.1-8b", "task": "sft", "gpu": "h100-sxm", "gpus": 8, "framework": "torch", "trainer": "megatron",
+    "seq_len": 4096,
+}  # fmt: skip
+P, V, H, LAYERS = 8_030_261_248, 128_256, 4096, 32
+
+
+def job(**fields: Any) -> Scenario:
+    """A job of Megatron-LM's."""
+    return parse(LLAMA | fields)
+
+
+def lines(s: Scenario, phase: str = "step", group: int = 0) -> dict[str, int]:
+    """Bytes by component, of the roles alone, at a phase of a GPU group."""
+    found: dict[str, int] = {}
+    (moment,) = (p.moment for p in estimate(s).groups[group].phases if p.name == phase)
+    for line in moment.lines:
+        if line.role != "process":
+            found[line.component] = found.get(line.component, 0) + line.bytes
+    return found
+
+
+def test_its_own_habits() -> None:
+    s = job()
+    assert (s.sharding, s.precision, s.grad_dtype, s.optimizer_impl) == ("megatron", "mixed", "fp32", "fused")
+    assert not s.sequence_parallel
+    assert job(tensor_parallel=2).sequence_parallel
+
+
+def test_buffers_are_whole_and_the_optimizer_is_shared() -> None:
+    """2 + 4 bytes a parameter, and 12 over eight ranks; every tensor is a multiple of 64 elements."""
+    found = lines(job())
+    assert found["weights"] == 2 * P
+    assert found["gradients"] == 4 * P
+    assert found["master_weights"] + found["optimizer_states"] == 12 * P // 8
+
+
+def test_the_vocabulary_is_padded_to_a_multiple_of_128_on_each_rank() -> None:
+    """Qwen2.5's 152,064 rows are a multiple of 128·2, those of its small models, 151,936, are not one of 128·4."""
+    small = job(model="qwen2.5-0.5b", tensor_parallel=2).architecture
+    assert part(small, 1).vocab == 151_936
+    assert part(small, 2).vocab_part == 151_936 // 2 + 64
+    assert small.vocab == 151_936
+
+
+def test_stages_have_equal_layers_and_a_tied_embedding_at_both_ends() -> None:
+    tied = job(model="llama-3.2-1b", pipeline_parallel=2, global_batch=8).architecture
+    first, last = (stage(tied, index, 2) for index in range(2))
+    assert first.layers == last.layers == 8
+    assert (first.embeds, first.ends, last.embeds, last.ends) == (True, False, False, True)
+    assert not last.tied
+
+
+def test_the_first_stage_holds_a_micro_batch_for_each_stage_behind_it() -> None:
+    """Two stages, 16 layers each: the first keeps two micro batches' layers, the last one's and its logits."""
+    s = job(pipeline_parallel=2, global_batch=8)
+    layer = 4096 * (8 * H + 4 * 4096 + 4 * 1024 + 4 * 32 + 6 * 14_336 + 8)
+    first, last = lines(s, "forward"), lines(s, "forward", 1)
+    assert first["activations"] == pytest.approx(2 * 16 * layer, rel=0.01)
+    assert last["activations"] == pytest.approx(16 * layer, rel=0.01)
+    assert last["logits"] == pytest.approx(4096 * V * 6, rel=0.02)
+
+
+def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
+    assert lines(job(checkpointing="full"), "forward")["checkpoints"] == LAYERS * 4096 * H * 2
+
+
+@pytest.mark.parametrize("fields", [{"tensor_parallel": 2}, {"tensor_parallel": 4}, {"pipeline_parallel": 4}])
+def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> None:
+    s, other = job(global_batch=8), job(global_batch=8, **fields)
+    most = max(g.peak.moment.device_bytes for g in estimate(other).groups)
+    assert most < estimate(s).groups[0].peak.moment.device_bytes
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"sharding": "zero1"}, "sharding: given 'zero1' with trainer megatron, allowed: megatron"),
+        ({"trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron' with torch, allowed: with torch and"),
+        ({"framework": "trl", "trainer": "transformers", "sharding": "megatron"}, "sharding: given 'megatron'"),
+        ({"framework": "openrlhf", "trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron'"),
+        ({"framework": "verl", "trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron'"),
+        ({"model": "qwen3-30b-a3b"}, "trainer: given 'megatron', allowed: own for the family qwen3_moe"),
+        ({"expert_parallel": 2}, "expert_parallel: given 2, not modelled yet"),
+        ({"context_parallel": 2}, "context_parallel: given 2 with trainer megatron, allowed: 1"),
+        ({"method": "lora"}, "method: given 'lora' with trainer megatron, allowed: full"),
+        ({"offload.optimizer": True}, "offload.optimizer: given true with trainer megatron, allowed: false"),
+        ({"task": "dpo"}, "trainer: given 'megatron' for dpo, allowed: own"),
+        ({"sequence_parallel": True}, "sequence_parallel: given true with trainer megatron, allowed: with tensor"),
+        ({"tensor_parallel": 4, "seq_len": 4097}, "seq_len: given 4097 with trainer megatron, allowed: a multiple"),
+        ({"pipeline_parallel": 3, "gpus": 6}, "pipeline_parallel: given 3, allowed: a divisor of the model's 32"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_in_one_line(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        parse(LLAMA | fields)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,126 @@
+"""What layers and losses keep under torch.compile: as AOTAutograd's partitioner saved them in a trace, and refusals.
+
+The counts are those of torch 2.13's `min_cut_rematerialization_partition` with Inductor's decompositions, over a layer
+of torchtitan 0.2.2 and of Transformers 5.23 in bf16; float8 with torchao 0.9's Float8Linear in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tapes import arch
+
+from calc.base.plan import Path
+from calc.engines.replica import Where
+from calc.memory.activations import layer, program
+from calc.memory.loss import head
+from calc.memory.run import Run
+from calc.resolve.parse import parse
+from calc.scenario.scenario import ScenarioError
+from calc.step.placement import engine, replica
+
+JOB: dict[str, Any] = {
+    "model": "llama-3.1-8b", "task": "pretrain", "framework": "torch", "trainer": "torchtitan", "gpu": "h100-sxm",
+    "gpus": 8, "micro_batch": 1, "seq_len": 8192, "loss": "full", "versions.torchtitan": "0.2.2",
+}  # fmt: skip
+
+
+def kept(model: str, **how: Any) -> int:
+    """Bytes a token that a compiled layer keeps for backward."""
+    own = arch(model)
+    return int(layer(Run(own, compiled=True, **how), own.specs[0].shapes).saved.tokens)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        # 8h + 4q + 4kv + 6i + 4H + 8: input, norms' outputs, o_proj's, q, k, v, attention, gate, up, product
+        ("llama-3-8b", 8 * 4096 + 4 * 4096 + 4 * 1024 + 6 * 14336 + 4 * 32 + 8),
+        ("qwen2.5-7b", 8 * 3584 + 4 * 3584 + 4 * 512 + 6 * 18944 + 4 * 28 + 8),
+        # and queries and keys before their norms, with a scale for each head
+        ("qwen3-8b", 8 * 4096 + 6 * 4096 + 6 * 1024 + 6 * 12288 + 4 * 32 + 8 + 4 * 40),
+    ],
+)
+def test_a_compiled_layer_keeps_what_the_partitioner_saves(model: str, expected: int) -> None:
+    assert kept(model) == expected
+
+
+def test_float8_linears_have_their_inputs_made_again() -> None:
+    """The two norms' outputs and the MLP's product are cast where they are made; attention's output is kept twice."""
+    bf16 = kept("llama-3-8b")
+    assert bf16 - kept("llama-3-8b", narrow=True) == 4 * 4096 + 2 * 14336 - 4096
+
+
+def test_selective_checkpointing_drops_the_last_product() -> None:
+    """Kept are q, v, gate, and attention with its log-sum-exp, as in eager mode; `down` is not needed."""
+    own = arch("llama-3-8b")
+    spec = own.specs[0].shapes
+    eager, compiled = (layer(Run(own, compiled=on), spec, selective=True).kept.tokens for on in (False, True))
+    assert compiled == 2 * 4096 + 2 * 1024 + 2 * 4096 + 4 * 32 + 2 * 14336
+    assert eager - compiled == 2 * 4096
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen3-8b", "phi-3-mini"])
+def test_compiling_never_takes_more(model: str) -> None:
+    """Neither kept for backward nor, with recomputation, at any instant of a layer's backward."""
+    own = arch(model)
+    eager, compiled = (layer(Run(own, compiled=on), own.specs[0].shapes) for on in (False, True))
+    assert compiled.saved.tokens < eager.saved.tokens
+    for passes in ("backward", "again", "forward"):
+        most = [max(shot.saved.tokens + shot.passing.tokens for shot in getattr(s, passes)) for s in (compiled, eager)]
+        assert most[0] <= most[1], passes
+
+
+def test_nothing_outlives_its_last_use_in_a_compiled_layer() -> None:
+    """No Python variable keeps a tensor: the graph's operations all have outputs, and none is held."""
+    own = arch("llama-3-8b")
+    tape = program(Run(own, compiled=True), own.specs[0].shapes).layer()
+    assert tape.ops and all(op.outs for op in tape.ops) and not tape.held
+
+
+def test_a_compiled_cross_entropy_keeps_its_logits_alone() -> None:
+    """Saved: logits in bf16 and two fp32 numbers a position; backward adds one bf16 gradient."""
+    own = arch("llama-3-8b")
+    segment, _ = head(Run(own), Path("cross-entropy", compiled=True))
+    vocab, hidden = own.vocab, own.hidden
+    assert segment.saved.tokens == 2 * vocab + 8 + 2 * hidden
+    most = max(shot.saved.tokens + shot.passing.tokens for shot in segment.backward)
+    assert 4 * vocab <= most < 4.2 * vocab
+
+
+def test_a_compiled_loss_in_chunks_keeps_logits_in_16_bits() -> None:
+    """torchtune's eight chunks: 2 bytes an entry in place of the fp32 log-softmax's 4."""
+    own = arch("llama-3-8b")
+    eager, compiled = (head(Run(own), Path("chunked-logits", compiled=on))[0].saved.tokens for on in (False, True))
+    assert eager - compiled == 2 * own.vocab - 8
+
+
+def test_float8_gathers_one_byte_an_element() -> None:
+    """WeightWithDynamicFloat8CastTensor hands FSDP 2 its float8 bits (torchao 0.9 `float8/fsdp_utils.py`)."""
+
+    def layers(*, narrow: bool) -> int:
+        s = parse(JOB | {"compile": "model", "float8": "tensorwise", "float8_all_gather": narrow})
+        [role] = s.keeps.roles
+        lines = engine(s, replica(s, role, trained=True), s.keeps).at(Where("layer", 5, backward=False))
+        return sum(line.bytes for line in lines if line.values.get("what") == "layers")
+
+    assert layers(narrow=True) * 2 == layers(narrow=False) == 2 * 2 * 218_112_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"compile": "model", "model": "gemma-2-9b"}, "modelled for layers as Llama's"),
+        ({"compile": "model", "attention": "eager", "trainer": "own"}, "modelled with sdpa, flash"),
+        ({"compile": "model", "framework": "trl", "trainer": "transformers", "task": "sft"}, "'model' with trl"),
+        ({"float8": "rowwise"}, "float8: given 'rowwise' with compile none, allowed: none; modelled"),
+        ({"float8_all_gather": True}, "float8_all_gather: given true, allowed: false, or with float8 tensorwise"),
+        ({"compile": "model", "float8": "rowwise", "float8_all_gather": True}, "torchao gathers so with tensorwise"),
+    ],
+)  # fmt: skip
+def test_what_is_not_modelled_is_refused(fields: dict[str, Any], message: str) -> None:
+    job = {k: v for k, v in JOB.items() if not (fields.get("framework") and k in ("loss", "versions.torchtitan"))}
+    with pytest.raises(ScenarioError) as caught:
+        parse(job | fields)
+    assert message in str(caught.value)

@@ -1,0 +1,58 @@
+"""Counts of vision towers: Qwen2.5-VL's by hand and against the published totals, and configs that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.models import architecture as A
+from calc.models.hf_config import from_config
+
+TEXT = {
+    "model_type": "qwen2_5_vl", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "intermediate_size": 12, "vocab_size": 10,
+}  # fmt: skip
+EYES = {"depth": 3, "hidden_size": 4, "num_heads": 2, "intermediate_size": 6, "out_hidden_size": 8}
+
+
+def tiny(**eyes: Any) -> A.Architecture:
+    return from_config({**TEXT, "vision_config": {**EYES, **eyes}})
+
+
+def test_qwen2_5_vl_by_hand() -> None:
+    """A block: qkv 4·12 + 12, proj 4·4 + 4, MLP 3·24 + 6 + 6 + 4, two norms of 4, 176 in all.
+
+    Patches 4·3·2·14·14 = 4704; the projector's norm 4, 16·16 + 16 and 16·8 + 8: 412.
+    """
+    arch = tiny()
+    assert sum(t.elements * t.count for t in A.vision_tensors(arch, "blocks")) == 3 * 176
+    assert sum(t.elements for t in A.vision_tensors(arch, "projector")) == 412
+    text = from_config({**TEXT, "model_type": "qwen2"})
+    assert A.parameters(arch) == A.parameters(text) + 3 * 176 + 412 + 4704
+    assert A.parameters(A.language(arch)) == A.parameters(text)
+
+
+def test_text_config_of_its_own_reads_the_same() -> None:
+    """Newer files keep the language model's fields in `text_config`."""
+    inner = {k: v for k, v in TEXT.items() if k != "model_type"}
+    assert from_config({"model_type": "qwen2_5_vl", "text_config": inner, "vision_config": EYES}) == tiny()
+
+
+@pytest.mark.parametrize(
+    ("eyes", "line"),
+    [
+        ({"out_hidden_size": 16}, "vision_config.out_hidden_size: given 16, allowed: hidden_size = 8"),
+        ({"num_heads": 3}, "vision_config.num_heads: given 3, allowed: a divisor of hidden_size = 4"),
+        ({"depth": 0}, "depth: given 0, allowed: a positive integer"),
+    ],
+)
+def test_an_impossible_tower_is_refused(eyes: dict[str, int], line: str) -> None:
+    with pytest.raises(A.ConfigError) as caught:
+        tiny(**eyes)
+    assert str(caught.value).startswith(line)
+
+
+def test_a_missing_tower_is_refused() -> None:
+    with pytest.raises(A.ConfigError, match=r"^vision_config: nothing given, allowed: a mapping"):
+        from_config(TEXT)

@@ -1,0 +1,108 @@
+"""Images of a sample: tokens as Qwen2.5-VL's processor makes them, and images that no job can have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
+from calc.launch import launch
+from calc.resolve.parse import parse, vary
+from calc.scenario.images import Images
+from calc.scenario.scenario import ScenarioError
+
+VL = {"model": "qwen2.5-vl-3b", "task": "sft", "gpu": "h100-sxm", "seq_len": 4096}
+
+
+def peak(**fields: Any) -> int:
+    phases = estimate(parse({**VL, **fields})).groups[0].phases
+    return max(phase.moment.allocated_bytes for phase in phases)
+
+
+@pytest.mark.parametrize(
+    ("said", "resized", "patches"),
+    [
+        # by hand: 1024/28 = 36.57 and 768/28 = 27.43 round to 37 and 27 tokens
+        ({"width": 1024, "height": 768}, (756, 1036), 4 * 27 * 37),
+        # 4000 x 3000 above 1003520 pixels: sqrt(12e6/1003520) = 3.458 shrinks to 30 x 41 tokens
+        ({"width": 4000, "height": 3000, "max_pixels": 1003520}, (840, 1148), 4 * 30 * 41),
+        # 30 x 30 is one token of 784 pixels, below 3136: grown to 56 x 56
+        ({"width": 30, "height": 30}, (56, 56), 16),
+        # five frames are read two by two, and two videos twice
+        ({"width": 280, "height": 280, "frames": 5, "count": 2}, (280, 280), 2 * 3 * 400),
+    ],
+)
+def test_patches_as_the_processor_makes_them(said: dict[str, int], resized: tuple[int, int], patches: int) -> None:
+    """transformers 5.23 `models/qwen2_vl/image_processing_qwen2_vl.py`, `smart_resize`."""
+    s = parse({**VL, "seq_len": 8192, "images": said})
+    tower = load().model("qwen2.5-vl-3b").architecture.vision
+    assert tower and isinstance(s.images, Images)
+    assert (s.images.resized(tower), s.images.patches(tower)) == (resized, patches)
+    assert s.images.tokens(tower) * 4 == patches
+    assert parse(s.as_dict()).images == s.images
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"model": "qwen2.5-3b"}, "images: given for a model without a vision tower"),
+        ({"seq_len": 100}, "seq_len: given 100, allowed: at least the 999 tokens of a sample's images"),
+        ({"method": "lora", "images.freeze": "none"}, "images.freeze: given 'none', allowed: vision with method lora"),
+        ({"attention": "eager"}, "attention: given 'eager' with images, allowed: flash, sdpa"),
+        ({"images.min_pixels": 10**9}, "images.min_pixels: given 1000000000, allowed: at most max_pixels = 12845056"),
+        ({"images.height": 1}, "images.width: given 1024 with height 1, allowed: sides of which neither"),
+    ],
+)
+def test_impossible_images_are_refused(fields: dict[str, Any], line: str) -> None:
+    given = {"images.width": 1024, "images.height": 768} | fields
+    with pytest.raises(ScenarioError, match=r"^scenario: " + line):
+        parse({**VL, **given})
+
+
+def test_memory_follows_the_images() -> None:
+    """More pixels, more frames and more images take more; freezing and checkpointing take less."""
+    small = {"width": 448, "height": 448}
+    assert peak() < peak(images=small) < peak(images={"width": 896, "height": 896})
+    assert peak(images=small) < peak(images={**small, "count": 2})
+    assert peak(images={**small, "freeze": "vision"}) < peak(images={**small, "freeze": "tower"}) < peak(images=small)
+    assert peak(images={**small, "checkpointing": True}) < peak(images=small)
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"])
+def test_more_ranks_never_take_more(sharding: str) -> None:
+    """Each engine holds the tower, and shards of it where it shards."""
+    at = {n: peak(sharding=sharding, gpus=n, images={"width": 448, "height": 448}) for n in (4, 8)}
+    assert at[8] <= at[4]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "freeze", "again"),
+    [("own", "none", None), ("llamafactory", "vision", None), ("ms-swift", "vision", False)],
+)
+def test_trainers_have_habits_of_their_own(trainer: str, freeze: str, again: bool | None) -> None:
+    """ms-swift 4.4.0 and LLaMA-Factory 0.9.4 freeze tower and projector; ms-swift then runs no block of it again."""
+    s = parse({**VL, "trainer": trainer, "checkpointing": "full", "images": {"width": 448, "height": 448}})
+    assert s.images
+    assert (s.images.freeze, s.images.checkpointing) == (freeze, again)
+
+
+def test_commands_say_what_is_frozen() -> None:
+    swift, factory = (
+        launch(parse({**VL, "trainer": trainer, "images": {"width": 448, "height": 448, "max_pixels": 1003520}}))
+        for trainer in ("ms-swift", "llamafactory")
+    )
+    assert "MAX_PIXELS=1003520 swift sft" in swift.command
+    assert "--freeze_vit True" in swift.command and "--vit_gradient_checkpointing False" in swift.command
+    assert "freeze_vision_tower: true" in factory.files["llamafactory.yaml"]
+    assert "image_max_pixels: 1003520" in factory.files["llamafactory.yaml"]
+
+
+def test_a_search_that_varies_checkpointing_varies_the_tower() -> None:
+    """The tower follows the layers where nothing else is said, in `vary` as in `parse`."""
+    images = {"width": 896, "height": 896}
+    plain = parse({**VL, "images": images})
+    changed = estimate(vary(plain, {"checkpointing": "full"})).groups[0].phases
+    asked = estimate(parse({**VL, "images": images, "checkpointing": "full"})).groups[0].phases
+    assert [p.moment.device_bytes for p in changed] == [p.moment.device_bytes for p in asked]
