@@ -7,11 +7,12 @@ from typing import Any
 
 from calc.base.units import gib
 from calc.catalog.catalog import Catalog
-from calc.estimate.report import deciding, degrees, holds, lengths, rollout, segments, span, tokens
+from calc.estimate.report import deciding, degrees, holds, lengths, rollout, seconds, segments, span, tokens
 from calc.recommend.answer import Recommendation
 from calc.recommend.machines import Smallest
 from calc.recommend.problem import Configuration, Miss
 from calc.recommend.search import Judged
+from calc.scenario.scenario import Scenario
 from calc.throughput import Throughput
 
 RANKED = "machines are ranked by their usable memory in all, then by the number of GPUs: the catalog has no prices"
@@ -139,7 +140,7 @@ def _shown(title: str, c: Configuration, catalog: Catalog) -> Iterator[str]:
     offload = c.scenario.offload
     if (offload.optimizer or offload.parameters) and (host := _host(c.judged)):
         yield f"  host memory {gib(host)} on each node"
-    yield from _pace(c.throughput)
+    yield from _pace(c.scenario, c.throughput)
 
 
 def _host(judged: Judged) -> int:
@@ -150,7 +151,7 @@ def _failing(m: Miss, catalog: Catalog, title: str) -> Iterator[str]:
     yield f"{title}, which does not fit"
     yield f"  {_settings(m.judged, catalog)}"
     yield f"  {_lacking(m)}"
-    yield from _pace(m.throughput)
+    yield from _pace(m.judged.scenario, m.throughput)
 
 
 def _lacking(m: Miss) -> str:
@@ -161,10 +162,11 @@ def _lacking(m: Miss) -> str:
     return f"lacks {gib(m.shortfall)} of {whose} in {m.phase}, the estimate's error included"
 
 
-def _pace(t: Throughput | None) -> Iterator[str]:
+def _pace(s: Scenario, t: Throughput | None) -> Iterator[str]:
     if t:
         largest = next(term for term in t.terms if term.name == t.bound_by)
-        yield (f"  {t.step_seconds:.3g} s a step, {tokens(t)}; bound by {t.bound_by}, {largest.seconds:.3g} s of it")
+        timed = f"{seconds(t.step_seconds)} s {'an iteration' if s.rollout else 'a step'}"
+        yield f"  {timed}, {tokens(t)}; bound by {t.bound_by}, {seconds(largest.seconds)} s of it"
 
 
 def _settings(judged: Judged, catalog: Catalog) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +185,14 @@ def test_an_answer_says_what_a_step_holds_and_its_speed_over_the_whole_job(
     text = run("recommend", *job).out
     assert said in text
     assert "tokens a second over the whole job" in text
+
+
+def test_a_long_time_has_no_exponent_and_that_of_rl_is_an_iteration_s(run: Callable[..., Run]) -> None:
+    text = run("recommend", "--framework", "openrlhf", *RL[:-1], "4").out
+    [timed] = [line for line in text.split("alternative")[0].splitlines() if "an iteration, " in line][:1]
+    assert re.fullmatch(r"  \d,\d{3} s an iteration, [\d,]+ tokens a second over the whole job; bound by .*", timed)
+    assert "e+0" not in text and " s a step" not in text
+    assert " s a step, " in run("recommend", *EIGHT).out
 
 
 def test_text_of_an_address_is_the_value_that_an_option_has() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from calc.answers.workings import values_text
 from calc.base.ledger import Line
 from calc.base.units import gib
+from calc.estimate.report import seconds
 from calc.models.architecture import Architecture
 from calc.throughput import Term
 
@@ -82,7 +83,7 @@ def _result(value: Any, bytes_: bool) -> str:
         )
     if isinstance(value, Term):
         with_ = ", ".join(f"{name} = {number:,.4g}" for name, number in value.values.items())
-        return f"{value.seconds:.3g} s</strong>, by {escape(value.formula)} with <strong>{escape(with_)}"
+        return f"{seconds(value.seconds)} s</strong>, by {escape(value.formula)} with <strong>{escape(with_)}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,} bytes = {gib(value, 2)}" if bytes_ and value >= 2**20 else f"{value:,}" + " bytes" * bytes_
     if isinstance(value, float):
