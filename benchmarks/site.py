@@ -20,7 +20,8 @@ RUNS = 3
 PASTE = """
 import sys
 from pathlib import Path
-from calc.site import rendered, sources
+from calc.site.macros import rendered
+from calc.site.text import sources
 docs = Path(sys.argv[1])
 for source, page in rendered.pages(docs).all().items():
     whole = (docs / source).read_text("utf-8")

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from calc import __version__
-from calc.answers.processes import Pool
 from calc.base.ledger import Moment, Phase
 from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import course, estimate, loading_moments
@@ -134,6 +133,9 @@ def _answer(given: Mapping[str, Any], where: str) -> Answer:
 
 def spread(work: Callable[..., T], *columns: Sequence[Any]) -> Iterator[T]:
     """`map` over all cores."""
+    # imported here, because a browser has no processes, and would wait for a tenth of a second for their module
+    from calc.answers.processes import Pool
+
     with Pool(initializer=_collect_rarely) as pool:
         yield from pool.map(work, *columns)
 

@@ -51,26 +51,39 @@ def show(value: Any) -> str:
 def validator(schema: Path, required: tuple[str, ...] | None = None) -> Callable[[Any, str], None]:
     """A function `(data, where)` that raises `InputError` (one line, beginning with `where`) for the first fault.
 
-    `schema` is a JSON Schema file (draft 7), compiled once; `required` replaces the fields that it asks for. Beyond it,
-    numbers must be finite; booleans are no numbers.
+    `schema` is a JSON Schema file (draft 7); `required` replaces the fields that it asks for. Beyond it, numbers must
+    be finite; booleans are no numbers.
     """
-    try:
-        root = json.loads(schema.read_text("utf-8"))
-    except OSError as error:
-        raise InputError(f"{schema}: {str(error.strerror).lower()}") from None
+    root = _read(schema)
     if required is not None:
-        root["required"] = list(required)
-    compiled = fastjsonschema.compile(root, use_default=False)
+        root = {**root, "required": list(required)}
+    needed = frozenset(root.get("required", ()))
 
     def check(data: Any, where: str) -> None:
+        if isinstance(data, Mapping) and not needed <= data.keys():
+            raise InputError(f"{where}: {_misnamed(root, data, '')}")
         try:
-            compiled(data)
+            _compiled(schema)(data)
         except fastjsonschema.JsonSchemaValueException as error:
             raise InputError(f"{where}: {_line(error, root)}") from None
         if (field := _not_finite(data, "", set())) is not None:
             raise InputError(f"{where}: {field}: given a number that is not finite, allowed: a finite number")
 
     return check
+
+
+def _read(schema: Path) -> Mapping[str, Any]:
+    try:
+        return json.loads(schema.read_text("utf-8"))  # type: ignore[no-any-return]
+    except OSError as error:
+        raise InputError(f"{schema}: {str(error.strerror).lower()}") from None
+
+
+@functools.cache
+def _compiled(schema: Path) -> Callable[[Any], Any]:
+    """The check of a schema, once for all that may be required at its top: to compile it takes a browser long."""
+    root = {rule: value for rule, value in _read(schema).items() if rule != "required"}
+    return fastjsonschema.compile(root, use_default=False)
 
 
 def _not_finite(value: Any, field: str, seen: set[int]) -> str | None:
@@ -107,18 +120,7 @@ def _line(error: fastjsonschema.JsonSchemaValueException, root: Mapping[str, Any
     definition, value = error.definition, error.value
     inside = f"{field.lstrip('.')}." if field else ""
     if error.rule in ("required", "additionalProperties"):
-        known = list(definition.get("properties", ()))
-        patterns = definition.get("patternProperties", ())
-        if definition.get("additionalProperties") is False:
-            for name in value:  # before what is missing: a misspelt field is both
-                if name not in known and not any(re.search(pattern, name) for pattern in patterns):
-                    near = closest(name, (n for n in known if n not in value))
-                    return f"unknown field {inside + name!r}" + (
-                        near.replace("did you mean '", f"did you mean '{inside}")
-                        or f", allowed: {_nearest(name, known)}"
-                    )
-        missing = next(name for name in definition["required"] if name not in value)
-        return f"missing field {inside + missing!r}"
+        return _misnamed(definition, value, inside)
     if error.rule in ("anyOf", "oneOf"):  # the one alternative meant is the one of the value's type
         options = [_resolve(option, root) for option in definition[error.rule]]
         meant = [o for o in options if isinstance(value, _TYPES.get(o.get("type", ""), ()))]
@@ -131,6 +133,21 @@ def _line(error: fastjsonschema.JsonSchemaValueException, root: Mapping[str, Any
     allowed = _allowed(definition, root)
     near = closest(value, map(str, definition.get("enum", ()))) if isinstance(value, str) else ""
     return f"{inside[:-1]}: given {show(value)}, allowed: {allowed}{near}".removeprefix(": ")
+
+
+def _misnamed(definition: Mapping[str, Any], value: Mapping[str, Any], inside: str) -> str:
+    """The field of a mapping that is not known or, if there is none, the one that is missing."""
+    known = list(definition.get("properties", ()))
+    patterns = definition.get("patternProperties", ())
+    if definition.get("additionalProperties") is False:
+        for name in value:  # before what is missing: a misspelt field is both
+            if name not in known and not any(re.search(pattern, name) for pattern in patterns):
+                near = closest(name, (n for n in known if n not in value))
+                return f"unknown field {inside + name!r}" + (
+                    near.replace("did you mean '", f"did you mean '{inside}") or f", allowed: {_nearest(name, known)}"
+                )
+    missing = next(name for name in definition["required"] if name not in value)
+    return f"missing field {inside + missing!r}"
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -61,6 +61,12 @@ KINDS = [
 PAGES = sorted(p.relative_to(WHOLE).as_posix() for p in Path(WHOLE).rglob("*.html")) if WHOLE else KINDS
 
 
+@functools.lru_cache(maxsize=256)
+def packed(path: Path, changed: int) -> bytes:
+    """A file, compressed once for as long as it was `changed` at this time."""
+    return gzip.compress(path.read_bytes(), 6)
+
+
 class Host(http.server.SimpleHTTPRequestHandler):
     """Sends files compressed, and says nothing."""
 
@@ -73,11 +79,11 @@ class Host(http.server.SimpleHTTPRequestHandler):
         if not path.is_file():
             return self.send_error(HTTPStatus.NOT_FOUND)
         kind = self.guess_type(path)
-        raw = path.read_bytes()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", f"{kind}; charset=utf-8" if kind.startswith("text/") else kind)
-        if not kind.startswith("image/") or kind.endswith("+xml"):
-            raw = gzip.compress(raw, 6)
+        compressed = not kind.startswith("image/") or kind.endswith("+xml")
+        raw = packed(path, path.stat().st_mtime_ns) if compressed else path.read_bytes()
+        if compressed:
             self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(raw)))
         self.end_headers()
@@ -88,9 +94,9 @@ class Host(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def served(folder: Path, host: type[Host] = Host) -> Iterator[str]:
     """The address at which a folder is served."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Host, directory=str(folder))) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(host, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
