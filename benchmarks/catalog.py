@@ -30,7 +30,7 @@ def grow(root: Path) -> None:
             text = re.sub(r"^hf: .*$", f"hf: copy/{number}", text, flags=re.M)
             text = re.sub(r"^name: .*$", f"name: Copy {number}", text, flags=re.M)
             text = re.sub(r"^source: .*$", f"source: https://huggingface.co/copy/{number}", text, flags=re.M)
-            text = re.sub(r"^aliases:\n(  - .*\n)+", "aliases: []\n", text, flags=re.M)
+            text = re.sub(r"^aliases:.*\n(  - .*\n)*", "aliases: []\n", text, flags=re.M)
             (root / folder / f"copy-{number}.yaml").write_text(text, "utf-8")
 
 
