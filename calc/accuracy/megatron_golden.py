@@ -1,7 +1,7 @@
 """Peaks that Megatron-LM's own functional tests store, beside estimates of the same jobs from their arguments.
 
 A test file of that project has the arguments of a run and the bytes that PyTorch's allocator had in use on the last
-rank at most (`mem-max-allocated-bytes`); `measurements/megatron/golden.jsonl` holds both, for decoders without experts.
+rank at most (`mem-max-allocated-bytes`); `measurements/megatron/golden.jsonl` holds both, for decoders.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ VOCABULARY, ROWS = 50_257, 128
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """One run: its name, where its figure is from, its arguments, and its peak in bytes as stored and as estimated."""
+    """One run: its name, where its figure is from, and its peak in bytes as stored and as estimated.
+
+    `experts`: the model has routed experts, whose tokens are taken to be spread evenly.
+    """
 
     id: str
+    experts: bool
     source: str
     measured: int
     predicted: int
@@ -54,11 +58,13 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
     rotated = a.get("position-embedding-type") == "rope"
     rms, bias = a.get("normalization") == "RMSNorm", not a.get("disable-bias-linear", False)
     rows = ROWS * a["tensor-model-parallel-size"]
+    experts = a.get("num-experts", 0)
+    spec = LayerSpec(mlp="experts" if experts else "dense", rotated=rotated)
     dropped = a.get("hidden-dropout", 0.1) > 0
     return Architecture(
         family="gpt",
         hidden=hidden,
-        specs=(LayerSpec(rotated=rotated),) * a["num-layers"],
+        specs=(spec,) * a["num-layers"],
         heads=heads,
         kv_heads=a.get("num-query-groups", heads),
         head_dim=hidden // heads,
@@ -74,6 +80,9 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
         norm="rms" if rms else "layer",
         norm_bias=not rms,
         gated=gated,
+        experts=experts,
+        experts_per_token=a.get("moe-router-topk", 2) if experts else 0,
+        moe_intermediate=a.get("moe-ffn-hidden-size", a.get("ffn-hidden-size", usual)) if experts else 0,
         activation="gelu",
         residual_dropout=dropped,
         embedding_dropout=dropped,
@@ -94,7 +103,8 @@ def golden(record: Mapping[str, Any]) -> Golden:
     if stages > 1:
         # the last stage has a copy of a tied embedding, as its head
         last = replace(whole, specs=whole.specs[:layers], embeds=False, tied=False)
-    last = part(last, tensor)
+    cut = a.get("expert-tensor-parallel-size", tensor) if whole.experts else 1
+    last = part(last, tensor, a.get("expert-model-parallel-size", 1), cut)
     local = a["transformer-impl"] == "local"
     unfused = local or a.get("attention-backend") == "unfused"
     run = Run(
@@ -123,11 +133,14 @@ def golden(record: Mapping[str, Any]) -> Golden:
         master_bytes=4,
         step_bytes=4,
         optimizer=Optimizer("adamw", "fused"),
-        ranks=ranks,
+        ranks=ranks // a.get("num-distributed-optimizer-instances", 1),
         micro_batches=micro,
     )
     engine = Megatron(
-        model, a.get("use-distributed-optimizer", False), fuses=not a.get("no-gradient-accumulation-fusion", False)
+        model,
+        a.get("use-distributed-optimizer", False),
+        fuses=not a.get("no-gradient-accumulation-fusion", False),
+        groups=a.get("moe-grouped-gemm", False),
     )
     batch = Batch(a["micro-batch-size"] * a["seq-length"] // context, a["seq-length"])
     recompute = "full" if a.get("recompute-granularity") == "full" else "none"
@@ -135,7 +148,9 @@ def golden(record: Mapping[str, Any]) -> Golden:
     moments = schedule_megatron.training(engine, own, stages - 1, stages, chunks, micro)
     _, instant, lines = max(moments, key=lambda moment: total(moment[2]))
     fixed = total(engine.resident()) + WORKSPACES * WORKSPACE_HOPPER
-    return Golden(record["id"], record["source"], record["max_allocated_bytes"], fixed + total(lines), instant)
+    return Golden(
+        record["id"], whole.experts > 0, record["source"], record["max_allocated_bytes"], fixed + total(lines), instant
+    )
 
 
 @lru_cache

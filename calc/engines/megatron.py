@@ -8,68 +8,91 @@ distributed_data_parallel}.py`, `megatron/core/optimizer/{optimizer,distrib_opti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
+from typing import NamedTuple
 
 from calc.base.ledger import Line
 from calc.base.plan import Handed
 from calc.base.units import MiB
 from calc.engines.replica import Holder, Moments, Replica, Where
 from calc.memory import communication, gradients, optimizer, weights
+from calc.models.architecture import Tensor, tensors
 
 ALIGNED = 64  # elements at a multiple of which each parameter begins (`pad_param_start`)
 CUBLAS = 32 * MiB + 1024  # bytes of Transformer Engine's own workspace
+STREAMS = 4  # on which it runs the products of several experts, each with a workspace (`nvte_get_num_compute_streams`)
 BUCKET_END = 128  # and each bucket ends, as at one of the ranks (`bucket_end_divisor`)
+
+
+class Buffer(NamedTuple):
+    """Contiguous parameters: their `elements` on this rank, padding included, whose states are cut in `shards`."""
+
+    elements: int
+    shards: int
+    tensors: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Megatron(Holder):
     """`replica` as one rank holds it; `distributed`: ranks share masters and moments.
 
-    `fuses`: products add the gradients of their weights to the buffer themselves (`gradient_accumulation_fusion`).
+    `fuses`: products add the gradients of their weights to the buffer themselves (`gradient_accumulation_fusion`);
+    `groups`: the products of a rank's experts are one (`moe_grouped_gemm`).
     """
 
     replica: Replica
     distributed: bool = True
     fuses: bool = True
+    groups: bool = True
 
     @property
-    def padded(self) -> int:
-        """Elements of a buffer: with the distributed optimizer each parameter is aligned, and so is the buffer's end.
+    def buffers(self) -> list[Buffer]:
+        """The buffers of the rank's parameters: one for routed experts, which other ranks have whole, one for the rest.
 
-        Parameters are of one bucket here: every further one adds less than 128·N elements.
+        Parameters of a kind are of one bucket here: every further one adds less than 128·N elements.
         """
         r = self.replica
-        if not self.distributed or r.optimizer is None:
-            return r.parameters
-        aligned = sum(t.count * (-(-t.elements // ALIGNED) * ALIGNED) for t in r.trained_tensors)
-        end = lcm(r.ranks, BUCKET_END)
+        together = r.ranks * r.arch.ranks // (r.arch.expert_ranks * r.arch.expert_tensor)
+        found = []
+        for experts, ranks in ((False, r.ranks), (True, together)):
+            own = [t for t in tensors(r.arch, head=r.head) if (t.kind == "expert") is experts]
+            if own:
+                shards = ranks if self.distributed and r.optimizer else 1
+                found.append(Buffer(self.padded(own, ranks), shards, tuple(own)))
+        return found
+
+    def padded(self, own: Sequence[Tensor], ranks: int) -> int:
+        """Elements of a buffer: the distributed optimizer aligns each parameter, and the end of the buffer."""
+        if not self.distributed or self.replica.optimizer is None:
+            return sum(t.count * t.elements for t in own)
+        aligned = sum(t.count * (-(-t.elements // ALIGNED) * ALIGNED) for t in own)
+        end = lcm(ranks, BUCKET_END)
         return -(-aligned // end) * end
 
-    @property
-    def shards(self) -> int:
-        """Ranks that share masters and moments."""
-        return self.replica.ranks if self.distributed else 1
-
     def weights(self) -> list[Line]:
-        """The buffer of 16-bit weights, or the model itself if it is not trained."""
+        """The buffers of 16-bit weights, or the model itself if it is not trained."""
         r = self.replica
-        return [weights.weights(r.role, self.padded, r.weight_bytes)]
+        return [weights.weights(r.role, own.elements, r.weight_bytes) for own in self.buffers]
 
     def loading(self) -> Moments:
         """One instant: the weights are on the GPU."""
         yield "weights on the GPU", self.weights()
 
     def states(self) -> list[Line]:
-        """The buffer of gradients, fp32 masters, and the optimizer's moments."""
+        """The buffers of gradients, fp32 masters, and the optimizer's moments."""
         r = self.replica
         if not r.optimizer:
             return []
-        lines = [gradients.accumulated(r.role, self.padded, r.grad_bytes)]
-        if r.master_bytes:
-            lines.append(weights.master(r.role, self.padded, r.master_bytes, self.shards))
-        tensors = () if self.distributed else r.trained_tensors
-        return [*lines, optimizer.states(r.optimizer, r.role, self.padded, r.step_bytes, tensors, self.shards)]
+        lines = []
+        for own in self.buffers:
+            lines.append(gradients.accumulated(r.role, own.elements, r.grad_bytes))
+            if r.master_bytes:
+                lines.append(weights.master(r.role, own.elements, r.master_bytes, own.shards))
+            whole = () if self.distributed else own.tensors
+            lines.append(optimizer.states(r.optimizer, r.role, own.elements, r.step_bytes, whole, own.shards))
+        return lines
 
     def workspace(self, tokens: int, length: int) -> list[Line]:
         """What the layers' library takes once: Transformer Engine for cuBLAS, the `local` spec for attention scores.
@@ -81,7 +104,8 @@ class Megatron(Holder):
         """
         r = self.replica
         if r.arch.modeling == "megatron":
-            return [Line("workspace", r.role, CUBLAS, "w", {"w": CUBLAS}, "runtime#cublas")]
+            n = 1 + STREAMS * (self.groups and r.arch.experts > 0)
+            return [Line("workspace", r.role, n * CUBLAS, "n·w", {"n": n, "w": CUBLAS}, "runtime#cublas")]
         values = {"b": 2, "H": r.arch.heads, "T": tokens, "S": length}
         return [Line("workspace", r.role, 2 * r.arch.heads * tokens * length, "b·H·T·S", values, "runtime#cublas")]
 
@@ -101,7 +125,7 @@ class Megatron(Holder):
         """The optimizer step in place: masters get views of the gradients' buffer, and a kernel needs nothing else."""
         r = self.replica
         if r.optimizer:
-            own = self.padded // self.shards
+            own = sum(buffer.elements // buffer.shards for buffer in self.buffers)
             scratch = optimizer.step_scratch(r.optimizer, r.role, own, min(own, r.largest), r.step_bytes)
             # gradients that are not in fp32 are copied (`_copy_model_grads_to_main_grads`)
             copied = own if r.grad_bytes < r.step_bytes else 0

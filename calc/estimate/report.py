@@ -126,6 +126,8 @@ def degrees(s: Scenario) -> list[str]:
         ("tensor parallel", s.tensor_parallel),
         ("pipeline parallel", s.pipeline_parallel),
         ("context parallel", s.context_parallel),
+        ("expert parallel", s.expert_parallel),
+        ("expert tensor parallel", s.expert_tensor_parallel),
     ]
     shared = [f"{name} {count}" for name, count in found if count > 1]
     return [*shared, "sequence parallel"] if s.sequence_parallel else shared

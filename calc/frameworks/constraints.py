@@ -181,6 +181,11 @@ def sharding_fault(s: Scenario) -> str | None:
     """The reason why precision, offload, method or FSDP settings do not go with the sharding of `s`, or None."""
     if fault := fsdp_fault(s):
         return fault
+    for field in ("expert_parallel", "expert_tensor_parallel"):
+        if (degree := getattr(s, field)) > 1 and s.sharding != "megatron":
+            return f"{field}: given {degree} with sharding {s.sharding}, allowed: 1, or with sharding megatron"
+    if s.expert_imbalance > 1 and s.expert_parallel == 1:
+        return f"expert_imbalance: given {s.expert_imbalance:g}, allowed: 1, or with expert_parallel above 1"
     if s.sharding == "megatron" and s.trainer != "megatron":
         return f"sharding: given 'megatron' with {s.framework}, allowed: with torch and trainer megatron"
     if s.precision == "fsdp-mixed" and s.sharding not in FSDP:

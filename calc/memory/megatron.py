@@ -12,13 +12,14 @@ GPT's layer with dropout 34·h bytes a token. Read in Megatron-LM d98e8a64dd `me
 from __future__ import annotations
 
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
-from calc.memory.linears import WIDTH, Linears
+from calc.memory.linears import WIDTH
+from calc.memory.megatron_experts import MegatronExperts
 
 BF16 = 2
 MASK = 1  # byte of an element of a dropout mask
 
 
-class MegatronLayer(Linears):
+class MegatronLayer(MegatronExperts):
     """Writes one of Megatron-core's layers, or its final norm."""
 
     def layer(self) -> Tape:
@@ -127,16 +128,25 @@ class MegatronLayer(Linears):
         return tape.op("attention: contiguous", [mixed], of(q=1), BF16)
 
     def feed_forward(self, x: Tensor, norm: str) -> Tensor:
-        """The MLP block, from the residual stream to the residual stream; its activation is one kernel."""
-        tape, arch, i = self.tape, self.arch, of(i=1)
+        """The MLP block, from the residual stream to the residual stream: an MLP, or routed experts, and shared ones.
+
+        Shared experts run before the routed ones (`moe_layer.py`, `custom_forward`).
+        """
+        tape, arch = self.tape, self.arch
         n = self.normed(x, norm)
-        names: tuple[str, ...]
-        if arch.gated:
-            names, width = ("gate_proj", "up_proj"), i * 2
-        else:
-            names, width = (arch.names.up,), i
-        pair = self.column("linear_fc1", n, width, self.trained_elements(*names))
-        act = tape.op("mlp: activation", [pair], i, BF16, saves=[pair])
-        tape.returns(n)
-        y = self.row("linear_fc2", act, self.trained_elements(arch.names.down))
+        if self.spec.mlp == "dense":
+            return self.added(x, self.mlp(n, of(i=1)), "mlp")
+        shared = self.mlp(n, of(s=1), "shared_") if arch.shared_experts else None
+        y = self.experts(n)
+        if shared:
+            y = tape.op("experts: add shared", [y, shared], self.stream, BF16, aliases=[y, shared])
         return self.added(x, y, "mlp")
+
+    def mlp(self, n: Tensor, inner: Size, owner: str = "") -> Tensor:
+        """Two products with an activation between, which is one kernel; `owner`: the prefix of their names."""
+        names = ("gate_proj", "up_proj") if self.arch.gated else (self.arch.names.up,)
+        weight = self.trained_elements(*(f"{owner}{name}" for name in names))
+        pair = self.column(f"{owner}linear_fc1", n, inner * 2 if self.arch.gated else inner, weight)
+        act = self.tape.op(f"{owner}mlp: activation", [pair], inner, BF16, saves=[pair])
+        self.tape.returns(n)
+        return self.row(f"{owner}linear_fc2", act, self.trained_elements(f"{owner}{self.arch.names.down}"))

@@ -74,6 +74,7 @@ class Run:
     replaced: frozenset[Replaced] = frozenset()  # operations that a library's kernels run
     compiled: bool = False  # each layer is compiled, by torch.compile
     narrow: bool = False  # compiled linears that cast their inputs to float8 for all three products
+    imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     @property

@@ -157,6 +157,8 @@ class Architecture:
     modeling: Literal["", "litgpt", "megatron", "megatron-local"] = ""
     # the part that one GPU holds where several share a model, see `calc.models.slices`
     ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them
+    expert_ranks: int = 1  # ranks that share the routed experts, each with some of them
+    expert_tensor: int = 1  # ranks that share each of them: its width is the part of one
     embeds: bool = True  # the embedding is here, and not on another pipeline stage
     ends: bool = True  # the final norm and the head are here
 
@@ -196,6 +198,11 @@ class Architecture:
     def dense_layers(self) -> int:
         """The number of layers without routed experts."""
         return sum([spec.mlp == "dense" for spec in self.specs])
+
+    @property
+    def local_experts(self) -> int:
+        """The number of a layer's routed experts that one rank holds."""
+        return self.experts // self.expert_ranks
 
     @property
     def vocab_part(self) -> int:
@@ -298,16 +305,17 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from norm(f"{a}.k_norm", keys if whole else arch.head_dim, "attn")
 
     if spec.mlp == "experts":
-        e, i = arch.experts, arch.moe_intermediate
+        e, i = arch.local_experts, arch.moe_intermediate
+        first = 2 * i if arch.gated else i
         block = arch.router.partition(".")[0]
-        yield tensor(f"{arch.router}.weight", (e, h), "router", "mlp")
+        yield tensor(f"{arch.router}.weight", (arch.experts, h), "router", "mlp")
         if arch.router_bias:
-            yield tensor(f"{arch.router}.bias", (e,), "router", "mlp")
-        up, down = ((e, h, 2 * i), (e, i, h)) if arch.experts_input_first else ((e, 2 * i, h), (e, h, i))
+            yield tensor(f"{arch.router}.bias", (arch.experts,), "router", "mlp")
+        up, down = ((e, h, first), (e, i, h)) if arch.experts_input_first else ((e, first, h), (e, h, i))
         yield tensor(f"{block}.experts.gate_up_proj", up, "expert", "mlp")
         yield tensor(f"{block}.experts.down_proj", down, "expert", "mlp")
         if arch.expert_bias:
-            yield tensor(f"{block}.experts.gate_up_proj_bias", (e, 2 * i), "expert", "mlp")
+            yield tensor(f"{block}.experts.gate_up_proj_bias", (e, first), "expert", "mlp")
             yield tensor(f"{block}.experts.down_proj_bias", (e, h), "expert", "mlp")
         if arch.shared_experts:
             yield from mlp(arch.shared_name, arch.shared_intermediate, arch.mlp_bias)
@@ -402,8 +410,13 @@ def embedding_parameters(arch: Architecture) -> int:
 def active_parameters(arch: Architecture, *, head: Head = "lm") -> int:
     """The parameters active for one token: all but those of the routed experts that it is not sent to."""
     idle = arch.experts - arch.experts_per_token
-    experts = sum(t.elements * t.count for t in tensors(arch, head=head) if t.kind == "expert")
-    return parameters(arch, head=head) - (experts // arch.experts * idle if arch.experts else 0)
+    return parameters(arch, head=head) - (routed_parameters(arch) // arch.experts * idle if arch.experts else 0)
+
+
+@lru_cache(maxsize=4096)
+def routed_parameters(arch: Architecture) -> int:
+    """The number of parameters of all routed experts."""
+    return sum(t.elements * t.count for t in tensors(arch) if t.kind == "expert")
 
 
 @lru_cache(maxsize=4096)

@@ -11,14 +11,18 @@ PADDED = 128  # rows of Megatron-core's embedding on a rank are a multiple of th
 
 
 @lru_cache(maxsize=1024)
-def part(arch: Architecture, ranks: int) -> Architecture:
+def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: int = 1) -> Architecture:
     """One tensor-parallel rank's part of the model: its heads, its share of every width and of the vocabulary.
 
     Norms and routers stay whole. Transformers 5.23 `distributed/tensor_parallel.py` and each model's
-    `base_model_tp_plan`; Megatron-LM cuts the same way. Raises ConfigError for the field `tensor_parallel` if the model
-    cannot be cut into so many parts, or is cut in a way that is not known here.
+    `base_model_tp_plan`; Megatron-LM cuts the same way, but for routed experts, which `expert_ranks` share, each of
+    them cut over `expert_tensor`. Raises ConfigError for the field `tensor_parallel`, `expert_parallel` or
+    `expert_tensor_parallel` if the model cannot be cut into so many parts, or is cut in a way that is not known here.
     """
-    if arch.modeling.startswith("megatron"):
+    if expert_ranks > 1 or expert_tensor > 1:
+        arch = _experts(arch, expert_ranks, expert_tensor)
+    megatron = arch.modeling.startswith("megatron")
+    if megatron:
         # rows of the embedding are added until each rank has a multiple of 128 (`make_vocab_size_divisible_by`)
         rows = PADDED * ranks
         arch = replace(arch, vocab=-(-arch.vocab // rows) * rows)
@@ -27,20 +31,40 @@ def part(arch: Architecture, ranks: int) -> Architecture:
     for here, why in (
         (arch.fused_qkv or arch.fused_gate_up, "whose fused projections are gathered again"),
         (arch.qk_norm == "width", "whose queries and keys are gathered again for their norms"),
-        (arch.mla, "with latent attention"),
+        (arch.mla and not megatron, "with latent attention"),
         (arch.attention_sinks, "whose attention stays whole"),
-        (arch.shared_experts, "with shared experts"),
+        (arch.shared_experts and not megatron, "with shared experts"),
         (arch.vision, "whose vision tower stays whole"),
     ):
         if here:
             raise ConfigError(
                 "tensor_parallel", ranks, f"1 for models of the family {arch.family}, {why}: not modelled"
             )
-    widths = ("heads", "kv_heads", "intermediate", "moe_intermediate")
+    # Megatron-core cuts routed experts apart from the rest, and shared ones with it
+    widths = ("heads", "kv_heads", "intermediate", "shared_intermediate" if megatron else "moe_intermediate")
     if uneven := [name for name in widths if getattr(arch, name) % ranks]:
         name = uneven[0]
         raise ConfigError("tensor_parallel", ranks, f"a divisor of the model's {name} = {getattr(arch, name)}")
     return replace(arch, ranks=ranks, **{name: getattr(arch, name) // ranks for name in widths})
+
+
+def _experts(arch: Architecture, ranks: int, tensor: int) -> Architecture:
+    """The model with one rank's routed experts: of `ranks` that share them, and of `tensor` that share each.
+
+    Megatron-LM cuts them apart from the rest (`megatron/core/transformer/moe/{moe_layer,experts}.py`).
+    """
+    if ranks > 1 and (not arch.experts or arch.experts % ranks):
+        allowed = (
+            f"a divisor of the model's {arch.experts} experts" if arch.experts else "1 for a model without experts"
+        )
+        raise ConfigError("expert_parallel", ranks, allowed)
+    if tensor > 1 and (not arch.experts or arch.moe_intermediate % tensor):
+        allowed = f"a divisor of the model's moe_intermediate = {arch.moe_intermediate}"
+        raise ConfigError(
+            "expert_tensor_parallel", tensor, allowed if arch.experts else "1 for a model without experts"
+        )
+    width = arch.moe_intermediate // tensor
+    return replace(arch, expert_ranks=ranks, expert_tensor=tensor, moe_intermediate=width)
 
 
 @lru_cache(maxsize=1024)

@@ -21,8 +21,7 @@ from calc.scenario.images import WIDEST, Images
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SERVERS, SHARDINGS, TOGETHER, TRAINED_ROLES
 
-UNBUILT_DEGREES = ("expert_parallel",)
-UNBUILT_FOR_ROLES = (*UNBUILT_DEGREES, "pipeline_parallel")
+UNBUILT_FOR_ROLES = ("expert_parallel", "pipeline_parallel")
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
 # Settings that some releases lack, and the value that holds without them. A release that has one has a default for it.
 ABSENT: Mapping[str, Any] = {
@@ -100,7 +99,6 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise Objection(f"lengths: given for {task}, allowed: for tasks without a rollout; {task} has expected_len")
     if values["lengths"] and "expected_len" in given:
         raise Objection(f"expected_len: given {given['expected_len']} with lengths, allowed: one of them")
-    unbuilt(values, UNBUILT_DEGREES)
     if values["placement"] != "colocated" and task not in RL:
         raise Objection(f"placement: given 'separate', allowed: colocated; {task} has no role on GPUs of its own")
     if values["method"] == "full":
@@ -288,7 +286,7 @@ def role_of(
 ) -> dict[str, Any]:
     """The fields in which one role differs from the job, checked as the job's own fields are."""
     model = catalog.model(own.get("model", values["model"]))
-    unbuilt(own, UNBUILT_FOR_ROLES)
+    unbuilt(own)
     method = own.get("method", values["method"])
     if method == "full":
         no_adapters(own)
@@ -316,7 +314,7 @@ def cut(s: Scenario) -> None:
             continue
         place = f"roles.{name}." if name else ""
         try:
-            part(own.architecture, own.tensor_parallel)
+            part(own.architecture, own.tensor_parallel, own.expert_parallel, own.expert_tensor_parallel)
             stage(own.architecture, 0, own.pipeline_parallel)
         except ConfigError as error:
             raise Objection(f"{place}{error}") from None
@@ -326,9 +324,9 @@ def cut(s: Scenario) -> None:
             raise Objection(f"{place}gpus: given {own.gpus}, allowed: {allowed}")
 
 
-def unbuilt(fields: Mapping[str, Any], degrees: tuple[str, ...]) -> None:
-    """Refuses parallelism that is not computed yet."""
-    for place in degrees:
+def unbuilt(fields: Mapping[str, Any]) -> None:
+    """Refuses parallelism of a role that is not computed yet."""
+    for place in UNBUILT_FOR_ROLES:
         if fields.get(place, 1) > 1:
             raise Objection(f"{place}: given {fields[place]}, not modelled yet, allowed: 1")
 

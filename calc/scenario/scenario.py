@@ -144,6 +144,8 @@ class Scenario:
     context_parallel: int
     sequence_parallel: bool
     expert_parallel: int
+    expert_tensor_parallel: int
+    expert_imbalance: float
     offload: Offload
     grad_dtype: GradDtype
     no_sync: bool
@@ -211,7 +213,8 @@ class Scenario:
     @property
     def communicators(self) -> int:
         """The groups in which a GPU communicates: one for its shards, and one for each kind of parallelism."""
-        degrees = (self.shards, self.tensor_parallel, self.pipeline_parallel, self.context_parallel)
+        own = (self.tensor_parallel, self.pipeline_parallel, self.context_parallel, self.expert_parallel)
+        degrees = (self.shards, *own)
         return sum([degree > 1 for degree in degrees])
 
     @property

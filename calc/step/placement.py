@@ -96,7 +96,8 @@ def frozen_tensors(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
 
 def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
-    arch = part(stage(s.architecture, *role.pipeline), s.tensor_parallel)
+    whole = stage(s.architecture, *role.pipeline)
+    arch = part(whole, s.tensor_parallel, s.expert_parallel, s.expert_tensor_parallel)
     head: Head = "scalar" if role.name in VALUED else "lm"
     weight, grad, master, stepped = FORMATS[s.layout]
     count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
@@ -141,6 +142,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         reentrant=s.reentrant and s.checkpointing == "full",
         flat=s.sharding == "fsdp1",
         context=s.context_parallel,
+        imbalance=s.expert_imbalance,
         replaced=replaced(s.kernels, arch.family),
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=trained and s.float8 in ("tensorwise", "rowwise"),

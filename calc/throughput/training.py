@@ -9,7 +9,7 @@ from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.frameworks.registry import framework
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
-from calc.models.architecture import Head, parameters
+from calc.models.architecture import Head, parameters, routed_parameters
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import Loss, Sharding
 from calc.throughput import traffic, work
@@ -123,7 +123,8 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     busy += computed[-1].seconds
     if s.pipeline_parallel > 1:
         computed.append(traffic.bubble(s.pipeline_parallel, load.micro, busy))
-    moved = list(sharded(s, r, load, elements / n, given / n, p))
+    here = held(s, n)
+    moved = list(sharded(s, r, load, elements * here, given * here, p))
     exchanged = sum([t.seconds for t in moved])
     if exchanged:
         moved.append(traffic.hidden(exchanged, OVERLAP[s.sharding], busy))
@@ -136,6 +137,15 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
         # for frozen models too: every pass of every micro batch copies the weights up
         up = traffic.copied(elements / n, 2 * load.micro * (1 + p.inputs), s.shards, r.pcie)
         yield up._replace(name="parameters")
+
+
+def held(s: Scenario, n: int) -> float:
+    """The share of the parameters that one of `n` GPUs on the same sequences holds; routed experts have ranks apart."""
+    if s.expert_parallel == s.expert_tensor_parallel == 1:
+        return 1 / n
+    arch = s.architecture
+    share = routed_parameters(arch) / parameters(arch)
+    return (1 - share) / n + share / (s.expert_parallel * s.expert_tensor_parallel * s.pipeline_parallel)
 
 
 def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p: work.Passes) -> Iterator[Term]:
@@ -194,12 +204,20 @@ def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float,
 def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
     """The collectives of GPUs that share a sequence, which are not hidden behind computation.
 
-    Tensor parallelism takes two all-reduces a layer and pass; context parallelism passes keys and values on.
+    Tensor parallelism takes two all-reduces a layer and pass; context parallelism passes keys and values on; expert
+    parallelism takes two all-to-all exchanges a layer and pass.
     """
     arch, rows = s.architecture, p.forward + p.again + p.inputs
     if s.tensor_parallel > 1:
         width = load.tokens / s.context_parallel * arch.hidden * arch.layers / s.pipeline_parallel
         yield traffic.collective("tensor parallel", width, 2, 4 * rows, s.tensor_parallel, r.link(s.tensor_parallel))
+    if s.expert_parallel > 1:
+        # each token goes to its experts and comes back, and so do the gradients
+        routed = s.architecture.layers - s.architecture.dense_layers
+        sent = load.tokens / (s.tensor_parallel * s.context_parallel) * arch.experts_per_token * arch.hidden
+        width = sent * s.expert_imbalance * routed / s.pipeline_parallel
+        bus = r.link(s.expert_parallel * s.expert_tensor_parallel)
+        yield traffic.collective("expert parallel", width, 2, 2 * rows, s.expert_parallel, bus)
     if s.context_parallel > 1:
         width = load.tokens * 2 * arch.kv_heads * arch.head_dim * arch.layers / s.pipeline_parallel
         yield traffic.collective("context parallel", width, 2, rows, s.context_parallel, r.link(s.gpus))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from calc.estimate.estimate import estimate
+from calc.estimate.estimate import estimate, speed
 from calc.models.slices import part, stage
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
@@ -74,6 +74,32 @@ def test_the_first_stage_holds_a_micro_batch_for_each_stage_behind_it() -> None:
     assert last["logits"] == pytest.approx(4096 * V * 6, rel=0.02)
 
 
+MIXTRAL = {"model": "mixtral-8x7b", "gpus": 16, "gpus_per_node": 8, "global_batch": 16}
+
+
+def test_experts_are_spread_and_the_rest_is_not() -> None:
+    """8 experts of 3·4096·14336 in 32 layers; four of 16 ranks have the same two experts."""
+    found = lines(job(**MIXTRAL, expert_parallel=8))
+    experts = 32 * 8 * 3 * H * 14_336
+    rest = 46_702_792_704 - experts
+    padding = 2 * 128 * 16 * 2
+    assert 2 * (experts // 8 + rest) <= found["weights"] <= 2 * (experts // 8 + rest) + padding
+    assert found["optimizer_states"] == pytest.approx(8 * (experts / 8 / 2 + rest / 16), rel=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{"expert_parallel": 4}, {"expert_parallel": 8}, {"expert_tensor_parallel": 2}])
+def test_more_ranks_that_share_experts_never_need_more(fields: dict[str, int]) -> None:
+    whole, shared = (estimate(job(**MIXTRAL, **more)).groups[0] for more in ({}, fields))
+    assert shared.peak.moment.device_bytes < whole.peak.moment.device_bytes
+
+
+def test_uneven_tokens_cost_memory_and_time_where_they_go() -> None:
+    even, uneven = (estimate(job(**MIXTRAL, expert_parallel=8, expert_imbalance=n)) for n in (1, 2))
+    assert uneven.groups[0].peak.moment.device_bytes > even.groups[0].peak.moment.device_bytes
+    exchanged = [next(t for t in speed(e).terms if t.name == "expert parallel").seconds for e in (even, uneven)]
+    assert exchanged[1] == pytest.approx(2 * exchanged[0])
+
+
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     assert lines(job(checkpointing="full"), "forward")["checkpoints"] == LAYERS * 4096 * H * 2
 
@@ -93,8 +119,22 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         ({"framework": "trl", "trainer": "transformers", "sharding": "megatron"}, "sharding: given 'megatron'"),
         ({"framework": "openrlhf", "trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron'"),
         ({"framework": "verl", "trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron'"),
-        ({"model": "qwen3-30b-a3b"}, "trainer: given 'megatron', allowed: own for the family qwen3_moe"),
-        ({"expert_parallel": 2}, "expert_parallel: given 2, not modelled yet"),
+        ({"model": "gpt-oss-20b"}, "trainer: given 'megatron', allowed: own for the family gpt_oss"),
+        ({"expert_parallel": 2}, "expert_parallel: given 2, allowed: 1 for a model without experts"),
+        (
+            {"model": "mixtral-8x7b", "expert_parallel": 3},
+            "expert_parallel: given 3, allowed: a divisor of the model's 8",
+        ),
+        (
+            {"model": "mixtral-8x7b", "expert_parallel": 8, "expert_tensor_parallel": 2},
+            "expert_parallel: given 8, allowed: "
+            "such that expert_parallel x expert_tensor_parallel = 16 divides the 8 GPUs of a stage",
+        ),
+        ({"model": "mixtral-8x7b", "tensor_parallel": 2, "sequence_parallel": False}, "sequence_parallel: given false"),
+        (
+            {"model": "mixtral-8x7b", "expert_imbalance": 1.5},
+            "expert_imbalance: given 1.5, allowed: 1, or with expert_para",
+        ),
         ({"context_parallel": 2}, "context_parallel: given 2 with trainer megatron, allowed: 1"),
         ({"method": "lora"}, "method: given 'lora' with trainer megatron, allowed: full"),
         ({"offload.optimizer": True}, "offload.optimizer: given true with trainer megatron, allowed: false"),

@@ -539,7 +539,7 @@ def test_a_plain_decoder_has_none_of_the_extras() -> None:
     assert (extras.pop("norm"), extras.pop("gated"), extras.pop("router")) == ("rms", True, "mlp.gate")
     assert (extras.pop("routing"), extras.pop("routing_normed")) == ("softmax", True)
     assert extras.pop("shared_name") == "mlp.shared_experts"
-    assert extras.pop("ranks") == 1
+    assert [extras.pop(name) for name in ("ranks", "expert_ranks", "expert_tensor")] == [1, 1, 1]
     assert (extras.pop("embeds"), extras.pop("ends")) == (True, True)
     assert extras.pop("activation") == "silu"
     assert {type(value) for value in extras.values()} == {bool, int, str, type(None)}

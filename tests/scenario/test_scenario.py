@@ -211,7 +211,8 @@ def test_selective_checkpointing_is_never_reentrant() -> None:
 
 
 def test_a_parallelism_that_is_not_modelled_is_refused() -> None:
-    assert "expert_parallel: given 2, not modelled yet" in error(gpus=2, sharding="fsdp2", expert_parallel=2)
+    line = error(gpus=2, sharding="fsdp2", expert_parallel=2, model="mixtral-8x7b")
+    assert "expert_parallel: given 2 with sharding fsdp2, allowed: 1, or with sharding megatron" in line
 
 
 @pytest.mark.parametrize(

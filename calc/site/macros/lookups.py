@@ -223,15 +223,15 @@ class Lookups(Bound):
         shown = tables.NOT_PUBLISHED if found is None else f"{found:.0f}" + (" %" if what != "count" else "")
         return self._say(f"speed_error({what}, {of})", shown)
 
-    def megatron_error(self, what: str) -> str:
+    def megatron_error(self, what: str, experts: bool = False) -> str:
         """An error against peaks that Megatron-LM's tests store: the `median` or the `worst`, or their `count`."""
-        found = self._or_fault("megatron_error", lambda: golden.error(what))
+        found = self._or_fault("megatron_error", lambda: golden.error(what, experts=experts))
         shown = tables.NOT_PUBLISHED if found is None else f"{found:.0f}" if what == "count" else f"{found:.1f} %"
-        return self._say(f"megatron_error({what})", shown)
+        return self._say(f"megatron_error({what}, {experts})", shown)
 
-    def megatron_golden(self) -> str:
+    def megatron_golden(self, experts: bool = False) -> str:
         """Every peak that Megatron-LM's tests store, beside its estimate."""
-        return self._place(golden.each())
+        return self._place(golden.each(experts=experts))
 
     def speed_constants(self) -> str:
         """Every constant of a step time, with its source."""

@@ -17,7 +17,7 @@ from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft")
 # families that Megatron-core's own layers are, by number and order of their tensors
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 
 
 def modelled(arch: Architecture) -> Architecture:
@@ -25,7 +25,7 @@ def modelled(arch: Architecture) -> Architecture:
 
     Raises ConfigError for the field `trainer` if it has other layers than those that were read.
     """
-    if arch.family not in FAMILIES or arch.experts:
+    if arch.family not in FAMILIES:
         known = f"Megatron-core's layers are modelled for {', '.join(FAMILIES)}"
         raise ConfigError("trainer", "megatron", f"own for the family {arch.family}; {known}")
     specs = tuple(spec._replace(slides=False) for spec in arch.specs)
@@ -78,6 +78,19 @@ def refuse(s: Scenario) -> str | None:
         return f"sequence_parallel: given true {given}, allowed: with tensor_parallel above 1"
     if s.sequence_parallel and s.seq_len % s.tensor_parallel:
         return f"seq_len: given {s.seq_len} {given}, allowed: a multiple of tensor_parallel = {s.tensor_parallel}"
+    return experts_fault(s)
+
+
+def experts_fault(s: Scenario) -> str | None:
+    """The reason why experts cannot be spread over the GPUs as `s` asks, in one line, or None."""
+    if not s.architecture.experts:
+        return None
+    if s.tensor_parallel > 1 and not s.sequence_parallel:  # `moe_layer.py`, `MoELayer.forward`
+        return "sequence_parallel: given false with tensor_parallel above 1, allowed: true for a model with experts"
+    ranks, asked = s.gpus // s.pipeline_parallel, s.expert_parallel * s.expert_tensor_parallel
+    if ranks % asked:  # `parallel_state.py`, `initialize_model_parallel`
+        allowed = f"such that expert_parallel x expert_tensor_parallel = {asked} divides the {ranks} GPUs of a stage"
+        return f"expert_parallel: given {s.expert_parallel}, allowed: {allowed}"
     return None
 
 

@@ -1,0 +1,79 @@
+"""Megatron-core's routed experts on a tape: the router, tokens on their way to their experts and back, the experts.
+
+With expert parallelism each rank has some of the experts and gets the tokens for them, as many as it sends where the
+experts are called equally often. With expert tensor parallelism its ranks gather these tokens, and each has a part of
+every expert. A layer keeps the input of the router, where each token goes, and of each token and expert the input of
+the experts, of the activation, and of the second product. Read in Megatron-LM d98e8a64dd `megatron/core/transformer/
+moe/{moe_layer,router,moe_utils,token_dispatcher,experts}.py`, `fusions/fused_bias_swiglu.py`.
+"""
+
+from __future__ import annotations
+
+from calc.autograd.tape import Size, Tensor
+from calc.memory.linears import Linears
+
+BF16, FP32, INDEX = 2, 4, 8
+
+
+class MegatronExperts(Linears):
+    """Writes the routed experts of one of Megatron-core's layers."""
+
+    def picked(self, symbol: str, times: float = 1) -> Size:
+        """A size for each token and expert that it is sent to, of the tokens that this rank's router sees."""
+        return Size({symbol: times * self.run.share})
+
+    def experts(self, x: Tensor) -> Tensor:
+        """From the norm's output to the experts' weighted sum."""
+        tape, received = self.tape, self.arch.expert_tensor * self.run.imbalance
+        probabilities = self.route(x)
+        places = [Tensor(self.picked("k"), INDEX), Tensor(self.picked("k"), INDEX)]
+        sent = tape.op("experts: permute", [x, probabilities], self.picked("k·h"), BF16, saves=places)
+        got = self.picked("k·h", self.run.imbalance)
+        there = tape.op("experts: all-to-all", [sent], got, BF16) if self.arch.expert_ranks > 1 else sent
+        whole = self.picked("k·h", received)
+        if self.arch.expert_tensor > 1:
+            there = tape.op("experts: gather", [there], whole, BF16)
+        several = self.arch.local_experts > 1
+        tokens = tape.op("experts: sort", [there], whole, BF16) if several else there
+        y = self.multiplied(tokens, whole, received)
+        if several:
+            y = tape.op("experts: unsort", [y], whole, BF16)
+        if self.arch.expert_tensor > 1:
+            y = tape.op("experts: reduce-scatter", [y], got, BF16)
+        back = tape.op("experts: all-to-all back", [y], sent.width, BF16) if self.arch.expert_ranks > 1 else y
+        tape.returns(sent, there)
+        return tape.op("experts: unpermute", [back], self.stream, BF16)
+
+    def route(self, x: Tensor) -> Tensor:
+        """The router: a number for each token and expert, the best of them, and the load-balancing loss's scores.
+
+        Scores are computed in fp32 and have the type of the logits again; the dispatcher keeps both maps.
+        """
+        tape, each, best = self.tape, self.picked("E"), self.picked("k")
+        name = self.arch.router.rpartition(".")[2]
+        weight = self.elements[name] if self.run.trained else 0
+        logits = tape.op("router", [x], each, BF16, saves=[x] if self.run.trained else [], weight=weight)
+        scores = Tensor(each, FP32)  # of the load-balancing loss, over all experts
+        chosen = tape.op("router: top k", [logits], best, BF16, saves=[Tensor(best, INDEX), scores])
+        weighed = tape.op("router: softmax", [chosen], best, FP32, saves_out=True)
+        maps = [Tensor(each, 1), Tensor(each, BF16)]
+        return tape.op("router: scatter", [weighed], each, BF16, saves=maps)
+
+    def multiplied(self, tokens: Tensor, whole: Size, received: float) -> Tensor:
+        """Two grouped products with the activation between, which weighs each token.
+
+        The gate of SwiGLU is fused with the weight; other activations are three operations, each of which keeps what it
+        reads.
+        """
+        tape, trained = self.tape, self.run.trained
+        weight = [Tensor(self.picked("k", received), BF16)]
+        inner = self.picked("k·j", received)
+        first = inner * 2 if self.arch.gated else inner
+        up, down = (self.elements[f"experts_{name}"] * trained for name in ("gate_up_proj", "down_proj"))
+        pair = tape.op("experts: fc1", [tokens], first, BF16, saves=[tokens] if trained else [], weight=up)
+        if self.arch.gated:
+            act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair, *weight])
+        else:
+            act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair])
+            act = tape.op("experts: weigh", [act], inner, BF16, saves=[act, *weight])
+        return tape.op("experts: fc2", [act], whole, BF16, saves=[act] if trained else [], weight=down)

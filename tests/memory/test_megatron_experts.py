@@ -1,0 +1,89 @@
+"""Megatron-core's routed experts: what a layer keeps, how it is cut over ranks, and what uneven routing costs.
+
+Counted in Megatron-LM d98e8a64dd `megatron/core/transformer/moe/{router,moe_utils,token_dispatcher,experts}.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from calc.memory import activations
+from calc.memory.run import Run
+from calc.models.architecture import Architecture, ConfigError, LayerSpec, layer_tensors, parameters
+from calc.models.slices import part
+
+DENSE = Architecture(
+    family="mixtral", hidden=512, specs=(LayerSpec(),) * 2, heads=8, kv_heads=8, head_dim=64, intermediate=1024,
+    vocab=1024, tied=False, max_positions=4096, modeling="megatron",
+)  # fmt: skip
+SPEC = LayerSpec(mlp="experts")
+MOE = replace(DENSE, specs=(SPEC,) * 2, experts=8, experts_per_token=2, moe_intermediate=256)
+
+
+def saved(arch: Architecture, **how: object) -> float:
+    """Bytes a token that a layer saves."""
+    return activations.layer(replace(Run(arch), **how), arch.specs[0]).saved.tokens  # type: ignore[arg-type]
+
+
+# top k: an index of 8 bytes, a weight of 4 after the softmax; places of tokens and weights, 8 each; all of k
+# the loss's scores in fp32, a map of a byte and the weights in 16 bits, of all E
+ROUTED = (8 + 4 + 8 + 8) * 2 + (4 + 1 + 2) * 8
+
+
+def test_a_layer_keeps_the_inputs_of_both_products_and_of_the_activation() -> None:
+    """In place of a dense MLP's gate, up and product, 6·i: 2·k·h + 6·k·j, the weight of each token and expert, 2·k."""
+    assert saved(MOE) - saved(DENSE) == ROUTED + 2 * 2 * 512 + 6 * 2 * 256 + 2 * 2 - 6 * 1024
+
+
+def test_an_activation_without_a_gate_is_weighed_on_its_own() -> None:
+    """Input of the activation 2·k·j, its output 2·k·j, and their product with the weights 2·k·j."""
+    plain, dense = replace(MOE, gated=False), replace(DENSE, gated=False)
+    assert saved(plain) - saved(dense) == ROUTED + 2 * 2 * 512 + 6 * 2 * 256 + 2 * 2 - 4 * 1024
+
+
+def test_expert_ranks_hold_their_experts_and_all_of_the_rest() -> None:
+    """One expert has 3·h·j, the router of 8·h stays whole."""
+    whole, half = (parameters(part(MOE, 1, ranks)) for ranks in (1, 4))
+    assert whole - half == 2 * 6 * 3 * 512 * 256
+    (router,) = [t for t in layer_tensors(part(MOE, 1, 4), SPEC) if t.kind == "router"]
+    assert router.shape == (8, 512)
+
+
+def test_tensor_parallelism_leaves_experts_whole_unless_they_are_cut_themselves() -> None:
+    for cut, width in ((1, 256), (2, 128)):
+        found = part(MOE, 2, 1, cut)
+        assert (found.heads, found.moe_intermediate) == (4, width)
+
+
+def test_as_many_tokens_come_as_go_and_all_of_them_to_each_part_of_an_expert() -> None:
+    """Two ranks with half of the positions each: without cut experts a rank has half of the tokens, cut in two all."""
+    apart, cut = part(MOE, 2, 2, 1), part(MOE, 2, 2, 2)
+    per_expert = 2 * 2 * 512 + 6 * 2 * 256 + 2 * 2
+    # the width of an expert halves as the tokens double
+    assert saved(cut, sequences=True) - saved(apart, sequences=True) == (2 * 2 * 512 + 2 * 2) / 2
+    assert saved(part(MOE, 2, 4, 1), sequences=True) == saved(apart, sequences=True)
+    more = saved(apart, sequences=True, imbalance=2) - saved(apart, sequences=True)
+    assert more == per_expert / 2
+
+
+def test_shared_experts_are_a_dense_mlp_beside_the_routed_ones() -> None:
+    """6·s more, cut by tensor parallelism; its input is the router's."""
+    shared = replace(MOE, shared_experts=1, shared_intermediate=256)
+    assert saved(shared) - saved(MOE) == 6 * 256
+    assert saved(part(shared, 2)) - saved(part(MOE, 2)) == 6 * 128
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        ((1, 3, 1), "expert_parallel: given 3, allowed: a divisor of the model's 8 experts"),
+        ((1, 1, 3), "expert_tensor_parallel: given 3, allowed: a divisor of the model's moe_intermediate = 256"),
+    ],
+)
+def test_experts_that_cannot_be_cut_so_are_refused(cut: tuple[int, int, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        part(MOE, *cut)
+    with pytest.raises(ConfigError, match="allowed: 1 for a model without experts"):
+        part(DENSE, *cut)
