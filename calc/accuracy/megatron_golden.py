@@ -20,7 +20,7 @@ from calc.engines.replica import Replica
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
 from calc.memory.runtime import WORKSPACE_HOPPER, WORKSPACES
-from calc.models.architecture import Architecture, LayerSpec, parameters, tensors
+from calc.models.architecture import Architecture, LayerSpec, Mla, parameters, tensors
 from calc.models.slices import part
 from calc.step import schedule_megatron
 from calc.step.instants import Batch, step
@@ -28,6 +28,7 @@ from calc.step.instants import Batch, step
 FILE = File(__file__).parents[2] / "measurements" / "megatron" / "golden.jsonl"
 # the vocabulary of GPT-2's tokenizer, whose files the tests name, padded so that each rank has a multiple of these rows
 VOCABULARY, ROWS = 50_257, 128
+LATENT = {"q-lora-rank": 512, "kv-lora-rank": 512, "qk-head-dim": 128, "qk-pos-emb-head-dim": 64, "v-head-dim": 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
     rms, bias = a.get("normalization") == "RMSNorm", not a.get("disable-bias-linear", False)
     rows = ROWS * a["tensor-model-parallel-size"]
     experts = a.get("num-experts", 0)
-    spec = LayerSpec(mlp="experts" if experts else "dense", rotated=rotated)
+    low = latent(a)
+    spec = LayerSpec("latent" if low else "attention", "experts" if experts else "dense", rotated=rotated)
     dropped = a.get("hidden-dropout", 0.1) > 0
     return Architecture(
         family="gpt",
@@ -67,7 +69,7 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
         specs=(spec,) * a["num-layers"],
         heads=heads,
         kv_heads=a.get("num-query-groups", heads),
-        head_dim=hidden // heads,
+        head_dim=low.qk_nope_head_dim + low.qk_rope_head_dim if low else hidden // heads,
         intermediate=a.get("ffn-hidden-size", usual),
         vocab=-(-a.get("vocab-size", VOCABULARY) // rows) * rows,
         tied=not a.get("untie-embeddings-and-output-weights", False),
@@ -83,12 +85,21 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
         experts=experts,
         experts_per_token=a.get("moe-router-topk", 2) if experts else 0,
         moe_intermediate=a.get("moe-ffn-hidden-size", a.get("ffn-hidden-size", usual)) if experts else 0,
+        mla=low,
         activation="gelu",
         residual_dropout=dropped,
         embedding_dropout=dropped,
         attention_dropout=a.get("attention-dropout", 0.1) > 0,
         modeling="megatron-local" if a["transformer-impl"] == "local" else "megatron",
     )
+
+
+def latent(a: Mapping[str, Any]) -> Mla | None:
+    """The low ranks of a run's multi-head latent attention, if it has that (`MLATransformerConfig`)."""
+    if not a.get("multi-latent-attention"):
+        return None
+    sizes = (a.get(name, usual) for name, usual in LATENT.items())
+    return Mla(*sizes)
 
 
 def golden(record: Mapping[str, Any]) -> Golden:

@@ -25,7 +25,8 @@ class MegatronLayer(MegatronExperts):
     def layer(self) -> Tape:
         """A layer: attention and MLP, each behind a norm, each added to the residual stream with bias and dropout."""
         norms = self.arch.norms
-        x = self.attention(self.input, norms.attention)
+        attend = self.latent if self.spec.mixer == "latent" else self.attention
+        x = attend(self.input, norms.attention)
         self.feed_forward(x, norms.mlp)
         return self.tape
 
@@ -95,6 +96,47 @@ class MegatronLayer(MegatronExperts):
         y = self.row("linear_proj", context, self.trained_elements("o_proj"))
         return self.added(x, y, "attention")
 
+    def latent(self, x: Tensor, norm: str) -> Tensor:
+        """Multi-head latent attention: products down to low ranks, a norm of each, and products up to the heads.
+
+        Every rank makes the whole of the low ranks, with sequence parallelism for its own positions. Rotation leaves
+        new queries; keys are joined with the one rotary key that all heads share, and values copied (`megatron/core/
+        transformer/multi_latent_attention.py`, `MLASelfAttention.get_query_key_value_tensors`).
+        """
+        tape, low, share = self.tape, self.arch.mla, self.run.share
+        assert low
+        n = self.normed(x, norm)
+        if low.q_lora_rank:
+            down = self.whole_product("q_down", n, of(c_q=share), "q_a_proj")
+            name, seen = "q_b_proj", self.normed(down, "q_a_layernorm")
+        else:
+            name, seen = "q_proj", n
+        joined = self.whole_product("kv_down", n, of(c_kv=share, rope=share), "kv_a_proj_with_mqa")
+        compressed, rotary = tape.split("kv, rotary key", joined, [of(c_kv=share), of(rope=share)])
+        if self.run.sequences:
+            rotary = tape.op("rotary key: gather", [rotary], of(rope=1), BF16)
+        q = self.column("q_up", seen, of(q=1), self.trained_elements(name))
+        kv = self.column(
+            "kv_up", self.normed(compressed, "kv_a_layernorm"), of(kvb=1), self.trained_elements("kv_b_proj")
+        )
+        queries = tape.op("q: rotate", [q], of(q=1), BF16)
+        keys = tape.op("k: join", [kv, rotary], of(q=1), BF16)
+        values = self.apart(tape.op("v", [kv], of(o=1), BF16, view=True), "v")
+        tape.returns(n)
+        attend = self.unfused if self.run.kernel == "eager" else self.fused
+        y = self.row("linear_proj", attend(queries, keys, values), self.trained_elements("o_proj"))
+        return self.added(x, y, "attention")
+
+    def whole_product(self, name: str, x: Tensor, out: Size, weight: str) -> Tensor:
+        """A product that no rank shares: keeps its input."""
+        trained = self.trained_elements(weight)
+        return self.tape.op(name, [x], out, BF16, saves=[x] if self.run.trained else [], weight=trained)
+
+    @property
+    def context(self) -> Size:
+        """The width of attention's output over all heads."""
+        return of(o=1) if self.arch.mla else of(q=1)
+
     def apart(self, x: Tensor, name: str, already: object = False) -> Tensor:
         """A contiguous copy of keys or values, unless they have a tensor of their own `already`."""
         return x if already else self.tape.op(f"{name}: contiguous", [x], x.width, BF16)
@@ -108,7 +150,7 @@ class MegatronLayer(MegatronExperts):
         """cuDNN's or FlashAttention's kernel: keeps q, k, v, its output and a log-sum-exp; dq is summed in fp32."""
         sums = of(q=4, H=4)
         lse = Tensor(of(H=1), 4)
-        return self.tape.op("attention", [q, k, v], of(q=1), BF16, saves=[q, k, v, lse], saves_out=True,
+        return self.tape.op("attention", [q, k, v], self.context, BF16, saves=[q, k, v, lse], saves_out=True,
                             backward_scratch=sums)  # fmt: skip
 
     def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -124,8 +166,8 @@ class MegatronLayer(MegatronExperts):
         tape.returns(x)
         if self.run.training and self.arch.attention_dropout:
             p = tape.op("probabilities: dropout", [p], scores, BF16, saves=[Tensor(scores, MASK)])
-        mixed = tape.op("values", [p, v], of(q=1), BF16, saves=[p, v])
-        return tape.op("attention: contiguous", [mixed], of(q=1), BF16)
+        mixed = tape.op("values", [p, v], self.context, BF16, saves=[p, v])
+        return tape.op("attention: contiguous", [mixed], self.context, BF16)
 
     def feed_forward(self, x: Tensor, norm: str) -> Tensor:
         """The MLP block, from the residual stream to the residual stream: an MLP, or routed experts, and shared ones.

@@ -17,7 +17,7 @@ from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft")
 # families that Megatron-core's own layers are, by number and order of their tensors
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
 
 def modelled(arch: Architecture) -> Architecture:
