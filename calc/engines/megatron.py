@@ -16,8 +16,8 @@ from typing import NamedTuple
 from calc.base.ledger import Line
 from calc.base.plan import Handed
 from calc.base.units import MiB
-from calc.engines.replica import Holder, Moments, Replica, Where
-from calc.memory import communication, gradients, optimizer, weights
+from calc.engines.replica import Holder, Moments, Replica, Where, times
+from calc.memory import communication, gradients, host, optimizer, weights
 from calc.models.architecture import Tensor, tensors
 
 ALIGNED = 64  # elements at a multiple of which each parameter begins (`pad_param_start`)
@@ -39,13 +39,15 @@ class Megatron(Holder):
     """`replica` as one rank holds it; `distributed`: ranks share masters and moments.
 
     `fuses`: products add the gradients of their weights to the buffer themselves (`gradient_accumulation_fusion`);
-    `groups`: the products of a rank's experts are one (`moe_grouped_gemm`).
+    `groups`: the products of a rank's experts are one (`moe_grouped_gemm`). `offload`: masters and moments live on the
+    host, where Adam steps (`optimizer_cpu_offload` of all parameters, `cpu_offloading/hybrid_optimizer.py`).
     """
 
     replica: Replica
     distributed: bool = True
     fuses: bool = True
     groups: bool = True
+    offload: bool = False
 
     @property
     def buffers(self) -> list[Buffer]:
@@ -88,6 +90,8 @@ class Megatron(Holder):
         lines = []
         for own in self.buffers:
             lines.append(gradients.accumulated(r.role, own.elements, r.grad_bytes))
+            if self.offload:
+                continue
             if r.master_bytes:
                 lines.append(weights.master(r.role, own.elements, r.master_bytes, own.shards))
             whole = () if self.distributed else own.tensors
@@ -124,7 +128,9 @@ class Megatron(Holder):
     def stepping(self) -> Moments:
         """The optimizer step in place: masters get views of the gradients' buffer, and a kernel needs nothing else."""
         r = self.replica
-        if r.optimizer:
+        if r.optimizer and self.offload:
+            yield "optimizer step on the host", []
+        elif r.optimizer:
             own = sum(buffer.elements // buffer.shards for buffer in self.buffers)
             scratch = optimizer.step_scratch(r.optimizer, r.role, own, min(own, r.largest), r.step_bytes)
             # gradients that are not in fp32 are copied (`_copy_model_grads_to_main_grads`)
@@ -137,5 +143,19 @@ class Megatron(Holder):
         return communication.handed(r.role, word, r.embedding if word == "clone" else 0, r.weight_bytes)
 
     def host(self, ranks: int) -> Moments:
-        """Empty: nothing stays on the host."""
-        return iter(())
+        """A rank's part of each parameter and of its gradient in fp32, pinned, and the moments from the first step on.
+
+        See `HybridDeviceOptimizer` (`pin_cpu_params`, `pin_cpu_grads`).
+        """
+        r = self.replica
+        if not self.offload or r.optimizer is None:
+            return
+        kept = [
+            host.fsdp(r.role, component, own.tensors, own.shards, 4, r.pins)
+            for own in self.buffers
+            for component in ("master_weights", "gradients")
+        ]
+        yield "before the first step", times(kept[::2], ranks)
+        states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
+        moments = [host.moments(r.role, own.elements // own.shards, states) for own in self.buffers]
+        yield "after the first step", times([*kept, *moments], ranks)

@@ -18,7 +18,7 @@ VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long ba
 TRAINERS = {
     "transformers": "Transformers' Trainer", "litgpt": "litgpt", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl",
     "ms-swift": "ms-swift", "torchtune": "torchtune", "torchtitan": "torchtitan", "unsloth": "Unsloth",
-    "megatron": "Megatron-LM",
+    "megatron": "Megatron-LM", "megatron-swift": "Megatron-SWIFT",
 }  # fmt: skip
 REFUSED = "vLLM does not start"
 

@@ -6,7 +6,7 @@ from calc.base.optimizers import OPTIMIZERS
 from calc.models.architecture import BEFORE
 from calc.models.kernels import replaced
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import DEEPSPEED, FSDP
+from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS
 
 ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
@@ -186,8 +186,9 @@ def sharding_fault(s: Scenario) -> str | None:
             return f"{field}: given {degree} with sharding {s.sharding}, allowed: 1, or with sharding megatron"
     if s.expert_imbalance > 1 and s.expert_parallel == 1:
         return f"expert_imbalance: given {s.expert_imbalance:g}, allowed: 1, or with expert_parallel above 1"
-    if s.sharding == "megatron" and s.trainer != "megatron":
-        return f"sharding: given 'megatron' with {s.framework}, allowed: with torch and trainer megatron"
+    if s.sharding not in SHARDINGS and s.sharding != "none" and s.sharding not in OWN_SHARDINGS.get(s.trainer, ()):
+        owners = ", ".join(name for name, own in OWN_SHARDINGS.items() if s.sharding in own)
+        return f"sharding: given {s.sharding!r} with {s.framework}, allowed: with torch and trainer {owners}"
     if s.precision == "fsdp-mixed" and s.sharding not in FSDP:
         return f"precision: given 'fsdp-mixed' with sharding {s.sharding}, allowed: with {', '.join(FSDP)}"
     if s.sharding in DEEPSPEED and s.layout != "mixed":
@@ -199,8 +200,8 @@ def sharding_fault(s: Scenario) -> str | None:
         return f"grad_dtype: given {s.grad_dtype!r} with precision {s.precision}, allowed: {allowed}"
     if s.offload.parameters and s.sharding not in ("zero3", *FSDP):  # zero/config.py of deepspeed 0.16.4: stage 3 alone
         return f"offload.parameters: given true with sharding {s.sharding}, allowed: with zero3, {', '.join(FSDP)}"
-    if s.offload.optimizer and s.sharding not in (*DEEPSPEED, *FSDP):
-        allowed = ", ".join((*DEEPSPEED, *FSDP))
+    if s.offload.optimizer and s.sharding not in (*DEEPSPEED, *FSDP, "megatron"):
+        allowed = ", ".join((*DEEPSPEED, *FSDP, "megatron"))
         return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {allowed}"
     along = s.offload.parameters and s.sharding in FSDP and s.framework != "verl"  # the step runs where the weights are
     if (s.offload.optimizer or along) and OPTIMIZERS[s.optimizer].bitsandbytes:

@@ -10,7 +10,18 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from calc.base.versions import at_least
-from calc.launch import axolotl, llamafactory, ms_swift, openrlhf, torchtitan, torchtune, trl, unsloth, verl
+from calc.launch import (
+    axolotl,
+    llamafactory,
+    megatron_swift,
+    ms_swift,
+    openrlhf,
+    torchtitan,
+    torchtune,
+    trl,
+    unsloth,
+    verl,
+)
 from calc.launch.shell import Launch, LaunchError, runner
 from calc.scenario.scenario import Scenario
 
@@ -30,7 +41,7 @@ SPELLERS: Mapping[str, Speller] = {"openrlhf": openrlhf, "verl": verl, "trl": tr
 # With plain PyTorch, by trainer.
 TRAINERS: Mapping[str, Speller] = {
     "llamafactory": llamafactory, "axolotl": axolotl, "ms-swift": ms_swift, "torchtune": torchtune,
-    "torchtitan": torchtitan, "unsloth": unsloth,
+    "torchtitan": torchtitan, "unsloth": unsloth, "megatron-swift": megatron_swift,
 }  # fmt: skip
 
 

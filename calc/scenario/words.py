@@ -13,13 +13,14 @@ Trainer = Literal[
     "own",
     "transformers",
     "litgpt",
+    "megatron",
     "llamafactory",
     "axolotl",
     "ms-swift",
     "torchtune",
     "torchtitan",
     "unsloth",
-    "megatron",
+    "megatron-swift",
 ]
 Method = Literal["full", "lora", "qlora"]
 AdapterDtype = Literal["fp32", "bf16"]
@@ -73,7 +74,10 @@ DEEPSPEED: tuple[Sharding, ...] = tuple(name for name, own in SHARDED.items() if
 FSDP: tuple[Sharding, ...] = tuple(name for name, own in SHARDED.items() if own.family == "fsdp")
 SHARDINGS: tuple[Sharding, ...] = ("ddp", *DEEPSPEED, *FSDP)  # over several GPUs, with most trainers
 # Trainers with shardings of their own, and of no others.
-OWN_SHARDINGS: Mapping[str, tuple[Sharding, ...]] = {"megatron": ("megatron",)}
+OWN_SHARDINGS: Mapping[str, tuple[Sharding, ...]] = {
+    "megatron": ("megatron",),
+    "megatron-swift": ("megatron",),
+}
 TOGETHER = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # degrees by which GPUs share sequences
 # The roles that a scenario can describe one by one. The trained model of the other tasks is described by the scenario's
 # own fields, which every role takes over unless its own say otherwise.

@@ -204,7 +204,7 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
                 model, 3, keeps.deepspeed, offload_parameters=s.offload.parameters, recomputes=s.checkpointing != "none"
             )
         case "megatron":
-            return Megatron(model)
+            return Megatron(model, offload=s.offload.optimizer)
         case "none" | "ddp" | "zero" if keeps.deepspeed:
             again = s.checkpointing != "none"
             return Zero(

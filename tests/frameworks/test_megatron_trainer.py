@@ -100,6 +100,40 @@ def test_uneven_tokens_cost_memory_and_time_where_they_go() -> None:
     assert exchanged[1] == pytest.approx(2 * exchanged[0])
 
 
+def test_an_optimizer_on_the_host_leaves_weights_and_gradients() -> None:
+    """16 bytes a parameter there: masters and gradients, pinned, so each shard a power of two, and two moments."""
+    s = job(**{"offload.optimizer": True})
+    found = lines(s)
+    assert found["weights"] + found["gradients"] == 6 * P
+    assert "master_weights" not in found and "optimizer_states" not in found
+    (last,) = [p.moment for p in estimate(s).host_phases if p.name == "after the first step"]
+    on_host = {component: 0 for component in ("master_weights", "gradients", "optimizer_states")}
+    for line in last.lines:
+        on_host[line.component] += line.bytes
+    assert on_host["optimizer_states"] == 8 * P
+    assert 4 * P <= on_host["master_weights"] == on_host["gradients"] < 8 * P
+
+
+def test_a_fused_cross_entropy_is_compiled() -> None:
+    """Its cast stays beside the probabilities while it runs."""
+    full, fused = (lines(job(loss=loss), "forward")["logits"] for loss in ("full", "fused"))
+    assert fused - full == pytest.approx(4 * 4096 * V, rel=1e-3)
+
+
+SWIFT = {"trainer": "megatron-swift"}
+
+
+def test_megatron_swift_has_defaults_of_its_own() -> None:
+    s = job(**SWIFT, tensor_parallel=2)
+    assert (s.sharding, s.loss, s.sequence_parallel, s.global_batch) == ("megatron", "fused", False, 16)
+    old = job(**SWIFT, **{"versions.megatron-swift": "3.12"}, packing=True)
+    assert (old.loss, old.packing, old.expert_tensor_parallel) == ("full", True, 1)
+    with pytest.raises(ScenarioError, match="packing: given True with trainer megatron, allowed: False"):
+        job(packing=True)
+    with pytest.raises(ScenarioError, match="method: given 'lora' with trainer megatron-swift, allowed: full"):
+        job(**SWIFT, method="lora")
+
+
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     assert lines(job(checkpointing="full"), "forward")["checkpoints"] == LAYERS * 4096 * H * 2
 
@@ -137,7 +171,10 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         ),
         ({"context_parallel": 2}, "context_parallel: given 2 with trainer megatron, allowed: 1"),
         ({"method": "lora"}, "method: given 'lora' with trainer megatron, allowed: full"),
-        ({"offload.optimizer": True}, "offload.optimizer: given true with trainer megatron, allowed: false"),
+        (
+            {"offload.activations": True, "checkpointing": "full"},
+            "offload.activations: given true with trainer megatron, allowed: false",
+        ),
         ({"task": "dpo"}, "trainer: given 'megatron' for dpo, allowed: own"),
         ({"sequence_parallel": True}, "sequence_parallel: given true with trainer megatron, allowed: with tensor"),
         ({"tensor_parallel": 4, "seq_len": 4097}, "seq_len: given 4097 with trainer megatron, allowed: a multiple"),

@@ -19,7 +19,15 @@ from released import LOADER, Release, Unreachable, read
 from calc.base.versions import at_least
 from calc.frameworks.releases import Default, Table
 from calc.frameworks.torch import torch
-from calc.frameworks.torch.trainers import axolotl, llamafactory, ms_swift, torchtitan, torchtune, unsloth
+from calc.frameworks.torch.trainers import (
+    axolotl,
+    llamafactory,
+    megatron_swift,
+    ms_swift,
+    torchtitan,
+    torchtune,
+    unsloth,
+)
 
 Released = Callable[[str, str], Release]
 MODULES: Mapping[str, Any] = {
@@ -29,9 +37,12 @@ MODULES: Mapping[str, Any] = {
     "torchtune": torchtune,
     "torchtitan": torchtitan,
     "unsloth": unsloth,
+    "megatron-swift": megatron_swift,
 }
+PACKAGES = {"megatron-swift": "ms_swift"}  # where a trainer is a part of a package with another name
 # where the modules lie in the wheel that the sources' file names are relative to
-ROOTS = {"llamafactory": "llamafactory/", "axolotl": "axolotl/", "ms-swift": "swift/", "torchtitan": "torchtitan/"}
+ROOTS = {"llamafactory": "llamafactory/", "axolotl": "axolotl/", "ms-swift": "swift/", "torchtitan": "torchtitan/",
+         "megatron-swift": "swift/megatron/"}  # fmt: skip
 LORA, QLORA, EIGHT = {"method": "lora"}, {"method": "qlora"}, {"gpus": 8}
 
 
@@ -57,7 +68,9 @@ def released(pytestconfig: pytest.Config) -> Released:
     @cache
     def release(trainer: str, version: str) -> Release:
         try:
-            return read(folder, trainer.replace("-", "_"), version, tuple(MODULES[trainer].RELEASES))
+            return read(
+                folder, PACKAGES.get(trainer, trainer.replace("-", "_")), version, tuple(MODULES[trainer].RELEASES)
+            )
         except Unreachable as reason:
             pytest.skip(f"the registry cannot be reached: {reason}")
 
@@ -102,6 +115,15 @@ def field(path: str, since: str) -> dict[str, str]:
 def swift(old: str, new: str) -> dict[str, str]:
     """A place of ms-swift 3.9, and since 4.0."""
     return {"3.9.0": old, "4.6.0": new}
+
+
+def megatron(name: str) -> dict[str, str]:
+    """A field of ms-swift's Megatron arguments, which have moved with 4.0."""
+    of = f"MegatronArguments.{name}"
+    return {
+        "3.12.0": f"swift/megatron/argument/megatron_args.py:{of}",
+        "4.6.0": f"swift/megatron/arguments/megatron_args.py:{of}",
+    }
 
 
 def titan(of: str, name: str) -> dict[str, str]:
@@ -162,6 +184,20 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
             swift(*(f"{at}/base_args/quant_args.py:bnb_4bit_use_double_quant" for at in (OLD, NEW))),
             {},
             QLORA,
+        ),
+    ),
+    "megatron-swift": (
+        Row("micro_batch", megatron("micro_batch_size")),
+        Row("loss", megatron("cross_entropy_loss_fusion"), {False: "full", True: "fused"}),
+        Row("attention", megatron("attention_backend")),
+        Row("sequence_parallel", megatron("sequence_parallel")),
+        Row("expert_tensor_parallel", megatron("expert_tensor_parallel_size")),
+        Row("sharding", megatron("use_distributed_optimizer"), {True: "megatron"}),
+        Row("offload.optimizer", megatron("optimizer_cpu_offload")),
+        Row("checkpointing", megatron("recompute_granularity"), {"selective": "none"}),
+        Row(
+            "packing",
+            {version: f"{at}/base_args/base_args.py:packing" for version, at in (("3.12.0", OLD), ("4.6.0", NEW))},
         ),
     ),
     "torchtune": (

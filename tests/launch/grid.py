@@ -165,6 +165,13 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         kept = tuple({"checkpointing": word} for word in ("none", "full", "selective"))
         held = (({"model": "llama-3.1-8b"}, {"model": "qwen3-14b"}), kept, STEPPED[-3:], MACHINES, of)
         yield from supervised("torch", ("pretrain",), *held, (*cut, *few))
+    elif name == "megatron-swift":
+        cut = ({"tensor_parallel": 2}, {"tensor_parallel": 2, "sequence_parallel": True}, {"pipeline_parallel": 2}, {})
+        moved = tuple({"offload.optimizer": on} for on in (False, True))
+        held = (({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), moved, MACHINES, of)
+        yield from supervised("torch", ("pretrain", "sft"), *held, cut)
+        spread = ({"expert_parallel": 2}, {"expert_parallel": 2, "expert_tensor_parallel": 2}, {})
+        yield from supervised("torch", ("sft",), *held, ({"model": "qwen3-30b-a3b"},), spread)
     else:
         held = (METHODS, ({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), ({"lora.rank": 16}, {}), of)
         yield from supervised("torch", ("pretrain", "sft"), *held)

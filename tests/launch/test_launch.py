@@ -410,7 +410,7 @@ def test_what_no_flag_says_is_noted() -> None:
         (
             {"framework": "torch"},
             "framework: given torch, which has no command, allowed: openrlhf, verl, trl, or a trainer: llamafactory, "
-            "axolotl, ms-swift, torchtune, torchtitan, unsloth",
+            "axolotl, ms-swift, torchtune, torchtitan, unsloth, megatron-swift",
         ),
         (
             {"framework": "torch", "trainer": "ms-swift", "versions__ms-swift": "3.9"},

@@ -24,7 +24,8 @@ from calc.launch.hugging_face import DEEPSPEED
 from calc.launch.shell import Launch
 from calc.scenario.scenario import Scenario
 
-STRIDES = {"llamafactory": 101, "axolotl": 101, "ms-swift": 101, "torchtune": 1, "torchtitan": 1, "unsloth": 1}
+STRIDES = {"llamafactory": 101, "axolotl": 101, "ms-swift": 101, "torchtune": 1, "torchtitan": 1, "unsloth": 1,
+           "megatron-swift": 1}  # fmt: skip
 OPTIMIZERS = {
     "adamw_torch_fused": ("adamw", "fused"), "adamw_torch": ("adamw", "foreach"),
     "adamw_bnb_8bit": ("adamw-8bit", None), "paged_adamw_8bit": ("adamw-paged-8bit", None),
@@ -39,6 +40,7 @@ def test_commands_say_the_scenario_in_words_of_the_release(packages: Packages, n
     check = {
         "llamafactory": check_llamafactory, "axolotl": check_axolotl, "ms-swift": check_ms_swift,
         "torchtune": check_torchtune, "torchtitan": check_torchtitan, "unsloth": check_unsloth,
+        "megatron-swift": check_megatron_swift,
     }[name]  # fmt: skip
     count = 0
     for s in grid.accepted(grid.trainer(name), STRIDES[name]):
@@ -319,6 +321,41 @@ def check_ms_swift(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
         if "deepspeed" not in said:
             told["lora.dtype"] = {"bfloat16": "bf16"}.get(said.get("lora_dtype", ""), "fp32")
     return told | sharded(fsdp, s) | of_trainer(packages, s, said, found, "per_device_train_batch_size")
+
+
+MEGATRON = tuple(f"swift/megatron/arguments/{name}_args.py" for name in ("megatron", "megatron_base", "sft"))
+
+
+def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
+    """What a command of Megatron-SWIFT says."""
+    release = packages.release("ms_swift")
+    [words] = grid.processes(found.command)
+    program, command, *own = environment(words, s)
+    assert program == "megatron"
+    assert f"'{command}': 'swift.cli._megatron.{command}'" in release.text("swift/cli/_megatron/main.py")
+    of = known(release, *SWIFT) | known(release, *MEGATRON)
+    said: dict[str, Any] = {}
+    for flag, value in zip(own[::2], own[1::2], strict=True):
+        assert flag.startswith("--")
+        said[flag[2:]] = yaml.load(value, Loader=LOADER)
+        legal(flag[2:], said[flag[2:]], of)
+    assert (said["model"], said["dataset"]) == (hf(s), "${DATASET}")
+    recompute = said["recompute_granularity"], said.get("recompute_method"), said.get("recompute_num_layers")
+    return {
+        "method": said["tuner_type"],
+        "seq_len": said["max_length"],
+        "packing": said["packing"],
+        "micro_batch": said["micro_batch_size"],
+        "global_batch": said["global_batch_size"],
+        "tensor_parallel": said["tensor_model_parallel_size"],
+        "sequence_parallel": said["sequence_parallel"],
+        "pipeline_parallel": said["pipeline_model_parallel_size"],
+        "expert_parallel": said["expert_model_parallel_size"],
+        "expert_tensor_parallel": said["expert_tensor_parallel_size"],
+        "checkpointing": {("selective", None, None): "none", ("full", "uniform", 1): "full"}[recompute],
+        "loss": "fused" if said["cross_entropy_loss_fusion"] else "full",
+        "offload.optimizer": said["optimizer_cpu_offload"] and said["use_precision_aware_optimizer"],
+    }
 
 
 def check_torchtune(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:

@@ -52,7 +52,7 @@ WITH_ADAPTERS = ("lora", "qlora")
 
 def modelled(architecture: Architecture, trainer: str) -> Architecture:
     """The model as litgpt or Megatron-core has it where they train, else as Transformers has it."""
-    own = {"litgpt": litgpt.modelled, "megatron": megatron.modelled}.get(trainer)
+    own = {**dict.fromkeys(("megatron", "megatron-swift"), megatron.modelled), "litgpt": litgpt.modelled}.get(trainer)
     return own(architecture) if own else architecture
 
 

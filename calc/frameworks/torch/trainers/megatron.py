@@ -45,13 +45,19 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer": "adamw",
         "optimizer_impl": "fused",  # Transformer Engine's FusedAdam
         "attention": "flash",  # attention_backend auto: a fused kernel
+        "reentrant": False,  # its own `CheckpointFunction`, which keeps the input of a layer alone
         "sequence_parallel": int(given.get("tensor_parallel", 1)) > 1,
     }
 
 
 def refuse(s: Scenario) -> str | None:
     """The reason why Megatron-core cannot run `s`, or is not modelled for it, in one line, or None."""
-    given = "with trainer megatron"
+    return refuse_with(s, TASKS, {"packing": (False,)})
+
+
+def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any, ...]]) -> str | None:
+    """The same for a loop on Megatron-core that trains `tasks`, and has its `own` values for some fields."""
+    given = f"with trainer {s.trainer}"
     fixed: dict[str, tuple[Any, ...]] = {
         "sharding": ("megatron",),
         "method": ("full",),
@@ -60,18 +66,18 @@ def refuse(s: Scenario) -> str | None:
         "optimizer": ("adamw",),
         "optimizer_impl": ("fused",),
         "attention": ("flash",),
-        "loss": ("full",),
+        "loss": ("full", "fused"),
         "checkpointing": ("none", "full"),
-        "packing": (False,),
         "no_sync": (False,),
         "context_parallel": (1,),
         "kernels": ("eager",),
         "optimizer_in_backward": (False,),
         "reentrant": (False,),
+        **own,
     }
-    if fault := shared.refuse(s, TASKS, fixed, together=True):
+    if fault := shared.refuse(s, tasks, fixed, together=True):
         return fault
-    for field in ("optimizer", "parameters", "activations"):
+    for field in ("parameters", "activations"):
         if getattr(s.offload, field):
             return f"offload.{field}: given true {given}, allowed: false; not modelled"
     if s.sequence_parallel and s.tensor_parallel == 1:
@@ -100,8 +106,11 @@ def keeps(s: Scenario) -> dict[str, Any]:
 
 
 def path(s: Scenario, usual: Path) -> Path:
-    """The loss path: its own cross entropy over a rank's part of the vocabulary, in fp32."""
-    return Path("vocab-parallel")
+    """The loss path: its own cross entropy over a rank's part of the vocabulary, in fp32; `fused` compiles it.
+
+    `--cross-entropy-loss-fusion` (`fusions/fused_cross_entropy.py`).
+    """
+    return Path("vocab-parallel-compiled" if s.loss == "fused" else "vocab-parallel")
 
 
 def notes(s: Scenario) -> Iterator[str]:

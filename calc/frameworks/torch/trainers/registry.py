@@ -12,6 +12,7 @@ from calc.frameworks.torch.trainers import (
     litgpt,
     llamafactory,
     megatron,
+    megatron_swift,
     ms_swift,
     torchtitan,
     torchtune,
@@ -47,7 +48,8 @@ RELEASED: Mapping[str, Trainer] = {
     "torchtune": torchtune,
     "torchtitan": torchtitan,
     "unsloth": unsloth,
+    "megatron-swift": megatron_swift,
 }
-TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt, **RELEASED, "megatron": megatron}
+TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt, "megatron": megatron, **RELEASED}
 # Those whose loop is Transformers' Trainer on Accelerate.
 ON_TRANSFORMERS = ("transformers", "llamafactory", "axolotl", "ms-swift", "unsloth")

@@ -211,8 +211,8 @@ def trainers() -> Table:
         "What a trainer fills in",
         columns,
         rows,
-        "Supervised fine-tuning of Llama 3.1 8B with LoRA on eight GPUs; torchtitan trains all weights. "
-        "A length that a trainer leaves to the model is that of plain Transformers.",
+        "Supervised fine-tuning of Llama 3.1 8B with LoRA on eight GPUs; torchtitan and Megatron-SWIFT train all "
+        "weights. A length that a trainer leaves to the model is that of plain Transformers.",
         versions=answers.versions(),
     )
 

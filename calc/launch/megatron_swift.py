@@ -1,0 +1,52 @@
+"""ms-swift 4's `megatron pt` and `megatron sft`, whose flags are fields of `swift/megatron/arguments`.
+
+NPROC_PER_NODE and its like make them start torchrun (`cli/_megatron/main.py` of 4.6.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from calc.launch import shell
+from calc.launch.shell import Launch, Placeholder, Words, option
+from calc.scenario.scenario import Scenario
+
+FIRST = "4"
+COMMANDS = {"pretrain": "pt", "sft": "sft"}
+
+
+def launch(s: Scenario) -> Launch:
+    """The command for `s`."""
+    command = shell.command(f"megatron {COMMANDS[s.task]}", flags(s))
+    return Launch(shell.setting(s, shell.several(s) + command), {}, tuple(notes(s)))
+
+
+def flags(s: Scenario) -> Iterator[Words]:
+    """The command's flags."""
+    yield option("--model", shell.model_name(s.model))
+    yield option("--use_hf", True)
+    yield option("--dataset", Placeholder("DATASET", "name or path of the training data"))
+    yield option("--tuner_type", "full")
+    yield option("--max_length", s.seq_len)
+    yield option("--packing", s.packing)
+    yield option("--micro_batch_size", s.micro_batch)
+    yield option("--global_batch_size", s.global_batch)
+    yield option("--tensor_model_parallel_size", s.tensor_parallel)
+    yield option("--sequence_parallel", s.sequence_parallel)
+    yield option("--pipeline_model_parallel_size", s.pipeline_parallel)
+    yield option("--expert_model_parallel_size", s.expert_parallel)
+    yield option("--expert_tensor_parallel_size", s.expert_tensor_parallel)
+    yield option("--recompute_granularity", "selective" if s.checkpointing == "none" else "full")
+    if s.checkpointing == "full":
+        yield option("--recompute_method", "uniform")
+        yield option("--recompute_num_layers", 1)
+    yield option("--cross_entropy_loss_fusion", s.loss == "fused")
+    yield option("--optimizer_cpu_offload", s.offload.optimizer)
+    if s.offload.optimizer:
+        yield option("--use_precision_aware_optimizer", True)
+
+
+def notes(s: Scenario) -> Iterator[str]:
+    """Notes on the values that the reader fills in."""
+    yield shell.needs("DATASET", "your data, or a data set's name")
+    yield from shell.common_notes(s)
