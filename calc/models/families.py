@@ -40,7 +40,7 @@ class Family:
 
 
 # model types whose published code is that of a family
-ALIKE = {"kimi_k2": "deepseek_v3"}
+ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
 # models with a part for images, whose `text_config` is the language model, and the family it has by default

@@ -64,6 +64,26 @@ TYPED = {
     "gemma3-12b-it": "gemma-3-12b",
     "microsoft/Phi-3.5-mini-instruct": "phi-3-mini",
     "openai/gpt-oss-20b": "gpt-oss-20b",
+    "allenai/Olmo-3-7B-Think": "olmo-3-7b",
+    "Olmo-3.1-32B-Instruct": "olmo-3-32b",
+    "XiaomiMiMo/MiMo-7B-RL": "mimo-7b",
+    "THUDM/glm-4-9b-chat": "glm-4-9b",
+    "THUDM/GLM-4-32B-0414": "glm-4-32b",
+    "arcee-ai/AFM-4.5B": "afm-4.5b",
+    "moonshotai/Moonlight-16B-A3B-Instruct": "moonlight-16b-a3b",
+    "deepseek-coder-6.7b-instruct": "deepseek-coder-6.7b",
+    "deepseek-ai/deepseek-llm-7b-chat": "deepseek-llm-7b",
+    "DeepSeek-Coder-V2-Lite-Instruct": "deepseek-v2-lite",
+    "bigcode/starcoder2-15b": "starcoder2-15b",
+    "mistralai/Codestral-22B-v0.1": "codestral-22b",
+    "Mistral-Large-Instruct-2407": "mistral-large-2407",
+    "mistralai/Magistral-Small-2506": "mistral-small-24b",
+    "Devstral-Small-2507": "mistral-small-24b",
+    "microsoft/phi-2": "phi-2",
+    "EleutherAI/pythia-6.9b": "pythia-6.9b",
+    "c4ai-command-r-v01": "command-r-35b",
+    "ibm-granite/granite-3.3-8b-instruct": "granite-3.3-8b",
+    "LGAI-EXAONE/EXAONE-4.0-32B": "exaone-4-32b",
     "Qwen2-VL-7B-Instruct": "",
     "Qwen/Qwen3-VL-30B-A3B-Thinking": "",
     "Qwen3-Next-80B-A3B-Thinking": "",
@@ -88,8 +108,8 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
         load().model(name)
 
 
-def test_sixty_names_are_tried() -> None:
-    assert len(TYPED) == 60
+def test_eighty_names_are_tried() -> None:
+    assert len(TYPED) == 80
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
