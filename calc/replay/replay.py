@@ -86,11 +86,11 @@ def _known(placed: Placed, bare: bool) -> bool:
     The blocks of a vision tower are not.
     """
     s, engine = placed.s, placed.engine
-    if engine.replica.run.compiled or engine.replica.path.compiled:
-        return False  # the order in which Inductor's code allocates was not traced
+    if engine.replica.path.compiled:
+        return False  # the logits are the largest blocks, and the order in which a compiled loss allocates is not traced
     if engine.replica.streams or engine.replica.arch.vision:
         return False
-    uncut = s.gpus == s.shards and s.context_parallel == 1
+    uncut = s.gpus == s.shards
     if isinstance(engine, Plain):
         return uncut and (s.gpus == 1 or not engine.replica.in_backward)
     if engine.replica.in_backward:
