@@ -21,6 +21,7 @@ from calc.autograd.polynomial import Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.attention import Attention
 from calc.memory.compiled import Fused, graph
+from calc.memory.delta import DeltaRule
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
@@ -28,7 +29,7 @@ from calc.memory.run import Run, dimensions
 from calc.models.architecture import LayerSpec, layer_kinds
 
 
-class Program(Attention):
+class Program(DeltaRule, Attention):
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
@@ -197,7 +198,7 @@ class Program(Attention):
         n = self.norm(self.input, norms.attention)
         if self.arch.joined:
             return self.both_at_once(n)
-        a = self.attention(n)
+        a = self.delta_rule(n) if self.spec.mixer == "delta" else self.attention(n)
         if self.arch.parallel:
             f = self.feed_forward(self.norm(self.input, norms.mlp) if norms.mlp else n)
             self.add(self.add(self.input, a, "attention: add"), f, "mlp: add")

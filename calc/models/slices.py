@@ -28,6 +28,7 @@ def part(arch: Architecture, ranks: int) -> Architecture:
         (arch.fused_qkv or arch.fused_gate_up, "whose fused projections are gathered again"),
         (arch.qk_norm == "width", "whose queries and keys are gathered again for their norms"),
         (arch.mla, "with latent attention"),
+        (arch.delta, "whose linear attention is gathered again"),
         (arch.attention_sinks, "whose attention stays whole"),
         (arch.shared_experts, "with shared experts"),
         (arch.vision, "whose vision tower stays whole"),

@@ -422,6 +422,27 @@ def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
         yield f"PyTorch from 2.11 on has kernels for the {gpu.name} in its builds for CUDA 12.6 alone"
 
 
+def linear_fault(s: Scenario) -> str | None:
+    """The reason why linear attention cannot run in PyTorch's operations, in one line, or None.
+
+    Transformers 5.23 `integrations/hub_kernels.py`, `use_kernel_func_from_hub_with_fallback`: "can't keep packed
+    sequences apart without" the kernels.
+    """
+    if s.architecture.delta and s.packing and s.linear_attention == "torch":
+        return "linear_attention: given 'torch' with packing, allowed: fla; only its kernels keep sequences apart"
+    return None
+
+
+def linear_notes(s: Scenario) -> Iterator[str]:
+    """Notes on what computes linear attention, which no framework's settings say."""
+    if s.architecture.delta and s.linear_attention == "fla":
+        yield "linear attention is taken to run in the kernels of flash-linear-attention and causal-conv1d"
+        yield "without them Transformers keeps far more: linear_attention torch says how much"
+    elif s.architecture.delta:
+        yield "linear attention is taken to run in PyTorch's operations, without flash-linear-attention"
+        yield "its kernels keep far less: linear_attention fla says how much"
+
+
 def lacks_kernels(s: Scenario, gpu: GPU) -> str | None:
     """The reason that `s` does not start on this card unless its method or optimizer changes, or None.
 

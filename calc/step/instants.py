@@ -45,9 +45,9 @@ class Instant(NamedTuple):
 def instant(name: str, where: Where, parts: Iterable[Part]) -> Instant:
     """An instant with its parts added up."""
     parts = tuple(part for part in parts if part.amount.formula != "0")
-    columns = zip(*[[part.times * c for c in part.amount[:4]] for part in parts], strict=True)
-    tokens, pairs, fixed, row = [sum(column) for column in columns] or (0, 0, 0, 0)
-    return Instant(name, where, parts, Amount(tokens, pairs, fixed, row, ""))
+    columns = zip(*[[part.times * c for c in part.amount[:5]] for part in parts], strict=True)
+    tokens, pairs, fixed, row, chunked = [sum(column) for column in columns] or (0, 0, 0, 0, 0)
+    return Instant(name, where, parts, Amount(tokens, pairs, fixed, row, chunked, ""))
 
 
 # What runs while checkpoints lie on the GPU: a layer's forward, the head with the loss, a layer again, its backward.
