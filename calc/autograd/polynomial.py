@@ -15,6 +15,11 @@ from calc.autograd.lifetimes import Lifetimes, Turn
 from calc.autograd.tape import CHUNK, NOTHING, Size, Tape, text, total
 
 
+def whole_chunks(length: int) -> float:
+    """A length in whole chunks over the length."""
+    return -(-length // CHUNK) * CHUNK / length
+
+
 class Amount(NamedTuple):
     """Bytes for T tokens in sequences of S, and their formula in symbols.
 
@@ -30,7 +35,7 @@ class Amount(NamedTuple):
 
     def bytes(self, tokens: int, length: int) -> int:
         """The bytes for `tokens` tokens in sequences of `length`."""
-        whole = -(-length // CHUNK) * CHUNK / length if self.chunked else 0
+        whole = whole_chunks(length) if self.chunked else 0
         each = self.tokens + self.pairs * length + self.chunked * whole
         return int(tokens * each + self.fixed + self.row * length)
 

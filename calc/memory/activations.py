@@ -27,6 +27,7 @@ from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
 from calc.memory.run import Run, dimensions
 from calc.models.architecture import LayerSpec, layer_kinds
+from calc.models.lora import adapter_matrices
 
 
 class Program(DeltaRule, Attention):
@@ -271,7 +272,7 @@ class Kind(NamedTuple):
     """The properties of a layer, beside the run, on which its tape depends.
 
     `spec` without its window, of which the tape sees no more than whether SDPA is `masked`. `first`: the layer lies
-    above a frozen embedding, whose output needs no gradient.
+    above a frozen embedding, or above frozen layers without adapters, whose output needs no gradient.
     """
 
     spec: LayerSpec
@@ -283,18 +284,27 @@ class Kind(NamedTuple):
         return replace(run, kernel="masked") if self.masked else run
 
 
+def lowest_adapted(run: Run) -> int:
+    """The first layer with an adapter, whose input needs no gradient unless something makes it; 0 without adapters."""
+    if run.adapter is None:
+        return 0
+    targets = run.adapter.targets
+    found = {spec: any(adapter_matrices(run.arch, spec, 1, targets)) for spec, _ in layer_kinds(run.arch)}
+    return next((n for n, spec in enumerate(run.arch.specs) if found[spec.shapes]), 0)
+
+
 def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
     """The kind of each layer; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
 
     Sinks leave eager attention or flash, whatever the window. With checkpointing, PEFT makes the embedding's output
     require a gradient, see `below_layers`.
     """
-    arch = run.arch
+    arch, lowest = run.arch, lowest_adapted(run)
     return [
         Kind(
             spec._replace(slides=False),
             masked and (arch.masked or spec.slides) and not arch.attention_sinks,
-            n == 0 and not run.trained and not recompute,
+            n <= lowest and not run.trained and not recompute,
         )
         for n, spec in enumerate(arch.specs)
     ]

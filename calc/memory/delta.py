@@ -95,6 +95,7 @@ class DeltaRule(Linears):
         kept = [Tensor(KEYS, b), Tensor(scales, 1), Tensor(KEYS, b), Tensor(scales, 1), Tensor(VALUES, b)]
         kept += [Tensor(GATES, 4), Tensor(of(n_v=CHUNK), b)]
         again = (REPEATED + VALUES * 2 + STATES) * b
+        summed = KEYS if self.arch.delta.key_heads != self.arch.delta.value_heads else NOTHING
         return self.tape.op(
             "delta: rule",
             [q, k, v, decay, beta],
@@ -102,7 +103,7 @@ class DeltaRule(Linears):
             b,
             saves=[*kept, beta],
             scratch=KEYS * (2 * b) + again,
-            backward_scratch=again + (STATES + VALUES + REPEATED * 2) * b,
+            backward_scratch=again + (STATES + VALUES + REPEATED * 2 + summed) * b,
         )
 
     def by_operations(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:

@@ -228,18 +228,18 @@ def dynamic(role: str, arch: Architecture, tokens: int, b: int) -> Line:
     return Line("kv_cache", role, tokens * layers * b * width, "T·L·b·w", values, "kv-cache#dynamic")
 
 
-def states(role: str, arch: Architecture, rows: int, b: int) -> list[Line]:
-    """What Transformers keeps of `rows` sequences in layers of linear attention; none without such layers.
+def states(role: str, arch: Architecture, rows: int, b: int) -> Line:
+    """What Transformers keeps of `rows` sequences in layers of linear attention.
 
     Inputs of the convolution in `b` bytes, and a state in fp32 (transformers 5.23 `cache_utils.py`,
     `LinearAttentionLayer`).
     """
-    if (d := arch.delta) is None:
-        return []
+    d = arch.delta
+    assert d
     layers = sum(spec.mixer == "delta" for spec in arch.specs)
     values = {"R": rows, "L": layers, "c": d.convolved * d.kernel, "b": b, "s": d.state}
     count = rows * layers * (d.convolved * d.kernel * b + 4 * d.state)
-    return [Line("kv_cache", role, count, "R·L·(c·b + 4·s)", values, "kv-cache#states")]
+    return Line("kv_cache", role, count, "R·L·(c·b + 4·s)", values, "kv-cache#states")
 
 
 def grown(role: str, arch: Architecture, tokens: int, b: int) -> Line:

@@ -181,6 +181,8 @@ class Architecture:
     expert_bias: bool = False
     router_bias: bool = False
     experts_input_first: bool = False  # expert weights are stored input first, gates and ups side by side (GPT-OSS)
+    # Transformers 5 makes them of older files' separate experts, and PEFT then adapts them where it adapts such names
+    experts_converted: bool = False
     router: str = "mlp.gate"  # the router's module name
     # a softmax over all experts (fp32: on casts), or over the best alone
     routing: Literal["softmax", "fp32", "best", "best-fp32"] = "softmax"

@@ -109,7 +109,7 @@ FAMILIES: dict[str, Family] = {
         dict(num_key_value_heads=2, intermediate_size=5632, num_experts=512, moe_intermediate_size=512,
              shared_expert_intermediate_size=512, norm_topk_prob=True, **_HYBRID,
              **_SPARSE | dict(num_experts_per_tok=10)),
-        dict(**_GATED, **_SHARED), biases=_ATTENTION, experts="num_experts", delta="joined",
+        dict(**_GATED, **_SHARED, experts_converted=True), biases=_ATTENTION, experts="num_experts", delta="joined",
     ),
     "qwen3_5_text": Family(
         dict(num_key_value_heads=4, **_HYBRID), _GATED, biases=_ATTENTION, delta="apart",

@@ -301,9 +301,19 @@ def role_of(
     return own | {"model": model.id}
 
 
+EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj"})  # targets that also name parts of an expert
+
+
 def adapters(architecture: Architecture, rank: int, targets: str | list[str]) -> tuple[str, ...] | str:
-    """The targets of adapters, checked against the model's layers."""
+    """The targets of adapters, checked against the model's layers.
+
+    Of some models PEFT adapts routed experts where it is told to adapt linears of an MLP (peft 0.21
+    `utils/transformers_weight_conversion.py`, `convert_peft_config_for_transformers`).
+    """
     found = targets if isinstance(targets, str) else tuple(targets)
+    if architecture.experts_converted and (found == "all-linear" or EXPERTS & {*found}):
+        allowed = "a list of attention's, such as [q_proj, v_proj, out_proj]; PEFT would adapt routed experts, too"
+        raise Objection(f"lora.targets: given {show(targets)}, allowed: {allowed}")
     lora_parameters(architecture, rank, found)
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from calc.autograd.polynomial import NO_BYTES, Amount, Shot, maxima
+from calc.autograd.polynomial import NO_BYTES, Amount, Shot, maxima, whole_chunks
 from calc.base.ledger import Line
 from calc.base.plan import Held, Lasting, Path, Streams
 from calc.engines.replica import Place, Where
@@ -354,4 +354,7 @@ def step(
 ) -> Step:
     """The step of one role on one micro batch; see `plan`."""
     made = plan(run, path, trained, masked, checkpointing, fsdp, grouped, bucket, streams)
-    return Step(role, made, batch, {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length})
+    values: dict[str, float] = {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length}
+    if run.arch.delta:
+        values["C"] = whole_chunks(batch.length)
+    return Step(role, made, batch, values)

@@ -1592,6 +1592,8 @@ REFUSALS = {
     "sdpa, whose place PyTorch's ring takes": "sdpa，由 PyTorch 的环形注意力代替",
     "16 bits for SDPA's flash kernel": "SDPA 的 flash 内核需要 16 位",
     "false; the ring knows no borders between sequences": "false；环形注意力不区分序列边界",
+    "1; a state passes through all positions": "1；状态要依次经过所有位置",
+    "fla; only its kernels keep sequences apart": "fla；只有它的 kernel 能分开各个序列",
     "1; SDPA's flash kernel cannot attend for it": "1；SDPA 的 flash 内核不能为它计算注意力",
     "false; stages hand on tensors of one size": "false；各段传递同样大小的张量",
     "a micro batch for each stage, {least?}": "每段一个微批次，{least}",
