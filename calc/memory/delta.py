@@ -136,7 +136,7 @@ class DeltaRule(Linears):
         # solved triangular systems lie column by column, and so does the output
         out = tape.op("delta: contiguous", [out], VALUES, 4, aliases=[out])
         out = tape.op("delta: to type", [out], VALUES, b)
-        tape.returns(decay, v_beta, sums, decayed)
+        tape.returns(v, beta, decay, v_beta, k_beta, sums, pairs, system, within, decayed, values, keys, q, k)
         return out
 
     def unit(self, x: Tensor, name: str) -> Tensor:

@@ -451,6 +451,7 @@ def linear_notes(s: Scenario) -> Iterator[str]:
     elif s.architecture.delta:
         yield "linear attention is taken to run in PyTorch's operations, without flash-linear-attention"
         yield "its kernels keep far less: linear_attention fla says how much"
+        yield "the speed is computed for these kernels; PyTorch's operations are slower"
 
 
 def lacks_kernels(s: Scenario, gpu: GPU) -> str | None:

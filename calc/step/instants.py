@@ -162,21 +162,25 @@ class Layout:
         return "loss" if self.stack.loss_inside else "outside"
 
     def forward(self, *, grad: bool = True) -> Iterator[Instant]:
-        """The instants of a forward pass: the last layer's and the head's; without `grad` nothing is kept below."""
+        """The instants of a forward pass: the last layer's of each kind and the head's.
+
+        Without `grad` nothing is kept below.
+        """
         stack = self.stack
         last = max(stack.stops)
-        block = stack.blocks[last.kind]
         before = self.over("next") if grad else []
         cast, cached = (self.casts(amount, grad=grad) for amount in (stack.casts_below, stack.casts))
         below = [*(self.below(last, "forward") if grad else []), *before, *cast]
-        segment = block.segment
-        shots = (segment.once if self.recompute else segment.forward) if grad else segment.without_grad
         if stack.fsdp:
             stream = Part("temporary", stack.residual, "activations#passing")
             yield instant("first layer: gather", Where("gather", 0, False), [*before, stream])
             yield instant("layer: gather", Where("gather", last.layer, False), [*below, stream])
-        for shot in shots:
-            yield instant(f"layer: {shot.name}", Where("layer", last.layer, False), [*below, *alive(shot)])
+        for stop in {stop.kind: stop for stop in sorted(stack.stops)}.values():
+            segment = stack.blocks[stop.kind].segment
+            shots = (segment.once if self.recompute else segment.forward) if grad else segment.without_grad
+            kept = [*(self.below(stop, "forward") if grad else []), *before, *cast]
+            for shot in shots:
+                yield instant(f"layer: {shot.name}", Where("layer", stop.layer, False), [*kept, *alive(shot)])
         if not stack.ends:
             return
         norm = Part("activations", stack.norm.saved, "activations#final-norm")
@@ -259,7 +263,7 @@ def uncovered(instants: Iterable[Instant], *, grouped: bool) -> Iterator[Instant
     places: dict[Where, list[tuple[Instant, tuple[float, ...]]]] = {}
     for i in instants:
         where = i.where._replace(making=0) if grouped else i.where
-        size = (*i.total[:4], where.here, where.making)
+        size = (*i.total[:5], where.here, where.making)
         places.setdefault(where._replace(here=0, making=0), []).append((i._replace(where=where), size))
     for found in places.values():
         yield from [found[n][0] for n in maxima([size for _, size in found])]

@@ -781,6 +781,21 @@ ADVICE = {
     "PyTorch from 2.11 on has kernels for the {gpu} in its builds for CUDA 12.6 alone": (
         "PyTorch 自 2.11 起只在 CUDA 12.6 的构建中有 {gpu} 的内核"
     ),
+    "linear attention is taken to run in the kernels of flash-linear-attention and causal-conv1d": (
+        "线性注意力按 flash-linear-attention 与 causal-conv1d 的 kernel 计算"
+    ),
+    "without them Transformers keeps far more: linear_attention torch says how much": (
+        "没有它们时 Transformers 保留的张量多得多：设 linear_attention 为 torch 即可看到"
+    ),
+    "linear attention is taken to run in PyTorch's operations, without flash-linear-attention": (
+        "线性注意力按 PyTorch 的逐个算子计算，没有 flash-linear-attention"
+    ),
+    "its kernels keep far less: linear_attention fla says how much": (
+        "它的 kernel 保留的张量少得多：设 linear_attention 为 fla 即可看到"
+    ),
+    "the speed is computed for these kernels; PyTorch's operations are slower": (
+        "速度按这些 kernel 计算；PyTorch 的算子更慢"
+    ),
     "bitsandbytes, which {what} need, has no kernels for the {gpu}": "{what}需要 bitsandbytes，而它没有 {gpu} 的内核",
     "4-bit weights": "4 位权重",
     "states of 8 bits": "8 位优化器状态",
