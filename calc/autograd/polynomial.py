@@ -12,24 +12,35 @@ from operator import add, le
 from typing import NamedTuple
 
 from calc.autograd.lifetimes import Lifetimes, Turn
-from calc.autograd.tape import NOTHING, Size, Tape, text, total
+from calc.autograd.tape import CHUNK, NOTHING, Size, Tape, text, total
+
+
+def whole_chunks(length: int) -> float:
+    """A length in whole chunks over the length."""
+    return -(-length // CHUNK) * CHUNK / length
 
 
 class Amount(NamedTuple):
-    """Bytes for T tokens in sequences of S, `tokens·T + pairs·T·S + fixed + row·S`, and their formula in symbols."""
+    """Bytes for T tokens in sequences of S, and their formula in symbols.
+
+    They are `tokens·T + pairs·T·S + fixed + row·S + chunked·T·C`, C being the length in whole chunks over S.
+    """
 
     tokens: float
     pairs: float
     fixed: float
     row: float
+    chunked: float
     formula: str
 
     def bytes(self, tokens: int, length: int) -> int:
         """The bytes for `tokens` tokens in sequences of `length`."""
-        return int(tokens * (self.tokens + self.pairs * length) + self.fixed + self.row * length)
+        whole = whole_chunks(length) if self.chunked else 0
+        each = self.tokens + self.pairs * length + self.chunked * whole
+        return int(tokens * each + self.fixed + self.row * length)
 
 
-NO_BYTES = Amount(0, 0, 0, 0, "0")
+NO_BYTES = Amount(0, 0, 0, 0, 0, "0")
 
 
 class Snapshot(NamedTuple):
@@ -82,21 +93,23 @@ def in_bytes(size: Size, dims: Mapping[str, int], tokens: int, length: int) -> i
     return Amount(*_figures(size, dims), formula="").bytes(tokens, length)
 
 
-def _figures(size: Size, dims: Mapping[str, int]) -> tuple[float, float, float, float]:
-    """The four coefficients of an Amount."""
-    found = []
+def _figures(size: Size, dims: Mapping[str, int]) -> tuple[float, float, float, float, float]:
+    """The five coefficients of an Amount."""
+    found, chunked = [], 0.0
     for terms in (size.tokens, size.fixed):
         plain = by_length = 0.0
         for symbol, c in terms.items():
-            base = symbol.removesuffix("·S")
+            base = symbol.removesuffix("·S").removesuffix("·C")
             value = c * dims[base] if base not in ("", "S") else c
-            if symbol == "S" or base != symbol:
+            if symbol.endswith("·C"):
+                chunked += value
+            elif symbol == "S" or base != symbol:
                 by_length += value
             else:
                 plain += value
         found += [plain, by_length]
     tokens, pairs, fixed, row = found
-    return tokens, pairs, fixed, row
+    return tokens, pairs, fixed, row, chunked
 
 
 def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Container[str] = ()) -> tuple[Shot, ...]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+CHUNK = 64  # positions that linear attention works on at once
+
 
 class Size:
     """A sum of terms: those in `tokens` scale with the micro batch's tokens, those in `fixed` do not.
 
     A term's symbol is looked up in the model's dimensions; a symbol that ends in `·S` also scales with the length, so
-    that a fixed `V·S` is one row of logits.
+    that a fixed `V·S` is one row of logits. One that ends in `·C` scales with the tokens of sequences that are filled
+    up to whole chunks.
     """
 
     __slots__ = ("fixed", "tokens")
@@ -43,6 +46,11 @@ NOTHING = Size()
 def of(**terms: float) -> Size:
     """A size per token, `of(h=2, kv=1)`."""
     return Size(terms)
+
+
+def chunked(**terms: float) -> Size:
+    """A size per token of whole chunks, `chunked(d_v=4)`."""
+    return Size({f"{symbol}·C": c for symbol, c in terms.items()})
 
 
 def _sum(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:

@@ -147,9 +147,10 @@ class Vllm:
         """The KV cache that the engine allocates if `others` bytes of the card are not its own."""
         crowded = self._crowded(others)
         refusal = self._starts() or crowded
-        block = kv_cache.BLOCK * kv_cache.token_bytes(self.arch, self.tensor_parallel)
-        blocks = 0 if refusal else max(0, self.room(others)) // block
-        tokens = blocks * kv_cache.BLOCK
+        pool = kv_cache.pool(self.arch, self.tensor_parallel)
+        blocks = 0 if refusal else max(0, self.room(others)) // pool.bytes
+        each = pool.blocks(self._length)  # of a sequence of the full length
+        tokens = blocks * self._length // each if pool.states else blocks * pool.tokens
         if refusal is None and not blocks:
             refusal = f"{self._given}, allowed: more; vLLM has no available memory for the cache blocks"
         elif refusal is None and tokens < self._length:
@@ -157,8 +158,8 @@ class Vllm:
                 f"{self._given}, allowed: more; the model's max seq len ({self._length}) is larger than the {tokens}"
                 " tokens that can be stored in KV cache"
             )
-        sequences = min(self.max_num_seqs, blocks // -(-self._length // kv_cache.BLOCK))
-        return Cache(blocks * block, tokens, blocks, sequences, refusal, crowded is not None)
+        sequences = min(self.max_num_seqs, blocks // each)
+        return Cache(blocks * pool.bytes, tokens, blocks, sequences, refusal, crowded is not None)
 
     def room(self, others: int) -> int:
         """Bytes left for the cache; negative if the model alone is too large."""

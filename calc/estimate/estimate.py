@@ -15,7 +15,7 @@ from calc.estimate.gpu_group import PHASES, sets
 from calc.estimate.host_memory import host_memory
 from calc.estimate.host_nodes import DURING, Hosts
 from calc.estimate.result import Estimate, Group
-from calc.scenario.rules import card_notes, card_warnings
+from calc.scenario.rules import card_notes, card_warnings, linear_notes
 from calc.scenario.scenario import Scenario
 from calc.step.roles import Job
 from calc.throughput import Throughput, Unrated, node_of, throughput
@@ -51,6 +51,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
             *s.warnings,
             *card_warnings(s, job.gpu),
             *card_notes(s, job.gpu),
+            *linear_notes(s),
             *job.keeps.notes,
             *[g.refusal for g in groups if g.refusal],
             *([f"host memory: {gb(needed)} needed, held against {host}"] if needed > host.bytes else []),

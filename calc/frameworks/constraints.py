@@ -44,8 +44,9 @@ def context_fault(s: Scenario) -> str | None:
         return f"packing: given false {given}, allowed: true; sequences are cut without their padding"
     if s.attention != "flash":
         return f"attention: given {s.attention!r} {given}, allowed: flash"
-    if s.architecture.mla or s.architecture.attention_sinks or s.architecture.fused_qkv:
-        return f"context_parallel: given {s.context_parallel}, allowed for {s.architecture.family}: 1; not modelled"
+    arch = s.architecture
+    if arch.mla or arch.attention_sinks or arch.fused_qkv or arch.delta:
+        return f"context_parallel: given {s.context_parallel}, allowed for {arch.family}: 1; not modelled"
     return None
 
 
@@ -70,6 +71,8 @@ def ring_fault(s: Scenario) -> str | None:
         return f"packing: given true {given}, allowed: false; the ring knows no borders between sequences"
     if arch.mla or arch.attention_sinks or arch.softcap_attn or arch.head_dim > SDPA_FLASH_HEAD:
         return f"context_parallel: given {n}, allowed for {arch.family}: 1; SDPA's flash kernel cannot attend for it"
+    if arch.delta:
+        return f"context_parallel: given {n}, allowed for {arch.family}: 1; a state passes through all positions"
     if arch.sliding_window is not None and s.seq_len > arch.sliding_window:
         return f"seq_len: given {s.seq_len} {given}, allowed: at most the model's window of {arch.sliding_window}"
     if s.seq_len % (2 * n):
@@ -333,7 +336,7 @@ def compile_fault(s: Scenario) -> str | None:
         return None
     arch, norms = s.architecture, s.architecture.norms
     plain = arch.norm == "rms" and arch.gated and not (arch.experts or arch.mla or arch.parallel or arch.joined)
-    plain = plain and arch.vision is None
+    plain = plain and arch.vision is None and arch.delta is None
     if not plain or norms.attention_output or norms.mlp_output or arch.residual_dropout or arch.attention_sinks:
         return f"{given} with model {s.model}, allowed: none, loss; modelled for layers as Llama's"
     if s.lora:

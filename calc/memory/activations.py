@@ -21,14 +21,16 @@ from calc.autograd.polynomial import Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.attention import Attention
 from calc.memory.compiled import Fused, graph
+from calc.memory.delta import DeltaRule
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
 from calc.memory.run import Run, dimensions
 from calc.models.architecture import LayerSpec, layer_kinds
+from calc.models.lora import adapter_matrices
 
 
-class Program(Attention):
+class Program(DeltaRule, Attention):
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
@@ -197,7 +199,7 @@ class Program(Attention):
         n = self.norm(self.input, norms.attention)
         if self.arch.joined:
             return self.both_at_once(n)
-        a = self.attention(n)
+        a = self.delta_rule(n) if self.spec.mixer == "delta" else self.attention(n)
         if self.arch.parallel:
             f = self.feed_forward(self.norm(self.input, norms.mlp) if norms.mlp else n)
             self.add(self.add(self.input, a, "attention: add"), f, "mlp: add")
@@ -270,7 +272,7 @@ class Kind(NamedTuple):
     """The properties of a layer, beside the run, on which its tape depends.
 
     `spec` without its window, of which the tape sees no more than whether SDPA is `masked`. `first`: the layer lies
-    above a frozen embedding, whose output needs no gradient.
+    above a frozen embedding, or above frozen layers without adapters, whose output needs no gradient.
     """
 
     spec: LayerSpec
@@ -282,18 +284,27 @@ class Kind(NamedTuple):
         return replace(run, kernel="masked") if self.masked else run
 
 
+def lowest_adapted(run: Run) -> int:
+    """The first layer with an adapter, whose input needs no gradient unless something makes it; 0 without adapters."""
+    if run.adapter is None:
+        return 0
+    targets = run.adapter.targets
+    found = {spec: any(adapter_matrices(run.arch, spec, 1, targets)) for spec, _ in layer_kinds(run.arch)}
+    return next((n for n, spec in enumerate(run.arch.specs) if found[spec.shapes]), 0)
+
+
 def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
     """The kind of each layer; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
 
     Sinks leave eager attention or flash, whatever the window. With checkpointing, PEFT makes the embedding's output
     require a gradient, see `below_layers`.
     """
-    arch = run.arch
+    arch, lowest = run.arch, lowest_adapted(run)
     return [
         Kind(
             spec._replace(slides=False),
             masked and (arch.masked or spec.slides) and not arch.attention_sinks,
-            n == 0 and not run.trained and not recompute,
+            n <= lowest and not run.trained and not recompute,
         )
         for n, spec in enumerate(arch.specs)
     ]

@@ -28,6 +28,18 @@ class Attention(Linears):
             return self.tape.op(
                 name, [x], x.width, x.b, view=not self.arch.fused_qkv, aliases=[] if self.run.whole_scores else [x]
             )
+        if share := self.arch.rotary_dim / self.arch.head_dim:
+            # both are slices, whose gradients are tensors of the whole width; joined again, gradients are slices
+            part, rest = (
+                self.tape.op(f"{name}: {which}", [x], x.width * each, x.b, view=True)
+                for which, each in (("part", share), ("rest", 1 - share))
+            )
+            y = self.turned(part, name, tables)
+            return self.tape.op(f"{name}: join", [y, rest], x.width, y.b, aliases=[y, rest])
+        return self.turned(x, name, tables)
+
+    def turned(self, x: Tensor, name: str, tables: Sequence[Tensor] = ()) -> Tensor:
+        """The operations of a rotation."""
         fp32 = self.arch.rotation == "fp32"
         b = 4 if fp32 else max(x.b, self.run.residual)
         passing, whole = x.width * (3 * b), x.width * b
@@ -62,7 +74,11 @@ class Attention(Linears):
             else:
                 q, k, v = (tape.op(f"{n}: slice", [qkv], w, qkv.b, view=True) for n, w in _named(q_width, kv_width))
         else:
-            q = self.heads(self.linear("q_proj", x, q_width), "q: heads")
+            if arch.output_gate:
+                q, gate = tape.split("q, gate", self.linear("q_proj", x, q_width * 2), [q_width, q_width])
+                named = [tape.op("gate: contiguous", [gate], q_width, gate.b)]
+            else:
+                q = self.heads(self.linear("q_proj", x, q_width), "q: heads")
             k = self.heads(self.linear("k_proj", x, kv_width), "k: heads")
             v = self.linear("v_proj", x, kv_width)
         if arch.qk_norm:
@@ -111,7 +127,11 @@ class Attention(Linears):
         latent = self.spec.mixer == "latent"
         q, k, v, *named = self.latent_queries_keys_values(x) if latent else self.queries_keys_values(x)
         attend = self.eager if self.run.whole_scores else self.fused
-        y = self.block_output(self.linear(self.arch.names.output, attend(q, k, v), WIDTH), "attention")
+        mixed = attend(q, k, v)
+        if self.arch.output_gate:
+            gate = self.tape.op("gate: sigmoid", [named[-1]], of(q=1), named[-1].b, saves_out=True)
+            mixed = self.tape.op("gate: weigh", [mixed, gate], of(q=1), mixed.b, saves=[mixed, gate])
+        y = self.block_output(self.linear(self.arch.names.output, mixed, WIDTH), "attention")
         self.tape.returns(x, q, k, v, *named)
         return y
 
@@ -148,7 +168,7 @@ class Attention(Linears):
             return self.across_ranks(q, k, v)
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
         rotated = self.spec.rotated and "rotation" not in self.run.replaced
-        joined = arch.mla is not None or (arch.rotation == "joined" and rotated)
+        joined = arch.mla is not None or ((arch.rotation == "joined" or arch.rotary_dim > 0) and rotated)
         joined = joined or (arch.pieces and not self.run.packaged)
         if self.run.kernel == "flash":
             sums = self.accumulators(grouped=self.arch.grouped)

@@ -30,6 +30,22 @@ SORTED, SEARCHED = 38, 12
 
 # The modules that every rank holds whole, beside norms, routers and the biases of what is summed over the ranks
 _WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate", "down_proj_bias")
+# The projections of linear attention that vLLM loads in one: of queries, keys, values and output gates, and of both
+# gates of the state (models/qwen3_5.py, `packed_modules_mapping`); divided by heads, as the rest is
+_MERGED = {"in_proj_qkv": "in_proj_qkvz", "in_proj_z": "in_proj_qkvz", "in_proj_b": "in_proj_ba",
+           "in_proj_a": "in_proj_ba"}  # fmt: skip
+
+
+class Pool(NamedTuple):
+    """How vLLM cuts its cache: `tokens` and `bytes` of a block, and the blocks that a sequence takes for `states`."""
+
+    tokens: int
+    bytes: int
+    states: int
+
+    def blocks(self, length: int) -> int:
+        """The blocks of a sequence of `length` tokens."""
+        return -(-length // self.tokens) + self.states
 
 
 class Share(NamedTuple):
@@ -62,15 +78,55 @@ def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int
         case "latent":
             assert arch.mla
             return arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim
+        case "delta":
+            return 0  # a state of fixed size instead
         case other:
             assert_never(other)
 
 
+def state_bytes(arch: Architecture, tensor_parallel: int = 1) -> int:
+    """Bytes of a sequence's state in one layer of linear attention on a rank: of the convolution, and of all heads.
+
+    vLLM 0.33 `model_executor/layers/mamba/mamba_utils.py`, `gated_delta_net_state_shape`; the state's type is the
+    config's `mamba_ssm_dtype` (`models/config.py`, `Qwen3_5ForConditionalGenerationConfig`), or the model's.
+    """
+    if (d := arch.delta) is None:
+        return 0
+    return (d.convolved * (d.kernel - 1) * BYTES + d.state * d.state_bytes) // tensor_parallel
+
+
+def read_bytes(arch: Architecture, context: float, tensor_parallel: int = 1) -> float:
+    """Bytes that a decoding step moves for each of `context` tokens of a sequence: its cache, and states both ways."""
+    deltas = sum(spec.mixer == "delta" for spec in arch.specs)
+    return token_bytes(arch, tensor_parallel) + 2 * deltas * state_bytes(arch, tensor_parallel) / context
+
+
+@lru_cache(maxsize=1024)
+def pool(arch: Architecture, tensor_parallel: int = 1) -> Pool:
+    """The blocks of a rank's cache.
+
+    With linear attention a block holds either so many tokens or one state, so that it is as many tokens long as a
+    state needs, in steps of 16. The layers stand in groups as large as the smallest kind, one of which shares a block's
+    memory with each other: a group of attention layers takes a block for its tokens, each group of the others two for
+    states, the one at work and the last one that prefix caching keeps (vLLM 0.33 `platforms/interface.py`,
+    `_align_hybrid_block_size`; `v1/core/kv_cache_planning.py`, `_get_kv_cache_groups_uniform_page_size`;
+    `v1/kv_cache_interface.py`, `MambaSpec.max_memory_usage_bytes`).
+    """
+    if arch.delta is None:
+        return Pool(BLOCK, BLOCK * token_bytes(arch, tensor_parallel), 0)
+    token = 2 * BYTES * heads(arch, tensor_parallel) * arch.head_dim
+    tokens = BLOCK * max(1, -(-state_bytes(arch, tensor_parallel) // (BLOCK * token)))
+    deltas = sum(spec.mixer == "delta" for spec in arch.specs)
+    counts = sorted(count for count in (deltas, arch.layers - deltas) if count)
+    size = counts[-1] if counts[-1] < 1.5 * counts[0] else counts[0]
+    return Pool(tokens, size * tokens * token, 2 * -(-deltas // size))
+
+
 def cache(role: str, blocks: int, arch: Architecture, tensor_parallel: int = 1) -> Line:
     """The block pool, allocated whole before the first request."""
-    b = token_bytes(arch, tensor_parallel)
-    values = {"n": blocks, "s": BLOCK, "b": b}
-    return Line("kv_cache", role, blocks * BLOCK * b, "n·s·b", values, "kv-cache#blocks")
+    each = pool(arch, tensor_parallel)
+    values = {"n": blocks, "s": each.tokens, "b": each.bytes // each.tokens}
+    return Line("kv_cache", role, blocks * each.bytes, "n·s·b", values, "kv-cache#blocks")
 
 
 def swap(role: str, arch: Architecture, tensor_parallel: int = 1, pins: HostAllocator = ROUNDED) -> Line:
@@ -89,7 +145,7 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
     and the biases of what is summed over the ranks are not.
     """
     vocabulary = -(-arch.vocab // PADDING) * PADDING
-    merged = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+    merged = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"} | _MERGED
     names = arch.names
     if arch.attends:
         merged |= {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
@@ -167,8 +223,23 @@ def dynamic(role: str, arch: Architecture, tokens: int, b: int) -> Line:
     join an empty tensor of the keys' type, too (transformers 5.23 `cache_utils.py`, `DynamicLayer`).
     """
     width = arch.heads * (arch.head_dim + arch.mla.v_head_dim) if arch.mla else 2 * cached_heads(arch) * arch.head_dim
-    values = {"T": tokens, "L": arch.layers, "b": b, "w": width}
-    return Line("kv_cache", role, tokens * arch.layers * b * width, "T·L·b·w", values, "kv-cache#dynamic")
+    layers = sum(spec.mixer != "delta" for spec in arch.specs)
+    values = {"T": tokens, "L": layers, "b": b, "w": width}
+    return Line("kv_cache", role, tokens * layers * b * width, "T·L·b·w", values, "kv-cache#dynamic")
+
+
+def states(role: str, arch: Architecture, rows: int, b: int) -> Line:
+    """What Transformers keeps of `rows` sequences in layers of linear attention.
+
+    Inputs of the convolution in `b` bytes, and a state in fp32 (transformers 5.23 `cache_utils.py`,
+    `LinearAttentionLayer`).
+    """
+    d = arch.delta
+    assert d
+    layers = sum(spec.mixer == "delta" for spec in arch.specs)
+    values = {"R": rows, "L": layers, "c": d.convolved * d.kernel, "b": b, "s": d.state}
+    count = rows * layers * (d.convolved * d.kernel * b + 4 * d.state)
+    return Line("kv_cache", role, count, "R·L·(c·b + 4·s)", values, "kv-cache#states")
 
 
 def grown(role: str, arch: Architecture, tokens: int, b: int) -> Line:

@@ -65,15 +65,17 @@ class Linears:
 
     def rms_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
         """Keeps an fp32 copy of its input, the scale of each of its `rows`, and what the weight multiplies."""
-        tape, width = self.tape, x.width
+        return self.weighed(self.unweighed(self.cast(x, 4, name), name, rows), x.b, name)
+
+    def unweighed(self, x32: Tensor, name: str, rows: Size) -> Tensor:
+        """An RMS norm in fp32, before its weight."""
+        tape, width = self.tape, x32.width
         wide = width * 4
-        x32 = self.cast(x, 4, name)
         # grad·(2·x^1) is one expression: its power and its product live to the end of it
         square = tape.op(f"{name}: square", [x32], width, 4, saves=[x32], backward_scratch=wide * 2)
         mean = tape.op(f"{name}: mean", [square], rows, 4)
         scale = tape.op(f"{name}: rsqrt", [mean], rows, 4, saves_out=True)
-        n = tape.op(f"{name}: scale", [x32, scale], width, 4, saves=[x32, scale], backward_scratch=wide)
-        return self.weighed(n, x.b, name)
+        return tape.op(f"{name}: scale", [x32, scale], width, 4, saves=[x32, scale], backward_scratch=wide)
 
     def norm_kernel(self, x: Tensor, name: str, rows: Size) -> Tensor:
         """Liger's: keeps its input and the scale of each row in fp32, and makes the input's gradient over the output's.
@@ -207,7 +209,7 @@ class Linears:
     def is_adapted(self, name: str) -> bool:
         """True if PEFT puts an adapter beside this linear; the head is never among `all-linear`."""
         targets = self.run.adapter.targets if self.run.adapter else ()
-        own = name.removeprefix("shared_")
+        own = name.removeprefix("shared_").removeprefix("delta_")
         return name not in OUTPUTS and (targets == "all-linear" or name in targets or own in targets)
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:

@@ -75,6 +75,7 @@ class Run:
     compiled: bool = False  # each layer is compiled, by torch.compile
     narrow: bool = False  # compiled linears that cast their inputs to float8 for all three products
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
+    linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     @property
@@ -130,7 +131,7 @@ class Run:
 @lru_cache(maxsize=4096)
 def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
     """The numbers behind the symbols of the formulas, all counts of elements."""
-    mla = arch.mla
+    mla, delta = arch.mla, arch.delta
     return {
         "h": arch.hidden,
         "q": arch.heads * arch.head_dim,
@@ -160,6 +161,19 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
             if mla
             else {}
         ),
+        **(
+            {
+                "d_k": delta.keys,
+                "d_v": delta.values,
+                "d_e": delta.value_heads * delta.key_dim,
+                "d_c": delta.convolved,
+                "d_s": delta.state,
+                "n_k": delta.key_heads,
+                "n_v": delta.value_heads,
+            }
+            if delta
+            else {}
+        ),
         "W_lm_head": arch.vocab_part * arch.hidden,
         "W_score": arch.hidden,
         "W_qkv": (arch.heads + 2 * arch.kv_heads) * arch.head_dim * arch.hidden,
@@ -167,10 +181,14 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
     }
 
 
+# of the short names of what lies in these modules
+PREFIXES = {"experts": "experts_", "shared_expert": "shared_", "shared_experts": "shared_", "linear_attn": "delta_"}
+
+
 def short(name: str) -> str:
     """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`."""
     *_, inside, last = ("", *name.removesuffix(".weight").split("."))
-    return {"experts": "experts_", "shared_expert": "shared_", "shared_experts": "shared_"}.get(inside, "") + last
+    return PREFIXES.get(inside, "") + last
 
 
 @lru_cache(maxsize=4096)

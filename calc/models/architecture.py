@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, assert_never
 
 from calc.models.vision import Tower
 
@@ -47,6 +47,7 @@ class Names(NamedTuple):
 
 
 NAMES = Names()
+DELTA = "linear_attn"  # the module of a gated delta rule
 
 
 class ConfigError(ValueError):
@@ -71,14 +72,53 @@ class Mla:
     v_head_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Gated DeltaNet (Qwen3-Next, Qwen3.5): linear attention, whose state is a matrix for each value head.
+
+    `kernel`: positions that the causal convolution of queries, keys and values sees. `state_bytes`: of an element of
+    the state, as an engine that generates keeps it. `joined`: queries, keys, values and output gates are one
+    projection, both gates of the state another (Qwen3-Next).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    state_bytes: int
+    joined: bool = False
+
+    @property
+    def keys(self) -> int:
+        """The width of queries, and of keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """The width of values, of output gates and of the output."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution."""
+        return 2 * self.keys + self.values
+
+    @property
+    def state(self) -> int:
+        """Elements of the state of all value heads."""
+        return self.value_heads * self.key_dim * self.value_dim
+
+
 class LayerSpec(NamedTuple):
     """The kind of one decoder layer: how positions see each other, and what follows.
 
-    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA). `mlp`: `dense`, or routed
-    `experts`. `slides`: attention sees the last `sliding_window` tokens alone. `rotated`: positions are rotary.
+    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA), or a gated `delta` rule
+    that passes a state on from position to position. `mlp`: `dense`, or routed `experts`. `slides`: attention sees the
+    last `sliding_window` tokens alone. `rotated`: positions are rotary.
     """
 
-    mixer: Literal["attention", "latent"] = "attention"
+    mixer: Literal["attention", "latent", "delta"] = "attention"
     mlp: Literal["dense", "experts"] = "dense"
     slides: bool = False
     rotated: bool = True
@@ -114,6 +154,8 @@ class Architecture:
     parallel: bool = False  # attention and MLP both read the layer's input
     joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
     rotation: Literal["", "joined", "fp32"] = ""  # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
+    rotary_dim: int = 0  # of a head; the rest passes by and is joined again (Qwen3-Next); 0: all of it rotates
+    output_gate: bool = False  # queries come with a gate, whose sigmoid weighs attention's output (Qwen3-Next)
     rotary_tables: int = 0  # elements of cos and sin per position, where each layer repeats them for itself (GLM)
     embedding_scaled: bool = False  # outside the embedding's module (Granite; Gemma's module does it itself)
     embedding_dropout: bool = False
@@ -139,6 +181,8 @@ class Architecture:
     expert_bias: bool = False
     router_bias: bool = False
     experts_input_first: bool = False  # expert weights are stored input first, gates and ups side by side (GPT-OSS)
+    # Transformers 5 makes them of older files' separate experts, and PEFT then adapts them where it adapts such names
+    experts_converted: bool = False
     router: str = "mlp.gate"  # the router's module name
     # a softmax over all experts (fp32: on casts), or over the best alone
     routing: Literal["softmax", "fp32", "best", "best-fp32"] = "softmax"
@@ -148,6 +192,7 @@ class Architecture:
     shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
     head_bias: bool = False
     mla: Mla | None = None
+    delta: Delta | None = None
     activation: str = "silu"
     names: Names = NAMES
     vision: Tower | None = None  # the part for images
@@ -226,8 +271,8 @@ class Architecture:
 class Tensor(NamedTuple):
     """A parameter tensor; `*` in its name stands for the layer, `count` says how many layers have it.
 
-    `kind`: embedding, norm, linear, bias, sink, expert (everything with one slice per routed expert, its biases too),
-    router, head, patches. `module`: embed, attn, mlp, norm, head, vision.
+    `kind`: embedding, norm, linear, bias, sink, decay (of a state, one a head), convolution, expert (everything with
+    one slice per routed expert, its biases too), router, head, patches. `module`: embed, attn, mlp, norm, head, vision.
     """
 
     name: str
@@ -255,7 +300,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     """The tensors of a decoder layer of this kind, in the order of its modules."""
 
     def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Iterable[Tensor]:
-        module = "attn" if name.startswith(f"{a}.") else "mlp"
+        module = "attn" if name.startswith((f"{a}.", f"{DELTA}.")) else "mlp"
         yield tensor(f"{name}.weight", (outputs, inputs), "linear", module)
         if bias:
             yield tensor(f"{name}.bias", (outputs,), "bias", module)
@@ -277,12 +322,20 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield from linear(f"{name}.{names.up}", h, width, bias)
         yield from linear(f"{name}.{names.down}", width, h, bias)
 
-    names, a = arch.names, arch.names.attention
-    h, heads, queries, keys = arch.hidden, arch.heads, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    if arch.attention_sinks:
-        yield tensor(f"{a}.sinks", (heads,), "sink", "attn")
-    m = arch.mla if spec.mixer == "latent" else None
-    if m:
+    def delta_rule(d: Delta) -> Iterable[Tensor]:
+        for name in ("dt_bias", "A_log"):
+            yield tensor(f"{DELTA}.{name}", (d.value_heads,), "decay", "attn")
+        yield tensor(f"{DELTA}.conv1d.weight", (d.convolved, 1, d.kernel), "convolution", "attn")
+        if d.joined:
+            yield from linear(f"{DELTA}.in_proj_qkvz", h, d.convolved + d.values)
+            yield from linear(f"{DELTA}.in_proj_ba", h, 2 * d.value_heads)
+        yield from norm(f"{DELTA}.norm", d.value_dim, "attn")
+        yield from linear(f"{DELTA}.out_proj", d.values, h)
+        if not d.joined:
+            for name, width in ("qkv", d.convolved), ("z", d.values), ("b", d.value_heads), ("a", d.value_heads):
+                yield from linear(f"{DELTA}.in_proj_{name}", h, width)
+
+    def latent(m: Mla) -> Iterable[Tensor]:
         if m.q_lora_rank:
             yield from linear(f"{a}.q_a_proj", h, m.q_lora_rank, arch.qkv_bias)
             yield from norm(f"{a}.q_a_layernorm", m.q_lora_rank, "attn")
@@ -292,17 +345,36 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from linear(f"{a}.kv_a_proj_with_mqa", h, m.kv_lora_rank + m.qk_rope_head_dim, arch.qkv_bias)
         yield from norm(f"{a}.kv_a_layernorm", m.kv_lora_rank, "attn")
         yield from linear(f"{a}.kv_b_proj", m.kv_lora_rank, heads * (m.qk_nope_head_dim + m.v_head_dim))
-    elif arch.fused_qkv:
-        yield from linear(f"{a}.{names.qkv}", h, queries + 2 * keys, arch.qkv_bias)
-    else:
-        yield from linear(f"{a}.q_proj", h, queries, arch.qkv_bias)
-        yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
-        yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
-    yield from linear(f"{a}.{names.output}", heads * m.v_head_dim if m else queries, h, arch.o_bias)
-    if arch.qk_norm:
-        whole = arch.qk_norm == "width"
-        yield from norm(f"{a}.q_norm", queries if whole else arch.head_dim, "attn")
-        yield from norm(f"{a}.k_norm", keys if whole else arch.head_dim, "attn")
+        yield from linear(f"{a}.{names.output}", heads * m.v_head_dim, h, arch.o_bias)
+
+    def attention() -> Iterable[Tensor]:
+        if arch.attention_sinks:
+            yield tensor(f"{a}.sinks", (heads,), "sink", "attn")
+        if arch.fused_qkv:
+            yield from linear(f"{a}.{names.qkv}", h, queries + 2 * keys, arch.qkv_bias)
+        else:
+            yield from linear(f"{a}.q_proj", h, queries * (2 if arch.output_gate else 1), arch.qkv_bias)
+            yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
+            yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
+        yield from linear(f"{a}.{names.output}", queries, h, arch.o_bias)
+        if arch.qk_norm:
+            whole = arch.qk_norm == "width"
+            yield from norm(f"{a}.q_norm", queries if whole else arch.head_dim, "attn")
+            yield from norm(f"{a}.k_norm", keys if whole else arch.head_dim, "attn")
+
+    names, a = arch.names, arch.names.attention
+    h, heads, queries, keys = arch.hidden, arch.heads, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    match spec.mixer:
+        case "attention":
+            yield from attention()
+        case "latent":
+            assert arch.mla
+            yield from latent(arch.mla)
+        case "delta":
+            assert arch.delta
+            yield from delta_rule(arch.delta)
+        case other:
+            assert_never(other)
 
     if spec.mlp == "experts":
         e, i = arch.local_experts, arch.moe_intermediate

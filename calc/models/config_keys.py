@@ -33,6 +33,10 @@ _DEEPSEEK = (
 _GRANITE = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
 _GEMMA = ("cache_implementation", "query_pre_attn_scalar", "use_bidirectional_attention")
 _QWEN = ("dual_chunk_attention_config", "use_mrope")
+_HYBRID = (
+    "attn_output_gate", "mamba_ssm_dtype", "mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
+    "output_gate_type",
+)  # fmt: skip
 _LAYER_NORM = ("layer_norm_eps", "partial_rotary_factor", "rotary_pct")
 _RMS = ("rms_norm_eps",)
 _IMAGES = ("image_token_index", "image_token_id", "text_config", "vision_config")
@@ -42,6 +46,9 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "qwen2": _QWEN,
     "qwen2_moe": (*_ROUTER, *_QWEN),
     "qwen3_moe": (*_ROUTER, "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm"),
+    "qwen3_next": (*_ROUTER, *_HYBRID, "rope_interleaved"),
+    "qwen3_5_text": _HYBRID,
+    "qwen3_5_moe_text": (*_ROUTER, *_HYBRID),
     "gemma": (*_GEMMA, "hidden_activation"),
     "gemma2": (*_GEMMA, "hidden_act"),
     "gemma3_text": (*_GEMMA, "hidden_act", "rope_local_base_freq", "_sliding_window_pattern"),
@@ -74,6 +81,9 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "position_embedding_type", "use_embedding_sharing", "use_gated_activation", "use_parallel_block",
         "use_parallel_embedding",
     ),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), (
+        *_IMAGES, "language_model_only", "video_token_id", "vision_end_token_id", "vision_start_token_id",
+    )),
     "gemma3": (*_IMAGES, "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "mm_tokens_per_image"),
     "mistral3": (
         *_IMAGES, "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer",

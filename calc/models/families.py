@@ -29,6 +29,9 @@ class Family:
     experts: str = ""
     expert_size: str = "moe_intermediate_size"
     mla: bool = False
+    delta: str = (
+        ""  # layers but for one in `full_attention_interval` are gated delta rules: apart or joined projections
+    )
     interleaved: bool = False  # rotary dimensions lie in pairs: every layer repeats cos and sin
     refused: tuple[str, ...] = ()  # config fields that must be false, or 0: not modelled
     needed: tuple[str, ...] = ()  # config fields that must be true: false is not modelled
@@ -44,7 +47,9 @@ ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
-NESTED = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+NESTED = {
+    "gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
+}  # fmt: skip
 # models with a vision tower that is counted, and the family of their language model: its fields stand beside
 # `vision_config`, or in a `text_config` of their own
 SEEING = {"qwen2_5_vl": "qwen2"}
@@ -66,6 +71,13 @@ _LATE = dict(use_sliding_window=False, sliding_window=4096, max_window_layers=28
 _SPARSE = dict(num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=None)
 _GEMMA = dict(head_dim=256, max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False)
 _GELU = dict(hidden_act="hidden_activation")
+_HYBRID = dict(
+    max_position_embeddings=32768, attention_bias=False, head_dim=256, partial_rotary_factor=0.25,
+    full_attention_interval=4, linear_num_key_heads=16, linear_num_value_heads=32, linear_key_head_dim=128,
+    linear_value_head_dim=128, linear_conv_kernel_dim=4,
+)  # fmt: skip
+_GATED = dict(norm_fp32=True, qk_norm="heads", output_gate=True)
+_SHARED = dict(shared_experts=1, shared_name="mlp.shared_expert", shared_gate=True)
 _MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
 FAMILIES: dict[str, Family] = {
     "llama": Family(dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False), biases=_LLAMA),
@@ -81,7 +93,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": Family(
         dict(num_key_value_heads=16, qkv_bias=True, num_experts=60, moe_intermediate_size=1408,
              shared_expert_intermediate_size=5632, **_LATE, **_SPARSE | dict(num_experts_per_tok=4)),
-        dict(shared_experts=1, shared_name="mlp.shared_expert", shared_gate=True), biases=("qkv_bias", "", ""),
+        _SHARED, biases=("qkv_bias", "", ""),
         window="even-early", experts="num_experts",
     ),
     "qwen3": Family(
@@ -92,6 +104,20 @@ FAMILIES: dict[str, Family] = {
         dict(num_key_value_heads=4, attention_bias=False, num_experts=128, moe_intermediate_size=768,
              **_LATE, **_SPARSE),
         dict(qk_norm="heads"), biases=_ATTENTION, window="all", experts="num_experts",
+    ),
+    "qwen3_next": Family(
+        dict(num_key_value_heads=2, intermediate_size=5632, num_experts=512, moe_intermediate_size=512,
+             shared_expert_intermediate_size=512, norm_topk_prob=True, **_HYBRID,
+             **_SPARSE | dict(num_experts_per_tok=10)),
+        dict(**_GATED, **_SHARED, experts_converted=True), biases=_ATTENTION, experts="num_experts", delta="joined",
+    ),
+    "qwen3_5_text": Family(
+        dict(num_key_value_heads=4, **_HYBRID), _GATED, biases=_ATTENTION, delta="apart",
+    ),
+    "qwen3_5_moe_text": Family(
+        dict(num_key_value_heads=2, intermediate_size=None, num_experts=256, num_experts_per_tok=8,
+             moe_intermediate_size=512, shared_expert_intermediate_size=512, **_HYBRID),
+        dict(**_GATED, **_SHARED), biases=_ATTENTION, experts="num_experts", delta="apart",
     ),
     "gemma": Family(
         dict(num_key_value_heads=16, hidden_act="gelu_pytorch_tanh", **_GEMMA), dict(norm_fp32=True), biases=_ATTENTION,

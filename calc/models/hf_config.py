@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from calc.models.architecture import BEFORE, Architecture, ConfigError, LayerSpec, Mla, Names, Norms
+from calc.models.architecture import BEFORE, Architecture, ConfigError, Delta, LayerSpec, Mla, Names, Norms
 from calc.models.config_keys import MODELLED
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING, TOWERS, Family
 from calc.models.vision import Tower
@@ -22,6 +22,8 @@ _POSITIVE = {
 }
 # Transformers' names in `layer_types` for the kinds of layers that are modelled
 KINDS = ("full_attention", "sliding_attention")
+DELTA_KINDS = ("full_attention", "linear_attention")  # of families with gated delta rules
+STATES = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of a state's element, by its type's name
 _SHOWN = 12  # fields that a line lists
 # no real model has more; lists of layers are built one by one
 MOST = {"num_hidden_layers": 10_000}
@@ -109,9 +111,10 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     }
     read = _Reader(config, {**common, **family.defaults}, family.spelled)
     hidden, layers, heads = map(read.integer, ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    kinds = DELTA_KINDS if family.delta else KINDS
     for index, kind in enumerate(_listed(read.value("layer_types"))):
-        if kind not in KINDS:
-            raise ConfigError(f"layer_types[{index}]", kind, f"{', '.join(KINDS)}; other kinds are not modelled", KINDS)
+        if kind not in kinds:
+            raise ConfigError(f"layer_types[{index}]", kind, f"{', '.join(kinds)}; other kinds are not modelled", kinds)
     kv_heads = read.optional("num_key_value_heads") or heads
     if heads % kv_heads:
         raise read.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads = {heads}")
@@ -140,6 +143,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         "attention_dropout": read.positive("attention_dropout"),
         **{field: name in family.defaults and read.positive(name) for field, name in _POSITIVE.items()},
         "sliding_window": window if sliding else None,
+        "rotary_dim": int(head_dim * _rotated_share(read)) if family.delta else 0,
         "rotary_tables": 2 * int(head_dim * _rotated_share(read)) if family.interleaved else 0,
         **(_moe(family, read) if family.experts else {}),
         **family.fixed,
@@ -154,9 +158,11 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     if "norm_topk_prob" in family.defaults:
         facts["routing_normed"] = read.boolean("norm_topk_prob")
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)
+    delta = _delta(family, read) if family.delta else None
+    deltas = _delta_layers(read, layers) if delta else ()
     specs = tuple(
         LayerSpec(
-            "latent" if mla else "attention",
+            "latent" if mla else "delta" if n in deltas else "attention",
             "dense" if n in dense else "experts",
             slides=n in sliding,
             rotated=n not in unrotated,
@@ -175,6 +181,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         tied=read.boolean("tie_word_embeddings"),
         max_positions=read.integer("max_position_embeddings"),
         mla=mla,
+        delta=delta,
         activation=_activation(read),
         **facts,
     )
@@ -255,7 +262,9 @@ def _head_dim(read: _Reader, hidden: int, heads: int) -> int:
 
 
 def _intermediate(family: Family, read: _Reader, hidden: int) -> int:
-    given = read.optional("intermediate_size") if family.expansion else read.integer("intermediate_size")
+    """The width of dense layers' MLPs; 0 in a family that has none."""
+    absent = family.expansion or "intermediate_size" in read.defaults
+    given = read.optional("intermediate_size") if absent else read.integer("intermediate_size")
     return given or family.expansion * hidden
 
 
@@ -281,6 +290,30 @@ def _activation(read: _Reader) -> str:
 def _mla(read: _Reader) -> Mla:
     ranks = (read.integer(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     return Mla(read.optional("q_lora_rank"), *ranks)
+
+
+def _delta(family: Family, read: _Reader) -> Delta:
+    sizes = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+    keys, values, key_dim, value_dim, kernel = (read.integer(f"linear_{size}") for size in sizes)
+    stored = read.value("mamba_ssm_dtype") or "bfloat16"
+    if not isinstance(stored, str) or stored not in STATES:
+        raise ConfigError("mamba_ssm_dtype", stored, ", ".join(STATES), near=tuple(STATES))
+    delta = Delta(keys, values, key_dim, value_dim, kernel, STATES[stored], joined=family.delta == "joined")
+    if delta.value_heads % delta.key_heads:
+        allowed = f"a multiple of linear_num_key_heads = {delta.key_heads}"
+        raise ConfigError("linear_num_value_heads", delta.value_heads, allowed)
+    return delta
+
+
+def _delta_layers(read: _Reader, layers: int) -> Collection[int]:
+    """The layers with a gated delta rule: those listed, or all but the last of each interval."""
+    types = read.value("layer_types")
+    if types is None:
+        every = read.integer("full_attention_interval")
+        return [layer for layer in range(layers) if (layer + 1) % every]
+    if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
+        raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
+    return [layer for layer, kind in enumerate(types) if kind == "linear_attention"]
 
 
 def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:

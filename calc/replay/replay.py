@@ -87,7 +87,9 @@ def _known(placed: Placed, bare: bool) -> bool:
     """
     s, engine = placed.s, placed.engine
     if engine.replica.path.compiled:
-        return False  # the logits are the largest blocks, and the order in which a compiled loss allocates is not traced
+        return (
+            False  # the logits are the largest blocks, and the order in which a compiled loss allocates is not traced
+        )
     if engine.replica.streams or engine.replica.arch.vision:
         return False
     uncut = s.gpus == s.shards

@@ -49,6 +49,7 @@ NEUTRAL: Mapping[str, Any] = {
     "packing": False,
     "optimizer_in_backward": False,
     "offload.activations": False,
+    "linear_attention": "fla",  # slow without, as Transformers warns at every start
     "kernels": "eager",
     "expandable_segments": False,
     "pinned_max_round_threshold_mb": None,
@@ -244,6 +245,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     if scenario.max_tokens_per_gpu:
         scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
     reason = rules.pinning_fault(scenario, catalog.gpu(scenario.gpu)) or rules.serving_fault(scenario, given)
+    reason = reason or rules.linear_fault(scenario)
     if (reason := reason or module.refuse(scenario)) is not None:
         raise Objection(reason)
     return scenario

@@ -299,9 +299,19 @@ def role_of(
     return own | {"model": model.id}
 
 
+EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj"})  # targets that also name parts of an expert
+
+
 def adapters(architecture: Architecture, rank: int, targets: str | list[str]) -> tuple[str, ...] | str:
-    """The targets of adapters, checked against the model's layers."""
+    """The targets of adapters, checked against the model's layers.
+
+    Of some models PEFT adapts routed experts where it is told to adapt linears of an MLP (peft 0.21
+    `utils/transformers_weight_conversion.py`, `convert_peft_config_for_transformers`).
+    """
     found = targets if isinstance(targets, str) else tuple(targets)
+    if architecture.experts_converted and (found == "all-linear" or EXPERTS & {*found}):
+        allowed = "a list of attention's, such as [q_proj, v_proj, out_proj]; PEFT would adapt routed experts, too"
+        raise Objection(f"lora.targets: given {show(targets)}, allowed: {allowed}")
     lora_parameters(architecture, rank, found)
     return found
 
@@ -418,6 +428,28 @@ def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
     # dev-discuss.pytorch.org/t/3290: Volta is dropped from CUDA 12.8 builds for 2.11
     if gpu.before_turing and at_least(s.versions.get("torch", "0"), "2.11"):
         yield f"PyTorch from 2.11 on has kernels for the {gpu.name} in its builds for CUDA 12.6 alone"
+
+
+def linear_fault(s: Scenario) -> str | None:
+    """The reason why linear attention cannot run in PyTorch's operations, in one line, or None.
+
+    Transformers 5.23 `integrations/hub_kernels.py`, `use_kernel_func_from_hub_with_fallback`: "can't keep packed
+    sequences apart without" the kernels.
+    """
+    if s.architecture.delta and s.packing and s.linear_attention == "torch":
+        return "linear_attention: given 'torch' with packing, allowed: fla; only its kernels keep sequences apart"
+    return None
+
+
+def linear_notes(s: Scenario) -> Iterator[str]:
+    """Notes on what computes linear attention, which no framework's settings say."""
+    if s.architecture.delta and s.linear_attention == "fla":
+        yield "linear attention is taken to run in the kernels of flash-linear-attention and causal-conv1d"
+        yield "without them Transformers keeps far more: linear_attention torch says how much"
+    elif s.architecture.delta:
+        yield "linear attention is taken to run in PyTorch's operations, without flash-linear-attention"
+        yield "its kernels keep far less: linear_attention fla says how much"
+        yield "the speed is computed for these kernels; PyTorch's operations are slower"
 
 
 def lacks_kernels(s: Scenario, gpu: GPU) -> str | None:

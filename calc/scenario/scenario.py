@@ -34,6 +34,7 @@ from calc.scenario.words import (
     GradDtype,
     Kernels,
     Layout,
+    LinearAttention,
     Logprob,
     Loss,
     Method,
@@ -153,6 +154,7 @@ class Scenario:
     checkpointing: Checkpointing
     reentrant: bool
     attention: Attention
+    linear_attention: LinearAttention
     kernels: Kernels
     compile: Compile
     float8: Float8

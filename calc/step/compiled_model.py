@@ -174,4 +174,4 @@ def _casts(run: Run, layers: Iterable[LayerSpec]) -> Amount:
         if adapter and run.autocast and adapter.b == 4:
             found += adapter_matrices(run.arch, spec, adapter.rank, adapter.targets)
     elements = sum(t.elements * t.count for t in found)
-    return Amount(0, 0, 2 * elements, 0, f"2·{elements}") if elements else NO_BYTES
+    return Amount(0, 0, 2 * elements, 0, 0, f"2·{elements}") if elements else NO_BYTES

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from calc.autograd.polynomial import NO_BYTES, Amount, Shot, maxima
+from calc.autograd.polynomial import NO_BYTES, Amount, Shot, maxima, whole_chunks
 from calc.base.ledger import Line
 from calc.base.plan import Held, Lasting, Path, Streams
 from calc.engines.replica import Place, Where
@@ -45,9 +45,9 @@ class Instant(NamedTuple):
 def instant(name: str, where: Where, parts: Iterable[Part]) -> Instant:
     """An instant with its parts added up."""
     parts = tuple(part for part in parts if part.amount.formula != "0")
-    columns = zip(*[[part.times * c for c in part.amount[:4]] for part in parts], strict=True)
-    tokens, pairs, fixed, row = [sum(column) for column in columns] or (0, 0, 0, 0)
-    return Instant(name, where, parts, Amount(tokens, pairs, fixed, row, ""))
+    columns = zip(*[[part.times * c for c in part.amount[:5]] for part in parts], strict=True)
+    tokens, pairs, fixed, row, chunked = [sum(column) for column in columns] or (0, 0, 0, 0, 0)
+    return Instant(name, where, parts, Amount(tokens, pairs, fixed, row, chunked, ""))
 
 
 # What runs while checkpoints lie on the GPU: a layer's forward, the head with the loss, a layer again, its backward.
@@ -162,21 +162,25 @@ class Layout:
         return "loss" if self.stack.loss_inside else "outside"
 
     def forward(self, *, grad: bool = True) -> Iterator[Instant]:
-        """The instants of a forward pass: the last layer's and the head's; without `grad` nothing is kept below."""
+        """The instants of a forward pass: the last layer's of each kind and the head's.
+
+        Without `grad` nothing is kept below.
+        """
         stack = self.stack
         last = max(stack.stops)
-        block = stack.blocks[last.kind]
         before = self.over("next") if grad else []
         cast, cached = (self.casts(amount, grad=grad) for amount in (stack.casts_below, stack.casts))
         below = [*(self.below(last, "forward") if grad else []), *before, *cast]
-        segment = block.segment
-        shots = (segment.once if self.recompute else segment.forward) if grad else segment.without_grad
         if stack.fsdp:
             stream = Part("temporary", stack.residual, "activations#passing")
             yield instant("first layer: gather", Where("gather", 0, False), [*before, stream])
             yield instant("layer: gather", Where("gather", last.layer, False), [*below, stream])
-        for shot in shots:
-            yield instant(f"layer: {shot.name}", Where("layer", last.layer, False), [*below, *alive(shot)])
+        for stop in {stop.kind: stop for stop in sorted(stack.stops)}.values():
+            segment = stack.blocks[stop.kind].segment
+            shots = (segment.once if self.recompute else segment.forward) if grad else segment.without_grad
+            kept = [*(self.below(stop, "forward") if grad else []), *before, *cast]
+            for shot in shots:
+                yield instant(f"layer: {shot.name}", Where("layer", stop.layer, False), [*kept, *alive(shot)])
         if not stack.ends:
             return
         norm = Part("activations", stack.norm.saved, "activations#final-norm")
@@ -259,7 +263,7 @@ def uncovered(instants: Iterable[Instant], *, grouped: bool) -> Iterator[Instant
     places: dict[Where, list[tuple[Instant, tuple[float, ...]]]] = {}
     for i in instants:
         where = i.where._replace(making=0) if grouped else i.where
-        size = (*i.total[:4], where.here, where.making)
+        size = (*i.total[:5], where.here, where.making)
         places.setdefault(where._replace(here=0, making=0), []).append((i._replace(where=where), size))
     for found in places.values():
         yield from [found[n][0] for n in maxima([size for _, size in found])]
@@ -354,4 +358,7 @@ def step(
 ) -> Step:
     """The step of one role on one micro batch; see `plan`."""
     made = plan(run, path, trained, masked, checkpointing, fsdp, grouped, bucket, streams)
-    return Step(role, made, batch, {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length})
+    values: dict[str, float] = {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length}
+    if run.arch.delta:
+        values["C"] = whole_chunks(batch.length)
+    return Step(role, made, batch, values)

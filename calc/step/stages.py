@@ -317,17 +317,18 @@ class Stages:
         made = self.roles.step(model, placed.s, prompts)
         first = self.roles.step(model, placed.s, prompts if every else last)
         b = r.run.residual
-        begun = kv_cache.dynamic(r.role, r.arch, prompts.tokens, b)
+        states = [kv_cache.states(r.role, r.arch, stage.rows, b)] if r.arch.delta else []
+        begun = [kv_cache.dynamic(r.role, r.arch, prompts.tokens, b), *states]
         inside = peaks.peak(
             placed.scorer, made, [i for i in made.plan.scoring if i.where.segment in ("layer", "gather")]
         )
         outside = peaks.peak(placed.scorer, first, [i for i in first.plan.scoring if i.where.layer == r.arch.layers])
         for at, lines in (inside, outside):
-            yield "rollout", f"prompts: {at}", [*kept, begun, *lines]
+            yield "rollout", f"prompts: {at}", [*kept, *begun, *lines]
         total = stage.rows * s.seq_len
         token = self.roles.step(model, placed.s, last)
         at, lines = peaks.peak(placed.scorer, token, token.plan.scoring)
-        cache = [kv_cache.dynamic(r.role, r.arch, total, b), kv_cache.grown(r.role, r.arch, total, b)]
+        cache = [kv_cache.dynamic(r.role, r.arch, total, b), *states, kv_cache.grown(r.role, r.arch, total, b)]
         yield "rollout", f"last token: {at}", [*kept, *cache, *lines]
 
     def sync(self, stage: Stage) -> Moments:

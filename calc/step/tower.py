@@ -106,7 +106,7 @@ class Seen:
             return []
         lines = [self.line("activations", vision.patches(self.own, self.tower).saved)]
         if self.again:
-            stream = Amount(self.tower.blocks.hidden * self.own.residual, 0, 0, 0, f"T·({self.own.residual}·h)")
+            stream = Amount(self.tower.blocks.hidden * self.own.residual, 0, 0, 0, 0, f"T·({self.own.residual}·h)")
             return [*lines, self.line("checkpoints", stream, layers)]
         return [*lines, self.line("activations", self.segment.saved, layers)] if layers else lines
 

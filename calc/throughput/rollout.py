@@ -40,7 +40,7 @@ def decode(
     context: float,
     at_once: float,
     weights: float,
-    b: int,
+    b: float,
     rate: float,
     host: float,
 ) -> Term:
@@ -87,7 +87,7 @@ def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]
             context,
             at_once,
             weights,
-            kv_cache.token_bytes(arch, tp),
+            kv_cache.read_bytes(arch, context, tp),
             r.memory,
             ENGINE_STEP + DECODED * arch.layers * work.START,
         )
@@ -121,7 +121,7 @@ def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]
             prompt + response / 2,
             rows,
             weights,
-            kv_cache.token_bytes(arch),
+            kv_cache.read_bytes(arch, prompt + response / 2),
             r.memory,
             host,
         )

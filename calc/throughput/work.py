@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple, assert_never
 
-from calc.models.architecture import Architecture, Head, LayerSpec, language, layer_kinds, linears, tensors
+from calc.autograd.tape import CHUNK
+from calc.models.architecture import Architecture, Delta, Head, LayerSpec, language, layer_kinds, linears, tensors
 from calc.throughput.terms import Constant, Term
 
 
@@ -22,6 +23,10 @@ class Bytes(NamedTuple):
     gated: int
     routed: int
     joined: int
+    values: int
+    keys: int
+    channels: int
+    states: int
 
 
 class Operations(NamedTuple):
@@ -39,8 +44,14 @@ class Operations(NamedTuple):
 # Tokens for experts, a copy for each, every element of which counts (integrations/moe.py): gathered in the experts'
 # order 4, weighted 4, put back 4, added up 2; backward spreads 2, scatters into zeros 12, multiplies by weights and by
 # outputs 10, adds up 2, scatters again 2. Gradients of gate and up, which are one product, are joined 8.
-FORWARD = Bytes(norm=36, residual=6, rope=20, gated=10, routed=14, joined=0)
-BACKWARD = Bytes(norm=92, residual=15, rope=32, gated=18, routed=28, joined=8)
+# Gated delta rule in fla's kernels (fla-core 0.6.0), by what each reads and writes. Forward: the convolution 4 a
+# channel, contiguous copies 4; queries and keys normed, then read and written by the transform, the states and the
+# output 14 a key, 14 a value, 8 an element of each chunk's state; the gated norm, eager, 62 a value. Backward computes
+# transform and states again, and has gradients of each.
+FORWARD = Bytes(norm=36, residual=6, rope=20, gated=10, routed=14, joined=0, values=76, keys=14, channels=8, states=8)
+BACKWARD = Bytes(
+    norm=92, residual=15, rope=32, gated=18, routed=28, joined=8, values=152, keys=38, channels=14, states=20
+)
 # Counted in the same way: kernels, and all operations that the host dispatches, views too, in forward, recomputation
 # and backward. Checkpointing calls a Python hook three times for each tensor that a layer keeps, and each call counts
 # as an operation. Reentrant checkpointing, Transformers' own before 5 (its pull request 43203), runs a layer again
@@ -110,6 +121,8 @@ def counts(arch: Architecture, head: Head) -> Counts:
             experts += t.elements * t.count
             routed += int(t.elements * t.count * used)
     h, q, kv = arch.hidden, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    deltas = sum(spec.mixer == "delta" for spec in arch.specs)
+    layers += deltas * scanned(arch.delta)
     sparse = arch.layers - arch.dense_layers
     wide = arch.dense_layers * arch.intermediate
     wide += sparse * (arch.experts_per_token * arch.moe_intermediate + arch.shared_intermediate)
@@ -117,9 +130,10 @@ def counts(arch: Architecture, head: Head) -> Counts:
     copies = sparse * arch.experts_per_token
 
     def touched(b: Bytes) -> int:
-        heads = (b.rope + b.norm * bool(arch.qk_norm)) * (q + kv)
+        heads = (b.rope + b.norm * bool(arch.qk_norm)) * (q + kv) * (arch.layers - deltas)
         sent = copies * (b.routed * h + b.joined * arch.moe_intermediate)
-        return arch.layers * ((b.norm + b.residual) * 2 * h + heads) + b.gated * wide + sent
+        ruled = deltas * ruling(arch.delta, b)
+        return arch.layers * (b.norm + b.residual) * 2 * h + heads + ruled + b.gated * wide + sent
 
     return Counts(
         layers=layers,
@@ -127,8 +141,8 @@ def counts(arch: Architecture, head: Head) -> Counts:
         experts=experts,
         grouped=copies * (4 * h + 6 * arch.moe_intermediate),  # rows in and out of both products, in bf16
         head=arch.vocab * h if head == "lm" else h if head == "scalar" else 0,
-        attention=sum(q + value_width(arch, spec) for spec in arch.specs if not spec.slides),
-        windowed=sum(q + value_width(arch, spec) for spec in arch.specs if spec.slides),
+        attention=sum(attended(arch, spec) for spec in arch.specs if not spec.slides),
+        windowed=sum(attended(arch, spec) for spec in arch.specs if spec.slides),
         window=arch.sliding_window or 0,
         elementwise=touched(FORWARD),
         backward=touched(BACKWARD),
@@ -137,14 +151,33 @@ def counts(arch: Architecture, head: Head) -> Counts:
     )
 
 
-def value_width(arch: Architecture, spec: LayerSpec) -> int:
-    """Elements of the values of all query heads in a layer of the kind `spec`."""
+def ruling(delta: Delta | None, b: Bytes) -> int:
+    """Bytes of a gated delta rule's kernels for each token."""
+    if delta is None:
+        return 0
+    keys, states = delta.value_heads * delta.key_dim, delta.state // CHUNK
+    return b.values * delta.values + b.keys * keys + b.channels * delta.convolved + b.states * states
+
+
+def scanned(delta: Delta | None) -> int:
+    """Multiplications of a gated delta rule for each token: within chunks, and with a chunk's state three times."""
+    if delta is None:
+        return 0
+    keys = delta.value_heads * delta.key_dim
+    return CHUNK * (3 * keys + 2 * delta.values) + 3 * delta.state
+
+
+def attended(arch: Architecture, spec: LayerSpec) -> int:
+    """Elements that a query and a key of all heads multiply in a layer of the kind `spec`."""
+    queries = arch.heads * arch.head_dim
     match spec.mixer:
         case "attention":
-            return arch.heads * arch.head_dim
+            return 2 * queries
         case "latent":
             assert arch.mla
-            return arch.heads * arch.mla.v_head_dim
+            return queries + arch.heads * arch.mla.v_head_dim
+        case "delta":
+            return 0
         case other:
             assert_never(other)
 

@@ -77,6 +77,15 @@ def test_selective_checkpointing_is_met_within_half_a_percent(residuals: list[Re
     assert errors.worst <= 0.005
 
 
+def test_linear_attention_is_met_within_half_a_percent(residuals: list[Residual]) -> None:
+    """Gated delta rules in Transformers' own operations: lengths, formats, adapters, FSDP 2, and layers at the peak."""
+    errors = summary(r for r in residuals if r.id.startswith(("traced/qwen3.5", "traced/qwen3-next")))
+    print(errors)
+    assert errors.count >= 60
+    assert errors.median <= 0.0003
+    assert errors.worst <= 0.005
+
+
 def test_every_task_and_method_is_among_the_traced(residuals: list[Residual]) -> None:
     """The bars above mean little if a task has no record."""
     assert {(r.task, r.method) for r in residuals} >= {

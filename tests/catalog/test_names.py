@@ -86,7 +86,7 @@ TYPED = {
     "LGAI-EXAONE/EXAONE-4.0-32B": "exaone-4-32b",
     "Qwen2-VL-7B-Instruct": "",
     "Qwen/Qwen3-VL-30B-A3B-Thinking": "",
-    "Qwen3-Next-80B-A3B-Thinking": "",
+    "Qwen3-Next-80B-A3B-Thinking": "qwen3-next-80b-a3b",
     "meta-llama/Llama-3.2-11B-Vision": "",
     "deepseek-ai/DeepSeek-V3.2": "",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "",

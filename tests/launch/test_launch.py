@@ -262,14 +262,14 @@ OTHERS = {
     "optimizer_impl": ("fused", "foreach", "single"), "lora.dtype": ("fp32", "bf16"), "rollout.sleep": (True, False),
     "expandable_segments": (True, False), "double_quantization": (True, False),
 }  # fmt: skip
-# The machine itself, the data's lengths, the framework, parallelism that is not modelled, losses, in which nobody here
-# has a choice, an engine that the vLLM of these releases has not, and images, which none of these models reads:
-# `tests/scenario/test_images.py`
+# The machine itself and the kernels installed on it, the data's lengths, the framework, parallelism that is not
+# modelled, losses, in which nobody here has a choice, an engine that the vLLM of these releases has not, and images,
+# which none of these models reads: `tests/scenario/test_images.py`
 NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "sequence_parallel",
     "expert_parallel", "expert_tensor_parallel", "expert_imbalance", "host_memory",
     "loss", "lora.units", "memory_efficient_linear", "optimizer_in_backward",
-    "compile", "float8", "float8_all_gather",
+    "compile", "float8", "float8_all_gather", "linear_attention",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
     "images.count", "images.width", "images.height", "images.min_pixels", "images.max_pixels", "images.frames",
     "images.freeze", "images.checkpointing",

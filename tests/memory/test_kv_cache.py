@@ -49,6 +49,33 @@ def test_a_block_holds_16_tokens() -> None:
     assert kv_cache.cache("rollout", 2048, LLAMA, 2).bytes == 2 * GiB
 
 
+@pytest.mark.parametrize(
+    ("model", "ranks", "tokens", "states"),
+    [
+        ("qwen3.5-9b", 1, 528, 6),  # 8,192·3·2 + 32·128·128·4 = 2,146,304 bytes a state, 4,096 a token: 33 times 16
+        ("qwen3.5-9b", 2, 528, 6),  # half of both
+        ("qwen3.5-35b-a3b", 1, 1056, 6),  # two heads: 2,048 bytes a token
+        ("qwen3.5-35b-a3b", 8, 272, 6),  # a state's eighth of 268,288, 1,024 bytes a token: one head is not split
+        ("qwen3-next-80b-a3b", 1, 544, 6),  # a state in bf16: 49,152 + 1,048,576, 2,048 a token
+    ],
+)
+def test_a_block_is_as_long_as_a_state_needs(model: str, ranks: int, tokens: int, states: int) -> None:
+    """vLLM 0.33 `_align_hybrid_block_size`; attention is one group of four, a sequence has two states in the others."""
+    pool = kv_cache.pool(arch(model), ranks)
+    assert (pool.tokens, pool.states) == (tokens, states)
+    attention = arch(model).layers // 4
+    assert pool.bytes == attention * tokens * 4 * kv_cache.heads(arch(model), ranks) * arch(model).head_dim
+    assert kv_cache.state_bytes(arch(model), ranks) <= pool.bytes // attention
+    assert pool.blocks(tokens + 1) == 2 + states
+
+
+def test_a_state_does_not_grow_with_the_sequence() -> None:
+    """Qwen3.5 9B: 24 layers with 8,192 channels of four positions in bf16 and 524,288 elements in fp32."""
+    line = kv_cache.states("actor", arch("qwen3.5-9b"), 2, 2)
+    assert line.bytes == 2 * 24 * (8192 * 4 * 2 + 524_288 * 4)
+    assert kv_cache.dynamic("actor", arch("qwen3.5-9b"), 100, 2).bytes == 100 * 8 * 2 * 2 * 4 * 256
+
+
 def test_swap_space_is_rounded_up_layer_by_layer() -> None:
     """Llama 3 8B: 2,048 blocks, 128 MiB a layer. Qwen2.5 7B: 4,681 (logged in vllm #13882), 32 KiB a layer each,
     146 MiB, each in a buffer of 256."""

@@ -27,7 +27,7 @@ from calc.catalog.catalog import load
 from calc.memory.activations import Program
 from calc.memory.linears import Linears
 from calc.memory.run import Adapter, Run, dimensions
-from calc.models.architecture import Architecture
+from calc.models.architecture import Architecture, layer_kinds
 from calc.models.lora import lora_parameters
 from calc.models.slices import part
 
@@ -96,9 +96,8 @@ def test_backward_makes_the_gradient_of_every_adapter_once(model: str, every: bo
     a = arch(model)
     targets = "all-linear" if every else (a.names.output,)
     adapter = Adapter(16, targets, False, 2)
-    layers = [(False, a.dense_layers)] if a.dense_layers else []
-    layers += [(True, a.layers - a.dense_layers)] if a.dense_layers < a.layers else []
-    made = sum(backward_of(tape(model, moe=moe, **frozen(adapter)))[-1].gradients * n for moe, n in layers)
+    run = Run(a, **frozen(adapter))
+    made = sum(backward_of(Program(run, spec).layer())[-1].gradients * n for spec, n in layer_kinds(a))
     assert made == lora_parameters(a, 16, targets)
 
 

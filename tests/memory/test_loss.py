@@ -141,7 +141,7 @@ def test_the_head_counts_outputs_alike_however_long_they_live(held: str) -> None
 
 def test_outputs_that_nobody_references_are_gone_after_the_head() -> None:
     """`held` is nothing, so that no layer's backward counts logits."""
-    assert head(Run(LLAMA), Path("cross-entropy"))[1] == Amount(0, 0, 0, 0, "0")
+    assert head(Run(LLAMA), Path("cross-entropy"))[1] == Amount(0, 0, 0, 0, 0, "0")
 
 
 CROSS_ENTROPY_FORWARD = {"lm_head": 2, "logits: to fp32": 6, "log-softmax": 10, "nll": 10}

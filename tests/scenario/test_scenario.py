@@ -205,6 +205,32 @@ def test_a_task_that_a_framework_lacks_is_refused_with_those_it_has(name: str, t
     assert f": {allowed}" in line
 
 
+def test_linear_attention_runs_in_kernels_unless_nothing_asks_for_them() -> None:
+    """Plain PyTorch has none; a trainer's users install them, and packed sequences need them."""
+    hybrid = SFT | {"model": "qwen3.5-4b"}
+    assert parse(hybrid).linear_attention == "torch"
+    assert parse(hybrid | {"trainer": "transformers"}).linear_attention == "fla"
+    assert parse(hybrid | {"framework": "trl"}).linear_attention == "fla"
+    notes = estimate(parse(hybrid)).notes
+    assert any("linear_attention fla says how much" in note for note in notes)
+    assert not any("linear attention" in note for note in estimate(parse(SFT)).notes)
+    kernels, operations = (
+        estimate(parse(hybrid | {"linear_attention": by, "checkpointing": "none"})) for by in ("fla", "torch")
+    )
+    assert kernels.groups[0].peak.moment.allocated_bytes < operations.groups[0].peak.moment.allocated_bytes
+    packed = error(model="qwen3.5-4b", packing=True, attention="flash", linear_attention="torch")
+    assert "linear_attention: given 'torch' with packing, allowed: fla; only its kernels keep" in packed
+
+
+def test_adapters_that_would_reach_experts_are_refused() -> None:
+    """PEFT 0.21 turns Qwen3-Next's gate_proj, up_proj and down_proj into its fused experts."""
+    told = error(model="qwen3-next-80b-a3b", method="lora")
+    assert "lora.targets: given 'all-linear', allowed: a list of attention's" in told
+    attention = {"model": "qwen3-next-80b-a3b", "method": "lora", "lora.targets": ["q_proj", "out_proj"]}
+    assert parse(SFT | attention).lora is not None
+    assert parse(SFT | {"model": "qwen3.5-35b-a3b", "method": "lora"}).lora is not None
+
+
 def test_selective_checkpointing_is_never_reentrant() -> None:
     """torch `utils/checkpoint.py`: `context_fn` goes with use_reentrant=False alone."""
     assert "reentrant: given true with checkpointing selective" in error(checkpointing="selective", reentrant=True)

@@ -16,7 +16,7 @@ from strategies import scenarios
 from calc.catalog.catalog import GPU, Node, load
 from calc.estimate.estimate import as_dict, estimate, speed
 from calc.estimate.report import text
-from calc.models.architecture import Architecture, LayerSpec, parameters
+from calc.models.architecture import Architecture, LayerSpec, parameters, tensors
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.throughput import Throughput, Unrated, node_of, throughput, traffic, work
@@ -617,3 +617,15 @@ def test_each_layers_mixer_says_how_wide_its_values_are() -> None:
     mixed = replace(lite, specs=(lite.specs[0]._replace(mixer="attention"), *lite.specs[1:]))
     assert work.counts(lite, "lm").attention == 27 * 16 * (192 + 128)
     assert work.counts(mixed, "lm").attention == 26 * 16 * (192 + 128) + 16 * (192 + 192)
+
+
+def test_linear_attention_multiplies_as_much_for_each_token_at_any_length() -> None:
+    """Qwen3.5 4B, 24 of 32 layers: chunks of 64 with 4,096 repeated keys and values, and a state of 524,288 thrice."""
+    a = load().model("qwen3.5-4b").architecture
+    assert a.delta
+    assert work.scanned(a.delta) == 64 * (3 * 4096 + 2 * 4096) + 3 * 524_288
+    assert work.scanned(None) == 0
+    c = work.counts(a, "lm")
+    assert c.attention == 8 * 2 * 16 * 256  # the eight layers that attend
+    matrices = sum(t.elements * t.count for t in tensors(a, head="none") if len(t.shape) > 1 and t.kind != "embedding")
+    assert c.layers == matrices + 24 * work.scanned(a.delta)

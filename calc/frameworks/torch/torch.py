@@ -98,6 +98,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         # what that sets where nothing is asked: modeling_utils.py, `use_reentrant`, its pull request 43203
         "reentrant": not at_least(str({**pins, **given}["versions.transformers"]), "5"),
         "attention": "sdpa",  # transformers modeling_utils.py: sdpa where the model has it and nothing else is asked
+        "linear_attention": "torch" if name == "own" else "fla",  # alone, neither library needs the kernels
         "loss": "full",  # transformers/loss/loss_utils.py: ForCausalLMLoss
         "logprob": "log-softmax-fp32",  # as DPO's paper and first implementations: log_softmax(logits.float())
         "packing": False,

@@ -781,6 +781,21 @@ ADVICE = {
     "PyTorch from 2.11 on has kernels for the {gpu} in its builds for CUDA 12.6 alone": (
         "PyTorch 自 2.11 起只在 CUDA 12.6 的构建中有 {gpu} 的内核"
     ),
+    "linear attention is taken to run in the kernels of flash-linear-attention and causal-conv1d": (
+        "线性注意力按 flash-linear-attention 与 causal-conv1d 的 kernel 计算"
+    ),
+    "without them Transformers keeps far more: linear_attention torch says how much": (
+        "没有它们时 Transformers 保留的张量多得多：设 linear_attention 为 torch 即可看到"
+    ),
+    "linear attention is taken to run in PyTorch's operations, without flash-linear-attention": (
+        "线性注意力按 PyTorch 的逐个算子计算，没有 flash-linear-attention"
+    ),
+    "its kernels keep far less: linear_attention fla says how much": (
+        "它的 kernel 保留的张量少得多：设 linear_attention 为 fla 即可看到"
+    ),
+    "the speed is computed for these kernels; PyTorch's operations are slower": (
+        "速度按这些 kernel 计算；PyTorch 的算子更慢"
+    ),
     "bitsandbytes, which {what} need, has no kernels for the {gpu}": "{what}需要 bitsandbytes，而它没有 {gpu} 的内核",
     "4-bit weights": "4 位权重",
     "states of 8 bits": "8 位优化器状态",
@@ -1592,6 +1607,8 @@ REFUSALS = {
     "sdpa, whose place PyTorch's ring takes": "sdpa，由 PyTorch 的环形注意力代替",
     "16 bits for SDPA's flash kernel": "SDPA 的 flash 内核需要 16 位",
     "false; the ring knows no borders between sequences": "false；环形注意力不区分序列边界",
+    "1; a state passes through all positions": "1；状态要依次经过所有位置",
+    "fla; only its kernels keep sequences apart": "fla；只有它的 kernel 能分开各个序列",
     "1; SDPA's flash kernel cannot attend for it": "1；SDPA 的 flash 内核不能为它计算注意力",
     "false; stages hand on tensors of one size": "false；各段传递同样大小的张量",
     "a micro batch for each stage, {least?}": "每段一个微批次，{least}",

@@ -371,9 +371,9 @@ class Macros(Effects, Lookups):
         """The bytes that a decoder layer of every model keeps for backward."""
         return self._place(sheets.saved(self._root))
 
-    def operations_table(self, model: str) -> str:
-        """The bytes that each operation of a decoder layer keeps for backward."""
-        return self._place(sheets.operations(answers.catalog().model(model)))
+    def operations_table(self, model: str, linear: str = "") -> str:
+        """The bytes that each operation of a decoder layer keeps for backward; see `sheets.operations`."""
+        return self._place(sheets.operations(answers.catalog().model(model), linear))
 
     def components(self) -> str:
         """The key to the components' colours."""

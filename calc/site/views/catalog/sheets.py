@@ -320,9 +320,18 @@ def saved(root: str) -> Table:
     )
 
 
-def operations(model: Model) -> Table:
-    """A decoder layer operation by operation: the tensors that backward needs, each counted where it is first kept."""
-    program = Program(Run(model.architecture))
+# what of a layer a table of its operations is about
+LINEAR = {"": "a layer", "torch": "linear attention", "fla": "linear attention in kernels"}
+
+
+def operations(model: Model, linear: str = "") -> Table:
+    """A decoder layer operation by operation: the tensors that backward needs, each counted where it is first kept.
+
+    `linear`: the model's linear attention alone, in PyTorch's operations (`torch`) or in kernels (`fla`).
+    """
+    specs = model.architecture.specs
+    spec = next(spec for spec in specs if spec.mixer == "delta") if linear else specs[-1].shapes
+    program = Program(Run(model.architecture, linear_kernels=linear == "fla"), spec)
     dims = dimensions(model.architecture)
     seen: set[Tensor] = set()
     columns = (
@@ -332,22 +341,26 @@ def operations(model: Model) -> Table:
     )
     rows = []
     for op in program.layer().ops:
+        if linear and not op.name.startswith("delta"):
+            continue
         size = of()
         for tensor in op.saves:
             if tensor.storage not in seen:
                 seen.add(tensor.storage)
                 size = size + tensor.storage.size
         if size:
-            kept = round(amount(size, dims).tokens)
+            whole = amount(size, dims)
+            kept = round(whole.tokens + whole.chunked)
             formula = text(size.tokens)
             rows.append((Cell(op.name), Cell(formula, html=f"<code>{escape(formula)}</code>"), Cell(kept, exact=kept)))
     total = sum(row[2].exact or 0 for row in rows)
     rows.append((Cell("all"), Cell("—"), Cell(total, exact=total)))
     return Table(
-        f"operations-{model.id}",
-        f"{model.name}: what each operation of a layer keeps for backward",
+        f"operations-{model.id}" + (f"-{linear}" if linear else ""),
+        f"{model.name}: what each operation of {LINEAR[linear]} keeps for backward",
         columns,
         tuple(rows),
-        "bf16, FlashAttention, all weights trained. A tensor that several operations need counts once.",
+        "bf16, FlashAttention, all weights trained. A tensor that several operations need counts once."
+        + (" C is the length in whole chunks over the length." if linear else ""),
         versions=answers.versions(),
     )

@@ -1,0 +1,75 @@
+"""Models with gated delta rules: their layers and tensors, counted as Transformers 5.23 builds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.catalog.catalog import load
+from calc.models.architecture import ConfigError, LayerSpec, active_parameters, layer_tensors, parameters
+from calc.models.hf_config import from_config
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "intermediate_size": 96, "vocab_size": 512, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "counted", "active"),
+    [
+        ("qwen3.5-0.8b", 752_393_024, 752_393_024),
+        ("qwen3.5-2b", 1_881_825_088, 1_881_825_088),
+        ("qwen3.5-4b", 4_205_751_296, 4_205_751_296),
+        ("qwen3.5-9b", 8_953_803_264, 8_953_803_264),
+        ("qwen3.5-27b", 26_895_998_464, 26_895_998_464),
+        ("qwen3.5-35b-a3b", 34_660_610_688, 3_454_988_928),
+        ("qwen3.5-122b-a10b", 122_111_526_912, 9_771_288_576),
+        ("qwen3.5-397b-a17b", 396_346_350_336, 17_349_040_896),
+        ("qwen3-next-80b-a3b", 79_674_391_296, 3_874_929_408),
+    ],
+)
+def test_parameters_are_those_of_transformers(model: str, counted: int, active: int) -> None:
+    """`sum(p.numel())` of `AutoModelForCausalLM.from_config` on the meta device, names and shapes being equal."""
+    arch = load().model(model).architecture
+    assert (parameters(arch), active_parameters(arch)) == (counted, active)
+
+
+def test_every_fourth_layer_attends_unless_layers_are_listed() -> None:
+    kinds = [spec.mixer for spec in from_config({"model_type": "qwen3_5_text", **TEXT}).specs]
+    assert kinds == ["delta", "delta", "delta", "attention"] * 2
+    listed = ["full_attention"] + ["linear_attention"] * 7
+    arch = from_config({"model_type": "qwen3_5_text", **TEXT, "layer_types": listed})
+    assert [spec.mixer for spec in arch.specs] == ["attention"] + ["delta"] * 7
+
+
+def test_a_checkpoint_with_a_vision_part_is_its_language_model() -> None:
+    """`AutoModelForCausalLM` loads Qwen3.5's text alone."""
+    whole = from_config({"model_type": "qwen3_5", "text_config": TEXT, "vision_config": {"depth": 2}})
+    assert whole == from_config({"model_type": "qwen3_5_text", **TEXT})
+
+
+def test_queries_come_with_a_gate_and_part_of_each_head_rotates() -> None:
+    arch = from_config({"model_type": "qwen3_5_text", **TEXT})
+    shapes = {t.name.rpartition(".*.")[2]: t.shape for t in layer_tensors(arch, LayerSpec())}
+    assert shapes["self_attn.q_proj.weight"] == (2 * 4 * 16, 64)
+    assert arch.rotary_dim == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads: given 3, allowed: a multiple of linear_num_key_heads"),
+        (
+            {"layer_types": ["linear_attention"]},
+            "layer_types: given .*, allowed: a list of num_hidden_layers = 8 names",
+        ),
+        ({"layer_types": ["sliding_attention"] * 8}, r"layer_types\[0\]: given 'sliding_attention', allowed: full"),
+        ({"mamba_ssm_dtype": "float64"}, "mamba_ssm_dtype: given 'float64', allowed: bfloat16, float16, float32"),
+    ],
+)
+def test_what_no_such_model_can_have_is_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{told}"):
+        from_config({"model_type": "qwen3_5_text", **TEXT, **changes})
