@@ -104,6 +104,8 @@ class Head(Program):
         if path.upcast:
             x = self.cast(x, 4, "logits")
         self.keep(x, path)
+        if path.entropy == "vocab-parallel":
+            return self.beside_entropy(x, path, loss)
         loss(x, path)
         # a copy of the logits serves the kernel alone
         self.entropy(x, path)
@@ -175,9 +177,26 @@ class Head(Program):
                     "entropy: product", [p, x], ONE, 4, saves=[p, x], scratch=wide, backward_scratch=uncast
                 )
                 parts = [total, product]
+            case "vocab-parallel":
+                raise AssertionError("computed before the loss: see `beside_entropy`")
             case other:
                 assert_never(other)
         tape.op("loss", [log_probability, *parts], ONE, 4)
+
+    def beside_entropy(self, x: Tensor, path: Path, loss: Callable[[Tensor, Path], None]) -> Tape:
+        """verl's entropy over a rank's part of the vocabulary, and `loss` on a copy of the logits where it makes one.
+
+        The entropy keeps the logits and its probabilities, over which backward writes the gradient
+        (`utils/megatron/tensor_parallel.py`, `_VocabParallelEntropy`; `_lm_head_logits_processor` of
+        `workers/engine/megatron/transformer_impl.py`).
+        """
+        tape = self.tape
+        read = tape.hold(tape.op("logits: clone", [x], x.width, x.b)) if path.copied else x
+        p = tape.op("entropy: softmax", [x], x.width, 4, aliases=[x])
+        entropy = tape.op("entropy", [p], ONE, 4, saves=[p, x], overwrites=True)
+        loss(read, path)
+        tape.op("loss", [tape.final, entropy], ONE, 4)
+        return tape
 
     def cross_entropy(self, x: Tensor, path: Path) -> None:
         """`F.cross_entropy(logits.float())`: log-softmax in fp32 is kept, its backward holds three such tensors.

@@ -50,9 +50,9 @@ RETURNED = "the schedule is asked for no outputs: with return_outputs the last s
 WITH_ADAPTERS = ("lora", "qlora")
 
 
-def modelled(architecture: Architecture, trainer: str) -> Architecture:
+def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
     """The model as litgpt or Megatron-core has it where they train, else as Transformers has it."""
-    own = {"litgpt": litgpt.modelled, "megatron": megatron.modelled}.get(trainer)
+    own = {"litgpt": litgpt.modelled, "megatron": megatron.modelled}.get(values["trainer"])
     return own(architecture) if own else architecture
 
 
