@@ -9,6 +9,7 @@ from typing import Any, Literal, assert_never
 LossKind = Literal[
     "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "ahead",
     "fused", "cut", "tiled", "pieces", "scalar", "vocab-parallel", "vocab-parallel-compiled",
+    "linear-entropy",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
 Cut = Literal["", "slice", "unpad"]
@@ -40,15 +41,16 @@ class Path:
     and writes one gradient), `chunked`, `chunked-logits` (torchtune's: all logits, each chunk cast for its own loss),
     `ahead` (torchtitan's: chunks whose backward runs at once), `fused`, `cut` (cut-cross-entropy), `tiled`, `pieces`
     (litgpt's), `scalar` (a value head, no vocabulary), `vocab-parallel` (Megatron-core's, in fp32 over a rank's part
-    of the vocabulary) and `vocab-parallel-compiled` (the same as compiled kernels).
+    of the vocabulary), `vocab-parallel-compiled` (the same as compiled kernels) and `linear-entropy` (verl's kernels,
+    which make log-probabilities and entropies from the head's input).
 
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides the logits,
     `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
     model's own stay referenced. `cut`: a `slice`, whose backward makes a gradient of all logits, or `unpad`, a copy of
     the real tokens whose backward still needs all logits. `shift_copy`: logits without the last position are copied.
     `in_place`: `flash` writes its gradient over the logits. `entropy`: the entropy of every position is computed beside
-    the log-probability, in a `compiled` kernel, `eager`, under autocast, or `vocab-parallel`, by verl's own function for
-    a rank's part of the vocabulary.
+    the log-probability, in a `compiled` kernel, `eager`, under autocast, or `vocab-parallel`, by verl's own function
+    for a rank's part of the vocabulary.
 
     `held`: how long the caller's variables keep the outputs: to the end of `forward`, of another model's forward
     `inside` it, of `backward`, the `step`, the `next` forward, or, in a step of several micro-batches, of the `turn`
@@ -84,7 +86,7 @@ class Path:
         match self.kind:
             case "cross-entropy" | "chunked" | "fused" | "cut" | "tiled" | "scalar":
                 return self.held != "turn"
-            case "vocab-parallel" | "vocab-parallel-compiled":
+            case "vocab-parallel" | "vocab-parallel-compiled" | "linear-entropy":
                 return True
             case "log-softmax" | "selective" | "logsumexp" | "rows" | "flash" | "pieces" | "chunked-logits" | "ahead":
                 return False

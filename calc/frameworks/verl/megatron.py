@@ -21,7 +21,7 @@ from calc.scenario.scenario import Scenario
 
 FIRST = "0.4.0"
 BRIDGE = "0.9.0"  # vanilla_mbridge: False (engine/megatron.yaml:102)
-ROLES = ("actor", "reference")
+FUSED = "0.5.0"  # model.use_fused_kernels (models/mcore/model_forward_fused.py)
 
 
 def modelled(arch: Architecture, version: str) -> Architecture:
@@ -64,7 +64,7 @@ def refuse(s: Scenario) -> str | None:
         "optimizer": ("adamw",),
         "optimizer_impl": ("fused",),
         "attention": ("flash",),
-        "loss": ("full",),
+        "loss": ("full", "fused") if at_least(version, FUSED) else ("full",),
         "logprob": ("logsumexp",),
         "checkpointing": ("none", "full"),
         "packing": (True,),
@@ -107,6 +107,8 @@ def loss_path(s: Scenario, *, entropy: bool) -> Path:
     `Float16Module` casts the model's output to fp32. From 0.6.0 on the temperature divides in place and a copy of the
     logits goes to the cross entropy if there is an entropy (megatron_actor.py:541-554 of 0.6.0, `logits_bak`).
     """
+    if s.loss == "fused":
+        return Path("linear-entropy")
     later = at_least(s.framework_version, "0.6.0")
     return Path(
         "vocab-parallel",
