@@ -126,7 +126,7 @@ def verl_megatron() -> Iterator[dict[str, Any]]:
     moved = ({}, {"offload": {"parameters": True, "optimizer": True}})
     kept = ({}, {"checkpointing": "full", "loss": "fused"})
     roles = ({}, {"roles": {"reference": {"offload": {"parameters": True}}}})
-    batches = ({"micro_batch": 2}, {"max_tokens_per_gpu": 4096})
+    batches = ({"micro_batch": 2}, {"max_tokens_per_gpu": 4096, "rollout.max_tokens_per_gpu": 8192})
     for parts in itertools.product(models, cuts, moved, kept, roles, batches):
         yield {**of, **lengths, **{name: value for part in parts for name, value in part.items()}}
 
