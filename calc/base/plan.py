@@ -9,10 +9,11 @@ from typing import Any, Literal, assert_never
 LossKind = Literal[
     "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "ahead",
     "fused", "cut", "tiled", "pieces", "scalar", "vocab-parallel", "vocab-parallel-compiled",
+    "linear-entropy",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
 Cut = Literal["", "slice", "unpad"]
-Entropy = Literal["", "compiled", "eager"]
+Entropy = Literal["", "compiled", "eager", "vocab-parallel"]
 Lasting = Literal["step", "next", "turn"]  # outputs outlive their own backward
 Held = Literal["forward", "inside", "backward", Lasting]
 
@@ -24,7 +25,9 @@ Exchange = Literal["", "all-to-all", "all-gather", "ring"]
 # The words of `Stage`.
 Does = Literal["train", "score", "generate", "serve", "sync", "save"]
 Awake = Literal["asleep", "weights", "all"]
-Handed = Literal["parameter", "clone", "units", "root", "copies", "bucket", "whole", "layer", "adapter"]
+Handed = Literal[
+    "parameter", "clone", "units", "root", "copies", "bucket", "whole", "layer", "adapter", "gradients"
+]  # fmt: skip
 Holds = Literal[Handed, "weights", "prompt-logits"]
 HostCopies = Literal["", "first", "every", "shards"]
 
@@ -38,21 +41,24 @@ class Path:
     and writes one gradient), `chunked`, `chunked-logits` (torchtune's: all logits, each chunk cast for its own loss),
     `ahead` (torchtitan's: chunks whose backward runs at once), `fused`, `cut` (cut-cross-entropy), `tiled`, `pieces`
     (litgpt's), `scalar` (a value head, no vocabulary), `vocab-parallel` (Megatron-core's, in fp32 over a rank's part
-    of the vocabulary) and `vocab-parallel-compiled` (the same as compiled kernels).
+    of the vocabulary), `vocab-parallel-compiled` (the same as compiled kernels) and `linear-entropy` (verl's kernels,
+    which make log-probabilities and entropies from the head's input).
 
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides the logits,
     `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
     model's own stay referenced. `cut`: a `slice`, whose backward makes a gradient of all logits, or `unpad`, a copy of
     the real tokens whose backward still needs all logits. `shift_copy`: logits without the last position are copied.
     `in_place`: `flash` writes its gradient over the logits. `entropy`: the entropy of every position is computed beside
-    the log-probability, in a `compiled` kernel or `eager`, under autocast.
+    the log-probability, in a `compiled` kernel, `eager`, under autocast, or `vocab-parallel`, by verl's own function
+    for a rank's part of the vocabulary.
 
     `held`: how long the caller's variables keep the outputs: to the end of `forward`, of another model's forward
     `inside` it, of `backward`, the `step`, the `next` forward, or, in a step of several micro-batches, of the `turn`
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
     after the head, or before the head (`tiled`).
     `tile` is the number of tokens whose logits `tiled` has at once, or whose gradients `pieces` has. For `ahead`
-    `summed` has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies.
+    `summed` has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for
+    a `vocab-parallel` entropy, that the loss reads a copy of the logits.
     `compiled`: the loss runs in kernels that `torch.compile` has fused.
     `nll` is the share of the rows that enter a cross entropy of their own, beside their log-probabilities; `shift_copy`
     then says whether that copies them.
@@ -80,7 +86,7 @@ class Path:
         match self.kind:
             case "cross-entropy" | "chunked" | "fused" | "cut" | "tiled" | "scalar":
                 return self.held != "turn"
-            case "vocab-parallel" | "vocab-parallel-compiled":
+            case "vocab-parallel" | "vocab-parallel-compiled" | "linear-entropy":
                 return True
             case "log-softmax" | "selective" | "logsumexp" | "rows" | "flash" | "pieces" | "chunked-logits" | "ahead":
                 return False
@@ -194,8 +200,9 @@ class Stage:
     `parameter` (the largest one gathered), `clone` (a copy of that), `units` (FSDP units gathered in the type they are
     stored in, the root while the layers go by), `root` (the root unit alone), `copies` (of this rank's shards),
     `bucket` (of 2 GiB), `whole` (all parameters gathered), `layer` (the parameters of one layer, with a copy of this
-    rank's shards of it), `adapter` (one matrix of an adapter gathered), `prompt-logits` (logits of every position of
-    the prompts). `rows` is the number of sequences of one generation on one GPU.
+    rank's shards of it), `adapter` (one matrix of an adapter gathered), `gradients` (a buffer that has come back with
+    the weights), `prompt-logits` (logits of every position of the prompts). `rows` is the number of sequences of one
+    generation on one GPU.
 
     For `save`, `host` says which ranks hold a copy in host memory, of `host_bytes` per parameter: `first`, `every`, or
     `shards` (each rank its own).

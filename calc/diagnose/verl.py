@@ -10,6 +10,7 @@ from calc.diagnose.flags import Flags, listed, without_none
 from calc.launch.shell import ATTENTION
 from calc.launch.verl import ACTOR, DTYPES, ESTIMATORS, MODEL, REF, ROLLOUT
 from calc.launch.verl_keys import IMPLEMENTATIONS, STRATEGIES
+from calc.launch.verl_megatron import DEGREES, RECOMPUTED
 
 METHODS = {word: task for task, word in ESTIMATORS.items()} | {
     "grpo_passk": "grpo",
@@ -104,7 +105,7 @@ def _supervised(flags: Flags) -> dict[str, Any]:
 
 
 def _rl(flags: Flags) -> dict[str, Any]:
-    n = flags.integer(f"{ROLLOUT}.n")
+    n, megatron = flags.integer(f"{ROLLOUT}.n"), on_megatron(flags)
     task = METHODS.get(flags.text("algorithm.adv_estimator") or "gae", "ppo")
     flags.has(f"{ROLLOUT}.name")
     machine = _machine(flags)
@@ -123,22 +124,59 @@ def _rl(flags: Flags) -> dict[str, Any]:
         "rollout.batch": flags.integer("data.train_batch_size"),
         "rollout.n": n,
         **_model(flags, MODEL),
-        **_engine(flags, f"{ACTOR}.fsdp_config", f"{ACTOR}.optim", f"{ACTOR}.strategy"),
+        **(_megatron if megatron else _sharded)(flags),
         "global_batch": mini * (n or 1) if mini and (n or task == "ppo") else None,
         "max_tokens_per_gpu": dynamic,
         "micro_batch": None if dynamic else _micro(flags, ACTOR, "ppo_micro_batch_size", machine["gpus"]),
-        "context_parallel": flags.integer(f"{ACTOR}.ulysses_sequence_parallel_size"),
         "entropy_coeff": flags.number(f"{ACTOR}.entropy_coeff"),
         **_rollout(flags, machine["gpus"], dynamic=bool(dynamic)),
-        **_reference(flags, machine["gpus"], dated=dated),
+        **_reference(flags, machine["gpus"], dated=dated, config="megatron" if megatron else "fsdp_config"),
     }
-    if found["loss"]:  # in RL the same kernels make log-probabilities without whole logits
+    if found["loss"] and not megatron:  # in RL the same kernels make log-probabilities without whole logits
         found["loss"] = None
+    if megatron:  # `enable_gradient_checkpointing` is not read, and sequences are always packed
+        found |= {"packing": None, "attention": None, "checkpointing": _recomputed(flags)}
     if found["rollout.micro_batch"] == found["micro_batch"]:
         found["rollout.micro_batch"] = None
     if task == "ppo":
         found |= _critic(flags, machine["gpus"])
     return found
+
+
+def on_megatron(flags: Flags) -> bool:
+    """True for the Megatron engine, by the configuration's name, the engine's, or keys below `actor.megatron`."""
+    flags.has("config_path")
+    named = [flags.text(name) or "" for name in ("config_name", "model_engine", f"{ACTOR}.strategy")]
+    degrees = [f"{ACTOR}.megatron.{called}" for called in DEGREES.values()]
+    return any("megatron" in word for word in named) or any(flags.text(name) is not None for name in degrees)
+
+
+def _sharded(flags: Flags) -> dict[str, Any]:
+    """The fields of the actor's FSDP engine."""
+    own = _engine(flags, f"{ACTOR}.fsdp_config", f"{ACTOR}.optim", f"{ACTOR}.strategy")
+    return own | {"context_parallel": flags.integer(f"{ACTOR}.ulysses_sequence_parallel_size")}
+
+
+def _megatron(flags: Flags) -> dict[str, Any]:
+    """The fields of the actor's Megatron engine, whose parallelism the reference shares."""
+    where = f"{ACTOR}.megatron"
+    flags.has(*(f"{REF}.megatron.{called}" for called in (*DEGREES.values(), "expert_tensor_parallel_size")))
+    return {
+        "sharding": "megatron",
+        **{field: flags.integer(f"{where}.{called}") for field, called in DEGREES.items()},
+        "expert_tensor_parallel": flags.integer(f"{where}.expert_tensor_parallel_size"),
+        "offload.parameters": _switch(flags, f"{where}.param_offload"),
+        "offload.optimizer": _switch(flags, f"{where}.optimizer_offload"),
+    }
+
+
+def _recomputed(flags: Flags) -> str | None:
+    """Whether Megatron-core runs layers again for their backward; in part it is not modelled."""
+    where = f"{ACTOR}.megatron.override_transformer_config"
+    names = [f"{plus}{where}.{name}" for name in RECOMPUTED for plus in ("", "+")]
+    flags.has(*names)
+    granularity = flags.text(f"{where}.recompute_granularity", f"+{where}.recompute_granularity")
+    return granularity if granularity in ("full", "selective") else None
 
 
 def _dynamic(flags: Flags, where: str) -> int | None:
@@ -166,7 +204,7 @@ def _rollout(flags: Flags, gpus: int | None, *, dynamic: bool) -> dict[str, Any]
     }
 
 
-def _reference(flags: Flags, gpus: int | None, *, dated: bool) -> dict[str, Any]:
+def _reference(flags: Flags, gpus: int | None, *, dated: bool, config: str) -> dict[str, Any]:
     """The fields of a reference: it runs for a KL loss or a KL term in the reward, until 0.3 always."""
     names = (f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
     said = [flags.on(name) for name in names if flags.text(name) is not None]
@@ -178,7 +216,7 @@ def _reference(flags: Flags, gpus: int | None, *, dated: bool) -> dict[str, Any]
         "roles.reference.max_tokens_per_gpu": flags.integer(f"{REF}.log_prob_max_token_len_per_gpu")
         if flags.on(f"{REF}.log_prob_use_dynamic_bsz")
         else None,
-        "roles.reference.offload.parameters": _switch(flags, f"{REF}.fsdp_config.param_offload"),
+        "roles.reference.offload.parameters": _switch(flags, f"{REF}.{config}.param_offload"),
     }
     flags.has(f"{REF}.strategy")
     if own["roles.reference.max_tokens_per_gpu"]:

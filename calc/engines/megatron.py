@@ -14,7 +14,7 @@ from math import lcm
 from typing import NamedTuple
 
 from calc.base.ledger import Line
-from calc.base.plan import Handed
+from calc.base.plan import Handed, Leaves
 from calc.base.units import MiB
 from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.memory import communication, gradients, host, optimizer, weights
@@ -79,8 +79,15 @@ class Megatron(Holder):
         return [weights.weights(r.role, own.elements, r.weight_bytes) for own in self.buffers]
 
     def loading(self) -> Moments:
-        """One instant: the weights are on the GPU."""
+        """The weights are on the GPU; then the optimizer has been built, whose moments its first step makes."""
         yield "weights on the GPU", self.weights()
+        if self.replica.optimizer:
+            made = [line for line in self.states() if line.component != "optimizer_states"]
+            yield "optimizer built", [*self.weights(), *made]
+
+    def goes(self, line: Line) -> Leaves:
+        """The buffer of gradients leaves with the weights, and is made anew (verl `utils/megatron_utils.py`)."""
+        return "weights" if line.component == "gradients" else Holder.goes(self, line)
 
     def states(self) -> list[Line]:
         """The buffers of gradients, fp32 masters, and the optimizer's moments."""
@@ -107,7 +114,7 @@ class Megatron(Holder):
         (`dot_product_attention.py`).
         """
         r = self.replica
-        if r.arch.modeling == "megatron":
+        if r.arch.modeling != "megatron-local":
             n = 1 + STREAMS * (self.groups and r.arch.experts > 0)
             return [Line("workspace", r.role, n * CUBLAS, "n·w", {"n": n, "w": CUBLAS}, "runtime#cublas")]
         values = {"b": 2, "H": r.arch.heads, "T": tokens, "S": length}
@@ -138,17 +145,34 @@ class Megatron(Holder):
             yield "optimizer step", [scratch, gradients.new(r.role, copied, r.step_bytes)]
 
     def handing(self, word: Handed) -> Line:
-        """The memory to hand weights on takes: none beside a clone of the largest parameter."""
+        """The memory to hand weights on takes: `gradients`, or the largest `parameter`, a `clone` of it.
+
+        A parameter comes from another pipeline stage in a buffer of its own; the parts of all tensor-parallel ranks are
+        gathered one by one, and joined (verl `utils/megatron_utils.py`, `per_tensor_generator`; mbridge
+        `core/bridge.py`, `export_weights`).
+        """
         r = self.replica
-        return communication.handed(r.role, word, r.embedding if word == "clone" else 0, r.weight_bytes)
+        if word == "gradients":
+            return communication.handed(r.role, word, sum(own.elements for own in self.buffers), r.grad_bytes)
+        part = r.arch.vocab_part * r.arch.hidden
+        gathered = 2 * r.arch.ranks * part if r.arch.ranks > 1 else 0
+        elements = {"clone": r.embedding, "parameter": gathered + part * r.stays}.get(word, 0)
+        return communication.handed(r.role, word, elements, r.weight_bytes)
 
     def host(self, ranks: int) -> Moments:
+        """What steps on the host, or what leaves for it between the role's phases."""
+        if self.offload:
+            yield from self.stepping_there(ranks)
+        elif self.replica.leaves:
+            yield from self.leaving(ranks)
+
+    def stepping_there(self, ranks: int) -> Moments:
         """A rank's part of each parameter and of its gradient in fp32, pinned, and the moments from the first step on.
 
         See `HybridDeviceOptimizer` (`pin_cpu_params`, `pin_cpu_grads`).
         """
         r = self.replica
-        if not self.offload or r.optimizer is None:
+        if r.optimizer is None:
             return
         kept = [
             host.fsdp(r.role, component, own.tensors, own.shards, 4, r.pins)
@@ -159,3 +183,24 @@ class Megatron(Holder):
         states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
         moments = [host.moments(r.role, own.elements // own.shards, states) for own in self.buffers]
         yield "after the first step", times([*kept, *moments], ranks)
+
+    def leaving(self, ranks: int) -> Moments:
+        """Weights, pinned, and states tensor by tensor, pinned too.
+
+        `copy_` into `cpu_data` that is pinned; `.to("cpu", non_blocking=True)`, whose copies PyTorch pins. A model that
+        is only scored is copied into pageable memory (verl `utils/megatron_utils.py`).
+        """
+        r = self.replica
+        before: list[Line] = []
+        after: list[Line] = []
+        for own in self.buffers:
+            if "weights" in r.leaves and r.optimizer:
+                before.append(host.asleep(r.role, "weights", own.elements, r.weight_bytes, pins=r.pins))
+            elif "weights" in r.leaves:
+                before.append(host.loading(r.role, own.elements, r.weight_bytes, streamed=False))
+            if r.optimizer and "states" in r.leaves:
+                states = int(optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)) // 4
+                before.append(host.shared(r.role, "master_weights", own.tensors, own.shards, 1, r.pins))
+                after.append(host.shared(r.role, "optimizer_states", own.tensors, own.shards, states, r.pins))
+        yield "before the first step", times(before, ranks)
+        yield "after the first step", times([*before, *after], ranks)

@@ -118,6 +118,7 @@ class Replica:
         return max([t.elements for t in self.trained_tensors], default=0)
 
 
+WEIGHTS = frozenset({"weights", "adapter"})
 Place = Literal[
     "gather", "layer", "join", "norm", "head", "loss", "outside", "waiting", "tower", "end", "reduce"
 ]  # fmt: skip
@@ -160,6 +161,14 @@ class Holder:
     def resident(self: TrainingEngine) -> list[Line]:
         """Weights and what training keeps beside them."""
         return [*self.weights(), *self.states()]
+
+    def goes(self: TrainingEngine, line: Line) -> Leaves:
+        """The part of the role with which a line leaves for the host, where that part leaves."""
+        return "weights" if line.component in WEIGHTS else "states"
+
+    def staying(self: TrainingEngine) -> list[Line]:
+        """The states that stay on the GPU while the role does not train."""
+        return [line for line in self.states() if self.goes(line) not in self.replica.leaves]
 
     def finishing(self: TrainingEngine) -> list[Line]:
         """The tensors alive while deferred gradients of all micro batches are reduced; none if nothing was deferred."""
@@ -245,6 +254,12 @@ class TrainingEngine(Protocol):
 
     def at(self, where: Where) -> list[Line]:
         """The lines that the engine adds at a place of forward or backward: gradients, gathered parameters, buckets."""
+
+    def goes(self, line: Line) -> Leaves:
+        """The part of the role with which a line leaves for the host, where that part leaves."""
+
+    def staying(self) -> list[Line]:
+        """The states that stay on the GPU while the role does not train."""
 
     def finishing(self) -> list[Line]:
         """The tensors alive while gradients that waited for the last micro batch are reduced."""

@@ -47,8 +47,11 @@ class Hosts:
         kinds = []
         for node in sorted({each for end in ends for each in (end, end + 1) if each <= max(ends)}):
             low, high = node * per_node, (node + 1) * per_node
-            shares = [(name, min(high, end) - max(low, start)) for start, end, name in spans]
-            kinds.append({name: share for name, share in shares if share > 0})
+            shares: dict[str, int] = {}
+            for start, end, name in spans:
+                if (share := min(high, end) - max(low, start)) > 0:
+                    shares[name] = shares.get(name, 0) + share  # vLLM runs beside every pipeline stage
+            kinds.append(shares)
         return kinds
 
     def phases(self) -> list[Phase]:

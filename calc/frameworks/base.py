@@ -42,8 +42,8 @@ class Framework(Protocol):
     KNOWN: tuple[str, ...]
     CHOICES: Choices
 
-    def modelled(self, architecture: Architecture, trainer: str) -> Architecture:
-        """The model as the code of `trainer` has it, which may be its own; ConfigError if that has not been read."""
+    def modelled(self, architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
+        """The model as the code that runs it has it, by a role's fields `values`; ConfigError if that was not read."""
 
     def nearest(self, version: str) -> str:
         """The known version whose memory behaviour `version` shares."""
@@ -67,7 +67,7 @@ class Framework(Protocol):
         """The roles and stages that the framework runs for `s`, and what they keep in memory."""
 
 
-def as_published(architecture: Architecture, trainer: str) -> Architecture:
+def as_published(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
     """The `modelled` of a framework that runs Transformers' code."""
     return architecture
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from calc.launch import shell, verl_sft
+from calc.launch import shell, verl_megatron, verl_sft
 from calc.launch.shell import Launch, LaunchError, Placeholder, Words, own
 from calc.launch.verl_keys import STRATEGIES, UNSAID, engine, key, model
 from calc.scenario.scenario import Scenario
@@ -55,9 +55,13 @@ def keys(s: Scenario) -> Iterator[Words]:
     yield key("data.filter_overlong_prompts", True)
     yield key("data.train_batch_size", s.rollout.batch)
     yield key("algorithm.adv_estimator", ESTIMATORS[s.task])
-    yield from model(MODEL, actor, shell.role_model(s, "actor"))
-    yield key(f"{MODEL}.use_fused_kernels", False)
-    yield from trained(ACTOR, "fsdp_config", actor)
+    if actor.sharding == "megatron":
+        yield from verl_megatron.keys(ACTOR, MODEL, actor, shell.role_model(s, "actor"))
+        yield from batched(ACTOR, actor)
+    else:
+        yield from model(MODEL, actor, shell.role_model(s, "actor"))
+        yield key(f"{MODEL}.use_fused_kernels", False)
+        yield from trained(ACTOR, "fsdp_config", actor)
     yield key(f"{ACTOR}.ppo_mini_batch_size", prompts(actor, "global_batch"))
     yield key(f"{ACTOR}.entropy_coeff", f"{s.entropy_coeff:g}")
     yield from reference(s)
@@ -73,13 +77,18 @@ def trained(where: str, config: str, s: Scenario) -> Iterator[Words]:
     """The keys of a trained model: sharding, engine, and micro batch."""
     yield key(f"{where}.strategy", STRATEGIES[s.sharding])
     yield from engine(f"{where}.{config}", f"{where}.optim", s)
+    yield from batched(where, s)
+    if s.context_parallel > 1:
+        yield key(f"{where}.ulysses_sequence_parallel_size", s.context_parallel)
+
+
+def batched(where: str, s: Scenario) -> Iterator[Words]:
+    """The keys of a trained model's micro batch: a bound of tokens, or sequences."""
     yield key(f"{where}.use_dynamic_bsz", s.max_tokens_per_gpu is not None)
     if s.max_tokens_per_gpu:
         yield key(f"{where}.ppo_max_token_len_per_gpu", s.max_tokens_per_gpu)
     else:
         yield key(f"{where}.ppo_micro_batch_size_per_gpu", s.micro_batch)
-    if s.context_parallel > 1:
-        yield key(f"{where}.ulysses_sequence_parallel_size", s.context_parallel)
 
 
 def reference(s: Scenario) -> Iterator[Words]:
@@ -93,7 +102,9 @@ def reference(s: Scenario) -> Iterator[Words]:
     if s.has("reference"):
         role = own(s, "reference")
         yield from scored(REF, role.max_tokens_per_gpu, role.micro_batch)
-        if not s.lora:  # else the actor without its adapters
+        if role.sharding == "megatron":
+            yield key(f"{REF}.megatron.param_offload", role.offload.parameters)
+        elif not s.lora:  # else the actor without its adapters
             yield key(f"{REF}.strategy", STRATEGIES.get(role.sharding, STRATEGIES[own(s, "actor").sharding]))
             yield key(f"{REF}.fsdp_config.model_dtype", DTYPES.get(role.precision, "fp32"))
 

@@ -262,7 +262,7 @@ def program(run: Run, spec: LayerSpec | None = None, **how: bool) -> Program | M
             return (Compiled if run.compiled else Program)(run, spec, **how)
         case "litgpt":
             return Litgpt(run, spec, **how)
-        case "megatron" | "megatron-local":
+        case "megatron" | "megatron-plain" | "megatron-local":
             return MegatronLayer(run, spec, **how)
         case other:
             assert_never(other)

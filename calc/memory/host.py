@@ -170,6 +170,15 @@ def asleep(role: str, component: str, share: int, b: int, tensors: int = 1, pins
     return _line(component, role, tensors * pins.block(b * share), f"n·{pins.formula('b·P_r')}", values, "asleep")
 
 
+def shared(
+    role: str, component: str, tensors: Sequence[Tensor], ranks: int, copies: int, pins: HostAllocator = ROUNDED
+) -> Line:
+    """The fp32 states of a rank's share of whole tensors, `copies` of each, each pinned on its own; the average."""
+    count = copies * sum(t.count * pins.block(4 * t.elements) for t in tensors) // ranks
+    values = {"n": copies, "P": sum(t.count * t.elements for t in tensors), "N": ranks} | pins.values
+    return _line(component, role, count, f"sum of n·{pins.formula('4·p')}/N", values, "asleep")
+
+
 def saved(role: str, parameters: int, b: int) -> Line:
     """A state dict gathered on the host for a checkpoint."""
     return _line("checkpoint", role, b * parameters, "b·P", {"b": b, "P": parameters}, "save")

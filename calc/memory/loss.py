@@ -25,6 +25,8 @@ ONE = Size({"": 1})
 
 # pieces of a chunked loss (torchtune `modules/loss`, num_output_chunks)
 CHUNKS = 8
+# vocabulary entries of which verl's fused head sums, and whose gradients it makes, at a time (`vocab_per_split`)
+PARTIAL, SPLIT = 1024, 9504
 # vocabulary entries of a tile (trl 1.16.0 `trainer/utils.py`)
 TILE_ENTRIES = 32_768
 
@@ -84,6 +86,8 @@ class Head(Program):
                 return self.of_logits(path, self.flash)
             case "vocab-parallel" | "vocab-parallel-compiled":
                 return self.of_logits(path, self.vocab_parallel)
+            case "linear-entropy":
+                return self.linear_entropy()
             case other:
                 assert_never(other)
 
@@ -104,6 +108,8 @@ class Head(Program):
         if path.upcast:
             x = self.cast(x, 4, "logits")
         self.keep(x, path)
+        if path.entropy == "vocab-parallel":
+            return self.beside_entropy(x, path, loss)
         loss(x, path)
         # a copy of the logits serves the kernel alone
         self.entropy(x, path)
@@ -175,9 +181,26 @@ class Head(Program):
                     "entropy: product", [p, x], ONE, 4, saves=[p, x], scratch=wide, backward_scratch=uncast
                 )
                 parts = [total, product]
+            case "vocab-parallel":
+                raise AssertionError("computed before the loss: see `beside_entropy`")
             case other:
                 assert_never(other)
         tape.op("loss", [log_probability, *parts], ONE, 4)
+
+    def beside_entropy(self, x: Tensor, path: Path, loss: Callable[[Tensor, Path], None]) -> Tape:
+        """verl's entropy over a rank's part of the vocabulary, and `loss` on a copy of the logits where it makes one.
+
+        The entropy keeps the logits and its probabilities, over which backward writes the gradient
+        (`utils/megatron/tensor_parallel.py`, `_VocabParallelEntropy`; `_lm_head_logits_processor` of
+        `workers/engine/megatron/transformer_impl.py`).
+        """
+        tape = self.tape
+        read = tape.hold(tape.op("logits: clone", [x], x.width, x.b)) if path.copied else x
+        p = tape.op("entropy: softmax", [x], x.width, 4, aliases=[x])
+        entropy = tape.op("entropy", [p], ONE, 4, saves=[p, x], overwrites=True)
+        loss(read, path)
+        tape.op("loss", [tape.final, entropy], ONE, 4)
+        return tape
 
     def cross_entropy(self, x: Tensor, path: Path) -> None:
         """`F.cross_entropy(logits.float())`: log-softmax in fp32 is kept, its backward holds three such tensors.
@@ -254,6 +277,22 @@ class Head(Program):
         read = self.cast(x, 4, "logits")
         beside = read.size if path.kind == "vocab-parallel-compiled" else NOTHING
         self.tape.op("cross entropy", [read], ONE, 4, saves=[read], overwrites=True, scratch=beside)
+
+    def linear_entropy(self) -> Tape:
+        """verl's fused head: log-probabilities and entropies, with logits of some of the vocabulary at a time.
+
+        Forward has three numbers in fp32 of a position for every 1,024 entries, and keeps its input and three numbers.
+        Backward makes the gradient of 9,504 entries' logits at a time, and adds its product to the input's gradient
+        (`utils/kernel/kernels.py`, `efficient_entropy_forward` and `efficient_entropy_backward`, `_Split_Dlogits_N`).
+        """
+        tape, c = self.tape, self.c
+        x = self.gathered(self.input, "lm_head")
+        partial = V * (3 * 4 / PARTIAL / self.arch.ranks)
+        piece = ONE * (SPLIT * c) + WIDTH * c
+        weight = self.elements["lm_head"] if self.run.trained else 0
+        tape.op("lm_head, loss and entropy", [x], ONE * 2, 4, saves=[x, Tensor(ONE, 3 * 4)], scratch=partial,
+                backward_scratch=piece, weight=weight)  # fmt: skip
+        return tape
 
     def rows(self, x: Tensor, path: Path) -> None:
         """`logsumexp` row by row: nothing of all rows in forward, their gradients and a stack of these in backward."""

@@ -84,8 +84,7 @@ class MegatronLayer(MegatronExperts):
         if self.arch.qk_norm:
             queries, keys = self.head_norm(queries, "q_norm", of(H=1)), self.head_norm(keys, "k_norm", of(K=1))
         if self.spec.rotated:
-            queries = tape.op("q: rotate", [queries], q, BF16)
-            keys = tape.op("k: rotate", [keys], kv, BF16)
+            queries, keys = self.rotated(queries, "q"), self.rotated(keys, "k")
         if self.run.kernel == "eager":
             context = self.unfused(queries, keys, values)
         else:
@@ -137,6 +136,16 @@ class MegatronLayer(MegatronExperts):
         """The width of attention's output over all heads."""
         return of(o=1) if self.arch.mla else of(q=1)
 
+    def rotated(self, x: Tensor, name: str) -> Tensor:
+        """Rotation in one kernel; the plain one joins sequences again, and keeps a cosine and a sine of each position.
+
+        `core/models/common/embeddings/rope_utils.py`, `_apply_rotary_pos_emb_thd`.
+        """
+        if not self.plain:
+            return self.tape.op(f"{name}: rotate", [x], x.width, BF16)
+        angles = Tensor(of(D=2), BF16)
+        return self.tape.op(f"{name}: rotate", [x], x.width, BF16, saves=[angles], scratch=x.size * 2)
+
     def apart(self, x: Tensor, name: str, already: object = False) -> Tensor:
         """A contiguous copy of keys or values, unless they have a tensor of their own `already`."""
         return x if already else self.tape.op(f"{name}: contiguous", [x], x.width, BF16)
@@ -150,8 +159,20 @@ class MegatronLayer(MegatronExperts):
         """cuDNN's or FlashAttention's kernel: keeps q, k, v, its output and a log-sum-exp; dq is summed in fp32."""
         sums = of(q=4, H=4)
         lse = Tensor(of(H=1), 4)
+        passed, back = self.passed(q, k, v) if self.run.context > 1 else (NOTHING, NOTHING)
         return self.tape.op("attention", [q, k, v], self.context, BF16, saves=[q, k, v, lse], saves_out=True,
-                            backward_scratch=sums)  # fmt: skip
+                            scratch=passed, backward_scratch=sums + back)  # fmt: skip
+
+    def passed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Size, Size]:
+        """The temporaries of context parallelism, in which keys and values go from rank to rank: forward, backward.
+
+        Forward has the keys and values of every rank in the end, one of which it keeps, and the outputs of every step,
+        on the last rank each of all its queries. Backward has two buffers of keys, values and their gradients, and the
+        gradients of a step (TransformerEngine `pytorch/attention/dot_product_attention/context_parallel.py`,
+        `AttnFuncWithCPAndKVP2P`).
+        """
+        n, both = self.run.context, k.size + v.size
+        return both * n + self.context * (BF16 * n), both * 5 + q.size
 
     def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Scores, a fused softmax that keeps its output, dropout, and the product with the values.
@@ -189,6 +210,19 @@ class MegatronLayer(MegatronExperts):
         names = ("gate_proj", "up_proj") if self.arch.gated else (self.arch.names.up,)
         weight = self.trained_elements(*(f"{owner}{name}" for name in names))
         pair = self.column(f"{owner}linear_fc1", n, inner * 2 if self.arch.gated else inner, weight)
-        act = self.tape.op(f"{owner}mlp: activation", [pair], inner, BF16, saves=[pair])
+        act = self.activated(pair, inner, f"{owner}mlp")
         self.tape.returns(n)
         return self.row(f"{owner}linear_fc2", act, self.trained_elements(f"{owner}{self.arch.names.down}"))
+
+    def activated(self, pair: Tensor, inner: Size, name: str) -> Tensor:
+        """The activation as one kernel; a plain gated one is two operations, and keeps the activated half, too."""
+        if not (self.plain and self.arch.gated):
+            return self.tape.op(f"{name}: activation", [pair], inner, BF16, saves=[pair])
+        gate, up = self.tape.split(f"{name}: gate, up", pair, [inner, inner])
+        silu = self.tape.op(f"{name}: activation", [gate], inner, BF16, saves=[gate])
+        return self.tape.op(f"{name}: product", [silu, up], inner, BF16, saves=[silu, up])
+
+    @property
+    def plain(self) -> bool:
+        """True if rotation and activation are PyTorch's own operations: no fusion is asked for in the configuration."""
+        return self.arch.modeling == "megatron-plain"

@@ -199,7 +199,7 @@ class Architecture:
     pieces: bool = False  # attends piece by piece and joins the outputs, but in one call of the flash-attn package
     positions: int = 0  # rows of a learned embedding of positions (the first GPTs')
     # the library whose code runs the layers, if not Transformers; Megatron-core with Transformer Engine, or without it
-    modeling: Literal["", "litgpt", "megatron", "megatron-local"] = ""
+    modeling: Literal["", "litgpt", "megatron", "megatron-plain", "megatron-local"] = ""
     # the part that one GPU holds where several share a model, see `calc.models.slices`
     ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them
     expert_ranks: int = 1  # ranks that share the routed experts, each with some of them

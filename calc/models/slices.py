@@ -22,7 +22,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
     if expert_ranks > 1 or expert_tensor > 1:
         arch = _experts(arch, expert_ranks, expert_tensor)
     megatron = arch.modeling.startswith("megatron")
-    if megatron:
+    if megatron and arch.modeling != "megatron-plain":
         # rows of the embedding are added until each rank has a multiple of 128 (`make_vocab_size_divisible_by`)
         rows = PADDED * ranks
         arch = replace(arch, vocab=-(-arch.vocab // rows) * rows)
@@ -106,9 +106,12 @@ def stage(arch: Architecture, index: int, stages: int) -> Architecture:
 
 
 def _equal_stage(arch: Architecture, index: int, stages: int) -> Architecture:
-    """A stage of Megatron-core: as many layers as each other, and at both ends a copy of a tied embedding."""
-    if arch.layers % stages:
-        raise ConfigError("pipeline_parallel", stages, f"a divisor of the model's {arch.layers} layers")
-    count = arch.layers // stages
+    """A stage of Megatron-core, at both ends with a copy of a tied embedding.
+
+    As many layers as each other, or where these do not divide fewer in the last (`num_layers_in_last_pipeline_stage`).
+    """
+    count = -(-arch.layers // stages)
+    if count * (stages - 1) >= arch.layers:
+        raise ConfigError("pipeline_parallel", stages, f"such that {arch.layers} layers leave some to the last stage")
     specs = arch.specs[index * count : (index + 1) * count]
     return replace(arch, specs=specs, embeds=index == 0, ends=index == stages - 1, tied=False)

@@ -209,7 +209,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     values: dict[str, Any] = {**usual, **given}
     rules.had(values | said, own, f"{name} {known}")
     model = catalog.model(given["model"])
-    architecture = module.modelled(model.architecture, values["trainer"])
+    architecture = module.modelled(model.architecture, values | {"version": known})
     values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
     roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known))
     values["lengths"] = _lengths(given)
@@ -236,7 +236,9 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         architecture=architecture,
         plan=plan,
         architectures={
-            role: catalog.model(own["model"]).architecture for role, own in roles.items() if not isinstance(own, str)
+            role: module.modelled(catalog.model(own["model"]).architecture, values | {"version": known} | dict(own))
+            for role, own in roles.items()
+            if not isinstance(own, str)
         },
         warnings=tuple(rules.warnings_of(values, architecture, name, version, known)),
     )

@@ -205,7 +205,9 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
                 model, 3, keeps.deepspeed, offload_parameters=s.offload.parameters, recomputes=s.checkpointing != "none"
             )
         case "megatron":
-            return Megatron(model, offload=s.offload.optimizer)
+            # a framework that moves states between phases does without Megatron-core's own offload
+            fuses, offload = model.arch.modeling != "megatron-plain", s.offload.optimizer and not model.leaves
+            return Megatron(model, fuses=fuses, offload=offload)
         case "none" | "ddp" | "zero" if keeps.deepspeed:
             again = s.checkpointing != "none"
             return Zero(
@@ -234,7 +236,7 @@ class Placed(NamedTuple):
 
 def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
     """`role` of the job `s` under its engine."""
-    own = s.role(role.name) or s
+    own = s.role(role.model or role.name) or s
     trained = any(role.name in (stage.role, stage.beside) for stage in keeps.stages if stage.does == "train")
     model = replica(own, role, trained=trained)
     frozen = replace(
@@ -281,7 +283,11 @@ def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> RolloutEngine | None:
 def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
     """The GPU groups: the roles that live on each, in the order in which they load, and its number of GPUs."""
     if s.pipeline_parallel > 1:
-        return [((name,), s.gpus // s.pipeline_parallel) for name in keeps.loading]
+        stages = [
+            tuple(name for name in keeps.loading if name == "rollout" or keeps.role(name).pipeline[0] == index)
+            for index in range(s.pipeline_parallel)
+        ]
+        return [(names, s.gpus // s.pipeline_parallel) for names in stages]
     if s.placement == "colocated":
         return [(keeps.loading, s.gpus)]
     found: dict[str, list[str]] = {}

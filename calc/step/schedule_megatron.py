@@ -30,19 +30,21 @@ def warmup(index: int, stages: int, chunks: int, micro: int) -> int:
 
 
 def training(
-    engine: Megatron, own: Step, index: int, stages: int, chunks: int, micro: int
+    engine: Megatron, own: Step, index: int, stages: int, chunks: int, micro: int, *, masked: bool = True
 ) -> Iterator[tuple[str, str, list[Line]]]:
-    """The peak instant of each phase of a stage, without the resident tensors; `own` is its last chunk's step."""
+    """The peak instant of each phase of a stage, without the resident tensors; `own` is its last chunk's step.
+
+    `masked`: the loader makes a mask of every pair of a sequence's positions, a byte each (`create_attention_mask`).
+    """
     layout = own.plan.layout
     waiting = min(warmup(index, stages, chunks, micro), micro * chunks - 1)
     kept = [part._replace(times=part.times * waiting) for part in layout.layers()] if waiting else []
     # a first stage makes its inputs itself, and its layers keep them; of several chunks only the first begins there
     inputs = 0 if layout.stack.embeds else waiting + 1
     received = [Part("communication", layout.stack.residual, "parallelism#stages", inputs)] if inputs else []
-    # the loader makes a mask of every pair of a sequence's positions, a byte each (`create_attention_mask`)
-    mask = Part("temporary", amount(of(S=1), layout.stack.dims), "parallelism#stages")
+    mask = [Part("temporary", amount(of(S=1), layout.stack.dims), "parallelism#stages")] if masked else []
     fixed = engine.workspace(*own.batch)
-    beside = [*fixed, *own.lines([*kept, *received, mask])]
+    beside = [*fixed, *own.lines([*kept, *received, *mask])]
     gradient = own.lines([Part("communication", layout.stack.residual, "parallelism#stages")])
     yield "forward", *peaks.beside(beside, peaks.peak(engine, own, own.plan.forward))
     back = beside if layout.stack.ends else [*beside, *gradient]

@@ -26,7 +26,6 @@ from calc.step.tower import Seen
 
 BETWEEN = Where("waiting", 0, False)  # between two micro batches
 FIRST = Where("gather", 0, False)  # the first layer's parameters are gathered
-WEIGHTS = frozenset({"weights", "adapter"})
 RESTING: tuple[Does, ...] = ("score", "train")  # the stages in which vLLM has no part
 
 Moments = Iterable[tuple[str, str, list[Line]]]  # a phase, an instant's name, its lines
@@ -81,8 +80,12 @@ class Stages:
                     for phase, at, lines in self.instants(stage):
                         yield Candidate(phase, at, lines, awake if self.serves else "")
                 self.leave(stage)
-            elif stage.does == "sync" and self.serves and serving is not False:
+            elif stage.does == "sync" and self.serves and self.elsewhere(stage) and serving is not False:
                 yield Candidate("sync", "weights arrive", [], "all")
+
+    def elsewhere(self, stage: Stage) -> bool:
+        """True if the role of `stage` has no part on these GPUs, and not just another pipeline stage than theirs."""
+        return self.roles.keeps.role(stage.role).pipeline[1] == 1
 
     def instants(self, stage: Stage) -> Moments:
         """The instants of a stage that can be the peak of its phase, each with all lines that are on the GPU."""
@@ -132,7 +135,7 @@ class Stages:
         staying = {word for stage in self.roles.keeps.stages if stage.does == "serve" for word in stage.holds}
         leaves = placed.engine.replica.leaves - (staying if placed.trained else set())
         loaded = [lines for _, lines in placed.engine.loading()][-1]
-        return [x for x in loaded if ("weights" if x.component in WEIGHTS else "states") not in leaves]
+        return [line for line in loaded if placed.engine.goes(line) not in leaves]
 
     def beside(self, stage: Stage, *running: str) -> list[Line]:
         """The lines that the roles that do not run keep on the GPU."""
@@ -146,12 +149,12 @@ class Stages:
 
     def idle(self, placed: Placed) -> list[Line]:
         """The lines that a role keeps on the GPU outside its own phases."""
-        engine, leaves = placed.engine, placed.role.leaves
+        engine = placed.engine
         if placed.role.shares:
             return []
         return [
-            *([] if "weights" in leaves else engine.weights()),
-            *([] if "states" in leaves else engine.states()),
+            *([] if "weights" in placed.role.leaves else engine.weights()),
+            *engine.staying(),
             *(engine.root() if placed.role.name in self.gathered else []),
         ]
 
@@ -182,7 +185,7 @@ class Stages:
         """The lines that a role has on the GPU while it computes without training."""
         if placed.role.shares:
             return []
-        return [*placed.engine.weights(), *([] if "states" in placed.role.leaves else placed.engine.states())]
+        return [*placed.engine.weights(), *placed.engine.staying()]
 
     def score(self, stage: Stage) -> Moments:
         """The peak instant of a forward without gradient, with everything else that is on the GPU."""
@@ -225,7 +228,9 @@ class Stages:
     def _training(self, placed: Placed, stage: Stage) -> Moments:
         engine, own = placed.engine, self._step(placed)
         if isinstance(engine, Megatron):
-            yield from schedule_megatron.training(engine, own, *placed.role.pipeline, 1, placed.s.accumulation)
+            yield from schedule_megatron.training(
+                engine, own, *placed.role.pipeline, 1, placed.s.accumulation, masked=not placed.s.packing
+            )
             return
         if engine.replica.stays:
             yield from schedule_1f1b.training(placed, own)

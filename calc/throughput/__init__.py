@@ -94,6 +94,8 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list
     side: dict[str, dict[str, list[Term]]] = {"score": {}, "train": {}}
     synced_to = set()
     for stage in keeps.stages:
+        if stage.role != "rollout" and keeps.role(stage.role).pipeline[0] > 0:
+            continue  # stages of a pipeline work at once, and the time of one counts for all
         match stage.does:
             case "serve":
                 terms += within("rollout", served(s, r, *_cache(s, keeps, gpu, cache_tokens)))
@@ -102,12 +104,13 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list
             case "sync":
                 if stage.role not in synced_to:
                     synced_to.add(stage.role)
-                    terms += synced(s, r, stage.role)
+                    terms += synced(s, r, keeps.role(stage.role).model or stage.role)
             case "score" | "train":
                 for name in filter(None, (stage.role, stage.beside, stage.inside)):
                     trained = stage.does == "train" and name != stage.inside
                     group = s.group(name) if s.placement == "separate" else ""
-                    label = f"{name}, scoring" if not trained else name
+                    known = keeps.role(name).model or name
+                    label = f"{known}, scoring" if not trained else known
                     ran = within(label, role(s, keeps, r, name, trained=trained))
                     side[stage.does].setdefault(group, []).extend(ran)
             case "save":
@@ -121,7 +124,9 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list
 
 def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> list[Term]:
     """The terms of a role's pass over all responses: its update, or its forward alone."""
-    own, known = s.role(name) or s, keeps.role(name)
+    known = keeps.role(name)
+    name = known.model or name
+    own = s.role(name) or s
     if known.leaves:  # what the framework moves to the host between phases is on the GPU during the role's own phase
         own = replace(own, offload=Offload(False, False))
     rows = known.rows if trained else known.scoring_rows

@@ -160,12 +160,17 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
     """Copies to host memory and back while others work: roles' weights and optimizer states, the engine's weights."""
     assert s.rollout
     for role in keeps.roles:
-        own = s.role(role.name) or s
-        count, ranks = parameters(own.architecture), own.shards
-        weight = FORMATS[own.layout][0]
-        per = (weight if "weights" in role.leaves else 0) + (2 * 4 if "states" in role.leaves else 0)
-        if per:
-            yield traffic.copied(count, 2 * per, ranks, r.pcie)._replace(name=f"{role.name}: swap")
+        if role.pipeline[0] > 0:  # stages of a pipeline swap at once
+            continue
+        name = role.model or role.name
+        own = s.role(name) or s
+        count = parameters(own.architecture) // (own.tensor_parallel * own.pipeline_parallel)
+        weight, _, master, _ = FORMATS[own.layout]
+        weights, states = weight * ("weights" in role.leaves), (master + 2 * 4) * ("states" in role.leaves)
+        # Megatron-core's ranks share states alone, each with weights of its own
+        shares = weights * (own.shards if own.sharding == "megatron" else 1) + states
+        if shares:
+            yield traffic.copied(count, 2 * shares, own.shards, r.pcie)._replace(name=f"{name}: swap")
     if keeps.serving and s.rollout.sleep and keeps.serving.sleep_level == 1:
         arch = (s.role("actor") or s).architecture
         yield traffic.copied(parameters(arch), 2, s.rollout.tensor_parallel, r.pcie)._replace(name="rollout: wake")

@@ -59,6 +59,32 @@ def test_every_command_is_read_back_into_its_scenario(framework: str) -> None:
     assert count > 60
 
 
+def test_commands_for_verls_megatron_engine_are_read_back() -> None:
+    count = 0
+    for s in grid.accepted(grid.verl_megatron(), every=3):
+        fields = stated(s)
+        assert {"sharding", "tensor_parallel", "expert_parallel", "offload.optimizer"} <= set(fields)
+        for place, value in fields.items():
+            if place != "roles.reference":
+                grid.same({place: value}, s)
+        count += 1
+    assert count > 20
+
+
+def test_an_older_command_names_megatrons_configuration() -> None:
+    """Until 0.8 by `--config-name`, with `grad_offload` beside, which decides nothing, and overrides behind a plus."""
+    text = (
+        "python3 -m verl.trainer.main_ppo --config-path=config --config-name='ppo_megatron_trainer.yaml' "
+        "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B trainer.n_gpus_per_node=8 algorithm.adv_estimator=grpo "
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 actor_rollout_ref.rollout.n=16 "
+        "actor_rollout_ref.actor.megatron.param_offload=True actor_rollout_ref.actor.megatron.grad_offload=True "
+        "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full"
+    )
+    found = read(text, CATALOG)
+    said = {"sharding": "megatron", "tensor_parallel": 2, "checkpointing": "full", "offload.parameters": True}
+    assert said.items() <= found.fields.items()
+
+
 def test_the_settings_that_decide_memory_are_among_those_read_back() -> None:
     needed = {"task", "model", "gpus", "sharding", "micro_batch", "checkpointing", "attention", "offload.optimizer"}
     for framework, drawn in JOBS.items():

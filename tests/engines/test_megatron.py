@@ -14,6 +14,7 @@ from calc.engines.megatron import CUBLAS, Megatron
 from calc.engines.replica import Replica, Where
 from calc.memory import activations
 from calc.memory.loss import head
+from calc.memory.megatron import MegatronLayer
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
 from calc.models.architecture import Architecture, LayerSpec, Mla, parameters, tensors
@@ -206,3 +207,33 @@ def test_stored_peaks_of_megatrons_own_tests() -> None:
     assert len(errors) == 23
     assert median(errors) <= 0.01
     assert errors[-1] <= 0.02
+
+
+def test_plain_layers_keep_an_activated_half_more_and_cosines_of_each_position() -> None:
+    """Gated: 2·i of silu's output beside pair and product; a cosine and a sine of D for queries and for keys, 2 B."""
+    gated = replace(GPT, gated=True, norm="rms", norm_bias=False, residual_dropout=False)
+    turned = replace(gated, positions=0, specs=(LayerSpec(),) * 12)
+    plain = replace(turned, modeling="megatron-plain")
+    assert saved(plain) - saved(turned) == 2 * gated.intermediate + 8 * gated.head_dim
+
+
+def test_context_parallel_attention_has_every_ranks_keys_and_every_steps_output() -> None:
+    """Of 4 ranks: 4·(k + v) and 4·q in forward; backward has 5·(k + v) and q beside flash's sums."""
+    one, four = (MegatronLayer(Run(GPT, context=n), LayerSpec(rotated=False)) for n in (1, 4))
+    [alone], [passed] = ([op for op in each.layer().ops if op.name == "attention"] for each in (one, four))
+    width = 512 * 2
+    assert passed.scratch.tokens == {"kv": 4 * 2 * 2, "q": 4 * 2}
+    assert sum(passed.scratch.tokens.values()) * 512 == 4 * 3 * width
+    assert passed.backward_scratch.tokens["kv"] == 5 * 2 * 2
+    assert passed.backward_scratch.tokens["q"] == alone.backward_scratch.tokens["q"] + 2
+
+
+def test_the_largest_parameter_is_gathered_part_by_part_and_joined() -> None:
+    """Two ranks: their parts and the whole, 2·V·h of 2 B; one rank hands on views."""
+    assert engine().handing("parameter").bytes == 0
+    half = part(GPT, 2)
+    cut = replace(engine(), replica=replace(engine().replica, arch=half))
+    assert cut.handing("parameter").bytes == 2 * 2 * half.vocab * 512
+    staged = replace(cut, replica=replace(cut.replica, stays=True))
+    assert staged.handing("parameter").bytes == 2 * 2 * half.vocab * 512 + half.vocab * 512
+    assert engine().handing("gradients").bytes == 4 * P

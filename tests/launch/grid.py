@@ -113,6 +113,24 @@ def verl() -> Iterator[dict[str, Any]]:
         yield from joined(VERL, task, *few, roles, ({"rollout.n": 4},), MACHINES[1:])
 
 
+def verl_megatron() -> Iterator[dict[str, Any]]:
+    """verl's jobs on Megatron-core."""
+    of = {"framework": "verl", "task": "grpo", "gpu": "h100-sxm", "gpus": 32, "sharding": "megatron"}
+    lengths = {"prompt_len": 1024, "response_len": 1024, "rollout": {"n": 4, "batch": 128, "tensor_parallel": 4}}
+    models = (
+        {"model": "qwen2.5-7b"}, {"model": "qwen2.5-7b", "pipeline_parallel": 8},
+        {"model": "qwen3-30b-a3b", "expert_parallel": 8, "pipeline_parallel": 2},
+        {"model": "qwen3-30b-a3b", "expert_parallel": 4, "expert_tensor_parallel": 2},
+    )  # fmt: skip
+    cuts = ({}, {"tensor_parallel": 2}, {"tensor_parallel": 2, "context_parallel": 2})
+    moved = ({}, {"offload": {"parameters": True, "optimizer": True}})
+    kept = ({}, {"checkpointing": "full", "loss": "fused"})
+    roles = ({}, {"roles": {"reference": {"offload": {"parameters": True}}}})
+    batches = ({"micro_batch": 2}, {"max_tokens_per_gpu": 4096, "rollout.max_tokens_per_gpu": 8192})
+    for parts in itertools.product(models, cuts, moved, kept, roles, batches):
+        yield {**of, **lengths, **{name: value for part in parts for name, value in part.items()}}
+
+
 STEPPED: tuple[dict[str, Any], ...] = (
     *({"optimizer": name} for name, facts in OPTIMIZERS.items() if facts.spelled.trl and name != USUAL),
     {"optimizer": USUAL, "optimizer_impl": "foreach"}, {"optimizer": USUAL, "optimizer_impl": "single"}, {},

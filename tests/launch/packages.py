@@ -135,6 +135,7 @@ class Hydra:
 
     MAIN = "verl/trainer/config/ppo_trainer.yaml"
     WHOLE = "verl/trainer/config/_generated_ppo_trainer.yaml"  # the same, composed by verl itself
+    MEGATRON = "verl/trainer/config/_generated_ppo_megatron_trainer.yaml"  # composed for model_engine=megatron
     SFT = "verl/trainer/config/sft_trainer_engine.yaml"  # which verl does not compose itself
 
     def __init__(self, release: Release, main: str = MAIN) -> None:

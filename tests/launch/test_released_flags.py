@@ -246,6 +246,39 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
     return fields
 
 
+def test_commands_for_verls_megatron_engine_say_the_scenario(packages: Packages) -> None:
+    """Its configuration is the one that verl itself composes for `model_engine=megatron`."""
+    count = 0
+    for s in grid.accepted(grid.verl_megatron(), 1):
+        [[_, _, _, *overrides]] = grid.processes(launch(s).command)
+        engine, last = "model_engine=megatron", "num_layers_in_last_pipeline_stage"
+        assert engine in overrides
+        for version in VERSIONS["verl"]:
+            hydra = configuration(packages.release("verl", version), Hydra.MEGATRON)
+            said = dict(hydra.check(each) for each in overrides if each != engine and last not in each)
+        actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+        own = f"{actor}.megatron"
+        recomputed = said.get(f"{own}.override_transformer_config.recompute_granularity")
+        fields = {
+            "tensor_parallel": said[f"{own}.tensor_model_parallel_size"],
+            "pipeline_parallel": said[f"{own}.pipeline_model_parallel_size"],
+            "context_parallel": said[f"{own}.context_parallel_size"],
+            "expert_parallel": said[f"{own}.expert_model_parallel_size"],
+            "expert_tensor_parallel": said[f"{own}.expert_tensor_parallel_size"],
+            "offload.parameters": said[f"{own}.param_offload"],
+            "offload.optimizer": said[f"{own}.optimizer_offload"],
+            "checkpointing": recomputed or "none",
+            "loss": "fused" if said["actor_rollout_ref.model.use_fused_kernels"] else "full",
+            "rollout.tensor_parallel": said[f"{rollout}.tensor_model_parallel_size"],
+        }
+        if s.has("reference"):
+            fields["roles.reference.offload.parameters"] = said["actor_rollout_ref.ref.megatron.param_offload"]
+        grid.same(fields, s)
+        assert said["actor_rollout_ref.model.path"] == hf(s)
+        count += 1
+    assert count > 50
+
+
 def scored(said: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:
     """What verl is told of the batches that a role scores."""
     if said[f"{where}.log_prob_use_dynamic_bsz"]:

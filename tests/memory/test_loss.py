@@ -714,3 +714,21 @@ def test_a_word_of_the_path_that_nothing_knows_fails_at_once(field: str) -> None
     words: Any = {"kind": "logsumexp", field: "unknown"}
     with pytest.raises(AssertionError, match="unknown"):
         tape(Path(**words))
+
+
+def test_verls_entropy_keeps_logits_and_probabilities_beside_the_cross_entropys() -> None:
+    """fp32 logits 4, their clone 4, probabilities 4; without the clone the cross entropy writes over the logits."""
+    path = Path("vocab-parallel", head_fp32=True, scaled="in-place", entropy="vocab-parallel", copied=True)
+    forward, kept, backward, alone = peaks(path)
+    assert (forward, kept, alone) == (12, 12, 12)
+    assert backward == 12  # gradients are written over both probabilities, while the logits are there
+    assert peaks(replace(path, copied=False))[1] == 8
+
+
+def test_verls_fused_head_has_no_logits() -> None:
+    """Three numbers for each 1,024 entries in forward; gradients of 9,504 entries at a time in backward."""
+    made = tape(Path("linear-entropy"))
+    assert logits(forward_of(made)) == {"lm_head, loss and entropy": 12 / 1024}
+    assert made.saved().tokens == {"h": 2, "": 12}
+    [snapshot] = backward_of(made)
+    assert snapshot.passing.tokens[""] >= 9504 * 2

@@ -77,6 +77,10 @@ def test_a_rank_of_four_holds_a_quarter_of_llama_3_but_all_norms() -> None:
     assert parameters(part(arch(), 4)) == cut // 4 + 65 * H
 
 
+# biases of products that are cut by their inputs: every rank has them whole
+SHARED = ("o_proj.bias", "down_proj.bias", "c_proj.bias", "dense.bias", "fc2.bias")
+
+
 @pytest.mark.parametrize("model", sorted(load().models))
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_parts_add_up_to_the_model_with_norms_routers_and_shared_biases_on_every_rank(model: str, ranks: int) -> None:
@@ -88,7 +92,7 @@ def test_parts_add_up_to_the_model_with_norms_routers_and_shared_biases_on_every
         return
     mine = {t.name: t for t in tensors(cut)}
     for t in tensors(whole):
-        on_every = t.kind in ("norm", "router") or t.name.endswith(("o_proj.bias", "down_proj.bias", "c_proj.bias"))
+        on_every = t.kind in ("norm", "router") or t.name.endswith(SHARED)
         elements = t.elements if on_every else t.elements / ranks
         padded = ranks * t.shape[1] if t.kind in ("embedding", "head") else 0  # a vocabulary that leaves a rest
         assert elements <= mine[t.name].elements <= elements + padded

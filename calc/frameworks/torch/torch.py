@@ -50,9 +50,11 @@ RETURNED = "the schedule is asked for no outputs: with return_outputs the last s
 WITH_ADAPTERS = ("lora", "qlora")
 
 
-def modelled(architecture: Architecture, trainer: str) -> Architecture:
+def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
     """The model as litgpt or Megatron-core has it where they train, else as Transformers has it."""
-    own = {**dict.fromkeys(("megatron", "megatron-swift"), megatron.modelled), "litgpt": litgpt.modelled}.get(trainer)
+    own = {**dict.fromkeys(("megatron", "megatron-swift"), megatron.modelled), "litgpt": litgpt.modelled}.get(
+        values["trainer"]
+    )
     return own(architecture) if own else architecture
 
 

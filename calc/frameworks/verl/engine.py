@@ -38,7 +38,7 @@ def refuse(s: Scenario) -> str | None:
         "loss": ("full",),
         "logprob": ("logsumexp",),
     }
-    uncut = whole_layers(s, "its FSDP trainer does not cut layers, and Megatron's is not modelled")
+    uncut = whole_layers(s, "its FSDP trainer does not cut layers: take sharding megatron")
     if reason := uncut or context_fault(s) or own_units(s):
         return reason
     # models/transformers/monkey_patch.py:291-294 of 0.7.0

@@ -28,6 +28,7 @@ RELEASES: Mapping[str, Pins] = {
     # vllm<=0.8.2, whose worker verl does not patch; its own is for 0.6.3
     "0.3.0": Pins("0.6.3", "4.47.1", "2.4.0"),
     "0.4.0": Pins("0.8.5", "4.51.3", "2.6.0"),  # reference by flag, entropy by flag, backward in place, fsdp2, LoRA
+    "0.5.0": Pins("0.8.5", "4.51.3", "2.6.0"),  # fused kernels and mbridge with Megatron
     "0.6.0": Pins("0.9.1", "4.56.1", "2.7.0"),  # CUDA graphs, sleep level 2, a reference in fp32
     "0.6.1": Pins("0.11.0", "4.56.1", "2.8.0"),
     "0.7.0": Pins("0.12.0", "4.57.1", "2.9.0"),  # the actor's padding removed by default

@@ -14,11 +14,12 @@ from typing import Any
 from calc.base.plan import Awake, Holds, Keeps, Leaves, Path, Role, Serving, Stage
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
-from calc.frameworks.base import Choices, as_published
+from calc.frameworks.base import Choices
 from calc.frameworks.constraints import linear_fault, trainer_fault, unmodelled
 from calc.frameworks.releases import NOTHING, pinned, stated
-from calc.frameworks.verl import engine, sft
+from calc.frameworks.verl import engine, megatron, sft
 from calc.frameworks.verl.releases import ADAPTERS, DEFAULTS, DYNAMIC, FORK, FULL, RELEASES, RL, SFT, STATIC
+from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
@@ -26,7 +27,12 @@ CHOICES = Choices(offloads_apart=True, weights_stay=True, shared="context_parall
 
 TASKS = ("ppo", "grpo", "reinforce++")
 
-modelled = as_published
+
+def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
+    """The model as Megatron-core has it where that trains, else as Transformers has it."""
+    if values["sharding"] != "megatron":
+        return architecture
+    return megatron.modelled(architecture, values["version"])
 
 
 def nearest(version: str) -> str:
@@ -46,6 +52,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     if rl:
         values["global_batch"] = min(values["global_batch"], values["rollout.batch"]) * values["rollout.n"]
         values |= _bounds(task, version, given) if dynamic else {}
+        values |= megatron.defaults(given) if given.get("sharding") == "megatron" else {}
     else:
         values |= sft.defaults(values, given)
     if version == FORK:  # its flags count the micro batches of all GPUs
@@ -77,8 +84,11 @@ def refuse(s: Scenario) -> str | None:
         return "roles.actor: given 'none', allowed with verl: an actor, which it always trains"
     for name, place in (("actor", ""), ("critic", "roles.critic.")):
         role = s.role(name)
-        if role and (reason := engine.refuse(role)):
+        refused = megatron.refuse if role and role.sharding == "megatron" else engine.refuse
+        if role and (reason := refused(role)):
             return place + reason
+    if s.sharding == "megatron" and (reason := megatron.unlike(s)):
+        return reason
     if s.rollout.layered_summon and not s.lora:
         return "rollout.layered_summon: given true with method full, allowed: with lora, whose adapters it gathers"
     sequences = s.rollout.batch * s.rollout.n
@@ -96,7 +106,8 @@ def refuse(s: Scenario) -> str | None:
         return f"roles.reference.{fault}"
     if reference and s.lora and s.roles["reference"] != {"model": s.model}:
         return "roles.reference: given with method lora, allowed: none, or {} for the actor without its adapters"
-    if reference and not s.lora and version != FORK and not reference.offload.parameters:
+    forced = version != FORK and s.sharding != "megatron"
+    if reference and not s.lora and forced and not reference.offload.parameters:
         return f"roles.reference.offload.parameters: given false, allowed with verl {version}: true, which it forces"
     return None
 
@@ -112,7 +123,8 @@ def keeps(s: Scenario) -> Keeps:
         return sft.keeps(s)
     assert s.rollout
     version, vllm = s.framework_version, s.versions["vllm"]
-    found = tuple(_roles(s))
+    on_megatron = s.sharding == "megatron"
+    found = tuple(megatron.roles(s) if on_megatron else _roles(s))
     notes = []
     if version == FORK:
         whole = s.rollout.batch * s.rollout.n // s.gpus
@@ -123,7 +135,7 @@ def keeps(s: Scenario) -> Keeps:
         )
     return Keeps(
         roles=found,
-        stages=tuple(_stages(s, [role.name for role in found])),
+        stages=tuple((megatron.stages if on_megatron else _stages)(s, [role.name for role in found])),
         # ray_trainer.py, init_workers of 0.2: "create rollout at the end so that vllm can have a better estimation of
         # kv cache memory"; engine_workers.py:541-640 of 0.9.1 builds the reference before the actor
         loading=(*[role.name for role in found if not role.shares], "rollout"),

@@ -972,9 +972,9 @@ CALCULATOR = {
     ),
     "The optimizer; none: nothing is trained.": "优化器；none：不训练任何东西。",
     "How the data-parallel GPUs share weights, gradients and optimizer states; megatron: Megatron-core's distributed "
-    "optimizer, with trainer megatron.": (
+    "optimizer, with trainer megatron, or with verl.": (
         "数据并行的各卡怎样分担权重、梯度和优化器状态；"
-        "megatron 为 Megatron-core 的分布式优化器，与训练器 megatron 同用。"
+        "megatron 为 Megatron-core 的分布式优化器，与训练器 megatron 同用，或与 verl 同用。"
     ),
     "Whether optimizer states and master weights live in host memory.": "优化器状态和主权重是否放在主机内存。",
     "Whether the weights live in host memory.": "权重是否放在主机内存。",
@@ -1618,9 +1618,15 @@ REFUSALS = {
     "DeepSpeed's AutoTP is not modelled": "没有模拟 DeepSpeed 的 AutoTP",
     "accelerate's ring attention is not modelled": "没有模拟 accelerate 的环形注意力",
     "its losses read the whole head": "它的损失要读整个输出头",
-    "its FSDP trainer does not cut layers, and Megatron's is not modelled": (
-        "它的 FSDP 训练不切层，而 Megatron 的没有模拟"
-    ),
+    "its FSDP trainer does not cut layers: take sharding megatron": "它的 FSDP 训练不切层：改用 sharding megatron",
+    "fsdp1; megatron is modelled from {version} on": "fsdp1；megatron 自 {version} 起有模拟",
+    "1, or with sharding megatron": "1，或配合 sharding megatron",
+    "1, or with expert_parallel above 1": "1，或配合大于 1 的 expert_parallel",
+    "true for a model with experts": "有专家的模型须为 true",
+    "megatron, as the actor's": "megatron，与 actor 的一样",
+    "a divisor of a stage's {n} GPUs": "一段的 {n} 张卡的约数",
+    "none; not modelled": "none；没有模拟",
+    "such that {n} layers leave some to the last stage": "使 {n} 层还有一些留给最后一段",
     "with GPUs that share a layer": "须有共用一层的显卡",
     "false, as vLLM that sleeps refuses them": "false，因为会休眠的 vLLM 不接受它",
     "true, or false with torch and zero3": "true；torch 加 zero3 时也可为 false",

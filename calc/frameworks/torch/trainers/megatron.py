@@ -7,29 +7,20 @@ in Megatron-LM d98e8a64dd, `megatron/training/{arguments,training}.py` beside wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from calc.base.plan import Path
+from calc.frameworks import megatron_core
 from calc.frameworks.torch.trainers import habits as shared
-from calc.models.architecture import Architecture, ConfigError
+from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft")
-# families that Megatron-core's own layers are, by number and order of their tensors
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
 
 def modelled(arch: Architecture) -> Architecture:
-    """The model as Megatron-core has it: fused projections and norms, attention without a window.
-
-    Raises ConfigError for the field `trainer` if it has other layers than those that were read.
-    """
-    if arch.family not in FAMILIES:
-        known = f"Megatron-core's layers are modelled for {', '.join(FAMILIES)}"
-        raise ConfigError("trainer", "megatron", f"own for the family {arch.family}; {known}")
-    specs = tuple(spec._replace(slides=False) for spec in arch.specs)
-    return replace(arch, modeling="megatron", sliding_window=None, specs=specs)
+    """The model as Megatron-core has it."""
+    return megatron_core.modelled(arch, "trainer", "own")
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,6 +71,9 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
     for field in ("parameters", "activations"):
         if getattr(s.offload, field):
             return f"offload.{field}: given true {given}, allowed: false; not modelled"
+    if s.architecture.layers % s.pipeline_parallel:
+        allowed = f"a divisor of the model's {s.architecture.layers} layers"
+        return f"pipeline_parallel: given {s.pipeline_parallel}, allowed: {allowed}"
     if s.sequence_parallel and s.tensor_parallel == 1:
         return f"sequence_parallel: given true {given}, allowed: with tensor_parallel above 1"
     if s.sequence_parallel and s.seq_len % s.tensor_parallel:

@@ -1,0 +1,26 @@
+"""Megatron-core's models: what every framework that trains on it shares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from calc.models.architecture import Architecture, ConfigError
+
+# families that Megatron-core's own layers are, by number and order of their tensors
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+
+
+def modelled(
+    arch: Architecture, field: str, other: str, layers: Literal["megatron", "megatron-plain"] = "megatron"
+) -> Architecture:
+    """The model as Megatron-core has it: fused projections and norms, attention without a window.
+
+    Raises ConfigError for `field`, by which Megatron was asked for, and which would have to be `other`, if it has other
+    layers than those that were read.
+    """
+    if arch.family not in FAMILIES:
+        known = f"Megatron-core's layers are modelled for {', '.join(FAMILIES)}"
+        raise ConfigError(field, "megatron", f"{other} for the family {arch.family}; {known}")
+    specs = tuple(spec._replace(slides=False) for spec in arch.specs)
+    return replace(arch, modeling=layers, sliding_window=None, specs=specs)

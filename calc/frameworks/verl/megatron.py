@@ -1,0 +1,184 @@
+"""verl's Megatron engine: `strategy: megatron`, on which an actor trains and a reference scores, with vLLM beside them.
+
+Read in the packages 0.4.0, 0.4.1, 0.5.0, 0.6.0, 0.7.0, 0.8.0, 0.9.0 and 0.9.1: `workers/megatron_workers.py`,
+`workers/actor/megatron_actor.py` until 0.7, `workers/engine/megatron/transformer_impl.py` since,
+`utils/megatron_utils.py` and `trainer/config/*megatron*.yaml`. Its layers are what mbridge 0.15.1 configures until
+0.8 (`vanilla_mbridge: True` in `engine/megatron.yaml`), no fusions, and Megatron-Bridge 0.3.1 since, with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from calc.base.plan import Awake, Holds, Leaves, Path, Role, Stage
+from calc.base.schema import show
+from calc.base.versions import at_least
+from calc.frameworks import megatron_core
+from calc.models.architecture import Architecture
+from calc.scenario.scenario import Scenario
+
+FIRST = "0.4.0"
+BRIDGE = "0.9.0"  # vanilla_mbridge: False (engine/megatron.yaml:102)
+FUSED = "0.5.0"  # model.use_fused_kernels (models/mcore/model_forward_fused.py)
+
+
+def modelled(arch: Architecture, version: str) -> Architecture:
+    """The model as Megatron-core has it, with the fusions that the release's bridge asks for."""
+    layers: Literal["megatron", "megatron-plain"] = "megatron" if at_least(version, BRIDGE) else "megatron-plain"
+    return megatron_core.modelled(arch, "sharding", "fsdp1, fsdp2", layers)
+
+
+def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from the FSDP engine's defaults, by dotted key.
+
+    `actor/megatron_actor.yaml` and `engine/megatron.yaml`; gradients are reduced in fp32 (`grad_reduce_in_fp32`,
+    megatron_utils.py:129 of 0.4.0), sequences packed (`preprocess_packed_seqs`), and nothing is recomputed
+    (`recompute_granularity: null`).
+    """
+    return {
+        "precision": "mixed",
+        "grad_dtype": "fp32",
+        "optimizer": "adamw",
+        "optimizer_impl": "fused",  # Transformer Engine's FusedAdam, of Megatron-core
+        "no_sync": False,
+        "packing": True,
+        "checkpointing": "none",
+        "sequence_parallel": int(given.get("tensor_parallel", 1)) > 1,
+        "roles.reference.precision": "mixed",
+        "roles.reference.offload.parameters": False,  # ref.megatron.param_offload
+    }
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why the engine cannot train the model whose scenario is `s`, in one line, or None."""
+    version, given = s.framework_version, "with sharding megatron"
+    if not at_least(version, FIRST):
+        return f"sharding: given 'megatron', allowed with verl {version}: fsdp1; megatron is modelled from {FIRST} on"
+    fixed: dict[str, tuple[Any, ...]] = {
+        "task": ("grpo", "reinforce++"),
+        "method": ("full",),
+        "precision": ("mixed",),
+        "grad_dtype": ("fp32",),
+        "optimizer": ("adamw",),
+        "optimizer_impl": ("fused",),
+        "attention": ("flash",),
+        "loss": ("full", "fused") if at_least(version, FUSED) else ("full",),
+        "logprob": ("logsumexp",),
+        "checkpointing": ("none", "full"),
+        "packing": (True,),
+        "no_sync": (False,),
+        "reentrant": (False,),
+    }
+    for field, allowed in fixed.items():
+        if (value := getattr(s, field)) not in allowed:
+            return f"{field}: given {show(value)} {given}, allowed with verl: {', '.join(map(show, allowed))}"
+    if s.sequence_parallel is not (cut := s.tensor_parallel > 1):
+        # `sequence_parallel` of the configuration, which is on, counts only then (config_converter.py:49 of 0.4.1)
+        return f"sequence_parallel: given {show(s.sequence_parallel)} {given}, allowed with verl: {show(cut)}"
+    ranks = s.data_parallel * s.context_parallel * s.tensor_parallel
+    if ranks % (shared := s.expert_parallel * s.expert_tensor_parallel):
+        return f"expert_parallel: given {s.expert_parallel} {given}, allowed: a divisor of a stage's {ranks} GPUs"
+    if s.expert_imbalance > 1 and shared == 1:
+        return f"expert_imbalance: given {s.expert_imbalance:g}, allowed: 1, or with expert_parallel above 1"
+    if s.max_tokens_per_gpu and s.max_tokens_per_gpu * s.context_parallel < s.seq_len:
+        least = -(-s.seq_len // s.context_parallel)
+        return f"max_tokens_per_gpu: given {s.max_tokens_per_gpu}, allowed with verl: at least {least}"
+    return None
+
+
+def unlike(s: Scenario) -> str | None:
+    """The reason why the job cannot have another role than the actor on it as given, in one line, or None."""
+    for name in ("critic", "reward"):
+        if s.has(name):
+            return f"roles.{name}: given a model with sharding megatron, allowed: none; not modelled"
+    reference = s.role("reference")
+    if reference and reference.sharding != "megatron":
+        return f"roles.reference.sharding: given {reference.sharding!r}, allowed: megatron, as the actor's"
+    if reference and reference.precision != "mixed":
+        return f"roles.reference.precision: given {reference.precision!r} with sharding megatron, allowed: mixed"
+    return None
+
+
+def loss_path(s: Scenario, *, entropy: bool) -> Path:
+    """The path from a rank's part of the logits to log-probabilities, and to the `entropy` beside them.
+
+    `Float16Module` casts the model's output to fp32. From 0.6.0 on the temperature divides in place and a copy of the
+    logits goes to the cross entropy if there is an entropy (megatron_actor.py:541-554 of 0.6.0, `logits_bak`).
+    """
+    if s.loss == "fused":
+        return Path("linear-entropy")
+    later = at_least(s.framework_version, "0.6.0")
+    return Path(
+        "vocab-parallel",
+        head_fp32=True,
+        scaled="in-place" if later else "",
+        entropy="vocab-parallel" if entropy else "",
+        copied=later and entropy,
+    )
+
+
+def roles(s: Scenario) -> Iterator[Role]:
+    """The models of the job: reference and actor, each of them in the job's pipeline stages.
+
+    With `param_offload` the buffer of gradients goes, too, whatever `grad_offload` says, a flag that is never read
+    (`offload_megatron_model_to_cpu`).
+    """
+    learns, count = s.entropy_coeff != 0, s.pipeline_parallel
+    for name in ("reference", "actor"):
+        own = s.role(name)
+        if own is None:
+            continue
+        asked: dict[Leaves, bool] = {
+            "weights": own.offload.parameters,
+            "states": own.offload.optimizer and name == "actor",
+        }
+        scored = own.scoring_rows
+        if name == "reference" and own.max_tokens_per_gpu and s.rollout:
+            scored = own.filled(own.max_tokens_per_gpu, s.rollout.batch * s.rollout.n)
+        actor = name == "actor"
+        whole = Role(
+            name,
+            loss_path(own, entropy=learns and actor),
+            # old log-probabilities come with the entropy, the reference's without (megatron_workers.py:543 of 0.4.1)
+            loss_path(own, entropy=actor),
+            own.rows,
+            scored,
+            leaves=frozenset(word for word, moved in asked.items() if moved),
+        )
+        if count == 1:
+            yield whole
+            continue
+        for index in range(count):
+            yield replace(whole, name=staged(name, index), model=name, pipeline=(index, count))
+
+
+def staged(name: str, index: int) -> str:
+    """The name of a role's pipeline stage, counted from 0."""
+    return f"{name}, stage {index + 1}"
+
+
+def stages(s: Scenario, names: list[str]) -> Iterator[Stage]:
+    """The stages of one step: rollout, scores, the actor's update, a checkpoint, weights to vLLM.
+
+    A checkpoint loads the model with its gradients (`save_checkpoint`). Until 0.5 so does the sync
+    (sharding_manager/megatron_vllm.py:126 of 0.4.1, :150 of 0.5.0), later without (:152 of 0.6.0).
+    """
+    back: tuple[Holds, ...] = ("gradients",) if s.offload.parameters else ()
+    version = s.framework_version
+    yield Stage("serve", "rollout", engine="all")
+    for does in ("actor", "reference"):
+        for name in names:
+            if name.partition(",")[0] == does:
+                yield Stage("score", name)
+    trained = [name for name in names if name.partition(",")[0] == "actor"]
+    for name in trained:
+        yield Stage("train", name)
+    for name in trained:
+        yield Stage("save", name, holds=back)
+    loaded = () if at_least(version, "0.6.0") else back
+    bucket: tuple[Holds, ...] = ("bucket",) if at_least(version, "0.7.1") else ()
+    before: Awake = "weights"
+    for name in trained:
+        yield Stage("sync", name, engine=before, holds=("parameter", *bucket, *loaded))

@@ -1,0 +1,40 @@
+"""verl 0.9's keys for its Megatron engine: `model_engine=megatron`, and what stands below `actor.megatron`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from calc.launch.shell import Words
+from calc.launch.verl_keys import key
+from calc.models.slices import stage
+from calc.scenario.scenario import Scenario
+
+DEGREES = {
+    "tensor_parallel": "tensor_model_parallel_size",
+    "pipeline_parallel": "pipeline_model_parallel_size",
+    "context_parallel": "context_parallel_size",
+    "expert_parallel": "expert_model_parallel_size",
+}
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def keys(actor: str, model: str, s: Scenario, name: str) -> Iterator[Words]:
+    """The keys of a trained model and of the engine that trains it, `s` being the actor's scenario.
+
+    The reference takes its parallelism from the actor (`ref/megatron_ref.yaml`).
+    """
+    yield key("model_engine", "megatron")
+    yield key(f"{model}.path", name)
+    yield key(f"{model}.use_fused_kernels", s.loss == "fused")
+    where = f"{actor}.megatron"
+    for field, called in DEGREES.items():
+        yield key(f"{where}.{called}", getattr(s, field))
+    yield key(f"{where}.expert_tensor_parallel_size", s.expert_tensor_parallel)
+    yield key(f"{where}.param_offload", s.offload.parameters)
+    yield key(f"{where}.optimizer_offload", s.offload.optimizer)
+    layers = f"{where}.override_transformer_config"
+    for called, value in RECOMPUTED.items() if s.checkpointing == "full" else ():
+        yield key(f"{layers}.{called}", value)
+    last = stage(s.architecture, s.pipeline_parallel - 1, s.pipeline_parallel).layers
+    if last * s.pipeline_parallel < s.architecture.layers:
+        yield key(f"+{layers}.num_layers_in_last_pipeline_stage", last)

@@ -1,0 +1,145 @@
+"""verl on Megatron-core: what its roles keep, what leaves for the host, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.base.ledger import total
+from calc.base.plan import Path
+from calc.estimate.estimate import estimate
+from calc.frameworks.verl import megatron
+from calc.resolve.parse import ScenarioError, parse
+from calc.scenario.scenario import Scenario
+from calc.step import placement
+from calc.step.placement import Placed
+
+JOB = {
+    "model": "qwen2.5-7b", "task": "grpo", "framework": "verl==0.9.1", "gpu": "h100-sxm", "gpus": 8,
+    "sharding": "megatron", "tensor_parallel": 4, "prompt_len": 1024, "response_len": 1024, "micro_batch": 1,
+    "rollout": {"n": 4, "batch": 64, "tensor_parallel": 1}, "roles": {"reference": {}},
+}  # fmt: skip
+OFFLOAD = {"offload": {"parameters": True, "optimizer": True}}
+
+
+def job(**fields: Any) -> Scenario:
+    return parse(JOB | fields)
+
+
+def placed(s: Scenario) -> dict[str, Placed]:
+    return {role.name: placement.place(s, role, s.keeps) for role in s.keeps.roles}
+
+
+def test_gradients_leave_with_the_weights_and_masters_with_the_moments() -> None:
+    """`offload_megatron_model_to_cpu` frees the buffers of both, `offload_megatron_optimizer` masters and moments."""
+    for offload, left in (
+        ({}, {"gradients", "master_weights", "optimizer_states"}),
+        ({"parameters": True}, {"master_weights", "optimizer_states"}),
+        ({"optimizer": True}, {"gradients"}),
+        ({"parameters": True, "optimizer": True}, set()),
+    ):
+        engine = placed(job(offload=offload))["actor"].engine
+        assert {line.component for line in engine.staying()} == left
+        assert total(engine.states()) > 0  # all are back while it trains
+
+
+def test_a_rank_has_a_part_of_the_model_and_shares_states_over_data_parallel_ranks() -> None:
+    """P/4 parameters of 2 B, gradients of 4 B, and 12 B of masters and moments over two ranks: 12 B in all."""
+    engine = placed(job())["actor"].engine
+    parameters = engine.replica.parameters
+    assert total(engine.resident()) == pytest.approx(12 * parameters, rel=1e-4)
+    reference = placed(job())["reference"].engine
+    assert total(reference.resident()) == pytest.approx(2 * parameters, rel=1e-4)
+
+
+def test_each_pipeline_stage_has_a_group_with_all_roles_and_vllm() -> None:
+    s = job(gpus=16, pipeline_parallel=2)
+    names = [names for names, _ in placement.groups(s, s.keeps)]
+    assert names == [
+        ("reference, stage 1", "actor, stage 1", "rollout"),
+        ("reference, stage 2", "actor, stage 2", "rollout"),
+    ]
+    assert [gpus for _, gpus in placement.groups(s, s.keeps)] == [8, 8]
+    found = estimate(s)
+    assert [g.name.split("+")[-1] for g in found.groups] == ["rollout", "rollout"]
+
+
+def test_stages_that_do_not_divide_leave_fewer_layers_to_the_last() -> None:
+    """94 layers in 8 stages: 12 in seven of them, 10 in the last."""
+    s = job(model="qwen3-235b-a22b", gpus=256, pipeline_parallel=8, expert_parallel=32, rollout={"n": 16, "batch": 256})
+    layers = [own.engine.replica.arch.layers for name, own in placed(s).items() if name.startswith("actor")]
+    assert layers == [12] * 7 + [10]
+
+
+def test_more_ranks_of_any_kind_never_need_more_memory_to_train() -> None:
+    def training(**fields: Any) -> int:
+        found = estimate(job(gpus=32, **OFFLOAD, **fields))
+        return max(p.moment.allocated_bytes for g in found.groups for p in g.phases if p.name == "backward")
+
+    one = training()
+    assert training(tensor_parallel=2) > one
+    assert training(context_parallel=2) < one
+    assert training(pipeline_parallel=2) < one
+
+
+def test_old_log_probabilities_come_with_an_entropy_and_the_references_without() -> None:
+    scoring = {role.name: role.scoring for role in job().keeps.roles}
+    whole = Path("vocab-parallel", head_fp32=True, scaled="in-place")
+    assert scoring["reference"] == whole
+    assert scoring["actor"].entropy == "vocab-parallel" and scoring["actor"].copied
+    early = megatron.loss_path(job(framework="verl==0.5.0"), entropy=True)
+    assert not early.copied and early.scaled == ""
+    assert {role.path.kind for role in job(loss="fused").keeps.roles} == {"linear-entropy"}
+
+
+def test_fusions_come_with_megatron_bridge() -> None:
+    assert job(framework="verl==0.8.0").architecture.modeling == "megatron-plain"
+    assert job(framework="verl==0.9.0").architecture.modeling == "megatron"
+
+
+def test_gradients_come_back_for_a_checkpoint_and_until_0_5_for_a_sync() -> None:
+    def held(version: str, does: str, **fields: Any) -> tuple[str, ...]:
+        stages = job(framework=f"verl=={version}", **fields).keeps.stages
+        return next(stage.holds for stage in stages if stage.does == does)
+
+    assert held("0.9.1", "save", **OFFLOAD) == ("gradients",)
+    assert held("0.9.1", "save") == ()
+    assert held("0.5.0", "sync", **OFFLOAD) == ("parameter", "gradients")
+    assert held("0.6.0", "sync", **OFFLOAD) == ("parameter",)
+    assert held("0.9.1", "sync", **OFFLOAD) == ("parameter", "bucket")
+
+
+def test_a_host_keeps_what_left_pinned_and_states_only_where_they_leave() -> None:
+    moments = dict(placed(job(**OFFLOAD))["actor"].engine.host(8))
+    before = {line.component for line in moments["before the first step"]}
+    after = {line.component for line in moments["after the first step"]}
+    assert before == {"weights", "master_weights"} and after - before == {"optimizer_states"}
+    assert not any(lines for lines in dict(placed(job())["actor"].engine.host(8)).values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"framework": "verl==0.3.0"}, "sharding: given 'megatron', allowed with verl 0.3.0: fsdp1"),
+        ({"framework": "verl==0.4.0", "loss": "fused"}, "loss: given 'fused' with sharding megatron"),
+        ({"method": "lora"}, "method: given 'lora' with sharding megatron"),
+        ({"packing": False}, "packing: given false with sharding megatron"),
+        ({"sequence_parallel": False}, "sequence_parallel: given false with sharding megatron"),
+        ({"model": "gemma-2-9b"}, "sharding: given 'megatron', allowed: fsdp1, fsdp2 for the family gemma2"),
+        ({"roles": {"reference": {"precision": "bf16"}}}, "roles.reference.precision: given 'bf16'"),
+        ({"roles": {"reference": {"sharding": "fsdp1"}}}, "roles.reference.sharding: given 'fsdp1'"),
+        ({"task": "ppo", "roles": {"critic": {}}}, "task: given 'ppo' with sharding megatron"),
+        ({"max_tokens_per_gpu": 512, "micro_batch": None}, "max_tokens_per_gpu: given 512"),
+        ({"pipeline_parallel": 32, "gpus": 128}, "pipeline_parallel: given 32, allowed: such that 28 layers"),
+        ({"expert_parallel": 2}, "expert_parallel: given 2, allowed: 1 for a model without experts"),
+        (
+            {"model": "qwen3-30b-a3b", "expert_parallel": 16, "gpus": 8},
+            "expert_parallel: given 16 with sharding megatron, allowed: a divisor of a stage's 8 GPUs",
+        ),
+    ],
+)
+def test_what_is_not_modelled_is_refused_in_one_line(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        job(**fields)
+    assert said in str(error.value) and "\n" not in str(error.value)
