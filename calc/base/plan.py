@@ -8,7 +8,7 @@ from typing import Any, Literal, assert_never
 # The words of `Path`, explained there.
 LossKind = Literal[
     "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "ahead",
-    "fused", "cut", "tiled", "pieces", "scalar", "vocab-parallel", "vocab-parallel-compiled",
+    "fused", "cut", "tiled", "pieces", "divergence", "scalar", "vocab-parallel", "vocab-parallel-compiled",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
 Cut = Literal["", "slice", "unpad"]
@@ -37,8 +37,9 @@ class Path:
     by row), `logsumexp` (gather minus logsumexp), `rows` (the same row by row), `flash` (a kernel that keeps its logits
     and writes one gradient), `chunked`, `chunked-logits` (torchtune's: all logits, each chunk cast for its own loss),
     `ahead` (torchtitan's: chunks whose backward runs at once), `fused`, `cut` (cut-cross-entropy), `tiled`, `pieces`
-    (litgpt's), `scalar` (a value head, no vocabulary), `vocab-parallel` (Megatron-core's, in fp32 over a rank's part
-    of the vocabulary) and `vocab-parallel-compiled` (the same as compiled kernels).
+    (litgpt's), `divergence` (of a student's distributions from a teacher's), `scalar` (a value head, no vocabulary),
+    `vocab-parallel` (Megatron-core's, in fp32 over a rank's part of the vocabulary) and `vocab-parallel-compiled` (the
+    same as compiled kernels).
 
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides the logits,
     `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
@@ -51,7 +52,8 @@ class Path:
     `inside` it, of `backward`, the `step`, the `next` forward, or, in a step of several micro-batches, of the `turn`
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
     after the head, or before the head (`tiled`).
-    `tile` is the number of tokens whose logits `tiled` has at once, or whose gradients `pieces` has. For `ahead`
+    `tile` is the number of tokens whose logits `tiled` has at once, whose gradients `pieces` has, or which `divergence`
+    compares at once, 0 for all. For `ahead`
     `summed` has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies.
     `compiled`: the loss runs in kernels that `torch.compile` has fused.
     `nll` is the share of the rows that enter a cross entropy of their own, beside their log-probabilities; `shift_copy`
@@ -82,7 +84,17 @@ class Path:
                 return self.held != "turn"
             case "vocab-parallel" | "vocab-parallel-compiled":
                 return True
-            case "log-softmax" | "selective" | "logsumexp" | "rows" | "flash" | "pieces" | "chunked-logits" | "ahead":
+            case (
+                "log-softmax"
+                | "selective"
+                | "logsumexp"
+                | "rows"
+                | "flash"
+                | "pieces"
+                | "chunked-logits"
+                | "ahead"
+                | "divergence"
+            ):
                 return False
             case other:
                 assert_never(other)
@@ -254,20 +266,20 @@ def supervised(
     path: Path,
     rows: int,
     *,
-    reference: Role | None = None,
+    scored: Role | None = None,
     deepspeed: DeepSpeed | None = None,
     notes: tuple[str, ...] = (),
     **how: Any,
 ) -> Keeps:
-    """The plan of a job that trains one model; a `reference`, if any, is scored within its forward.
+    """The plan of a job that trains one model; a model that is `scored`, if any, runs within its forward.
 
     `how` are fields of the trained role.
     """
     trained = Role(name, path, path, rows, rows, **how)
-    roles = (trained, *([reference] if reference else []))
+    roles = (trained, *([scored] if scored else []))
     return Keeps(
         roles=roles,
-        stages=(Stage("train", name, inside=reference.name if reference else ""),),
+        stages=(Stage("train", name, inside=scored.name if scored else ""),),
         loading=tuple(role.name for role in roles if not role.shares),
         deepspeed=deepspeed,
         notes=notes,

@@ -146,7 +146,7 @@ class Layout:
         cache = [] if self.stack.wrapped else self.casts(self.stack.casts)
         norm = Part("activations", self.stack.norm.saved, "activations#final-norm")
         held = [Part("logits", self.stack.held, "loss#held")] if self.held == "inside" else []
-        return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept"), *held, *cache]
+        return [*self.layers(), norm, Part("logits", self.stack.head_waiting, "loss#kept"), *held, *cache]
 
     @property
     def outputs(self) -> Amount:

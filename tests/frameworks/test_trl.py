@@ -185,7 +185,7 @@ def test_what_cannot_run_is_refused_in_one_line(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("task", ["ppo", "reinforce++"])
 def test_the_tasks_that_are_gone_are_named(task: str) -> None:
     """Neither `trl.trainer` nor `trl.experimental` has a PPOTrainer."""
-    with pytest.raises(ScenarioError, match=r"allowed with trl 1\.16\.0: sft, rm, dpo, kto, orpo, simpo, grpo"):
+    with pytest.raises(ScenarioError, match=r"allowed with trl 1\.16\.0: sft, rm, dpo, kto, orpo, simpo, gkd, grpo"):
         run(task=task)
 
 
