@@ -53,7 +53,7 @@ class Path:
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
     after the head, or before the head (`tiled`).
     `tile` is the number of tokens whose logits `tiled` has at once, whose gradients `pieces` has, or which `divergence`
-    compares at once, 0 for all. For `ahead`
+    compares at once, 0 for all, in so many `turns`. For `ahead`
     `summed` has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies.
     `compiled`: the loss runs in kernels that `torch.compile` has fused.
     `nll` is the share of the rows that enter a cross entropy of their own, beside their log-probabilities; `shift_copy`
@@ -71,6 +71,7 @@ class Path:
     held: Held = "forward"
     kept: float = 1.0
     tile: int = 0
+    turns: int = 0
     summed: int = 0
     copied: bool = False
     compiled: bool = False

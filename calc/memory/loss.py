@@ -279,17 +279,22 @@ class Head(Program):
         tape.op("divergence", [one], ONE, 4, saves=[index], scratch=one.size, backward_scratch=NOTHING)
 
     def in_turn(self, x: Tensor, teacher: Tensor, path: Path) -> None:
-        """The divergence of some tokens after those before: of all, backward needs seven tensors.
+        """The divergence of some tokens after those before; of all of them, backward needs seven tensors.
 
-        Tokens that count are picked, which copies them. Backward makes a gradient of all of them for each turn's, which
-        is added to the one so far. ms-swift 4.6 `rlhf_trainers/gkd_loss.py:jsd_loss`.
+        Tokens that count are picked, which copies them. Of a turn's own tensors three are freed when its mixture's
+        backward, which takes eight, begins. Each turn's slice makes a gradient of all tokens, which is added to the one
+        so far. ms-swift 4.6 `rlhf_trainers/gkd_loss.py:jsd_loss`.
         """
         tape, w, b = self.tape, x.width, x.b
         index, turn = Tensor(ONE * path.kept, 16), Size({}, {"V": path.tile * b})
         student, other = (tape.hold(tape.op("logits: pick", [t], w, b, saves=[index])) for t in (x, teacher))
         student, _ = (tape.hold(tape.op("logits: divide", [t], w, b)) for t in (student, other))
-        tape.op("divergence in turn", [student], ONE, 4, saves=[Tensor(w * 7, b)], scratch=turn * 3,
-                backward_scratch=w * b + turn * 6)  # fmt: skip
+        whole, turns = w * b, path.turns
+        # in the first turn, in the second's mixture, in the second's slice; as turns count
+        peaks = {5: turn * 5, turns - 2: whole + turn * -2, 2 * turns - 13: whole * 2 + turn * -13}
+        backward = peaks[max(peaks) if turns > 1 else 5]
+        tape.op("divergence in turn", [student], ONE, 4, saves=[Tensor(w * 7, b)], scratch=turn * 2,
+                backward_scratch=backward, rowwise=True)  # fmt: skip
 
     def compared(self, x: Tensor, teacher: Tensor) -> Tensor:
         """The divergence of each entry of the vocabulary: the student's logits `x` against a `teacher`'s."""

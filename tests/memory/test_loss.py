@@ -688,7 +688,7 @@ def test_unpadding_is_no_slice_of_positions() -> None:
 
 def test_the_heads_gradient_is_vocabulary_times_hidden() -> None:
     """Llama 3: 128,256 · 4,096; a frozen head makes none."""
-    segment, _ = head(Run(LLAMA), Path("cross-entropy"))
+    segment, _, _ = head(Run(LLAMA), Path("cross-entropy"))
     assert max(shot.making for shot in segment.backward) == ELEMENTS
     assert max(shot.gradients for shot in segment.backward) == ELEMENTS
     frozen, _ = head(Run(LLAMA, trained=False), Path("cross-entropy"))
@@ -714,3 +714,40 @@ def test_a_word_of_the_path_that_nothing_knows_fails_at_once(field: str) -> None
     words: Any = {"kind": "logsumexp", field: "unknown"}
     with pytest.raises(AssertionError, match="unknown"):
         tape(Path(**words))
+
+
+# --- divergences ---
+
+
+@pytest.mark.parametrize(
+    ("path", "forward", "kept"),
+    [
+        # logits 2 + 2, divided 2 + 2, log-softmaxes 2 + 2, stack 4, mixture 2, probabilities 2 + 2, a difference 2,
+        # products 2 + 2, both weighed 2 + 2, their sum 2; kept: log-softmax, stack, mixture, probabilities, difference
+        (Path("divergence", held="inside"), 34, 14),
+        # logits 2 + 2, picked 2 + 2, divided 2 + 2, and what is kept, of one turn after another
+        (Path("divergence", held="inside", tile=512, turns=8), 26, 14),
+    ],
+)
+def test_a_divergence_names_both_models_logits(path: Path, forward: float, kept: float) -> None:
+    """trl 1.16 `experimental/gkd/gkd_trainer.py:238-322`, ms-swift 4.6 `rlhf_trainers/gkd_loss.py`."""
+    made = tape(path)
+    assert max(logits(forward_of(made)).values()) == forward
+    assert made.saved().tokens["V"] == kept
+
+
+def test_a_student_keeps_its_logits_alone_while_a_teacher_runs() -> None:
+    segment, held, waiting = head(Run(LLAMA), Path("divergence", held="inside"))
+    assert held.tokens == 2 * LLAMA.vocab  # the logits, a variable of the trainer
+    assert waiting.tokens == 2 * LLAMA.hidden  # the head's input; the loss has not begun
+    assert segment.saved.tokens > 14 * LLAMA.vocab
+
+
+@pytest.mark.parametrize(
+    ("turns", "whole", "tiles"),
+    [(1, 0, 5), (4, 0, 5), (8, 1, -2), (40, 2, -13)],  # of all tokens, and of a turn's
+)
+def test_the_gradients_of_many_turns_are_each_as_large_as_all_tokens(turns: int, whole: int, tiles: int) -> None:
+    made = tape(Path("divergence", held="inside", tile=512, turns=turns))
+    scratch = made.ops[-1].backward_scratch
+    assert (scratch.tokens.get("V", 0), scratch.fixed["V"]) == (2 * whole, 2 * 512 * tiles)

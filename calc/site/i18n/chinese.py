@@ -906,6 +906,7 @@ CALCULATOR = {
     "vLLM sleeps": "vLLM 休眠",
     "Reference model": "参考模型",
     "Critic model": "critic 模型",
+    "Teacher model": "教师模型",
     "runs": "运行",
     "does not run": "不运行",
     "every layer": "每一层",
@@ -987,6 +988,18 @@ CALCULATOR = {
     "GPUs that share one engine's model, a count.": "共同分担一个引擎的模型的卡数。",
     "Responses for one prompt, a count.": "一条提示的回答数。",
     "Whether an engine gives its memory back outside the rollout.": "引擎在 rollout 之外是否交还显存。",
+    "The frozen model from whose distributions the student of gkd learns; as large as the student unless its model is "
+    "given.": "gkd 的学生模型所学习的冻结教师模型；不指定 model 时与学生一样大。",
+    "Share of gkd's batches whose responses the student generates first (lmbda), 0 to 1, no unit.": (
+        "gkd 中由学生先生成回答的批次占比（lmbda），0 到 1，无单位。"
+    ),
+    "on_policy: what the student generates is held in memory; the time it takes is not computed": (
+        "on_policy：学生生成时的显存已计入，所用时间没有计算"
+    ),
+    "student and teacher have other vocabularies: the copies that pad the smaller one are not computed": (
+        "学生与教师的词表大小不同：没有计算补齐较小词表的副本"
+    ),
+    "teacher": "教师模型",
     "The frozen model that dpo, kto and RL compare with; none: its log-probabilities are computed beforehand.": (
         "dpo、kto 和强化学习用来比较的冻结模型；none：预先算好它的对数概率。"
     ),

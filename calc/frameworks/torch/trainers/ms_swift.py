@@ -95,7 +95,9 @@ def path(s: Scenario, usual: Path) -> Path:
     """
     if s.task == "gkd":
         tokens = s.rows * (s.longest_len - 1)
-        return replace(usual, tile=min(TURN, tokens)) if at_least(s.versions["ms-swift"], TURNS_SINCE) else usual
+        if not at_least(s.versions["ms-swift"], TURNS_SINCE):
+            return usual
+        return replace(usual, tile=min(TURN, tokens), turns=-(-tokens // TURN))
     path = trainer.selective(usual)
     return trainer.likelihood(s, path) if s.task == "simpo" else path
 
