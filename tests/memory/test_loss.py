@@ -409,7 +409,7 @@ def test_a_value_head_puts_out_one_number_a_token() -> None:
     assert terms(forward_of(made)[-1].passing) == form("2")
     assert terms(backward_of(made)[-1].passing) == form("2h + 2")
     assert backward_of(made)[-1].gradients == 4096
-    segment, held = head(Run(LLAMA, "autocast"), Path("scalar"))
+    segment, held, _ = head(Run(LLAMA, "autocast"), Path("scalar"))
     assert segment.saved.fixed == 2 * 4096
     assert held.formula == "0"
 
@@ -539,7 +539,7 @@ def test_the_final_logits_are_held_to_the_end_of_forward() -> None:
 
 def test_a_heads_numbers_are_the_models_own() -> None:
     """Llama 3 8B: backward's largest instant has 12·128,256 bytes a token, and is the log-softmax's."""
-    segment, held = head(Run(LLAMA), Path("cross-entropy"))
+    segment, held, _ = head(Run(LLAMA), Path("cross-entropy"))
     assert held.formula == "0"
 
     def total(shot: Shot) -> float:
@@ -691,7 +691,7 @@ def test_the_heads_gradient_is_vocabulary_times_hidden() -> None:
     segment, _, _ = head(Run(LLAMA), Path("cross-entropy"))
     assert max(shot.making for shot in segment.backward) == ELEMENTS
     assert max(shot.gradients for shot in segment.backward) == ELEMENTS
-    frozen, _ = head(Run(LLAMA, trained=False), Path("cross-entropy"))
+    frozen, _, _ = head(Run(LLAMA, trained=False), Path("cross-entropy"))
     assert max(shot.making for shot in frozen.backward) == 0
 
 
