@@ -443,6 +443,8 @@ UNTOLD = {
         "roles.reward",
         "roles.reward.precision",
         "roles.reward.sharding",
+        "roles.teacher.precision",
+        "roles.teacher.sharding",
     },
 }
 
