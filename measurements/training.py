@@ -95,6 +95,50 @@ def logprobs(logits: torch.Tensor, ids: torch.Tensor, way: str) -> torch.Tensor:
     return torch.stack(rows)
 
 
+TEMPERATURE, MIXED = 0.9, 0.5  # GKD's defaults: of both distributions, and the teacher's part of their mixture
+
+
+def places(logits: torch.Tensor, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows and columns of the first `tokens` of each row, as a mask of them has when it is an index."""
+    rows = torch.arange(logits.shape[0], device=logits.device)
+    columns = torch.arange(tokens, device=logits.device)
+    return rows.repeat_interleave(tokens, output_size=tokens * len(rows)), columns.repeat(len(rows))
+
+
+def divergence(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """TRL's generalised Jensen-Shannon divergence of logits, (rows, tokens, vocabulary), all of whose tokens count.
+
+    trl 1.16 `experimental/gkd/gkd_trainer.py:generalized_jsd_loss`.
+    """
+    student, teacher = student / TEMPERATURE, teacher / TEMPERATURE
+    of_student, of_teacher = F.log_softmax(student, dim=-1), F.log_softmax(teacher, dim=-1)
+    beta = torch.tensor(MIXED, dtype=of_student.dtype, device=of_student.device)
+    mixture = torch.logsumexp(torch.stack([of_student + torch.log1p(-beta), of_teacher + torch.log(beta)]), dim=0)
+    from_teacher = F.kl_div(mixture, of_teacher, reduction="none", log_target=True)
+    from_student = F.kl_div(mixture, of_student, reduction="none", log_target=True)
+    total = beta * from_teacher + (1 - beta) * from_student
+    total = total[places(total, total.shape[1])]
+    return total.sum() / total.shape[0]
+
+
+def divergence_in_turn(student: torch.Tensor, teacher: torch.Tensor, turn: int) -> torch.Tensor:
+    """The same of all tokens but each row's last, `turn` of them after the others.
+
+    ms-swift 4.6 `rlhf_trainers/gkd_loss.py`.
+    """
+    picked = [logits[places(logits, logits.shape[1] - 1)] for logits in (student, teacher)]
+    student, teacher = (logits / TEMPERATURE for logits in picked)
+    beta = torch.tensor(MIXED, dtype=student.dtype, device=student.device)
+    total = student.new_zeros(())
+    for start in range(0, student.shape[0], turn):
+        of_student = F.log_softmax(student[start : start + turn], dim=-1)
+        of_teacher = F.log_softmax(teacher[start : start + turn], dim=-1)
+        mixture = torch.logsumexp(torch.stack([of_student + torch.log1p(-beta), of_teacher + torch.log(beta)]), dim=0)
+        from_teacher, from_student = ((torch.exp(each) * (each - mixture)).sum(-1) for each in (of_teacher, of_student))
+        total = total + (beta * from_teacher + (1 - beta) * from_student).sum()
+    return total / student.shape[0]
+
+
 def pair_loss(scores: torch.Tensor, pairs: int, scale: float = 1.0) -> torch.Tensor:
     """The Bradley-Terry loss of scores, (2·pairs,): the chosen first, then as many rejected ones."""
     return -F.logsigmoid(scale * (scores[:pairs] - scores[pairs:])).mean()

@@ -20,7 +20,7 @@ from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
 from calc.scenario.words import RL as TASKS_OF_RL
 from calc.scenario.words import ROLES, TRAINED_ROLES
 
-TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo")
+TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo", "gkd")
 RL = {
     "torch": ("ppo", "grpo", "reinforce++"),
     "openrlhf": ("ppo", "grpo", "reinforce++"),

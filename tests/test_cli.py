@@ -82,7 +82,7 @@ def test_what_a_reader_should_know_is_noted(run: Callable[..., Run]) -> None:
         ({"gpu": "a100-80-sxn"}, ["gpu", "a100-80-sxn", "did you mean 'a100-80-sxm'"]),
         ({"seq_length": 4096}, ["seq_length", "did you mean 'seq_len'"]),
         ({"task": "stf"}, ["task", "stf", "did you mean 'sft'"]),
-        ({"task": "inference", "framework": "trl"}, ["task", "inference", "sft, rm, dpo, kto, orpo, simpo, grpo"]),
+        ({"task": "inference", "framework": "trl"}, ["task", "inference", "sft, rm, dpo, kto, orpo, simpo, gkd, grpo"]),
         ({"gpus": 2, "sharding": "fsdp2", "expert_parallel": 2}, ["expert_parallel", "2", "without experts"]),
         ({"micro_batch": -1}, ["micro_batch", "-1", "at least 1"]),
         ({"seq_len": 10**15}, ["seq_len", "at most"]),

@@ -39,7 +39,7 @@ SHARDINGS: Mapping[Sharding, str] = {
 }  # fmt: skip
 TASKS = {
     "sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "kto": "KTO", "orpo": "ORPO",
-    "simpo": "SimPO", "ppo": "PPO", "grpo": "GRPO",
+    "simpo": "SimPO", "gkd": "GKD", "ppo": "PPO", "grpo": "GRPO",
     "reinforce++": "REINFORCE++",
 }  # fmt: skip
 
@@ -167,7 +167,7 @@ def _groups(s: Scenario) -> dict[str, int]:
 
 
 def _offloaded(s: Scenario) -> str:
-    frozen = [name for name in ("reference", "reward") if (own := s.role(name)) and own.offload.parameters]
+    frozen = [name for name in ("reference", "reward", "teacher") if (own := s.role(name)) and own.offload.parameters]
     names = (
         ["optimizer"] * s.offload.optimizer
         + ["weights"] * s.offload.parameters

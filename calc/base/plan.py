@@ -8,7 +8,7 @@ from typing import Any, Literal, assert_never
 # The words of `Path`, explained there.
 LossKind = Literal[
     "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "ahead",
-    "fused", "cut", "tiled", "pieces", "scalar", "vocab-parallel", "vocab-parallel-compiled",
+    "fused", "cut", "tiled", "pieces", "divergence", "scalar", "vocab-parallel", "vocab-parallel-compiled",
     "linear-entropy",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
@@ -40,9 +40,10 @@ class Path:
     by row), `logsumexp` (gather minus logsumexp), `rows` (the same row by row), `flash` (a kernel that keeps its logits
     and writes one gradient), `chunked`, `chunked-logits` (torchtune's: all logits, each chunk cast for its own loss),
     `ahead` (torchtitan's: chunks whose backward runs at once), `fused`, `cut` (cut-cross-entropy), `tiled`, `pieces`
-    (litgpt's), `scalar` (a value head, no vocabulary), `vocab-parallel` (Megatron-core's, in fp32 over a rank's part
-    of the vocabulary), `vocab-parallel-compiled` (the same as compiled kernels) and `linear-entropy` (verl's kernels,
-    which make log-probabilities and entropies from the head's input).
+    (litgpt's), `divergence` (of a student's distributions from a teacher's), `scalar` (a value head, no vocabulary),
+    `vocab-parallel` (Megatron-core's, in fp32 over a rank's part of the vocabulary), `vocab-parallel-compiled` (the
+    same as compiled kernels) and `linear-entropy` (verl's kernels, which make log-probabilities and entropies from the
+    head's input).
 
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides the logits,
     `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
@@ -56,9 +57,10 @@ class Path:
     `inside` it, of `backward`, the `step`, the `next` forward, or, in a step of several micro-batches, of the `turn`
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
     after the head, or before the head (`tiled`).
-    `tile` is the number of tokens whose logits `tiled` has at once, or whose gradients `pieces` has. For `ahead`
-    `summed` has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for
-    a `vocab-parallel` entropy, that the loss reads a copy of the logits.
+    `tile` is the number of tokens whose logits `tiled` has at once, whose gradients `pieces` has, or which `divergence`
+    compares at once, 0 for all, in so many `turns`. For `ahead` `summed` has the bytes of an element of the head's
+    gradients so far, and `copied` says that chunks are copies; for a `vocab-parallel` entropy, that the loss reads a
+    copy of the logits.
     `compiled`: the loss runs in kernels that `torch.compile` has fused.
     `nll` is the share of the rows that enter a cross entropy of their own, beside their log-probabilities; `shift_copy`
     then says whether that copies them.
@@ -75,6 +77,7 @@ class Path:
     held: Held = "forward"
     kept: float = 1.0
     tile: int = 0
+    turns: int = 0
     summed: int = 0
     copied: bool = False
     compiled: bool = False
@@ -88,7 +91,17 @@ class Path:
                 return self.held != "turn"
             case "vocab-parallel" | "vocab-parallel-compiled" | "linear-entropy":
                 return True
-            case "log-softmax" | "selective" | "logsumexp" | "rows" | "flash" | "pieces" | "chunked-logits" | "ahead":
+            case (
+                "log-softmax"
+                | "selective"
+                | "logsumexp"
+                | "rows"
+                | "flash"
+                | "pieces"
+                | "chunked-logits"
+                | "ahead"
+                | "divergence"
+            ):
                 return False
             case other:
                 assert_never(other)
@@ -261,20 +274,20 @@ def supervised(
     path: Path,
     rows: int,
     *,
-    reference: Role | None = None,
+    scored: Role | None = None,
     deepspeed: DeepSpeed | None = None,
     notes: tuple[str, ...] = (),
     **how: Any,
 ) -> Keeps:
-    """The plan of a job that trains one model; a `reference`, if any, is scored within its forward.
+    """The plan of a job that trains one model; a model that is `scored`, if any, runs within its forward.
 
     `how` are fields of the trained role.
     """
     trained = Role(name, path, path, rows, rows, **how)
-    roles = (trained, *([reference] if reference else []))
+    roles = (trained, *([scored] if scored else []))
     return Keeps(
         roles=roles,
-        stages=(Stage("train", name, inside=reference.name if reference else ""),),
+        stages=(Stage("train", name, inside=scored.name if scored else ""),),
         loading=tuple(role.name for role in roles if not role.shares),
         deepspeed=deepspeed,
         notes=notes,

@@ -36,6 +36,8 @@ TASKS: tuple[tuple[str, str], ...] = (
     (r"dpo_trainer\.py|train_dpo", "dpo"),
     (r"kto_trainer\.py", "kto"),
     (r"orpo_trainer\.py", "orpo"),
+    (r"cpo_trainer\.py", "simpo"),
+    (r"gkd_trainer\.py", "gkd"),
     (r"rm_trainer\.py|train_rm|reward_trainer\.py", "rm"),
     (r"sft_trainer\.py|train_sft|/sft/workflow\.py|in run_sft\b|finetun|/sft\.py", "sft"),
 )

@@ -25,6 +25,7 @@ LIGER = ("use_liger_kernel", "enable_liger_kernel", "use_liger")
 REENTRANT = ("gradient_checkpointing_kwargs.use_reentrant", "use_reentrant_gc")
 OPTIMIZER = ("optim", "optimizer")
 FLASH = ("attn_implementation", "attn_impl")
+TEACHER = ("teacher_model", "teacher_model_name_or_path")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules")
 # The programs and the task that each runs.
 PROGRAMS: tuple[tuple[str, str], ...] = (
@@ -33,13 +34,22 @@ PROGRAMS: tuple[tuple[str, str], ...] = (
     (r"\btrl dpo\b|\bdpo(?:_\w+)?\.py", "dpo"),
     (r"\btrl kto\b|\bkto(?:_\w+)?\.py", "kto"),
     (r"\borpo(?:_\w+)?\.py", "orpo"),
+    (r"\bcpo(?:_\w+)?\.py", "simpo"),
+    (r"\bgkd(?:_\w+)?\.py", "gkd"),
     (r"\btrl grpo\b|\bgrpo(?:_\w+)?\.py|_grpo\.py", "grpo"),
     (r"\brun_clm\w*\.py|\bpretrain", "pretrain"),
 )
 LLAMAFACTORY, AXOLOTL, SWIFT = "LLaMA-Factory", "Axolotl", "ms-swift"
 TRAINERS = {LLAMAFACTORY: "llamafactory", AXOLOTL: "axolotl", SWIFT: "ms-swift"}
-STAGES = {"sft": "sft", "pt": "pretrain", "rm": "rm", "reward": "rm", **{name: name for name in PREFERENCE}}
-TRL = re.compile(r"\btrl\b|(?:^|/|\s)(?:sft|dpo|grpo|reward_modeling|orpo|kto)\w*\.py|trl/")
+STAGES = {
+    "sft": "sft",
+    "pt": "pretrain",
+    "rm": "rm",
+    "reward": "rm",
+    "gkd": "gkd",
+    **{name: name for name in PREFERENCE},
+}
+TRL = re.compile(r"\btrl\b|(?:^|/|\s)(?:sft|dpo|grpo|reward_modeling|orpo|cpo|kto|gkd)\w*\.py|trl/")
 IGNORED = re.compile(
     r"learning_rate|^lr|warmup|output|save|logging|eval|report_to|wandb|dataset|data_|template|max_samples|epoch|seed|"
     r"scheduler|overwrite|num_proc|preprocess|ddp_timeout|plot|do_train|do_eval|run_name|push_to|hub|weight_decay|adam_|"
@@ -111,6 +121,8 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
     found |= _grpo(flags) if task == "grpo" else {"seq_len": flags.integer(*LENGTH)}
     if flags.has("roles.reference", "precompute_ref_log_probs") and flags.on("precompute_ref_log_probs"):
         found["roles.reference"] = "none"
+    if task == "gkd":
+        found |= {"roles.teacher.model": flags.text(*TEACHER), "on_policy": flags.number("lmbda")}
     found["precision"] = _precision(flags, found)
     if found["method"] is None and _full(flags):
         found["method"] = "full"

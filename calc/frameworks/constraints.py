@@ -250,6 +250,14 @@ def streams_fault(s: Scenario) -> str | None:
     return f"{given} where GPUs share sequences, allowed: false; not modelled" if s.together > 1 else None
 
 
+def vocabulary_fault(s: Scenario) -> str | None:
+    """The reason why a teacher's distributions cannot be compared with the student's, in one line, or None."""
+    if not (teacher := s.role("teacher")) or teacher.architecture.vocab == (own := s.architecture.vocab):
+        return None
+    given = f"roles.teacher.model: given {teacher.model!r} with a vocabulary of {teacher.architecture.vocab:,}"
+    return f"{given}, allowed: one with the student's, {own:,}"
+
+
 def in_backward_fault(s: Scenario) -> str | None:
     """The reason why parameters cannot step in backward, in one line; None if they can, or shall not.
 

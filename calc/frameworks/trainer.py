@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from calc.base.plan import Path
+from calc.base.plan import Holds, Keeps, Path, Stage
 from calc.base.versions import at_least
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP
 
-TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo")
+TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo", "gkd")
+GENERATES = "on_policy: what the student generates is held in memory; the time it takes is not computed"
 NO_SYNC = "1.11"  # of Accelerate: `no_sync` of FSDP 2 calls set_requires_gradient_sync
 
 
@@ -87,6 +88,18 @@ def selective(usual: Path) -> Path:
     See trl `trainer/utils.py`; Accelerate's autocast makes the logits fp32.
     """
     return replace(usual, kind="rows", upcast=False) if usual.kind == "selective" and usual.head_fp32 else usual
+
+
+def distilled(s: Scenario, plan: Keeps) -> Keeps:
+    """The plan of GKD where the student also generates, as `on_policy` says: before the step, by Transformers.
+
+    ZeRO-3 gathers every weight for it (trl `models/utils.py:unwrap_model_for_generation`).
+    """
+    if not s.on_policy:
+        return plan
+    gathered: tuple[Holds, ...] = ("whole",) if s.sharding == "zero3" else ()
+    own = Stage("generate", "actor", rows=s.rows, holds=gathered)
+    return replace(plan, stages=(own, *plan.stages), notes=(*plan.notes, GENERATES))
 
 
 def likelihood(s: Scenario, usual: Path) -> Path:

@@ -16,7 +16,7 @@ from calc.scenario.words import PREFERENCE
 FIRST = "4"
 FSDP = "fsdp.json"
 
-COMMANDS = {"pretrain": "pt", "sft": "sft", **dict.fromkeys(("rm", *PREFERENCE), "rlhf")}
+COMMANDS = {"pretrain": "pt", "sft": "sft", **dict.fromkeys(("rm", "gkd", *PREFERENCE), "rlhf")}
 ATTENTION = {"flash": "flash_attn", "sdpa": "sdpa", "eager": "eager"}
 # torch_dtype and mixed precision by our word; DeepSpeed and FSDP make fp32 of what they train.
 PRECISIONS = {
@@ -43,6 +43,9 @@ def flags(s: Scenario) -> Iterator[Words]:
     dtype, mixed = PRECISIONS[s.precision]
     if COMMANDS[s.task] == "rlhf":
         yield option("--rlhf_type", s.task)
+    if s.task == "gkd":
+        yield option("--teacher_model", shell.role_model(s, "teacher"))
+        yield option("--lmbda", s.on_policy)
     if s.task == "simpo":
         yield option("--cpo_alpha", 1.0)
     yield option("--model", shell.model_name(s.model))
@@ -82,5 +85,5 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
     yield shell.needs("DATASET", "your data, or a data set's name")
     yield from shell.of_files(s, files)
     yield from shell.unsaid(s, *hugging_face.unsaid(s), *hugging_face.LIGER)
-    yield from shell.unsaid_of_roles(s)
+    yield from shell.unsaid_of_roles(s, ("teacher.model",))
     yield from shell.common_notes(s)

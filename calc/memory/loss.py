@@ -35,6 +35,7 @@ class Head(Program):
     """Writes the lm_head and a loss on a tape."""
 
     held: Tensor | None = None
+    before: Size | None = None  # what is saved before the loss, where that waits for another model
     grad = True
 
     def logits(self, path: Path) -> Tensor:
@@ -72,6 +73,8 @@ class Head(Program):
                 return self.in_pieces(path)
             case "tiled":
                 return self.tiled(path)
+            case "divergence":
+                return self.of_logits(path, self.divergence)
             case "cross-entropy":
                 return self.of_logits(path, self.cross_entropy)
             case "log-softmax":
@@ -298,6 +301,62 @@ class Head(Program):
         """`logsumexp` row by row: nothing of all rows in forward, their gradients and a stack of these in backward."""
         self.tape.op("logsumexp of rows", [x], ONE, x.b, saves=[x], backward_scratch=x.size)
 
+    def divergence(self, x: Tensor, path: Path) -> None:
+        """The generalised Jensen-Shannon divergence of GKD, between the student's and a teacher's distributions.
+
+        Both logits are divided by a temperature, which copies them; both halves of the divergence, each a product of
+        probabilities and differences, are taken from a mixture, the logsumexp of a stack. All of it are variables until
+        the loss is there. trl 1.16 `experimental/gkd/gkd_trainer.py:generalized_jsd_loss`, torch `native/Loss.cpp`.
+        """
+        tape = self.tape
+        self.before = tape.saved()
+        teacher = tape.hold(tape.op("teacher: logits", [], V, x.b))
+        if path.tile:
+            return self.in_turn(x, teacher, path)
+        index = Tensor(ONE * path.kept, 16)  # row and column of each label
+        one = self.jensen_shannon(x, teacher)
+        tape.op("divergence", [one], ONE, 4, saves=[index], scratch=one.size, backward_scratch=NOTHING)
+
+    def in_turn(self, x: Tensor, teacher: Tensor, path: Path) -> None:
+        """The divergence of some tokens after those before; of all of them, backward needs seven tensors.
+
+        Tokens that count are picked, which copies them. Of a turn's own tensors three are freed when its mixture's
+        backward, which takes eight, begins. Each turn's slice makes a gradient of all tokens, which is added to the one
+        so far. ms-swift 4.6 `rlhf_trainers/gkd_loss.py:jsd_loss`.
+        """
+        tape, w, b = self.tape, x.width, x.b
+        index, turn = Tensor(ONE * path.kept, 16), Size({}, {"V": path.tile * b})
+        student, other = (tape.hold(tape.op("logits: pick", [t], w, b, saves=[index])) for t in (x, teacher))
+        student, _ = (tape.hold(tape.op("logits: divide", [t], w, b)) for t in (student, other))
+        whole, turns = w * b, path.turns
+        # in the first turn, in the second's mixture, in the second's slice; as turns count
+        peaks = {5: turn * 5, turns - 2: whole + turn * -2, 2 * turns - 13: whole * 2 + turn * -13}
+        backward = peaks[max(peaks) if turns > 1 else 5]
+        tape.op("divergence in turn", [student], ONE, 4, saves=[Tensor(w * 7, b)], scratch=turn * 2,
+                backward_scratch=backward, rowwise=True)  # fmt: skip
+
+    def jensen_shannon(self, x: Tensor, teacher: Tensor) -> Tensor:
+        """The divergence of each entry of the vocabulary: the student's logits `x` against a `teacher`'s."""
+        tape, w = self.tape, x.width
+        student, other = (tape.hold(tape.op("logits: divide", [each], w, each.b)) for each in (x, teacher))
+        if self.run.precision == "autocast" and x.b < 4:
+            student, other = (self.cast(each, 4, "logits") for each in (student, other))
+        b = student.b
+        s = tape.hold(tape.op("student: log-softmax", [student], w, b, saves_out=True))
+        t = tape.hold(tape.op("teacher: log-softmax", [other], w, b))
+        parts = [tape.op("student: weigh", [s], w, b, aliases=[s]), tape.op("teacher: weigh", [t], w, b)]
+        both = tape.op("mixture: stack", parts, w * 2, b, aliases=parts)
+        mixture = tape.hold(tape.op("mixture: logsumexp", [both], w, b, saves=[both], saves_out=True,
+                                    scratch=both.size, backward_scratch=both.size * 2))  # fmt: skip
+        p = tape.op("teacher: exp", [t], w, b)
+        gap = tape.op("teacher: difference", [t, mixture], w, b)
+        of_teacher = tape.hold(tape.op("teacher: product", [p, gap], w, b, saves=[p]))
+        p = tape.op("student: exp", [s], w, b, saves_out=True)
+        gap = tape.op("student: difference", [s, mixture], w, b, aliases=[s])
+        of_student = tape.hold(tape.op("student: product", [p, gap], w, b, saves=[p, gap]))
+        halves = [tape.op("divergence: weigh", [each], w, b) for each in (of_teacher, of_student)]
+        return tape.op("divergence: sum", halves, w, b, aliases=halves)
+
     def shifted(self, x: Tensor, path: Path) -> Tensor:
         """A contiguous copy of all logits but the last position's, where the code or its softmax makes one.
 
@@ -455,13 +514,16 @@ def written(run: Run, path: Path, *, grad: bool = True) -> Head:
 
 
 @lru_cache(maxsize=4096)
-def head(run: Run, path: Path) -> tuple[Segment, Amount]:
-    """The head of `run` with the loss of `path`, and the bytes of outputs that outlive the head's own backward."""
+def head(run: Run, path: Path) -> tuple[Segment, Amount, Amount]:
+    """The head of `run` with the loss of `path`; the bytes of outputs that outlive the head's own backward, and of what
+    it keeps while another model's forward runs.
+    """
     program = written(run, path)
     dims = head_dimensions(run)
     alone = written(run, path, grad=False).tape if path.kind == "selective" else None
     compiled = Segment(program.tape, dims, OUTPUTS, alone)
-    return compiled, amount(program.held.size, dims) if program.held else NO_BYTES
+    held = amount(program.held.size, dims) if program.held else NO_BYTES
+    return compiled, held, compiled.saved if program.before is None else amount(program.before, dims)
 
 
 def head_dimensions(run: Run) -> dict[str, int]:

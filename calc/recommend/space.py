@@ -395,7 +395,7 @@ def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
             yield from _accepted(base, name, [{name: value} for value in values])
     if together:
         yield from _accepted(base, "offload", [dict.fromkeys(OFFLOADS, x) for x in (False, True)])
-    frozen = [f"roles.{name}.offload.parameters" for name in ("reference", "reward") if base.has(name)]
+    frozen = [f"roles.{name}.offload.parameters" for name in ("reference", "reward", "teacher") if base.has(name)]
     movable = [place for place in frozen if place not in given]
     if movable and base.sharding == "zero3":
         yield from _accepted(base, FROZEN, [dict.fromkeys(movable, x) for x in (False, True)])

@@ -46,6 +46,7 @@ NEUTRAL: Mapping[str, Any] = {
     "expert_parallel": 1,
     "expert_tensor_parallel": 1,
     "expert_imbalance": 1,
+    "on_policy": 0,
     "packing": False,
     "optimizer_in_backward": False,
     "offload.activations": False,
@@ -136,7 +137,7 @@ VARIED = frozenset({
     "micro_batch", "checkpointing", "loss", "logprob", "offload.optimizer", "offload.parameters",
     "rollout.tensor_parallel", "rollout.gpu_memory_utilization", "rollout.sleep",
 })  # fmt: skip
-_FROZEN_OFFLOAD = re.compile(r"roles\.(reference|reward)\.offload\.parameters")
+_FROZEN_OFFLOAD = re.compile(r"roles\.(reference|reward|teacher)\.offload\.parameters")
 
 
 def vary(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
@@ -223,6 +224,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         lengths=values["lengths"],
         entropy_coeff=float(values["entropy_coeff"]),
         expert_imbalance=float(values["expert_imbalance"]),
+        on_policy=float(values["on_policy"]),
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
         pinned_max_round_threshold_mb=values["pinned_max_round_threshold_mb"],
         framework_version=known,

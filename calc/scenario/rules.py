@@ -101,6 +101,8 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise Objection(f"expected_len: given {given['expected_len']} with lengths, allowed: one of them")
     if values["placement"] != "colocated" and task not in RL:
         raise Objection(f"placement: given 'separate', allowed: colocated; {task} has no role on GPUs of its own")
+    if values["on_policy"] and task != "gkd":
+        raise Objection(f"on_policy: given {show(values['on_policy'])} for {task}, allowed: 0; gkd's student generates")
     if values["method"] == "full":
         no_adapters(given)
     if values["method"] != "qlora" and not values["double_quantization"]:
@@ -273,6 +275,8 @@ def roles_of(
             roles[name] = role_of(values, differs, catalog, defaults)
         except (Objection, CatalogError, ConfigError) as error:
             raise Objection(f"roles.{name}.{error}") from None
+    if roles.get("teacher") == "none":
+        raise Objection("roles.teacher: given 'none', allowed: a teacher, from whom gkd learns")
     if task in RL and not any(roles.get(name, "none") != "none" for name in TRAINED_ROLES):
         raise Objection(f"roles.actor: given 'none', allowed: a role to train for {task}")
     return roles

@@ -147,6 +147,7 @@ class Scenario:
     expert_parallel: int
     expert_tensor_parallel: int
     expert_imbalance: float
+    on_policy: float
     offload: Offload
     grad_dtype: GradDtype
     no_sync: bool

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 # The values of the fields that choose among words, as `scenario.schema.json` lists them.
 Task = Literal[
-    "pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo", "ppo", "grpo", "reinforce++", "inference"
+    "pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo", "gkd", "ppo", "grpo", "reinforce++", "inference"
 ]  # fmt: skip
 Trainer = Literal[
     "own",
@@ -85,6 +85,7 @@ TOGETHER = ("tensor_parallel", "pipeline_parallel", "context_parallel")  # degre
 ROLES: Mapping[str, tuple[str, ...]] = {
     "dpo": ("reference",),
     "kto": ("reference",),
+    "gkd": ("teacher",),
     "ppo": ("actor", "critic", "reference", "reward"),
     "grpo": ("actor", "reference", "reward"),
     "reinforce++": ("actor", "reference", "reward"),
@@ -93,6 +94,7 @@ TRAINED_ROLES = ("actor", "critic")
 # With `separate`, a role without GPUs of its own shares those of the first of these that runs.
 PARTNERS: Mapping[str, tuple[str, ...]] = {
     "reference": ("actor", "critic"),
+    "teacher": ("actor",),
     "reward": ("critic", "actor"),
     "critic": ("actor", "reward"),
 }

@@ -46,6 +46,7 @@ class Stack(NamedTuple):
     stops: tuple[Stop, ...]
     norm: Segment
     head: Segment
+    head_waiting: Amount  # what it keeps while another model's forward runs
     head_trained: int
     root_trained: int  # head and final norm
     held: Amount
@@ -119,7 +120,7 @@ def stack(
             below = tuple(order[:layer].count(k) for k in range(len(blocks)))
             above = sum(blocks[k].trained for k in order[layer + 1 :])
             stops.append(Stop(layer, kind, below, above))
-    segment, held = head(run, path)
+    segment, held, waiting = head(run, path)
     dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
     stream = of(h=run.residual * run.share)
     # the embedding's backward reads all positions
@@ -129,6 +130,7 @@ def stack(
         stops=tuple(stops),
         norm=activations.final_norm(run),
         head=segment,
+        head_waiting=waiting,
         head_trained=head_trained,
         root_trained=head_trained + norm,
         held=held if arch.ends else NO_BYTES,

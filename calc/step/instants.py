@@ -146,7 +146,7 @@ class Layout:
         cache = [] if self.stack.wrapped else self.casts(self.stack.casts)
         norm = Part("activations", self.stack.norm.saved, "activations#final-norm")
         held = [Part("logits", self.stack.held, "loss#held")] if self.held == "inside" else []
-        return [*self.layers(), norm, Part("logits", self.stack.head.saved, "loss#kept"), *held, *cache]
+        return [*self.layers(), norm, Part("logits", self.stack.head_waiting, "loss#kept"), *held, *cache]
 
     @property
     def outputs(self) -> Amount:
@@ -188,7 +188,9 @@ class Layout:
             where = Where(self.place(shot), stack.layers, False)
             # a loss that is computed after the turn: the new outputs have replaced the old ones by then
             over = [] if self.held == "turn" and where.segment == "outside" else before
-            everything = [*(self.layers() if grad else []), *over, *cached, *([norm] if grad else [])]
+            # an autocast of the model's own ends with its forward, and drops its copies
+            copies = [] if stack.wrapped and where.segment == "outside" else cached
+            everything = [*(self.layers() if grad else []), *over, *copies, *([norm] if grad else [])]
             yield instant(f"logits: {shot.name}", where, [*everything, *alive(shot, "logits", "logits")])
 
     def backward(self) -> Iterator[Instant]:

@@ -67,7 +67,7 @@ def throughput(s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | Non
 
 
 def supervised(s: Scenario, r: Rates) -> list[Term]:
-    """The terms of a task that trains one model on given sequences; a reference's forward is added, for kto twice."""
+    """The terms of a task that trains one model on given sequences; a frozen one's forward is added, for kto twice."""
     rows = s.rows
     if s.max_tokens_per_gpu:  # dynamic batches are balanced
         rows = -(-s.sequences // (s.data_parallel * s.accumulation))
@@ -78,8 +78,9 @@ def supervised(s: Scenario, r: Rates) -> list[Term]:
     if s.task == "kto":  # each completion with the next one's prompt, by the policy and by the reference
         scored = load._replace(micro=2 * load.micro)
         terms += within("actor, scoring", list(update(s, r, load, head, trained=False)))
-    if reference := s.role("reference"):
-        terms += within("reference", list(update(reference, r, scored, "lm", trained=False)))
+    for name in ("reference", "teacher"):
+        if frozen := s.role(name):
+            terms += within(name, list(update(frozen, r, scored, "lm", trained=False)))
     return terms
 
 

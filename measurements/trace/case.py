@@ -10,7 +10,8 @@ from .reading import CaseError, mapping
 
 MODELS = Path(__file__).parents[2] / "models"
 LAYERS = "(?:layers|h)"  # a pattern for the names that models give the list of their decoder layers
-TASKS = ("sft", "rm", "dpo", "orpo", "ppo-actor", "ppo-critic", "logprob")
+TURN = 512  # ms-swift's chunk_size (4.6 `rlhf_trainers/gkd_loss.py`)
+TASKS = ("sft", "rm", "dpo", "orpo", "gkd", "ppo-actor", "ppo-critic", "logprob")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Case:
     resp: int = 0  # response tokens for PPO; 0: half of seq
     logits_to_keep: bool = False
     ref: str = "copy"  # dpo's reference: copy, adapter (switched off), none
+    teacher: str = ""  # gkd's teacher, named as the model is; empty: a model like the student
+    turn: int = 0  # tokens whose distributions gkd compares at once; 0: all
     hold_outputs: bool = False
     use_cache: bool = False
     upcast_outputs: bool = False
@@ -171,7 +174,8 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
     if cp > 1 and flat.get("attention", "sdpa") != "sdpa":
         raise CaseError(f"attention: {flat['attention']!r} cannot be traced with context_parallel; allowed: sdpa")
     reference = "adapter" if lora else "copy"
-    trainer = flat.get("trainer") == "transformers"
+    trainer = flat.get("trainer") in ("transformers", "ms-swift")
+    teacher = roles.get("teacher") or {}
     return from_record(
         {
             "model": flat["model"],
@@ -206,5 +210,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "logprob": _pick(flat, "logprob", _LOGPROB, "log-softmax-fp32"),
             "resp": resp,
             "ref": "none" if roles.get("reference") == "none" else reference,
+            "teacher": teacher.get("model", ""),
+            "turn": TURN if flat.get("trainer") == "ms-swift" else 0,
         }
     )

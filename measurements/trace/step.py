@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.modules import module as hooks
 
-from measurements.training import Critic, logprobs, pair_loss, policy_loss, value_loss
+from measurements.training import Critic, divergence, divergence_in_turn, logprobs, pair_loss, policy_loss, value_loss
 
 from . import attention, context_parallel, fsdp, fsdp1, models, pipeline_parallel
-from .case import Case
+from .case import Case, model_config
 from .ledger import Ledger
 from .models import DEVICE
 
@@ -60,6 +61,9 @@ class Step:
             self.reference = models.load(case).eval().requires_grad_(False)
             if case.ckpt != "none":
                 self.reference.gradient_checkpointing_enable({"use_reentrant": False})
+        if case.task == "gkd":
+            other = replace(case, model=case.teacher, config=model_config(case.teacher)) if case.teacher else case
+            self.reference = models.load(other).eval().requires_grad_(False)
         if self.reference is not None:
             self.reference = self._sharded(self.reference)
         self.model = self._sharded(self.model)
@@ -216,6 +220,15 @@ class Step:
         logps = logprobs(logits[:, :-1, :], ids[:, 1:], LOGPROB[case.logprob]).mean(-1)
         return likelihood + pair_loss(logps, case.mb)
 
+    def _divergence(self) -> torch.Tensor:
+        """GKD's loss, of every position whose next token is there; both models' outputs are variables meanwhile."""
+        student = self._forward(self.model)
+        with torch.no_grad():
+            teacher = self._forward(self.reference)
+        if self.case.turn:
+            return divergence_in_turn(student.logits, teacher.logits, self.case.turn)
+        return divergence(student.logits[:, :-1, :], teacher.logits[:, :-1, :])
+
     def _loss(self) -> tuple[torch.Tensor, Any]:
         """The loss, and the outputs that the caller keeps."""
         case, inputs = self.case, self.inputs
@@ -227,6 +240,8 @@ class Step:
             return pair_loss(rewards, case.mb), None
         if case.task == "orpo":
             return self._odds(), None
+        if case.task == "gkd":
+            return self._divergence(), None
         if case.task == "ppo-critic":
             old, target = inputs["old"], inputs["target"]
             values = self._forward(self.model)[:, -old.shape[1] :].float()

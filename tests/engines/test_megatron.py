@@ -139,8 +139,8 @@ def test_tensor_parallel_ranks_share_products_and_with_sequences_all_else() -> N
 def test_logits_are_kept_once_in_fp32_and_once_more_while_kernels_are_compiled() -> None:
     """2 + 4 bytes an entry while the loss is computed, 4 more where its kernels are compiled; 4 are kept."""
     entries = GPT.vocab
-    plain, _ = head(Run(GPT), Path("vocab-parallel"))
-    compiled, _ = head(Run(GPT), Path("vocab-parallel-compiled"))
+    plain, _, _ = head(Run(GPT), Path("vocab-parallel"))
+    compiled, _, _ = head(Run(GPT), Path("vocab-parallel-compiled"))
 
     def most(segment: object) -> float:
         return max(shot.saved.tokens + shot.passing.tokens for shot in segment.forward)  # type: ignore[attr-defined]

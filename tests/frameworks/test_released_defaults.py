@@ -386,6 +386,8 @@ TRL = (
     Row("lora.dropout", of("trainer/kto_config", "disable_dropout"), {True: 0}, LORA, ("kto",)),
     Row("lora.dropout", of("experimental/orpo/orpo_config", "disable_dropout"), {True: 0}, LORA, ("orpo",)),
     Row("lora.dropout", of("experimental/cpo/cpo_config", "disable_dropout"), {True: 0}, LORA, ("simpo",)),
+    Row("lora.dropout", of("experimental/gkd/gkd_config", "disable_dropout"), {True: 0}, LORA, ("gkd",)),
+    Row("on_policy", of("experimental/gkd/gkd_config", "lmbda"), scripts=("gkd",)),
     Row("seq_len", of("trainer/kto_config", "max_length"), scripts=("kto",)),
     Row("seq_len", of("experimental/orpo/orpo_config", "max_length"), scripts=("orpo",)),
     Row("seq_len", of("experimental/cpo/cpo_config", "max_length"), scripts=("simpo",)),
@@ -441,6 +443,8 @@ UNTOLD = {
         "roles.reward",
         "roles.reward.precision",
         "roles.reward.sharding",
+        "roles.teacher.precision",
+        "roles.teacher.sharding",
     },
 }
 

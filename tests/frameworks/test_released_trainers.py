@@ -176,6 +176,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
             swift(f"{OLD}/base_args/model_args.py:attn_impl", f"{NEW}/base_args/model_args.py:attn_impl"),
             {None: "sdpa"},
         ),
+        Row("on_policy", swift(*(f"{at}/rlhf_args.py:lmbda" for at in (OLD, NEW))), task="gkd"),
         Row("packing", swift(f"{OLD}/base_args/base_args.py:packing", f"{NEW}/base_args/base_args.py:packing")),
         Row("lora.rank", swift(f"{OLD}/tuner_args.py:lora_rank", f"{NEW}/tuner_args.py:lora_rank"), {}, LORA),
         Row("lora.dropout", swift(f"{OLD}/tuner_args.py:lora_dropout", f"{NEW}/tuner_args.py:lora_dropout"), {}, LORA),

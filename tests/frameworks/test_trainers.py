@@ -142,6 +142,14 @@ def test_whose_orpo_and_simpo_have_a_cross_entropy() -> None:
     }  # fmt: skip
 
 
+def test_ms_swift_compares_distributions_in_turn() -> None:
+    """3.12 and 4.6 `rlhf_trainers/gkd_loss.py`: 512 tokens at once; 3.8 has TRL's loss."""
+    new = run("ms-swift", task="gkd", micro_batch=2, seq_len=2048).keeps.roles[0].path
+    assert (new.kind, new.tile, new.turns) == ("divergence", 512, 8)
+    old = run("ms-swift", task="gkd", versions={"ms-swift": "3.9.0"}).keeps.roles[0].path
+    assert (old.kind, old.tile) == ("divergence", 0)
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_what_is_said_goes_before_a_habit(trainer: str) -> None:
     """A setting that the user names is never overwritten."""

@@ -80,6 +80,24 @@ def test_orpo_and_simpo_have_whole_logits_and_the_chosen_half_in_a_cross_entropy
         launch(run(task=task))
 
 
+def test_gkd_has_a_teacher_beside_the_student() -> None:
+    """experimental/gkd/gkd_trainer.py:176-195: the checkpoint's own type, and `prepare_model` for evaluation."""
+    s = run(task="gkd", gpus=8, sharding="fsdp2", roles={"teacher": {"model": "llama-3.1-70b"}})
+    teacher = s.role("teacher")
+    assert teacher
+    assert (teacher.model, teacher.precision, teacher.sharding) == ("llama-3.1-70b", "bf16", "ddp")
+    student, other = s.keeps.roles
+    assert (student.path.kind, student.path.held, other.scoring.kind) == ("divergence", "inside", "flash")
+    assert [stage.does for stage in s.keeps.stages] == ["generate", "train"]  # lmbda 0.5
+    sharded = run(task="gkd", gpus=8, sharding="zero3")
+    assert sharded.keeps.stages[0].holds == ("whole",)
+    assert [stage.does for stage in run(task="gkd", on_policy=0).keeps.stages] == ["train"]
+    with pytest.raises(ScenarioError, match=r"roles\.teacher\.model: given 'qwen2\.5-7b' with a vocabulary of 152,064"):
+        run(task="gkd", roles={"teacher": {"model": "qwen2.5-7b"}})
+    with pytest.raises(LaunchError, match=r"a class of trl\.experimental"):
+        launch(run(task="gkd"))
+
+
 def test_checkpointing_is_reentrant_for_adapters_under_zero_3_alone() -> None:
     """trainer/sft_trainer.py:872-895 of 1.16.0: "PEFT + DeepSpeed ZeRO-3 requires reentrant checkpointing"."""
     assert run(gpus=8, sharding="zero3", method="lora").reentrant
@@ -185,7 +203,7 @@ def test_what_cannot_run_is_refused_in_one_line(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("task", ["ppo", "reinforce++"])
 def test_the_tasks_that_are_gone_are_named(task: str) -> None:
     """Neither `trl.trainer` nor `trl.experimental` has a PPOTrainer."""
-    with pytest.raises(ScenarioError, match=r"allowed with trl 1\.16\.0: sft, rm, dpo, kto, orpo, simpo, grpo"):
+    with pytest.raises(ScenarioError, match=r"allowed with trl 1\.16\.0: sft, rm, dpo, kto, orpo, simpo, gkd, grpo"):
         run(task=task)
 
 
@@ -339,7 +357,8 @@ def test_every_task_is_answered(task: str) -> None:
     fields = COLOCATED if task == "grpo" else {"gpus": 8}
     phases = {phase.name for phase in estimate(run(task=task, sharding="zero3", **fields), load()).groups[0].phases}
     expected = {"load", "forward", "backward", "step"}
-    assert phases == expected | ({"rollout", "score", "sync", "save"} if task == "grpo" else set())
+    more = {"grpo": {"rollout", "score", "sync", "save"}, "gkd": {"rollout"}}
+    assert phases == expected | more.get(task, set())
 
 
 @pytest.mark.parametrize(("sharding", "once"), [("fsdp1", True), ("fsdp2", True), ("zero3", False), ("ddp", False)])

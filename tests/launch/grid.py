@@ -169,7 +169,7 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
             )
         usual = (METHODS, sharded, moved, ATTENTIONS, PRECISIONS, LOSSES, MACHINES)
         yield from supervised("torch", ("pretrain", "sft", "rm", "dpo"), *usual, of)
-        kin = {"llamafactory": ("orpo", "simpo"), "ms-swift": ("kto", "orpo", "simpo"), "axolotl": ()}[name]
+        kin = {"llamafactory": ("orpo", "simpo"), "ms-swift": ("kto", "orpo", "simpo", "gkd"), "axolotl": ()}[name]
         yield from supervised("torch", kin, METHODS, ZERO, MACHINES, of)
     elif name == "torchtune":
         held = (METHODS, ({}, {"loss": "full"}), ATTENTIONS[1:3], SWITCHES[:1], STEPPED[-3:], MACHINES, of)

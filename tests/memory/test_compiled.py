@@ -82,7 +82,7 @@ def test_nothing_outlives_its_last_use_in_a_compiled_layer() -> None:
 def test_a_compiled_cross_entropy_keeps_its_logits_alone() -> None:
     """Saved: logits in bf16 and two fp32 numbers a position; backward adds one bf16 gradient."""
     own = arch("llama-3-8b")
-    segment, _ = head(Run(own), Path("cross-entropy", compiled=True))
+    segment, _, _ = head(Run(own), Path("cross-entropy", compiled=True))
     vocab, hidden = own.vocab, own.hidden
     assert segment.saved.tokens == 2 * vocab + 8 + 2 * hidden
     most = max(shot.saved.tokens + shot.passing.tokens for shot in segment.backward)

@@ -409,7 +409,7 @@ def test_a_value_head_puts_out_one_number_a_token() -> None:
     assert terms(forward_of(made)[-1].passing) == form("2")
     assert terms(backward_of(made)[-1].passing) == form("2h + 2")
     assert backward_of(made)[-1].gradients == 4096
-    segment, held = head(Run(LLAMA, "autocast"), Path("scalar"))
+    segment, held, _ = head(Run(LLAMA, "autocast"), Path("scalar"))
     assert segment.saved.fixed == 2 * 4096
     assert held.formula == "0"
 
@@ -539,7 +539,7 @@ def test_the_final_logits_are_held_to_the_end_of_forward() -> None:
 
 def test_a_heads_numbers_are_the_models_own() -> None:
     """Llama 3 8B: backward's largest instant has 12·128,256 bytes a token, and is the log-softmax's."""
-    segment, held = head(Run(LLAMA), Path("cross-entropy"))
+    segment, held, _ = head(Run(LLAMA), Path("cross-entropy"))
     assert held.formula == "0"
 
     def total(shot: Shot) -> float:
@@ -688,10 +688,10 @@ def test_unpadding_is_no_slice_of_positions() -> None:
 
 def test_the_heads_gradient_is_vocabulary_times_hidden() -> None:
     """Llama 3: 128,256 · 4,096; a frozen head makes none."""
-    segment, _ = head(Run(LLAMA), Path("cross-entropy"))
+    segment, _, _ = head(Run(LLAMA), Path("cross-entropy"))
     assert max(shot.making for shot in segment.backward) == ELEMENTS
     assert max(shot.gradients for shot in segment.backward) == ELEMENTS
-    frozen, _ = head(Run(LLAMA, trained=False), Path("cross-entropy"))
+    frozen, _, _ = head(Run(LLAMA, trained=False), Path("cross-entropy"))
     assert max(shot.making for shot in frozen.backward) == 0
 
 
@@ -732,3 +732,40 @@ def test_verls_fused_head_has_no_logits() -> None:
     assert made.saved().tokens == {"h": 2, "": 12}
     [snapshot] = backward_of(made)
     assert snapshot.passing.tokens[""] >= 9504 * 2
+
+
+# --- divergences ---
+
+
+@pytest.mark.parametrize(
+    ("path", "forward", "kept"),
+    [
+        # logits 2 + 2, divided 2 + 2, log-softmaxes 2 + 2, stack 4, mixture 2, probabilities 2 + 2, a difference 2,
+        # products 2 + 2, both weighed 2 + 2, their sum 2; kept: log-softmax, stack, mixture, probabilities, difference
+        (Path("divergence", held="inside"), 34, 14),
+        # logits 2 + 2, picked 2 + 2, divided 2 + 2, and what is kept, of one turn after another
+        (Path("divergence", held="inside", tile=512, turns=8), 26, 14),
+    ],
+)
+def test_a_divergence_names_both_models_logits(path: Path, forward: float, kept: float) -> None:
+    """trl 1.16 `experimental/gkd/gkd_trainer.py:238-322`, ms-swift 4.6 `rlhf_trainers/gkd_loss.py`."""
+    made = tape(path)
+    assert max(logits(forward_of(made)).values()) == forward
+    assert made.saved().tokens["V"] == kept
+
+
+def test_a_student_keeps_its_logits_alone_while_a_teacher_runs() -> None:
+    segment, held, waiting = head(Run(LLAMA), Path("divergence", held="inside"))
+    assert held.tokens == 2 * LLAMA.vocab  # the logits, a variable of the trainer
+    assert waiting.tokens == 2 * LLAMA.hidden  # the head's input; the loss has not begun
+    assert segment.saved.tokens > 14 * LLAMA.vocab
+
+
+@pytest.mark.parametrize(
+    ("turns", "whole", "tiles"),
+    [(1, 0, 5), (4, 0, 5), (8, 1, -2), (40, 2, -13)],  # of all tokens, and of a turn's
+)
+def test_the_gradients_of_many_turns_are_each_as_large_as_all_tokens(turns: int, whole: int, tiles: int) -> None:
+    made = tape(Path("divergence", held="inside", tile=512, turns=turns))
+    scratch = made.ops[-1].backward_scratch
+    assert (scratch.tokens.get("V", 0), scratch.fixed["V"]) == (2 * whole, 2 * 512 * tiles)

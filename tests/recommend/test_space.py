@@ -188,10 +188,10 @@ def test_inference_serves_a_models_own_weights_or_four_bits_of_each() -> None:
 
 
 TASKS = {
-    "torch": ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo", "ppo", "grpo", "reinforce++", "inference"),
+    "torch": ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo", "gkd", "ppo", "grpo", "reinforce++", "inference"),
     "openrlhf": ("pretrain", "sft", "rm", "dpo", "ppo", "grpo", "reinforce++"),
     "verl": ("sft", "ppo", "grpo", "reinforce++"),
-    "trl": ("sft", "rm", "dpo", "kto", "orpo", "simpo", "grpo"),
+    "trl": ("sft", "rm", "dpo", "kto", "orpo", "simpo", "gkd", "grpo"),
 }
 
 

@@ -195,7 +195,7 @@ def test_an_error_stays_on_one_line_whatever_is_given() -> None:
     [
         ("verl==0.5", "sft", "ppo, grpo, reinforce++; sft from 0.7.1 on"),
         ("verl", "dpo", "ppo, grpo, reinforce++, sft"),
-        ("trl", "ppo", "sft, rm, dpo, kto, orpo, simpo, grpo"),
+        ("trl", "ppo", "sft, rm, dpo, kto, orpo, simpo, gkd, grpo"),
         ("openrlhf==0.5.0", "grpo", "ppo"),
     ],
 )

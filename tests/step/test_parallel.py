@@ -164,7 +164,7 @@ def test_a_tied_embedding_gets_its_own_rows_alone() -> None:
 @pytest.mark.parametrize(("sequences", "entries"), [(False, V), (True, V // 8)])
 def test_logits_are_gathered_unless_the_loss_takes_them_in_parts(sequences: bool, entries: int) -> None:
     """12 bytes a token and vocabulary entry in the backward of log-softmax, of all entries or of a rank's."""
-    made, _ = head(Run(part(arch(), 8), sequences=sequences), Path("cross-entropy"))
+    made, _, _ = head(Run(part(arch(), 8), sequences=sequences), Path("cross-entropy"))
     most = max(shot.saved.tokens + shot.passing.tokens for shot in made.backward)
     assert 12 * entries <= most <= 12 * entries + 8 * H
 

@@ -163,7 +163,7 @@ def keeps(s: Scenario) -> Keeps:
         own = path(s.rows)
         reference = Role("reference", own, own, s.rows, s.rows, exchange=EXCHANGE) if s.has("reference") else None
         trained = "reward" if s.task == "rm" else "actor"
-        found = supervised(trained, own, s.rows, reference=reference, exchange=EXCHANGE, deepspeed=deepspeed)
+        found = supervised(trained, own, s.rows, scored=reference, exchange=EXCHANGE, deepspeed=deepspeed)
     return replace(found, notes=(*found.notes, *_in_vain(s)))
 
 

@@ -30,6 +30,7 @@ from calc.frameworks.constraints import (
     sharding_fault,
     streams_fault,
     tensor_fault,
+    vocabulary_fault,
 )
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
@@ -178,6 +179,10 @@ def refuse(s: Scenario) -> str | None:
         reason = sharding_fault(role)
         if reason and reason.partition(":")[0] in s.roles[name]:
             return f"roles.{name}.{reason}"
+    if s.task == "gkd" and s.together > 1:
+        return "task: given 'gkd' where GPUs share sequences, allowed: dpo, sft; not modelled"
+    if s.trainer != "ms-swift" and (fault := vocabulary_fault(s)):
+        return fault
     if s.sharding == "megatron":
         return sharding_fault(s)  # its parallelism is its own
     return sharding_fault(s) or checkpointing_fault(s) or tensor_fault(s) or ring_fault(s) or pipeline_fault(s)
@@ -230,7 +235,12 @@ def _plan(s: Scenario) -> Keeps:
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
         wrapped = own.get("wrapped", False)
         reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares, wrapped=wrapped)
-        return supervised("actor", path, s.rows, reference=reference, deepspeed=deepspeed, **own)
+        return supervised("actor", path, s.rows, scored=reference, deepspeed=deepspeed, **own)
+    if s.has("teacher"):
+        logits = Path("flash", head_fp32=path.head_fp32)
+        teacher = Role("teacher", logits, logits, s.rows, s.rows, root_stays=True, wrapped=own.get("wrapped", False))
+        plan = supervised("actor", path, s.rows, scored=teacher, deepspeed=deepspeed, **own)
+        return trainer.distilled(s, plan)
     exchange = "ring" if s.context_parallel > 1 else ""
     name = "reward" if s.task == "rm" else "actor"
     return supervised(name, path, s.rows, exchange=exchange, deepspeed=deepspeed, **own)
@@ -270,7 +280,8 @@ def _loss_path(s: Scenario) -> Path:
     """The loss path of Transformers' models.
 
     It is `loss_utils.py` for sft, the scenario's `logprob` for preference losses and RL, a value head for rm. ORPO adds
-    the chosen sequences' cross entropy (its paper, section 4.3).
+    the chosen sequences' cross entropy (its paper, section 4.3). GKD compares a student's logits, which its caller
+    names, with a teacher's: TRL's `generalized_jsd_loss`.
 
     Transformers cast logits to fp32 in the model up to 4.45 (Mistral's own class up to 4.47) and in the loss since. Up
     to 4.48 logits were shifted by one position, which copies them unless there is a single sequence; since then labels
@@ -287,6 +298,9 @@ def _loss_path(s: Scenario) -> Path:
         wide = early or (s.trainer in ON_TRANSFORMERS and trainer.wrapped(s))
         path = Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
         return trainer.likelihood(s, path) if s.task == "orpo" else path
+    if s.task == "gkd":
+        wide = early or (s.trainer in ON_TRANSFORMERS and trainer.wrapped(s))
+        return Path("divergence", head_fp32=wide, kept=(s.longest_len - 1) / s.longest_len, held="inside")
     if s.loss != "full":
         return Path(s.loss)
     early = not at_least(transformers, "4.48" if s.architecture.family == "mistral" else "4.46")

@@ -40,9 +40,12 @@ DEFAULTS = Table(
     Default("loss", FIRST, "fused", "add_fused_lm_head (trainer/utils.py:1548)"),
     Default("loss", FIRST, "full", "a scalar head has no logits to fold", ("rm",)),
     Default("loss", FIRST, "full", "outputs.logits (experimental/orpo/orpo_trainer.py:777)", ("orpo", "simpo")),
+    Default("loss", FIRST, "full", "outputs.logits (experimental/gkd/gkd_trainer.py:347)", ("gkd",)),
     Default("logprob", FIRST, "logsumexp", "an online logsumexp over the tiles (kernels/chunked_logprob.py)"),
     Default("logprob", FIRST, "selective", "selective_log_softmax (orpo_trainer.py:738)", ("orpo", "simpo")),
     Default("packing", FIRST, False, "packing false (trainer/sft_config.py)"),
+    Default("on_policy", FIRST, 0, "nothing is generated, but in GKD and RL"),
+    Default("on_policy", FIRST, 0.5, "lmbda (experimental/gkd/gkd_config.py:59)", ("gkd",)),
 )
 
 SUPERVISED = Table(
@@ -71,14 +74,6 @@ SERVER = Table(
     Default("rollout.gpu_memory_utilization", FIRST, 0.9, "of a server, scripts/vllm_serve.py:111"),
 )
 
-# For a reward model that every GPU holds whole.
-WHOLE = Table(
-    Default(
-        "roles.reward.precision", FIRST, "bf16",
-        "a reward model loads in its checkpoint's type, and only DeepSpeed shards it (trainer/grpo_trainer.py:1208)",
-    ),
-)  # fmt: skip
-
 ADAPTERS = Table(
     Default("lora.rank", FIRST, 16, "trainer/model_config.py:107"),
     Default(
@@ -89,7 +84,7 @@ ADAPTERS = Table(
     Default(
         "lora.dropout", FIRST, 0,
         "`disable_dropout` is true (reward_config.py:128, dpo_config.py:185, kto_config.py:156, orpo_config.py:97)",
-        ("rm", *PREFERENCE),
+        ("rm", "gkd", *PREFERENCE),
     ),
     Default("lora.units", FIRST, "own", "peft/utils/other.py: fsdp_auto_wrap_policy"),
 )  # fmt: skip

@@ -1,9 +1,9 @@
-"""TRL 1.16: its trainers of SFT, reward models, DPO, KTO, ORPO, CPO and GRPO on Transformers' Trainer and Accelerate.
+"""TRL 1.16: trainers of SFT, reward models, DPO, KTO, ORPO, CPO, GKD and GRPO on Transformers' Trainer and Accelerate.
 
 Files are those of the package trl 1.16.0, from `trl/` on, unless another package is named: transformers 5.15.0,
 accelerate 1.10.1. Models that are given by name load in fp32 and train under autocast. Logits are never materialised as
-a whole, but by ORPOTrainer and CPOTrainer: the head is folded into the loss, in tiles. There is no PPO and no
-REINFORCE++ in this release; RLOO runs as GRPO does.
+a whole, but by ORPOTrainer, CPOTrainer and GKDTrainer: the head is folded into the loss, in tiles. There is no PPO and
+no REINFORCE++ in this release; RLOO runs as GRPO does.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from calc.frameworks.constraints import (
     sharding_fault,
     trainer_fault,
     unmodelled,
+    vocabulary_fault,
     whole_layers,
     whole_sequences,
 )
 from calc.frameworks.releases import NOTHING, pinned, stated
-from calc.frameworks.trl.releases import ADAPTERS, DEFAULTS, GENERATING, RELEASES, SERVER, SUPERVISED, WHOLE
+from calc.frameworks.trl.releases import ADAPTERS, DEFAULTS, GENERATING, RELEASES, SERVER, SUPERVISED
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, RL, Sharding
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(fp16=True, precision="bf16")  # model_init_kwargs
 
-TASKS = ("sft", "rm", "dpo", "kto", "orpo", "simpo", "grpo")
+TASKS = ("sft", "rm", "dpo", "kto", "orpo", "simpo", "gkd", "grpo")
 WHOLE_LOGITS = ("orpo", "simpo")  # trl.experimental: their trainers take the model's own logits
 TILE = 4096  # tokens whose logits exist at once, at most (kernels/chunked_logprob.py)
 
@@ -70,6 +71,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "micro_batch": micro_batch,
         "global_batch": micro_batch * gpus,
         **(rollout(task, version, given, micro_batch * gpus) if task in RL else {}),
+        **(alone("teacher", given) if task == "gkd" else {}),
         "precision": precision,
         "sharding": sharding,
         "optimizer": optimizer,
@@ -100,21 +102,28 @@ def trainers(given: Mapping[str, Any]) -> int:
 def rollout(task: str, version: str, given: Mapping[str, Any], least: int) -> dict[str, Any]:
     """Defaults of GRPO alone; a generation batch is one optimizer step's completions, of which `least` run at once."""
     server = given.get("placement", "colocated") != "colocated"
-    # a reward model loads in its checkpoint's type, and only DeepSpeed shards it (trainer/grpo_trainer.py:1208)
-    whole = given.get("sharding") not in DEEPSPEED
-    values = stated(task, version, GENERATING, SERVER if server else NOTHING, WHOLE if whole else NOTHING)
+    values = stated(task, version, GENERATING, SERVER if server else NOTHING)
     n = int(given.get("rollout.n", values["rollout.n"]))
     # n must divide the generation batch (trainer/grpo_config.py:1131): as few accumulation steps as do that
     completions = int(given.get("global_batch", lcm(least, n)))
     values |= {"global_batch": completions, "rollout.n": n, "rollout.batch": max(1, completions // n)}
-    if whole:
-        values["roles.reward.sharding"] = "ddp" if trainers(given) > 1 else "none"
-    return values
+    return values | alone("reward", given)
+
+
+def alone(role: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of a model that loads in its checkpoint's type, and that only DeepSpeed shards.
+
+    A reward model: trainer/grpo_trainer.py:1208; a teacher: experimental/gkd/gkd_trainer.py:176-195, `prepare_model`
+    with `evaluation_mode`.
+    """
+    if given.get("sharding") in DEEPSPEED:
+        return {}
+    return {f"roles.{role}.precision": "bf16", f"roles.{role}.sharding": "ddp" if trainers(given) > 1 else "none"}
 
 
 def refuse(s: Scenario) -> str | None:
     """The reason why TRL cannot run `s`, in one line, or None."""
-    if reason := trainer_fault(s, "transformers") or linear_fault(s) or unmodelled(s):
+    if reason := trainer_fault(s, "transformers") or linear_fault(s) or unmodelled(s) or vocabulary_fault(s):
         return reason
     if s.task not in TASKS:
         return f"task: given {s.task!r}, allowed with trl {s.framework_version}: {', '.join(TASKS)}"
@@ -197,11 +206,14 @@ def keeps(s: Scenario) -> Keeps:
         return supervised("reward", Path("scalar"), s.rows, deepspeed=deepspeed, **trained(s))
     if s.task in WHOLE_LOGITS:
         return supervised("actor", whole(s), s.rows, deepspeed=deepspeed, **trained(s))
+    if s.task == "gkd":
+        plan = supervised("actor", compared(s), s.rows, scored=teacher(s), deepspeed=deepspeed, **trained(s))
+        return trainer.distilled(s, plan)
     path = Path("tiled", tile=min(TILE, s.rows * (s.longest_len - 1)))
     if s.has("reference"):
         # a PEFT policy is its own reference unless another model is passed (trainer/dpo_trainer.py, __init__)
         other = reference_of(s, path)
-        return supervised("actor", path, s.rows, reference=other, deepspeed=deepspeed, **trained(s))
+        return supervised("actor", path, s.rows, scored=other, deepspeed=deepspeed, **trained(s))
     return supervised("actor", path, s.rows, deepspeed=deepspeed, **trained(s))
 
 
@@ -214,6 +226,21 @@ def whole(s: Scenario) -> Path:
     """
     kept = (s.longest_len - 1) / s.longest_len
     return trainer.likelihood(s, Path("flash", head_fp32=trainer.wrapped(s), kept=kept))
+
+
+def compared(s: Scenario) -> Path:
+    """The path of GKDTrainer: the student's whole logits, which wait for the teacher's (experimental/gkd/)."""
+    kept = (s.longest_len - 1) / s.longest_len
+    return Path("divergence", head_fp32=trainer.wrapped(s), kept=kept, held="inside")
+
+
+def teacher(s: Scenario) -> Role:
+    """GKDTrainer's teacher, which returns logits (experimental/gkd/gkd_trainer.py:176)."""
+    own = s.role("teacher")
+    assert own
+    wrapped = trainer.wrapped(own)
+    logits = Path("flash", head_fp32=wrapped)
+    return Role("teacher", logits, logits, s.rows, s.rows, wrapped=wrapped, unfrozen=True)
 
 
 def trained(s: Scenario) -> dict[str, Any]:

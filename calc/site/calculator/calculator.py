@@ -33,7 +33,7 @@ from calc.throughput import Throughput, Unrated
 
 # The page of each task's recipes.
 RECIPES = {
-    "sft": "sft", "rm": "reward-model", "dpo": "dpo", "kto": "dpo", "orpo": "dpo", "simpo": "dpo",
+    "sft": "sft", "rm": "reward-model", "dpo": "dpo", "kto": "dpo", "orpo": "dpo", "simpo": "dpo", "gkd": "sft",
     "ppo": "ppo", "grpo": "grpo", "reinforce++": "grpo",
 }  # fmt: skip
 TABLE = "calculator-phases"

@@ -126,6 +126,7 @@ GROUPS = (
             _role("reference"),
             _role("critic"),
             _role("reward"),
+            _role("teacher"),
         ),
     ),
     Group(

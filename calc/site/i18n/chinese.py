@@ -921,6 +921,7 @@ CALCULATOR = {
     "vLLM sleeps": "vLLM 休眠",
     "Reference model": "参考模型",
     "Critic model": "critic 模型",
+    "Teacher model": "教师模型",
     "runs": "运行",
     "does not run": "不运行",
     "every layer": "每一层",
@@ -1002,6 +1003,18 @@ CALCULATOR = {
     "GPUs that share one engine's model, a count.": "共同分担一个引擎的模型的卡数。",
     "Responses for one prompt, a count.": "一条提示的回答数。",
     "Whether an engine gives its memory back outside the rollout.": "引擎在 rollout 之外是否交还显存。",
+    "The frozen model from whose distributions the student of gkd learns; as large as the student unless its model is "
+    "given.": "gkd 的学生模型所学习的冻结教师模型；不指定 model 时与学生一样大。",
+    "Share of gkd's batches whose responses the student generates first (lmbda), 0 to 1, no unit.": (
+        "gkd 中由学生先生成回答的批次占比（lmbda），0 到 1，无单位。"
+    ),
+    "on_policy: what the student generates is held in memory; the time it takes is not computed": (
+        "on_policy：学生生成时的显存已计入，所用时间没有计算"
+    ),
+    "student and teacher have other vocabularies: the copies that pad the smaller one are not computed": (
+        "学生与教师的词表大小不同：没有计算补齐较小词表的副本"
+    ),
+    "teacher": "教师模型",
     "The frozen model that dpo, kto and RL compare with; none: its log-probabilities are computed beforehand.": (
         "dpo、kto 和强化学习用来比较的冻结模型；none：预先算好它的对数概率。"
     ),
@@ -1601,6 +1614,12 @@ REFUSALS = {
     "one that trains": "能训练的优化器",
     "with full, whose checkpoints move": "与 full 一起，移动的是它的检查点",
     "true, as it steps no other way": "true，它只能这样更新",
+    "a teacher, from whom gkd learns": "一个教师模型，gkd 向它学习",
+    "dpo, sft; not modelled": "dpo、sft；没有模拟",
+    "0; gkd's student generates": "0；只有 gkd 的学生模型先生成",
+    "one with the student's, {n#}": "与学生词表相同的模型，{n}",
+    "1, or with sharding megatron": "1，或与 sharding megatron 一起",
+    "1, or with expert_parallel above 1": "1，或在 expert_parallel 大于 1 时",
     "one micro batch a GPU, {n#}": "每卡一个 micro batch，{n}",
     "eager; Liger has none for it": "eager；Liger 没有它的 kernel",
     "1, or for pretrain and sft": "1，或用于 pretrain 和 sft",
@@ -1620,8 +1639,6 @@ REFUSALS = {
     "its losses read the whole head": "它的损失要读整个输出头",
     "its FSDP trainer does not cut layers: take sharding megatron": "它的 FSDP 训练不切层：改用 sharding megatron",
     "fsdp1; megatron is modelled from {version} on": "fsdp1；megatron 自 {version} 起有模拟",
-    "1, or with sharding megatron": "1，或配合 sharding megatron",
-    "1, or with expert_parallel above 1": "1，或配合大于 1 的 expert_parallel",
     "true for a model with experts": "有专家的模型须为 true",
     "megatron, as the actor's": "megatron，与 actor 的一样",
     "a divisor of a stage's {n} GPUs": "一段的 {n} 张卡的约数",

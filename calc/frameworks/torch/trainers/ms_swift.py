@@ -6,22 +6,27 @@ Files are those of ms-swift 4.6.0 (`swift/`) unless a release is named; 3.9.0 ha
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from calc.base.plan import Path
+from calc.base.versions import at_least
 from calc.frameworks import trainer
+from calc.frameworks.constraints import vocabulary_fault
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
 from calc.scenario.scenario import Scenario
 
-TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo")
+TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo", "gkd")
 FIRST = "3.9.0"
 # Transformers as new as METADATA allows; PyTorch and DeepSpeed, which it leaves open, as new as their day's.
 RELEASES: Mapping[str, Pins] = {
     FIRST: Pins("0.17.6", "2.8.0", "4.57.1"),
     "4.6.0": Pins("0.19.8", "2.13.0", "5.19.0"),
 }
+TURN = 512  # chunk_size (rlhf_trainers/gkd_loss.py:100)
+TURNS_SINCE = "3.12"  # the first release read that has it; 3.8 has TRL's own loss
 STEP = 16  # sequences of a step over all GPUs, unless a number of micro batches is given (trainers/arguments.py:291)
 
 DEFAULTS = Table(
@@ -30,6 +35,8 @@ DEFAULTS = Table(
     Default("attention", FIRST, "sdpa", "attn_impl None: Transformers' choice (arguments/base_args/model_args.py:79)"),
     Default("loss", FIRST, "full", "the model's own; use_liger_kernel false (transformers training_args.py)"),
     Default("logprob", FIRST, "selective", "selective_log_softmax (rlhf_trainers/rlhf_mixin.py:169)"),
+    Default("on_policy", FIRST, 0, "nothing is generated, but in GKD"),
+    Default("on_policy", FIRST, 0.5, "lmbda (arguments/rlhf_args.py:263)", ("gkd",)),
     Default("packing", FIRST, False, "packing false (arguments/base_args/base_args.py:133)"),
 )
 ADAPTERS = Table(
@@ -83,8 +90,14 @@ def keeps(s: Scenario) -> dict[str, Any]:
 def path(s: Scenario, usual: Path) -> Path:
     """The loss path: the model's own; for preferences TRL's, see `trainer.selective`.
 
-    SimPO is CPO's: cpo_alpha, 1, adds the chosen half's cross entropy (arguments/rlhf_args.py:251).
+    SimPO is CPO's: cpo_alpha, 1, adds the chosen half's cross entropy (arguments/rlhf_args.py:251). GKD compares
+    distributions in turn, `TURN` tokens at once.
     """
+    if s.task == "gkd":
+        tokens = s.rows * (s.longest_len - 1)
+        if not at_least(s.versions["ms-swift"], TURNS_SINCE):
+            return usual
+        return replace(usual, tile=min(TURN, tokens), turns=-(-tokens // TURN))
     path = trainer.selective(usual)
     return trainer.likelihood(s, path) if s.task == "simpo" else path
 
@@ -95,3 +108,5 @@ def notes(s: Scenario) -> Iterator[str]:
     if s.task in ("pretrain", "sft") and s.loss == "full":
         yield "use_logits_to_keep cuts prompts off before the head: computed as if every position were a response's"
     yield from shared.liger_notes(s)
+    if vocabulary_fault(s):
+        yield "student and teacher have other vocabularies: the copies that pad the smaller one are not computed"
