@@ -61,7 +61,7 @@ def test_a_translation_has_the_numbers_and_tables_of_its_original(tmp_path: Path
 NAMES = {
     "actor", "autocast", "bash", "batch", "bf", "bin", "bitsandbytes", "calc", "channels", "chunked", "config",
     "connections", "critic", "cublas", "ddp", "deepspeed", "device", "dict", "div", "docs", "dpo", "eager",
-    "entropy", "flash", "fp", "fsdp", "full", "fused", "generate", "grpo", "hf", "json", "kernel", "kto", "kv",
+    "entropy", "flash", "fp", "fsdp", "full", "fused", "generate", "gkd", "grpo", "hf", "json", "kernel", "kto", "kv",
     "lengths", "litgpt", "log", "logits", "logsumexp", "lora", "max", "medium", "megatron", "mini", "mixed", "mod",
     "mul", "none", "norm", "nvidia", "openrlhf", "optimizer", "orpo", "parquet", "perf", "ppo", "pretrain", "price",
     "proj", "qlora", "rm", "rollout", "scenario", "sdpa", "selective", "sft", "simpo", "sleep", "softmax", "state",

@@ -1004,7 +1004,7 @@ CALCULATOR = {
     "Responses for one prompt, a count.": "一条提示的回答数。",
     "Whether an engine gives its memory back outside the rollout.": "引擎在 rollout 之外是否交还显存。",
     "The frozen model from whose distributions the student of gkd learns; as large as the student unless its model is "
-    "given.": "gkd 的学生模型所学习的冻结教师模型；不指定 model 时与学生一样大。",
+    "given.": "gkd 的学生所学习的冻结教师模型；不指定模型时与学生一样大。",
     "Share of gkd's batches whose responses the student generates first (lmbda), 0 to 1, no unit.": (
         "gkd 中由学生先生成回答的批次占比（lmbda），0 到 1，无单位。"
     ),
