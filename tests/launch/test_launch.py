@@ -244,7 +244,7 @@ CHANGES: dict[str, Any] = {
     "global_batch": 128, "seq_len": 777, "prompt_len": 777, "response_len": 777, "expected_len": 99, "packing": True,
     "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
     "rollout.sleep": "other", "rollout.layered_summon": True, "rollout.micro_batch": 8, "rollout.batch": 128,
-    "max_tokens_per_gpu": 16_384, "entropy_coeff": 0.01,
+    "max_tokens_per_gpu": 16_384, "entropy_coeff": 0.01, "on_policy": 0.25,
     "rollout.max_num_seqs": 512, "rollout.max_num_batched_tokens": 4096,
     "rollout.max_tokens_per_gpu": {"max_tokens_per_gpu": 16_384, "rollout.max_tokens_per_gpu": 32_768},
     "rollout.gpus": 6, "gpus_per_node": 4,
@@ -286,6 +286,7 @@ STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "trl", "task": "sft", "method": "qlora", "micro_batch": 2, "global_batch": 64},
     {"framework": "trl", "task": "dpo", "sharding": "zero3", "micro_batch": 2, "global_batch": 64},
     {"framework": "trl", "task": "grpo", "rollout__engine": "vllm", "roles__reference": {}, **RL},
+    {"framework": "torch", "trainer": "ms-swift", "task": "gkd", "micro_batch": 2, "global_batch": 64},
 )
 
 
