@@ -55,6 +55,7 @@ class Facts:
     counted. `in_backward`: it steps each parameter as soon as backward has made its gradient, and cannot otherwise.
     `scratch`: bytes an element that its step of one parameter takes, whatever the type, in place of `temporaries`.
     `widens`: it steps in fp32 copies of gradient and weight, whatever their type, once the next gradient is there.
+    `narrow`: its states are bf16 whatever it steps in, which is counted for weights of that type.
     """
 
     label: str
@@ -67,6 +68,7 @@ class Facts:
     in_backward: bool = False
     scratch: int = 0
     widens: bool = False
+    narrow: bool = False
     implementations: tuple[str, ...]
     steps: Mapping[str, Step]
     spelled: Spelling
@@ -180,6 +182,16 @@ OPTIMIZERS: Mapping[str, Facts] = {
         ),
     ),
     "adamw-torchao-8bit": _TORCHAO,
+    "adamw-bf16": Facts(
+        label="AdamW with Kahan summation",
+        narrow=True,
+        moments=3,  # exp_avg, exp_avg_sq, compensation, in bf16 (llama-cookbook 0.0.5 `anyprecision_optimizer.py`)
+        implementations=("single",),
+        # the denominator and a copy of the weight. Weight decay moves 2, the moments 5 and 5, the denominator 6, the
+        # update 4, the copy 2, weight, difference and compensation 3 each.
+        steps=dict.fromkeys(("fused", "foreach", "single"), Step(2, 33)),
+        spelled=Spelling(torch="llama_cookbook.policies.AnyPrecisionAdamW", openrlhf="", verl="", trl={}),
+    ),
     "adafactor": Facts(
         label="Adafactor",
         moments=1,  # variance, of a vector or a flat partition; row_var and col_var of a matrix

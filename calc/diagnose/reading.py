@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from calc.base.schema import InputError
 from calc.catalog import oom_message
 from calc.catalog.catalog import Catalog
-from calc.diagnose import errors, files, flags, frames, names, openrlhf, pasted, shell, tracker, trainer, verl
+from calc.diagnose import easyr1, errors, files, flags, frames, names, openrlhf, pasted, shell, tracker, trainer, verl
 from calc.diagnose.errors import Error
 from calc.diagnose.flags import Flags
 from calc.diagnose.frames import Told
@@ -176,6 +176,8 @@ def _reader(own: Flags, text: str) -> tuple[str, str] | None:
     """The reader of a command and the project whose command it is."""
     if openrlhf.recognised(own):
         return "openrlhf", "openrlhf"
+    if easyr1.recognised(own):
+        return "easyr1", "verl"
     if verl.recognised(own):
         return "verl", "verl"
     return ("trainer", trainer.built_on(own, text)) if trainer.recognised(own) else None
@@ -184,6 +186,8 @@ def _reader(own: Flags, text: str) -> tuple[str, str] | None:
 def _fields(own: Flags, kind: str, project: str) -> tuple[dict[str, Any], re.Pattern[str]]:
     if kind == "openrlhf":
         return openrlhf.fields(own), openrlhf.IGNORED
+    if kind == "easyr1":
+        return easyr1.fields(own), easyr1.IGNORED
     if kind == "verl":
         return verl.fields(own), verl.IGNORED
     return trainer.fields(own, project), trainer.IGNORED

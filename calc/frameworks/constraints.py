@@ -291,6 +291,14 @@ def in_backward_fault(s: Scenario) -> str | None:
     return None
 
 
+def states_fault(s: Scenario) -> str | None:
+    """The reason why an optimizer whose states are bf16 whatever it steps in is not modelled for `s`, or None."""
+    if not OPTIMIZERS[s.optimizer].narrow or (s.precision == "bf16" and s.sharding in ("none", "ddp", *FSDP)):
+        return None
+    shardings = ", ".join(("none", "ddp", *FSDP))
+    return f"optimizer: given {s.optimizer!r}, allowed: with precision bf16 and one of the shardings {shardings}"
+
+
 def whole_gradients(s: Scenario) -> str | None:
     """The reason why a framework cannot step parameters in backward, in one line; None if it shall not."""
     if OPTIMIZERS[s.optimizer].in_backward:
@@ -302,7 +310,7 @@ def whole_gradients(s: Scenario) -> str | None:
 
 def unmodelled(s: Scenario) -> str | None:
     """The reason why a framework that is not plain PyTorch cannot have some of its settings, in one line, or None."""
-    return kernels_fault(s) or whole_gradients(s) or streams_fault(s) or compile_fault(s)
+    return kernels_fault(s) or whole_gradients(s) or states_fault(s) or streams_fault(s) or compile_fault(s)
 
 
 def trainer_fault(s: Scenario, usual: str = "own") -> str | None:

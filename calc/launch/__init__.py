@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from calc.base.versions import at_least
+from calc.frameworks.verl.releases import forked
 from calc.launch import (
     axolotl,
+    easyr1,
     llamafactory,
     megatron_swift,
     ms_swift,
@@ -38,6 +40,7 @@ class Speller(Protocol):
 
 
 SPELLERS: Mapping[str, Speller] = {"openrlhf": openrlhf, "verl": verl, "trl": trl}
+FORKS: Mapping[str, Speller] = {"easyr1": easyr1}  # of verl
 # With plain PyTorch, by trainer.
 TRAINERS: Mapping[str, Speller] = {
     "llamafactory": llamafactory, "axolotl": axolotl, "ms-swift": ms_swift, "torchtune": torchtune,
@@ -51,7 +54,7 @@ def launch(s: Scenario) -> Launch:
     Raises LaunchError, one line, if there is no command: for plain PyTorch, for releases whose flags differ, and for a
     job that the framework's flags cannot describe.
     """
-    speller = SPELLERS.get(s.framework) or TRAINERS.get(s.trainer)
+    speller = FORKS.get(forked(s.framework_version)) or SPELLERS.get(s.framework) or TRAINERS.get(s.trainer)
     if speller is None:
         allowed = f"{', '.join(SPELLERS)}, or a trainer: {', '.join(TRAINERS)}"
         raise LaunchError(f"framework: given {s.framework}, which has no command, allowed: {allowed}")

@@ -261,17 +261,21 @@ def _framework(given: str) -> tuple[str, str | None]:
     if name not in FRAMEWORKS:
         near = _trained_by(name) or closest(name, FRAMEWORKS)
         raise Objection(f"framework: given {show(given)}, allowed: {', '.join(FRAMEWORKS)}, each with ==version{near}")
-    if equals and not _VERSION.fullmatch(version) and version not in framework(name).KNOWN:
+    named = {known.partition("-")[0] for known in framework(name).KNOWN} | {*framework(name).KNOWN}
+    if equals and not _VERSION.fullmatch(version) and version not in named:
         words = "".join(f", or {known}" for known in framework(name).KNOWN if not _VERSION.fullmatch(known))
         raise Objection(f"framework: given {show(given)}, allowed: a version of numbers, such as {name}==1.0{words}")
     return name, version or None
 
 
 def _trained_by(name: str) -> str:
-    """The hint for a trainer that is given as a framework; empty if it is none."""
+    """The hint for a trainer, or a framework's fork, that is given as a framework; empty if it is none."""
     plain = re.sub(r"[\W_]", "", name.casefold())
     found = next((own for own in get_args(Trainer) if plain == own.replace("-", "") and own != "own"), "")
-    return f"; {found} is a trainer: give framework torch with trainer {found}" if found else ""
+    if found:
+        return f"; {found} is a trainer: give framework torch with trainer {found}"
+    forks = {known.partition("-")[0]: of for of in FRAMEWORKS for known in framework(of).KNOWN}
+    return f"; {plain} is a fork of {forks[plain]}: give {forks[plain]}=={plain}" if plain in forks else ""
 
 
 def _rollout(values: Mapping[str, Any]) -> Rollout:

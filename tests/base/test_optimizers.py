@@ -47,6 +47,7 @@ def test_every_row_says_what_each_framework_calls_it(facts: Facts) -> None:
         ("adamw-paged-8bit", 2, {"eight_bit", "bitsandbytes", "paged", "wide"}),
         ("adamw-paged", 2, {"bitsandbytes", "paged", "wide"}),
         ("adamw-torchao-8bit", 2, {"eight_bit"}),
+        ("adamw-bf16", 3, {"narrow"}),
         ("adafactor", 1, {"factored"}),
         ("sgd", 0, set()),
         ("sgd-momentum", 1, set()),
@@ -59,7 +60,7 @@ def test_a_row_says_what_its_code_keeps(name: str, moments: int, said: set[str])
     """torch 2.13 `optim/*.py`, bitsandbytes 0.50 `optim/optimizer.py`, lion_pytorch.py."""
     facts, words = (
         OPTIMIZERS[name],
-        ("deepspeed", "eight_bit", "bitsandbytes", "paged", "factored", "in_backward", "wide"),
+        ("deepspeed", "eight_bit", "bitsandbytes", "paged", "factored", "in_backward", "wide", "narrow"),
     )
     assert (facts.moments, {word for word in words if getattr(facts, word)}) == (moments, said)
 

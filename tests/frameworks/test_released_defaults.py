@@ -20,7 +20,7 @@ from released import Release, Unreachable, read
 from calc.base.versions import at_least
 from calc.frameworks.openrlhf import openrlhf
 from calc.frameworks.trl import trl
-from calc.frameworks.verl import verl
+from calc.frameworks.verl import easyr1, verl
 
 Released = Callable[[str, str], Release]
 MODULES: Mapping[str, ModuleType] = {"openrlhf": openrlhf, "verl": verl, "trl": trl}
@@ -32,6 +32,7 @@ UNPACKAGED = {
     ("openrlhf", "0.3.1"): "a tag only: packages begin with 0.3.6.post1",
     ("openrlhf", "0.3.4"): "a tag only: packages begin with 0.3.6.post1",
     ("verl", "tinyzero"): "a fork that has no releases",
+    **{("verl", version): "a fork whose releases are tags" for version in easyr1.KNOWN},
 }
 
 
@@ -454,7 +455,7 @@ def test_every_default_is_read_somewhere(framework: str, rows: tuple[Row, ...]) 
     """Libraries have tests of their own."""
     stated = {
         field
-        for version in MODULES[framework].KNOWN
+        for version in MODULES[framework].RELEASES
         for task in MODULES[framework].TASKS
         for given in ({}, LORA)
         for field in MODULES[framework].defaults(task, version, given)

@@ -15,7 +15,7 @@ from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
 
 FORK = "tinyzero"
-RELEASED = verl.KNOWN[1:]
+RELEASED = [version for version in verl.RELEASES if version != FORK]
 
 
 def run(version: str = "0.9.1", **fields: Any) -> Scenario:
@@ -64,7 +64,7 @@ def test_the_defaults_of_every_release_make_a_job(version: str, task: str) -> No
     assert not s.has("reward")  # reward_model.enable: False
 
 
-@pytest.mark.parametrize("version", verl.KNOWN)
+@pytest.mark.parametrize("version", verl.RELEASES)
 def test_lengths_batches_and_vllms_share_never_changed(version: str) -> None:
     """data.max_prompt_length 512, max_response_length 512, train_batch_size 1024, actor.ppo_mini_batch_size 256;
     rollout.tensor_model_parallel_size 2, gpu_memory_utilization 0.5, free_cache_engine True."""

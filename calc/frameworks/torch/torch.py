@@ -28,6 +28,7 @@ from calc.frameworks.constraints import (
     pipeline_fault,
     ring_fault,
     sharding_fault,
+    states_fault,
     streams_fault,
     tensor_fault,
     vocabulary_fault,
@@ -156,7 +157,7 @@ def refuse(s: Scenario) -> str | None:
         return fault
     if s.rollout and s.rollout.engine == "vllm":
         return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
-    if fault := kernels_fault(s) or in_backward_fault(s) or streams_fault(s):
+    if fault := kernels_fault(s) or in_backward_fault(s) or states_fault(s) or streams_fault(s):
         return fault
     if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):
         return fault

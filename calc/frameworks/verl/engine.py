@@ -11,7 +11,8 @@ from calc.base.schema import show
 from calc.base.versions import at_least
 from calc.frameworks.constraints import context_fault, own_units, whole_layers
 from calc.frameworks.releases import stated
-from calc.frameworks.verl.releases import DEFAULTS, FORK
+from calc.frameworks.verl import easyr1
+from calc.frameworks.verl.releases import DEFAULTS, FORK, forked, reached, shared
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import FSDP
 
@@ -21,13 +22,13 @@ MOVED: tuple[Leaves, ...] = ("weights", "states")
 
 def refuse(s: Scenario) -> str | None:
     """The reason why the engine cannot train the model whose scenario is `s`, in one line, or None."""
-    version, lora = s.framework_version, at_least(s.framework_version, "0.4.0")
+    version, lora = s.framework_version, reached(s.framework_version, "0.4.0")
     shardings = FSDP if lora else FSDP[:1]  # fsdp2 and LoRA both came with 0.4.0
     if s.sharding not in shardings:
         return f"sharding: given {s.sharding!r}, allowed with verl {version}: {', '.join(shardings)}"
     if s.method == "qlora" or (s.method == "lora" and not lora):
         return f"method: given {s.method!r}, allowed with verl {version}: {'full, lora' if lora else 'full'}"
-    free = at_least(version, "0.6.1")  # override_config.attn_implementation (fsdp_workers.py:318 of 0.6.1)
+    free = reached(version, "0.6.1")  # override_config.attn_implementation (fsdp_workers.py:318 of 0.6.1)
     fixed: dict[str, tuple[str | bool, ...]] = {
         "precision": ("fsdp-mixed",),
         "optimizer": tuple(name for name, facts in OPTIMIZERS.items() if facts.spelled.verl),
@@ -37,7 +38,7 @@ def refuse(s: Scenario) -> str | None:
         "attention": ("flash", "sdpa", "eager") if free and not s.packing else ("flash",),
         "loss": ("full",),
         "logprob": ("logsumexp",),
-    }
+    } | (easyr1.fixed(s) if forked(version) else {})
     uncut = whole_layers(s, "its FSDP trainer does not cut layers: take sharding megatron")
     if reason := uncut or context_fault(s) or own_units(s):
         return reason
@@ -54,7 +55,7 @@ def refuse(s: Scenario) -> str | None:
             with_packing = " with packing" if place == "attention" and free else ""
             given, words = show(getattr(s, place)), ", ".join(map(show, allowed))
             return f"{place}: given {given}, allowed with verl {version}{with_packing}: {words}"
-    if s.no_sync is not (once := stated(s.task, version, DEFAULTS)["no_sync"]):
+    if s.no_sync is not (once := stated(s.task, shared(version), DEFAULTS)["no_sync"]):
         return f"no_sync: given {str(s.no_sync).lower()}, allowed with verl {version}: {str(once).lower()}"
     return None
 
@@ -91,6 +92,7 @@ def role(
         rows,
         scoring_rows,
         leaves=frozenset(word for word in moved if asked[word]),
+        reduce_bytes=4,  # MixedPrecision(reduce_dtype=torch.float32), in every release
         root_stays=_root_stays(s),
         shares=shares,
         exchange="all-to-all",  # Ulysses, in every release (models/transformers/monkey_patch.py)
@@ -106,8 +108,8 @@ def _root_stays(s: Scenario) -> bool:
     """
     version = s.framework_version
     if s.sharding == "fsdp2":
-        return not at_least(version, "0.6.0")
-    return version == FORK or at_least(version, "0.8.0")
+        return not reached(version, "0.6.0")
+    return version == FORK or reached(version, "0.8.0")
 
 
 def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
@@ -123,13 +125,13 @@ def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
     positions.
     """
     version = s.framework_version
-    early, padded = not at_least(version, "0.4.0"), not s.packing
-    later = at_least(version, "0.8.0")
+    early, padded = not reached(version, "0.4.0"), not s.packing
+    later = reached(version, "0.8.0")
     divided: Scaled = "copy" if version == "0.9.0" else "in-place" if padded else "view"
     return Path(
         "flash",
         head_fp32=not at_least(s.versions["transformers"], "4.46"),
-        scaled="" if at_least(version, "0.9.1") else divided,
+        scaled="" if reached(version, "0.9.1") else divided,
         cut=("unpad" if later else "slice") if padded else "",
         shift_copy=padded and not later and rows > 1,
         # inplace_backward, unless the entropy needs the logits as they were (dp_actor.py:158-165 of 0.4.0)

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from calc.base.plan import Awake, Holds, Leaves, Path, Role, Stage
 from calc.base.schema import show
-from calc.base.versions import at_least
 from calc.frameworks import megatron_core
+from calc.frameworks.verl.releases import reached
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 
@@ -26,7 +26,7 @@ FUSED = "0.5.0"  # model.use_fused_kernels (models/mcore/model_forward_fused.py)
 
 def modelled(arch: Architecture, version: str) -> Architecture:
     """The model as Megatron-core has it, with the fusions that the release's bridge asks for."""
-    layers: Literal["megatron", "megatron-plain"] = "megatron" if at_least(version, BRIDGE) else "megatron-plain"
+    layers: Literal["megatron", "megatron-plain"] = "megatron" if reached(version, BRIDGE) else "megatron-plain"
     return megatron_core.modelled(arch, "sharding", "fsdp1, fsdp2", layers)
 
 
@@ -54,7 +54,7 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 def refuse(s: Scenario) -> str | None:
     """The reason why the engine cannot train the model whose scenario is `s`, in one line, or None."""
     version, given = s.framework_version, "with sharding megatron"
-    if not at_least(version, FIRST):
+    if not reached(version, FIRST):
         return f"sharding: given 'megatron', allowed with verl {version}: fsdp1; megatron is modelled from {FIRST} on"
     fixed: dict[str, tuple[Any, ...]] = {
         "task": ("grpo", "reinforce++"),
@@ -64,7 +64,7 @@ def refuse(s: Scenario) -> str | None:
         "optimizer": ("adamw",),
         "optimizer_impl": ("fused",),
         "attention": ("flash",),
-        "loss": ("full", "fused") if at_least(version, FUSED) else ("full",),
+        "loss": ("full", "fused") if reached(version, FUSED) else ("full",),
         "logprob": ("logsumexp",),
         "checkpointing": ("none", "full"),
         "packing": (True,),
@@ -109,7 +109,7 @@ def loss_path(s: Scenario, *, entropy: bool) -> Path:
     """
     if s.loss == "fused":
         return Path("linear-entropy")
-    later = at_least(s.framework_version, "0.6.0")
+    later = reached(s.framework_version, "0.6.0")
     return Path(
         "vocab-parallel",
         head_fp32=True,
@@ -177,8 +177,8 @@ def stages(s: Scenario, names: list[str]) -> Iterator[Stage]:
         yield Stage("train", name)
     for name in trained:
         yield Stage("save", name, holds=back)
-    loaded = () if at_least(version, "0.6.0") else back
-    bucket: tuple[Holds, ...] = ("bucket",) if at_least(version, "0.7.1") else ()
+    loaded = () if reached(version, "0.6.0") else back
+    bucket: tuple[Holds, ...] = ("bucket",) if reached(version, "0.7.1") else ()
     before: Awake = "weights"
     for name in trained:
         yield Stage("sync", name, engine=before, holds=("parameter", *bucket, *loaded))

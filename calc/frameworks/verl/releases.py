@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from calc.base.versions import at_least
 from calc.frameworks.releases import GONE, Default, Table
 
 FORK = "tinyzero"  # has no numbers, so it sorts before every release
+# Forks with releases of their own, such as easyr1-0.3.2: the release of verl whose code each shares where nothing else
+# is said. EasyR1 has reference and entropy by flag, backward in place, and vLLM's sleep level 1.
+FORKS: Mapping[str, str] = {"easyr1": "0.4.0"}
 
 
 class Pins(NamedTuple):
@@ -20,6 +24,22 @@ class Pins(NamedTuple):
     vllm: str
     transformers: str
     torch: str
+
+
+def forked(version: str) -> str:
+    """The fork of which `version` is a release; empty if it is one of verl's own."""
+    name = version.partition("-")[0]
+    return name if name in FORKS else ""
+
+
+def shared(version: str) -> str:
+    """The release of verl whose code `version` shares where nothing else is said."""
+    return FORKS.get(forked(version), version)
+
+
+def reached(version: str, first: str) -> bool:
+    """True if the release of verl whose code `version` shares is `first` or later."""
+    return at_least(shared(version), first)
 
 
 RELEASES: Mapping[str, Pins] = {

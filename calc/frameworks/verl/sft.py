@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from calc.base.plan import Keeps, Stage
-from calc.base.versions import at_least
 from calc.frameworks.verl import engine
+from calc.frameworks.verl.releases import reached
 from calc.scenario.scenario import Scenario
 
 TASKS = ("sft",)
@@ -30,7 +30,7 @@ def defaults(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
 
 def refuse(s: Scenario) -> str | None:
     """The reason why the trainer cannot run `s`, beside what verl's engine refuses, in one line, or None."""
-    if not at_least(s.framework_version, FIRST):
+    if not reached(s.framework_version, FIRST):
         version = s.framework_version
         return f"task: given 'sft', allowed with verl {version}: ppo, grpo, reinforce++; sft from {FIRST} on"
     if not s.packing:  # data.pad_mode no_padding, of which the engine's other way has no use here

@@ -17,12 +17,25 @@ from calc.base.versions import nearest as _nearest
 from calc.frameworks.base import Choices
 from calc.frameworks.constraints import linear_fault, trainer_fault, unmodelled
 from calc.frameworks.releases import NOTHING, pinned, stated
-from calc.frameworks.verl import engine, megatron, sft
-from calc.frameworks.verl.releases import ADAPTERS, DEFAULTS, DYNAMIC, FORK, FULL, RELEASES, RL, SFT, STATIC
+from calc.frameworks.verl import easyr1, engine, megatron, sft
+from calc.frameworks.verl.releases import (
+    ADAPTERS,
+    DEFAULTS,
+    DYNAMIC,
+    FORK,
+    FULL,
+    RELEASES,
+    RL,
+    SFT,
+    STATIC,
+    forked,
+    reached,
+    shared,
+)
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 
-KNOWN: tuple[str, ...] = tuple(RELEASES)
+KNOWN: tuple[str, ...] = (FORK, *easyr1.KNOWN, *[release for release in RELEASES if release != FORK])
 CHOICES = Choices(offloads_apart=True, weights_stay=True, shared="context_parallel")
 
 TASKS = ("ppo", "grpo", "reinforce++")
@@ -37,7 +50,7 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
 
 def nearest(version: str) -> str:
     """The known version whose memory behaviour `version` shares; releases before 0.2 are as the fork, made of them."""
-    return _nearest(version, KNOWN)
+    return easyr1.nearest(version) if forked(version) else _nearest(version, tuple(RELEASES))
 
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,19 +58,23 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     rl, gpus = task in TASKS, int(given.get("gpus", 1))
     adapters, dynamic = given.get("method", "full") != "full", "max_tokens_per_gpu" in given
     tables = (DEFAULTS, RL if rl else SFT, ADAPTERS if adapters else FULL, NOTHING if dynamic else STATIC)
-    values = stated(task, version, *tables) | pinned(RELEASES[version])
+    known = shared(version)
+    values = stated(task, known, *tables) | pinned(RELEASES[known])
+    if rl and forked(version):
+        values |= easyr1.defaults(task, version, given)
+        values.pop("roles.reference", None)  # algorithm.disable_kl: false
     values["rollout.tensor_parallel"] = min(values["rollout.tensor_parallel"], gpus)
     for place in ("rollout.batch", "rollout.n"):
         values[place] = int(given.get(place, values[place]))
     if rl:
         values["global_batch"] = min(values["global_batch"], values["rollout.batch"]) * values["rollout.n"]
-        values |= _bounds(task, version, given) if dynamic else {}
+        values |= _bounds(task, known, given) if dynamic else {}
         values |= megatron.defaults(given) if given.get("sharding") == "megatron" else {}
     else:
         values |= sft.defaults(values, given)
     if version == FORK:  # its flags count the micro batches of all GPUs
-        shared = ("micro_batch", "rollout.micro_batch", "roles.reference.micro_batch")
-        values |= {place: max(1, values[place] // gpus) for place in shared if values.get(place)}
+        total = ("micro_batch", "rollout.micro_batch", "roles.reference.micro_batch")
+        values |= {place: max(1, values[place] // gpus) for place in total if values.get(place)}
     return values
 
 
@@ -97,7 +114,9 @@ def refuse(s: Scenario) -> str | None:
         return f"rollout.batch: given {s.rollout.batch}, allowed: {allowed}"
     if s.global_batch > sequences:  # config.validate: train_batch_size >= ppo_mini_batch_size; one rollout has no more
         return f"global_batch: given {s.global_batch}, allowed: at most rollout.batch x rollout.n = {sequences}"
-    if s.has("reward") and at_least(version, "0.7.1"):
+    if forked(version) and (reason := easyr1.refuse(s)):
+        return reason
+    if s.has("reward") and reached(version, "0.7.1"):
         return f"roles.reward: given a model, allowed with verl {version}: none; its server is not modelled yet"
     if (tokens := s.rollout.max_tokens_per_gpu) and (fault := engine.full_length(tokens, s)):
         return f"rollout.{fault}"
@@ -106,7 +125,7 @@ def refuse(s: Scenario) -> str | None:
         return f"roles.reference.{fault}"
     if reference and s.lora and s.roles["reference"] != {"model": s.model}:
         return "roles.reference: given with method lora, allowed: none, or {} for the actor without its adapters"
-    forced = version != FORK and s.sharding != "megatron"
+    forced = version != FORK and not forked(version) and s.sharding != "megatron"
     if reference and not s.lora and forced and not reference.offload.parameters:
         return f"roles.reference.offload.parameters: given false, allowed with verl {version}: true, which it forces"
     return None
@@ -144,12 +163,13 @@ def keeps(s: Scenario) -> Keeps:
             max_model_len=s.seq_len,
             max_num_seqs=s.rollout.max_num_seqs,
             max_num_batched_tokens=s.rollout.max_num_batched_tokens,
-            graphs=at_least(version, "0.6.0"),  # enforce_eager: True in rollout.yaml:35 of 0.5.0, False in :38 of 0.6.0
+            # enforce_eager: True in rollout.yaml:35 of 0.5.0, False in :38 of 0.6.0, and in EasyR1's config.yaml
+            graphs=reached(version, "0.6.0") or bool(forked(version)),
             # third_party/vllm/vllm_v_0_6_3/worker.py:210 of the fork; vLLM's own worker from 0.7 on
             share_of_free=not at_least(vllm, "0.7"),
             sleep_level=_sleep_level(s),
             # until 0.7.0 vLLM's worker lives in the trainer's (vllm_rollout.py:112 of 0.7.0), then in a server's
-            process="vllm" if at_least(version, "0.7.1") else "trainer",
+            process="vllm" if reached(version, "0.7.1") else "trainer",
         ),
         notes=tuple(notes),
     )
@@ -167,8 +187,8 @@ def _sleep_level(s: Scenario) -> int:
         return (
             2  # pages never touched: `torch.empty_like(param, device="cpu")`, third_party/vllm/vllm_v_0_6_3/worker.py
         )
-    keeps_base = s.lora and (s.rollout.layered_summon or at_least(version, "0.7.1"))
-    return 1 if not at_least(version, "0.6.0") or keeps_base else 2
+    keeps_base = s.lora and (s.rollout.layered_summon or reached(version, "0.7.1"))
+    return 1 if not reached(version, "0.6.0") or keeps_base else 2
 
 
 def _roles(s: Scenario) -> Iterator[Role]:
@@ -201,8 +221,8 @@ def _roles(s: Scenario) -> Iterator[Role]:
             role,
             engine.loss_path(role, count, entropy=learns and name == "actor") if language else scalar,
             # old log-probabilities come with the entropy in every release (fsdp_workers.py:706 of 0.4.1,
-            # v1/trainer_base.py:1653 of 0.9.1), the reference's without
-            engine.loss_path(role, scored, entropy=name == "actor") if language else scalar,
+            # v1/trainer_base.py:1653 of 0.9.1), the reference's and EasyR1's without
+            engine.loss_path(role, scored, entropy=name == "actor" and not forked(version)) if language else scalar,
             count,
             scored,
             moved=by_hand.get(name, ()),
@@ -243,10 +263,10 @@ def _syncs(s: Scenario) -> Iterator[Stage]:
     version = s.framework_version
     summoned: Holds = "whole"
     if s.rollout.layered_summon:
-        summoned = "adapter" if at_least(version, "0.9.0") else "layer"
+        summoned = "adapter" if reached(version, "0.9.0") else "layer"
     # bucketed_weight_transfer.py:165 of 0.7.1
-    bucket: tuple[Holds, ...] = ("bucket",) if at_least(version, "0.7.1") else ()
-    before: Awake = "weights" if at_least(version, "0.8.0") else "asleep"
+    bucket: tuple[Holds, ...] = ("bucket",) if reached(version, "0.7.1") else ()
+    before: Awake = "weights" if reached(version, "0.8.0") or easyr1.wakes_first(version) else "asleep"
     if s.sharding == "fsdp2":
         yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("parameter", *bucket))
         return
