@@ -22,8 +22,9 @@ class Choices(NamedTuple):
     `fp16`: it computes in fp16 on a card without bf16. `precision`: the type in which weights can be loaded in place of
     fp32, unless DeepSpeed keeps a master copy; "" if it offers none. `offloads_apart`: under FSDP weights and optimizer
     states move to the host independently. `weights_stay`: no configuration that the search tries has the weights of a
-    trained model leave the GPUs. `shared`: the degree by which its trainer lets GPUs share a sequence, "" for
-    none; `cuts` tells from a job's fields and a rung of them whether sequences are cut.
+    trained model leave the GPUs. `megatron`: the model that RL trains may be on Megatron-core in place of FSDP.
+    `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` tells from a job's fields
+    and a rung of them whether sequences are cut.
     """
 
     own_loop: bool = False
@@ -32,6 +33,7 @@ class Choices(NamedTuple):
     precision: str = ""
     offloads_apart: bool = False
     weights_stay: bool = False
+    megatron: bool = False
     shared: str = ""
     cuts: Cut = lambda job, rung: True
 

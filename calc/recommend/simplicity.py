@@ -17,13 +17,14 @@ SHARDING = ("none", "ddp", "zero1", "zero2", "fsdp2", "zero3", "fsdp1", "megatro
 class Effort(NamedTuple):
     """The effort that a configuration asks of those who run it; less is simpler, and the first difference decides.
 
-    The number of `offloaded` settings, the degree of `recomputation`, the rank of its `sharding` in SHARDING, whether
-    vLLM has GPUs `apart`, and the `ranks` of one engine.
+    The number of `offloaded` settings, the degree of `recomputation`, the rank of its `sharding` in SHARDING, into how
+    many parts the model is `cut`, whether vLLM has GPUs `apart`, and the `ranks` of one engine.
     """
 
     offloaded: int
     recomputation: int
     sharding: int
+    cut: int
     apart: bool
     ranks: int
 
@@ -47,6 +48,7 @@ def effort(base: Scenario, changes: dict[str, Any]) -> Effort:
         sum(map(bool, moved.values())),
         TURNS["checkpointing"].index(checkpointing),
         SHARDING.index(base.sharding),
+        base.together * base.expert_parallel * base.expert_tensor_parallel,
         base.placement == "separate",
         base.rollout.tensor_parallel if base.rollout and base.rollout.serves else 1,
     )

@@ -29,7 +29,7 @@ from calc.models.architecture import Architecture
 from calc.resolve.parse import parse, vary
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario, ScenarioError, on_card
-from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, PREFERENCE, RL, SERVERS, SHARDINGS, TOGETHER
+from calc.scenario.words import DEEPSPEED, FSDP, NODE, OWN_SHARDINGS, PREFERENCE, RL, SERVERS, SHARDINGS, TOGETHER
 from calc.step.roles import Memo, Roles
 
 Fields = Mapping[str, Any]
@@ -42,6 +42,12 @@ RUNGS: tuple[Fields, ...] = (
     {"method": "qlora", "double_quantization": True, "optimizer": "adamw"},  # double quantisation costs nothing
 )
 DEGREES = (2, 4, 8)  # GPUs of a node that share a sequence
+# The degrees by which Megatron-core cuts a model: layers within a node, stages, and experts over the GPUs of a stage.
+CUTS: Mapping[str, tuple[int, ...]] = {
+    "tensor_parallel": (1, 2, 4, 8),
+    "pipeline_parallel": (1, 2, 4, 8, 16),
+    "expert_parallel": (1, 2, 4, 8, 16, 32, 64),
+}
 # The rungs of a model that is served and not trained: its own weights, then 4-bit ones.
 SERVED: tuple[Fields, ...] = ({"method": "full", "optimizer": "none"}, {"method": "qlora", "optimizer": "none"})
 ALONE = ("none", "zero2", "zero3", "fsdp1", "fsdp2")  # the shardings that differ on one GPU
@@ -73,6 +79,7 @@ FREE: Mapping[str, tuple[Any, ...]] = {
     "logprob": ("log-softmax-fp32", "logsumexp", "selective"),
     "optimizer_impl": ("foreach", "fused"),
 }
+MEGATRON = "megatron"  # the sharding of its distributed optimizer
 BARRED = ("sharding", "placement", "rollout.engine")
 OFFLOADS = ("offload.optimizer", "offload.parameters")
 SHARE = "rollout.gpu_memory_utilization"
@@ -238,17 +245,25 @@ def rungs(job: Fields) -> Iterator[Fields]:
         if "optimizer" not in job or rung["optimizer"] == USUAL:
             yield own
             yield from _sharing(job, own)
+            if rung == RUNGS[0] and _choices_of(job).megatron and job.get("sharding", MEGATRON) == MEGATRON:
+                cut = {**own, "sharding": MEGATRON}
+                yield from () if "sharding" in job else (cut, *_sharing(job, cut))
 
 
 def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
     """`rung` with each sequence on 2, 4 or 8 GPUs, one at a time: if more fitted, one would fit a single GPU."""
     own, gpus = _choices_of(job), int(job.get("gpus", 1))
-    cut = own.shared and own.cuts(job, rung)
-    if not cut or job.get("micro_batch", 1) != 1 or any(f in job for f in TOGETHER):
+    shared = "context_parallel" if _on_megatron({**job, **rung}) else own.shared if own.cuts(job, rung) else ""
+    if not shared or job.get("micro_batch", 1) != 1 or any(f in job for f in TOGETHER):
         return
     for degree in DEGREES:
         if degree <= int(job.get("gpus_per_node", 8)) and gpus % degree == 0:
-            yield {**rung, own.shared: degree, "micro_batch": 1}
+            yield {**rung, shared: degree, "micro_batch": 1}
+
+
+def _on_megatron(given: Fields) -> bool:
+    """True if Megatron-core trains: by the sharding, or by a trainer that has no other."""
+    return str(given.get("sharding", OWN_SHARDINGS.get(str(given.get("trainer")), ("",))[0])) == MEGATRON
 
 
 @dataclass(frozen=True)
@@ -277,7 +292,7 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
     found: list[Branch] = []
     refused: list[Fields] = []
     axes: dict[tuple[str, str, str], tuple[list[Axis], list[Axis]]] = {}
-    for kin, choice in enumerate(_choices({**fields, **rung})):
+    for kin, choice in enumerate(_choices({**fields, **rung}, catalog.model(fields["model"]).architecture)):
         if any(barred.items() <= choice.items() for barred in refused):
             continue
         given = {**_free(fields), **_as_published({**fields, **rung, **choice}), **fields, **rung, **choice}
@@ -336,7 +351,7 @@ def _as_published(given: Fields) -> dict[str, Any]:
     return {"precision": own.precision}
 
 
-def _choices(given: Fields) -> Iterator[dict[str, Any]]:
+def _choices(given: Fields, arch: Architecture) -> Iterator[dict[str, Any]]:
     """Every combination of the settings in which the branches of a job differ, except vLLM's tensor parallelism."""
     gpus = int(given.get("gpus", 1))
     usual = SHARDINGS if gpus > 1 else ALONE
@@ -346,11 +361,25 @@ def _choices(given: Fields) -> Iterator[dict[str, Any]]:
     free = {name: values for name, values in options.items() if name not in given}
     for values in product(*free.values()):
         chosen = dict(zip(free, values, strict=True))
-        if given["task"] not in RL:
-            yield chosen
-            continue
-        for placed in _placements({**given, **chosen}, gpus):
-            yield chosen | placed
+        cuts = list(_cuts({**given, **chosen}, arch, gpus))
+        for placed in _placements({**given, **chosen}, gpus) if given["task"] in RL else ({},):
+            yield from [chosen | placed | cut for cut in cuts]
+
+
+def _cuts(given: Fields, arch: Architecture, gpus: int) -> Iterator[dict[str, Any]]:
+    """Every way in which Megatron-core can cut the model over the GPUs, as far as it is open; elsewhere none."""
+    if not _on_megatron(given):
+        yield {}
+        return
+    free = {name: values for name, values in CUTS.items() if name not in given}
+    for values in product(*free.values()):
+        chosen = dict(zip(free, values, strict=True))
+        tensor, stages, experts = (int({**given, **chosen}[name]) for name in CUTS)
+        together = tensor * stages * int(given.get("context_parallel", 1))
+        whole = gpus % together == 0 and tensor <= int(given.get("gpus_per_node", NODE))
+        spread = experts == 1 or (arch.experts % experts == 0 < arch.experts and gpus // stages % experts == 0)
+        if whole and spread and arch.heads % tensor == 0 and arch.layers % stages == 0:
+            yield chosen | ({} if "sequence_parallel" in given else {"sequence_parallel": tensor > 1})
 
 
 def _placements(given: Fields, gpus: int) -> Iterator[dict[str, Any]]:

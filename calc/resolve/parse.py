@@ -261,11 +261,15 @@ def _framework(given: str) -> tuple[str, str | None]:
     if name not in FRAMEWORKS:
         near = _trained_by(name) or closest(name, FRAMEWORKS)
         raise Objection(f"framework: given {show(given)}, allowed: {', '.join(FRAMEWORKS)}, each with ==version{near}")
-    named = {known.partition("-")[0] for known in framework(name).KNOWN} | {*framework(name).KNOWN}
-    if equals and not _VERSION.fullmatch(version) and version not in named:
+    if equals and not _VERSION.fullmatch(version) and not _names(name, version):
         words = "".join(f", or {known}" for known in framework(name).KNOWN if not _VERSION.fullmatch(known))
         raise Objection(f"framework: given {show(given)}, allowed: a version of numbers, such as {name}==1.0{words}")
     return name, version or None
+
+
+def _names(name: str, version: str) -> bool:
+    """True if `version` is a known one of the framework `name` without numbers, or a fork's name alone."""
+    return any(version in (known, known.partition("-")[0]) for known in framework(name).KNOWN)
 
 
 def _trained_by(name: str) -> str:
