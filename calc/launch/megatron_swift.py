@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from calc.launch import shell
 from calc.launch.shell import Launch, Placeholder, Words, option
+from calc.models.slices import told_layers
 from calc.scenario.scenario import Scenario
 
 FIRST = "4"
@@ -33,7 +34,11 @@ def flags(s: Scenario) -> Iterator[Words]:
     yield option("--global_batch_size", s.global_batch)
     yield option("--tensor_model_parallel_size", s.tensor_parallel)
     yield option("--sequence_parallel", s.sequence_parallel)
+    yield option("--context_parallel_size", s.context_parallel)
     yield option("--pipeline_model_parallel_size", s.pipeline_parallel)
+    told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers)
+    for which, count in told.items():
+        yield option(f"--decoder_{which}_pipeline_num_layers", count)
     yield option("--expert_model_parallel_size", s.expert_parallel)
     yield option("--expert_tensor_parallel_size", s.expert_tensor_parallel)
     yield option("--recompute_granularity", "selective" if s.checkpointing == "none" else "full")

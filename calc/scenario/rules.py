@@ -113,6 +113,9 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if gpus > per_node and gpus % per_node:
         allowed = f"a multiple of gpus_per_node = {per_node}, as {near(gpus, per_node)}"
         raise Objection(f"gpus: given {gpus}, allowed: {allowed}")
+    if (counts := values["pipeline_layers"]) and values["sharding"] != "megatron":
+        allowed = "null, or with sharding megatron"
+        raise Objection(f"pipeline_layers: given {[*counts]} with sharding {values['sharding']}, allowed: {allowed}")
     expected, cap = values["expected_len"], values["seq_len"]
     if expected > cap:
         named = "prompt_len + response_len" if task in RL else "seq_len"
@@ -329,7 +332,7 @@ def cut(s: Scenario) -> None:
         place = f"roles.{name}." if name else ""
         try:
             part(own.architecture, own.tensor_parallel, own.expert_parallel, own.expert_tensor_parallel)
-            stage(own.architecture, 0, own.pipeline_parallel)
+            stage(own.architecture, 0, own.pipeline_parallel, own.pipeline_layers)
         except ConfigError as error:
             raise Objection(f"{place}{error}") from None
         if own.gpus % own.together:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from calc.estimate.estimate import estimate, speed
+from calc.memory.megatron import MegatronLayer
 from calc.models.slices import part, stage
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
+from calc.step.roles import Roles
 
 LLAMA = {
     "model": "llama-3.1-8b", "task": "sft", "gpu": "h100-sxm", "gpus": 8, "framework": "torch", "trainer": "megatron",
@@ -62,6 +64,30 @@ def test_stages_have_equal_layers_and_a_tied_embedding_at_both_ends() -> None:
     assert first.layers == last.layers == 8
     assert (first.embeds, first.ends, last.embeds, last.ends) == (True, False, False, True)
     assert not last.tied
+
+
+def test_stages_have_the_layers_that_they_are_told_or_fewer_in_the_last() -> None:
+    """32 layers in three stages: 11, 11 and 10; told 10 in the first and 9 in the last, 13 are between them."""
+    for given, counts in ((None, (11, 11, 10)), ([10, 13, 9], (10, 13, 9))):
+        s = job(pipeline_parallel=3, gpus=6, global_batch=8, pipeline_layers=given)
+        placed = Roles(s).placed
+        assert tuple(placed[f"stage {n}"].engine.replica.arch.layers for n in (1, 2, 3)) == counts
+        assert parse(s.as_dict()).pipeline_layers == (tuple(given) if given else None)
+
+
+def test_a_rank_of_a_ring_has_its_part_of_the_sequence_and_all_keys() -> None:
+    """Of two: half the activations and logits, the same weights and gradients, states over all eight GPUs.
+
+    Attention has two ranks' keys and values and two steps' outputs in forward, 4·(k + v) + 4·q bytes a token.
+    """
+    whole, half = job(seq_len=8192), job(seq_len=8192, context_parallel=2, global_batch=8)
+    one, two = lines(whole, "forward"), lines(half, "forward")
+    assert two["activations"] == one["activations"] // 2
+    assert two["weights"] == one["weights"] and two["gradients"] == one["gradients"]
+    assert two["optimizer_states"] == one["optimizer_states"]
+    (ring,) = [op for op in MegatronLayer(Roles(half).placed["actor"].engine.replica.run).layer().ops
+               if op.name == "attention"]  # fmt: skip
+    assert ring.scratch.tokens == {"kv": 2 * 2 * 2, "q": 2 * 2}
 
 
 def test_the_first_stage_holds_a_micro_batch_for_each_stage_behind_it() -> None:
@@ -138,7 +164,9 @@ def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     assert lines(job(checkpointing="full"), "forward")["checkpoints"] == LAYERS * 4096 * H * 2
 
 
-@pytest.mark.parametrize("fields", [{"tensor_parallel": 2}, {"tensor_parallel": 4}, {"pipeline_parallel": 4}])
+@pytest.mark.parametrize(
+    "fields", [{"tensor_parallel": 2}, {"tensor_parallel": 4}, {"pipeline_parallel": 4}, {"context_parallel": 4}]
+)
 def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> None:
     s, other = job(global_batch=8), job(global_batch=8, **fields)
     most = max(g.peak.moment.device_bytes for g in estimate(other).groups)
@@ -169,7 +197,22 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             {"model": "mixtral-8x7b", "expert_imbalance": 1.5},
             "expert_imbalance: given 1.5, allowed: 1, or with expert_para",
         ),
-        ({"context_parallel": 2}, "context_parallel: given 2 with trainer megatron, allowed: 1"),
+        (
+            {"context_parallel": 2, "seq_len": 4098},
+            "seq_len: given 4098 with trainer megatron, allowed: a multiple of 4, for context_parallel = 2",
+        ),
+        (
+            {"pipeline_parallel": 4, "gpus": 4, "pipeline_layers": [8, 8, 9, 7]},
+            "pipeline_layers: given [8, 8, 9, 7], allowed: as many in each stage between first and last",
+        ),
+        (
+            {"pipeline_parallel": 2, "pipeline_layers": [16, 15]},
+            "pipeline_layers: given [16, 15], allowed: as many counts as pipeline_parallel = 2, 32 layers together",
+        ),
+        (
+            {"trainer": "own", "pipeline_parallel": 2, "pipeline_layers": [16, 16]},
+            "pipeline_layers: given [16, 16] with sharding fsdp2, allowed: null, or with sharding megatron",
+        ),
         ({"method": "lora"}, "method: given 'lora' with trainer megatron, allowed: full"),
         (
             {"offload.activations": True, "checkpointing": "full"},
@@ -178,7 +221,10 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         ({"task": "dpo"}, "trainer: given 'megatron' for dpo, allowed: own"),
         ({"sequence_parallel": True}, "sequence_parallel: given true with trainer megatron, allowed: with tensor"),
         ({"tensor_parallel": 4, "seq_len": 4097}, "seq_len: given 4097 with trainer megatron, allowed: a multiple"),
-        ({"pipeline_parallel": 3, "gpus": 6}, "pipeline_parallel: given 3, allowed: a divisor of the model's 32"),
+        (
+            {"pipeline_parallel": 33, "gpus": 33},
+            "pipeline_parallel: given 33, allowed: such that 32 layers leave some to the last stage",
+        ),
     ],
 )
 def test_what_is_not_modelled_is_refused_in_one_line(fields: dict[str, Any], said: str) -> None:

@@ -184,7 +184,8 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         held = (({"model": "llama-3.1-8b"}, {"model": "qwen3-14b"}), kept, STEPPED[-3:], MACHINES, of)
         yield from supervised("torch", ("pretrain",), *held, (*cut, *few))
     elif name == "megatron-swift":
-        cut = ({"tensor_parallel": 2}, {"tensor_parallel": 2, "sequence_parallel": True}, {"pipeline_parallel": 2}, {})
+        cut = ({"tensor_parallel": 2}, {"tensor_parallel": 2, "sequence_parallel": True}, {"pipeline_parallel": 2},
+               {"pipeline_parallel": 2, "pipeline_layers": [18, 14]}, {"context_parallel": 2}, {})  # fmt: skip
         moved = tuple({"offload.optimizer": on} for on in (False, True))
         held = (({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), moved, MACHINES, of)
         yield from supervised("torch", ("pretrain", "sft"), *held, cut)

@@ -22,6 +22,7 @@ from calc.catalog.catalog import load
 from calc.launch import TRAINERS, LaunchError, launch
 from calc.launch.hugging_face import DEEPSPEED
 from calc.launch.shell import Launch
+from calc.models.slices import megatron_layers
 from calc.scenario.scenario import Scenario
 
 STRIDES = {"llamafactory": 101, "axolotl": 101, "ms-swift": 101, "torchtune": 1, "torchtitan": 1, "unsloth": 1,
@@ -340,6 +341,8 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
         said[flag[2:]] = yaml.load(value, Loader=LOADER)
         legal(flag[2:], said[flag[2:]], of)
     assert (said["model"], said["dataset"]) == (hf(s), "${DATASET}")
+    stages = s.pipeline_layers or megatron_layers(s.architecture.layers, s.pipeline_parallel)
+    assert layers_of_stages(said, s) == stages
     recompute = said["recompute_granularity"], said.get("recompute_method"), said.get("recompute_num_layers")
     return {
         "method": said["tuner_type"],
@@ -349,6 +352,7 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
         "global_batch": said["global_batch_size"],
         "tensor_parallel": said["tensor_model_parallel_size"],
         "sequence_parallel": said["sequence_parallel"],
+        "context_parallel": said["context_parallel_size"],
         "pipeline_parallel": said["pipeline_model_parallel_size"],
         "expert_parallel": said["expert_model_parallel_size"],
         "expert_tensor_parallel": said["expert_tensor_parallel_size"],
@@ -356,6 +360,16 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
         "loss": "fused" if said["cross_entropy_loss_fusion"] else "full",
         "offload.optimizer": said["optimizer_cpu_offload"] and said["use_precision_aware_optimizer"],
     }
+
+
+def layers_of_stages(said: Mapping[str, Any], s: Scenario) -> tuple[int, ...]:
+    """The layers of the stages that Megatron-core makes of what it is told: see its `get_num_layers_to_build`."""
+    first, last = ([count] if (count := said.get(f"decoder_{which}_pipeline_num_layers")) else []
+                   for which in ("first", "last"))  # fmt: skip
+    others = s.pipeline_parallel - len(first) - len(last)
+    each, left = divmod(s.architecture.layers - sum(first) - sum(last), max(1, others))
+    assert not left
+    return (*first, *[each] * others, *last)
 
 
 def check_torchtune(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
