@@ -211,9 +211,10 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     values: dict[str, Any] = {**usual, **given}
     rules.had(values | said, own, f"{name} {known}")
     model = catalog.model(given["model"])
-    architecture = module.modelled(model.architecture, values | {"version": known})
+    modelled = partial(module.modelled, values=values | {"version": known})
+    architecture = modelled(model.architecture)
     values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
-    roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known))
+    roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known), modelled)
     values["lengths"] = _lengths(given)
     rules.follow(values, given, task)
     rules.check(values, given)

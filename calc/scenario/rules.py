@@ -245,6 +245,7 @@ def roles_of(
     own: Mapping[str, Any],
     catalog: Catalog,
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    modelled: Callable[[Architecture], Architecture],
 ) -> dict[str, Mapping[str, Any] | str]:
     """Every role of the task by name: `none`, or its model and the fields that differ from the job's, by dotted key.
 
@@ -275,7 +276,7 @@ def roles_of(
             allowed = f"{values['gpus']}, as all roles share the GPUs"
             raise Objection(f"roles.{name}.gpus: given {role['gpus']}, allowed: {allowed}")
         try:
-            roles[name] = role_of(values, differs, catalog, defaults)
+            roles[name] = role_of(values, differs, catalog, defaults, modelled)
         except (Objection, CatalogError, ConfigError) as error:
             raise Objection(f"roles.{name}.{error}") from None
     if roles.get("teacher") == "none":
@@ -290,6 +291,7 @@ def role_of(
     own: dict[str, Any],
     catalog: Catalog,
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    modelled: Callable[[Architecture], Architecture],
 ) -> dict[str, Any]:
     """The fields in which one role differs from the job, checked as the job's own fields are."""
     model = catalog.model(own.get("model", values["model"]))
@@ -302,7 +304,7 @@ def role_of(
             filled = defaults({**values, "method": method})
             own = {place: value for place, value in filled.items() if place.startswith("lora.")} | own
         values = {**values, **own}
-        adapters(model.architecture, values["lora.rank"], values["lora.targets"])
+        adapters(modelled(model.architecture), values["lora.rank"], values["lora.targets"])
     return own | {"model": model.id}
 
 
@@ -408,7 +410,8 @@ def warnings_of(
         yield "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16"
     if architecture.experts and values["method"] == "qlora":
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
-    if architecture.experts and values["method"] != "full" and values["lora.targets"] == "all-linear":
+    frozen = architecture.experts and not architecture.modeling.startswith("megatron")
+    if frozen and values["method"] != "full" and values["lora.targets"] == "all-linear":
         yield "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too"
     if version and known != version and not known.startswith(f"{version}."):
         yield f"{name} {version} is computed as {known}, the nearest version that is known"

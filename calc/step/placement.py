@@ -114,7 +114,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         joined = s.lora.units == "layer"
         reads = 4 if gathers and s.sharding == "fsdp1" and role.wrapped and not joined else 0
         adapter = Adapter(
-            s.lora.rank, targets, s.lora.dropout > 0, 2 if gathers else adapter_bytes, reads=reads, joined=joined
+            s.lora.rank, targets, s.lora.dropout > 0, 2 if gathers else adapter_bytes, reads, joined, role.whole
         )
         elements = lora_parameters(arch, s.lora.rank, targets)
         changed = adapter_tensors(arch, s.lora.rank, targets)

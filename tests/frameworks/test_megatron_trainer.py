@@ -156,8 +156,78 @@ def test_megatron_swift_has_defaults_of_its_own() -> None:
     assert (old.loss, old.packing, old.expert_tensor_parallel) == ("full", True, 1)
     with pytest.raises(ScenarioError, match="packing: given True with trainer megatron, allowed: False"):
         job(packing=True)
-    with pytest.raises(ScenarioError, match="method: given 'lora' with trainer megatron-swift, allowed: full"):
-        job(**SWIFT, method="lora")
+
+
+LORA = {**SWIFT, "method": "lora"}
+
+
+def test_megatron_swift_trains_adapters_of_its_own_linears() -> None:
+    """Rank 8 with dropout, in bf16 beside fp32 gradients; qkv 4096 + 6144, proj 8192, fc1 4096 + 28672, fc2 18432."""
+    s = job(**LORA)
+    assert s.lora
+    assert (s.lora.rank, s.lora.dropout, s.lora.dtype, s.lora.targets) == (8, 0.05, "bf16", "all-linear")
+    found, count = lines(s), 8 * 32 * (10_240 + 8_192 + 32_768 + 18_432)
+    assert (found["weights"], found["adapter"], found["gradients"]) == (2 * P, 2 * count, 4 * count)
+    assert found["master_weights"] + found["optimizer_states"] == 12 * count // 8
+
+
+def test_adapters_of_experts_are_spread_with_them() -> None:
+    """48 layers: qkv 2048 + 5120, proj 4096 + 2048; 128 experts with fc1 2048 + 1536 and fc2 768 + 2048."""
+    moe = {"model": "qwen3-30b-a3b", "global_batch": 16}
+    found = lines(job(**LORA, **moe, expert_parallel=8))
+    attention = 8 * 48 * ((2048 + 4096 + 2 * 512) + (4096 + 2048))
+    experts = 8 * 48 * 128 * (2048 + 1536 + 768 + 2048)
+    assert found["adapter"] == 2 * (attention + experts // 8)
+    assert found["optimizer_states"] == 8 * (attention // 8 + experts // 8)
+
+
+@pytest.mark.parametrize("release", ["3.12", "4.6"])
+def test_adapters_never_need_more_than_all_weights_nor_more_ranks_than_one(release: str) -> None:
+    own = {"versions.megatron-swift": release, "global_batch": 8}
+    cut = {"tensor_parallel": 2, "sequence_parallel": True}
+    peaks = [estimate(job(**own, **more)).groups[0].peak.moment.device_bytes for more in (SWIFT, LORA, {**LORA, **cut})]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_adapters_of_cut_linears_saw_all_positions_until_mcore_bridge() -> None:
+    own = {**LORA, "tensor_parallel": 2, "sequence_parallel": True}
+    old, new = (lines(job(**own, **{"versions.megatron-swift": v}, loss="full"), "forward") for v in ("3.12", "4.6"))
+    # of 2·h where the input is cut by outputs, in qkv and fc1, a byte of the mask and two of the copy
+    assert old["activations"] - new["activations"] == pytest.approx(32 * 4096 * (3 * H + 4 * 8), rel=0.01)
+
+
+RLHF = {**SWIFT, "task": "dpo", "global_batch": 8}
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto"])
+def test_a_reference_is_a_second_model_that_scores_before(task: str) -> None:
+    """It has 2 bytes a parameter more, and its forward comes before anything is kept of the policy's."""
+    s = job(**RLHF | {"task": task})
+    found, alone = lines(s), lines(job(**SWIFT, global_batch=8))
+    assert found["weights"] == 2 * alone["weights"] == 4 * P
+    assert found["gradients"] == alone["gradients"]
+    assert [stage.does for stage in s.keeps.stages] == ["score", "train"]
+    assert "activations" not in lines(s, "score")
+
+
+def test_without_adapters_the_model_is_its_own_reference() -> None:
+    s = job(**LORA, task="dpo", global_batch=8)
+    assert lines(s)["weights"] == 2 * P
+    assert [role.shares for role in s.keeps.roles] == [False, True]
+
+
+def test_both_halves_of_a_pair_are_one_micro_batch_with_their_logits() -> None:
+    """Two sequences: twice the logits of one, a rank's part of the vocabulary in 16 bits and fp32."""
+    pair, one = lines(job(**RLHF), "forward"), lines(job(**SWIFT, global_batch=8), "forward")
+    assert pair["logits"] == pytest.approx(2 * one["logits"], rel=1e-6)
+
+
+def test_a_reward_model_has_a_number_in_place_of_logits() -> None:
+    """The head's V·h parameters are h: 128,256·4,096 fewer, less one row."""
+    s = job(**SWIFT, task="rm", global_batch=8)
+    found = lines(s, "forward")
+    assert found["weights"] == 2 * (P - (V - 1) * H)
+    assert found.get("logits", 0) < 4096 * 2 * 64 * H
 
 
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
@@ -214,11 +284,34 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             "pipeline_layers: given [16, 16] with sharding fsdp2, allowed: null, or with sharding megatron",
         ),
         ({"method": "lora"}, "method: given 'lora' with trainer megatron, allowed: full"),
+        ({**LORA, "lora.dtype": "fp32"}, "lora.dtype: given 'fp32' with trainer megatron-swift, allowed: bf16"),
+        ({**LORA, "lora.targets": ["q_proj"]}, "lora.targets: given 'q_proj', allowed: linear_fc1, linear_fc2"),
+        (
+            {**LORA, "model": "mixtral-8x7b", "expert_tensor_parallel": 2},
+            "expert_tensor_parallel: given 2 with method lora, allowed: 1",
+        ),
         (
             {"offload.activations": True, "checkpointing": "full"},
             "offload.activations: given true with trainer megatron, allowed: false",
         ),
         ({"task": "dpo"}, "trainer: given 'megatron' for dpo, allowed: own"),
+        (
+            {**RLHF, "pipeline_parallel": 2},
+            "pipeline_parallel: given 2 for dpo with trainer megatron-swift, allowed: 1; not modelled",
+        ),
+        (
+            {**RLHF, "task": "rm", "context_parallel": 2},
+            "context_parallel: given 2 for rm with trainer megatron-swift, allowed: 1; not modelled",
+        ),
+        ({**RLHF, "roles": {"reference": "none"}}, "roles.reference: given 'none' for dpo with trainer megatron-swift"),
+        (
+            {**RLHF, "roles": {"reference": {"attention": "eager"}}},
+            "roles.reference.attention: given 'eager' for dpo with trainer megatron-swift, allowed: none",
+        ),
+        (
+            {**RLHF, "method": "lora", "roles": {"reference": {"model": "llama-3-8b"}}},
+            "roles.reference.model: given",
+        ),
         ({"sequence_parallel": True}, "sequence_parallel: given true with trainer megatron, allowed: with tensor"),
         ({"tensor_parallel": 4, "seq_len": 4097}, "seq_len: given 4097 with trainer megatron, allowed: a multiple"),
         (

@@ -189,8 +189,18 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         moved = tuple({"offload.optimizer": on} for on in (False, True))
         held = (({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), moved, MACHINES, of)
         yield from supervised("torch", ("pretrain", "sft"), *held, cut)
+        adapted = (
+            {"method": "lora"},
+            {"method": "lora", "lora.targets": ["linear_qkv", "linear_fc1"], "lora.rank": 16},
+        )
+        yield from supervised("torch", ("sft",), MACHINES, of, cut, adapted)
+        yield from supervised("torch", ("rm", "dpo", "kto"), MACHINES, of, cut, (*adapted[:1], {}))
+        other = ({"roles.reference.model": "llama-3.1-8b"}, {})
+        yield from supervised("torch", ("dpo", "kto"), MACHINES, of, ({"loss": "full"}, {"packing": True}), other)
         spread = ({"expert_parallel": 2}, {"expert_parallel": 2, "expert_tensor_parallel": 2}, {})
-        yield from supervised("torch", ("sft",), *held, ({"model": "qwen3-30b-a3b"},), spread)
+        moe = ({"model": "qwen3-30b-a3b"},)
+        yield from supervised("torch", ("sft",), *held, moe, spread)
+        yield from supervised("torch", ("sft",), moe, spread, of, MACHINES, adapted[:1])
     else:
         held = (METHODS, ({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), ({"lora.rank": 16}, {}), of)
         yield from supervised("torch", ("pretrain", "sft"), *held)
