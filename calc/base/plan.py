@@ -140,7 +140,8 @@ class Role:
     of a model that is only scored require gradients all the same, as they were loaded. `unpacks`: bytes per element of
     a 4-bit weight while it multiplies; where it is 0, those of other products. `wide_embeddings`: 8-bit optimizers
     leave the states of embeddings in 32 bits. `finds_unused`: DDP looks for parameters without a gradient.
-    `cut_scales`: the scales of 4-bit weights are sharded with them.
+    `cut_scales`: the scales of 4-bit weights are sharded with them. `whole`: with sequence parallelism adapters of
+    linears that are cut see all positions.
 
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
@@ -170,6 +171,7 @@ class Role:
     pageable: bool = False
     finds_unused: bool = False
     cut_scales: bool = False
+    whole: bool = False
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""
     process: str = "trainer"
@@ -275,29 +277,34 @@ def supervised(
     rows: int,
     *,
     scored: Role | None = None,
+    before: bool = False,
     deepspeed: DeepSpeed | None = None,
     notes: tuple[str, ...] = (),
     **how: Any,
 ) -> Keeps:
-    """The plan of a job that trains one model; a model that is `scored`, if any, runs within its forward.
+    """The plan of a job that trains one model; a model that is `scored`, if any, runs within its forward, or `before`.
 
     `how` are fields of the trained role.
     """
     trained = Role(name, path, path, rows, rows, **how)
     roles = (trained, *([scored] if scored else []))
+    inside = scored.name if scored and not before else ""
     return Keeps(
         roles=roles,
-        stages=(Stage("train", name, inside=scored.name if scored else ""),),
+        stages=(*([Stage("score", scored.name)] if scored and before else []), Stage("train", name, inside=inside)),
         loading=tuple(role.name for role in roles if not role.shares),
         deepspeed=deepspeed,
         notes=notes,
     )
 
 
-def pipelined(name: str, path: Path, rows: int, stages: int, *, notes: tuple[str, ...] = ()) -> Keeps:
-    """The plan of a job that trains one model in `stages` pipeline stages, each on GPUs of its own."""
+def pipelined(name: str, path: Path, rows: int, stages: int, *, notes: tuple[str, ...] = (), **how: Any) -> Keeps:
+    """The plan of a job that trains one model in `stages` pipeline stages, each on GPUs of its own.
+
+    `how` are fields of the trained roles.
+    """
     roles = tuple(
-        Role(f"stage {index + 1}", path, path, rows, rows, pipeline=(index, stages), model=name)
+        Role(f"stage {index + 1}", path, path, rows, rows, pipeline=(index, stages), model=name, **how)
         for index in range(stages)
     )
     return Keeps(

@@ -51,7 +51,7 @@ class Megatron(Holder):
 
     @property
     def buffers(self) -> list[Buffer]:
-        """The buffers of the rank's parameters: one for routed experts, which other ranks have whole, one for the rest.
+        """The buffers of what is trained: one for routed experts, which other ranks have whole, one for the rest.
 
         Parameters of a kind are of one bucket here: every further one adds less than 128·N elements.
         """
@@ -59,7 +59,7 @@ class Megatron(Holder):
         together = r.ranks * r.arch.ranks // (r.arch.expert_ranks * r.arch.expert_tensor)
         found = []
         for experts, ranks in ((False, r.ranks), (True, together)):
-            own = [t for t in tensors(r.arch, head=r.head) if (t.kind == "expert") is experts]
+            own = [t for t in r.trained_tensors or tensors(r.arch, head=r.head) if (t.kind == "expert") is experts]
             if own:
                 shards = ranks if self.distributed and r.optimizer else 1
                 found.append(Buffer(self.padded(own, ranks), shards, tuple(own)))
@@ -74,8 +74,14 @@ class Megatron(Holder):
         return -(-aligned // end) * end
 
     def weights(self) -> list[Line]:
-        """The buffers of 16-bit weights, or the model itself if it is not trained."""
+        """The buffers of 16-bit weights, or the model itself if it is not trained, beside which adapters have buffers.
+
+        Parameters that are frozen stay where they are (`distributed_data_parallel.py`, `DistributedDataParallel`).
+        """
         r = self.replica
+        if r.adapter:
+            own = [weights.adapter(r.role, buffer.elements, r.adapter_bytes) for buffer in self.buffers]
+            return [weights.weights(r.role, r.parameters, r.weight_bytes), *own]
         return [weights.weights(r.role, own.elements, r.weight_bytes) for own in self.buffers]
 
     def loading(self) -> Moments:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from calc.models.architecture import Architecture, ConfigError
+from calc.scenario.scenario import Scenario
 
 # families that Megatron-core's own layers are, by number and order of their tensors
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
@@ -24,3 +25,13 @@ def modelled(
         raise ConfigError(field, "megatron", f"{other} for the family {arch.family}; {known}")
     specs = tuple(spec._replace(slides=False) for spec in arch.specs)
     return replace(arch, modeling=layers, sliding_window=None, specs=specs)
+
+
+def stages_fault(s: Scenario) -> str | None:
+    """The reason why Megatron-core cannot divide its layers over stages as `s` asks, in one line, or None.
+
+    It is told the layers of the first and of the last stage, and divides the others evenly.
+    """
+    if s.pipeline_layers is None or len(set(s.pipeline_layers[1:-1])) < 2:
+        return None
+    return f"pipeline_layers: given {[*s.pipeline_layers]}, allowed: as many in each stage between first and last"

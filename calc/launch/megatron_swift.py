@@ -1,4 +1,4 @@
-"""ms-swift 4's `megatron pt` and `megatron sft`, whose flags are fields of `swift/megatron/arguments`.
+"""ms-swift 4's `megatron pt`, `megatron sft` and `megatron rlhf`, whose flags are fields of `swift/megatron/arguments`.
 
 NPROC_PER_NODE and its like make them start torchrun (`cli/_megatron/main.py` of 4.6.0).
 """
@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 from calc.launch import shell
 from calc.launch.shell import Launch, Placeholder, Words, option
+from calc.models.slices import told_layers
 from calc.scenario.scenario import Scenario
 
 FIRST = "4"
-COMMANDS = {"pretrain": "pt", "sft": "sft"}
+COMMANDS = {"pretrain": "pt", "sft": "sft", **dict.fromkeys(("rm", "dpo", "kto"), "rlhf")}
 
 
 def launch(s: Scenario) -> Launch:
@@ -23,17 +24,29 @@ def launch(s: Scenario) -> Launch:
 
 def flags(s: Scenario) -> Iterator[Words]:
     """The command's flags."""
+    if COMMANDS[s.task] == "rlhf":
+        yield option("--rlhf_type", s.task)
     yield option("--model", shell.model_name(s.model))
+    if (reference := s.role("reference")) and reference.model != s.model:
+        yield option("--ref_model", shell.model_name(reference.model))
     yield option("--use_hf", True)
     yield option("--dataset", Placeholder("DATASET", "name or path of the training data"))
-    yield option("--tuner_type", "full")
+    yield option("--tuner_type", s.method)
+    if s.lora:
+        yield option("--lora_rank", s.lora.rank)
+        yield option("--lora_dropout", s.lora.dropout)
+        yield option("--target_modules", *([s.lora.targets] if isinstance(s.lora.targets, str) else s.lora.targets))
     yield option("--max_length", s.seq_len)
     yield option("--packing", s.packing)
     yield option("--micro_batch_size", s.micro_batch)
     yield option("--global_batch_size", s.global_batch)
     yield option("--tensor_model_parallel_size", s.tensor_parallel)
     yield option("--sequence_parallel", s.sequence_parallel)
+    yield option("--context_parallel_size", s.context_parallel)
     yield option("--pipeline_model_parallel_size", s.pipeline_parallel)
+    told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers)
+    for which, count in told.items():
+        yield option(f"--decoder_{which}_pipeline_num_layers", count)
     yield option("--expert_model_parallel_size", s.expert_parallel)
     yield option("--expert_tensor_parallel_size", s.expert_tensor_parallel)
     yield option("--recompute_granularity", "selective" if s.checkpointing == "none" else "full")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from calc.launch.shell import Words
 from calc.launch.verl_keys import key
-from calc.models.slices import stage
+from calc.models.slices import told_layers
 from calc.scenario.scenario import Scenario
 
 DEGREES = {
@@ -35,6 +35,6 @@ def keys(actor: str, model: str, s: Scenario, name: str) -> Iterator[Words]:
     layers = f"{where}.override_transformer_config"
     for called, value in RECOMPUTED.items() if s.checkpointing == "full" else ():
         yield key(f"{layers}.{called}", value)
-    last = stage(s.architecture, s.pipeline_parallel - 1, s.pipeline_parallel).layers
-    if last * s.pipeline_parallel < s.architecture.layers:
-        yield key(f"+{layers}.num_layers_in_last_pipeline_stage", last)
+    told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers)
+    for which, count in told.items():
+        yield key(f"+{layers}.num_layers_in_{which}_pipeline_stage", count)

@@ -297,14 +297,16 @@ def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
     """The kind of each layer; `masked`: windows shorter than the sequence force SDPA's masked kernel on sliding layers.
 
     Sinks leave eager attention or flash, whatever the window. With checkpointing, PEFT makes the embedding's output
-    require a gradient, see `below_layers`.
+    require a gradient, see `below_layers`; in ms-swift's model on Megatron-core it always does (mcore-bridge 1.6.5
+    `model/gpt_model.py`, `_preprocess`).
     """
     arch, lowest = run.arch, lowest_adapted(run)
+    required = recompute or arch.modeling.startswith("megatron")
     return [
         Kind(
             spec._replace(slides=False),
             masked and (arch.masked or spec.slides) and not arch.attention_sinks,
-            n <= lowest and not run.trained and not recompute,
+            n <= lowest and not run.trained and not required,
         )
         for n, spec in enumerate(arch.specs)
     ]

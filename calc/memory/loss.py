@@ -96,7 +96,7 @@ class Head(Program):
 
     def score(self, path: Path) -> Tape:
         """A value head, whose output is one number a position."""
-        self.linear("score", self.input, ONE)
+        self.linear("score", self.gathered(self.input, "score"), ONE)
         self.keep(self.input, path)
         return self.tape
 

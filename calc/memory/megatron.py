@@ -49,15 +49,19 @@ class MegatronLayer(MegatronExperts):
         """
         whole = WIDTH * BF16 if self.run.sequences else NOTHING
         # the gradient of all positions, before it is reduced and scattered
-        back = whole * 2 if self.run.sequences else NOTHING
-        return self.tape.op(name, [x], out, BF16, saves=[x], scratch=whole, backward_scratch=back, weight=weight)
+        back = whole * (1 + self.run.trained)
+        if self.beside(name):
+            # the gradient of the norm's output is added to a copy (`_LayerNormLinear.backward`)
+            back += x.size
+        y = self.tape.op(name, [x], out, BF16, saves=self.kept(x), scratch=whole, backward_scratch=back, weight=weight)
+        return self.beside_column(name, x, y)
 
     def row(self, name: str, x: Tensor, weight: int) -> Tensor:
         """A product cut by its inputs, whose partial sums are added in place, or reduced and scattered."""
-        y = self.tape.op(name, [x], WIDTH, BF16, saves=[x], weight=weight)
-        if not self.run.sequences:
-            return y
-        return self.tape.op(f"{name}: reduce-scatter", [y], self.stream, BF16)
+        y = self.tape.op(name, [x], WIDTH, BF16, saves=self.kept(x), weight=weight)
+        if self.run.sequences:
+            y = self.tape.op(f"{name}: reduce-scatter", [y], self.stream, BF16)
+        return self.beside_row(name, x, y)
 
     def added(self, residual: Tensor, y: Tensor, name: str) -> Tensor:
         """Bias, dropout and residual stream in one kernel: keeps the mask."""
@@ -106,17 +110,22 @@ class MegatronLayer(MegatronExperts):
         assert low
         n = self.normed(x, norm)
         if low.q_lora_rank:
-            down = self.whole_product("q_down", n, of(c_q=share), "q_a_proj")
+            down = self.whole_product("linear_q_down_proj", n, of(c_q=share), "q_a_proj")
             name, seen = "q_b_proj", self.normed(down, "q_a_layernorm")
         else:
             name, seen = "q_proj", n
-        joined = self.whole_product("kv_down", n, of(c_kv=share, rope=share), "kv_a_proj_with_mqa")
+        joined = self.whole_product("linear_kv_down_proj", n, of(c_kv=share, rope=share), "kv_a_proj_with_mqa")
         compressed, rotary = tape.split("kv, rotary key", joined, [of(c_kv=share), of(rope=share)])
         if self.run.sequences:
             rotary = tape.op("rotary key: gather", [rotary], of(rope=1), BF16)
-        q = self.column("q_up", seen, of(q=1), self.trained_elements(name))
+        q = self.column(
+            "linear_q_up_proj" if low.q_lora_rank else "linear_q_proj", seen, of(q=1), self.trained_elements(name)
+        )
         kv = self.column(
-            "kv_up", self.normed(compressed, "kv_a_layernorm"), of(kvb=1), self.trained_elements("kv_b_proj")
+            "linear_kv_up_proj",
+            self.normed(compressed, "kv_a_layernorm"),
+            of(kvb=1),
+            self.trained_elements("kv_b_proj"),
         )
         queries = tape.op("q: rotate", [q], of(q=1), BF16)
         keys = tape.op("k: join", [kv, rotary], of(q=1), BF16)
@@ -129,7 +138,8 @@ class MegatronLayer(MegatronExperts):
     def whole_product(self, name: str, x: Tensor, out: Size, weight: str) -> Tensor:
         """A product that no rank shares: keeps its input."""
         trained = self.trained_elements(weight)
-        return self.tape.op(name, [x], out, BF16, saves=[x] if self.run.trained else [], weight=trained)
+        y = self.tape.op(name, [x], out, BF16, saves=self.kept(x), weight=trained)
+        return self.adapted_by(name, x, y, of(r=self.run.share))
 
     @property
     def context(self) -> Size:

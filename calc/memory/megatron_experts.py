@@ -10,12 +10,12 @@ moe/{moe_layer,router,moe_utils,token_dispatcher,experts}.py`, `fusions/fused_bi
 from __future__ import annotations
 
 from calc.autograd.tape import Size, Tensor
-from calc.memory.linears import Linears
+from calc.memory.megatron_adapters import BF16, MegatronAdapters
 
-BF16, FP32, INDEX = 2, 4, 8
+FP32, INDEX = 4, 8
 
 
-class MegatronExperts(Linears):
+class MegatronExperts(MegatronAdapters):
     """Writes the routed experts of one of Megatron-core's layers."""
 
     def picked(self, symbol: str, times: float = 1) -> Size:
@@ -47,12 +47,13 @@ class MegatronExperts(Linears):
     def route(self, x: Tensor) -> Tensor:
         """The router: a number for each token and expert, the best of them, and the load-balancing loss's scores.
 
-        Scores are computed in fp32 and have the type of the logits again; the dispatcher keeps both maps.
+        Its input is kept, whether it is trained or not (`RouterGatingLinearFunction`). Scores are computed in fp32 and
+        have the type of the logits again; the dispatcher keeps both maps.
         """
         tape, each, best = self.tape, self.picked("E"), self.picked("k")
         name = self.arch.router.rpartition(".")[2]
         weight = self.elements[name] if self.run.trained else 0
-        logits = tape.op("router", [x], each, BF16, saves=[x] if self.run.trained else [], weight=weight)
+        logits = tape.op("router", [x], each, BF16, saves=[x], weight=weight)
         scores = Tensor(each, FP32)  # of the load-balancing loss, over all experts
         chosen = tape.op("router: top k", [logits], best, BF16, saves=[Tensor(best, INDEX), scores])
         weighed = tape.op("router: softmax", [chosen], best, FP32, saves_out=True)
@@ -67,13 +68,15 @@ class MegatronExperts(Linears):
         """
         tape, trained = self.tape, self.run.trained
         weight = [Tensor(self.picked("k", received), BF16)]
-        inner = self.picked("k·j", received)
+        inner, low = self.picked("k·j", received), self.picked("k·r", received)
         first = inner * 2 if self.arch.gated else inner
         up, down = (self.elements[f"experts_{name}"] * trained for name in ("gate_up_proj", "down_proj"))
-        pair = tape.op("experts: fc1", [tokens], first, BF16, saves=[tokens] if trained else [], weight=up)
+        pair = tape.op("experts: fc1", [tokens], first, BF16, saves=self.kept(tokens), weight=up)
+        pair = self.adapted_by("experts_linear_fc1", tokens, pair, low)
         if self.arch.gated:
             act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair, *weight])
         else:
             act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair])
             act = tape.op("experts: weigh", [act], inner, BF16, saves=[act, *weight])
-        return tape.op("experts: fc2", [act], whole, BF16, saves=[act] if trained else [], weight=down)
+        out = tape.op("experts: fc2", [act], whole, BF16, saves=self.kept(act), weight=down)
+        return self.adapted_by("experts_linear_fc2", act, out, low)

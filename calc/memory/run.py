@@ -38,7 +38,8 @@ class Adapter:
     """LoRA beside the linears that `targets` names: its rank, dropout of its inputs, and `b`, bytes of a weight.
 
     `reads`: bytes of an element to which inputs are cast, those of a weight where it is 0. `joined`: under FSDP 1
-    adapters are parts of their layer's flat parameter, so that its other weights get gradients, too.
+    adapters are parts of their layer's flat parameter, so that its other weights get gradients, too. `whole`: with
+    sequence parallelism adapters of linears cut over ranks see all positions.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class Adapter:
     b: int
     reads: int = 0
     joined: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "j": arch.moe_intermediate,
         "s": arch.shared_intermediate,
         "r": rank,
+        "k·r": arch.experts_per_token * rank,
         **(
             {
                 "c_q": mla.q_lora_rank or 0,

@@ -288,12 +288,16 @@ class Tensor(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """An `nn.Linear` inside a layer: its name below the layer, input and output features, and attn or mlp."""
+    """An `nn.Linear` inside a layer: its name below the layer, input and output features, and attn or mlp.
+
+    `experts`: the number of experts that have such a one, 0 where it is not an expert's.
+    """
 
     name: str
     inputs: int
     outputs: int
     kind: str
+    experts: int = 0
 
 
 def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:

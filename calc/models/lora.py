@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from calc.models.architecture import Architecture, ConfigError, LayerSpec, Linear, Tensor, layer_kinds, linears
+from calc.models.architecture import (
+    Architecture,
+    ConfigError,
+    LayerSpec,
+    Linear,
+    Tensor,
+    layer_kinds,
+    layer_tensors,
+    linears,
+)
+
+# Megatron-core's linears by those of a checkpoint that it joins in one; latent attention's queries are `LATENT`
+JOINED: Mapping[str, str] = {
+    "q_proj": "linear_qkv",
+    "k_proj": "linear_qkv",
+    "v_proj": "linear_qkv",
+    "o_proj": "linear_proj",
+    "q_a_proj": "linear_q_down_proj",
+    "q_b_proj": "linear_q_up_proj",
+    "kv_a_proj_with_mqa": "linear_kv_down_proj",
+    "kv_b_proj": "linear_kv_up_proj",
+    "gate_proj": "linear_fc1",
+    "up_proj": "linear_fc1",
+    "gate_up_proj": "linear_fc1",
+    "down_proj": "linear_fc2",
+}
+LATENT = {"q_proj": "linear_q_proj"}
 
 
 def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str]) -> int:
@@ -21,20 +47,47 @@ def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str])
     return rank * _lora_width(arch, targets if isinstance(targets, str) else tuple(targets))
 
 
+def adaptable(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
+    """The linears of a layer of the kind `spec` that may get an adapter, by the library whose code runs them."""
+    return megatron_linears(arch, spec) if arch.modeling.startswith("megatron") else linears(arch, spec)
+
+
+@lru_cache(maxsize=4096)
+def megatron_linears(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
+    """Megatron-core's linears of a layer: one makes queries, keys and values, one the gate and what it multiplies.
+
+    Each routed expert of this rank has its own adapter, in one grouped product (ms-swift 4.6.0 `swift/megatron/utils/
+    utils.py`, `find_all_linears`; mcore-bridge 1.6.5 `tuners/lora.py`, `LoraParallelLinear.update_layer`).
+    """
+    names = {**JOINED, **(LATENT if spec.mixer == "latent" else {})}
+    found: dict[str, Linear] = {}
+    for t in layer_tensors(arch, spec):
+        above, _, name = t.name.partition(".*.")[2].removesuffix(".weight").rpartition(".")
+        if t.kind not in ("linear", "expert") or name not in names:
+            continue
+        outputs, inputs = t.shape[-2:]
+        whole = f"{above}.{names[name]}"
+        before = found[whole].outputs if whole in found else 0
+        experts = t.shape[0] if t.kind == "expert" else 0
+        found[whole] = Linear(whole, inputs, before + outputs, t.module, experts)
+    return tuple(found.values())
+
+
 def adapter_matrices(
     arch: Architecture, spec: LayerSpec, rank: int, targets: str | Sequence[str], count: int = 1
 ) -> Iterator[Tensor]:
     """LoRA's two matrices for each adapted linear of a layer of the kind `spec`, of which the model has `count`."""
-    for linear in linears(arch, spec):
+    for linear in adaptable(arch, spec):
         if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
-            yield Tensor(f"{linear.name}.lora_A", (rank, linear.inputs), count, "linear", linear.kind)
-            yield Tensor(f"{linear.name}.lora_B", (linear.outputs, rank), count, "linear", linear.kind)
+            each, kind = ((linear.experts,), "expert") if linear.experts else ((), "linear")
+            yield Tensor(f"{linear.name}.lora_A", (*each, rank, linear.inputs), count, kind, linear.kind)
+            yield Tensor(f"{linear.name}.lora_B", (*each, linear.outputs, rank), count, kind, linear.kind)
 
 
 @lru_cache(maxsize=4096)
 def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
     """Inputs plus outputs, over every Linear that `targets` names."""
-    found = [(count, linear) for spec, count in layer_kinds(arch) for linear in linears(arch, spec)]
+    found = [(count, linear) for spec, count in layer_kinds(arch) for linear in adaptable(arch, spec)]
     names = sorted({linear.name.rpartition(".")[2] for _, linear in found})
     if isinstance(targets, str) and targets != "all-linear":
         raise ConfigError("lora.targets", targets, f"all-linear or a list of {', '.join(names)}", near=["all-linear"])
@@ -47,4 +100,4 @@ def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
         if not any(matches(linear, target) for _, linear in found):
             raise ConfigError("lora.targets", target, ", ".join(names), near=names)
     adapted = [(count, linear) for count, linear in found if any(matches(linear, target) for target in wanted)]
-    return sum(count * (linear.inputs + linear.outputs) for count, linear in adapted)
+    return sum(count * max(1, linear.experts) * (linear.inputs + linear.outputs) for count, linear in adapted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Literal
 
 from calc.models.architecture import Architecture, ConfigError
 
@@ -82,18 +83,22 @@ def layers_of(layers: int, stages: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def stage(arch: Architecture, index: int, stages: int) -> Architecture:
+def stage(arch: Architecture, index: int, stages: int, counts: tuple[int, ...] | None = None) -> Architecture:
     """The model as stage `index` of a pipeline holds it.
 
-    Each stage has its layers, the first also the embedding, the last the final norm and the head. Raises ConfigError
-    for the field `pipeline_parallel` if a stage would have no layer, or if two stages would hold the same tensor.
+    Each stage has its layers, the first also the embedding, the last the final norm and the head. `counts`: the layers
+    of each, where Megatron-core is told them. Raises ConfigError for the field `pipeline_parallel` if a stage would
+    have no layer, or if two stages would hold the same tensor, and for `pipeline_layers` if it is not a division.
     """
+    if counts is not None and (len(counts) != stages or sum(counts) != arch.layers):
+        allowed = f"as many counts as pipeline_parallel = {stages}, {arch.layers} layers together"
+        raise ConfigError("pipeline_layers", list(counts), allowed)
     if stages == 1:
         return arch
     if arch.vision:
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a vision tower")
     if arch.modeling.startswith("megatron"):
-        return _equal_stage(arch, index, stages)
+        return _megatron_stage(arch, index, counts or megatron_layers(arch.layers, stages))
     if arch.tied:
         raise ConfigError("pipeline_parallel", stages, "1 for a model whose head is its embedding, at the other end")
     if stages > (most := (arch.layers + 2) // 2):
@@ -105,13 +110,35 @@ def stage(arch: Architecture, index: int, stages: int) -> Architecture:
     return replace(arch, specs=arch.specs[below : below + count], embeds=index == 0, ends=index == stages - 1)
 
 
-def _equal_stage(arch: Architecture, index: int, stages: int) -> Architecture:
-    """A stage of Megatron-core, at both ends with a copy of a tied embedding.
+def megatron_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """The layers of each stage of Megatron-core: as many as each other, or where these do not divide fewer in the last.
 
-    As many layers as each other, or where these do not divide fewer in the last (`num_layers_in_last_pipeline_stage`).
+    It takes none but equal ones by itself: `num_layers_in_last_pipeline_stage` says how many the last has. Raises
+    ConfigError for the field `pipeline_parallel` if the last would have none.
     """
-    count = -(-arch.layers // stages)
-    if count * (stages - 1) >= arch.layers:
-        raise ConfigError("pipeline_parallel", stages, f"such that {arch.layers} layers leave some to the last stage")
-    specs = arch.specs[index * count : (index + 1) * count]
-    return replace(arch, specs=specs, embeds=index == 0, ends=index == stages - 1, tied=False)
+    count = -(-layers // stages)
+    if count * (stages - 1) >= layers:
+        raise ConfigError("pipeline_parallel", stages, f"such that {layers} layers leave some to the last stage")
+    return (*[count] * (stages - 1), layers - count * (stages - 1))
+
+
+def told_layers(layers: int, stages: int, counts: tuple[int, ...] | None) -> dict[Literal["first", "last"], int]:
+    """The stages whose layers Megatron-core has to be told, with their number.
+
+    It divides the others evenly (`transformer_block.py`, `get_num_layers_to_build`).
+    """
+    counts = counts or megatron_layers(layers, stages)
+    between = counts[1] if stages > 2 else counts[0]
+    told: dict[Literal["first", "last"], int] = {}
+    if counts[0] != between:
+        told["first"] = counts[0]
+    if counts[-1] != between:
+        told["last"] = counts[-1]
+    return told
+
+
+def _megatron_stage(arch: Architecture, index: int, counts: tuple[int, ...]) -> Architecture:
+    """A stage of Megatron-core, at both ends with a copy of a tied embedding."""
+    below, count = sum(counts[:index]), counts[index]
+    specs = arch.specs[below : below + count]
+    return replace(arch, specs=specs, embeds=index == 0, ends=index == len(counts) - 1, tied=False)

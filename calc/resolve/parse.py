@@ -41,6 +41,7 @@ NEUTRAL: Mapping[str, Any] = {
     "float8_all_gather": False,
     "tensor_parallel": 1,
     "pipeline_parallel": 1,
+    "pipeline_layers": None,
     "context_parallel": 1,
     "sequence_parallel": False,
     "expert_parallel": 1,
@@ -210,9 +211,10 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     values: dict[str, Any] = {**usual, **given}
     rules.had(values | said, own, f"{name} {known}")
     model = catalog.model(given["model"])
-    architecture = module.modelled(model.architecture, values | {"version": known})
+    modelled = partial(module.modelled, values=values | {"version": known})
+    architecture = modelled(model.architecture)
     values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
-    roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known))
+    roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known), modelled)
     values["lengths"] = _lengths(given)
     rules.follow(values, given, task)
     rules.check(values, given)
@@ -226,6 +228,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         expert_imbalance=float(values["expert_imbalance"]),
         on_policy=float(values["on_policy"]),
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
+        pipeline_layers=tuple(values["pipeline_layers"]) if values["pipeline_layers"] else None,
         pinned_max_round_threshold_mb=values["pinned_max_round_threshold_mb"],
         framework_version=known,
         framework_asked=f"{name}=={version or known}",

@@ -113,6 +113,9 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if gpus > per_node and gpus % per_node:
         allowed = f"a multiple of gpus_per_node = {per_node}, as {near(gpus, per_node)}"
         raise Objection(f"gpus: given {gpus}, allowed: {allowed}")
+    if (counts := values["pipeline_layers"]) and values["sharding"] != "megatron":
+        allowed = "null, or with sharding megatron"
+        raise Objection(f"pipeline_layers: given {[*counts]} with sharding {values['sharding']}, allowed: {allowed}")
     expected, cap = values["expected_len"], values["seq_len"]
     if expected > cap:
         named = "prompt_len + response_len" if task in RL else "seq_len"
@@ -242,6 +245,7 @@ def roles_of(
     own: Mapping[str, Any],
     catalog: Catalog,
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    modelled: Callable[[Architecture], Architecture],
 ) -> dict[str, Mapping[str, Any] | str]:
     """Every role of the task by name: `none`, or its model and the fields that differ from the job's, by dotted key.
 
@@ -272,7 +276,7 @@ def roles_of(
             allowed = f"{values['gpus']}, as all roles share the GPUs"
             raise Objection(f"roles.{name}.gpus: given {role['gpus']}, allowed: {allowed}")
         try:
-            roles[name] = role_of(values, differs, catalog, defaults)
+            roles[name] = role_of(values, differs, catalog, defaults, modelled)
         except (Objection, CatalogError, ConfigError) as error:
             raise Objection(f"roles.{name}.{error}") from None
     if roles.get("teacher") == "none":
@@ -287,6 +291,7 @@ def role_of(
     own: dict[str, Any],
     catalog: Catalog,
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    modelled: Callable[[Architecture], Architecture],
 ) -> dict[str, Any]:
     """The fields in which one role differs from the job, checked as the job's own fields are."""
     model = catalog.model(own.get("model", values["model"]))
@@ -299,7 +304,7 @@ def role_of(
             filled = defaults({**values, "method": method})
             own = {place: value for place, value in filled.items() if place.startswith("lora.")} | own
         values = {**values, **own}
-        adapters(model.architecture, values["lora.rank"], values["lora.targets"])
+        adapters(modelled(model.architecture), values["lora.rank"], values["lora.targets"])
     return own | {"model": model.id}
 
 
@@ -329,7 +334,7 @@ def cut(s: Scenario) -> None:
         place = f"roles.{name}." if name else ""
         try:
             part(own.architecture, own.tensor_parallel, own.expert_parallel, own.expert_tensor_parallel)
-            stage(own.architecture, 0, own.pipeline_parallel)
+            stage(own.architecture, 0, own.pipeline_parallel, own.pipeline_layers)
         except ConfigError as error:
             raise Objection(f"{place}{error}") from None
         if own.gpus % own.together:
@@ -405,7 +410,8 @@ def warnings_of(
         yield "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16"
     if architecture.experts and values["method"] == "qlora":
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
-    if architecture.experts and values["method"] != "full" and values["lora.targets"] == "all-linear":
+    frozen = architecture.experts and not architecture.modeling.startswith("megatron")
+    if frozen and values["method"] != "full" and values["lora.targets"] == "all-linear":
         yield "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too"
     if version and known != version and not known.startswith(f"{version}."):
         yield f"{name} {version} is computed as {known}, the nearest version that is known"

@@ -142,6 +142,7 @@ class Scenario:
     sharding: Sharding
     tensor_parallel: int
     pipeline_parallel: int
+    pipeline_layers: tuple[int, ...] | None
     context_parallel: int
     sequence_parallel: bool
     expert_parallel: int
@@ -377,6 +378,7 @@ class Scenario:
                 "rank": self.lora.rank, "targets": targets, "dropout": self.lora.dropout, "dtype": self.lora.dtype,
                 "units": self.lora.units,
             }  # fmt: skip
+        data["pipeline_layers"] = list(self.pipeline_layers) if self.pipeline_layers else None
         data["roles"] = {name: own if isinstance(own, str) else dict(own) for name, own in self.roles.items()}
         data["versions"] = dict(self.versions)
         return data

@@ -96,7 +96,7 @@ def frozen_tensors(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
 
 def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
-    whole = stage(s.architecture, *role.pipeline)
+    whole = stage(s.architecture, *role.pipeline, s.pipeline_layers)
     arch = part(whole, s.tensor_parallel, s.expert_parallel, s.expert_tensor_parallel)
     head: Head = "scalar" if role.name in VALUED else "lm"
     weight, grad, master, stepped = FORMATS[s.layout]
@@ -114,7 +114,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         joined = s.lora.units == "layer"
         reads = 4 if gathers and s.sharding == "fsdp1" and role.wrapped and not joined else 0
         adapter = Adapter(
-            s.lora.rank, targets, s.lora.dropout > 0, 2 if gathers else adapter_bytes, reads=reads, joined=joined
+            s.lora.rank, targets, s.lora.dropout > 0, 2 if gathers else adapter_bytes, reads, joined, role.whole
         )
         elements = lora_parameters(arch, s.lora.rank, targets)
         changed = adapter_tensors(arch, s.lora.rank, targets)

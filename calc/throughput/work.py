@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import NamedTuple, assert_never
 
 from calc.autograd.tape import CHUNK
-from calc.models.architecture import Architecture, Delta, Head, LayerSpec, language, layer_kinds, linears, tensors
+from calc.models.architecture import Architecture, Delta, Head, LayerSpec, language, layer_kinds, tensors
+from calc.models.lora import adaptable
 from calc.throughput.terms import Constant, Term
 
 
@@ -183,12 +184,16 @@ def attended(arch: Architecture, spec: LayerSpec) -> int:
 
 
 class Adapters(NamedTuple):
-    """LoRA adapters: elements of all, widths of the inputs and outputs of their linears, and the number of linears."""
+    """LoRA adapters: elements of all, widths of the inputs and outputs of their linears, and the number of linears.
+
+    Widths are those of one token, which comes to some of the experts; `idle` are the elements of the others' adapters.
+    """
 
     elements: int
     inputs: int
     outputs: int
     linears: int
+    idle: int = 0
 
 
 NO_ADAPTERS = Adapters(0, 0, 0, 0)
@@ -197,14 +202,16 @@ NO_ADAPTERS = Adapters(0, 0, 0, 0)
 @lru_cache(maxsize=4096)
 def adapters(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> Adapters:
     """The adapters of rank `rank` on `targets` (`all-linear`, or the last part of module names), over all layers."""
-    found = [0, 0, 0]
+    inputs = outputs = found = idle = 0
     for spec, layers in layer_kinds(arch):
-        for linear in linears(arch, spec):
+        for linear in adaptable(arch, spec):
             if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
-                found[0] += layers * linear.inputs
-                found[1] += layers * linear.outputs
-                found[2] += layers
-    return Adapters(rank * (found[0] + found[1]), *found)
+                times = layers * (arch.experts_per_token if linear.experts else 1)
+                inputs += times * linear.inputs
+                outputs += times * linear.outputs
+                found += layers
+                idle += max(0, layers * linear.experts - times) * (linear.inputs + linear.outputs)
+    return Adapters(rank * (inputs + outputs + idle), inputs, outputs, found, rank * idle)
 
 
 class Passes(NamedTuple):
@@ -239,11 +246,11 @@ def matrix(
     tokens: float, c: Counts, a: Adapters, p: Passes, shards: int, rate: float, adapted: float | None = None
 ) -> Term:
     """Matrix multiplications: two operations for each token, element and pass; adapters have a rate of their own."""
-    own = adapted or rate
-    values = {"T": tokens, "M": c.layers - c.routed, "n_M": p.layers, "H": c.head, "n_H": p.head, "A": a.elements,
+    own, met = adapted or rate, a.elements - a.idle
+    values = {"T": tokens, "M": c.layers - c.routed, "n_M": p.layers, "H": c.head, "n_H": p.head, "A": met,
               "n_A": p.adapters, "N": shards, "F": rate, "f": own}  # fmt: skip
     plain = (c.layers - c.routed) * p.layers + c.head * p.head
-    seconds = 2 * tokens * (plain / rate + a.elements * p.adapters / own) / shards
+    seconds = 2 * tokens * (plain / rate + met * p.adapters / own) / shards
     return Term("matrix work", seconds, "2·T·((M·n_M + H·n_H)/F + A·n_A/f)/N", values, "throughput#matrix")
 
 

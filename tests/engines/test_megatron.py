@@ -18,7 +18,9 @@ from calc.memory.megatron import MegatronLayer
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
 from calc.models.architecture import Architecture, LayerSpec, Mla, parameters, tensors
+from calc.models.lora import lora_parameters
 from calc.models.slices import part
+from calc.step.placement import adapter_tensors
 from calc.step.schedule_megatron import warmup
 
 GPT = architecture({
@@ -63,6 +65,23 @@ def test_weights_and_gradients_are_whole_and_the_optimizer_is_shared() -> None:
 def test_a_buffer_ends_at_a_multiple_of_the_ranks_and_of_128() -> None:
     """Three ranks: lcm(3, 128) = 384."""
     assert [own.elements for own in engine(3).buffers] == [-(-P // 384) * 384]
+
+
+def test_adapters_alone_have_buffers_and_states() -> None:
+    """The model stays as it is, 2 B a parameter; adapters have 2 + 4 B in their buffers, and 12 B over the ranks.
+
+    Their matrices, 8·512 and 8·1536 elements and more, are multiples of 64, and together one of 8·128.
+    """
+    arch = replace(GPT, norm_bias=False, qkv_bias=False, o_bias=False, mlp_bias=False)
+    adapters = adapter_tensors(arch, 8, "all-linear")
+    count = lora_parameters(arch, 8, "all-linear")
+    base = engine(8)
+    held = replace(base.replica, arch=arch, parameters=parameters(arch), adapter=count, trained_tensors=adapters)
+    found = replace(base, replica=held)
+    assert total(found.weights()) == 2 * parameters(arch) + 2 * count
+    assert total(found.states()) == 4 * count + 12 * count // 8
+    ((_, lines),) = found.stepping()
+    assert total(lines) == 0
 
 
 def test_only_what_is_not_added_in_place_makes_a_gradient_beside_the_buffer() -> None:

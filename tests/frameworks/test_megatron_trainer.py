@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from calc.estimate.estimate import estimate, speed
+from calc.memory.megatron import MegatronLayer
 from calc.models.slices import part, stage
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
+from calc.step.roles import Roles
 
 LLAMA = {
     "model": "llama-3.1-8b", "task": "sft", "gpu": "h100-sxm", "gpus": 8, "framework": "torch", "trainer": "megatron",
@@ -62,6 +64,30 @@ def test_stages_have_equal_layers_and_a_tied_embedding_at_both_ends() -> None:
     assert first.layers == last.layers == 8
     assert (first.embeds, first.ends, last.embeds, last.ends) == (True, False, False, True)
     assert not last.tied
+
+
+def test_stages_have_the_layers_that_they_are_told_or_fewer_in_the_last() -> None:
+    """32 layers in three stages: 11, 11 and 10; told 10 in the first and 9 in the last, 13 are between them."""
+    for given, counts in ((None, (11, 11, 10)), ([10, 13, 9], (10, 13, 9))):
+        s = job(pipeline_parallel=3, gpus=6, global_batch=8, pipeline_layers=given)
+        placed = Roles(s).placed
+        assert tuple(placed[f"stage {n}"].engine.replica.arch.layers for n in (1, 2, 3)) == counts
+        assert parse(s.as_dict()).pipeline_layers == (tuple(given) if given else None)
+
+
+def test_a_rank_of_a_ring_has_its_part_of_the_sequence_and_all_keys() -> None:
+    """Of two: half the activations and logits, the same weights and gradients, states over all eight GPUs.
+
+    Attention has two ranks' keys and values and two steps' outputs in forward, 4·(k + v) + 4·q bytes a token.
+    """
+    whole, half = job(seq_len=8192), job(seq_len=8192, context_parallel=2, global_batch=8)
+    one, two = lines(whole, "forward"), lines(half, "forward")
+    assert two["activations"] == one["activations"] // 2
+    assert two["weights"] == one["weights"] and two["gradients"] == one["gradients"]
+    assert two["optimizer_states"] == one["optimizer_states"]
+    (ring,) = [op for op in MegatronLayer(Roles(half).placed["actor"].engine.replica.run).layer().ops
+               if op.name == "attention"]  # fmt: skip
+    assert ring.scratch.tokens == {"kv": 2 * 2 * 2, "q": 2 * 2}
 
 
 def test_the_first_stage_holds_a_micro_batch_for_each_stage_behind_it() -> None:
@@ -130,15 +156,87 @@ def test_megatron_swift_has_defaults_of_its_own() -> None:
     assert (old.loss, old.packing, old.expert_tensor_parallel) == ("full", True, 1)
     with pytest.raises(ScenarioError, match="packing: given True with trainer megatron, allowed: False"):
         job(packing=True)
-    with pytest.raises(ScenarioError, match="method: given 'lora' with trainer megatron-swift, allowed: full"):
-        job(**SWIFT, method="lora")
+
+
+LORA = {**SWIFT, "method": "lora"}
+
+
+def test_megatron_swift_trains_adapters_of_its_own_linears() -> None:
+    """Rank 8 with dropout, in bf16 beside fp32 gradients; qkv 4096 + 6144, proj 8192, fc1 4096 + 28672, fc2 18432."""
+    s = job(**LORA)
+    assert s.lora
+    assert (s.lora.rank, s.lora.dropout, s.lora.dtype, s.lora.targets) == (8, 0.05, "bf16", "all-linear")
+    found, count = lines(s), 8 * 32 * (10_240 + 8_192 + 32_768 + 18_432)
+    assert (found["weights"], found["adapter"], found["gradients"]) == (2 * P, 2 * count, 4 * count)
+    assert found["master_weights"] + found["optimizer_states"] == 12 * count // 8
+
+
+def test_adapters_of_experts_are_spread_with_them() -> None:
+    """48 layers: qkv 2048 + 5120, proj 4096 + 2048; 128 experts with fc1 2048 + 1536 and fc2 768 + 2048."""
+    moe = {"model": "qwen3-30b-a3b", "global_batch": 16}
+    found = lines(job(**LORA, **moe, expert_parallel=8))
+    attention = 8 * 48 * ((2048 + 4096 + 2 * 512) + (4096 + 2048))
+    experts = 8 * 48 * 128 * (2048 + 1536 + 768 + 2048)
+    assert found["adapter"] == 2 * (attention + experts // 8)
+    assert found["optimizer_states"] == 8 * (attention // 8 + experts // 8)
+
+
+@pytest.mark.parametrize("release", ["3.12", "4.6"])
+def test_adapters_never_need_more_than_all_weights_nor_more_ranks_than_one(release: str) -> None:
+    own = {"versions.megatron-swift": release, "global_batch": 8}
+    cut = {"tensor_parallel": 2, "sequence_parallel": True}
+    peaks = [estimate(job(**own, **more)).groups[0].peak.moment.device_bytes for more in (SWIFT, LORA, {**LORA, **cut})]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_adapters_of_cut_linears_saw_all_positions_until_mcore_bridge() -> None:
+    own = {**LORA, "tensor_parallel": 2, "sequence_parallel": True}
+    old, new = (lines(job(**own, **{"versions.megatron-swift": v}, loss="full"), "forward") for v in ("3.12", "4.6"))
+    # of 2·h where the input is cut by outputs, in qkv and fc1, a byte of the mask and two of the copy
+    assert old["activations"] - new["activations"] == pytest.approx(32 * 4096 * (3 * H + 4 * 8), rel=0.01)
+
+
+RLHF = {**SWIFT, "task": "dpo", "global_batch": 8}
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto"])
+def test_a_reference_is_a_second_model_that_scores_before(task: str) -> None:
+    """It has 2 bytes a parameter more, and its forward comes before anything is kept of the policy's."""
+    s = job(**RLHF | {"task": task})
+    found, alone = lines(s), lines(job(**SWIFT, global_batch=8))
+    assert found["weights"] == 2 * alone["weights"] == 4 * P
+    assert found["gradients"] == alone["gradients"]
+    assert [stage.does for stage in s.keeps.stages] == ["score", "train"]
+    assert "activations" not in lines(s, "score")
+
+
+def test_without_adapters_the_model_is_its_own_reference() -> None:
+    s = job(**LORA, task="dpo", global_batch=8)
+    assert lines(s)["weights"] == 2 * P
+    assert [role.shares for role in s.keeps.roles] == [False, True]
+
+
+def test_both_halves_of_a_pair_are_one_micro_batch_with_their_logits() -> None:
+    """Two sequences: twice the logits of one, a rank's part of the vocabulary in 16 bits and fp32."""
+    pair, one = lines(job(**RLHF), "forward"), lines(job(**SWIFT, global_batch=8), "forward")
+    assert pair["logits"] == pytest.approx(2 * one["logits"], rel=1e-6)
+
+
+def test_a_reward_model_has_a_number_in_place_of_logits() -> None:
+    """The head's V·h parameters are h: 128,256·4,096 fewer, less one row."""
+    s = job(**SWIFT, task="rm", global_batch=8)
+    found = lines(s, "forward")
+    assert found["weights"] == 2 * (P - (V - 1) * H)
+    assert found.get("logits", 0) < 4096 * 2 * 64 * H
 
 
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     assert lines(job(checkpointing="full"), "forward")["checkpoints"] == LAYERS * 4096 * H * 2
 
 
-@pytest.mark.parametrize("fields", [{"tensor_parallel": 2}, {"tensor_parallel": 4}, {"pipeline_parallel": 4}])
+@pytest.mark.parametrize(
+    "fields", [{"tensor_parallel": 2}, {"tensor_parallel": 4}, {"pipeline_parallel": 4}, {"context_parallel": 4}]
+)
 def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> None:
     s, other = job(global_batch=8), job(global_batch=8, **fields)
     most = max(g.peak.moment.device_bytes for g in estimate(other).groups)
@@ -169,16 +267,57 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             {"model": "mixtral-8x7b", "expert_imbalance": 1.5},
             "expert_imbalance: given 1.5, allowed: 1, or with expert_para",
         ),
-        ({"context_parallel": 2}, "context_parallel: given 2 with trainer megatron, allowed: 1"),
+        (
+            {"context_parallel": 2, "seq_len": 4098},
+            "seq_len: given 4098 with trainer megatron, allowed: a multiple of 4, for context_parallel = 2",
+        ),
+        (
+            {"pipeline_parallel": 4, "gpus": 4, "pipeline_layers": [8, 8, 9, 7]},
+            "pipeline_layers: given [8, 8, 9, 7], allowed: as many in each stage between first and last",
+        ),
+        (
+            {"pipeline_parallel": 2, "pipeline_layers": [16, 15]},
+            "pipeline_layers: given [16, 15], allowed: as many counts as pipeline_parallel = 2, 32 layers together",
+        ),
+        (
+            {"trainer": "own", "pipeline_parallel": 2, "pipeline_layers": [16, 16]},
+            "pipeline_layers: given [16, 16] with sharding fsdp2, allowed: null, or with sharding megatron",
+        ),
         ({"method": "lora"}, "method: given 'lora' with trainer megatron, allowed: full"),
+        ({**LORA, "lora.dtype": "fp32"}, "lora.dtype: given 'fp32' with trainer megatron-swift, allowed: bf16"),
+        ({**LORA, "lora.targets": ["q_proj"]}, "lora.targets: given 'q_proj', allowed: linear_fc1, linear_fc2"),
+        (
+            {**LORA, "model": "mixtral-8x7b", "expert_tensor_parallel": 2},
+            "expert_tensor_parallel: given 2 with method lora, allowed: 1",
+        ),
         (
             {"offload.activations": True, "checkpointing": "full"},
             "offload.activations: given true with trainer megatron, allowed: false",
         ),
         ({"task": "dpo"}, "trainer: given 'megatron' for dpo, allowed: own"),
+        (
+            {**RLHF, "pipeline_parallel": 2},
+            "pipeline_parallel: given 2 for dpo with trainer megatron-swift, allowed: 1; not modelled",
+        ),
+        (
+            {**RLHF, "task": "rm", "context_parallel": 2},
+            "context_parallel: given 2 for rm with trainer megatron-swift, allowed: 1; not modelled",
+        ),
+        ({**RLHF, "roles": {"reference": "none"}}, "roles.reference: given 'none' for dpo with trainer megatron-swift"),
+        (
+            {**RLHF, "roles": {"reference": {"attention": "eager"}}},
+            "roles.reference.attention: given 'eager' for dpo with trainer megatron-swift, allowed: none",
+        ),
+        (
+            {**RLHF, "method": "lora", "roles": {"reference": {"model": "llama-3-8b"}}},
+            "roles.reference.model: given",
+        ),
         ({"sequence_parallel": True}, "sequence_parallel: given true with trainer megatron, allowed: with tensor"),
         ({"tensor_parallel": 4, "seq_len": 4097}, "seq_len: given 4097 with trainer megatron, allowed: a multiple"),
-        ({"pipeline_parallel": 3, "gpus": 6}, "pipeline_parallel: given 3, allowed: a divisor of the model's 32"),
+        (
+            {"pipeline_parallel": 33, "gpus": 33},
+            "pipeline_parallel: given 33, allowed: such that 32 layers leave some to the last stage",
+        ),
     ],
 )
 def test_what_is_not_modelled_is_refused_in_one_line(fields: dict[str, Any], said: str) -> None:

@@ -117,9 +117,9 @@ def swift(old: str, new: str) -> dict[str, str]:
     return {"3.9.0": old, "4.6.0": new}
 
 
-def megatron(name: str) -> dict[str, str]:
+def megatron(name: str, within: str = "MegatronArguments") -> dict[str, str]:
     """A field of ms-swift's Megatron arguments, which have moved with 4.0."""
-    of = f"MegatronArguments.{name}"
+    of = f"{within}.{name}"
     return {
         "3.12.0": f"swift/megatron/argument/megatron_args.py:{of}",
         "4.6.0": f"swift/megatron/arguments/megatron_args.py:{of}",
@@ -193,6 +193,8 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
         Row("attention", megatron("attention_backend")),
         Row("sequence_parallel", megatron("sequence_parallel")),
         Row("expert_tensor_parallel", megatron("expert_tensor_parallel_size")),
+        Row("lora.rank", megatron("lora_rank", "MegatronTunerMixin"), {}, LORA),
+        Row("lora.dropout", megatron("lora_dropout", "MegatronTunerMixin"), {}, LORA),
         Row("sharding", megatron("use_distributed_optimizer"), {True: "megatron"}),
         Row("offload.optimizer", megatron("optimizer_cpu_offload")),
         Row("checkpointing", megatron("recompute_granularity"), {"selective": "none"}),

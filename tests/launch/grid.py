@@ -184,12 +184,23 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         held = (({"model": "llama-3.1-8b"}, {"model": "qwen3-14b"}), kept, STEPPED[-3:], MACHINES, of)
         yield from supervised("torch", ("pretrain",), *held, (*cut, *few))
     elif name == "megatron-swift":
-        cut = ({"tensor_parallel": 2}, {"tensor_parallel": 2, "sequence_parallel": True}, {"pipeline_parallel": 2}, {})
+        cut = ({"tensor_parallel": 2}, {"tensor_parallel": 2, "sequence_parallel": True}, {"pipeline_parallel": 2},
+               {"pipeline_parallel": 2, "pipeline_layers": [18, 14]}, {"context_parallel": 2}, {})  # fmt: skip
         moved = tuple({"offload.optimizer": on} for on in (False, True))
         held = (({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), moved, MACHINES, of)
         yield from supervised("torch", ("pretrain", "sft"), *held, cut)
+        adapted = (
+            {"method": "lora"},
+            {"method": "lora", "lora.targets": ["linear_qkv", "linear_fc1"], "lora.rank": 16},
+        )
+        yield from supervised("torch", ("sft",), MACHINES, of, cut, adapted)
+        yield from supervised("torch", ("rm", "dpo", "kto"), MACHINES, of, cut, (*adapted[:1], {}))
+        other = ({"roles.reference.model": "llama-3.1-8b"}, {})
+        yield from supervised("torch", ("dpo", "kto"), MACHINES, of, ({"loss": "full"}, {"packing": True}), other)
         spread = ({"expert_parallel": 2}, {"expert_parallel": 2, "expert_tensor_parallel": 2}, {})
-        yield from supervised("torch", ("sft",), *held, ({"model": "qwen3-30b-a3b"},), spread)
+        moe = ({"model": "qwen3-30b-a3b"},)
+        yield from supervised("torch", ("sft",), *held, moe, spread)
+        yield from supervised("torch", ("sft",), moe, spread, of, MACHINES, adapted[:1])
     else:
         held = (METHODS, ({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), ({"lora.rank": 16}, {}), of)
         yield from supervised("torch", ("pretrain", "sft"), *held)

@@ -22,6 +22,7 @@ from calc.catalog.catalog import load
 from calc.launch import TRAINERS, LaunchError, launch
 from calc.launch.hugging_face import DEEPSPEED
 from calc.launch.shell import Launch
+from calc.models.slices import megatron_layers
 from calc.scenario.scenario import Scenario
 
 STRIDES = {"llamafactory": 101, "axolotl": 101, "ms-swift": 101, "torchtune": 1, "torchtitan": 1, "unsloth": 1,
@@ -283,6 +284,25 @@ SWIFT = (
 )
 
 
+def flagged(words: list[str], of: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of ms-swift's flags by name, each legal among the fields `of`."""
+    said: dict[str, Any] = {}
+    starts = [n for n, word in enumerate(words) if word.startswith("--")]
+    for n, end in zip(starts, [*starts[1:], len(words)], strict=True):
+        name, values = words[n][2:], words[n + 1 : end]
+        said[name] = values if name in ("target_modules", "dataset") else yaml.load(values[0], Loader=LOADER)
+        legal(name, said[name], of)
+    return said
+
+
+def adapters(said: Mapping[str, Any], s: Scenario) -> dict[str, Any]:
+    """What ms-swift's flags say of adapters."""
+    if not s.lora:
+        return {}
+    targets = "all-linear" if said["target_modules"] == ["all-linear"] else said["target_modules"]
+    return {"lora.rank": said["lora_rank"], "lora.dropout": said["lora_dropout"], "lora.targets": targets}
+
+
 def check_ms_swift(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
     """What a command of ms-swift says."""
     release = packages.release("ms_swift")
@@ -291,12 +311,7 @@ def check_ms_swift(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
     assert program == "swift"
     assert f"'{command}': 'swift.cli.{command}'" in release.text("swift/cli/main.py")
     of = training(packages) | known(release, *SWIFT)
-    said: dict[str, Any] = {}
-    starts = [n for n, word in enumerate(own) if word.startswith("--")]
-    for n, end in zip(starts, [*starts[1:], len(own)], strict=True):
-        name, values = own[n][2:], own[n + 1 : end]
-        said[name] = values if name in ("target_modules", "dataset") else yaml.load(values[0], Loader=LOADER)
-        legal(name, said[name], of)
+    said = flagged(own, of)
     assert command == {"pretrain": "pt", "sft": "sft"}.get(s.task, "rlhf")
     assert said.get("rlhf_type") == (s.task if command == "rlhf" else None)
     assert (said["model"], said["dataset"]) == (hf(s), ["${DATASET}"])
@@ -314,16 +329,13 @@ def check_ms_swift(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
     if not fsdp:
         half = "fp16" if said["fp16"] else "mixed" if "deepspeed" in said else "bf16"
         told["precision"] = half if said["torch_dtype"] != "float32" else "autocast" if said["bf16"] else "fp32"
-    if s.lora:
-        targets = said["target_modules"]
-        told |= {"lora.rank": said["lora_rank"], "lora.dropout": said["lora_dropout"]}
-        told["lora.targets"] = "all-linear" if targets == ["all-linear"] else targets
-        if "deepspeed" not in said:
-            told["lora.dtype"] = {"bfloat16": "bf16"}.get(said.get("lora_dtype", ""), "fp32")
+    told |= adapters(said, s)
+    if s.lora and "deepspeed" not in said:
+        told["lora.dtype"] = {"bfloat16": "bf16"}.get(said.get("lora_dtype", ""), "fp32")
     return told | sharded(fsdp, s) | of_trainer(packages, s, said, found, "per_device_train_batch_size")
 
 
-MEGATRON = tuple(f"swift/megatron/arguments/{name}_args.py" for name in ("megatron", "megatron_base", "sft"))
+MEGATRON = tuple(f"swift/megatron/arguments/{name}_args.py" for name in ("megatron", "megatron_base", "sft", "rlhf"))
 
 
 def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
@@ -334,14 +346,14 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
     assert program == "megatron"
     assert f"'{command}': 'swift.cli._megatron.{command}'" in release.text("swift/cli/_megatron/main.py")
     of = known(release, *SWIFT) | known(release, *MEGATRON)
-    said: dict[str, Any] = {}
-    for flag, value in zip(own[::2], own[1::2], strict=True):
-        assert flag.startswith("--")
-        said[flag[2:]] = yaml.load(value, Loader=LOADER)
-        legal(flag[2:], said[flag[2:]], of)
-    assert (said["model"], said["dataset"]) == (hf(s), "${DATASET}")
+    said = flagged(own, of)
+    assert command == {"pretrain": "pt", "sft": "sft"}.get(s.task, "rlhf")
+    assert said.get("rlhf_type") == (s.task if command == "rlhf" else None)
+    assert (said["model"], said["dataset"]) == (hf(s), ["${DATASET}"])
+    stages = s.pipeline_layers or megatron_layers(s.architecture.layers, s.pipeline_parallel)
+    assert layers_of_stages(said, s) == stages
     recompute = said["recompute_granularity"], said.get("recompute_method"), said.get("recompute_num_layers")
-    return {
+    return adapters(said, s) | {
         "method": said["tuner_type"],
         "seq_len": said["max_length"],
         "packing": said["packing"],
@@ -349,6 +361,7 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
         "global_batch": said["global_batch_size"],
         "tensor_parallel": said["tensor_model_parallel_size"],
         "sequence_parallel": said["sequence_parallel"],
+        "context_parallel": said["context_parallel_size"],
         "pipeline_parallel": said["pipeline_model_parallel_size"],
         "expert_parallel": said["expert_model_parallel_size"],
         "expert_tensor_parallel": said["expert_tensor_parallel_size"],
@@ -356,6 +369,16 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
         "loss": "fused" if said["cross_entropy_loss_fusion"] else "full",
         "offload.optimizer": said["optimizer_cpu_offload"] and said["use_precision_aware_optimizer"],
     }
+
+
+def layers_of_stages(said: Mapping[str, Any], s: Scenario) -> tuple[int, ...]:
+    """The layers of the stages that Megatron-core makes of what it is told: see its `get_num_layers_to_build`."""
+    first, last = ([count] if (count := said.get(f"decoder_{which}_pipeline_num_layers")) else []
+                   for which in ("first", "last"))  # fmt: skip
+    others = s.pipeline_parallel - len(first) - len(last)
+    each, left = divmod(s.architecture.layers - sum(first) - sum(last), max(1, others))
+    assert not left
+    return (*first, *[each] * others, *last)
 
 
 def check_torchtune(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:

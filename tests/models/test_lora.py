@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from calc.models.architecture import Architecture, ConfigError, linears
 from calc.models.lora import lora_parameters
+from calc.models.slices import part
 
 
 @pytest.mark.parametrize(
@@ -75,3 +77,28 @@ def test_lora_is_linear_in_the_rank_and_in_the_targets(arch: Architecture, rank:
     assert lora_parameters(arch, rank, "all-linear") == rank * one
     assert lora_parameters(arch, 1, sorted(names)) == one
     assert sum(lora_parameters(arch, 1, [name]) for name in names) == one
+
+
+def test_megatron_core_joins_linears_and_its_experts_have_adapters_of_their_own() -> None:
+    """Of tiny Llama, h 8, q 8, kv 4, i 12: qkv 8 + 16, proj 16, fc1 8 + 24, fc2 20.
+
+    Qwen3 30B-A3B's experts, 2048 and 2·768 and 768 and 2048, 128 in each of 48 layers, of which a rank has a quarter.
+    """
+    arch = replace(tiny("llama", num_key_value_heads=2), modeling="megatron")
+    assert lora_parameters(arch, 3, "all-linear") == 3 * 2 * (24 + 16 + 32 + 20)
+    assert lora_parameters(arch, 1, ["linear_qkv"]) == 2 * 24
+    with pytest.raises(ConfigError, match="allowed: linear_fc1, linear_fc2, linear_proj, linear_qkv"):
+        lora_parameters(arch, 1, ["q_proj"])
+    experts = replace(published("qwen3-30b-a3b"), modeling="megatron")
+    assert lora_parameters(experts, 1, ["linear_fc1", "linear_fc2"]) == 48 * 128 * (2048 + 1536 + 768 + 2048)
+    quarter = part(experts, 1, 4)
+    assert lora_parameters(quarter, 1, ["linear_fc1"]) == 48 * 32 * (2048 + 1536)
+
+
+def test_latent_attention_of_megatron_core_has_linears_of_its_own() -> None:
+    """DeepSeek V2 Lite: q 2048 to 16·192, down to 512 + 64, up to 16·256, out of 16·128."""
+    latent = replace(published("deepseek-v2-lite"), modeling="megatron")
+    counts = {"linear_q_proj": 2048 + 3072, "linear_kv_down_proj": 2048 + 576, "linear_kv_up_proj": 512 + 4096,
+              "linear_proj": 2048 + 2048}  # fmt: skip
+    for name, width in counts.items():
+        assert lora_parameters(latent, 1, [name]) == 27 * width

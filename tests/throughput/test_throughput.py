@@ -183,6 +183,15 @@ def test_backward_moves_bytes_of_its_own_and_each_adapter_adds_to_both() -> None
         assert term.seconds == 10 * (2 * (c.elementwise + forward) + c.backward + back)
 
 
+def test_a_token_meets_the_adapters_of_its_experts_alone() -> None:
+    """Qwen3 30B-A3B's 48 layers: of 128 experts with 2,048 inputs and 1,536 outputs a token goes to 8."""
+    arch = replace(load().model("qwen3-30b-a3b").architecture, modeling="megatron")
+    found, width = work.adapters(arch, 2, ("linear_fc1",)), 2048 + 1536
+    assert found == work.Adapters(2 * 48 * 128 * width, 48 * 8 * 2048, 48 * 8 * 1536, 48, 2 * 48 * 120 * width)
+    nothing = work.counts(arch, "lm")._replace(layers=0, routed=0, head=0)
+    assert work.matrix(10, nothing, found, work.Passes(), 1, 1.0).seconds == 2 * 10 * 2 * 48 * 8 * width
+
+
 def test_adapters_in_fp32_are_multiplied_at_a_rate_of_their_own() -> None:
     """64 elements three times, at half the rate of the rest; under autocast all are 16 bits."""
     a = work.adapters(TINY, 2, ("q_proj",))

@@ -225,7 +225,7 @@ def _plan(s: Scenario) -> Keeps:
     if s.offload.activations:
         own = {"streams": "each"} | own  # torch/autograd/graph.py: save_on_cpu(pin_memory=True)
     if s.pipeline_parallel > 1 and s.sharding == "megatron":
-        return pipelined("actor", path, s.rows, s.pipeline_parallel)
+        return pipelined("actor", path, s.rows, s.pipeline_parallel, **own)
     if s.pipeline_parallel > 1:
         return pipelined("actor", replace(path, held="turn"), s.rows, s.pipeline_parallel, notes=(RETURNED,))
     if s.task == "inference":
@@ -236,7 +236,8 @@ def _plan(s: Scenario) -> Keeps:
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
         wrapped = own.get("wrapped", False)
         reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares, wrapped=wrapped)
-        return supervised("actor", path, s.rows, scored=reference, deepspeed=deepspeed, **own)
+        before = s.sharding == "megatron"  # ms-swift's `forward_step`, for each micro batch
+        return supervised("actor", path, s.rows, scored=reference, before=before, deepspeed=deepspeed, **own)
     if s.has("teacher"):
         logits = Path("flash", head_fp32=path.head_fp32)
         teacher = Role("teacher", logits, logits, s.rows, s.rows, root_stays=True, wrapped=own.get("wrapped", False))

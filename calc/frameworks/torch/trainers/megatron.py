@@ -7,6 +7,7 @@ in Megatron-LM d98e8a64dd, `megatron/training/{arguments,training}.py` beside wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import lcm
 from typing import Any
 
 from calc.base.plan import Path
@@ -60,7 +61,6 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
         "loss": ("full", "fused"),
         "checkpointing": ("none", "full"),
         "no_sync": (False,),
-        "context_parallel": (1,),
         "kernels": ("eager",),
         "optimizer_in_backward": (False,),
         "reentrant": (False,),
@@ -71,14 +71,25 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
     for field in ("parameters", "activations"):
         if getattr(s.offload, field):
             return f"offload.{field}: given true {given}, allowed: false; not modelled"
-    if s.architecture.layers % s.pipeline_parallel:
-        allowed = f"a divisor of the model's {s.architecture.layers} layers"
-        return f"pipeline_parallel: given {s.pipeline_parallel}, allowed: {allowed}"
     if s.sequence_parallel and s.tensor_parallel == 1:
         return f"sequence_parallel: given true {given}, allowed: with tensor_parallel above 1"
-    if s.sequence_parallel and s.seq_len % s.tensor_parallel:
-        return f"seq_len: given {s.seq_len} {given}, allowed: a multiple of tensor_parallel = {s.tensor_parallel}"
-    return experts_fault(s)
+    return megatron_core.stages_fault(s) or length_fault(s) or experts_fault(s)
+
+
+def length_fault(s: Scenario) -> str | None:
+    """The reason why sequences cannot be cut evenly, in one line, or None.
+
+    Context parallelism cuts each into twice as many pieces as it has ranks, of which one has the first and the last,
+    the next the second and the last but one (`get_batch_on_this_cp_rank`); tensor-parallel ranks share these.
+    """
+    pieces = lcm(2 * s.context_parallel if s.context_parallel > 1 else 1,
+                 s.context_parallel * (s.tensor_parallel if s.sequence_parallel else 1))  # fmt: skip
+    if s.seq_len % pieces == 0:
+        return None
+    cut = {"tensor_parallel": s.tensor_parallel, "context_parallel": s.context_parallel}
+    degrees = " and ".join(f"{name} = {degree}" for name, degree in cut.items() if degree > 1)
+    given = f"given {s.seq_len} with trainer {s.trainer}"
+    return f"seq_len: {given}, allowed: a multiple of {pieces}, for {degrees}"
 
 
 def experts_fault(s: Scenario) -> str | None:
@@ -110,5 +121,7 @@ def path(s: Scenario, usual: Path) -> Path:
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on what no field of a scenario says."""
     yield "computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, 1F1B"
+    if s.context_parallel > 1:
+        yield "context parallelism passes keys and values around a ring (cp_comm_type p2p)"
     if s.checkpointing == "full":
         yield "full recomputation is --recompute-method uniform with one layer at a time"

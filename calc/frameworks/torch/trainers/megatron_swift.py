@@ -1,4 +1,4 @@
-"""ms-swift's `megatron pt` and `megatron sft`: Megatron-core's layers and optimizer under its own loop and defaults.
+"""ms-swift's `megatron pt`, `megatron sft` and `megatron rlhf`: Megatron-core's layers under its own loop and defaults.
 
 Files are those of ms-swift 4.6.0 (`swift/megatron/`) unless a release is named; 3.12.0 has the arguments in
 `argument/megatron_args.py`. See `calc.frameworks.torch.trainers.megatron` for what Megatron-core keeps.
@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calc.base.plan import Path
-from calc.frameworks.releases import Default, Table, stated
+from calc.base.schema import show
+from calc.base.versions import at_least
+from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
 from calc.frameworks.torch.trainers import megatron
 from calc.scenario.scenario import Scenario
 
-TASKS = ("pretrain", "sft")
+TASKS = ("pretrain", "sft", "rm", "dpo", "kto")
 FIRST = "3.12.0"
 # Libraries as those of `ms_swift.RELEASES`; it leaves Megatron-core's version open
 RELEASES: Mapping[str, Pins] = {
@@ -34,12 +36,20 @@ DEFAULTS = Table(
     Default("expert_tensor_parallel", FIRST, 1, "expert_tensor_parallel_size (arguments/megatron_args.py:645)"),
     Default("packing", FIRST, False, "packing (swift/arguments/base_args/base_args.py:133)"),
 )
+ADAPTERS = Table(
+    Default("lora.rank", FIRST, 8, "lora_rank (arguments/megatron_args.py:485)"),
+    Default("lora.dropout", FIRST, 0.05, "lora_dropout (arguments/megatron_args.py:487)"),
+    Default("lora.targets", FIRST, "all-linear", "target_modules (arguments/megatron_args.py:480)"),
+    Default("lora.dtype", FIRST, "bf16", "Float16Module (utils/megatron_lm_utils.py:659)"),
+)
+# since when adapters are mcore-bridge's, whose first matrix beside a cut linear sees a rank's own positions
+BRIDGE = "4"
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Its defaults for `task`, by dotted key: Megatron-core's, but for what its own arguments say."""
     version, libraries = shared.release("megatron-swift", RELEASES, given)
-    values = stated(task, version, DEFAULTS)
+    values = stated(task, version, DEFAULTS, NOTHING if given.get("method", "full") == "full" else ADAPTERS)
     one = shared.batches(values, given, 1)["global_batch"]
     return {
         **megatron.habits(task, given),
@@ -52,12 +62,51 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> str | None:
     """The reason why it cannot run `s`, or is not modelled for it, in one line, or None."""
-    return megatron.refuse_with(s, TASKS, {"packing": (False, True)})
+    own = {"packing": (False, True), "method": ("full", "lora")}
+    return megatron.refuse_with(s, TASKS, own) or rlhf_fault(s) or (adapters_fault(s) if s.lora else None)
+
+
+def rlhf_fault(s: Scenario) -> str | None:
+    """The reason why `megatron rlhf` cannot run `s`, or is not modelled for it, in one line, or None.
+
+    The reference is a second model with the trained one's settings, or that model without its adapters
+    (trainers/rlhf_mixin.py, `null_ref_context`).
+    """
+    given = f"for {s.task} with trainer {s.trainer}"
+    if s.task in ("pretrain", "sft"):
+        return None
+    if s.pipeline_parallel > 1:
+        return f"pipeline_parallel: given {s.pipeline_parallel} {given}, allowed: 1; not modelled"
+    if s.task == "rm":
+        context = s.context_parallel
+        return f"context_parallel: given {context} {given}, allowed: 1; not modelled" if context > 1 else None
+    own = s.roles["reference"]
+    if isinstance(own, str):
+        return f"roles.reference: given 'none' {given}, allowed: a model, which scores every micro batch"
+    for field, value in own.items():
+        if field != "model":
+            return f"roles.reference.{field}: given {show(value)} {given}, allowed: none; it has the trained model's"
+    if s.lora and own["model"] != s.model:
+        return f"roles.reference.model: given {own['model']!r} with method lora, allowed: {s.model}, without adapters"
+    return None
+
+
+def adapters_fault(s: Scenario) -> str | None:
+    """The reason why adapters cannot be as `s` asks, in one line, or None.
+
+    `Float16Module` casts every parameter; "Currently, LoRA does not support ETP" (mcore-bridge 1.6.5 `tuners/lora.py`).
+    """
+    assert s.lora
+    if s.lora.dtype != "bf16":
+        return f"lora.dtype: given {s.lora.dtype!r} with trainer {s.trainer}, allowed: bf16"
+    if s.architecture.experts and s.expert_tensor_parallel > 1:
+        return f"expert_tensor_parallel: given {s.expert_tensor_parallel} with method lora, allowed: 1"
+    return None
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields that it sets in a trained `Role`: none beside the defaults."""
-    return {}
+    """The fields that it sets in a trained `Role`."""
+    return {"whole": not at_least(s.versions["megatron-swift"], BRIDGE)} if s.lora else {}
 
 
 def path(s: Scenario, usual: Path) -> Path:
@@ -68,6 +117,8 @@ def path(s: Scenario, usual: Path) -> Path:
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on what no field of a scenario says."""
     yield from shared.told(s, RELEASES)
+    if s.task == "kto":
+        yield "KL forwards, without gradient, run before the policy's: they need no more than the reference's"
     if s.checkpointing == "none":
         yield "recompute_granularity selective, of core_attn: a fused kernel leaves nothing that would be run again"
     yield from megatron.notes(s)

@@ -1,0 +1,99 @@
+"""ms-swift's adapters beside Megatron-core's linears on a tape: what they keep, alone and over tensor-parallel ranks.
+
+A frozen linear of Transformer Engine keeps no input (`pytorch/module/{linear,layernorm_linear,grouped_linear}.py`,
+`backward_needs_input`); the adapter keeps its own, a copy where inputs are dropped, and what its first matrix made.
+Beside a linear cut by its outputs the second matrix is cut, beside one cut by its inputs the first. Read in ms-swift
+3.12.0 `swift/megatron/tuners/lora.py` and mcore-bridge 1.6.5 `mcore_bridge/tuners/lora.py`, `LoraParallelLinear`.
+"""
+
+from __future__ import annotations
+
+from calc.autograd.tape import NOTHING, Size, Tensor, of
+from calc.memory.linears import WIDTH, Linears
+from calc.models.architecture import Linear
+from calc.models.lora import adaptable
+
+BF16 = 2
+
+
+class MegatronAdapters(Linears):
+    """Writes adapters beside the linears of one of Megatron-core's layers."""
+
+    def kept(self, x: Tensor) -> list[Tensor]:
+        """The input that a linear keeps for the gradient of its weight, if that is trained."""
+        return [x] if self.run.trained else []
+
+    def beside(self, name: str) -> Linear | None:
+        """The linear called `name`, with `shared_` or `experts_` before, if it has an adapter."""
+        if self.run.adapter is None:
+            return None
+        targets = self.run.adapter.targets
+        for linear in adaptable(self.arch, self.spec):
+            last = linear.name.rpartition(".")[2]
+            if f"{_owner(linear)}{last}" == name and (targets == "all-linear" or last in targets):
+                return linear
+        return None
+
+    def beside_column(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """Beside a linear cut by its outputs: the rank's own positions, whose product of low rank all ranks gather.
+
+        Or all positions are gathered first, and kept (`gather_from_sequence_parallel_region`, until mcore-bridge).
+        """
+        if self.run.adapter is None or not self.run.sequences:
+            return self.adapted_by(name, x, y, of(r=1))
+        if self.run.adapter.whole:
+            x = self.tape.op(f"{name}: LoRA gather", [x], WIDTH, BF16)
+            return self.adapted_by(name, x, y, of(r=1))
+        return self.adapted_by(name, x, y, of(r=self.run.share), every=of(r=BF16))
+
+    def beside_row(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """Beside a linear cut by its inputs: the product of low rank is reduced and scattered over the positions.
+
+        Or it is added up for all positions, and of the second matrix's output each rank takes its own.
+        """
+        if self.run.adapter is None or not self.run.sequences:
+            return self.adapted_by(name, x, y, of(r=1))
+        if self.run.adapter.whole:
+            return self.adapted_by(name, x, y, of(r=1), out=WIDTH)
+        return self.adapted_by(name, x, y, of(r=self.run.share), partial=of(r=BF16))
+
+    def adapted_by(
+        self,
+        name: str,
+        x: Tensor,
+        y: Tensor,
+        low: Size,
+        *,
+        every: Size = NOTHING,
+        partial: Size = NOTHING,
+        out: Size | None = None,
+    ) -> Tensor:
+        """`y + lora_B(lora_A(dropout(x)))·scaling`, with a product of the width `low` between the two matrices.
+
+        `every`: that of all positions, gathered for the second matrix. `partial`: what the first makes before it is
+        scattered. `out`: the width of the second's output, if that has more positions than `y`. `y` itself if the
+        linear called `name` has no adapter.
+        """
+        linear = self.beside(name)
+        if linear is None:
+            return y
+        adapter, tape, label = self.run.adapter, self.tape, f"{name}: LoRA"
+        assert adapter
+        matrices = adapter.rank * max(1, linear.experts)
+        source = x
+        if adapter.dropout and self.run.training:
+            source = tape.op(f"{label} dropout", [x], x.width, BF16, saves=[Tensor(x.width, 1)])
+        wide = out or y.width
+        down = tape.op(f"{label} A", [source], low, BF16, saves=[source], scratch=partial, backward_scratch=partial,
+                       weight=matrices * linear.inputs)  # fmt: skip
+        up = tape.op(f"{label} B", [down], wide, BF16, saves=[down], scratch=every, backward_scratch=every * 2,
+                     weight=matrices * linear.outputs)  # fmt: skip
+        scaled = tape.op(f"{label} scale", [up], wide, BF16)
+        if out:
+            # a slice of the first dimension; backward gathers all of it
+            scaled = tape.op(f"{label} scatter", [scaled], y.width, BF16, view=True)
+        return tape.op(f"{label} add", [y, scaled], y.width, BF16, aliases=[y, scaled])
+
+
+def _owner(linear: Linear) -> str:
+    return "experts_" if linear.experts else "shared_" if ".shared_" in linear.name else ""
