@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ class Buffer(NamedTuple):
     tensors: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Megatron(Holder):
     """`replica` as one rank holds it; `distributed`: ranks share masters and moments.
 
@@ -49,7 +50,7 @@ class Megatron(Holder):
     groups: bool = True
     offload: bool = False
 
-    @property
+    @cached_property
     def buffers(self) -> list[Buffer]:
         """The buffers of what is trained: one for routed experts, which other ranks have whole, one for the rest.
 

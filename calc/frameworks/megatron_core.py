@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 from calc.models.architecture import Architecture, ConfigError
@@ -12,6 +13,7 @@ from calc.scenario.scenario import Scenario
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
 
+@lru_cache(maxsize=64)  # a search asks for each way of cutting a model
 def modelled(
     arch: Architecture, field: str, other: str, layers: Literal["megatron", "megatron-plain"] = "megatron"
 ) -> Architecture:

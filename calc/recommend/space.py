@@ -22,10 +22,11 @@ from math import gcd, prod
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS, USUAL
+from calc.base.units import GB
 from calc.catalog.catalog import Catalog
 from calc.frameworks.base import Choices
 from calc.frameworks.registry import framework
-from calc.models.architecture import Architecture
+from calc.models.architecture import Architecture, parameters
 from calc.resolve.parse import parse, vary
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario, ScenarioError, on_card
@@ -45,13 +46,14 @@ DEGREES = (2, 4, 8)  # GPUs of a node that share a sequence
 # The degrees by which Megatron-core cuts a model: layers within a node, stages, and experts over the GPUs of a stage.
 CUTS: Mapping[str, tuple[int, ...]] = {
     "tensor_parallel": (1, 2, 4, 8),
-    "pipeline_parallel": (1, 2, 4, 8, 16),
+    "pipeline_parallel": (1, 2, 4, 8),
     "expert_parallel": (1, 2, 4, 8, 16, 32, 64),
 }
 # The rungs of a model that is served and not trained: its own weights, then 4-bit ones.
 SERVED: tuple[Fields, ...] = ({"method": "full", "optimizer": "none"}, {"method": "qlora", "optimizer": "none"})
 ALONE = ("none", "zero2", "zero3", "fsdp1", "fsdp2")  # the shardings that differ on one GPU
-RANKS = (1, 2, 4, 8, 16)  # of one engine of vLLM
+RANKS = (1, 2, 4, 8, 16, 32)  # of one engine of vLLM
+MANY, LARGE = 16, 64 * GB  # more ranks than this only for weights of which a rank's share would be so large
 # Shares of a card that vLLM may take, in steps of a tenth; more than nine tenths leave no room for the CUDA context.
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 # The global batch where a framework names none: OpenRLHF's, the only default that is the same for all tasks
@@ -245,9 +247,9 @@ def rungs(job: Fields) -> Iterator[Fields]:
         if "optimizer" not in job or rung["optimizer"] == USUAL:
             yield own
             yield from _sharing(job, own)
-            if rung == RUNGS[0] and _choices_of(job).megatron and job.get("sharding", MEGATRON) == MEGATRON:
+            if rung == RUNGS[0] and job.get("task") in RL and _choices_of(job).megatron and "sharding" not in job:
                 cut = {**own, "sharding": MEGATRON}
-                yield from () if "sharding" in job else (cut, *_sharing(job, cut))
+                yield from (cut, *_sharing(job, cut))
 
 
 def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
@@ -372,13 +374,17 @@ def _cuts(given: Fields, arch: Architecture, gpus: int) -> Iterator[dict[str, An
         yield {}
         return
     free = {name: values for name, values in CUTS.items() if name not in given}
+    even = [n for n in CUTS["pipeline_parallel"] if arch.layers % n == 0]
     for values in product(*free.values()):
         chosen = dict(zip(free, values, strict=True))
         tensor, stages, experts = (int({**given, **chosen}[name]) for name in CUTS)
         together = tensor * stages * int(given.get("context_parallel", 1))
         whole = gpus % together == 0 and tensor <= int(given.get("gpus_per_node", NODE))
         spread = experts == 1 or (arch.experts % experts == 0 < arch.experts and gpus // stages % experts == 0)
-        if whole and spread and arch.heads % tensor == 0 and arch.layers % stages == 0:
+        stands = (
+            "pipeline_parallel" in given or len(even) == 1 or stages in even
+        )  # unequal stages if there are no other
+        if whole and spread and stands and arch.heads % tensor == 0:
             yield chosen | ({} if "sequence_parallel" in given else {"sequence_parallel": tensor > 1})
 
 
@@ -404,7 +410,8 @@ def _by_ranks(base: Scenario, given: Fields) -> Iterator[Scenario]:
     if not base.rollout or not base.rollout.serves or "rollout.tensor_parallel" in given:
         yield base
         return
-    for ranks in [n for n in RANKS if n <= base.rollout.gpus]:
+    weights = 2 * parameters(base.architecture)
+    for ranks in [n for n in RANKS if n <= base.rollout.gpus and (n <= MANY or weights > MANY * LARGE)]:
         try:
             yield vary(base, {"rollout.tensor_parallel": ranks})
         except ScenarioError:

@@ -9,6 +9,7 @@ import pytest
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
 from calc.recommend import Recommendation, options, recommend
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.trades import SENSIBLE
@@ -213,3 +214,21 @@ def test_every_known_rate_is_known() -> None:
     unrated = [g.id for g in load().gpus.values() if not (g.bandwidth_gbs and (g.bf16_tflops or g.fp16_tflops))]
     assert "rtx6000ada" not in unrated
     assert unrated == ["ascend910b", "gb10"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model qwen3-30b-a3b --task sft --gpu h100-sxm --gpus 16 --trainer megatron-swift",
+        "--model qwen3-235b-a22b --task grpo --gpu h100-sxm --gpus 64 --framework verl",
+    ],
+)
+def test_a_mixture_of_experts_too_large_for_whole_copies_is_cut(words: str) -> None:
+    """Six bytes a parameter of weights and fp32 gradients on every GPU would be 171 GiB for the 30B; verl's FSDP leaves
+    no room for the 235B. The answer is full fine-tuning, fits by its own estimate, and has a command."""
+    r = ask(words)
+    best = r.recommended
+    assert best and best.scenario.method == "full" and best.scenario.sharding == "megatron"
+    assert best.scenario.expert_parallel > 1
+    assert estimate(best.scenario).verdict == "fits"
+    assert r.launch

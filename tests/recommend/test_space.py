@@ -109,6 +109,44 @@ def test_below_each_rung_gpus_share_a_sequence_where_the_framework_lets_them() -
     assert shared_over(torch | {"method": "lora"}) == [1]
 
 
+MEGATRON = {"model": "qwen3-30b-a3b", "task": "sft", "trainer": "megatron-swift", "gpu": "h100-sxm", "gpus": 16}
+
+
+def cuts(job: dict[str, Any], rung: dict[str, Any]) -> list[tuple[int, int, int]]:
+    """The degrees of tensor, pipeline and expert parallelism of a rung's branches."""
+    catalog = load()
+    found = space.branches(space.seed(job, catalog, "job"), rung, catalog)
+    made = dict.fromkeys((b.base.tensor_parallel, b.base.pipeline_parallel, b.base.expert_parallel) for b in found)
+    return list(made)
+
+
+def test_megatron_core_cuts_a_model_in_every_way_that_its_gpus_allow() -> None:
+    """Layers within a node, stages, and experts over the GPUs of a stage; a given degree stays, and a dense model has
+    no experts."""
+    full = {"method": "full", "optimizer": "adamw"}
+    every = cuts(MEGATRON, full)
+    assert len(every) > 30 and (1, 1, 1) in every and (2, 1, 8) in every and (4, 2, 8) in every
+    assert all(16 % (tensor * stages) == 0 and 16 // stages % experts == 0 for tensor, stages, experts in every)
+    assert {tensor for tensor, _, _ in every} == {1, 2, 4}  # its 4 key heads are no more
+    assert {experts for _, _, experts in every} == {1, 2, 4, 8, 16}
+    assert {experts for _, _, experts in cuts(MEGATRON | {"expert_parallel": 4}, full)} == {4}
+    dense = MEGATRON | {"model": "qwen3-8b", "gpus": 4}
+    assert {experts for _, _, experts in cuts(dense, full)} == {1}
+    assert cuts(MEGATRON | {"trainer": "own"}, full) == [(1, 1, 1)]
+    odd = {"model": "moonlight-16b-a3b", "task": "grpo", "framework": "verl", "sharding": "megatron"}
+    uneven = cuts({"gpu": "h100-sxm", "gpus": 16, **odd}, full)
+    assert {stages for _, stages, _ in uneven} > {1, 2}  # of 27 layers, where no stages of equal size are to be had
+
+
+def test_in_rl_a_model_is_on_megatron_core_only_if_fsdp_does_not_fit() -> None:
+    """The rung comes behind full fine-tuning under FSDP, and before any that trains less."""
+    job = {"framework": "verl", "task": "grpo", "gpus": 16}
+    kinds = [(rung["method"], rung.get("sharding", "")) for rung in space.rungs(job)]
+    assert list(dict.fromkeys(kinds))[:2] == [("full", ""), ("full", "megatron")]
+    assert not any(rung.get("sharding") for rung in space.rungs(job | {"sharding": "fsdp2"}))
+    assert not any(rung.get("sharding") for rung in space.rungs(job | {"task": "sft"}))
+
+
 def test_a_sequence_too_long_for_one_gpu_is_shared_and_a_shorter_one_is_not() -> None:
     """Logits of 65,536 tokens in fp32 take 31 GiB a copy: three of them are more than a card."""
     job = {"model": "llama-3.1-8b", "task": "sft", "framework": "openrlhf==0.11", "gpu": "a100-80-sxm", "gpus": 8}
