@@ -10,6 +10,7 @@ import importlib
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from html import escape
 from typing import Any
 
@@ -27,8 +28,8 @@ def find(name: str) -> Callable[..., Any]:
     found: Any = importlib.import_module(module)
     for part in function.split("."):
         found = getattr(found, part)
-    if isinstance(found, property):
-        found = found.fget
+    if isinstance(found, property | cached_property):
+        found = found.fget if isinstance(found, property) else found.func
     if not callable(found):
         raise TypeError(f"{name} is not a function")
     function_found: Callable[..., Any] = inspect.unwrap(found)
