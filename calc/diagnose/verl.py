@@ -165,6 +165,7 @@ def _megatron(flags: Flags) -> dict[str, Any]:
         "sharding": "megatron",
         **{field: flags.integer(f"{where}.{called}") for field, called in DEGREES.items()},
         "expert_tensor_parallel": flags.integer(f"{where}.expert_tensor_parallel_size"),
+        "virtual_pipeline": flags.integer(f"{where}.virtual_pipeline_model_parallel_size"),
         "offload.parameters": _switch(flags, f"{where}.param_offload"),
         "offload.optimizer": _switch(flags, f"{where}.optimizer_offload"),
     }

@@ -44,6 +44,8 @@ def flags(s: Scenario) -> Iterator[Words]:
     yield option("--sequence_parallel", s.sequence_parallel)
     yield option("--context_parallel_size", s.context_parallel)
     yield option("--pipeline_model_parallel_size", s.pipeline_parallel)
+    if s.virtual_pipeline > 1:
+        yield option("--virtual_pipeline_model_parallel_size", s.virtual_pipeline)
     told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers)
     for which, count in told.items():
         yield option(f"--decoder_{which}_pipeline_num_layers", count)

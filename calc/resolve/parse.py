@@ -42,6 +42,7 @@ NEUTRAL: Mapping[str, Any] = {
     "tensor_parallel": 1,
     "pipeline_parallel": 1,
     "pipeline_layers": None,
+    "virtual_pipeline": 1,
     "context_parallel": 1,
     "sequence_parallel": False,
     "expert_parallel": 1,

@@ -143,6 +143,7 @@ class Scenario:
     tensor_parallel: int
     pipeline_parallel: int
     pipeline_layers: tuple[int, ...] | None
+    virtual_pipeline: int
     context_parallel: int
     sequence_parallel: bool
     expert_parallel: int

@@ -122,7 +122,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     computed.append(work.launched(dispatched, load.micro, p, hooked, busy))
     busy += computed[-1].seconds
     if s.pipeline_parallel > 1:
-        computed.append(traffic.bubble(s.pipeline_parallel, load.micro, busy))
+        computed.append(traffic.bubble(s.pipeline_parallel, s.virtual_pipeline, load.micro, busy))
     here = held(s, n)
     moved = list(sharded(s, r, load, elements * here, given * here, p))
     exchanged = sum([t.seconds for t in moved])

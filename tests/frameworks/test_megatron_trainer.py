@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from calc.estimate.estimate import estimate, speed
 from calc.memory.megatron import MegatronLayer
+from calc.models.architecture import ConfigError, LayerSpec
 from calc.models.slices import part, stage
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
@@ -73,6 +75,35 @@ def test_stages_have_the_layers_that_they_are_told_or_fewer_in_the_last() -> Non
         placed = Roles(s).placed
         assert tuple(placed[f"stage {n}"].engine.replica.arch.layers for n in (1, 2, 3)) == counts
         assert parse(s.as_dict()).pipeline_layers == (tuple(given) if given else None)
+
+
+def test_stages_have_pieces_of_the_model_that_take_turns() -> None:
+    """Two stages with two pieces each: layers 1 to 8 and 17 to 24, then 9 to 16 and 25 to 32."""
+    marked = tuple(LayerSpec(slides=n % 16 < 8) for n in range(LAYERS))
+    whole = replace(job().architecture, specs=marked)
+    for index, slides in ((0, True), (1, False)):
+        found = stage(whole, index, 2, None, 2)
+        assert [spec.slides for spec in found.specs] == [slides] * 16
+        assert (found.embeds, found.ends) == (index == 0, index == 1)
+    with pytest.raises(ConfigError, match="virtual_pipeline: given 3, allowed: such that 2 stages with as many chunks"):
+        stage(whole, 0, 2, None, 3)
+
+
+def test_interleaved_stages_keep_more_micro_batches_of_fewer_layers() -> None:
+    """Of two stages the first runs 2·(2 - 1) + (2 - 1)·2 = 4 forwards of 8 layers ahead, and one more: 40 layers.
+
+    Without pieces it keeps two micro batches of 16 layers, 32. The last piece has received its inputs.
+    """
+    cut = {"pipeline_parallel": 2, "global_batch": 16, "checkpointing": "full"}
+    plain, turns = (lines(job(**cut, **more), "forward") for more in ({}, {"virtual_pipeline": 2}))
+    layer = 4096 * H * 2
+    assert turns["communication"] == 5 * layer
+    assert turns["checkpoints"] + turns["communication"] == 5 * 8 * layer
+    assert plain["checkpoints"] == 2 * 16 * layer
+    assert turns["weights"] == plain["weights"]
+    faster = [next(t for t in speed(estimate(job(**cut, **more))).terms if t.name == "bubble").seconds
+              for more in ({}, {"virtual_pipeline": 2})]  # fmt: skip
+    assert faster[1] == pytest.approx(faster[0] / 2, rel=0.1)
 
 
 def test_a_rank_of_a_ring_has_its_part_of_the_sequence_and_all_keys() -> None:
@@ -274,6 +305,14 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         (
             {"pipeline_parallel": 4, "gpus": 4, "pipeline_layers": [8, 8, 9, 7]},
             "pipeline_layers: given [8, 8, 9, 7], allowed: as many in each stage between first and last",
+        ),
+        (
+            {"virtual_pipeline": 2},
+            "virtual_pipeline: given 2, allowed: 1, or with sharding megatron, pipeline_parallel above 1",
+        ),
+        (
+            {"pipeline_parallel": 4, "gpus": 4, "virtual_pipeline": 2, "global_batch": 6},
+            "global_batch: given 6 with virtual_pipeline = 2, allowed: a multiple of 4, so that stages take turns",
         ),
         (
             {"pipeline_parallel": 2, "pipeline_layers": [16, 15]},

@@ -267,7 +267,8 @@ OTHERS = {
 # which none of these models reads: `tests/scenario/test_images.py`
 NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "pipeline_layers",
-    "sequence_parallel", "expert_parallel", "expert_tensor_parallel", "expert_imbalance", "host_memory",
+    "virtual_pipeline", "sequence_parallel", "expert_parallel", "expert_tensor_parallel", "expert_imbalance",
+    "host_memory",
     "loss", "lora.units", "memory_efficient_linear", "optimizer_in_backward",
     "compile", "float8", "float8_all_gather", "linear_attention",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",

@@ -363,6 +363,7 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
         "sequence_parallel": said["sequence_parallel"],
         "context_parallel": said["context_parallel_size"],
         "pipeline_parallel": said["pipeline_model_parallel_size"],
+        "virtual_pipeline": said.get("virtual_pipeline_model_parallel_size", 1),
         "expert_parallel": said["expert_model_parallel_size"],
         "expert_tensor_parallel": said["expert_tensor_parallel_size"],
         "checkpointing": {("selective", None, None): "none", ("full", "uniform", 1): "full"}[recompute],

@@ -1653,6 +1653,13 @@ REFUSALS = {
     "as many counts as pipeline_parallel = {n}, {layers} layers together": (
         "与 pipeline_parallel = {n} 一样多的数，合计 {layers} 层"
     ),
+    "such that {stages} stages with as many chunks divide the model's {n} layers": (
+        "使 {stages} 段各这么多块能整除模型的 {n} 层"
+    ),
+    "1, or with sharding megatron, pipeline_parallel above 1 and equal stages": (
+        "1，或与 sharding megatron 一起，pipeline_parallel 大于 1，且各段相等"
+    ),
+    "a multiple of {n}, so that stages take turns": "{n} 的倍数，使各段轮流运行",
     "as many in each stage between first and last": "首尾之间各段层数相同",
     "null, or with sharding megatron": "null，或与 sharding megatron 一起",
     "a multiple of {n}, for {degrees!}": "{n} 的倍数，因为 {degrees}",

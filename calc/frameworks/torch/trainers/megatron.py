@@ -73,7 +73,20 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
             return f"offload.{field}: given true {given}, allowed: false; not modelled"
     if s.sequence_parallel and s.tensor_parallel == 1:
         return f"sequence_parallel: given true {given}, allowed: with tensor_parallel above 1"
-    return megatron_core.stages_fault(s) or length_fault(s) or experts_fault(s)
+    return megatron_core.stages_fault(s) or chunks_fault(s) or length_fault(s) or experts_fault(s)
+
+
+def chunks_fault(s: Scenario) -> str | None:
+    """The reason why the pieces of a stage cannot take turns, in one line, or None.
+
+    Micro batches go through a piece in groups of as many as there are stages
+    (`forward_backward_pipelining_with_interleaving`).
+    """
+    if s.virtual_pipeline == 1 or s.accumulation % s.pipeline_parallel == 0:
+        return None
+    step, least = s.micro_batch * s.data_parallel, s.pipeline_parallel
+    given = f"given {s.global_batch} with virtual_pipeline = {s.virtual_pipeline}"
+    return f"global_batch: {given}, allowed: a multiple of {step * least}, so that stages take turns"
 
 
 def length_fault(s: Scenario) -> str | None:
