@@ -141,7 +141,7 @@ class Role:
     a 4-bit weight while it multiplies; where it is 0, those of other products. `wide_embeddings`: 8-bit optimizers
     leave the states of embeddings in 32 bits. `finds_unused`: DDP looks for parameters without a gradient.
     `cut_scales`: the scales of 4-bit weights are sharded with them. `whole`: with sequence parallelism adapters of
-    linears that are cut see all positions.
+    linears that are cut see all positions. `masks`: the loader makes a mask of every pair of a sequence's positions.
 
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
@@ -172,6 +172,7 @@ class Role:
     finds_unused: bool = False
     cut_scales: bool = False
     whole: bool = False
+    masks: bool = False
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""
     process: str = "trainer"

@@ -261,6 +261,12 @@ def test_a_reward_model_has_a_number_in_place_of_logits() -> None:
     assert found.get("logits", 0) < 4096 * 2 * 64 * H
 
 
+def test_megatron_swift_makes_no_mask() -> None:
+    """Megatron-LM's loader makes a byte for each of 4,096·4,096 pairs."""
+    ours, theirs = (lines(job(loss="full", **more), "forward").get("temporary", 0) for more in ({}, SWIFT))
+    assert ours - theirs == 4096 * 4096
+
+
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     assert lines(job(checkpointing="full"), "forward")["checkpoints"] == LAYERS * 4096 * H * 2
 

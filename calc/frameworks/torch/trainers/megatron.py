@@ -119,8 +119,8 @@ def experts_fault(s: Scenario) -> str | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields that it sets in a trained `Role`: none beside the defaults."""
-    return {}
+    """The fields that it sets in a trained `Role`: its data sets make masks (`create_attention_mask`)."""
+    return {"masks": True}
 
 
 def path(s: Scenario, usual: Path) -> Path:

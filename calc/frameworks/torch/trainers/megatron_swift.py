@@ -105,7 +105,7 @@ def adapters_fault(s: Scenario) -> str | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields that it sets in a trained `Role`."""
+    """The fields that it sets in a trained `Role`; sequences lie end to end (`padding_free`), so none has a mask."""
     return {"whole": not at_least(s.versions["megatron-swift"], BRIDGE)} if s.lora else {}
 
 
