@@ -22,6 +22,9 @@ Leaves = Literal["weights", "states"]
 Streams = Literal["", "each", "stash", "buffers"]
 Exchange = Literal["", "all-to-all", "all-gather", "ring"]
 
+# Parts of Megatron-core's layers that can be run again for their backward, see `calc.memory.megatron_again`.
+Recomputed = Literal["core_attn", "moe_act", "mlp", "moe", "shared_experts"]
+
 # The words of `Stage`.
 Does = Literal["train", "score", "generate", "serve", "sync", "save"]
 Awake = Literal["asleep", "weights", "all"]

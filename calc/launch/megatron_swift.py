@@ -51,7 +51,9 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option(f"--decoder_{which}_pipeline_num_layers", count)
     yield option("--expert_model_parallel_size", s.expert_parallel)
     yield option("--expert_tensor_parallel_size", s.expert_tensor_parallel)
-    yield option("--recompute_granularity", "selective" if s.checkpointing == "none" else "full")
+    yield option("--recompute_granularity", "full" if s.checkpointing == "full" else "selective")
+    if s.recomputed:
+        yield option("--recompute_modules", *sorted(s.recomputed))
     if s.checkpointing == "full":
         yield option("--recompute_method", "uniform")
         yield option("--recompute_num_layers", 1)

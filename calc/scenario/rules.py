@@ -116,6 +116,10 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if (counts := values["pipeline_layers"]) and values["sharding"] != "megatron":
         allowed = "null, or with sharding megatron"
         raise Objection(f"pipeline_layers: given {[*counts]} with sharding {values['sharding']}, allowed: {allowed}")
+    parts, again = values["recompute_modules"], values["checkpointing"]
+    if parts and (values["sharding"] != "megatron" or again != "selective"):
+        said = f"given {', '.join(parts)} with sharding {values['sharding']} and checkpointing {again}"
+        raise Objection(f"recompute_modules: {said}, allowed: null, or with megatron and selective")
     staged = values["sharding"] == "megatron" and values["pipeline_parallel"] > 1 and not counts
     if (chunks := values["virtual_pipeline"]) > 1 and not staged:
         allowed = "1, or with sharding megatron, pipeline_parallel above 1 and equal stages"

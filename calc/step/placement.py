@@ -147,6 +147,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=trained and s.float8 in ("tensorwise", "rowwise"),
         linear_kernels=s.linear_attention == "fla",
+        again=s.recomputed,
         exchange=role.exchange,
         quantised=s.method == "qlora",
         nested=s.double_quantization,

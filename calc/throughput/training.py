@@ -73,6 +73,9 @@ def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tup
     """The passes of matrix work and of attention: selective checkpointing recomputes only a part of each."""
     if s.checkpointing != "selective" or not p.again:
         return p, p
+    if s.recomputed:
+        share = work.recomputed(s.architecture, s.recomputed) / (c.layers + a.elements)
+        return p._replace(again=share), p._replace(again=float("core_attn" in s.recomputed))
     adapter = None
     if s.lora:
         adapter = Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, 2)

@@ -261,6 +261,21 @@ def test_a_reward_model_has_a_number_in_place_of_logits() -> None:
     assert found.get("logits", 0) < 4096 * 2 * 64 * H
 
 
+def test_parts_of_layers_run_again_in_less_memory_and_more_time() -> None:
+    """Between nothing and whole layers; without parts it is attention alone, whose log-sum-exp is 4 bytes a head."""
+    some = {"checkpointing": "selective"}
+    ways: tuple[dict[str, Any], ...] = ({}, some, some | {"recompute_modules": ["mlp"]}, {"checkpointing": "full"})
+    kept = [lines(job(**way), "forward") for way in ways]
+    assert kept[0]["activations"] - kept[1]["activations"] == LAYERS * 4096 * 4 * 32
+    peaks = [estimate(job(**way)).groups[0].peak.moment.device_bytes for way in ways]
+    assert peaks == sorted(peaks, reverse=True)
+    seconds = [speed(estimate(job(**way))).step_seconds for way in ways]
+    assert seconds == sorted(seconds)
+    s = job(**ways[2])
+    assert parse(s.as_dict()).recompute_modules == ("mlp",)
+    assert (job().recomputed, job(**some).recomputed) == (frozenset(), {"core_attn"})
+
+
 def test_megatron_swift_makes_no_mask() -> None:
     """Megatron-LM's loader makes a byte for each of 4,096·4,096 pairs."""
     ours, theirs = (lines(job(loss="full", **more), "forward").get("temporary", 0) for more in ({}, SWIFT))
@@ -311,6 +326,14 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         (
             {"pipeline_parallel": 4, "gpus": 4, "pipeline_layers": [8, 8, 9, 7]},
             "pipeline_layers: given [8, 8, 9, 7], allowed: as many in each stage between first and last",
+        ),
+        (
+            {"recompute_modules": ["mlp"]},
+            "recompute_modules: given mlp with sharding megatron and checkpointing none, allowed: null, or with",
+        ),
+        (
+            {**LORA, "checkpointing": "selective", "recompute_modules": ["moe_act"]},
+            "recompute_modules: given moe_act with method lora, allowed: others; not modelled",
         ),
         (
             {"virtual_pipeline": 2},

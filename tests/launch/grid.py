@@ -191,7 +191,15 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
             *({"pipeline_parallel": 2, **more} for more in stages),
         )  # fmt: skip
         moved = tuple({"offload.optimizer": on} for on in (False, True))
-        held = (({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), moved, MACHINES, of)
+        some = {"checkpointing": "selective", "recompute_modules": ["core_attn", "mlp"]}
+        held = (
+            ({}, {"loss": "full"}),
+            (*kept_or_not(), some, {"checkpointing": "selective"}),
+            ({}, {"packing": True}),
+            moved,
+            MACHINES,
+            of,
+        )
         yield from supervised("torch", ("pretrain", "sft"), *held, cut)
         adapted = (
             {"method": "lora"},

@@ -986,9 +986,11 @@ CALCULATOR = {
     "Whether optimizer states and master weights live in host memory.": "优化器状态和主权重是否放在主机内存。",
     "Whether the weights live in host memory.": "权重是否放在主机内存。",
     "Activation recomputation: none; full: every layer, from its input; selective: PyTorch's, which keeps attention "
-    "and every second matrix product of a layer (torchtitan's policy for operators).": (
+    "and every second matrix product of a layer (torchtitan's policy for operators), or Megatron-core's, of "
+    "recompute_modules.": (
         "激活重计算：none 为不开；full 为每一层都从输入重算；selective 为 PyTorch 的选择性重计算，"
-        "保留注意力和每层中每两个矩阵乘积的一个（torchtitan 按算子的策略）。"
+        "保留注意力和每层中每两个矩阵乘积的一个（torchtitan 按算子的策略），"
+        "或 Megatron-core 的，由 recompute_modules 指定部分。"
     ),
     "Attention kernel. flash: FlashAttention. sdpa: PyTorch's, without a padding mask. eager: the scores are written "
     "out.": "注意力内核。flash：FlashAttention。sdpa：PyTorch 自带，不带填充掩码。eager：写出全部注意力分数。",
@@ -1660,6 +1662,8 @@ REFUSALS = {
         "1，或与 sharding megatron 一起，pipeline_parallel 大于 1，且各段相等"
     ),
     "a multiple of {n}, so that stages take turns": "{n} 的倍数，使各段轮流运行",
+    "null, or with megatron and selective": "null，或与 megatron 和 selective 一起",
+    "others; not modelled": "其他；没有模拟",
     "as many in each stage between first and last": "首尾之间各段层数相同",
     "null, or with sharding megatron": "null，或与 sharding megatron 一起",
     "a multiple of {n}, for {degrees!}": "{n} 的倍数，因为 {degrees}",

@@ -59,7 +59,7 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
         "optimizer_impl": ("fused",),
         "attention": ("flash",),
         "loss": ("full", "fused"),
-        "checkpointing": ("none", "full"),
+        "checkpointing": ("none", "full", "selective"),
         "no_sync": (False,),
         "kernels": ("eager",),
         "optimizer_in_backward": (False,),
@@ -71,6 +71,8 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
     for field in ("parameters", "activations"):
         if getattr(s.offload, field):
             return f"offload.{field}: given true {given}, allowed: false; not modelled"
+    if s.lora and "moe_act" in s.recomputed:
+        return f"recompute_modules: given moe_act with method {s.method}, allowed: others; not modelled"
     if s.sequence_parallel and s.tensor_parallel == 1:
         return f"sequence_parallel: given true {given}, allowed: with tensor_parallel above 1"
     return megatron_core.stages_fault(s) or chunks_fault(s) or length_fault(s) or experts_fault(s)
