@@ -98,7 +98,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
     whole = stage(s.architecture, *role.pipeline, s.pipeline_layers, s.virtual_pipeline)
     arch = part(whole, s.tensor_parallel, s.expert_parallel, s.expert_tensor_parallel)
-    head: Head = "scalar" if role.name in VALUED else "lm"
+    head: Head = "scalar" if (role.model or role.name) in VALUED else "lm"
     weight, grad, master, stepped = FORMATS[s.layout]
     count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
     changed: tuple[Tensor, ...] = ()

@@ -232,7 +232,7 @@ class Stages:
             for piece in self.pieces(placed):
                 yield from schedule_megatron.training(
                     engine, piece, *placed.role.pipeline, placed.s.virtual_pipeline, placed.s.accumulation,
-                    masked=placed.role.masks,
+                    masked=placed.role.masks, handed=placed.role.handed,
                 )  # fmt: skip
             return
         if engine.replica.stays:

@@ -241,6 +241,23 @@ def test_a_reference_is_a_second_model_that_scores_before(task: str) -> None:
     assert "activations" not in lines(s, "score")
 
 
+@pytest.mark.parametrize(("task", "handed"), [("sft", 1), ("dpo", 2), ("kto", 4)])
+def test_stages_hand_on_the_references_stream_with_the_policys(task: str, handed: int) -> None:
+    """Two stages: the last has received a micro batch's tensors of the stream as one; each has half of both models."""
+    s = job(**RLHF | {"task": task}, pipeline_parallel=2)
+    first, last = lines(s, "forward"), lines(s, "forward", 1)
+    assert last["communication"] == handed * s.rows * 4096 * H * 2
+    # outputs of forwards without gradient wait for the policy's
+    assert first.get("communication", 0) == (handed - 1) * s.rows * 4096 * H * 2
+    assert first["weights"] + last["weights"] == (1 + (task != "sft")) * 2 * P
+
+
+def test_stages_of_a_reward_model_have_its_head_in_the_last() -> None:
+    s = job(**RLHF | {"task": "rm"}, pipeline_parallel=2)
+    first, last = lines(s), lines(s, group=1)
+    assert first["weights"] - last["weights"] == 2 * ((V - 2) * H)
+
+
 def test_without_adapters_the_model_is_its_own_reference() -> None:
     s = job(**LORA, task="dpo", global_batch=8)
     assert lines(s)["weights"] == 2 * P
@@ -363,10 +380,6 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             "offload.activations: given true with trainer megatron, allowed: false",
         ),
         ({"task": "dpo"}, "trainer: given 'megatron' for dpo, allowed: own"),
-        (
-            {**RLHF, "pipeline_parallel": 2},
-            "pipeline_parallel: given 2 for dpo with trainer megatron-swift, allowed: 1; not modelled",
-        ),
         (
             {**RLHF, "task": "rm", "context_parallel": 2},
             "context_parallel: given 2 for rm with trainer megatron-swift, allowed: 1; not modelled",
