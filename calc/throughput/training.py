@@ -93,6 +93,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     # without autocast fp32 is multiplied in fp32
     narrow = r.fp32 if wide == 4 and s.precision == "bf16" and not wrapped(s) else r.matrix
     products, core = spared(s, c, a, p)
+    p = products if s.recomputed else p  # of parts of a layer all operations run again
     computed = [
         work.matrix(tokens, c, a, products, n, r.matrix, narrow),
         work.experts(tokens, load.micro, c, products, n, r.grouped, r.memory),

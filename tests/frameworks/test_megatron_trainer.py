@@ -287,7 +287,7 @@ def test_parts_of_layers_run_again_in_less_memory_and_more_time() -> None:
     peaks = [estimate(job(**way)).groups[0].peak.moment.device_bytes for way in ways]
     assert peaks == sorted(peaks, reverse=True)
     seconds = [speed(estimate(job(**way))).step_seconds for way in ways]
-    assert seconds == sorted(seconds)
+    assert seconds == sorted(seconds) and seconds[1] < 1.05 * seconds[0]
     s = job(**ways[2])
     assert parse(s.as_dict()).recompute_modules == ("mlp",)
     assert (job().recomputed, job(**some).recomputed) == (frozenset(), {"core_attn"})
