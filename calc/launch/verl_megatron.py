@@ -35,6 +35,9 @@ def keys(actor: str, model: str, s: Scenario, name: str) -> Iterator[Words]:
     yield key(f"{where}.param_offload", s.offload.parameters)
     yield key(f"{where}.optimizer_offload", s.offload.optimizer)
     layers = f"{where}.override_transformer_config"
+    if s.recomputed:
+        yield key(f"{layers}.recompute_granularity", "selective")
+        yield key(f"{layers}.recompute_modules", f"[{','.join(sorted(s.recomputed))}]")
     for called, value in RECOMPUTED.items() if s.checkpointing == "full" else ():
         yield key(f"{layers}.{called}", value)
     told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers)

@@ -125,7 +125,8 @@ def verl_megatron() -> Iterator[dict[str, Any]]:
     )  # fmt: skip
     cuts = ({}, {"tensor_parallel": 2}, {"tensor_parallel": 2, "context_parallel": 2})
     moved = ({}, {"offload": {"parameters": True, "optimizer": True}})
-    kept = ({}, {"checkpointing": "full", "loss": "fused"})
+    again = {"checkpointing": "selective", "recompute_modules": ["mlp", "moe_act"]}
+    kept = ({}, {"checkpointing": "full", "loss": "fused"}, again)
     roles = ({}, {"roles": {"reference": {"offload": {"parameters": True}}}})
     batches = ({"micro_batch": 2}, {"max_tokens_per_gpu": 4096, "rollout.max_tokens_per_gpu": 8192})
     for parts in itertools.product(models, cuts, moved, kept, roles, batches):

@@ -269,6 +269,7 @@ def test_commands_for_verls_megatron_engine_say_the_scenario(packages: Packages)
             "offload.parameters": said[f"{own}.param_offload"],
             "offload.optimizer": said[f"{own}.optimizer_offload"],
             "checkpointing": recomputed or "none",
+            "recompute_modules": said.get(f"{own}.override_transformer_config.recompute_modules"),
             "loss": "fused" if said["actor_rollout_ref.model.use_fused_kernels"] else "full",
             "rollout.tensor_parallel": said[f"{rollout}.tensor_model_parallel_size"],
         }
