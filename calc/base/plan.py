@@ -22,6 +22,9 @@ Leaves = Literal["weights", "states"]
 Streams = Literal["", "each", "stash", "buffers"]
 Exchange = Literal["", "all-to-all", "all-gather", "ring"]
 
+# Parts of Megatron-core's layers that can be run again for their backward, see `calc.memory.megatron_again`.
+Recomputed = Literal["core_attn", "moe_act", "mlp", "moe", "shared_experts"]
+
 # The words of `Stage`.
 Does = Literal["train", "score", "generate", "serve", "sync", "save"]
 Awake = Literal["asleep", "weights", "all"]
@@ -141,12 +144,13 @@ class Role:
     a 4-bit weight while it multiplies; where it is 0, those of other products. `wide_embeddings`: 8-bit optimizers
     leave the states of embeddings in 32 bits. `finds_unused`: DDP looks for parameters without a gradient.
     `cut_scales`: the scales of 4-bit weights are sharded with them. `whole`: with sequence parallelism adapters of
-    linears that are cut see all positions.
+    linears that are cut see all positions. `masks`: the loader makes a mask of every pair of a sequence's positions.
 
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
     leave). `pageable`: the copies lie in host memory that is not pinned.
 
+    `handed`: tensors of the residual stream that Megatron-core's stages hand on for a micro batch, joined in one.
     `pipeline`: the pipeline stage, from 0, and the number of stages, where a role is one stage of a model and runs its
     layers alone; `model` then names the role whose part it is. Roles with the same `process` live in one process of the
     operating system, with one CUDA context.
@@ -172,6 +176,8 @@ class Role:
     finds_unused: bool = False
     cut_scales: bool = False
     whole: bool = False
+    masks: bool = False
+    handed: int = 1
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""
     process: str = "trainer"
@@ -298,18 +304,32 @@ def supervised(
     )
 
 
-def pipelined(name: str, path: Path, rows: int, stages: int, *, notes: tuple[str, ...] = (), **how: Any) -> Keeps:
+def pipelined(
+    name: str,
+    path: Path,
+    rows: int,
+    stages: int,
+    *,
+    scored: Role | None = None,
+    notes: tuple[str, ...] = (),
+    **how: Any,
+) -> Keeps:
     """The plan of a job that trains one model in `stages` pipeline stages, each on GPUs of its own.
 
-    `how` are fields of the trained roles.
+    A model that is `scored`, if any, is in as many stages on the same GPUs. `how` are fields of the trained roles.
     """
-    roles = tuple(
+    trained = tuple(
         Role(f"stage {index + 1}", path, path, rows, rows, pipeline=(index, stages), model=name, **how)
         for index in range(stages)
     )
+    frozen = tuple(
+        replace(each, name=f"{each.name}, stage {index + 1}", model=each.name, pipeline=(index, stages))
+        for each in ([scored] if scored else [])
+        for index in range(stages)
+    )
     return Keeps(
-        roles=roles,
-        stages=tuple(Stage("train", role.name) for role in roles),
-        loading=tuple(role.name for role in roles),
+        roles=(*trained, *frozen),
+        stages=(*[Stage("score", role.name) for role in frozen], *[Stage("train", role.name) for role in trained]),
+        loading=tuple(role.name for role in (*trained, *frozen) if not role.shares),
         notes=notes,
     )

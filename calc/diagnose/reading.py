@@ -13,7 +13,21 @@ from typing import Any, NamedTuple
 from calc.base.schema import InputError
 from calc.catalog import oom_message
 from calc.catalog.catalog import Catalog
-from calc.diagnose import easyr1, errors, files, flags, frames, names, openrlhf, pasted, shell, tracker, trainer, verl
+from calc.diagnose import (
+    easyr1,
+    errors,
+    files,
+    flags,
+    frames,
+    megatron_swift,
+    names,
+    openrlhf,
+    pasted,
+    shell,
+    tracker,
+    trainer,
+    verl,
+)
 from calc.diagnose.errors import Error
 from calc.diagnose.flags import Flags
 from calc.diagnose.frames import Told
@@ -170,6 +184,8 @@ def _devices(own: Flags, command: shell.Command) -> None:
         own.values["num_gpus"] = str(shown.count(",") + 1)
     if per_node := command.environment.get("NPROC_PER_NODE"):
         own.values.setdefault("nproc_per_node", per_node)
+    if nodes := command.environment.get("NNODES"):
+        own.values.setdefault("nnodes", nodes)
 
 
 def _reader(own: Flags, text: str) -> tuple[str, str] | None:
@@ -180,6 +196,8 @@ def _reader(own: Flags, text: str) -> tuple[str, str] | None:
         return "easyr1", "verl"
     if verl.recognised(own):
         return "verl", "verl"
+    if megatron_swift.recognised(own):
+        return "megatron-swift", "Megatron-SWIFT"
     return ("trainer", trainer.built_on(own, text)) if trainer.recognised(own) else None
 
 
@@ -190,6 +208,8 @@ def _fields(own: Flags, kind: str, project: str) -> tuple[dict[str, Any], re.Pat
         return easyr1.fields(own), easyr1.IGNORED
     if kind == "verl":
         return verl.fields(own), verl.IGNORED
+    if kind == "megatron-swift":
+        return megatron_swift.fields(own), megatron_swift.IGNORED
     return trainer.fields(own, project), trainer.IGNORED
 
 

@@ -135,7 +135,7 @@ def _rl(flags: Flags) -> dict[str, Any]:
     if found["loss"] and not megatron:  # in RL the same kernels make log-probabilities without whole logits
         found["loss"] = None
     if megatron:  # `enable_gradient_checkpointing` is not read, and sequences are always packed
-        found |= {"packing": None, "attention": None, "checkpointing": _recomputed(flags)}
+        found |= {"packing": None, "attention": None, **_recomputed(flags)}
     if found["rollout.micro_batch"] == found["micro_batch"]:
         found["rollout.micro_batch"] = None
     if task == "ppo":
@@ -165,18 +165,25 @@ def _megatron(flags: Flags) -> dict[str, Any]:
         "sharding": "megatron",
         **{field: flags.integer(f"{where}.{called}") for field, called in DEGREES.items()},
         "expert_tensor_parallel": flags.integer(f"{where}.expert_tensor_parallel_size"),
+        "virtual_pipeline": flags.integer(f"{where}.virtual_pipeline_model_parallel_size"),
         "offload.parameters": _switch(flags, f"{where}.param_offload"),
         "offload.optimizer": _switch(flags, f"{where}.optimizer_offload"),
     }
 
 
-def _recomputed(flags: Flags) -> str | None:
-    """Whether Megatron-core runs layers again for their backward; in part it is not modelled."""
+def _recomputed(flags: Flags) -> dict[str, Any]:
+    """Whether Megatron-core runs layers again for their backward, or which parts of them."""
     where = f"{ACTOR}.megatron.override_transformer_config"
-    names = [f"{plus}{where}.{name}" for name in RECOMPUTED for plus in ("", "+")]
-    flags.has(*names)
-    granularity = flags.text(f"{where}.recompute_granularity", f"+{where}.recompute_granularity")
-    return granularity if granularity in ("full", "selective") else None
+
+    def said(name: str) -> str | None:
+        return flags.text(f"{where}.{name}", f"+{where}.{name}")
+
+    flags.has(*(f"{plus}{where}.{name}" for name in RECOMPUTED for plus in ("", "+")))
+    granularity, modules = said("recompute_granularity"), said("recompute_modules")
+    return {
+        "checkpointing": granularity if granularity in ("full", "selective") else None,
+        "recompute_modules": listed(modules) if modules and granularity == "selective" else None,
+    }
 
 
 def _dynamic(flags: Flags, where: str) -> int | None:

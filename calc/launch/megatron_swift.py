@@ -14,6 +14,13 @@ from calc.scenario.scenario import Scenario
 
 FIRST = "4"
 COMMANDS = {"pretrain": "pt", "sft": "sft", **dict.fromkeys(("rm", "dpo", "kto"), "rlhf")}
+DEGREES = {
+    "tensor_parallel": "tensor_model_parallel_size",
+    "pipeline_parallel": "pipeline_model_parallel_size",
+    "context_parallel": "context_parallel_size",
+    "expert_parallel": "expert_model_parallel_size",
+    "expert_tensor_parallel": "expert_tensor_parallel_size",
+}
 
 
 def launch(s: Scenario) -> Launch:
@@ -40,16 +47,17 @@ def flags(s: Scenario) -> Iterator[Words]:
     yield option("--packing", s.packing)
     yield option("--micro_batch_size", s.micro_batch)
     yield option("--global_batch_size", s.global_batch)
-    yield option("--tensor_model_parallel_size", s.tensor_parallel)
     yield option("--sequence_parallel", s.sequence_parallel)
-    yield option("--context_parallel_size", s.context_parallel)
-    yield option("--pipeline_model_parallel_size", s.pipeline_parallel)
+    for field, called in DEGREES.items():
+        yield option(f"--{called}", getattr(s, field))
+    if s.virtual_pipeline > 1:
+        yield option("--virtual_pipeline_model_parallel_size", s.virtual_pipeline)
     told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers)
     for which, count in told.items():
         yield option(f"--decoder_{which}_pipeline_num_layers", count)
-    yield option("--expert_model_parallel_size", s.expert_parallel)
-    yield option("--expert_tensor_parallel_size", s.expert_tensor_parallel)
-    yield option("--recompute_granularity", "selective" if s.checkpointing == "none" else "full")
+    yield option("--recompute_granularity", "full" if s.checkpointing == "full" else "selective")
+    if s.recomputed:
+        yield option("--recompute_modules", *sorted(s.recomputed))
     if s.checkpointing == "full":
         yield option("--recompute_method", "uniform")
         yield option("--recompute_num_layers", 1)

@@ -29,10 +29,15 @@ def keys(actor: str, model: str, s: Scenario, name: str) -> Iterator[Words]:
     where = f"{actor}.megatron"
     for field, called in DEGREES.items():
         yield key(f"{where}.{called}", getattr(s, field))
+    if s.virtual_pipeline > 1:
+        yield key(f"{where}.virtual_pipeline_model_parallel_size", s.virtual_pipeline)
     yield key(f"{where}.expert_tensor_parallel_size", s.expert_tensor_parallel)
     yield key(f"{where}.param_offload", s.offload.parameters)
     yield key(f"{where}.optimizer_offload", s.offload.optimizer)
     layers = f"{where}.override_transformer_config"
+    if s.recomputed:
+        yield key(f"{layers}.recompute_granularity", "selective")
+        yield key(f"{layers}.recompute_modules", f"[{','.join(sorted(s.recomputed))}]")
     for called, value in RECOMPUTED.items() if s.checkpointing == "full" else ():
         yield key(f"{layers}.{called}", value)
     told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers)

@@ -170,6 +170,11 @@ class MegatronLayer(MegatronExperts):
         sums = of(q=4, H=4)
         lse = Tensor(of(H=1), 4)
         passed, back = self.passed(q, k, v) if self.run.context > 1 else (NOTHING, NOTHING)
+        if "core_attn" in self.run.again:
+            # output and log-sum-exp are made once more, beside the output that the next product keeps
+            back = back + self.context * BF16 + lse.size
+            return self.tape.op("attention", [q, k, v], self.context, BF16, saves=[q, k, v],
+                                scratch=passed, backward_scratch=sums + back)  # fmt: skip
         return self.tape.op("attention", [q, k, v], self.context, BF16, saves=[q, k, v, lse], saves_out=True,
                             scratch=passed, backward_scratch=sums + back)  # fmt: skip
 
@@ -203,17 +208,21 @@ class MegatronLayer(MegatronExperts):
     def feed_forward(self, x: Tensor, norm: str) -> Tensor:
         """The MLP block, from the residual stream to the residual stream: an MLP, or routed experts, and shared ones.
 
-        Shared experts run before the routed ones (`moe_layer.py`, `custom_forward`).
+        An MLP's norm is a part of its first product.
         """
-        tape, arch = self.tape, self.arch
-        n = self.normed(x, norm)
         if self.spec.mlp == "dense":
-            return self.added(x, self.mlp(n, of(i=1)), "mlp")
-        shared = self.mlp(n, of(s=1), "shared_") if arch.shared_experts else None
+            return self.added(x, self.part("mlp", x, lambda x: self.mlp(self.normed(x, norm), of(i=1))), "mlp")
+        return self.added(x, self.part("moe", self.normed(x, norm), self.mixture), "mlp")
+
+    def mixture(self, n: Tensor) -> Tensor:
+        """Routed experts, and shared ones that run before them (`moe_layer.py`, `custom_forward`)."""
+        shared = None
+        if self.arch.shared_experts:
+            shared = self.part("shared_experts", n, lambda n: self.mlp(n, of(s=1), "shared_"))
         y = self.experts(n)
         if shared:
-            y = tape.op("experts: add shared", [y, shared], self.stream, BF16, aliases=[y, shared])
-        return self.added(x, y, "mlp")
+            y = self.tape.op("experts: add shared", [y, shared], self.stream, BF16, aliases=[y, shared])
+        return y
 
     def mlp(self, n: Tensor, inner: Size, owner: str = "") -> Tensor:
         """Two products with an activation between, which is one kernel; `owner`: the prefix of their names."""

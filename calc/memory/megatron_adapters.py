@@ -9,14 +9,15 @@ Beside a linear cut by its outputs the second matrix is cut, beside one cut by i
 from __future__ import annotations
 
 from calc.autograd.tape import NOTHING, Size, Tensor, of
-from calc.memory.linears import WIDTH, Linears
+from calc.memory.linears import WIDTH
+from calc.memory.megatron_again import Again
 from calc.models.architecture import Linear
 from calc.models.lora import adaptable
 
 BF16 = 2
 
 
-class MegatronAdapters(Linears):
+class MegatronAdapters(Again):
     """Writes adapters beside the linears of one of Megatron-core's layers."""
 
     def kept(self, x: Tensor) -> list[Tensor]:

@@ -9,7 +9,7 @@ moe/{moe_layer,router,moe_utils,token_dispatcher,experts}.py`, `fusions/fused_bi
 
 from __future__ import annotations
 
-from calc.autograd.tape import Size, Tensor
+from calc.autograd.tape import NOTHING, Size, Tensor
 from calc.memory.megatron_adapters import BF16, MegatronAdapters
 
 FP32, INDEX = 4, 8
@@ -78,5 +78,7 @@ class MegatronExperts(MegatronAdapters):
         else:
             act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair])
             act = tape.op("experts: weigh", [act], inner, BF16, saves=[act, *weight])
-        out = tape.op("experts: fc2", [act], whole, BF16, saves=self.kept(act), weight=down)
+        again = "moe_act" in self.run.again
+        out = tape.op("experts: fc2", [act], whole, BF16, saves=[] if again else self.kept(act), weight=down,
+                      backward_scratch=act.size if again else NOTHING)  # fmt: skip
         return self.adapted_by("experts_linear_fc2", act, out, low)

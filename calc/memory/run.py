@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, assert_never
 
-from calc.base.plan import Exchange
+from calc.base.plan import Exchange, Recomputed
 from calc.models.architecture import Architecture, LayerSpec, layer_kinds, layer_tensors
 from calc.models.kernels import Replaced
 
@@ -78,6 +78,7 @@ class Run:
     narrow: bool = False  # compiled linears that cast their inputs to float8 for all three products
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
     linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
+    again: frozenset[Recomputed] = frozenset()  # parts of Megatron-core's layers that are run again for backward
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     @property

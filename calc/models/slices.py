@@ -83,12 +83,15 @@ def layers_of(layers: int, stages: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def stage(arch: Architecture, index: int, stages: int, counts: tuple[int, ...] | None = None) -> Architecture:
+def stage(
+    arch: Architecture, index: int, stages: int, counts: tuple[int, ...] | None = None, chunks: int = 1
+) -> Architecture:
     """The model as stage `index` of a pipeline holds it.
 
     Each stage has its layers, the first also the embedding, the last the final norm and the head. `counts`: the layers
-    of each, where Megatron-core is told them. Raises ConfigError for the field `pipeline_parallel` if a stage would
-    have no layer, or if two stages would hold the same tensor, and for `pipeline_layers` if it is not a division.
+    of each, where Megatron-core is told them; `chunks`: a stage has so many pieces of the model, see `chunk`. Raises
+    ConfigError for the field `pipeline_parallel` if a stage would have no layer, or if two stages would hold the same
+    tensor, and for `pipeline_layers` if it is not a division.
     """
     if counts is not None and (len(counts) != stages or sum(counts) != arch.layers):
         allowed = f"as many counts as pipeline_parallel = {stages}, {arch.layers} layers together"
@@ -97,6 +100,10 @@ def stage(arch: Architecture, index: int, stages: int, counts: tuple[int, ...] |
         return arch
     if arch.vision:
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a vision tower")
+    if chunks > 1:
+        pieces = [chunk(arch, index, stages, chunks, n) for n in range(chunks)]
+        specs = tuple(spec for piece in pieces for spec in piece.specs)
+        return replace(pieces[0], specs=specs, ends=pieces[-1].ends)
     if arch.modeling.startswith("megatron"):
         return _megatron_stage(arch, index, counts or megatron_layers(arch.layers, stages))
     if arch.tied:
@@ -120,6 +127,22 @@ def megatron_layers(layers: int, stages: int) -> tuple[int, ...]:
     if count * (stages - 1) >= layers:
         raise ConfigError("pipeline_parallel", stages, f"such that {layers} layers leave some to the last stage")
     return (*[count] * (stages - 1), layers - count * (stages - 1))
+
+
+@lru_cache(maxsize=1024)
+def chunk(arch: Architecture, index: int, stages: int, chunks: int, n: int) -> Architecture:
+    """Chunk `n` of the `chunks` that stage `index` of Megatron-core's interleaved pipeline has, all with equal layers.
+
+    The first chunks of all stages follow each other, then their second ones (`transformer_layer.py`,
+    `get_transformer_layer_offset`). Raises ConfigError for the field `virtual_pipeline` if layers do not divide.
+    """
+    count, left = divmod(arch.layers, stages * chunks)
+    if left or not count:
+        allowed = f"such that {stages} stages with as many chunks divide the model's {arch.layers} layers"
+        raise ConfigError("virtual_pipeline", chunks, allowed)
+    below = (n * stages + index) * count
+    begins, ends = index == n == 0, (index, n) == (stages - 1, chunks - 1)
+    return replace(arch, specs=arch.specs[below : below + count], embeds=begins, ends=ends, tied=False)
 
 
 def told_layers(layers: int, stages: int, counts: tuple[int, ...] | None) -> dict[Literal["first", "last"], int]:

@@ -67,7 +67,8 @@ class Problem:
         self.notes: list[str] = [*_alias(job, catalog)]
         self.job = job = self._grouped(self._framed(job, catalog, where))
         self.fields = seed(job, catalog, where)
-        self.rungs = list(rungs(self.fields))
+        experts = catalog.model(self.fields["model"]).architecture.experts
+        self.rungs = list(rungs(self.fields, experts=experts > 0))
         if (prompts := whole_rollout(job)) is not None:
             gpus = self.fields.get("gpus", 1)
             self.notes.append(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")

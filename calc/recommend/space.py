@@ -232,8 +232,11 @@ def own(fields: Fields) -> Fields:
     return module.defaults(fields["task"], module.nearest(version) if version else module.KNOWN[-1], fields)
 
 
-def rungs(job: Fields) -> Iterator[Fields]:
-    """The rungs that contradict nothing that is given, and have adapters if any field of adapters is given."""
+def rungs(job: Fields, *, experts: bool = False) -> Iterator[Fields]:
+    """The rungs that contradict nothing that is given, and have adapters if any field of adapters is given.
+
+    `experts`: the model has routed experts, for which RL turns to Megatron-core before it trains less.
+    """
     if job.get("task") == "inference":
         yield from [rung for rung in SERVED if all(job.get(name, value) == value for name, value in rung.items())]
         return
@@ -247,7 +250,13 @@ def rungs(job: Fields) -> Iterator[Fields]:
         if "optimizer" not in job or rung["optimizer"] == USUAL:
             yield own
             yield from _sharing(job, own)
-            if rung == RUNGS[0] and job.get("task") in RL and _choices_of(job).megatron and "sharding" not in job:
+            if (
+                experts
+                and rung == RUNGS[0]
+                and job.get("task") in RL
+                and _choices_of(job).megatron
+                and "sharding" not in job
+            ):
                 cut = {**own, "sharding": MEGATRON}
                 yield from (cut, *_sharing(job, cut))
 

@@ -116,6 +116,14 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if (counts := values["pipeline_layers"]) and values["sharding"] != "megatron":
         allowed = "null, or with sharding megatron"
         raise Objection(f"pipeline_layers: given {[*counts]} with sharding {values['sharding']}, allowed: {allowed}")
+    parts, again = values["recompute_modules"], values["checkpointing"]
+    if parts and (values["sharding"] != "megatron" or again != "selective"):
+        said = f"given {', '.join(parts)} with sharding {values['sharding']} and checkpointing {again}"
+        raise Objection(f"recompute_modules: {said}, allowed: null, or with megatron and selective")
+    staged = values["sharding"] == "megatron" and values["pipeline_parallel"] > 1 and not counts
+    if (chunks := values["virtual_pipeline"]) > 1 and not staged:
+        allowed = "1, or with sharding megatron, pipeline_parallel above 1 and equal stages"
+        raise Objection(f"virtual_pipeline: given {chunks}, allowed: {allowed}")
     expected, cap = values["expected_len"], values["seq_len"]
     if expected > cap:
         named = "prompt_len + response_len" if task in RL else "seq_len"
@@ -334,7 +342,7 @@ def cut(s: Scenario) -> None:
         place = f"roles.{name}." if name else ""
         try:
             part(own.architecture, own.tensor_parallel, own.expert_parallel, own.expert_tensor_parallel)
-            stage(own.architecture, 0, own.pipeline_parallel, own.pipeline_layers)
+            stage(own.architecture, 0, own.pipeline_parallel, own.pipeline_layers, own.virtual_pipeline)
         except ConfigError as error:
             raise Objection(f"{place}{error}") from None
         if own.gpus % own.together:

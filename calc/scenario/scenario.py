@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from calc.base.plan import Keeps
+from calc.base.plan import Keeps, Recomputed
 from calc.base.schema import InputError
 from calc.models.architecture import Architecture
 from calc.scenario.images import Images
@@ -143,6 +143,7 @@ class Scenario:
     tensor_parallel: int
     pipeline_parallel: int
     pipeline_layers: tuple[int, ...] | None
+    virtual_pipeline: int
     context_parallel: int
     sequence_parallel: bool
     expert_parallel: int
@@ -154,6 +155,7 @@ class Scenario:
     no_sync: bool
     memory_efficient_linear: bool
     checkpointing: Checkpointing
+    recompute_modules: tuple[Recomputed, ...] | None
     reentrant: bool
     attention: Attention
     linear_attention: LinearAttention
@@ -191,6 +193,13 @@ class Scenario:
     def sharded(self) -> Sharded:
         """`sharding` as its family, and its stage or version."""
         return SHARDED[self.sharding]
+
+    @property
+    def recomputed(self) -> frozenset[Recomputed]:
+        """The parts of Megatron-core's layers that are run again; none if whole layers are, or nothing is."""
+        if self.sharding != "megatron" or self.checkpointing != "selective":
+            return frozenset()
+        return frozenset(self.recompute_modules or ("core_attn",))
 
     @property
     def layout(self) -> Layout:
@@ -378,7 +387,8 @@ class Scenario:
                 "rank": self.lora.rank, "targets": targets, "dropout": self.lora.dropout, "dtype": self.lora.dtype,
                 "units": self.lora.units,
             }  # fmt: skip
-        data["pipeline_layers"] = list(self.pipeline_layers) if self.pipeline_layers else None
+        for name in ("pipeline_layers", "recompute_modules"):
+            data[name] = list(data[name]) if data[name] else None
         data["roles"] = {name: own if isinstance(own, str) else dict(own) for name, own in self.roles.items()}
         data["versions"] = dict(self.versions)
         return data

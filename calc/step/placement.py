@@ -96,9 +96,9 @@ def frozen_tensors(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
 
 def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
-    whole = stage(s.architecture, *role.pipeline, s.pipeline_layers)
+    whole = stage(s.architecture, *role.pipeline, s.pipeline_layers, s.virtual_pipeline)
     arch = part(whole, s.tensor_parallel, s.expert_parallel, s.expert_tensor_parallel)
-    head: Head = "scalar" if role.name in VALUED else "lm"
+    head: Head = "scalar" if (role.model or role.name) in VALUED else "lm"
     weight, grad, master, stepped = FORMATS[s.layout]
     count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
     changed: tuple[Tensor, ...] = ()
@@ -147,6 +147,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=trained and s.float8 in ("tensorwise", "rowwise"),
         linear_kernels=s.linear_attention == "fla",
+        again=s.recomputed,
         exchange=role.exchange,
         quantised=s.method == "qlora",
         nested=s.double_quantization,

@@ -75,7 +75,7 @@ class Roles(Memo):
             r.trainable,
             batch,
             masked=self.masked(r, s, batch),
-            checkpointing=s.checkpointing if r.optimizer else "none",
+            checkpointing=s.checkpointing if r.optimizer and not r.run.again else "none",
             fsdp=fsdp,
             grouped=fsdp == 1 or (fsdp == 2 and not r.adds_singly),
             bucket=config.reduce_bucket if config and s.sharding in ("zero2", "zero3") else 0,

@@ -18,6 +18,7 @@ from calc.engines.megatron import Megatron
 from calc.engines.replica import TrainingEngine, Where
 from calc.engines.rollout import STARTING, Starting
 from calc.memory import kv_cache, runtime
+from calc.models.slices import chunk, part
 from calc.step import peaks, schedule_1f1b, schedule_megatron
 from calc.step.instants import Batch, Step
 from calc.step.placement import Placed
@@ -228,9 +229,11 @@ class Stages:
     def _training(self, placed: Placed, stage: Stage) -> Moments:
         engine, own = placed.engine, self._step(placed)
         if isinstance(engine, Megatron):
-            yield from schedule_megatron.training(
-                engine, own, *placed.role.pipeline, 1, placed.s.accumulation, masked=not placed.s.packing
-            )
+            for piece in self.pieces(placed):
+                yield from schedule_megatron.training(
+                    engine, piece, *placed.role.pipeline, placed.s.virtual_pipeline, placed.s.accumulation,
+                    masked=placed.role.masks, handed=placed.role.handed,
+                )  # fmt: skip
             return
         if engine.replica.stays:
             yield from schedule_1f1b.training(placed, own)
@@ -284,6 +287,22 @@ class Stages:
     def _step(self, placed: Placed) -> Step:
         """The step of a role that trains."""
         return self.roles.step(placed.engine.replica, placed.s, self.roles.batch(placed.s, placed.role.rows))
+
+    def pieces(self, placed: Placed) -> Iterator[Step]:
+        """The steps of the pieces of a pipeline stage that can be its peak: the last, and the one with the embedding.
+
+        The stage itself where it is a single piece.
+        """
+        s, (index, stages) = placed.s, placed.role.pipeline
+        if s.virtual_pipeline == 1:
+            yield self._step(placed)
+            return
+        r = placed.engine.replica
+        for n in (s.virtual_pipeline - 1, 0)[: 1 if index else 2]:
+            whole = chunk(s.architecture, index, stages, s.virtual_pipeline, n)
+            arch = part(whole, s.tensor_parallel, s.expert_parallel, s.expert_tensor_parallel)
+            piece = replace(r, run=replace(r.run, arch=arch))
+            yield self.roles.step(piece, s, self.roles.batch(s, placed.role.rows))
 
     def within(self, placed: Placed, own: Step, scored: Placed) -> tuple[str, list[Line]]:
         """The instant of another role's forward while everything that this role keeps for backward is alive."""

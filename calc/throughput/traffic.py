@@ -40,7 +40,10 @@ def copied(elements: float, per_element: float, ranks: int, pcie: float) -> Term
     return Term("offload", elements * per_element / (ranks * pcie), "b·P/(N·B)", values, "throughput#offload")
 
 
-def bubble(stages: int, micro: int, busy: float) -> Term:
-    """The pipeline bubble: stages idle while the first micro batch comes down and the last goes up."""
-    values = {"p": stages, "m": micro, "G": busy}
-    return Term("bubble", busy * (stages - 1) / micro, "G·(p - 1)/m", values, "throughput#pipeline")
+def bubble(stages: int, chunks: int, micro: int, busy: float) -> Term:
+    """The pipeline bubble: stages idle while the first micro batch comes down and the last goes up.
+
+    Of several chunks a stage, the first is the shorter for it (arXiv:2104.04473, section 2.2).
+    """
+    values = {"p": stages, "v": chunks, "m": micro, "G": busy}
+    return Term("bubble", busy * (stages - 1) / (chunks * micro), "G·(p - 1)/(v·m)", values, "throughput#pipeline")

@@ -73,6 +73,9 @@ def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tup
     """The passes of matrix work and of attention: selective checkpointing recomputes only a part of each."""
     if s.checkpointing != "selective" or not p.again:
         return p, p
+    if s.recomputed:
+        share = work.recomputed(s.architecture, s.recomputed) / (c.layers + a.elements)
+        return p._replace(again=share), p._replace(again=float("core_attn" in s.recomputed))
     adapter = None
     if s.lora:
         adapter = Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, 2)
@@ -90,6 +93,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     # without autocast fp32 is multiplied in fp32
     narrow = r.fp32 if wide == 4 and s.precision == "bf16" and not wrapped(s) else r.matrix
     products, core = spared(s, c, a, p)
+    p = products if s.recomputed else p  # of parts of a layer all operations run again
     computed = [
         work.matrix(tokens, c, a, products, n, r.matrix, narrow),
         work.experts(tokens, load.micro, c, products, n, r.grouped, r.memory),
@@ -122,7 +126,7 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     computed.append(work.launched(dispatched, load.micro, p, hooked, busy))
     busy += computed[-1].seconds
     if s.pipeline_parallel > 1:
-        computed.append(traffic.bubble(s.pipeline_parallel, load.micro, busy))
+        computed.append(traffic.bubble(s.pipeline_parallel, s.virtual_pipeline, load.micro, busy))
     here = held(s, n)
     moved = list(sharded(s, r, load, elements * here, given * here, p))
     exchanged = sum([t.seconds for t in moved])

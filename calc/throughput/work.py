@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import NamedTuple, assert_never
 
 from calc.autograd.tape import CHUNK
-from calc.models.architecture import Architecture, Delta, Head, LayerSpec, language, layer_kinds, tensors
+from calc.base.plan import Recomputed
+from calc.models.architecture import Architecture, Delta, Head, LayerSpec, language, layer_kinds, layer_tensors, tensors
 from calc.models.lora import adaptable
 from calc.throughput.terms import Constant, Term
 
@@ -181,6 +182,22 @@ def attended(arch: Architecture, spec: LayerSpec) -> int:
             return 0
         case other:
             assert_never(other)
+
+
+@lru_cache(maxsize=4096)
+def recomputed(arch: Architecture, parts: frozenset[Recomputed]) -> int:
+    """Elements, over all layers, of the matrices that a token meets a second time as these parts run again."""
+    found = 0.0
+    for spec, layers in layer_kinds(arch):
+        for t in layer_tensors(arch, spec):
+            if spec.mlp == "dense":
+                own = {"mlp"} if t.module == "mlp" else set()
+            else:
+                shared = {"moe", "shared_experts"} if ".shared_" in t.name else set()
+                own = {"moe"} if t.kind in ("expert", "router") else shared
+            met = arch.experts_per_token / arch.experts if t.kind == "expert" else 1
+            found += layers * t.elements * met * bool(own & parts)
+    return round(found)
 
 
 class Adapters(NamedTuple):

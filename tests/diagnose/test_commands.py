@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -69,6 +70,38 @@ def test_commands_for_verls_megatron_engine_are_read_back() -> None:
                 grid.same({place: value}, s)
         count += 1
     assert count > 20
+
+
+def test_commands_of_megatron_swift_are_read_back() -> None:
+    """All but the layers of stages, which a command says of the first and the last alone."""
+    count = 0
+    for s in grid.accepted(grid.trainer("megatron-swift"), every=5):
+        found = read(launch(s).command, CATALOG)
+        assert all(re.fullmatch("decoder_(first|last)_pipeline_num_layers", name) for name in found.unread)
+        fields = {name: value for name, value in found.fields.items() if name not in UNSTATED}
+        assert fields.keys() >= {"method", "checkpointing", "loss", "expert_parallel", "virtual_pipeline"} - {
+            "virtual_pipeline" if s.virtual_pipeline == 1 else ""
+        }
+        assert {*fields.pop("recompute_modules", ())} == s.recomputed
+        grid.same(fields, s)
+        count += 1
+    assert count > 100
+
+
+def test_an_older_command_of_megatron_swift_has_names_of_its_own() -> None:
+    text = (
+        "NPROC_PER_NODE=8 NNODES=2 megatron sft --model Qwen/Qwen3-8B --train_type lora --lora_rank 32 "
+        "--target_modules linear_qkv linear_proj --recompute_granularity selective --recompute_modules core_attn mlp "
+        "--num_virtual_stages_per_pipeline_rank 2 --pipeline_model_parallel_size 2 --moe_permute_fusion true"
+    )
+    found = read(text, CATALOG)
+    said = {
+        "trainer": "megatron-swift", "task": "sft", "gpus": 16, "gpus_per_node": 8, "method": "lora", "lora.rank": 32,
+        "lora.targets": ["linear_qkv", "linear_proj"], "checkpointing": "selective", "pipeline_parallel": 2,
+        "recompute_modules": ["core_attn", "mlp"], "virtual_pipeline": 2, "model": "qwen3-8b",
+    }  # fmt: skip
+    assert said.items() <= found.fields.items()
+    assert not found.unread
 
 
 def test_an_older_command_names_megatrons_configuration() -> None:

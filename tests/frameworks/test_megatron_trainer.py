@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from calc.estimate.estimate import estimate, speed
 from calc.memory.megatron import MegatronLayer
+from calc.models.architecture import ConfigError, LayerSpec
 from calc.models.slices import part, stage
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
@@ -73,6 +75,35 @@ def test_stages_have_the_layers_that_they_are_told_or_fewer_in_the_last() -> Non
         placed = Roles(s).placed
         assert tuple(placed[f"stage {n}"].engine.replica.arch.layers for n in (1, 2, 3)) == counts
         assert parse(s.as_dict()).pipeline_layers == (tuple(given) if given else None)
+
+
+def test_stages_have_pieces_of_the_model_that_take_turns() -> None:
+    """Two stages with two pieces each: layers 1 to 8 and 17 to 24, then 9 to 16 and 25 to 32."""
+    marked = tuple(LayerSpec(slides=n % 16 < 8) for n in range(LAYERS))
+    whole = replace(job().architecture, specs=marked)
+    for index, slides in ((0, True), (1, False)):
+        found = stage(whole, index, 2, None, 2)
+        assert [spec.slides for spec in found.specs] == [slides] * 16
+        assert (found.embeds, found.ends) == (index == 0, index == 1)
+    with pytest.raises(ConfigError, match="virtual_pipeline: given 3, allowed: such that 2 stages with as many chunks"):
+        stage(whole, 0, 2, None, 3)
+
+
+def test_interleaved_stages_keep_more_micro_batches_of_fewer_layers() -> None:
+    """Of two stages the first runs 2·(2 - 1) + (2 - 1)·2 = 4 forwards of 8 layers ahead, and one more: 40 layers.
+
+    Without pieces it keeps two micro batches of 16 layers, 32. The last piece has received its inputs.
+    """
+    cut = {"pipeline_parallel": 2, "global_batch": 16, "checkpointing": "full"}
+    plain, turns = (lines(job(**cut, **more), "forward") for more in ({}, {"virtual_pipeline": 2}))
+    layer = 4096 * H * 2
+    assert turns["communication"] == 5 * layer
+    assert turns["checkpoints"] + turns["communication"] == 5 * 8 * layer
+    assert plain["checkpoints"] == 2 * 16 * layer
+    assert turns["weights"] == plain["weights"]
+    faster = [next(t for t in speed(estimate(job(**cut, **more))).terms if t.name == "bubble").seconds
+              for more in ({}, {"virtual_pipeline": 2})]  # fmt: skip
+    assert faster[1] == pytest.approx(faster[0] / 2, rel=0.1)
 
 
 def test_a_rank_of_a_ring_has_its_part_of_the_sequence_and_all_keys() -> None:
@@ -210,6 +241,23 @@ def test_a_reference_is_a_second_model_that_scores_before(task: str) -> None:
     assert "activations" not in lines(s, "score")
 
 
+@pytest.mark.parametrize(("task", "handed"), [("sft", 1), ("dpo", 2), ("kto", 4)])
+def test_stages_hand_on_the_references_stream_with_the_policys(task: str, handed: int) -> None:
+    """Two stages: the last has received a micro batch's tensors of the stream as one; each has half of both models."""
+    s = job(**RLHF | {"task": task}, pipeline_parallel=2)
+    first, last = lines(s, "forward"), lines(s, "forward", 1)
+    assert last["communication"] == handed * s.rows * 4096 * H * 2
+    # outputs of forwards without gradient wait for the policy's
+    assert first.get("communication", 0) == (handed - 1) * s.rows * 4096 * H * 2
+    assert first["weights"] + last["weights"] == (1 + (task != "sft")) * 2 * P
+
+
+def test_stages_of_a_reward_model_have_its_head_in_the_last() -> None:
+    s = job(**RLHF | {"task": "rm"}, pipeline_parallel=2)
+    first, last = lines(s), lines(s, group=1)
+    assert first["weights"] - last["weights"] == 2 * ((V - 2) * H)
+
+
 def test_without_adapters_the_model_is_its_own_reference() -> None:
     s = job(**LORA, task="dpo", global_batch=8)
     assert lines(s)["weights"] == 2 * P
@@ -228,6 +276,27 @@ def test_a_reward_model_has_a_number_in_place_of_logits() -> None:
     found = lines(s, "forward")
     assert found["weights"] == 2 * (P - (V - 1) * H)
     assert found.get("logits", 0) < 4096 * 2 * 64 * H
+
+
+def test_parts_of_layers_run_again_in_less_memory_and_more_time() -> None:
+    """Between nothing and whole layers; without parts it is attention alone, whose log-sum-exp is 4 bytes a head."""
+    some = {"checkpointing": "selective"}
+    ways: tuple[dict[str, Any], ...] = ({}, some, some | {"recompute_modules": ["mlp"]}, {"checkpointing": "full"})
+    kept = [lines(job(**way), "forward") for way in ways]
+    assert kept[0]["activations"] - kept[1]["activations"] == LAYERS * 4096 * 4 * 32
+    peaks = [estimate(job(**way)).groups[0].peak.moment.device_bytes for way in ways]
+    assert peaks == sorted(peaks, reverse=True)
+    seconds = [speed(estimate(job(**way))).step_seconds for way in ways]
+    assert seconds == sorted(seconds) and seconds[1] < 1.05 * seconds[0]
+    s = job(**ways[2])
+    assert parse(s.as_dict()).recompute_modules == ("mlp",)
+    assert (job().recomputed, job(**some).recomputed) == (frozenset(), {"core_attn"})
+
+
+def test_megatron_swift_makes_no_mask() -> None:
+    """Megatron-LM's loader makes a byte for each of 4,096·4,096 pairs."""
+    ours, theirs = (lines(job(loss="full", **more), "forward").get("temporary", 0) for more in ({}, SWIFT))
+    assert ours - theirs == 4096 * 4096
 
 
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
@@ -276,6 +345,22 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             "pipeline_layers: given [8, 8, 9, 7], allowed: as many in each stage between first and last",
         ),
         (
+            {"recompute_modules": ["mlp"]},
+            "recompute_modules: given mlp with sharding megatron and checkpointing none, allowed: null, or with",
+        ),
+        (
+            {**LORA, "checkpointing": "selective", "recompute_modules": ["moe_act"]},
+            "recompute_modules: given moe_act with method lora, allowed: others; not modelled",
+        ),
+        (
+            {"virtual_pipeline": 2},
+            "virtual_pipeline: given 2, allowed: 1, or with sharding megatron, pipeline_parallel above 1",
+        ),
+        (
+            {"pipeline_parallel": 4, "gpus": 4, "virtual_pipeline": 2, "global_batch": 6},
+            "global_batch: given 6 with virtual_pipeline = 2, allowed: a multiple of 4, so that stages take turns",
+        ),
+        (
             {"pipeline_parallel": 2, "pipeline_layers": [16, 15]},
             "pipeline_layers: given [16, 15], allowed: as many counts as pipeline_parallel = 2, 32 layers together",
         ),
@@ -295,10 +380,6 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             "offload.activations: given true with trainer megatron, allowed: false",
         ),
         ({"task": "dpo"}, "trainer: given 'megatron' for dpo, allowed: own"),
-        (
-            {**RLHF, "pipeline_parallel": 2},
-            "pipeline_parallel: given 2 for dpo with trainer megatron-swift, allowed: 1; not modelled",
-        ),
         (
             {**RLHF, "task": "rm", "context_parallel": 2},
             "context_parallel: given 2 for rm with trainer megatron-swift, allowed: 1; not modelled",

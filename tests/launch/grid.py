@@ -119,12 +119,14 @@ def verl_megatron() -> Iterator[dict[str, Any]]:
     lengths = {"prompt_len": 1024, "response_len": 1024, "rollout": {"n": 4, "batch": 128, "tensor_parallel": 4}}
     models = (
         {"model": "qwen2.5-7b"}, {"model": "qwen2.5-7b", "pipeline_parallel": 8},
+        {"model": "qwen2.5-7b", "pipeline_parallel": 4, "virtual_pipeline": 7},
         {"model": "qwen3-30b-a3b", "expert_parallel": 8, "pipeline_parallel": 2},
         {"model": "qwen3-30b-a3b", "expert_parallel": 4, "expert_tensor_parallel": 2},
     )  # fmt: skip
     cuts = ({}, {"tensor_parallel": 2}, {"tensor_parallel": 2, "context_parallel": 2})
     moved = ({}, {"offload": {"parameters": True, "optimizer": True}})
-    kept = ({}, {"checkpointing": "full", "loss": "fused"})
+    again = {"checkpointing": "selective", "recompute_modules": ["mlp", "moe_act"]}
+    kept = ({}, {"checkpointing": "full", "loss": "fused"}, again)
     roles = ({}, {"roles": {"reference": {"offload": {"parameters": True}}}})
     batches = ({"micro_batch": 2}, {"max_tokens_per_gpu": 4096, "rollout.max_tokens_per_gpu": 8192})
     for parts in itertools.product(models, cuts, moved, kept, roles, batches):
@@ -184,10 +186,21 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         held = (({"model": "llama-3.1-8b"}, {"model": "qwen3-14b"}), kept, STEPPED[-3:], MACHINES, of)
         yield from supervised("torch", ("pretrain",), *held, (*cut, *few))
     elif name == "megatron-swift":
-        cut = ({"tensor_parallel": 2}, {"tensor_parallel": 2, "sequence_parallel": True}, {"pipeline_parallel": 2},
-               {"pipeline_parallel": 2, "pipeline_layers": [18, 14]}, {"context_parallel": 2}, {})  # fmt: skip
+        stages = ({}, {"pipeline_layers": [18, 14]}, {"virtual_pipeline": 4})
+        cut = (
+            {"tensor_parallel": 2}, {"tensor_parallel": 2, "sequence_parallel": True}, {"context_parallel": 2}, {},
+            *({"pipeline_parallel": 2, **more} for more in stages),
+        )  # fmt: skip
         moved = tuple({"offload.optimizer": on} for on in (False, True))
-        held = (({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), moved, MACHINES, of)
+        some = {"checkpointing": "selective", "recompute_modules": ["core_attn", "mlp"]}
+        held = (
+            ({}, {"loss": "full"}),
+            (*kept_or_not(), some, {"checkpointing": "selective"}),
+            ({}, {"packing": True}),
+            moved,
+            MACHINES,
+            of,
+        )
         yield from supervised("torch", ("pretrain", "sft"), *held, cut)
         adapted = (
             {"method": "lora"},

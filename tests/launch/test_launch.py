@@ -267,9 +267,10 @@ OTHERS = {
 # which none of these models reads: `tests/scenario/test_images.py`
 NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "pipeline_layers",
-    "sequence_parallel", "expert_parallel", "expert_tensor_parallel", "expert_imbalance", "host_memory",
+    "virtual_pipeline", "sequence_parallel", "expert_parallel", "expert_tensor_parallel", "expert_imbalance",
+    "host_memory",
     "loss", "lora.units", "memory_efficient_linear", "optimizer_in_backward",
-    "compile", "float8", "float8_all_gather", "linear_attention",
+    "recompute_modules", "compile", "float8", "float8_all_gather", "linear_attention",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
     "images.count", "images.width", "images.height", "images.min_pixels", "images.max_pixels", "images.frames",
     "images.freeze", "images.checkpointing",

@@ -262,12 +262,14 @@ def test_commands_for_verls_megatron_engine_say_the_scenario(packages: Packages)
         fields = {
             "tensor_parallel": said[f"{own}.tensor_model_parallel_size"],
             "pipeline_parallel": said[f"{own}.pipeline_model_parallel_size"],
+            "virtual_pipeline": said.get(f"{own}.virtual_pipeline_model_parallel_size", 1),
             "context_parallel": said[f"{own}.context_parallel_size"],
             "expert_parallel": said[f"{own}.expert_model_parallel_size"],
             "expert_tensor_parallel": said[f"{own}.expert_tensor_parallel_size"],
             "offload.parameters": said[f"{own}.param_offload"],
             "offload.optimizer": said[f"{own}.optimizer_offload"],
             "checkpointing": recomputed or "none",
+            "recompute_modules": said.get(f"{own}.override_transformer_config.recompute_modules"),
             "loss": "fused" if said["actor_rollout_ref.model.use_fused_kernels"] else "full",
             "rollout.tensor_parallel": said[f"{rollout}.tensor_model_parallel_size"],
         }

@@ -284,13 +284,16 @@ SWIFT = (
 )
 
 
+LISTS = ("target_modules", "dataset", "recompute_modules")  # flags of several words
+
+
 def flagged(words: list[str], of: Mapping[str, Any]) -> dict[str, Any]:
     """The values of ms-swift's flags by name, each legal among the fields `of`."""
     said: dict[str, Any] = {}
     starts = [n for n, word in enumerate(words) if word.startswith("--")]
     for n, end in zip(starts, [*starts[1:], len(words)], strict=True):
         name, values = words[n][2:], words[n + 1 : end]
-        said[name] = values if name in ("target_modules", "dataset") else yaml.load(values[0], Loader=LOADER)
+        said[name] = values if name in LISTS else yaml.load(values[0], Loader=LOADER)
         legal(name, said[name], of)
     return said
 
@@ -353,6 +356,9 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
     stages = s.pipeline_layers or megatron_layers(s.architecture.layers, s.pipeline_parallel)
     assert layers_of_stages(said, s) == stages
     recompute = said["recompute_granularity"], said.get("recompute_method"), said.get("recompute_num_layers")
+    if again := said.get("recompute_modules"):
+        assert set(again) == s.recomputed
+        recompute = "modules", *recompute[1:]
     return adapters(said, s) | {
         "method": said["tuner_type"],
         "seq_len": said["max_length"],
@@ -363,9 +369,14 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
         "sequence_parallel": said["sequence_parallel"],
         "context_parallel": said["context_parallel_size"],
         "pipeline_parallel": said["pipeline_model_parallel_size"],
+        "virtual_pipeline": said.get("virtual_pipeline_model_parallel_size", 1),
         "expert_parallel": said["expert_model_parallel_size"],
         "expert_tensor_parallel": said["expert_tensor_parallel_size"],
-        "checkpointing": {("selective", None, None): "none", ("full", "uniform", 1): "full"}[recompute],
+        "checkpointing": {
+            ("selective", None, None): "none",
+            ("modules", None, None): "selective",
+            ("full", "uniform", 1): "full",
+        }[recompute],
         "loss": "fused" if said["cross_entropy_loss_fusion"] else "full",
         "offload.optimizer": said["optimizer_cpu_offload"] and said["use_precision_aware_optimizer"],
     }

@@ -138,13 +138,14 @@ def test_megatron_core_cuts_a_model_in_every_way_that_its_gpus_allow() -> None:
     assert {stages for _, stages, _ in uneven} > {1, 2}  # of 27 layers, where no stages of equal size are to be had
 
 
-def test_in_rl_a_model_is_on_megatron_core_only_if_fsdp_does_not_fit() -> None:
-    """The rung comes behind full fine-tuning under FSDP, and before any that trains less."""
+def test_in_rl_experts_are_on_megatron_core_only_if_fsdp_does_not_fit() -> None:
+    """The rung comes behind full fine-tuning under FSDP, and before any that trains less; a dense model has none."""
     job = {"framework": "verl", "task": "grpo", "gpus": 16}
-    kinds = [(rung["method"], rung.get("sharding", "")) for rung in space.rungs(job)]
+    kinds = [(rung["method"], rung.get("sharding", "")) for rung in space.rungs(job, experts=True)]
     assert list(dict.fromkeys(kinds))[:2] == [("full", ""), ("full", "megatron")]
-    assert not any(rung.get("sharding") for rung in space.rungs(job | {"sharding": "fsdp2"}))
-    assert not any(rung.get("sharding") for rung in space.rungs(job | {"task": "sft"}))
+    assert not any(rung.get("sharding") for rung in space.rungs(job))
+    for one in ({"sharding": "fsdp2"}, {"task": "sft"}, {"framework": "openrlhf"}):
+        assert not any(rung.get("sharding", "fsdp2") != "fsdp2" for rung in space.rungs(job | one, experts=True))
 
 
 def test_a_sequence_too_long_for_one_gpu_is_shared_and_a_shorter_one_is_not() -> None:

@@ -327,7 +327,8 @@ def test_the_longest_response_is_waited_for() -> None:
 
 
 def test_a_pipeline_waits_for_its_first_and_last_micro_batch() -> None:
-    assert traffic.bubble(4, 12, 24.0).seconds == 24 * 3 / 12
+    assert traffic.bubble(4, 1, 12, 24.0).seconds == 24 * 3 / 12
+    assert traffic.bubble(4, 2, 12, 24.0).seconds == 24 * 3 / 12 / 2
 
 
 def test_a_pipeline_is_timed_with_its_bubble_and_gathers_its_weights_once_a_step() -> None:

@@ -224,10 +224,11 @@ def _plan(s: Scenario) -> Keeps:
     own = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else {}
     if s.offload.activations:
         own = {"streams": "each"} | own  # torch/autograd/graph.py: save_on_cpu(pin_memory=True)
-    if s.pipeline_parallel > 1 and s.sharding == "megatron":
-        return pipelined("actor", path, s.rows, s.pipeline_parallel, **own)
-    if s.pipeline_parallel > 1:
-        return pipelined("actor", replace(path, held="turn"), s.rows, s.pipeline_parallel, notes=(RETURNED,))
+    name, stages = "reward" if s.task == "rm" else "actor", s.pipeline_parallel
+    if stages > 1 and s.sharding == "megatron" and not s.has("reference"):
+        return pipelined(name, path, s.rows, stages, **own)
+    if stages > 1 and s.sharding != "megatron":
+        return pipelined("actor", replace(path, held="turn"), s.rows, stages, notes=(RETURNED,))
     if s.task == "inference":
         model = Role("actor", path, path, s.rows, s.rows, **own)
         return Keeps((model,), (Stage("generate", "actor", rows=s.rows),), ("actor",), deepspeed=deepspeed)
@@ -236,6 +237,8 @@ def _plan(s: Scenario) -> Keeps:
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
         wrapped = own.get("wrapped", False)
         reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares, wrapped=wrapped)
+        if stages > 1:
+            return pipelined("actor", path, s.rows, stages, scored=reference, **own)
         before = s.sharding == "megatron"  # ms-swift's `forward_step`, for each micro batch
         return supervised("actor", path, s.rows, scored=reference, before=before, deepspeed=deepspeed, **own)
     if s.has("teacher"):
@@ -244,7 +247,6 @@ def _plan(s: Scenario) -> Keeps:
         plan = supervised("actor", path, s.rows, scored=teacher, deepspeed=deepspeed, **own)
         return trainer.distilled(s, plan)
     exchange = "ring" if s.context_parallel > 1 else ""
-    name = "reward" if s.task == "rm" else "actor"
     return supervised(name, path, s.rows, exchange=exchange, deepspeed=deepspeed, **own)
 
 

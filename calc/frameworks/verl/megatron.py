@@ -22,6 +22,7 @@ from calc.scenario.scenario import Scenario
 FIRST = "0.4.0"
 BRIDGE = "0.9.0"  # vanilla_mbridge: False (engine/megatron.yaml:102)
 FUSED = "0.5.0"  # model.use_fused_kernels (models/mcore/model_forward_fused.py)
+PARTS = "0.5.0"  # recompute_modules (config/actor/megatron_actor.yaml)
 
 
 def modelled(arch: Architecture, version: str) -> Architecture:
@@ -66,7 +67,7 @@ def refuse(s: Scenario) -> str | None:
         "attention": ("flash",),
         "loss": ("full", "fused") if reached(version, FUSED) else ("full",),
         "logprob": ("logsumexp",),
-        "checkpointing": ("none", "full"),
+        "checkpointing": ("none", "full", "selective") if reached(version, PARTS) else ("none", "full"),
         "packing": (True,),
         "no_sync": (False,),
         "reentrant": (False,),

@@ -193,6 +193,12 @@ JOBS = {
     "computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, 1F1B": (
         "按 Transformer Engine 的层、融合的 RoPE、在矩阵乘积内累加的梯度和 1F1B 计算"
     ),
+    "context parallelism passes keys and values around a ring (cp_comm_type p2p)": (
+        "上下文并行把键和值沿环传递（cp_comm_type p2p）"
+    ),
+    "KL forwards, without gradient, run before the policy's: they need no more than the reference's": (
+        "KL 的前向不带梯度，在策略的前向之前运行：不比参考模型的前向多用显存"
+    ),
     "full recomputation is --recompute-method uniform with one layer at a time": (
         "完全重计算即 --recompute-method uniform，每次一层"
     ),
@@ -980,9 +986,11 @@ CALCULATOR = {
     "Whether optimizer states and master weights live in host memory.": "优化器状态和主权重是否放在主机内存。",
     "Whether the weights live in host memory.": "权重是否放在主机内存。",
     "Activation recomputation: none; full: every layer, from its input; selective: PyTorch's, which keeps attention "
-    "and every second matrix product of a layer (torchtitan's policy for operators).": (
+    "and every second matrix product of a layer (torchtitan's policy for operators), or Megatron-core's, of "
+    "recompute_modules.": (
         "激活重计算：none 为不开；full 为每一层都从输入重算；selective 为 PyTorch 的选择性重计算，"
-        "保留注意力和每层中每两个矩阵乘积的一个（torchtitan 按算子的策略）。"
+        "保留注意力和每层中每两个矩阵乘积的一个（torchtitan 按算子的策略），"
+        "或 Megatron-core 的，由 recompute_modules 指定部分。"
     ),
     "Attention kernel. flash: FlashAttention. sdpa: PyTorch's, without a padding mask. eager: the scores are written "
     "out.": "注意力内核。flash：FlashAttention。sdpa：PyTorch 自带，不带填充掩码。eager：写出全部注意力分数。",
@@ -1644,6 +1652,24 @@ REFUSALS = {
     "a divisor of a stage's {n} GPUs": "一段的 {n} 张卡的约数",
     "none; not modelled": "none；没有模拟",
     "such that {n} layers leave some to the last stage": "使 {n} 层还有一些留给最后一段",
+    "as many counts as pipeline_parallel = {n}, {layers} layers together": (
+        "与 pipeline_parallel = {n} 一样多的数，合计 {layers} 层"
+    ),
+    "such that {stages} stages with as many chunks divide the model's {n} layers": (
+        "使 {stages} 段各这么多块能整除模型的 {n} 层"
+    ),
+    "1, or with sharding megatron, pipeline_parallel above 1 and equal stages": (
+        "1，或与 sharding megatron 一起，pipeline_parallel 大于 1，且各段相等"
+    ),
+    "a multiple of {n}, so that stages take turns": "{n} 的倍数，使各段轮流运行",
+    "null, or with megatron and selective": "null，或与 megatron 和 selective 一起",
+    "others; not modelled": "其他；没有模拟",
+    "as many in each stage between first and last": "首尾之间各段层数相同",
+    "null, or with sharding megatron": "null，或与 sharding megatron 一起",
+    "a multiple of {n}, for {degrees!}": "{n} 的倍数，因为 {degrees}",
+    "a model, which scores every micro batch": "一个模型，每个微批次都由它打分",
+    "none; it has the trained model's": "不填；与受训模型相同",
+    "{model!}, without adapters": "{model}，去掉适配器",
     "with GPUs that share a layer": "须有共用一层的显卡",
     "false, as vLLM that sleeps refuses them": "false，因为会休眠的 vLLM 不接受它",
     "true, or false with torch and zero3": "true；torch 加 zero3 时也可为 false",

@@ -59,7 +59,7 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
         "optimizer_impl": ("fused",),
         "attention": ("flash",),
         "loss": ("full", "fused"),
-        "checkpointing": ("none", "full"),
+        "checkpointing": ("none", "full", "selective"),
         "no_sync": (False,),
         "kernels": ("eager",),
         "optimizer_in_backward": (False,),
@@ -71,9 +71,24 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
     for field in ("parameters", "activations"):
         if getattr(s.offload, field):
             return f"offload.{field}: given true {given}, allowed: false; not modelled"
+    if s.lora and "moe_act" in s.recomputed:
+        return f"recompute_modules: given moe_act with method {s.method}, allowed: others; not modelled"
     if s.sequence_parallel and s.tensor_parallel == 1:
         return f"sequence_parallel: given true {given}, allowed: with tensor_parallel above 1"
-    return megatron_core.stages_fault(s) or length_fault(s) or experts_fault(s)
+    return megatron_core.stages_fault(s) or chunks_fault(s) or length_fault(s) or experts_fault(s)
+
+
+def chunks_fault(s: Scenario) -> str | None:
+    """The reason why the pieces of a stage cannot take turns, in one line, or None.
+
+    Micro batches go through a piece in groups of as many as there are stages
+    (`forward_backward_pipelining_with_interleaving`).
+    """
+    if s.virtual_pipeline == 1 or s.accumulation % s.pipeline_parallel == 0:
+        return None
+    step, least = s.micro_batch * s.data_parallel, s.pipeline_parallel
+    given = f"given {s.global_batch} with virtual_pipeline = {s.virtual_pipeline}"
+    return f"global_batch: {given}, allowed: a multiple of {step * least}, so that stages take turns"
 
 
 def length_fault(s: Scenario) -> str | None:
@@ -106,8 +121,8 @@ def experts_fault(s: Scenario) -> str | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields that it sets in a trained `Role`: none beside the defaults."""
-    return {}
+    """The fields that it sets in a trained `Role`: its data sets make masks (`create_attention_mask`)."""
+    return {"masks": True}
 
 
 def path(s: Scenario, usual: Path) -> Path:

@@ -42,6 +42,9 @@ ADAPTERS = Table(
     Default("lora.targets", FIRST, "all-linear", "target_modules (arguments/megatron_args.py:480)"),
     Default("lora.dtype", FIRST, "bf16", "Float16Module (utils/megatron_lm_utils.py:659)"),
 )
+# what stages hand on: the reference's stream with the policy's, for kto those of the KL estimate, too
+# (trainers/dpo_trainer.py:94, trainers/kto_trainer.py:146)
+HANDED = {"dpo": 2, "kto": 4}
 # since when adapters are mcore-bridge's, whose first matrix beside a cut linear sees a rank's own positions
 BRIDGE = "4"
 
@@ -75,8 +78,6 @@ def rlhf_fault(s: Scenario) -> str | None:
     given = f"for {s.task} with trainer {s.trainer}"
     if s.task in ("pretrain", "sft"):
         return None
-    if s.pipeline_parallel > 1:
-        return f"pipeline_parallel: given {s.pipeline_parallel} {given}, allowed: 1; not modelled"
     if s.task == "rm":
         context = s.context_parallel
         return f"context_parallel: given {context} {given}, allowed: 1; not modelled" if context > 1 else None
@@ -105,8 +106,9 @@ def adapters_fault(s: Scenario) -> str | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields that it sets in a trained `Role`."""
-    return {"whole": not at_least(s.versions["megatron-swift"], BRIDGE)} if s.lora else {}
+    """The fields that it sets in a trained `Role`; sequences lie end to end (`padding_free`), so none has a mask."""
+    whole = {"whole": not at_least(s.versions["megatron-swift"], BRIDGE)} if s.lora else {}
+    return {"handed": HANDED.get(s.task, 1), **whole}
 
 
 def path(s: Scenario, usual: Path) -> Path:

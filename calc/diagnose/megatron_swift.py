@@ -1,0 +1,83 @@
+"""Megatron-SWIFT's commands read back as fields of a scenario; the inverse of `calc/launch/megatron_swift.py`.
+
+Names of ms-swift 3 are read where they have changed: `train_type` and the numbers of virtual stages.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from calc.diagnose.flags import Flags, listed, without_none
+from calc.launch.megatron_swift import COMMANDS, DEGREES
+
+PROGRAM = re.compile(r"\bmegatron (pt|sft|rlhf)\b")
+TASKS = {command: task for task, command in COMMANDS.items() if command != "rlhf"}
+SWITCHES = {
+    "packing": "packing",
+    "sequence_parallel": "sequence_parallel",
+    "offload.optimizer": "optimizer_cpu_offload",
+}  # fmt: skip
+IGNORED = re.compile(
+    r"^lr|min_lr|warmup|output|save|logging|eval|report_to|wandb|dataset|epoch|iters|seed|num_proc|num_workers|finetune|"
+    r"weight_decay|adam_|clip_grad|use_hf|load|system|model_author|model_name|merge_lora|lora_alpha|beta|rpo_alpha|"
+    r"loss_type|(?:un)?desirable_weight|center_rewards|moe_(?:permute|grouped|shared|aux|router|z_loss)|attention_backend|"
+    r"log_|tensorboard|use_precision_aware_optimizer|optimizer_offload_fraction|columns|truncation|stream|shuffle"
+)
+
+
+def recognised(flags: Flags) -> bool:
+    """True for a command of Megatron-SWIFT."""
+    return bool(PROGRAM.search(flags.program))
+
+
+def fields(flags: Flags) -> dict[str, Any]:
+    """The fields that a command states."""
+    found = PROGRAM.search(flags.program)
+    assert found
+    each, nodes = flags.integer("nproc_per_node", "num_gpus"), flags.integer("nnodes") or 1
+    fused = flags.text("cross_entropy_loss_fusion")
+    stated: dict[str, Any] = {
+        "framework": "torch",
+        "trainer": "megatron-swift",
+        "task": TASKS.get(found[1]) or flags.text("rlhf_type") or "dpo",
+        "model": flags.text("model"),
+        "gpus": each and each * nodes,
+        "gpus_per_node": each if each and nodes > 1 else None,
+        "seq_len": flags.integer("max_length"),
+        "micro_batch": flags.integer("micro_batch_size"),
+        "global_batch": flags.integer("global_batch_size"),
+        **{field: flags.integer(called) for field, called in DEGREES.items()},
+        **{field: flags.on(called) for field, called in SWITCHES.items() if flags.text(called) is not None},
+        "virtual_pipeline": flags.integer(
+            "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"
+        ),
+        "loss": None if fused is None else "fused" if flags.on("cross_entropy_loss_fusion") else "full",
+        "roles.reference.model": flags.text("ref_model"),
+        **_adapters(flags),
+        **_recomputed(flags),
+    }
+    return without_none(stated)
+
+
+def _adapters(flags: Flags) -> dict[str, Any]:
+    """The method, and the adapters of LoRA."""
+    kind = flags.text("tuner_type", "train_type")
+    if kind != "lora":
+        return {"method": kind if kind == "full" else None}
+    named = flags.text("target_modules")
+    return {
+        "method": "lora",
+        "lora.rank": flags.integer("lora_rank"),
+        "lora.dropout": flags.number("lora_dropout"),
+        "lora.targets": named if named in (None, "all-linear") else listed(named),
+    }
+
+
+def _recomputed(flags: Flags) -> dict[str, Any]:
+    """Whether layers run again for their backward, or which parts of them; attention alone is nothing, where fused."""
+    granularity, modules = flags.text("recompute_granularity"), flags.text("recompute_modules")
+    flags.has("recompute_method", "recompute_num_layers")
+    if granularity == "selective" and modules:
+        return {"checkpointing": "selective", "recompute_modules": listed(modules)}
+    return {"checkpointing": {"full": "full", "selective": "none", "none": "none"}.get(granularity or "")}

@@ -1,0 +1,52 @@
+"""Parts of Megatron-core's layers that are run again for their backward, one by one: its selective recomputation.
+
+`core_attn`, `mlp`, `moe` and `shared_experts` keep their inputs (`tensor_parallel.checkpoint`); `moe_act` keeps its
+input, and its output goes once the product behind it has run (`CheckpointWithoutOutput`). Read in Megatron-LM
+d98e8a64dd `megatron/core/tensor_parallel/random.py`, `core/transformer/{transformer_config,transformer_layer}.py`,
+`core/transformer/moe/{moe_layer,experts}.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+
+from calc.autograd.lifetimes import Lifetimes, Turn
+from calc.autograd.polynomial import amount
+from calc.autograd.tape import Size, Tape, Tensor, total
+from calc.base.plan import Recomputed
+from calc.memory.linears import Linears
+from calc.memory.run import dimensions
+
+
+class Again(Linears):
+    """Writes a part of a layer as one operation that keeps its input."""
+
+    def part(self, name: Recomputed, x: Tensor, write: Callable[[Tensor], Tensor]) -> Tensor:
+        """The output of the part that `write` makes of `x`, run again for its backward if the run says so.
+
+        Its forward has the part's own peak as a temporary, its backward that of another forward and the backward.
+        """
+        if name not in self.run.again:
+            return write(x)
+        outer, self.tape = self.tape, Tape()
+        y = write(Tensor(x.width, x.b))
+        inner, self.tape = self.tape, outer
+        own = Lifetimes(inner)
+        forward, backward = own.without_grad(), own.again()
+        apart = {own.input, own.given, y.storage, backward.out}
+        return outer.op(
+            name,
+            [x],
+            y.width,
+            y.b,
+            saves=[x],
+            scratch=self.peak(forward.turns, apart),
+            backward_scratch=self.peak(backward.turns, apart),
+            weight=sum(op.weight for op in inner.ops),
+        )
+
+    def peak(self, turns: Iterable[Turn], apart: Container[Tensor | None]) -> Size:
+        """The largest sum of what is alive during a turn, without the storages `apart`, which others count."""
+        dims = dimensions(self.arch, self.run.adapter.rank if self.run.adapter else 0)
+        sizes = [total([t for t in (*turn.saved, *turn.passing) if t not in apart]) + turn.scratch for turn in turns]
+        return max(sizes, key=lambda size: amount(size, dims)[:3])

@@ -1,0 +1,81 @@
+"""Megatron-core's selective recomputation: what a layer keeps less, and what its parts take when they run again.
+
+Counted in Megatron-LM d98e8a64dd `megatron/core/tensor_parallel/random.py` and `core/transformer/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from calc.autograd.polynomial import amount
+from calc.base.plan import Recomputed
+from calc.memory import activations
+from calc.memory.run import Run, dimensions
+from calc.models.architecture import Architecture, LayerSpec
+from calc.models.slices import part
+
+H, HEADS, INNER = 512, 8, 1024
+DENSE = Architecture(
+    family="qwen3", hidden=H, specs=(LayerSpec(),) * 2, heads=HEADS, kv_heads=HEADS, head_dim=64, intermediate=INNER,
+    vocab=1024, tied=False, max_positions=4096, modeling="megatron",
+)  # fmt: skip
+MOE = replace(
+    DENSE, specs=(LayerSpec(mlp="experts"),) * 2, experts=8, experts_per_token=2, moe_intermediate=256,
+    shared_experts=1, shared_intermediate=384,
+)  # fmt: skip
+# of all experts and of the best: see `test_megatron_experts`
+ROUTED = (8 + 4 + 8 + 8) * 2 + (4 + 1 + 2) * 8
+
+
+def saved(arch: Architecture, *parts: Recomputed, **how: object) -> float:
+    """Bytes a token that a layer saves."""
+    run = replace(Run(arch, training=True, again=frozenset(parts)), **how)  # type: ignore[arg-type]
+    return activations.layer(run, arch.specs[0]).saved.tokens
+
+
+# what is not kept: a norm's scale and output, gate and up, and their product; the router's records, the inputs of both
+# grouped products and of the activation, the weights, and the shared expert's 6·s; the log-sum-exp; the activation's
+# output for each token and expert; 6·s
+LESS: dict[Recomputed, tuple[Architecture, int]] = {
+    "mlp": (DENSE, 4 + 2 * H + 6 * INNER),
+    "moe": (MOE, ROUTED + 2 * 2 * H + 6 * 2 * 256 + 2 * 2 + 6 * 384),
+    "core_attn": (DENSE, 4 * HEADS),
+    "moe_act": (MOE, 2 * 2 * 256),
+    "shared_experts": (MOE, 6 * 384),
+}
+
+
+@pytest.mark.parametrize("name", LESS)
+def test_a_part_that_runs_again_keeps_its_input_alone(name: Recomputed) -> None:
+    arch, less = LESS[name]
+    assert saved(arch) - saved(arch, name) == less
+    other = DENSE if arch is MOE else MOE
+    if name != "core_attn":
+        assert saved(other) == saved(other, name)
+
+
+def test_shared_experts_within_the_whole_are_kept_no_more() -> None:
+    assert saved(MOE, "moe", "shared_experts") == saved(MOE, "moe")
+
+
+def test_a_part_is_cut_as_its_layer_is() -> None:
+    """Two ranks with sequence parallelism: everything that an MLP keeps halves."""
+    half = part(DENSE, 2)
+    less = saved(half, sequences=True) - saved(half, "mlp", sequences=True)
+    assert less == (4 + 2 * H + 6 * INNER) / 2
+
+
+def test_a_part_takes_its_own_peak_when_it_runs_again() -> None:
+    """Forward: the norm's output 2·h, gate and up 4·i, their product 2·i.
+
+    Backward: the norm's output and scale, gate and up with their gradients 8·i, and that of the product 2·i.
+    """
+    run = Run(DENSE, training=True, again=frozenset({"mlp"}))
+    (mlp,) = [op for op in activations.program(run, DENSE.specs[0]).layer().ops if op.name == "mlp"]
+    dims = dimensions(DENSE)
+    forward, backward = (amount(size, dims).tokens for size in (mlp.scratch, mlp.backward_scratch))
+    assert forward == 2 * H + 6 * INNER
+    assert backward == 4 + 2 * H + 10 * INNER
+    assert mlp.weight == 3 * H * INNER + H
