@@ -42,6 +42,7 @@ MOMENTS = {
     "reward": "奖励模型",
     "process": "进程",
     "{one}+{other}": "{one}+{other}",
+    "stage {n#}": "第 {n} 段",
     "layer": "层",
     "first layer": "第一层",
     "mlp": "MLP",
@@ -210,6 +211,7 @@ JOBS = {
     "parameters step in backward": "参数在反向中更新",
     "paged AdamW": "分页 AdamW",
     "torchao's AdamW": "torchao 的 AdamW",
+    "AdamW with Kahan summation": "带 Kahan 求和的 AdamW",
     "LOMO": "LOMO",
     "SGD with momentum": "带动量的 SGD",
     "bf16": "bf16",
@@ -1408,6 +1410,9 @@ REFUSALS = {
     "{place@}: given {given!}, allowed: {allowed?}": "{place}：给定 {given}，允许：{allowed}",
     "{place@}: given {given!}, allowed with {release!}: {allowed?}": "{place}：给定 {given}，{release} 允许：{allowed}",
     "{place@}: given {given!}, allowed for {what!}: {allowed?}": "{place}：给定 {given}，{what} 允许：{allowed}",
+    "none; a function scores": "none；由函数打分",
+    "with precision bf16 and one of the shardings {names!}": "precision 为 bf16，sharding 为 {names} 之一",
+    "{name!} is a fork of {base!}: give {told!}": "{name} 是 {base} 的分支：请写 {told}",
     "{place@}: given {given!}, allowed with {release!} for {task!}: {allowed?}": (
         "{place}：给定 {given}，{release} 的 {task} 允许：{allowed}"
     ),
