@@ -15,9 +15,17 @@ GPUS = (
 )  # fmt: skip
 NODES = ("consumer-pcie", "dgx-1-v100", "hgx-a100", "hgx-h100", "hgx-h200", "mi300x-platform")
 MODELS = (
-    "gpt-oss-20b", "llama-2-7b", "llama-3-8b", "llama-3.1-8b", "llama-3.2-1b", "llama-3.2-3b", "qwen1.5-1.8b",
-    "qwen2.5-0.5b", "qwen3-30b-a3b", "starcoder2-7b",
+    "deepseek-v3", "gpt-oss-20b", "llama-2-70b", "llama-2-7b", "llama-3-8b", "llama-3.1-8b", "llama-3.2-1b",
+    "llama-3.2-3b", "qwen1.5-1.8b", "qwen2.5-0.5b", "qwen2.5-7b", "qwen2.5-vl-7b", "qwen3-30b-a3b", "starcoder2-7b",
 )  # fmt: skip
+# What stands beside the records, with the schema of a suite.
+BESIDE = (
+    "blind/unsaid.yaml",
+    "megatron/golden.jsonl",
+    "peers/answers.yaml",
+    "suites/smoke.yaml",
+    "bench/suite.schema.json",
+)
 # One of each kind, by what the tests call it.
 RECORDS = {
     "gib": "published/tune24-l8-lora-4090",
@@ -29,6 +37,7 @@ RECORDS = {
     "measured": "measured/h100-2026-11-22/qwen2.5-0.5b/sft/s2048",
     "died": "measured/h100-2026-11-22/llama-3.2-1b/sft/s2048/mb22/checkpointing=full/optimizer_impl=fused",
     "edge": "measured/h100-2026-11-22/llama-3.2-1b/sft/s2048/mb-edge/checkpointing=full/optimizer_impl=fused",
+    "blind": "blind/fsdpq-rec-H100-4",
     "matmul": "measured/h200-2026-11-22/llama-3-8b/inference/precision=bf16/matmul",
     "message": "exhausted/DB-GPT-Hub-248",
     "older message": "exhausted/FastChat-1781",
@@ -56,14 +65,16 @@ def copy(target: Path) -> Path:
         for name in kept:
             shutil.copy(ROOT / folder / f"{name}.yaml", target / folder)
     shutil.copy(ROOT / "models" / "schema.json", target / "models")
-    (target / "measurements" / "exhausted").mkdir(parents=True)
-    for path in (ROOT / "measurements").glob("**/schema.json"):
+    for name in ("exhausted/schema.json", *BESIDE):
+        (target / "measurements" / name).parent.mkdir(parents=True, exist_ok=True)
+    for path in (*(ROOT / "measurements").glob("**/schema.json"), *(ROOT / "measurements" / name for name in BESIDE)):
         shutil.copy(path, target / path.relative_to(ROOT))
-    for path in sorted((ROOT / "measurements").glob("**/*.jsonl")):
-        lines = path.read_text("utf-8").splitlines(keepends=True)
-        kept_lines = [line for line in lines if json.loads(line)["id"] in RECORDS.values()]
-        if kept_lines:
-            (target / path.relative_to(ROOT)).write_text("".join(kept_lines), "utf-8")
+    for folder in ("measurements", "measurements/exhausted"):
+        for path in sorted((ROOT / folder).glob("*.jsonl")):
+            lines = path.read_text("utf-8").splitlines(keepends=True)
+            kept_lines = [line for line in lines if json.loads(line)["id"] in RECORDS.values()]
+            if kept_lines:
+                (target / path.relative_to(ROOT)).write_text("".join(kept_lines), "utf-8")
     return target
 
 

@@ -74,16 +74,22 @@ def validator(schema: Path, required: tuple[str, ...] | None = None) -> Callable
 
 def _read(schema: Path) -> Mapping[str, Any]:
     try:
-        return json.loads(schema.read_text("utf-8"))  # type: ignore[no-any-return]
+        read = json.loads(schema.read_text("utf-8"))
     except OSError as error:
         raise InputError(f"{schema}: {str(error.strerror).lower()}") from None
+    if not isinstance(read, Mapping):
+        raise InputError(f"{schema}: given {show(read)}, allowed: a JSON Schema")
+    return read
 
 
 @functools.cache
 def _compiled(schema: Path) -> Callable[[Any], Any]:
     """The check of a schema, once for all that may be required at its top: to compile it takes a browser long."""
     root = {rule: value for rule, value in _read(schema).items() if rule != "required"}
-    return fastjsonschema.compile(root, use_default=False)
+    try:
+        return fastjsonschema.compile(root, use_default=False)
+    except (fastjsonschema.JsonSchemaDefinitionException, re.error) as error:
+        raise InputError(f"{schema}: no JSON Schema of draft 7: {error}") from None
 
 
 def _not_finite(value: Any, field: str, seen: set[int]) -> str | None:

@@ -69,6 +69,11 @@ class GPU:
         return self.usable_mib * MiB
 
     @property
+    def geforce(self) -> bool:
+        """True for a card that NVIDIA sells for games."""
+        return self.name.startswith("GeForce")
+
+    @property
     def lacks_bf16(self) -> bool:
         """True if the card is older than Ampere, which brought bf16 and what FlashAttention-2 needs."""
         return self.architecture in BEFORE_AMPERE

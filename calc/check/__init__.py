@@ -15,31 +15,33 @@ from calc.base import project
 from calc.base.schema import validator
 from calc.catalog import catalog as files
 from calc.catalog.catalog import GPU, Catalog, CatalogError, Model, Node, check_names
-from calc.check import folders, gpus, messages, models, nodes, records, texts
+from calc.check import beside, folders, gpus, messages, models, nodes, records, texts
 from calc.check.faults import Rule
 
 GPUS: tuple[Rule[GPU], ...] = (
-    texts.sources, texts.finished, gpus.vendor, gpus.memory, gpus.usable, gpus.usable_as_printed, gpus.correction,
-    gpus.memory_in_name, gpus.formats, gpus.bandwidth, gpus.rates, gpus.formats_agree, gpus.power, gpus.slot, gpus.link,
+    texts.sources, texts.finished, texts.tidy, gpus.vendor, gpus.memory, gpus.usable, gpus.usable_as_printed,
+    gpus.correction, gpus.memory_in_name, gpus.formats, gpus.bandwidth, gpus.rates, gpus.formats_agree, gpus.power,
+    gpus.slot, gpus.link,
 )  # fmt: skip
 NODES: tuple[Rule[Node], ...] = (
-    texts.sources, texts.finished, nodes.cards, nodes.link, nodes.bridges, nodes.peers, nodes.speeds_as_printed,
-    nodes.link_speed, nodes.measured, nodes.network, nodes.host_memory,
+    texts.sources, texts.finished, texts.tidy, nodes.cards, nodes.link, nodes.bridges, nodes.peers,
+    nodes.speeds_as_printed, nodes.link_speed, nodes.measured, nodes.network, nodes.host_memory,
 )  # fmt: skip
 MODELS: tuple[Rule[Model], ...] = (
     models.config_fields, models.named_class, models.published_count, models.size_in_name, models.names,
-    texts.model_sources, texts.finished,
+    texts.model_sources, texts.finished, texts.tidy, models.one_dtype, models.positions, models.groups, models.images,
 )  # fmt: skip
 RECORDS: tuple[Rule[Mapping[str, Any]], ...] = (
     texts.record_sources, texts.thread, texts.record_finished, texts.dates, records.metric, records.origin,
-    records.quoted, records.quoted_rate, records.size, records.parts, records.allocator, records.outcome,
-    records.machine, records.rates, records.scenario,
+    records.quoted, records.quoted_rate, records.quoted_card, records.quoted_method, records.size, records.parts,
+    records.allocator, records.phases, records.device, records.counted, records.outcome, records.first,
+    records.machine, records.torch, records.rates, records.scenario,
 )  # fmt: skip
 MESSAGES: tuple[Rule[Mapping[str, Any]], ...] = (
     texts.record_sources, texts.record_finished, messages.figures, messages.card, messages.processes, messages.release,
 )  # fmt: skip
 # Rules across all files, which name the place to blame themselves.
-ALL: tuple[Callable[[Catalog, Path], Iterator[str]], ...] = (texts.own_names, texts.own_records)
+ALL: tuple[Callable[[Catalog, Path], Iterator[str]], ...] = (texts.own_names, texts.own_records, beside.faults)
 
 
 def check(root: Path | None = None) -> Catalog:

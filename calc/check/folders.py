@@ -29,10 +29,10 @@ FOLDERS: Mapping[str, Folder] = {
         ".jsonl",
         ("schema.json", "*.py", "bench", "blind", "exhausted", "megatron", "peers", "suites", "trace", "__pycache__"),
     ),
-    "measurements/blind": Folder(".yaml"),
+    "measurements/blind": Folder(".yaml", ("schema.json",)),
     "measurements/exhausted": Folder(".jsonl", ("schema.json",)),
-    "measurements/megatron": Folder(".jsonl"),
-    "measurements/peers": Folder(".yaml"),
+    "measurements/megatron": Folder(".jsonl", ("schema.json",)),
+    "measurements/peers": Folder(".yaml", ("schema.json",)),
     "measurements/suites": Folder(".yaml"),
 }
 # Temporary files that an editor, or a command that was killed, leaves beside a file.

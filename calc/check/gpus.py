@@ -28,6 +28,9 @@ LEAST_INTENSITY = 10
 BANDWIDTH_OF_WATT = (1, 20)
 # A faster card of a known architecture may come out; none has ever been this much faster.
 FASTER = 1.5
+# FLOP per byte of an architecture's GeForce cards, whose tensor cores sum in fp32 at half the rate of sums in fp16: RTX
+# 3090, RTX 4090, RTX 5080.
+GEFORCE = {"Ampere": 76, "Ada Lovelace": 164, "Blackwell": 118}
 
 
 def vendor(gpu: GPU, _: Catalog) -> Iterator[str]:
@@ -95,7 +98,8 @@ def rates(gpu: GPU, _: Catalog) -> Iterator[str]:
     low, high = 0.0, FASTER * best.tflops
     if gpu.bandwidth_gbs is not None:
         low = LEAST_INTENSITY * gpu.bandwidth_gbs / 1000
-        high = min(high, FASTER * best.intensity * gpu.bandwidth_gbs / 1000)
+        intensity = GEFORCE.get(gpu.architecture, best.intensity) if gpu.geforce else best.intensity
+        high = min(high, FASTER * intensity * gpu.bandwidth_gbs / 1000)
     for name, value, width in (("bf16", gpu.bf16_tflops, 1), ("fp16", gpu.fp16_tflops, 1), ("fp8", gpu.fp8_tflops, 2)):
         if value and not width * low <= value <= width * high:
             bounds = f"{width * low:.3g} to {width * high:.4g} TFLOPS"

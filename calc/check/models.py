@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from math import prod
 from typing import Any
 
@@ -11,11 +12,31 @@ from calc.base.schema import closest
 from calc.catalog.catalog import Catalog, Model
 from calc.check.faults import fault
 from calc.models.config_keys import known, known_around
-from calc.models.families import ALIKE, NESTED
+from calc.models.families import ALIKE, NESTED, TOWERS
 
 # The parameters counted over the size in a name, which is a round number: 1.31 for Gemma 2 2B, whose name leaves out
 # the embedding, 0.80 for Mixtral 8x22B, whose experts share their attention.
 SIZE = (0.75, 1.35)
+MISSPELT = (
+    0.85  # difflib's measure of two names, of which one is meant by the other: 0.73 for window_size and hidden_size
+)
+# What the names of Transformers' classes end in.
+HEADS = (
+    "ForCausalLM",
+    "LMHeadModel",
+    "ForConditionalGeneration",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+)
+# The fields that each kind of scaled positions needs: `_validate_*_rope_parameters` of Transformers 5.23
+# (modeling_rope_utils.py).
+ROPE: Mapping[str | None, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
 
 
 def config_fields(model: Model, _: Catalog) -> Iterator[str]:
@@ -45,6 +66,48 @@ def named_class(model: Model, _: Catalog) -> Iterator[str]:
     stem = family.replace("_", "").removesuffix("text") + "for"
     if given and not given[0].replace("_", "").casefold().startswith(stem):
         yield fault("config.architectures", given, f"a class of the family {family}, as model_type says")
+    elif given and not given[0].endswith(HEADS):
+        yield fault("config.architectures", given, f"a class whose name ends in {' or '.join(HEADS)}")
+
+
+def one_dtype(model: Model, _: Catalog) -> Iterator[str]:
+    """Both names of the field for the checkpoint's number format say the same."""
+    config = _inner(model)
+    if {"dtype", "torch_dtype"} <= config.keys() and config["dtype"] != config["torch_dtype"]:
+        yield fault("config.dtype", config["dtype"], f"{config['torch_dtype']}, as torch_dtype, or one of the two")
+
+
+def positions(model: Model, _: Catalog) -> Iterator[str]:
+    """Scaled rotary positions have the fields that their kind needs, and begin with no more than the model has."""
+    config = _inner(model)
+    if not (scaling := config.get("rope_scaling")):
+        return
+    kind = scaling.get("rope_type", scaling.get("type"))
+    for name in ROPE.get(kind, ()):
+        if name not in scaling and name not in config:
+            yield f"missing field 'config.rope_scaling.{name}', which rope_type {kind} needs"
+    first, most = scaling.get("original_max_position_embeddings"), config.get("max_position_embeddings")
+    if first and most and first > most:
+        allowed = f"at most max_position_embeddings = {most}"
+        yield fault("config.rope_scaling.original_max_position_embeddings", first, allowed)
+
+
+def groups(model: Model, _: Catalog) -> Iterator[str]:
+    """Experts in groups: the groups are equal, and no more of them are picked than there are."""
+    config, experts = _inner(model), model.architecture.experts
+    every, picked = config.get("n_group") or 1, config.get("topk_group") or 1
+    if experts and experts % every:
+        yield fault("config.n_group", every, f"a divisor of the number of experts, {experts}")
+    if picked > every:
+        yield fault("config.topk_group", picked, f"at most n_group = {every}")
+
+
+def images(model: Model, _: Catalog) -> Iterator[str]:
+    """No field of a vision tower is a misspelt one, in whose place the class's default would stand."""
+    given, known = model.config.get("vision_config", {}), TOWERS.get(model.config["model_type"], {})
+    for name in given.keys() - known.keys():
+        for near in get_close_matches(name, known.keys() - given.keys(), n=1, cutoff=MISSPELT):
+            yield f"unknown field 'config.vision_config.{name}'; did you mean 'config.vision_config.{near}'?"
 
 
 def published_count(model: Model, _: Catalog) -> Iterator[str]:
@@ -55,14 +118,14 @@ def published_count(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
-    """A number of parameters in the model's name is close to the number counted."""
-    said = re.search(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", model.hf)
-    if said is None:
-        return
-    named = prod(float(part) for part in (said[1].rstrip("x") or "1", said[2]))
-    low, high = (bound * named * 1e9 for bound in SIZE)
-    if not low <= model.parameters <= high:
-        yield f"config: given {model.parameters:,} parameters, allowed: {low:,.0f} to {high:,.0f}, as hf says {said[0]}"
+    """A number of parameters in either of the model's names is close to the number counted."""
+    for field, name in (("hf", model.hf), ("name", model.name)):
+        if said := re.search(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", name):
+            named = prod(float(part) for part in (said[1].rstrip("x") or "1", said[2]))
+            low, high = (bound * named * 1e9 for bound in SIZE)
+            if not low <= model.parameters <= high:
+                allowed = f"{low:,.0f} to {high:,.0f}, as {field} says {said[0]}"
+                yield f"config: given {model.parameters:,} parameters, allowed: {allowed}"
 
 
 def names(model: Model, catalog: Catalog) -> Iterator[str]:

@@ -130,7 +130,9 @@ def bridges(node: Node, _: Catalog) -> Iterator[str]:
         yield fault("gpus", node.gpus, f"at most {BRIDGED}, which a bridge joins")
 
 
-def peers(node: Node, _: Catalog) -> Iterator[str]:
-    """Cards with a link of their own reach each other."""
+def peers(node: Node, catalog: Catalog) -> Iterator[str]:
+    """Cards with a link of their own reach each other; NVIDIA's driver lets no GeForce card do so over PCIe."""
     if node.p2p is False and not node.link.startswith("PCIe"):
         yield fault("p2p", node.p2p, f"true, over {node.link}")
+    if node.p2p and node.link.startswith("PCIe") and (games := [c.id for c in _cards(node, catalog) if c.geforce]):
+        yield fault("p2p", node.p2p, f"false, over PCIe between {games[0]}, whose driver has no peer-to-peer")

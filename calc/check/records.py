@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from calc.base.schema import InputError, closest, show
@@ -11,6 +12,7 @@ from calc.base.units import GiB, MiB
 from calc.catalog.catalog import Catalog
 from calc.check.faults import fault
 from calc.check.printed import Printed, printed
+from calc.check.texts import day
 from calc.estimate.estimate import loading_moments
 from calc.resolve.parse import parse
 
@@ -31,6 +33,13 @@ RATES: Mapping[str, tuple[str, ...]] = {
     "decode": ("batch", "kv_len", "seconds", "eager_seconds", "tokens_per_second"),
     "copy": ("bytes", "seconds", "gbs"),
 }
+# What each rate is worked out from; a copy within the device reads its bytes, and writes them.
+WORK: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "tflops": lambda rate: 2 * rate["tokens"] * rate["inputs"] * rate["outputs"] / rate["seconds"] / 1e12,
+    "tokens_per_second": lambda rate: rate["batch"] / rate["seconds"],
+    "gbs": lambda rate: (2 if "device to device" in rate["op"] else 1) * rate["bytes"] / rate["seconds"] / 1e9,
+}
+REACHED = 0.01  # relative difference that rounding leaves
 LEAST = MiB  # a smaller peak is a figure in another unit
 SAME_CARD = 0.02  # totals of the same kind of card differ by less, depending on the driver
 
@@ -71,6 +80,8 @@ def origin(record: Record, _: Catalog) -> Iterator[str]:
             yield fault("url", None, f"an address, as class is {record['class']}")
         if "quote" not in record:
             yield f"missing field 'quote': the source's own words, as class is {record['class']}"
+    elif record["url"] is not None:
+        yield fault("url", record["url"], f"null, as class is {record['class']}")
     if (record["class"] == "blind") != ("blind" in record):
         yield fault("class", record["class"], "blind with a field 'blind', and only then")
     if record["class"] == "traced" and record["metric"] != "allocated":
@@ -132,13 +143,46 @@ def quoted_rate(record: Record, _: Catalog) -> Iterator[str]:
     """A rate is one that its quote prints, or a note says how it was read; seconds per iteration are per step."""
     if (rate := record.get("measured_rate")) is None:
         return
-    quote = rate.get("quote", record.get("quote", ""))
-    said = [figure for figure in printed(quote) if figure.means(rate["value"], 1, 1e-9)]
-    if quote and not said and "note" not in rate:
-        yield fault("measured_rate.value", rate["value"], "a figure that its quote prints, or a note that says how")
+    quote, value = rate.get("quote", record.get("quote", "")), rate["value"]
+    said = [figure for figure in printed(quote) if figure.means(value, 1, 1e-9)]
+    if (
+        quote
+        and not said
+        and not any(_reckoned(figure.value, value, rate.get("note", "")) for figure in printed(quote))
+    ):
+        allowed = "a figure that its quote prints, or one times or over a number in its note"
+        yield fault("measured_rate.value", value, allowed)
     for figure in said:
         if re.search(rf"{re.escape(figure.text)} ?s/it\b", quote) and rate["unit"] != "step_seconds":
             yield fault("measured_rate.unit", rate["unit"], f"step_seconds, as quote says {figure.text}s/it")
+
+
+def _reckoned(printed_value: Fraction, value: float, note: str) -> bool:
+    """True if `value` is the printed one, times or over a number that the note says."""
+    by = [figure.value for figure in printed(note) if figure.value]
+    return any(abs(float(made) / value - 1) < REACHED for n in by for made in (printed_value * n, printed_value / n))
+
+
+def quoted_card(record: Record, catalog: Catalog) -> Iterator[str]:
+    """A card in the quote is the scenario's, or the note says `gpu=`, and why another stands for it."""
+    name = record["scenario"]["gpu"]
+    kinds = {card.partition("-")[0].removeprefix("rtx") for card in catalog.gpus}
+    words = {word.removeprefix("rtx") for word in re.findall("[a-z0-9]+", record.get("quote", "").casefold())}
+    said = words & kinds
+    if said and name.partition("-")[0].removeprefix("rtx") not in said and "gpu=" not in record.get("note", ""):
+        yield fault("scenario.gpu", name, f"{' or '.join(sorted(said))}, which quote says, or a note on gpu=")
+
+
+def quoted_method(record: Record, _: Catalog) -> Iterator[str]:
+    """A quote that says LoRA or QLoRA is of that method, or the note says `method=`, and why not.
+
+    A source may call adapters over four bits LoRA.
+    """
+    said = set(re.findall(r"\bq?lora\b", record.get("quote", "").casefold()))
+    said |= {"qlora"} if said else set()
+    method = record["scenario"].get("method", "full")
+    if said and method not in said and "method=" not in record.get("note", ""):
+        yield fault("scenario.method", method, f"{' or '.join(sorted(said))}, as quote says, or a note on method=")
 
 
 def size(record: Record, catalog: Catalog) -> Iterator[str]:
@@ -191,11 +235,79 @@ def allocator(record: Record, _: Catalog) -> Iterator[str]:
         yield fault("observed.allocator.requested_bytes", 0, "at least 1")
 
 
+def phases(record: Record, _: Catalog) -> Iterator[str]:
+    """No phase allocates more than was reserved in it, and the largest are the peaks of the whole run."""
+    seen = record.get("observed", {})
+    by_phase = seen.get("phases", {})
+    for name, phase in by_phase.items():
+        allocated, reserved = phase.get("allocated_bytes"), phase.get("reserved_bytes")
+        if allocated is not None and reserved is not None and allocated > reserved:
+            yield fault(f"observed.phases.{name}.reserved_bytes", reserved, f"at least allocated_bytes = {allocated}")
+    for part in ("allocated_bytes", "reserved_bytes"):
+        peaks = [phase[part] for phase in by_phase.values() if phase.get(part)]
+        if peaks and seen.get(part) is not None and max(peaks) != seen[part]:
+            yield fault(f"observed.{part}", seen[part], f"{max(peaks)}, that of the largest of observed.phases")
+
+
+def device(record: Record, _: Catalog) -> Iterator[str]:
+    """What was seen of the device fits into it, and what was not free at the end was in use."""
+    seen, total = record.get("observed", {}), record.get("machine", {}).get("total_bytes")
+    before, after = seen.get("free_before_bytes"), seen.get("free_after_bytes")
+    if total is None:
+        return
+    for name in ("reserved_bytes", "device_bytes", "free_before_bytes", "free_after_bytes", "limit_bytes"):
+        if (seen.get(name) or 0) > total:
+            yield fault(f"observed.{name}", seen[name], f"at most machine.total_bytes = {total}")
+    if before is not None and after is not None and after > before:
+        yield fault("observed.free_after_bytes", after, f"at most free_before_bytes = {before}")
+    if after is not None and seen.get("device_bytes") not in (None, total - after):
+        allowed = f"{total - after}, machine.total_bytes less free_after_bytes"
+        yield fault("observed.device_bytes", seen["device_bytes"], allowed)
+
+
+def counted(record: Record, catalog: Catalog) -> Iterator[str]:
+    """The parameters that were seen are those of the model, where it has neither adapters nor a head for values."""
+    seen, job = record.get("observed", {}).get("parameters"), record["scenario"]
+    if (
+        seen is None
+        or job["task"] not in ("pretrain", "sft", "dpo", "inference")
+        or job.get("method", "full") != "full"
+    ):
+        return
+    if seen != (known := catalog.model(job["model"]).parameters):
+        yield fault("observed.parameters", seen, f"{known}, those of {job['model']}")
+
+
+def first(record: Record, _: Catalog) -> Iterator[str]:
+    """A first comparison was made on a day that has been; what a scenario lacks is said, where it lacks something."""
+    if (blind := record.get("blind")) is None:
+        return
+    if (blind["said"] == "all") != (blind["lacks"] is None):
+        allowed = "what is lacking where said is part, and null where it is all"
+        yield fault("blind.lacks", blind["lacks"], allowed)
+    if (then := blind["first"]) is None:
+        return
+    if then["low_bytes"] > then["high_bytes"]:
+        yield fault("blind.first.low_bytes", then["low_bytes"], f"at most high_bytes = {then['high_bytes']}")
+    yield from day(then["date"], "blind.first.date")
+
+
+def torch(record: Record, _: Catalog) -> Iterator[str]:
+    """The release of PyTorch that ran is the one that the scenario says."""
+    said, ran = (part.get("versions", {}).get("torch") for part in (record["scenario"], record))
+    if isinstance(said, str) and ran and not f"{ran.partition('+')[0]}.".startswith(f"{said.partition('+')[0]}."):
+        yield fault("versions.torch", ran, f"{said}, as scenario.versions.torch")
+
+
 def machine(record: Record, catalog: Catalog) -> Iterator[str]:
     """The machine's memory is that of the card it names, and no less than that of the card it stands in for."""
     if (given := record.get("machine")) is None:
         return
     real, named = catalog.gpu(given["gpu"]), catalog.gpu(record["scenario"]["gpu"])
+    if given["name"] not in given["words"]:
+        yield fault("machine.name", given["name"], f"a name that machine.words has: {given['words']}")
+    if given["words"] not in record["source"]:
+        yield fault("machine.words", given["words"], "words that source repeats")
     total = given.get("total_bytes")
     if total is not None and abs(total / real.usable_bytes - 1) > SAME_CARD:
         yield fault("machine.total_bytes", total, f"about {real.usable_bytes}, the usable memory of {real.id}")
@@ -206,8 +318,15 @@ def machine(record: Record, catalog: Catalog) -> Iterator[str]:
 
 def outcome(record: Record, _: Catalog) -> Iterator[str]:
     """The verdict is how the run ended; a search's sizes are in order, and its scenario has the largest one found."""
-    if ("oom" in record.get("observed", {})) and record["verdict"] != "oom":
+    seen = record.get("observed", {})
+    if "oom" in seen and record["verdict"] != "oom":
         yield fault("verdict", record["verdict"], "oom, as observed.oom says")
+    if "oom" in seen and "out of memory" not in seen["oom"]["message"].casefold():
+        yield fault("observed.oom.message", seen["oom"]["message"], "a message that says out of memory")
+    if "machine" in record and record["verdict"] == "oom" and "oom" not in seen:
+        yield "missing field 'observed.oom': where it ran out of memory, as verdict is oom"
+    if record["class"] == "traced" and record["verdict"] is not None:
+        yield fault("verdict", record["verdict"], "null, as class is traced: no card was asked")
     if (edge := record.get("edge")) is None:
         return
     if edge["fails_at"] is not None and edge["fails_at"] <= edge["found"]:
@@ -228,10 +347,17 @@ def rates(record: Record, catalog: Catalog) -> Iterator[str]:
         if kind not in RATES:
             yield fault(f"rates[{index}].op", rate["op"], ", ".join(RATES) + closest(kind, RATES))
             continue
-        for name in RATES[kind]:
-            if not rate.get(name):
-                yield f"missing field 'rates[{index}].{name}', or 0"
+        if absent := [name for name in RATES[kind] if not rate.get(name)]:
+            yield f"missing field 'rates[{index}].{absent[0]}', or 0"
+            continue
+        for name in WORK.keys() & RATES[kind]:
+            if abs((worked := WORK[name](rate)) / rate[name] - 1) > REACHED:
+                yield fault(f"rates[{index}].{name}", rate[name], f"{worked:.5g}, the work over the seconds")
     if "machine" in record:
         card = catalog.gpu(record["machine"]["gpu"])
-        if not card.bandwidth_gbs or not (card.bf16_tflops or card.fp16_tflops):
+        if not card.bandwidth_gbs or not (peak := card.bf16_tflops or card.fp16_tflops):
             yield fault("machine.gpu", card.id, "a card of which the catalog has bandwidth and rates")
+            return
+        for index, rate in enumerate(record["rates"]):
+            if rate.get("tflops", 0) > peak:
+                yield fault(f"rates[{index}].tflops", rate["tflops"], f"at most {peak:g}, the peak of {card.id}")

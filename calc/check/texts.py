@@ -15,6 +15,8 @@ from calc.check.faults import fault
 _ADDRESS = re.compile(r"https?://(?:[a-z0-9-]+\.)+[a-z]{2,}(?::[0-9]+)?(?:[/?#]\S*)?", re.IGNORECASE)
 _NOWHERE = re.compile(r"https?://(?:[a-z0-9-]+\.)*example\.[a-z]+\b", re.IGNORECASE)
 _LETTER = re.compile(r"[^\W\d_]")
+_PATH = re.compile(r"(?:~?/|[A-Za-z]:\\|file:)\S")  # of a file that only its owner has
+_MARKUP = re.compile(r"[<>|*`\[\]{}\\]")
 # Words that stand in for a source that is missing, or was to be written later.
 _PLACEHOLDER = re.compile(
     r"\b(?:to ?do|tbd|tba|fix ?me|xxx+|lorem ipsum|placeholder|change ?me|trust me|chat ?gpt|i (?:think|guess))\b|\?\?"
@@ -35,6 +37,8 @@ def leads_somewhere(text: str) -> bool:
     """True if `text` is an address or the title of something: two words at least, and no placeholder."""
     found = [word.strip("(<\"'") for word in text.split() if "://" in word]
     if not all(address(word.rstrip(").,;>\"'")) for word in found):
+        return False
+    if any(_PATH.match(word) for word in text.split()):
         return False
     words = [word for word in text.split() if _LETTER.search(word)]
     return bool(found) or (len(words) >= 2 and not _PLACEHOLDER.search(text.strip()))
@@ -92,6 +96,12 @@ def finished(thing: GPU | Node | Model, _: Catalog) -> Iterator[str]:
     yield from _unfinished(written)
 
 
+def tidy(thing: GPU | Node | Model, _: Catalog) -> Iterator[str]:
+    """A name is plain text, with one space between its words."""
+    if thing.name != " ".join(thing.name.split()) or _MARKUP.search(thing.name):
+        yield fault("name", thing.name, "words with one space between them, without markup")
+
+
 def record_finished(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
     """No text of a record is marked as unfinished."""
     yield from _unfinished({name: record.get(name) for name in ("note", "group", "explanation", "failure")})
@@ -110,17 +120,24 @@ def dates(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
     """
     if (given := record.get("date")) is None:
         return
+    if wrong := list(day(given, "date")):
+        yield from wrong
+        return
+    named = re.search(r"(?<![0-9])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])", record["id"])
+    if named and abs(date.fromisoformat(given) - date.fromisoformat(named[0])) > A_SUITE:
+        yield fault("date", given, f"within {A_SUITE.days} days of {named[0]}, which id says")
+
+
+def day(given: str, field: str) -> Iterator[str]:
+    """A date is a day of the calendar that has been, since PyTorch is there."""
     today = (datetime.now(UTC) + timedelta(hours=14)).date()  # the latest date anywhere on Earth
     try:
-        day = date.fromisoformat(given)
+        passed = FIRST <= date.fromisoformat(given) <= today
     except ValueError:
-        yield fault("date", given, "a day of the calendar, such as 2026-11-22")
+        yield fault(field, given, "a day of the calendar, such as 2026-11-22")
         return
-    if not FIRST <= day <= today:
-        yield fault("date", given, f"{FIRST} to {today}, today")
-    named = re.search(r"(?<![0-9])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![0-9])", record["id"])
-    if named and abs(day - date.fromisoformat(named[0])) > A_SUITE:
-        yield fault("date", given, f"within {A_SUITE.days} days of {named[0]}, which id says")
+    if not passed:
+        yield fault(field, given, f"{FIRST} to {today}, today")
 
 
 def own_names(catalog: Catalog, root: Path) -> Iterator[str]:

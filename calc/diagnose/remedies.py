@@ -17,7 +17,7 @@ from calc.diagnose.job import Job
 from calc.estimate.estimate import estimate, host_verdict, speed
 from calc.estimate.report import deciding
 from calc.estimate.result import Estimate
-from calc.recommend import recommend
+from calc.recommend.answer import fitting
 from calc.recommend.space import SHARES
 from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
@@ -431,10 +431,10 @@ def _searched(tried: Tried) -> Iterator[Remedy]:
             if gpus != s.gpus:
                 asked.pop("gpus_per_node", None)
             try:
-                found = recommend(asked, tried.catalog).recommended
+                found = fitting(asked, tried.catalog)
             except InputError:
                 continue
-            if found and found.judged.estimate.verdict == "fits":
+            if found:
                 own = flatten(found.scenario.as_dict())
                 differs = {place: value for place, value in own.items() if whole.get(place) != value and _shown(place)}
                 e = found.judged.estimate

@@ -365,7 +365,10 @@ class Fsdp(Holder):
     def offloaded(self) -> Moments:
         """A rank's pinned shards of parameters and gradients, and the optimizer's states from its first step."""
         r = self.replica
-        kept = [host.fsdp(r.role, "weights", tensors(r.arch, head=r.head), r.ranks, r.weight_bytes, r.pins)]
+        kept = [
+            host.fsdp(r.role, "weights", part, r.ranks, b, r.pins)
+            for b, part in r.stored_as(tensors(r.arch, head=r.head))
+        ]
         if r.adapter:
             kept.append(host.fsdp(r.role, "adapter", r.trained_tensors, r.ranks, r.adapter_bytes, r.pins))
         if r.optimizer is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -71,6 +71,13 @@ class Replica:
         """The model in four bits, over `shards` GPUs."""
         how = {"linear_experts": self.run.linear_experts, "nested": self.run.nested, "cut_scales": self.cut_scales}
         return weights.quantised(self.role, self.arch, self.head, self.weight_bytes, shards, **how)
+
+    def stored_as(self, own: Sequence[Tensor]) -> Iterator[tuple[float, Sequence[Tensor]]]:
+        """Its `own` tensors by the bytes of an element: those in four bits, without their scales, and the others."""
+        four = weights.quantised_kinds(self.arch, self.run.linear_experts) if self.quantised else ()
+        if four:
+            yield weights.PACKED, [t for t in own if t.kind in four]
+        yield self.weight_bytes, [t for t in own if t.kind not in four]
 
     def scales(self) -> Line:
         """The scales of the model in four bits."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from calc.base.ledger import Line
 from calc.base.units import GB, MiB
@@ -185,9 +186,9 @@ def saved(role: str, parameters: int, b: int) -> Line:
 
 
 def fsdp(
-    role: str, component: str, tensors: Sequence[Tensor], ranks: int, b: int, pins: HostAllocator = ROUNDED
+    role: str, component: str, tensors: Sequence[Tensor], ranks: int, b: float, pins: HostAllocator = ROUNDED
 ) -> Line:
     """FSDP's CPU offload: shards of parameters or of their gradients, each pinned on its own."""
-    count = sum(t.count * pins.block(b * -(-t.elements // ranks)) for t in tensors)
+    count = sum(t.count * pins.block(ceil(b * -(-t.elements // ranks))) for t in tensors)
     values = {"b": b, "P": sum(t.count * t.elements for t in tensors), "N": ranks} | pins.values
     return _line(component, role, count, f"sum of {pins.formula('b·p/N')}", values, "fsdp")

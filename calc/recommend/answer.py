@@ -80,6 +80,12 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
     )
 
 
+def fitting(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario") -> Configuration | None:
+    """The configuration that `recommend` gives for `job` if one fits, without what stands beside it in an answer."""
+    first = Problem(given(job, where=where, catalog=catalog), catalog, where).first()
+    return configured(first[1], first[1].chosen(first[2])) if first else None
+
+
 def _nothing(problem: Problem) -> Recommendation:
     """The answer where nothing fits: the closest miss, recommended if it is tight, and what would have to change."""
     nearest = closest(problem)

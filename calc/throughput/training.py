@@ -9,6 +9,7 @@ from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.frameworks.registry import framework
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
+from calc.memory.weights import PACKED
 from calc.models.architecture import Head, parameters, routed_parameters
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import Loss, Sharding
@@ -138,8 +139,9 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     if trained:
         yield from stepping(s, r, load, changed / n)
     if s.offload.parameters and s.sharded.gathers:
-        # for frozen models too: every pass of every micro batch copies the weights up
-        up = traffic.copied(elements / n, 2 * load.micro * (1 + p.inputs), s.shards, r.pcie)
+        # for frozen models too: every pass of every micro batch copies the weights up, as they are stored
+        stored = PACKED if s.method == "qlora" else 2
+        up = traffic.copied(elements / n, stored * load.micro * (1 + p.inputs), s.shards, r.pcie)
         yield up._replace(name="parameters")
 
 
@@ -165,7 +167,7 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
     bus, b = r.link(s.gpus), 4 if s.layout == "autocast" else 2
     staged = s.pipeline_parallel > 1
     if s.sharded.gathers:
-        gathered = 0.5 if s.method == "qlora" else b
+        gathered = PACKED if s.method == "qlora" else b
         often = load.steps if staged else load.micro * (1 + p.inputs)
         yield traffic.collective("gather", elements, gathered, often, ranks, bus)
     if not p.inputs:
@@ -196,7 +198,7 @@ def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float,
     b = 4 if s.layout == "autocast" else 2
     gathered, given = 0.0, 2 * b
     if s.sharded.family == "fsdp":
-        gathered = 2 * (0.5 if s.method == "qlora" else b)
+        gathered = 2 * (PACKED if s.method == "qlora" else b)
         given = b + (4 if s.grad_dtype == "fp32" else b)
     often = load.steps if s.pipeline_parallel > 1 else load.micro
     values = {"m": often, "n": 1 + p.inputs, "g": gathered, "P": elements, "r": given * p.inputs, "Q": changed,

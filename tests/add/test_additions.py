@@ -116,6 +116,20 @@ def test_of_a_model_that_reads_images_the_language_model_is_added(
     assert load(root).models["gemma-3-4b-tuned"].architecture.heads == 8
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_model_whose_vision_tower_is_counted_is_added_with_it(
+    run: Callable[..., Run], root: Path, config: Callable[..., str], nested: bool
+) -> None:
+    """As Transformers wrote its config first, and since the language model has a mapping of its own."""
+    whole = dict(load(PROJECT).models["qwen2.5-vl-7b"].config)
+    around = {name: whole.pop(name) for name in ("model_type", "architectures", "vision_config")}
+    inner = {"text_config": {"model_type": "qwen2_5_vl_text", **whole}} if nested else whole
+    done = run("add", config(around | inner), "--hf", "somebody/Tuned-VL-7B")
+    assert done.status == 0, done.err
+    assert "8,292,166,656 parameters" in done.out
+    assert load(root).models["tuned-vl-7b"].config == around | whole
+
+
 def test_a_card_becomes_a_file_as_it_was_given(run: Callable[..., Run], root: Path, tmp_path: Path) -> None:
     """To the byte; what its file does not have is told."""
     path = tmp_path / "mine.yaml"

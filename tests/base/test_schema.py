@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from refused import line
 
-from calc.base.schema import closest, show, validator
+from calc.base.schema import InputError, closest, show, validator
 
 SCHEMA = {
     "type": "object",
@@ -46,6 +47,21 @@ def check(tmp_path: Path) -> Callable[..., None]:
     path = tmp_path / "schema.json"
     path.write_text(json.dumps(SCHEMA))
     return lambda **fields: validator(path)({**GOOD, **fields}, "f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("raw", "line"),
+    [
+        ("[]", "given a list, [], allowed: a JSON Schema"),
+        ('{"type": "objct"}', "no JSON Schema of draft 7: Unknown type"),
+        ('{"properties": {"a": {"pattern": "("}}}', "no JSON Schema of draft 7: missing ), unterminated subpattern"),
+    ],
+)
+def test_a_schema_that_is_none_is_one_line(tmp_path: Path, raw: str, line: str) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(raw)
+    with pytest.raises(InputError, match=f"^{re.escape(f'{path}: {line}')}"):
+        validator(path)({}, "f.yaml")
 
 
 @pytest.mark.parametrize(

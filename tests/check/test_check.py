@@ -11,11 +11,11 @@ import pytest
 
 from calc import check as rules
 from calc.base.project import ROOT
-from calc.check import check, gpus, messages, models, nodes, records, texts
+from calc.check import beside, check, folders, gpus, messages, models, nodes, records, texts
 from calc.check.architectures import GENERATIONS, SLOT
 
 REGISTERED = {*rules.GPUS, *rules.NODES, *rules.MODELS, *rules.RECORDS, *rules.MESSAGES, *rules.ALL}
-HELPERS = {"leads_somewhere", "address"}
+HELPERS = {"leads_somewhere", "address", "day"}
 
 
 @pytest.mark.parametrize("module", [gpus, nodes, models, records, messages, texts])
@@ -31,6 +31,13 @@ def test_every_rule_is_registered_and_tested_by_name(module: ModuleType) -> None
     short = module.__name__.rpartition(".")[2]
     untested = {f.__name__ for f in written if f"{short}.{f.__name__}" not in tests and f not in rules.ALL}
     assert untested == set()
+
+
+def test_every_folder_of_data_is_read() -> None:
+    """By the catalog, or beside it."""
+    catalog = {"hardware", "hardware/gpus", "hardware/nodes", "hardware/schema", "models", "measurements"}
+    read = {*catalog, "measurements/exhausted", *(kind.folder for kind in beside.FOLDERS)}
+    assert read == folders.FOLDERS.keys()
 
 
 def test_this_catalog_passes_every_rule() -> None:

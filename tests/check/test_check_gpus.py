@@ -134,6 +134,13 @@ def said(rule: Rule[Any], card: str, **fields: Any) -> list[str]:
             {"tdp_w": 70},
             "tdp_w: given 70, allowed: 168 to 3350 W, beside 3350 GB/s",
         ),
+        (
+            gpus.rates,
+            "rtx4090",
+            {"fp16_tflops": None, "fp8_tflops": None},
+            {"bf16_tflops": 330.3, "fp16_tflops": None, "fp8_tflops": None},  # with fp16 accumulation
+            "dense_tflops.bf16: given 330.3, allowed: 10.1 to 248 TFLOPS, dense, of Ada Lovelace with such a memory",
+        ),
         (gpus.slot, "h100-sxm", {}, {"pcie_gen": 4}, "pcie_gen: given 4, allowed: 5, which Hopper has"),
         (
             gpus.link,

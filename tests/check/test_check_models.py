@@ -116,6 +116,58 @@ def test_each_row_is_of_a_family() -> None:
             "model_type says",
         ),
         (
+            models.named_class,
+            "llama-3-8b",
+            {"change": {"architectures": ["LlamaForSequenceClassification"]}},
+            {"change": {"architectures": ["LlamaForCasualLM"]}},
+            "config.architectures: given a list, ['LlamaForCasualLM'], allowed: a class whose name ends in ForCausalLM "
+            "or LMHeadModel or ForConditionalGeneration or ForSequenceClassification or ForTokenClassification",
+        ),
+        (
+            models.one_dtype,
+            "llama-3-8b",
+            {"change": {"dtype": "bfloat16"}},
+            {"change": {"dtype": "float32"}},
+            "config.dtype: given 'float32', allowed: bfloat16, as torch_dtype, or one of the two",
+        ),
+        (
+            models.positions,
+            "qwen3-8b",
+            {"change": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}},
+            {"change": {"rope_scaling": {"rope_type": "yarn"}}},
+            "missing field 'config.rope_scaling.factor', which rope_type yarn needs",
+        ),
+        (
+            models.positions,
+            "gpt-oss-20b",
+            {},
+            {"change": {"max_position_embeddings": 2048}},
+            "config.rope_scaling.original_max_position_embeddings: given 4096, allowed: at most "
+            "max_position_embeddings = 2048",
+        ),
+        (
+            models.groups,
+            "deepseek-v3",
+            {"change": {"n_group": 16}},
+            {"change": {"n_group": 7}},
+            "config.n_group: given 7, allowed: a divisor of the number of experts, 256",
+        ),
+        (
+            models.groups,
+            "deepseek-v3",
+            {"change": {"topk_group": 8}},
+            {"change": {"topk_group": 9}},
+            "config.topk_group: given 9, allowed: at most n_group = 8",
+        ),
+        (
+            models.images,
+            "qwen2.5-vl-7b",
+            {"change": {"vision_config": {"spatial_merge_size": 2, "window_size": 112}}},
+            {"change": {"vision_config": {"spatial_merg_size": 2, "window_size": 112}}},
+            "unknown field 'config.vision_config.spatial_merg_size'; did you mean "
+            "'config.vision_config.spatial_merge_size'?",
+        ),
+        (
             models.published_count,
             "llama-3-8b",
             {"published_parameters": None},
@@ -129,6 +181,13 @@ def test_each_row_is_of_a_family() -> None:
             {},
             {"hf": "mistralai/Mixtral-8x22B"},
             "config: given 46,702,792,704 parameters, allowed: 132,000,000,000 to 237,600,000,000, as hf says 8x22B",
+        ),
+        (
+            models.size_in_name,
+            "llama-3-8b",
+            {"name": "Llama 3"},
+            {"name": "Llama 3 70B"},
+            "config: given 8,030,261,248 parameters, allowed: 52,500,000,000 to 94,500,000,000, as name says 70B",
         ),
         (
             models.size_in_name,

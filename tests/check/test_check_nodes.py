@@ -125,6 +125,13 @@ def said(rule: Rule[Any], node: str, **fields: Any) -> list[str]:
             {"p2p": False},
             "p2p: given false, allowed: true, over NVLink 4, NVSwitch",
         ),
+        (
+            nodes.peers,
+            "consumer-pcie",
+            {"gpu_ids": ("l4",), "p2p": True},
+            {"p2p": True},
+            "p2p: given true, allowed: false, over PCIe between rtx3060, whose driver has no peer-to-peer",
+        ),
     ],
 )
 def test_a_rule_has_a_bound(

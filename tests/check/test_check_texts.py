@@ -41,7 +41,8 @@ def test_a_source_leads_somewhere(text: str) -> None:
         "me", "datasheet", "todo", "TODO: datasheet", "to do later", "trust me", "trust me, it works", "I think so",
         "???", "no source", "from memory", "someone online", "the internet", "same as above", "www.nvidia.com/h100",
         "https://", "http://datasheet", "htps://www.nvidia.com/h100", "https://example.com/h100",
-        "NVIDIA, https://datasheet", "12 34", "fixme add the link",
+        "NVIDIA, https://datasheet", "12 34", "fixme add the link", "/home/me/h100 datasheet.pdf",
+        "my copy, ~/h100.pdf", "file:///h100.pdf of NVIDIA",
     ],
 )  # fmt: skip
 def test_a_placeholder_is_no_source(text: str) -> None:
@@ -111,6 +112,13 @@ def test_a_text_that_is_to_be_written_is_refused(word: str) -> None:
     ]
     record: dict[str, Any] = {"note": f"{word} ask", "group": "a"}
     assert list(texts.record_finished(record, load())) == [f"note: given '{word} ask', allowed: a text without {word}"]
+
+
+@pytest.mark.parametrize("name", [" L4", "L4 ", "L4  24GB", "<b>L4</b>", "[L4](x)", "L4\t24GB"])
+def test_a_name_is_plain_words(name: str) -> None:
+    card = load().gpu("l4")
+    assert list(texts.tidy(card, load())) == []
+    assert [line.partition(":")[0] for line in texts.tidy(replace(card, name=name), load())] == ["name"]
 
 
 def test_sources_of_each_kind_are_looked_at() -> None:

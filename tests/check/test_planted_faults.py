@@ -17,9 +17,11 @@ H100, A10, L4, V100, A100, MI300 = (
     f"hardware/gpus/{name}.yaml" for name in ("h100-sxm", "a10", "l4", "v100-32", "a100-80-sxm", "mi300x")
 )
 HGX, DGX1, CONSUMER = (f"hardware/nodes/{name}.yaml" for name in ("hgx-h100", "dgx-1-v100", "consumer-pcie"))
-LLAMA, MOE, OSS, STAR = (
-    f"models/{name}.yaml" for name in ("llama-3-8b", "qwen3-30b-a3b", "gpt-oss-20b", "starcoder2-7b")
+LLAMA, MOE, OSS, STAR, DEEPSEEK, SEEING = (
+    f"models/{name}.yaml"
+    for name in ("llama-3-8b", "qwen3-30b-a3b", "gpt-oss-20b", "starcoder2-7b", "deepseek-v3", "qwen2.5-vl-7b")
 )
+UNSAID, GOLDEN, PEERS, SUITE = (f"measurements/{name}" for name in planted.BESIDE[:4])
 PUBLISHED = "measurements/published.jsonl"
 NAMES = "given a file of this name, allowed: names that end in "
 SHOWS = "allowed: UTF-8 text that shows all it holds, lines that end in"
@@ -184,6 +186,22 @@ GPU_FAULTS = [
         "copied id", "hardware/gpus/h100-nvl.yaml", whole(like(H100)),
         ": id: given 'h100-sxm', already the id of hardware/gpus/h100-sxm.yaml, allowed: 'h100-nvl'",
     ),
+    Fault(
+        "rates with fp16 sums", "hardware/gpus/rtx4090.yaml",
+        lambda raw: value("dense_tflops.bf16", 330.3)(value("dense_tflops.fp16", 330.3)(raw)),
+        ": dense_tflops.bf16: given 330.3, allowed: 10.1 to 248 TFLOPS",
+    ),
+    Fault(
+        "source on somebody's disk", H100, value("tdp_w", "/home/me/h100 datasheet.pdf", "source"),
+        f": tdp_w.source: given '/home/me/h100 datasheet.pdf', {SOURCE}",
+    ),
+    Fault(
+        "name in markup", H100, swap("name: H100 SXM 80GB HBM3", "name: <b>H100</b> 80GB"),
+        ": name: given '<b>H100</b> 80GB', allowed: words with one space between them, without markup",
+    ),
+    Fault(
+        "name with two spaces", H100, swap("name: H100 SXM", "name: H100  SXM"), ": name: given 'H100  SXM 80GB HBM3'",
+    ),
     Fault("endless id", H100, swap("id: h100-sxm", f"id: {'x' * 300}"), ": id: given 'xxxx"),
     Fault(
         "copied name", "hardware/gpus/b100.yaml", whole(like(H100).replace(b"id: h100-sxm", b"id: b100")),
@@ -279,6 +297,10 @@ NODE_FAULTS = [
         "no peers over NVLink", HGX, value("p2p", "false"),
         ": p2p: given false, allowed: true, over NVLink 4, NVSwitch",
     ),
+    Fault(
+        "peers of GeForce cards", CONSUMER, value("p2p", "true"),
+        ": p2p: given true, allowed: false, over PCIe between rtx3060",
+    ),
     Fault("peers in words", HGX, value("p2p", "yes"), ": p2p.value: given 'yes', allowed: true or false"),
     Fault(
         "copied node", "hardware/nodes/hgx-h100-2.yaml", whole(like(HGX).replace(b"id: hgx-h100", b"id: hgx-h100-2")),
@@ -357,6 +379,35 @@ MODEL_FAULTS = [
     Fault(
         "unknown scaling", "models/llama-3.1-8b.yaml", swap("rope_type: llama3", "rope_type: llama4"),
         ": config.rope_scaling.rope_type: given 'llama4', allowed: ",
+    ),
+    Fault(
+        "scaling without its factor", OSS, swap("factor: 32.0, ", ""),
+        ": missing field 'config.rope_scaling.factor', which rope_type yarn needs",
+    ),
+    Fault(
+        "scaling from beyond the end", OSS,
+        swap("original_max_position_embeddings: 4096", "original_max_position_embeddings: 4096000"),
+        ": config.rope_scaling.original_max_position_embeddings: given 4096000, allowed: at most",
+    ),
+    Fault(
+        "two number formats", LLAMA, swap("  torch_dtype: bfloat16", "  torch_dtype: bfloat16\n  dtype: float32"),
+        ": config.dtype: given 'float32', allowed: bfloat16",
+    ),
+    Fault(
+        "misspelt class", LLAMA, swap("LlamaForCausalLM", "LlamaForCasualLM"),
+        ": config.architectures: given a list, ['LlamaForCasualLM'], allowed: a class whose name ends in",
+    ),
+    Fault("size of another in the name", LLAMA, config("name", "Llama 3 70B"), ": config: given 8,030,261,248"),
+    Fault("groups that do not divide", DEEPSEEK, config("n_group", 7), ": config.n_group: given 7, allowed: a divisor"),
+    Fault("more groups than there are", DEEPSEEK, config("topk_group", 9), ": config.topk_group: given 9, allowed: at"),
+    Fault("no layer of experts", DEEPSEEK, config("moe_layer_freq", 0), ": config.moe_layer_freq: given 0, allowed: "),
+    Fault("misspelt scores", DEEPSEEK, config("scoring_func", "sigmod"), ": config.scoring_func: given 'sigmod'"),
+    Fault("misspelt choice", DEEPSEEK, config("topk_method", "noauxtc"), ": config.topk_method: given 'noauxtc'"),
+    Fault("factor in words", DEEPSEEK, config("routed_scaling_factor", "two"), ": config.routed_scaling_factor: given"),
+    Fault("window in words", SEEING, config("use_sliding_window", "off"), ": config.use_sliding_window: given 'off'"),
+    Fault(
+        "misspelt field of a tower", SEEING, swap("spatial_merge_size", "spatial_merg_size"),
+        ": unknown field 'config.vision_config.spatial_merg_size'; did you mean",
     ),
     Fault(
         "misspelt layer", OSS, swap("sliding_attention", "sliding_atention"),
@@ -524,6 +575,78 @@ RECORD_FAULTS = [
         "phases of another peak", "traced", record("traced", observed__phases__backward__allocated_bytes=2**40),
         ": measured_bytes: given ",
     ),
+    Fault(
+        "card unlike the quote", "gib", record("gib", scenario__gpu="rtx3090"),
+        ": scenario.gpu: given 'rtx3090', allowed: 4090, which quote says",
+    ),
+    Fault(
+        "method unlike the quote", "gib", record("gib", scenario__method="full"),
+        ": scenario.method: given 'full', allowed: lora or qlora",
+    ),
+    Fault(
+        "rate in thousands", "gib", record("gib", measured_rate__value=3083000),
+        ": measured_rate.value: given 3083000, allowed: ",
+    ),
+    Fault(
+        "reserved below allocated in a phase", "measured",
+        record("measured", observed__phases__backward__reserved_bytes=1),
+        ": observed.phases.backward.reserved_bytes: given 1, allowed: ",
+    ),
+    Fault(
+        "peak of no phase", "measured", record("measured", observed__phases__backward__allocated_bytes=1),
+        ": observed.allocated_bytes: given 9681076736, allowed: 9057715200",
+    ),
+    Fault(
+        "reserved beyond the card", "measured",
+        record("measured", observed__reserved_bytes=2**40, observed__phases__step__reserved_bytes=2**40),
+        ": observed.reserved_bytes: given 1099511627776, allowed: at most machine.total_bytes",
+    ),
+    Fault(
+        "in use but for what was free", "measured", record("measured", observed__device_bytes=11835080705),
+        ": observed.device_bytes: given 11835080705, allowed: 11835080704",
+    ),
+    Fault(
+        "freed more than there was", "measured", record("measured", observed__free_before_bytes=2**30),
+        ": observed.free_after_bytes: given 73182412800, allowed: ",
+    ),
+    Fault(
+        "parameters of another model", "measured", record("measured", observed__parameters=494032769),
+        ": observed.parameters: given 494032769, allowed: 494032768",
+    ),
+    Fault("died without a message", "measured", record("measured", verdict="oom"), ": missing field 'observed.oom'"),
+    Fault(
+        "died of something else", "died", record("died", observed__oom__message="it broke"),
+        ": observed.oom.message: given 'it broke', allowed: ",
+    ),
+    Fault(
+        "another release of PyTorch", "measured", record("measured", versions__torch="2.4.0"),
+        ": versions.torch: given '2.4.0', allowed: 2.11.0",
+    ),
+    Fault(
+        "another name of the card", "measured", record("measured", machine__name="NVIDIA H200"),
+        ": machine.name: given 'NVIDIA H200', allowed: ",
+    ),
+    Fault("trace with a verdict", "traced", record("traced", verdict="fits"), ": verdict: given 'fits', allowed: null"),
+    Fault(
+        "published as measured", "gib", record("gib", **{"class": "measured"}), ": url: given 'https://github.com/",
+    ),
+    Fault(
+        "rate in GFLOPS of a product", "matmul", lambda raw: raw.replace(b'"tflops": 779.49', b'"tflops": 779490'),
+        ": rates[3].tflops: given 779490, allowed: 779.",
+    ),
+    Fault(
+        "product quicker than the card", "matmul",
+        lambda raw: raw.replace(b'"seconds": 8.816e-05, "tflops": 779.49', b'"seconds": 8.816e-06, "tflops": 7794.9'),
+        ": rates[3].tflops: given 7794.9, allowed: at most 989",
+    ),
+    Fault(
+        "first range upside down", "blind", record("blind", blind__first__low_bytes=2**50),
+        ": blind.first.low_bytes: given 1125899906842624, allowed: at most",
+    ),
+    Fault(
+        "first compared tomorrow", "blind", record("blind", blind__first__date="2999-01-01"),
+        ": blind.first.date: given '2999-01-01', allowed: ",
+    ),
     Fault("no machine", "measured", record("measured", "machine"), ": missing field 'machine'"),
     Fault(
         "unknown machine", "measured", record("measured", machine__gpu="h100"),
@@ -533,7 +656,8 @@ RECORD_FAULTS = [
         "machine of another card", "measured", record("measured", machine__gpu="h200"), ": machine.total_bytes: given ",
     ),
     Fault(
-        "stand-in too small", "matmul", record("matmul", machine__gpu="h100-sxm", machine__total_bytes=84942979072),
+        "stand-in too small", "matmul", 
+        record("matmul", "observed", machine__gpu="h100-sxm", machine__total_bytes=84942979072),
         ": machine.gpu: given 'h100-sxm', allowed: a card with the memory of h200",
     ),
     Fault(
@@ -693,7 +817,57 @@ MESSAGE_FAULTS = [
     ),
 ]  # fmt: skip
 
-FAULTS = [*GPU_FAULTS, *TEXT_FAULTS, *NODE_FAULTS, *MODEL_FAULTS, *RECORD_FAULTS, *MESSAGE_FAULTS]
+BESIDE_FAULTS = [
+    Fault("misspelt reference", PEERS, swap("reference: 21.9", "referenc: 21.9"), ": unknown field 'jobs.S1.referenc'"),
+    Fault(
+        "answer in words", PEERS, swap("S1: 36.66", "S1: many"),
+        ": peers.EleutherAI/cookbook.S1: given 'many', allowed: a number",
+    ),
+    Fault(
+        "answer to no job", PEERS, swap("S1: 36.66", "S9: 36.66"),
+        ": unknown field 'peers.EleutherAI/cookbook.S9', allowed: S1, S2, S3",
+    ),
+    Fault(
+        "unknown model of a job", PEERS, swap("model: llama-3-8b", "model: lama-3-8b"),
+        ": jobs.S1: scenario: model: given 'lama-3-8b', allowed: ",
+    ),
+    Fault(
+        "unknown model of a cache", PEERS, swap("{model: qwen2.5-7b", "{model: qwen2.5-7bb"),
+        ": jobs.S6.cache: model: given 'qwen2.5-7bb', allowed: ",
+    ),
+    Fault(
+        "reason of nobody", PEERS, swap("\n  cli99/llm-analysis: Every", "\n  cli9/llm-analysis: Every"),
+        ": missing field 'reasons.cli99/llm-analysis': why it answers otherwise",
+    ),
+    Fault("torn file of answers", PEERS, put(after=b"]]}"), ": not YAML: "),
+    Fault("no answers", PEERS, whole(b""), ": given nothing, allowed: a mapping of fields"),
+    Fault("job without an address", UNSAID, swap("url: https://github.com", "url: github"), ": jobs[0].url: given '"),
+    Fault("job in words", UNSAID, swap("figure: true", "figure: maybe"), ": jobs[0].figure: given 'maybe', allowed: "),
+    Fault("job twice", UNSAID, swap("id: axo-glm45air", "id: axo-gemma4-31b"), ": jobs[1].id: given 'axo-gemma4-31b'"),
+    Fault(
+        "unknown card of a stored peak", GOLDEN, swap('"gpu": "h100-sxm"', '"gpu": "h100-smx"'),
+        ":1: gpu: given 'h100-smx', allowed: an id that",
+    ),
+    Fault(
+        "stored peak in MB", GOLDEN, swap('"max_allocated_bytes": 60720852992', '"max_allocated_bytes": 60720'),
+        ":1: max_allocated_bytes: given 60720, allowed: allocated_bytes = 24808996864 to ",
+    ),
+    Fault(
+        "misspelt argument", GOLDEN, swap('"hidden-size"', '"hiden-size"'), ":1: unknown field 'arguments.hiden-size'",
+    ),
+    Fault("no stored peaks", GOLDEN, whole(b""), ": given nothing, allowed: a record a line"),
+    Fault(
+        "misspelt field of a suite", SUITE, swap("checkpointing:", "chekpointing:"),
+        ": unknown field 'cases[1].chekpointing'; did you mean 'checkpointing'?",
+    ),
+    Fault(
+        "unknown model of a suite", SUITE, swap("model: llama-3.2-1b", "model: lama-3.2-1b"),
+        ": cases[1]: model: given 'lama-3.2-1b', allowed: ",
+    ),
+    Fault("suite without cases", SUITE, swap("cases:", "case:"), ": unknown field 'case'; did you mean 'cases'?"),
+]  # fmt: skip
+
+FAULTS = [*GPU_FAULTS, *TEXT_FAULTS, *NODE_FAULTS, *MODEL_FAULTS, *RECORD_FAULTS, *MESSAGE_FAULTS, *BESIDE_FAULTS]
 
 
 @pytest.fixture(scope="module")

@@ -252,6 +252,21 @@ def test_offloaded_adapters_have_gradients_and_states_of_adapters_alone() -> Non
     assert total(lines, "gradients") < 8 * 167_772_160 // 8
 
 
+def test_weights_in_four_bits_lie_on_the_host_in_four_bits() -> None:
+    """Packed, by hand for gate_proj: 58,720,256/(2·8) = 3.5 MiB in a block of 4; embedding, head and norms in bf16.
+
+    Llama 3 8B's embedding and head: 2 · 525,336,576/8 bytes = 125.25 MiB each, in a block of 128.
+    """
+    job = dict(offload__parameters=True, precision="bf16", lora__rank=64)
+    four, whole = (moments(fsdp(method=method, **job), "host")["after the first step"] for method in ("qlora", "lora"))
+    q, k, up = 4096**2, 4096 * 1024, 4096 * 14336
+    layer = sum(n * host.pinned(x // 16) for x, n in ((q, 2), (k, 2), (up, 3)))
+    norms = 65 * host.pinned(2 * 4096 // 8)
+    assert total(four, "weights") == 32 * layer + norms + 2 * 128 * 2**20
+    for component in ("adapter", "gradients", "optimizer_states"):
+        assert total(four, component) == total(whole, component)
+
+
 @pytest.mark.parametrize(
     "optimizer",
     sorted(

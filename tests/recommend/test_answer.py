@@ -8,6 +8,7 @@ from calc.catalog.catalog import load
 from calc.estimate import verdict
 from calc.estimate.estimate import estimate
 from calc.recommend import Recommendation, recommend
+from calc.recommend.answer import fitting
 from calc.recommend.failing import _longest
 from calc.recommend.problem import Problem
 from calc.recommend.search import room
@@ -53,6 +54,19 @@ def test_what_is_recommended_fits_by_its_own_estimate(answered: tuple[dict[str, 
     assert (s.model, s.task, s.gpu, s.gpus, s.framework) == tuple(
         job[k] for k in ("model", "task", "gpu", "gpus", "framework")
     )
+
+
+def test_the_one_that_fits_is_the_recommended_one(answered: tuple[dict[str, Any], Recommendation]) -> None:
+    job, r = answered
+    assert r.recommended
+    found = fitting(job, load())
+    assert found
+    assert found.scenario == r.recommended.scenario
+
+
+def test_where_nothing_fits_there_is_none_even_if_one_is_tight() -> None:
+    job = {"model": "llama-3-70b", "task": "sft", "gpu": "rtx4090", "gpus": 1, "method": "full"}
+    assert fitting(job, load()) is None
 
 
 def test_one_setting_away_nothing_fits_that_is_faster(answered: tuple[dict[str, Any], Recommendation]) -> None:

@@ -49,6 +49,22 @@ def test_nothing_is_offloaded_where_the_card_has_room(words: str) -> None:
     assert not s.offload.parameters
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model llama-3-8b --task ppo --gpu a40 --gpus 4 --framework openrlhf",
+        "--model llama-3.1-70b --task sft --gpu rtx4090 --gpus 2 --seq-len 2048 --method qlora",
+        "--model llama-3.1-70b --task sft --gpu rtx3090 --gpus 2 --seq-len 512 --method qlora --trainer axolotl",
+    ],
+)
+def test_what_is_published_as_running_with_offload_is_recommended(words: str) -> None:
+    """Once refused for want of host memory: PPO of an 8B on four A40, QLoRA of a 70B on two cards of 24 GB."""
+    found = ask(words).recommended
+    assert found
+    assert found.judged.estimate.verdict == "fits"
+    assert found.scenario.offload.optimizer
+
+
 def test_nothing_is_recomputed_where_the_card_has_room() -> None:
     """Once a 0.5B recomputed at 3.0 of 23.6 GiB, as both took the same time."""
     words = "--model qwen2.5-0.5b --task sft --gpu rtx4090 --gpus 8 --seq-len 1024 --framework trl --sharding fsdp1"

@@ -396,6 +396,17 @@ def test_generation_fetches_weights_from_the_host_for_every_token() -> None:
     assert not [x for x in on.terms if x.name == "rollout: offload"]
 
 
+def test_weights_in_four_bits_come_from_the_host_in_four_bits() -> None:
+    """Two gathers of half a byte an element in each micro batch, where LoRA's weights take two bytes."""
+    job = {"model": "llama-3-8b", "task": "sft", "gpu": "rtx4090", "gpus": 2, "sharding": "fsdp2", "precision": "bf16",
+           "offload": {"parameters": True, "optimizer": True}, "micro_batch": 1, "global_batch": 2}  # fmt: skip
+    found = {
+        m: next(x for x in answer({**job, "method": m}).terms if x.name == "parameters") for m in ("lora", "qlora")
+    }
+    assert (found["lora"].values["b"], found["qlora"].values["b"]) == (2 * 2, 2 * 0.5)
+    assert found["lora"].seconds == pytest.approx(4 * found["qlora"].seconds)
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_formulas_give_the_seconds_and_the_terms_add_up(name: str) -> None:
     t = answer(JOBS[name])
