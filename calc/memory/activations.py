@@ -69,9 +69,10 @@ class Program(DeltaRule, Attention):
         return tape.op("mlp: gate", [gate, up], i, gate.b, saves=[gate, up], overwrites=True)
 
     def activated(self, x: Tensor) -> Tensor:
-        """The activation: one kernel that keeps its input or, ReLU, its output; `gelu_new` runs eight operations.
+        """The activation: one kernel that keeps its input or, ReLU, its output; `gelu_new` and `gelu_fast` run many.
 
-        Transformers `activations.py`, `NewGELUActivation` (the first GPT's GELU) and `ReLUSquaredActivation`.
+        Transformers `activations.py`, `NewGELUActivation` (the first GPT's GELU), `FastGELUActivation` (GPT-NeoX's) and
+        `ReLUSquaredActivation`.
         """
         tape, kind, i = self.tape, self.arch.activation, x.width
         if kind.startswith("relu"):
@@ -87,6 +88,16 @@ class Program(DeltaRule, Attention):
             tanh = tape.op("mlp: tanh", [inner], i, inner.b, saves_out=True)
             tanh = tape.op("mlp: tanh + 1", [tanh], i, tanh.b, aliases=[tanh])
             return tape.op("mlp: activation", [half, tanh], i, tanh.b, saves=[half, tanh])
+        if kind == "gelu_fast":
+            half = tape.op("mlp: half", [x], i, x.b)
+            scaled = tape.op("mlp: scale", [x], i, x.b)
+            part = tape.op("mlp: part of square", [x], i, x.b)
+            square = tape.op("mlp: square", [part, x], i, x.b, saves=[part, x])
+            square = tape.op("mlp: square + 1", [square], i, x.b, aliases=[square])
+            inner = tape.op("mlp: inner", [scaled, square], i, x.b, saves=[scaled, square])
+            tanh = tape.op("mlp: tanh", [inner], i, x.b, saves_out=True)
+            tanh = tape.op("mlp: tanh + 1", [tanh], i, x.b, aliases=[tanh])
+            return tape.op("mlp: activation", [half, tanh], i, x.b, saves=[half, tanh])
         return tape.op("mlp: activation", [x], i, x.b, saves=[x])
 
     def experts(self, x: Tensor) -> Tensor:
