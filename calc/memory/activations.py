@@ -77,7 +77,10 @@ class Program(DeltaRule, Attention):
         tape, kind, i = self.tape, self.arch.activation, x.width
         if kind.startswith("relu"):
             x = tape.op("mlp: activation", [x], i, x.b, saves_out=True)
-            return x if kind == "relu" else tape.op("mlp: square", [x], i, x.b, saves=[x], backward_scratch=x.size * 2)
+            if kind == "relu":
+                return x
+            x = self.cast(x, 4, "mlp: square") if self.autocast else x  # autocast takes powers in fp32
+            return tape.op("mlp: square", [x], i, x.b, saves=[x], backward_scratch=x.size * 2)
         if kind == "gelu_new":
             half = tape.op("mlp: half", [x], i, x.b)
             read = self.cast(x, 4, "mlp: cube") if self.autocast else x
@@ -88,6 +91,8 @@ class Program(DeltaRule, Attention):
             tanh = tape.op("mlp: tanh", [inner], i, inner.b, saves_out=True)
             tanh = tape.op("mlp: tanh + 1", [tanh], i, tanh.b, aliases=[tanh])
             return tape.op("mlp: activation", [half, tanh], i, tanh.b, saves=[half, tanh])
+        if kind == "xielu":
+            return self.expanded_gate(x)
         if kind == "gelu_fast":
             half = tape.op("mlp: half", [x], i, x.b)
             scaled = tape.op("mlp: scale", [x], i, x.b)
@@ -99,6 +104,37 @@ class Program(DeltaRule, Attention):
             tanh = tape.op("mlp: tanh + 1", [tanh], i, x.b, aliases=[tanh])
             return tape.op("mlp: activation", [half, tanh], i, x.b, saves=[half, tanh])
         return tape.op("mlp: activation", [x], i, x.b, saves=[x])
+
+    def expanded_gate(self, x: Tensor) -> Tensor:
+        """xIELU without its CUDA kernel, both sides of which have a slope that is trained (Apertus).
+
+        Transformers `activations.py`, `XIELUActivation._xielu_python`.
+        """
+        tape, i, b = self.tape, x.width, x.b
+        wide = max(b, 4 if self.run.precision == "autocast" else b)  # slopes of fp32 widen what they multiply
+
+        def sloped(x: Tensor, name: str, b: int) -> Tensor:
+            """A product with a slope, whose gradient is the sum of a whole product."""
+            if not self.run.trained:
+                return tape.op(name, [x], i, b)
+            return tape.op(name, [x], i, b, saves=[x], weight=1, backward_scratch=i * b)
+
+        def added(x: Tensor, name: str) -> Tensor:
+            """The sum with a multiple of the input."""
+            part = tape.op("mlp: part", [source], i, source.b)
+            b = max(x.b, part.b)
+            return tape.op(name, [x, part], i, b, aliases=[t for t in (x, part) if t.b == b])
+
+        source, sides = x, Tensor(i, 1)  # which elements are above 0
+        square = sloped(x, "mlp: slope", wide)
+        square = tape.op("mlp: square", [square, x], i, wide, saves=[square, x])
+        above = added(square, "mlp: above")
+        low = tape.op("mlp: lower", [x], i, b, saves=[x])
+        low = self.cast(low, 4, "mlp: exponential") if self.autocast else low
+        low = tape.op("mlp: exponential", [low], i, low.b, saves_out=True)
+        low = tape.op("mlp: less input", [low, x], i, low.b, aliases=[low])
+        below = added(sloped(low, "mlp: lower slope", max(low.b, wide)), "mlp: below")
+        return tape.op("mlp: activation", [above, below], i, max(above.b, below.b), saves=[sides])
 
     def experts(self, x: Tensor) -> Tensor:
         """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications."""
@@ -164,8 +200,11 @@ class Program(DeltaRule, Attention):
                 tape.op("router: to fp32", [], Size({}, {f"W_{name}": 1}), 4, weight=weight),
             ]
             weight = 0
-        logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:], weight=weight,
-                         product=name not in self.biased)  # fmt: skip
+        if arch.router_linear:
+            logits = self.linear(name, x, experts)
+        else:
+            logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:],
+                             weight=weight, product=name not in self.biased)  # fmt: skip
         if arch.routing.startswith("best"):
             logits = self.cast(logits, 4 if arch.routing == "best-fp32" else logits.b, "router")
             best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
@@ -188,13 +227,14 @@ class Program(DeltaRule, Attention):
         """Routed experts, and shared ones beside them where the model has some."""
         if not self.arch.shared_experts:
             return self.experts(x)
-        if "shared_expert_gate" not in self.elements:
+        if not self.arch.shared_first:
             y = self.experts(x)
             shared = self.mlp(x, of(s=1), "shared_")
         else:
-            # Qwen2-MoE runs the shared expert first, and weighs it by a sigmoid of its own
             shared = self.mlp(x, of(s=1), "shared_")
             y = self.experts(x)
+        if self.arch.shared_gate:
+            # Qwen2-MoE weighs the shared expert by a sigmoid of its own
             one = Size({"": 1})
             gate = self.linear("shared_expert_gate", x, one)
             gate = self.tape.op("shared: sigmoid", [gate], one, self.c, saves_out=True)

@@ -182,7 +182,10 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
 
 
 # of the short names of what lies in these modules
-PREFIXES = {"experts": "experts_", "shared_expert": "shared_", "shared_experts": "shared_", "linear_attn": "delta_"}
+PREFIXES = {
+    "experts": "experts_", "linear_attn": "delta_",
+    **dict.fromkeys(("shared_expert", "shared_experts", "shared_mlp"), "shared_"),
+}  # fmt: skip
 
 
 def short(name: str) -> str:

@@ -44,6 +44,8 @@ class Names(NamedTuple):
     up: str = "up_proj"
     down: str = "down_proj"
     layers: str = "layers"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
 
 
 NAMES = Names()
@@ -147,8 +149,11 @@ class Architecture:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: Literal["", "heads", "width"] = ""  # queries and keys are normed head by head, or over all heads
+    qk_norm_late: bool = False  # after the rotation (Hunyuan)
     norms: Norms = BEFORE
-    norm: Literal["rms", "centred", "layer"] = "rms"  # centred: the mean is taken off too; layer: PyTorch's own
+    # centred: the mean is taken off too; layer: PyTorch's own, of which bare has no weight (OLMo), and one-plus adds 1
+    # to the weight (Nemotron)
+    norm: Literal["rms", "centred", "layer", "bare", "one-plus"] = "rms"
     norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
     norm_bias: bool = False
     parallel: bool = False  # attention and MLP both read the layer's input
@@ -180,6 +185,7 @@ class Architecture:
     attention_sinks: bool = False
     expert_bias: bool = False
     router_bias: bool = False
+    router_linear: bool = False  # the router is an `nn.Linear`, which PEFT adapts among others (Hunyuan)
     experts_input_first: bool = False  # expert weights are stored input first, gates and ups side by side (GPT-OSS)
     # Transformers 5 makes them of older files' separate experts, and PEFT then adapts them where it adapts such names
     experts_converted: bool = False
@@ -190,6 +196,7 @@ class Architecture:
     routing_uncast: bool = False  # the weights of a token's experts stay in fp32
     shared_name: str = "mlp.shared_experts"
     shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
+    shared_first: bool = False  # shared experts run before the router (ERNIE 4.5, Hunyuan)
     head_bias: bool = False
     mla: Mla | None = None
     delta: Delta | None = None
@@ -265,14 +272,15 @@ class Architecture:
     @property
     def norm_elements(self) -> int:
         """Elements of a norm of the residual stream."""
-        return self.hidden * (2 if self.norm_bias else 1)
+        return 0 if self.norm == "bare" else self.hidden * (2 if self.norm_bias else 1)
 
 
 class Tensor(NamedTuple):
     """A parameter tensor; `*` in its name stands for the layer, `count` says how many layers have it.
 
-    `kind`: embedding, norm, linear, bias, sink, decay (of a state, one a head), convolution, expert (everything with
-    one slice per routed expert, its biases too), router, head, patches. `module`: embed, attn, mlp, norm, head, vision.
+    `kind`: embedding, norm, linear, bias, sink, decay (of a state, one a head), convolution, slope (of an activation),
+    expert (everything with one slice per routed expert, its biases too), router, head, patches. `module`: embed, attn,
+    mlp, norm, head, vision.
     """
 
     name: str
@@ -306,6 +314,8 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield tensor(f"{name}.bias", (outputs,), "bias", module)
 
     def norm(name: str, size: int, module: str = "norm") -> Iterable[Tensor]:
+        if arch.norm == "bare":
+            return
         yield tensor(f"{name}.weight", (size,), "norm", module)
         if arch.norm_bias:
             yield tensor(f"{name}.bias", (size,), "norm", module)
@@ -321,6 +331,9 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
                 yield from linear(f"{name}.gate_proj", h, width, bias)
             yield from linear(f"{name}.{names.up}", h, width, bias)
         yield from linear(f"{name}.{names.down}", width, h, bias)
+        if arch.activation == "xielu":
+            for slope in ("alpha_p", "alpha_n"):
+                yield tensor(f"{name}.act_fn.{slope}", (1,), "slope", "mlp")
 
     def delta_rule(d: Delta) -> Iterable[Tensor]:
         for name in ("dt_bias", "A_log"):
@@ -359,8 +372,8 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from linear(f"{a}.{names.output}", queries, h, arch.o_bias)
         if arch.qk_norm:
             whole = arch.qk_norm == "width"
-            yield from norm(f"{a}.q_norm", queries if whole else arch.head_dim, "attn")
-            yield from norm(f"{a}.k_norm", keys if whole else arch.head_dim, "attn")
+            yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")
+            yield from norm(f"{a}.{names.k_norm}", keys if whole else arch.head_dim, "attn")
 
     names, a = arch.names, arch.names.attention
     h, heads, queries, keys = arch.hidden, arch.heads, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
@@ -380,7 +393,10 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         e, i = arch.local_experts, arch.moe_intermediate
         first = 2 * i if arch.gated else i
         block = arch.router.partition(".")[0]
-        yield tensor(f"{arch.router}.weight", (arch.experts, h), "router", "mlp")
+        if arch.router_linear:
+            yield from linear(arch.router, h, arch.experts)
+        else:
+            yield tensor(f"{arch.router}.weight", (arch.experts, h), "router", "mlp")
         if arch.router_bias:
             yield tensor(f"{arch.router}.bias", (arch.experts,), "router", "mlp")
         up, down = ((e, h, first), (e, i, h)) if arch.experts_input_first else ((e, first, h), (e, h, i))
@@ -426,7 +442,7 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
             layers[tensor.name] = tensor._replace(count=count + seen)
     names, rows = arch.names, arch.vocab_part
     embedding = Tensor(f"{names.model}.{names.embedding}.weight", (rows, arch.hidden), 1, "embedding", "embed")
-    endings = ("weight", "bias") if arch.norm_bias else ("weight",)
+    endings = () if arch.norm == "bare" else ("weight", "bias") if arch.norm_bias else ("weight",)
     norm = [Tensor(f"{names.model}.{names.final_norm}.{end}", (arch.hidden,), 1, "norm", "norm") for end in endings]
     lm = [] if arch.tied else [Tensor("lm_head.weight", (rows, arch.hidden), 1, "head", "head")]
     if arch.head_bias:

@@ -77,7 +77,8 @@ _HYBRID = dict(
     linear_value_head_dim=128, linear_conv_kernel_dim=4,
 )  # fmt: skip
 _GATED = dict(norm_fp32=True, qk_norm="heads", output_gate=True)
-_SHARED = dict(shared_experts=1, shared_name="mlp.shared_expert", shared_gate=True)
+_SHARED = dict(shared_experts=1, shared_name="mlp.shared_expert", shared_gate=True, shared_first=True)
+_LATE_NORMS = dict(qk_norm="heads", qk_norm_late=True, names=Names(q_norm="query_layernorm", k_norm="key_layernorm"))
 _MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
 FAMILIES: dict[str, Family] = {
     "llama": Family(dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False), biases=_LLAMA),
@@ -220,6 +221,57 @@ FAMILIES: dict[str, Family] = {
     ),
     "internlm3": Family(
         dict(num_key_value_heads=2, head_dim=128, attention_bias=False, mlp_bias=False), biases=_LLAMA,
+    ),
+    "apertus": Family(
+        dict(hidden_act="xielu", max_position_embeddings=65536, attention_bias=False),
+        dict(gated=False, qk_norm="heads", norms=Norms("attention_layernorm", mlp="feedforward_layernorm")),
+        biases=_ATTENTION,
+    ),
+    "hunyuan_v1_dense": Family(
+        dict(max_position_embeddings=2048, attention_bias=False), _LATE_NORMS, biases=_ATTENTION,
+    ),
+    "hunyuan_v1_moe": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, num_experts=1, moe_topk=1, num_shared_expert=1),
+        dict(**_LATE_NORMS, shared_first=True, shared_name="mlp.shared_mlp", router="mlp.gate.wg", router_linear=True),
+        biases=_ATTENTION,
+        experts="num_experts", expert_size="intermediate_size",
+        spelled=dict(num_experts_per_tok="moe_topk", n_shared_experts="num_shared_expert"),
+    ),
+    "ernie4_5_moe": Family(
+        dict(num_key_value_heads=4, max_position_embeddings=131072, tie_word_embeddings=True, use_bias=False,
+             moe_num_experts=64, moe_k=6, moe_intermediate_size=1536, moe_num_shared_experts=2,
+             moe_layer_start_index=1),
+        dict(rotation="fp32", routing="fp32", shared_first=True), biases=("use_bias", "use_bias", "use_bias"),
+        interleaved=True, experts="moe_num_experts",
+        spelled=dict(num_experts_per_tok="moe_k", n_shared_experts="moe_num_shared_experts",
+                     first_k_dense_replace="moe_layer_start_index"),
+    ),
+    "dots1": Family(
+        dict(num_key_value_heads=32, max_position_embeddings=2048, attention_bias=False, n_routed_experts=128,
+             num_experts_per_tok=6, moe_intermediate_size=1408, n_shared_experts=2, first_k_dense_replace=0,
+             sliding_window=4096, max_window_layers=62),
+        dict(qk_norm="heads", routing="fp32", routing_uncast=True), biases=_ATTENTION, window="late",
+        experts="n_routed_experts",
+    ),
+    "glm4_moe_lite": Family(
+        dict(num_key_value_heads=20, max_position_embeddings=202752, n_routed_experts=64, num_experts_per_tok=4,
+             moe_intermediate_size=1536, n_shared_experts=1, first_k_dense_replace=1,
+             **_MLA | dict(q_lora_rank=768, qk_nope_head_dim=192), v_head_dim=256),
+        dict(routing="fp32", routing_uncast=True), biases=_ATTENTION, experts="n_routed_experts", mla=True,
+    ),
+    "minimax_m2": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, num_local_experts=256,
+             num_experts_per_tok=8),
+        dict(qk_norm="width", rotation="joined", routing_uncast=True), experts="num_local_experts",
+        expert_size="intermediate_size",
+    ),
+    "olmo": Family(
+        dict(max_position_embeddings=2048, attention_bias=False), dict(norm="bare", rotation="fp32"),
+        biases=_ATTENTION, refused=("clip_qkv",),
+    ),
+    "nemotron": Family(
+        dict(hidden_act="relu2", max_position_embeddings=4096, attention_bias=False, mlp_bias=False),
+        dict(norm="one-plus", norm_bias=True, gated=False, rotation="joined"), biases=_LLAMA,
     ),
     "iquestcoder": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, attention_bias=False, mlp_bias=False),

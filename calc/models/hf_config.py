@@ -39,6 +39,10 @@ class _Reader:
         name = self.spelled.get(name, name)
         return self.config[name] if name in self.config else self.defaults.get(name)
 
+    def known(self, name: str) -> bool:
+        """True if the family's config class has the field."""
+        return self.spelled.get(name, name) in self.defaults
+
     def error(self, name: str, given: object, allowed: str) -> ConfigError:
         return ConfigError(self.spelled.get(name, name), given, allowed)
 
@@ -50,6 +54,15 @@ class _Reader:
         if value > most:
             raise self.error(name, value, f"at most {most}")
         return value
+
+    def same(self, name: str, least: int = 1) -> int:
+        """An integer, or the one that a list has for every layer (Hunyuan)."""
+        value = self.value(name)
+        if isinstance(value, Sequence) and not isinstance(value, str) and len(set(map(repr, value))) == 1:
+            value = value[0]
+            if type(value) is int and value >= least:
+                return value
+        return self.integer(name, least)
 
     def optional(self, name: str) -> int | None:
         return None if self.value(name) is None else self.integer(name)
@@ -361,11 +374,11 @@ def _moe(family: Family, read: _Reader) -> dict[str, int]:
     experts = read.integer(name, 0)
     if not experts:
         return {}
-    active = read.integer("num_experts_per_tok")
+    active = read.same("num_experts_per_tok")
     if active > experts:
         raise ConfigError("num_experts_per_tok", active, f"at most {name} = {experts}")
     moe_intermediate = read.integer(family.expert_size)
-    shared = read.integer("n_shared_experts", 0) if "n_shared_experts" in read.defaults else 0
+    shared = read.same("n_shared_experts", 0) if read.known("n_shared_experts") else 0
     if "shared_expert_intermediate_size" in read.defaults:
         shared_intermediate = read.integer("shared_expert_intermediate_size")
     else:
@@ -381,7 +394,7 @@ def _moe(family: Family, read: _Reader) -> dict[str, int]:
 
 def _dense_layers(read: _Reader, layers: int) -> Collection[int]:
     """The layers of a model with experts that have none."""
-    if "first_k_dense_replace" in read.defaults:
+    if read.known("first_k_dense_replace"):
         return range(read.integer("first_k_dense_replace", 0))
     if "decoder_sparse_step" not in read.defaults:
         return ()

@@ -46,6 +46,7 @@ def load(case: Case) -> Any:
         model = classes.get(case.task, AutoModelForCausalLM).from_config(
             config, dtype=dtype, attn_implementation=implementation
         )
+        _narrow(model, dtype)
         if case.pp > 1:
             pipeline_parallel.cut(case, model)
         elif case.tp == 1:
@@ -59,6 +60,14 @@ def load(case: Case) -> Any:
         if case.four_bits:
             model = four_bits.quantise(model)
         return Critic(model) if case.task == "ppo-critic" else model
+
+
+def _narrow(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Give parameters of another type the model's, but for those that it keeps in fp32, as `from_pretrained` does."""
+    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != dtype and not any(re.search(rf"(^|\.){re.escape(k)}($|\.)", name) for k in kept):
+            parameter.data = parameter.data.to(dtype)
 
 
 def _linear_names(model: torch.nn.Module) -> list[str]:
