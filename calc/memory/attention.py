@@ -80,6 +80,7 @@ class Attention(Linears):
             else:
                 q = self.heads(self.linear("q_proj", x, q_width), "q: heads")
             k = self.heads(self.linear("k_proj", x, kv_width), "k: heads")
+            k = self.tape.op("k: scale", [k], kv_width, k.b) if arch.multipliers else k
             v = self.linear("v_proj", x, kv_width)
         if arch.qk_norm and not arch.qk_norm_late:
             q, k = self.normed(q, k)

@@ -220,7 +220,9 @@ class Linears:
     def is_adapted(self, name: str) -> bool:
         """True if PEFT puts an adapter beside this linear; the head is never among `all-linear`."""
         targets = self.run.adapter.targets if self.run.adapter else ()
-        own = name.removeprefix("shared_").removeprefix("delta_")
+        if name == "ssm_out_proj" and self.arch.ssm and not self.arch.ssm.adapted:
+            return False
+        own = name.removeprefix("shared_").removeprefix("delta_").removeprefix("ssm_")
         return name not in OUTPUTS and (targets == "all-linear" or name in targets or own in targets)
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:

@@ -69,7 +69,8 @@ class MegatronExperts(Linears):
         weight = [Tensor(self.picked("k", received), BF16)]
         inner = self.picked("k·j", received)
         first = inner * 2 if self.arch.gated else inner
-        up, down = (self.elements[f"experts_{name}"] * trained for name in ("gate_up_proj", "down_proj"))
+        names = ("gate_up_proj" if self.arch.gated else "up_proj", "down_proj")
+        up, down = (self.elements[f"experts_{name}"] * trained for name in names)
         pair = tape.op("experts: fc1", [tokens], first, BF16, saves=[tokens] if trained else [], weight=up)
         if self.arch.gated:
             act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair, *weight])

@@ -459,15 +459,15 @@ def test_an_unknown_family_is_told_what_else_is_not_modelled() -> None:
     """Kinds of layers and fields that no family has, those inside `text_config` too, and no name that is alike."""
     hybrid = {
         "model_type": "zamba2", "hidden_size": 8, "vision_config": {}, "layer_types": ["mamba"] * 3,
-        "text_config": {"hidden_size": 8, "layer_types": ["full_attention", "mamba"], "mamba_d_conv": 4},
+        "text_config": {"hidden_size": 8, "layer_types": ["full_attention", "mamba"], "mamba_headdim": 4},
     }  # fmt: skip
     with pytest.raises(ConfigError) as caught:
         from_config(hybrid)
-    told = "4 layers of mamba; the fields vision_config, text_config.mamba_d_conv"
+    told = "4 layers of mamba; the fields vision_config, text_config.mamba_headdim"
     assert str(caught.value).endswith(f"; not modelled of this config: {told}")
     many = {f"mamba_{n}": n for n in range(14)}
     with pytest.raises(ConfigError, match=r"the fields mamba_0, .*, mamba_11 and 2 more$"):
-        from_config({"model_type": "nemotron_h", **many})
+        from_config({"model_type": "zamba2", **many})
     with pytest.raises(ConfigError, match=r"; each field of this config is one of theirs$"):
         from_config({"model_type": "xyz", "hidden_size": 8})
 
