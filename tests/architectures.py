@@ -54,6 +54,12 @@ def architectures(draw: st.DrawFn) -> Architecture:
         "num_experts": experts, "num_local_experts": experts, "n_routed_experts": experts,
         "num_experts_per_tok": draw(st.integers(1, experts)), "first_k_dense_replace": draw(small),
         "new_decoder_architecture": True, "num_kv_heads": kv_heads,
+        "moe_num_experts": experts, "moe_k": draw(st.integers(1, experts)),
+        "moe_topk": draw(st.integers(1, experts)), "moe_layer_start_index": draw(small),
         "decoder_sparse_step": draw(small), "n_shared_experts": draw(st.integers(0, 2)), "anything_else": None,
     }  # fmt: skip
+    if FAMILIES[config["model_type"]].ssm:
+        kinds = ["mamba", "attention"] if config["model_type"] == "granitemoehybrid" else ["mamba", "mlp", "moe"]
+        layers = config["num_hidden_layers"]
+        config |= {"layer_types": draw(st.lists(st.sampled_from(kinds), min_size=layers, max_size=layers))}
     return from_config(config)

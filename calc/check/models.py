@@ -37,6 +37,8 @@ ROPE: Mapping[str | None, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
+# families whose classes are not named as their model_type is, and the names' beginnings
+CLASSES = {"hunyuan_v1_dense": "hunyuandensev1", "hunyuan_v1_moe": "hunyuanmoev1"}
 
 
 def config_fields(model: Model, _: Catalog) -> Iterator[str]:
@@ -63,7 +65,7 @@ def named_class(model: Model, _: Catalog) -> Iterator[str]:
     """The class that the config names belongs to the family that it names."""
     given = model.config.get("architectures")
     family = ALIKE.get(model.config["model_type"], model.config["model_type"])
-    stem = family.replace("_", "").removesuffix("text") + "for"
+    stem = CLASSES.get(family, family.replace("_", "").removesuffix("text")) + "for"
     if given and not given[0].replace("_", "").casefold().startswith(stem):
         yield fault("config.architectures", given, f"a class of the family {family}, as model_type says")
     elif given and not given[0].endswith(HEADS):
@@ -118,7 +120,9 @@ def published_count(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
-    """A number of parameters in either of the model's names is close to the number counted."""
+    """A number of parameters in either of the model's names is close to the number counted, if that is not published."""
+    if model.published_parameters == model.parameters:
+        return
     for field, name in (("hf", model.hf), ("name", model.name)):
         if said := re.search(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", name):
             named = prod(float(part) for part in (said[1].rstrip("x") or "1", said[2]))

@@ -45,7 +45,7 @@ def context_fault(s: Scenario) -> str | None:
     if s.attention != "flash":
         return f"attention: given {s.attention!r} {given}, allowed: flash"
     arch = s.architecture
-    if arch.mla or arch.attention_sinks or arch.fused_qkv or arch.delta:
+    if arch.mla or arch.attention_sinks or arch.fused_qkv or arch.recurrent:
         return f"context_parallel: given {s.context_parallel}, allowed for {arch.family}: 1; not modelled"
     return None
 
@@ -71,7 +71,7 @@ def ring_fault(s: Scenario) -> str | None:
         return f"packing: given true {given}, allowed: false; the ring knows no borders between sequences"
     if arch.mla or arch.attention_sinks or arch.softcap_attn or arch.head_dim > SDPA_FLASH_HEAD:
         return f"context_parallel: given {n}, allowed for {arch.family}: 1; SDPA's flash kernel cannot attend for it"
-    if arch.delta:
+    if arch.recurrent:
         return f"context_parallel: given {n}, allowed for {arch.family}: 1; a state passes through all positions"
     if arch.sliding_window is not None and s.seq_len > arch.sliding_window:
         return f"seq_len: given {s.seq_len} {given}, allowed: at most the model's window of {arch.sliding_window}"
@@ -352,7 +352,7 @@ def compile_fault(s: Scenario) -> str | None:
         return None
     arch, norms = s.architecture, s.architecture.norms
     plain = arch.norm == "rms" and arch.gated and not (arch.experts or arch.mla or arch.parallel or arch.joined)
-    plain = plain and arch.vision is None and arch.delta is None
+    plain = plain and arch.vision is None and not arch.recurrent
     if not plain or norms.attention_output or norms.mlp_output or arch.residual_dropout or arch.attention_sinks:
         return f"{given} with model {s.model}, allowed: none, loss; modelled for layers as Llama's"
     if s.lora:

@@ -25,12 +25,13 @@ from calc.memory.delta import DeltaRule
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
-from calc.memory.run import Run, dimensions
+from calc.memory.run import PREFIXES, Run, dimensions
+from calc.memory.ssm import StateSpace
 from calc.models.architecture import LayerSpec, layer_kinds
 from calc.models.lora import adapter_matrices
 
 
-class Program(DeltaRule, Attention):
+class Program(DeltaRule, StateSpace, Attention):
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
@@ -43,17 +44,21 @@ class Program(DeltaRule, Attention):
             product = self.gate_kernel(x, i, owner)
             return self.block_output(self.linear(f"{owner}{names.down}", product, WIDTH), "mlp")
         if self.arch.fused_gate_up:
-            pair = self.linear("gate_up_proj", x, i * 2)
+            pair = self.linear(f"{owner}{names.gate_up}", x, i * 2)
             gate, up = tape.split("gate, up", pair, [i, i])
             act = self.activated(gate)
+        elif self.arch.multipliers:
+            up = self.linear(f"{owner}up_proj", x, i)
+            act = self.activated(self.multiplied(self.linear(f"{owner}gate_proj", x, i), "mlp: gate"))
         elif self.arch.gated:
             act = self.activated(self.linear(f"{owner}gate_proj", x, i))
             up = self.linear(f"{owner}up_proj", x, i)
         else:
-            act = self.activated(self.linear(names.up, x, i))
-            return self.block_output(self.linear(names.down, act, WIDTH), "mlp")
+            act = self.activated(self.linear(f"{owner}{names.up}", x, i))
+            return self.block_output(self.linear(f"{owner}{names.down}", act, WIDTH), "mlp")
         product = tape.op("mlp: product", [act, up], i, act.b, saves=[act, up])
-        return self.block_output(self.linear(f"{owner}{names.down}", product, WIDTH), "mlp")
+        y = self.block_output(self.linear(f"{owner}{names.down}", product, WIDTH), "mlp")
+        return self.multiplied(y, "mlp")
 
     def gate_kernel(self, x: Tensor, i: Size, owner: str) -> Tensor:
         """Liger's `act(gate)·up`: keeps gate and up alone, and writes their gradients over them.
@@ -62,21 +67,25 @@ class Program(DeltaRule, Attention):
         """
         tape = self.tape
         if self.arch.fused_gate_up:
-            halves = tape.split("gate, up", self.linear("gate_up_proj", x, i * 2), [i, i])
+            halves = tape.split("gate, up", self.linear(f"{owner}{self.arch.names.gate_up}", x, i * 2), [i, i])
             gate, up = (tape.op("mlp: contiguous", [half], i, half.b, aliases=[half]) for half in halves)
         else:
             gate, up = (self.linear(f"{owner}{name}", x, i) for name in ("gate_proj", "up_proj"))
         return tape.op("mlp: gate", [gate, up], i, gate.b, saves=[gate, up], overwrites=True)
 
     def activated(self, x: Tensor) -> Tensor:
-        """The activation: one kernel that keeps its input or, ReLU, its output; `gelu_new` runs eight operations.
+        """The activation: one kernel that keeps its input or, ReLU, its output; `gelu_new` and `gelu_fast` run many.
 
-        Transformers `activations.py`, `NewGELUActivation` (the first GPT's GELU) and `ReLUSquaredActivation`.
+        Transformers `activations.py`, `NewGELUActivation` (the first GPT's GELU), `FastGELUActivation` (GPT-NeoX's) and
+        `ReLUSquaredActivation`.
         """
         tape, kind, i = self.tape, self.arch.activation, x.width
         if kind.startswith("relu"):
             x = tape.op("mlp: activation", [x], i, x.b, saves_out=True)
-            return x if kind == "relu" else tape.op("mlp: square", [x], i, x.b, saves=[x], backward_scratch=x.size * 2)
+            if kind == "relu":
+                return x
+            x = self.cast(x, 4, "mlp: square") if self.autocast else x  # autocast takes powers in fp32
+            return tape.op("mlp: square", [x], i, x.b, saves=[x], backward_scratch=x.size * 2)
         if kind == "gelu_new":
             half = tape.op("mlp: half", [x], i, x.b)
             read = self.cast(x, 4, "mlp: cube") if self.autocast else x
@@ -87,7 +96,50 @@ class Program(DeltaRule, Attention):
             tanh = tape.op("mlp: tanh", [inner], i, inner.b, saves_out=True)
             tanh = tape.op("mlp: tanh + 1", [tanh], i, tanh.b, aliases=[tanh])
             return tape.op("mlp: activation", [half, tanh], i, tanh.b, saves=[half, tanh])
+        if kind == "xielu":
+            return self.expanded_gate(x)
+        if kind == "gelu_fast":
+            half = tape.op("mlp: half", [x], i, x.b)
+            scaled = tape.op("mlp: scale", [x], i, x.b)
+            part = tape.op("mlp: part of square", [x], i, x.b)
+            square = tape.op("mlp: square", [part, x], i, x.b, saves=[part, x])
+            square = tape.op("mlp: square + 1", [square], i, x.b, aliases=[square])
+            inner = tape.op("mlp: inner", [scaled, square], i, x.b, saves=[scaled, square])
+            tanh = tape.op("mlp: tanh", [inner], i, x.b, saves_out=True)
+            tanh = tape.op("mlp: tanh + 1", [tanh], i, x.b, aliases=[tanh])
+            return tape.op("mlp: activation", [half, tanh], i, x.b, saves=[half, tanh])
         return tape.op("mlp: activation", [x], i, x.b, saves=[x])
+
+    def expanded_gate(self, x: Tensor) -> Tensor:
+        """xIELU without its CUDA kernel, both sides of which have a slope that is trained (Apertus).
+
+        Transformers `activations.py`, `XIELUActivation._xielu_python`.
+        """
+        tape, i, b = self.tape, x.width, x.b
+        wide = max(b, 4 if self.run.precision == "autocast" else b)  # slopes of fp32 widen what they multiply
+
+        def sloped(x: Tensor, name: str, b: float) -> Tensor:
+            """A product with a slope, whose gradient is the sum of a whole product."""
+            if not self.run.trained:
+                return tape.op(name, [x], i, b)
+            return tape.op(name, [x], i, b, saves=[x], weight=1, backward_scratch=i * b)
+
+        def added(x: Tensor, name: str) -> Tensor:
+            """The sum with a multiple of the input."""
+            part = tape.op("mlp: part", [source], i, source.b)
+            b = max(x.b, part.b)
+            return tape.op(name, [x, part], i, b, aliases=[t for t in (x, part) if t.b == b])
+
+        source, sides = x, Tensor(i, 1)  # which elements are above 0
+        square = sloped(x, "mlp: slope", wide)
+        square = tape.op("mlp: square", [square, x], i, wide, saves=[square, x])
+        above = added(square, "mlp: above")
+        low = tape.op("mlp: lower", [x], i, b, saves=[x])
+        low = self.cast(low, 4, "mlp: exponential") if self.autocast else low
+        low = tape.op("mlp: exponential", [low], i, low.b, saves_out=True)
+        low = tape.op("mlp: less input", [low, x], i, low.b, aliases=[low])
+        below = added(sloped(low, "mlp: lower slope", max(low.b, wide)), "mlp: below")
+        return tape.op("mlp: activation", [above, below], i, max(above.b, below.b), saves=[sides])
 
     def experts(self, x: Tensor) -> Tensor:
         """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications."""
@@ -100,10 +152,13 @@ class Program(DeltaRule, Attention):
         picked = tape.op("experts: sort", [x], kh, x.b, saves=[tokens], backward_scratch=x.size)
         # the rows of the biases are picked by expert
         picks = [Tensor(of(k=1), 8)] * arch.expert_bias
-        pair = tape.op("experts: gate_up", [picked], kj * 2, c, saves=[picked, *picks] if trained else [],
-                       weight=self.trained_expert("gate_up_proj"))  # fmt: skip
+        first = "gate_up_proj" if arch.gated else "up_proj"
+        pair = tape.op("experts: gate_up", [picked], kj * (2 if arch.gated else 1), c,
+                       saves=[picked, *picks] if trained else [], weight=self.trained_expert(first))  # fmt: skip
         if arch.experts_input_first:
             product = self.clamped_gate(pair, kj, c)
+        elif not arch.gated:
+            product = self.activated(pair)
         else:
             gate, up = tape.split("experts: gate, up", pair, [kj, kj])
             act = tape.op("experts: activation", [gate], kj, c, saves=[gate])
@@ -153,8 +208,11 @@ class Program(DeltaRule, Attention):
                 tape.op("router: to fp32", [], Size({}, {f"W_{name}": 1}), 4, weight=weight),
             ]
             weight = 0
-        logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:], weight=weight,
-                         product=name not in self.biased)  # fmt: skip
+        if arch.router_linear:
+            logits = self.linear(name, x, experts)
+        else:
+            logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:],
+                             weight=weight, product=name not in self.biased)  # fmt: skip
         if arch.routing.startswith("best"):
             logits = self.cast(logits, 4 if arch.routing == "best-fp32" else logits.b, "router")
             best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
@@ -169,7 +227,7 @@ class Program(DeltaRule, Attention):
     def feed_forward(self, x: Tensor) -> Tensor:
         """A layer's MLP, its routed experts, or routed and shared experts."""
         x = self.gathered(x, "mlp")
-        y = self.routed(x) if self.spec.mlp == "experts" else self.mlp(x)
+        y = self.routed(x) if self.spec.mlp == "experts" else self.mlp(x, owner=PREFIXES.get(self.arch.names.mlp, ""))
         self.tape.returns(x)
         return y
 
@@ -177,13 +235,14 @@ class Program(DeltaRule, Attention):
         """Routed experts, and shared ones beside them where the model has some."""
         if not self.arch.shared_experts:
             return self.experts(x)
-        if "shared_expert_gate" not in self.elements:
+        if not self.arch.shared_first:
             y = self.experts(x)
             shared = self.mlp(x, of(s=1), "shared_")
         else:
-            # Qwen2-MoE runs the shared expert first, and weighs it by a sigmoid of its own
             shared = self.mlp(x, of(s=1), "shared_")
             y = self.experts(x)
+        if self.arch.shared_gate:
+            # Qwen2-MoE weighs the shared expert by a sigmoid of its own
             one = Size({"": 1})
             gate = self.linear("shared_expert_gate", x, one)
             gate = self.tape.op("shared: sigmoid", [gate], one, self.c, saves_out=True)
@@ -199,7 +258,11 @@ class Program(DeltaRule, Attention):
         n = self.norm(self.input, norms.attention)
         if self.arch.joined:
             return self.both_at_once(n)
-        a = self.delta_rule(n) if self.spec.mixer == "delta" else self.attention(n)
+        if "none" in (self.spec.mixer, self.spec.mlp):
+            y = self.feed_forward(n) if self.spec.mixer == "none" else self.mixed_by(n)
+            self.add(self.input, y, "add")
+            return self.tape
+        a = self.mixed_by(n)
         if self.arch.parallel:
             f = self.feed_forward(self.norm(self.input, norms.mlp) if norms.mlp else n)
             self.add(self.add(self.input, a, "attention: add"), f, "mlp: add")
@@ -209,6 +272,24 @@ class Program(DeltaRule, Attention):
         f = self.feed_forward(self.norm(x, norms.mlp))
         self.add(x, self.scaled(self.norm(f, norms.mlp_output), "mlp"), "mlp: add")
         return self.tape
+
+    def mixed_by(self, n: Tensor) -> Tensor:
+        """The block in which positions see each other."""
+        match self.spec.mixer:
+            case "attention" | "latent":
+                return self.attention(n)
+            case "delta":
+                return self.delta_rule(n)
+            case "ssm":
+                return self.state_space(n)
+            case "both":
+                states = self.multiplied(self.state_space(n), "ssm")
+                heads = self.multiplied(self.attention(self.multiplied(n, "attention: input")), "attention")
+                return self.add(states, heads, "mixers: add")
+            case "none":
+                return n
+            case other:
+                assert_never(other)
 
     def both_at_once(self, n: Tensor) -> Tape:
         """Falcon's layer: both norms before both blocks, whose outputs are added in place of the MLP's."""

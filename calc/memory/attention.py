@@ -80,15 +80,23 @@ class Attention(Linears):
             else:
                 q = self.heads(self.linear("q_proj", x, q_width), "q: heads")
             k = self.heads(self.linear("k_proj", x, kv_width), "k: heads")
+            k = self.tape.op("k: scale", [k], kv_width, k.b) if arch.multipliers else k
             v = self.linear("v_proj", x, kv_width)
-        if arch.qk_norm:
-            rows = (of(H=1), of(K=1)) if arch.qk_norm == "heads" else (None, None)
-            q, k = self.norm(q, "q_norm", rows[0]), self.norm(k, "k_norm", rows[1])
+        if arch.qk_norm and not arch.qk_norm_late:
+            q, k = self.normed(q, k)
         b = 4 if arch.rotation == "fp32" else self.run.residual
         tables = [Tensor(Size({}, {"tables·S": 1}), b)] if arch.rotary_tables else []
         rotated = self.rotate(q, "q: rotate", tables), self.rotate(k, "k: rotate", tables)
         tape.returns(q, k)
+        if arch.qk_norm_late:
+            rotated = self.normed(*rotated)
         return *rotated, v, *named
+
+    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Norms of queries and of keys, head by head or over all heads."""
+        names = self.arch.names
+        rows = (of(H=1), of(K=1)) if self.arch.qk_norm == "heads" else (None, None)
+        return self.norm(q, names.q_norm, rows[0]), self.norm(k, names.k_norm, rows[1])
 
     def expanded(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Falcon's `_split_heads`: groups of queries, a key and a value, both written out for every query."""

@@ -73,32 +73,32 @@ def token_bytes(arch: Architecture, tensor_parallel: int = 1) -> int:
 def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int:
     """Elements of one token in a rank's cache of a layer of the kind `spec`."""
     match spec.mixer:
-        case "attention":
+        case "attention" | "both":
             return 2 * heads(arch, tensor_parallel) * arch.head_dim
         case "latent":
             assert arch.mla
             return arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim
-        case "delta":
-            return 0  # a state of fixed size instead
+        case "delta" | "ssm" | "none":
+            return 0  # at most a state of fixed size
         case other:
             assert_never(other)
 
 
 def state_bytes(arch: Architecture, tensor_parallel: int = 1) -> int:
-    """Bytes of a sequence's state in one layer of linear attention on a rank: of the convolution, and of all heads.
+    """Bytes of a sequence's state in one layer that passes one on, on a rank: of the convolution, and of all heads.
 
-    vLLM 0.33 `model_executor/layers/mamba/mamba_utils.py`, `gated_delta_net_state_shape`; the state's type is the
-    config's `mamba_ssm_dtype` (`models/config.py`, `Qwen3_5ForConditionalGenerationConfig`), or the model's.
+    vLLM 0.33 `model_executor/layers/mamba/mamba_utils.py`, `gated_delta_net_state_shape`, `mamba2_state_shape`; the
+    state's type is the config's `mamba_ssm_dtype` (`models/config.py`, `Qwen3_5ForConditionalGenerationConfig`) or
+    `mamba_ssm_cache_dtype` (Nemotron-H), or the model's.
     """
-    if (d := arch.delta) is None:
+    if (d := arch.delta or arch.ssm) is None:
         return 0
     return (d.convolved * (d.kernel - 1) * BYTES + d.state * d.state_bytes) // tensor_parallel
 
 
 def read_bytes(arch: Architecture, context: float, tensor_parallel: int = 1) -> float:
     """Bytes that a decoding step moves for each of `context` tokens of a sequence: its cache, and states both ways."""
-    deltas = sum(spec.mixer == "delta" for spec in arch.specs)
-    return token_bytes(arch, tensor_parallel) + 2 * deltas * state_bytes(arch, tensor_parallel) / context
+    return token_bytes(arch, tensor_parallel) + 2 * arch.recurrent * state_bytes(arch, tensor_parallel) / context
 
 
 @lru_cache(maxsize=1024)
@@ -112,14 +112,13 @@ def pool(arch: Architecture, tensor_parallel: int = 1) -> Pool:
     `_align_hybrid_block_size`; `v1/core/kv_cache_planning.py`, `_get_kv_cache_groups_uniform_page_size`;
     `v1/kv_cache_interface.py`, `MambaSpec.max_memory_usage_bytes`).
     """
-    if arch.delta is None:
+    if not arch.recurrent:
         return Pool(BLOCK, BLOCK * token_bytes(arch, tensor_parallel), 0)
     token = 2 * BYTES * heads(arch, tensor_parallel) * arch.head_dim
     tokens = BLOCK * max(1, -(-state_bytes(arch, tensor_parallel) // (BLOCK * token)))
-    deltas = sum(spec.mixer == "delta" for spec in arch.specs)
-    counts = sorted(count for count in (deltas, arch.layers - deltas) if count)
+    counts = sorted(count for count in (arch.recurrent, arch.attending) if count)
     size = counts[-1] if counts[-1] < 1.5 * counts[0] else counts[0]
-    return Pool(tokens, size * tokens * token, 2 * -(-deltas // size))
+    return Pool(tokens, size * tokens * token, 2 * -(-arch.recurrent // size))
 
 
 def cache(role: str, blocks: int, arch: Architecture, tensor_parallel: int = 1) -> Line:
@@ -223,20 +222,20 @@ def dynamic(role: str, arch: Architecture, tokens: int, b: int) -> Line:
     join an empty tensor of the keys' type, too (transformers 5.23 `cache_utils.py`, `DynamicLayer`).
     """
     width = arch.heads * (arch.head_dim + arch.mla.v_head_dim) if arch.mla else 2 * cached_heads(arch) * arch.head_dim
-    layers = sum(spec.mixer != "delta" for spec in arch.specs)
+    layers = arch.attending
     values = {"T": tokens, "L": layers, "b": b, "w": width}
     return Line("kv_cache", role, tokens * layers * b * width, "T·L·b·w", values, "kv-cache#dynamic")
 
 
 def states(role: str, arch: Architecture, rows: int, b: int) -> Line:
-    """What Transformers keeps of `rows` sequences in layers of linear attention.
+    """What Transformers keeps of `rows` sequences in layers that pass a state on.
 
     Inputs of the convolution in `b` bytes, and a state in fp32 (transformers 5.23 `cache_utils.py`,
     `LinearAttentionLayer`).
     """
-    d = arch.delta
+    d = arch.delta or arch.ssm
     assert d
-    layers = sum(spec.mixer == "delta" for spec in arch.specs)
+    layers = arch.recurrent
     values = {"R": rows, "L": layers, "c": d.convolved * d.kernel, "b": b, "s": d.state}
     count = rows * layers * (d.convolved * d.kernel * b + 4 * d.state)
     return Line("kv_cache", role, count, "R·L·(c·b + 4·s)", values, "kv-cache#states")

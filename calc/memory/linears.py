@@ -60,7 +60,10 @@ class Linears:
         rows = rows or Size({"": self.run.share})
         if self.run.replaced & {"norm", "norm in place"} and self.arch.norm == "rms" and name:
             return self.norm_kernel(x, name, rows)
-        kinds = {"rms": self.rms_norm, "centred": self.centred_norm, "layer": self.layer_norm}
+        kinds = {
+            "rms": self.rms_norm, "centred": self.centred_norm, "layer": self.layer_norm, "bare": self.bare_norm,
+            "one-plus": self.layer_norm,
+        }  # fmt: skip
         return kinds[self.arch.norm](x, name, rows) if name else x
 
     def rms_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
@@ -119,10 +122,18 @@ class Linears:
         return self.cast(out, b, name)
 
     def layer_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
-        """PyTorch's: one kernel keeps its input, and the mean and the scale of each row; in fp32 under autocast."""
-        x = self.cast(x, 4, name) if self.autocast else x
+        """PyTorch's: one kernel keeps its input, and the mean and the scale of each row; in fp32 under autocast.
+
+        Nemotron's, which adds 1 to the weight, leaves autocast with its input in 16 bits.
+        """
+        x = self.cast(x, self.c if self.arch.norm == "one-plus" else 4, name) if self.autocast else x
         weight = self.elements.get(name, self.arch.norm_elements) if self.run.trained else 0
         return self.tape.op(name, [x], x.width, x.b, saves=[x, Tensor(rows, 8)], weight=weight)
+
+    def bare_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
+        """OLMo's: PyTorch's without a weight, in fp32."""
+        x32 = self.cast(x, 4, name)
+        return self.cast(self.tape.op(name, [x32], x.width, 4, saves=[x32, Tensor(rows, 8)]), x.b, name)
 
     def linear(self, name: str, x: Tensor, out: Size) -> Tensor:
         """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
@@ -209,7 +220,9 @@ class Linears:
     def is_adapted(self, name: str) -> bool:
         """True if PEFT puts an adapter beside this linear; the head is never among `all-linear`."""
         targets = self.run.adapter.targets if self.run.adapter else ()
-        own = name.removeprefix("shared_").removeprefix("delta_")
+        if name == "ssm_out_proj" and self.arch.ssm and not self.arch.ssm.adapted:
+            return False
+        own = name.removeprefix("shared_").removeprefix("delta_").removeprefix("ssm_")
         return name not in OUTPUTS and (targets == "all-linear" or name in targets or own in targets)
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:

@@ -70,7 +70,8 @@ class MegatronExperts(MegatronAdapters):
         weight = [Tensor(self.picked("k", received), BF16)]
         inner, low = self.picked("k·j", received), self.picked("k·r", received)
         first = inner * 2 if self.arch.gated else inner
-        up, down = (self.elements[f"experts_{name}"] * trained for name in ("gate_up_proj", "down_proj"))
+        names = ("gate_up_proj" if self.arch.gated else "up_proj", "down_proj")
+        up, down = (self.elements[f"experts_{name}"] * trained for name in names)
         pair = tape.op("experts: fc1", [tokens], first, BF16, saves=self.kept(tokens), weight=up)
         pair = self.adapted_by("experts_linear_fc1", tokens, pair, low)
         if self.arch.gated:

@@ -134,7 +134,7 @@ class Run:
 @lru_cache(maxsize=4096)
 def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
     """The numbers behind the symbols of the formulas, all counts of elements."""
-    mla, delta = arch.mla, arch.delta
+    mla, delta, ssm = arch.mla, arch.delta, arch.ssm
     return {
         "h": arch.hidden,
         "q": arch.heads * arch.head_dim,
@@ -178,6 +178,20 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
             if delta
             else {}
         ),
+        **(
+            {
+                "s_i": ssm.inner,
+                "s_c": ssm.convolved,
+                "s_g": ssm.grouped,
+                "s_e": ssm.heads * ssm.state_dim,
+                "s_n": ssm.heads,
+                "s_p": ssm.heads * ssm.chunk,
+                "s_q": ssm.groups * ssm.chunk,
+                "s_s": ssm.state,
+            }
+            if ssm
+            else {}
+        ),
         "W_lm_head": arch.vocab_part * arch.hidden,
         "W_score": arch.hidden,
         "W_qkv": (arch.heads + 2 * arch.kv_heads) * arch.head_dim * arch.hidden,
@@ -186,13 +200,19 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
 
 
 # of the short names of what lies in these modules
-PREFIXES = {"experts": "experts_", "shared_expert": "shared_", "shared_experts": "shared_", "linear_attn": "delta_"}
+PREFIXES = {
+    "experts": "experts_", "linear_attn": "delta_", "mamba": "ssm_",
+    **dict.fromkeys(("shared_expert", "shared_experts", "shared_mlp"), "shared_"),
+}  # fmt: skip
+# of a state space where every block has the same name (Nemotron-H)
+STATE_SPACE = frozenset({"dt_bias", "A_log", "D", "conv1d", "in_proj", "norm", "out_proj"})
 
 
 def short(name: str) -> str:
     """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`."""
     *_, inside, last = ("", *name.removesuffix(".weight").split("."))
-    return PREFIXES.get(inside, "") + last
+    prefix = "ssm_" if inside == "mixer" and last in STATE_SPACE else PREFIXES.get(inside, "")
+    return prefix + last
 
 
 @lru_cache(maxsize=4096)

@@ -44,6 +44,11 @@ class Names(NamedTuple):
     up: str = "up_proj"
     down: str = "down_proj"
     layers: str = "layers"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    mlp: str = "mlp"
+    gate_up: str = "gate_up_proj"
+    ssm: str = "mamba"
 
 
 NAMES = Names()
@@ -110,16 +115,62 @@ class Delta:
         return self.value_heads * self.key_dim * self.value_dim
 
 
+@dataclass(frozen=True, slots=True)
+class Ssm:
+    """A state-space mixer (Mamba-2), whose state is a matrix for each head.
+
+    `groups`: heads that share B and C are one. `kernel`: positions that the causal convolution of the input, B and C
+    sees. `chunk`: positions that are scanned at once. `state_bytes`: of an element of the state, as an engine that
+    generates keeps it. `normed`: a norm follows the output's gate. `adapted`: PEFT adapts the output projection, too.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    kernel: int
+    chunk: int
+    state_bytes: int
+    normed: bool = True
+    adapted: bool = True
+    conv_bias: bool = True
+    bias: bool = False
+
+    @property
+    def inner(self) -> int:
+        """The width of what is scanned, of its gate and of the output."""
+        return self.heads * self.head_dim
+
+    @property
+    def grouped(self) -> int:
+        """The width of B, and of C."""
+        return self.groups * self.state_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution."""
+        return self.inner + 2 * self.grouped
+
+    @property
+    def state(self) -> int:
+        """Elements of the state of all heads."""
+        return self.inner * self.state_dim
+
+
+RECURRENT = ("delta", "ssm", "both")  # mixers that pass a state on from position to position
+
+
 class LayerSpec(NamedTuple):
     """The kind of one decoder layer: how positions see each other, and what follows.
 
-    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA), or a gated `delta` rule
-    that passes a state on from position to position. `mlp`: `dense`, or routed `experts`. `slides`: attention sees the
-    last `sliding_window` tokens alone. `rotated`: positions are rotary.
+    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA); a gated `delta` rule or a
+    state space, `ssm`, which pass a state on from position to position; `both` attention and a state space, beside each
+    other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`. `slides`: attention sees the last `sliding_window`
+    tokens alone. `rotated`: positions are rotary.
     """
 
-    mixer: Literal["attention", "latent", "delta"] = "attention"
-    mlp: Literal["dense", "experts"] = "dense"
+    mixer: Literal["attention", "latent", "delta", "ssm", "both", "none"] = "attention"
+    mlp: Literal["dense", "experts", "none"] = "dense"
     slides: bool = False
     rotated: bool = True
 
@@ -147,8 +198,11 @@ class Architecture:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: Literal["", "heads", "width"] = ""  # queries and keys are normed head by head, or over all heads
+    qk_norm_late: bool = False  # after the rotation (Hunyuan)
     norms: Norms = BEFORE
-    norm: Literal["rms", "centred", "layer"] = "rms"  # centred: the mean is taken off too; layer: PyTorch's own
+    # centred: the mean is taken off too; layer: PyTorch's own, of which bare has no weight (OLMo), and one-plus adds 1
+    # to the weight (Nemotron)
+    norm: Literal["rms", "centred", "layer", "bare", "one-plus"] = "rms"
     norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
     norm_bias: bool = False
     parallel: bool = False  # attention and MLP both read the layer's input
@@ -180,6 +234,7 @@ class Architecture:
     attention_sinks: bool = False
     expert_bias: bool = False
     router_bias: bool = False
+    router_linear: bool = False  # the router is an `nn.Linear`, which PEFT adapts among others (Hunyuan)
     experts_input_first: bool = False  # expert weights are stored input first, gates and ups side by side (GPT-OSS)
     # Transformers 5 makes them of older files' separate experts, and PEFT then adapts them where it adapts such names
     experts_converted: bool = False
@@ -190,9 +245,12 @@ class Architecture:
     routing_uncast: bool = False  # the weights of a token's experts stay in fp32
     shared_name: str = "mlp.shared_experts"
     shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
+    shared_first: bool = False  # shared experts run before the router (ERNIE 4.5, Hunyuan)
     head_bias: bool = False
     mla: Mla | None = None
     delta: Delta | None = None
+    ssm: Ssm | None = None
+    multipliers: bool = False  # projections, keys, blocks and the MLP's halves are multiplied by numbers (Falcon-H1)
     activation: str = "silu"
     names: Names = NAMES
     vision: Tower | None = None  # the part for images
@@ -227,7 +285,12 @@ class Architecture:
     @property
     def attends(self) -> bool:
         """True if some layers have keys and values of their heads, and not latent ones alone."""
-        return any(spec.mixer == "attention" for spec, _ in layer_kinds(self))
+        return any(spec.mixer in ("attention", "both") for spec, _ in layer_kinds(self))
+
+    @property
+    def recurrent(self) -> int:
+        """The number of layers that pass a state on from position to position."""
+        return sum([spec.mixer in RECURRENT for spec in self.specs])
 
     @property
     def sliding_layers(self) -> tuple[int, ...]:
@@ -243,6 +306,16 @@ class Architecture:
     def dense_layers(self) -> int:
         """The number of layers without routed experts."""
         return sum([spec.mlp == "dense" for spec in self.specs])
+
+    @property
+    def sparse_layers(self) -> int:
+        """The number of layers with routed experts."""
+        return sum([spec.mlp == "experts" for spec in self.specs])
+
+    @property
+    def attending(self) -> int:
+        """The number of layers with keys and values, or latent ones."""
+        return sum([spec.mixer in ("attention", "latent", "both") for spec in self.specs])
 
     @property
     def local_experts(self) -> int:
@@ -265,14 +338,15 @@ class Architecture:
     @property
     def norm_elements(self) -> int:
         """Elements of a norm of the residual stream."""
-        return self.hidden * (2 if self.norm_bias else 1)
+        return 0 if self.norm == "bare" else self.hidden * (2 if self.norm_bias else 1)
 
 
 class Tensor(NamedTuple):
     """A parameter tensor; `*` in its name stands for the layer, `count` says how many layers have it.
 
-    `kind`: embedding, norm, linear, bias, sink, decay (of a state, one a head), convolution, expert (everything with
-    one slice per routed expert, its biases too), router, head, patches. `module`: embed, attn, mlp, norm, head, vision.
+    `kind`: embedding, norm, linear, bias, sink, decay (of a state, one a head), convolution, slope (of an activation),
+    expert (everything with one slice per routed expert, its biases too), router, head, patches. `module`: embed, attn,
+    mlp, norm, head, vision.
     """
 
     name: str
@@ -304,12 +378,15 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     """The tensors of a decoder layer of this kind, in the order of its modules."""
 
     def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Iterable[Tensor]:
-        module = "attn" if name.startswith((f"{a}.", f"{DELTA}.")) else "mlp"
+        mixes = spec.mixer != "none" and name.startswith((f"{a}.", f"{DELTA}.", f"{names.ssm}."))
+        module = "attn" if mixes else "mlp"
         yield tensor(f"{name}.weight", (outputs, inputs), "linear", module)
         if bias:
             yield tensor(f"{name}.bias", (outputs,), "bias", module)
 
     def norm(name: str, size: int, module: str = "norm") -> Iterable[Tensor]:
+        if arch.norm == "bare":
+            return
         yield tensor(f"{name}.weight", (size,), "norm", module)
         if arch.norm_bias:
             yield tensor(f"{name}.bias", (size,), "norm", module)
@@ -319,12 +396,15 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
 
     def mlp(name: str, width: int, bias: bool) -> Iterable[Tensor]:
         if arch.fused_gate_up:
-            yield from linear(f"{name}.gate_up_proj", h, 2 * width, bias)
+            yield from linear(f"{name}.{names.gate_up}", h, 2 * width, bias)
         else:
             if arch.gated:
                 yield from linear(f"{name}.gate_proj", h, width, bias)
             yield from linear(f"{name}.{names.up}", h, width, bias)
         yield from linear(f"{name}.{names.down}", width, h, bias)
+        if arch.activation == "xielu":
+            for slope in ("alpha_p", "alpha_n"):
+                yield tensor(f"{name}.act_fn.{slope}", (1,), "slope", "mlp")
 
     def delta_rule(d: Delta) -> Iterable[Tensor]:
         for name in ("dt_bias", "A_log"):
@@ -338,6 +418,17 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         if not d.joined:
             for name, width in ("qkv", d.convolved), ("z", d.values), ("b", d.value_heads), ("a", d.value_heads):
                 yield from linear(f"{DELTA}.in_proj_{name}", h, width)
+
+    def state_space(m: Ssm) -> Iterable[Tensor]:
+        for name in ("dt_bias", "A_log", "D"):
+            yield tensor(f"{names.ssm}.{name}", (m.heads,), "decay", "attn")
+        yield tensor(f"{names.ssm}.conv1d.weight", (m.convolved, 1, m.kernel), "convolution", "attn")
+        if m.conv_bias:
+            yield tensor(f"{names.ssm}.conv1d.bias", (m.convolved,), "bias", "attn")
+        yield from linear(f"{names.ssm}.in_proj", h, m.inner + m.convolved + m.heads, m.bias)
+        if m.normed:
+            yield tensor(f"{names.ssm}.norm.weight", (m.inner,), "norm", "attn")
+        yield from linear(f"{names.ssm}.out_proj", m.inner, h, m.bias)
 
     def latent(m: Mla) -> Iterable[Tensor]:
         if m.q_lora_rank:
@@ -363,8 +454,8 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from linear(f"{a}.{names.output}", queries, h, arch.o_bias)
         if arch.qk_norm:
             whole = arch.qk_norm == "width"
-            yield from norm(f"{a}.q_norm", queries if whole else arch.head_dim, "attn")
-            yield from norm(f"{a}.k_norm", keys if whole else arch.head_dim, "attn")
+            yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")
+            yield from norm(f"{a}.{names.k_norm}", keys if whole else arch.head_dim, "attn")
 
     names, a = arch.names, arch.names.attention
     h, heads, queries, keys = arch.hidden, arch.heads, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
@@ -377,6 +468,15 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         case "delta":
             assert arch.delta
             yield from delta_rule(arch.delta)
+        case "ssm":
+            assert arch.ssm
+            yield from state_space(arch.ssm)
+        case "both":
+            assert arch.ssm
+            yield from state_space(arch.ssm)
+            yield from attention()
+        case "none":
+            pass
         case other:
             assert_never(other)
 
@@ -384,11 +484,14 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         e, i = arch.local_experts, arch.moe_intermediate
         first = 2 * i if arch.gated else i
         block = arch.router.partition(".")[0]
-        yield tensor(f"{arch.router}.weight", (arch.experts, h), "router", "mlp")
+        if arch.router_linear:
+            yield from linear(arch.router, h, arch.experts)
+        else:
+            yield tensor(f"{arch.router}.weight", (arch.experts, h), "router", "mlp")
         if arch.router_bias:
             yield tensor(f"{arch.router}.bias", (arch.experts,), "router", "mlp")
         up, down = ((e, h, first), (e, i, h)) if arch.experts_input_first else ((e, first, h), (e, h, i))
-        yield tensor(f"{block}.experts.gate_up_proj", up, "expert", "mlp")
+        yield tensor(f"{block}.experts.{'gate_up_proj' if arch.gated else 'up_proj'}", up, "expert", "mlp")
         yield tensor(f"{block}.experts.down_proj", down, "expert", "mlp")
         if arch.expert_bias:
             yield tensor(f"{block}.experts.gate_up_proj_bias", (e, first), "expert", "mlp")
@@ -397,8 +500,8 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield from mlp(arch.shared_name, arch.shared_intermediate, arch.mlp_bias)
             if arch.shared_gate:
                 yield from linear("mlp.shared_expert_gate", h, 1)
-    else:
-        yield from mlp("mlp", arch.intermediate, arch.mlp_bias)
+    elif spec.mlp == "dense":
+        yield from mlp(names.mlp, arch.intermediate, arch.mlp_bias)
 
     for name in filter(None, arch.norms):
         yield from norm(name, h)
@@ -430,7 +533,7 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
             layers[tensor.name] = tensor._replace(count=count + seen)
     names, rows = arch.names, arch.vocab_part
     embedding = Tensor(f"{names.model}.{names.embedding}.weight", (rows, arch.hidden), 1, "embedding", "embed")
-    endings = ("weight", "bias") if arch.norm_bias else ("weight",)
+    endings = () if arch.norm == "bare" else ("weight", "bias") if arch.norm_bias else ("weight",)
     norm = [Tensor(f"{names.model}.{names.final_norm}.{end}", (arch.hidden,), 1, "norm", "norm") for end in endings]
     lm = [] if arch.tied else [Tensor("lm_head.weight", (rows, arch.hidden), 1, "head", "head")]
     if arch.head_bias:
@@ -511,10 +614,12 @@ def largest_in_layer(arch: Architecture, spec: LayerSpec) -> int:
 def linears(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
     """The `nn.Linear` modules of a layer of the kind `spec`, as PEFT finds them.
 
-    Routers and routed experts are bare parameters in Transformers 5, hence not among them.
+    Routers and routed experts are bare parameters in Transformers 5, hence not among them; nor is a state space's
+    output projection where PEFT leaves it.
     """
+    spared = f".{arch.names.ssm}.out_proj.weight" if arch.ssm and not arch.ssm.adapted else "none"
     return tuple(
         Linear(t.name.partition(".*.")[2].removesuffix(".weight"), t.shape[1], t.shape[0], t.module)
         for t in layer_tensors(arch, spec)
-        if t.kind == "linear"
+        if t.kind == "linear" and not t.name.endswith(spared)
     )

@@ -37,8 +37,21 @@ _HYBRID = (
     "attn_output_gate", "mamba_ssm_dtype", "mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
     "output_gate_type",
 )  # fmt: skip
+_MAMBA = ("mamba_expand", "mamba_ssm_cache_dtype", "ssm_cfg", "use_mamba_kernels")
 _LAYER_NORM = ("layer_norm_eps", "partial_rotary_factor", "rotary_pct")
 _RMS = ("rms_norm_eps",)
+_HUNYUAN = (
+    "add_classification_head", "attention_head_dim", "cla_share_factor", "class_num", "dense_list",
+    "enable_lm_head_fp32", "eod_token_id", "im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "mlp_bias",
+    "norm_type", "org_vocab_size", "pool_type", "pretraining_tp", "qk_norm", "rotary_pct", "sep_token_id",
+    "text_end_id",
+    "text_start_id", "use_cla", "use_qk_norm", "use_rotary_pos_emb",
+)  # fmt: skip
+_HUNYUAN_MOE = (
+    "capacity_factor", "group_limited_greedy", "moe_drop_tokens", "moe_intermediate_size", "moe_layer_num_skipped",
+    "moe_random_routing_dropped_token", "n_group", "num_media_embeds", "routed_scaling_factor", "topk_group",
+    "use_mixed_mlp_moe",
+)  # fmt: skip
 _IMAGES = ("image_token_index", "image_token_id", "text_config", "vision_config")
 CARRIED: Mapping[str, tuple[str, ...]] = {
     "llama": ("pretraining_tp",),
@@ -66,6 +79,39 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "cwm": ("pretraining_tp",),
     "glm4_moe": (*_ROUTER, *_GROUPS, "moe_router_dtype", "partial_rotary_factor", "topk_method"),
     "olmoe": (*_ROUTER, "clip_qkv"),
+    "dots1": (*_ROUTER, *_GROUPS, "moe_layer_freq", "pretraining_tp", "scoring_func", "topk_method"),
+    "glm4_moe_lite": (*_DEEPSEEK, "mlp_layer_types", "partial_rotary_factor"),
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": (*_ROUTER, *_HUNYUAN, *_HUNYUAN_MOE),
+    "ernie4_5_moe": (
+        *_ROUTER, "compression_ratio", "fuse_rope", "moe_capacity", "moe_gate", "moe_layer_end_index",
+        "moe_layer_interval", "moe_norm_min", "moe_use_aux_free", "num_nextn_predict_layers", "use_aux_loss",
+    ),
+    "minimax_m2": (
+        *_ROUTER, "attn_type_list", "attention_bias", "layernorm_full_attention_beta", "mlp_intermediate_size",
+        "mtp_transformer_layers", "num_mtp_modules", "qk_norm_type", "rotary_dim", "scoring_func",
+        "shared_intermediate_size", "use_mtp", "use_qk_norm", "use_routing_bias",
+    ),
+    "nemotron_h": (
+        *_ROUTER, *_GROUPS, *_MAMBA, "hidden_dropout", "layer_norm_epsilon", "mamba_hidden_act", "mamba_proj_bias",
+        "mtp_hybrid_override_pattern", "mtp_layers_block_type", "norm_eps", "num_logits_to_keep",
+        "partial_rotary_factor", "rescale_prenorm_residual", "residual_in_fp32", "sliding_window", "time_step_floor",
+        "time_step_limit", "time_step_max", "time_step_min", "time_step_rank", "expand", "head_dim",
+        "n_shared_experts",
+    ),
+    "granitemoehybrid": (
+        *_ROUTER, *_GRANITE, *_MAMBA, "init_method", "logits_to_keep", "mlp_bias", "normalization_function",
+        "layers_block_type", "head_dim", "time_step_limit", "time_step_max", "time_step_min",
+    ),
+    "falcon_h1": (
+        *_MAMBA, "attention_in_multiplier", "attention_out_multiplier", "attn_layer_indices", "embedding_multiplier",
+        "key_multiplier", "lm_head_multiplier", "mamba_d_ssm", "mamba_norm_before_gate", "mamba_use_mlp",
+        "mlp_expansion_factor", "mlp_multipliers", "num_logits_to_keep", "projectors_bias", "ssm_in_multiplier",
+        "ssm_multipliers", "ssm_out_multiplier", "time_step_floor", "time_step_limit", "time_step_max",
+        "time_step_min", "time_step_rank",
+    ),
+    "apertus": ("mlp_bias", "post_norm", "qk_norm"),
+    "nemotron": ("hidden_dropout", "norm_eps", "partial_rotary_factor", "rope_percent"),
     "flex_olmo": _ROUTER,
     "starcoder2": (
         "activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon", "mlp_type", "norm_epsilon",
@@ -96,7 +142,17 @@ def known(family: str) -> frozenset[str]:
     """The fields of a family of language models."""
     family = ALIKE.get(family, family)
     f = FAMILIES[family]
-    read = {*_READ, *f.defaults, *f.biases, *f.refused, *f.needed, f.dropout, f.embedding_dropout, f.parallel}
+    read = {
+        *_READ,
+        *f.defaults,
+        *f.biases,
+        *f.refused,
+        *f.needed,
+        f.dense_size,
+        f.dropout,
+        f.embedding_dropout,
+        f.parallel,
+    }
     if f.window:
         read |= {"sliding_window"}
     if f.experts:

@@ -16,7 +16,8 @@ class Family:
     `biases` names the config fields that give q, k and v, o, and the MLP their biases. `window` says which layers use
     the sliding window where `layer_types` does not: `all` (whatever `layer_types` says), `each`, `even`, `late`,
     `even-early`, `period` (those whose number the period does not divide), `after-fourths`, or the `unrotated`.
-    `unrotated` says which layers have no rotary positions: those that do `not-slide`, or the `listed`. `experts` and
+    `unrotated` says which layers have no rotary positions: those that do `not-slide`, the `listed`, or all
+    `unless-rope` is the config's `position_embedding_type`. `experts` and
     `expert_size` name the config fields with the number of routed experts and their width. `spelled` maps the usual
     names of fields to the family's own.
     """
@@ -32,10 +33,14 @@ class Family:
     delta: str = (
         ""  # layers but for one in `full_attention_interval` are gated delta rules: apart or joined projections
     )
+    ssm: str = (
+        ""  # state spaces: each layer is one block, `blocks`, or they stand `instead` of attention or `beside` it
+    )
     interleaved: bool = False  # rotary dimensions lie in pairs: every layer repeats cos and sin
     refused: tuple[str, ...] = ()  # config fields that must be false, or 0: not modelled
     needed: tuple[str, ...] = ()  # config fields that must be true: false is not modelled
     spelled: Mapping[str, str] = field(default_factory=dict)
+    dense_size: str = "intermediate_size"  # config field with the width of dense layers' MLPs
     expansion: int = 0  # the MLP's width over the residual stream's, where the config does not give it
     dropout: str = ""  # config field with the probability that the output of attention or MLP is dropped
     embedding_dropout: str = ""  # config field with the probability that the embedding's output is dropped
@@ -44,6 +49,9 @@ class Family:
 
 # model types whose published code is that of a family
 ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
+# families whose state spaces PEFT adapts but for the output projection (0.21 `tuners/tuners_utils.py`,
+# `_check_lora_target_modules_mamba`)
+UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
@@ -77,7 +85,8 @@ _HYBRID = dict(
     linear_value_head_dim=128, linear_conv_kernel_dim=4,
 )  # fmt: skip
 _GATED = dict(norm_fp32=True, qk_norm="heads", output_gate=True)
-_SHARED = dict(shared_experts=1, shared_name="mlp.shared_expert", shared_gate=True)
+_SHARED = dict(shared_experts=1, shared_name="mlp.shared_expert", shared_gate=True, shared_first=True)
+_LATE_NORMS = dict(qk_norm="heads", qk_norm_late=True, names=Names(q_norm="query_layernorm", k_norm="key_layernorm"))
 _MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
 FAMILIES: dict[str, Family] = {
     "llama": Family(dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False), biases=_LLAMA),
@@ -220,6 +229,99 @@ FAMILIES: dict[str, Family] = {
     ),
     "internlm3": Family(
         dict(num_key_value_heads=2, head_dim=128, attention_bias=False, mlp_bias=False), biases=_LLAMA,
+    ),
+    "apertus": Family(
+        dict(hidden_act="xielu", max_position_embeddings=65536, attention_bias=False),
+        dict(gated=False, qk_norm="heads", norms=Norms("attention_layernorm", mlp="feedforward_layernorm")),
+        biases=_ATTENTION,
+    ),
+    "hunyuan_v1_dense": Family(
+        dict(max_position_embeddings=2048, attention_bias=False), _LATE_NORMS, biases=_ATTENTION,
+    ),
+    "hunyuan_v1_moe": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, num_experts=1, moe_topk=1, num_shared_expert=1),
+        dict(**_LATE_NORMS, shared_first=True, shared_name="mlp.shared_mlp", router="mlp.gate.wg", router_linear=True),
+        biases=_ATTENTION,
+        experts="num_experts", expert_size="intermediate_size",
+        spelled=dict(num_experts_per_tok="moe_topk", n_shared_experts="num_shared_expert"),
+    ),
+    "ernie4_5_moe": Family(
+        dict(num_key_value_heads=4, max_position_embeddings=131072, tie_word_embeddings=True, use_bias=False,
+             moe_num_experts=64, moe_k=6, moe_intermediate_size=1536, moe_num_shared_experts=2,
+             moe_layer_start_index=1),
+        dict(rotation="fp32", routing="fp32", shared_first=True), biases=("use_bias", "use_bias", "use_bias"),
+        interleaved=True, experts="moe_num_experts",
+        spelled=dict(num_experts_per_tok="moe_k", n_shared_experts="moe_num_shared_experts",
+                     first_k_dense_replace="moe_layer_start_index"),
+    ),
+    "dots1": Family(
+        dict(num_key_value_heads=32, max_position_embeddings=2048, attention_bias=False, n_routed_experts=128,
+             num_experts_per_tok=6, moe_intermediate_size=1408, n_shared_experts=2, first_k_dense_replace=0,
+             sliding_window=4096, max_window_layers=62),
+        dict(qk_norm="heads", routing="fp32", routing_uncast=True), biases=_ATTENTION, window="late",
+        experts="n_routed_experts",
+    ),
+    "glm4_moe_lite": Family(
+        dict(num_key_value_heads=20, max_position_embeddings=202752, n_routed_experts=64, num_experts_per_tok=4,
+             moe_intermediate_size=1536, n_shared_experts=1, first_k_dense_replace=1,
+             **_MLA | dict(q_lora_rank=768, qk_nope_head_dim=192), v_head_dim=256),
+        dict(routing="fp32", routing_uncast=True), biases=_ATTENTION, experts="n_routed_experts", mla=True,
+    ),
+    "minimax_m2": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, num_local_experts=256,
+             num_experts_per_tok=8),
+        dict(qk_norm="width", rotation="joined", routing_uncast=True), experts="num_local_experts",
+        expert_size="intermediate_size",
+    ),
+    "nemotron_h": Family(
+        dict(num_key_value_heads=8, head_dim=128, mlp_hidden_act="relu2", max_position_embeddings=4096,
+             attention_bias=False, mlp_bias=False, hybrid_override_pattern=None,
+             layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
+             mamba_num_heads=128, mamba_head_dim=64, n_groups=8, ssm_state_size=128, conv_kernel=4, chunk_size=128,
+             use_conv_bias=True, use_bias=False, mamba_ssm_cache_dtype=None, n_routed_experts=0, num_experts_per_tok=2,
+             moe_intermediate_size=7688, moe_shared_expert_intermediate_size=7688, moe_latent_size=None),
+        dict(gated=False, norm_fp32=True, norms=Norms("norm", mlp=""), router="mixer.gate",
+             shared_name="mixer.shared_experts", shared_experts=1, routing="fp32", routing_uncast=True,
+             names=Names(embedding="embeddings", final_norm="norm_f", attention="mixer", mlp="mixer", ssm="mixer")),
+        biases=_LLAMA, ssm="blocks", experts="n_routed_experts", refused=("moe_latent_size", "residual_in_fp32"),
+        spelled=dict(hidden_act="mlp_hidden_act", shared_expert_intermediate_size="moe_shared_expert_intermediate_size",
+                     ssm_heads="mamba_num_heads", ssm_head_dim="mamba_head_dim", ssm_groups="n_groups",
+                     ssm_state="ssm_state_size", ssm_kernel="conv_kernel", ssm_chunk="chunk_size",
+                     ssm_conv_bias="use_conv_bias", ssm_bias="use_bias"),
+    ),
+    "granitemoehybrid": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, num_local_experts=8, num_experts_per_tok=2,
+             shared_intermediate_size=1024, position_embedding_type=None, mamba_n_heads=128, mamba_d_head=64,
+             mamba_n_groups=1, mamba_d_state=256, mamba_d_conv=4, mamba_chunk_size=256, mamba_conv_bias=True,
+             mamba_proj_bias=False),
+        dict(embedding_scaled=True, residual_scaled=True, logits_scaled=True, fused_gate_up=True,
+             router="block_sparse_moe.router", routing="best-fp32", shared_name="shared_mlp", shared_experts=1,
+             names=Names(mlp="shared_mlp", gate_up="input_linear", down="output_linear")),
+        biases=_ATTENTION, ssm="instead", dense_size="shared_intermediate_size", unrotated="unless-rope",
+        experts="num_local_experts", expert_size="intermediate_size",
+        spelled=dict(shared_expert_intermediate_size="shared_intermediate_size", ssm_heads="mamba_n_heads",
+                     ssm_head_dim="mamba_d_head", ssm_groups="mamba_n_groups", ssm_state="mamba_d_state",
+                     ssm_kernel="mamba_d_conv", ssm_chunk="mamba_chunk_size", ssm_conv_bias="mamba_conv_bias",
+                     ssm_bias="mamba_proj_bias"),
+    ),
+    "falcon_h1": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=8192, attention_bias=False, mlp_bias=False,
+             mamba_n_heads=128, mamba_d_head=64, mamba_n_groups=1, mamba_d_state=256, mamba_d_conv=4,
+             mamba_chunk_size=256, mamba_conv_bias=True, mamba_proj_bias=False, mamba_rms_norm=False),
+        dict(multipliers=True, embedding_scaled=True, logits_scaled=True,
+             norms=Norms(mlp="pre_ff_layernorm"), names=Names(final_norm="final_layernorm", mlp="feed_forward")),
+        biases=_LLAMA, ssm="beside",
+        spelled=dict(ssm_heads="mamba_n_heads", ssm_head_dim="mamba_d_head", ssm_groups="mamba_n_groups",
+                     ssm_state="mamba_d_state", ssm_kernel="mamba_d_conv", ssm_chunk="mamba_chunk_size",
+                     ssm_conv_bias="mamba_conv_bias", ssm_bias="mamba_proj_bias"),
+    ),
+    "olmo": Family(
+        dict(max_position_embeddings=2048, attention_bias=False), dict(norm="bare", rotation="fp32"),
+        biases=_ATTENTION, refused=("clip_qkv",),
+    ),
+    "nemotron": Family(
+        dict(hidden_act="relu2", max_position_embeddings=4096, attention_bias=False, mlp_bias=False),
+        dict(norm="one-plus", norm_bias=True, gated=False, rotation="joined"), biases=_LLAMA,
     ),
     "iquestcoder": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, attention_bias=False, mlp_bias=False),

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from calc.models.architecture import BEFORE, Architecture, ConfigError, Delta, LayerSpec, Mla, Names, Norms
+from calc.models.architecture import BEFORE, Architecture, ConfigError, Delta, LayerSpec, Mla, Names, Norms, Ssm
 from calc.models.config_keys import MODELLED
-from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING, TOWERS, Family
+from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING, TOWERS, UNADAPTED_OUTPUT, Family
 from calc.models.vision import Tower
 
 # fields of Architecture that a number in the config switches on
@@ -23,6 +23,13 @@ _POSITIVE = {
 # Transformers' names in `layer_types` for the kinds of layers that are modelled
 KINDS = ("full_attention", "sliding_attention")
 DELTA_KINDS = ("full_attention", "linear_attention")  # of families with gated delta rules
+Mixer = Literal["attention", "latent", "delta", "ssm", "both", "none"]
+# the kinds of a family's layers with state spaces, by the names that configs have for them
+SSM_KINDS: Mapping[str, tuple[Mixer, Literal["dense", "experts", "none"]]] = {
+    "mamba": ("ssm", "none"), "linear_attention": ("ssm", "none"), "attention": ("attention", "none"),
+    "full_attention": ("attention", "none"), "mlp": ("none", "dense"), "moe": ("none", "experts"),
+}  # fmt: skip
+PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # Nemotron-H's letters for them
 STATES = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of a state's element, by its type's name
 _SHOWN = 12  # fields that a line lists
 # no real model has more; lists of layers are built one by one
@@ -39,6 +46,10 @@ class _Reader:
         name = self.spelled.get(name, name)
         return self.config[name] if name in self.config else self.defaults.get(name)
 
+    def known(self, name: str) -> bool:
+        """True if the family's config class has the field."""
+        return self.spelled.get(name, name) in self.defaults
+
     def error(self, name: str, given: object, allowed: str) -> ConfigError:
         return ConfigError(self.spelled.get(name, name), given, allowed)
 
@@ -50,6 +61,15 @@ class _Reader:
         if value > most:
             raise self.error(name, value, f"at most {most}")
         return value
+
+    def same(self, name: str, least: int = 1) -> int:
+        """An integer, or the one that a list has for every layer (Hunyuan)."""
+        value = self.value(name)
+        if isinstance(value, Sequence) and not isinstance(value, str) and len(set(map(repr, value))) == 1:
+            value = value[0]
+            if type(value) is int and value >= least:
+                return value
+        return self.integer(name, least)
 
     def optional(self, name: str) -> int | None:
         return None if self.value(name) is None else self.integer(name)
@@ -111,7 +131,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     }
     read = _Reader(config, {**common, **family.defaults}, family.spelled)
     hidden, layers, heads = map(read.integer, ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-    kinds = DELTA_KINDS if family.delta else KINDS
+    kinds = tuple(SSM_KINDS) if family.ssm else DELTA_KINDS if family.delta else KINDS
     for index, kind in enumerate(_listed(read.value("layer_types"))):
         if kind not in kinds:
             raise ConfigError(f"layer_types[{index}]", kind, f"{', '.join(kinds)}; other kinds are not modelled", kinds)
@@ -126,6 +146,8 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     unrotated: tuple[int, ...] = ()
     if family.unrotated == "listed":
         unrotated = _no_rope(read, layers)
+    elif family.unrotated == "unless-rope":
+        unrotated = () if read.value("position_embedding_type") == "rope" else tuple(range(layers))
     elif family.unrotated and window:
         unrotated = tuple(layer for layer in range(layers) if layer not in sliding)
     for names, wanted in ((family.refused, False), (family.needed, True)):
@@ -133,7 +155,8 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
             if read.on(name) != wanted:
                 allowed = "true" if wanted else "false" if read.value(name) is True else "0"
                 raise ConfigError(name, read.value(name), f"{allowed} for the family {model_type}; not modelled")
-    facts = {
+    ssm = _ssm(family, read, hidden) if family.ssm else None
+    facts: dict[str, Any] = {
         "qkv_bias": qkv_bias,
         "o_bias": o_bias,
         "mlp_bias": mlp_bias,
@@ -159,15 +182,19 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         facts["routing_normed"] = read.boolean("norm_topk_prob")
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)
     delta = _delta(family, read) if family.delta else None
-    deltas = _delta_layers(read, layers) if delta else ()
-    specs = tuple(
-        LayerSpec(
-            "latent" if mla else "delta" if n in deltas else "attention",
-            "dense" if n in dense else "experts",
-            slides=n in sliding,
-            rotated=n not in unrotated,
+    mixers = _mixers(family, read, layers, mla is not None)
+    specs = (
+        _blocks(read, layers)
+        if family.ssm == "blocks"
+        else tuple(
+            LayerSpec(
+                mixers[n],
+                "dense" if n in dense else "experts",
+                slides=n in sliding,
+                rotated=n not in unrotated,
+            )
+            for n in range(layers)
         )
-        for n in range(layers)
     )
     return Architecture(
         family=model_type,
@@ -182,6 +209,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         max_positions=read.integer("max_position_embeddings"),
         mla=mla,
         delta=delta,
+        ssm=ssm,
         activation=_activation(read),
         **facts,
     )
@@ -263,8 +291,8 @@ def _head_dim(read: _Reader, hidden: int, heads: int) -> int:
 
 def _intermediate(family: Family, read: _Reader, hidden: int) -> int:
     """The width of dense layers' MLPs; 0 in a family that has none."""
-    absent = family.expansion or "intermediate_size" in read.defaults
-    given = read.optional("intermediate_size") if absent else read.integer("intermediate_size")
+    absent = family.expansion or read.known(family.dense_size)
+    given = read.optional(family.dense_size) if absent else read.integer(family.dense_size)
     return given or family.expansion * hidden
 
 
@@ -290,6 +318,53 @@ def _activation(read: _Reader) -> str:
 def _mla(read: _Reader) -> Mla:
     ranks = (read.integer(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     return Mla(read.optional("q_lora_rank"), *ranks)
+
+
+def _mixers(family: Family, read: _Reader, layers: int, latent: bool) -> list[Mixer]:
+    """The mixer of each layer of a family whose layers all have one."""
+    usual: Mixer = "latent" if latent else "both" if family.ssm == "beside" else "attention"
+    if family.delta:
+        deltas = _delta_layers(read, layers)
+        return ["delta" if n in deltas else usual for n in range(layers)]
+    if family.ssm == "instead":
+        return [SSM_KINDS[kind][0] for kind in _each_layer(read, layers)]
+    return [usual] * layers
+
+
+def _each_layer(read: _Reader, layers: int) -> Sequence[str]:
+    """The kinds of all layers, as the config lists them, or as letters of Nemotron-H's pattern."""
+    pattern = read.value("hybrid_override_pattern") if read.known("hybrid_override_pattern") else None
+    if pattern is not None:
+        if not isinstance(pattern, str) or len(pattern) != layers or set(pattern) - set(PATTERN):
+            allowed = f"num_hidden_layers = {layers} letters of {', '.join(PATTERN)}"
+            raise ConfigError("hybrid_override_pattern", pattern, allowed)
+        return [PATTERN[letter] for letter in pattern]
+    types = read.value("layer_types") or read.value("layers_block_type") or ["mamba"] * layers
+    if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
+        raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
+    for index, kind in enumerate(types):
+        if kind not in SSM_KINDS:
+            raise ConfigError(f"layer_types[{index}]", kind, ", ".join(SSM_KINDS), tuple(SSM_KINDS))
+    return types
+
+
+def _blocks(read: _Reader, layers: int) -> tuple[LayerSpec, ...]:
+    """The layers of a family in which each is one block (Nemotron-H); its attention has no positions."""
+    return tuple(LayerSpec(*SSM_KINDS[kind], rotated=False) for kind in _each_layer(read, layers))
+
+
+def _ssm(family: Family, read: _Reader, hidden: int) -> Ssm:
+    sizes = ("heads", "head_dim", "groups", "state", "kernel", "chunk")
+    heads, head_dim, groups, state, kernel, chunk = (read.integer(f"ssm_{size}") for size in sizes)
+    if heads % groups:
+        raise read.error("ssm_heads", heads, f"a multiple of {read.spelled['ssm_groups']} = {groups}")
+    stored = read.value("mamba_ssm_cache_dtype") or "bfloat16"
+    if not isinstance(stored, str) or stored not in STATES:
+        raise ConfigError("mamba_ssm_cache_dtype", stored, ", ".join(STATES), near=tuple(STATES))
+    normed = read.boolean("mamba_rms_norm") if read.known("mamba_rms_norm") else True
+    adapted = read.config.get("model_type") not in UNADAPTED_OUTPUT
+    biased = (read.boolean(name) for name in ("ssm_conv_bias", "ssm_bias"))
+    return Ssm(heads, head_dim, groups, state, kernel, chunk, STATES[stored], normed, adapted, *biased)
 
 
 def _delta(family: Family, read: _Reader) -> Delta:
@@ -361,12 +436,12 @@ def _moe(family: Family, read: _Reader) -> dict[str, int]:
     experts = read.integer(name, 0)
     if not experts:
         return {}
-    active = read.integer("num_experts_per_tok")
+    active = read.same("num_experts_per_tok")
     if active > experts:
         raise ConfigError("num_experts_per_tok", active, f"at most {name} = {experts}")
     moe_intermediate = read.integer(family.expert_size)
-    shared = read.integer("n_shared_experts", 0) if "n_shared_experts" in read.defaults else 0
-    if "shared_expert_intermediate_size" in read.defaults:
+    shared = read.same("n_shared_experts", 0) if read.known("n_shared_experts") else 0
+    if read.known("shared_expert_intermediate_size"):
         shared_intermediate = read.integer("shared_expert_intermediate_size")
     else:
         shared_intermediate = shared * moe_intermediate
@@ -381,7 +456,7 @@ def _moe(family: Family, read: _Reader) -> dict[str, int]:
 
 def _dense_layers(read: _Reader, layers: int) -> Collection[int]:
     """The layers of a model with experts that have none."""
-    if "first_k_dense_replace" in read.defaults:
+    if read.known("first_k_dense_replace"):
         return range(read.integer("first_k_dense_replace", 0))
     if "decoder_sparse_step" not in read.defaults:
         return ()

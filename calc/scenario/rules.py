@@ -454,14 +454,21 @@ def linear_fault(s: Scenario) -> str | None:
     Transformers 5.23 `integrations/hub_kernels.py`, `use_kernel_func_from_hub_with_fallback`: "can't keep packed
     sequences apart without" the kernels.
     """
-    if s.architecture.delta and s.packing and s.linear_attention == "torch":
+    if s.architecture.recurrent and s.packing and s.linear_attention == "torch":
         return "linear_attention: given 'torch' with packing, allowed: fla; only its kernels keep sequences apart"
     return None
 
 
 def linear_notes(s: Scenario) -> Iterator[str]:
     """Notes on what computes linear attention, which no framework's settings say."""
-    if s.architecture.delta and s.linear_attention == "fla":
+    if s.architecture.ssm and s.linear_attention == "fla":
+        yield "state spaces are taken to run in the kernels of mamba-ssm and causal-conv1d"
+        yield "without them Transformers keeps far more: linear_attention torch says how much"
+    elif s.architecture.ssm:
+        yield "state spaces are taken to run in PyTorch's operations, without mamba-ssm"
+        yield "its kernels keep far less: linear_attention fla says how much"
+        yield "the speed is computed for these kernels; PyTorch's operations are slower"
+    elif s.architecture.delta and s.linear_attention == "fla":
         yield "linear attention is taken to run in the kernels of flash-linear-attention and causal-conv1d"
         yield "without them Transformers keeps far more: linear_attention torch says how much"
     elif s.architecture.delta:

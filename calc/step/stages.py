@@ -341,7 +341,7 @@ class Stages:
         made = self.roles.step(model, placed.s, prompts)
         first = self.roles.step(model, placed.s, prompts if every else last)
         b = r.run.residual
-        states = [kv_cache.states(r.role, r.arch, stage.rows, b)] if r.arch.delta else []
+        states = [kv_cache.states(r.role, r.arch, stage.rows, b)] if r.arch.recurrent else []
         begun = [kv_cache.dynamic(r.role, r.arch, prompts.tokens, b), *states]
         inside = peaks.peak(
             placed.scorer, made, [i for i in made.plan.scoring if i.where.segment in ("layer", "gather")]

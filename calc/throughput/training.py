@@ -219,7 +219,7 @@ def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
         yield traffic.collective("tensor parallel", width, 2, 4 * rows, s.tensor_parallel, r.link(s.tensor_parallel))
     if s.expert_parallel > 1:
         # each token goes to its experts and comes back, and so do the gradients
-        routed = s.architecture.layers - s.architecture.dense_layers
+        routed = s.architecture.sparse_layers
         sent = load.tokens / (s.tensor_parallel * s.context_parallel) * arch.experts_per_token * arch.hidden
         width = sent * s.expert_imbalance * routed / s.pipeline_parallel
         bus = r.link(s.expert_parallel * s.expert_tensor_parallel)

@@ -11,7 +11,17 @@ from typing import NamedTuple, assert_never
 
 from calc.autograd.tape import CHUNK
 from calc.base.plan import Recomputed
-from calc.models.architecture import Architecture, Delta, Head, LayerSpec, language, layer_kinds, layer_tensors, tensors
+from calc.models.architecture import (
+    Architecture,
+    Delta,
+    Head,
+    LayerSpec,
+    Ssm,
+    language,
+    layer_kinds,
+    layer_tensors,
+    tensors,
+)
 from calc.models.lora import adaptable
 from calc.throughput.terms import Constant, Term
 
@@ -123,19 +133,19 @@ def counts(arch: Architecture, head: Head) -> Counts:
             experts += t.elements * t.count
             routed += int(t.elements * t.count * used)
     h, q, kv = arch.hidden, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    deltas = sum(spec.mixer == "delta" for spec in arch.specs)
-    layers += deltas * scanned(arch.delta)
-    sparse = arch.layers - arch.dense_layers
+    layers += arch.recurrent * scanned(arch.delta or arch.ssm)
+    sparse = arch.sparse_layers
     wide = arch.dense_layers * arch.intermediate
     wide += sparse * (arch.experts_per_token * arch.moe_intermediate + arch.shared_intermediate)
 
     copies = sparse * arch.experts_per_token
+    blocks = sum((spec.mixer != "none") + (spec.mlp != "none") for spec in arch.specs)
 
     def touched(b: Bytes) -> int:
-        heads = (b.rope + b.norm * bool(arch.qk_norm)) * (q + kv) * (arch.layers - deltas)
+        heads = (b.rope + b.norm * bool(arch.qk_norm)) * (q + kv) * arch.attending
         sent = copies * (b.routed * h + b.joined * arch.moe_intermediate)
-        ruled = deltas * ruling(arch.delta, b)
-        return arch.layers * (b.norm + b.residual) * 2 * h + heads + ruled + b.gated * wide + sent
+        ruled = arch.recurrent * ruling(arch.delta or arch.ssm, b)
+        return blocks * (b.norm + b.residual) * h + heads + ruled + b.gated * wide + sent
 
     return Counts(
         layers=layers,
@@ -153,18 +163,26 @@ def counts(arch: Architecture, head: Head) -> Counts:
     )
 
 
-def ruling(delta: Delta | None, b: Bytes) -> int:
-    """Bytes of a gated delta rule's kernels for each token."""
+def ruling(delta: Delta | Ssm | None, b: Bytes) -> int:
+    """Bytes of a gated delta rule's kernels for each token; a state space's are taken to move as many an element."""
     if delta is None:
         return 0
+    if isinstance(delta, Ssm):
+        states = delta.state // delta.chunk
+        return b.values * delta.inner + b.keys * delta.grouped + b.channels * delta.convolved + b.states * states
     keys, states = delta.value_heads * delta.key_dim, delta.state // CHUNK
     return b.values * delta.values + b.keys * keys + b.channels * delta.convolved + b.states * states
 
 
-def scanned(delta: Delta | None) -> int:
-    """Multiplications of a gated delta rule for each token: within chunks, and with a chunk's state three times."""
+def scanned(delta: Delta | Ssm | None) -> int:
+    """Multiplications of a gated delta rule for each token: within chunks, and with a chunk's state three times.
+
+    A state space's: C to B in each group and with the input, and the state made and read.
+    """
     if delta is None:
         return 0
+    if isinstance(delta, Ssm):
+        return delta.chunk * (delta.grouped + delta.inner) + 2 * delta.state
     keys = delta.value_heads * delta.key_dim
     return CHUNK * (3 * keys + 2 * delta.values) + 3 * delta.state
 
@@ -173,12 +191,12 @@ def attended(arch: Architecture, spec: LayerSpec) -> int:
     """Elements that a query and a key of all heads multiply in a layer of the kind `spec`."""
     queries = arch.heads * arch.head_dim
     match spec.mixer:
-        case "attention":
+        case "attention" | "both":
             return 2 * queries
         case "latent":
             assert arch.mla
             return queries + arch.heads * arch.mla.v_head_dim
-        case "delta":
+        case "delta" | "ssm" | "none":
             return 0
         case other:
             assert_never(other)

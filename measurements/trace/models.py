@@ -10,12 +10,14 @@ from peft import LoraConfig, TaskType, get_peft_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.initialization import no_init_weights
 
+from calc.models.families import UNADAPTED_OUTPUT
 from measurements.training import SAVED, Critic, EverySecondProduct, checkpointing
 
 from . import attention, four_bits, pipeline_parallel, tensor_parallel
 from .case import LAYERS, Case
 
 DEVICE = torch.device("cuda")
+MAMBA = {"out_proj", "conv1d"}  # what PEFT refuses to adapt in some families
 
 
 def _config(case: Case) -> Any:
@@ -46,6 +48,7 @@ def load(case: Case) -> Any:
         model = classes.get(case.task, AutoModelForCausalLM).from_config(
             config, dtype=dtype, attn_implementation=implementation
         )
+        _narrow(model, dtype)
         if case.pp > 1:
             pipeline_parallel.cut(case, model)
         elif case.tp == 1:
@@ -61,10 +64,19 @@ def load(case: Case) -> Any:
         return Critic(model) if case.task == "ppo-critic" else model
 
 
+def _narrow(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Give parameters of another type the model's, but for those that it keeps in fp32, as `from_pretrained` does."""
+    kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != dtype and not any(re.search(rf"(^|\.){re.escape(k)}($|\.)", name) for k in kept):
+            parameter.data = parameter.data.to(dtype)
+
+
 def _linear_names(model: torch.nn.Module) -> list[str]:
     """The names of the linear modules inside the layers, without heads, routers or fused experts."""
     linear = (name for name, module in model.named_modules() if hasattr(module, "in_features"))
-    return sorted({name.rsplit(".", 1)[-1] for name in linear if re.search(rf"\.{LAYERS}\.", name)})
+    names = {name.rsplit(".", 1)[-1] for name in linear if re.search(rf"\.{LAYERS}\.", name)}
+    return sorted(names - (MAMBA if model.config.model_type in UNADAPTED_OUTPUT else set()))
 
 
 def _adapters(case: Case, model: Any) -> Any:

@@ -25,7 +25,7 @@ QWEN: dict[str, Any] = {
     "transformers_version": "4.44.0",
 }  # fmt: skip
 HYBRID = QWEN | {
-    "model_type": "zamba2", "layer_types": ["mamba"] * 3 + ["full_attention"], "mamba_d_conv": 4,
+    "model_type": "zamba2", "layer_types": ["mamba"] * 3 + ["full_attention"], "mamba_headdim": 4,
 }  # fmt: skip
 CARD = (project.ROOT / "hardware/gpus/rtx4090.yaml").read_text("utf-8").replace("rtx4090", "rtx4090d", 1)
 CARD = CARD.replace("name: GeForce RTX 4090", "name: GeForce RTX 4090 D")
@@ -179,7 +179,7 @@ def test_values_of_a_card_are_those_of_the_schema() -> None:
         (QWEN | {"hidden_size": "wide"}, NAMED, "hidden_size: given 'wide', allowed: a positive integer"),
         ({}, NAMED, "model_type: nothing given, allowed: llama, "),
         ([], NAMED, "given a list, [], allowed: a mapping of fields"),
-        (HYBRID, NAMED, "not modelled of this config: 3 layers of mamba; the fields mamba_d_conv"),
+        (HYBRID, NAMED, "not modelled of this config: 3 layers of mamba; the fields mamba_headdim"),
         (
             HYBRID | {"model_type": "qwen3"}, NAMED,
             "layer_types[0]: given 'mamba', allowed: full_attention, sliding_attention; other kinds are not",

@@ -90,7 +90,7 @@ TYPED = {
     "meta-llama/Llama-3.2-11B-Vision": "",
     "deepseek-ai/DeepSeek-V3.2": "",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "",
-    "Mistral-Small-3.2-24B-Instruct-2506": "",
+    "Mistral-Small-3.2-24B-Instruct-2506": "mistral-small-3.2-24b",
     "Qwen/Qwen3-32B-FP8": "",
     "Qwen2.5-7B-Instruct-GPTQ-Int4": "",
     "Llama-2-7b-instruct-tuned": "",

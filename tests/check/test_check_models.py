@@ -178,8 +178,8 @@ def test_each_row_is_of_a_family() -> None:
         (
             models.size_in_name,
             "mixtral-8x7b",
-            {},
-            {"hf": "mistralai/Mixtral-8x22B"},
+            {"hf": "mistralai/Mixtral-8x22B"},  # where the publisher states the number
+            {"hf": "mistralai/Mixtral-8x22B", "published_parameters": None},
             "config: given 46,702,792,704 parameters, allowed: 132,000,000,000 to 237,600,000,000, as hf says 8x22B",
         ),
         (
@@ -192,8 +192,8 @@ def test_each_row_is_of_a_family() -> None:
         (
             models.size_in_name,
             "qwen3-30b-a3b",
-            {"hf": "Qwen/Qwen3-A3B"},  # the experts that are active
-            {"hf": "Qwen/Qwen3-3B"},
+            {"hf": "Qwen/Qwen3-A3B", "published_parameters": None},  # the experts that are active
+            {"hf": "Qwen/Qwen3-3B", "published_parameters": None},
             "config: given 30,532,122,624 parameters, allowed: 2,250,000,000 to 4,050,000,000, as hf says 3B",
         ),
         (

@@ -264,6 +264,14 @@ def test_the_highest_instants_of_backward_are_those_traced(
         ("falcon", FALCON, "6h + 8q + 4i + 4H + 16"),
         # the difference from the mean twice and their product, in fp32, 12h + 4; attention and MLP read one output, 2h
         ("cohere2", {}, "14h + 4q + 4kv + 8i + 4H + 4"),
+        # norms of queries and keys: 6(q + kv) + 4(H + K); of a first half the input, times its slope, of the other an
+        # exponential, less the input, a byte for which it is, and what comes out: 11i
+        ("apertus", {}, "16h + 10q + 10kv + 11i + 8H + 4K + 8"),
+        # the same norms behind the rotation
+        ("hunyuan_v1_dense", {}, "16h + 10q + 10kv + 8i + 8H + 4K + 8"),
+        # no weight: an fp32 copy of the input, its mean and scale, and what comes out
+        ("olmo", {}, "12h + 4q + 4kv + 8i + 4H + 16"),
+        ("nemotron", {}, "8h + 6q + 4kv + 4i + 4H + 16"),
         # ReLU keeps its output, and its square is what the next linear keeps
         ("arcee", {}, "16h + 4q + 4kv + 4i + 4H + 8"),
     ],

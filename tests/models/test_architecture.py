@@ -213,7 +213,7 @@ def test_phi3() -> None:
     assert shapes(arch)["mlp.gate_up_proj.weight"] == (2, (24, 8))
 
 
-@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
 def test_multi_head_latent_attention(family: str) -> None:
     """Queries 48 + 6 + 6·4·5 = 174, keys and values 8·6 + 4 + 4·4·8 = 180, output 4·5·8 = 160: 514.
 
@@ -283,6 +283,10 @@ def test_the_language_model_of_one_that_reads_images() -> None:
         # and biases 8 + 4 + 4 + 8, 12 + 8; norms have 8 more each
         ("starcoder2", {}, 400 + 24 + 20 + 16), ("starcoder2", {"use_bias": False}, 416),
         ("stablelm", {}, 512), ("stablelm", {"use_qkv_bias": True}, 528),
+        # norms of queries and keys, and both slopes of an activation
+        ("apertus", {}, 400 + 4 + 2), ("hunyuan_v1_dense", {"head_dim": 2}, 500),
+        # norms have no weight, or a bias
+        ("olmo", {}, 480), ("nemotron", {"head_dim": 2}, 416),
         # one norm
         ("phi", {}, 400 + 24 + 20 + 0), ("cohere", {}, 488), ("cohere2", {}, 488),
         # 3 · 64 + 24 for q, k and v
@@ -295,6 +299,13 @@ def test_the_language_model_of_one_that_reads_images() -> None:
         ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, 192 + 12 + 32 + 1152 + 16),
         ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}, 192 + 12 + 32 + 1152 + 16),
         ("granitemoe", {"num_local_experts": 4}, 192 + 32 + 1152 + 16),
+        ("minimax_m2", {"head_dim": 2, "num_local_experts": 4, "num_experts_per_tok": 2}, 192 + 12 + 32 + 1152 + 16),
+        # shared experts of one MLP's width beside four; the number of a token's is said layer by layer
+        ("hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [2, 2]}, 192 + 4 + 32 + 1152 + 288 + 16),
+        ("ernie4_5_moe", {"head_dim": 2, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 6,
+                          "moe_num_shared_experts": 1, "moe_layer_start_index": 0}, 192 + 32 + 576 + 144 + 16),
+        ("dots1", {"head_dim": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6,
+                   "n_shared_experts": 1}, 192 + 4 + 32 + 576 + 144 + 16),
     ],
 )  # fmt: skip
 def test_a_layer_of_another_family(family: str, fields: dict[str, Any], layer: int) -> None:
@@ -448,15 +459,15 @@ def test_an_unknown_family_is_told_what_else_is_not_modelled() -> None:
     """Kinds of layers and fields that no family has, those inside `text_config` too, and no name that is alike."""
     hybrid = {
         "model_type": "zamba2", "hidden_size": 8, "vision_config": {}, "layer_types": ["mamba"] * 3,
-        "text_config": {"hidden_size": 8, "layer_types": ["full_attention", "mamba"], "mamba_d_conv": 4},
+        "text_config": {"hidden_size": 8, "layer_types": ["full_attention", "mamba"], "mamba_headdim": 4},
     }  # fmt: skip
     with pytest.raises(ConfigError) as caught:
         from_config(hybrid)
-    told = "4 layers of mamba; the fields vision_config, text_config.mamba_d_conv"
+    told = "4 layers of mamba; the fields vision_config, text_config.mamba_headdim"
     assert str(caught.value).endswith(f"; not modelled of this config: {told}")
     many = {f"mamba_{n}": n for n in range(14)}
     with pytest.raises(ConfigError, match=r"the fields mamba_0, .*, mamba_11 and 2 more$"):
-        from_config({"model_type": "nemotron_h", **many})
+        from_config({"model_type": "zamba2", **many})
     with pytest.raises(ConfigError, match=r"; each field of this config is one of theirs$"):
         from_config({"model_type": "xyz", "hidden_size": 8})
 

@@ -1,4 +1,4 @@
-"""Models with gated delta rules: their layers and tensors, counted as Transformers 5.23 builds them."""
+"""Models with gated delta rules or state spaces: their layers and tensors, counted as Transformers 5.23 builds them."""
 
 from __future__ import annotations
 
@@ -73,3 +73,50 @@ def test_queries_come_with_a_gate_and_part_of_each_head_rotates() -> None:
 def test_what_no_such_model_can_have_is_refused(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=f"^{told}"):
         from_config({"model_type": "qwen3_5_text", **TEXT, **changes})
+
+
+NEMOTRON: dict[str, Any] = {
+    "model_type": "nemotron_h", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "vocab_size": 512, "mamba_num_heads": 4,
+    "mamba_head_dim": 24, "n_groups": 2, "ssm_state_size": 20,
+}  # fmt: skip
+
+
+def test_each_of_nemotrons_layers_is_one_block() -> None:
+    """As letters or names say; attention has no positions, and the state space's tensors are its module's."""
+    arch = from_config({**NEMOTRON, "hybrid_override_pattern": "ME*-", "n_routed_experts": 4})
+    blocks = [("ssm", "none"), ("none", "experts"), ("attention", "none"), ("none", "dense")]
+    assert [(spec.mixer, spec.mlp, spec.rotated) for spec in arch.specs] == [(*block, False) for block in blocks]
+    assert arch == from_config(
+        {**NEMOTRON, "layers_block_type": ["mamba", "moe", "attention", "mlp"], "n_routed_experts": 4}
+    )
+    shapes = {t.name.rpartition(".*.")[2]: t.shape for t in layer_tensors(arch, LayerSpec("ssm", "none"))}
+    assert shapes["mixer.in_proj.weight"] == (96 + 96 + 2 * 40 + 4, 64)
+    assert shapes["mixer.conv1d.weight"] == (176, 1, 4)
+    assert shapes["norm.weight"] == (64,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"hybrid_override_pattern": "MM"}, "hybrid_override_pattern"),
+        ({"hybrid_override_pattern": "MMMx"}, "hybrid_override_pattern"),
+        ({"layers_block_type": ["mamba"] * 3}, "layer_types"),
+        ({"layers_block_type": ["mamba"] * 3 + ["conv"]}, r"layer_types\[3\]"),
+        ({"n_groups": 3}, "mamba_num_heads"),
+        ({"mamba_ssm_cache_dtype": "int8"}, "mamba_ssm_cache_dtype"),
+        ({"moe_latent_size": 32}, "moe_latent_size"),
+    ],
+)
+def test_what_no_state_space_has(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}: given "):
+        from_config({**NEMOTRON, **fields})
+
+
+def test_granites_layers_rotate_only_if_the_config_says_so() -> None:
+    config = {**NEMOTRON, "model_type": "granitemoehybrid", "num_local_experts": 0, "shared_intermediate_size": 96}
+    config |= {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 4}
+    assert [spec.rotated for spec in from_config(config).specs] == [False] * 4
+    rotates = from_config({**config, "position_embedding_type": "rope"})
+    assert [(spec.mixer, spec.mlp, spec.rotated) for spec in rotates.specs][1] == ("attention", "dense", True)
+    assert rotates.recurrent == rotates.attending == 2

@@ -1,4 +1,4 @@
-"""The parameters of Transformers' own modules: a config.json a line in, names and shapes a line out."""
+"""The trained parameters of Transformers' own modules: a config.json a line in, names and shapes a line out."""
 
 import json
 import sys
@@ -12,4 +12,5 @@ for line in sys.stdin:
     with no_init_weights(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
         model.tie_weights()
-    print(json.dumps({name: list(parameter.shape) for name, parameter in model.named_parameters()}), flush=True)
+    trained = {name: list(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    print(json.dumps(trained), flush=True)

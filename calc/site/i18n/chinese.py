@@ -789,6 +789,12 @@ ADVICE = {
     "PyTorch from 2.11 on has kernels for the {gpu} in its builds for CUDA 12.6 alone": (
         "PyTorch 自 2.11 起只在 CUDA 12.6 的构建中有 {gpu} 的内核"
     ),
+    "state spaces are taken to run in the kernels of mamba-ssm and causal-conv1d": (
+        "状态空间层按 mamba-ssm 与 causal-conv1d 的 kernel 计算"
+    ),
+    "state spaces are taken to run in PyTorch's operations, without mamba-ssm": (
+        "状态空间层按 PyTorch 的逐个算子计算，没有 mamba-ssm"
+    ),
     "linear attention is taken to run in the kernels of flash-linear-attention and causal-conv1d": (
         "线性注意力按 flash-linear-attention 与 causal-conv1d 的 kernel 计算"
     ),

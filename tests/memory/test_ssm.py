@@ -1,0 +1,63 @@
+"""State spaces on a tape, against tensors that Transformers 5.23's own mixer saves (`saved_tensors_hooks`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tapes import arch
+
+from calc.memory.activations import layer
+from calc.memory.kv_cache import cached, pool, state_bytes
+from calc.memory.run import Run
+from calc.models.architecture import LayerSpec
+
+SSM = LayerSpec("ssm", "none")
+
+
+def formula(model: str, spec: LayerSpec, **run: Any) -> str:
+    return layer(Run(arch(model), **run), spec).saved.formula
+
+
+def test_the_closed_form_of_a_mixer_in_pytorchs_operations() -> None:
+    """Nemotron Nano 9B v2, bf16: a norm of 10·h + 4 whose weight multiplies in fp32, and the mixer.
+
+    The projection and the convolution's output, 2·(s_i + s_c + s_n) + 2·s_c. fp32: the input twice, and twice copied
+    for a product; what states give, the gate, its SiLU, the output, it gated, it normed, 40·s_i; two time steps and two
+    decays, 16·s_n beside 4·s_n of 16 bits; B and C copied twice each and B padded, 20·s_e; the decay between positions,
+    C to B and their product, 12·s_p; states joined and copied, one for each 128 positions; eight groups' scales.
+    """
+    assert formula("nemotron-nano-9b-v2", SSM) == (
+        "T·(10·h + 44·s_i + 4·s_c + 22·s_n + 12·s_p + 20·s_e + 0.0625·s_s + 36)"
+    )
+
+
+def test_the_kernel_keeps_its_input_the_output_and_the_norms_scales() -> None:
+    """mamba-ssm: 2·(s_i + s_c + s_n) and 2·s_i, with the norm before of 10·h + 4 and eight groups' scales."""
+    kernel = formula("nemotron-nano-9b-v2", SSM, linear_kernels=True)
+    assert kernel == "T·(10·h + 4·s_i + 2·s_c + 2·s_n + 36)"
+
+
+def test_a_layer_is_one_block_or_two_or_three() -> None:
+    """Nemotron-H's MLP alone keeps 4·i; Granite's has both; Falcon-H1 attends beside its state space."""
+    assert formula("nemotron-nano-9b-v2", LayerSpec("none", "dense")) == "T·(10·h + 4·i + 4)"
+    granite = formula("granite-4-h-micro", LayerSpec("ssm"))
+    assert granite == "T·(16·h + 44·s_i + 4·s_c + 22·s_n + 12·s_p + 20·s_e + 0.03125·s_s + 8·i + 12)"
+    falcon = formula("falcon-h1-7b", LayerSpec("both"))
+    assert "4·q" in falcon
+    assert "s_p" in falcon
+
+
+@pytest.mark.parametrize(("model", "elements"), [("nemotron-nano-9b-v2", 2 * 8 * 128), ("falcon-h1-7b", 2 * 2 * 128)])
+def test_only_layers_that_attend_have_a_cache(model: str, elements: int) -> None:
+    a = arch(model)
+    found = {spec.mixer: cached(a, spec) for spec in a.specs}
+    assert found.pop("both", elements) == found.pop("attention", elements) == elements
+    assert set(found.values()) <= {0}
+
+
+def test_a_state_is_as_large_as_its_heads() -> None:
+    """128 heads of 80 by 128 in fp32, and three positions of 12,288 channels in bf16; four layers share a block."""
+    a = arch("nemotron-nano-9b-v2")
+    assert state_bytes(a) == 128 * 80 * 128 * 4 + (128 * 80 + 2 * 8 * 128) * 3 * 2
+    assert pool(a).states == 2 * -(-27 // 4)
