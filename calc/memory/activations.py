@@ -71,12 +71,16 @@ class Program(DeltaRule, Attention):
     def activated(self, x: Tensor) -> Tensor:
         """The activation: one kernel that keeps its input or, ReLU, its output; `gelu_new` runs eight operations.
 
-        Transformers `activations.py`, `NewGELUActivation` (the first GPT's GELU) and `ReLUSquaredActivation`.
+        Transformers `activations.py`, `NewGELUActivation` (the first GPT's GELU), `QuickGELUActivation` (CLIP's) and
+        `ReLUSquaredActivation`.
         """
         tape, kind, i = self.tape, self.arch.activation, x.width
         if kind.startswith("relu"):
             x = tape.op("mlp: activation", [x], i, x.b, saves_out=True)
             return x if kind == "relu" else tape.op("mlp: square", [x], i, x.b, saves=[x], backward_scratch=x.size * 2)
+        if kind == "quick_gelu":
+            share = tape.op("mlp: sigmoid", [tape.op("mlp: scale", [x], i, x.b)], i, x.b, saves_out=True)
+            return tape.op("mlp: activation", [x, share], i, x.b, saves=[x, share])
         if kind == "gelu_new":
             half = tape.op("mlp: half", [x], i, x.b)
             read = self.cast(x, 4, "mlp: cube") if self.autocast else x

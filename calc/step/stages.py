@@ -261,7 +261,11 @@ class Stages:
         over = [i for i in own.backward() if i.where.segment in ("end", "reduce")]
         over = [i._replace(where=i.where._replace(above=i.where.above + seen.trained)) for i in over]
         before = [i for i in own.backward() if i.where.segment not in ("end", "reduce")]
-        found = [peaks.beside([*waiting, *seen.kept()], peaks.peak(engine, own, before))]
+        layers = {min(i.where.layer, len(seen.tower.deep)) for i in before}  # of those above them all are alike
+        found = []
+        for layer in sorted(layers):
+            there = [i for i in before if min(i.where.layer, len(seen.tower.deep)) == layer]
+            found.append(peaks.beside([*waiting, *seen.kept(), *seen.above(layer)], peaks.peak(engine, own, there)))
         found += [peaks.beside(waiting, moment) for moment in seen.backward(engine, own.plan.layout.stack)]
         if over:
             found.append(peaks.beside([*waiting, *seen.pixels()], peaks.peak(engine, own, over)))

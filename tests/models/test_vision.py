@@ -1,4 +1,4 @@
-"""Counts of vision towers: Qwen2.5-VL's by hand and against the published totals, and configs that are refused."""
+"""Counts of vision towers, by hand; the published totals are in `models/`. And configs that are refused."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ def tiny(**eyes: Any) -> A.Architecture:
     return from_config({**TEXT, "vision_config": {**EYES, **eyes}})
 
 
+def qwen3(**eyes: Any) -> A.Architecture:
+    more = {"num_position_embeddings": 9, "deepstack_visual_indexes": [0, 2]}
+    return from_config({**TEXT, "model_type": "qwen3_vl", "head_dim": 4, "vision_config": {**EYES, **more, **eyes}})
+
+
 def test_qwen2_5_vl_by_hand() -> None:
     """A block: qkv 4·12 + 12, proj 4·4 + 4, MLP 3·24 + 6 + 6 + 4, two norms of 4, 176 in all.
 
@@ -31,6 +36,39 @@ def test_qwen2_5_vl_by_hand() -> None:
     text = from_config({**TEXT, "model_type": "qwen2"})
     assert A.parameters(arch) == A.parameters(text) + 3 * 176 + 412 + 4704
     assert A.parameters(A.language(arch)) == A.parameters(text)
+
+
+def test_qwen2_vl_by_hand() -> None:
+    """A block: qkv 60, proj 20, an MLP without gate 4·8 + 8 and 8·4 + 4, two norms of 4 + 4, 172 in all.
+
+    Patches 4704; the projector's norm has a bias, too: 416.
+    """
+    eyes = {"depth": 3, "embed_dim": 4, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 8}
+    arch = from_config({**TEXT, "model_type": "qwen2_vl", "vision_config": eyes})
+    text = from_config({**TEXT, "model_type": "qwen2"})
+    assert sum(t.elements * t.count for t in A.vision_tensors(arch, "blocks")) == 3 * 172
+    assert A.parameters(arch) == A.parameters(text) + 3 * 172 + 416 + 4704
+
+
+def test_qwen3_vl_by_hand() -> None:
+    """A block: qkv 60, proj 20, an MLP without gate 4·6 + 6 and 6·4 + 4, two norms of 8, 154 in all.
+
+    Patches of 16 x 16, 4·3·2·256 = 6144 and a bias of 4; 9 positions of 4. The last projector has a norm of 8 and 408
+    others, those of the two deep blocks have norms of 16 + 16.
+    """
+    arch = qwen3()
+    text = from_config({**TEXT, "model_type": "qwen3", "head_dim": 4})
+    assert sum(t.elements * t.count for t in A.vision_tensors(arch, "blocks")) == 3 * 154
+    assert sum(t.elements * t.count for t in A.vision_tensors(arch, "projector")) == 416 + 2 * 440
+    assert A.parameters(arch) == A.parameters(text) + 3 * 154 + 416 + 2 * 440 + 6144 + 4 + 36
+    assert arch.vision and arch.vision.deep == (0, 2)
+
+
+@pytest.mark.parametrize("deep", [[3], [-1], [0.5], [0, 1, 2]])
+def test_a_deep_block_that_there_is_not_is_refused(deep: list[float]) -> None:
+    """Nor are there more of them than layers to add their output to."""
+    with pytest.raises(A.ConfigError, match=r"^vision_config.deepstack_visual_indexes: given .*, allowed: indices of"):
+        qwen3(deepstack_visual_indexes=deep)
 
 
 def test_text_config_of_its_own_reads_the_same() -> None:
