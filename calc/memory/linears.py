@@ -137,7 +137,7 @@ class Linears:
         run, tape, elements = self.run, self.tape, self.elements.get(name, 0)
         weight = Size({}, {f"W_{name}": 1})
         trained = elements if run.trained else 0
-        wide, copies = run.precision == "autocast", list[Tensor]()
+        wide, copies = run.copies, list[Tensor]()
         if wide:
             # cast before the input is, it gets the bf16 gradient, which the copy's own backward casts to fp32
             copies = [tape.op(f"{name}: weight to bf16", [], weight, 2, weight=trained)]

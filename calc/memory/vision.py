@@ -24,10 +24,15 @@ TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 def running(run: Run, tower: Tower, *, trained: bool) -> Run:
     """The settings with which the tower's blocks run in a model that runs as `run` says.
 
-    A mask or a window of the language model is none of theirs.
+    A mask or a window of the language model is none of theirs. Under autocast their residual stream is in bf16, as the
+    convolution makes it.
     """
+    narrow = run.precision == "autocast"
     kernel = "flash" if run.kernel in ("masked", "eager") else run.kernel
-    return replace(run, arch=tower.blocks, trained=trained, adapter=None, kernel=kernel, training=False)
+    return replace(
+        run, arch=tower.blocks, trained=trained, adapter=None, kernel=kernel, training=False,
+        precision="autocast-narrow" if narrow else run.precision,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
@@ -55,7 +60,7 @@ def patches(run: Run, tower: Tower) -> Segment:
     x.differentiable = True
     if tower.positions:
         rows, near, shares = WIDTH * TAPS, Tensor(Size({"": TAPS}), 8), Tensor(Size({"": TAPS}), 4)
-        y = tape.op("positions: rows", [], rows, run.residual, saves=[near], weight=tower.positions * hidden * trained)
+        y = tape.op("positions: rows", [], rows, run.weight, saves=[near], weight=tower.positions * hidden * trained)
         y = tape.op("positions: weigh", [y], rows, 4, saves=[shares])
         y = program.cast(tape.op("positions: sum", [y], WIDTH, 4), b, "positions")
         x = tape.op("positions: add", [x, y], WIDTH, b, aliases=[x, y])

@@ -83,7 +83,7 @@ class Tower:
         if self.patch_bias:
             yield "patch_embed.proj.bias", (h,), "bias"
         if self.positions:
-            yield "pos_embed.weight", (self.positions, h), "embedding"
+            yield "pos_embed.weight", (self.positions, h), "patches"
 
     def projector(self, merger: Merger) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of each tensor of a projector."""

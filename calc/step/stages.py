@@ -240,12 +240,15 @@ class Stages:
         # where nothing is trained, nothing is kept for a backward
         instants = own.plan.forward if placed.trained else own.plan.scoring
         seen = self.seen(placed, placed.role.rows)
-        kept = [*waiting, *(seen.kept() if placed.trained else seen.pixels())] if seen else waiting
-        forward = [peaks.beside(kept, peaks.peak(engine, own, instants))]
+        kept, cached = waiting, list[Line]()
+        if seen:
+            kept = [*waiting, *(seen.kept() if placed.trained else seen.pixels())]
+            cached = [] if own.plan.layout.stack.wrapped else seen.copies()
+        forward = [peaks.beside([*kept, *cached], peaks.peak(engine, own, instants))]
         if seen:
             forward.append(peaks.beside(waiting, seen.forward(engine, grad=placed.trained)))
         if inside:
-            forward.append(self.within(placed, own, inside))
+            forward.append(peaks.beside(seen.saved() if seen else [], self.within(placed, own, inside)))
         yield "forward", *peaks.largest(forward)
         if placed.trained:
             yield "backward", *self._backward(engine, own, waiting, seen)

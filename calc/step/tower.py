@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from calc.autograd.polynomial import Amount, Segment, Shot, amount
+from calc.autograd.polynomial import NO_BYTES, Amount, Segment, Shot, amount
 from calc.base.ledger import Line, total
 from calc.engines.replica import TrainingEngine, Where
 from calc.memory import vision
@@ -18,7 +18,7 @@ from calc.memory.run import Run
 from calc.models.architecture import Architecture, vision_tensors
 from calc.models.vision import Tower
 from calc.scenario.images import Images
-from calc.step.compiled_model import Stack
+from calc.step.compiled_model import Stack, casts
 
 SOURCE = "activations#vision"
 Moment = tuple[str, list[Line]]
@@ -162,13 +162,22 @@ class Seen:
 
     def kept(self) -> list[Line]:
         """Everything that lies on the GPU while the language model runs, until the tower's backward."""
-        lines = [*self.pixels(), *self.below(self.tower.blocks.layers)]
+        return [*self.pixels(), *self.saved()]
+
+    def saved(self) -> list[Line]:
+        """What the tower keeps for backward beside the pixels."""
+        lines = self.below(self.tower.blocks.layers)
         if self.keeps:
             lines.append(self.line("activations", self.projector.saved))
         if self.tower.deep:
             added = amount(vision.added(self.tower), self._dims)
             lines.append(self.line("activations", added, len(self.tower.deep)))
         return [line for line in lines if line.bytes]
+
+    def copies(self) -> list[Line]:
+        """Autocast's copies of the weights of blocks that will run again, until its context ends."""
+        amount = casts(self.own, self.tower.blocks.specs) if self.again else NO_BYTES
+        return [self.line("temporary", amount)] if amount.fixed else []
 
     def above(self, layer: int) -> list[Line]:
         """What the language model's backward has made for the tower when it comes to `layer`.
