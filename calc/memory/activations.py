@@ -308,7 +308,7 @@ def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
         Kind(
             spec._replace(slides=False),
             masked and (arch.masked or spec.slides) and not arch.attention_sinks,
-            n <= lowest and not run.trained and not recompute,
+            n <= lowest and not run.trained and not recompute and not run.fed,
         )
         for n, spec in enumerate(arch.specs)
     ]

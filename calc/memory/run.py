@@ -79,6 +79,7 @@ class Run:
     narrow: bool = False  # compiled linears that cast their inputs to float8 for all three products
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
     linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
+    fed: bool = False  # the embedded tokens need a gradient, for adapters in a vision tower before them
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     @property

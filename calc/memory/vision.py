@@ -21,7 +21,7 @@ PIXEL = 4  # bytes of a number in `pixel_values`, as the image processor makes t
 TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 
 
-def running(run: Run, tower: Tower, *, trained: bool) -> Run:
+def running(run: Run, tower: Tower, *, trained: bool, adapted: bool = False) -> Run:
     """The settings with which the tower's blocks run in a model that runs as `run` says.
 
     A mask or a window of the language model is none of theirs. Under autocast their residual stream is in bf16, as the
@@ -29,8 +29,9 @@ def running(run: Run, tower: Tower, *, trained: bool) -> Run:
     """
     narrow = run.precision == "autocast"
     kernel = "flash" if run.kernel in ("masked", "eager") else run.kernel
+    adapter = run.adapter if adapted else None
     return replace(
-        run, arch=tower.blocks, trained=trained, adapter=None, kernel=kernel, training=False,
+        run, arch=tower.blocks, trained=trained, adapter=adapter, kernel=kernel, training=False,
         precision="autocast-narrow" if narrow else run.precision,
     )  # fmt: skip
 
@@ -82,13 +83,15 @@ def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: b
     program.elements = elements(tower, merger)
     norm, first_linear, second_linear = program.elements
     program.biased = frozenset({first_linear, second_linear})
+    program.widths, program.row_share = {"out": out // tower.merge**2}, 1 / tower.merge**2
     x = program.norm(program.input, norm, token if merger.joined else None)
     x = program.activated(program.linear(first_linear, x, WIDTH))
     x = program.linear(second_linear, x, of(out=1))
     if tower.windowed:
         program.tape.op("projector: order", [x], x.width, x.b, saves=[Tensor(token, 8)])
     weights = {f"W_{first_linear}": width * width, f"W_{second_linear}": tower.out * width}
-    return Segment(program.tape, {**dimensions(run.arch), **weights, "out": out // tower.merge**2})
+    rank = run.adapter.rank if run.adapter else 0
+    return Segment(program.tape, {**dimensions(run.arch, rank), **weights, **program.widths})
 
 
 def elements(tower: Tower, merger: Merger) -> dict[str, int]:

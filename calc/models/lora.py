@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Literal
 
-from calc.models.architecture import Architecture, ConfigError, LayerSpec, Linear, Tensor, layer_kinds, linears
+from calc.models.architecture import (
+    Architecture,
+    ConfigError,
+    LayerSpec,
+    Linear,
+    Tensor,
+    layer_kinds,
+    linears,
+    vision_tensors,
+)
 
 
 def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str]) -> int:
@@ -29,6 +39,17 @@ def adapter_matrices(
         if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
             yield Tensor(f"{linear.name}.lora_A", (rank, linear.inputs), count, "linear", linear.kind)
             yield Tensor(f"{linear.name}.lora_B", (linear.outputs, rank), count, "linear", linear.kind)
+
+
+@lru_cache(maxsize=4096)
+def vision_matrices(arch: Architecture, rank: int, part: Literal["blocks", "projector"]) -> tuple[Tensor, ...]:
+    """LoRA's two matrices for each linear of the vision tower's blocks, or of its projectors."""
+    return tuple([
+        Tensor(f"{linear.name.removesuffix('.weight')}.{name}", shape, linear.count, "linear", "vision")
+        for linear in vision_tensors(arch, part)
+        if linear.kind == "linear"
+        for name, shape in (("lora_A", (rank, linear.shape[1])), ("lora_B", (linear.shape[0], rank)))
+    ])  # fmt: skip
 
 
 @lru_cache(maxsize=4096)

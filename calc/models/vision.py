@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -95,7 +94,3 @@ class Tower:
         for name, out in (merger.first, width), (merger.second, self.out):
             yield f"{merger.name}.{name}.weight", (out, width), "linear"
             yield f"{merger.name}.{name}.bias", (out,), "bias"
-
-    def elements(self, merger: Merger) -> int:
-        """Elements of a projector."""
-        return sum(prod(shape) for _, shape, _ in self.projector(merger))

@@ -129,8 +129,8 @@ def tower_of(architecture: Architecture) -> Tower:
 
 def seen(images: Images, values: Mapping[str, Any], tower: Tower) -> None:
     """Refuses images that a tower, its processor or the sequences cannot take, and ways to run that are not known."""
-    if values["method"] != "full" and images.freeze != "vision":
-        allowed = f"vision with method {values['method']}; adapters in the tower are not modelled"
+    if values["method"] != "full" and images.freeze != "vision" and values["lora.targets"] != "all-linear":
+        allowed = "vision with lora.targets by name; adapters in the tower are modelled beside all its linears"
         raise Objection(f"images.freeze: given {images.freeze!r}, allowed: {allowed}")
     if values["attention"] == "eager":
         raise Objection(

@@ -16,6 +16,7 @@ from calc.engines.replica import TrainingEngine, Where
 from calc.memory import vision
 from calc.memory.run import Run
 from calc.models.architecture import Architecture, vision_tensors
+from calc.models.lora import vision_matrices
 from calc.models.vision import Tower
 from calc.scenario.images import Images
 from calc.step.compiled_model import Stack, casts
@@ -55,15 +56,20 @@ class Seen:
         """True if the projector is trained."""
         return self.run.trained and self.images.freeze != "vision"
 
+    def adapted(self, part: Literal["blocks", "projector"]) -> bool:
+        """True if there are adapters beside a part's linears."""
+        frozen = ("tower", "vision") if part == "blocks" else ("vision",)
+        return self.run.adapter is not None and self.images.freeze not in frozen
+
     @property
     def passes(self) -> bool:
         """True if gradients go through the blocks."""
-        return self.looks or (self.hooked and self.tower.hooked)
+        return self.looks or self.adapted("blocks") or (self.hooked and self.tower.hooked)
 
     @property
     def own(self) -> Run:
         """The settings with which the blocks run."""
-        return vision.running(self.run, self.tower, trained=self.looks)
+        return vision.running(self.run, self.tower, trained=self.looks, adapted=self.adapted("blocks"))
 
     @property
     def again(self) -> bool:
@@ -71,7 +77,9 @@ class Seen:
         return bool(self.images.checkpointing) and self.passes
 
     def elements(self, part: Literal["blocks", "projector"]) -> int:
-        """Trained elements of a part."""
+        """Trained elements of a part, or of the adapters beside its linears."""
+        if self.run.adapter and self.adapted(part):
+            return sum(t.elements * t.count for t in vision_matrices(self.arch, self.run.adapter.rank, part))
         trained = self.looks if part == "blocks" else self.projects
         return sum(t.elements * t.count for t in vision_tensors(self.arch, part)) if trained else 0
 
@@ -79,7 +87,7 @@ class Seen:
     def trained(self) -> int:
         """All trained elements."""
         whole = sum(t.elements * t.count for t in vision_tensors(self.arch)) if self.looks else 0
-        return whole or self.elements("projector")
+        return whole or self.elements("blocks") + self.elements("projector")
 
     def line(self, component: str, amount: Amount, times: int = 1) -> Line:
         """The ledger line of `times` an amount, of which each counts patches."""
@@ -126,7 +134,7 @@ class Seen:
     @property
     def keeps(self) -> bool:
         """True if the projectors keep something for backward."""
-        return self.passes or self.projects
+        return self.passes or self.projects or self.adapted("projector")
 
     @property
     def patches(self) -> Segment:
@@ -152,7 +160,7 @@ class Seen:
     @property
     def _projecting(self) -> Run:
         """The settings with which projectors run, which are trained apart from the blocks."""
-        return vision.running(self.run, self.tower, trained=self.projects)
+        return vision.running(self.run, self.tower, trained=self.projects, adapted=self.adapted("projector"))
 
     def features(self, deep: int) -> list[Line]:
         """The output of `deep` blocks for the language model, or its gradient."""
@@ -224,11 +232,11 @@ class Seen:
             return engine.at(Where("tower", 0, True, stack.root_trained, done + above, here, making))
 
         depth, each = self.tower.blocks.layers, self.elements("blocks") // self.tower.blocks.layers
-        deep, between = self.tower.deep, self.tower.elements(self.tower.deep_merger) * self.projects
+        deep = self.tower.deep
+        between, main = (max(shot.gradients for shot in s.backward) for s in (self.between, self.projector))
 
         def over(layers: int, left: int) -> int:
             """Trained elements above the lowest `layers` blocks, where `left` projectors between blocks remain."""
-            main = self.tower.elements(self.tower.merger) * self.projects
             return main + each * (depth - layers) + between * (len(deep) - left)
 
         def projected(segment: Segment, layers: int, left: int, above: int, waiting: list[Line]) -> Iterator[Moment]:

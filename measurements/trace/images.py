@@ -56,6 +56,13 @@ def tower(model: Any) -> Any:
     return next(module for name, module in model.named_modules() if name.endswith((".visual", ".vision_tower")))
 
 
+def linear_names(case: Case, model: Any) -> list[str]:
+    """The names of the linear modules beside which there are adapters: all but the head, and what is frozen."""
+    linear = (name for name, module in model.named_modules() if hasattr(module, "in_features"))
+    frozen = VISION if case.freeze == "tower" else re.compile("$^")
+    return [n for n in linear if n != "lm_head" and (not frozen.search(n) or PROJECTOR.search(n))]
+
+
 def freeze(case: Case, model: torch.nn.Module) -> None:
     """Freeze the tower, or tower and projector, as the case says."""
     for name, parameter in model.named_parameters():

@@ -8,6 +8,7 @@ import pytest
 
 from calc.models import architecture as A
 from calc.models.hf_config import from_config
+from calc.models.lora import vision_matrices
 
 TEXT = {
     "model_type": "qwen2_5_vl", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -94,3 +95,11 @@ def test_an_impossible_tower_is_refused(eyes: dict[str, int], line: str) -> None
 def test_a_missing_tower_is_refused() -> None:
     with pytest.raises(A.ConfigError, match=r"^vision_config: nothing given, allowed: a mapping"):
         from_config(TEXT)
+
+
+def test_adapters_beside_the_tower_by_hand() -> None:
+    """Rank 2: beside a block's qkv 4 + 12, proj 4 + 4 and MLP twice 4 + 6; beside a projector's 16 + 16 and 16 + 8."""
+    arch = qwen3()
+    blocks = sum(t.elements * t.count for t in vision_matrices(arch, 2, "blocks"))
+    projectors = sum(t.elements * t.count for t in vision_matrices(arch, 2, "projector"))
+    assert (blocks, projectors) == (3 * 2 * (16 + 8 + 20), 3 * 2 * (32 + 24))

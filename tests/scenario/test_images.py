@@ -55,7 +55,10 @@ def test_patches_as_the_processor_makes_them(said: dict[str, Any], resized: tupl
     [
         ({"model": "qwen2.5-3b"}, "images: given for a model without a vision tower"),
         ({"seq_len": 100}, "seq_len: given 100, allowed: at least the 999 tokens of a sample's images"),
-        ({"method": "lora", "images.freeze": "none"}, "images.freeze: given 'none', allowed: vision with method lora"),
+        (
+            {"method": "lora", "lora.targets": ["q_proj"], "images.freeze": "none"},
+            "images.freeze: given 'none', allowed: vision with lora.targets by name",
+        ),
         ({"attention": "eager"}, "attention: given 'eager' with images, allowed: flash, sdpa"),
         ({"images.min_pixels": 10**9}, "images.min_pixels: given 1000000000, allowed: at most max_pixels = 12845056"),
         ({"images.height": 1}, "images.width: given 1024 with height 1, allowed: sides of which neither"),
