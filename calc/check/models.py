@@ -12,7 +12,7 @@ from calc.base.schema import closest
 from calc.catalog.catalog import Catalog, Model
 from calc.check.faults import fault
 from calc.models.config_keys import known, known_around
-from calc.models.families import ALIKE, NESTED, TOWERS
+from calc.models.families import ALIKE, NESTED, SEEING
 
 # The parameters counted over the size in a name, which is a round number: 1.31 for Gemma 2 2B, whose name leaves out
 # the embedding, 0.80 for Mixtral 8x22B, whose experts share their attention.
@@ -106,7 +106,8 @@ def groups(model: Model, _: Catalog) -> Iterator[str]:
 
 def images(model: Model, _: Catalog) -> Iterator[str]:
     """No field of a vision tower is a misspelt one, in whose place the class's default would stand."""
-    given, known = model.config.get("vision_config", {}), TOWERS.get(model.config["model_type"], {})
+    given, sight = model.config.get("vision_config", {}), SEEING.get(model.config["model_type"])
+    known = sight.defaults if sight else {}
     for name in given.keys() - known.keys():
         for near in get_close_matches(name, known.keys() - given.keys(), n=1, cutoff=MISSPELT):
             yield f"unknown field 'config.vision_config.{name}'; did you mean 'config.vision_config.{near}'?"
@@ -120,7 +121,7 @@ def published_count(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
-    """A number of parameters in either of the model's names is close to the number counted, if that is not published."""
+    """A number in either of the model's names is close to the parameters counted, if these are not published."""
     if model.published_parameters == model.parameters:
         return
     for field, name in (("hf", model.hf), ("name", model.name)):

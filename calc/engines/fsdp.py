@@ -50,7 +50,7 @@ class Fsdp(Holder):
     @property
     def adapter_layer(self) -> int:
         """LoRA elements of one layer."""
-        return self.replica.adapter // self.replica.arch.layers
+        return (self.replica.adapter - self.replica.vision_adapter) // self.replica.arch.layers
 
     @property
     def root_elements(self) -> int:

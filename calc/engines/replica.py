@@ -54,6 +54,7 @@ class Replica:
     pins: HostAllocator = ROUNDED
     in_backward: bool = False
     streams: Streams = ""
+    vision_adapter: int = 0  # adapter elements beside a vision tower's linears
     gathers: int = 0
     cut_scales: bool = False
 

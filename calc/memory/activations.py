@@ -76,7 +76,8 @@ class Program(DeltaRule, StateSpace, Attention):
     def activated(self, x: Tensor) -> Tensor:
         """The activation: one kernel that keeps its input or, ReLU, its output; `gelu_new` and `gelu_fast` run many.
 
-        Transformers `activations.py`, `NewGELUActivation` (the first GPT's GELU), `FastGELUActivation` (GPT-NeoX's) and
+        Transformers `activations.py`, `NewGELUActivation` (the first GPT's GELU), `FastGELUActivation` (GPT-NeoX's),
+        `QuickGELUActivation` (CLIP's) and
         `ReLUSquaredActivation`.
         """
         tape, kind, i = self.tape, self.arch.activation, x.width
@@ -86,6 +87,9 @@ class Program(DeltaRule, StateSpace, Attention):
                 return x
             x = self.cast(x, 4, "mlp: square") if self.autocast else x  # autocast takes powers in fp32
             return tape.op("mlp: square", [x], i, x.b, saves=[x], backward_scratch=x.size * 2)
+        if kind == "quick_gelu":
+            share = tape.op("mlp: sigmoid", [tape.op("mlp: scale", [x], i, x.b)], i, x.b, saves_out=True)
+            return tape.op("mlp: activation", [x, share], i, x.b, saves=[x, share])
         if kind == "gelu_new":
             half = tape.op("mlp: half", [x], i, x.b)
             read = self.cast(x, 4, "mlp: cube") if self.autocast else x
@@ -387,7 +391,7 @@ def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
         Kind(
             spec._replace(slides=False),
             masked and (arch.masked or spec.slides) and not arch.attention_sinks,
-            n <= lowest and not run.trained and not required,
+            n <= lowest and not run.trained and not required and not run.fed,
         )
         for n, spec in enumerate(arch.specs)
     ]

@@ -46,6 +46,8 @@ class Linears:
         self.autocast = run.autocast
         self.elements = elements(run.arch, self.spec)
         self.biased = biased(run.arch, self.spec)
+        self.widths: dict[str, int] = {}  # of symbols that the architecture does not have
+        self.row_share = 1.0  # rows that linears read, over the tape's tokens
         self.stream = WIDTH * run.share
         self.input = Tensor(self.stream, run.residual, differentiable=not first)
         if counted:
@@ -109,17 +111,18 @@ class Linears:
         trained, scaled = self.run.trained, n
         if not self.arch.norm_fp32:
             n = self.cast(n, b, name)
+        promoted = self.run.precision == "autocast-narrow"  # the weight is in fp32, and so is the product
         out = self.tape.op(
             f"{name}: weight",
             [n],
             n.width,
-            n.b,
+            4 if promoted else n.b,
             saves=[n] if trained else [],
             backward_scratch=n.size if trained else NOTHING,
             weight=self.elements.get(name, self.arch.norm_elements) if trained else 0,
         )
         self.tape.returns(scaled)
-        return self.cast(out, b, name)
+        return out if promoted and not self.arch.norm_fp32 else self.cast(out, b, name)
 
     def layer_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
         """PyTorch's: one kernel keeps its input, and the mean and the scale of each row; in fp32 under autocast.
@@ -148,7 +151,7 @@ class Linears:
         run, tape, elements = self.run, self.tape, self.elements.get(name, 0)
         weight = Size({}, {f"W_{name}": 1})
         trained = elements if run.trained else 0
-        wide, copies = run.precision == "autocast", list[Tensor]()
+        wide, copies = run.copies, list[Tensor]()
         if wide:
             # cast before the input is, it gets the bf16 gradient, which the copy's own backward casts to fp32
             copies = [tape.op(f"{name}: weight to bf16", [], weight, 2, weight=trained)]
@@ -238,9 +241,9 @@ class Linears:
             mask = Tensor(x.width, 1)
             source = tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])
         b = self.c if self.autocast else adapter.b
-        dims = dimensions(self.arch)
-        n_in, n_out = (int(amount(t.width, dims).tokens) * adapter.rank for t in (x, y))
-        down = self.through(f"{label} A", source, of(r=1), n_in)
+        dims = {**dimensions(self.arch), **self.widths}
+        n_in, n_out = (int(amount(t.width, dims).tokens / self.row_share) * adapter.rank for t in (x, y))
+        down = self.through(f"{label} A", source, of(r=self.row_share), n_in)
         up = self.through(f"{label} B", down, y.width, n_out)
         scaled = tape.op(f"{label} scale", [up], y.width, b)
         total = tape.op(

@@ -11,25 +11,28 @@ from calc.base.plan import Exchange, Recomputed
 from calc.models.architecture import Architecture, LayerSpec, layer_kinds, layer_tensors
 from calc.models.kernels import Replaced
 
-# bf16: every tensor; autocast: fp32 weights and residual stream; autocast-bf16: both in bf16; fp32: every tensor
-Format = Literal["bf16", "autocast", "autocast-bf16", "fp32"]
+# bf16: every tensor; autocast: fp32 weights and residual stream; autocast-narrow: a residual stream in bf16, where the
+# first operation is a product; autocast-bf16: both in bf16; fp32: every tensor
+Format = Literal["bf16", "autocast", "autocast-narrow", "autocast-bf16", "fp32"]
 # efficient is what SDPA takes for fp32 or unequal head sizes, math its plain mathematics
 Kernel = Literal["flash", "efficient", "masked", "eager", "math"]
 
 
 class Widths(NamedTuple):
-    """Bytes of an element in a matrix multiplication and in the residual stream, and whether autocast is on."""
+    """Bytes of an element in a matrix product, in the residual stream and of a weight, and whether autocast is on."""
 
     compute: int
     residual: int
+    weight: int
     autocast: bool
 
 
 WIDTHS: Mapping[Format, Widths] = {
-    "bf16": Widths(2, 2, False),
-    "autocast": Widths(2, 4, True),
-    "autocast-bf16": Widths(2, 2, True),
-    "fp32": Widths(4, 4, False),
+    "bf16": Widths(2, 2, 2, False),
+    "autocast": Widths(2, 4, 4, True),
+    "autocast-narrow": Widths(2, 2, 4, True),
+    "autocast-bf16": Widths(2, 2, 2, True),
+    "fp32": Widths(4, 4, 4, False),
 }
 
 
@@ -79,6 +82,7 @@ class Run:
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
     linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
     again: frozenset[Recomputed] = frozenset()  # parts of Megatron-core's layers that are run again for backward
+    fed: bool = False  # the embedded tokens need a gradient, for adapters in a vision tower before them
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     @property
@@ -92,6 +96,16 @@ class Run:
         return WIDTHS[self.precision].residual
 
     @property
+    def weight(self) -> int:
+        """Bytes of an element of the model's own weights."""
+        return WIDTHS[self.precision].weight
+
+    @property
+    def copies(self) -> bool:
+        """True if autocast copies fp32 weights for the products that read them."""
+        return self.autocast and self.weight == 4
+
+    @property
     def autocast(self) -> bool:
         """True if products run in bf16 whatever their operands are."""
         return WIDTHS[self.precision].autocast
@@ -103,7 +117,7 @@ class Run:
         These are copies of fp32 tensors that require gradients, even if none are made (torch 2.13
         `aten/src/ATen/autocast_mode.cpp`, `cached_cast`).
         """
-        return self.precision == "autocast" and (self.trained or self.differentiable)
+        return self.copies and (self.trained or self.differentiable)
 
     @property
     def retains(self) -> bool:

@@ -1,31 +1,39 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
-Read in transformers 5.23 `models/qwen2_5_vl/modeling_qwen2_5_vl.py`. The blocks are an architecture of their own, so
-that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token is a patch.
+Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl}/modeling_*.py`. The blocks are an architecture of their
+own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token is a patch.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 
 from calc.autograd.polynomial import Segment
 from calc.autograd.tape import NOTHING, Size, Tensor, of
 from calc.memory import activations
 from calc.memory.linears import WIDTH
 from calc.memory.run import Run, dimensions
-from calc.models.vision import Tower
+from calc.models.vision import Merger, Tower
 
 PIXEL = 4  # bytes of a number in `pixel_values`, as the image processor makes them
+TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 
 
-def running(run: Run, tower: Tower, *, trained: bool) -> Run:
+def running(run: Run, tower: Tower, *, trained: bool, adapted: bool = False) -> Run:
     """The settings with which the tower's blocks run in a model that runs as `run` says.
 
-    A mask or a window of the language model is none of theirs.
+    A mask or a window of the language model is none of theirs. Under autocast their residual stream is in bf16, as the
+    convolution makes it.
     """
+    narrow = run.precision == "autocast"
     kernel = "flash" if run.kernel in ("masked", "eager") else run.kernel
-    return replace(run, arch=tower.blocks, trained=trained, adapter=None, kernel=kernel, training=False)
+    adapter = run.adapter if adapted else None
+    return replace(
+        run, arch=tower.blocks, trained=trained, adapter=adapter, kernel=kernel, training=False,
+        precision="autocast-narrow" if narrow else run.precision,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
@@ -36,40 +44,68 @@ def block(run: Run, *, first: bool, counted: bool) -> Segment:
 
 @lru_cache(maxsize=1024)
 def patches(run: Run, tower: Tower) -> Segment:
-    """`Conv3d` over the pixels of each patch, which keeps them where it is trained, and the order of windows.
+    """`Conv3d` over the pixels of each patch, which keeps them where it is trained, then positions or windows.
 
-    All blocks share cos and sin, in fp32. The embedded patches of a frozen tower are a leaf that a hook makes require a
-    gradient.
+    Learned positions are the weighted sum, in fp32, of the `TAPS` rows of a table that are nearest. All blocks share
+    cos and sin, in fp32. The embedded patches of a frozen tower are a leaf that a hook makes require a gradient, and
+    the first block's input where they do not come into another order.
     """
     program = activations.Program(run)
-    tape, b = program.tape, run.compute
+    tape, b, trained = program.tape, run.compute, run.trained
     pixels = Tensor(of(pixels=1), PIXEL, differentiable=False)
     pixels.size = NOTHING  # they are counted as the batch's
-    weight = tower.blocks.hidden * tower.pixels if run.trained else 0
+    hidden = tower.blocks.hidden
+    weight = hidden * (tower.pixels + tower.patch_bias) if trained else 0
     read = program.cast(pixels, b, "patches")
-    x = tape.op("patches: embed", [read], WIDTH, b, saves=[read] if run.trained else [], weight=weight)
+    x = tape.op("patches: embed", [read], WIDTH, b, saves=[read] if trained else [], weight=weight)
     x.differentiable = True
-    shared = [Tensor(Size({"": 1 / tower.merge**2}), 8), Tensor(of(D=2), 4)]
-    tape.op("patches: windows", [x], WIDTH, b, saves=shared if run.trained else [*shared, x])
+    if tower.positions:
+        rows, near, shares = WIDTH * TAPS, Tensor(Size({"": TAPS}), 8), Tensor(Size({"": TAPS}), 4)
+        y = tape.op("positions: rows", [], rows, run.weight, saves=[near], weight=tower.positions * hidden * trained)
+        y = tape.op("positions: weigh", [y], rows, 4, saves=[shares])
+        y = program.cast(tape.op("positions: sum", [y], WIDTH, 4), b, "positions")
+        x = tape.op("positions: add", [x, y], WIDTH, b, aliases=[x, y])
+    angles, order = Tensor(of(D=2), 4), Tensor(Size({"": 1 / tower.merge**2}), 8)
+    kept = [order, *[x] * (not trained)] if tower.windowed else []
+    tape.op("patches: order", [x], WIDTH, b, saves=[angles, *kept], view=not tower.windowed)
     return Segment(tape, {**dimensions(run.arch), "pixels": tower.pixels})
 
 
 @lru_cache(maxsize=1024)
-def projector(run: Run, tower: Tower, *, first: bool) -> Segment:
-    """The norm of each patch, two linears over `merge`² patches at once with a GELU between, and the old order.
+def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: bool = False) -> Segment:
+    """The norm of each patch or token, two linears over `merge`² patches at once with a GELU between.
 
-    `out` is a token's width over the patches that it is made of; `first`: nothing below is trained.
+    Where blocks attend within windows, its output is put into the old order. `out` is a token's width over the patches
+    that it is made of; `first`: nothing below is trained. `counted`: a block keeps the input, too.
     """
-    width, out = tower.merged, tower.out
-    program = activations.Program(replace(run, arch=replace(run.arch, activation="gelu")), first=first)
-    program.elements = {
-        "ln_q": tower.blocks.hidden, "mlp.0": width * (width + 1), "mlp.2": out * (width + 1),
-    }  # fmt: skip
-    program.biased = frozenset({"mlp.0", "mlp.2"})
-    token = of(out=1)
-    x = program.norm(program.input, "ln_q")
-    x = program.activated(program.linear("mlp.0", x, WIDTH))
-    x = program.linear("mlp.2", x, token)
-    program.tape.op("projector: order", [x], token, x.b, saves=[Tensor(Size({"": 1 / tower.merge**2}), 8)])
-    dims = {"out": out // tower.merge**2, "W_mlp.0": width * width, "W_mlp.2": out * width}
-    return Segment(program.tape, {**dimensions(run.arch), **dims})
+    width, out, token = tower.merged, tower.out, Size({"": 1 / tower.merge**2})
+    program = activations.Program(replace(run, arch=replace(run.arch, activation="gelu")), first=first, counted=counted)
+    program.elements = elements(tower, merger)
+    norm, first_linear, second_linear = program.elements
+    program.biased = frozenset({first_linear, second_linear})
+    program.widths, program.row_share = {"out": out // tower.merge**2}, 1 / tower.merge**2
+    x = program.norm(program.input, norm, token if merger.joined else None)
+    x = program.activated(program.linear(first_linear, x, WIDTH))
+    x = program.linear(second_linear, x, of(out=1))
+    if tower.windowed:
+        program.tape.op("projector: order", [x], x.width, x.b, saves=[Tensor(token, 8)])
+    weights = {f"W_{first_linear}": width * width, f"W_{second_linear}": tower.out * width}
+    rank = run.adapter.rank if run.adapter else 0
+    return Segment(program.tape, {**dimensions(run.arch, rank), **weights, **program.widths})
+
+
+def elements(tower: Tower, merger: Merger) -> dict[str, int]:
+    """Elements of a projector's modules by name, a bias counted with its weight."""
+    found: dict[str, int] = {}
+    for name, shape, _ in tower.projector(merger):
+        own = name.rpartition(".")[0].replace(".*", "")
+        found[own] = found.get(own, 0) + prod(shape)
+    return found
+
+
+def added(tower: Tower) -> Size:
+    """Bytes a patch that adding a `deep` block's tokens to a layer's output keeps: two indices, each of two numbers.
+
+    Transformers writes the sums over the places of image tokens in a copy of the output (`_deepstack_process`).
+    """
+    return Size({"": 2 * 2 * 8 / tower.merge**2})

@@ -552,15 +552,21 @@ def vision_tensors(arch: Architecture, part: Literal["all", "blocks", "projector
         return ()
     spec, count = layer_kinds(tower.blocks)[0]
     blocks = tuple(t._replace(count=count, module="vision") for t in layer_tensors(tower.blocks, spec))
-    outside = [Tensor(f"{tower.blocks.names.model}.{n}", shape, 1, kind, "vision") for n, shape, kind in tower.outside]
-    merger = tuple(t for t in outside if ".merger." in t.name)
+
+    def named(tensors: Iterable[tuple[str, tuple[int, ...], str]], count: int = 1) -> tuple[Tensor, ...]:
+        prefix = tower.blocks.names.model
+        return tuple([Tensor(f"{prefix}.{name}", shape, count, kind, "vision") for name, shape, kind in tensors])
+
+    projector = named(tower.projector(tower.merger))
+    if tower.deep:
+        projector += named(tower.projector(tower.deep_merger), len(tower.deep))
     match part:
         case "all":
-            return (outside[0], *blocks, *merger)
+            return (*named(tower.patches), *blocks, *projector)
         case "blocks":
             return blocks
         case "projector":
-            return merger
+            return projector
 
 
 def language(arch: Architecture) -> Architecture:

@@ -168,7 +168,7 @@ def known(family: str) -> frozenset[str]:
 MODELLED = frozenset[str]().union(*map(known, FAMILIES))
 
 
-# Fields of Qwen2.5-VL's config around those of its language model.
+# Fields of a config with a vision tower around those of its language model.
 _SEEN = frozenset({
     "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
     "vision_token_id",
@@ -178,5 +178,5 @@ _SEEN = frozenset({
 def known_around(family: str) -> frozenset[str]:
     """The fields of a config of this `model_type`; of a model with a part for images, those around `text_config`."""
     if family in SEEING:
-        return known(SEEING[family]) | _SEEN
+        return known(SEEING[family].text) | _SEEN
     return COMMON | {*CARRIED[family]} if family in NESTED else known(family)

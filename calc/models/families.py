@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from calc.models.architecture import Names, Norms
+from calc.models.vision import Merger, Pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +59,57 @@ MXFP4 = ("gpt_oss",)
 NESTED = {
     "gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
-# models with a vision tower that is counted, and the family of their language model: its fields stand beside
-# `vision_config`, or in a `text_config` of their own
-SEEING = {"qwen2_5_vl": "qwen2"}
-# the fields of each one's `vision_config`, with the defaults of its config class
-TOWERS: Mapping[str, Mapping[str, Any]] = {
-    "qwen2_5_vl": dict(
-        depth=32, hidden_size=3584, hidden_act="silu", intermediate_size=3420, num_heads=16, in_channels=3,
-        patch_size=14, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=3584,
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The language model of a family that reads images, and what its code fixes of the vision tower.
+
+    `text` is the family of the language model, whose fields stand beside `vision_config`, or in a `text_config` of
+    their own. `defaults` are those of the config class for absent fields of `vision_config`, `spelled` maps the usual
+    names of these fields to the family's own. `blocks` are fields of the blocks' Architecture, `tower` of Tower.
+    """
+
+    text: str
+    defaults: Mapping[str, Any]
+    blocks: Mapping[str, Any]
+    tower: Mapping[str, Any]
+    spelled: Mapping[str, str] = field(default_factory=dict)
+
+
+_SEEN = Names("model.visual", attention="attn", qkv="qkv", output="proj", layers="blocks")
+_PLAIN = dict(norm="layer", norm_bias=True, gated=False)
+_PATCHES = dict(in_channels=3, spatial_merge_size=2, temporal_patch_size=2)
+# of the published `preprocessor_config.json`: 3136 is 56 x 56, 12845056 is 16384 tokens of 28 x 28
+_QWEN2_PIXELS = Pixels(3136, 12845056)
+_SEQUENTIAL = Merger("merger", "ln_q", "mlp.0", "mlp.2")
+_QWEN3_VL = Sight(
+    "qwen3",
+    dict(depth=27, hidden_size=1152, hidden_act="gelu_pytorch_tanh", intermediate_size=4304, num_heads=16,
+         patch_size=16, out_hidden_size=3584, num_position_embeddings=2304,
+         deepstack_visual_indexes=(8, 16, 24), **_PATCHES),
+    dict(**_PLAIN, names=_SEEN._replace(up="linear_fc1", down="linear_fc2")),
+    # 65536 is 64 tokens of 32 x 32, 16777216 is 16384 of them
+    dict(patch_bias=True, limits=Pixels(65536, 16777216), merger=Merger("merger", "norm", "linear_fc1", "linear_fc2")),
+)  # fmt: skip
+SEEING: Mapping[str, Sight] = {
+    "qwen2_vl": Sight(
+        "qwen2",
+        dict(depth=32, embed_dim=1280, hidden_act="quick_gelu", mlp_ratio=4, num_heads=16, patch_size=14,
+             hidden_size=3584, **_PATCHES),
+        dict(**_PLAIN, names=_SEEN._replace(up="fc1", down="fc2")),
+        dict(hooked=True, limits=_QWEN2_PIXELS, merger=_SEQUENTIAL),
+        dict(hidden_size="embed_dim", out_hidden_size="hidden_size"),
     ),
+    "qwen2_5_vl": Sight(
+        "qwen2",
+        dict(depth=32, hidden_size=3584, hidden_act="silu", intermediate_size=3420, num_heads=16, patch_size=14,
+             out_hidden_size=3584, **_PATCHES),
+        dict(names=_SEEN),
+        dict(hooked=True, windowed=True, limits=_QWEN2_PIXELS, merger=_SEQUENTIAL),
+    ),
+    "qwen3_vl": _QWEN3_VL,
+    "qwen3_vl_moe": replace(_QWEN3_VL, text="qwen3_moe"),
 }  # fmt: skip
 _ATTENTION = ("attention_bias", "attention_bias", "")
 _LLAMA = ("attention_bias", "attention_bias", "mlp_bias")

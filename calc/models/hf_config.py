@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from calc.models.architecture import BEFORE, Architecture, ConfigError, Delta, LayerSpec, Mla, Names, Norms, Ssm
+from calc.models.architecture import BEFORE, Architecture, ConfigError, Delta, LayerSpec, Mla, Norms, Ssm
 from calc.models.config_keys import MODELLED
-from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING, TOWERS, UNADAPTED_OUTPUT, Family
+from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING, UNADAPTED_OUTPUT, Family
 from calc.models.vision import Tower
 
 # fields of Architecture that a number in the config switches on
@@ -216,30 +216,47 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
 
 
 def _seeing(config: Mapping[str, Any]) -> Architecture:
-    """A language model with its vision tower (Qwen2.5-VL)."""
+    """A language model with its vision tower (Qwen2-VL, Qwen2.5-VL, Qwen3-VL)."""
     family = config["model_type"]
     inner = config.get("text_config") or {k: v for k, v in config.items() if k not in ("vision_config", "text_config")}
     if not isinstance(inner, Mapping):
         raise ConfigError("text_config", inner, f"a mapping, the language model of {family}")
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
-    arch = from_config({**inner, **tied, "model_type": SEEING[family]})
+    arch = from_config({**inner, **tied, "model_type": SEEING[family].text})
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
-    read = _Reader(vision, TOWERS[family], {})
+    names = arch.names._replace(model="model.language_model")
+    return replace(arch, family=family, names=names, vision=_tower(family, vision, arch))
+
+
+def _tower(family: str, vision: Mapping[str, Any], arch: Architecture) -> Tower:
+    """The vision tower that a `vision_config` describes, in front of the language model `arch`."""
+    sight = SEEING[family]
+    read = _Reader(vision, sight.defaults, sight.spelled)
+
+    def wrong(name: str, given: object, allowed: str) -> ConfigError:
+        return ConfigError(f"vision_config.{sight.spelled.get(name, name)}", given, allowed)
+
     hidden, heads = read.integer("hidden_size"), read.integer("num_heads")
     if hidden % heads:
-        raise ConfigError("vision_config.num_heads", heads, f"a divisor of hidden_size = {hidden}")
+        raise wrong("num_heads", heads, f"a divisor of {sight.spelled.get('hidden_size', 'hidden_size')} = {hidden}")
     if (out := read.integer("out_hidden_size")) != arch.hidden:
-        raise ConfigError("vision_config.out_hidden_size", out, f"hidden_size = {arch.hidden} of the language model")
+        raise wrong("out_hidden_size", out, f"hidden_size = {arch.hidden} of the language model")
+    depth = read.integer("depth")
+    deep = read.value("deepstack_visual_indexes") or ()
+    if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
+        raise wrong("deepstack_visual_indexes", deep, f"indices of blocks, below depth = {depth}, one a layer at most")
     blocks = Architecture(
         family=family,
         hidden=hidden,
-        specs=(LayerSpec(),) * read.integer("depth"),
+        specs=(LayerSpec(),) * depth,
         heads=heads,
         kv_heads=heads,
         head_dim=hidden // heads,
-        intermediate=read.integer("intermediate_size"),
+        intermediate=read.integer("mlp_ratio") * hidden
+        if "mlp_ratio" in sight.defaults
+        else read.integer("intermediate_size"),
         vocab=1,
         tied=True,
         max_positions=1,
@@ -251,18 +268,19 @@ def _seeing(config: Mapping[str, Any]) -> Architecture:
         rotation="fp32",
         pieces=True,
         activation=_activation(read),
-        names=Names("model.visual", attention="attn", qkv="qkv", output="proj", layers="blocks"),
+        **sight.blocks,
     )
-    tower = Tower(
+    return Tower(
         blocks,
         patch=read.integer("patch_size"),
         frames=read.integer("temporal_patch_size"),
         channels=read.integer("in_channels"),
         merge=read.integer("spatial_merge_size"),
         out=out,
+        positions=read.integer("num_position_embeddings") if "num_position_embeddings" in sight.defaults else 0,
+        deep=tuple(deep),
+        **sight.tower,
     )
-    names = arch.names._replace(model="model.language_model")
-    return replace(arch, family=family, names=names, vision=tower)
 
 
 def _unmodelled(config: Mapping[str, Any]) -> str:

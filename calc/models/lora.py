@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Literal
 
 from calc.models.architecture import (
     Architecture,
@@ -14,6 +15,7 @@ from calc.models.architecture import (
     layer_kinds,
     layer_tensors,
     linears,
+    vision_tensors,
 )
 
 # Megatron-core's linears by those of a checkpoint that it joins in one; latent attention's queries are `LATENT`
@@ -82,6 +84,17 @@ def adapter_matrices(
             each, kind = ((linear.experts,), "expert") if linear.experts else ((), "linear")
             yield Tensor(f"{linear.name}.lora_A", (*each, rank, linear.inputs), count, kind, linear.kind)
             yield Tensor(f"{linear.name}.lora_B", (*each, linear.outputs, rank), count, kind, linear.kind)
+
+
+@lru_cache(maxsize=4096)
+def vision_matrices(arch: Architecture, rank: int, part: Literal["blocks", "projector"]) -> tuple[Tensor, ...]:
+    """LoRA's two matrices for each linear of the vision tower's blocks, or of its projectors."""
+    return tuple([
+        Tensor(f"{linear.name.removesuffix('.weight')}.{name}", shape, linear.count, "linear", "vision")
+        for linear in vision_tensors(arch, part)
+        if linear.kind == "linear"
+        for name, shape in (("lora_A", (rank, linear.shape[1])), ("lora_B", (linear.shape[0], rank)))
+    ])  # fmt: skip
 
 
 @lru_cache(maxsize=4096)

@@ -20,7 +20,7 @@ from calc.frameworks.registry import FRAMEWORKS, framework, plan
 from calc.frameworks.releases import READ
 from calc.models.architecture import Architecture, ConfigError
 from calc.scenario import rules
-from calc.scenario.images import MAX_PIXELS, MIN_PIXELS, Images
+from calc.scenario.images import Images
 from calc.scenario.lengths import Lengths, known
 from calc.scenario.rules import Objection
 from calc.scenario.scenario import SCHEMA, SCHEMA_FILE, Lora, Offload, Rollout, Scenario, ScenarioError, changed
@@ -299,14 +299,15 @@ def _images(values: Mapping[str, Any], architecture: Architecture) -> Images | N
     """The images of a sample, checked against the model and the lengths; None where the job reads none."""
     if "images.width" not in values:
         return None
+    tower = rules.tower_of(architecture)
     adapted = values["method"] != "full"
     usual = {
-        "count": 1, "frames": 1, "min_pixels": MIN_PIXELS, "max_pixels": MAX_PIXELS,
+        "count": 1, "frames": 1, "min_pixels": tower.limits.fewest, "max_pixels": tower.limits.most,
         "freeze": "vision" if adapted else "none", "checkpointing": None,
     }  # fmt: skip
     said = {f.name: values[f"images.{f.name}"] for f in fields(Images) if f"images.{f.name}" in values}
     images = Images(**{**usual, **said})
-    rules.seen(images, values, architecture)
+    rules.seen(images, values, tower)
     return images
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from calc.models.vision import Tower
 from calc.scenario.words import Freeze
 
-# of the published `preprocessor_config.json` of Qwen2.5-VL; 3136 is 56 x 56, 12845056 is 16384 tokens of 28 x 28
-MIN_PIXELS, MAX_PIXELS = 3136, 12845056
 WIDEST = 200  # the longer side over the shorter, which the processor does not exceed
 
 

@@ -17,6 +17,7 @@ from calc.models.architecture import Architecture, ConfigError
 from calc.models.families import MXFP4
 from calc.models.lora import lora_parameters
 from calc.models.slices import part, stage
+from calc.models.vision import Tower
 from calc.scenario.images import WIDEST, Images
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SERVERS, SHARDINGS, TOGETHER, TRAINED_ROLES
@@ -130,13 +131,17 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise Objection(f"expected_len: given {expected}, allowed: at most {named} = {cap}")
 
 
-def seen(images: Images, values: Mapping[str, Any], architecture: Architecture) -> None:
-    """Refuses images that the model, its processor or the sequences cannot take, and ways to run that are not known."""
-    tower = architecture.vision
-    if tower is None:
+def tower_of(architecture: Architecture) -> Tower:
+    """The vision tower that reads a sample's images; refuses images for a model without one."""
+    if architecture.vision is None:
         raise Objection("images: given for a model without a vision tower, allowed: with one, such as qwen2.5-vl-7b")
-    if values["method"] != "full" and images.freeze != "vision":
-        allowed = f"vision with method {values['method']}; adapters in the tower are not modelled"
+    return architecture.vision
+
+
+def seen(images: Images, values: Mapping[str, Any], tower: Tower) -> None:
+    """Refuses images that a tower, its processor or the sequences cannot take, and ways to run that are not known."""
+    if values["method"] != "full" and images.freeze != "vision" and values["lora.targets"] != "all-linear":
+        allowed = "vision with lora.targets by name; adapters in the tower are modelled beside all its linears"
         raise Objection(f"images.freeze: given {images.freeze!r}, allowed: {allowed}")
     if values["attention"] == "eager":
         raise Objection(

@@ -136,8 +136,8 @@ def stack(
         held=held if arch.ends else NO_BYTES,
         layers_trained=sum(block.trained * block.number for block in blocks),
         embedding_trained=embedding,
-        casts=_casts(run, arch.specs),
-        casts_below=_casts(run, arch.specs[:-1]),
+        casts=casts(run, arch.specs),
+        casts_below=casts(run, arch.specs[:-1]),
         retains=run.retains,
         wrapped=run.wrapped,
         embedding_own=0 if tied else embedding,
@@ -167,7 +167,7 @@ def _filling(trained: Sequence[int], before: int, bucket: int) -> int | None:
     return None
 
 
-def _casts(run: Run, layers: Iterable[LayerSpec]) -> Amount:
+def casts(run: Run, layers: Iterable[LayerSpec]) -> Amount:
     """The bf16 copies, 2 bytes an element, of weights that autocast has cast in `layers`; the head counts its own."""
     adapter, found = run.adapter, list[Tensor]()
     for spec in layers:

@@ -29,7 +29,7 @@ from calc.memory.run import Adapter, Format, Kernel, Run
 from calc.memory.runtime import process
 from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors, vision_tensors
 from calc.models.kernels import replaced
-from calc.models.lora import adapter_matrices, lora_parameters
+from calc.models.lora import adapter_matrices, lora_parameters, vision_matrices
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import Attention, Layout
@@ -79,6 +79,13 @@ def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...
     return tuple(t for spec, n in layer_kinds(arch) for t in adapter_matrices(arch, spec, rank, targets, n))
 
 
+def seeing_adapters(s: Scenario, arch: Architecture, rank: int) -> tuple[Tensor, ...]:
+    """LoRA's matrices beside the linears of a vision tower and its projectors, of what the job does not freeze."""
+    freeze = s.images.freeze if s.images else "vision"
+    blocks = vision_matrices(arch, rank, "blocks") if freeze == "none" else ()
+    return (*blocks, *vision_matrices(arch, rank, "projector")) if freeze != "vision" else ()
+
+
 def pins(s: Scenario) -> HostAllocator:
     """PyTorch's allocator of pinned host memory, as the job's environment sets it."""
     threshold = s.pinned_max_round_threshold_mb
@@ -102,6 +109,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     weight, grad, master, stepped = FORMATS[s.layout]
     count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
     changed: tuple[Tensor, ...] = ()
+    vision = 0
     trained = trained and s.optimizer != "none"
     if trained and s.lora:
         # adapters beside fp32 weights have the weights' type, adapters beside 4-bit weights a type of their own
@@ -116,8 +124,10 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         adapter = Adapter(
             s.lora.rank, targets, s.lora.dropout > 0, 2 if gathers else adapter_bytes, reads, joined, role.whole
         )
-        elements = lora_parameters(arch, s.lora.rank, targets)
-        changed = adapter_tensors(arch, s.lora.rank, targets)
+        seeing = seeing_adapters(s, arch, s.lora.rank)
+        vision = sum(t.elements * t.count for t in seeing)
+        elements = lora_parameters(arch, s.lora.rank, targets) + vision
+        changed = (*adapter_tensors(arch, s.lora.rank, targets), *seeing)
         grad, stepped = adapter_bytes, stepped if master else adapter_bytes
         master = master if adapter_bytes == 2 else 0
     elif trained:
@@ -149,6 +159,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
         exchange=role.exchange,
+        fed=vision > 0,
         quantised=s.method == "qlora",
         nested=s.double_quantization,
         # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
@@ -168,6 +179,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         quantised=run.quantised,
         cut_scales=role.cut_scales,
         adapter=elements if adapter else 0,
+        vision_adapter=vision,
         adapter_bytes=adapter_bytes,
         trainable=(elements or count) if trained else 0,
         trained_tensors=changed,

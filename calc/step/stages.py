@@ -243,12 +243,15 @@ class Stages:
         # where nothing is trained, nothing is kept for a backward
         instants = own.plan.forward if placed.trained else own.plan.scoring
         seen = self.seen(placed, placed.role.rows)
-        kept = [*waiting, *(seen.kept() if placed.trained else seen.pixels())] if seen else waiting
-        forward = [peaks.beside(kept, peaks.peak(engine, own, instants))]
+        kept, cached = waiting, list[Line]()
+        if seen:
+            kept = [*waiting, *(seen.kept() if placed.trained else seen.pixels())]
+            cached = [] if own.plan.layout.stack.wrapped else seen.copies()
+        forward = [peaks.beside([*kept, *cached], peaks.peak(engine, own, instants))]
         if seen:
             forward.append(peaks.beside(waiting, seen.forward(engine, grad=placed.trained)))
         if inside:
-            forward.append(self.within(placed, own, inside))
+            forward.append(peaks.beside(seen.saved() if seen else [], self.within(placed, own, inside)))
         yield "forward", *peaks.largest(forward)
         if placed.trained:
             yield "backward", *self._backward(engine, own, waiting, seen)
@@ -264,7 +267,11 @@ class Stages:
         over = [i for i in own.backward() if i.where.segment in ("end", "reduce")]
         over = [i._replace(where=i.where._replace(above=i.where.above + seen.trained)) for i in over]
         before = [i for i in own.backward() if i.where.segment not in ("end", "reduce")]
-        found = [peaks.beside([*waiting, *seen.kept()], peaks.peak(engine, own, before))]
+        layers = {min(i.where.layer, len(seen.tower.deep)) for i in before}  # of those above them all are alike
+        found = []
+        for layer in sorted(layers):
+            there = [i for i in before if min(i.where.layer, len(seen.tower.deep)) == layer]
+            found.append(peaks.beside([*waiting, *seen.kept(), *seen.above(layer)], peaks.peak(engine, own, there)))
         found += [peaks.beside(waiting, moment) for moment in seen.backward(engine, own.plan.layout.stack)]
         if over:
             found.append(peaks.beside([*waiting, *seen.pixels()], peaks.peak(engine, own, over)))

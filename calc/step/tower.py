@@ -1,23 +1,25 @@
 """A vision tower in a step: what it keeps while the language model runs, and the instants of its own passes.
 
 Its forward comes before the first layer's and its backward after it, before that of the embedding, which was called
-earlier (transformers 5.23 `models/qwen2_5_vl/modeling_qwen2_5_vl.py`, `Qwen2_5_VLModel.forward`).
+earlier (transformers 5.23 `models/qwen2_5_vl/modeling_qwen2_5_vl.py`, `Qwen2_5_VLModel.forward`, and its siblings').
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-from calc.autograd.polynomial import Amount, Segment, Shot
+from calc.autograd.polynomial import NO_BYTES, Amount, Segment, Shot, amount
 from calc.base.ledger import Line, total
 from calc.engines.replica import TrainingEngine, Where
 from calc.memory import vision
 from calc.memory.run import Run
 from calc.models.architecture import Architecture, vision_tensors
+from calc.models.lora import vision_matrices
 from calc.models.vision import Tower
 from calc.scenario.images import Images
-from calc.step.compiled_model import Stack
+from calc.step.compiled_model import Stack, casts
 
 SOURCE = "activations#vision"
 Moment = tuple[str, list[Line]]
@@ -54,34 +56,38 @@ class Seen:
         """True if the projector is trained."""
         return self.run.trained and self.images.freeze != "vision"
 
+    def adapted(self, part: Literal["blocks", "projector"]) -> bool:
+        """True if there are adapters beside a part's linears."""
+        frozen = ("tower", "vision") if part == "blocks" else ("vision",)
+        return self.run.adapter is not None and self.images.freeze not in frozen
+
     @property
     def passes(self) -> bool:
         """True if gradients go through the blocks."""
-        return self.looks or self.hooked
+        return self.looks or self.adapted("blocks") or (self.hooked and self.tower.hooked)
 
     @property
     def own(self) -> Run:
         """The settings with which the blocks run."""
-        return vision.running(self.run, self.tower, trained=self.looks)
+        return vision.running(self.run, self.tower, trained=self.looks, adapted=self.adapted("blocks"))
 
     @property
     def again(self) -> bool:
         """True if the blocks are run again for backward."""
         return bool(self.images.checkpointing) and self.passes
 
-    def elements(self, part: str) -> int:
-        """Trained elements of the `blocks` or the `projector`."""
-        if not (self.looks if part == "blocks" else self.projects):
-            return 0
-        return sum(
-            t.elements * t.count for t in vision_tensors(self.arch, "blocks" if part == "blocks" else "projector")
-        )
+    def elements(self, part: Literal["blocks", "projector"]) -> int:
+        """Trained elements of a part, or of the adapters beside its linears."""
+        if self.run.adapter and self.adapted(part):
+            return sum(t.elements * t.count for t in vision_matrices(self.arch, self.run.adapter.rank, part))
+        trained = self.looks if part == "blocks" else self.projects
+        return sum(t.elements * t.count for t in vision_tensors(self.arch, part)) if trained else 0
 
     @property
     def trained(self) -> int:
         """All trained elements."""
         whole = sum(t.elements * t.count for t in vision_tensors(self.arch)) if self.looks else 0
-        return whole or self.elements("projector")
+        return whole or self.elements("blocks") + self.elements("projector")
 
     def line(self, component: str, amount: Amount, times: int = 1) -> Line:
         """The ledger line of `times` an amount, of which each counts patches."""
@@ -91,8 +97,9 @@ class Seen:
         return Line(component, self.role, times * amount.bytes(self.count, 0), formula, values, SOURCE)
 
     @property
-    def _dims(self) -> dict[str, float]:
-        return {**vision.patches(self.own, self.tower).dims, **vision.projector(self.own, self.tower, first=True).dims}
+    def _dims(self) -> dict[str, int]:
+        between = self.between.dims if self.tower.deep else {}
+        return {**self.patches.dims, **self.projector.dims, **between}
 
     def pixels(self) -> list[Line]:
         """The pixels of the micro batch, which lie on the GPU through forward and backward."""
@@ -100,15 +107,39 @@ class Seen:
         values = {"P_v": self.count, "pixels": width}
         return [Line("activations", self.role, vision.PIXEL * width * self.count, "4·pixels·P_v", values, SOURCE)]
 
-    def below(self, layers: int) -> list[Line]:
-        """What the patches and the lowest blocks keep for backward."""
+    def deep(self, layers: int) -> int:
+        """The number of the lowest `layers` blocks whose output goes to the language model, too."""
+        return sum(index < layers for index in self.tower.deep)
+
+    def below(self, layers: int, deep: int | None = None) -> list[Line]:
+        """What the patches, the lowest blocks, and `deep` projectors between them keep for backward.
+
+        These are the projectors of all of these blocks if nothing is given.
+        """
+        deep = self.deep(layers) if deep is None else deep
+        between = [self.line("activations", self.between.saved, deep)] if deep and self.keeps else []
         if not self.passes:
-            return []
-        lines = [self.line("activations", vision.patches(self.own, self.tower).saved)]
+            return between
+        lines = [*between, self.line("activations", self.patches.saved)]
         if self.again:
-            stream = Amount(self.tower.blocks.hidden * self.own.residual, 0, 0, 0, 0, f"T·({self.own.residual}·h)")
-            return [*lines, self.line("checkpoints", stream, layers)]
+            return [*lines, self.line("checkpoints", self.stream, layers)]
         return [*lines, self.line("activations", self.segment.saved, layers)] if layers else lines
+
+    @property
+    def stream(self) -> Amount:
+        """The output of a block."""
+        b = self.own.residual
+        return Amount(b * self.tower.blocks.hidden, 0, 0, 0, 0, f"T·({b}·h)")
+
+    @property
+    def keeps(self) -> bool:
+        """True if the projectors keep something for backward."""
+        return self.passes or self.projects or self.adapted("projector")
+
+    @property
+    def patches(self) -> Segment:
+        """The patches, from pixels to the first block's input."""
+        return vision.patches(self.own, self.tower)
 
     @property
     def segment(self) -> Segment:
@@ -117,16 +148,51 @@ class Seen:
 
     @property
     def projector(self) -> Segment:
-        """The projector, which is trained apart from the blocks."""
-        own = vision.running(self.run, self.tower, trained=self.projects)
-        return vision.projector(own, self.tower, first=not self.passes)
+        """The projector after the last block."""
+        return vision.projector(self._projecting, self.tower, self.tower.merger, first=not self.passes)
+
+    @property
+    def between(self) -> Segment:
+        """The projector of a deep block, whose output the next one's norm keeps, too, or its checkpoint is."""
+        passes = self.passes
+        return vision.projector(self._projecting, self.tower, self.tower.deep_merger, first=not passes, counted=passes)
+
+    @property
+    def _projecting(self) -> Run:
+        """The settings with which projectors run, which are trained apart from the blocks."""
+        return vision.running(self.run, self.tower, trained=self.projects, adapted=self.adapted("projector"))
+
+    def features(self, deep: int) -> list[Line]:
+        """The output of `deep` blocks for the language model, or its gradient."""
+        b = self.own.residual
+        each = Amount(b * self.tower.out / self.tower.merge**2, 0, 0, 0, 0, f"T·({b}·out)")
+        return [self.line("temporary", each, deep)] if deep else []
 
     def kept(self) -> list[Line]:
         """Everything that lies on the GPU while the language model runs, until the tower's backward."""
-        lines = [*self.pixels(), *self.below(self.tower.blocks.layers)]
-        if self.passes or self.projects:
+        return [*self.pixels(), *self.saved()]
+
+    def saved(self) -> list[Line]:
+        """What the tower keeps for backward beside the pixels."""
+        lines = self.below(self.tower.blocks.layers)
+        if self.keeps:
             lines.append(self.line("activations", self.projector.saved))
+        if self.tower.deep:
+            added = amount(vision.added(self.tower), self._dims)
+            lines.append(self.line("activations", added, len(self.tower.deep)))
         return [line for line in lines if line.bytes]
+
+    def copies(self) -> list[Line]:
+        """Autocast's copies of the weights of blocks that will run again, until its context ends."""
+        amount = casts(self.own, self.tower.blocks.specs) if self.again else NO_BYTES
+        return [self.line("temporary", amount)] if amount.fixed else []
+
+    def above(self, layer: int) -> list[Line]:
+        """What the language model's backward has made for the tower when it comes to `layer`.
+
+        These are gradients of the output of `deep` blocks, which was added to the lowest layers' output.
+        """
+        return self.features(max(0, len(self.tower.deep) - layer)) if self.keeps else []
 
     def alive(self, shot: Shot) -> list[Line]:
         """The lines of one instant: saved for backward, and temporaries."""
@@ -135,19 +201,30 @@ class Seen:
 
     def forward(self, engine: TrainingEngine, *, grad: bool) -> Moment:
         """The peak instant of the tower's forward."""
-        where, top = Where("tower", 0, False), self.tower.blocks.layers - 1
-        beside, below = [*self.pixels(), *engine.at(where)], self.below(top) if grad else []
+        depth = self.tower.blocks.layers
+        beside = [*self.pixels(), *engine.at(Where("tower", 0, False))]
+
+        def moments(name: str, segment: Segment, keeps: bool, below: list[Line]) -> Iterator[Moment]:
+            for shot in segment.forward if keeps else segment.without_grad:
+                yield f"{name}: {shot.name}", [*beside, *below, *self.alive(shot)]
+
+        def under(layers: int, deep: int) -> list[Line]:
+            return [*(self.below(layers, deep) if grad else []), *self.features(deep)]
+
         runs = grad and self.passes and not self.again
-        shots = self.segment.forward if runs else self.segment.without_grad
-        found = [(f"vision block: {shot.name}", [*beside, *below, *self.alive(shot)]) for shot in shots]
-        below = self.below(top + 1) if grad else []
-        kept = grad and (self.passes or self.projects)
-        shots = self.projector.forward if kept else self.projector.without_grad
-        found += [(f"projector: {shot.name}", [*beside, *below, *self.alive(shot)]) for shot in shots]
+        found = [*moments("patches", self.patches, grad and self.passes, [])]
+        found += moments("vision block", self.segment, runs, under(depth - 1, self.deep(depth - 1)))
+        if self.tower.deep:
+            last = len(self.tower.deep) - 1
+            found += moments("projector", self.between, grad and self.keeps, under(self.tower.deep[-1] + 1, last))
+        found += moments("projector", self.projector, grad and self.keeps, under(depth, self.deep(depth)))
         return max(found, key=lambda moment: total(moment[1]))
 
     def backward(self, engine: TrainingEngine, stack: Stack) -> Iterator[Moment]:
-        """The instants of the tower's backward, when all layers of the language model have their gradients."""
+        """The instants of the tower's backward, when all layers of the language model have their gradients.
+
+        The gradients of deep blocks' output wait for theirs.
+        """
         done, beside = stack.layers_trained, self.pixels()
 
         def there(above: int, shot: Shot | None = None) -> list[Line]:
@@ -155,20 +232,36 @@ class Seen:
             return engine.at(Where("tower", 0, True, stack.root_trained, done + above, here, making))
 
         depth, each = self.tower.blocks.layers, self.elements("blocks") // self.tower.blocks.layers
-        if self.passes or self.projects:
-            for shot in self.projector.backward:
-                lines = [*beside, *self.below(depth), *self.alive(shot), *there(0, shot)]
-                yield f"projector: {shot.name}", lines
+        deep = self.tower.deep
+        between, main = (max(shot.gradients for shot in s.backward) for s in (self.between, self.projector))
+
+        def over(layers: int, left: int) -> int:
+            """Trained elements above the lowest `layers` blocks, where `left` projectors between blocks remain."""
+            return main + each * (depth - layers) + between * (len(deep) - left)
+
+        def projected(segment: Segment, layers: int, left: int, above: int, waiting: list[Line]) -> Iterator[Moment]:
+            for shot in segment.backward:
+                lines = [*beside, *waiting, *self.below(layers, left), *self.features(left), *self.alive(shot)]
+                yield f"projector: {shot.name}", [*lines, *there(above, shot)]
+
+        if self.keeps:
+            yield from projected(self.projector, depth, len(deep), 0, [])
+            come = [self.line("temporary", self.stream)] if self.passes else []  # from the block above
+            for left, index in enumerate(deep):
+                yield from projected(self.between, index + 1, left, over(index + 1, left + 1), come)
         if not self.passes:
             return
-        above = self.elements("projector")
         for layer in dict.fromkeys((depth - 1, 0)):
-            over, below = above + each * (depth - 1 - layer), self.below(layer + self.again)
+            left = self.deep(layer)
+            below = [*self.below(layer + self.again, left), *self.features(left)]
             for shot in self.segment.again if self.again else ():
                 waiting = self.line("temporary", self.segment.waiting)
                 yield (
                     f"recompute vision block: {shot.name}",
-                    [*beside, *below, waiting, *self.alive(shot), *there(over)],
+                    [*beside, *below, waiting, *self.alive(shot), *there(over(layer + 1, left))],
                 )
             for shot in self.segment.backward:
-                yield f"vision block: {shot.name}", [*beside, *below, *self.alive(shot), *there(over, shot)]
+                yield (
+                    f"vision block: {shot.name}",
+                    [*beside, *below, *self.alive(shot), *there(over(layer + 1, left), shot)],
+                )

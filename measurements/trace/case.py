@@ -60,10 +60,20 @@ class Case:
     use_cache: bool = False
     upcast_outputs: bool = False
     layers: int = 0  # the number of first layers that are kept; 0: all
+    images: int = 0  # in each row, of height x width pixels as the model sees them
+    height: int = 0
+    width: int = 0
+    freeze: str = "none"  # tower, or vision (tower and projector)
+    tower_ckpt: bool = True  # the tower is checkpointed where the language model is
     clip: bool = False
     trainer: bool = False  # Transformers' Trainer: Accelerate's autocast, and no_sync
     workspace: bool = True  # count the memory that kernels take while they run
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the model's config.json
+
+    @property
+    def seeing(self) -> bool:
+        """True if the model has a vision tower, whether it reads images or not."""
+        return "vision_config" in self.config
 
     @property
     def keeps_whole(self) -> bool:
@@ -117,6 +127,7 @@ _SHARDING = {"none": 0, "fsdp1": 0, "fsdp2": 0, "zero1": 1, "zero2": 2, "zero3":
 _GRADIENTS = {"bf16": "bf16", "fp32": "fp32"}
 _METHODS = {"full": "full", "lora": "lora", "qlora": "qlora"}
 _TARGETS = {"all-linear": "all", "q_proj, v_proj": "qv"}
+_FREEZE = {"none": "none", "tower": "tower", "vision": "vision"}
 _LOGPROB = {"log-softmax-fp32": "fp32", "selective": "trl", "logsumexp": "lse"}
 
 
@@ -212,5 +223,10 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "ref": "none" if roles.get("reference") == "none" else reference,
             "teacher": teacher.get("model", ""),
             "turn": TURN if flat.get("trainer") == "ms-swift" else 0,
+            "images": int(flat.get("images.count", "images.width" in flat)),
+            "height": int(flat.get("images.height", 0)),
+            "width": int(flat.get("images.width", 0)),
+            "freeze": _pick(flat, "images.freeze", _FREEZE, "vision" if lora else "none"),
+            "tower_ckpt": bool(flat.get("images.checkpointing", True)),
         }
     )

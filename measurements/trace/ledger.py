@@ -23,6 +23,7 @@ _IN_PLACE = {
     aten.index_put.default: aten.index_put_.default,
     aten.index_add.default: aten.index_add_.default,
 }
+_PICKING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 _LAYER = re.compile(rf"\b{LAYERS}\.(\d+)\b")
 
 
@@ -86,6 +87,7 @@ class Ledger(TorchDispatchMode):
         self.phase = "setup"
         self.recording = False
         self.modules: list[str] = []
+        self.picked = 0  # the True of a mask that picks tokens, whose fake values cannot be counted
         self._live: dict[int, tuple[Block, Any]] = {}
         self._op = ""
 
@@ -182,6 +184,8 @@ class Ledger(TorchDispatchMode):
         if name.startswith(("prim.", "profiler.")):
             return func(*args, **kwargs)
         self._op = name
+        if func in _PICKING:
+            args = (args[0], self._places(args[1]), *args[2:])
         if self.phase == "backward" and not torch.is_grad_enabled() and _in_backward():
             in_place = self._as_plain_eager(func, args, kwargs)
             if in_place is not None:
@@ -202,6 +206,16 @@ class Ledger(TorchDispatchMode):
             self.events.append(Event(1, block, self._now(), name, "workspace"))
             self.events.append(Event(-1, block, self._now(), name))
         return out
+
+    def _places(self, indices: list[Any]) -> list[Any]:
+        """The indices with masks as kernels read them: one row of numbers for each dimension of a mask."""
+        found = []
+        for index in indices:
+            if index is None or index.dtype != torch.bool:
+                found.append(index)
+            else:
+                found += [torch.zeros(self.picked, dtype=torch.long, device=index.device) for _ in index.shape]
+        return found
 
     def _as_plain_eager(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do in place what autograd does in place on plain tensors, but out of place under a dispatch mode.

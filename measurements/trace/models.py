@@ -7,13 +7,19 @@ from typing import Any
 import torch
 from accelerate.utils import convert_outputs_to_fp32
 from peft import LoraConfig, TaskType, get_peft_model
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+)
 from transformers.initialization import no_init_weights
 
 from calc.models.families import UNADAPTED_OUTPUT
 from measurements.training import SAVED, Critic, EverySecondProduct, checkpointing
 
-from . import attention, four_bits, pipeline_parallel, tensor_parallel
+from . import attention, four_bits, images, pipeline_parallel, tensor_parallel
 from .case import LAYERS, Case
 
 DEVICE = torch.device("cuda")
@@ -22,7 +28,11 @@ MAMBA = {"out_proj", "conv1d"}  # what PEFT refuses to adapt in some families
 
 def _config(case: Case) -> Any:
     given = dict(case.config)
-    config = AutoConfig.for_model(given.pop("model_type"), **given)
+    if "vision_config" in given and "text_config" not in given:  # the catalog's files have its fields beside it
+        around = {name: given.pop(name) for name in ("model_type", "vision_config")}
+        given = {**around, "text_config": given, "tie_word_embeddings": given.get("tie_word_embeddings", False)}
+    whole = AutoConfig.for_model(given.pop("model_type"), **given)
+    config = whole.get_text_config()
     config.pad_token_id = 0
     config.use_cache = case.use_cache
     if case.layers:
@@ -31,7 +41,7 @@ def _config(case: Case) -> Any:
             config.layer_types = config.layer_types[: case.layers]
         if getattr(config, "mlp_layer_types", None):
             config.mlp_layer_types = config.mlp_layer_types[: case.layers]
-    return config
+    return whole
 
 
 def load(case: Case) -> Any:
@@ -45,9 +55,8 @@ def load(case: Case) -> Any:
     implementation = "sdpa" if case.attn.startswith("sdpa") else "eager"
     # tensors are cut before they have memory, as in `from_pretrained`
     with no_init_weights(), torch.device("meta") if case.tp > 1 else DEVICE:
-        model = classes.get(case.task, AutoModelForCausalLM).from_config(
-            config, dtype=dtype, attn_implementation=implementation
-        )
+        usual = AutoModelForImageTextToText if case.seeing else AutoModelForCausalLM
+        model = classes.get(case.task, usual).from_config(config, dtype=dtype, attn_implementation=implementation)
         _narrow(model, dtype)
         if case.pp > 1:
             pipeline_parallel.cut(case, model)
@@ -80,13 +89,17 @@ def _linear_names(model: torch.nn.Module) -> list[str]:
 
 
 def _adapters(case: Case, model: Any) -> Any:
+    outside = f".*{images.VISION.pattern}.*" if case.seeing and case.freeze == "vision" else None
     targets = {"all": _linear_names(model), "qv": ["q_proj", "v_proj"]}[case.lora_targets]
+    if case.seeing and case.freeze != "vision":
+        targets = images.linear_names(case, model)
     kinds = {"rm": TaskType.SEQ_CLS, "ppo-critic": TaskType.FEATURE_EXTRACTION}
     lora = LoraConfig(
         r=case.lora_r,
         lora_alpha=2 * case.lora_r,
         lora_dropout=case.lora_dropout,
         target_modules=targets,
+        exclude_modules=outside,
         task_type=kinds.get(case.task, TaskType.CAUSAL_LM),
     )
     base = model.backbone if isinstance(model, Critic) else model  # its scalar head is trained whole
@@ -111,10 +124,14 @@ def prepare(case: Case, model: Any) -> Any:
     base = model.backbone if isinstance(model, Critic) else model
     if case.ckpt != "none":
         base.gradient_checkpointing_enable(checkpointing(case.ckpt, _policy))
+        if case.images and not case.tower_ckpt:
+            images.tower(base).gradient_checkpointing_disable()
     if case.lora_r:
         model = _adapters(case, model)
         if case.ckpt == "reentrant":
             model.enable_input_require_grads()
+    elif case.seeing:
+        images.freeze(case, model)
     if case.train == "head":
         model.requires_grad_(False)
         model.get_output_embeddings().requires_grad_(True)

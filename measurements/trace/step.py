@@ -13,14 +13,17 @@ from torch.nn.modules import module as hooks
 
 from measurements.training import Critic, divergence, divergence_in_turn, logprobs, pair_loss, policy_loss, value_loss
 
-from . import attention, context_parallel, fsdp, fsdp1, models, pipeline_parallel
+from . import attention, context_parallel, fsdp, fsdp1, images, models, pipeline_parallel
 from .case import Case, model_config
 from .ledger import Ledger
 from .models import DEVICE
 
 BETA = 0.1
 LOGPROB = {"fp32": "log-softmax-fp32", "trl": "selective", "lse": "logsumexp"}
-FORWARD = ("input_ids", "position_ids", "attention_mask", "labels", "shift_labels")  # inputs of the model itself
+# inputs of the model itself
+FORWARD = (
+    "input_ids", "position_ids", "attention_mask", "labels", "shift_labels", "pixel_values", "image_grid_thw",
+)  # fmt: skip
 
 
 def fake_mode() -> FakeTensorMode:
@@ -103,6 +106,10 @@ class Step:
             return torch.zeros(rows, case.resp or case.seq // 2, device=DEVICE)
 
         inputs = {"input_ids": ids()}
+        if case.images:
+            images.take_helpers()
+            inputs.update(images.inputs(case, self.model, rows))
+            self.ledger.picked = images.tokens(case, self.model, rows)
         if case.sequence_parallel or case.cp > 1:  # the model counts its part of the sequence alone
             inputs["position_ids"] = ids()[:1]
         if case.attn == "sdpa-mask":
@@ -130,7 +137,8 @@ class Step:
                     for scale in getattr(module, "scales", ()):  # of 4-bit weights
                         ledger.mark(scale, f"{role}params")
         for tensor in self.inputs.values():
-            ledger.mark(tensor, "inputs")
+            if isinstance(tensor, torch.Tensor):
+                ledger.mark(tensor, "inputs")
 
     def _label_states(self) -> None:
         for state in self.optimizer.state.values() if self.optimizer else ():

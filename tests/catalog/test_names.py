@@ -84,8 +84,8 @@ TYPED = {
     "c4ai-command-r-v01": "command-r-35b",
     "ibm-granite/granite-3.3-8b-instruct": "granite-3.3-8b",
     "LGAI-EXAONE/EXAONE-4.0-32B": "exaone-4-32b",
-    "Qwen2-VL-7B-Instruct": "",
-    "Qwen/Qwen3-VL-30B-A3B-Thinking": "",
+    "Qwen2-VL-7B-Instruct": "qwen2-vl-7b",
+    "Qwen/Qwen3-VL-30B-A3B-Thinking": "qwen3-vl-30b-a3b",
     "Qwen3-Next-80B-A3B-Thinking": "qwen3-next-80b-a3b",
     "meta-llama/Llama-3.2-11B-Vision": "",
     "deepseek-ai/DeepSeek-V3.2": "",
@@ -116,10 +116,10 @@ def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
     """However it is spelled; and the model that it looks like is still found."""
     catalog = load()
     with pytest.raises(CatalogError) as caught:
-        catalog.model("unsloth/qwen2-vl-7b-instruct-bnb-4bit")
+        catalog.model("unsloth/llama-3.2-11b-vision-instruct-bnb-4bit")
     assert str(caught.value) == (
-        "model: given 'unsloth/qwen2-vl-7b-instruct-bnb-4bit', not qwen2-7b: it reads images, and its vision tower "
-        "is not modelled; allowed: a path to its config.json, or another model"
+        "model: given 'unsloth/llama-3.2-11b-vision-instruct-bnb-4bit', not llama-3.1-8b: it reads images, and its "
+        "vision tower is not modelled; allowed: a path to its config.json, or another model"
     )
     for model in catalog.models.values():
         assert catalog.model(model.hf.partition("/")[2]) is catalog.model(model.name) is model

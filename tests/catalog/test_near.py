@@ -54,7 +54,7 @@ def test_a_model_is_found_by_its_words_and_sizes(given: str, meant: str) -> None
 
 
 @pytest.mark.parametrize(
-    "given", ["Qwen2-VL-7B", "Qwen/Qwen2-VL-7B-Instruct", "qwen3-vl-8b", "llama-3-9b", "mistral-7b-v0.4"]
+    "given", ["Qwen2-VL-32B", "Qwen/Qwen2.5-Omni-7B", "qwen4-vl-8b", "llama-3-9b", "mistral-7b-v0.4"]
 )
 def test_another_model_is_never_meant(given: str) -> None:
     """A vision model is no text model, and another size or version no near miss."""

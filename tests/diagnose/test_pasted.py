@@ -58,7 +58,7 @@ def test_what_a_variable_hides_is_named() -> None:
         ("OpenRLHF/Llama-3-8b-sft-mixture", "llama-3-8b", True),
         ("/hub/models--meta-llama--Meta-Llama-3-8B/snapshots/0a1b", "llama-3-8b", False),
         ("/home/x/qwen-1.5-7B/", "qwen1.5-7b", False),
-        ("Qwen2-VL-7B-Instruct", None, False),
+        ("Qwen2-VL-7B-Instruct", "qwen2-vl-7b", False),
         ("gpt2", None, False),
     ],
 )

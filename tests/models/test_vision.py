@@ -1,4 +1,4 @@
-"""Counts of vision towers: Qwen2.5-VL's by hand and against the published totals, and configs that are refused."""
+"""Counts of vision towers, by hand; the published totals are in `models/`. And configs that are refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from calc.models import architecture as A
 from calc.models.hf_config import from_config
+from calc.models.lora import vision_matrices
 
 TEXT = {
     "model_type": "qwen2_5_vl", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -18,6 +19,11 @@ EYES = {"depth": 3, "hidden_size": 4, "num_heads": 2, "intermediate_size": 6, "o
 
 def tiny(**eyes: Any) -> A.Architecture:
     return from_config({**TEXT, "vision_config": {**EYES, **eyes}})
+
+
+def qwen3(**eyes: Any) -> A.Architecture:
+    more = {"num_position_embeddings": 9, "deepstack_visual_indexes": [0, 2]}
+    return from_config({**TEXT, "model_type": "qwen3_vl", "head_dim": 4, "vision_config": {**EYES, **more, **eyes}})
 
 
 def test_qwen2_5_vl_by_hand() -> None:
@@ -31,6 +37,39 @@ def test_qwen2_5_vl_by_hand() -> None:
     text = from_config({**TEXT, "model_type": "qwen2"})
     assert A.parameters(arch) == A.parameters(text) + 3 * 176 + 412 + 4704
     assert A.parameters(A.language(arch)) == A.parameters(text)
+
+
+def test_qwen2_vl_by_hand() -> None:
+    """A block: qkv 60, proj 20, an MLP without gate 4·8 + 8 and 8·4 + 4, two norms of 4 + 4, 172 in all.
+
+    Patches 4704; the projector's norm has a bias, too: 416.
+    """
+    eyes = {"depth": 3, "embed_dim": 4, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 8}
+    arch = from_config({**TEXT, "model_type": "qwen2_vl", "vision_config": eyes})
+    text = from_config({**TEXT, "model_type": "qwen2"})
+    assert sum(t.elements * t.count for t in A.vision_tensors(arch, "blocks")) == 3 * 172
+    assert A.parameters(arch) == A.parameters(text) + 3 * 172 + 416 + 4704
+
+
+def test_qwen3_vl_by_hand() -> None:
+    """A block: qkv 60, proj 20, an MLP without gate 4·6 + 6 and 6·4 + 4, two norms of 8, 154 in all.
+
+    Patches of 16 x 16, 4·3·2·256 = 6144 and a bias of 4; 9 positions of 4. The last projector has a norm of 8 and 408
+    others, those of the two deep blocks have norms of 16 + 16.
+    """
+    arch = qwen3()
+    text = from_config({**TEXT, "model_type": "qwen3", "head_dim": 4})
+    assert sum(t.elements * t.count for t in A.vision_tensors(arch, "blocks")) == 3 * 154
+    assert sum(t.elements * t.count for t in A.vision_tensors(arch, "projector")) == 416 + 2 * 440
+    assert A.parameters(arch) == A.parameters(text) + 3 * 154 + 416 + 2 * 440 + 6144 + 4 + 36
+    assert arch.vision and arch.vision.deep == (0, 2)
+
+
+@pytest.mark.parametrize("deep", [[3], [-1], [0.5], [0, 1, 2]])
+def test_a_deep_block_that_there_is_not_is_refused(deep: list[float]) -> None:
+    """Nor are there more of them than layers to add their output to."""
+    with pytest.raises(A.ConfigError, match=r"^vision_config.deepstack_visual_indexes: given .*, allowed: indices of"):
+        qwen3(deepstack_visual_indexes=deep)
 
 
 def test_text_config_of_its_own_reads_the_same() -> None:
@@ -56,3 +95,11 @@ def test_an_impossible_tower_is_refused(eyes: dict[str, int], line: str) -> None
 def test_a_missing_tower_is_refused() -> None:
     with pytest.raises(A.ConfigError, match=r"^vision_config: nothing given, allowed: a mapping"):
         from_config(TEXT)
+
+
+def test_adapters_beside_the_tower_by_hand() -> None:
+    """Rank 2: beside a block's qkv 4 + 12, proj 4 + 4 and MLP twice 4 + 6; beside a projector's 16 + 16 and 16 + 8."""
+    arch = qwen3()
+    blocks = sum(t.elements * t.count for t in vision_matrices(arch, 2, "blocks"))
+    projectors = sum(t.elements * t.count for t in vision_matrices(arch, 2, "projector"))
+    assert (blocks, projectors) == (3 * 2 * (16 + 8 + 20), 3 * 2 * (32 + 24))

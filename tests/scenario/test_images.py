@@ -1,4 +1,4 @@
-"""Images of a sample: tokens as Qwen2.5-VL's processor makes them, and images that no job can have."""
+"""Images of a sample: tokens as the processors make them, and images that no job can have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.launch import launch
 from calc.resolve.parse import parse, vary
@@ -32,12 +31,19 @@ def peak(**fields: Any) -> int:
         ({"width": 30, "height": 30}, (56, 56), 16),
         # five frames are read two by two, and two videos twice
         ({"width": 280, "height": 280, "frames": 5, "count": 2}, (280, 280), 2 * 3 * 400),
+        # the same processor
+        ({"model": "qwen2-vl-2b", "width": 1024, "height": 768}, (756, 1036), 4 * 27 * 37),
+        # patches of 16: 1024/32 = 32 and 768/32 = 24 tokens
+        ({"model": "qwen3-vl-2b", "width": 1024, "height": 768}, (768, 1024), 4 * 24 * 32),
+        # below 65536 pixels: sqrt(65536/40000) = 1.28 grows 200 x 200 to 256 x 256
+        ({"model": "qwen3-vl-2b", "width": 200, "height": 200}, (256, 256), 256),
     ],
 )
-def test_patches_as_the_processor_makes_them(said: dict[str, int], resized: tuple[int, int], patches: int) -> None:
+def test_patches_as_the_processor_makes_them(said: dict[str, Any], resized: tuple[int, int], patches: int) -> None:
     """transformers 5.23 `models/qwen2_vl/image_processing_qwen2_vl.py`, `smart_resize`."""
-    s = parse({**VL, "seq_len": 8192, "images": said})
-    tower = load().model("qwen2.5-vl-3b").architecture.vision
+    images = {name: given for name, given in said.items() if name != "model"}
+    s = parse({**VL, "seq_len": 8192, "model": said.get("model", VL["model"]), "images": images})
+    tower = s.architecture.vision
     assert tower and isinstance(s.images, Images)
     assert (s.images.resized(tower), s.images.patches(tower)) == (resized, patches)
     assert s.images.tokens(tower) * 4 == patches
@@ -49,7 +55,10 @@ def test_patches_as_the_processor_makes_them(said: dict[str, int], resized: tupl
     [
         ({"model": "qwen2.5-3b"}, "images: given for a model without a vision tower"),
         ({"seq_len": 100}, "seq_len: given 100, allowed: at least the 999 tokens of a sample's images"),
-        ({"method": "lora", "images.freeze": "none"}, "images.freeze: given 'none', allowed: vision with method lora"),
+        (
+            {"method": "lora", "lora.targets": ["q_proj"], "images.freeze": "none"},
+            "images.freeze: given 'none', allowed: vision with lora.targets by name",
+        ),
         ({"attention": "eager"}, "attention: given 'eager' with images, allowed: flash, sdpa"),
         ({"images.min_pixels": 10**9}, "images.min_pixels: given 1000000000, allowed: at most max_pixels = 12845056"),
         ({"images.height": 1}, "images.width: given 1024 with height 1, allowed: sides of which neither"),
