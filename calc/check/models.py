@@ -14,9 +14,9 @@ from calc.check.faults import fault
 from calc.models.config_keys import known, known_around
 from calc.models.families import ALIKE, NESTED, SEEING
 
-# The parameters counted over the size in a name, which is a round number: 1.31 for Gemma 2 2B, whose name leaves out
-# the embedding, 0.80 for Mixtral 8x22B, whose experts share their attention.
-SIZE = (0.75, 1.35)
+# The parameters counted over the size in a name, which is a round number: 1.67 for Falcon 3 1B, 0.80 for Mixtral 8x22B,
+# whose experts share their attention.
+SIZE = (0.75, 1.7)
 MISSPELT = (
     0.85  # difflib's measure of two names, of which one is meant by the other: 0.73 for window_size and hidden_size
 )
@@ -121,16 +121,20 @@ def published_count(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
-    """A number in either of the model's names is close to the parameters counted, if these are not published."""
-    if model.published_parameters == model.parameters:
-        return
-    for field, name in (("hf", model.hf), ("name", model.name)):
-        if said := re.search(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", name):
-            named = prod(float(part) for part in (said[1].rstrip("x") or "1", said[2]))
-            low, high = (bound * named * 1e9 for bound in SIZE)
-            if not low <= model.parameters <= high:
-                allowed = f"{low:,.0f} to {high:,.0f}, as {field} says {said[0]}"
-                yield f"config: given {model.parameters:,} parameters, allowed: {allowed}"
+    """A number in a model's name is close to the parameters counted; of several the largest, as of OLMoE 1B-7B.
+
+    The name on Hugging Face may round as it likes where the exact number is published.
+    """
+    exact = model.published_parameters == model.parameters
+    for field, name in (("name", model.name), *([] if exact else [("hf", model.hf)])):
+        found = re.finditer(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", name)
+        said = {prod(float(part) for part in (one[1].rstrip("x") or "1", one[2])): one[0] for one in found}
+        if not said:
+            continue
+        low, high = (bound * max(said) * 1e9 for bound in SIZE)
+        if not low <= model.parameters <= high:
+            allowed = f"{low:,.0f} to {high:,.0f}, as {field} says {said[max(said)]}"
+            yield f"config: given {model.parameters:,} parameters, allowed: {allowed}"
 
 
 def names(model: Model, catalog: Catalog) -> Iterator[str]:

@@ -44,7 +44,7 @@ def test_a_layer_is_one_block_or_two_or_three() -> None:
     granite = formula("granite-4-h-micro", LayerSpec("ssm"))
     assert granite == "T·(16·h + 44·s_i + 4·s_c + 22·s_n + 12·s_p + 20·s_e + 0.03125·s_s + 8·i + 12)"
     falcon = formula("falcon-h1-7b", LayerSpec("both"))
-    assert "4·q" in falcon
+    assert "2·q" in falcon
     assert "s_p" in falcon
 
 
