@@ -270,6 +270,14 @@ def test_both_halves_of_a_pair_are_one_micro_batch_with_their_logits() -> None:
     assert pair["logits"] == pytest.approx(2 * one["logits"], rel=1e-6)
 
 
+def test_a_pack_holds_both_halves_of_its_pairs() -> None:
+    """4,096 tokens together: the logits of one sequence."""
+    packed, one = job(**RLHF, packing=True), job(**SWIFT, global_batch=8)
+    assert packed.expected_len == 2048
+    assert lines(packed, "forward")["logits"] == lines(one, "forward")["logits"]
+    assert job(**RLHF, packing=True, expected_len=1024).expected_len == 1024
+
+
 def test_a_reward_model_has_a_number_in_place_of_logits() -> None:
     """The head's V·h parameters are h: 128,256·4,096 fewer, less one row."""
     s = job(**SWIFT, task="rm", global_batch=8)

@@ -197,6 +197,9 @@ JOBS = {
     "context parallelism passes keys and values around a ring (cp_comm_type p2p)": (
         "上下文并行把键和值沿环传递（cp_comm_type p2p）"
     ),
+    "a pack of max_length tokens holds two halves: expected_len is half of seq_len unless given": (
+        "一个 max_length 个 token 的打包序列含两半：不给定时 expected_len 为 seq_len 的一半"
+    ),
     "KL forwards, without gradient, run before the policy's: they need no more than the reference's": (
         "KL 的前向不带梯度，在策略的前向之前运行：不比参考模型的前向多用显存"
     ),

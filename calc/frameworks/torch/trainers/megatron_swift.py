@@ -54,13 +54,22 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     version, libraries = shared.release("megatron-swift", RELEASES, given)
     values = stated(task, version, DEFAULTS, NOTHING if given.get("method", "full") == "full" else ADAPTERS)
     one = shared.batches(values, given, 1)["global_batch"]
+    # a pack has as many tokens as a sequence may have: those of both halves of its pairs, or of completions and the KL
+    # estimate's (swift/dataset/packing.py, `create_packed_idx`)
+    halves = {"expected_len": max(1, int(given["seq_len"]) // 2)} if packs(task, given) else {}
     return {
         **megatron.habits(task, given),
+        **halves,
         **libraries,
         **values,
         **shared.batches(values, given, max(1, -(-STEP // one))),
         "checkpointing": "none",
     }
+
+
+def packs(task: str, given: Mapping[str, Any]) -> bool:
+    """True if a pack of a given length holds what a scenario counts as two sequences."""
+    return task in ("rm", "dpo", "kto") and bool(given.get("packing")) and "seq_len" in given
 
 
 def refuse(s: Scenario) -> str | None:
@@ -119,6 +128,8 @@ def path(s: Scenario, usual: Path) -> Path:
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on what no field of a scenario says."""
     yield from shared.told(s, RELEASES)
+    if packs(s.task, {"packing": s.packing, "seq_len": s.seq_len}):
+        yield "a pack of max_length tokens holds two halves: expected_len is half of seq_len unless given"
     if s.task == "kto":
         yield "KL forwards, without gradient, run before the policy's: they need no more than the reference's"
     if s.checkpointing == "none":
