@@ -57,8 +57,11 @@ def published_count(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
-    """A number of parameters in the model's name is close to the number counted, unless an exact one is published."""
-    said = re.search(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", model.hf)
+    """A number of parameters in the model's name is close to the number counted, unless an exact one is published.
+
+    Llama 4's names have the parameters that are active, and the number of experts.
+    """
+    said = re.search(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9]|-[0-9]+E)", model.hf)
     if said is None or model.published_parameters:
         return
     named = prod(float(part) for part in (said[1].rstrip("x") or "1", said[2]))
