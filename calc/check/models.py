@@ -123,11 +123,12 @@ def published_count(model: Model, _: Catalog) -> Iterator[str]:
 def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
     """A number in a model's name is close to the parameters counted; of several the largest, as of OLMoE 1B-7B.
 
-    The name on Hugging Face may round as it likes where the exact number is published.
+    The name on Hugging Face may round as it likes where the exact number is published. Llama 4's names have the
+    parameters that are active, and the number of experts.
     """
     exact = model.published_parameters == model.parameters
     for field, name in (("name", model.name), *([] if exact else [("hf", model.hf)])):
-        found = re.finditer(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", name)
+        found = re.finditer(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9]|-[0-9]+E)", name)
         said = {prod(float(part) for part in (one[1].rstrip("x") or "1", one[2])): one[0] for one in found}
         if not said:
             continue

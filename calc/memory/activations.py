@@ -237,6 +237,8 @@ class Program(DeltaRule, StateSpace, Attention):
 
     def routed(self, x: Tensor) -> Tensor:
         """Routed experts, and shared ones beside them where the model has some."""
+        if self.arch.routing == "all":
+            return self.all_experts(x)
         if not self.arch.shared_experts:
             return self.experts(x)
         if not self.arch.shared_first:
@@ -254,6 +256,35 @@ class Program(DeltaRule, StateSpace, Attention):
                 "shared: weigh", [gate, shared], WIDTH, self.c, saves=[gate, shared], backward_scratch=WIDTH * self.c
             )
         return self.add(y, shared, "experts: add shared")
+
+    def all_experts(self, x: Tensor) -> Tensor:
+        """Llama 4's: every expert works on every token, weighed by a sigmoid that is 0 for those not chosen.
+
+        Transformers 5.23 `models/llama4/modeling_llama4.py`, `Llama4TextMoe`.
+        """
+        tape, trained, c = self.tape, self.run.trained, self.c
+        rows, inner, experts, k = Size({"E·h": 1}), Size({"E·j": 1}), of(E=1), of(k=1)
+        logits = self.linear(self.arch.router.rpartition(".")[2], x, experts)
+        index = Tensor(k, 8, differentiable=False)
+        best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
+        scores = tape.op("router: scatter", [best], experts, best.b, saves=[index])
+        scores = tape.op("router: sigmoid", [self.cast(scores, 4, "router")], experts, 4, saves_out=True)
+        scores = self.cast(scores, best.b, "router")
+        copies = tape.op("experts: repeat", [x], rows, x.b)
+        picked = tape.op("experts: weigh", [copies, scores], rows, x.b, saves=[copies, scores],
+                         backward_scratch=rows * x.b)  # fmt: skip
+        pair = tape.op("experts: gate_up", [picked], inner * 2, c, saves=[picked] if trained else [],
+                       weight=self.trained_expert("gate_up_proj"))  # fmt: skip
+        gate, up = tape.split("experts: gate, up", pair, [inner, inner])
+        act = tape.op("experts: activation", [gate], inner, c, saves=[gate])
+        product = tape.op("experts: product", [up, act], inner, c, saves=[up, act])
+        down = tape.op("experts: down", [product], rows, c, saves=[product] if trained else [],
+                       weight=self.trained_expert("down_proj"))  # fmt: skip
+        shared = self.mlp(x, of(s=1), "shared_")
+        total = tape.op("experts: sum", [down], WIDTH, c)
+        y = tape.op("experts: add shared", [shared, total], WIDTH, c, view=True, aliases=[shared, total])
+        tape.returns(picked, down)
+        return y
 
     def layer(self) -> Tape:
         """One decoder layer: two blocks, normed before or after as the family has it, added to the residual stream."""

@@ -88,12 +88,21 @@ class Attention(Linears):
         tables = [Tensor(Size({}, {"tables·S": 1}), b)] if arch.rotary_tables else []
         rotated = self.rotate(q, "q: rotate", tables), self.rotate(k, "k: rotate", tables)
         tape.returns(q, k)
-        if arch.qk_norm_late:
+        if arch.qk_norm_late and (self.spec.rotated or arch.qk_norm != "bare"):
             rotated = self.normed(*rotated)
+        if arch.tuned and not self.spec.rotated:
+            queries = tape.op("q: tune", [rotated[0]], q_width, 4)
+            rotated = self.cast(queries, rotated[0].b, "q: tune"), rotated[1]
         return *rotated, v, *named
 
     def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Norms of queries and of keys, head by head or over all heads."""
+        if self.arch.qk_norm == "bare":
+            q, k = (
+                self.cast(self.unweighed(self.cast(x, 4, n), n, rows), x.b, n)
+                for x, n, rows in ((q, "q: norm", of(H=1)), (k, "k: norm", of(K=1)))
+            )
+            return q, k
         names = self.arch.names
         rows = (of(H=1), of(K=1)) if self.arch.qk_norm == "heads" else (None, None)
         return self.norm(q, names.q_norm, rows[0]), self.norm(k, names.k_norm, rows[1])
@@ -127,7 +136,23 @@ class Attention(Linears):
         expanded = self.linear("kv_b_proj", latent, of(kvb=1))
         k_pass, v = tape.split("k: split", expanded, [of(kvb=1, o=-1), of(o=1)])
         k = tape.op("k: join", [k_pass, k_rot], of(q=1), k_rot.b)
+        if arch.indexer:
+            self.chosen()
         return q, k, v
+
+    def chosen(self) -> None:
+        """DeepSeek V3.2's indexer, whose scores of all pairs are fp32: keys are copied for every query to make them.
+
+        Nothing is kept of it: it runs without gradients, so that none of its weights, counted here all the same, is
+        trained (transformers 5.23 `models/deepseek_v32/modeling_deepseek_v32.py`, `DeepseekV32Indexer`).
+        """
+        names = ("wq_b", "wk", "k_norm", "weights_proj")
+        weight = sum(self.elements[f"indexer_{name}"] for name in names) if self.run.trained else 0
+        pairs = Size({"x·S": 4, "x_d·S": 4, "S": 1})  # scores, copied keys, and the causal mask
+        # its queries, joined and in fp32; attention's before they were rotated, and what was
+        named = of(x_q=8, q=2) + Size({"H·rope": 2})
+        mask = self.tape.op("indexer", [], Size({"S": 1}), 1, scratch=pairs + named, weight=weight)
+        self.tape.returns(mask)
 
     def attention(self, x: Tensor) -> Tensor:
         """The attention block from its normalised input to the output projection."""
@@ -299,7 +324,7 @@ class Attention(Linears):
             tape.returns(*named)
             named = [combined]
         else:
-            b = self.run.residual if self.arch.own_eager else 4
+            b = x.b if self.arch.narrow_softmax else self.run.residual if self.arch.own_eager else 4
             x = self.cast(x, b, "softmax")
             x = tape.op("softmax", [x], scores, b, saves_out=True)
             x = self.cast(x, self.c, "probabilities")

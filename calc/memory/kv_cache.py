@@ -77,7 +77,9 @@ def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int
             return 2 * heads(arch, tensor_parallel) * arch.head_dim
         case "latent":
             assert arch.mla
-            return arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim
+            # an indexer's keys are kept in 8 bits, with a scale (vLLM's `DeepseekV32IndexerCache`)
+            indexed = (arch.indexer.head_dim + 4) // BYTES if arch.indexer else 0
+            return arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim + indexed
         case "delta" | "ssm" | "none":
             return 0  # at most a state of fixed size
         case other:

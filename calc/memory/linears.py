@@ -12,6 +12,7 @@ from calc.memory.weights import SCALE
 from calc.models.architecture import LayerSpec
 
 WIDTH = of(h=1)  # the residual stream
+UNADAPTED = ("lm_head", "score", "router")  # linears that PEFT leaves; Llama 4's router returns two tensors
 OUTPUTS = ("lm_head", "score")  # the linears at the end of a model, whose weights an engine gathers
 # The linears that tensor parallelism cuts by outputs, and those that it cuts by inputs.
 COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_fc", "fc1", "lm_head"})
@@ -226,7 +227,7 @@ class Linears:
         if name == "ssm_out_proj" and self.arch.ssm and not self.arch.ssm.adapted:
             return False
         own = name.removeprefix("shared_").removeprefix("delta_").removeprefix("ssm_")
-        return name not in OUTPUTS and (targets == "all-linear" or name in targets or own in targets)
+        return name not in UNADAPTED and (targets == "all-linear" or name in targets or own in targets)
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """`y + lora_B(lora_A(dropout(x)))·scaling`, x cast to the adapter's type first, the sum cast back.

@@ -162,6 +162,8 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "V": arch.vocab,
         "E": arch.experts,
         "k": arch.experts_per_token,
+        "E·h": arch.experts * arch.hidden,
+        "E·j": arch.experts * arch.moe_intermediate,
         "k·h": arch.experts_per_token * arch.hidden,
         "k·j": arch.experts_per_token * arch.moe_intermediate,
         "j": arch.moe_intermediate,
@@ -174,6 +176,9 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
                 "c_kv": mla.kv_lora_rank,
                 "rope": mla.qk_rope_head_dim,
                 "H·rope": arch.heads * mla.qk_rope_head_dim,
+                "x": arch.indexer.heads if arch.indexer else 0,
+                "x_d": arch.indexer.head_dim if arch.indexer else 0,
+                "x_q": arch.indexer.heads * arch.indexer.head_dim if arch.indexer else 0,
                 "kvb": arch.heads * (mla.qk_nope_head_dim + mla.v_head_dim),
             }
             if mla
@@ -215,7 +220,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
 
 # of the short names of what lies in these modules
 PREFIXES = {
-    "experts": "experts_", "linear_attn": "delta_", "mamba": "ssm_",
+    "experts": "experts_", "indexer": "indexer_", "linear_attn": "delta_", "mamba": "ssm_",
     **dict.fromkeys(("shared_expert", "shared_experts", "shared_mlp"), "shared_"),
 }  # fmt: skip
 # of a state space where every block has the same name (Nemotron-H)

@@ -77,6 +77,14 @@ class Mla:
     v_head_dim: int
 
 
+class Indexer(NamedTuple):
+    """The part of sparse attention that chooses the keys that a query sees (DeepSeek V3.2)."""
+
+    heads: int
+    head_dim: int
+    keys: int
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """Gated DeltaNet (Qwen3-Next, Qwen3.5): linear attention, whose state is a matrix for each value head.
@@ -197,7 +205,8 @@ class Architecture:
     qkv_bias: bool = False  # with MLA: of the two down projections
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: Literal["", "heads", "width"] = ""  # queries and keys are normed head by head, or over all heads
+    # queries and keys are normed head by head, or over all heads; bare: head by head without weights, where they rotate
+    qk_norm: Literal["", "heads", "width", "bare"] = ""
     qk_norm_late: bool = False  # after the rotation (Hunyuan)
     norms: Norms = BEFORE
     # centred: the mean is taken off too; layer: PyTorch's own, of which bare has no weight (OLMo), and one-plus adds 1
@@ -219,6 +228,8 @@ class Architecture:
     # expanded: stored in groups of queries with one key and one value, which are then copied for every query (Falcon)
     fused_qkv: Literal["", "sliced", "split", "expanded"] = ""
     masked: bool = False  # SDPA gets a mask even where it needs none
+    narrow_softmax: bool = False  # eager attention takes the softmax in its input's type (Llama 4)
+    tuned: bool = False  # queries without rotary positions are multiplied by their position's number (Llama 4)
     own_eager: bool = False  # eager attention scales in place and takes the softmax in its input's type (Falcon)
     gated: bool = True  # the MLP has a gate beside its up projection
     fused_gate_up: bool = False
@@ -239,8 +250,8 @@ class Architecture:
     # Transformers 5 makes them of older files' separate experts, and PEFT then adapts them where it adapts such names
     experts_converted: bool = False
     router: str = "mlp.gate"  # the router's module name
-    # a softmax over all experts (fp32: on casts), or over the best alone
-    routing: Literal["softmax", "fp32", "best", "best-fp32"] = "softmax"
+    # a softmax over all experts (fp32: on casts), or over the best alone; all: every expert gets every token (Llama 4)
+    routing: Literal["softmax", "fp32", "best", "best-fp32", "all"] = "softmax"
     routing_normed: bool = True  # the weights of a token's experts are divided by their sum
     routing_uncast: bool = False  # the weights of a token's experts stay in fp32
     shared_name: str = "mlp.shared_experts"
@@ -248,6 +259,7 @@ class Architecture:
     shared_first: bool = False  # shared experts run before the router (ERNIE 4.5, Hunyuan)
     head_bias: bool = False
     mla: Mla | None = None
+    indexer: Indexer | None = None
     delta: Delta | None = None
     ssm: Ssm | None = None
     multipliers: bool = False  # projections, keys, blocks and the MLP's halves are multiplied by numbers (Falcon-H1)
@@ -441,6 +453,13 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from norm(f"{a}.kv_a_layernorm", m.kv_lora_rank, "attn")
         yield from linear(f"{a}.kv_b_proj", m.kv_lora_rank, heads * (m.qk_nope_head_dim + m.v_head_dim))
         yield from linear(f"{a}.{names.output}", heads * m.v_head_dim, h, arch.o_bias)
+        if x := arch.indexer:
+            assert m.q_lora_rank
+            yield from linear(f"{a}.indexer.wq_b", m.q_lora_rank, x.heads * x.head_dim)
+            yield from linear(f"{a}.indexer.wk", h, x.head_dim)
+            for end in ("weight", "bias"):
+                yield tensor(f"{a}.indexer.k_norm.{end}", (x.head_dim,), "norm", "attn")
+            yield from linear(f"{a}.indexer.weights_proj", h, x.heads)
 
     def attention() -> Iterable[Tensor]:
         if arch.attention_sinks:
@@ -452,7 +471,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
             yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
         yield from linear(f"{a}.{names.output}", queries, h, arch.o_bias)
-        if arch.qk_norm:
+        if arch.qk_norm not in ("", "bare"):
             whole = arch.qk_norm == "width"
             yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")
             yield from norm(f"{a}.{names.k_norm}", keys if whole else arch.head_dim, "attn")

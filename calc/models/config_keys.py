@@ -55,6 +55,8 @@ _HUNYUAN_MOE = (
 _IMAGES = ("image_token_index", "image_token_id", "text_config", "vision_config")
 CARRIED: Mapping[str, tuple[str, ...]] = {
     "llama": ("pretraining_tp",),
+    "llama4_text": (*_ROUTER, "attn_scale", "cache_implementation", "floor_scale", "for_llm_compressor", "moe_layers"),
+    "llama4": (*_IMAGES, "boi_token_index", "eoi_token_index"),
     "mixtral": _ROUTER,
     "qwen2": _QWEN,
     "qwen2_moe": (*_ROUTER, *_QWEN),
@@ -70,6 +72,8 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     ),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
+    "deepseek_v32": (*_DEEPSEEK, "mlp_layer_types"),
+    "glm_moe_dsa": (*_DEEPSEEK, "indexer_rope_interleave", "mlp_layer_types", "qk_head_dim", "head_dim"),
     "gpt_oss": (*_ROUTER, "experts_per_token", "initial_context_length", "swiglu_alpha", "swiglu_limit"),
     "granite": _GRANITE,
     "granitemoe": (*_GRANITE, *_ROUTER),

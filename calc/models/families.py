@@ -16,7 +16,8 @@ class Family:
 
     `biases` names the config fields that give q, k and v, o, and the MLP their biases. `window` says which layers use
     the sliding window where `layer_types` does not: `all` (whatever `layer_types` says), `each`, `even`, `late`,
-    `even-early`, `period` (those whose number the period does not divide), `after-fourths`, or the `unrotated`.
+    `even-early`, `period` (those whose number the period does not divide), `after-fourths`, the `unrotated`, or the
+    `rotated` (Llama 4, whose windows are chunks: counted as windows of that length).
     `unrotated` says which layers have no rotary positions: those that do `not-slide`, the `listed`, or all
     `unless-rope` is the config's `position_embedding_type`. `experts` and
     `expert_size` name the config fields with the number of routed experts and their width. `spelled` maps the usual
@@ -57,7 +58,8 @@ UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
 MXFP4 = ("gpt_oss",)
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
-    "gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
+    "llama4": "llama4_text", "gemma3": "gemma3_text", "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 
 
@@ -133,6 +135,18 @@ _LATE_NORMS = dict(qk_norm="heads", qk_norm_late=True, names=Names(q_norm="query
 _MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
 FAMILIES: dict[str, Family] = {
     "llama": Family(dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False), biases=_LLAMA),
+    "llama4_text": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, attention_bias=False,
+             intermediate_size_mlp=16384, num_local_experts=16, num_experts_per_tok=1, interleave_moe_layer_step=1,
+             use_qk_norm=True, no_rope_layers=None, no_rope_layer_interval=4, attention_chunk_size=8192,
+             attn_temperature_tuning=True),
+        dict(qk_norm_late=True, rotation="fp32", tuned=True, narrow_softmax=True, router="feed_forward.router",
+             routing="all", experts_input_first=True, shared_experts=1,
+             shared_name="feed_forward.shared_expert", names=Names(mlp="feed_forward")),
+        biases=_ATTENTION, window="rotated", unrotated="listed", experts="num_local_experts",
+        expert_size="intermediate_size", dense_size="intermediate_size_mlp", needed=("attn_temperature_tuning",),
+        spelled=dict(sliding_window="attention_chunk_size", shared_expert_intermediate_size="intermediate_size"),
+    ),
     "mistral": Family(
         dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096),
         window="all",
@@ -193,6 +207,21 @@ FAMILIES: dict[str, Family] = {
         dict(max_position_embeddings=4096, num_key_value_heads=128, n_routed_experts=256, num_experts_per_tok=8,
              moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=3, v_head_dim=128, **_MLA),
         dict(routing="fp32", routing_uncast=True), biases=_ATTENTION, experts="n_routed_experts", mla=True,
+    ),
+    "deepseek_v32": Family(
+        dict(max_position_embeddings=163840, num_key_value_heads=128, n_routed_experts=256, num_experts_per_tok=8,
+             moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=3, v_head_dim=128,
+             index_n_heads=64, index_head_dim=128, index_topk=2048, **_MLA),
+        dict(routing="fp32", routing_uncast=True, masked=True), biases=_ATTENTION, experts="n_routed_experts",
+        mla=True,
+    ),
+    "glm_moe_dsa": Family(
+        dict(max_position_embeddings=202752, num_key_value_heads=64, n_routed_experts=256, num_experts_per_tok=8,
+             moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=3, v_head_dim=256,
+             index_n_heads=32, index_head_dim=128, index_topk=2048,
+             **_MLA | dict(q_lora_rank=2048, qk_nope_head_dim=192)),
+        dict(routing="fp32", routing_uncast=True, masked=True), biases=_ATTENTION, experts="n_routed_experts",
+        mla=True,
     ),
     "gpt_oss": Family(
         dict(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, attention_bias=True,

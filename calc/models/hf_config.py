@@ -10,7 +10,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from calc.models.architecture import BEFORE, Architecture, ConfigError, Delta, LayerSpec, Mla, Norms, Ssm
+from calc.models.architecture import (
+    BEFORE,
+    Architecture,
+    ConfigError,
+    Delta,
+    Indexer,
+    LayerSpec,
+    Mla,
+    Norms,
+    Ssm,
+)
 from calc.models.config_keys import MODELLED
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING, UNADAPTED_OUTPUT, Family
 from calc.models.vision import Tower
@@ -132,6 +142,8 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     read = _Reader(config, {**common, **family.defaults}, family.spelled)
     hidden, layers, heads = map(read.integer, ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     kinds = tuple(SSM_KINDS) if family.ssm else DELTA_KINDS if family.delta else KINDS
+    if family.window == "rotated":
+        kinds = (*KINDS, "chunked_attention")
     for index, kind in enumerate(_listed(read.value("layer_types"))):
         if kind not in kinds:
             raise ConfigError(f"layer_types[{index}]", kind, f"{', '.join(kinds)}; other kinds are not modelled", kinds)
@@ -177,7 +189,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         one = read.optional("num_ln_in_parallel_attn") == 1
         facts["norms"] = Norms(mlp="") if one else Norms("ln_attn", mlp="ln_mlp")
     if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
-        facts["qk_norm"] = "heads"
+        facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else "heads"
     if "norm_topk_prob" in family.defaults:
         facts["routing_normed"] = read.boolean("norm_topk_prob")
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)
@@ -208,6 +220,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         tied=read.boolean("tie_word_embeddings"),
         max_positions=read.integer("max_position_embeddings"),
         mla=mla,
+        indexer=_indexer(read) if read.known("index_topk") else None,
         delta=delta,
         ssm=ssm,
         activation=_activation(read),
@@ -338,6 +351,10 @@ def _mla(read: _Reader) -> Mla:
     return Mla(read.optional("q_lora_rank"), *ranks)
 
 
+def _indexer(read: _Reader) -> Indexer:
+    return Indexer(*(read.integer(name) for name in ("index_n_heads", "index_head_dim", "index_topk")))
+
+
 def _mixers(family: Family, read: _Reader, layers: int, latent: bool) -> list[Mixer]:
     """The mixer of each layer of a family whose layers all have one."""
     usual: Mixer = "latent" if latent else "both" if family.ssm == "beside" else "attention"
@@ -417,9 +434,11 @@ def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
     if types is not None and rule != "all":
         if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
             raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
-        return tuple(layer for layer, kind in enumerate(types) if kind == "sliding_attention")
+        return tuple(n for n, kind in enumerate(types) if kind in ("sliding_attention", "chunked_attention"))
     if rule == "unrotated":
         return _no_rope(read, layers)
+    if rule == "rotated":
+        return tuple(sorted({*range(layers)} - {*_no_rope(read, layers)}))
     if rule == "period":
         period = read.integer("sliding_window_pattern")
         return tuple(layer for layer in range(layers) if (layer + 1) % period)
@@ -438,7 +457,7 @@ def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
 def _no_rope(read: _Reader, layers: int) -> tuple[int, ...]:
     """The layers without rotary positions: those with a 0 in `no_rope_layers`, else one in `no_rope_layer_interval`."""
     listed = read.value("no_rope_layers")
-    if listed is None:
+    if listed is None or listed == []:
         every = read.integer("no_rope_layer_interval")
         return tuple(range(every - 1, layers, every))
     if not isinstance(listed, Sequence) or len(listed) < layers or not all(type(rotates) is int for rotates in listed):
@@ -459,7 +478,7 @@ def _moe(family: Family, read: _Reader) -> dict[str, int]:
         raise ConfigError("num_experts_per_tok", active, f"at most {name} = {experts}")
     moe_intermediate = read.integer(family.expert_size)
     shared = read.same("n_shared_experts", 0) if read.known("n_shared_experts") else 0
-    if read.known("shared_expert_intermediate_size"):
+    if "shared_expert_intermediate_size" in {*read.spelled, *read.defaults}:
         shared_intermediate = read.integer("shared_expert_intermediate_size")
     else:
         shared_intermediate = shared * moe_intermediate
@@ -476,6 +495,9 @@ def _dense_layers(read: _Reader, layers: int) -> Collection[int]:
     """The layers of a model with experts that have none."""
     if read.known("first_k_dense_replace"):
         return range(read.integer("first_k_dense_replace", 0))
+    if read.known("interleave_moe_layer_step"):
+        every = read.integer("interleave_moe_layer_step")
+        return {n for n in range(layers) if (n + 1) % every}
     if "decoder_sparse_step" not in read.defaults:
         return ()
     step, dense = read.integer("decoder_sparse_step"), read.value("mlp_only_layers") or ()

@@ -85,6 +85,7 @@ def _linear_names(model: torch.nn.Module) -> list[str]:
     """The names of the linear modules inside the layers, without heads, routers or fused experts."""
     linear = (name for name, module in model.named_modules() if hasattr(module, "in_features"))
     names = {name.rsplit(".", 1)[-1] for name in linear if re.search(rf"\.{LAYERS}\.", name)}
+    names.discard("router")
     return sorted(names - (MAMBA if model.config.model_type in UNADAPTED_OUTPUT else set()))
 
 

@@ -31,6 +31,8 @@ DEEPSEEK = {
 }  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "llama4_text": {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 512,
+                    "intermediate_size_mlp": 2816, "interleave_moe_layer_step": 2},
     "qwen2_moe": {**ROUTED, "num_experts": 8, "shared_expert_intermediate_size": 768, "decoder_sparse_step": 1},
     "qwen3_moe": {**ROUTED, "num_experts": 8, "decoder_sparse_step": 1, "norm_topk_prob": True},
     "gemma": {"hidden_act": "gelu_pytorch_tanh"},
@@ -50,6 +52,8 @@ OWN: dict[str, dict[str, Any]] = {
                      "moe_layer_end_index": 3},
     "dots1": {**ROUTED, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "glm4_moe_lite": DEEPSEEK,
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), DEEPSEEK | {"index_n_heads": 4, "index_head_dim": 64,
+                                                                 "index_topk": 256}),
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "nemotron": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
     "nemotron_h": {**ROUTED, "hybrid_override_pattern": "ME*-", "mamba_num_heads": 16, "mamba_head_dim": 64,
