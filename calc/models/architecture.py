@@ -447,8 +447,7 @@ def vision_tensors(arch: Architecture, part: Literal["all", "blocks", "projector
     blocks = tuple(t._replace(count=count, module="vision") for t in layer_tensors(tower.blocks, spec))
 
     def named(tensors: Iterable[tuple[str, tuple[int, ...], str]], count: int = 1) -> tuple[Tensor, ...]:
-        prefix = tower.blocks.names.model
-        return tuple([Tensor(f"{prefix}.{name}", shape, count, kind, "vision") for name, shape, kind in tensors])
+        return tuple([Tensor(f"model.{name}", shape, count, kind, "vision") for name, shape, kind in tensors])
 
     projector = named(tower.projector(tower.merger))
     if tower.deep:

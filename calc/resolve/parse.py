@@ -210,7 +210,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     values: dict[str, Any] = {**usual, **given}
     rules.had(values | said, own, f"{name} {known}")
     model = catalog.model(given["model"])
-    architecture = module.modelled(model.architecture, values | {"version": known})
+    sees = "images.width" in values
+    architecture = module.modelled(model.reading(images=sees), values | {"version": known})
     values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
     roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known))
     values["lengths"] = _lengths(given)
@@ -238,11 +239,15 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         architecture=architecture,
         plan=plan,
         architectures={
-            role: module.modelled(catalog.model(own["model"]).architecture, values | {"version": known} | dict(own))
+            role: module.modelled(
+                catalog.model(own["model"]).reading(images=sees), values | {"version": known} | dict(own)
+            )
             for role, own in roles.items()
             if not isinstance(own, str)
         },
-        warnings=tuple(rules.warnings_of(values, architecture, name, version, known)),
+        warnings=tuple(
+            rules.warnings_of(values, architecture, name, version, known, apart=bool(model.seeing) and not sees)
+        ),
     )
     rules.cut(scenario)
     scenario = rules.batched(scenario, given)

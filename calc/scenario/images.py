@@ -29,10 +29,13 @@ class Images:
     checkpointing: bool | None
 
     def resized(self, tower: Tower) -> tuple[int, int]:
-        """Height and width as the model sees them: multiples of a token's side.
+        """Height and width as the model sees them: multiples of a token's side, or a square of one size.
 
-        transformers 5.23 `models/qwen2_vl/image_processing_qwen2_vl.py`, `smart_resize`.
+        transformers 5.23 `models/qwen2_vl/image_processing_qwen2_vl.py`, `smart_resize`, and
+        `models/gemma3/image_processing_gemma3.py`, without `do_pan_and_scan`, which is off by default.
         """
+        if tower.edge:
+            return tower.edge, tower.edge
         side = tower.patch * tower.merge
         height, width = (round(edge / side) * side for edge in (self.height, self.width))
         if height * width > self.max_pixels:

@@ -262,7 +262,8 @@ class Stages:
         if seen is None:
             return peaks.beside(waiting, peaks.peak(engine, own, own.backward()))
         over = [i for i in own.backward() if i.where.segment in ("end", "reduce")]
-        over = [i._replace(where=i.where._replace(above=i.where.above + seen.trained)) for i in over]
+        trained, looks = seen.trained, seen.looks
+        over = [i._replace(where=i.where._replace(above=i.where.above + trained, seen=looks)) for i in over]
         before = [i for i in own.backward() if i.where.segment not in ("end", "reduce")]
         layers = {min(i.where.layer, len(seen.tower.deep)) for i in before}  # of those above them all are alike
         found = []

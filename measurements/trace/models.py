@@ -27,8 +27,9 @@ DEVICE = torch.device("cuda")
 def _config(case: Case) -> Any:
     given = dict(case.config)
     if "vision_config" in given and "text_config" not in given:  # the catalog's files have its fields beside it
-        around = {name: given.pop(name) for name in ("model_type", "vision_config")}
-        given = {**around, "text_config": given, "tie_word_embeddings": given.get("tie_word_embeddings", False)}
+        outside = ("model_type", "vision_config", "mm_tokens_per_image", "tie_word_embeddings")
+        around = {name: given.pop(name) for name in outside if name in given}
+        given = {**around, "text_config": given}
     whole = AutoConfig.for_model(given.pop("model_type"), **given)
     config = whole.get_text_config()
     config.pad_token_id = 0
