@@ -140,7 +140,8 @@ class Role:
     of a model that is only scored require gradients all the same, as they were loaded. `unpacks`: bytes per element of
     a 4-bit weight while it multiplies; where it is 0, those of other products. `wide_embeddings`: 8-bit optimizers
     leave the states of embeddings in 32 bits. `finds_unused`: DDP looks for parameters without a gradient.
-    `cut_scales`: the scales of 4-bit weights are sharded with them.
+    `cut_scales`: the scales of 4-bit weights are sharded with them. `hooks`: checkpointing is switched on by
+    Transformers, which makes input embeddings require a gradient then, a vision tower's patches among them.
 
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
@@ -170,6 +171,7 @@ class Role:
     pageable: bool = False
     finds_unused: bool = False
     cut_scales: bool = False
+    hooks: bool = True
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""
     process: str = "trainer"

@@ -278,13 +278,14 @@ class Stages:
     def seen(self, placed: Placed, rows: int) -> Seen | None:
         """The images of a micro batch before the role's vision tower; None where it has none, or reads none.
 
-        Checkpointing beside adapters hooks the input embeddings of every model inside, from Transformers 5 on.
+        Checkpointing hooks the input embeddings of every model inside, from Transformers 5 on (5.23 `modeling_utils.py`,
+        `activation_checkpointing_enable`).
         """
         r, images = placed.engine.replica, placed.s.images
         if not (images and r.arch.vision):
             return None
         new = at_least(placed.s.versions.get("transformers", "5"), "5")
-        hooked = r.run.adapter is not None and placed.s.checkpointing != "none" and new
+        hooked = placed.trained and placed.role.hooks and placed.s.checkpointing != "none" and new
         if images.checkpointing is None:
             images = replace(images, checkpointing=placed.s.checkpointing != "none")
         return Seen(r.role, r.arch, r.arch.vision, r.run, images, rows, hooked)
