@@ -134,7 +134,7 @@ def seen(images: Images, values: Mapping[str, Any], tower: Tower) -> None:
         raise Objection(f"images.freeze: given {images.freeze!r}, allowed: {allowed}")
     for name in ("min_pixels", "max_pixels", "frames"):
         if tower.edge and f"images.{name}" in values:
-            allowed = f"nothing: every image is resized to {tower.edge} x {tower.edge}"
+            allowed = f"nothing; every image is resized to {tower.edge} pixels a side"
             raise Objection(f"images.{name}: given {values[f'images.{name}']}, allowed: {allowed}")
     if values["attention"] == "eager":
         raise Objection(

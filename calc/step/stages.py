@@ -278,7 +278,7 @@ class Stages:
     def seen(self, placed: Placed, rows: int) -> Seen | None:
         """The images of a micro batch before the role's vision tower; None where it has none, or reads none.
 
-        Checkpointing hooks the input embeddings of every model inside, from Transformers 5 on (5.23 `modeling_utils.py`,
+        Checkpointing hooks the input embeddings of each model inside, from Transformers 5 on (5.23 `modeling_utils.py`,
         `activation_checkpointing_enable`).
         """
         r, images = placed.engine.replica, placed.s.images

@@ -1454,8 +1454,8 @@ REFUSALS = {
     "{place@}: given {given!}, allowed: at least the {tokens!} tokens of a sample's images": (
         "{place}：给定 {given}，允许：不小于每条样本的图片所占的 {tokens} 个 token"
     ),
-    "{place@}: given {given!}, allowed: nothing: every image is resized to {edge!} x {edge!}": (
-        "{place}：给定 {given}，允许：不给；每张图片都缩放为 {edge} x {edge}"
+    "{place@}: given {given!}, allowed: nothing; every image is resized to {edge!} pixels a side": (
+        "{place}：给定 {given}，允许：不给；每张图片都缩放为边长 {edge} 像素"
     ),
     "{place@}: given {given!} with images, allowed: {allowed?}; the tower's scores are not modelled": (
         "{place}：有图片时给定 {given}，允许：{allowed}；没有模拟视觉塔的注意力分数"
