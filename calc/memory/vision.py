@@ -82,9 +82,9 @@ def patches(run: Run, tower: Tower) -> Segment:
 def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: bool = False) -> Segment:
     """The norm of each patch or token, and the linears, after the tower's last norm if it has one.
 
-    Two linears read `merge`² patches at once, with a GELU between; one reads their average. Where blocks attend within
-    windows, the output is put into the old order. `out` is a token's width over the patches that it is made of;
-    `first`: nothing below is trained. `counted`: a block keeps the input, too.
+    Two linears read `merge`² patches at once, with a GELU between; one matrix multiplies their average. Where blocks
+    attend within windows, the output is put into the old order. `out` is a token's width over the patches that it is
+    made of; `first`: nothing below is trained. `counted`: a block keeps the input, too.
     """
     width, out, token = tower.merged, tower.out, Size({"": 1 / tower.merge**2})
     arch = replace(run.arch, activation="gelu", norm_fp32=merger.pooled)
@@ -101,7 +101,8 @@ def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: b
     else:
         x = program.norm(x, norm, token if merger.joined else None)
         x = program.activated(program.linear(linears[0], x, WIDTH))
-    x = program.linear(linears[-1], x, of(out=1))
+    project = program.whole if merger.pooled else program.linear
+    x = project(linears[-1], x, of(out=1))
     if tower.windowed:
         program.tape.op("projector: order", [x], x.width, x.b, saves=[Tensor(token, 8)])
     sizes = [tower.blocks.hidden * out] if merger.pooled else [width * width, out * width]

@@ -272,7 +272,8 @@ class Tensor(NamedTuple):
     """A parameter tensor; `*` in its name stands for the layer, `count` says how many layers have it.
 
     `kind`: embedding, norm, linear, bias, sink, decay (of a state, one a head), convolution, expert (everything with
-    one slice per routed expert, its biases too), router, head, patches. `module`: embed, attn, mlp, norm, head, vision.
+    one slice per routed expert, its biases too), router, head, patches, matrix (of a product, but no module's, so that
+    nothing adapts or quantises it). `module`: embed, attn, mlp, norm, head, vision.
     """
 
     name: str

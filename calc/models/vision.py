@@ -106,7 +106,7 @@ class Tower:
         yield f"{merger.name}.{merger.norm}.weight", (normed,), "norm"
         if merger.pooled:
             (name,) = merger.linears
-            yield f"{merger.name}.{name}", (h, self.out), "linear"
+            yield f"{merger.name}.{name}", (h, self.out), "matrix"
             return
         if self.blocks.norm_bias:
             yield f"{merger.name}.{merger.norm}.bias", (normed,), "norm"
