@@ -15,7 +15,7 @@ from calc.base.reading import scalar
 from calc.base.schema import InputError, show
 from calc.catalog.catalog import Catalog
 from calc.models.architecture import Architecture, ConfigError
-from calc.models.families import ALIKE, FAMILIES, NESTED
+from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
 from calc.models.hf_config import from_config
 
 # What a config.json does not say, and what each option gives.
@@ -75,10 +75,16 @@ def _count(where: str, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _kept(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the language model, with the sizes that its family's class knows by default."""
-    if (family := data["model_type"]) in NESTED:
+    """The fields of the language model, with the sizes that its family's class knows by default, and its tower's."""
+    family = text = data["model_type"]
+    if family in NESTED:
         data = {"model_type": NESTED[family], **data["text_config"]}
-    defaults = FAMILIES[ALIKE.get(data["model_type"], data["model_type"])].defaults
+        text = data["model_type"]
+    elif family in SEEING:
+        # the fields of the language model stand beside those of the tower
+        data = {**data.get("text_config", {}), **{name: value for name, value in data.items() if name != "text_config"}}
+        text = SEEING[family].text
+    defaults = FAMILIES[ALIKE.get(text, text)].defaults
     sizes = {name: defaults[name] for name in _SIZES if name not in data and name in defaults}
     return {name: value for name, value in {**data, **sizes}.items() if name not in _PASSING}
 
