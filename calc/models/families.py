@@ -86,8 +86,8 @@ _QWEN3_VL = Sight(
          patch_size=16, out_hidden_size=3584, num_position_embeddings=2304,
          deepstack_visual_indexes=(8, 16, 24), **_PATCHES),
     dict(**_PLAIN, **_ROTARY, names=_SEEN._replace(up="linear_fc1", down="linear_fc2")),
-    # 65536 is 64 tokens of 32 x 32, 16777216 is 16384 of them
-    dict(patch_bias=True, limits=Pixels(65536, 16777216), interpolated=True,
+    # 65536 is 64 tokens of 32 x 32, 16777216 is 16384 of them; videos: the published `video_preprocessor_config.json`
+    dict(patch_bias=True, limits=Pixels(65536, 16777216), video_limits=Pixels(4096, 25165824), interpolated=True,
          merger=Merger("visual.merger", "norm", ("linear_fc1", "linear_fc2"))),
 )  # fmt: skip
 SEEING: Mapping[str, Sight] = {

@@ -46,6 +46,7 @@ class Tower:
     are the names of what turns pixels into patches, `last_norm` that of a norm after the last block. `deep`: the blocks
     whose output goes through a projector of its own and is added to the first layers' output (DeepStack). `hooked`:
     the patches are an input embedding to Transformers, which makes them require a gradient with those of tokens.
+    `video_limits` are those of all frames of a video together; None: each frame is resized as an image is.
     """
 
     blocks: Architecture
@@ -66,6 +67,11 @@ class Tower:
     last_norm: str = ""
     deep: tuple[int, ...] = ()
     hooked: bool = False
+    video_limits: Pixels | None = None
+
+    def bounds(self, frames: int) -> Pixels:
+        """The limits of an image, or of a video of so many frames."""
+        return self.video_limits if self.video_limits and frames > 1 else self.limits
 
     @property
     def deep_merger(self) -> Merger:

@@ -291,9 +291,9 @@ def _images(values: Mapping[str, Any], architecture: Architecture) -> Images | N
     if "images.width" not in values:
         return None
     tower = rules.tower_of(architecture)
-    adapted = values["method"] != "full"
+    adapted, limits = values["method"] != "full", tower.bounds(values.get("images.frames", 1))
     usual = {
-        "count": 1, "frames": 1, "min_pixels": tower.limits.fewest, "max_pixels": tower.limits.most,
+        "count": 1, "frames": 1, "min_pixels": limits.fewest, "max_pixels": limits.most,
         "freeze": "vision" if adapted else "none", "checkpointing": None,
     }  # fmt: skip
     said = {f.name: values[f"images.{f.name}"] for f in fields(Images) if f"images.{f.name}" in values}

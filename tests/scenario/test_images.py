@@ -40,12 +40,14 @@ def peak(**fields: Any) -> int:
         ({"model": "qwen3-vl-2b", "width": 1024, "height": 768}, (768, 1024), 4 * 24 * 32),
         # below 65536 pixels: sqrt(65536/40000) = 1.28 grows 200 x 200 to 256 x 256
         ({"model": "qwen3-vl-2b", "width": 200, "height": 200}, (256, 256), 256),
+        # a video's frames share 25165824 pixels: 64 of 1024 x 1024 shrink by sqrt(64·2^20/25165824) = 1.63 to 608
+        ({"model": "qwen3-vl-2b", "width": 1024, "height": 1024, "frames": 64}, (608, 608), 32 * 38 * 38),
     ],
 )
 def test_patches_as_the_processor_makes_them(said: dict[str, Any], resized: tuple[int, int], patches: int) -> None:
     """transformers 5.23 `models/qwen2_vl/image_processing_qwen2_vl.py`, `smart_resize`."""
     images = {name: given for name, given in said.items() if name != "model"}
-    s = parse({**VL, "seq_len": 8192, "model": said.get("model", VL["model"]), "images": images})
+    s = parse({**VL, "seq_len": 16384, "model": said.get("model", VL["model"]), "images": images})
     tower = s.architecture.vision
     assert tower and isinstance(s.images, Images)
     assert (s.images.resized(tower), s.images.patches(tower)) == (resized, patches)
