@@ -75,18 +75,16 @@ def _count(where: str, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _kept(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the language model, with the sizes that its family's class knows by default.
-
-    A vision tower that is counted stands beside them.
-    """
-    family = data["model_type"]
+    """The fields of the language model, with the sizes that its family's class knows by default, and its tower's."""
+    family = text = data["model_type"]
     if family in NESTED:
         data = {"model_type": NESTED[family], **data["text_config"]}
-        family = data["model_type"]
+        text = data["model_type"]
     elif family in SEEING:
-        around = {name: value for name, value in data.items() if name != "text_config"}
-        data, family = {**data.get("text_config", {}), **around}, SEEING[family]
-    defaults = FAMILIES[ALIKE.get(family, family)].defaults
+        # the fields of the language model stand beside those of the tower
+        data = {**data.get("text_config", {}), **{name: value for name, value in data.items() if name != "text_config"}}
+        text = SEEING[family].text
+    defaults = FAMILIES[ALIKE.get(text, text)].defaults
     sizes = {name: defaults[name] for name in _SIZES if name not in data and name in defaults}
     return {name: value for name, value in {**data, **sizes}.items() if name not in _PASSING}
 

@@ -145,6 +145,8 @@ class Role:
     leave the states of embeddings in 32 bits. `finds_unused`: DDP looks for parameters without a gradient.
     `cut_scales`: the scales of 4-bit weights are sharded with them. `whole`: with sequence parallelism adapters of
     linears that are cut see all positions. `masks`: the loader makes a mask of every pair of a sequence's positions.
+    `hooks`: checkpointing is switched on by Transformers, which makes input embeddings require a gradient then, a
+    vision tower's patches among them.
 
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
@@ -178,6 +180,7 @@ class Role:
     whole: bool = False
     masks: bool = False
     handed: int = 1
+    hooks: bool = True
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""
     process: str = "trainer"

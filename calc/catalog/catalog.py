@@ -21,6 +21,7 @@ from calc.base.units import MiB
 from calc.catalog.names import Names, names
 from calc.catalog.near import meant
 from calc.models.architecture import Architecture, ConfigError, parameters
+from calc.models.families import SEEING
 from calc.models.hf_config import from_config
 
 
@@ -113,7 +114,8 @@ class Node:
 class Model:
     """A model: its Hugging Face name, `aliases` of the identical architecture, its config and the architecture in it.
 
-    `unlike` maps names that look like this model's to what sets their models apart.
+    `unlike` maps names that look like this model's to what sets their models apart. `seeing`: the architecture of the
+    same checkpoint with its vision tower, where `architecture` is the language model alone.
     A model read from a path has the path as `id`, `name` and `source`, and no `published_parameters`.
     """
 
@@ -128,6 +130,12 @@ class Model:
     architecture: Architecture
     config: Mapping[str, Any] = field(hash=False, repr=False)
     unlike: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    seeing: Architecture | None = None
+    published_seeing: int | None = None  # parameters of the checkpoint with its vision tower
+
+    def reading(self, *, images: bool) -> Architecture:
+        """The architecture of a job that reads images, or text alone."""
+        return self.seeing if images and self.seeing else self.architecture
 
     @property
     def parameters(self) -> int:
@@ -389,9 +397,9 @@ def _known(name: str, names: Mapping[str, Any], where: str, command: str) -> Non
         raise InputError(f"{where}: given {show(name)}, allowed: {_some(names, command)}{closest(name, names)}")
 
 
-def _architecture(config: Any, where: str) -> Architecture:
+def _architecture(config: Any, where: str, *, images: bool = False) -> Architecture:
     try:
-        return from_config(config)
+        return from_config(config, images=images)
     except ConfigError as error:
         raise InputError(f"{where}{error}") from None
 
@@ -410,7 +418,16 @@ def _model(record: _Record) -> Model:
         architecture=_architecture(data["config"], f"{record.where}: config."),
         config=data["config"],
         unlike=data.get("unlike", {}),
+        seeing=_seeing(data, f"{record.where}: vision."),
+        published_seeing=data["vision"]["published_parameters"] if "vision" in data else None,
     )
+
+
+def _seeing(data: Mapping[str, Any], where: str) -> Architecture | None:
+    """The architecture with the vision tower that a model's file describes beside its language model."""
+    if "vision" not in data:
+        return None
+    return _architecture({**data["vision"]["config"], "text_config": data["config"]}, where, images=True)
 
 
 def _model_of_config(path: str) -> Model:
@@ -418,9 +435,11 @@ def _model_of_config(path: str) -> Model:
     try:
         config = parse_mapping(read_bytes(Path(path), path), path)
         architecture = _architecture(config, f"{path}: ")
+        apart = not architecture.vision and config.get("model_type") in SEEING and "vision_config" in config
+        seeing = _architecture(config, f"{path}: ", images=True) if apart else None
     except InputError as error:
         raise CatalogError(f"model: {error}") from None
-    return Model(path, path, "", (), path, None, "counted from the config", "", architecture, config)
+    return Model(path, path, "", (), path, None, "counted from the config", "", architecture, config, seeing=seeing)
 
 
 def _own_names(records: Iterable[_Record], root: Path) -> None:

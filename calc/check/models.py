@@ -11,6 +11,7 @@ from typing import Any
 from calc.base.schema import closest
 from calc.catalog.catalog import Catalog, Model
 from calc.check.faults import fault
+from calc.models.architecture import parameters
 from calc.models.config_keys import known, known_around
 from calc.models.families import ALIKE, NESTED, SEEING
 
@@ -118,6 +119,8 @@ def published_count(model: Model, _: Catalog) -> Iterator[str]:
     if model.published_parameters not in (None, model.parameters):
         allowed = f"{model.parameters}, as its config counts, or null where nobody states it exactly"
         yield fault("published_parameters", model.published_parameters, allowed)
+    if model.seeing and model.published_seeing not in (None, counted := parameters(model.seeing)):
+        yield fault("vision.published_parameters", model.published_seeing, f"{counted}, as its config counts")
 
 
 def size_in_name(model: Model, _: Catalog) -> Iterator[str]:

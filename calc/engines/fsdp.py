@@ -209,10 +209,15 @@ class Fsdp(Holder):
         return [*lines, gradients.unreduced(r.role, where.root + where.here, c)]
 
     def pending(self, where: Where) -> list[Line]:
-        """The input of the reduction under way: the layer above's, or the lowest layer's while the root unit waits."""
+        """The input of the reduction under way: the layer above's, or the lowest layer's while the root unit waits.
+
+        If a vision tower is trained, its lowest block comes after that layer.
+        """
         if not where.backward:
             return []
         match where.segment:
+            case "end" if where.seen:
+                return [self.reducing(sum(t.elements for t in vision_tensors(self.replica.arch, "blocks")))]
             case "end" | "tower":
                 return [self.reducing(self.adapter_layer or self.layer(0))]
             case "layer" if where.layer < self.replica.arch.layers - 1:

@@ -140,7 +140,8 @@ class Where(NamedTuple):
     tower (the vision tower runs), end (the embedding's backward), reduce (the last gradients leave).
     `layer` counts from 0. In backward, `root` trained elements of head and final norm and `above` of the layers above
     have their gradient, and `here` of this layer; `making` is what the operation that runs makes. `sorting`: the
-    embedding's gradient is still being made, and not added to a tied head's yet.
+    embedding's gradient is still being made, and not added to a tied head's yet. `seen`: the trained blocks of a vision
+    tower have theirs, the last before the embedding's.
     """
 
     segment: Place
@@ -151,6 +152,7 @@ class Where(NamedTuple):
     here: int = 0
     making: int = 0
     sorting: bool = False
+    seen: bool = False
 
     @property
     def done(self) -> int:

@@ -1,7 +1,8 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
-Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl}/modeling_*.py`. The blocks are an architecture of their
-own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token is a patch.
+Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip}/modeling_*.py`. The blocks are an
+architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token
+is a patch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from calc.memory.run import Run, dimensions
 from calc.models.vision import Merger, Tower
 
 PIXEL = 4  # bytes of a number in `pixel_values`, as the image processor makes them
+LAST = "post_layernorm"  # the tower's last norm, where it has one
 TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 
 
@@ -25,9 +27,9 @@ def running(run: Run, tower: Tower, *, trained: bool, adapted: bool = False) -> 
     """The settings with which the tower's blocks run in a model that runs as `run` says.
 
     A mask or a window of the language model is none of theirs. Under autocast their residual stream is in bf16, as the
-    convolution makes it.
+    convolution makes it, unless fp32 positions are added to it as they are.
     """
-    narrow = run.precision == "autocast"
+    narrow = run.precision == "autocast" and (tower.interpolated or not tower.positions)
     kernel = "flash" if run.kernel in ("masked", "eager") else run.kernel
     adapter = run.adapter if adapted else None
     return replace(
@@ -44,11 +46,11 @@ def block(run: Run, *, first: bool, counted: bool) -> Segment:
 
 @lru_cache(maxsize=1024)
 def patches(run: Run, tower: Tower) -> Segment:
-    """`Conv3d` over the pixels of each patch, which keeps them where it is trained, then positions or windows.
+    """A convolution over the pixels of each patch, which keeps them where it is trained, then positions or windows.
 
-    Learned positions are the weighted sum, in fp32, of the `TAPS` rows of a table that are nearest. All blocks share
-    cos and sin, in fp32. The embedded patches of a frozen tower are a leaf that a hook makes require a gradient, and
-    the first block's input where they do not come into another order.
+    Interpolated positions are the weighted sum, in fp32, of the `TAPS` rows of a table that are nearest. All blocks
+    share cos and sin, in fp32, where they rotate. The embedded patches of a frozen tower are a leaf that a hook makes
+    require a gradient, and the first block's input if neither positions nor another order come between.
     """
     program = activations.Program(run)
     tape, b, trained = program.tape, run.compute, run.trained
@@ -59,46 +61,67 @@ def patches(run: Run, tower: Tower) -> Segment:
     read = program.cast(pixels, b, "patches")
     x = tape.op("patches: embed", [read], WIDTH, b, saves=[read] if trained else [], weight=weight)
     x.differentiable = True
-    if tower.positions:
+    leaf, moved = x, tower.windowed or tower.positions > 0
+    table = tower.positions * hidden
+    if tower.interpolated:
         rows, near, shares = WIDTH * TAPS, Tensor(Size({"": TAPS}), 8), Tensor(Size({"": TAPS}), 4)
-        y = tape.op("positions: rows", [], rows, run.weight, saves=[near], weight=tower.positions * hidden * trained)
+        y = tape.op("positions: rows", [], rows, run.weight, saves=[near], weight=table * trained)
         y = tape.op("positions: weigh", [y], rows, 4, saves=[shares])
         y = program.cast(tape.op("positions: sum", [y], WIDTH, 4), b, "positions")
         x = tape.op("positions: add", [x, y], WIDTH, b, aliases=[x, y])
+    elif tower.positions:
+        y = tape.op("positions: rows", [], Size({}, {"": table}), run.weight, weight=table * trained)
+        x = tape.op("positions: add", [x, y], WIDTH, run.residual, aliases=[x] if b == run.residual else [])
     angles, order = Tensor(of(D=2), 4), Tensor(Size({"": 1 / tower.merge**2}), 8)
-    kept = [order, *[x] * (not trained)] if tower.windowed else []
-    tape.op("patches: order", [x], WIDTH, b, saves=[angles, *kept], view=not tower.windowed)
+    kept = [*[angles] * run.arch.specs[0].rotated, *[order] * tower.windowed, *[leaf] * (moved and not trained)]
+    tape.op("patches: order", [x], WIDTH, x.b, saves=kept, view=not tower.windowed)
     return Segment(tape, {**dimensions(run.arch), "pixels": tower.pixels})
 
 
 @lru_cache(maxsize=1024)
 def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: bool = False) -> Segment:
-    """The norm of each patch or token, two linears over `merge`² patches at once with a GELU between.
+    """The norm of each patch or token, and the linears, after the tower's last norm if it has one.
 
-    Where blocks attend within windows, its output is put into the old order. `out` is a token's width over the patches
-    that it is made of; `first`: nothing below is trained. `counted`: a block keeps the input, too.
+    Two linears read `merge`² patches at once, with a GELU between; one matrix multiplies their average. Where blocks
+    attend within windows, the output is put into the old order. `out` is a token's width over the patches that it is
+    made of; `first`: nothing below is trained. `counted`: a block keeps the input, too.
     """
     width, out, token = tower.merged, tower.out, Size({"": 1 / tower.merge**2})
-    program = activations.Program(replace(run, arch=replace(run.arch, activation="gelu")), first=first, counted=counted)
+    arch = replace(run.arch, activation="gelu", norm_fp32=merger.pooled)
+    program = activations.Program(replace(run, arch=arch), first=first, counted=counted)
     program.elements = elements(tower, merger)
-    norm, first_linear, second_linear = program.elements
-    program.biased = frozenset({first_linear, second_linear})
+    norm, *linears = program.elements
+    program.biased = frozenset() if merger.pooled else frozenset(linears)
     program.widths, program.row_share = {"out": out // tower.merge**2}, 1 / tower.merge**2
-    x = program.norm(program.input, norm, token if merger.joined else None)
-    x = program.activated(program.linear(first_linear, x, WIDTH))
-    x = program.linear(second_linear, x, of(out=1))
+    x = program.input
+    if merger.pooled:
+        program.elements[LAST] = 0 if first else 2 * tower.blocks.hidden
+        x = pooled(program, tower, program.layer_norm(x, LAST, Size({"": 1})))
+        x = program.rms_norm(x, norm, token)
+    else:
+        x = program.norm(x, norm, token if merger.joined else None)
+        x = program.activated(program.linear(linears[0], x, WIDTH))
+    project = program.whole if merger.pooled else program.linear
+    x = project(linears[-1], x, of(out=1))
     if tower.windowed:
         program.tape.op("projector: order", [x], x.width, x.b, saves=[Tensor(token, 8)])
-    weights = {f"W_{first_linear}": width * width, f"W_{second_linear}": tower.out * width}
+    sizes = [tower.blocks.hidden * out] if merger.pooled else [width * width, out * width]
+    weights = {f"W_{name}": size for name, size in zip(linears, sizes, strict=True)}
     rank = run.adapter.rank if run.adapter else 0
     return Segment(program.tape, {**dimensions(run.arch, rank), **weights, **program.widths})
+
+
+def pooled(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
+    """The average of `merge`² patches, of a copy that lies channel by channel, which the average keeps."""
+    x = program.tape.op("projector: by channel", [x], WIDTH, x.b)
+    return program.tape.op("projector: pool", [x], WIDTH * (1 / tower.merge**2), x.b, saves=[x])
 
 
 def elements(tower: Tower, merger: Merger) -> dict[str, int]:
     """Elements of a projector's modules by name, a bias counted with its weight."""
     found: dict[str, int] = {}
     for name, shape, _ in tower.projector(merger):
-        own = name.rpartition(".")[0].replace(".*", "")
+        own = name.removesuffix(".weight").removesuffix(".bias").removeprefix("visual.").replace(".*", "")
         found[own] = found.get(own, 0) + prod(shape)
     return found
 

@@ -357,8 +357,8 @@ class Tensor(NamedTuple):
     """A parameter tensor; `*` in its name stands for the layer, `count` says how many layers have it.
 
     `kind`: embedding, norm, linear, bias, sink, decay (of a state, one a head), convolution, slope (of an activation),
-    expert (everything with one slice per routed expert, its biases too), router, head, patches. `module`: embed, attn,
-    mlp, norm, head, vision.
+    expert (everything with one slice per routed expert, its biases too), router, head, patches, matrix (of a product,
+    but no module's, so that nothing adapts or quantises it). `module`: embed, attn, mlp, norm, head, vision.
     """
 
     name: str
@@ -573,8 +573,7 @@ def vision_tensors(arch: Architecture, part: Literal["all", "blocks", "projector
     blocks = tuple(t._replace(count=count, module="vision") for t in layer_tensors(tower.blocks, spec))
 
     def named(tensors: Iterable[tuple[str, tuple[int, ...], str]], count: int = 1) -> tuple[Tensor, ...]:
-        prefix = tower.blocks.names.model
-        return tuple([Tensor(f"{prefix}.{name}", shape, count, kind, "vision") for name, shape, kind in tensors])
+        return tuple([Tensor(f"model.{name}", shape, count, kind, "vision") for name, shape, kind in tensors])
 
     projector = named(tower.projector(tower.merger))
     if tower.deep:

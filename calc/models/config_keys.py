@@ -181,6 +181,6 @@ _SEEN = frozenset({
 
 def known_around(family: str) -> frozenset[str]:
     """The fields of a config of this `model_type`; of a model with a part for images, those around `text_config`."""
-    if family in SEEING:
+    if family in SEEING and not SEEING[family].apart:
         return known(SEEING[family].text) | _SEEN
     return COMMON | {*CARRIED[family]} if family in NESTED else known(family)

@@ -69,7 +69,9 @@ class Sight:
 
     `text` is the family of the language model, whose fields stand beside `vision_config`, or in a `text_config` of
     their own. `defaults` are those of the config class for absent fields of `vision_config`, `spelled` maps the usual
-    names of these fields to the family's own. `blocks` are fields of the blocks' Architecture, `tower` of Tower.
+    names of these fields to the family's own. `blocks` are fields of the blocks' Architecture, `tower` of Tower, and
+    `fixed` of the language model's Architecture where it reads images. `apart`: Transformers has a class for the
+    language model alone, which a job without images is assumed to take.
     """
 
     text: str
@@ -77,29 +79,33 @@ class Sight:
     blocks: Mapping[str, Any]
     tower: Mapping[str, Any]
     spelled: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    apart: bool = False
 
 
 _SEEN = Names("model.visual", attention="attn", qkv="qkv", output="proj", layers="blocks")
 _PLAIN = dict(norm="layer", norm_bias=True, gated=False)
+_ROTARY = dict(norms=Norms("norm1", mlp="norm2"), fused_qkv="split", rotation="fp32", pieces=True)
 _PATCHES = dict(in_channels=3, spatial_merge_size=2, temporal_patch_size=2)
 # of the published `preprocessor_config.json`: 3136 is 56 x 56, 12845056 is 16384 tokens of 28 x 28
 _QWEN2_PIXELS = Pixels(3136, 12845056)
-_SEQUENTIAL = Merger("merger", "ln_q", "mlp.0", "mlp.2")
+_SEQUENTIAL = Merger("visual.merger", "ln_q", ("mlp.0", "mlp.2"))
 _QWEN3_VL = Sight(
     "qwen3",
     dict(depth=27, hidden_size=1152, hidden_act="gelu_pytorch_tanh", intermediate_size=4304, num_heads=16,
          patch_size=16, out_hidden_size=3584, num_position_embeddings=2304,
          deepstack_visual_indexes=(8, 16, 24), **_PATCHES),
-    dict(**_PLAIN, names=_SEEN._replace(up="linear_fc1", down="linear_fc2")),
-    # 65536 is 64 tokens of 32 x 32, 16777216 is 16384 of them
-    dict(patch_bias=True, limits=Pixels(65536, 16777216), merger=Merger("merger", "norm", "linear_fc1", "linear_fc2")),
+    dict(**_PLAIN, **_ROTARY, names=_SEEN._replace(up="linear_fc1", down="linear_fc2")),
+    # 65536 is 64 tokens of 32 x 32, 16777216 is 16384 of them; videos: the published `video_preprocessor_config.json`
+    dict(patch_bias=True, limits=Pixels(65536, 16777216), video_limits=Pixels(4096, 25165824), interpolated=True,
+         merger=Merger("visual.merger", "norm", ("linear_fc1", "linear_fc2"))),
 )  # fmt: skip
 SEEING: Mapping[str, Sight] = {
     "qwen2_vl": Sight(
         "qwen2",
         dict(depth=32, embed_dim=1280, hidden_act="quick_gelu", mlp_ratio=4, num_heads=16, patch_size=14,
              hidden_size=3584, **_PATCHES),
-        dict(**_PLAIN, names=_SEEN._replace(up="fc1", down="fc2")),
+        dict(**_PLAIN, **_ROTARY, names=_SEEN._replace(up="fc1", down="fc2")),
         dict(hooked=True, limits=_QWEN2_PIXELS, merger=_SEQUENTIAL),
         dict(hidden_size="embed_dim", out_hidden_size="hidden_size"),
     ),
@@ -107,11 +113,24 @@ SEEING: Mapping[str, Sight] = {
         "qwen2",
         dict(depth=32, hidden_size=3584, hidden_act="silu", intermediate_size=3420, num_heads=16, patch_size=14,
              out_hidden_size=3584, **_PATCHES),
-        dict(names=_SEEN),
+        dict(**_ROTARY, names=_SEEN),
         dict(hooked=True, windowed=True, limits=_QWEN2_PIXELS, merger=_SEQUENTIAL),
     ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(_QWEN3_VL, text="qwen3_moe"),
+    "gemma3": Sight(
+        "gemma3_text",
+        dict(num_hidden_layers=12, hidden_size=768, hidden_act="gelu_pytorch_tanh", intermediate_size=3072,
+             num_attention_heads=12, num_channels=3, patch_size=16, image_size=224, vision_use_head=True),
+        dict(**_PLAIN, norms=Norms("layer_norm1", mlp="layer_norm2"),
+             names=Names("model.vision_tower", output="out_proj", up="fc1", down="fc2", layers="encoder.layers")),
+        dict(hooked=True, patch_bias=True, embedding="vision_tower.embeddings.patch_embedding",
+             table="vision_tower.embeddings.position_embedding", last_norm="vision_tower.post_layernorm",
+             limits=Pixels(1, 10**9),
+             merger=Merger("multi_modal_projector", "mm_soft_emb_norm", ("mm_input_projection_weight",), pooled=True)),
+        dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
+        fixed=dict(masked=True), apart=True,
+    ),
 }  # fmt: skip
 _ATTENTION = ("attention_bias", "attention_bias", "")
 _LLAMA = ("attention_bias", "attention_bias", "mlp_bias")

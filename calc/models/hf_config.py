@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import isqrt
 from typing import Any, Literal
 
 from calc.models.architecture import (
@@ -106,20 +107,21 @@ class _Reader:
         return self.positive(name) if type(self.value(name)) in (int, float) else self.boolean(name)
 
 
-def from_config(config: Mapping[str, Any]) -> Architecture:
+def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architecture:
     """The architecture that a Hugging Face `config.json` of a known family describes.
 
     The five sizes (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, vocab_size) must be given,
     except those that Gemma 3's published configs leave out; other fields default as in the family's config class;
     fields that change no tensor are ignored. A model that reads images has its vision tower if its family is
-    in `SEEING`; of the others, in `NESTED`, the language model alone is described.
+    in `SEEING`, and one whose language model has a class of its own if the job reads `images`; of the others, in
+    `NESTED`, the language model alone is described.
     Raises ConfigError for an unknown family (and says what else of the config is not modelled), a missing field, or a
     value that no model can have.
     """
     if not isinstance(config, Mapping):
         raise ConfigError("config", config, "a mapping, the content of a config.json")
     model_type = config.get("model_type")
-    if isinstance(model_type, str) and model_type in SEEING:
+    if isinstance(model_type, str) and model_type in SEEING and (images or not SEEING[model_type].apart):
         return _seeing(config)
     if isinstance(model_type, str) and model_type in NESTED:
         inner = config.get("text_config")
@@ -129,7 +131,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         model_type = config["model_type"]
     model_type = ALIKE.get(model_type, model_type) if isinstance(model_type, str) else model_type
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known, strange = (*FAMILIES, *ALIKE, *NESTED, *SEEING), _unmodelled(config)
+        known, strange = [*dict.fromkeys((*FAMILIES, *ALIKE, *NESTED, *SEEING))], _unmodelled(config)
         told = f"not modelled of this config: {strange}" if strange else "each field of this config is one of theirs"
         raise ConfigError("model_type", model_type, f"{', '.join(known)}; {told}", near=() if strange else known)
     family = FAMILIES[model_type]
@@ -229,22 +231,27 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
 
 
 def _seeing(config: Mapping[str, Any]) -> Architecture:
-    """A language model with its vision tower (Qwen2-VL, Qwen2.5-VL, Qwen3-VL)."""
+    """A language model with its vision tower (Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3)."""
     family = config["model_type"]
     inner = config.get("text_config") or {k: v for k, v in config.items() if k not in ("vision_config", "text_config")}
     if not isinstance(inner, Mapping):
         raise ConfigError("text_config", inner, f"a mapping, the language model of {family}")
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
-    arch = from_config({**inner, **tied, "model_type": SEEING[family].text})
+    sight = SEEING[family]
+    arch = from_config({**inner, **tied, "model_type": sight.text})
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
     names = arch.names._replace(model="model.language_model")
-    return replace(arch, family=family, names=names, vision=_tower(family, vision, arch))
+    tower = _tower(family, vision, arch, config.get("mm_tokens_per_image", 256))
+    return replace(arch, family=family, names=names, vision=tower, **sight.fixed)
 
 
-def _tower(family: str, vision: Mapping[str, Any], arch: Architecture) -> Tower:
-    """The vision tower that a `vision_config` describes, in front of the language model `arch`."""
+def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: object) -> Tower:
+    """The vision tower that a `vision_config` describes, in front of the language model `arch`.
+
+    `tokens` are those of an image, if all images have the same number.
+    """
     sight = SEEING[family]
     read = _Reader(vision, sight.defaults, sight.spelled)
 
@@ -254,8 +261,13 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture) -> Tower:
     hidden, heads = read.integer("hidden_size"), read.integer("num_heads")
     if hidden % heads:
         raise wrong("num_heads", heads, f"a divisor of {sight.spelled.get('hidden_size', 'hidden_size')} = {hidden}")
-    if (out := read.integer("out_hidden_size")) != arch.hidden:
+    given = {*sight.defaults, *sight.spelled}
+    out = read.integer("out_hidden_size") if "out_hidden_size" in given else arch.hidden
+    if out != arch.hidden:
         raise wrong("out_hidden_size", out, f"hidden_size = {arch.hidden} of the language model")
+    if "vision_use_head" in given and read.boolean("vision_use_head"):
+        raise wrong("vision_use_head", True, "false; not modelled")
+    patch, edge = read.integer("patch_size"), read.integer("image_size") if "image_size" in given else 0
     depth = read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
@@ -263,7 +275,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture) -> Tower:
     blocks = Architecture(
         family=family,
         hidden=hidden,
-        specs=(LayerSpec(),) * depth,
+        specs=(LayerSpec(rotated="rotation" in sight.blocks),) * depth,
         heads=heads,
         kv_heads=heads,
         head_dim=hidden // heads,
@@ -276,24 +288,28 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture) -> Tower:
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
-        norms=Norms("norm1", mlp="norm2"),
-        fused_qkv="split",
-        rotation="fp32",
-        pieces=True,
         activation=_activation(read),
         **sight.blocks,
     )
     return Tower(
         blocks,
-        patch=read.integer("patch_size"),
-        frames=read.integer("temporal_patch_size"),
+        patch=patch,
+        frames=read.integer("temporal_patch_size") if "temporal_patch_size" in given else 1,
         channels=read.integer("in_channels"),
-        merge=read.integer("spatial_merge_size"),
+        merge=_pooled(edge // patch, tokens) if edge else read.integer("spatial_merge_size"),
         out=out,
-        positions=read.integer("num_position_embeddings") if "num_position_embeddings" in sight.defaults else 0,
+        positions=(edge // patch) ** 2 or read.optional("num_position_embeddings") or 0,
+        edge=edge,
         deep=tuple(deep),
         **sight.tower,
     )
+
+
+def _pooled(side: int, tokens: object) -> int:
+    """The side of the square of patches that become one token, where an image of `side`² patches has `tokens`."""
+    if type(tokens) is int and tokens > 0 and not side % max(1, isqrt(tokens)) and isqrt(tokens) ** 2 == tokens:
+        return side // isqrt(tokens)
+    raise ConfigError("mm_tokens_per_image", tokens, f"the square of a divisor of {side}, an image's patches in a row")
 
 
 def _unmodelled(config: Mapping[str, Any]) -> str:

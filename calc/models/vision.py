@@ -1,6 +1,6 @@
 """The vision tower of a model that reads images, and the projector that hands its output to the language model.
 
-Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl}/{configuration,modeling}_*.py`.
+Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip}/{configuration,modeling}_*.py`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 
 
 class Merger(NamedTuple):
-    """The names of a projector's norm and of its two linears, below the projector's own.
+    """The names of a projector's norm and of its linears, below the projector's own.
 
+    Two linears with a bias read the patches of a token side by side, or one without reads their average (`pooled`).
     `joined`: the norm sees the patches of a token as one row, not one by one.
     """
 
     name: str
     norm: str
-    first: str
-    second: str
+    linears: tuple[str, ...]
     joined: bool = False
+    pooled: bool = False
 
 
 class Pixels(NamedTuple):
@@ -40,9 +41,12 @@ class Tower:
     `blocks` are its layers as an architecture of their own: hidden size, heads and widths are the tower's. A patch is
     `patch`² pixels of `channels` colours in `frames` frames; an image counts as `frames` equal ones. `windowed`: most
     blocks attend within windows, in whose order the patches lie meanwhile. `positions`: rows of a learned embedding of
-    positions, which is interpolated to an image's patches; 0: there is none. `deep`: the blocks whose output goes
-    through a projector of its own and is added to the first layers' output (DeepStack). `hooked`: the
-    patches are an input embedding to Transformers, which makes them require a gradient with those of tokens.
+    positions, of which an image's patches have one each, or (`interpolated`) a weighted sum; 0: there is none. `edge`:
+    side of the square to which every image is resized; 0: it keeps its shape, within `limits`. `embedding` and `table`
+    are the names of what turns pixels into patches, `last_norm` that of a norm after the last block. `deep`: the blocks
+    whose output goes through a projector of its own and is added to the first layers' output (DeepStack). `hooked`:
+    the patches are an input embedding to Transformers, which makes them require a gradient with those of tokens.
+    `video_limits` are those of all frames of a video together; None: each frame is resized as an image is.
     """
 
     blocks: Architecture
@@ -56,13 +60,23 @@ class Tower:
     windowed: bool = False
     patch_bias: bool = False
     positions: int = 0
+    interpolated: bool = False
+    edge: int = 0
+    embedding: str = "visual.patch_embed.proj"
+    table: str = "visual.pos_embed"
+    last_norm: str = ""
     deep: tuple[int, ...] = ()
     hooked: bool = False
+    video_limits: Pixels | None = None
+
+    def bounds(self, frames: int) -> Pixels:
+        """The limits of an image, or of a video of so many frames."""
+        return self.video_limits if self.video_limits and frames > 1 else self.limits
 
     @property
     def deep_merger(self) -> Merger:
         """The projector of a `deep` block."""
-        return self.merger._replace(name="deepstack_merger_list.*", joined=True)
+        return self.merger._replace(name="visual.deepstack_merger_list.*", joined=True)
 
     @property
     def pixels(self) -> int:
@@ -76,21 +90,32 @@ class Tower:
 
     @property
     def patches(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
-        """Name, shape and kind of each tensor that turns pixels into patches."""
-        h, side = self.blocks.hidden, self.patch
-        yield "patch_embed.proj.weight", (h, self.channels, self.frames, side, side), "patches"
+        """Name, shape and kind of each tensor of the tower outside its blocks."""
+        h, kernel = self.blocks.hidden, (self.patch, self.patch)
+        yield (
+            f"{self.embedding}.weight",
+            (h, self.channels, *((self.frames, *kernel) if self.frames > 1 else kernel)),
+            "patches",
+        )
         if self.patch_bias:
-            yield "patch_embed.proj.bias", (h,), "bias"
+            yield f"{self.embedding}.bias", (h,), "bias"
         if self.positions:
-            yield "pos_embed.weight", (self.positions, h), "patches"
+            yield f"{self.table}.weight", (self.positions, h), "patches"
+        if self.last_norm:
+            yield f"{self.last_norm}.weight", (h,), "norm"
+            yield f"{self.last_norm}.bias", (h,), "norm"
 
     def projector(self, merger: Merger) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of each tensor of a projector."""
-        width = self.merged
-        normed = width if merger.joined else self.blocks.hidden
+        h, width = self.blocks.hidden, self.merged
+        normed = width if merger.joined else h
         yield f"{merger.name}.{merger.norm}.weight", (normed,), "norm"
+        if merger.pooled:
+            (name,) = merger.linears
+            yield f"{merger.name}.{name}", (h, self.out), "matrix"
+            return
         if self.blocks.norm_bias:
             yield f"{merger.name}.{merger.norm}.bias", (normed,), "norm"
-        for name, out in (merger.first, width), (merger.second, self.out):
+        for name, out in zip(merger.linears, (width, self.out), strict=True):
             yield f"{merger.name}.{name}.weight", (out, width), "linear"
             yield f"{merger.name}.{name}.bias", (out,), "bias"

@@ -213,8 +213,9 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     values: dict[str, Any] = {**usual, **given}
     rules.had(values | said, own, f"{name} {known}")
     model = catalog.model(given["model"])
+    sees = "images.width" in values
     modelled = partial(module.modelled, values=values | {"version": known})
-    architecture = modelled(model.architecture)
+    architecture = modelled(model.reading(images=sees))
     values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
     roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known), modelled)
     values["lengths"] = _lengths(given)
@@ -244,11 +245,15 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         architecture=architecture,
         plan=plan,
         architectures={
-            role: module.modelled(catalog.model(own["model"]).architecture, values | {"version": known} | dict(own))
+            role: module.modelled(
+                catalog.model(own["model"]).reading(images=sees), values | {"version": known} | dict(own)
+            )
             for role, own in roles.items()
             if not isinstance(own, str)
         },
-        warnings=tuple(rules.warnings_of(values, architecture, name, version, known)),
+        warnings=tuple(
+            rules.warnings_of(values, architecture, name, version, known, apart=bool(model.seeing) and not sees)
+        ),
     )
     rules.cut(scenario)
     scenario = rules.batched(scenario, given)
@@ -300,9 +305,9 @@ def _images(values: Mapping[str, Any], architecture: Architecture) -> Images | N
     if "images.width" not in values:
         return None
     tower = rules.tower_of(architecture)
-    adapted = values["method"] != "full"
+    adapted, limits = values["method"] != "full", tower.bounds(values.get("images.frames", 1))
     usual = {
-        "count": 1, "frames": 1, "min_pixels": tower.limits.fewest, "max_pixels": tower.limits.most,
+        "count": 1, "frames": 1, "min_pixels": limits.fewest, "max_pixels": limits.most,
         "freeze": "vision" if adapted else "none", "checkpointing": None,
     }  # fmt: skip
     said = {f.name: values[f"images.{f.name}"] for f in fields(Images) if f"images.{f.name}" in values}

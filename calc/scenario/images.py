@@ -29,17 +29,24 @@ class Images:
     checkpointing: bool | None
 
     def resized(self, tower: Tower) -> tuple[int, int]:
-        """Height and width as the model sees them: multiples of a token's side.
+        """Height and width as the model sees them: multiples of a token's side, or a square of one size.
 
-        transformers 5.23 `models/qwen2_vl/image_processing_qwen2_vl.py`, `smart_resize`.
+        transformers 5.23 `smart_resize` of `models/qwen2_vl/image_processing_qwen2_vl.py` and, for videos, of
+        `models/qwen3_vl/video_processing_qwen3_vl.py`; `models/gemma3/image_processing_gemma3.py` without
+        `do_pan_and_scan`, which is off by default.
         """
+        if tower.edge:
+            return tower.edge, tower.edge
         side = tower.patch * tower.merge
         height, width = (round(edge / side) * side for edge in (self.height, self.width))
-        if height * width > self.max_pixels:
-            shrink = math.sqrt(self.height * self.width / self.max_pixels)
+        together = tower.video_limits is not None and self.frames > 1
+        rounded = round(self.frames / tower.frames) * tower.frames if together else 1
+        given = self.height * self.width * (self.frames if together else 1)
+        if rounded * height * width > self.max_pixels:
+            shrink = math.sqrt(given / self.max_pixels)
             return tuple([max(side, math.floor(e / shrink / side) * side) for e in (self.height, self.width)])  # type: ignore[return-value]
-        if height * width < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (self.height * self.width))
+        if rounded * height * width < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / given)
             return tuple([math.ceil(e * grow / side) * side for e in (self.height, self.width)])  # type: ignore[return-value]
         return height, width
 

@@ -143,6 +143,10 @@ def seen(images: Images, values: Mapping[str, Any], tower: Tower) -> None:
     if values["method"] != "full" and images.freeze != "vision" and values["lora.targets"] != "all-linear":
         allowed = "vision with lora.targets by name; adapters in the tower are modelled beside all its linears"
         raise Objection(f"images.freeze: given {images.freeze!r}, allowed: {allowed}")
+    for name in ("min_pixels", "max_pixels", "frames"):
+        if tower.edge and f"images.{name}" in values:
+            allowed = f"nothing; every image is resized to {tower.edge} pixels a side"
+            raise Objection(f"images.{name}: given {values[f'images.{name}']}, allowed: {allowed}")
     if values["attention"] == "eager":
         raise Objection(
             "attention: given 'eager' with images, allowed: flash, sdpa; the tower's scores are not modelled"
@@ -414,13 +418,18 @@ def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) ->
 
 
 def warnings_of(
-    values: Mapping[str, Any], architecture: Architecture, name: str, version: str | None, known: str
+    values: Mapping[str, Any], architecture: Architecture, name: str, version: str | None, known: str, *, apart: bool
 ) -> Iterator[str]:
-    """Warnings that hold on any card, about a scenario that nothing forbids."""
+    """Warnings that hold on any card, about a scenario that nothing forbids.
+
+    `apart`: the model has a vision tower that this job leaves out.
+    """
     if values["seq_len"] > architecture.max_positions:
         yield f"seq_len {values['seq_len']} is beyond the {architecture.max_positions} positions of {values['model']}"
     if architecture.family in MXFP4 and values["task"] != "inference":
         yield "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16"
+    if apart:
+        yield f"{values['model']} without images is its language model alone: with images its vision tower counts, too"
     if architecture.experts and values["method"] == "qlora":
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
     frozen = architecture.experts and not architecture.modeling.startswith("megatron")

@@ -265,7 +265,8 @@ class Stages:
         if seen is None:
             return peaks.beside(waiting, peaks.peak(engine, own, own.backward()))
         over = [i for i in own.backward() if i.where.segment in ("end", "reduce")]
-        over = [i._replace(where=i.where._replace(above=i.where.above + seen.trained)) for i in over]
+        trained, looks = seen.trained, seen.looks
+        over = [i._replace(where=i.where._replace(above=i.where.above + trained, seen=looks)) for i in over]
         before = [i for i in own.backward() if i.where.segment not in ("end", "reduce")]
         layers = {min(i.where.layer, len(seen.tower.deep)) for i in before}  # of those above them all are alike
         found = []
@@ -280,13 +281,14 @@ class Stages:
     def seen(self, placed: Placed, rows: int) -> Seen | None:
         """The images of a micro batch before the role's vision tower; None where it has none, or reads none.
 
-        Checkpointing beside adapters hooks the input embeddings of every model inside, from Transformers 5 on.
+        Checkpointing hooks the input embeddings of each model inside, from Transformers 5 on (5.23 `modeling_utils.py`,
+        `activation_checkpointing_enable`).
         """
         r, images = placed.engine.replica, placed.s.images
         if not (images and r.arch.vision):
             return None
         new = at_least(placed.s.versions.get("transformers", "5"), "5")
-        hooked = r.run.adapter is not None and placed.s.checkpointing != "none" and new
+        hooked = placed.trained and placed.role.hooks and placed.s.checkpointing != "none" and new
         if images.checkpointing is None:
             images = replace(images, checkpointing=placed.s.checkpointing != "none")
         return Seen(r.role, r.arch, r.arch.vision, r.run, images, rows, hooked)

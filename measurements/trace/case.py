@@ -97,11 +97,12 @@ class Case:
         return given
 
 
-def model_config(model: str) -> dict[str, Any]:
-    """The config.json of a catalog model, or of a path."""
+def model_config(model: str, *, images: bool = False) -> dict[str, Any]:
+    """The config.json of a catalog model, or of a path; with its part for `images`, which may stand apart."""
     catalog, path = MODELS / f"{model}.yaml", Path(model)
     if catalog.exists():
-        return dict(mapping(catalog)["config"])
+        listed = mapping(catalog)
+        return {**listed["config"], **(listed["vision"]["config"] if images and "vision" in listed else {})}
     if path.is_file():
         data = mapping(path)
         return dict(data.get("config", data))
@@ -113,7 +114,8 @@ def from_record(given: Mapping[str, Any]) -> Case:
     known = {f.name for f in fields(Case)} - {"config"}
     if unknown := sorted(set(given) - known):
         raise CaseError(f"{unknown[0]}: unknown field; allowed: {', '.join(sorted(known))}")
-    case = Case(**{"ref": "adapter" if given.get("lora_r") else "copy", **given}, config=model_config(given["model"]))
+    config = model_config(given["model"], images=bool(given.get("images")))
+    case = Case(**{"ref": "adapter" if given.get("lora_r") else "copy", **given}, config=config)
     if case.task not in TASKS:
         raise CaseError(f"task: {case.task!r} is not one of {', '.join(TASKS)}")
     return case

@@ -16,27 +16,41 @@ from .case import Case
 from .reading import CaseError
 
 DEVICE = torch.device("cuda")
-MODULES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+MODULES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3")
 VISION = re.compile(r"\b(visual|vision_tower|multi_modal_projector)\.")
 PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector)\.")
 
 
-def patches(case: Case, eyes: Any) -> tuple[int, int]:
-    """The rows and columns of patches of one image, whose sides must be whole tokens."""
-    side = eyes.patch_size * eyes.spatial_merge_size
-    for name, edge in ("height", case.height), ("width", case.width):
-        if edge % side:
-            raise CaseError(f"images.{name}: {edge} cannot be traced; allowed: multiples of {side}")
-    return case.height // eyes.patch_size, case.width // eyes.patch_size
+def _side(config: Any) -> int:
+    """The side in pixels of the square that becomes one token."""
+    eyes = config.vision_config
+    if hasattr(eyes, "spatial_merge_size"):
+        return int(eyes.patch_size * eyes.spatial_merge_size)
+    return int(eyes.image_size // config.mm_tokens_per_image**0.5)
+
+
+def _of(model: Any) -> Any:
+    return getattr(model, "module", model).config
 
 
 def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
-    """The pixels of `rows` samples, in fp32 as the processor makes them, and the grid of each image."""
-    config = getattr(model, "module", model).config
-    eyes = config.vision_config
-    down, right = patches(case, eyes)
+    """The pixels of `rows` samples, in fp32 as the processor makes them, and what else says where images are.
+
+    Images are as large as the model sees them, so that their sides must be whole tokens.
+    """
+    config = _of(model)
+    eyes, side, count = config.vision_config, _side(config), rows * case.images
+    for name, edge in ("height", case.height), ("width", case.width):
+        if edge % side or edge != getattr(eyes, "image_size", edge):
+            allowed = f"multiples of {side}" if not hasattr(eyes, "image_size") else str(eyes.image_size)
+            raise CaseError(f"images.{name}: {edge} cannot be traced; allowed: {allowed}")
+    if hasattr(eyes, "image_size"):
+        return {
+            "pixel_values": torch.zeros(count, eyes.num_channels, case.height, case.width, device=DEVICE),
+            "token_type_ids": torch.zeros(rows, case.seq, dtype=torch.long, device=DEVICE),
+        }
+    down, right = case.height // eyes.patch_size, case.width // eyes.patch_size
     width = eyes.in_channels * eyes.temporal_patch_size * eyes.patch_size**2
-    count = rows * case.images
     return {
         "pixel_values": torch.zeros(count * down * right, width, device=DEVICE),
         "image_grid_thw": np.array([[1, down, right]] * count),
@@ -46,9 +60,7 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
 
 def tokens(case: Case, model: Any, rows: int) -> int:
     """Tokens of `rows` samples that stand for images: those that a mask over all tokens picks."""
-    eyes = getattr(model, "module", model).config.vision_config
-    down, right = patches(case, eyes)
-    return rows * case.images * down * right // eyes.spatial_merge_size**2
+    return rows * case.images * (case.height * case.width // _side(_of(model)) ** 2)
 
 
 def tower(model: Any) -> Any:

@@ -91,7 +91,7 @@ def _of_stages(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _record(case: Case) -> dict[str, Any]:
     events, step = events_of(case)
-    vocabulary = case.config["vocab_size"]
+    vocabulary = case.config.get("text_config", case.config)["vocab_size"]
     peak = highest(events)
     at_peak = kinds(case, events, peak)
     resident = {kind: 0 for kind in _RESIDENT}

@@ -130,6 +130,19 @@ def test_a_model_whose_vision_tower_is_counted_is_added_with_it(
     assert load(root).models["tuned-vl-7b"].config == around | whole
 
 
+def test_a_model_with_a_vision_tower_is_added_with_it(
+    run: Callable[..., Run], root: Path, config: Callable[..., str]
+) -> None:
+    """The language model's fields come out of their `text_config`."""
+    fields = dict(load(PROJECT).models["qwen3-vl-2b"].config)
+    outer = {name: fields.pop(name) for name in ("model_type", "architectures", "vision_config")}
+    fields |= {"model_type": "qwen3_vl_text", "rope_scaling": {"rope_type": "default", "mrope_interleaved": True}}
+    whole = {**outer, "text_config": fields, "image_token_id": 151655, "tie_word_embeddings": True}
+    done = run("add", config(whole), "--hf", "somebody/Qwen3-VL-2B-tuned")
+    assert done.status == 0, done.err
+    assert load(root).models["qwen3-vl-2b-tuned"].parameters == load(PROJECT).models["qwen3-vl-2b"].parameters
+
+
 def test_a_card_becomes_a_file_as_it_was_given(run: Callable[..., Run], root: Path, tmp_path: Path) -> None:
     """To the byte; what its file does not have is told."""
     path = tmp_path / "mine.yaml"

@@ -47,6 +47,13 @@ def test_a_whole_config_json_can_be_pasted() -> None:
     assert said(models.config_fields, "llama-3-8b", published) == []
 
 
+def test_a_published_count_with_the_vision_tower_is_that_of_its_tensors() -> None:
+    model = load().models["gemma-3-4b"]
+    assert list(models.published_count(model, load())) == []
+    (line,) = models.published_count(replace(model, published_seeing=4_300_079_473), load())
+    assert line == "vision.published_parameters: given 4300079473, allowed: 4300079472, as its config counts"
+
+
 def test_fields_beside_and_inside_a_text_config() -> None:
     catalog = load()
     inner = {"model_type": "gemma3_text", **catalog.models["gemma-3-4b"].config}

@@ -65,6 +65,49 @@ def test_qwen3_vl_by_hand() -> None:
     assert arch.vision and arch.vision.deep == (0, 2)
 
 
+def gemma(outside: dict[str, Any] | None = None, **eyes: Any) -> A.Architecture:
+    """Images of 8 x 8 patches of 2 x 2 pixels, of which an image makes 16 tokens."""
+    vision = {
+        "num_hidden_layers": 3, "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 6, "image_size": 16,
+        "patch_size": 2, "vision_use_head": False,
+    }  # fmt: skip
+    around = {"mm_tokens_per_image": 16, **(outside or {})}
+    return from_config(
+        {"model_type": "gemma3", "text_config": TEXT, "vision_config": {**vision, **eyes}, **around}, images=True
+    )
+
+
+def test_gemma_3_by_hand() -> None:
+    """A block: q, k, v and their biases 60, out 20, MLP 24 + 6 + 24 + 4, two norms of 8: 154.
+
+    Patches 4·3·2·2 and a bias of 4; 64 positions of 4; a norm of 8 at the end. The projector's norm has 4, its matrix
+    4·8. Without images the language model is alone.
+    """
+    arch = gemma()
+    inner = {**TEXT, "model_type": "gemma3_text"}
+    text = from_config({"model_type": "gemma3", "text_config": inner, "vision_config": {}})
+    assert text == from_config(inner)
+    assert sum(t.elements * t.count for t in A.vision_tensors(arch, "blocks")) == 3 * 154
+    assert sum(t.elements * t.count for t in A.vision_tensors(arch, "projector")) == 4 + 32
+    assert A.parameters(arch) == A.parameters(text) + 3 * 154 + 36 + 48 + 4 + 256 + 8
+    assert arch.vision and (arch.vision.merge, arch.vision.edge, arch.vision.positions) == (2, 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("outside", "eyes", "line"),
+    [
+        ({"mm_tokens_per_image": 15}, {}, "mm_tokens_per_image: given 15, allowed: the square of a divisor of 8"),
+        ({"mm_tokens_per_image": 9}, {}, "mm_tokens_per_image: given 9, allowed: the square of a divisor of 8"),
+        ({}, {"vision_use_head": True}, "vision_config.vision_use_head: given True, allowed: false; not modelled"),
+        ({}, {"num_attention_heads": 3}, "vision_config.num_attention_heads: given 3, allowed: a divisor of hidden_si"),
+    ],
+)
+def test_an_impossible_tower_of_gemma_is_refused(outside: dict[str, int], eyes: dict[str, Any], line: str) -> None:
+    with pytest.raises(A.ConfigError) as caught:
+        gemma(outside, **eyes)
+    assert str(caught.value).startswith(line)
+
+
 @pytest.mark.parametrize("deep", [[3], [-1], [0.5], [0, 1, 2]])
 def test_a_deep_block_that_there_is_not_is_refused(deep: list[float]) -> None:
     """Nor are there more of them than layers to add their output to."""

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.launch import launch
 from calc.resolve.parse import parse, vary
 from calc.scenario.images import Images
 from calc.scenario.scenario import ScenarioError
+from calc.step.roles import Roles
+from calc.step.stages import Stages
 
 VL = {"model": "qwen2.5-vl-3b", "task": "sft", "gpu": "h100-sxm", "seq_len": 4096}
 
@@ -37,12 +40,14 @@ def peak(**fields: Any) -> int:
         ({"model": "qwen3-vl-2b", "width": 1024, "height": 768}, (768, 1024), 4 * 24 * 32),
         # below 65536 pixels: sqrt(65536/40000) = 1.28 grows 200 x 200 to 256 x 256
         ({"model": "qwen3-vl-2b", "width": 200, "height": 200}, (256, 256), 256),
+        # a video's frames share 25165824 pixels: 64 of 1024 x 1024 shrink by sqrt(64·2^20/25165824) = 1.63 to 608
+        ({"model": "qwen3-vl-2b", "width": 1024, "height": 1024, "frames": 64}, (608, 608), 32 * 38 * 38),
     ],
 )
 def test_patches_as_the_processor_makes_them(said: dict[str, Any], resized: tuple[int, int], patches: int) -> None:
     """transformers 5.23 `models/qwen2_vl/image_processing_qwen2_vl.py`, `smart_resize`."""
     images = {name: given for name, given in said.items() if name != "model"}
-    s = parse({**VL, "seq_len": 8192, "model": said.get("model", VL["model"]), "images": images})
+    s = parse({**VL, "seq_len": 16384, "model": said.get("model", VL["model"]), "images": images})
     tower = s.architecture.vision
     assert tower and isinstance(s.images, Images)
     assert (s.images.resized(tower), s.images.patches(tower)) == (resized, patches)
@@ -77,6 +82,64 @@ def test_memory_follows_the_images() -> None:
     assert peak(images=small) < peak(images={**small, "count": 2})
     assert peak(images={**small, "freeze": "vision"}) < peak(images={**small, "freeze": "tower"}) < peak(images=small)
     assert peak(images={**small, "checkpointing": True}) < peak(images=small)
+
+
+def test_gemma_3_has_its_tower_where_it_reads_images() -> None:
+    """Each image becomes 256 tokens of 16 patches; without images the answer says that the tower is left out."""
+    gemma = {**VL, "model": "gemma-3-4b"}
+    s = parse({**gemma, "images": {"width": 300, "height": 2000, "count": 2}})
+    assert s.images and s.architecture.vision
+    assert (s.images.resized(s.architecture.vision), s.images.tokens(s.architecture.vision)) == ((896, 896), 512)
+    assert not any("vision tower" in warning for warning in s.warnings)
+    text = parse(gemma)
+    assert text.architecture == load().model("gemma-3-4b").architecture and text.architecture.vision is None
+    said = "gemma-3-4b without images is its language model alone: with images its vision tower counts, too"
+    assert said in text.warnings
+    assert not any("vision tower" in warning for warning in parse(VL).warnings)
+
+
+@pytest.mark.parametrize(("field", "given"), [("min_pixels", 4096), ("max_pixels", 10**6), ("frames", 2)])
+def test_what_a_processor_of_one_size_does_not_ask_for_is_refused(field: str, given: int) -> None:
+    line = rf"^scenario: images.{field}: given {given}, allowed: nothing; every image is resized to 896 pixels a side"
+    with pytest.raises(ScenarioError, match=line):
+        parse({**VL, "model": "gemma-3-4b", "images": {"width": 64, "height": 64, field: given}})
+
+
+@pytest.mark.parametrize(
+    ("model", "trainer", "versions", "keeps"),
+    [
+        ("qwen2.5-vl-3b", "own", {}, True),
+        ("gemma-3-4b", "own", {}, True),
+        ("qwen3-vl-2b", "own", {}, False),
+        ("qwen2.5-vl-3b", "own", {"transformers": "4.57"}, False),
+        ("qwen2.5-vl-3b", "llamafactory", {}, False),
+    ],
+)
+def test_checkpointing_hooks_the_patches_of_a_frozen_tower(
+    model: str, trainer: str, versions: dict[str, str], keeps: bool
+) -> None:
+    """Transformers 5 does so where the patches are an input embedding to it, with adapters or without.
+
+    transformers 5.23 `modeling_utils.py`, `activation_checkpointing_enable`; LLaMA-Factory 0.9.4 has a function of its
+    own.
+    """
+    s = parse(
+        {
+            **VL, "model": model, "trainer": trainer, "versions": versions, "checkpointing": "full",
+            "images": {"width": 896, "height": 896, "freeze": "vision"},
+        }
+    )  # fmt: skip
+    roles = Roles(s)
+    (placed,) = roles.placed.values()
+    seen = Stages(roles, ("actor",)).seen(placed, 1)
+    assert seen and seen.passes == keeps
+
+
+def test_adapters_in_the_tower_take_more_than_adapters_outside() -> None:
+    job = {"method": "lora", "checkpointing": "full"}
+    image = {"width": 896, "height": 896}
+    at = [peak(**job, images={**image, "freeze": freeze}) for freeze in ("vision", "tower", "none")]
+    assert at[0] < at[1] < at[2]
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2"])

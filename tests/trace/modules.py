@@ -4,13 +4,14 @@ import json
 import sys
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.initialization import no_init_weights
 
 for line in sys.stdin:
     config = json.loads(line)
     with no_init_weights(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+        usual = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+        model = usual.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
         model.tie_weights()
     trained = {name: list(p.shape) for name, p in model.named_parameters() if p.requires_grad}
     print(json.dumps(trained), flush=True)

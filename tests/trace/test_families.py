@@ -13,7 +13,7 @@ import pytest
 from calc.accuracy.residuals import peak_allocated
 from calc.estimate.estimate import estimate
 from calc.models.architecture import tensors
-from calc.models.families import FAMILIES
+from calc.models.families import FAMILIES, SEEING
 from calc.models.hf_config import from_config
 from calc.resolve.parse import parse
 from tests.trace.test_trace import HERE, answers
@@ -75,6 +75,31 @@ def config(family: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+EYES = {"depth": 3, "hidden_size": 320, "num_heads": 4, "out_hidden_size": 1024, "intermediate_size": 640}
+SEEN: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"depth": 3, "embed_dim": 320, "num_heads": 4, "mlp_ratio": 2, "hidden_size": 1024},
+    "qwen2_5_vl": EYES,
+    "qwen3_vl": {**EYES, "deepstack_visual_indexes": [0, 1]},
+    "qwen3_vl_moe": {**EYES, "deepstack_visual_indexes": [0, 1]},
+    "gemma3": {
+        "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
+        "image_size": 448, "patch_size": 14, "vision_use_head": False,
+    },
+}  # fmt: skip
+
+
+def seeing(family: str) -> dict[str, Any]:
+    """The config of a small model with a vision tower; of Gemma 3 with 64 tokens an image."""
+    text = config(SEEING[family].text)
+    inner = {name: value for name, value in text.items() if name not in ("model_type", "bos_token_id", "eos_token_id")}
+    if family == "gemma3":
+        outer = {"mm_tokens_per_image": 64, "image_token_index": 16383}
+    else:
+        outer = {"tie_word_embeddings": False}
+        inner["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+    return {"model_type": family, "text_config": inner, "vision_config": SEEN[family], **outer}
+
+
 def lines(items: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(item) + "\n" for item in items)
 
@@ -84,6 +109,15 @@ def test_tensors_are_those_of_transformers_by_name_and_shape() -> None:
     for family, theirs in zip(FAMILIES, found, strict=True):
         named = Counter((re.sub(r"\.(layers|h)\.\d+\.", r".\1.*.", name), tuple(s)) for name, s in theirs.items())
         assert Counter({(t.name, t.shape): t.count for t in tensors(from_config(config(family)))}) == named, family
+
+
+def test_tensors_of_towers_are_those_of_transformers_by_name_and_shape() -> None:
+    found = answers(HERE / "modules.py", given=lines([seeing(family) for family in SEEING]))
+    for family, theirs in zip(SEEING, found, strict=True):
+        numbered = r"\.(layers|blocks|deepstack_merger_list)\.\d+\."
+        named = Counter((re.sub(numbered, r".\1.*.", name), tuple(s)) for name, s in theirs.items())
+        ours = tensors(from_config(seeing(family), images=True))
+        assert Counter({(t.name, t.shape): t.count for t in ours}) == named, family
 
 
 FLASH = {"attention": "flash", "micro_batch": 2}
@@ -113,3 +147,26 @@ def test_steps_take_what_their_traces_say(tmp_path: Path) -> None:
         assert "error" not in record, (scenario["model"], record)
         found = peak_allocated(estimate(parse(scenario)), traced=True)
         assert found == pytest.approx(record["total_peak_bytes"], rel=0.005), Path(scenario["model"]).stem
+
+
+IMAGE = {"width": 448, "height": 448}
+WAYS: tuple[dict[str, Any], ...] = (
+    {"images": IMAGE},
+    {"images": {**IMAGE, "freeze": "tower"}, "checkpointing": "full"},
+    {"images": {**IMAGE, "count": 2, "freeze": "none"}, "method": "lora", "lora": {"rank": 16, "dtype": "bf16"}},
+)
+
+
+def test_steps_with_images_take_what_their_traces_say(tmp_path: Path) -> None:
+    scenarios = []
+    for family in SEEING:
+        path = tmp_path / f"{family}.json"
+        path.write_text(json.dumps(seeing(family)))
+        job = {"gpu": "h200", "model": str(path), "task": "sft", "framework": "torch", "seq_len": 1024}
+        job |= {"precision": "bf16", "optimizer": "sgd", "optimizer_impl": "fused", "attention": "sdpa"}
+        scenarios += [job | way for way in WAYS]
+    traced = answers("-m", "measurements.trace", "--batch", "-", given=lines(scenarios))
+    for scenario, record in zip(scenarios, traced, strict=True):
+        assert "error" not in record, (scenario["model"], record)
+        found = peak_allocated(estimate(parse(scenario)), traced=True)
+        assert found == pytest.approx(record["total_peak_bytes"], rel=0.01), (scenario, record["peak_phase"])

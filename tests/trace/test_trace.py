@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 MIB = 2**20
 # One a kind: tied embeddings, a scalar head, a reference model, autocast with LoRA, FSDP 2, layers run again in part,
-# DeepSpeed, DTensor, a ring, stages, Transformers' Trainer with four bits and with FSDP's no_sync, FSDP 1's adapters.
+# DeepSpeed, DTensor, a ring, stages, Transformers' Trainer with four bits and with FSDP's no_sync, FSDP 1's adapters,
+# images.
 CASES = (
     "traced/qwen2.5-0.5b/sft/s512/mb4",
     "traced/qwen2.5-1.5b/rm/s1024/mb4",
@@ -42,6 +43,7 @@ CASES = (
     "traced/qwen2.5-1.5b/rm/s1024/mb1/ckpt=full/prec=mp/fsdp=4/grad_accum=2/trainer=True",
     "traced/qwen2.5-1.5b/sft/s1024/mb1/ckpt=full/optim_impl=foreach/lora_r=8/lora_targets=qv/lora_dropout=0.05/"
     "lora_units=layer/fsdp=2/flat=True/no_sync=True/grad_accum=3",
+    "traced/qwen3-vl-2b/sft/s1100/mb1/ckpt=full/optim=sgd/optim_impl=foreach/images=1/height=1024/width=1024",
 )
 
 

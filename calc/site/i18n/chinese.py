@@ -768,6 +768,9 @@ ADVICE = {
     "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16": (
         "检查点是 MXFP4 格式，不能训练：按反量化为 bf16 的权重计算"
     ),
+    "{model} without images is its language model alone: with images its vision tower counts, too": (
+        "{model} 没有 images 时只算语言模型；给出 images 则视觉塔也计入"
+    ),
     "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone": (
         "路由专家保持 16 位：Transformers 5 把它们融合了，而 4 位加载只处理线性层"
     ),
@@ -1472,6 +1475,9 @@ REFUSALS = {
     ),
     "{place@}: given {given!}, allowed: at least the {tokens!} tokens of a sample's images": (
         "{place}：给定 {given}，允许：不小于每条样本的图片所占的 {tokens} 个 token"
+    ),
+    "{place@}: given {given!}, allowed: nothing; every image is resized to {edge!} pixels a side": (
+        "{place}：给定 {given}，允许：不给；每张图片都缩放为边长 {edge} 像素"
     ),
     "{place@}: given {given!} with images, allowed: {allowed?}; the tower's scores are not modelled": (
         "{place}：有图片时给定 {given}，允许：{allowed}；没有模拟视觉塔的注意力分数"

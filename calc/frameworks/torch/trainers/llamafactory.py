@@ -76,9 +76,13 @@ def refuse(s: Scenario) -> str | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The Trainer's fields of the trained role."""
+    """The Trainer's fields of the trained role.
+
+    Its own switch for checkpointing hooks no embedding (model/model_utils/checkpointing.py:106 of 0.9.4); PEFT does.
+    """
     # use_unsloth_gc: `hidden_states.to("cpu", non_blocking=True)`
-    return trainer.keeps(s) | ({"streams": "each", "pageable": True} if s.offload.activations else {})
+    own = {"streams": "each", "pageable": True} if s.offload.activations else {}
+    return trainer.keeps(s) | {"hooks": bool(s.lora)} | own
 
 
 def path(s: Scenario, usual: Path) -> Path:
