@@ -115,7 +115,8 @@ class Model:
     """A model: its Hugging Face name, `aliases` of the identical architecture, its config and the architecture in it.
 
     `unlike` maps names that look like this model's to what sets their models apart. `seeing`: the architecture of the
-    same checkpoint with its vision tower, where `architecture` is the language model alone.
+    same checkpoint with its vision tower, where `architecture` is the language model alone; `vision` are the fields
+    of the config.json around that model's.
     A model read from a path has the path as `id`, `name` and `source`, and no `published_parameters`.
     """
 
@@ -130,6 +131,7 @@ class Model:
     architecture: Architecture
     config: Mapping[str, Any] = field(hash=False, repr=False)
     unlike: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    vision: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
     seeing: Architecture | None = None
     published_seeing: int | None = None  # parameters of the checkpoint with its vision tower
 
@@ -418,16 +420,22 @@ def _model(record: _Record) -> Model:
         architecture=_architecture(data["config"], f"{record.where}: config."),
         config=data["config"],
         unlike=data.get("unlike", {}),
-        seeing=_seeing(data, f"{record.where}: vision."),
-        published_seeing=data["vision"]["published_parameters"] if "vision" in data else None,
+        **_vision(data, f"{record.where}: vision."),
     )
 
 
-def _seeing(data: Mapping[str, Any], where: str) -> Architecture | None:
-    """The architecture with the vision tower that a model's file describes beside its language model."""
+def _vision(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of a Model on the vision tower that its file describes beside its language model."""
     if "vision" not in data:
-        return None
-    return _architecture({**data["vision"]["config"], "text_config": data["config"]}, where, images=True)
+        return {}
+    around = data["vision"]["config"]
+    seeing = _architecture(whole(data["config"], around), where, images=True)
+    return {"vision": around, "seeing": seeing, "published_seeing": data["vision"]["published_parameters"]}
+
+
+def whole(config: Mapping[str, Any], around: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a model that reads images, of its language model's `config` and the fields around that."""
+    return {**around, "text_config": config}
 
 
 def _model_of_config(path: str) -> Model:

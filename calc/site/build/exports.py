@@ -125,7 +125,9 @@ def catalog() -> dict[str, Any]:
         "gpus": [answers.plain(g) | {"usable_bytes": g.usable_bytes} for g in found.gpus.values()],
         "nodes": [answers.plain(n) for n in found.nodes.values()],
         "models": [
-            answers.plain(m) | {"architecture": _architecture(m.architecture), "parameters": parameters(m.architecture)}
+            answers.plain(m)
+            | {"architecture": _architecture(m.architecture), "parameters": parameters(m.architecture)}
+            | {"seeing": m.seeing and _architecture(m.seeing)}
             for m in found.models.values()
         ],
     }

@@ -17,7 +17,7 @@ from typing import Any
 from calc.base.reading import parse_mapping
 from calc.base.schema import InputError
 from calc.catalog import catalog as files
-from calc.catalog.catalog import GPU, Catalog, Model, Node
+from calc.catalog.catalog import GPU, Catalog, Model, Node, whole
 from calc.catalog.names import names
 from calc.models.hf_config import from_config
 
@@ -26,8 +26,15 @@ def catalog(data: Mapping[str, Any]) -> Catalog:
     """The catalog that `calc.site.build.exports.catalog` wrote, without the measurements, which no estimate reads."""
     gpus = {record["id"]: _made(GPU, record) for record in data["gpus"]}
     nodes = {record["id"]: _made(Node, record) for record in data["nodes"]}
-    models = {r["id"]: _made(Model, r | {"architecture": from_config(r["config"])}) for r in data["models"]}
+    models = {r["id"]: _made(Model, r | _architectures(r)) for r in data["models"]}
     return Catalog(gpus, nodes, models, (), (), data["catalog"], names(models.values()))
+
+
+def _architectures(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's architectures, of text alone and with images, which are read anew from its config."""
+    config, around = record["config"], record["vision"]
+    seeing = from_config(whole(config, around), images=True) if around else None
+    return {"architecture": from_config(config), "seeing": seeing}
 
 
 def _made(kind: Any, record: Mapping[str, Any]) -> Any:
