@@ -159,6 +159,8 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     unrotated: tuple[int, ...] = ()
     if family.unrotated == "listed":
         unrotated = _no_rope(read, layers)
+    elif family.positions is not None:
+        unrotated = tuple(range(layers))
     elif family.unrotated == "unless-rope":
         unrotated = () if read.value("position_embedding_type") == "rope" else tuple(range(layers))
     elif family.unrotated and window:
@@ -220,6 +222,7 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
         vocab=read.integer("vocab_size"),
         tied=read.boolean("tie_word_embeddings"),
         max_positions=read.integer("max_position_embeddings"),
+        positions=0 if family.positions is None else read.integer("max_position_embeddings") + family.positions,
         mla=mla,
         indexer=_indexer(read) if read.known("index_topk") else None,
         delta=delta,
