@@ -39,7 +39,7 @@ ROPE: Mapping[str | None, tuple[str, ...]] = {
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
 # families whose classes are not named as their model_type is, and the names' beginnings
-CLASSES = {"hunyuan_v1_dense": "hunyuandensev1", "hunyuan_v1_moe": "hunyuanmoev1"}
+CLASSES = {"gpt2": "gpt2lmhead", "hunyuan_v1_dense": "hunyuandensev1for", "hunyuan_v1_moe": "hunyuanmoev1for"}
 
 
 def config_fields(model: Model, _: Catalog) -> Iterator[str]:
@@ -66,7 +66,7 @@ def named_class(model: Model, _: Catalog) -> Iterator[str]:
     """The class that the config names belongs to the family that it names."""
     given = model.config.get("architectures")
     family = ALIKE.get(model.config["model_type"], model.config["model_type"])
-    stem = CLASSES.get(family, family.replace("_", "").removesuffix("text")) + "for"
+    stem = CLASSES.get(family) or family.replace("_", "").removesuffix("text") + "for"
     if given and not given[0].replace("_", "").casefold().startswith(stem):
         yield fault("config.architectures", given, f"a class of the family {family}, as model_type says")
     elif given and not given[0].endswith(HEADS):

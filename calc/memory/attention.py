@@ -10,6 +10,7 @@ from typing import assert_never
 
 from calc.autograd.tape import NOTHING, Course, Size, Tensor, of
 from calc.memory.linears import WIDTH, Linears
+from calc.memory.run import output_name
 
 
 class Attention(Linears):
@@ -88,7 +89,7 @@ class Attention(Linears):
         tables = [Tensor(Size({}, {"tables·S": 1}), b)] if arch.rotary_tables else []
         rotated = self.rotate(q, "q: rotate", tables), self.rotate(k, "k: rotate", tables)
         tape.returns(q, k)
-        if arch.qk_norm_late and (self.spec.rotated or arch.qk_norm != "bare"):
+        if arch.qk_norm and arch.qk_norm_late and (self.spec.rotated or arch.qk_norm != "bare"):
             rotated = self.normed(*rotated)
         if arch.tuned and not self.spec.rotated:
             queries = tape.op("q: tune", [rotated[0]], q_width, 4)
@@ -143,15 +144,13 @@ class Attention(Linears):
     def chosen(self) -> None:
         """DeepSeek V3.2's indexer, whose scores of all pairs are fp32: keys are copied for every query to make them.
 
-        Nothing is kept of it: it runs without gradients, so that none of its weights, counted here all the same, is
-        trained (transformers 5.23 `models/deepseek_v32/modeling_deepseek_v32.py`, `DeepseekV32Indexer`).
+        Nothing is kept of it, and no gradients are made: it runs without them (transformers 5.23
+        `models/deepseek_v32/modeling_deepseek_v32.py`, `DeepseekV32Indexer`).
         """
-        names = ("wq_b", "wk", "k_norm", "weights_proj")
-        weight = sum(self.elements[f"indexer_{name}"] for name in names) if self.run.trained else 0
         pairs = Size({"x·S": 4, "x_d·S": 4, "S": 1})  # scores, copied keys, and the causal mask
         # its queries, joined and in fp32; attention's before they were rotated, and what was
         named = of(x_q=8, q=2) + Size({"H·rope": 2})
-        mask = self.tape.op("indexer", [], Size({"S": 1}), 1, scratch=pairs + named, weight=weight)
+        mask = self.tape.op("indexer", [], Size({"S": 1}), 1, scratch=pairs + named)
         self.tape.returns(mask)
 
     def attention(self, x: Tensor) -> Tensor:
@@ -164,7 +163,7 @@ class Attention(Linears):
         if self.arch.output_gate:
             gate = self.tape.op("gate: sigmoid", [named[-1]], of(q=1), named[-1].b, saves_out=True)
             mixed = self.tape.op("gate: weigh", [mixed, gate], of(q=1), mixed.b, saves=[mixed, gate])
-        y = self.block_output(self.linear(self.arch.names.output, mixed, WIDTH), "attention")
+        y = self.block_output(self.linear(output_name(self.arch), mixed, WIDTH), "attention")
         self.tape.returns(x, q, k, v, *named)
         return y
 

@@ -154,7 +154,9 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
     for t in tensors(arch):
         path, _, last = t.name.rpartition(".")
         module = path.rpartition(".")[2] if last in ("weight", "bias") else last
-        if t.kind in ("embedding", "head"):
+        if module == names.positions:
+            elements = t.elements
+        elif t.kind in ("embedding", "head"):
             elements = vocabulary * t.shape[1] // tensor_parallel
         elif t.kind in ("norm", "router", "patches") or module in _WHOLE:
             elements = t.elements
@@ -162,7 +164,7 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
             elements = t.elements // arch.kv_heads * heads(arch, tensor_parallel)
         elif module == names.qkv:
             rows = arch.head_dim * (arch.heads // tensor_parallel + 2 * heads(arch, tensor_parallel))
-            elements = t.elements // t.shape[0] * rows
+            elements = t.elements // t.shape[-1 if arch.transposed else 0] * rows
         elif t.kind == "bias" and module in (names.output, names.down):
             elements = t.elements
         else:

@@ -226,7 +226,7 @@ class Linears:
         targets = self.run.adapter.targets if self.run.adapter else ()
         if name == "ssm_out_proj" and self.arch.ssm and not self.arch.ssm.adapted:
             return False
-        own = name.removeprefix("shared_").removeprefix("delta_").removeprefix("ssm_")
+        own = name.removeprefix("shared_").removeprefix("delta_").removeprefix("ssm_").removeprefix("attn_")
         return name not in UNADAPTED and (targets == "all-linear" or name in targets or own in targets)
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:

@@ -230,8 +230,15 @@ STATE_SPACE = frozenset({"dt_bias", "A_log", "D", "conv1d", "in_proj", "norm", "
 def short(name: str) -> str:
     """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`."""
     *_, inside, last = ("", *name.removesuffix(".weight").split("."))
-    prefix = "ssm_" if inside == "mixer" and last in STATE_SPACE else PREFIXES.get(inside, "")
-    return prefix + last
+    if inside == "mixer" and last in STATE_SPACE:
+        return f"ssm_{last}"
+    # GPT-2 has the same name for the last linear of both blocks
+    return f"attn_{last}" if (inside, last) == ("attn", "c_proj") else PREFIXES.get(inside, "") + last
+
+
+def output_name(arch: Architecture) -> str:
+    """The short name of attention's last linear."""
+    return short(f"{arch.names.attention}.{arch.names.output}")
 
 
 @lru_cache(maxsize=4096)

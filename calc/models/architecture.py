@@ -47,6 +47,7 @@ class Names(NamedTuple):
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     mlp: str = "mlp"
+    positions: str = "embed_positions"
     gate_up: str = "gate_up_proj"
     ssm: str = "mamba"
 
@@ -258,6 +259,7 @@ class Architecture:
     shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
     shared_first: bool = False  # shared experts run before the router (ERNIE 4.5, Hunyuan)
     head_bias: bool = False
+    transposed: bool = False  # linears' weights are stored input first (GPT-2's `Conv1D`)
     mla: Mla | None = None
     indexer: Indexer | None = None
     delta: Delta | None = None
@@ -392,7 +394,8 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Iterable[Tensor]:
         mixes = spec.mixer != "none" and name.startswith((f"{a}.", f"{DELTA}.", f"{names.ssm}."))
         module = "attn" if mixes else "mlp"
-        yield tensor(f"{name}.weight", (outputs, inputs), "linear", module)
+        shape = (inputs, outputs) if arch.transposed else (outputs, inputs)
+        yield tensor(f"{name}.weight", shape, "linear", module)
         if bias:
             yield tensor(f"{name}.bias", (outputs,), "bias", module)
 
@@ -407,16 +410,17 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         return Tensor(f"{names.model}.{names.layers}.*.{name}", shape, 1, kind, module)
 
     def mlp(name: str, width: int, bias: bool) -> Iterable[Tensor]:
+        name = f"{name}." if name else ""
         if arch.fused_gate_up:
-            yield from linear(f"{name}.{names.gate_up}", h, 2 * width, bias)
+            yield from linear(f"{name}{names.gate_up}", h, 2 * width, bias)
         else:
             if arch.gated:
-                yield from linear(f"{name}.gate_proj", h, width, bias)
-            yield from linear(f"{name}.{names.up}", h, width, bias)
-        yield from linear(f"{name}.{names.down}", width, h, bias)
+                yield from linear(f"{name}gate_proj", h, width, bias)
+            yield from linear(f"{name}{names.up}", h, width, bias)
+        yield from linear(f"{name}{names.down}", width, h, bias)
         if arch.activation == "xielu":
             for slope in ("alpha_p", "alpha_n"):
-                yield tensor(f"{name}.act_fn.{slope}", (1,), "slope", "mlp")
+                yield tensor(f"{name}act_fn.{slope}", (1,), "slope", "mlp")
 
     def delta_rule(d: Delta) -> Iterable[Tensor]:
         for name in ("dt_bias", "A_log"):
@@ -558,7 +562,7 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     if arch.head_bias:
         lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
     heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
-    learned = Tensor(f"{names.model}.embed_positions.weight", (arch.positions, arch.hidden), 1, "embedding", "embed")
+    learned = Tensor(f"{names.model}.{names.positions}.weight", (arch.positions, arch.hidden), 1, "embedding", "embed")
     begins, ends = (embedding, *[learned] * (arch.positions > 0)) * arch.embeds, (*norm, *heads[head]) * arch.ends
     return (*begins, *layers.values(), *ends, *vision_tensors(arch))
 
@@ -639,11 +643,12 @@ def linears(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
     """The `nn.Linear` modules of a layer of the kind `spec`, as PEFT finds them.
 
     Routers and routed experts are bare parameters in Transformers 5, hence not among them; nor is a state space's
-    output projection where PEFT leaves it.
+    output projection where PEFT leaves it, nor what chooses keys without gradients.
     """
     spared = f".{arch.names.ssm}.out_proj.weight" if arch.ssm and not arch.ssm.adapted else "none"
+    into, out = (0, 1) if arch.transposed else (1, 0)
     return tuple(
-        Linear(t.name.partition(".*.")[2].removesuffix(".weight"), t.shape[1], t.shape[0], t.module)
+        Linear(t.name.partition(".*.")[2].removesuffix(".weight"), t.shape[into], t.shape[out], t.module)
         for t in layer_tensors(arch, spec)
-        if t.kind == "linear" and not t.name.endswith(spared)
+        if t.kind == "linear" and not t.name.endswith(spared) and ".indexer." not in t.name
     )

@@ -124,6 +124,14 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "stablelm": (*_LAYER_NORM, "hidden_dropout", "rope_pct"),
     "phi": _LAYER_NORM,
     "gpt_neox": (*_LAYER_NORM, "classifier_dropout", "rotary_emb_base"),
+    "gpt2": (
+        "layer_norm_epsilon", "n_ctx", "n_special", "predict_special_tokens", "scale_attn_weights",
+        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+        "summary_use_proj", "task_specific_params",
+    ),
+    "opt": (
+        "_remove_final_layer_norm", "init_std", "layer_norm_elementwise_affine", "prefix", "word_embed_proj_dim",
+    ),
     "falcon": ("apply_residual_connection_post_layernorm", "layer_norm_epsilon", "multi_query"),
     "cohere": (*_LAYER_NORM, "logit_scale"),
     "cohere2": (

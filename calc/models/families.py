@@ -35,6 +35,7 @@ class Family:
     delta: str = (
         ""  # layers but for one in `full_attention_interval` are gated delta rules: apart or joined projections
     )
+    positions: int | None = None  # rows of a learned embedding of positions beyond their number; None: it has none
     ssm: str = (
         ""  # state spaces: each layer is one block, `blocks`, or they stand `instead` of attention or `beside` it
     )
@@ -473,6 +474,30 @@ FAMILIES: dict[str, Family] = {
                          "dense_h_to_4h", "dense_4h_to_h")),
         biases=_ATTENTION, dropout="hidden_dropout", embedding_dropout="hidden_dropout",
         parallel="use_parallel_residual",
+    ),
+    "gpt2": Family(
+        dict(n_inner=None, activation_function="gelu_new", n_positions=1024, tie_word_embeddings=True, resid_pdrop=0.1,
+             embd_pdrop=0.1, attn_pdrop=0.1, scale_attn_by_inverse_layer_idx=False, reorder_and_upcast_attn=False,
+             add_cross_attention=False),
+        dict(qkv_bias=True, o_bias=True, mlp_bias=True, norm="layer", norm_bias=True, gated=False, fused_qkv="split",
+             transposed=True, norms=Norms("ln_1", mlp="ln_2"),
+             names=Names("transformer", "wte", "ln_f", "attn", "c_attn", "c_proj", "c_fc", "c_proj", "h",
+                         positions="wpe")),
+        dropout="resid_pdrop", embedding_dropout="embd_pdrop", expansion=4, positions=0,
+        refused=("reorder_and_upcast_attn", "add_cross_attention"),
+        spelled=dict(hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head",
+                     intermediate_size="n_inner", max_position_embeddings="n_positions",
+                     hidden_act="activation_function", attention_dropout="attn_pdrop"),
+    ),
+    "opt": Family(
+        dict(max_position_embeddings=2048, activation_function="relu", tie_word_embeddings=True, enable_bias=True,
+             dropout=0.1, do_layer_norm_before=True, layerdrop=0.0),
+        dict(norm="layer", norm_bias=True, gated=False, norms=Norms("self_attn_layer_norm", mlp="final_layer_norm"),
+             names=Names("model.decoder", final_norm="final_layer_norm", output="out_proj", up="fc1", down="fc2",
+                         mlp="")),
+        biases=("enable_bias", "enable_bias", "enable_bias"), dropout="dropout", positions=2,
+        needed=("do_layer_norm_before",), refused=("layerdrop",),
+        spelled=dict(intermediate_size="ffn_dim", hidden_act="activation_function"),
     ),
     "falcon": Family(
         dict(num_kv_heads=None, ffn_hidden_size=None, activation="gelu", max_position_embeddings=2048,

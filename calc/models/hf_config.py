@@ -160,6 +160,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     unrotated: tuple[int, ...] = ()
     if family.unrotated == "listed":
         unrotated = _no_rope(read, layers)
+    elif family.positions is not None:
+        unrotated = tuple(range(layers))
     elif family.unrotated == "unless-rope":
         unrotated = () if read.value("position_embedding_type") == "rope" else tuple(range(layers))
     elif family.unrotated and window:
@@ -221,6 +223,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         vocab=read.integer("vocab_size"),
         tied=read.boolean("tie_word_embeddings"),
         max_positions=read.integer("max_position_embeddings"),
+        positions=0 if family.positions is None else read.integer("max_position_embeddings") + family.positions,
         mla=mla,
         indexer=_indexer(read) if read.known("index_topk") else None,
         delta=delta,

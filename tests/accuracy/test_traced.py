@@ -86,6 +86,32 @@ def test_linear_attention_is_met_within_half_a_percent(residuals: list[Residual]
     assert errors.worst <= 0.005
 
 
+STATE_SPACES = ("traced/nemotron-", "traced/granite-4-h", "traced/falcon-h1")
+NEW = (
+    "apertus", "command-r7b", "deepseek-v2/", "deepseek-v3.2", "dots.llm1", "ernie", "exaone-4-1.2b", "gemma-3-270m",
+    "glm-4.7", "glm-5", "gpt-neox", "granite-3.3-2b", "granite-4-micro", "hunyuan", "internlm3", "llama-4", "minimax",
+    "ministral-3", "minitron", "olmo-1b", "olmo-7b", "olmoe", "pythia-1b", "stablelm-2", "starcoder2-3b",
+)  # fmt: skip
+
+
+def test_state_spaces_are_met_within_half_a_percent(residuals: list[Residual]) -> None:
+    """Mamba-2 in Transformers' own operations: one block a layer, in attention's place, and beside it."""
+    errors = summary(r for r in residuals if r.id.startswith(STATE_SPACES))
+    print(errors)
+    assert errors.count >= 15
+    assert errors.median <= 0.002
+    assert errors.worst <= 0.005
+
+
+def test_families_that_came_later_are_met_within_a_fifth_of_a_percent(residuals: list[Residual]) -> None:
+    """Other norms, activations, routers and sparse attention, each met before any record of theirs was kept."""
+    errors = summary(r for r in residuals if r.id.removeprefix("traced/").startswith(NEW))
+    print(errors)
+    assert errors.count >= 40
+    assert errors.median <= 0.0001
+    assert errors.worst <= 0.002
+
+
 def test_every_task_and_method_is_among_the_traced(residuals: list[Residual]) -> None:
     """The bars above mean little if a task has no record."""
     assert {(r.task, r.method) for r in residuals} >= {

@@ -86,9 +86,49 @@ TYPED = {
     "LGAI-EXAONE/EXAONE-4.0-32B": "exaone-4-32b",
     "Qwen2-VL-7B-Instruct": "qwen2-vl-7b",
     "Qwen/Qwen3-VL-30B-A3B-Thinking": "qwen3-vl-30b-a3b",
+    "deepseek r1 distill 32b": "qwen2.5-32b",
+    "qwen3 coder 30b": "qwen3-30b-a3b",
+    "Qwen/Qwen3-Coder-Next": "qwen3-next-80b-a3b",
+    "qwen3.6 27b": "qwen3.5-27b",
+    "glm 4.6": "glm-4.5",
+    "GLM-4.7-Flash": "glm-4.7-flash",
+    "glm 5": "glm-5",
+    "llama 4 scout": "llama-4-scout",
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": "llama-4-maverick",
+    "nemotron nano 9b v2": "nemotron-nano-9b-v2",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron-3-nano-30b-a3b",
+    "granite 4 h small": "granite-4-h-small",
+    "ibm-granite/granite-4.0-h-tiny": "granite-4-h-tiny",
+    "falcon h1 7b": "falcon-h1-7b",
+    "minimax m2": "minimax-m2",
+    "hunyuan a13b": "hunyuan-a13b",
+    "tencent/Hunyuan-7B-Instruct": "hunyuan-7b",
+    "ernie 4.5 21b": "ernie-4.5-21b-a3b",
+    "apertus 8b": "apertus-8b",
+    "phi 4 reasoning": "phi-4",
+    "mistral small 3.2": "mistral-small-3.2-24b",
+    "ministral 3 8b": "ministral-3-8b",
+    "devstral": "mistral-small-24b",
+    "magistral": "mistral-small-24b",
+    "qwq": "qwen2.5-32b",
+    "hermes 3": "llama-3.1-8b",
+    "zephyr": "mistral-7b-v0.1",
+    "vicuna 13b": "llama-2-13b",
+    "internlm3 8b": "internlm3-8b",
+    "facebook/opt-1.3b": "opt-1.3b",
+    "gpt2": "gpt2",
+    "stablelm 2 1.6b": "stablelm-2-1.6b",
+    "kimi k2 thinking": "kimi-k2",
+    "exaone 4 1.2b": "exaone-4-1.2b",
+    "gemma 3 270m": "gemma-3-270m",
+    "EleutherAI/pythia-1.4b-deduped": "pythia-1.4b",
+    "openchat 3.5": "openhermes-2.5-mistral-7b",
+    "codellama 13b": "codellama-13b",
+    "command r7b": "command-r7b",
+    "deepseek v2.5": "deepseek-v2",
     "Qwen3-Next-80B-A3B-Thinking": "qwen3-next-80b-a3b",
     "meta-llama/Llama-3.2-11B-Vision": "",
-    "deepseek-ai/DeepSeek-V3.2": "",
+    "deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral-small-3.2-24b",
     "Qwen/Qwen3-32B-FP8": "",
@@ -108,8 +148,8 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
         load().model(name)
 
 
-def test_eighty_names_are_tried() -> None:
-    assert len(TYPED) == 80
+def test_a_hundred_and_twenty_names_are_tried() -> None:
+    assert len(TYPED) == 120
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

@@ -65,6 +65,11 @@ OWN: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_ssm": 1024, "mamba_d_state": 64},
     "starcoder2": {"residual_dropout": 0.1, "embedding_dropout": 0.1},
     "gpt_neox": {"num_key_value_heads": None},
+    "gpt2": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, "attn_pdrop": 0.0,
+             "hidden_size": None, "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None,
+             "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": None},
+    "opt": {"ffn_dim": 2816, "word_embed_proj_dim": 1024, "intermediate_size": None, "num_key_value_heads": None,
+            "head_dim": None},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 4, "ffn_hidden_size": 2816,
                **dict.fromkeys(("num_key_value_heads", "intermediate_size", "head_dim"))},
 }  # fmt: skip
