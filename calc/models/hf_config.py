@@ -371,6 +371,8 @@ def _mla(read: _Reader) -> Mla:
 
 
 def _indexer(read: _Reader) -> Indexer:
+    if read.optional("q_lora_rank") is None:
+        raise ConfigError("q_lora_rank", None, "a rank, from which the indexer makes its queries")
     return Indexer(*(read.integer(name) for name in ("index_n_heads", "index_head_dim", "index_topk")))
 
 
