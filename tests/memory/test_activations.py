@@ -326,6 +326,30 @@ def test_a_squared_relu_keeps_its_output_once_and_two_more_while_it_squares() ->
     assert activated("arcee") == (form("2i"), [2, 2], [form("0"), form("4i")])
 
 
+def test_autocast_squares_a_relu_in_fp32() -> None:
+    """`pow` is on autocast's list for fp32: ReLU keeps its output, 2i, and the square its copy, 4i."""
+    kept, each, _ = activated("arcee", "autocast")
+    assert (kept, each) == (form("6i"), [2, 4, 4])
+
+
+def test_gpt_neoxs_gelu_keeps_seven_tensors() -> None:
+    """`FastGELUActivation`: x and its part, x scaled and its square + 1, tanh, half of x, and tanh + 1: 14i."""
+    a = replace(small("gpt_neox", num_key_value_heads=None), activation="gelu_fast")
+    program = Program(Run(a))
+    program.activated(Tensor(of(i=1), 2))
+    assert terms(program.tape.saved(), a) == form("14i")
+
+
+def test_both_sides_of_xielu_have_a_slope_that_is_trained() -> None:
+    """The input, times the slope, the exponential and it less the input, 8i, and a byte for the side; frozen 7i."""
+    a = small("apertus")
+    for trained, kept in ((True, "9i"), (False, "7i")):
+        program = Program(Run(a, trained=trained))
+        program.activated(Tensor(of(i=1), 2))
+        assert terms(program.tape.saved(), a) == form(kept)
+        assert sum(op.weight for op in program.tape.ops) == 2 * trained
+
+
 @pytest.mark.parametrize("kind", ["relu", "gelu", "silu"])
 def test_other_activations_are_one_operation(kind: str) -> None:
     a = replace(small("arcee"), activation=kind)
