@@ -19,7 +19,8 @@ class Choices(NamedTuple):
 
     `own_loop`: the user writes the loop, and with it the global batch, the loss and the optimizer's implementation,
     unless one of the `trainers` is named, who have habits of their own.
-    `fp16`: it computes in fp16 on a card without bf16. `precision`: the type in which weights can be loaded in place of
+    `fixed`: fields that a trainer's command sets for good, by trainer. `fp16`: it computes in fp16 on a card without
+    bf16. `precision`: the type in which weights can be loaded in place of
     fp32, unless DeepSpeed keeps a master copy; "" if it offers none. `offloads_apart`: under FSDP weights and optimizer
     states move to the host independently. `weights_stay`: no configuration that the search tries has the weights of a
     trained model leave the GPUs. `megatron`: the model that RL trains may be on Megatron-core in place of FSDP.
@@ -29,6 +30,7 @@ class Choices(NamedTuple):
 
     own_loop: bool = False
     trainers: frozenset[str] = frozenset()
+    fixed: Mapping[str, Mapping[str, Any]] = {}
     fp16: bool = False
     precision: str = ""
     offloads_apart: bool = False

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from calc.base.schema import InputError
 from calc.catalog.catalog import Catalog
 from calc.estimate.host_memory import host_memory
-from calc.recommend.clock import Clock
+from calc.recommend.clock import TOLERANCE, Clock
 from calc.recommend.search import Found, Judged, Search
 from calc.recommend.space import Fields, branches, own, rungs, seed, whole_rollout
 from calc.scenario.rules import lacks_kernels
@@ -69,8 +69,8 @@ class Problem:
         self.fields = seed(job, catalog, where)
         experts = catalog.model(self.fields["model"]).architecture.experts
         self.rungs = list(rungs(self.fields, experts=experts > 0))
-        if (prompts := whole_rollout(job)) is not None:
-            gpus = self.fields.get("gpus", 1)
+        if whole_rollout(job) is not None:
+            prompts, gpus = self.fields["rollout.batch"], self.fields.get("gpus", 1)
             self.notes.append(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")
         self.searches: list[Search] = []
         self.misses: list[Search] = []
@@ -115,14 +115,31 @@ class Problem:
         return made
 
     def first(self) -> tuple[Fields, Search, Found] | None:
-        """The first rung on which something fits."""
-        for rung in self.rungs:
+        """The first rung on which something fits, or a later one of 4-bit weights that need not leave the card."""
+        for index, rung in enumerate(self.rungs):
             search = self.search(rung)
             found = search.best() if search else None
             if search and found:
-                return rung, search, found
+                return self._on_card(index, search, found) or (rung, search, found)
             if search:
                 self.misses.append(search)
+        return None
+
+    def _on_card(self, index: int, search: Search, found: Found) -> tuple[Fields, Search, Found] | None:
+        """4-bit weights that stay on the card, where frozen ones of 16 bits come from the host and are no quicker.
+
+        No quicker beyond the error of times.
+        """
+        s = search.chosen(found).scenario
+        if not s.offload.parameters or (s.method == "full" and s.optimizer != "none"):
+            return None
+        for rung in self.rungs[index + 1 :]:
+            other = self.search(rung) if rung["method"] == "qlora" else None
+            at = other.best() if other else None
+            if other and at and at.seconds <= found.seconds * (1 + TOLERANCE):
+                offload = other.chosen(at).scenario.offload
+                if not (offload.parameters or offload.optimizer):
+                    return rung, other, at
         return None
 
     def fits(self) -> bool:

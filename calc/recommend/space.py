@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
-from math import gcd, prod
+from math import gcd, lcm, prod
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS, USUAL
@@ -59,6 +59,7 @@ SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 # The global batch where a framework names none: OpenRLHF's, the only default that is the same for all tasks
 # (`train.batch_size` 128, openrlhf/cli/train_sft.py:167 of 0.11.0).
 GLOBAL_BATCH = 128
+LOST = 0.1  # the most of a framework's own batch that is given up for one that an odd number of GPUs shares well
 LARGEST_MICRO_BATCH = 64
 # From fast to slow.
 TURNS: Mapping[str, tuple[Any, ...]] = {
@@ -168,30 +169,44 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     """
     fields = {name: value for name, value in job.items() if value is not None}
     old = "gpu" in fields and catalog.gpu(fields["gpu"]).lacks_bf16
-    if old and _choices_of(fields).fp16 and fields.get("task") != "inference":
+    if old and _choices_of(fields).fp16:
         fields.setdefault("precision", "fp16")
+    for name, value in _choices_of(fields).fixed.get(str(fields.get("trainer")), {}).items():
+        fields.setdefault(name, value)
     if "gpu" in fields:
-        old = old and "attention" not in fields
         fields.setdefault("attention", "sdpa" if old else "flash")
     if (prompts := whole_rollout(fields)) is not None:
         fields["rollout.batch"] = prompts
     try:
         first = _parsed(fields, catalog, where)
     except ScenarioError as error:
-        if not old or ": attention: " not in str(error):
-            raise
-        reason = f"gpu: given {fields['gpu']!r}, on which FlashAttention-2 does not run"
-        raise ScenarioError(str(error).replace("attention: ", f"{reason}; attention: ", 1)) from None
+        lacks = {"attention": "on which FlashAttention-2 does not run", "precision": "which has no bf16"}
+        for place, reason in lacks.items() if old else ():
+            if f": {place}: " in str(error) and place not in job:
+                told = f"gpu: given {fields['gpu']!r}, {reason}; {place}: "
+                raise ScenarioError(str(error).replace(f"{place}: ", told, 1)) from None
+        raise
     batch = first.global_batch
     if "global_batch" not in fields and _choices_of(fields).own_loop:
         step = first.data_parallel * first.micro_batch
         batch = max(1, GLOBAL_BATCH // step) * step
         if first.rollout and "rollout.batch" not in fields:
             fields["rollout.batch"] = batch
+    elif first.rollout and prompts is not None and "global_batch" not in fields:
+        batch = even_step(first)
+        fields["rollout.batch"] = max(1, prompts * first.rollout.n // batch) * batch // first.rollout.n
     fields["global_batch"] = batch
     if first.rollout:
         fields.setdefault("rollout.batch", first.rollout.batch)
     return fields
+
+
+def even_step(first: Scenario) -> int:
+    """A global batch of whole groups, near the framework's own, that GPUs share in micro batches of several sizes."""
+    assert first.rollout
+    one = lcm(first.data_parallel, first.rollout.n)
+    sizes = [first.global_batch // (times * one) * times * one for times in (8, 4, 2)]
+    return next((size for size in sizes if size >= (1 - LOST) * first.global_batch), first.global_batch)
 
 
 def _parsed(fields: Fields, catalog: Catalog, where: str) -> Scenario:

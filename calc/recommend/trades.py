@@ -31,12 +31,13 @@ def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
         found = search.best() if search else None
         if search and found:
             best = search.chosen(found)
-            rank = best.scenario.lora
-            assert rank
+            adapters = best.scenario.lora
             had.add(rung["method"])
             base = "4-bit weights that stay frozen" if rung["method"] == "qlora" else "frozen weights"
-            trains = f"trains adapters of rank {rank.rank} beside {base}"
-            yield configured(search, best, trains if best.scenario.optimizer != "none" else base)
+            trains = (
+                f"trains adapters of rank {adapters.rank} beside {base}" if adapters else "serves the weights whole"
+            )
+            yield configured(search, best, trains if best.scenario.optimizer != "none" or not adapters else base)
 
 
 def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> Iterator[Configuration]:

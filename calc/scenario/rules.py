@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from math import lcm
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
@@ -181,8 +182,11 @@ def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
             )
     if "global_batch" in given:
         return s
-    # A framework's default batch is made for its own number of GPUs: the largest whole number of steps within it.
+    # A framework's default batch is made for its own number of GPUs: the largest whole number of steps within it, and
+    # of groups of responses if that is what it was made of.
     step = whole_step(next(iter(roles.values()), s))
+    if s.rollout and s.global_batch % s.rollout.n == 0 and lcm(step, s.rollout.n) <= s.global_batch:
+        step = lcm(step, s.rollout.n)
     return replace(s, global_batch=max(1, s.global_batch // step) * step)
 
 

@@ -203,10 +203,15 @@ class Scenario:
 
     @property
     def layout(self) -> Layout:
-        """`precision` without the 16-bit type: fp16 is laid out as bf16 is, by DeepSpeed or by autocast."""
+        """`precision` without the 16-bit type: fp16 is laid out as bf16 is, by DeepSpeed or by autocast.
+
+        A model that is served alone is loaded in fp16.
+        """
         if self.precision != "fp16":
             return self.precision
-        return "mixed" if self.sharded.family == "zero" else "autocast"
+        if self.sharded.family == "zero":
+            return "mixed"
+        return "bf16" if self.task == "inference" else "autocast"
 
     @property
     def data_parallel(self) -> int:

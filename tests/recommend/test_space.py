@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from math import lcm
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
+from calc.launch import launch
 from calc.recommend import space
+from calc.recommend.answer import fitting
 from calc.recommend.problem import Problem
 from calc.recommend.space import whole_rollout
 from calc.resolve.parse import parse, vary
@@ -250,8 +253,23 @@ def test_prompts_that_nobody_gave_are_shared_evenly_and_the_answer_says_so() -> 
     assert whole_rollout(job | {"gpus": 6, "rollout.n": 6}) is None
     assert whole_rollout(job | {"gpus": 6, "rollout.batch": 512}) is None
     problem = Problem(job | {"gpus": 6}, load())
-    assert problem.fields["rollout.batch"] == 1020
-    assert problem.notes == ["rollout.batch 1020: the framework's own number cannot be shared by 6 GPUs"]
+    assert (problem.fields["rollout.batch"], problem.fields["global_batch"]) == (960, 1200)
+    assert problem.notes == ["rollout.batch 960: the framework's own number cannot be shared by 6 GPUs"]
+
+
+@pytest.mark.parametrize("framework", ["verl", "openrlhf", "trl"])
+@pytest.mark.parametrize("gpus", [3, 5, 6, 7, 9, 12])
+def test_any_number_of_gpus_has_whole_groups_a_choice_of_micro_batches_and_a_command(framework: str, gpus: int) -> None:
+    """Once 1,278 responses a step on 3 GPUs, which verl, counting prompts of 5 responses, has no setting for."""
+    job = {"model": "qwen2.5-1.5b", "task": "grpo", "framework": framework, "gpu": "h100-sxm", "gpus": gpus}
+    found = fitting(job, load())
+    assert found
+    s = found.scenario
+    assert s.rollout
+    assert s.global_batch % lcm(gpus, s.rollout.n) == 0
+    assert s.rollout.batch * s.rollout.n % s.global_batch == 0
+    assert s.global_batch // gpus % 2 == 0
+    assert launch(s).command
 
 
 def test_twelve_gpus_are_whole_nodes_unless_somebody_says_which() -> None:

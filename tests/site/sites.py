@@ -68,6 +68,7 @@ def sample(target: Path) -> Path:
         for path in (made / folder).glob("*.yaml"):
             if path.stem not in kept:
                 path.unlink()
+    shutil.rmtree(made / "measurements/suites")
     for path in (made / "measurements").rglob("*.jsonl"):
         lines = path.read_text("utf-8").splitlines(keepends=True)
         path.write_text("".join(line for line in lines if _about(json.loads(line), gpus, models)), "utf-8")
@@ -107,6 +108,8 @@ def tiny(target: Path) -> Path:
         for path in (target / folder).glob("*.yaml"):
             if path.stem not in kept:
                 path.unlink()
+    for name in ("peers", "suites"):
+        shutil.rmtree(target / "measurements" / name)
     for path in (target / "measurements").rglob("*.jsonl"):
         path.unlink()
     for path in (target / "docs").iterdir():

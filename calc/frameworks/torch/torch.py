@@ -43,6 +43,7 @@ from calc.scenario.words import DEEPSPEED, PREFERENCE, RL
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp16=True, shared="tensor_parallel",
+                  fixed={"unsloth": {"optimizer": "adamw-8bit"}},  # unsloth_cli/commands/train.py:63
                   cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
 
 # torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them

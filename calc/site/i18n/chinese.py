@@ -672,6 +672,7 @@ ADVICE = {
     "trains adapters of rank {rank#} beside {base*}": "在{base}旁训练秩 {rank} 的适配器",
     "frozen weights": "冻结的权重",
     "4-bit weights that stay frozen": "冻结的 4 位权重",
+    "serves the weights whole": "权重不量化",
     "weights of 16 bits alone, which stay on the card": "只留 16 位权重，放在卡上",
     "states of 8 bits, which stay on the card": "8 位优化器状态，放在卡上",
     "the {smaller} instead of the {larger}": "用 {smaller} 代替 {larger}",
