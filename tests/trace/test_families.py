@@ -132,8 +132,10 @@ EAGER = {"attention": "eager", "method": "lora", "lora": {"rank": 16, "dtype": "
 
 def way(family: str, turn: int) -> dict[str, Any]:
     """One of three ways of running a family, in turn; flash where it has no other."""
+    if family in ("deepseek_v32", "glm_moe_dsa"):  # whose mask of chosen keys only these see
+        return SDPA
     fields = (FLASH, SDPA, EAGER)[turn % 3]
-    without_q_proj = family in ("phi3", "gpt_neox", "falcon") or bool(OWN.get(family, {}).get("q_lora_rank"))
+    without_q_proj = family in ("phi3", "gpt_neox", "gpt2", "falcon") or bool(OWN.get(family, {}).get("q_lora_rank"))
     if fields is EAGER and without_q_proj:
         return FLASH
     return FLASH if fields is SDPA and family in ("gemma2", "gpt_oss") else fields  # soft caps and sinks
