@@ -55,11 +55,13 @@ def test_what_a_variable_hides_is_named() -> None:
     [
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b", False),
         ("/data/models/Qwen2.5-7B-Instruct/", "qwen2.5-7b", False),
-        ("OpenRLHF/Llama-3-8b-sft-mixture", "llama-3-8b", True),
+        ("OpenRLHF/Llama-3-8b-sft-mixture", "llama-3-8b", False),
+        ("somebody/Llama-3-8b-sft-on-mine", "llama-3-8b", True),
         ("/hub/models--meta-llama--Meta-Llama-3-8B/snapshots/0a1b", "llama-3-8b", False),
         ("/home/x/qwen-1.5-7B/", "qwen1.5-7b", False),
         ("Qwen2-VL-7B-Instruct", "qwen2-vl-7b", False),
-        ("gpt2", None, False),
+        ("gpt2", "gpt2", False),
+        ("bert-base-uncased", None, False),
     ],
 )
 def test_a_model_is_found_by_name_path_or_parts(given: str, id: str | None, alike: bool) -> None:
