@@ -16,7 +16,7 @@ from calc.site.views.accuracy import accuracy
 # the drawing in its own units: a square field with margins for the labels
 FIELD, LEFT, BELOW = 400, 52, 40
 LOW, HIGH = 0.5, 4000.0  # GiB at the ends of both axes
-TICKS = (1, 2, 5, 10, 20, 50, 100, 200)
+TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 # the kinds of points in drawing order, each with the class that sets its colour
 KINDS = {"traced": "c-weights", "published": "c-logits", "blind": "c-gradients", "measured": "c-optimizer_states"}
 # the shape of each kind around its place, for readers to whom the colours look alike
