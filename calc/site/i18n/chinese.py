@@ -702,7 +702,7 @@ ADVICE = {
     "letting vLLM sleep while others work": "别的角色工作时让 vLLM 休眠",
     "a share of {share} of the card for vLLM": "把显存的 {share} 给 vLLM",
     "{n#} GPUs instead of {given} suffice": "把 {given} 张卡换成 {n} 张就够",
-    "method {method!} fits on this machine": "在这台机器上 method {method} 放得下",
+    "method {method!} fits on this machine": "在这台机器上用 {method} 放得下",
     "seq_len {length} fits on this machine": "在这台机器上 seq_len {length} 放得下",
     "response_len {length} fits on this machine": "在这台机器上 response_len {length} 放得下",
     "host_memory {size} (GB a node) fits on this machine, instead of {host*}": (
