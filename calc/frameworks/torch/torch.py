@@ -35,7 +35,7 @@ from calc.frameworks.constraints import (
 )
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
-from calc.frameworks.torch.trainers import litgpt, megatron
+from calc.frameworks.torch.trainers import litgpt, megatron, unsloth
 from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
@@ -43,7 +43,7 @@ from calc.scenario.words import DEEPSPEED, PREFERENCE, RL
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp16=True, shared="tensor_parallel",
-                  fixed={"unsloth": {"optimizer": "adamw-8bit"}},  # unsloth_cli/commands/train.py:63
+                  fixed={"unsloth": unsloth.FIXED},
                   cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
 
 # torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them

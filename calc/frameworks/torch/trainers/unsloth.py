@@ -18,12 +18,13 @@ from calc.scenario.scenario import Scenario
 TASKS = ("pretrain", "sft")
 FIRST = "2026.10.9"
 RELEASES: Mapping[str, Pins] = {FIRST: Pins("0.19.8", "2.13.0", "5.17.0")}  # PyTorch, Transformers: as METADATA allows
+FIXED = {"optimizer": "adamw-8bit"}  # what its command sets for good (unsloth_cli/commands/train.py:63)
 ACCUMULATION = 4  # gradient_accumulation_steps (unsloth_cli/config.py:36)
 
 DEFAULTS = Table(
     Default("seq_len", FIRST, 2048, "max_seq_length (unsloth_cli/config.py:30)"),
     Default("micro_batch", FIRST, 2, "batch_size (unsloth_cli/config.py:35)"),
-    Default("optimizer", FIRST, "adamw-8bit", "adamw_8bit (unsloth_cli/commands/train.py:63)"),
+    Default("optimizer", FIRST, FIXED["optimizer"], "adamw_8bit (unsloth_cli/commands/train.py:63)"),
     Default("checkpointing", FIRST, "full", "gradient_checkpointing unsloth (unsloth_cli/config.py:44)"),
     Default("attention", FIRST, "flash", "flash-attn, or else xFormers: both keep the same (models/llama.py)"),
     Default("loss", FIRST, "fused", "unsloth_fused_ce_loss (unsloth_zoo/fused_losses/cross_entropy_loss.py)"),
