@@ -264,7 +264,7 @@ def _command(found: Launch) -> Iterator[str]:
 
 def _code(text: str, name: str) -> str:
     inner = escape(text.rstrip("\n")).replace("\n", "&#10;")
-    return f'<pre tabindex="0" role="region" aria-label="{escape(name)}"><code>{inner}</code></pre>'
+    return f'<pre><code tabindex="0" role="region" aria-label="{escape(name)}">{inner}</code></pre>'
 
 
 def _others(found: Recommendation) -> Iterator[str]:

@@ -244,6 +244,7 @@ JOBS = {
     "tensor parallel {n#}": "张量并行 {n}",
     "pipeline parallel {n#}": "流水线并行 {n}",
     "context parallel {n#}": "上下文并行 {n}",
+    "expert parallel {n#}": "专家并行 {n}",
     "tensor parallel": "张量并行",
     "context parallel": "上下文并行",
     "sequence parallel": "序列并行",
