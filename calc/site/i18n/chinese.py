@@ -1783,6 +1783,12 @@ REMEDIES = {
     "Gradient accumulation": "梯度累积",
     "Model parallelism": "模型并行",
     "Packing": "序列打包",
+    "Expert parallelism": "专家并行",
+    "SFT of Qwen3 30B-A3B on 16 H100, experts over eight GPUs": "Qwen3 30B-A3B 的 SFT，16 张 H100，专家分到八张卡",
+    "GRPO of Qwen3 235B-A22B on 128 H100, experts over eight GPUs and over 32": (
+        "Qwen3 235B-A22B 的 GRPO，128 张 H100，专家分到八张卡和 32 张卡"
+    ),
+    "LoRA of Qwen3 30B-A3B on 16 H100, experts over four GPUs": "Qwen3 30B-A3B 的 LoRA，16 张 H100，专家分到四张卡",
     "Pinned memory": "锁页内存",
     "Ray with vLLM": "Ray 加 vLLM",
     "Shorter sequences": "更短的序列",
