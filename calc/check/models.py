@@ -18,9 +18,8 @@ from calc.models.families import ALIKE, NESTED, SEEING
 # The parameters counted over the size in a name, which is a round number: 1.67 for Falcon 3 1B, 0.80 for Mixtral 8x22B,
 # whose experts share their attention.
 SIZE = (0.75, 1.7)
-MISSPELT = (
-    0.85  # difflib's measure of two names, of which one is meant by the other: 0.73 for window_size and hidden_size
-)
+# difflib's measure of two names, of which one is meant by the other: 0.73 for window_size and hidden_size
+MISSPELT = 0.85
 # What the names of Transformers' classes end in.
 HEADS = (
     "ForCausalLM",

@@ -11,13 +11,13 @@ from calc.launch.easyr1 import (
     ACTOR,
     CRITIC,
     DTYPES,
-    ESTIMATORS,
     EXPERIENCE,
     FIRST,
     REF,
     ROLLOUT,
     UPDATE,
 )
+from calc.launch.verl_keys import ESTIMATORS
 
 TASKS = {word: task for task, word in ESTIMATORS.items()} | {"rloo": "grpo", "remax": "reinforce++"}
 IGNORED = re.compile(
@@ -37,13 +37,11 @@ def recognised(flags: Flags) -> bool:
 def fields(flags: Flags) -> dict[str, Any]:
     """The fields that a command, or a whole configuration, states."""
     task = TASKS.get(flags.text("algorithm.adv_estimator") or "grpo", "grpo")
-    each, nodes = flags.integer("trainer.n_gpus_per_node"), flags.integer("trainer.nnodes") or 1
     n = flags.integer(f"{ROLLOUT}.n")
     found: dict[str, Any] = {
         "framework": f"verl=={FIRST}",
         "task": task,
-        "gpus": each and each * nodes,
-        "gpus_per_node": each if each and nodes > 1 else None,
+        **flags.machine(("trainer.n_gpus_per_node",), ("trainer.nnodes",)),
         "prompt_len": flags.integer("data.max_prompt_length"),
         "response_len": flags.integer("data.max_response_length"),
         "images.min_pixels": flags.integer("data.min_pixels"),
@@ -57,7 +55,7 @@ def fields(flags: Flags) -> dict[str, Any]:
         "roles.reference": "none" if flags.on("algorithm.disable_kl") else None,
         **_trained(flags, ACTOR, n or 5),
     }
-    offloads = _switch(flags, f"{REF}.fsdp.enable_cpu_offload")
+    offloads = flags.switch(f"{REF}.fsdp.enable_cpu_offload")
     if found["roles.reference"] is None and offloads is not None:
         found["roles.reference.offload.parameters"] = offloads
     if flags.on(f"{ACTOR}.model.freeze_vision_tower"):
@@ -70,25 +68,21 @@ def fields(flags: Flags) -> dict[str, Any]:
     return without_none(found)
 
 
-def _switch(flags: Flags, name: str) -> bool | None:
-    return flags.on(name) if flags.text(name) is not None else None
-
-
 def _trained(flags: Flags, where: str, n: int) -> dict[str, Any]:
     """The fields of a trained model; EasyR1 counts its global batch in prompts, with `n` responses each."""
     prompts = flags.integer(f"{where}.global_batch_size")
-    checkpoints = _switch(flags, f"{where}.model.enable_gradient_checkpointing")
+    checkpoints = flags.switch(f"{where}.model.enable_gradient_checkpointing")
     dtypes = {word: name for name, word in DTYPES.items()}
     optimizers = {word: name for name, word in STRATEGIES.items()}
     return {
         "model": flags.text(f"{where}.model.model_path"),
         "checkpointing": None if checkpoints is None else "full" if checkpoints else "none",
-        "packing": _switch(flags, f"{where}.padding_free"),
+        "packing": flags.switch(f"{where}.padding_free"),
         "context_parallel": flags.integer(f"{where}.ulysses_size", f"{where}.ulysses_sequence_parallel_size"),
         "global_batch": prompts and prompts * n,
         "micro_batch": flags.integer(f"{where}.{UPDATE}"),
         "precision": dtypes.get(flags.text(f"{where}.fsdp.torch_dtype") or ""),
         "optimizer": optimizers.get(flags.text(f"{where}.optim.strategy") or ""),
-        "offload.parameters": _switch(flags, f"{where}.offload.offload_params"),
-        "offload.optimizer": _switch(flags, f"{where}.offload.offload_optimizer"),
+        "offload.parameters": flags.switch(f"{where}.offload.offload_params"),
+        "offload.optimizer": flags.switch(f"{where}.offload.offload_optimizer"),
     }

@@ -43,6 +43,15 @@ class Flags:
         value = self.text(*names)
         return value is not None and value.casefold() not in _FALSE
 
+    def switch(self, *names: str) -> bool | None:
+        """A switch that is on by default in some releases, so that only what is given counts; None if none is set."""
+        return None if self.text(*names) is None else self.on(*names)
+
+    def machine(self, each: tuple[str, ...], nodes: tuple[str, ...]) -> dict[str, Any]:
+        """The numbers of GPUs that names for one node, `each`, and for the number of `nodes` say."""
+        own, count = self.integer(*each), self.integer(*nodes) or 1
+        return {"gpus": own and own * count, "gpus_per_node": own if own and count > 1 else None}
+
     def integer(self, *names: str) -> int | None:
         """A whole number of at least 1; None for anything else."""
         value = self.number(*names)

@@ -35,24 +35,22 @@ def fields(flags: Flags) -> dict[str, Any]:
     """The fields that a command states."""
     found = PROGRAM.search(flags.program)
     assert found
-    each, nodes = flags.integer("nproc_per_node", "num_gpus"), flags.integer("nnodes") or 1
-    fused = flags.text("cross_entropy_loss_fusion")
+    fused = flags.switch("cross_entropy_loss_fusion")
     stated: dict[str, Any] = {
         "framework": "torch",
         "trainer": "megatron-swift",
         "task": TASKS.get(found[1]) or flags.text("rlhf_type") or "dpo",
         "model": flags.text("model"),
-        "gpus": each and each * nodes,
-        "gpus_per_node": each if each and nodes > 1 else None,
+        **flags.machine(("nproc_per_node", "num_gpus"), ("nnodes",)),
         "seq_len": flags.integer("max_length"),
         "micro_batch": flags.integer("micro_batch_size"),
         "global_batch": flags.integer("global_batch_size"),
         **{field: flags.integer(called) for field, called in DEGREES.items()},
-        **{field: flags.on(called) for field, called in SWITCHES.items() if flags.text(called) is not None},
+        **{field: flags.switch(called) for field, called in SWITCHES.items()},
         "virtual_pipeline": flags.integer(
             "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"
         ),
-        "loss": None if fused is None else "fused" if flags.on("cross_entropy_loss_fusion") else "full",
+        "loss": None if fused is None else "fused" if fused else "full",
         "roles.reference.model": flags.text("ref_model"),
         **_adapters(flags),
         **_recomputed(flags),

@@ -8,8 +8,8 @@ from typing import Any
 from calc.base.optimizers import OPTIMIZERS
 from calc.diagnose.flags import Flags, listed, without_none
 from calc.launch.shell import ATTENTION
-from calc.launch.verl import ACTOR, DTYPES, ESTIMATORS, MODEL, REF, ROLLOUT
-from calc.launch.verl_keys import IMPLEMENTATIONS, STRATEGIES
+from calc.launch.verl import ACTOR, DTYPES, MODEL, REF, ROLLOUT
+from calc.launch.verl_keys import ESTIMATORS, IMPLEMENTATIONS, STRATEGIES
 from calc.launch.verl_megatron import DEGREES, RECOMPUTED
 
 METHODS = {word: task for task, word in ESTIMATORS.items()} | {
@@ -42,26 +42,19 @@ def fields(flags: Flags) -> dict[str, Any]:
 
 
 def _machine(flags: Flags) -> dict[str, Any]:
-    each = flags.integer("trainer.n_gpus_per_node") or flags.integer("nproc_per_node")
-    nodes = flags.integer("trainer.nnodes", "nnodes") or 1
-    return {"gpus": each and each * nodes, "gpus_per_node": each if each and nodes > 1 else None}
-
-
-def _switch(flags: Flags, name: str) -> bool | None:
-    """A switch that is on by default in some releases, so that only what is given counts."""
-    return flags.on(name) if flags.text(name) is not None else None
+    return flags.machine(("trainer.n_gpus_per_node", "nproc_per_node"), ("trainer.nnodes", "nnodes"))
 
 
 def _model(flags: Flags, where: str) -> dict[str, Any]:
     """The fields of a trained model and its adapters."""
     rank = flags.integer(f"{where}.lora_rank")
-    checkpoints = _switch(flags, f"{where}.enable_gradient_checkpointing")
+    checkpoints = flags.switch(f"{where}.enable_gradient_checkpointing")
     targets = flags.text(f"{where}.target_modules")
     spelled = {word: name for name, word in ATTENTION.items()}
     flags.has(f"{where}.lora_alpha")
     return {
         "checkpointing": None if checkpoints is None else "full" if checkpoints else "none",
-        "packing": _switch(flags, f"{where}.use_remove_padding"),
+        "packing": flags.switch(f"{where}.use_remove_padding"),
         "attention": spelled.get(flags.text(f"{where}.override_config.attn_implementation") or ""),
         "loss": "fused" if flags.on(f"{where}.use_fused_kernels") else None,
         "method": "lora" if rank else None,
@@ -79,8 +72,8 @@ def _engine(flags: Flags, where: str, optim: str, strategy: str) -> dict[str, An
     flags.has(f"{where}.model_dtype", f"{where}.fsdp_size")
     return {
         "sharding": spelled.get(flags.text(strategy) or ""),
-        "offload.parameters": _switch(flags, f"{where}.param_offload"),
-        "offload.optimizer": _switch(flags, f"{where}.optimizer_offload"),
+        "offload.parameters": flags.switch(f"{where}.param_offload"),
+        "offload.optimizer": flags.switch(f"{where}.optimizer_offload"),
         "optimizer": optimizers.get(flags.text(f"{optim}.optimizer") or ""),
         "optimizer_impl": steps.get(config),
     }
@@ -166,8 +159,8 @@ def _megatron(flags: Flags) -> dict[str, Any]:
         **{field: flags.integer(f"{where}.{called}") for field, called in DEGREES.items()},
         "expert_tensor_parallel": flags.integer(f"{where}.expert_tensor_parallel_size"),
         "virtual_pipeline": flags.integer(f"{where}.virtual_pipeline_model_parallel_size"),
-        "offload.parameters": _switch(flags, f"{where}.param_offload"),
-        "offload.optimizer": _switch(flags, f"{where}.optimizer_offload"),
+        "offload.parameters": flags.switch(f"{where}.param_offload"),
+        "offload.optimizer": flags.switch(f"{where}.optimizer_offload"),
     }
 
 
@@ -202,10 +195,10 @@ def _rollout(flags: Flags, gpus: int | None, *, dynamic: bool) -> dict[str, Any]
     return {
         "rollout.tensor_parallel": flags.integer(f"{ROLLOUT}.tensor_model_parallel_size"),
         "rollout.gpu_memory_utilization": flags.number(f"{ROLLOUT}.gpu_memory_utilization"),
-        "rollout.sleep": _switch(flags, f"{ROLLOUT}.free_cache_engine"),
+        "rollout.sleep": flags.switch(f"{ROLLOUT}.free_cache_engine"),
         "rollout.max_num_seqs": flags.integer(f"{ROLLOUT}.max_num_seqs"),
         "rollout.max_num_batched_tokens": flags.integer(f"{ROLLOUT}.max_num_batched_tokens"),
-        "rollout.layered_summon": _switch(flags, f"{ROLLOUT}.layered_summon"),
+        "rollout.layered_summon": flags.switch(f"{ROLLOUT}.layered_summon"),
         "rollout.max_tokens_per_gpu": tokens if dynamic else None,
         "rollout.micro_batch": None if dynamic else _micro(flags, ROLLOUT, "log_prob_micro_batch_size", gpus),
     }
@@ -223,7 +216,7 @@ def _reference(flags: Flags, gpus: int | None, *, dated: bool, config: str) -> d
         "roles.reference.max_tokens_per_gpu": flags.integer(f"{REF}.log_prob_max_token_len_per_gpu")
         if flags.on(f"{REF}.log_prob_use_dynamic_bsz")
         else None,
-        "roles.reference.offload.parameters": _switch(flags, f"{REF}.{config}.param_offload"),
+        "roles.reference.offload.parameters": flags.switch(f"{REF}.{config}.param_offload"),
     }
     flags.has(f"{REF}.strategy")
     if own["roles.reference.max_tokens_per_gpu"]:
@@ -236,7 +229,7 @@ def _critic(flags: Flags, gpus: int | None) -> dict[str, Any]:
     own = _model(flags, "critic.model") | _engine(flags, "critic.fsdp", "critic.optim", "critic.strategy")
     for name in ("param_offload", "optimizer_offload"):  # until 0.8
         place = "offload.parameters" if name == "param_offload" else "offload.optimizer"
-        own[place] = own[place] if own[place] is not None else _switch(flags, f"critic.model.fsdp_config.{name}")
+        own[place] = own[place] if own[place] is not None else flags.switch(f"critic.model.fsdp_config.{name}")
     own |= {
         "model": flags.text("critic.model.path"),
         "micro_batch": _micro(flags, "critic", "ppo_micro_batch_size", gpus),

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from calc.frameworks.verl.easyr1 import STRATEGIES
 from calc.launch import shell
 from calc.launch.shell import Launch, LaunchError, Placeholder, Words, own
-from calc.launch.verl_keys import key
+from calc.launch.verl_keys import ESTIMATORS, key, prompts
 from calc.scenario.scenario import Scenario
 
 FIRST = "easyr1-0.3.2"
-ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
 DTYPES = {"fsdp-mixed": "null", "bf16": "bf16"}  # of the shards of what is trained
 ACTOR, CRITIC, REF, ROLLOUT = (f"worker.{name}" for name in ("actor", "critic", "ref", "rollout"))
 UPDATE, EXPERIENCE = "micro_batch_size_per_device_for_update", "micro_batch_size_per_device_for_experience"
@@ -61,17 +60,13 @@ def keys(s: Scenario) -> Iterator[Words]:
 
 def trained(where: str, s: Scenario, name: str, place: str) -> Iterator[Words]:
     """The keys of a trained model; `place` is the field of its global batch, which EasyR1 counts in prompts."""
-    assert s.rollout
-    if s.global_batch % s.rollout.n:
-        allowed = f"a multiple of rollout.n = {s.rollout.n}, as EasyR1 counts prompts"
-        raise LaunchError(f"{place}: given {s.global_batch}, allowed with EasyR1: {allowed}")
     yield key(f"{where}.model.model_path", name)
     yield key(f"{where}.model.enable_gradient_checkpointing", s.checkpointing == "full")
     if s.images:
         yield key(f"{where}.model.freeze_vision_tower", s.images.freeze == "vision")
     yield key(f"{where}.padding_free", s.packing)
     yield key(f"{where}.ulysses_size", s.context_parallel)
-    yield key(f"{where}.global_batch_size", s.global_batch // s.rollout.n)
+    yield key(f"{where}.global_batch_size", prompts(s, place, "EasyR1"))
     yield key(f"{where}.{UPDATE}", s.micro_batch)
     yield key(f"{where}.fsdp.torch_dtype", DTYPES[s.precision])
     yield key(f"{where}.optim.strategy", STRATEGIES[s.optimizer])

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 
 from calc.launch import shell, verl_megatron, verl_sft
 from calc.launch.shell import Launch, LaunchError, Placeholder, Words, own
-from calc.launch.verl_keys import STRATEGIES, UNSAID, engine, key, model
+from calc.launch.verl_keys import ESTIMATORS, STRATEGIES, UNSAID, engine, key, model, prompts
 from calc.scenario.scenario import Scenario
 
 FIRST = "0.9"
 
-ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
 # fp32 shards under FSDP's mixed precision, or weights in bf16 for a reference
 DTYPES = {"fsdp-mixed": "fp32", "bf16": "bf16"}
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "model", "ref", "rollout"))
@@ -28,15 +27,6 @@ def launch(s: Scenario) -> Launch:
         return verl_sft.launch(s)
     command = shell.command("python3 -m verl.trainer.main_ppo", keys(s))
     return Launch(shell.setting(s, command, switches_segments=True), notes=tuple(notes(s)))
-
-
-def prompts(s: Scenario, place: str) -> int:
-    """The prompts of one optimizer step, verl's unit for its mini batch."""
-    assert s.rollout
-    if s.global_batch % s.rollout.n:
-        allowed = f"a multiple of rollout.n = {s.rollout.n}, as verl counts prompts"
-        raise LaunchError(f"{place}: given {s.global_batch}, allowed with verl: {allowed}")
-    return s.global_batch // s.rollout.n
 
 
 def keys(s: Scenario) -> Iterator[Words]:
@@ -62,7 +52,7 @@ def keys(s: Scenario) -> Iterator[Words]:
         yield from model(MODEL, actor, shell.role_model(s, "actor"))
         yield key(f"{MODEL}.use_fused_kernels", False)
         yield from trained(ACTOR, "fsdp_config", actor)
-    yield key(f"{ACTOR}.ppo_mini_batch_size", prompts(actor, "global_batch"))
+    yield key(f"{ACTOR}.ppo_mini_batch_size", prompts(actor, "global_batch", "verl"))
     yield key(f"{ACTOR}.entropy_coeff", f"{s.entropy_coeff:g}")
     yield from reference(s)
     yield from rollout(s)
@@ -70,7 +60,7 @@ def keys(s: Scenario) -> Iterator[Words]:
         critic = own(s, "critic")
         yield from model("critic.model", critic, shell.role_model(s, "critic"))
         yield from trained("critic", "fsdp", critic)
-        yield key("critic.ppo_mini_batch_size", prompts(critic, "roles.critic.global_batch"))
+        yield key("critic.ppo_mini_batch_size", prompts(critic, "roles.critic.global_batch", "verl"))
 
 
 def trained(where: str, config: str, s: Scenario) -> Iterator[Words]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from calc.base.optimizers import OPTIMIZERS
-from calc.launch.shell import ATTENTION, Placeholder, Words, word
+from calc.launch.shell import ATTENTION, LaunchError, Placeholder, Words, word
 from calc.scenario.scenario import Scenario
 
+ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
 STRATEGIES = {"fsdp1": "fsdp", "fsdp2": "fsdp2"}
 IMPLEMENTATIONS = {"fused": "{fused:true}", "foreach": "null", "single": "{foreach:false}"}
 UNSAID = ("lora.dtype", "lora.dropout")
@@ -18,6 +19,15 @@ def key(name: str, value: object) -> Words:
     if isinstance(value, Placeholder):
         return (f"{name}={value}",)
     return (word(f"{name}={str(value).lower() if isinstance(value, bool) else value}"),)
+
+
+def prompts(s: Scenario, place: str, who: str) -> int:
+    """The prompts of one optimizer step, in which verl and its forks count their mini batch; `place` is its field."""
+    assert s.rollout
+    if s.global_batch % s.rollout.n:
+        allowed = f"a multiple of rollout.n = {s.rollout.n}, as {who} counts prompts"
+        raise LaunchError(f"{place}: given {s.global_batch}, allowed with {who}: {allowed}")
+    return s.global_batch // s.rollout.n
 
 
 def model(where: str, s: Scenario, name: str) -> Iterator[Words]:

@@ -265,13 +265,8 @@ def rungs(job: Fields, *, experts: bool = False) -> Iterator[Fields]:
         if "optimizer" not in job or rung["optimizer"] == USUAL:
             yield own
             yield from _sharing(job, own)
-            if (
-                experts
-                and rung == RUNGS[0]
-                and job.get("task") in RL
-                and _choices_of(job).megatron
-                and "sharding" not in job
-            ):
+            spreads = experts and job.get("task") in RL and _choices_of(job).megatron
+            if spreads and rung == RUNGS[0] and "sharding" not in job:
                 cut = {**own, "sharding": MEGATRON}
                 yield from (cut, *_sharing(job, cut))
 
@@ -283,13 +278,14 @@ def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
     if not shared or job.get("micro_batch", 1) != 1 or any(f in job for f in TOGETHER):
         return
     for degree in DEGREES:
-        if degree <= int(job.get("gpus_per_node", 8)) and gpus % degree == 0:
+        if degree <= int(job.get("gpus_per_node", NODE)) and gpus % degree == 0:
             yield {**rung, shared: degree, "micro_batch": 1}
 
 
 def _on_megatron(given: Fields) -> bool:
     """True if Megatron-core trains: by the sharding, or by a trainer that has no other."""
-    return str(given.get("sharding", OWN_SHARDINGS.get(str(given.get("trainer")), ("",))[0])) == MEGATRON
+    own = OWN_SHARDINGS.get(str(given.get("trainer")), ())
+    return bool(given.get("sharding", MEGATRON if MEGATRON in own else "") == MEGATRON)
 
 
 @dataclass(frozen=True)
@@ -405,9 +401,8 @@ def _cuts(given: Fields, arch: Architecture, gpus: int) -> Iterator[dict[str, An
         together = tensor * stages * int(given.get("context_parallel", 1))
         whole = gpus % together == 0 and tensor <= int(given.get("gpus_per_node", NODE))
         spread = experts == 1 or (arch.experts % experts == 0 < arch.experts and gpus // stages % experts == 0)
-        stands = (
-            "pipeline_parallel" in given or len(even) == 1 or stages in even
-        )  # unequal stages if there are no other
+        # stages of unequal size only where there are no others
+        stands = "pipeline_parallel" in given or len(even) == 1 or stages in even
         if whole and spread and stands and arch.heads % tensor == 0:
             yield chosen | ({} if "sequence_parallel" in given else {"sequence_parallel": tensor > 1})
 

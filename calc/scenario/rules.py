@@ -479,20 +479,17 @@ def linear_fault(s: Scenario) -> str | None:
 
 def linear_notes(s: Scenario) -> Iterator[str]:
     """Notes on what computes linear attention, which no framework's settings say."""
-    if s.architecture.ssm and s.linear_attention == "fla":
-        yield "state spaces are taken to run in the kernels of mamba-ssm and causal-conv1d"
+    if not s.architecture.recurrent:
+        return
+    ssm = s.architecture.ssm is not None
+    layers, library = ("state spaces are", "mamba-ssm") if ssm else ("linear attention is", "flash-linear-attention")
+    if s.linear_attention == "fla":
+        yield f"{layers} taken to run in the kernels of {library} and causal-conv1d"
         yield "without them Transformers keeps far more: linear_attention torch says how much"
-    elif s.architecture.ssm:
-        yield "state spaces are taken to run in PyTorch's operations, without mamba-ssm"
-        yield "its kernels keep far less: linear_attention fla says how much"
-        yield "the speed is computed for these kernels; PyTorch's operations are slower"
-    elif s.architecture.delta and s.linear_attention == "fla":
-        yield "linear attention is taken to run in the kernels of flash-linear-attention and causal-conv1d"
-        yield "without them Transformers keeps far more: linear_attention torch says how much"
-    elif s.architecture.delta:
-        yield "linear attention is taken to run in PyTorch's operations, without flash-linear-attention"
-        yield "its kernels keep far less: linear_attention fla says how much"
-        yield "the speed is computed for these kernels; PyTorch's operations are slower"
+        return
+    yield f"{layers} taken to run in PyTorch's operations, without {library}"
+    yield "its kernels keep far less: linear_attention fla says how much"
+    yield "the speed is computed for these kernels; PyTorch's operations are slower"
 
 
 def lacks_kernels(s: Scenario, gpu: GPU) -> str | None:
