@@ -6,8 +6,14 @@ const failed = (error) => {
   console.error(error); // the page tells the reader in words
   postMessage({ failed: browser ? "answering" : "loading" });
 };
-// What a file that never comes makes of Pyodide's loader, which waits for it.
+// Pyodide's loader keeps to itself that its WebAssembly never came, or came broken, and waits for it.
 addEventListener("unhandledrejection", ({ reason }) => failed(reason));
+const instantiate = WebAssembly.instantiateStreaming;
+WebAssembly.instantiateStreaming = (...source) => {
+  const made = instantiate(...source);
+  made.catch(failed);
+  return made;
+};
 
 async function fetched(address) {
   const response = await fetch(address);
