@@ -52,11 +52,18 @@ class Family:
 
 # model types whose published code is that of a family
 ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
-# families whose state spaces PEFT adapts but for the output projection (0.21 `tuners/tuners_utils.py`,
+# families of whose state spaces PEFT refuses to adapt the output projection (0.21 `tuners/tuners_utils.py`,
 # `_check_lora_target_modules_mamba`)
 UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
+# families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
+# MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
+UNSCORED = (
+    "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1", "glm4_moe",
+    "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "llama4_text", "minimax_m2", "nemotron_h", "olmoe",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
+)  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
     "llama4": "llama4_text", "gemma3": "gemma3_text", "mistral3": "mistral",

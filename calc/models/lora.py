@@ -54,6 +54,12 @@ def adaptable(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
     return megatron_linears(arch, spec) if arch.modeling.startswith("megatron") else linears(arch, spec)
 
 
+def adaptable_names(arch: Architecture) -> list[str]:
+    """The last parts of the names of all linears that may get an adapter, sorted."""
+    linears = (linear for spec, _ in layer_kinds(arch) for linear in adaptable(arch, spec))
+    return sorted({linear.name.rpartition(".")[2] for linear in linears})
+
+
 @lru_cache(maxsize=4096)
 def megatron_linears(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
     """Megatron-core's linears of a layer: one makes queries, keys and values, one the gate and what it multiplies.
@@ -101,7 +107,7 @@ def vision_matrices(arch: Architecture, rank: int, part: Literal["blocks", "proj
 def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
     """Inputs plus outputs, over every Linear that `targets` names."""
     found = [(count, linear) for spec, count in layer_kinds(arch) for linear in adaptable(arch, spec)]
-    names = sorted({linear.name.rpartition(".")[2] for _, linear in found})
+    names = adaptable_names(arch)
     if isinstance(targets, str) and targets != "all-linear":
         raise ConfigError("lora.targets", targets, f"all-linear or a list of {', '.join(names)}", near=["all-linear"])
     wanted = names if isinstance(targets, str) else targets

@@ -217,6 +217,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     modelled = partial(module.modelled, values=values | {"version": known})
     architecture = modelled(model.reading(images=sees))
     values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
+    if "lora.targets" in usual and "lora.targets" not in given:
+        values["lora.targets"] = rules.usual(architecture, usual["lora.targets"])
     roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known), modelled)
     values["lengths"] = _lengths(given)
     rules.follow(values, given, task)

@@ -16,7 +16,7 @@ from calc.base.versions import at_least
 from calc.catalog.catalog import GPU, Catalog, CatalogError
 from calc.models.architecture import Architecture, ConfigError
 from calc.models.families import MXFP4
-from calc.models.lora import lora_parameters
+from calc.models.lora import adaptable_names, lora_parameters
 from calc.models.slices import part, stage
 from calc.models.vision import Tower
 from calc.scenario.images import WIDEST, Images
@@ -332,16 +332,38 @@ def role_of(
 EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj"})  # targets that also name parts of an expert
 
 
-def adapters(architecture: Architecture, rank: int, targets: str | list[str]) -> tuple[str, ...] | str:
-    """The targets of adapters, checked against the model's layers.
+def unsuited(architecture: Architecture) -> str:
+    """The reason why adapters on all linears of a model fail, or add others than were meant; empty if there is none.
 
-    Of some models PEFT adapts routed experts where it is told to adapt linears of an MLP (peft 0.21
-    `utils/transformers_weight_conversion.py`, `convert_peft_config_for_transformers`).
+    PEFT refuses the output projection of some state spaces, and does not leave it out either (0.21
+    `tuners/tuners_utils.py`, `_check_lora_target_modules_mamba`). Of some models it adapts routed experts where it is
+    told to adapt linears of an MLP (0.21 `utils/transformers_weight_conversion.py`,
+    `convert_peft_config_for_transformers`).
     """
+    if architecture.modeling.startswith("megatron"):
+        return ""
+    if architecture.ssm and not architecture.ssm.adapted:
+        return "PEFT refuses the out_proj of these state spaces"
+    return "PEFT would adapt routed experts, too" if architecture.experts_converted else ""
+
+
+def taken(architecture: Architecture) -> list[str]:
+    """The targets that stand for all linears where those are unsuited: all that PEFT takes and adapts alone."""
+    experts = EXPERTS if architecture.experts_converted else set()
+    return [name for name in adaptable_names(architecture) if name not in experts]
+
+
+def usual(architecture: Architecture, targets: str | list[str]) -> str | list[str]:
+    """A framework's default targets, or those that stand for them."""
+    return taken(architecture) if targets == "all-linear" and unsuited(architecture) else targets
+
+
+def adapters(architecture: Architecture, rank: int, targets: str | list[str]) -> tuple[str, ...] | str:
+    """The targets of adapters, checked against the model's layers."""
     found = targets if isinstance(targets, str) else tuple(targets)
-    if architecture.experts_converted and (found == "all-linear" or EXPERTS & {*found}):
-        allowed = "a list of attention's, such as [q_proj, v_proj, out_proj]; PEFT would adapt routed experts, too"
-        raise Objection(f"lora.targets: given {show(targets)}, allowed: {allowed}")
+    experts = architecture.experts_converted and EXPERTS & {*found}
+    if (reason := unsuited(architecture)) and (found == "all-linear" or experts):
+        raise Objection(f"lora.targets: given {show(targets)}, allowed: [{', '.join(taken(architecture))}]; {reason}")
     lora_parameters(architecture, rank, found)
     return found
 
@@ -437,6 +459,12 @@ def warnings_of(
     if architecture.experts and values["method"] == "qlora":
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
     frozen = architecture.experts and not architecture.modeling.startswith("megatron")
+    if (
+        values["method"] != "full"
+        and (reason := unsuited(architecture))
+        and values["lora.targets"] == taken(architecture)
+    ):
+        yield f"all-linear does not serve, so that the linears with adapters are named: {reason}"
     if frozen and values["method"] != "full" and values["lora.targets"] == "all-linear":
         yield "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too"
     if version and known != version and not known.startswith(f"{version}."):
@@ -489,7 +517,6 @@ def linear_notes(s: Scenario) -> Iterator[str]:
         return
     yield f"{layers} taken to run in PyTorch's operations, without {library}"
     yield "its kernels keep far less: linear_attention fla says how much"
-    yield "the speed is computed for these kernels; PyTorch's operations are slower"
 
 
 def lacks_kernels(s: Scenario, gpu: GPU) -> str | None:

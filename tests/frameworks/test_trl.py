@@ -178,6 +178,7 @@ REFUSED = {
     "an adapter on the head": {"method": "lora", "lora__targets": ["q_proj", "lm_head"]},
     "a policy of cut sequences": {"task": "grpo", "gpus": 4, "roles": {"actor": {"context_parallel": 2}}},
     "a policy of cut layers": {"task": "grpo", "gpus": 4, "roles": {"actor": {"tensor_parallel": 2}}},
+    "a reward model without a class that scores": {"task": "rm", "model": "granite-4-h-micro"},
     "no rollout": {"task": "grpo", "rollout__engine": "none"},
     "one completion a prompt": {"task": "grpo", "rollout__n": 1},
     "completions that fill no step": {"task": "grpo", "gpus": 4, "rollout__batch": 3},

@@ -222,13 +222,31 @@ def test_linear_attention_runs_in_kernels_unless_nothing_asks_for_them() -> None
     assert "linear_attention: given 'torch' with packing, allowed: fla; only its kernels keep" in packed
 
 
-def test_adapters_that_would_reach_experts_are_refused() -> None:
-    """PEFT 0.21 turns Qwen3-Next's gate_proj, up_proj and down_proj into its fused experts."""
-    told = error(model="qwen3-next-80b-a3b", method="lora")
-    assert "lora.targets: given 'all-linear', allowed: a list of attention's" in told
-    attention = {"model": "qwen3-next-80b-a3b", "method": "lora", "lora.targets": ["q_proj", "out_proj"]}
-    assert parse(SFT | attention).lora is not None
-    assert parse(SFT | {"model": "qwen3.5-35b-a3b", "method": "lora"}).lora is not None
+@pytest.mark.parametrize(
+    ("model", "reason", "left_out"),
+    [
+        # PEFT 0.21 turns Qwen3-Next's gate_proj, up_proj and down_proj into its fused experts
+        ("qwen3-next-80b-a3b", "PEFT would adapt routed experts, too", {"gate_proj", "up_proj", "down_proj"}),
+        # "Module 'out_proj' is incompatible with Mamba-based models": PEFT 0.21.2 on an H200, 2026-11-26
+        ("falcon-h1-7b", "PEFT refuses the out_proj of these state spaces", {"out_proj"}),
+        ("nemotron-h-8b", "PEFT refuses the out_proj of these state spaces", {"out_proj"}),
+    ],
+)
+def test_where_all_linear_does_not_serve_the_linears_are_named(model: str, reason: str, left_out: set[str]) -> None:
+    told = error(model=model, method="lora", **{"lora.targets": "all-linear"})
+    assert "lora.targets: given 'all-linear', allowed: [" in told and told.endswith(reason)
+    usual = parse(SFT | {"model": model, "method": "lora"})
+    assert usual.lora and {"q_proj", "k_proj", "v_proj", "o_proj"} <= {*usual.lora.targets}
+    assert not left_out & {*usual.lora.targets}
+    assert any(reason in note for note in estimate(usual).notes)
+    named = parse(SFT | {"model": model, "method": "lora", "lora.targets": ["q_proj"]})
+    assert not any(reason in note for note in estimate(named).notes)
+
+
+def test_adapters_on_all_linears_are_said_so_where_peft_takes_them() -> None:
+    for model in ("qwen3.5-35b-a3b", "granite-4-h-tiny", "llama-3.2-1b"):
+        told = parse(SFT | {"model": model, "method": "lora"})
+        assert told.lora and told.lora.targets == "all-linear"
 
 
 def test_selective_checkpointing_is_never_reentrant() -> None:

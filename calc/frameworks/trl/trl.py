@@ -31,6 +31,7 @@ from calc.frameworks.constraints import (
 )
 from calc.frameworks.releases import NOTHING, pinned, stated
 from calc.frameworks.trl.releases import ADAPTERS, DEFAULTS, GENERATING, RELEASES, SERVER, SUPERVISED
+from calc.models.families import UNSCORED
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, RL, Sharding
 
@@ -127,6 +128,8 @@ def refuse(s: Scenario) -> str | None:
         return reason
     if s.task not in TASKS:
         return f"task: given {s.task!r}, allowed with trl {s.framework_version}: {', '.join(TASKS)}"
+    if s.task == "rm" and s.architecture.family in UNSCORED:
+        return f"model: given {s.model!r} for rm, allowed with trl: one that Transformers can make score sequences"
     usual = defaults(s.task, s.framework_version, {})
     if s.loss != usual["loss"]:
         return f"loss: given {s.loss!r}, allowed with trl for {s.task}: {usual['loss']}"

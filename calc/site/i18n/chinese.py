@@ -639,6 +639,9 @@ LINES = {
 TERMS = {
     "matrix work": "矩阵乘法",
     "attention": "注意力",
+    "masked attention": "带掩码的注意力",
+    "scan": "状态扫描",
+    "selection": "选择性重计算的判断",
     "kernel starts": "内核启动",
     "repacking": "重新打包",
     "launch": "主机派发",
@@ -789,6 +792,11 @@ ADVICE = {
     "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone": (
         "路由专家保持 16 位：Transformers 5 把它们融合了，而 4 位加载只处理线性层"
     ),
+    "all-linear does not serve, so that the linears with adapters are named: {reason*}": (
+        "all-linear 不可用，因此逐一写出带适配器的线性层：{reason}"
+    ),
+    "PEFT refuses the out_proj of these state spaces": "PEFT 拒绝适配这些状态空间层的 out_proj",
+    "PEFT would adapt routed experts, too": "PEFT 会连路由专家一起适配",
     "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too": (
         "all-linear 不含路由专家；PEFT 0.21 对某些系列也会适配它们"
     ),
@@ -827,9 +835,6 @@ ADVICE = {
     ),
     "its kernels keep far less: linear_attention fla says how much": (
         "它的 kernel 保留的张量少得多：设 linear_attention 为 fla 即可看到"
-    ),
-    "the speed is computed for these kernels; PyTorch's operations are slower": (
-        "速度按这些 kernel 计算；PyTorch 的算子更慢"
     ),
     "bitsandbytes, which {what} need, has no kernels for the {gpu}": "{what}需要 bitsandbytes，而它没有 {gpu} 的内核",
     "4-bit weights": "4 位权重",
@@ -1728,6 +1733,9 @@ REFUSALS = {
     "a reference, whatever the KL coefficient": "一个参考模型，不论 KL 系数是多少",
     "a reference, which train_dpo always loads": "一个参考模型，train_dpo 总会加载它",
     "a reward model": "一个奖励模型",
+    "one that Transformers can make score sequences": "一个 Transformers 有序列打分类的模型",
+    "{names!}; PEFT refuses the out_proj of these state spaces": "{names}；PEFT 拒绝适配这些状态空间层的 out_proj",
+    "{names!}; PEFT would adapt routed experts, too": "{names}；PEFT 会连路由专家一起适配",
     "a role to train for {task}": "{task} 要训练的角色",
     "full; vLLM cannot take adapters over": "full；vLLM 不能接收适配器",
     "true, which it then turns on": "true，它随后会自动打开",
