@@ -14,7 +14,7 @@ from calc.catalog.catalog import GPU, Catalog
 from calc.memory import kv_cache
 from calc.resolve.parse import parse
 from calc.throughput import Term, throughput, work
-from calc.throughput.rates import GIGA, MEMORY, PCIE
+from calc.throughput.rates import FLASH, GIGA, MEMORY, PCIE
 from calc.throughput.rollout import DECODED
 
 LONG = 32_768  # tokens of a product that runs long enough for a card to reach its power limit, as it does in training
@@ -40,7 +40,16 @@ HOSTS = {
     "of the H200": (*(_H200 + name for name in _EACH), _H200 + _QWEN + "sdpa"),
     "of the H100": (*(_H100 + name for name in _EACH), _H100 + _QWEN + "eager"),
 }
+_FAMILIES = "measured/h200-2026-11-26/{}/sft/s{}/mb{}/optimizer_impl=fused/checkpointing={}"
+# Every other model of the suite; the rest judge.
+CHOSEN = tuple(
+    _FAMILIES.format(model, 2048, 1, "selective")
+    for model in ("opt-1.3b", "gemma-3-270m", "falcon-h1-0.5b", "olmoe-1b-7b", "stablelm-2-1.6b", "phi-1.5")
+)
+WINDOWED = _FAMILIES.format("starcoder2-3b", 8192, 2, "full")
 SET = {
+    "POLICY": frozenset(CHOSEN),
+    "MASKED": frozenset({WINDOWED}),
     "FLASH": frozenset(name for pair in PAIRS for name in pair),
     "EAGER": frozenset(LARGE),
     "LAUNCH": frozenset(name for names in HOSTS.values() for name in names),
@@ -180,6 +189,25 @@ def launches(catalog: Catalog) -> dict[str, float]:
             each.append(busy / (launch["m"] * launch["k"]))
         found[host] = median(each)
     return found
+
+
+def policy(catalog: Catalog) -> float:
+    """`work.POLICY`: what a step takes beyond its dispatches, for each decided operation: the median over `CHOSEN`."""
+    found = []
+    for name in CHOSEN:
+        step = ran(catalog, name)
+        chosen = step.terms["selection"].values
+        host = chosen["G"] + step.without("launch", "selection")  # of which all is the host's in steps so short
+        found.append((host / chosen["m"] - chosen["k"] * chosen["t"]) / chosen["d"])
+    return float(median(found))
+
+
+def masked(catalog: Catalog) -> float:
+    """`rates.MASKED` of Hopper: attention with a mask gets the time that the other terms of `WINDOWED` leave."""
+    step = ran(catalog, WINDOWED)
+    known = step.terms["masked attention"]
+    rate = known.seconds * known.values["F"] / step.without("masked attention")
+    return float(rate / (peak(step.gpu) * FLASH["Hopper"]))
 
 
 def peak(gpu: GPU) -> float:

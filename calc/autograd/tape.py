@@ -104,9 +104,10 @@ class Op:
     of a saved input is written over that input. `scratch` and `backward_scratch` live only while the operation runs, in
     the order of `course` and `backward_course` where these are given, or else in pieces before its outputs;
     `weight` counts the trainable elements whose gradient its backward makes. `kept` is what selective checkpointing
-    keeps of it, so that it is not run again; `product` says that it is a matrix product of two dimensions. `flat`: its
-    input is seen as a matrix, so that the input's gradient is a view. `rowwise`: it runs once for each sequence, and
-    its backward makes the gradient of one and frees what was saved of it before it comes to the next.
+    keeps of it, so that it is not run again; `product` says that it is a matrix product of two dimensions, `multiplies`
+    that its time is that of its products, whatever it moves. `flat`: it is a linear, whose input is seen as a matrix,
+    so that the input's gradient is a view. `rowwise`: it runs once for each sequence, and its backward makes the
+    gradient of one and frees what was saved of it before it comes to the next.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Op:
     course: Course = ()
     backward_course: Course = ()
     rowwise: bool = False
+    multiplies: bool = False
 
     def gradients(self, incoming: Tensor) -> dict[Tensor, Tensor]:
         """The gradient of each input that needs one, in storage of its own unless it shares another's."""
@@ -169,6 +171,7 @@ class Tape:
         course: Course = (),
         backward_course: Course = (),
         rowwise: bool = False,
+        multiplies: bool = False,
     ) -> Tensor:
         """Record an operation and return its output; `saves_out` keeps the output for its own backward (softmax).
 
@@ -194,6 +197,7 @@ class Tape:
                 course,
                 backward_course,
                 rowwise,
+                multiplies or flat or product,
             )
         )
         return out

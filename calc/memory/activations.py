@@ -17,7 +17,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, assert_never
 
-from calc.autograd.polynomial import Segment, amount
+from calc.autograd import kernels
+from calc.autograd.polynomial import Amount, Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.attention import Attention
 from calc.memory.compiled import Fused, graph
@@ -158,7 +159,8 @@ class Program(DeltaRule, StateSpace, Attention):
         picks = [Tensor(of(k=1), 8)] * arch.expert_bias
         first = "gate_up_proj" if arch.gated else "up_proj"
         pair = tape.op("experts: gate_up", [picked], kj * (2 if arch.gated else 1), c,
-                       saves=[picked, *picks] if trained else [], weight=self.trained_expert(first))  # fmt: skip
+                       saves=[picked, *picks] if trained else [], weight=self.trained_expert(first),
+                       multiplies=True)  # fmt: skip
         if arch.experts_input_first:
             product = self.clamped_gate(pair, kj, c)
         elif not arch.gated:
@@ -168,7 +170,7 @@ class Program(DeltaRule, StateSpace, Attention):
             act = tape.op("experts: activation", [gate], kj, c, saves=[gate])
             product = tape.op("experts: product", [act, up], kj, c, saves=[act, up])
         down = tape.op("experts: down", [product], kh, c, saves=[product] if trained else [],
-                       weight=self.trained_expert("down_proj"))  # fmt: skip
+                       weight=self.trained_expert("down_proj"), multiplies=True)  # fmt: skip
         wide = max(c, weights.b)  # of both gradients, until the engine casts that of `down`
         weights = tape.op("experts: sort weights", [weights], of(k=1), weights.b, saves=[order])
         weighted = tape.op(
@@ -216,7 +218,7 @@ class Program(DeltaRule, StateSpace, Attention):
             logits = self.linear(name, x, experts)
         else:
             logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:],
-                             weight=weight, product=name not in self.biased)  # fmt: skip
+                             weight=weight, product=name not in self.biased, multiplies=True)  # fmt: skip
         if arch.routing.startswith("best"):
             logits = self.cast(logits, 4 if arch.routing == "best-fp32" else logits.b, "router")
             best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
@@ -274,12 +276,12 @@ class Program(DeltaRule, StateSpace, Attention):
         picked = tape.op("experts: weigh", [copies, scores], rows, x.b, saves=[copies, scores],
                          backward_scratch=rows * x.b)  # fmt: skip
         pair = tape.op("experts: gate_up", [picked], inner * 2, c, saves=[picked] if trained else [],
-                       weight=self.trained_expert("gate_up_proj"))  # fmt: skip
+                       weight=self.trained_expert("gate_up_proj"), multiplies=True)  # fmt: skip
         gate, up = tape.split("experts: gate, up", pair, [inner, inner])
         act = tape.op("experts: activation", [gate], inner, c, saves=[gate])
         product = tape.op("experts: product", [up, act], inner, c, saves=[up, act])
         down = tape.op("experts: down", [product], rows, c, saves=[product] if trained else [],
-                       weight=self.trained_expert("down_proj"))  # fmt: skip
+                       weight=self.trained_expert("down_proj"), multiplies=True)  # fmt: skip
         shared = self.mlp(x, of(s=1), "shared_")
         total = tape.op("experts: sum", [down], WIDTH, c)
         y = tape.op("experts: add shared", [shared, total], WIDTH, c, view=True, aliases=[shared, total])
@@ -448,6 +450,27 @@ def layer(
     how = {"first": first, "counted": counted, "received": received, "selective": selective, "reentrant": reentrant}
     tape = program(run, spec, **how).layer()
     return Segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
+
+
+class Traffic(NamedTuple):
+    """What the kernels of a layer do beside multiplying: bytes forward and backward, and their number in each.
+
+    `kept`: tensors that forward saves.
+    """
+
+    forward: Amount
+    backward: Amount
+    kernels: tuple[int, int]
+    kept: int
+
+
+@lru_cache(maxsize=4096)
+def traffic(run: Run, spec: LayerSpec) -> Traffic:
+    """What the kernels of a layer of the kind `spec` read and write; see `calc.autograd.kernels`."""
+    dims = dimensions(run.arch, run.adapter.rank if run.adapter else 0)
+    tape = program(run, spec).layer()
+    there, back = kernels.forward(tape), kernels.backward(tape)
+    return Traffic(amount(there.moved, dims), amount(back.moved, dims), (there.number, back.number), there.kept)
 
 
 @lru_cache(maxsize=4096)

@@ -238,7 +238,7 @@ class Attention(Linears):
         spared = None if self.run.packaged else [lse]
         return self.tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse, *mask], saves_out=True,
                             scratch=scratch, backward_scratch=backward, backward_course=course, weight=self.sinks,
-                            spared=spared)  # fmt: skip
+                            spared=spared, multiplies=True)  # fmt: skip
 
     def accumulators(self, *, grouped: bool) -> Size:
         """The sums of flash's backward: dq in fp32 and, with grouped queries, dk and dv for every query head."""

@@ -69,8 +69,8 @@ class LitgptAttention(Attention):
         width = of(q=parts[0], kv=parts[1] + parts[2])
         dims = dimensions(self.arch)
         n_in, n_out = (int(amount(w, dims).tokens) * adapter.rank for w in (WIDTH * sum(parts), width))
-        down = tape.op(f"{label} A", [source], of(r=sum(parts)), b, saves=[source], weight=n_in)
-        up = tape.op(f"{label} B", [down], width, b, saves=[down], weight=n_out)
+        down = tape.op(f"{label} A", [source], of(r=sum(parts)), b, saves=[source], weight=n_in, multiplies=True)
+        up = tape.op(f"{label} B", [down], width, b, saves=[down], weight=n_out, multiplies=True)
         if not all(parts):
             up = tape.op(f"{label} pad", [up], y.width, b, saves=[up])
         scaled = tape.op(f"{label} scale", [up], y.width, b)

@@ -53,12 +53,22 @@ class MegatronLayer(MegatronExperts):
         if self.beside(name):
             # the gradient of the norm's output is added to a copy (`_LayerNormLinear.backward`)
             back += x.size
-        y = self.tape.op(name, [x], out, BF16, saves=self.kept(x), scratch=whole, backward_scratch=back, weight=weight)
+        y = self.tape.op(
+            name,
+            [x],
+            out,
+            BF16,
+            saves=self.kept(x),
+            scratch=whole,
+            backward_scratch=back,
+            weight=weight,
+            multiplies=True,
+        )
         return self.beside_column(name, x, y)
 
     def row(self, name: str, x: Tensor, weight: int) -> Tensor:
         """A product cut by its inputs, whose partial sums are added in place, or reduced and scattered."""
-        y = self.tape.op(name, [x], WIDTH, BF16, saves=self.kept(x), weight=weight)
+        y = self.tape.op(name, [x], WIDTH, BF16, saves=self.kept(x), weight=weight, multiplies=True)
         if self.run.sequences:
             y = self.tape.op(f"{name}: reduce-scatter", [y], self.stream, BF16)
         return self.beside_row(name, x, y)
@@ -138,7 +148,7 @@ class MegatronLayer(MegatronExperts):
     def whole_product(self, name: str, x: Tensor, out: Size, weight: str) -> Tensor:
         """A product that no rank shares: keeps its input."""
         trained = self.trained_elements(weight)
-        y = self.tape.op(name, [x], out, BF16, saves=self.kept(x), weight=trained)
+        y = self.tape.op(name, [x], out, BF16, saves=self.kept(x), weight=trained, multiplies=True)
         return self.adapted_by(name, x, y, of(r=self.run.share))
 
     @property
@@ -174,9 +184,9 @@ class MegatronLayer(MegatronExperts):
             # output and log-sum-exp are made once more, beside the output that the next product keeps
             back = back + self.context * BF16 + lse.size
             return self.tape.op("attention", [q, k, v], self.context, BF16, saves=[q, k, v],
-                                scratch=passed, backward_scratch=sums + back)  # fmt: skip
+                                scratch=passed, backward_scratch=sums + back, multiplies=True)  # fmt: skip
         return self.tape.op("attention", [q, k, v], self.context, BF16, saves=[q, k, v, lse], saves_out=True,
-                            scratch=passed, backward_scratch=sums + back)  # fmt: skip
+                            scratch=passed, backward_scratch=sums + back, multiplies=True)  # fmt: skip
 
     def passed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Size, Size]:
         """The temporaries of context parallelism, in which keys and values go from rank to rank: forward, backward.

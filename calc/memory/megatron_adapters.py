@@ -86,9 +86,9 @@ class MegatronAdapters(Again):
             source = tape.op(f"{label} dropout", [x], x.width, BF16, saves=[Tensor(x.width, 1)])
         wide = out or y.width
         down = tape.op(f"{label} A", [source], low, BF16, saves=[source], scratch=partial, backward_scratch=partial,
-                       weight=matrices * linear.inputs)  # fmt: skip
+                       weight=matrices * linear.inputs, multiplies=True)  # fmt: skip
         up = tape.op(f"{label} B", [down], wide, BF16, saves=[down], scratch=every, backward_scratch=every * 2,
-                     weight=matrices * linear.outputs)  # fmt: skip
+                     weight=matrices * linear.outputs, multiplies=True)  # fmt: skip
         scaled = tape.op(f"{label} scale", [up], wide, BF16)
         if out:
             # a slice of the first dimension; backward gathers all of it

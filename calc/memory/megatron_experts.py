@@ -53,7 +53,7 @@ class MegatronExperts(MegatronAdapters):
         tape, each, best = self.tape, self.picked("E"), self.picked("k")
         name = self.arch.router.rpartition(".")[2]
         weight = self.elements[name] if self.run.trained else 0
-        logits = tape.op("router", [x], each, BF16, saves=[x], weight=weight)
+        logits = tape.op("router", [x], each, BF16, saves=[x], weight=weight, multiplies=True)
         scores = Tensor(each, FP32)  # of the load-balancing loss, over all experts
         chosen = tape.op("router: top k", [logits], best, BF16, saves=[Tensor(best, INDEX), scores])
         weighed = tape.op("router: softmax", [chosen], best, FP32, saves_out=True)
@@ -72,7 +72,7 @@ class MegatronExperts(MegatronAdapters):
         first = inner * 2 if self.arch.gated else inner
         names = ("gate_up_proj" if self.arch.gated else "up_proj", "down_proj")
         up, down = (self.elements[f"experts_{name}"] * trained for name in names)
-        pair = tape.op("experts: fc1", [tokens], first, BF16, saves=self.kept(tokens), weight=up)
+        pair = tape.op("experts: fc1", [tokens], first, BF16, saves=self.kept(tokens), weight=up, multiplies=True)
         pair = self.adapted_by("experts_linear_fc1", tokens, pair, low)
         if self.arch.gated:
             act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair, *weight])
@@ -81,5 +81,5 @@ class MegatronExperts(MegatronAdapters):
             act = tape.op("experts: weigh", [act], inner, BF16, saves=[act, *weight])
         again = "moe_act" in self.run.again
         out = tape.op("experts: fc2", [act], whole, BF16, saves=[] if again else self.kept(act), weight=down,
-                      backward_scratch=act.size if again else NOTHING)  # fmt: skip
+                      backward_scratch=act.size if again else NOTHING, multiplies=True)  # fmt: skip
         return self.adapted_by("experts_linear_fc2", act, out, low)

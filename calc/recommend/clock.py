@@ -13,6 +13,7 @@ from calc.throughput import Throughput, Unrated, throughput
 from calc.throughput.rates import rated
 
 ROLLOUT = "rollout: "
+SELECTION = "selection"  # the term that makes selective checkpointing slower than full, where a GPU waits for it
 # The least relative difference at which an estimate tells which of two configurations is faster: its median error on
 # published step times, which tests/accuracy reads off the records.
 TOLERANCE = 0.12
@@ -69,14 +70,18 @@ class Clock:
         return digits(known.step_seconds) if known else 0.0
 
     def split(self, s: Scenario) -> Split:
-        """The step time as if vLLM had its card alone, so that no KV cache is larger; infinite if it cannot start."""
+        """The step time as if vLLM had its card alone, so that no KV cache is larger; infinite if it cannot start.
+
+        What selective checkpointing makes a GPU wait is left out, so that along no axis a step becomes quicker.
+        """
         try:
             terms = throughput(s, self.gpu, self.node).terms
         except Unrated:
             return Split(0.0 if self.unrated(s) else inf, 0.0)
         vllm = s.rollout is not None and s.rollout.serves
         rollout = sum([t.seconds for t in terms if vllm and t.name.startswith(ROLLOUT)])
-        return Split(rollout, sum([t.seconds for t in terms]) - rollout)
+        known = sum([t.seconds for t in terms if not t.name.endswith(SELECTION)])
+        return Split(rollout, known - rollout)
 
     def bound(self, rollout: Hashable, rest: Hashable, of: Callable[[], Scenario | None]) -> float:
         """The step time as the sum of two cached parts, keyed by the settings of each; `of` makes the scenario."""

@@ -22,7 +22,7 @@ from calc.replay.allocator import Allocator, Block, Expandable, OutOfMemory, Ste
 from calc.replay.blocks import Blocks, Piece, blocks
 from calc.replay.fsdp1_streams import Gathers
 from calc.replay.fsdp2_streams import Shards
-from calc.step.placement import Placed
+from calc.step.placement import Placed, masked
 from calc.step.roles import Roles
 
 STEPS = 3  # the first makes the states, which lie in the way of the second; later ones find what the second left
@@ -115,7 +115,7 @@ def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
     rows = placed.role.scoring_rows if scores else placed.role.rows
     batch = roles.batch(placed.s, rows)
     engine = placed.scorer if scores else placed.engine
-    return blocks(engine, batch, roles.masked(engine.replica, placed.s, batch), placed.s.checkpointing)
+    return blocks(engine, batch, masked(placed.s, engine.replica.arch, batch.length), placed.s.checkpointing)
 
 
 class Tried(NamedTuple):

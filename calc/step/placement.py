@@ -101,43 +101,34 @@ def frozen_tensors(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
     return tuple(t for t in vision_tensors(arch) if t not in trained)
 
 
-def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
-    """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
+def architecture(s: Scenario, role: Role) -> Architecture:
+    """The part of the model that one GPU holds: its stage of the pipeline, cut as tensor and expert parallelism say."""
     whole = stage(s.architecture, *role.pipeline, s.pipeline_layers, s.virtual_pipeline)
-    arch = part(whole, s.tensor_parallel, s.expert_parallel, s.expert_tensor_parallel)
-    head: Head = "scalar" if (role.model or role.name) in VALUED else "lm"
-    weight, grad, master, stepped = FORMATS[s.layout]
-    count, elements, adapter, adapter_bytes = parameters(arch, head=head), 0, None, weight
-    changed: tuple[Tensor, ...] = ()
-    vision = 0
+    return part(whole, s.tensor_parallel, s.expert_parallel, s.expert_tensor_parallel)
+
+
+def adapter_of(s: Scenario, role: Role) -> tuple[Adapter, int]:
+    """The adapters that the job trains, and the bytes of an element of theirs."""
+    assert s.lora
+    weight = FORMATS[s.layout][0]
+    # adapters beside fp32 weights have the weights' type, adapters beside 4-bit weights a type of their own
+    own = weight == 2 or (s.method == "qlora" and s.layout == "autocast")
+    stored = 2 if s.lora.dtype == "bf16" and own else 4
+    # FSDP's mixed precision gathers adapters, too, in the compute type; where they are units of FSDP 1, PEFT has
+    # read the stored type before, which autocast makes good
+    gathers = s.precision == "fsdp-mixed"
+    joined = s.lora.units == "layer"
+    reads = 4 if gathers and s.sharding == "fsdp1" and role.wrapped and not joined else 0
+    used = 2 if gathers else stored
+    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, role.whole), stored
+
+
+def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run:
+    """The settings with which the layers of `arch`, a rank's part of the model of `role`, run."""
     trained = trained and s.optimizer != "none"
-    if trained and s.lora:
-        # adapters beside fp32 weights have the weights' type, adapters beside 4-bit weights a type of their own
-        own = weight == 2 or (s.method == "qlora" and s.layout == "autocast")
-        adapter_bytes = 2 if s.lora.dtype == "bf16" and own else 4
-        targets = s.lora.modules
-        # FSDP's mixed precision gathers adapters, too, in the compute type; where they are units of FSDP 1, PEFT has
-        # read the stored type before, which autocast makes good
-        gathers = s.precision == "fsdp-mixed"
-        joined = s.lora.units == "layer"
-        reads = 4 if gathers and s.sharding == "fsdp1" and role.wrapped and not joined else 0
-        adapter = Adapter(
-            s.lora.rank, targets, s.lora.dropout > 0, 2 if gathers else adapter_bytes, reads, joined, role.whole
-        )
-        seeing = seeing_adapters(s, arch, s.lora.rank)
-        vision = sum(t.elements * t.count for t in seeing)
-        elements = lora_parameters(arch, s.lora.rank, targets) + vision
-        changed = (*adapter_tensors(arch, s.lora.rank, targets), *seeing)
-        grad, stepped = adapter_bytes, stepped if master else adapter_bytes
-        master = master if adapter_bytes == 2 else 0
-    elif trained:
-        frozen = frozen_tensors(s, arch)
-        changed = tuple(t for t in tensors(arch, head=head) if t not in frozen)
-        elements = sum(t.elements * t.count for t in changed) if frozen else 0
-    if s.layout == "mixed" and s.grad_dtype == "fp32":
-        grad = 4
+    adapter = adapter_of(s, role)[0] if trained and s.lora else None
     precision = TAPES[s.layout]
-    run = Run(
+    return Run(
         arch=arch,
         precision="autocast-bf16" if role.wrapped and precision == "bf16" else precision,
         trained=trained and adapter is None,
@@ -159,7 +150,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
         exchange=role.exchange,
-        fed=vision > 0,
+        fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank)),
         quantised=s.method == "qlora",
         nested=s.double_quantization,
         # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
@@ -168,6 +159,39 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
     )
+
+
+def masked(s: Scenario, arch: Architecture, length: int) -> bool:
+    """True if SDPA gets a mask: the window is no longer than a rank's sequences, or the family always has one."""
+    window, seen = arch.sliding_window, length // s.context_parallel
+    return s.attention == "sdpa" and (arch.masked or (window is not None and seen >= window))
+
+
+def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
+    """The model of `role`, whose scenario is `s`: one that the job trains, or a frozen one beside it."""
+    arch = architecture(s, role)
+    run = run_of(s, role, arch, trained=trained)
+    head: Head = "scalar" if (role.model or role.name) in VALUED else "lm"
+    weight, grad, master, stepped = FORMATS[s.layout]
+    count, elements, adapter_bytes = parameters(arch, head=head), 0, weight
+    changed: tuple[Tensor, ...] = ()
+    vision = 0
+    trained = trained and s.optimizer != "none"
+    if run.adapter:
+        adapter_bytes = adapter_of(s, role)[1]
+        rank, targets = run.adapter.rank, run.adapter.targets
+        seeing = seeing_adapters(s, arch, rank)
+        vision = sum(t.elements * t.count for t in seeing)
+        elements = lora_parameters(arch, rank, targets) + vision
+        changed = (*adapter_tensors(arch, rank, targets), *seeing)
+        grad, stepped = adapter_bytes, stepped if master else adapter_bytes
+        master = master if adapter_bytes == 2 else 0
+    elif trained:
+        frozen = frozen_tensors(s, arch)
+        changed = tuple(t for t in tensors(arch, head=head) if t not in frozen)
+        elements = sum(t.elements * t.count for t in changed) if frozen else 0
+    if s.layout == "mixed" and s.grad_dtype == "fp32":
+        grad = 4
     return Replica(
         role=role.model or role.name,
         arch=arch,
@@ -178,7 +202,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         weight_bytes=weight,
         quantised=run.quantised,
         cut_scales=role.cut_scales,
-        adapter=elements if adapter else 0,
+        adapter=elements if run.adapter else 0,
         vision_adapter=vision,
         adapter_bytes=adapter_bytes,
         trainable=(elements or count) if trained else 0,

@@ -59,11 +59,6 @@ class Roles(Memo):
         length = s.held_len(rows)
         return Batch(-(-rows * length // s.context_parallel), length)
 
-    def masked(self, r: Replica, s: Scenario, batch: Batch) -> bool:
-        """True if SDPA gets a mask: the window is no longer than a rank's sequences, or the family always has one."""
-        window, seen = r.arch.sliding_window, batch.length // s.context_parallel
-        return s.attention == "sdpa" and (r.arch.masked or (window is not None and seen >= window))
-
     def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:
         """The activations of a model on one micro-batch."""
         fsdp = s.sharded.stage if s.sharded.family == "fsdp" and not r.stays else 0
@@ -74,7 +69,7 @@ class Roles(Memo):
             r.path,
             r.trainable,
             batch,
-            masked=self.masked(r, s, batch),
+            masked=placement.masked(s, r.arch, batch.length),
             checkpointing=s.checkpointing if r.optimizer and not r.run.again else "none",
             fsdp=fsdp,
             grouped=fsdp == 1 or (fsdp == 2 and not r.adds_singly),

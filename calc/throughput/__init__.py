@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, assert_never
 
-from calc.base.plan import Keeps
+from calc.base.plan import Keeps, Role
 from calc.catalog.catalog import GPU, Catalog, Node
 from calc.models.architecture import Architecture, Head
 from calc.scenario.scenario import Offload, Scenario
@@ -73,14 +73,16 @@ def supervised(s: Scenario, r: Rates) -> list[Term]:
         rows = -(-s.sequences // (s.data_parallel * s.accumulation))
     load = Load(rows, s.computed_len(rows), s.accumulation, 1)
     head: Head = "scalar" if s.task == "rm" else "lm"
-    terms = list(update(s, r, load, head))
+    keeps = s.keeps
+    own = keeps.roles[0]
+    terms = list(update(s, own, r, load, head))
     scored = load
     if s.task == "kto":  # each completion with the next one's prompt, by the policy and by the reference
         scored = load._replace(micro=2 * load.micro)
-        terms += within("actor, scoring", list(update(s, r, load, head, trained=False)))
+        terms += within("actor, scoring", list(update(s, own, r, load, head, trained=False)))
     for name in ("reference", "teacher"):
         if frozen := s.role(name):
-            terms += within(name, list(update(frozen, r, scored, "lm", trained=False)))
+            terms += within(name, list(update(frozen, keeps.role(name), r, scored, "lm", trained=False)))
     return terms
 
 
@@ -136,14 +138,16 @@ def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> li
     if own.max_tokens_per_gpu:  # dynamic batches are balanced
         rows = -(-mine // -(-mine // rows))
     load = Load(rows, s.expected_len, -(-mine // rows), max(1, _responses(s) // s.global_batch))
-    return list(_passed(own, own.architecture, r, load, "scalar" if name in VALUED else "lm", trained))
+    return list(_passed(own, own.architecture, known, r, load, "scalar" if name in VALUED else "lm", trained))
 
 
 # a reference does what the actor does where that scores, a reward model what the critic does
 @lru_cache(maxsize=256)
-def _passed(s: Scenario, model: Architecture, r: Rates, load: Load, head: Head, trained: bool) -> tuple[Term, ...]:
+def _passed(
+    s: Scenario, model: Architecture, known: Role, r: Rates, load: Load, head: Head, trained: bool
+) -> tuple[Term, ...]:
     """`update`; the `model` of `s` is part of the cache's key because scenarios do not compare by it."""
-    return tuple(update(s, r, load, head, trained=trained))
+    return tuple(update(s, known, r, load, head, trained=trained))
 
 
 def _responses(s: Scenario) -> int:

@@ -55,6 +55,10 @@ FLASH = {
         "two pairs of lengths, heads of 128 and of 64, on an H200: timing.flash",
     ),
 }
+MASKED = Constant(
+    0.177 / 0.489, "rate of the kernel that takes a mask, over all keys, by that of PyTorch's attention without one",
+    "calibrated", "a step of StarCoder2 with sequences of twice its window on an H200: timing.masked",
+)  # fmt: skip
 FLASH_OTHER = Constant(0.45, f"{_FLASH}, other architectures", "assumed", "no source")
 MEMORY = Constant(
     0.88, "share of a card's memory bandwidth that kernels reading and writing once reach", "published",
@@ -63,7 +67,7 @@ MEMORY = Constant(
 )  # fmt: skip
 EAGER = {
     "Hopper": Constant(
-        3.13e12, "bytes a second that element-wise kernels of eager code reach, however fast the card's memory is",
+        3.07e12, "bytes a second that element-wise kernels of eager code reach, however fast the card's memory is",
         "calibrated", "four steps of Llama 3 8B on an H200 and an H100: timing.eager",
     ),
 }  # fmt: skip
@@ -104,15 +108,17 @@ class Rates:
     """The rates that one GPU of a job reaches, in operations or bytes a second.
 
     `matrix`, `fp32` and `flash` are operations of large multiplications in 16 bits and in fp32, and of FlashAttention;
-    `grouped` of multiplications whose rows are grouped by expert. `memory` is bytes of the card's own memory, `eager`
-    bytes that element-wise kernels of eager code get through, `bus` bytes of a collective within a node (bus bandwidth,
-    as NCCL's tests define it), `network` of one GPU's share of the network, `pcie` of a copy from or to host memory.
+    `masked` of attention with a mask, `grouped` of multiplications whose rows are grouped by expert. `memory` is bytes
+    of the card's own memory, `eager` bytes that element-wise kernels of eager code get through, `bus` bytes of a
+    collective within a node (bus bandwidth, as NCCL's tests define it), `network` of one GPU's share of the network,
+    `pcie` of a copy from or to host memory.
     """
 
     matrix: float
     grouped: float
     fp32: float
     flash: float
+    masked: float
     memory: float
     eager: float
     bus: float
@@ -150,6 +156,7 @@ def rated(gpu: GPU, node: Node | None, per_node: int, precision: Precision) -> R
         grouped=large * GROUPED,
         fp32=peak * 1e12 * (FP32.get(gpu.architecture) or MATRIX.get(gpu.architecture, MATRIX_OTHER)),
         flash=peak * 1e12 * FLASH.get(gpu.architecture, FLASH_OTHER),
+        masked=peak * 1e12 * FLASH.get(gpu.architecture, FLASH_OTHER) * MASKED,
         memory=gpu.bandwidth_gbs * GIGA * MEMORY,
         eager=min(gpu.bandwidth_gbs * GIGA * MEMORY, EAGER.get(gpu.architecture, inf)),
         bus=_bus(gpu, node, slot) * GIGA,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from calc.base.plan import Keeps, Stage
 from calc.memory import kv_cache
+from calc.memory.run import Run
 from calc.models.architecture import Architecture, parameters
 from calc.scenario.scenario import Scenario
 from calc.step.placement import FORMATS
@@ -22,15 +23,20 @@ ENGINE_STEP = Constant(
 DECODED = 14  # kernels of a layer: two norms, four products, the cache's two, attention's two, MLP and residuals
 
 
-def prefill(tokens: float, length: float, c: work.Counts, shards: int, r: Rates) -> list[Term]:
+def prefill(arch: Architecture, sequences: float, length: float, shards: int, r: Rates) -> list[Term]:
     """A forward over the prompts of one engine. The head, which only the last position needs, is left out."""
-    body = c._replace(head=0)
-    return [
+    body, tokens = work.counts(arch, "lm")._replace(head=0), sequences * length
+    whole = max(1, round(length))
+    layers = work.layers(Run(arch, trained=False, linear_kernels=True), False, round(tokens), whole)
+    terms = [
         work.matrix(tokens, body, work.NO_ADAPTERS, work.Passes(), shards, r.matrix),
         work.experts(tokens, 1, body, work.Passes(), shards, r.grouped, r.memory),
         work.attention(tokens, length, body, work.Passes(), True, shards, r.flash),
-        work.elementwise(tokens, body, work.NO_ADAPTERS, work.Passes(), shards, r.eager),
+        work.elementwise(1, layers, work.Passes(), r.eager * shards),
     ]
+    if body.scanned:
+        terms.append(work.scan(tokens, body.scanned, work.Passes(), shards, r.matrix))
+    return terms
 
 
 def decode(
@@ -75,8 +81,7 @@ def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]
     prompt, response = lengths(s)
     context = prompt + response / 2
     at_once = max(1.0, min(float(at_most), cache_tokens / (prompt + response), sequences))
-    c = work.counts(arch, "lm")
-    terms = prefill(sequences * prompt, prompt, c, tp, r)
+    terms = prefill(arch, sequences, prompt, tp, r)
     terms = [t._replace(name=f"prefill, {t.name}") for t in terms]
     weights = read(arch, at_once, tp)
     terms.append(
@@ -110,8 +115,9 @@ def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]
     rows = max(1, min(stage.rows or own.rows, int(sequences)))
     prompt, response = lengths(s)
     c = work.counts(arch, "lm")
-    terms = [t._replace(name=f"prefill, {t.name}") for t in prefill(sequences * prompt, prompt, c, 1, r)]
-    host = work.operations(work.DISPATCHED, arch.layers, c, work.NO_ADAPTERS, work.Passes()) * work.LAUNCH
+    terms = [t._replace(name=f"prefill, {t.name}") for t in prefill(arch, sequences, prompt, 1, r)]
+    layers = work.layers(Run(arch, trained=False), False, rows, 1)
+    host = work.operations(layers.dispatched, work.Passes()) * work.LAUNCH
     weights = 2.0 * (c.layers + c.head)
     terms.append(
         decode(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple, assert_never
 
 from calc.base.optimizers import OPTIMIZERS, USUAL
+from calc.base.plan import Role
 from calc.frameworks.registry import framework
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
@@ -13,6 +15,7 @@ from calc.memory.weights import PACKED
 from calc.models.architecture import Head, parameters, routed_parameters
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import Loss, Sharding
+from calc.step.placement import architecture, masked, run_of
 from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, CPU_CORES, Rates
 from calc.throughput.terms import Constant, Term
@@ -84,7 +87,7 @@ def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tup
     return p._replace(again=1 - kept / (c.layers + a.elements)), p._replace(again=float(s.attention != "sdpa"))
 
 
-def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = True) -> Iterator[Term]:
+def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained: bool = True) -> Iterator[Term]:
     """The terms of a model's update, or of its forward alone if it is not trained; `s` is the scenario of its role."""
     trained = trained and s.optimizer != "none"
     c, p = work.counts(s.architecture, head), passes(s, trained)
@@ -95,15 +98,17 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     narrow = r.fp32 if wide == 4 and s.precision == "bf16" and not wrapped(s) else r.matrix
     products, core = spared(s, c, a, p)
     p = products if s.recomputed else p  # of parts of a layer all operations run again
+    layers = ran(s, role, load, trained)
     computed = [
         work.matrix(tokens, c, a, products, n, r.matrix, narrow),
         work.experts(tokens, load.micro, c, products, n, r.grouped, r.memory),
-        work.attention(tokens, load.length, c, core, s.attention != "eager", n, r.flash),
-        work.elementwise(tokens, c, a, p, n, r.eager, wide, bool(s.lora and s.lora.dropout)),
+        *attending(s, r, load, c, core, n),
+        work.elementwise(load.micro, layers, p, r.eager),
     ]
-    if s.attention == "eager":
-        heads = s.architecture.heads * s.architecture.layers
-        computed.append(work.scores(tokens, load.length, heads, core, n, r.memory))
+    if c.scanned:
+        fused = s.linear_attention == "fla"
+        rate = r.matrix if fused or s.layout == "autocast" else r.fp32
+        computed.append(work.scan(tokens, c.scanned if fused else c.unfused, p, n, rate))
     if s.layout == "autocast":
         cast = c.head if s.method == "qlora" else c.layers + c.head
         computed.append(work.cast(cast / n, load.micro, p, r.memory))
@@ -113,18 +118,19 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
     if s.method == "qlora":
         in_fp32 = any(role.unpacks for role in s.keeps.roles)
         computed.append(work.dequantised(c.layers / n, load.micro, p, r.memory, in_fp32=in_fp32))
-    layers = s.architecture.layers // s.pipeline_parallel
-    computed.append(work.starts(work.operations(work.KERNELS, layers, c, a, p), load.micro))
+    there, back = layers.kernels
+    computed.append(work.starts(work.operations((there, there, back), p), load.micro))
     elements = parameters(s.architecture, head=head) + a.elements
     changed = a.elements if s.lora else elements
     given = c.layers + a.elements if s.lora and s.lora.units == "layer" else changed  # elements with a gradient
     if s.shards > 1 and s.sharding not in ("ddp", "megatron"):  # these reduce buckets in place, once a step
         computed.append(repacked(s, r, load, elements / n, given / n, p))
     busy = sum([t.seconds for t in computed])
-    again = work.REENTRANT if s.reentrant else work.DISPATCHED
-    dispatched = work.operations(again, layers, c, a, p)
+    dispatched = work.operations(layers.dispatched, p)
     hooked = work.modules(c, a) if s.sharding == "zero3" else 0
     computed.append(work.launched(dispatched, load.micro, p, hooked, busy))
+    if s.checkpointing == "selective" and not s.recomputed and p.again:
+        yield work.selected((p.forward + p.again) * layers.dispatched[0], load.micro, dispatched, busy)
     busy += computed[-1].seconds
     if s.pipeline_parallel > 1:
         computed.append(traffic.bubble(s.pipeline_parallel, s.virtual_pipeline, load.micro, busy))
@@ -143,6 +149,27 @@ def update(s: Scenario, r: Rates, load: Load, head: Head, *, trained: bool = Tru
         stored = PACKED if s.method == "qlora" else 2
         up = traffic.copied(elements / n, stored * load.micro * (1 + p.inputs), s.shards, r.pcie)
         yield up._replace(name="parameters")
+
+
+def attending(s: Scenario, r: Rates, load: Load, c: work.Counts, p: work.Passes, n: int) -> Iterator[Term]:
+    """Attention, by the kernel that takes a mask in layers where SDPA gets one: windows, or all layers."""
+    fused = s.attention != "eager"
+    if not masked(s, s.architecture, max(1, round(load.length))):
+        yield work.attention(load.tokens, load.length, c, p, fused, n, r.flash)
+        return
+    near = c if s.architecture.masked else c._replace(attention=0)
+    plain = c._replace(attention=c.attention - near.attention, windowed=0)
+    yield work.attention(load.tokens, load.length, plain, p, fused, n, r.flash)
+    yield work.attention(load.tokens, load.length, near, p, False, n, r.masked)._replace(name="masked attention")
+
+
+def ran(s: Scenario, role: Role, load: Load, trained: bool) -> work.Layers:
+    """What the layers of one GPU do beside multiplying; parts of a layer that run again are passes of their own."""
+    arch = architecture(s, role)
+    run = replace(run_of(s, role, arch, trained=trained), again=frozenset())
+    length = max(1, round(load.length))
+    tokens = -(-load.rows * length // s.context_parallel)
+    return work.layers(run, masked(s, arch, length), tokens, length)
 
 
 def held(s: Scenario, n: int) -> float:

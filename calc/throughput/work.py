@@ -1,17 +1,21 @@
 """The work of one GPU: matrix products, attention, element-wise kernels, the loss, and launching all of it.
 
-Counted from Transformers' eager code as `calc.memory.activations` reads it. Every function gives the time of one GPU
-for one optimizer step, in which the GPU processes T tokens in m micro batches.
+What kernels move and how many there are follows from the tapes of `calc.memory`. Every function gives the time of one
+GPU for one optimizer step, in which the GPU processes T tokens in m micro batches.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple, assert_never
 
 from calc.autograd.tape import CHUNK
 from calc.base.plan import Recomputed
+from calc.memory.activations import kinds, traffic
+from calc.memory.run import Run
 from calc.models.architecture import (
+    RECURRENT,
     Architecture,
     Delta,
     Head,
@@ -22,66 +26,33 @@ from calc.models.architecture import (
     layer_tensors,
     tensors,
 )
-from calc.models.lora import adaptable
+from calc.models.lora import adaptable, adapter_matrices
 from calc.throughput.terms import Constant, Term
 
 
-class Bytes(NamedTuple):
-    """Bytes that eager kernels read and write outside multiplications, in bf16, for each element of that kind."""
+class Views(NamedTuple):
+    """Operations that the host dispatches beside kernels, most of them views, forward and backward."""
 
-    norm: int
-    residual: int
-    rope: int
-    gated: int
-    routed: int
-    joined: int
-    values: int
-    keys: int
-    channels: int
-    states: int
+    forward: int
+    backward: int
 
 
-class Operations(NamedTuple):
-    """The number of operations of a layer, of each norm beyond its two, and of each adapter."""
-
-    layer: int
-    norm: int
-    adapter: int
-
-
-# Counted by `TorchDispatchMode` in a layer of Llama (Transformers 5.23); tests/trace/test_operations.py counts again.
-# Forward, RMSNorm in fp32: casts 6 and 6, square 8, mean 4, product 8, weight 4. RoPE: two products, a rotated copy, a
-# sum. Backward, RMSNorm: products 4, 6, 12, 8, 8 and 12, sums 2 and 4, a mean's 4, a square's 8, a sum 12, casts 6 and
-# 6; where a norm's output has several readers their gradients are added, as a residual's are.
-# Tokens for experts, a copy for each, every element of which counts (integrations/moe.py): gathered in the experts'
-# order 4, weighted 4, put back 4, added up 2; backward spreads 2, scatters into zeros 12, multiplies by weights and by
-# outputs 10, adds up 2, scatters again 2. Gradients of gate and up, which are one product, are joined 8.
-# Gated delta rule in fla's kernels (fla-core 0.6.0), by what each reads and writes. Forward: the convolution 4 a
-# channel, contiguous copies 4; queries and keys normed, then read and written by the transform, the states and the
-# output 14 a key, 14 a value, 8 an element of each chunk's state; the gated norm, eager, 62 a value. Backward computes
-# transform and states again, and has gradients of each.
-FORWARD = Bytes(norm=36, residual=6, rope=20, gated=10, routed=14, joined=0, values=76, keys=14, channels=8, states=8)
-BACKWARD = Bytes(
-    norm=92, residual=15, rope=32, gated=18, routed=28, joined=8, values=152, keys=38, channels=14, states=20
-)
-# Counted in the same way: kernels, and all operations that the host dispatches, views too, in forward, recomputation
-# and backward. Checkpointing calls a Python hook three times for each tensor that a layer keeps, and each call counts
-# as an operation. Reentrant checkpointing, Transformers' own before 5 (its pull request 43203), runs a layer again
-# without hooks.
-KERNELS = Operations(38, 8, 6), Operations(36, 8, 6), Operations(71, 16, 7)
-DISPATCHED = Operations(77, 9, 12), Operations(131 + 3 * 38, 19 + 3 * 6, 14 + 3 * 3), Operations(142, 20, 17)
-REENTRANT = DISPATCHED[0], DISPATCHED[0], DISPATCHED[2]
-# LoRA's bytes for each input and each output element, forward and backward, by the bytes of its type (PEFT
-# tuners/lora/layer.py). In fp32 the input is cast, and the output scaled, added to the layer's own and cast back;
-# gradients of the inputs are added up. Dropout reads, writes, and keeps a mask.
-ADAPTED = {2: ((0, 10), (6, 4)), 4: ((6, 24), (12, 20))}
-DROPPED = {2: 5, 4: 9}
-# Bytes of eager attention for each query, key and head: scores written, scaled, masked, softmax in fp32, cast, read.
-SCORES = 2 + 4 + 4 + 8 + 6 + 2
+# Counted by `TorchDispatchMode` in layers of two dozen families (Transformers 5.23, PEFT 0.21), tests/trace/
+# test_operations.py counts again: in a layer, more in one whose state space or linear attention PyTorch's operations
+# run, and for each adapter.
+LAYER, BY_OPERATIONS, ADAPTER = Views(39, 71), Views(95, 100), Views(6, 10)
+# Checkpointing calls a Python hook three times for each tensor that a layer keeps, each of which counts as an
+# operation, and dispatches 1.4 more for it. Reentrant checkpointing, Transformers' own before 5 (its pull request
+# 43203), runs a layer again without hooks.
+HOOKED = 4.4
 LAUNCH = Constant(
     11.6e-6, "seconds of the host for each operation that it dispatches, Python and autograd included", "calibrated",
     "the middle of three hosts, of which the slowest takes almost twice as long as the quickest: "
     "timing.launches",
+)  # fmt: skip
+POLICY = Constant(
+    40.4e-6, "seconds more of the host for each operation of which selective checkpointing decides if it is kept",
+    "calibrated", "steps of six models on an H200: timing.policy",
 )  # fmt: skip
 START = Constant(
     3.37e-6, "seconds that a kernel takes beyond its bytes", "measured",
@@ -99,24 +70,23 @@ class Counts(NamedTuple):
 
     `layers`: elements of the matrices that a token is multiplied with in all layers, of which `routed` belong to
     experts; `experts`: elements of all experts; `grouped`: bytes that a token's products with its experts read and
-    write. `head`: elements of the output head. `attention`: elements that a query and a key of all heads multiply, QKᵀ
-    and PV together, over the layers that see all keys; `windowed` over those with a sliding window of `window`.
-    `elementwise`: bytes of the forward's other kernels, and `backward` of backward's. `modules`: modules with weights,
-    in all layers. `norms`: norms of queries and keys in a layer.
+    write. `scanned`: multiplications with what state spaces or linear attention pass on, in their kernels, and
+    `unfused` in PyTorch's operations. `head`: elements of the output head. `attention`: elements that a query and a key
+    of all heads multiply, QKᵀ and PV together, over the layers that see all keys; `windowed` over those with a sliding
+    window of `window`. `modules`: modules with weights, in all layers.
     """
 
     layers: int
     routed: int
     experts: int
     grouped: int
+    scanned: int
+    unfused: int
     head: int
     attention: int
     windowed: int
     window: int
-    elementwise: int
-    backward: int
     modules: int
-    norms: int
 
 
 @lru_cache(maxsize=4096)
@@ -132,59 +102,36 @@ def counts(arch: Architecture, head: Head) -> Counts:
         if t.kind == "expert":
             experts += t.elements * t.count
             routed += int(t.elements * t.count * used)
-    h, q, kv = arch.hidden, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    layers += arch.recurrent * scanned(arch.delta or arch.ssm)
-    sparse = arch.sparse_layers
-    wide = arch.dense_layers * arch.intermediate
-    wide += sparse * (arch.experts_per_token * arch.moe_intermediate + arch.shared_intermediate)
-
-    copies = sparse * arch.experts_per_token
-    blocks = sum((spec.mixer != "none") + (spec.mlp != "none") for spec in arch.specs)
-
-    def touched(b: Bytes) -> int:
-        heads = (b.rope + b.norm * bool(arch.qk_norm)) * (q + kv) * arch.attending
-        sent = copies * (b.routed * h + b.joined * arch.moe_intermediate)
-        ruled = arch.recurrent * ruling(arch.delta or arch.ssm, b)
-        return blocks * (b.norm + b.residual) * h + heads + ruled + b.gated * wide + sent
-
+    copies = arch.sparse_layers * arch.experts_per_token
+    mixer = arch.delta or arch.ssm
     return Counts(
         layers=layers,
         routed=routed,
         experts=experts,
-        grouped=copies * (4 * h + 6 * arch.moe_intermediate),  # rows in and out of both products, in bf16
-        head=arch.vocab * h if head == "lm" else h if head == "scalar" else 0,
+        grouped=copies * (4 * arch.hidden + 6 * arch.moe_intermediate),  # rows in and out of both products, in bf16
+        scanned=arch.recurrent * scanned(mixer),
+        unfused=arch.recurrent * scanned(mixer, by_kernels=False),
+        head=arch.vocab * arch.hidden if head == "lm" else arch.hidden if head == "scalar" else 0,
         attention=sum(attended(arch, spec) for spec in arch.specs if not spec.slides),
         windowed=sum(attended(arch, spec) for spec in arch.specs if spec.slides),
         window=arch.sliding_window or 0,
-        elementwise=touched(FORWARD),
-        backward=touched(BACKWARD),
         modules=modules,
-        norms=2 * bool(arch.qk_norm),
     )
 
 
-def ruling(delta: Delta | Ssm | None, b: Bytes) -> int:
-    """Bytes of a gated delta rule's kernels for each token; a state space's are taken to move as many an element."""
-    if delta is None:
-        return 0
-    if isinstance(delta, Ssm):
-        states = delta.state // delta.chunk
-        return b.values * delta.inner + b.keys * delta.grouped + b.channels * delta.convolved + b.states * states
-    keys, states = delta.value_heads * delta.key_dim, delta.state // CHUNK
-    return b.values * delta.values + b.keys * keys + b.channels * delta.convolved + b.states * states
-
-
-def scanned(delta: Delta | Ssm | None) -> int:
+def scanned(mixer: Delta | Ssm | None, *, by_kernels: bool = True) -> int:
     """Multiplications of a gated delta rule for each token: within chunks, and with a chunk's state three times.
 
-    A state space's: C to B in each group and with the input, and the state made and read.
+    A state space's: C to B and with the input, and the state made and read; PyTorch's operations compare C to B for
+    each head, kernels for each group.
     """
-    if delta is None:
+    if mixer is None:
         return 0
-    if isinstance(delta, Ssm):
-        return delta.chunk * (delta.grouped + delta.inner) + 2 * delta.state
-    keys = delta.value_heads * delta.key_dim
-    return CHUNK * (3 * keys + 2 * delta.values) + 3 * delta.state
+    if isinstance(mixer, Ssm):
+        compared = mixer.grouped if by_kernels else mixer.heads * mixer.state_dim
+        return mixer.chunk * (compared + mixer.inner) + 2 * mixer.state
+    keys = mixer.value_heads * mixer.key_dim
+    return CHUNK * (3 * keys + 2 * mixer.values) + 3 * mixer.state
 
 
 def attended(arch: Architecture, spec: LayerSpec) -> int:
@@ -219,34 +166,31 @@ def recomputed(arch: Architecture, parts: frozenset[Recomputed]) -> int:
 
 
 class Adapters(NamedTuple):
-    """LoRA adapters: elements of all, widths of the inputs and outputs of their linears, and the number of linears.
+    """LoRA adapters: elements of all, and the number of their linears.
 
-    Widths are those of one token, which comes to some of the experts; `idle` are the elements of the others' adapters.
+    A token comes to some of the experts; `idle` are the elements of the others' adapters.
     """
 
     elements: int
-    inputs: int
-    outputs: int
     linears: int
     idle: int = 0
 
 
-NO_ADAPTERS = Adapters(0, 0, 0, 0)
+NO_ADAPTERS = Adapters(0, 0)
 
 
 @lru_cache(maxsize=4096)
 def adapters(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> Adapters:
     """The adapters of rank `rank` on `targets` (`all-linear`, or the last part of module names), over all layers."""
-    inputs = outputs = found = idle = 0
+    width = found = idle = 0
     for spec, layers in layer_kinds(arch):
         for linear in adaptable(arch, spec):
             if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
                 times = layers * (arch.experts_per_token if linear.experts else 1)
-                inputs += times * linear.inputs
-                outputs += times * linear.outputs
+                width += times * (linear.inputs + linear.outputs)
                 found += layers
                 idle += max(0, layers * linear.experts - times) * (linear.inputs + linear.outputs)
-    return Adapters(rank * (inputs + outputs + idle), inputs, outputs, found, rank * idle)
+    return Adapters(rank * (width + idle), found, rank * idle)
 
 
 class Passes(NamedTuple):
@@ -306,7 +250,8 @@ def keys(length: float, window: float) -> float:
 def attention(tokens: float, length: float, c: Counts, p: Passes, causal: bool, shards: int, rate: float) -> Term:
     """QKᵀ and PV: two operations for each of the keys that a query sees.
 
-    Backward multiplies five times where forward does twice. Without a fused kernel every key is computed, seen or not.
+    Backward multiplies five times where forward does twice. Without a fused kernel every key is computed, seen or not,
+    and so it is by the kernel that takes a mask.
     """
     full = keys(length, 0) if causal else length
     near = keys(length, c.window) if causal else length
@@ -317,17 +262,59 @@ def attention(tokens: float, length: float, c: Counts, p: Passes, causal: bool, 
                 "throughput#attention")  # fmt: skip
 
 
-def elementwise(
-    tokens: float, c: Counts, a: Adapters, p: Passes, shards: int, bandwidth: float, b: int = 2, dropout: bool = False
-) -> Term:
-    """Norms, RoPE, activations, residuals, and what adapters of `b` bytes add: bytes through the card's memory."""
-    drop = DROPPED[b] * a.inputs if dropout else 0
-    forward, back = (drop + taken * a.inputs + given * a.outputs for taken, given in ADAPTED[b])
-    values = {"T": tokens, "e": c.elementwise + forward, "n": p.forward + p.again, "g": c.backward + back,
-              "n_g": p.inputs, "N": shards, "B": bandwidth}  # fmt: skip
-    touched = (c.elementwise + forward) * (p.forward + p.again) + (c.backward + back) * p.inputs
-    return Term("element-wise", tokens * touched / (shards * bandwidth), "T·(e·n + g·n_g)/(N·B)", values,
-                "throughput#elementwise")  # fmt: skip
+class Layers(NamedTuple):
+    """What the layers of one GPU do for one micro batch beside multiplying.
+
+    `forward` and `backward`: bytes that their kernels read and write. `kernels`: their number in each.
+    `dispatched`: operations of the host in forward, as layers run again, and in backward.
+    """
+
+    forward: int
+    backward: int
+    kernels: tuple[int, int]
+    dispatched: tuple[float, float, float]
+
+
+@lru_cache(maxsize=4096)
+def layers(run: Run, masked: bool, tokens: int, length: int) -> Layers:
+    """The layers of `run` on so many tokens in sequences of `length`; `masked`: see `calc.memory.activations.kinds`."""
+    forward = backward = there = back = 0
+    dispatched = [0.0, 0.0, 0.0]
+    for kind, number in Counter(kinds(run, masked, True)).items():
+        t = traffic(kind.run(run), kind.spec)
+        forward += number * t.forward.bytes(tokens, length)
+        backward += number * t.backward.bytes(tokens, length)
+        there += number * t.kernels[0]
+        back += number * t.kernels[1]
+        views = [LAYER, BY_OPERATIONS] if kind.spec.mixer in RECURRENT and not run.linear_kernels else [LAYER]
+        views += [ADAPTER] * adapted(run, kind.spec)
+        host = t.kernels[0] + sum([v.forward for v in views])
+        again = host if run.reentrant else host + HOOKED * t.kept
+        each = (host, again, t.kernels[1] + sum([v.backward for v in views]))
+        dispatched = [known + number * more for known, more in zip(dispatched, each, strict=True)]
+    return Layers(forward, backward, (there, back), (dispatched[0], dispatched[1], dispatched[2]))
+
+
+@lru_cache(maxsize=4096)
+def adapted(run: Run, spec: LayerSpec) -> int:
+    """The number of a layer's linears that have an adapter."""
+    if not run.adapter:
+        return 0
+    return len({t.name for t in adapter_matrices(run.arch, spec, 1, run.adapter.targets)}) // 2
+
+
+def elementwise(micro: int, of: Layers, p: Passes, bandwidth: float) -> Term:
+    """Norms, RoPE, activations, residuals, adapters, scores that no kernel fuses: bytes through the card's memory."""
+    values = {"m": micro, "e": of.forward, "n": p.forward + p.again, "g": of.backward, "n_g": p.inputs, "B": bandwidth}
+    touched = of.forward * (p.forward + p.again) + of.backward * p.inputs
+    return Term("element-wise", micro * touched / bandwidth, "m·(e·n + g·n_g)/B", values, "throughput#elementwise")
+
+
+def scan(tokens: float, elements: int, p: Passes, shards: int, rate: float) -> Term:
+    """State spaces and linear attention: two operations for each of their multiplications, backward twice as many."""
+    passes = p.forward + p.again + 2 * p.inputs
+    values = {"T": tokens, "X": elements, "n": passes, "N": shards, "F": rate}
+    return Term("scan", 2 * tokens * elements * passes / (shards * rate), "2·T·X·n/(N·F)", values, "throughput#linear")
 
 
 def vocabulary(tokens: float, vocab: int, per_logit: float, shards: int, bandwidth: float) -> Term:
@@ -346,14 +333,6 @@ def dequantised(elements: float, micro: int, p: Passes, bandwidth: float, *, in_
     return Term("dequantise", each * micro * elements * passes / bandwidth, "b·m·Q·n/B", values, "throughput#matrix")
 
 
-def scores(tokens: float, length: float, heads: int, p: Passes, shards: int, bandwidth: float) -> Term:
-    """The score matrix of eager attention, over the `heads` of all layers, through the card's memory."""
-    passes = p.forward + p.again + 2 * p.inputs  # backward reads what was kept, and a gradient for each
-    values = {"T": tokens, "S": length, "H": heads, "s": SCORES, "n": passes, "N": shards, "B": bandwidth}
-    seconds = tokens * length * heads * SCORES * passes / (shards * bandwidth)
-    return Term("scores", seconds, "T·S·H·s·n/(N·B)", values, "throughput#attention")
-
-
 def modules(c: Counts, a: Adapters) -> int:
     """Modules with parameters of their own, which ZeRO-3 fetches one by one: an adapter has two."""
     return c.modules + 2 * a.linears
@@ -366,11 +345,9 @@ def cast(elements: float, micro: int, p: Passes, bandwidth: float) -> Term:
     return Term("casts", 6 * micro * elements * passes / bandwidth, "6·m·M·n/B", values, "throughput#matrix")
 
 
-def operations(of: tuple[Operations, Operations, Operations], layers: int, c: Counts, a: Adapters, p: Passes) -> float:
-    """Operations in the layers for one micro batch: `KERNELS`, or all that are `DISPATCHED`."""
-    times = (p.forward, p.again, p.inputs)
-    each = [o.layer * layers + o.norm * c.norms * layers + o.adapter * a.linears for o in of]
-    return sum([n * k for n, k in zip(times, each, strict=True)])
+def operations(each: tuple[float, float, float], p: Passes) -> float:
+    """Operations in the layers for one micro batch, of which `each` pass has so many: forward, again, and backward."""
+    return sum([n * k for n, k in zip((p.forward, p.again, p.inputs), each, strict=True)])
 
 
 def starts(kernels: float, micro: int) -> Term:
@@ -388,3 +365,15 @@ def launched(dispatched: float, micro: int, p: Passes, hooked: int, busy: float)
     values = {"m": micro, "k": dispatched, "t": LAUNCH, "M": hooked, "s": stops, "h": HOOK, "G": busy}
     host = micro * (dispatched * LAUNCH + hooked * stops * HOOK)
     return Term("launch", max(0.0, host - busy), "max(0, m·(k·t + M·s·h) - G)", values, "throughput#launch")
+
+
+def selected(decided: float, micro: int, dispatched: float, busy: float) -> Term:
+    """Time that the GPU waits for selective checkpointing, beyond what it waits for the host anyway.
+
+    The host asks Python of each of the `decided` operations, in forward and again, if it is kept (torch 2.13
+    `utils/checkpoint.py`, `_CachingTorchDispatchMode`, `_CachedTorchDispatchMode`).
+    """
+    values = {"m": micro, "d": decided, "y": POLICY, "k": dispatched, "t": LAUNCH, "G": busy}
+    spare = max(0.0, busy - micro * dispatched * LAUNCH)
+    return Term("selection", max(0.0, micro * decided * POLICY - spare), "max(0, m·d·y - max(0, G - m·k·t))", values,
+                "throughput#launch")  # fmt: skip

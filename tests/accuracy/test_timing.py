@@ -8,8 +8,8 @@ import pytest
 
 from calc.accuracy import timing
 from calc.catalog.catalog import Catalog, load
-from calc.throughput.rates import EAGER, FLASH, MATRIX, MEMORY, PCIE_COPY
-from calc.throughput.work import LAUNCH, START
+from calc.throughput.rates import EAGER, FLASH, MASKED, MATRIX, MEMORY, PCIE_COPY
+from calc.throughput.work import LAUNCH, POLICY, START
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,8 @@ def test_what_steps_set_is_what_the_records_say(catalog: Catalog) -> None:
     assert timing.flash(catalog) == pytest.approx(FLASH["Hopper"], abs=2e-3)
     assert timing.eager(catalog) == pytest.approx(EAGER["Hopper"], rel=5e-3)
     assert sorted(launches.values())[1] == pytest.approx(LAUNCH, rel=5e-3)
+    assert timing.policy(catalog) == pytest.approx(POLICY, rel=5e-3)
+    assert timing.masked(catalog) == pytest.approx(MASKED, rel=5e-3)
     assert 1.5 < max(launches.values()) / min(launches.values()) < 2
 
 
@@ -59,4 +61,4 @@ def test_decoding_steps_take_what_their_bytes_and_kernels_do(catalog: Catalog) -
 def test_every_record_that_sets_a_constant_is_there(catalog: Catalog) -> None:
     known = {r["id"] for r in catalog.measurements}
     assert all(ids <= known for ids in timing.SET.values())
-    assert timing.SET.keys() == {"FLASH", "EAGER", "LAUNCH"}
+    assert timing.SET.keys() == {"FLASH", "EAGER", "LAUNCH", "POLICY", "MASKED"}

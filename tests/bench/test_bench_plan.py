@@ -107,7 +107,17 @@ def test_every_suite_can_be_run_here(path: Path) -> None:
 
 
 def test_the_suites_are_there() -> None:
-    assert {path.stem for path in SUITES} == {"smoke", "single-gpu", "edge", "fsdp", "zero", "trl", "decode", "matmul"}
+    assert {path.stem for path in SUITES} == {
+        "smoke",
+        "single-gpu",
+        "families",
+        "edge",
+        "fsdp",
+        "zero",
+        "trl",
+        "decode",
+        "matmul",
+    }
 
 
 def test_the_single_gpu_suite_covers_what_it_is_for() -> None:

@@ -1,5 +1,7 @@
 """What one layer more dispatches, forward and backward: a case a line in, counts of kernels, of all, and bytes out.
 
+The model's whole config comes before them.
+
 Bytes are those that operations beside products and attention read and write, a token; kept, the tensors that forward
 saves for backward.
 """
@@ -44,9 +46,16 @@ class Count(TorchDispatchMode):
         return tensor
 
 
+def configured(case, layers):
+    """The config of a model with so many layers, all of one type if their types are told."""
+    told = case["config"]
+    types = {"layer_types": told["layer_types"] * layers} if "layer_types" in told else {}
+    return AutoConfig.for_model(**{**told, **types}, num_hidden_layers=layers, use_cache=False)
+
+
 def counted(case, layers):
     """Counts of forward and of backward of a model with so many layers."""
-    config = AutoConfig.for_model(**case["config"], num_hidden_layers=layers, use_cache=False)
+    config = configured(case, layers)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
     if case["checkpointing"]:
         model.gradient_checkpointing_enable({"use_reentrant": case["checkpointing"] == "reentrant"})
@@ -80,9 +89,13 @@ for line in sys.stdin:
     print(
         json.dumps(
             [
-                {name: getattr(b, name) - getattr(a, name) for name in ("kernels", "all", "bytes", "kept")}
-                for a, b in zip(one, two, strict=True)
-            ]
+                configured(case, 2).to_dict(),
+                *(
+                    {name: getattr(b, name) - getattr(a, name) for name in ("kernels", "all", "bytes", "kept")}
+                    for a, b in zip(one, two, strict=True)
+                ),
+            ],
+            default=str,
         ),
         flush=True,
     )
