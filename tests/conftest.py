@@ -11,13 +11,12 @@ from collections.abc import Callable
 import pytest
 from commands import Run
 from hypothesis import HealthCheck, settings
-from sharing import alone, once
+from sharing import alone
 
 from calc.__main__ import main
 from calc.accuracy import calibration, largest_size
 from calc.accuracy.residuals import Residual
-from calc.catalog.catalog import load
-from calc.site.views.accuracy import accuracy, measured
+from calc.site.views.accuracy import accuracy, measured, odds
 
 # A busy machine is no failure: what is drawn is judged, not how long it takes.
 # The same examples every time, so that a run tells something about the change alone; HYPOTHESIS_PROFILE=explore draws
@@ -59,4 +58,5 @@ def searches(tmp_path_factory: pytest.TempPathFactory) -> tuple[largest_size.Sea
 @pytest.fixture(scope="session")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[calibration.Outcome, ...]:
     """Each published job that ran or died, and the probability that it would."""
-    return once(tmp_path_factory, "outcomes", lambda: tuple(calibration.outcomes(load())))
+    with alone(tmp_path_factory, "outcomes"):
+        return odds.judged()

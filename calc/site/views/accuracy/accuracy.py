@@ -43,20 +43,21 @@ T = TypeVar("T")
 @cache
 def residuals() -> tuple[Residual, ...]:
     """The residuals, one for each record that can be compared."""
-    return by_model("residuals", comparable(answers.catalog()), _residuals)
+    return by_model("residuals", {record_key(r): r for r in comparable(answers.catalog())}, _residuals)
 
 
-def by_model(topic: str, records: Iterable[Record], compute: Callable[[Sequence[Record]], list[T]]) -> tuple[T, ...]:
-    """What `compute` gives for each record, kept between builds.
+def by_model(
+    topic: str, records: Mapping[Hashable, Record], compute: Callable[[Sequence[Record]], list[T]]
+) -> tuple[T, ...]:
+    """What `compute` gives for each record, kept between builds under its key.
 
     Records are grouped by model, because all of a model share what calc compiles of it.
     """
-    keys = {record_key(record): record for record in records}
     asked: dict[str, dict[Hashable, Record]] = {}
-    for key, record in keys.items():
+    for key, record in records.items():
         asked.setdefault(f"{topic}-{record['scenario']['model']}", {})[key] = record
     found = {key: one for kept in Kept().complete(asked, compute).values() for key, one in kept.items()}
-    return tuple(found[key] for key in keys)
+    return tuple(found[key] for key in records)
 
 
 def comparable(catalog: Catalog) -> list[Record]:

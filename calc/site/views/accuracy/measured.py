@@ -41,7 +41,7 @@ def _records() -> list[Record]:
 @cache
 def searches() -> tuple[Search, ...]:
     """The searches for the largest size, one for each record of one."""
-    return accuracy.by_model("searches", [r for r in _records() if "edge" in r], _searches)
+    return accuracy.by_model("searches", {accuracy.record_key(r): r for r in _records() if "edge" in r}, _searches)
 
 
 def _searches(records: Sequence[Record]) -> list[Search]:
