@@ -9,12 +9,16 @@ from calc.base.ledger import Line, Phase
 from calc.base.units import GiB, gb, gib
 from calc.estimate.estimate import host_verdict, shown_values, speed
 from calc.estimate.result import Estimate, Group
-from calc.estimate.verdict import room
+from calc.estimate.verdict import Verdict, room
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import PAIRED
 from calc.throughput import Throughput, Unrated
 
-VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long batch", "oom": "out of memory"}
+VERDICTS: Mapping[Verdict, str] = {
+    "fits": "fits",
+    "tight": "tight, it may run and may die on a long batch",
+    "oom": "out of memory",
+}
 TRAINERS = {
     "transformers": "Transformers' Trainer", "litgpt": "litgpt", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl",
     "ms-swift": "ms-swift", "torchtune": "torchtune", "torchtitan": "torchtitan", "unsloth": "Unsloth",
