@@ -110,7 +110,7 @@ def holds(s: Scenario) -> list[str]:
 
 
 def sample(s: Scenario) -> str:
-    """What a job counts: sequences, pairs, or for RL responses."""
+    """The unit that a job counts: sequences, pairs, or for RL responses."""
     return "pair" if s.task in PAIRED else "response" if s.rollout else "sequence"
 
 
@@ -138,7 +138,7 @@ def degrees(s: Scenario) -> list[str]:
 
 
 def segments(s: Scenario) -> list[str]:
-    """What a job tells PyTorch's allocators; jobs with a rollout switch expandable segments themselves."""
+    """The settings that a job gives PyTorch's allocators; jobs with a rollout switch expandable segments themselves."""
     told = ["expandable segments"] if s.expandable_segments and not s.rollout else []
     size = s.pinned_max_round_threshold_mb
     return [*told, f"pinned memory not rounded above {size} MiB"] if size else told

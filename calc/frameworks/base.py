@@ -1,4 +1,4 @@
-"""What a framework has to say of itself, and what the frameworks share. No byte is counted here."""
+"""The interface of a framework, and what the frameworks share. No byte is counted here."""
 
 from __future__ import annotations
 
