@@ -103,7 +103,7 @@ def _recommend(fields: dict[str, Any], path: str | None, as_json: bool) -> Itera
 
 
 def _diagnose(path: str, fields: dict[str, Any], as_json: bool) -> Iterator[str]:
-    """What a job died of, and what to change; options give what the pasted text leaves open."""
+    """Explain what a job died of, and what to change; options give what the pasted text leaves open."""
     raw, where = read_input(path, FILE)
     catalog = load()
     answer = diagnose(raw, fields, catalog, where=where)

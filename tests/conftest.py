@@ -11,13 +11,12 @@ from collections.abc import Callable
 import pytest
 from commands import Run
 from hypothesis import HealthCheck, settings
-from sharing import alone, once
+from sharing import alone
 
 from calc.__main__ import main
 from calc.accuracy import calibration, largest_size
 from calc.accuracy.residuals import Residual
-from calc.catalog.catalog import load
-from calc.site.views.accuracy import accuracy
+from calc.site.views.accuracy import accuracy, measured, odds
 
 # A busy machine is no failure: what is drawn is judged, not how long it takes.
 # The same examples every time, so that a run tells something about the change alone; HYPOTHESIS_PROFILE=explore draws
@@ -52,11 +51,12 @@ def residuals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Residual, ...]:
 @pytest.fixture(scope="session")
 def searches(tmp_path_factory: pytest.TempPathFactory) -> tuple[largest_size.Search, ...]:
     """Each measured search of the largest size, beside what is predicted."""
-    records = [r for r in load().measurements if "edge" in r]
-    return once(tmp_path_factory, "searches", lambda: tuple(largest_size.search(record, load()) for record in records))
+    with alone(tmp_path_factory, "searches"):
+        return measured.searches()
 
 
 @pytest.fixture(scope="session")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[calibration.Outcome, ...]:
     """Each published job that ran or died, and the probability that it would."""
-    return once(tmp_path_factory, "outcomes", lambda: tuple(calibration.outcomes(load())))
+    with alone(tmp_path_factory, "outcomes"):
+        return odds.judged()

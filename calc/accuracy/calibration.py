@@ -113,18 +113,22 @@ class Outcome(NamedTuple):
     ran: bool
 
 
-def outcomes(catalog: Catalog) -> list[Outcome]:
-    """The published jobs that ran, or ran out of memory."""
+def judged(catalog: Catalog) -> list[Mapping[str, Any]]:
+    """The records of published jobs that ran, or ran out of memory."""
+    return [r for r in catalog.measurements if r["class"] == "published" and r["verdict"] in ("fits", "oom")]
+
+
+def outcomes(records: Iterable[Mapping[str, Any]], catalog: Catalog) -> list[Outcome]:
+    """The outcomes of such records."""
     found = []
     shares: dict[str, tuple[float, ...]] = {}  # by the source that is left out
-    for record in catalog.measurements:
-        if record["class"] == "published" and record["verdict"] in ("fits", "oom"):
-            own = source(record)
-            if own not in shares:
-                shares[own] = held_back(catalog, own)
-            sought = record.get("group", THREADS) == THREADS
-            odds_of = odds(record, catalog, shares[own])
-            found.append(Outcome(record["id"], own, sought, odds_of, record["verdict"] == "fits"))
+    for record in records:
+        own = source(record)
+        if own not in shares:
+            shares[own] = held_back(catalog, own)
+        sought = record.get("group", THREADS) == THREADS
+        odds_of = odds(record, catalog, shares[own])
+        found.append(Outcome(record["id"], own, sought, odds_of, record["verdict"] == "fits"))
     return found
 
 

@@ -19,6 +19,7 @@ from calc.base.optimizers import OPTIMIZERS
 from calc.catalog.catalog import Catalog
 from calc.estimate.estimate import estimate, loading_moments
 from calc.estimate.result import Estimate
+from calc.estimate.verdict import Verdict
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import SHARDED, Family, Sharding
@@ -88,7 +89,7 @@ class Residual:
     high: int
     measured: int
     most: int
-    verdict: str
+    verdict: Verdict
     reported: str | None
     explanation: str
     phases: tuple[Part, ...] = ()

@@ -1,4 +1,4 @@
-"""What fits where, over the catalog, for jobs that are spelled out once, here.
+"""The configurations that fit, over the catalog, for jobs that are spelled out once, here.
 
 A cell tries the few configurations of its ladder, the fastest first, and shows the first that fits; if none does, the
 first that is tight; else the one that comes closest, with what it needs.

@@ -23,6 +23,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 CALC = ROOT / "calc"
 FOLDER = CALC.parent / "build" / "kept"
+UNUSED = ("sources", "notes", "gpu_ids")  # fields of a GPU or a node that decide no answer on one card
 
 
 def fingerprint(data: Any) -> str:
@@ -32,11 +33,11 @@ def fingerprint(data: Any) -> str:
 
 @cache
 def of_gpu(name: str) -> str:
-    """A hash of the catalog's data on a GPU and its nodes, without sources and notes."""
+    """A hash of the catalog's data on a GPU and its nodes, without sources, notes and the nodes' other cards."""
     catalog = answers.catalog()
     found = [catalog.gpu(name), *[node for node in catalog.nodes.values() if name in node.gpu_ids]]
     plain = [answers.plain(record) for record in found]
-    return fingerprint([{k: v for k, v in record.items() if k not in ("sources", "notes")} for record in plain])
+    return fingerprint([{k: v for k, v in record.items() if k not in UNUSED} for record in plain])
 
 
 @cache

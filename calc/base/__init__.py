@@ -1,1 +1,1 @@
-"""What everything else is said in: units, the ledger, reading of files, and the terms of a plan."""
+"""Terms that all other packages share: units, the ledger, reading of files, and the terms of a plan."""

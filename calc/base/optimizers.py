@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Step(NamedTuple):
-    """What an implementation of an optimizer's step takes for each parameter.
+    """The memory and traffic of one implementation of an optimizer's step, for each parameter.
 
     `temporaries`: tensors of a parameter's size, in the type that it steps in, that it allocates, for all parameters at
     once where it is foreach, else for one after another. `moved`: numbers that it reads and writes, moments of 8 bits
@@ -31,7 +31,7 @@ class Optim(NamedTuple):
 
 
 class Spelling(NamedTuple):
-    """What each framework calls an optimizer; empty where it has none.
+    """The name of an optimizer in each framework; empty where it has none.
 
     `torch`: the class. `openrlhf`: `--optim` (cli/train_sft.py of 0.11.0). `verl`: the key `optim.optimizer`
     (workers/config/optimizer.py of 0.9.1). `trl`: Transformers' names, by implementation.
@@ -45,7 +45,7 @@ class Spelling(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Facts:
-    """What is known of an optimizer.
+    """The properties of an optimizer.
 
     `moments`: states of each element, in the type that it steps in, or in fp32 (`wide`), or `packed`: so many bytes
     each, an fp32 scale for each block of elements included; tensors of fewer than 4,096 stay in fp32 if it is `wide`,

@@ -28,7 +28,7 @@ def meant(name: str, names: Iterable[str]) -> str:
 
 
 def likeness(given: str, known: str) -> float:
-    """How near two names are, from 0 to 1, and a beginning 2; 0 if a model's letter or number differs."""
+    """The nearness of two names, from 0 to 1, and 2 for a beginning; 0 if a model's letter or number differs."""
     given, memory = SOCKET.sub(r"\1", given), MEMORY.findall(given)
     ours, left = PARTS.findall(MEMORY.sub(r"\1 ", given)), PARTS.findall(known)
     if "".join(ours) == "".join(left) or re.sub(r"\W", "", given) == re.sub(r"\W", "", known):

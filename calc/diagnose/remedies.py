@@ -17,6 +17,8 @@ from calc.diagnose.job import Job
 from calc.estimate.estimate import estimate, host_verdict, speed
 from calc.estimate.report import deciding
 from calc.estimate.result import Estimate
+from calc.estimate.verdict import VERDICTS
+from calc.frameworks.registry import framework
 from calc.recommend.answer import fitting
 from calc.recommend.space import SHARES
 from calc.resolve.parse import parse
@@ -214,7 +216,7 @@ def _nodes(s: Scenario, times: int) -> dict[str, int]:
 
 
 def _sharded(s: Scenario) -> dict[str, str]:
-    return {"sharding": "zero3" if s.framework in ("openrlhf", "trl", "torch") else "fsdp2"} if s.gpus == 1 else {}
+    return {"sharding": framework(s.framework).CHOICES.sharding} if s.gpus == 1 else {}
 
 
 # ---- trying them ---------------------------------------------------------------------------------------------------
@@ -299,7 +301,7 @@ def overshoot(e: Estimate, *, host: bool) -> float:
 
 def rank(remedy: Remedy) -> tuple[Any, ...]:
     """The key that orders remedies."""
-    verdict = ("fits", "tight", "oom").index(remedy.estimate.verdict)
+    verdict = VERDICTS.index(remedy.estimate.verdict)
     return not remedy.fits, ORDER.index(remedy.learns), remedy.machine, verdict, remedy.time or 1.0, remedy.peak
 
 

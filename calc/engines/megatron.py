@@ -113,7 +113,7 @@ class Megatron(Holder):
         return lines
 
     def workspace(self, tokens: int, length: int) -> list[Line]:
-        """What the layers' library takes once: Transformer Engine for cuBLAS, the `local` spec for attention scores.
+        """Memory that the layers' library takes once: for cuBLAS, or in the `local` spec for attention scores.
 
         32 MiB from Hopper on, counted for all cards, where older ones take 4 (TransformerEngine
         `pytorch/cpp_extensions/gemm.py`, `get_cublas_workspace_size_bytes`). Scores are written into one
@@ -167,7 +167,7 @@ class Megatron(Holder):
         return communication.handed(r.role, word, elements, r.weight_bytes)
 
     def host(self, ranks: int) -> Moments:
-        """What steps on the host, or what leaves for it between the role's phases."""
+        """The parts that step on the host, or leave for it between the role's phases."""
         if self.offload:
             yield from self.stepping_there(ranks)
         elif self.replica.leaves:

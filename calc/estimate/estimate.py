@@ -61,7 +61,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
     )
 
 
-def host_verdict(e: Estimate) -> str:
+def host_verdict(e: Estimate) -> verdict.Verdict:
     """`fits`, `oom`, or `tight` where a node needs more host memory than it is merely assumed to have."""
     if e.host_peak <= e.host_memory.bytes:
         return "fits"

@@ -271,7 +271,7 @@ def judged(
     )
 
 
-def _first_to_break(phases: Iterable[Phase], word: str, usable: int) -> str | None:
+def _first_to_break(phases: Iterable[Phase], word: verdict.Verdict, usable: int) -> str | None:
     """The first phase whose own verdict is at least as bad as the job's; None where the job fits."""
     if word == "fits":
         return None

@@ -9,12 +9,16 @@ from calc.base.ledger import Line, Phase
 from calc.base.units import GiB, gb, gib
 from calc.estimate.estimate import host_verdict, shown_values, speed
 from calc.estimate.result import Estimate, Group
-from calc.estimate.verdict import room
+from calc.estimate.verdict import Verdict, room
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import PAIRED
 from calc.throughput import Throughput, Unrated
 
-VERDICTS = {"fits": "fits", "tight": "tight, it may run and may die on a long batch", "oom": "out of memory"}
+VERDICTS: Mapping[Verdict, str] = {
+    "fits": "fits",
+    "tight": "tight, it may run and may die on a long batch",
+    "oom": "out of memory",
+}
 TRAINERS = {
     "transformers": "Transformers' Trainer", "litgpt": "litgpt", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl",
     "ms-swift": "ms-swift", "torchtune": "torchtune", "torchtitan": "torchtitan", "unsloth": "Unsloth",
@@ -106,7 +110,7 @@ def holds(s: Scenario) -> list[str]:
 
 
 def sample(s: Scenario) -> str:
-    """What a job counts: sequences, pairs, or for RL responses."""
+    """The unit that a job counts: sequences, pairs, or for RL responses."""
     return "pair" if s.task in PAIRED else "response" if s.rollout else "sequence"
 
 
@@ -134,7 +138,7 @@ def degrees(s: Scenario) -> list[str]:
 
 
 def segments(s: Scenario) -> list[str]:
-    """What a job tells PyTorch's allocators; jobs with a rollout switch expandable segments themselves."""
+    """The settings that a job gives PyTorch's allocators; jobs with a rollout switch expandable segments themselves."""
     told = ["expandable segments"] if s.expandable_segments and not s.rollout else []
     size = s.pinned_max_round_threshold_mb
     return [*told, f"pinned memory not rounded above {size} MiB"] if size else told

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from calc.base.ledger import Phase, most
 from calc.estimate.host_memory import HostMemory
+from calc.estimate.verdict import Verdict
 from calc.scenario.scenario import Scenario
 
 
@@ -25,7 +26,7 @@ class Group:
     usable_bytes: int
     device_range: tuple[int, int]
     fit_probability: float
-    verdict: str
+    verdict: Verdict
     verdict_phase: str | None
     refusal: str | None = None
     cache_tokens: int = 0
@@ -49,7 +50,7 @@ class Estimate:
     groups: tuple[Group, ...]
     host_phases: tuple[Phase, ...]
     host_memory: HostMemory
-    verdict: str
+    verdict: Verdict
     verdict_phase: str | None
     on_host: bool
     fit_probability: float

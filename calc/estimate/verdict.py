@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from math import erf, sqrt
+from typing import Literal, get_args
 
 from calc.base.ledger import Moment, Sums
 from calc.base.units import GiB
@@ -24,6 +25,8 @@ CONTEXT_SPREAD = 0.65 * GiB
 RANGE = 1.645
 SURE = 6.0  # deviations beyond which a probability counts as 0 or 1: one in 10^9
 TAIL = len(HELD_BACK) // 20
+Verdict = Literal["fits", "tight", "oom"]  # from the best to the worst
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 FITS, TIGHT = 0.95, 0.20  # the verdict's thresholds on the probability that a job fits
 
 
@@ -100,6 +103,6 @@ def reach(m: Moment) -> tuple[int, int]:
     return int(m.device_bytes - sqrt(margin**2 + below**2)), int(m.device_bytes + sqrt(margin**2 + above**2))
 
 
-def word(probability: float) -> str:
+def word(probability: float) -> Verdict:
     """`fits`, `tight` (it may run, and may die on a long batch) or `oom`."""
     return "fits" if probability >= FITS else "tight" if probability >= TIGHT else "oom"

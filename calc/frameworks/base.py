@@ -1,4 +1,4 @@
-"""What a framework has to say of itself, and what the frameworks share. No byte is counted here."""
+"""The interface of a framework, and what the frameworks share. No byte is counted here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from calc.base.plan import Keeps
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import DEEPSPEED, TOGETHER
+from calc.scenario.words import DEEPSPEED, TOGETHER, Sharding
 
 Cut = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
@@ -24,6 +24,7 @@ class Choices(NamedTuple):
     fp32, unless DeepSpeed keeps a master copy; "" if it offers none. `offloads_apart`: under FSDP weights and optimizer
     states move to the host independently. `weights_stay`: no configuration that the search tries has the weights of a
     trained model leave the GPUs. `megatron`: the model that RL trains may be on Megatron-core in place of FSDP.
+    `sharding`: how several GPUs hold a model that is too large for one.
     `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` tells from a job's fields
     and a rung of them whether sequences are cut.
     """
@@ -36,6 +37,7 @@ class Choices(NamedTuple):
     offloads_apart: bool = False
     weights_stay: bool = False
     megatron: bool = False
+    sharding: Sharding = "zero3"
     shared: str = ""
     cuts: Cut = lambda job, rung: True
 

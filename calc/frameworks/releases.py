@@ -1,4 +1,4 @@
-"""What a release says: the libraries that it runs on, and a row for each default that it brought.
+"""The facts of a release: the libraries that it runs on, and a row for each default that it brought.
 
 And the libraries below the frameworks, by the newest release that has been read.
 """

@@ -419,7 +419,7 @@ def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
     `model/gpt_model.py`, `_preprocess`).
     """
     arch, lowest = run.arch, lowest_adapted(run)
-    required = recompute or arch.modeling.startswith("megatron")
+    required = recompute or arch.megatron
     return [
         Kind(
             spec._replace(slides=False),

@@ -42,7 +42,7 @@ class Head(Program):
         """The head's output, soft-capped where the model does, as the model returns it."""
         spread = V * (1 / self.arch.ranks)
         x = self.linear("lm_head", self.gathered(self.input, "lm_head"), spread)
-        if self.arch.ranks > 1 and not self.run.sequences and not self.arch.modeling.startswith("megatron"):
+        if self.arch.ranks > 1 and not self.run.sequences and not self.arch.megatron:
             # all ranks' logits, gathered one after another, then joined by a copy
             x = self.tape.op("logits: gather", [x], V, x.b, scratch=V * x.b)
         if self.arch.logits_scaled:

@@ -292,6 +292,17 @@ class Architecture:
         return {name: value for name, value in vars(self).items() if name != "_hash"}
 
     @property
+    def megatron(self) -> bool:
+        """True if Megatron-core's code runs the layers."""
+        match self.modeling:
+            case "megatron" | "megatron-plain" | "megatron-local":
+                return True
+            case "" | "litgpt":
+                return False
+            case other:
+                assert_never(other)
+
+    @property
     def layers(self) -> int:
         """The number of layers."""
         return len(self.specs)

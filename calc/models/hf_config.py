@@ -316,7 +316,7 @@ def _pooled(side: int, tokens: object) -> int:
 
 
 def _unmodelled(config: Mapping[str, Any]) -> str:
-    """What a config has that no family here has, in words: kinds of layers, then fields; empty if it has nothing."""
+    """Features of a config that no family here has, in words: kinds of layers, then fields; empty if it has nothing."""
     inner = config.get("text_config")
     parts = [("", config), *([("text_config.", inner)] if isinstance(inner, Mapping) else [])]
     fields = [f"{where}{name}" for where, part in parts for name in part if name not in {*MODELLED, "text_config"}]

@@ -22,7 +22,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
     """
     if expert_ranks > 1 or expert_tensor > 1:
         arch = _experts(arch, expert_ranks, expert_tensor)
-    megatron = arch.modeling.startswith("megatron")
+    megatron = arch.megatron
     if megatron and arch.modeling != "megatron-plain":
         # rows of the embedding are added until each rank has a multiple of 128 (`make_vocab_size_divisible_by`)
         rows = PADDED * ranks
@@ -106,7 +106,7 @@ def stage(
         pieces = [chunk(arch, index, stages, chunks, n) for n in range(chunks)]
         specs = tuple(spec for piece in pieces for spec in piece.specs)
         return replace(pieces[0], specs=specs, ends=pieces[-1].ends)
-    if arch.modeling.startswith("megatron"):
+    if arch.megatron:
         return _megatron_stage(arch, index, counts or megatron_layers(arch.layers, stages))
     if arch.tied:
         raise ConfigError("pipeline_parallel", stages, "1 for a model whose head is its embedding, at the other end")

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, starmap
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from calc.autograd.alloc_trace import Script, Writer
 from calc.autograd.tape import Tape
+from calc.base.plan import Held
 from calc.base.units import MiB
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
@@ -142,8 +143,8 @@ class Blocks:
     head: Piece
     embedding: int
     sorting: int
-    tied: str
-    held: str
+    tied: Literal["", "in place", "apart"]
+    held: Held
     inside: bool
     wrapped: bool
     beside: float | None = None

@@ -78,7 +78,7 @@ class Gathers:
         return block, process.issued
 
     def _sent(self, unit: Flat) -> Taken:
-        """What a rank sends if that is not its shard as it lies: a cast of it, or its copy from the host."""
+        """The block that a rank sends if that is not its shard as it lies: a cast of it, or its copy from the host."""
         if not unit.cast:
             return [self.copies.take(unit.shard)] if self.flats.offload else []
         cast = self.copies.take(unit.cast)

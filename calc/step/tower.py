@@ -112,7 +112,7 @@ class Seen:
         return sum(index < layers for index in self.tower.deep)
 
     def below(self, layers: int, deep: int | None = None) -> list[Line]:
-        """What the patches, the lowest blocks, and `deep` projectors between them keep for backward.
+        """Tensors that the patches, the lowest blocks, and `deep` projectors between them keep for backward.
 
         These are the projectors of all of these blocks if nothing is given.
         """
@@ -173,7 +173,7 @@ class Seen:
         return [*self.pixels(), *self.saved()]
 
     def saved(self) -> list[Line]:
-        """What the tower keeps for backward beside the pixels."""
+        """Tensors that the tower keeps for backward beside the pixels."""
         lines = self.below(self.tower.blocks.layers)
         if self.keeps:
             lines.append(self.line("activations", self.projector.saved))
@@ -188,7 +188,7 @@ class Seen:
         return [self.line("temporary", amount)] if amount.fixed else []
 
     def above(self, layer: int) -> list[Line]:
-        """What the language model's backward has made for the tower when it comes to `layer`.
+        """Gradients that the language model's backward has made for the tower when it comes to `layer`.
 
         These are gradients of the output of `deep` blocks, which was added to the lowest layers' output.
         """

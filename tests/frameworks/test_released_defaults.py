@@ -85,16 +85,13 @@ def packaged(framework: str) -> list[str]:
 
 
 def cases(framework: str, rows: tuple[Row, ...], scripts: Callable[[str], Any]) -> list[Any]:
-    """Every row that a release tells, for each of its scripts."""
-    found = []
-    for version in packaged(framework):
-        for script in scripts(version):
-            told = [row for row in rows if row.name(version) and script in (row.scripts or (script,))]
-            for i, row in enumerate(told):
-                again = f"-{row.name(version)}" if row.field in [other.field for other in told[:i]] else ""
-                name = f"{framework}-{version}-{script}-{row.field}{again}"
-                found.append(pytest.param(version, script, row, id=name))
-    return found
+    """The rows that a release tells, for each of its scripts."""
+    return [
+        pytest.param(version, script, told, id=f"{framework}-{version}-{script}")
+        for version in packaged(framework)
+        for script in scripts(version)
+        if (told := [row for row in rows if row.name(version) and script in (row.scripts or (script,))])
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------------- OpenRLHF
@@ -197,21 +194,23 @@ def scripts(version: str) -> tuple[str, ...]:
     return (*SUPERVISED, *(RAY if at_least(version, "0.6.2") else RL))
 
 
-@pytest.mark.parametrize(("version", "script", "row"), cases("openrlhf", OPENRLHF, scripts))
-def test_openrlhf_states_its_command_lines(released: Released, version: str, script: str, row: Row) -> None:
-    release, flag = released("openrlhf", version), row.name(version)
-    path = f"openrlhf/cli/train_{script}.py"
-    stated = openrlhf.defaults(script.removesuffix("_ray"), version, {**SAID.get(script, {}), **row.given})
-    compare(release, f"{path}: --{flag}", release.flag(path, flag), row, stated)
+@pytest.mark.parametrize(("version", "script", "rows"), cases("openrlhf", OPENRLHF, scripts))
+def test_openrlhf_states_its_command_lines(released: Released, version: str, script: str, rows: list[Row]) -> None:
+    release, path = released("openrlhf", version), f"openrlhf/cli/train_{script}.py"
+    for row in rows:
+        flag = row.name(version)
+        stated = openrlhf.defaults(script.removesuffix("_ray"), version, {**SAID.get(script, {}), **row.given})
+        compare(release, f"{path}: --{flag}", release.flag(path, flag), row, stated)
 
 
 # What the trainer passes to vLLM beside, since it passes it: stated by `keeps`.
 EAGER = Row("graphs", dotted("enforce_eager", "vllm.enforce_eager", "0.4.4"), {False: True})
 
 
-@pytest.mark.parametrize(("version", "script", "row"), cases("openrlhf", (EAGER,), lambda version: RAY))
-def test_openrlhf_does_not_enforce_eager_mode(released: Released, version: str, script: str, row: Row) -> None:
-    release, flag, path = released("openrlhf", version), row.name(version), f"openrlhf/cli/train_{script}.py"
+@pytest.mark.parametrize(("version", "script", "rows"), cases("openrlhf", (EAGER,), lambda version: RAY))
+def test_openrlhf_does_not_enforce_eager_mode(released: Released, version: str, script: str, rows: list[Row]) -> None:
+    release, path, [row] = released("openrlhf", version), f"openrlhf/cli/train_{script}.py", rows
+    flag = row.name(version)
     roles = {"actor": {"gpus": 1}, "critic": {"gpus": 1}}
     rollout = {"engine": "vllm", "gpus": 1}
     s = job(framework=f"openrlhf=={version}", task="ppo", gpus=3, placement="separate", rollout=rollout, roles=roles)
@@ -300,11 +299,12 @@ VERL = (
 )
 
 
-@pytest.mark.parametrize(("version", "script", "row"), cases("verl", VERL, lambda version: ("ppo",)))
-def test_verl_states_its_configuration(released: Released, version: str, script: str, row: Row) -> None:
-    release, key = released("verl", version), row.name(version)
-    stated = verl.defaults(script, version, row.given)
-    compare(release, f"{VERL_FILE}: {key}", release.key(VERL_FILE, key), row, stated)
+@pytest.mark.parametrize(("version", "script", "rows"), cases("verl", VERL, lambda version: ("ppo",)))
+def test_verl_states_its_configuration(released: Released, version: str, script: str, rows: list[Row]) -> None:
+    release = released("verl", version)
+    for row in rows:
+        key, stated = row.name(version), verl.defaults(script, version, row.given)
+        compare(release, f"{VERL_FILE}: {key}", release.key(VERL_FILE, key), row, stated)
 
 
 VERL_SFT_FILE = "verl/trainer/config/sft_trainer_engine.yaml"
@@ -322,12 +322,13 @@ VERL_SFT = (
 )
 
 
-@pytest.mark.parametrize(("version", "script", "row"), cases("verl", VERL_SFT, lambda version: ("sft",)))
-def test_verl_states_its_configuration_of_sft(released: Released, version: str, script: str, row: Row) -> None:
-    release, key = released("verl", version), row.name(version)
+@pytest.mark.parametrize(("version", "script", "rows"), cases("verl", VERL_SFT, lambda version: ("sft",)))
+def test_verl_states_its_configuration_of_sft(released: Released, version: str, script: str, rows: list[Row]) -> None:
+    release = released("verl", version)
     assert release.key(VERL_SFT_FILE, "data.use_dynamic_bsz") is True
-    stated = verl.defaults(script, version, row.given)
-    compare(release, f"{VERL_SFT_FILE}: {key}", release.key(VERL_SFT_FILE, key), row, stated)
+    for row in rows:
+        key, stated = row.name(version), verl.defaults(script, version, row.given)
+        compare(release, f"{VERL_SFT_FILE}: {key}", release.key(VERL_SFT_FILE, key), row, stated)
 
 
 # What the trainer passes to vLLM beside: stated by `keeps`.
@@ -338,12 +339,16 @@ SERVING = (
 )
 
 
-@pytest.mark.parametrize(("version", "script", "row"), cases("verl", SERVING, lambda version: ("ppo",)))
-def test_verl_states_what_it_passes_to_vllm(released: Released, version: str, script: str, row: Row) -> None:
-    release, key = released("verl", version), row.name(version)
-    serving = verl.keeps(job(framework=f"verl=={version}", task=script, gpus=8)).serving
+@pytest.mark.parametrize(("version", "script", "rows"), cases("verl", SERVING, lambda version: ("ppo",)))
+def test_verl_states_what_it_passes_to_vllm(released: Released, version: str, script: str, rows: list[Row]) -> None:
+    release, serving = (
+        released("verl", version),
+        verl.keeps(job(framework=f"verl=={version}", task=script, gpus=8)).serving,
+    )
     assert serving
-    compare(release, f"{VERL_FILE}: {key}", release.key(VERL_FILE, key), row, asdict(serving))
+    for row in rows:
+        key = row.name(version)
+        compare(release, f"{VERL_FILE}: {key}", release.key(VERL_FILE, key), row, asdict(serving))
 
 
 @pytest.mark.parametrize("version", packaged("verl"), ids=lambda v: f"verl-{v}-pins")
@@ -406,13 +411,13 @@ TRL = (
 )
 
 
-@pytest.mark.parametrize(("version", "script", "row"), cases("trl", TRL, lambda version: trl.TASKS))
-def test_trl_states_its_configurations(released: Released, version: str, script: str, row: Row) -> None:
+@pytest.mark.parametrize(("version", "script", "rows"), cases("trl", TRL, lambda version: trl.TASKS))
+def test_trl_states_its_configurations(released: Released, version: str, script: str, rows: list[Row]) -> None:
     release = released("trl", version)
-    module, _, name = row.name(version).rpartition(".")
-    path = f"trl/{module}.py"
-    stated = trl.defaults(script, version, row.given)
-    compare(release, f"{path}: {name}", release.field(path, name), row, stated)
+    for row in rows:
+        module, _, name = row.name(version).rpartition(".")
+        path, stated = f"trl/{module}.py", trl.defaults(script, version, row.given)
+        compare(release, f"{path}: {name}", release.field(path, name), row, stated)
 
 
 @pytest.mark.parametrize("library", ["vllm", "transformers", "deepspeed"])

@@ -6,6 +6,8 @@ import pytest
 from calc.answers import advice
 from calc.answers import words as shown
 from calc.base.plan import Lasting
+from calc.estimate import report
+from calc.estimate.verdict import Verdict
 from calc.launch import shell
 from calc.memory.run import WIDTHS, Format
 from calc.scenario.images import Images
@@ -22,6 +24,7 @@ from calc.scenario.words import (
     Loss,
     Sharding,
 )
+from calc.site.tables import plots, tables
 from calc.site.views.accuracy import odds
 from calc.step.instants import LASTING
 from calc.step.placement import FORMATS, TAPES
@@ -88,6 +91,9 @@ def test_what_gathers_weights_has_only_parts_of_them() -> None:
         (shown.SHARDINGS, Sharding),
         (shown.ATTENTION, Attention),
         (shell.ATTENTION, Attention),
+        (report.VERDICTS, Verdict),
+        (tables.WORDS, Verdict),
+        (plots.SAID, Verdict),
     ],
 )
 def test_a_table_of_words_has_every_one(table: Mapping[str, Any], words: Any) -> None:

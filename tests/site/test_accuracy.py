@@ -28,7 +28,7 @@ def known(
     """What a build computes and keeps, as the sample's does, is here what `tests/accuracy` judges in the same run."""
     monkeypatch.setattr(accuracy, "residuals", lambda: residuals)
     monkeypatch.setattr(measured, "searches", lambda: searches)
-    monkeypatch.setattr(odds, "_outcomes", lambda: outcomes)
+    monkeypatch.setattr(odds, "judged", lambda: outcomes)
 
 
 def test_published_rl_reports_stand_beside_what_is_computed() -> None:

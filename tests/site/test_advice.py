@@ -162,6 +162,19 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path, damage: str) -> None:
     assert pages() == fresh
 
 
+def test_answers_on_a_card_stay_when_another_joins_its_node_and_go_when_its_links_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = load()
+    use(monkeypatch, whole)
+    before = kept.of_gpu("rtx4090")
+    for fields, same in (({"gpu_ids": ("rtx4090", "rtx3090", "new")}, True), ({"intra_gbs": 1.0}, False)):
+        nodes = {name: replace(n, **fields) if "rtx4090" in n.gpu_ids else n for name, n in whole.nodes.items()}
+        use(monkeypatch, replace(whole, nodes=nodes))
+        assert (kept.of_gpu("rtx4090") == before) is same
+    forget()
+
+
 def test_answers_of_another_calc_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.Kept(tmp_path).write("topic", {"key": 1})
     assert kept.Kept(tmp_path).read("topic") == {"key": 1}

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sharing import alone
 from sites import ROOT
 
-from calc.answers import answers, words
+from calc.answers import answers, searched, words
 from calc.base.units import GB, GiB
 from calc.estimate.estimate import estimate
 from calc.estimate.verdict import FITS
@@ -37,8 +38,16 @@ TIERS = {"entry": ("a100-40-sxm", {2}), "production": ("a100-80-sxm", {8}), "bud
 def record() -> Record:
     """What the macros of the recipes pages publish."""
     found = rendered.pages(DOCS)
+    searched.fill(sources.recipes(found.docs))
     found.all()
     return found.record
+
+
+@pytest.fixture(scope="session", autouse=True)
+def answered(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The searches of all recipes, over all cores and once a run: other workers find what the first has kept."""
+    with alone(tmp_path_factory, "recipes"):
+        record()
 
 
 @cache

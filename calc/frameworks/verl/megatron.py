@@ -32,7 +32,7 @@ def modelled(arch: Architecture, version: str) -> Architecture:
 
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs from the FSDP engine's defaults, by dotted key.
+    """Defaults that differ from the FSDP engine's, by dotted key.
 
     `actor/megatron_actor.yaml` and `engine/megatron.yaml`; gradients are reduced in fp32 (`grad_reduce_in_fp32`,
     megatron_utils.py:129 of 0.4.0), sequences packed (`preprocess_packed_seqs`), and nothing is recomputed

@@ -36,7 +36,7 @@ from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 
 KNOWN: tuple[str, ...] = (FORK, *easyr1.KNOWN, *[release for release in RELEASES if release != FORK])
-CHOICES = Choices(offloads_apart=True, weights_stay=True, megatron=True, shared="context_parallel")
+CHOICES = Choices(offloads_apart=True, weights_stay=True, megatron=True, sharding="fsdp2", shared="context_parallel")
 
 TASKS = ("ppo", "grpo", "reinforce++")
 

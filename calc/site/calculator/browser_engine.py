@@ -30,6 +30,7 @@ def files() -> dict[str, bytes]:
     return {f"{version()}/{name}": raw for name, raw in made.items()}
 
 
+@cache
 def archive() -> bytes:
     """A JSON archive of calc, its dependencies, as far as an answer and its page need them: sources by path."""
     texts = {name: path.read_text("utf-8") for name, path in sorted(_sources())}

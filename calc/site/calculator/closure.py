@@ -7,6 +7,8 @@ from pathlib import Path
 
 from calc.base.project import ROOT
 
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # an import is a statement: no expression holds one
+
 
 def closure(module: str, root: Path = ROOT) -> frozenset[Path]:
     """The files of `module`, `calc.base.units` for example, of all modules that it imports, and of their packages."""
@@ -31,8 +33,12 @@ def _file(module: str, root: Path) -> Path | None:
 
 def _imported(source: str) -> list[str]:
     """What a source imports by name, modules and names within modules alike."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
+    found: list[str] = []
+    ahead: list[ast.AST] = [ast.parse(source)]
+    while ahead:
+        node = ahead.pop()
         if isinstance(node, ast.ImportFrom) and node.module:
             found += [node.module, *[f"{node.module}.{alias.name}" for alias in node.names]]
+        for block in BLOCKS:
+            ahead += getattr(node, block, ())
     return found

@@ -51,11 +51,21 @@ class Part:
     def legal_texts(self) -> Iterator[tuple[str, str]]:
         """Each of the part's licences: its origin, and the text."""
         if name := self.package.get("python"):
-            for path in metadata.distribution(name).files or ():
-                if path.match(self.legal):
-                    yield f"{path.name} of the Python package {name}", path.read_text("utf-8")
+            yield from _packaged(name, self.legal)
         for name in self.texts:
             yield f"{name}, from: {_listed()['texts'][name]}", (FOLDER / "texts" / name).read_text("utf-8")
+
+
+@cache
+def _packaged(name: str, pattern: str) -> tuple[tuple[str, str], ...]:
+    """The files of a Python package that match: the origin of each, and its text."""
+    matching = [path for path in _installed(name) if path.match(pattern)]
+    return tuple([(f"{path.name} of the Python package {name}", path.read_text("utf-8")) for path in matching])
+
+
+@cache
+def _installed(name: str) -> tuple[metadata.PackagePath, ...]:
+    return tuple(metadata.distribution(name).files or ())
 
 
 @cache

@@ -103,7 +103,7 @@ def path(s: Scenario, usual: Path) -> Path:
 
 
 def notes(s: Scenario) -> Iterator[str]:
-    """What of ms-swift is computed otherwise."""
+    """Notes on parts of ms-swift that are computed otherwise."""
     yield from shared.told(s, RELEASES)
     if s.task in ("pretrain", "sft") and s.loss == "full":
         yield "use_logits_to_keep cuts prompts off before the head: computed as if every position were a response's"

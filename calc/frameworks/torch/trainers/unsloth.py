@@ -81,7 +81,7 @@ def path(s: Scenario, usual: Path) -> Path:
 
 
 def notes(s: Scenario) -> Iterator[str]:
-    """What of Unsloth is computed otherwise."""
+    """Notes on parts of Unsloth that are computed otherwise."""
     yield from shared.told(s, RELEASES)
     yield "Unsloth's kernels for norms, rotation, MLP and adapters keep less than the layers computed, Transformers'"
     if s.loss == "fused":

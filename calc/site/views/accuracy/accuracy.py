@@ -37,17 +37,26 @@ ERRORS = (
 ALL = "all"
 OF = {"phase": "the phase's own peak", "peak": "the peak"}
 Record = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @cache
 def residuals() -> tuple[Residual, ...]:
     """The residuals, one for each record that can be compared."""
-    records = {record_key(record): record for record in comparable(answers.catalog())}
+    return by_model("residuals", {record_key(r): r for r in comparable(answers.catalog())}, _residuals)
+
+
+def by_model(
+    topic: str, records: Mapping[Hashable, Record], compute: Callable[[Sequence[Record]], list[T]]
+) -> tuple[T, ...]:
+    """What `compute` gives for each record, kept between builds under its key.
+
+    Records are grouped by model, because all of a model share what calc compiles of it.
+    """
     asked: dict[str, dict[Hashable, Record]] = {}
     for key, record in records.items():
-        # grouped by model, because all records of a model share what calc compiles of it
-        asked.setdefault(f"residuals-{record['scenario']['model']}", {})[key] = record
-    found = {key: one for kept in Kept().complete(asked, _residuals).values() for key, one in kept.items()}
+        asked.setdefault(f"{topic}-{record['scenario']['model']}", {})[key] = record
+    found = {key: one for kept in Kept().complete(asked, compute).values() for key, one in kept.items()}
     return tuple(found[key] for key in records)
 
 
@@ -225,10 +234,9 @@ def _measured(r: Residual) -> str:
 
 _Key = tuple[str, ...]
 Kind = tuple[str, Callable[[Residual], str]]  # a column's title, and the function that gives its word for a record
-_T = TypeVar("_T")
 
 
-def grouped(found: Iterable[_T], key: Callable[[_T], _Key]) -> Iterator[tuple[_Key, list[_T]]]:
+def grouped(found: Iterable[T], key: Callable[[T], _Key]) -> Iterator[tuple[_Key, list[T]]]:
     """Each key with its items, in the order of the keys."""
     for name, members in groupby(sorted(found, key=key), key):
         yield name, list(members)

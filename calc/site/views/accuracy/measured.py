@@ -9,7 +9,6 @@ from functools import cache, partial
 from calc.accuracy.largest_size import Search, search
 from calc.accuracy.residuals import Allocator, Outside, Residual, Summary, outside, summary, summed
 from calc.answers import answers, words
-from calc.answers.kept import Kept
 from calc.memory.runtime import MIDDLE, REPLAYED
 from calc.site.tables.tables import NOT_PUBLISHED, Cell, Column, Table
 from calc.site.views.accuracy import accuracy
@@ -42,9 +41,7 @@ def _records() -> list[Record]:
 @cache
 def searches() -> tuple[Search, ...]:
     """The searches for the largest size, one for each record of one."""
-    asked = {accuracy.record_key(r): r for r in _records() if "edge" in r}
-    found = Kept().complete({"searches": asked}, _searches)["searches"]
-    return tuple(found[key] for key in asked)
+    return accuracy.by_model("searches", {accuracy.record_key(r): r for r in _records() if "edge" in r}, _searches)
 
 
 def _searches(records: Sequence[Record]) -> list[Search]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from math import sqrt
@@ -10,6 +10,7 @@ from math import sqrt
 from calc.accuracy import calibration
 from calc.accuracy.residuals import Residual, summary
 from calc.answers import answers
+from calc.answers.kept import fingerprint
 from calc.base.units import GiB
 from calc.estimate import verdict
 from calc.memory import runtime
@@ -18,6 +19,7 @@ from calc.scenario.words import SHARDED, Family, Sharding
 from calc.site.tables.pictures import Key, Picture, text
 from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.views.accuracy import accuracy
+from calc.site.views.accuracy.accuracy import Record, by_model, record_key
 
 # The way a model is spread over its GPUs decides which mechanisms make up its peak.
 KINDS: Mapping[Family, str] = {
@@ -110,8 +112,16 @@ def comparable() -> Table:
 
 
 @cache
-def _outcomes() -> tuple[calibration.Outcome, ...]:
-    return tuple(calibration.outcomes(answers.catalog()))
+def judged() -> tuple[calibration.Outcome, ...]:
+    """The outcomes of published jobs, kept between builds."""
+    catalog = answers.catalog()
+    messages = fingerprint([(calibration.source(m), calibration.share(m)) for m in calibration.at_the_edge(catalog)])
+    asked: dict[Hashable, Record] = {(record_key(r), messages): r for r in calibration.judged(catalog)}
+    return by_model("outcomes", asked, _outcomes)
+
+
+def _outcomes(records: Sequence[Record]) -> list[calibration.Outcome]:
+    return calibration.outcomes(records, answers.catalog())
 
 
 def outcomes() -> Table:
@@ -196,7 +206,7 @@ def wilson(k: int, n: int) -> tuple[float, float]:
 def _binned() -> Iterator[tuple[bool, float, float, list[calibration.Outcome]]]:
     for sought in (False, True):
         for low, high in pairwise(BINS):
-            found = [o for o in _outcomes() if o.sought is sought and low <= o.probability < high + (high == 1)]
+            found = [o for o in judged() if o.sought is sought and low <= o.probability < high + (high == 1)]
             if found:
                 yield sought, low, high, found
 
@@ -231,11 +241,11 @@ def figure(what: str) -> str:
 
     `24` and `80`: the share of a card of so many GiB that tensors may fill with the verdict still `fits`.
     """
-    said = [o for o in _outcomes() if o.probability >= verdict.FITS and not o.sought]
-    died = [o for o in _outcomes() if not o.ran]
+    said = [o for o in judged() if o.probability >= verdict.FITS and not o.sought]
+    died = [o for o in judged() if not o.ran]
     match what:
         case "jobs":
-            return str(sum(not o.sought for o in _outcomes()))
+            return str(sum(not o.sought for o in judged()))
         case "died":
             return str(len(died))
         case "foreseen":

@@ -52,9 +52,9 @@ def table() -> Table:
 
 def _compared() -> list[Comparison]:
     """Each published configuration beside ours, kept between builds."""
-    asked: dict[Hashable, Published] = {(place, searched.catalog()): row for place, row in enumerate(VERL)}
-    found = Kept().complete({"minimum": asked}, _compare)["minimum"]
-    return [found[key] for key in asked]
+    key: Hashable = searched.catalog()
+    asked = {f"minimum-{place}": {key: row} for place, row in enumerate(VERL)}
+    return [found[key] for found in Kept().complete(asked, _compare).values()]
 
 
 def _compare(rows: Sequence[Published]) -> list[Comparison]:
