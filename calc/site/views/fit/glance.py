@@ -71,7 +71,7 @@ def summary(model: Model) -> str:
         on = {m: next((g for g in cards if _fits(_best(model, g, Case("sft", m, n)))), None) for m in METHODS}
         said = [f"{inline(g.name) if g else 'none'} with {LEARNING[m]}" for m, g in on.items()]
         lines.append(f"- **{'One card' if n == 1 else f'{n} cards'}**: {', '.join(said)}.")
-    return "The smallest cards on which it fits, for supervised fine-tuning:\n\n" + "\n".join(lines)
+    return "The smallest cards on which supervised fine-tuning fits with the usual settings:\n\n" + "\n".join(lines)
 
 
 COUNTED = (
@@ -129,7 +129,8 @@ def _table(
         caption,
         columns,
         tuple(rows),
-        "The jobs of the tables below: each fits with the first of the settings that a job of its kind may use.",
+        "Jobs with the usual settings, as in the tables of what fits below. What to run tries more of them, such as "
+        "weights in host memory, and so finds smaller machines.",
         versions=answers.versions(),
         folded="How many fit, and the largest or smallest, as a table",
         picture=grid(marks, names),
