@@ -30,7 +30,7 @@ def test_the_browser_is_answered_as_the_command_line_is() -> None:
     assert own.cause.partition(":")[0] in found["html"]
     for remedy in own.remedies:
         assert " + ".join(remedy.names) in found["html"]
-    assert "--micro_train_batch_size 8 → --micro_train_batch_size" in found["html"]
+    assert "<code>--micro_train_batch_size 8</code> → <code>--micro_train_batch_size" in found["html"]
     assert found["line"].startswith("out of memory in ")
 
 
