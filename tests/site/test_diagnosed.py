@@ -38,6 +38,8 @@ def test_what_was_read_is_a_form_to_complete() -> None:
     html = asked(diagnose=TEXT, fields={})["html"]
     assert '<option value="llama-3-8b" selected>' in html
     assert 'name="micro_batch" value="8"' in html
+    assert '<label class="sharding">Sharding <select name="sharding">' in html
+    assert '<option value="zero2" selected>ZeRO-2</option>' in html
     assert "Which GPU?" in html
 
 

@@ -29,8 +29,9 @@ REMEDIES, PHASES = "diagnose-remedies", "diagnose-phases"
 # Fields that a reader is asked to complete, whatever the text states.
 ASKED = {"model": "Model", "gpu": "GPU", "gpus": "How many GPUs", "host_memory": "Host memory, GB a node"}
 # What the calculator's form calls a field, and names of those that it leaves out; others have their own name alone.
+FIELDS = {each.name: each for each in (*fields.FIRST, *(one for group in fields.GROUPS for one in group.fields))}
 TITLES: Mapping[str, str] = {
-    **{each.name: each.title for each in (*fields.FIRST, *(one for group in fields.GROUPS for one in group.fields))},
+    **{name: each.title for name, each in FIELDS.items()},
     "trainer": "Trainer",
     "lora.targets": "What LoRA adapts",
     "lora.dropout": "LoRA dropout",
@@ -137,8 +138,7 @@ def _form(d: Diagnosis, catalog: Catalog) -> str:
 
 
 def _field(name: str, title: str, value: Any, catalog: Catalog) -> str:
-    choices: dict[str, Mapping[str, Model | GPU]] = {"model": catalog.models, "gpu": catalog.gpus}
-    known = choices.get(name)
+    catalogs: dict[str, Mapping[str, Model | GPU]] = {"model": catalog.models, "gpu": catalog.gpus}
     label = f'<label class="{name.replace(".", "-")}">{escape(title)} '
     said = (
         " ".join(map(str, value))
@@ -147,13 +147,21 @@ def _field(name: str, title: str, value: Any, catalog: Catalog) -> str:
         if value in (True, False)
         else value
     )
-    if known is None:
+    if name in catalogs:
+        known = {"": "choose one", **{id: each.name for id, each in catalogs[name].items()}}
+    elif name == "task":
+        known = words.TASKS | words.UNPICKED
+    elif name == "framework":
+        known = {value: title for _, releases in fields.frameworks() for value, title in releases.items()}
+    else:
+        known = FIELDS[name].choices if name in FIELDS else {}
+    if str(said) not in known:  # a release, or a number
         return f'{label}<input name="{escape(name)}" value="{escape(str(said))}"></label>'
     options = "".join(
-        f'<option value="{escape(id)}"{" selected" if id == value else ""}>{escape(each.name)}</option>'
-        for id, each in known.items()
+        f'<option value="{escape(id)}"{" selected" if id == str(said) else ""}>{escape(title_of)}</option>'
+        for id, title_of in known.items()
     )
-    return f'{label}<select name="{name}"><option value="">choose one</option>{options}</select></label>'
+    return f'{label}<select name="{name}">{options}</select></label>'
 
 
 def _remedies(d: Diagnosis, catalog: Catalog) -> Table:
@@ -188,7 +196,7 @@ def _row(remedy: Remedy, before: int, host: bool, one: int, d: Diagnosis, catalo
     lines = diff(d.job, remedy, d.reading, catalog)
     scenario = remedy.estimate.scenario.as_dict()
     names = " + ".join(remedy.names) + (": " if lines else "")
-    code = "; ".join(f"<br>{_flag(line)}" for line in lines)
+    code = "".join(f"<br>{_flag(line)}" for line in lines)
     word = WORDS[remedy.estimate.verdict]
     return (
         Cell(f"{names}{'; '.join(lines)}", f"{escape(names)}{code}"),
