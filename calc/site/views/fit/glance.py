@@ -30,6 +30,11 @@ class Case(NamedTuple):
         """The job in a few words."""
         return f"{counted(self.gpus)}: {SHORT[self.task]}, {METHODS[self.method]}"
 
+    @property
+    def drawn(self) -> str:
+        """The same beside a drawing, which a phone has little room for."""
+        return self.label.replace(SHORT["rm"], "RM")
+
 
 def cases() -> list[Case]:
     """Every job of the look-up tables, on few GPUs first."""
@@ -123,7 +128,7 @@ def _table(
     found: dict[Case, list[Best | None]],
     names: Sequence[str],
 ) -> Table:
-    marks = [Row(case.label, [b and b.verdict for b in cells]) for case, cells in found.items()]
+    marks = [Row(case.drawn, [b and b.verdict for b in cells]) for case, cells in found.items()]
     return Table(
         table_id,
         caption,
