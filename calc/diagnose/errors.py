@@ -107,7 +107,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "nccl",
-        r"[Cc]uda failure 2|ncclUnhandledCudaError[^\n]*out of memory|unhandled cuda error[^\n]*out of memory",
+        r"cuda failure (?:2|'out of memory')|ncclUnhandledCudaError[^\n]*out of memory|"
+        r"unhandled cuda error[^\n]*out of memory",
         "gpu",
         None,
         "NCCL allocates outside PyTorch's allocator and found the card full.",
@@ -141,7 +142,8 @@ ROWS: tuple[Row, ...] = (
         "killed",
         # DeepSpeed's launcher calls its handler sigkill_handler, whatever the reason
         r"exit ?code:? -9|exitcode ?: -9|return code = -9|(?-i:SIGKILL)|^Killed\b|\d+ Killed\b|code:? *137|"
-        r"status:? 137|signal 9|by signal: Killed|oom[-_]kill|OOM ?Killed|Out of memory: Killed|^srun: .*Out Of Memory",
+        r"status:? 137|signal 9|by signal: Killed|oom[-_]kill|OOM ?Killed|Out of memory: Killed|^srun: .*Out Of Memory|"
+        r"using all available RAM",
         "host",
         None,
         "The kernel killed the process, as it does when host memory runs out.",

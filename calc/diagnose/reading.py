@@ -47,6 +47,16 @@ FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"/verl/(?:workers|trainer|single_controller)|\bWorkerDict\b", "verl"),
     (r"/trl/trainer/", "trl"),
 )
+TRAINERS: tuple[tuple[str, str], ...] = (
+    (r"llamafactory|LLaMA-Factory|LLaMA-Efficient|llmtuner", "llamafactory"),
+    (r"/axolotl/", "axolotl"),
+    (r"/swift/(?:llm|trainers|pipelines)/", "ms-swift"),
+    (r"/unsloth(?:_zoo)?/", "unsloth"),
+    (r"/torchtune/|/recipes/(?:full|lora)_finetune_", "torchtune"),
+    (r"/torchtitan/", "torchtitan"),
+    (r"/litgpt/", "litgpt"),
+    (r"transformers/trainer\.py", "transformers"),
+)
 TASKS: tuple[tuple[str, str], ...] = (
     (r"\bvllm serve \S|vllm\.entrypoints\.|sglang\.launch_server", "inference"),
     (r"train_ppo_ray\.py|ppo_trainer\.py|train_ppo\.py", "ppo"),
@@ -271,8 +281,8 @@ def _framework(found: Reading, text: str) -> None:
         if name := next((name for pattern, name in FRAMEWORKS if re.search(pattern, shown)), None):
             found.fields["framework"] = name
             found.notes.append(f"framework {name}: its files are in the traceback")
-        elif re.search(r"transformers/trainer\.py|llamafactory|LLaMA-Factory|LLaMA-Efficient|llmtuner", shown):
-            found.fields["trainer"] = "transformers"
+        elif name := next((name for pattern, name in TRAINERS if re.search(pattern, shown)), None):
+            found.fields["trainer"] = name
     if found.fields.get("task") is None:
         found.fields.pop("task", None)
         task = next((task for pattern, task in TASKS if re.search(pattern, shown, re.IGNORECASE)), None)

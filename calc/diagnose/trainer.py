@@ -21,7 +21,7 @@ MODEL = (
 )  # fmt: skip
 MICRO_BATCH = (
     "per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "device_train_microbatch_size",
-    "batch_size",
+    "batch_size", "train_micro_batch_size_per_gpu",
 )  # fmt: skip
 LENGTH = (
     "max_length", "max_seq_length", "max_seq_len", "cutoff_len", "sequence_len", "model_max_length", "block_size",
@@ -71,7 +71,7 @@ IGNORED = re.compile(
     r"live_param|reuse_dist|persistence|prefetch|gather_16bit|round_robin|initial_scale|loss_scale|hysteresis|"
     r"train_batch_size$|label|shuffle|base_model_config|model_type|is_\w+_model|debug|task_type|bnb_4bit_quant_type|"
     r"random_state|fast_inference|prompt_|host|port|evals_per|saves_per|path$|datasets|finetuning|cache_dir|add_eos|"
-    r"low_cpu|^u$|pad_to_sequence_len|use_deepspeed|hybrid_engine|ppo_epochs|num_padding|generation_batches|fsdp_sharding_strategy|fsdp_state_dict|flash_attn|rope_scaling|resize|print_param|freeze_|image_|video_|shift_attn|activation_checkpointing"
+    r"low_cpu|^u$|^multi_gpu|bf16\.enabled|fp16\.enabled|pin_memory|pad_to_sequence_len|use_deepspeed|hybrid_engine|ppo_epochs|num_padding|generation_batches|fsdp_sharding_strategy|fsdp_state_dict|flash_attn|rope_scaling|resize|print_param|freeze_|image_|video_|shift_attn|activation_checkpointing"
 )
 
 
