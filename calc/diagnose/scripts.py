@@ -10,11 +10,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from calc.diagnose.flags import Flags
 
 LONGEST = 10_000  # characters of a call
+MOST = 100  # calls of a text that are read
 _CALL = re.compile(
     r"\b(?:(?:Seq2Seq|Unsloth)?TrainingArguments|(?:SFT|DPO|GRPO|KTO|ORPO|CPO|GKD|Reward)(?:Config|Trainer)|LoraConfig|"
     r"BitsAndBytesConfig|(?:\w+\.)?(?:from_pretrained|get_peft_model)|LLM)\("
@@ -100,8 +102,9 @@ def _word(value: Any) -> str:
 
 def calls(text: str) -> Iterator[Call]:
     """The calls of a text that set something, in order."""
-    constants = {name: ast.literal_eval(value) for name, value in _CONSTANT.findall(text) if _literal(value)}
-    for match in _CALL.finditer(text):
+    found = islice(_CONSTANT.finditer(text), 10 * MOST)
+    constants = {match[1]: ast.literal_eval(match[2]) for match in found if _literal(match[2])}
+    for match in islice(_CALL.finditer(text), MOST):
         source = _whole(text, match.start(), match.end())
         try:
             tree = ast.parse(source, mode="eval").body if source else None

@@ -56,7 +56,7 @@ def test_the_loading_in_a_script_is_no_frame_of_a_traceback() -> None:
     "text",
     [
         "SFTConfig(", "SFTConfig(" + "(" * 5000, "TrainingArguments(output_dir=" + "[" * 400 + "]" * 400 + ")",
-        "LoraConfig(r=**)", "SFTConfig(a='\x00')", "x = " + "9" * 9999,
+        "LLM(" * 100_000, "LoraConfig(r=**)", "SFTConfig(a='\x00')", "x = " + "9" * 9999,
     ],
 )  # fmt: skip
 def test_broken_and_hostile_code_sets_nothing(text: str) -> None:
