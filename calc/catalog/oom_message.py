@@ -79,7 +79,7 @@ _STATED: Mapping[str, re.Pattern[str]] = {
     name: re.compile(pattern.replace("FIGURE", _FIGURE))
     for name, pattern in {
         "tried_bytes": r"TriedtoallocateFIGURE",
-        "total_bytes": r"totalcapaci?tyofFIGURE|GPU\d+;FIGUREtotalcapacity",
+        "total_bytes": r"totalcapaci?tyofFIGURE|[GN]PU\d+;FIGUREtotalcapacity",
         "free_bytes": r"ofwhichFIGUREisfree|alreadyallocated;FIGUREfree",
         "in_use_bytes": r"thisprocesshasFIGUREmemoryinuse",
         "allocated_bytes": r"OftheallocatedmemoryFIGUREisallocated|totalcapacity;FIGUREalreadyallocated",

@@ -136,7 +136,7 @@ def _cause(s: Scenario, e: Estimate, group: Group, at: Phase, *, host: bool) -> 
     if host and e.host_phases:
         peak = max(e.host_phases, key=lambda p: p.moment.device_bytes)
         largest = _named(s, peak, gb)
-        return f"Host memory, {peak.name}: {gb(e.host_peak)} a node of {e.host_memory}; {largest}."
+        return f"Host memory, {peak.name}: {gb(e.host_peak)} a node of {gb(e.host_memory.bytes)}; {largest}."
     if group.refusal:
         return f"vLLM does not start: {group.refusal}."
     size = gib(at.moment.device_bytes)
@@ -176,7 +176,7 @@ def _agreement(reading: Reading, e: Estimate, group: Group, at: Phase, *, host: 
     if host:
         lacks = e.host_peak > e.host_memory.bytes
         said = "agrees" if lacks else "does not: other processes, page cache in /dev/shm, or less memory than assumed"
-        yield f"host memory: {gb(e.host_peak)} needed of {e.host_memory}; the estimate {said}"
+        yield f"host memory: {gb(e.host_peak)} needed of {gb(e.host_memory.bytes)}; the estimate {said}"
     elif reading.error and e.verdict == "fits":
         yield (
             f"the estimate says that this job fits, with probability {e.fit_probability:.2f}: then something differs, "

@@ -57,6 +57,22 @@ ROWS: tuple[Row, ...] = (
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests",
     ),
     Row(
+        "sglang-share",
+        r"Not enough memory\. Please try to increase --mem-fraction-static",
+        "vllm",
+        "load",
+        "SGLang's share of the card is used up by weights, so that no room is left for its KV cache.",
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+    ),
+    Row(
+        "shared-memory",
+        r"insufficient shared memory \(shm\)|/dev/shm\b.*No space left|No space left on device: ?'?/dev/shm",
+        "host",
+        None,
+        "/dev/shm is full, through which the data loader's workers hand over batches: give the container more of it.",
+        "Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+    ),
+    Row(
         "ray-host",
         r"node running low on memory|killed due to memory pressure|OutOfMemoryError: Task was killed",
         "host",
@@ -66,7 +82,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "host-allocation",
-        r"DefaultCPUAllocator: can't allocate memory|cudaHostAlloc|Cannot allocate memory|std::bad_alloc",
+        r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|cudaHostAlloc|Cannot allocate memory|"
+        r"std::bad_alloc|^(?:\w+\.)*_?(?:Array)?MemoryError\b",
         "host",
         None,
         "An allocation in host memory failed: pinned buffers and offloaded states need more than the node has.",
@@ -81,8 +98,17 @@ ROWS: tuple[Row, ...] = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
     ),
     Row(
+        "dispatched",
+        r"Some modules are dispatched on the CPU or the disk",
+        "gpu",
+        "load",
+        "The weights do not fit on the cards that are free, so that some of them would be left in host memory.",
+        "ValueError: Some modules are dispatched on the CPU or the disk.",
+    ),
+    Row(
         "nccl",
-        r"[Cc]uda failure 2|ncclUnhandledCudaError[^\n]*out of memory|unhandled cuda error[^\n]*out of memory",
+        r"cuda failure (?:2|'out of memory')|ncclUnhandledCudaError[^\n]*out of memory|"
+        r"unhandled cuda error[^\n]*out of memory",
         "gpu",
         None,
         "NCCL allocates outside PyTorch's allocator and found the card full.",
@@ -115,8 +141,9 @@ ROWS: tuple[Row, ...] = (
     Row(
         "killed",
         # DeepSpeed's launcher calls its handler sigkill_handler, whatever the reason
-        r"exit ?code:? -9|exitcode ?: -9|return code = -9|(?-i:SIGKILL)|^Killed\b|code 137|signal 9|oom-kill|"
-        r"Out of memory: Killed",
+        r"exit ?code:? -9|exitcode ?: -9|return code = -9|(?-i:SIGKILL)|^Killed\b|\d+ Killed\b|code:? *137|"
+        r"status:? 137|signal 9|by signal: Killed|oom[-_]kill|OOM ?Killed|Out of memory: Killed|^srun: .*Out Of Memory|"
+        r"using all available RAM",
         "host",
         None,
         "The kernel killed the process, as it does when host memory runs out.",

@@ -14,6 +14,8 @@ ON = "true"  # the value of a switch
 _FALSE = ("false", "0", "no", "none", "null", "")
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
+_PROGRAM = re.compile(r"\S+\.(?:py|sh)")
+_NUMBER = re.compile(r"\d[\d.e+-]*")
 
 
 class Flags:
@@ -85,7 +87,7 @@ def of(command: Command) -> Flags:
         elif (match := _OPTION.fullmatch(word)) and not re.fullmatch(r"-\d.*", word):
             name = match[1].replace("-", "_")
             given: list[str] = [match[2]] if match[2] is not None else []
-            while match[2] is None and index < len(words) and not _next(words[index]):
+            while match[2] is None and index < len(words) and not _next(words[index], given):
                 given.append(words[index])
                 index += 1
                 if word in ("-m", "--module"):
@@ -103,9 +105,13 @@ def of(command: Command) -> Flags:
     return Flags(values, variables, " ".join(words))
 
 
-def _next(word: str) -> bool:
-    """True if a word begins the next setting."""
-    return bool(_OVERRIDE.fullmatch(word)) or bool(re.match(r"--?[A-Za-z]", word)) or word in ("--", "&")
+def _next(word: str, given: list[str]) -> bool:
+    """True if a word is no more of a setting's value: it begins the next, or is the program that a launcher starts."""
+    if _OVERRIDE.fullmatch(word) or re.match(r"--?[A-Za-z]", word) or word in ("--", "&"):
+        return True
+    return bool(given) and (
+        bool(_PROGRAM.fullmatch(word)) or (bool(_NUMBER.fullmatch(given[-1])) and not _NUMBER.fullmatch(word))
+    )
 
 
 def flat(data: Mapping[Any, Any], head: str = "") -> dict[str, str]:

@@ -176,9 +176,14 @@ class Told(NamedTuple):
     seen: str
 
 
-def phase(lines: Sequence[Line]) -> Told | None:
-    """The phase in which the process that failed first was; None if no line tells."""
+def phase(lines: Sequence[Line], *, beside_code: bool = False) -> Told | None:
+    """The phase in which the process that failed first was; None if no line tells.
+
+    `beside_code`: the text holds a script, too, whose lines look like those of a traceback that have no frame above.
+    """
     block = _first_failing(lines)
+    if beside_code:
+        block = [line for n, line in enumerate(block) if any(map(_framed, block[max(0, n - 1) : n + 1]))]
     found: dict[int, Told] = {}
     for line in reversed(block):
         if line.text.startswith(("#", "--")) or re.match(r"\s*(?:--|[\w.+]+=)", line.text):
@@ -187,6 +192,10 @@ def phase(lines: Sequence[Line]) -> Told | None:
             if row.counts not in found and pattern.search(line.text[:LONGEST]):
                 found[row.counts] = Told(row.phase, line.text.strip()[:200], row.seen)
     return found[min(found)] if found else None
+
+
+def _framed(line: Line) -> bool:
+    return bool(re.match(r'\s*File "', line.text))
 
 
 def _first_failing(lines: Sequence[Line]) -> Sequence[Line]:

@@ -22,7 +22,10 @@ SHOWN = (
     "placement",
 )  # fmt: skip
 # The value that is tried where one field makes a job impossible, before the field is left open.
-INSTEAD: Mapping[str, Any] = {"sharding": "ddp", "rollout.tensor_parallel": 1, "attention": "sdpa"}
+INSTEAD: Mapping[str, Any] = {
+    "sharding": "ddp", "rollout.tensor_parallel": 1, "attention": "sdpa",
+    "sequence_parallel": True,
+}  # fmt: skip
 # Fields that give way where they contradict one that says more about the job.
 SOFT = ("precision", "grad_dtype", "global_batch", "gpus_per_node", "packing", "optimizer_impl", "rollout.sleep")
 _ROUNDS = 12

@@ -30,6 +30,7 @@ _OTHER_SHAPE = {
 }
 # A driver reports the same card a little differently in each release, and messages print two decimals.
 TOLERANCE = 0.004
+COARSE = 0.03  # for a maker who sells few sizes
 
 
 class Named(NamedTuple):
@@ -85,9 +86,10 @@ def _within(own: Sequence[str], parts: Sequence[str]) -> bool:
     return any(list(parts[n : n + len(own)]) == list(own) for n in range(len(parts) - len(own) + 1))
 
 
-def cards_of_size(total: int, catalog: Catalog) -> list[GPU]:
-    """The cards of which a process gets `total` bytes, those with PCIe alone last."""
-    near = [gpu for gpu in catalog.gpus.values() if total and abs(gpu.usable_bytes - total) <= TOLERANCE * total]
+def cards_of_size(total: int, catalog: Catalog, tolerance: float = TOLERANCE, vendor: str = "") -> list[GPU]:
+    """The cards, of one maker or any, of which a process gets `total` bytes, those with PCIe alone last."""
+    made = [gpu for gpu in catalog.gpus.values() if vendor in ("", gpu.vendor)]
+    near = [gpu for gpu in made if total and abs(gpu.usable_bytes - total) <= tolerance * total]
     return sorted(near, key=lambda gpu: ("pcie" in gpu.id, abs(gpu.usable_bytes - total)))
 
 
@@ -112,6 +114,11 @@ def _narrowed(found: list[GPU], text: str) -> list[GPU]:
         if form in text.casefold() and (own := [gpu for gpu in found if form in gpu.id]):
             return own
     return sorted(found, key=lambda gpu: "pcie" in gpu.id)
+
+
+def spelled(id: str) -> str:
+    """A pattern for the ways in which people write a card's kind."""
+    return _spelled(_kind(id))
 
 
 def _kind(id: str) -> str:

@@ -19,10 +19,13 @@ from calc.diagnose import (
     files,
     flags,
     frames,
+    hints,
     megatron_swift,
     names,
     openrlhf,
     pasted,
+    recipes,
+    scripts,
     shell,
     tracker,
     trainer,
@@ -44,7 +47,18 @@ FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"/verl/(?:workers|trainer|single_controller)|\bWorkerDict\b", "verl"),
     (r"/trl/trainer/", "trl"),
 )
+TRAINERS: tuple[tuple[str, str], ...] = (
+    (r"llamafactory|LLaMA-Factory|LLaMA-Efficient|llmtuner", "llamafactory"),
+    (r"/axolotl/", "axolotl"),
+    (r"/swift/(?:llm|trainers|pipelines)/", "ms-swift"),
+    (r"/unsloth(?:_zoo)?/", "unsloth"),
+    (r"/torchtune/|/recipes/(?:full|lora)_finetune_", "torchtune"),
+    (r"/torchtitan/", "torchtitan"),
+    (r"/litgpt/", "litgpt"),
+    (r"transformers/trainer\.py", "transformers"),
+)
 TASKS: tuple[tuple[str, str], ...] = (
+    (r"\bvllm serve \S|vllm\.entrypoints\.|sglang\.launch_server", "inference"),
     (r"train_ppo_ray\.py|ppo_trainer\.py|train_ppo\.py", "ppo"),
     (r"grpo_trainer\.py|grpo", "grpo"),
     (r"dpo_trainer\.py|train_dpo", "dpo"),
@@ -55,8 +69,9 @@ TASKS: tuple[tuple[str, str], ...] = (
     (r"rm_trainer\.py|train_rm|reward_trainer\.py", "rm"),
     (r"sft_trainer\.py|train_sft|/sft/workflow\.py|in run_sft\b|finetun|/sft\.py", "sft"),
 )
-_RANK = re.compile(r"rank(\d+)")
-_CARD = re.compile(r"GPU (\d+)(?:;| has a total)")
+READ = 500_000  # characters of a text that are searched for what it says in passing
+_RANK = re.compile(r"rank(\d+)|local_rank[=:] ?(\d+)")
+_CARD = re.compile(r"GPU (\d+)(?:;| has a total)|\|\s+(\d+)\s+(?:NVIDIA|Tesla|GeForce)\s")
 _CUDA_DEVICES = re.compile(r"\d+(?:,\d+)*")
 
 
@@ -106,7 +121,7 @@ def read(text: str, catalog: Catalog) -> Reading:
     found.error = errors.error(lines)
     found.figures = oom_message.stated(pasted.joined(lines))
     found.tracked = tracker.largest(lines)
-    found.told = frames.phase(lines)
+    found.told = frames.phase(lines, beside_code="a Python script" in found.parts)
     if found.error:
         found.parts.append("an error message")
     if any(re.match(r'\s*File ".*", line \d+', line.text[:500]) for line in lines) or (found.told and not found.flags):
@@ -116,12 +131,14 @@ def read(text: str, catalog: Catalog) -> Reading:
     if not found.parts:
         return found
     _framework(found, text)
+    if found.flags is None and "a scenario" not in found.parts:
+        _in_passing(found, text[:READ], catalog)
     _models(found, catalog)
     _gpu(found, text, catalog)
-    _gpus(found, text)
-    if SEGMENTS.search(text[:500_000]) and _set_segments(text):
+    _gpus(found, text, catalog)
+    if SEGMENTS.search(text[:READ]) and _set_segments(text):
         found.fields.setdefault("expandable_segments", True)
-    if (pinned := PINNING.search(text[:500_000])) and int(pinned[1]):
+    if (pinned := PINNING.search(text[:READ])) and int(pinned[1]):
         found.fields.setdefault("pinned_max_round_threshold_mb", int(pinned[1]))
     return found
 
@@ -151,17 +168,19 @@ def _settings(found: Reading, text: str, lines: list[pasted.Line], catalog: Cata
     merged: dict[str, str] = {}
     for data in mappings:
         merged |= flags.flat(data)
+    script = scripts.settings(pasted.joined(lines)[:READ])
+    coded, program = (script.values, script.program) if script else ({}, "")
     for read_flags, command in commands:
-        read_flags.values = {**merged, **read_flags.values}
+        read_flags.values = {**merged, **coded, **read_flags.values}
+        read_flags.program += f" {program}" if program else ""
         _devices(read_flags, command)
-    if merged:
-        found.parts.append("a file of settings")
-        commands.append((Flags(merged, {}), shell.Command((), {})))
+    if merged or coded:
+        commands.append((Flags({**merged, **coded}, {}, program), shell.Command((), {})))
     readers = [(own, reader) for own, _ in commands if (reader := _reader(own, text))]
     if not readers:
-        if merged:
-            found.parts.remove("a file of settings")
         return
+    found.parts += ["a file of settings"] if merged else []
+    found.parts += ["a Python script"] if coded else []
     own, (kind, project) = max(readers, key=lambda pair: len(pair[0].values))
     if any(command.words for read_flags, command in commands if read_flags is own):
         found.parts.insert(0, "a launch command")
@@ -184,6 +203,10 @@ def _devices(own: Flags, command: shell.Command) -> None:
         own.values["num_gpus"] = str(shown.count(",") + 1)
     if per_node := command.environment.get("NPROC_PER_NODE"):
         own.values.setdefault("nproc_per_node", per_node)
+    if per_node := command.environment.get("NGPU"):
+        own.values.setdefault("ngpu", per_node)
+    if config := command.environment.get("CONFIG_FILE") or command.environment.get("CONFIG"):
+        own.values.setdefault("config", config)
     if nodes := command.environment.get("NNODES"):
         own.values.setdefault("nnodes", nodes)
 
@@ -198,6 +221,8 @@ def _reader(own: Flags, text: str) -> tuple[str, str] | None:
         return "verl", "verl"
     if megatron_swift.recognised(own):
         return "megatron-swift", "Megatron-SWIFT"
+    if program := recipes.project(own):
+        return "recipes", program
     return ("trainer", trainer.built_on(own, text)) if trainer.recognised(own) else None
 
 
@@ -210,6 +235,8 @@ def _fields(own: Flags, kind: str, project: str) -> tuple[dict[str, Any], re.Pat
         return verl.fields(own), verl.IGNORED
     if kind == "megatron-swift":
         return megatron_swift.fields(own), megatron_swift.IGNORED
+    if kind == "recipes":
+        return recipes.fields(own, project), recipes.IGNORED
     return trainer.fields(own, project), trainer.IGNORED
 
 
@@ -249,13 +276,13 @@ def _scenario(found: Reading, data: Mapping[str, Any], catalog: Catalog) -> None
 
 def _framework(found: Reading, text: str) -> None:
     """Framework and task from the files of a traceback, where no command says them."""
-    shown = text[:500_000]
+    shown = text[:READ]
     if "framework" not in found.fields:
         if name := next((name for pattern, name in FRAMEWORKS if re.search(pattern, shown)), None):
             found.fields["framework"] = name
             found.notes.append(f"framework {name}: its files are in the traceback")
-        elif re.search(r"transformers/trainer\.py|llamafactory|LLaMA-Factory|LLaMA-Efficient|llmtuner", shown):
-            found.fields["trainer"] = "transformers"
+        elif name := next((name for pattern, name in TRAINERS if re.search(pattern, shown)), None):
+            found.fields["trainer"] = name
     if found.fields.get("task") is None:
         found.fields.pop("task", None)
         task = next((task for pattern, task in TASKS if re.search(pattern, shown, re.IGNORECASE)), None)
@@ -263,6 +290,15 @@ def _framework(found: Reading, text: str) -> None:
             _assume(found, "task", task, "the text names it")
         else:
             _assume(found, "task", "sft", "nothing says what is trained")
+
+
+def _in_passing(found: Reading, text: str, catalog: Catalog) -> None:
+    """What a text without a command says in its own words, or by the files of its traceback."""
+    for name, value in hints.fields(text):
+        if name not in found.fields:
+            _assume(found, name, value, "the text names it")
+    if "model" not in found.fields and len(named := hints.models(text, catalog)) == 1:
+        _assume(found, "model", catalog.names.listed.get(named[0].casefold(), named[0]), "the text names it")
 
 
 def _assume(found: Reading, name: str, value: Any, why: str) -> None:
@@ -299,7 +335,9 @@ def _gpu(found: Reading, text: str, catalog: Catalog) -> None:
             return
     total = (found.figures or {}).get("total_bytes", 0)
     sized = names.cards_of_size(total, catalog)
-    said = names.cards_named(text[:500_000], catalog)
+    said = names.cards_named(text[:READ], catalog)
+    if not sized and total and re.search(r"\bNPU out of memory", text[:READ]):
+        sized = names.cards_of_size(total, catalog, names.COARSE, vendor="Huawei")
     cards = [gpu for gpu in said if gpu in sized] or sized or said
     found.cards = [gpu.id for gpu in cards]
     if cards:
@@ -311,13 +349,17 @@ def _gpu(found: Reading, text: str, catalog: Catalog) -> None:
         _assume(found, "gpu", cards[0].id, why)
 
 
-def _gpus(found: Reading, text: str) -> None:
-    """The number of GPUs, at least as many as ranks and cards that speak."""
+def _gpus(found: Reading, text: str, catalog: Catalog) -> None:
+    """The number of GPUs, as the text tells it in its own words, and at least as many as ranks and cards that speak."""
     if found.fields.get("gpus"):
         return
     found.fields.pop("gpus", None)
-    seen = [int(n) for pattern in (_RANK, _CARD) for n in pattern.findall(text[:500_000]) if len(n) < 4]
-    if seen and max(seen) > 0:
+    shown = [n for pattern in (_RANK, _CARD) for match in pattern.finditer(text[:READ]) for n in match.groups() if n]
+    seen = [int(n) for n in shown if len(n) < 4]
+    card = names.spelled(found.fields["gpu"]) if "gpu" in found.fields else ""
+    if (said := hints.gpus(text[:READ], card)) and said > max(seen, default=0):
+        _assume(found, "gpus", said, "the text names it")
+    elif seen and max(seen) > 0:
         count = 1 << max(seen).bit_length()
         _assume(found, "gpus", count, f"rank or card {max(seen)} appears, so there are at least {max(seen) + 1}")
 

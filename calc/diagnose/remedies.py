@@ -302,7 +302,7 @@ def overshoot(e: Estimate, *, host: bool) -> float:
 def rank(remedy: Remedy) -> tuple[Any, ...]:
     """The key that orders remedies."""
     verdict = VERDICTS.index(remedy.estimate.verdict)
-    return not remedy.fits, ORDER.index(remedy.learns), remedy.machine, verdict, remedy.time or 1.0, remedy.peak
+    return verdict, ORDER.index(remedy.learns), remedy.machine, remedy.time or 1.0, remedy.peak
 
 
 def remedies(tried: Tried, *, host: bool, phase: str | None) -> list[Remedy]:

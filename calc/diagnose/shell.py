@@ -18,7 +18,10 @@ _LISTED = re.compile(r"""\[\s*(?:'[^'\n]*'|"[^"\n]*")(?:\s*,\s*(?:'[^'\n]*'|"[^"
 _ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:\.\w+)+=.*", re.DOTALL)
 _OPERATORS = {"&&", "||", ";", "|", "&"}
-_STARTS = ("torchrun", "deepspeed", "accelerate", "trl", "swift", "megatron", "llamafactory-cli", "axolotl")
+_STARTS = (
+    "torchrun", "deepspeed", "accelerate", "trl", "swift", "megatron", "llamafactory-cli", "axolotl", "tune", "litgpt",
+    "run_train.sh",
+)  # fmt: skip
 
 
 class Command(NamedTuple):

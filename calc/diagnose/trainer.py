@@ -15,16 +15,24 @@ from calc.diagnose.flags import Flags, listed, without_none
 from calc.launch.shell import ATTENTION
 from calc.scenario.words import PREFERENCE
 
-MODEL = ("model_name_or_path", "base_model", "model_id_or_path", "model_id", "model", "model_name")
-MICRO_BATCH = ("per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "batch_size")
+MODEL = (
+    "model_name_or_path", "base_model", "model_id_or_path", "model_id", "model", "model_name",
+    "model.pretrained_model_name_or_path",
+)  # fmt: skip
+MICRO_BATCH = (
+    "per_device_train_batch_size", "micro_batch_size", "per_gpu_train_batch_size", "device_train_microbatch_size",
+    "batch_size", "train_micro_batch_size_per_gpu",
+)  # fmt: skip
 LENGTH = (
     "max_length", "max_seq_length", "max_seq_len", "cutoff_len", "sequence_len", "model_max_length", "block_size",
+    "context_length",
 )  # fmt: skip
-CHECKPOINTING = ("gradient_checkpointing",)
+CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing", "fsdp_config.activation_checkpointing")
 LIGER = ("use_liger_kernel", "enable_liger_kernel", "use_liger")
 REENTRANT = ("gradient_checkpointing_kwargs.use_reentrant", "use_reentrant_gc")
 OPTIMIZER = ("optim", "optimizer")
 FLASH = ("attn_implementation", "attn_impl")
+ACTOR = "actor_model_name_or_path"  # DeepSpeed-Chat's third step
 TEACHER = ("teacher_model", "teacher_model_name_or_path")
 TARGETS = ("lora_target_modules", "lora_target", "target_modules", "lora_modules")
 # The programs and the task that each runs.
@@ -39,14 +47,15 @@ PROGRAMS: tuple[tuple[str, str], ...] = (
     (r"\btrl grpo\b|\bgrpo(?:_\w+)?\.py|_grpo\.py", "grpo"),
     (r"\brun_clm\w*\.py|\bpretrain", "pretrain"),
 )
-LLAMAFACTORY, AXOLOTL, SWIFT = "LLaMA-Factory", "Axolotl", "ms-swift"
-TRAINERS = {LLAMAFACTORY: "llamafactory", AXOLOTL: "axolotl", SWIFT: "ms-swift"}
+LLAMAFACTORY, AXOLOTL, SWIFT, UNSLOTH = "LLaMA-Factory", "Axolotl", "ms-swift", "Unsloth"
+TRAINERS = {LLAMAFACTORY: "llamafactory", AXOLOTL: "axolotl", SWIFT: "ms-swift", UNSLOTH: "unsloth"}
 STAGES = {
     "sft": "sft",
     "pt": "pretrain",
     "rm": "rm",
     "reward": "rm",
     "gkd": "gkd",
+    "grpo": "grpo",
     **{name: name for name in PREFERENCE},
 }
 TRL = re.compile(r"\btrl\b|(?:^|/|\s)(?:sft|dpo|grpo|reward_modeling|orpo|cpo|kto|gkd)\w*\.py|trl/")
@@ -62,7 +71,7 @@ IGNORED = re.compile(
     r"live_param|reuse_dist|persistence|prefetch|gather_16bit|round_robin|initial_scale|loss_scale|hysteresis|"
     r"train_batch_size$|label|shuffle|base_model_config|model_type|is_\w+_model|debug|task_type|bnb_4bit_quant_type|"
     r"random_state|fast_inference|prompt_|host|port|evals_per|saves_per|path$|datasets|finetuning|cache_dir|add_eos|"
-    r"low_cpu|flash_attn|rope_scaling|resize|print_param|freeze_|image_|video_|shift_attn|activation_checkpointing"
+    r"low_cpu|^u$|^multi_gpu|bf16\.enabled|fp16\.enabled|pin_memory|pad_to_sequence_len|use_deepspeed|hybrid_engine|ppo_epochs|num_padding|generation_batches|fsdp_sharding_strategy|fsdp_state_dict|flash_attn|rope_scaling|resize|print_param|freeze_|image_|video_|shift_attn|activation_checkpointing"
 )
 
 
@@ -71,7 +80,8 @@ def recognised(flags: Flags) -> bool:
     names = {*flags.values, *flags.variables}
     telling = {"per_device_train_batch_size", "model_name_or_path", "base_model", "sft_type", "train_type", "lora_r",
                "finetuning_type", "zero_optimization.stage", "distributed_type", "model_id_or_path", "micro_batch_size",
-               "gradient_accumulation_steps", "cutoff_len"}  # fmt: skip
+               "gradient_accumulation_steps", "cutoff_len", "use_peft", ACTOR,
+               "device_train_microbatch_size", "context_length"}  # fmt: skip
     started = re.search(
         r"\btrl (?:sft|dpo|kto|grpo|reward)|llamafactory-cli|swift (?:sft|rlhf)|accelerate launch", flags.program
     )
@@ -81,10 +91,14 @@ def recognised(flags: Flags) -> bool:
 def built_on(flags: Flags, text: str) -> str:
     """The project whose command it is: LLaMA-Factory, Axolotl, ms-swift, trl, or "" for plain Transformers."""
     names, where = {*flags.values, *flags.variables}, f"{flags.program}\n{text}"
+    if flags.has("unsloth"):
+        return UNSLOTH
     if "finetuning_type" in names or re.search(r"llamafactory|LLaMA-Factory|llmtuner|train_bash\.py", where):
         return LLAMAFACTORY
     if ("base_model" in names and {"sequence_len", "adapter"} & names) or "axolotl" in where:
         return AXOLOTL
+    if "context_length" in names:  # fsdp_qlora, a loop of its own
+        return ""
     if {"sft_type", "train_type"} & names or re.search(r"\bswift (?:sft|rlhf)|/swift/", where):
         return SWIFT
     if TRL.search(flags.program) or "/trl/" in text or {"use_peft", "num_generations"} & names:
@@ -94,6 +108,8 @@ def built_on(flags: Flags, text: str) -> str:
 
 def fields(flags: Flags, project: str) -> dict[str, Any]:
     """The fields that a command with its files states."""
+    if flags.has(ACTOR):
+        return without_none(_chat(flags)) | {"accumulation": flags.integer("gradient_accumulation_steps_actor")}
     task = _task(flags)
     trl = project == "trl"
     found: dict[str, Any] = {
@@ -101,8 +117,9 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
         "trainer": None if trl or task == "grpo" else TRAINERS.get(project, "transformers"),
         "task": task,
         "model": flags.text(*MODEL),
-        "gpus": _gpus(flags),
+        **_gpus(flags),
         "micro_batch": flags.integer(*MICRO_BATCH),
+        "global_batch": flags.integer("global_train_batch_size"),
         "checkpointing": _checkpointing(flags),
         "offload.activations": True if flags.on("activation_offloading", "use_unsloth_gc") else None,
         "reentrant": _reentrant(flags),
@@ -137,11 +154,14 @@ def _task(flags: Flags) -> str | None:
     return stage or next((task for pattern, task in PROGRAMS if re.search(pattern, flags.program)), None)
 
 
-def _gpus(flags: Flags) -> int | None:
+def _gpus(flags: Flags) -> dict[str, int | None]:
+    """All GPUs and those of a node; accelerate counts all processes, other launchers those of a node."""
     whole = flags.integer("num_processes")
     each = flags.integer("nproc_per_node", "num_gpus")
     machines = flags.integer("nnodes", "num_nodes", "num_machines") or 1
-    return whole or (each * machines if each else None)
+    if whole and whole % machines == 0:
+        each = whole // machines
+    return {"gpus": whole or (each and each * machines), "gpus_per_node": each if machines > 1 else None}
 
 
 def _reentrant(flags: Flags) -> bool | None:
@@ -193,6 +213,7 @@ def _adapters(flags: Flags, project: str) -> dict[str, Any]:
     kind = flags.text("finetuning_type", "sft_type", "train_type", "adapter", "tuner_type")
     four = flags.on("load_in_4bit") or flags.text("quantization_bit", "quant_bits") == "4"
     rank = flags.integer("lora_r", "lora_rank", "lora_dim")
+    kind = (kind or "").removeprefix("custom_").removeprefix("hqq_") or None
     uses = flags.on("use_peft", "use_lora") or kind in ("lora", "qlora") or (
         kind is None and flags.text("use_peft") is None and bool(rank)
     )  # fmt: skip
@@ -215,12 +236,13 @@ def _adapters(flags: Flags, project: str) -> dict[str, Any]:
 
 def _full(flags: Flags) -> bool:
     kind = flags.text("finetuning_type", "sft_type", "train_type")
-    return kind in ("full", "freeze") or flags.text("use_peft") == "false"
+    return kind in ("full", "freeze") or flags.switch("use_peft") is False
 
 
 def _precision(flags: Flags, found: Mapping[str, Any]) -> str | None:
     """The layout of weights and states that types of loading and of computing give together."""
-    loaded, bf16, fp16 = flags.text("dtype", "torch_dtype"), flags.text("bf16"), flags.on("fp16")
+    loaded, fp16 = flags.text("dtype", "torch_dtype"), flags.on("fp16")
+    bf16 = (flags.text("bf16") or "").casefold() or None
     pure = flags.on("pure_bf16")
     sharding = str(found.get("sharding") or "")
     if fp16:
@@ -259,6 +281,8 @@ def _sharding(flags: Flags) -> dict[str, Any]:
     hint = re.search(r"(?:zero|z)[-_]?([123])", named.casefold())
     fsdp = flags.text("fsdp")
     found: dict[str, Any] = {"grad_dtype": flags.text("data_types.grad_accum_dtype")}
+    if flags.on("use_fsdp"):
+        kind = "FSDP"
     if stage or kind == "DEEPSPEED" or (hint and kind != "FSDP"):
         level = stage or (int(hint[1]) if hint else None)
         found["sharding"] = f"zero{level}" if level else None
@@ -266,9 +290,18 @@ def _sharding(flags: Flags) -> dict[str, Any]:
         if "offload" in named.casefold() and not any(offloads.values()):
             offloads = {"optimizer": True, "parameters": "3" in str(level)}
         found |= {f"offload.{name}": value for name, value in offloads.items()}
-    elif kind == "FSDP" or fsdp or "fsdp" in named.casefold():
+    elif (
+        kind == "FSDP"
+        or fsdp
+        or "fsdp" in named.casefold()
+        or flags.has("fsdp_config.sharding_strategy", "use_cpu_offload")
+    ):
         version = flags.integer("fsdp_config.fsdp_version", "fsdp_version") or 1
-        offloaded = flags.on("fsdp_config.fsdp_offload_params") or "offload" in (fsdp or "") or None
+        offloaded = (
+            flags.on("fsdp_config.fsdp_offload_params", "fsdp_offload_params", "use_cpu_offload")
+            or "offload" in (fsdp or "")
+            or None
+        )
         found |= {"sharding": f"fsdp{version}", "offload.optimizer": offloaded, "offload.parameters": offloaded}
         found["no_sync"] = False if "sync_each_batch" in (flags.text("accelerator_config") or "") else None
     elif kind == "MULTI_GPU":
@@ -276,6 +309,33 @@ def _sharding(flags: Flags) -> dict[str, Any]:
     elif kind == "NO":
         found["sharding"] = "none"
     return found
+
+
+def _chat(flags: Flags) -> dict[str, Any]:
+    """The fields of DeepSpeed-Chat's PPO, by its flags (`training/step3_rlhf_finetuning/main.py`)."""
+    stage = flags.number("actor_zero_stage", "zero_stage")
+    flags.has("critic_zero_stage", "critic_gradient_checkpointing")
+    rank = flags.integer("actor_lora_dim")
+    offloads = flags.on("offload") or None
+    return {
+        "framework": "torch",
+        "task": "ppo",
+        "model": flags.text(ACTOR),
+        "roles.critic.model": flags.text("critic_model_name_or_path"),
+        **_gpus(flags),
+        "micro_batch": flags.integer("per_device_training_batch_size", "per_device_train_batch_size"),
+        "rollout.micro_batch": flags.integer("per_device_generation_batch_size"),
+        "prompt_len": flags.integer("max_prompt_seq_len"),
+        "response_len": flags.integer("max_answer_seq_len"),
+        "rollout.engine": "hf",
+        "sharding": None if stage is None else f"zero{int(stage)}" if stage else "ddp",
+        "precision": "mixed",
+        "checkpointing": "full" if flags.on("actor_gradient_checkpointing") else "none",
+        "offload.optimizer": offloads,
+        "roles.reference.offload.parameters": flags.on("offload_reference_model") or None,
+        "method": "lora" if rank else None,
+        "lora.rank": rank,
+    }
 
 
 def served(flags: Flags) -> dict[str, Any]:
@@ -292,7 +352,8 @@ def served(flags: Flags) -> dict[str, Any]:
 
 
 def _device(flags: Flags, what: str) -> bool | None:
-    value = flags.text(f"zero_optimization.offload_{what}.device", f"deepspeed_config.offload_{what}_device")
+    names = (f"zero_optimization.offload_{what}.device", f"deepspeed_config.offload_{what}_device")
+    value = flags.text(*names, f"offload_{what}_device")
     return None if value is None else value == "cpu"
 
 

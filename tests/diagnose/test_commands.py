@@ -131,3 +131,9 @@ def test_the_settings_that_decide_memory_are_among_those_read_back() -> None:
             if s.sharding == "none" or framework == "verl":
                 missing -= {"sharding"}
             assert not missing, (framework, missing, s)
+
+
+def test_the_program_that_a_launcher_starts_is_no_part_of_the_number_before_it() -> None:
+    text = "torchrun --nproc_per_node 4 train.py --model_name_or_path Qwen/Qwen2.5-7B --target_modules q_proj v_proj"
+    found = read(f"{text} --use_peft --lora_r 8 --per_device_train_batch_size 2", CATALOG)
+    assert {"gpus": 4, "lora.targets": ["q_proj", "v_proj"], "micro_batch": 2}.items() <= found.fields.items()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calc.base.schema import InputError
-from calc.base.units import GiB
+from calc.base.units import GiB, gb
 from calc.catalog.catalog import load
 from calc.diagnose import diagnose
 from calc.diagnose.spelled import diff
@@ -45,8 +45,8 @@ def test_a_smaller_micro_batch_in_the_spelling_of_the_command() -> None:
 
 def test_remedies_that_fit_come_first_and_of_these_those_that_learn_the_same() -> None:
     found = diagnose(SFT + ERROR).remedies
-    fits = [remedy.fits for remedy in found]
-    assert fits == sorted(fits, reverse=True)
+    verdicts = [remedy.estimate.verdict for remedy in found]
+    assert verdicts == sorted(verdicts, key=("fits", "tight", "oom").index)
     learns = [remedy.learns for remedy in found if remedy.fits]
     assert learns == sorted(learns, key=("nothing", "numerics", "what is learned").index)
 
@@ -74,6 +74,7 @@ def test_short_host_memory_has_remedies_for_the_host() -> None:
     job = FITS.replace("8b", "70b").replace("h100", "a100-80") + "offload.optimizer: true\nhost_memory: 256\n"
     found = diagnose(f"{job}micro_batch: 1\nseq_len: 1024\n\n{HOST}")
     assert found.host and found.cause.startswith("Host memory, ")
+    assert found.estimate and f" a node of {gb(found.estimate.host_memory.bytes)}; " in found.cause
     before = found.estimate.host_peak if found.estimate else 0
     assert any("host memory" in " ".join(remedy.names) for remedy in found.remedies)
     for remedy in found.remedies:

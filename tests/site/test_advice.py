@@ -220,3 +220,11 @@ def test_a_choice_of_cards_leaves_the_rows_of_one_number_without_a_script() -> N
         assert f'value="{count}"' in advised.choice()
         assert f'.choice [value="{count}"]:checked) tr:has(.count):not(:has(.n{count}))' in css
     assert advised.choice().count("<input") == 1 + len({*topics.COUNTS, *topics.SEVERAL_NODES})
+
+
+def test_the_short_answer_of_a_models_page_names_the_machines_of_its_table() -> None:
+    model = answers.catalog().model("smollm2-135m")
+    said, table = advised.short(model), advised.for_model(model, "")
+    named = [str(row[1].values[0]) for row in table.rows]
+    assert said.count("\n- ") == len({task for task in advice.JOBS})
+    assert all(machine in said for machine in named if "×" in machine)

@@ -30,7 +30,7 @@ def test_the_browser_is_answered_as_the_command_line_is() -> None:
     assert own.cause.partition(":")[0] in found["html"]
     for remedy in own.remedies:
         assert " + ".join(remedy.names) in found["html"]
-    assert "--micro_train_batch_size 8 → --micro_train_batch_size" in found["html"]
+    assert "<code>--micro_train_batch_size 8</code> → <code>--micro_train_batch_size" in found["html"]
     assert found["line"].startswith("out of memory in ")
 
 
@@ -38,6 +38,8 @@ def test_what_was_read_is_a_form_to_complete() -> None:
     html = asked(diagnose=TEXT, fields={})["html"]
     assert '<option value="llama-3-8b" selected>' in html
     assert 'name="micro_batch" value="8"' in html
+    assert '<label class="sharding">Sharding <select name="sharding">' in html
+    assert '<option value="zero2" selected>ZeRO-2</option>' in html
     assert "Which GPU?" in html
 
 

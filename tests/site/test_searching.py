@@ -13,11 +13,15 @@ from calc.site.build import search
 
 FOUND = [
     ("why does my job die loading the third model", "case-studies/ppo-llama-3-8b-4xa40.html"),
-    ("OOM", "case-studies/index.html"),
-    ("CUDA out of memory", "case-studies/index.html"),
+    ("OOM", "diagnose.html|errors.html"),
+    ("CUDA out of memory", "diagnose.html"),
+    ("OOMKilled", "errors.html"),
+    ("No available memory for the cache blocks", "errors.html|method/kv-cache.html"),
     ("显存", "zh/"),
+    ("爆显存", "zh/diagnose.html"),
     ("R1-Distill", "models/llama-3.1-|models/qwen2.5-|models/deepseek-r1-distill-"),
     ("DeepSeek-R1-Distill-Qwen-7B", "models/qwen2.5-7b.html"),
+    ("DeepSeek-R1-Distill-Llama-8B", "models/llama-3.1-8b.html"),
     ("VRAM", "index.html"),
     ("ZeRO3", "strategies/zero-stages.html"),
     ("RTX 4090", "rtx4090"),

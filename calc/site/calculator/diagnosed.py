@@ -19,6 +19,7 @@ from calc.diagnose.remedies import Remedy
 from calc.diagnose.spelled import diff
 from calc.diagnose.text import LEARNS, time_words
 from calc.estimate.report import deciding
+from calc.site.calculator import fields
 from calc.site.calculator.calculator import Place, Shown, file
 from calc.site.tables.tables import WORDS, Cell, Column, Table, verdict_html
 from calc.site.views.jobs import ledgers
@@ -27,6 +28,27 @@ INCOMPLETE = "What is read does not make a whole job yet."
 REMEDIES, PHASES = "diagnose-remedies", "diagnose-phases"
 # Fields that a reader is asked to complete, whatever the text states.
 ASKED = {"model": "Model", "gpu": "GPU", "gpus": "How many GPUs", "host_memory": "Host memory, GB a node"}
+# What the calculator's form calls a field, and names of those that it leaves out; others have their own name alone.
+FIELDS = {each.name: each for each in (*fields.FIRST, *(one for group in fields.GROUPS for one in group.fields))}
+TITLES: Mapping[str, str] = {
+    **{name: each.title for name, each in FIELDS.items()},
+    "trainer": "Trainer",
+    "lora.targets": "What LoRA adapts",
+    "lora.dropout": "LoRA dropout",
+    "optimizer_impl": "How the optimizer steps",
+    "grad_dtype": "Gradients in",
+    "offload.activations": "Activations in host memory",
+    "kernels": "Kernels",
+    "pipeline_parallel": "Pipeline parallel",
+    "expert_parallel": "Expert parallel",
+    "max_tokens_per_gpu": "Tokens a micro batch",
+    "rollout.batch": "Prompts a rollout",
+    "rollout.micro_batch": "Micro batch of the rollout",
+    "rollout.gpus": "GPUs that generate",
+    "expandable_segments": "Expandable segments",
+    "roles.critic.model": "Critic's model",
+    "roles.reward.model": "Reward model",
+}
 
 
 def find(text: str | bytes, more: Mapping[str, Any], catalog: Catalog, place: Place) -> Shown:
@@ -102,10 +124,12 @@ def _derived(d: Diagnosis, root: str) -> str:
 
 def _form(d: Diagnosis, catalog: Catalog) -> str:
     """What was recognised, as fields to complete or correct."""
-    fields = {name: value for name, value in d.reading.fields.items() if not isinstance(value, Mapping)}
-    given = {**fields, **{name: value for name, value in (d.job.given if d.job else {}).items() if name in ASKED}}
+    known = {name: value for name, value in d.reading.fields.items() if not isinstance(value, Mapping)}
+    given = {**known, **{name: value for name, value in (d.job.given if d.job else {}).items() if name in ASKED}}
     items = "".join(_field(name, title, given.get(name, ""), catalog) for name, title in ASKED.items())
-    more = "".join(_field(name, name, value, catalog) for name, value in fields.items() if name not in ASKED)
+    more = "".join(
+        _field(name, TITLES.get(name, name), value, catalog) for name, value in known.items() if name not in ASKED
+    )
     rest = f"<details><summary>Every field that was read</summary><div>{more}</div></details>" if more else ""
     button = '<p class="buttons"><button type="submit" class="md-button">Ask again with these</button></p>'
     return (
@@ -114,8 +138,7 @@ def _form(d: Diagnosis, catalog: Catalog) -> str:
 
 
 def _field(name: str, title: str, value: Any, catalog: Catalog) -> str:
-    choices: dict[str, Mapping[str, Model | GPU]] = {"model": catalog.models, "gpu": catalog.gpus}
-    known = choices.get(name)
+    catalogs: dict[str, Mapping[str, Model | GPU]] = {"model": catalog.models, "gpu": catalog.gpus}
     label = f'<label class="{name.replace(".", "-")}">{escape(title)} '
     said = (
         " ".join(map(str, value))
@@ -124,13 +147,21 @@ def _field(name: str, title: str, value: Any, catalog: Catalog) -> str:
         if value in (True, False)
         else value
     )
-    if known is None:
+    if name in catalogs:
+        known = {"": "choose one", **{id: each.name for id, each in catalogs[name].items()}}
+    elif name == "task":
+        known = words.TASKS | words.UNPICKED
+    elif name == "framework":
+        known = {value: title for _, releases in fields.frameworks() for value, title in releases.items()}
+    else:
+        known = FIELDS[name].choices if name in FIELDS else {}
+    if str(said) not in known:  # a release, or a number
         return f'{label}<input name="{escape(name)}" value="{escape(str(said))}"></label>'
     options = "".join(
-        f'<option value="{escape(id)}"{" selected" if id == value else ""}>{escape(each.name)}</option>'
-        for id, each in known.items()
+        f'<option value="{escape(id)}"{" selected" if id == str(said) else ""}>{escape(title_of)}</option>'
+        for id, title_of in known.items()
     )
-    return f'{label}<select name="{name}"><option value="">choose one</option>{options}</select></label>'
+    return f'{label}<select name="{name}">{options}</select></label>'
 
 
 def _remedies(d: Diagnosis, catalog: Catalog) -> Table:
@@ -165,7 +196,7 @@ def _row(remedy: Remedy, before: int, host: bool, one: int, d: Diagnosis, catalo
     lines = diff(d.job, remedy, d.reading, catalog)
     scenario = remedy.estimate.scenario.as_dict()
     names = " + ".join(remedy.names) + (": " if lines else "")
-    code = "; ".join(f"<br><code>{escape(line)}</code>" for line in lines)
+    code = "".join(f"<br>{_flag(line)}" for line in lines)
     word = WORDS[remedy.estimate.verdict]
     return (
         Cell(f"{names}{'; '.join(lines)}", f"{escape(names)}{code}"),
@@ -175,6 +206,11 @@ def _row(remedy: Remedy, before: int, host: bool, one: int, d: Diagnosis, catalo
         Cell("" if remedy.time is None else time_words(remedy.time)),
         Cell(LEARNS[remedy.learns]),
     )
+
+
+def _flag(line: str) -> str:
+    """A change of a command, each side of it as code of its own."""
+    return " → ".join(f"<code>{escape(side)}</code>" for side in line.split(" → "))
 
 
 def _assumed(d: Diagnosis) -> Iterator[str]:

@@ -1193,6 +1193,21 @@ DIAGNOSIS = {
     "choose one": "请选择",
     "Every field that was read": "读到的所有字段",
     "What was recognised": "认出的内容",
+    "Trainer": "训练程序",
+    "What LoRA adapts": "LoRA 作用于",
+    "LoRA dropout": "LoRA dropout",
+    "How the optimizer steps": "优化器的实现",
+    "Gradients in": "梯度精度",
+    "Activations in host memory": "激活值放主机内存",
+    "Kernels": "kernel",
+    "Pipeline parallel": "流水线并行",
+    "Expert parallel": "专家并行",
+    "Tokens a micro batch": "每个微批次的 token 数",
+    "Prompts a rollout": "每次 rollout 的提示数",
+    "Micro batch of the rollout": "rollout 的微批次",
+    "GPUs that generate": "用于生成的卡数",
+    "Expandable segments": "可扩展段",
+    "Critic's model": "critic 用的模型",
     "Ask again with these": "按这些再问一次",
     "No change that was tried helps.": "试过的改动都不起作用。",
     "What is read does not make a whole job yet.": "读到的内容还不足以构成一个完整的任务。",
@@ -1204,6 +1219,7 @@ DIAGNOSIS = {
     "a traceback": "调用栈",
     "a scenario": "scenario",
     "a file of settings": "配置文件",
+    "a Python script": "Python 脚本",
     "a memory snapshot": "显存快照",
     "a table of MemTracker": "MemTracker 的表",
     "MemTracker: {what} {size#} GiB, the estimate's {phase} {ours#} GiB": (
@@ -1229,6 +1245,15 @@ DIAGNOSIS = {
     ),
     "vLLM runs out while it tries a step with its largest number of sequences": (
         "vLLM 用最多的序列数试跑一步时显存用尽"
+    ),
+    "SGLang's share of the card is used up by weights, so that no room is left for its KV cache": (
+        "分给 SGLang 的显存已被权重用完，没有地方放 KV 缓存"
+    ),
+    "/dev/shm is full, through which the data loader's workers hand over batches: give the container more of it": (
+        "/dev/shm 已满，数据加载进程经它交接批次：请给容器分配更多"
+    ),
+    "The weights do not fit on the cards that are free, so that some of them would be left in host memory": (
+        "空闲的显卡放不下全部权重，一部分会留在主机内存里"
     ),
     "Ray ends workers when a node's host memory is 95 % full: what is short is host memory, not GPU memory": (
         "节点的主机内存用到 95 % 时，Ray 会终止工作进程：缺的是主机内存，不是显存"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from calc.answers import answers
+from calc.answers import answers, topics
 from calc.site.i18n import languages
 from calc.site.macros.bound import Bound
 from calc.site.tables import tables
@@ -43,7 +43,8 @@ class Lookups(Bound):
     def model_glance(self, model: str) -> str:
         """The kinds of GPU on which a model fits, in words and as a picture."""
         found = answers.catalog().model(model)
-        return f"{glance.summary(found)}\n\n{self._place(glance.of_model(found, self._root))}"
+        short = advised.short if topics.searched(found) else glance.summary
+        return f"{short(found)}\n\n{self._place(glance.of_model(found, self._root))}"
 
     def fits_table(self, gpu: str, task: str) -> str:
         """All models on one kind of GPU."""

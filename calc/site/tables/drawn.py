@@ -15,8 +15,8 @@ from calc.site.tables.pictures import LINE, Picture, box, line, lines, text
 from calc.site.tables.tables import Table
 
 # of a drawing of bars, in its units
-LABEL, FIELD, WORDS, THICK, GAP = 220, 380, 140, 16, 12
-LETTERS = 32  # in a line of a label
+LABEL, FIELD, WORDS, THICK, GAP = 230, 380, 190, 16, 12
+LETTERS = 28  # in a line of a label
 
 
 def of(table: Table) -> Picture | None:

@@ -13,9 +13,11 @@ from calc.catalog.catalog import GPU, Model
 from calc.estimate.verdict import FITS
 from calc.site.tables import tables
 from calc.site.tables.tables import Cell, Column, Table
+from calc.site.text.inline import inline
 from calc.site.views.jobs import ledgers
 
 TITLES = {"sft": "Supervised fine-tuning", "rm": "Reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO"}
+LEARNED = {"full": "in full", "LoRA or QLoRA": "with LoRA or QLoRA"}
 ANSWER = (
     Column("fits", "Fullest GPU", "GiB", "verdict", 1),
     ledgers.TOKENS,
@@ -109,6 +111,27 @@ def untrained(model: str) -> str:
     _, machines = topics.found(model, "sft")
     pending = any(s.advice == advice.PENDING for s in machines.values())
     return advice.PENDING.lacks if pending else "no machine of the catalog trains it"
+
+
+def short(model: Model) -> str:
+    """Markdown: the smallest machine of each task, in the words of the table that has what to run there."""
+    lines = []
+    for task in advice.JOBS:
+        _, machines = topics.found(model.id, task)
+        ways: dict[str, list[str]] = {}
+        for trained, (machine, _) in machines.items():
+            if machine:
+                ways.setdefault(_machine(machine), []).append(LEARNED[trained])
+        if ways:
+            said = ", ".join(f"{' or '.join(how)} on {where}" for where, how in ways.items())
+            lines.append(f"- **{TITLES[task]}**: {said}.")
+    if not lines:
+        return f"Nothing trains it: {inline(untrained(model.id))}."
+    return "The smallest machines that train it, with every setting that saves memory:\n\n" + "\n".join(lines)
+
+
+def _machine(machine: advice.Machine) -> str:
+    return f"{machine.gpus} × {inline(answers.catalog().gpu(machine.gpu).name)}"
 
 
 def for_model(model: Model, root: str) -> Table:

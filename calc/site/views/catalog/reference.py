@@ -33,7 +33,7 @@ def gpu_summary(card: GPU) -> str:
     how = "derived from comparable cards, not observed" if card.usable_derived else "as PyTorch reports it"
     lines = [
         f"A process can use **{gib(card.usable_bytes, 2)}** of the {card.memory_gb:g} GB that the {inline(card.name)} "
-        f"is sold with ({how}). The largest models of the catalog that fit, for supervised fine-tuning:\n"
+        f"is sold with ({how}). The largest models that it fine-tunes with the usual settings:\n"
     ]
     for n in fits.COUNTS:
         place = "On one card" if n == 1 else f"On {n} cards"

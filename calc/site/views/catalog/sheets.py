@@ -146,19 +146,21 @@ def linked(source: str) -> str:
     return " ".join(words)
 
 
+NODES = (
+    Column("node", "Node"),
+    Column("gpus", "GPUs", "", "number"),
+    Column("cards", "Cards"),
+    Column("link", "Link"),
+    Column("p2p", "Direct (peer to peer)"),
+    Column("intra_gbs", "In the node, per GPU, one way", "GB/s", "number", 1),
+    Column("measured_gbs", "All-reduce, measured", "GB/s", "number", 1, "Bus bandwidth"),
+    Column("inter_gbs", "Between nodes, per GPU, one way", "GB/s", "number", 1),
+    Column("host_ram_gb", "Host RAM, as usually sold", "GB", "number"),
+)
+
+
 def nodes(found: Mapping[str, Node], table_id: str, caption: str, root: str) -> Table:
     """Links between GPUs: their bandwidths, and whether cards reach each other directly."""
-    columns = (
-        Column("node", "Node"),
-        Column("gpus", "GPUs", "", "number"),
-        Column("cards", "Cards"),
-        Column("link", "Link"),
-        Column("p2p", "Direct (peer to peer)"),
-        Column("intra_gbs", "In the node, per GPU, one way", "GB/s", "number", 1),
-        Column("measured_gbs", "All-reduce, measured", "GB/s", "number", 1, "Bus bandwidth"),
-        Column("inter_gbs", "Between nodes, per GPU, one way", "GB/s", "number", 1),
-        Column("host_ram_gb", "Host RAM, as usually sold", "GB", "number"),
-    )
     cards = answers.catalog().gpus
     rows = tuple(
         (
@@ -178,14 +180,20 @@ def nodes(found: Mapping[str, Node], table_id: str, caption: str, root: str) -> 
         for n in found.values()
     )
     note = f'Sources: see <a href="{root}hardware/index.html#nodes-sources">where each value is read</a>.'
-    return Table(table_id, caption, columns, rows, note=note, versions=answers.versions())
+    return Table(table_id, caption, NODES, rows, note=note, versions=answers.versions())
 
 
 def node_sources() -> Table:
     """The source of each value of each node."""
+    titles = {column.key: column.title for column in NODES}
     columns = (Column("node", "Node"), Column("field", "Value"), Column("source", "Source"), Column("note", "Note"))
     rows = tuple(
-        (Cell(n.name), Cell(field), Cell(source, linked(source)), Cell(note := n.notes.get(field, ""), linked(note)))
+        (
+            Cell(n.name),
+            Cell(field, escape(titles[field])),
+            Cell(source, linked(source)),
+            Cell(note := n.notes.get(field, ""), linked(note)),
+        )
         for n in answers.catalog().nodes.values()
         for field, source in n.sources.items()
     )

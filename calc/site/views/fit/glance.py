@@ -30,6 +30,11 @@ class Case(NamedTuple):
         """The job in a few words."""
         return f"{counted(self.gpus)}: {SHORT[self.task]}, {METHODS[self.method]}"
 
+    @property
+    def drawn(self) -> str:
+        """The same beside a drawing, which a phone has little room for."""
+        return self.label.replace(SHORT["rm"], "RM")
+
 
 def cases() -> list[Case]:
     """Every job of the look-up tables, on few GPUs first."""
@@ -71,7 +76,7 @@ def summary(model: Model) -> str:
         on = {m: next((g for g in cards if _fits(_best(model, g, Case("sft", m, n)))), None) for m in METHODS}
         said = [f"{inline(g.name) if g else 'none'} with {LEARNING[m]}" for m, g in on.items()]
         lines.append(f"- **{'One card' if n == 1 else f'{n} cards'}**: {', '.join(said)}.")
-    return "The smallest cards on which it fits, for supervised fine-tuning:\n\n" + "\n".join(lines)
+    return "The smallest cards on which supervised fine-tuning fits with the usual settings:\n\n" + "\n".join(lines)
 
 
 COUNTED = (
@@ -123,13 +128,14 @@ def _table(
     found: dict[Case, list[Best | None]],
     names: Sequence[str],
 ) -> Table:
-    marks = [Row(case.label, [b and b.verdict for b in cells]) for case, cells in found.items()]
+    marks = [Row(case.drawn, [b and b.verdict for b in cells]) for case, cells in found.items()]
     return Table(
         table_id,
         caption,
         columns,
         tuple(rows),
-        "The jobs of the tables below: each fits with the first of the settings that a job of its kind may use.",
+        "Jobs with the usual settings, as in the tables of what fits below. What to run tries more of them, such as "
+        "weights in host memory, and so finds smaller machines.",
         versions=answers.versions(),
         folded="How many fit, and the largest or smallest, as a table",
         picture=grid(marks, names),

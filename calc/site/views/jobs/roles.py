@@ -40,7 +40,8 @@ def roles(answer: Answer, table_id: str, caption: str) -> Table:
         weights = _lying(placed.engine.weights(), "weights", "adapter")
         states = _lying(placed.engine.states(), "master_weights", "optimizer_states")
         adapters = f", LoRA r={own.lora.rank}" if own.lora and r.adapter else ""
-        by = "the actor, its adapters off" if placed.role.shares else f"{own.sharding}, {own.precision}{adapters}"
+        held_in = f"{words.SHARDINGS[own.sharding]}, {words.PRECISIONS.get(own.precision, own.precision)}"
+        by = "the actor, its adapters off" if placed.role.shares else f"{held_in}{adapters}"
         rows.append(
             (
                 Cell(name),

@@ -1,0 +1,124 @@
+"""What a text says of a job in passing: in a question's own words, or by the files that a traceback runs through.
+
+People write "LoRA on 8x A100, batch size 1, ZeRO-3" above an error and paste no command. Each hint is a field that no
+command states; what is taken from it is named as assumed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from calc.catalog.catalog import Catalog
+
+LONGEST = 50_000  # characters in which models and numbers are looked for
+
+
+class Hint(NamedTuple):
+    """A field and its value where a pattern is found; of a field the first hint counts."""
+
+    field: str
+    value: Any
+    pattern: str
+
+
+HINTS: tuple[Hint, ...] = (
+    Hint("method", "qlora", r"\bq-?lora\b|\bLinear4bit\b|bitsandbytes/autograd/_functions\.py\", line \d+, in \w*4bit"),
+    Hint("method", "lora", r"\blora\b|peft/tuners/lora"),
+    Hint("method", "full", r"\bfull[- ](?:parameter )?(?:fine-?tun|sft)|全参|全量微调"),
+    Hint("sharding", "zero3", r"\bzero[- _]?(?:stage[- _]?)?3\b|zero/stage3\.py|zero/partition_parameters\.py"),
+    Hint("sharding", "zero2", r"\bzero[- _]?(?:stage[- _]?)?2\b|zero/stage_1_and_2\.py"),
+    Hint("sharding", "zero1", r"\bzero[- _]?(?:stage[- _]?)?1\b"),
+    Hint("sharding", "fsdp2", r"\bfsdp2\b|_composable/fsdp|fsdp/_fully_shard"),
+    Hint("sharding", "fsdp1", r"\bfsdp\b|distributed/fsdp/"),
+    Hint(
+        "offload.optimizer",
+        True,
+        r"(?:\bcpu[- _]?offload(?:ing)?|offload(?:ing)? to (?:the )?cpu|zero[- _]?offload)\b"
+        r"(?!['\": =]{1,4}(?:false|no))",
+    ),
+    Hint("checkpointing", "full", r"torch/utils/checkpoint\.py|with gradient[- ]checkpointing|开启?了?(?:激活)?重计算"),
+)
+_HINTS = tuple((re.compile(hint.pattern, re.IGNORECASE | re.ASCII), hint) for hint in HINTS)
+# Numbers in words: the field, and where its number stands. A server of vLLM or SGLang has options of its own.
+_IS = r" ?(?:of|is|to|=|:)? ?"
+_OTHER_BATCH = "".join(rf"(?<!{word} )" for word in ("global", "total", "effective", "train", "rollout", "mini"))
+_LENGTHS = r"(?:(?:max )?seq(?:uence)?[- _]?len(?:gth)?|context length|cutoff_len|max_length)"
+NUMBERS: tuple[tuple[str, str], ...] = (
+    ("micro_batch", rf"{_OTHER_BATCH}\bbatch[- ]?size{_IS}(\d{{1,4}})\b"),
+    ("tensor_parallel", r"--(?:tensor-parallel-size|tp-size|tp)[ =](\d{1,3})\b"),
+    ("gpus", r"--(?:tensor-parallel-size|tp-size|tp)[ =](\d{1,3})\b"),
+    ("seq_len", rf"--(?:max-model-len|context-length)[ =](\d{{2,7}})\b|\b{_LENGTHS}{_IS}(\d{{2,7}})\b"),
+    ("seq_len", r"\b(\d{1,3}k) (?:context|tokens|sequence)"),
+)
+_NUMBERS = tuple((name, re.compile(pattern, re.IGNORECASE | re.ASCII)) for name, pattern in NUMBERS)
+_COUNTS = {"单": 1, "双": 2, "两": 2, "四": 4, "八": 8, "one": 1, "single": 1, "two": 2, "four": 4, "eight": 8}
+_COUNT = r"(\d{1,4}|[单双两四八]|one|single|two|four|eight)"
+_CARDS = (
+    re.compile(rf"{_COUNT} ?(?:张|块|片)?(?:显?卡)", re.IGNORECASE),
+    re.compile(rf"(?<![\w.]){_COUNT} (?:gpus?|cards?)\b(?! ?:?\d)", re.IGNORECASE),
+)
+_NODES = re.compile(rf"{_COUNT} ?(?:机|台|(?:nodes?|machines?)\b)", re.IGNORECASE)
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_SIZE = re.compile(r"(?<![a-z0-9])\d+(?:\.\d+)?[bm](?![a-z0-9])|\dx\d+b", re.IGNORECASE)
+_LONGEST_NAME = 5  # words of a model's name
+
+
+def fields(text: str) -> Iterator[tuple[str, Any]]:
+    """The fields that hints tell, each once."""
+    told: set[str] = set()
+    for pattern, hint in _HINTS:
+        if hint.field not in told and pattern.search(text):
+            told.add(hint.field)
+            yield hint.field, hint.value
+    for name, number in _NUMBERS:
+        seen = {next(group for group in match.groups() if group) for match in number.finditer(text[:LONGEST])}
+        if len(seen) == 1 and (value := _integer(seen.pop())):
+            yield name, value
+
+
+def _integer(given: str) -> int:
+    return int(given[:-1]) * 1024 if given[-1] in "kK" else int(given)
+
+
+def gpus(text: str, card: str) -> int | None:
+    """The number of cards that a text names beside `card`, the pattern of its name, or alone: `8x A100`, `四卡`."""
+    text = text[:LONGEST]
+    beside = (
+        rf"(?<![\w.]){_COUNT} ?(?:x|×|\*|张|块|片|卡)? ?(?:nvidia |geforce |tesla |rtx )*{card}(?![A-Za-z0-9])",
+        rf"{card}(?:[- ](?:sxm\d?|pcie|\d{{2,3}} ?gb?))*\)? ?(?:x|×|\*) ?{_COUNT}(?![\w.])",
+    )
+    found: set[int] = set()
+    for pattern in (*((re.compile(each, re.IGNORECASE) for each in beside) if card else ()), *_CARDS):
+        found |= {_counted(match[1]) for match in pattern.finditer(text)}
+        if found:
+            break
+    found.discard(0)
+    nodes = {_counted(match[1]) for match in _NODES.finditer(text)} - {0}
+    if len(found) != 1:
+        return None
+    return found.pop() * (nodes.pop() if len(nodes) == 1 else 1)
+
+
+def _counted(given: str) -> int:
+    return _COUNTS.get(given.casefold()) or (int(given) if given.isdigit() else 0)
+
+
+def models(text: str, catalog: Catalog) -> list[str]:
+    """The catalog's models that a text names with their sizes, as it spells them, in order."""
+    words = _WORD.findall(text[:LONGEST])
+    found: dict[str, str] = {}
+    start = 0
+    while start < len(words):
+        taken = 1
+        for count in range(min(_LONGEST_NAME, len(words) - start), 0, -1):
+            name = "-".join(words[start : start + count]).strip("._/-")
+            if not _SIZE.search(name):
+                continue
+            if id := catalog.names.listed.get(name.casefold()) or catalog.names.alike(name.rpartition("/")[2]):
+                found.setdefault(id, " ".join(words[start : start + count]).strip("._/-"))
+                taken = count
+                break
+        start += taken
+    return [*found.values()]

@@ -1,0 +1,61 @@
+"""What a text says in passing: counts of cards, models and settings in a question's own words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.catalog.catalog import load
+from calc.diagnose import hints, names
+from calc.diagnose.reading import read
+
+CATALOG = load()
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("LoRA on 8x A100 80GB", 8), ("on 8 * H20(8 * 96G)", 8), ("4 张 4090", 4), ("四卡A100", 4), ("单机八卡", 8),
+        ("A100-80GB x 4", 4), ("two RTX 3090 (24GB)", 2), ("2 nodes with 8x H100 each", 16), ("a 4090", None),
+        ("4 GPUs or 8 GPUs, no matter", None), ("GPU 0 has a total capacity", None), ("RTX 4090 24GB", None),
+    ],
+)  # fmt: skip
+def test_the_number_of_cards_in_words(text: str, gpus: int | None) -> None:
+    cards = names.cards_named(text, CATALOG)
+    assert hints.gpus(text, names.spelled(cards[0].id) if cards else "") == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("fine-tuning Llama 2 70B crashes", ["Llama 2 70B"]),
+        ("微调Qwen2.5-7B-Instruct，显存不足", ["Qwen2.5-7B-Instruct"]),
+        ("Qwen/Qwen2.5-7B and qwen2.5-7b are one", ["Qwen/Qwen2.5-7B"]),
+        ("File \"a7b.py\", 24.00 GiB, 7B of nothing", []),
+    ],
+)  # fmt: skip
+def test_the_models_that_a_text_names(text: str, named: list[str]) -> None:
+    assert hints.models(text, CATALOG) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("用LoRA微调，ZeRO-3，报CUDA out of memory", {"method": "lora", "sharding": "zero3"}),
+        ("with QLoRA, batch size 4, sequence length 2048", {"method": "qlora", "micro_batch": 4, "seq_len": 2048}),
+        ("global batch size 128 and cpu_offload=False", {}),
+        ('File "torch/distributed/fsdp/_runtime_utils.py", line 2, in _pre_forward', {"sharding": "fsdp1"}),
+        ("batch size 4, then batch size 8", {}),
+    ],
+)  # fmt: skip
+def test_settings_in_words(text: str, fields: dict[str, Any]) -> None:
+    assert dict(hints.fields(text)) == fields
+
+
+def test_two_models_are_asked_about_and_a_command_is_not_overruled() -> None:
+    both = "Llama 2 70B or Llama 2 7B: CUDA out of memory"
+    assert "model" not in read(both, CATALOG).fields
+    command = "python train.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --use_peft False"
+    found = read(f"I tried LoRA before.\n{command}", CATALOG)
+    assert found.fields["method"] == "full"
