@@ -388,6 +388,7 @@ def test_a_fault_of_calc_is_told_in_words_and_the_next_question_is_answered(brow
     assert not page.locator("#calculator .answer").is_visible()
     assert any("KeyError: 'maybe'" in line for line in complaints)
     page.unroute("**/calc.json")
+
     def cut(route: Route) -> None:
         route.fulfill(body="cut", content_type="application/wasm")
 
