@@ -1435,6 +1435,12 @@ SCRIPTS = {
 REFUSALS = {
     "{line?}; did you mean {near!}?": "{line}；是不是想写 {near}？",
     "{place@}: given {given!}, allowed: {allowed?}": "{place}：给定 {given}，允许：{allowed}",
+    "{place@}: given {given!}, but {why*}; allowed: {allowed?}": "{place}：给定 {given}，但{why}；允许：{allowed}",
+    "Apple's GPUs are not modelled, which share the memory of the whole Mac": (
+        " Apple 的 GPU 不在计算范围内，它们与整台 Mac 共用内存"
+    ),
+    "TPUs are not modelled, where XLA plans the memory": " TPU 不在计算范围内，那里由 XLA 规划内存",
+    "a job without a GPU is not modelled": "没有 GPU 的任务不在计算范围内",
     "{place@}: given {given!}, allowed with {release!}: {allowed?}": "{place}：给定 {given}，{release} 允许：{allowed}",
     "{place@}: given {given!}, allowed for {what!}: {allowed?}": "{place}：给定 {given}，{what} 允许：{allowed}",
     "none; a function scores": "none；由函数打分",
