@@ -88,8 +88,9 @@ def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
 def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
     """The same job on a smaller card of the same vendor: the one with the least usable memory on which it fits.
 
-    A card is not tried if the leanest place of the recommended branch would not fit on it: without vLLM, the memory
-    that place needs does not depend on the card.
+    Smaller is what is sold with less memory, not what leaves a process a little less of as much. Nobody is sent from a
+    card of known speed to one of unknown speed. A card is not tried if the leanest place of the recommended branch
+    would not fit on it: without vLLM, the memory that place needs does not depend on the card.
     """
     s, catalog = search.chosen(found).scenario, problem.catalog
     card = catalog.gpu(s.gpu)
@@ -98,11 +99,13 @@ def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
     smaller = [
         gpu
         for gpu in catalog.gpus.values()
-        if least < gpu.usable_bytes < card.usable_bytes
+        if least < gpu.usable_bytes
+        and gpu.memory_gb < card.memory_gb
         and (gpu.vendor, gpu.lacks_bf16) == (card.vendor, card.lacks_bf16)
     ]
     for gpu in sorted(smaller, key=lambda gpu: (gpu.usable_bytes, gpu.id)):
-        if fitting := _leanly(problem, rung, _kept(problem, s) | {"gpu": gpu.id}):
+        fitting = _leanly(problem, rung, _kept(problem, s) | {"gpu": gpu.id})
+        if fitting and (fitting[0].rated or not search.rated):
             return configured(*fitting, f"the {gpu.name} instead of the {card.name}")
     return None
 

@@ -10,7 +10,7 @@ import pytest
 from calc.base.optimizers import OPTIMIZERS
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
-from calc.recommend import Recommendation, options, recommend
+from calc.recommend import Recommendation, options, recommend, text
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.trades import SENSIBLE
 from calc.scenario.scenario import Scenario, ScenarioError
@@ -226,6 +226,50 @@ def test_an_engine_that_does_not_start_is_told_apart_from_memory_that_lacks() ->
     words = "--model llama-3.1-8b --task grpo --gpu rtx4090 --gpus 2 --framework verl --placement colocated "
     r = ask(words + "--rollout.gpu-memory-utilization 0.2")
     assert r.verdict == "vLLM does not start"
+
+
+def test_a_share_that_keeps_vllm_from_starting_is_named_with_one_that_would_do() -> None:
+    r = ask(
+        "--model qwen2.5-7b --task grpo --method lora --gpu h100-sxm --gpus 1 --framework verl "
+        "--rollout.gpu-memory-utilization 0.2"
+    )
+    assert r.verdict == "vLLM does not start"
+    assert "rollout.gpu_memory_utilization 0.3 fits on this machine" in r.advice
+
+
+def test_where_the_share_is_open_a_trainer_too_large_lacks_memory() -> None:
+    """Once 'vLLM does not start: gpu_memory_utilization: given 0.2, allowed: more', which nobody had given."""
+    r = ask("--model qwen2.5-72b --task grpo --gpu a100-80-sxm --gpus 8 --framework verl --method full")
+    assert r.verdict == "nothing fits"
+    assert r.fails
+    assert (r.fails.where, r.fails.phase) == ("gpu", "step")
+    assert not any("gpu_memory_utilization" in line for line in r.advice)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model llama-3-70b --task ppo --gpu a100-80-sxm --gpus 32 --framework openrlhf",
+        "--model qwen3-235b-a22b --task grpo --gpu h200 --gpus 64 --framework verl --response-len 8192",
+        "--model qwen2.5-7b --task sft --gpu rtx4060ti-16 --gpus 1",
+        "--model llama-3-8b --task rm --gpu rtx4090 --gpus 6 --framework openrlhf",
+    ],
+)
+def test_a_smaller_card_is_sold_with_less_memory_and_has_a_known_speed(words: str) -> None:
+    """Once an H100 PCIe at a third of the speed for an A100 SXM, 64 DGX Sparks for 64 H200, a 5070 Ti for a 4060 Ti."""
+    r = ask(words)
+    assert r.recommended
+    size = load().gpu(r.recommended.scenario.gpu).memory_gb
+    for other in r.alternatives:
+        gpu = load().gpu(other.scenario.gpu)
+        assert gpu.id == r.recommended.scenario.gpu or (gpu.memory_gb < size and other.throughput)
+
+
+def test_a_trainer_is_named_with_its_version_and_the_pytorch_that_it_runs_on() -> None:
+    """Once 'torch==2.13' above a note that says torch 2.6.0."""
+    words = "--model llama-3.1-8b --task sft --gpu rtx4090 --gpus 1 --method lora --trainer "
+    assert ", torchtune==0.6.1 on torch==2.6.0, " in text.text(ask(words + "torchtune"), load())
+    assert ", axolotl==" in text.text(ask(words + "axolotl"), load())
 
 
 def test_what_does_not_start_on_a_card_has_no_command_and_says_why() -> None:

@@ -719,6 +719,9 @@ ADVICE = {
     "method {method!} fits on this machine": "在这台机器上用 {method} 放得下",
     "seq_len {length} fits on this machine": "在这台机器上 seq_len {length} 放得下",
     "response_len {length} fits on this machine": "在这台机器上 response_len {length} 放得下",
+    "rollout.gpu_memory_utilization {share} fits on this machine": (
+        "在这台机器上 rollout.gpu_memory_utilization {share} 放得下"
+    ),
     "host_memory {size} (GB a node) fits on this machine, instead of {host*}": (
         "若 host_memory 为 {size}（每节点 GB）就放得下，而不是{host}"
     ),
