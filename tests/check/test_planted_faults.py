@@ -155,6 +155,14 @@ GPU_FAULTS = [
         f": tdp_w.source: given 'https://example.com/h100', {SOURCE}",
     ),
     Fault(
+        "source that a search found", H100, value("tdp_w", "https://www.google.com/search?q=h100+tdp", "source"),
+        f": tdp_w.source: given 'https://www.google.com/search?q=h100+tdp', {SOURCE}",
+    ),
+    Fault(
+        "source that a chat said", H100, value("tdp_w", "https://chatgpt.com/share/67a1", "source"),
+        f": tdp_w.source: given 'https://chatgpt.com/share/67a1', {SOURCE}",
+    ),
+    Fault(
         "note to be written", A10, value("memory.usable_mib", "TODO other logs", "note"),
         ": memory.usable_mib.note: given 'TODO other logs'",
     ),
