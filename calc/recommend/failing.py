@@ -57,9 +57,12 @@ def closest(problem: Problem) -> Miss | None:
 
 
 def passed(problem: Problem, rung: Fields) -> Miss | None:
-    """The closest miss of the method that would come first, where the method was open and `rung` has another."""
+    """The closest miss of the method that would come first, where the method was open and `rung` has another.
+
+    None where it fits, and takes too long.
+    """
     first = problem.rungs[0]["method"]
-    if rung["method"] == first:
+    if rung["method"] == first or problem.slow:
         return None
     return _least(search for search in problem.misses if search.branches[0].base.method == first)
 

@@ -34,10 +34,17 @@ def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
             adapters = best.scenario.lora
             had.add(rung["method"])
             base = "4-bit weights that stay frozen" if rung["method"] == "qlora" else "frozen weights"
-            trains = (
-                f"trains adapters of rank {adapters.rank} beside {base}" if adapters else "serves the weights whole"
-            )
+            whole = "serves the weights whole" if best.scenario.task == "inference" else "trains all weights"
+            trains = f"trains adapters of rank {adapters.rank} beside {base}" if adapters else whole
             yield configured(search, best, trains if best.scenario.optimizer != "none" or not adapters else base)
+
+
+def slower(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
+    """What was passed over for the time it takes, if it is of the same method."""
+    if problem.slow and chosen["method"] == "full":
+        search, found = problem.slow
+        best = search.chosen(found)
+        yield configured(search, best, f"{best.scenario.optimizer} with its states on the host")
 
 
 def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> Iterator[Configuration]:

@@ -12,8 +12,10 @@ from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.recommend import Recommendation, options, recommend, text
 from calc.recommend.clock import TOLERANCE
+from calc.recommend.problem import PATIENCE
 from calc.recommend.trades import SENSIBLE
 from calc.scenario.scenario import Scenario, ScenarioError
+from calc.site.i18n.speech import say
 
 
 def ask(words: str) -> Recommendation:
@@ -147,7 +149,7 @@ def test_engines_span_gpus_over_pcie_only_where_one_would_not_do() -> None:
 
 def test_offloading_the_optimizer_costs_what_was_measured() -> None:
     """Eight A800: 52 to 56 % of the tokens were lost; an optimizer that stays on the card is offered beside it."""
-    r = ask("--model llama-3.1-8b --task sft --gpu h100-sxm --gpus 1 --seq-len 2048 --framework trl")
+    r = ask("--model llama-3.1-70b --task sft --gpu h100-sxm --gpus 8 --seq-len 2048")
     assert r.recommended
     assert r.recommended.scenario.offload.optimizer
     lighter = r.alternatives[0]
@@ -226,6 +228,44 @@ def test_an_engine_that_does_not_start_is_told_apart_from_memory_that_lacks() ->
     words = "--model llama-3.1-8b --task grpo --gpu rtx4090 --gpus 2 --framework verl --placement colocated "
     r = ask(words + "--rollout.gpu-memory-utilization 0.2")
     assert r.verdict == "vLLM does not start"
+
+
+def test_adapters_come_first_where_full_fine_tuning_takes_ten_times_as_long() -> None:
+    """Once 62 tokens a second, with Adam on one thread of the host, where LoRA has 16,000 on the card."""
+    words = "--model gpt-oss-20b --task sft --gpu h100-sxm --gpus 1 --framework trl"
+    r = ask(words)
+    assert r.recommended
+    assert r.recommended.scenario.method == "lora"
+    assert r.passed is None
+    assert any(note.startswith("method full fits, too") for note in r.notes)
+    full = next(c for c in r.alternatives if c.scenario.method == "full")
+    assert full.trades == "trains all weights"
+    assert seconds(full) >= PATIENCE * seconds(r.recommended)
+    assert run(words + " --method full").method == "full"
+    for line in (full.trades, r.notes[0]):
+        assert say(line, "zh") != line
+
+
+@pytest.mark.parametrize("method", ["", " --method full"])
+def test_a_lighter_optimizer_comes_first_where_an_offloaded_one_takes_ten_times_as_long(method: str) -> None:
+    """Once 82 tokens a second for an 8B on one H100, beside an alternative with 10,000."""
+    r = ask("--model llama-3.1-8b --task sft --gpu h100-sxm --gpus 1 --framework trl" + method)
+    assert r.recommended
+    s = r.recommended.scenario
+    assert (s.method, s.offload.optimizer) == ("full", False)
+    other = r.alternatives[0]
+    assert other.scenario.offload.optimizer
+    assert seconds(other) >= PATIENCE * seconds(r.recommended)
+    for line in (other.trades, next(note for note in r.notes if "fits, too" in note)):
+        assert say(line, "zh") != line
+
+
+def test_full_fine_tuning_comes_first_where_it_is_a_few_times_slower() -> None:
+    r = ask("--model llama-3-8b --task rm --gpu rtx4090 --gpus 6 --framework openrlhf")
+    assert r.recommended
+    assert r.recommended.scenario.method == "full"
+    lora = next(c for c in r.alternatives if c.scenario.method == "lora")
+    assert 1 < seconds(r.recommended) / seconds(lora) < PATIENCE
 
 
 def test_a_share_that_keeps_vllm_from_starting_is_named_with_one_that_would_do() -> None:

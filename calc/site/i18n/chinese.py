@@ -687,6 +687,13 @@ ADVICE = {
     "frozen weights": "冻结的权重",
     "4-bit weights that stay frozen": "冻结的 4 位权重",
     "serves the weights whole": "权重不量化",
+    "trains all weights": "训练全部权重",
+    "{optimizer!} with its states on the host": "{optimizer}，其状态放在主机内存",
+    "method full fits, too, with its optimizer offloaded, and takes {times#} times as long": (
+        "全参数微调卸载优化器后也放得下，但耗时是它的 {times} 倍"
+    ),
+    "{optimizer!} with precision {precision!} fits, too, with its optimizer offloaded, and takes {times#} times as "
+    "long": ("{optimizer}、精度 {precision} 卸载优化器后也放得下，但耗时是它的 {times} 倍"),
     "weights of 16 bits alone, which stay on the card": "只留 16 位权重，放在卡上",
     "states of 8 bits, which stay on the card": "8 位优化器状态，放在卡上",
     "the {smaller} instead of the {larger}": "用 {smaller} 代替 {larger}",
