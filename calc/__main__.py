@@ -36,17 +36,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command (`sys.argv` by default) and returns its exit status."""
     try:
         for text in _run(_arguments(sys.argv[1:] if argv is None else argv)):
-            sys.stdout.write(text)
-        sys.stdout.flush()
+            _write(text)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130  # 128 + SIGINT, as in shells
     except BrokenPipeError:
-        # The reader has seen enough. Python flushes once more at exit, which must not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()  # the reader has seen enough
+    except _Unwritten as error:
+        print(f"standard output: {error}", file=sys.stderr)
+        return 1
     return 0
+
+
+class _Unwritten(Exception):
+    """The reason why an answer could not be written."""
+
+
+def _write(text: str) -> None:
+    """Writes to standard output, which may be full or closed."""
+    if sys.stdout is None:  # the shell's `>&-`
+        raise _Unwritten("closed")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _silence()
+        raise _Unwritten(str(error.strerror).lower()) from None
+    except UnicodeEncodeError as error:
+        raise _Unwritten(f"cannot show {error.object[error.start]!a} in {error.encoding}; set PYTHONUTF8=1") from None
+
+
+def _silence() -> None:
+    """Python flushes once more at exit, which must not complain either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: argparse.Namespace) -> Iterable[str]:

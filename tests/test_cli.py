@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import shutil
@@ -14,6 +16,7 @@ from commands import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from calc.__main__ import main
 from calc.catalog.catalog import load
 from calc.estimate.estimate import as_dict, estimate
 from calc.models.architecture import parameters
@@ -344,6 +347,23 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     process.stdin.close()
     assert process.stderr.read() == b""
     assert process.wait(60) == 0
+
+
+def test_an_answer_that_cannot_be_written_says_why_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, or a standard output that the shell has closed; status 1, as nothing was wrong with the input."""
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("calc.__main__._silence", lambda: None)
+    for out, told in ((Full(), "no space left on device"), (None, "closed")):
+        err = io.StringIO()
+        with monkeypatch.context() as m:
+            m.setattr("sys.stdout", out)
+            m.setattr("sys.stderr", err)
+            assert main(["gpus"]) == 1
+        assert err.getvalue() == f"standard output: {told}\n"
 
 
 def test_an_invalid_catalog_stops_the_check(

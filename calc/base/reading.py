@@ -38,7 +38,7 @@ def read_bytes(path: Path, where: str, limit: int = DOCUMENT) -> bytes:
 def read_input(path: str, limit: int = DOCUMENT) -> tuple[bytes, str]:
     """The bytes of the file at `path` (`-`: standard input), at most `limit`, and its name in messages."""
     if path == "-":
-        return _bounded(sys.stdin.buffer, "standard input", limit), "standard input"
+        return _bounded(_standard(), "standard input", limit), "standard input"
     return read_bytes(Path(path), path, limit), path
 
 
@@ -48,10 +48,16 @@ def lines(path: str) -> Iterator[bytes]:
     Raises `InputError` if the file cannot be read.
     """
     if path == "-":
-        yield from _split(sys.stdin.buffer)
+        yield from _split(_standard(), "standard input")
         return
     with _opened(Path(path), path) as file:
-        yield from _split(file)
+        yield from _split(file, path)
+
+
+def _standard() -> BinaryIO:
+    if sys.stdin is None:  # the shell's `<&-`
+        raise InputError("standard input: given closed, allowed: a file, or a pipe")
+    return sys.stdin.buffer
 
 
 def _opened(path: Path, where: str) -> BinaryIO:
@@ -63,23 +69,37 @@ def _opened(path: Path, where: str) -> BinaryIO:
     except InputError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{where}: {reason[0].lower()}{reason[1:]}") from None
+        raise _unreadable(error, where) from None
+
+
+def _unreadable(error: OSError | ValueError, where: str) -> InputError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return InputError(f"{where}: {reason[0].lower()}{reason[1:]}")
 
 
 def _bounded(file: BinaryIO, where: str, limit: int) -> bytes:
-    raw = file.read(limit + 1)
+    try:
+        raw = file.read(limit + 1)
+    except OSError as error:  # a file that opens may still not be read: /proc/self/mem, a broken disk
+        raise _unreadable(error, where) from None
     if len(raw) > limit:
         raise InputError(f"{where}: given more than {limit:,} bytes, allowed: no more")
     return raw
 
 
-def _split(file: BinaryIO) -> Iterator[bytes]:
-    while line := file.readline(DOCUMENT + 1):
+def _split(file: BinaryIO, where: str) -> Iterator[bytes]:
+    while line := _line(file, where):
         rest = line
         while len(rest) > DOCUMENT and not rest.endswith(b"\n"):
-            rest = file.readline(DOCUMENT + 1)
+            rest = _line(file, where)
         yield line
+
+
+def _line(file: BinaryIO, where: str) -> bytes:
+    try:
+        return file.readline(DOCUMENT + 1)
+    except OSError as error:
+        raise _unreadable(error, where) from None
 
 
 def decode(raw: bytes, where: str) -> str:

@@ -19,7 +19,7 @@ from calc.base.reading import DOCUMENT, FILE, decode, parse_json, parse_mapping,
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import MiB
 from calc.catalog.names import Names, names
-from calc.catalog.near import meant
+from calc.catalog.near import elsewhere, meant
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.families import SEEING
 from calc.models.hf_config import from_config
@@ -166,6 +166,8 @@ class Catalog:
         found = self.gpus.get(name.casefold())
         if found is None:
             allowed = _some(self.gpus, "gpus")
+            if why := elsewhere(name):
+                raise CatalogError(f"gpu: given {show(name)}, but {why}; allowed: {allowed}")
             raise CatalogError(f"gpu: given {show(name)}, allowed: {allowed}{meant(name, self.gpus)}")
         return found
 

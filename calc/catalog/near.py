@@ -17,14 +17,39 @@ ADDED = frozenset(
 )
 TYPED = 3  # characters of a word or number from which on it may be misspelt, or cut short
 ALIKE = 0.5  # of difflib's measure
+FEW = 4  # names that are put forward at once
+
+
+# What trains elsewhere, and why it is no GPU of the catalog.
+ELSEWHERE = (
+    (
+        re.compile(r"\b(?:apple|i?mac|macbook|mps|m[1-9][ -]?(?:pro|max|ultra)?)\b"),
+        "Apple's GPUs are not modelled, which share the memory of the whole Mac",
+    ),
+    (re.compile(r"\btpu"), "TPUs are not modelled, where XLA plans the memory"),
+    (re.compile(r"\bcpus?\b"), "a job without a GPU is not modelled"),
+)
+
+
+def elsewhere(name: str) -> str:
+    """The reason why a name is that of no GPU which could be in the catalog; empty if it may be one."""
+    given = name.casefold()[:LONGEST]
+    return next((why for pattern, why in ELSEWHERE if pattern.search(given)), "")
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the nearest of `names` that differs from `name` by a typo alone; empty for none."""
+    """`"; did you mean 'x'?"` for the nearest of `names` that differs from `name` by a typo alone; empty for none.
+
+    Of names that all begin with `name` a few are told, as none of them is nearer.
+    """
     given = name.casefold()[:LONGEST]
     found = [(score, known) for known in names if (score := likeness(given, known.casefold())) >= ALIKE]
     best = max(found, key=lambda pair: pair[0], default=None)
-    return f"; did you mean {best[1]!r}?" if best else ""
+    if best is None:
+        return ""
+    alike = [known for score, known in found if score == best[0] > 1 and known.casefold().startswith(f"{given}-")]
+    some = alike if 1 < len(alike) <= FEW else [best[1]]
+    return f"; did you mean {', '.join(map(repr, some))}?"
 
 
 def likeness(given: str, known: str) -> float:

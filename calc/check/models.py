@@ -11,13 +11,15 @@ from typing import Any
 from calc.base.schema import closest
 from calc.catalog.catalog import Catalog, Model
 from calc.check.faults import fault
-from calc.models.architecture import parameters
+from calc.models.architecture import active_parameters, parameters
 from calc.models.config_keys import known, known_around
 from calc.models.families import ALIKE, NESTED, SEEING
 
 # The parameters counted over the size in a name, which is a round number: 1.67 for Falcon 3 1B, 0.80 for Mixtral 8x22B,
 # whose experts share their attention.
 SIZE = (0.75, 1.7)
+# The same for active parameters: 1.30 for Qwen3-VL 30B-A3B, whose embedding and head count too.
+ACTIVE = (0.75, 1.35)
 # difflib's measure of two names, of which one is meant by the other: 0.73 for window_size and hidden_size
 MISSPELT = 0.85
 # What the names of Transformers' classes end in.
@@ -126,18 +128,30 @@ def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
     """A number in a model's name is close to the parameters counted; of several the largest, as of OLMoE 1B-7B.
 
     The name on Hugging Face may round as it likes where the exact number is published. Llama 4's names have the
-    parameters that are active, and the number of experts.
+    parameters that are active, and the number of experts. An alias of another size would answer for another model.
     """
     exact = model.published_parameters == model.parameters
-    for field, name in (("name", model.name), *([] if exact else [("hf", model.hf)])):
-        found = re.finditer(r"(?<![A-Za-z0-9.])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9]|-[0-9]+E)", name)
+    named = [("name", model.name), *([] if exact else [("hf", model.hf)])]
+    named += [(f"aliases[{n}]", alias) for n, alias in enumerate(model.aliases)]
+    for field, name in named:
+        found = re.finditer(r"(?<![A-Za-z0-9._])((?:[0-9]+x)?)([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9]|-[0-9]+E)", name)
         said = {prod(float(part) for part in (one[1].rstrip("x") or "1", one[2])): one[0] for one in found}
         if not said:
             continue
+        counts = [model.parameters, *([active_parameters(model.architecture)] if field.startswith("alias") else [])]
         low, high = (bound * max(said) * 1e9 for bound in SIZE)
-        if not low <= model.parameters <= high:
+        if not any(low <= count <= high for count in counts):
             allowed = f"{low:,.0f} to {high:,.0f}, as {field} says {said[max(said)]}"
             yield f"config: given {model.parameters:,} parameters, allowed: {allowed}"
+
+
+def active_in_name(model: Model, _: Catalog) -> Iterator[str]:
+    """The parameters that a token uses are those that a name says, as A3B does of Qwen3 30B-A3B."""
+    if not (said := re.search(r"(?<![A-Za-z0-9])[Aa]([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", model.name)):
+        return
+    low, high = (bound * float(said[1]) * 1e9 for bound in ACTIVE)
+    if not low <= (active := active_parameters(model.architecture)) <= high:
+        yield f"config: given {active:,} active parameters, allowed: {low:,.0f} to {high:,.0f}, as name says {said[0]}"
 
 
 def names(model: Model, catalog: Catalog) -> Iterator[str]:

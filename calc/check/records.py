@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 from calc.base.schema import InputError, closest, show
 from calc.base.units import GiB, MiB
@@ -15,6 +15,8 @@ from calc.check.printed import Printed, printed
 from calc.check.texts import day
 from calc.estimate.estimate import loading_moments
 from calc.resolve.parse import parse
+from calc.scenario.rules import flatten
+from calc.scenario.words import Task
 
 Record = Mapping[str, Any]
 
@@ -39,6 +41,12 @@ WORK: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "tokens_per_second": lambda rate: rate["batch"] / rate["seconds"],
     "gbs": lambda rate: (2 if "device to device" in rate["op"] else 1) * rate["bytes"] / rate["seconds"] / 1e9,
 }
+# The fields that ids say, and the tracer's short names of some.
+SAID = frozenset({
+    "model", "task", "framework", "gpu", "gpus", "method", "sharding", "checkpointing", "optimizer", "optimizer_impl",
+    "micro_batch", "global_batch", "seq_len", "prompt_len", "response_len",
+})  # fmt: skip
+SHORT = {"ckpt": "checkpointing", "optim": "optimizer", "optim_impl": "optimizer_impl"}
 REACHED = 0.01  # relative difference that rounding leaves
 LEAST = MiB  # a smaller peak is a figure in another unit
 SAME_CARD = 0.02  # totals of the same kind of card differ by less, depending on the driver
@@ -55,6 +63,27 @@ def scenario(record: Record, catalog: Catalog) -> Iterator[str]:
                 yield fault("moment", record["moment"], ", ".join(sorted(known)) + near)
     except InputError as error:
         yield str(error)
+
+
+def named(record: Record, catalog: Catalog) -> Iterator[str]:
+    """What the id of a record of the harness or the tracer says of its job is what the scenario says."""
+    if record["class"] not in ("measured", "traced"):
+        return
+    job = flatten(record["scenario"])
+    for part in record["id"].split("/")[1:]:
+        name, _, said = part.partition("=")
+        if sized := re.fullmatch(r"(s|mb)([0-9]+)", part):
+            name, said = {"s": "seq_len", "mb": "micro_batch"}[sized[1]], sized[2]
+        elif part in catalog.models:
+            name, said = "model", part
+        elif part.partition("-")[0] in get_args(Task) and not said:
+            name, said = "task", part.partition("-")[0]
+        name, said = SHORT.get(name, name), said if said != "reentrant" else "full"
+        given = job.get(name) if name in SAID else None
+        if {said, str(given)} == {"sft", "pretrain"}:  # one step, traced once
+            continue
+        if said and isinstance(given, str | int) and said not in (str(given), str(given).partition("==")[0]):
+            yield fault(f"scenario.{name}", given, f"{said}, as id says")
 
 
 def metric(record: Record, _: Catalog) -> Iterator[str]:

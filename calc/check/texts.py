@@ -14,6 +14,12 @@ from calc.check.faults import fault
 
 _ADDRESS = re.compile(r"https?://(?:[a-z0-9-]+\.)+[a-z]{2,}(?::[0-9]+)?(?:[/?#]\S*)?", re.IGNORECASE)
 _NOWHERE = re.compile(r"https?://(?:[a-z0-9-]+\.)*example\.[a-z]+\b", re.IGNORECASE)
+# Pages that say something else to the next reader: what a search found, or what a chat said.
+_FOUND = re.compile(
+    r"https?://(?:[a-z0-9-]+\.)*(?:google\.[a-z.]+/search|bing\.com/(?:search|chat)|duckduckgo\.com|chatgpt\.com"
+    r"|chat\.openai\.com|claude\.ai|gemini\.google\.com|perplexity\.ai|copilot\.microsoft\.com)(?![\w.-])",
+    re.IGNORECASE,
+)
 _LETTER = re.compile(r"[^\W\d_]")
 _PATH = re.compile(r"(?:~?/|[A-Za-z]:\\|file:)\S")  # of a file that only its owner has
 _MARKUP = re.compile(r"[<>|*`\[\]{}\\]")
@@ -46,8 +52,8 @@ def leads_somewhere(text: str) -> bool:
 
 @cache
 def address(text: str) -> bool:
-    """True if `text` is an http(s) address of a host that may exist."""
-    return bool(_ADDRESS.fullmatch(text)) and not _NOWHERE.match(text)
+    """True if `text` is an http(s) address of a host that may exist, and no search or chat."""
+    return bool(_ADDRESS.fullmatch(text)) and not _NOWHERE.match(text) and not _FOUND.match(text)
 
 
 def sources(thing: GPU | Node, _: Catalog) -> Iterator[str]:

@@ -74,8 +74,8 @@ def _job(e: Estimate) -> Iterator[str]:
     s = e.scenario
     adapters = f" of rank {s.lora.rank}" if s.lora else ""
     yield (
-        f"{s.model}, {s.task}, {s.method}{adapters}, {s.framework}=={s.framework_version}, {s.precision}, "
-        f"{', '.join([*trainer(s), f'sharding {s.sharding}', *degrees(s)])}, {s.gpus} x {s.gpu}, "
+        f"{s.model}, {s.task}, {s.method}{adapters}, {runs(s)}, {s.precision}, "
+        f"{', '.join([f'sharding {s.sharding}', *degrees(s)])}, {s.gpus} x {s.gpu}, "
         f"{batched(s)}, {', '.join([lengths(s), *segments(s)])}"
     )
     if s.rollout:
@@ -122,6 +122,15 @@ def samples(s: Scenario) -> int:
 def trainer(s: Scenario) -> list[str]:
     """The trainer whose loop runs, if the framework does not say it."""
     return [TRAINERS[s.trainer]] if s.framework == "torch" and s.trainer in TRAINERS else []
+
+
+def runs(s: Scenario) -> str:
+    """What runs, with its version: the framework, or the trainer and the PyTorch that it runs on."""
+    if not trainer(s):
+        return f"{s.framework}=={s.framework_version}"
+    versions = s.versions or {}
+    name = f"{s.trainer}=={versions[s.trainer]}" if s.trainer in versions else trainer(s)[0]
+    return f"{name} on torch=={versions.get('torch', s.framework_version)}"
 
 
 def degrees(s: Scenario) -> list[str]:

@@ -11,6 +11,7 @@ from calc.base.schema import InputError
 from calc.catalog.catalog import load
 from calc.frameworks.registry import framework
 from calc.models.families import MXFP4
+from calc.resolve.parse import NEUTRAL
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import PARTNERS, Attention
@@ -190,6 +191,7 @@ def unsaid(s: Scenario, *places: str) -> Iterator[str]:
         if place not in said:
             continue
         usual = does(s, place)
+        usual = NEUTRAL.get(place) if usual is None else usual
         if said[place] != usual:
             yield f"{place} {said[place]}: {runner(s)[0]} has no flag for it, and runs {usual}"
 

@@ -13,7 +13,7 @@ from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import changes, closest, next_faster, passed, tight
 from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
-from calc.recommend.trades import advice, lighter, methods, trades
+from calc.recommend.trades import advice, lighter, methods, slower, trades
 from calc.resolve.parse import given
 from calc.scenario.rules import card_warnings
 from calc.scenario.scenario import Scenario
@@ -62,6 +62,7 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
     fails = next_faster(search, found)
     said = tuple(advice(search, found))
     others = (
+        *slower(problem, rung),
         *lighter(problem, rung, search, found),
         *methods(problem, rung),
         *trades(problem, rung, search, found),

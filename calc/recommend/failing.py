@@ -8,10 +8,10 @@ from math import ceil, inf
 
 from calc.base.units import GB
 from calc.catalog.catalog import Catalog
-from calc.estimate.host_memory import SHARE
+from calc.estimate.host_memory import SHARE as HOST_SHARE
 from calc.recommend.problem import COUNTS, Configuration, Miss, Problem, fits
 from calc.recommend.search import Found, Judged, Place, Search, room
-from calc.recommend.space import Fields
+from calc.recommend.space import SHARE, SHARES, Fields
 
 SHORTEST = 128  # tokens; shorter sequences are not suggested
 
@@ -20,7 +20,9 @@ def miss(search: Search, judged: Judged) -> Miss:
     """The memory that a configuration which does not fit lacks."""
     e = judged.estimate
     throughput = search.clock.full(judged.scenario, judged.cache_tokens)
-    if refusal := next((g.refusal for g in e.groups if g.refusal), None):
+    refusal = next((g.refusal for g in e.groups if g.refusal), None)
+    # a larger share of the card would start vLLM, were it not for the others' memory
+    if refusal and not (judged.slack < 0 and search.branches[0].shares):
         return Miss(judged, throughput, "vllm", "load", None, refusal)
     if judged.slack < 0:
         _, phase = min(((g, p) for g in e.groups for p in g.phases), key=lambda at: room(*at))
@@ -55,16 +57,24 @@ def closest(problem: Problem) -> Miss | None:
 
 
 def passed(problem: Problem, rung: Fields) -> Miss | None:
-    """The closest miss of the method that would come first, where the method was open and `rung` has another."""
+    """The closest miss of the method that would come first, where the method was open and `rung` has another.
+
+    None where it fits, and takes too long.
+    """
     first = problem.rungs[0]["method"]
-    if rung["method"] == first:
+    if rung["method"] == first or problem.slow:
         return None
     return _least(search for search in problem.misses if search.branches[0].base.method == first)
 
 
 def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], bool] = lambda *at: True) -> Miss | None:
-    """The place that lacks least, of those that searches looked at, that do not fit and that `asked` accepts."""
+    """The place that lacks least, of those that searches looked at, that do not fit and that `asked` accepts.
+
+    A share of the card too small for vLLM to start counts last where larger ones were open: what keeps from those is
+    what lacks.
+    """
     least: tuple[Search, int, Place] | None = None
+    starved: tuple[Search, int, Place] | None = None
     lacks = -inf
     for search in searches:
         for b, place, fit in search.looked():
@@ -72,7 +82,11 @@ def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], boo
             if fit.training_at_most <= lacks or not fit.leaves(lacks) or fit.fits or not asked(search, b, place):
                 continue
             if fit.slack - fit.short > lacks:
-                least, lacks = (search, b, place), fit.slack - fit.short
+                if fit.slack >= 0 and fit.too_lean and search.branches[b].shares:
+                    starved = starved or (search, b, place)
+                else:
+                    least, lacks = (search, b, place), fit.slack - fit.short
+    least = least or starved
     if least is None:
         return None
     search, b, place = least
@@ -99,6 +113,11 @@ def changes(problem: Problem) -> Iterator[str]:
         if _fits(problem.job, problem.catalog, {"gpus": count}):
             yield f"{count} GPUs instead of {given} suffice"
             break
+    if SHARE in problem.job and any(fit.too_lean for search in problem.misses for _, _, fit in search.looked()):
+        for share in (n for n in reversed(SHARES) if n > problem.job[SHARE]):
+            if _fits(problem.job, problem.catalog, {SHARE: share}):
+                yield f"{SHARE} {share} fits on this machine"
+                break
     if rung and "method" in problem.job:
         for method in ("lora", "qlora"):
             if method != rung["method"] and _fits(problem.job, problem.catalog, {"method": method}):
@@ -128,7 +147,7 @@ def _hosting(problem: Problem) -> int | None:
         if fit.short and fit.on_device and not fit.refused
     ]
     least = min(found, default=0)
-    return ceil(least / (SHARE * GB)) if least else None
+    return ceil(least / (HOST_SHARE * GB)) if least else None
 
 
 def _fits(job: Fields, catalog: Catalog, changes: Fields) -> bool:

@@ -20,6 +20,9 @@ from calc.throughput import Throughput, node_of
 # TRL's own are 5 and 8: examples/grpo_trainer/run_qwen2-7b.sh, trl/trainer/grpo_config.py).
 SERVING = ("verl", "openrlhf", "trl")
 GROUP = (4, 8)
+# Full fine-tuning whose optimizer has to leave the card is no answer where a lighter one, or adapters if the method is
+# open, take a tenth of the time: nobody would wait for it.
+PATIENCE = 10
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -74,6 +77,7 @@ class Problem:
             self.notes.append(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")
         self.searches: list[Search] = []
         self.misses: list[Search] = []
+        self.slow: tuple[Search, Found] | None = None  # what fits, and was passed over for the time it takes
 
     def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
         """The job with a framework: for RL without one, the first with vLLM that accepts the job."""
@@ -120,9 +124,29 @@ class Problem:
             search = self.search(rung)
             found = search.best() if search else None
             if search and found:
-                return self._on_card(index, search, found) or (rung, search, found)
+                return (
+                    self._sooner(index, search, found) or self._on_card(index, search, found) or (rung, search, found)
+                )
             if search:
                 self.misses.append(search)
+        return None
+
+    def _sooner(self, index: int, search: Search, found: Found) -> tuple[Fields, Search, Found] | None:
+        """A later rung, where the first leaves its optimizer on the host and takes PATIENCE times as long."""
+        s = search.chosen(found).scenario
+        if s.method != "full" or not s.offload.optimizer or not search.rated:
+            return None
+        for later, rung in enumerate(self.rungs):
+            if later <= index or rung.get("offload.optimizer"):
+                continue
+            other = self.search(rung)
+            at = other.best() if other else None
+            if other and at and at.seconds * PATIENCE <= found.seconds:
+                times, self.slow = found.seconds / at.seconds, (search, found)
+                first = "method full" if rung["method"] != "full" else f"{s.optimizer} with precision {s.precision}"
+                slower = f"takes {times:.0f} times as long"
+                self.notes.append(f"{first} fits, too, with its optimizer offloaded, and {slower}")
+                return self._on_card(later, other, at) or (rung, other, at)
         return None
 
     def _on_card(self, index: int, search: Search, found: Found) -> tuple[Fields, Search, Found] | None:

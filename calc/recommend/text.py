@@ -7,7 +7,7 @@ from typing import Any
 
 from calc.base.units import gib
 from calc.catalog.catalog import Catalog
-from calc.estimate.report import deciding, degrees, holds, lengths, rollout, seconds, segments, span, tokens
+from calc.estimate.report import deciding, degrees, holds, lengths, rollout, runs, seconds, segments, span, tokens
 from calc.recommend.answer import Recommendation
 from calc.recommend.machines import Smallest
 from calc.recommend.problem import Configuration, Miss
@@ -176,7 +176,7 @@ def _settings(judged: Judged, catalog: Catalog) -> str:
     frozen = [name for name in s.roles if (own := s.role(name)) and own.offload.parameters and not s.offload.parameters]
     parts = [
         f"{s.model}, {s.task}, {s.method}" + (f" of rank {s.lora.rank}" if s.lora else ""),
-        f"{s.framework}=={s.framework_version}",
+        runs(s),
         s.precision,
         f"{s.gpus} x {catalog.gpu(s.gpu).name}",
         f"sharding {s.sharding}",

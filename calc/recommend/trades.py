@@ -34,10 +34,17 @@ def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
             adapters = best.scenario.lora
             had.add(rung["method"])
             base = "4-bit weights that stay frozen" if rung["method"] == "qlora" else "frozen weights"
-            trains = (
-                f"trains adapters of rank {adapters.rank} beside {base}" if adapters else "serves the weights whole"
-            )
+            whole = "serves the weights whole" if best.scenario.task == "inference" else "trains all weights"
+            trains = f"trains adapters of rank {adapters.rank} beside {base}" if adapters else whole
             yield configured(search, best, trains if best.scenario.optimizer != "none" or not adapters else base)
+
+
+def slower(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
+    """What was passed over for the time it takes, if it is of the same method."""
+    if problem.slow and chosen["method"] == "full":
+        search, found = problem.slow
+        best = search.chosen(found)
+        yield configured(search, best, f"{best.scenario.optimizer} with its states on the host")
 
 
 def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> Iterator[Configuration]:
@@ -88,8 +95,9 @@ def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
 def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
     """The same job on a smaller card of the same vendor: the one with the least usable memory on which it fits.
 
-    A card is not tried if the leanest place of the recommended branch would not fit on it: without vLLM, the memory
-    that place needs does not depend on the card.
+    Smaller is what is sold with less memory, not what leaves a process a little less of as much. Nobody is sent from a
+    card of known speed to one of unknown speed. A card is not tried if the leanest place of the recommended branch
+    would not fit on it: without vLLM, the memory that place needs does not depend on the card.
     """
     s, catalog = search.chosen(found).scenario, problem.catalog
     card = catalog.gpu(s.gpu)
@@ -98,11 +106,13 @@ def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
     smaller = [
         gpu
         for gpu in catalog.gpus.values()
-        if least < gpu.usable_bytes < card.usable_bytes
+        if least < gpu.usable_bytes
+        and gpu.memory_gb < card.memory_gb
         and (gpu.vendor, gpu.lacks_bf16) == (card.vendor, card.lacks_bf16)
     ]
     for gpu in sorted(smaller, key=lambda gpu: (gpu.usable_bytes, gpu.id)):
-        if fitting := _leanly(problem, rung, _kept(problem, s) | {"gpu": gpu.id}):
+        fitting = _leanly(problem, rung, _kept(problem, s) | {"gpu": gpu.id})
+        if fitting and (fitting[0].rated or not search.rated):
             return configured(*fitting, f"the {gpu.name} instead of the {card.name}")
     return None
 

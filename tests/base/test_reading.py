@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 from refused import line
 
-from calc.base.reading import DOCUMENT, lines, parse_json, parse_mapping, read_bytes
+from calc.base.reading import DOCUMENT, lines, parse_json, parse_mapping, read_bytes, read_input
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,24 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "long").write_bytes(b"x" * 11)
     assert read_bytes(tmp_path / "long", "long", 11) == b"x" * 11
     assert line(lambda: read_bytes(tmp_path / "long", "long", 10)) == "long: given more than 10 bytes, allowed: no more"
+
+
+def test_a_file_that_opens_and_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc/self/mem, a broken disk, or a standard input that the shell has closed."""
+
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+        readline = read
+
+    (tmp_path / "f").touch()
+    monkeypatch.setattr(Path, "open", lambda path, mode: Broken())
+    assert line(lambda: read_bytes(tmp_path / "f", "f")) == "f: input/output error"
+    assert line(lambda: list(lines(str(tmp_path / "f")))) == f"{tmp_path / 'f'}: input/output error"
+    monkeypatch.setattr("sys.stdin", None)
+    for read in (lambda: read_input("-"), lambda: list(lines("-"))):
+        assert line(read) == "standard input: given closed, allowed: a file, or a pipe"
 
 
 def test_lines_come_one_by_one_and_one_that_never_ends_is_not_kept(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from calc.catalog.catalog import CatalogError, load
+from calc.site.i18n.speech import say
 
 
 def led_to(kind: str, name: str) -> str:
@@ -40,6 +41,40 @@ def test_a_card_is_found_by_its_letters_and_number(given: str, meant: str) -> No
 @pytest.mark.parametrize("given", ["l30", "l40", "h10", "a5500", "rtx3080", "h800x", "b100", "a100-64-sxm"])
 def test_another_card_is_never_meant(given: str) -> None:
     assert hint("gpu", given) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("h100", ["h100-pcie", "h100-sxm", "h100-sxm-96"]), ("V100", ["v100-16", "v100-32"]),
+        ("a100", ["a100-40-pcie", "a100-40-sxm", "a100-80-pcie", "a100-80-sxm"]), ("rtx409", ["rtx4090"]),
+    ],
+)  # fmt: skip
+def test_a_name_that_several_cards_begin_with_leads_to_each(given: str, meant: list[str]) -> None:
+    assert hint("gpu", given).split("', '") == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("m3-max", "Apple's GPUs"), ("Apple M4 Max", "Apple's GPUs"), ("mps", "Apple's GPUs"), ("m2", "Apple's GPUs"),
+        ("MacBook Pro", "Apple's GPUs"), ("tpu-v5e", "TPUs"), ("cpu", "a job without a GPU"),
+    ],
+)  # fmt: skip
+def test_what_trains_elsewhere_is_told_why_it_is_no_card_here(given: str, told: str) -> None:
+    """Once 'allowed: an id that `python -m calc gpus` lists' alone."""
+    with pytest.raises(CatalogError) as refused:
+        load().gpu(given)
+    assert f"given {given!r}, but {told}" in str(refused.value)
+    assert "not modelled" in str(refused.value)
+    assert "允许" in say(str(refused.value), "zh")
+
+
+@pytest.mark.parametrize("given", ["m40", "m10", "macaw", "rtx-m1x", "tesla m60"])
+def test_an_old_card_is_no_mac(given: str) -> None:
+    with pytest.raises(CatalogError) as refused:
+        load().gpu(given)
+    assert "not modelled" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

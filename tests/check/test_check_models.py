@@ -204,6 +204,22 @@ def test_each_row_is_of_a_family() -> None:
             "config: given 30,532,122,624 parameters, allowed: 2,250,000,000 to 5,100,000,000, as hf says 3B",
         ),
         (
+            models.size_in_name,
+            "llama-3-8b",
+            {"aliases": ("meta-llama/Meta-Llama-3-8B-Instruct", "gradientai/Llama-3-8B-Instruct-262k")},
+            {"aliases": ("meta-llama/Meta-Llama-3-70B-Instruct",)},  # which would be answered as an 8B
+            "config: given 8,030,261,248 parameters, allowed: 52,500,000,000 to 119,000,000,000, "
+            "as aliases[0] says 70B",
+        ),
+        (
+            models.active_in_name,
+            "qwen3-30b-a3b",
+            {"name": "Qwen3 30B"},
+            {"name": "Qwen3 30B-A22B"},
+            "config: given 3,353,032,704 active parameters, allowed: 16,500,000,000 to 29,700,000,000, "
+            "as name says A22B",
+        ),
+        (
             models.names,
             "llama-3-8b",
             {"aliases": ("a/b", "a/c")},

@@ -51,6 +51,27 @@ CASES: list[tuple[Rule[Any], str, dict[str, Any], dict[str, Any], str]] = [
         {"moment": "actor: shard on the GPU"},
         "moment: given 'actor: shard on the GPU', allowed: ",
     ),
+    (
+        records.named,
+        "measured",
+        {"scenario.framework": "torch"},
+        {"scenario.method": "lora", "id": "measured/h100-2026-11-22/qwen2.5-0.5b/sft/s2048/method=full"},
+        "scenario.method: given 'lora', allowed: full, as id says",
+    ),
+    (
+        records.named,
+        "traced",
+        {"scenario.task": "pretrain"},  # the same step
+        {"scenario.task": "dpo"},
+        "scenario.task: given 'dpo', allowed: sft, as id says",
+    ),
+    (
+        records.named,
+        "traced",
+        {"id": "traced/qwen2.5-0.5b/sft/s2048/mb1/ckpt=none"},
+        {"id": "traced/qwen2.5-0.5b/sft/s2048/mb1/ckpt=reentrant"},
+        "scenario.checkpointing: given 'none', allowed: full, as id says",
+    ),
     (records.metric, "held", {}, {"moment": None}, "missing field 'moment': the moment of loading"),
     (records.metric, "gib", {}, {"moment": "x"}, "moment: given 'x', allowed: none, as metric is unknown and not held"),
     (

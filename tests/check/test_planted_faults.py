@@ -155,6 +155,14 @@ GPU_FAULTS = [
         f": tdp_w.source: given 'https://example.com/h100', {SOURCE}",
     ),
     Fault(
+        "source that a search found", H100, value("tdp_w", "https://www.google.com/search?q=h100+tdp", "source"),
+        f": tdp_w.source: given 'https://www.google.com/search?q=h100+tdp', {SOURCE}",
+    ),
+    Fault(
+        "source that a chat said", H100, value("tdp_w", "https://chatgpt.com/share/67a1", "source"),
+        f": tdp_w.source: given 'https://chatgpt.com/share/67a1', {SOURCE}",
+    ),
+    Fault(
         "note to be written", A10, value("memory.usable_mib", "TODO other logs", "note"),
         ": memory.usable_mib.note: given 'TODO other logs'",
     ),
@@ -398,6 +406,19 @@ MODEL_FAULTS = [
         ": config.architectures: given a list, ['LlamaForCasualLM'], allowed: a class whose name ends in",
     ),
     Fault("size of another in the name", LLAMA, config("name", "Llama 3 70B"), ": config: given 8,030,261,248"),
+    Fault(
+        "alias of another size", LLAMA,
+        swap("meta-llama/Meta-Llama-3-8B-Instruct", "meta-llama/Meta-Llama-3-70B-Instruct"),
+        ": config: given 8,030,261,248 parameters, allowed: 52,500,000,000 to 119,000,000,000, as aliases[",
+    ),
+    Fault(
+        "twice the experts of a token", MOE, config("num_experts_per_tok", 16),
+        ": config: given 5,",
+    ),
+    Fault(
+        "one expert of a token", MOE, config("num_experts_per_tok", 1),
+        ": config: given 1,767,585,792 active parameters, allowed: 2,250,000,000 to 4,050,000,000, as name says A3B",
+    ),
     Fault("groups that do not divide", DEEPSEEK, config("n_group", 7), ": config.n_group: given 7, allowed: a divisor"),
     Fault("more groups than there are", DEEPSEEK, config("topk_group", 9), ": config.topk_group: given 9, allowed: at"),
     Fault("no layer of experts", DEEPSEEK, config("moe_layer_freq", 0), ": config.moe_layer_freq: given 0, allowed: "),
@@ -612,6 +633,22 @@ RECORD_FAULTS = [
     Fault(
         "parameters of another model", "measured", record("measured", observed__parameters=494032769),
         ": observed.parameters: given 494032769, allowed: 494032768",
+    ),
+    Fault(
+        "adapters that the id does not say", "measured", record("measured", id=f"{RECORDS['measured']}/method=lora"),
+        ": scenario.method: given 'full', allowed: lora, as id says",
+    ),
+    Fault(
+        "length unlike the id", "traced", record("traced", scenario__seq_len=512),
+        ": scenario.seq_len: given 512, allowed: 2048, as id says",
+    ),
+    Fault(
+        "micro batch unlike the id", "traced", record("traced", scenario__micro_batch=4),
+        ": scenario.micro_batch: given 4, allowed: 1, as id says",
+    ),
+    Fault(
+        "task unlike the id", "measured", record("measured", scenario__task="dpo"),
+        ": scenario.task: given 'dpo', allowed: sft, as id says",
     ),
     Fault("died without a message", "measured", record("measured", verdict="oom"), ": missing field 'observed.oom'"),
     Fault(

@@ -378,6 +378,14 @@ def test_one_variable_says_all_that_the_allocator_is_told() -> None:
     assert "PYTORCH_CUDA_ALLOC_CONF" not in made.command
 
 
+@pytest.mark.parametrize("trainer", ["llamafactory", "ms-swift", "axolotl"])
+def test_no_note_says_that_a_trainer_runs_nothing(trainer: str) -> None:
+    """Once 'kernels eager: llamafactory has no flag for it, and runs None' below a plain job."""
+    job = {"model": "qwen2.5-7b", "task": "sft", "gpu": "a100-80-sxm", "gpus": 4, "sharding": "zero2"}
+    notes = launch(parse(job | {"trainer": trainer})).notes
+    assert not any("None" in note or "kernels" in note for note in notes)
+
+
 def test_what_no_flag_says_is_noted() -> None:
     def notes(**fields: Any) -> str:
         return "\n".join(command(**fields).notes)

@@ -10,10 +10,12 @@ import pytest
 from calc.base.optimizers import OPTIMIZERS
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
-from calc.recommend import Recommendation, options, recommend
+from calc.recommend import Recommendation, options, recommend, text
 from calc.recommend.clock import TOLERANCE
+from calc.recommend.problem import PATIENCE
 from calc.recommend.trades import SENSIBLE
 from calc.scenario.scenario import Scenario, ScenarioError
+from calc.site.i18n.speech import say
 
 
 def ask(words: str) -> Recommendation:
@@ -147,7 +149,7 @@ def test_engines_span_gpus_over_pcie_only_where_one_would_not_do() -> None:
 
 def test_offloading_the_optimizer_costs_what_was_measured() -> None:
     """Eight A800: 52 to 56 % of the tokens were lost; an optimizer that stays on the card is offered beside it."""
-    r = ask("--model llama-3.1-8b --task sft --gpu h100-sxm --gpus 1 --seq-len 2048 --framework trl")
+    r = ask("--model llama-3.1-70b --task sft --gpu h100-sxm --gpus 8 --seq-len 2048")
     assert r.recommended
     assert r.recommended.scenario.offload.optimizer
     lighter = r.alternatives[0]
@@ -226,6 +228,88 @@ def test_an_engine_that_does_not_start_is_told_apart_from_memory_that_lacks() ->
     words = "--model llama-3.1-8b --task grpo --gpu rtx4090 --gpus 2 --framework verl --placement colocated "
     r = ask(words + "--rollout.gpu-memory-utilization 0.2")
     assert r.verdict == "vLLM does not start"
+
+
+def test_adapters_come_first_where_full_fine_tuning_takes_ten_times_as_long() -> None:
+    """Once 62 tokens a second, with Adam on one thread of the host, where LoRA has 16,000 on the card."""
+    words = "--model gpt-oss-20b --task sft --gpu h100-sxm --gpus 1 --framework trl"
+    r = ask(words)
+    assert r.recommended
+    assert r.recommended.scenario.method == "lora"
+    assert r.passed is None
+    assert any(note.startswith("method full fits, too") for note in r.notes)
+    full = next(c for c in r.alternatives if c.scenario.method == "full")
+    assert full.trades == "trains all weights"
+    assert seconds(full) >= PATIENCE * seconds(r.recommended)
+    assert run(words + " --method full").method == "full"
+    for line in (full.trades, r.notes[0]):
+        assert say(line, "zh") != line
+
+
+@pytest.mark.parametrize("method", ["", " --method full"])
+def test_a_lighter_optimizer_comes_first_where_an_offloaded_one_takes_ten_times_as_long(method: str) -> None:
+    """Once 82 tokens a second for an 8B on one H100, beside an alternative with 10,000."""
+    r = ask("--model llama-3.1-8b --task sft --gpu h100-sxm --gpus 1 --framework trl" + method)
+    assert r.recommended
+    s = r.recommended.scenario
+    assert (s.method, s.offload.optimizer) == ("full", False)
+    other = r.alternatives[0]
+    assert other.scenario.offload.optimizer
+    assert seconds(other) >= PATIENCE * seconds(r.recommended)
+    for line in (other.trades, next(note for note in r.notes if "fits, too" in note)):
+        assert say(line, "zh") != line
+
+
+def test_full_fine_tuning_comes_first_where_it_is_a_few_times_slower() -> None:
+    r = ask("--model llama-3-8b --task rm --gpu rtx4090 --gpus 6 --framework openrlhf")
+    assert r.recommended
+    assert r.recommended.scenario.method == "full"
+    lora = next(c for c in r.alternatives if c.scenario.method == "lora")
+    assert 1 < seconds(r.recommended) / seconds(lora) < PATIENCE
+
+
+def test_a_share_that_keeps_vllm_from_starting_is_named_with_one_that_would_do() -> None:
+    r = ask(
+        "--model qwen2.5-7b --task grpo --method lora --gpu h100-sxm --gpus 1 --framework verl "
+        "--rollout.gpu-memory-utilization 0.2"
+    )
+    assert r.verdict == "vLLM does not start"
+    assert "rollout.gpu_memory_utilization 0.3 fits on this machine" in r.advice
+
+
+def test_where_the_share_is_open_a_trainer_too_large_lacks_memory() -> None:
+    """Once 'vLLM does not start: gpu_memory_utilization: given 0.2, allowed: more', which nobody had given."""
+    r = ask("--model qwen2.5-72b --task grpo --gpu a100-80-sxm --gpus 8 --framework verl --method full")
+    assert r.verdict == "nothing fits"
+    assert r.fails
+    assert (r.fails.where, r.fails.phase) == ("gpu", "step")
+    assert not any("gpu_memory_utilization" in line for line in r.advice)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model llama-3-70b --task ppo --gpu a100-80-sxm --gpus 32 --framework openrlhf",
+        "--model qwen3-235b-a22b --task grpo --gpu h200 --gpus 64 --framework verl --response-len 8192",
+        "--model qwen2.5-7b --task sft --gpu rtx4060ti-16 --gpus 1",
+        "--model llama-3-8b --task rm --gpu rtx4090 --gpus 6 --framework openrlhf",
+    ],
+)
+def test_a_smaller_card_is_sold_with_less_memory_and_has_a_known_speed(words: str) -> None:
+    """Once an H100 PCIe at a third of the speed for an A100 SXM, 64 DGX Sparks for 64 H200, a 5070 Ti for a 4060 Ti."""
+    r = ask(words)
+    assert r.recommended
+    size = load().gpu(r.recommended.scenario.gpu).memory_gb
+    for other in r.alternatives:
+        gpu = load().gpu(other.scenario.gpu)
+        assert gpu.id == r.recommended.scenario.gpu or (gpu.memory_gb < size and other.throughput)
+
+
+def test_a_trainer_is_named_with_its_version_and_the_pytorch_that_it_runs_on() -> None:
+    """Once 'torch==2.13' above a note that says torch 2.6.0."""
+    words = "--model llama-3.1-8b --task sft --gpu rtx4090 --gpus 1 --method lora --trainer "
+    assert ", torchtune==0.6.1 on torch==2.6.0, " in text.text(ask(words + "torchtune"), load())
+    assert ", axolotl==" in text.text(ask(words + "axolotl"), load())
 
 
 def test_what_does_not_start_on_a_card_has_no_command_and_says_why() -> None:

@@ -273,7 +273,8 @@ def _rollout(s: Scenario) -> Iterator[str]:
         yield f"packing: given true, allowed with openrlhf {version}: false; RL got it with 0.4.4"
     if s.method != "full":
         # the adapters' names are sent as they are, and vLLM knows none of them: issues 546 and 1349
-        yield f"method: given {s.method!r} with rollout.engine 'vllm', allowed: full; vLLM cannot take adapters over"
+        release = f"openrlhf {version} and vLLM"
+        yield f"method: given {s.method!r}, allowed with {release}: full; vLLM cannot take adapters over"
     if s.placement == "colocated":
         share = s.rollout.gpu_memory_utilization
         if not at_least(version, "0.5.8"):  # --colocate_all_models

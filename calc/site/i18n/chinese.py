@@ -690,6 +690,13 @@ ADVICE = {
     "frozen weights": "冻结的权重",
     "4-bit weights that stay frozen": "冻结的 4 位权重",
     "serves the weights whole": "权重不量化",
+    "trains all weights": "训练全部权重",
+    "{optimizer!} with its states on the host": "{optimizer}，其状态放在主机内存",
+    "method full fits, too, with its optimizer offloaded, and takes {times#} times as long": (
+        "全参数微调卸载优化器后也放得下，但耗时是它的 {times} 倍"
+    ),
+    "{optimizer!} with precision {precision!} fits, too, with its optimizer offloaded, and takes {times#} times as "
+    "long": ("{optimizer}、精度 {precision} 卸载优化器后也放得下，但耗时是它的 {times} 倍"),
     "weights of 16 bits alone, which stay on the card": "只留 16 位权重，放在卡上",
     "states of 8 bits, which stay on the card": "8 位优化器状态，放在卡上",
     "the {smaller} instead of the {larger}": "用 {smaller} 代替 {larger}",
@@ -722,6 +729,9 @@ ADVICE = {
     "method {method!} fits on this machine": "在这台机器上用 {method} 放得下",
     "seq_len {length} fits on this machine": "在这台机器上 seq_len {length} 放得下",
     "response_len {length} fits on this machine": "在这台机器上 response_len {length} 放得下",
+    "rollout.gpu_memory_utilization {share} fits on this machine": (
+        "在这台机器上 rollout.gpu_memory_utilization {share} 放得下"
+    ),
     "host_memory {size} (GB a node) fits on this machine, instead of {host*}": (
         "若 host_memory 为 {size}（每节点 GB）就放得下，而不是{host}"
     ),
@@ -1465,6 +1475,12 @@ SCRIPTS = {
 REFUSALS = {
     "{line?}; did you mean {near!}?": "{line}；是不是想写 {near}？",
     "{place@}: given {given!}, allowed: {allowed?}": "{place}：给定 {given}，允许：{allowed}",
+    "{place@}: given {given!}, but {why*}; allowed: {allowed?}": "{place}：给定 {given}，但{why}；允许：{allowed}",
+    "Apple's GPUs are not modelled, which share the memory of the whole Mac": (
+        " Apple 的 GPU 不在计算范围内，它们与整台 Mac 共用内存"
+    ),
+    "TPUs are not modelled, where XLA plans the memory": " TPU 不在计算范围内，那里由 XLA 规划内存",
+    "a job without a GPU is not modelled": "没有 GPU 的任务不在计算范围内",
     "{place@}: given {given!}, allowed with {release!}: {allowed?}": "{place}：给定 {given}，{release} 允许：{allowed}",
     "{place@}: given {given!}, allowed for {what!}: {allowed?}": "{place}：给定 {given}，{what} 允许：{allowed}",
     "none; a function scores": "none；由函数打分",

@@ -27,6 +27,7 @@ from calc.models.architecture import Architecture, Head, parameters
 from calc.models.families import ALIKE, FAMILIES, NESTED
 from calc.models.lora import lora_parameters
 from calc.recommend.clock import TOLERANCE
+from calc.recommend.problem import PATIENCE
 from calc.recommend.trades import SENSIBLE
 from calc.scenario.scenario import ScenarioError
 from calc.site.calculator import addresses, comparison, pasting, picker
@@ -263,6 +264,10 @@ class Macros(Effects, Lookups):
     def sensible(self) -> str:
         """The factor by which a smaller machine may take more GPU hours."""
         return self._say("sensible()", f"{SENSIBLE:g}")
+
+    def patience(self) -> str:
+        """The times as long from which an offloaded optimizer gives way to what stays on the card."""
+        return self._say("patience()", f"{PATIENCE:g}")
 
     def published_minimum(self) -> str:
         """verl's published minimal configurations beside ours."""
