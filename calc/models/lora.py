@@ -51,7 +51,7 @@ def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str])
 
 def adaptable(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
     """The linears of a layer of the kind `spec` that may get an adapter, by the library whose code runs them."""
-    return megatron_linears(arch, spec) if arch.modeling.startswith("megatron") else linears(arch, spec)
+    return megatron_linears(arch, spec) if arch.megatron else linears(arch, spec)
 
 
 def adaptable_names(arch: Architecture) -> list[str]:

@@ -340,7 +340,7 @@ def unsuited(architecture: Architecture) -> str:
     told to adapt linears of an MLP (0.21 `utils/transformers_weight_conversion.py`,
     `convert_peft_config_for_transformers`).
     """
-    if architecture.modeling.startswith("megatron"):
+    if architecture.megatron:
         return ""
     if architecture.ssm and not architecture.ssm.adapted:
         return "PEFT refuses the out_proj of these state spaces"
@@ -458,7 +458,7 @@ def warnings_of(
         yield f"{values['model']} without images is its language model alone: with images its vision tower counts, too"
     if architecture.experts and values["method"] == "qlora":
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
-    frozen = architecture.experts and not architecture.modeling.startswith("megatron")
+    frozen = architecture.experts and not architecture.megatron
     if (
         values["method"] != "full"
         and (reason := unsuited(architecture))
