@@ -25,6 +25,11 @@ class Line(NamedTuple):
     source: str
     allocated: bool = True
 
+    @property
+    def paged(self) -> bool:
+        """True for managed memory: it fills what a card has room for, and leaves for the host before anything fails."""
+        return self.component == "optimizer_states" and not self.allocated
+
 
 class Sums(NamedTuple):
     """The totals of an instant's lines, in bytes.
@@ -43,6 +48,11 @@ class Sums(NamedTuple):
 def total(lines: Iterable[Line]) -> int:
     """The bytes of all lines together."""
     return sum([line.bytes for line in lines])
+
+
+def staying(lines: Iterable[Line]) -> int:
+    """The bytes of the lines that the card must hold: all but managed memory."""
+    return sum([line.bytes for line in lines if not line.paged])
 
 
 class Moment(NamedTuple):
@@ -72,7 +82,7 @@ class Moment(NamedTuple):
         lost = [line for line in self.lines if line.component == "fragmentation"]
         stirred, replayed, reserved = (sum([x.values.get(name, 0) for x in lost]) for name in ("B", "least", "R"))
         spare = self.held_back if stirred else reserved - replayed
-        return Sums(self.device_bytes - spare, self.allocated_bytes, stirred, replayed)
+        return Sums(staying(self.lines) - spare, self.allocated_bytes, stirred, replayed)
 
 
 class Phase(NamedTuple):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from calc import __version__
 from calc.base.ledger import Line, Moment, Phase, most
-from calc.base.units import gb
+from calc.base.units import gb, gib
 from calc.catalog.catalog import Catalog, load
 from calc.estimate import verdict
 from calc.estimate.gpu_group import PHASES, sets
@@ -54,11 +55,23 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
             *linear_notes(s),
             *job.keeps.notes,
             *[g.refusal for g in groups if g.refusal],
+            *paged_out(groups),
             *([f"host memory: {gb(needed)} needed, held against {host}"] if needed > host.bytes else []),
         ),
         catalog_version=catalog.version,
         calc_version=__version__,
     )
+
+
+def paged_out(groups: Sequence[Group]) -> list[str]:
+    """What of paged optimizer states the fullest card has no room for, in one line."""
+    lines = [line for g in groups for phase in g.phases for line in phase.moment.lines if line.paged]
+    left = max([line.values["P"] - line.bytes for line in lines if "P" in line.values], default=0)
+    if not left:
+        return []
+    return [
+        f"{gib(left)} of paged optimizer states leave for host memory and come back for each step, which takes longer"
+    ]
 
 
 def host_verdict(e: Estimate) -> verdict.Verdict:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import add
 
-from calc.base.ledger import Line, Moment, Phase, Sums, total
+from calc.base.ledger import Line, Moment, Phase, Sums, staying, total
 from calc.engines.rollout import STARTING, Cache
 from calc.estimate import verdict
 from calc.estimate.result import Group
@@ -184,7 +184,18 @@ class Shared:
         if loading:
             return Moment(found.at, tuple(every))
         lost = runtime.replayed(every, *self.reserved) if self.reserved else runtime.fragmentation(every)
-        return Moment(found.at, (*every, lost))
+        return Moment(found.at, tuple(self.paged([*every, lost])))
+
+    def paged(self, lines: Sequence[Line]) -> list[Line]:
+        """The lines with as much of the paged states as the card has room for."""
+        room = max(0, self.job.gpu.usable_bytes - staying(lines))
+        values = {"U": self.job.gpu.usable_bytes, "R": self.job.gpu.usable_bytes - room}
+        return [
+            line._replace(bytes=room, formula="U - R", values={**values, "P": line.bytes}, source="optimizer#paged")
+            if line.paged and line.bytes > room
+            else line
+            for line in lines
+        ]
 
     def card_lines(self, loading: bool, engine: str) -> list[Line]:
         """The lines that differ from card to card: those of the process, and of vLLM in the state `engine`.
@@ -252,6 +263,8 @@ def judged(
     word = verdict.word(probability)
     first = _first_to_break(phases, word, usable)
     low, high = verdict.reach(peak)
+    if any("P" in line.values for line in peak.lines if line.paged):
+        high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
     kept = max(runtime.cached(p.moment.lines, lengths_vary=lengths_vary) for p in phases)
     return Group(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, assert_never
 
-from calc.base.ledger import Line, Sums, total
+from calc.base.ledger import Line, Sums, staying
 from calc.base.plan import Awake, Does, Path, Stage
 from calc.base.versions import at_least
 from calc.engines.megatron import Megatron
@@ -160,14 +160,14 @@ class Stages:
         ]
 
     def resident(self) -> int:
-        """Bytes that are resident whenever a role trains, whatever it computes."""
+        """Bytes that are resident whenever a role trains, whatever it computes, and cannot leave for the host."""
         most = 0
         for stage in self.roles.keeps.stages:
             if stage.does == "train" and stage.role in self.placed:
                 there = self.beside(stage, stage.role, stage.beside)
                 for name in filter(None, (stage.role, stage.beside)):
                     there += self.placed[name].engine.resident()
-                most = max(most, total(there))
+                most = max(most, staying(there))
         return most
 
     def working(self) -> int:
@@ -396,4 +396,4 @@ def largest(moments: Iterable[Candidate]) -> list[tuple[Candidate, Sums]]:
 def sums(lines: Sequence[Line], *, stirred: bool) -> Sums:
     """The sums of `lines`; `stirred`: blocks have come and gone, so that fragmentation counts."""
     allocated = sum([line.bytes for line in lines if line.allocated])
-    return Sums(total(lines), allocated, runtime.stirred(lines) if stirred else 0)
+    return Sums(staying(lines), allocated, runtime.stirred(lines) if stirred else 0)

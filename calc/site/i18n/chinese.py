@@ -805,6 +805,9 @@ ADVICE = {
     "all-linear does not serve, so that the linears with adapters are named: {reason*}": (
         "all-linear 不可用，因此逐一写出带适配器的线性层：{reason}"
     ),
+    "{size!} of paged optimizer states leave for host memory and come back for each step, which takes longer": (
+        "分页优化器状态中有 {size} 移到主机内存，每一步再移回，因此更慢"
+    ),
     "PEFT refuses the out_proj of these state spaces": "PEFT 拒绝适配这些状态空间层的 out_proj",
     "PEFT would adapt routed experts, too": "PEFT 会连路由专家一起适配",
     "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too": (
