@@ -263,7 +263,7 @@ def judged(
     word = verdict.word(probability)
     first = _first_to_break(phases, word, usable)
     low, high = verdict.reach(peak)
-    if any("P" in line.values for line in peak.lines if line.paged):
+    if peak.device_bytes <= usable and any("P" in line.values for line in peak.lines if line.paged):
         high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
     kept = max(runtime.cached(p.moment.lines, lengths_vary=lengths_vary) for p in phases)

@@ -464,7 +464,7 @@ def warnings_of(
         and (reason := unsuited(architecture))
         and values["lora.targets"] == taken(architecture)
     ):
-        yield f"all-linear does not serve, so that the linears with adapters are named: {reason}"
+        yield f"the linears with adapters are named one by one in place of all-linear: {reason}"
     if frozen and values["method"] != "full" and values["lora.targets"] == "all-linear":
         yield "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too"
     if version and known != version and not known.startswith(f"{version}."):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from calc.site.tables import charts
+from calc.site.views.catalog.sheets import NODES
 
 WORDS = {"oom": "out of memory"}
 
@@ -63,6 +64,8 @@ def agrees(column: str, cell: str, value: Any) -> bool:
         return float(cell.replace(",", "")) == value
     if column == "component":
         return cell in (value, charts.name(value))
+    if column == "field" and cell != value:  # of a node, in the words of its column
+        return cell in [known.title for known in NODES if known.key == value]
     if value is None:
         return cell in ("not published", "—")  # the sources do not say; there is nothing to say
     return cell.strip("“”") in (("", "—") if not value else (value,))

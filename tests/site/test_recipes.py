@@ -157,7 +157,9 @@ def test_what_the_pages_say_of_the_posted_tiers_holds() -> None:
         assert said(page, "posted-entry")[0] == said(page, "posted-budget-2")[0] == "fits"
         assert said(page, "posted-production")[0] == "fits"
     methods = {page: recipes.recommended(front(page)["recipes"]["entry-8b"]) for page in ("sft", "reward-model", "dpo")}
-    assert {recipes.said(found, "method") for found in methods.values()} == {"full fine-tuning"}
+    # TRL's launcher leaves DeepSpeed's optimizer on the host one thread, so that full fine-tuning takes too long there
+    trained = {page: recipes.said(found, "method") for page, found in methods.items()}
+    assert trained == {"sft": "LoRA of rank 16", "reward-model": "full fine-tuning", "dpo": "full fine-tuning"}
     for job in ("entry-7b", "entry-8b"):
         best = recipes.recommended(front("ppo")["recipes"][job]).answer.recommended
         assert best
@@ -248,7 +250,7 @@ def test_a_page_that_asks_for_a_recipe_it_does_not_name_is_refused() -> None:
 def test_a_job_that_is_not_refused_is_no_refusal() -> None:
     scenarios = {"runs": front("sft")["scenarios"]["posted-entry"], "not": front("ppo")["scenarios"]["posted-entry"]}
     macros = Macros(lambda: View("x.md", "x.html", {"scenarios": scenarios}))
-    assert macros.refused("not") == "<code>method lora with rollout.engine vllm</code>"
+    assert macros.refused("not") == "<code>method lora</code>"
     with pytest.raises(PageError, match="runs is not refused"):
         macros.refused("runs")
 

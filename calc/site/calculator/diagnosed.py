@@ -196,7 +196,7 @@ def _row(remedy: Remedy, before: int, host: bool, one: int, d: Diagnosis, catalo
     lines = diff(d.job, remedy, d.reading, catalog)
     scenario = remedy.estimate.scenario.as_dict()
     names = " + ".join(remedy.names) + (": " if lines else "")
-    code = "".join(f"<br>{_flag(line)}" for line in lines)
+    code = "<br>" * bool(lines) + "; <br>".join(map(_flag, lines))
     word = WORDS[remedy.estimate.verdict]
     return (
         Cell(f"{names}{'; '.join(lines)}", f"{escape(names)}{code}"),

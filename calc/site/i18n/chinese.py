@@ -802,8 +802,8 @@ ADVICE = {
     "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone": (
         "路由专家保持 16 位：Transformers 5 把它们融合了，而 4 位加载只处理线性层"
     ),
-    "all-linear does not serve, so that the linears with adapters are named: {reason*}": (
-        "all-linear 不可用，因此逐一写出带适配器的线性层：{reason}"
+    "the linears with adapters are named one by one in place of all-linear: {reason*}": (
+        "带适配器的线性层逐一写出，不用 all-linear：{reason}"
     ),
     "{size!} of paged optimizer states leave for host memory and come back for each step, which takes longer": (
         "分页优化器状态中有 {size} 移到主机内存，每一步再移回，因此更慢"
