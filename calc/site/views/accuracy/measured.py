@@ -20,6 +20,7 @@ RESTS_ON = (
 )
 SEGMENTS = {False: "fixed", True: "expandable"}
 FURTHEST = 10
+FRESH = "measured/h200-2026-11-26/"  # the suite `families`, measured after the formulas of all its models were there
 LARGEST = {"micro_batch": "micro batch", "seq_len": "tokens a sequence"}
 
 
@@ -292,10 +293,12 @@ def figure(what: str) -> str:
     `inside`: jobs whose reserved memory lies in the range. `died`: jobs that ran out of memory; `missed`: those of them
     called `fits`. `scared`: jobs that ran but were called out of memory. `searches`: searches for the largest size;
     `close`: those within 5 %; `kept`: those in which the size called fits did run. `replay_median`: the median error of
-    replayed allocators.
+    replayed allocators. `fresh`: jobs of the suite that came after the formulas of its families; `fresh_models`: the
+    models in it; `fresh_median` and `fresh_worst`: errors of their allocated memory.
     """
     every = [r for r in accuracy.residuals() if r.kind == "measured"]
     died = [r for r in every if r.reported == "oom"]
+    fresh = [r for r in jobs() if r.id.startswith(FRESH)]
     known: dict[str, Callable[[], str]] = {
         "count": lambda: str(len(jobs())),
         "machines": lambda: str(len({r["machine"]["words"] for r in _records()})),
@@ -306,6 +309,10 @@ def figure(what: str) -> str:
         "searches": lambda: str(len(searches())),
         "close": lambda: str(sum(s.close for s in searches())),
         "kept": lambda: str(sum(s.kept for s in searches())),
+        "fresh": lambda: str(len(fresh)),
+        "fresh_models": lambda: str(len({r.id.split("/")[2] for r in fresh})),
+        "fresh_median": partial(_per_cent, summary(fresh) if fresh else None, "median"),
+        "fresh_worst": partial(_per_cent, summary(fresh) if fresh else None, "worst"),
         "replay_median": lambda: f"{100 * sorted(map(abs, REPLAYED))[MIDDLE]:.2f} %",
         **{name: partial(_per_cent, summary(jobs()) if jobs() else None, name) for name in ("median", "worst")},
         **{f"asked_{name}": partial(_per_cent, _asked(jobs()), name) for name in ("median", "worst")},
