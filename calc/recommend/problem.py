@@ -132,21 +132,29 @@ class Problem:
         return None
 
     def _sooner(self, index: int, search: Search, found: Found) -> tuple[Fields, Search, Found] | None:
-        """A later rung, where the first leaves its optimizer on the host and takes PATIENCE times as long."""
+        """A later rung, where the first leaves its optimizer on the host and takes PATIENCE times as long.
+
+        Adapters are compared with the quickest full fine-tuning, whatever its optimizer, so that no card gets them
+        while a smaller one trains all weights.
+        """
         s = search.chosen(found).scenario
         if s.method != "full" or not s.offload.optimizer or not search.rated:
             return None
+        quickest = found.seconds
         for later, rung in enumerate(self.rungs):
             if later <= index or rung.get("offload.optimizer"):
                 continue
             other = self.search(rung)
             at = other.best() if other else None
-            if other and at and at.seconds * PATIENCE <= found.seconds:
+            full = rung["method"] == "full"
+            if other and at and at.seconds * PATIENCE <= (found.seconds if full else quickest):
                 times, self.slow = found.seconds / at.seconds, (search, found)
-                first = "method full" if rung["method"] != "full" else f"{s.optimizer} with precision {s.precision}"
+                first = "method full" if not full else f"{s.optimizer} with precision {s.precision}"
                 slower = f"takes {times:.0f} times as long"
                 self.notes.append(f"{first} fits, too, with its optimizer offloaded, and {slower}")
                 return self._on_card(later, other, at) or (rung, other, at)
+            if full and at:
+                quickest = min(quickest, at.seconds)
         return None
 
     def _on_card(self, index: int, search: Search, found: Found) -> tuple[Fields, Search, Found] | None:

@@ -268,6 +268,14 @@ def test_full_fine_tuning_comes_first_where_it_is_a_few_times_slower() -> None:
     assert 1 < seconds(r.recommended) / seconds(lora) < PATIENCE
 
 
+def test_a_larger_card_is_not_given_adapters_where_a_smaller_one_trains_all_weights() -> None:
+    """On two A100 with 40 GB TRL's full fine-tuning once gave way to LoRA, and on two RTX 4090 it did not."""
+    words = "--model llama-3.1-8b --task sft --gpus 2 --framework trl --seq-len 2048 --gpu "
+    for gpu in ("a100-40-sxm", "rtx4090"):
+        best = ask(words + gpu).recommended
+        assert best and best.scenario.method == "full"
+
+
 def test_a_share_that_keeps_vllm_from_starting_is_named_with_one_that_would_do() -> None:
     r = ask(
         "--model qwen2.5-7b --task grpo --method lora --gpu h100-sxm --gpus 1 --framework verl "

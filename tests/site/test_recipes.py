@@ -157,9 +157,7 @@ def test_what_the_pages_say_of_the_posted_tiers_holds() -> None:
         assert said(page, "posted-entry")[0] == said(page, "posted-budget-2")[0] == "fits"
         assert said(page, "posted-production")[0] == "fits"
     methods = {page: recipes.recommended(front(page)["recipes"]["entry-8b"]) for page in ("sft", "reward-model", "dpo")}
-    # TRL's launcher leaves DeepSpeed's optimizer on the host one thread, so that full fine-tuning takes too long there
-    trained = {page: recipes.said(found, "method") for page, found in methods.items()}
-    assert trained == {"sft": "LoRA of rank 16", "reward-model": "full fine-tuning", "dpo": "full fine-tuning"}
+    assert {recipes.said(found, "method") for found in methods.values()} == {"full fine-tuning"}
     for job in ("entry-7b", "entry-8b"):
         best = recipes.recommended(front("ppo")["recipes"][job]).answer.recommended
         assert best
