@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from calc.base.schema import InputError
 from calc.catalog.catalog import Catalog
@@ -78,6 +78,7 @@ class Problem:
         self.searches: list[Search] = []
         self.misses: list[Search] = []
         self.slow: tuple[Search, Found] | None = None  # what fits, and was passed over for the time it takes
+        self._asked: dict[frozenset[tuple[str, Any]], Search | None] = {}  # by rung
 
     def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
         """The job with a framework: for RL without one, the first with vLLM that accepts the job."""
@@ -118,10 +119,17 @@ class Problem:
         self.searches.append(made)
         return made
 
+    def asked(self, rung: Fields) -> Search | None:
+        """The search of one rung for the job as it was asked, however often that is looked at."""
+        key = frozenset(rung.items())
+        if key not in self._asked:
+            self._asked[key] = self.search(rung)
+        return self._asked[key]
+
     def first(self) -> tuple[Fields, Search, Found] | None:
         """The first rung on which something fits, or a later one of 4-bit weights that need not leave the card."""
         for index, rung in enumerate(self.rungs):
-            search = self.search(rung)
+            search = self.asked(rung)
             found = search.best() if search else None
             if search and found:
                 return (
@@ -141,10 +149,8 @@ class Problem:
         if s.method != "full" or not s.offload.optimizer or not search.rated:
             return None
         quickest = found.seconds
-        for later, rung in enumerate(self.rungs):
-            if later <= index or rung.get("offload.optimizer"):
-                continue
-            other = self.search(rung)
+        for later, rung in enumerate(self.rungs[index + 1 :], index + 1):
+            other = self.asked(rung)
             at = other.best() if other else None
             full = rung["method"] == "full"
             if other and at and at.seconds * PATIENCE <= (found.seconds if full else quickest):
@@ -166,7 +172,7 @@ class Problem:
         if not s.offload.parameters or (s.method == "full" and s.optimizer != "none"):
             return None
         for rung in self.rungs[index + 1 :]:
-            other = self.search(rung) if rung["method"] == "qlora" else None
+            other = self.asked(rung) if rung["method"] == "qlora" else None
             at = other.best() if other else None
             if other and at and at.seconds <= found.seconds * (1 + TOLERANCE):
                 offload = other.chosen(at).scenario.offload
@@ -176,7 +182,7 @@ class Problem:
 
     def fits(self) -> bool:
         """True if anything fits on any rung; the leanest rungs are asked first."""
-        searches = (self.search(rung) for rung in reversed(self.rungs))
+        searches = (self.asked(rung) for rung in reversed(self.rungs))
         return any(search is not None and search.any() for search in searches)
 
     @property

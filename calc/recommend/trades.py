@@ -27,7 +27,7 @@ def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
     for rung in problem.rungs:
         if rung["method"] in had:
             continue
-        search = problem.search(rung)
+        search = problem.asked(rung)
         found = search.best() if search else None
         if search and found:
             best = search.chosen(found)

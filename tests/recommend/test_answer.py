@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from calc.recommend import Recommendation, recommend
 from calc.recommend.answer import fitting
 from calc.recommend.failing import _longest
 from calc.recommend.problem import Problem
-from calc.recommend.search import room
+from calc.recommend.search import Search, room
+from calc.recommend.space import Fields
 from calc.recommend.trades import MARGIN
 from calc.scenario.scenario import ScenarioError
 from calc.throughput import node_of, throughput
@@ -245,3 +248,20 @@ def test_the_longest_sequences_that_fit_are_found_by_the_shortest_and_halves(lon
 
 def test_of_no_length_none_fits() -> None:
     assert _longest([], lambda length: True) is None
+
+
+def test_a_rung_is_searched_once_however_often_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full fine-tuning that offloads its optimizer is compared with LoRA, which then is an alternative, too."""
+    searched = Counter[str]()
+    search = Problem.search
+
+    def counted(self: Problem, rung: Fields, changes: Fields | None = None) -> Search | None:
+        searched[json.dumps([self.fields, rung, changes], sort_keys=True)] += 1
+        return search(self, rung, changes)
+
+    monkeypatch.setattr(Problem, "search", counted)
+    job = {"model": "llama-3.1-8b", "task": "sft", "gpu": "a100-40-sxm", "gpus": 2, "framework": "trl", "seq_len": 2048}
+    answer = recommend(job)
+    assert answer.recommended and answer.recommended.scenario.offload.optimizer
+    assert any(each.scenario.method == "lora" for each in answer.alternatives)
+    assert max(searched.values()) == 1
