@@ -71,12 +71,11 @@ def fields(flags: Flags) -> dict[str, Any]:
 def _trained(flags: Flags, where: str, n: int) -> dict[str, Any]:
     """The fields of a trained model; EasyR1 counts its global batch in prompts, with `n` responses each."""
     prompts = flags.integer(f"{where}.global_batch_size")
-    checkpoints = flags.switch(f"{where}.model.enable_gradient_checkpointing")
     dtypes = {word: name for name, word in DTYPES.items()}
     optimizers = {word: name for name, word in STRATEGIES.items()}
     return {
         "model": flags.text(f"{where}.model.model_path"),
-        "checkpointing": None if checkpoints is None else "full" if checkpoints else "none",
+        "checkpointing": flags.recomputed(f"{where}.model.enable_gradient_checkpointing"),
         "packing": flags.switch(f"{where}.padding_free"),
         "context_parallel": flags.integer(f"{where}.ulysses_size", f"{where}.ulysses_sequence_parallel_size"),
         "global_batch": prompts and prompts * n,

@@ -49,6 +49,11 @@ class Flags:
         """A switch that is on by default in some releases, so that only what is given counts; None if none is set."""
         return None if self.text(*names) is None else self.on(*names)
 
+    def recomputed(self, *names: str) -> str | None:
+        """What the switch of checkpointing says, as the field does; None if it is not set."""
+        on = self.switch(*names)
+        return None if on is None else "full" if on else "none"
+
     def machine(self, each: tuple[str, ...], nodes: tuple[str, ...]) -> dict[str, Any]:
         """The numbers of GPUs that names for one node, `each`, and for the number of `nodes` say."""
         own, count = self.integer(*each), self.integer(*nodes) or 1

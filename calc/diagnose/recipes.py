@@ -69,7 +69,7 @@ def _tune(flags: Flags) -> dict[str, Any]:
         "seq_len": flags.integer("tokenizer.max_seq_len", "dataset.max_seq_len", "max_seq_len"),
         "packing": flags.switch("dataset.packed"),
         "precision": _PRECISIONS.get(flags.text("dtype") or ""),
-        "checkpointing": _switched(flags, "enable_activation_checkpointing"),
+        "checkpointing": flags.recomputed("enable_activation_checkpointing"),
         "offload.activations": flags.switch("enable_activation_offloading"),
         "offload.parameters": offloads,
         "offload.optimizer": offloads,
@@ -106,14 +106,13 @@ def _lit(flags: Flags) -> dict[str, Any]:
     started = re.search(r"\blitgpt (finetune|pretrain)_?(\w*)(?:\s+([^-\s]\S*))?", flags.program)
     assert started
     adapted = started[2] != "full" and started[1] == "finetune"
+    method = "full"
+    if adapted:
+        method = "qlora" if (flags.text("quantize") or "").startswith("bnb.nf4") else "lora"
     return {
         "task": "sft" if started[1] == "finetune" else "pretrain",
         "model": flags.text("checkpoint_dir", "model_name") or started[3],
-        "method": "full"
-        if not adapted
-        else "qlora"
-        if (flags.text("quantize") or "").startswith("bnb.nf4")
-        else "lora",
+        "method": method,
         "lora.rank": flags.integer("lora_r") if adapted else None,
         "lora.dropout": flags.number("lora_dropout") if adapted else None,
         **flags.machine(("devices",), ("num_nodes",)),
@@ -122,11 +121,6 @@ def _lit(flags: Flags) -> dict[str, Any]:
         "seq_len": flags.integer("train.max_seq_length"),
         "precision": _PRECISIONS.get(flags.text("precision") or ""),
     }
-
-
-def _switched(flags: Flags, name: str) -> str | None:
-    on = flags.switch(name)
-    return None if on is None else "full" if on else "none"
 
 
 def _dotted(name: str) -> str:

@@ -103,7 +103,7 @@ def _word(value: Any) -> str:
 def calls(text: str) -> Iterator[Call]:
     """The calls of a text that set something, in order."""
     found = islice(_CONSTANT.finditer(text), 10 * MOST)
-    constants = {match[1]: ast.literal_eval(match[2]) for match in found if _literal(match[2])}
+    constants = {match[1]: value for match in found if (value := _literal(match[2])) is not None}
     for match in islice(_CALL.finditer(text), MOST):
         source = _whole(text, match.start(), match.end())
         try:
@@ -114,12 +114,12 @@ def calls(text: str) -> Iterator[Call]:
             yield _read(match[0].removesuffix("("), tree, constants)
 
 
-def _literal(source: str) -> bool:
+def _literal(source: str | ast.expr) -> Any:
+    """The value of a literal; None for anything else."""
     try:
-        ast.literal_eval(source)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return False
-    return True
+        return ast.literal_eval(source)
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
+        return None
 
 
 def _whole(text: str, start: int, end: int) -> str:
@@ -156,8 +156,5 @@ def _value(node: ast.expr, constants: Mapping[str, Any]) -> Any:
         return node.attr if isinstance(node.value, ast.Name) and node.value.id == "torch" else None
     if isinstance(node, ast.Name):
         return constants.get(node.id)
-    try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
+    value = _literal(node)
     return value if isinstance(value, str | bool | int | float | list | tuple) else None

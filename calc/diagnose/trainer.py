@@ -71,7 +71,9 @@ IGNORED = re.compile(
     r"live_param|reuse_dist|persistence|prefetch|gather_16bit|round_robin|initial_scale|loss_scale|hysteresis|"
     r"train_batch_size$|label|shuffle|base_model_config|model_type|is_\w+_model|debug|task_type|bnb_4bit_quant_type|"
     r"random_state|fast_inference|prompt_|host|port|evals_per|saves_per|path$|datasets|finetuning|cache_dir|add_eos|"
-    r"low_cpu|^u$|^multi_gpu|bf16\.enabled|fp16\.enabled|pin_memory|pad_to_sequence_len|use_deepspeed|hybrid_engine|ppo_epochs|num_padding|generation_batches|fsdp_sharding_strategy|fsdp_state_dict|flash_attn|rope_scaling|resize|print_param|freeze_|image_|video_|shift_attn|activation_checkpointing"
+    r"low_cpu|^u$|^multi_gpu|bf16\.enabled|fp16\.enabled|pin_memory|pad_to_sequence_len|use_deepspeed|hybrid_engine|"
+    r"ppo_epochs|num_padding|generation_batches|fsdp_sharding_strategy|fsdp_state_dict|flash_attn|rope_scaling|resize|"
+    r"print_param|freeze_|image_|video_|shift_attn|activation_checkpointing"
 )
 
 
@@ -173,9 +175,7 @@ def _reentrant(flags: Flags) -> bool | None:
 
 
 def _checkpointing(flags: Flags) -> str | None:
-    if flags.text(*CHECKPOINTING) is not None:
-        return "full" if flags.on(*CHECKPOINTING) else "none"
-    return "none" if flags.on("disable_gradient_checkpointing") else None
+    return flags.recomputed(*CHECKPOINTING) or ("none" if flags.on("disable_gradient_checkpointing") else None)
 
 
 def _attention(flags: Flags) -> str | None:

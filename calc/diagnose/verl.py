@@ -48,12 +48,11 @@ def _machine(flags: Flags) -> dict[str, Any]:
 def _model(flags: Flags, where: str) -> dict[str, Any]:
     """The fields of a trained model and its adapters."""
     rank = flags.integer(f"{where}.lora_rank")
-    checkpoints = flags.switch(f"{where}.enable_gradient_checkpointing")
     targets = flags.text(f"{where}.target_modules")
     spelled = {word: name for name, word in ATTENTION.items()}
     flags.has(f"{where}.lora_alpha")
     return {
-        "checkpointing": None if checkpoints is None else "full" if checkpoints else "none",
+        "checkpointing": flags.recomputed(f"{where}.enable_gradient_checkpointing"),
         "packing": flags.switch(f"{where}.use_remove_padding"),
         "attention": spelled.get(flags.text(f"{where}.override_config.attn_implementation") or ""),
         "loss": "fused" if flags.on(f"{where}.use_fused_kernels") else None,
